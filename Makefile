@@ -1,0 +1,31 @@
+# Each target sets up everything it needs in .venv; only Python 3.11 or newer is assumed.
+PYTHON ?= python3
+BIN := .venv/bin
+export MPLBACKEND := Agg
+
+.PHONY: test lint types unit demo clean
+
+test: lint types unit
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/ready
+	$(BIN)/pyright --warnings
+
+unit: .venv/ready
+	$(BIN)/pytest
+
+demo: .venv/ready
+	$(BIN)/fedjaxsim demo --out runs/demo
+
+.venv/ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "fedjaxsim needs Python 3.11 or newer; call make PYTHON=/path/to/it"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache runs dist

@@ -1,0 +1,30 @@
+"""Populations of clients: readers, partitions and transformations of their data."""
+
+from fedjaxsim.data.digits import digits
+from fedjaxsim.data.leaf import load_leaf
+from fedjaxsim.data.load import load
+from fedjaxsim.data.matlab import load_matlab
+from fedjaxsim.data.npz import load_npz, save_npz
+from fedjaxsim.data.partition import by_column, dirichlet, iid, shards
+from fedjaxsim.data.population import Population, Ranges, split
+from fedjaxsim.data.synthetic import synthetic_regression
+from fedjaxsim.data.transforms import drop_constant_columns, unit_rows
+
+__all__ = [
+    "Population",
+    "Ranges",
+    "by_column",
+    "digits",
+    "dirichlet",
+    "drop_constant_columns",
+    "iid",
+    "load",
+    "load_leaf",
+    "load_matlab",
+    "load_npz",
+    "save_npz",
+    "shards",
+    "split",
+    "synthetic_regression",
+    "unit_rows",
+]

@@ -1,0 +1,174 @@
+"""LEAF's JSON format (Caldas et al., "LEAF: a benchmark for federated settings", 2018).
+
+A file holds `{"users": [...], "num_samples": [...], "user_data": {user: {"x": ..., "y": ...}}}`.
+"""
+
+import dataclasses
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Iterable
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import tree
+
+from fedjaxsim.data.population import Population, consecutive, to_float32
+
+Users = dict[str, dict[str, np.ndarray]]
+
+
+def load_leaf(path: str | os.PathLike[str]) -> Population:
+    """Read a JSON file, a folder of *.json files, or a zip of either; every user is a client.
+
+    A folder that holds `train` and `test` folders, as LEAF's scripts write them, gives those two
+    splits; otherwise the *.json files of the folder are all training rows. A folder or zip that
+    holds nothing but one folder stands for that one. Names that start with a dot and `__MACOSX`
+    are litter and skipped. Users keep the order of the files (sorted by name) and of their
+    `users` lists. A user may appear in one file per split only: twice would mean that the same
+    rows were likely to be both counted twice and trained and tested on.
+
+    x becomes float32, each row flat as stored; nested labels such as [[-1], [1]] are flattened.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+        ValueError: names the file that is malformed or truncated, disagrees with its own
+            `num_samples`, repeats a user, or has a user to test but not to train on.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"no LEAF data at {path}")
+    if path.is_dir():
+        splits = {s: _read_all(files) for s, files in _find_files(path).items()}
+    elif path.suffix == ".zip" or zipfile.is_zipfile(path):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                files_of = _find_files(zipfile.Path(archive))
+                splits = {s: _read_all(files) for s, files in files_of.items()}
+        except zipfile.BadZipFile as error:
+            raise ValueError(f"{path} is not a readable zip file: {error}") from error
+    else:
+        splits = {"train": _read_all([path])}
+    try:
+        return _population(splits["train"], splits.get("test", {}))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _find_files(folder: Traversable) -> dict[str, list[Traversable]]:
+    """The JSON files of each split in a folder or zip."""
+    entries = {e.name: e for e in folder.iterdir() if not _is_litter(e.name)}
+    if len(entries) == 1 and (only := next(iter(entries.values()))).is_dir():
+        return _find_files(only)
+    if all(split in entries and entries[split].is_dir() for split in ("train", "test")):
+        found = {split: _json_files(entries[split]) for split in ("train", "test")}
+    else:
+        found = {"train": _json_files(folder)}
+    for files in found.values():
+        if not files:
+            raise ValueError(f"{folder} holds no *.json files to read")
+    return found
+
+
+def _json_files(folder: Traversable) -> list[Traversable]:
+    files = [e for e in folder.iterdir() if e.name.endswith(".json") and not _is_litter(e.name)]
+    return sorted(files, key=lambda file: file.name)
+
+
+def _is_litter(name: str) -> bool:
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def _read_all(files: Iterable[Traversable]) -> Users:
+    users: Users = {}
+    origin: dict[str, Traversable] = {}
+    for file in files:
+        for user, data in _read(file).items():
+            if user in users:
+                raise ValueError(f"user {user!r} is in both {origin[user]} and {file}")
+            users[user], origin[user] = data, file
+    return users
+
+
+def _read(file: Traversable) -> Users:
+    try:
+        with file.open("rb") as stream:
+            document = json.load(stream, object_hook=_compact)
+    except (ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(document, dict) or not isinstance(document.get("user_data"), dict):
+        raise ValueError(f"{file} is not LEAF JSON: it must hold an object 'user_data'")
+    data = document["user_data"]
+    users, sizes = document.get("users"), document.get("num_samples")
+    if not isinstance(users, list) or not isinstance(sizes, list):
+        raise ValueError(f"{file} is not LEAF JSON: 'users' and 'num_samples' must be lists")
+    names = [str(user) for user in users]
+    if len(set(names)) < len(names) or set(names) != set(data):
+        raise ValueError(f"{file}: 'users' must list each user of 'user_data' once")
+    if len(sizes) != len(names):
+        raise ValueError(f"{file}: 'num_samples' has {len(sizes)} entries for {len(names)} users")
+    return {
+        name: _checked(data[name], size, f"{file}: user {name!r}")
+        for name, size in zip(names, sizes, strict=True)
+    }
+
+
+def _compact(node: dict[str, Any]) -> dict[str, Any]:
+    """Turn one user's lists into arrays as soon as they are parsed: lists take 8 times as much.
+
+    What does not make an array is left for `_checked`, which knows whose data it is.
+    """
+    if not (isinstance(node.get("x"), list) and isinstance(node.get("y"), list)):
+        return node
+    try:
+        x, y = np.asarray(node["x"]), np.asarray(node["y"])
+    except ValueError:
+        return node
+    if x.dtype.kind in "fiub":
+        x = to_float32(x)
+    return {"x": x, "y": y.reshape(-1) if y.size == len(y) else y}
+
+
+def _checked(data: Any, size: Any, where: str) -> dict[str, np.ndarray]:
+    if not isinstance(data, dict) or not {"x", "y"} <= set(data):
+        raise ValueError(f"{where} must have lists 'x' and 'y'")
+    for field in ("x", "y"):
+        values = data[field]
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiub":
+            raise ValueError(f"{where}: {field!r} must be numbers in rows of equal length")
+        if len(values) != len(data["x"]) or len(values) != size:
+            raise ValueError(
+                f"{where} has {len(values)} rows of {field!r}, {len(data['x'])} of 'x' "
+                f"and num_samples {size!r}; all must agree"
+            )
+    return data
+
+
+def _population(train: Users, test: Users) -> Population:
+    test = {user: data for user, data in test.items() if len(data["y"]) > 0}
+    strangers = [user for user in test if user not in train or len(train[user]["y"]) == 0]
+    if strangers:
+        raise ValueError(
+            f"user {strangers[0]!r} has test rows but no training rows; each user needs some: "
+            "split LEAF data by sample, not by user"
+        )
+    untested = {u: {f: a[:0] for f, a in train[u].items()} for u in train if u not in test}
+    tests = {**test, **untested}
+    joined = cast(Users, tree.map_structure_with_path(_append, train, tests))
+    population = Population.from_clients([joined[user] for user in train], list(train))
+    counts = [[len(users[user]["y"]) for user in train] for users in (train, tests)]
+    splits = consecutive(counts[0], np.zeros(len(train)), counts[1])
+    return dataclasses.replace(population, splits=splits)
+
+
+def _append(path: tuple[str, str], train: np.ndarray, test: np.ndarray) -> np.ndarray:
+    if train.shape[1:] != test.shape[1:]:
+        user, field = path
+        raise ValueError(
+            f"client {user!r}, field {field!r}: rows have shape {train.shape[1:]} to train on "
+            f"but {test.shape[1:]} to test; they must agree"
+        )
+    return np.concatenate([train, test])

@@ -1,0 +1,175 @@
+"""How one client reads its own rows: a fold over minibatches, and an exact pass.
+
+All clients' rows lie in one flat array per field; a client owns `start : start + count`. Batches
+are gathers by index inside the step, so no client is padded to the largest one's size, and a client
+with few rows stops early.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+PyTree = Any
+Carry = TypeVar("Carry")
+
+_ROUNDS = 24
+"""Rounds of the swap-or-not shuffle; see `permuted`."""
+
+
+class Batch(NamedTuple):
+    """A minibatch with static shapes.
+
+    Attributes:
+      fields: each (b, ...), by name: "x" and "y" by convention.
+      weight: (b,) float, 1 for an example and 0 for padding (the last batch may be partial).
+    """
+
+    fields: dict[str, jax.Array]
+    weight: jax.Array
+
+    def sum(self, values: jax.Array) -> jax.Array:
+        """The sum of per-example `values` (b,) over the real examples, ()."""
+        return jnp.sum(jnp.where(self.weight > 0, self.weight * values, 0))
+
+    def mean(self, values: jax.Array) -> jax.Array:
+        """The mean of per-example `values` (b,) over the real examples, () (0 if none)."""
+        return self.sum(values) / jnp.maximum(jnp.sum(self.weight), 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Minibatches:
+    """How many minibatches a client takes in a round, and how they are drawn.
+
+    Attributes:
+      size: b, the examples in a batch.
+      steps: E local steps, each on a batch drawn uniformly with replacement; or
+      epochs: passes over the client's own rows in a fresh random order each, without replacement:
+        epochs·⌈n_k/b⌉ steps, the last batch of a pass partial. Exactly one of the two is given.
+    """
+
+    size: int
+    steps: int | None = None
+    epochs: int | None = None
+
+    def __post_init__(self):
+        if self.size < 1:
+            raise ValueError(f"batch size must be at least 1, got {self.size}")
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(
+                f"give either steps or epochs, got steps={self.steps} and epochs={self.epochs}"
+            )
+        for name in ("steps", "epochs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"local {name} must be at least 1, got {value}")
+
+
+def permuted(key: jax.Array, position: jax.Array, count: jax.Array) -> jax.Array:
+    """The elements at some positions of a random permutation of 0 … count−1.
+
+    Nothing of size `count` is made: the permutation is the swap-or-not shuffle (Hoang, Morris,
+    Rogaway 2012), a composition of random pairings x ↔ (K − x) mod count in each of which every
+    pair is swapped or not by a coin. Its distance from uniform falls geometrically in the number of
+    rounds.
+
+    Args:
+      key: a random key; the same key gives the same permutation.
+      position: any shape, integers in [0, count).
+      count: () int32 ≥ 1.
+
+    Returns:
+      int32 of the shape of `position`, distinct for distinct positions.
+    """
+    offset_key, coin_key = jax.random.split(key)
+    offsets = jax.random.randint(offset_key, (_ROUNDS,), 0, count)
+    coins = jax.random.bits(coin_key, (_ROUNDS,), jnp.uint32)
+    x = position.astype(jnp.int32)
+    for offset, coin in zip(offsets, coins, strict=True):
+        partner = offset - x
+        partner = jnp.where(partner < 0, partner + count, partner)
+        # Both members of a pair see the same coin: a hash of the larger one and the round.
+        h = jnp.maximum(x, partner).astype(jnp.uint32) * jnp.uint32(0x9E3779B1) + coin
+        h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
+        h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
+        x = jnp.where((h >> 31) == 1, partner, x)
+    return x
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ClientData:
+    """One client's view of its own rows in one split.
+
+    Attributes:
+      fields: all clients' rows, each (N, ...); only rows `start : start + count` are ever read.
+      start: () int32, this client's first row.
+      count: () int32, how many rows it has.
+      key: what the choice of minibatches in this round depends on.
+      minibatches: static settings of `fold`.
+    """
+
+    fields: dict[str, jax.Array]
+    start: jax.Array
+    count: jax.Array
+    key: jax.Array
+    minibatches: Minibatches = dataclasses.field(metadata={"static": True})
+
+    def _gather(self, position: jax.Array, weight: jax.Array) -> Batch:
+        rows = self.start + position
+        return Batch({name: field[rows] for name, field in self.fields.items()}, weight)
+
+    def fold(self, step: Callable[[Carry, Batch], Carry], carry: Carry) -> Carry:
+        """Folds `step` over this round's local minibatches.
+
+        With E steps the loop has a static length and can be differentiated in both modes; with
+        epochs its length is the client's own, and reverse mode does not apply.
+
+        Args:
+          step: `(carry, batch) -> carry`.
+          carry: any pytree.
+        """
+        size = self.minibatches.size
+
+        def with_replacement(carry, index):
+            key = jax.random.fold_in(self.key, index)
+            position = jax.random.randint(key, (size,), 0, self.count)
+            return step(carry, self._gather(position, jnp.ones(size))), None
+
+        def without_replacement(index, carry):
+            epoch, batch = index // batches, index % batches
+            position = batch * size + jnp.arange(size)
+            inside = position < self.count
+            key = jax.random.fold_in(self.key, epoch)
+            position = permuted(key, jnp.where(inside, position, 0), self.count)
+            return step(carry, self._gather(position, inside.astype(float)))
+
+        if self.minibatches.steps is not None:
+            return jax.lax.scan(with_replacement, carry, jnp.arange(self.minibatches.steps))[0]
+        assert self.minibatches.epochs is not None
+        batches = -(-self.count // size)
+        return jax.lax.fori_loop(0, self.minibatches.epochs * batches, without_replacement, carry)
+
+    def num_steps(self) -> jax.Array:
+        """How many minibatches `fold` takes, () int32."""
+        if self.minibatches.steps is not None:
+            return jnp.int32(self.minibatches.steps)
+        assert self.minibatches.epochs is not None
+        return self.minibatches.epochs * -(-self.count // self.minibatches.size)
+
+    def full_pass(
+        self, step: Callable[[Carry, Batch], Carry], carry: Carry, size: int = 16
+    ) -> Carry:
+        """Folds `step` over all own rows exactly once, in order, in batches of `size`.
+
+        The number of batches is the client's own, so reverse mode does not apply.
+        """
+
+        def body(index, carry):
+            position = index * size + jnp.arange(size)
+            inside = position < self.count
+            return step(carry, self._gather(jnp.where(inside, position, 0), inside.astype(float)))
+
+        return jax.lax.fori_loop(0, -(-self.count // size), body, carry)

@@ -1,0 +1,162 @@
+"""Ways to divide one data set among simulated clients.
+
+Each takes flat fields, arrays of shape (N, ...) that share their N rows, and returns a population
+of m clients that together own every row exactly once. All rows are training rows: `split` follows.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedjaxsim.data.population import Population, check_seed, common_length
+
+Fields = Mapping[str, np.ndarray]
+
+
+def iid(fields: Fields, num_clients: int, seed: int) -> Population:
+    """Deal random rows to clients whose sizes differ by at most one.
+
+    Raises:
+        ValueError: the number of clients does not lie in [1, N], or the seed is negative.
+    """
+    n = _num_rows(fields)
+    _check_count("num_clients", num_clients, n)
+    check_seed(seed)
+    client = np.empty(n, dtype=np.int64)
+    client[np.random.default_rng(seed).permutation(n)] = np.arange(n) % num_clients
+    return _gather(fields, client, num_clients)
+
+
+def dirichlet(
+    fields: Fields,
+    num_clients: int,
+    alpha: float,
+    seed: int,
+    label: str = "y",
+    min_rows: int = 1,
+) -> Population:
+    """Give each row of a class to client k with probability p_k, p ~ Dirichlet(α, …, α) per class.
+
+    This is the label-Dirichlet partition of Yurochkin et al., "Bayesian nonparametric federated
+    learning of neural networks" (2019): small α makes clients with few classes and unequal sizes.
+    No client stays empty: afterwards, the client with the fewest rows takes a random row from the
+    one with the most, until each has `min_rows`. For small α that makes the tail less skewed.
+
+    Args:
+        fields: arrays of shape (N, ...).
+        num_clients: m, at least 1.
+        alpha: concentration, positive.
+        seed: a non-negative integer.
+        label: the field with the classes, (N,).
+        min_rows: the least number of rows of a client, at least 1; m · min_rows may not exceed N.
+
+    Raises:
+        ValueError: an argument is out of its range, or there is no such label.
+    """
+    n = _num_rows(fields)
+    _check_count("num_clients", num_clients, n)
+    if not (0 < alpha < np.inf):
+        raise ValueError(f"alpha must be positive and finite, got {alpha}")
+    _check_count("min_rows", min_rows, n // num_clients)
+    check_seed(seed)
+    rng = np.random.default_rng(seed)
+    _, classes = np.unique(_column(fields, label), return_inverse=True)
+    client = np.empty(n, dtype=np.int64)
+    for c in range(classes.max() + 1):
+        members = np.flatnonzero(classes == c)
+        probabilities = rng.dirichlet(np.full(num_clients, alpha))
+        client[members] = rng.choice(num_clients, size=len(members), p=probabilities)
+    _level(client, num_clients, min_rows, rng)
+    return _gather(fields, client, num_clients)
+
+
+def shards(
+    fields: Fields, num_clients: int, shards_per_client: int, seed: int, label: str = "y"
+) -> Population:
+    """Sort the rows by label, cut them into equal shards, and deal each client some at random.
+
+    The pathological partition of McMahan et al., "Communication-efficient learning of deep
+    networks from decentralized data" (2017): with two shards a client sees about two classes.
+    Shards differ in size by at most one row; rows of one class are in random order.
+
+    Raises:
+        ValueError: num_clients · shards_per_client does not lie in [1, N], or there is no label.
+    """
+    n = _num_rows(fields)
+    _check_count("num_clients", num_clients, n)
+    _check_count("shards_per_client", shards_per_client, n // num_clients)
+    check_seed(seed)
+    rng = np.random.default_rng(seed)
+    shuffled = rng.permutation(n)
+    ordered = shuffled[np.argsort(_column(fields, label)[shuffled], kind="stable")]
+    pieces = np.array_split(ordered, num_clients * shards_per_client)
+    client = np.empty(n, dtype=np.int64)
+    for position, shard in enumerate(rng.permutation(len(pieces))):
+        client[pieces[shard]] = position // shards_per_client
+    return _gather(fields, client, num_clients)
+
+
+def by_column(fields: Fields, column: str) -> Population:
+    """Make one client of the rows with the same value in a column, named after that value.
+
+    Clients are sorted by value and keep their rows' order. The column itself is dropped, since it
+    now names the client, unless it is the labels "y".
+
+    Raises:
+        ValueError: there is no such column, or it is not one value per row.
+    """
+    _num_rows(fields)
+    values, client = np.unique(_column(fields, column), return_inverse=True)
+    kept = {field: array for field, array in fields.items() if field != column or field == "y"}
+    return _gather(kept, client, len(values), [str(value) for value in values])
+
+
+def _num_rows(fields: Fields) -> int:
+    return common_length({field: len(values) for field, values in fields.items()}, "data set")
+
+
+def _check_count(name: str, value: int, largest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise ValueError(f"{name} must be an integer, got {value!r}")
+    if not 1 <= value <= largest:
+        raise ValueError(f"{name} must lie in [1, {largest}] for these rows, got {value}")
+
+
+def _column(fields: Fields, name: str) -> np.ndarray:
+    if name not in fields:
+        raise ValueError(f"there is no field {name!r} to divide by, only {sorted(fields)}")
+    values = np.asarray(fields[name])
+    if values.size != len(values):
+        raise ValueError(f"field {name!r} must hold one value per row, got shape {values.shape}")
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise ValueError(f"field {name!r} must be finite to divide by")
+    return values.reshape(-1)
+
+
+def _level(client: np.ndarray, num_clients: int, min_rows: int, rng: np.random.Generator) -> None:
+    """Move random rows from the largest clients until each has `min_rows`; changes `client`."""
+    sizes = np.bincount(client, minlength=num_clients)
+    if sizes.min() >= min_rows:
+        return
+    shuffled = rng.permutation(len(client))
+    grouped = shuffled[np.argsort(client[shuffled], kind="stable")]
+    unmoved = np.cumsum(sizes)  # of client k's own rows, these end before unmoved[k]
+    # As N ≥ m · min_rows, the largest client has more than min_rows while another has fewer; so it
+    # never received any, and what it gives away are its own rows.
+    while sizes.min() < min_rows:
+        rich, poor = int(sizes.argmax()), int(sizes.argmin())
+        unmoved[rich] -= 1
+        client[grouped[unmoved[rich]]] = poor
+        sizes[rich] -= 1
+        sizes[poor] += 1
+
+
+def _gather(
+    fields: Fields, client: np.ndarray, num_clients: int, names: Sequence[str] | None = None
+) -> Population:
+    """The population in which row r belongs to client[r]; rows keep their order in a client."""
+    order = np.argsort(client, kind="stable")
+    counts = np.bincount(client, minlength=num_clients)
+    return Population.from_flat(
+        {field: np.asarray(values)[order] for field, values in fields.items()}, counts, names
+    )

@@ -1,0 +1,196 @@
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+from fedjaxsim.data import load_leaf
+
+
+def document(users):
+    """LEAF JSON for {user: (x, y)}."""
+    return {
+        "users": list(users),
+        "num_samples": [len(y) for _, y in users.values()],
+        "user_data": {user: {"x": x, "y": y} for user, (x, y) in users.items()},
+    }
+
+
+def write(path, users):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document(users)))
+    return path
+
+
+ANN = ([[0.5, 1.0], [2.0, 3.0]], [[-1], [1]])
+BOB = ([[4, 5]], [[1]])
+
+
+def check_ann_and_bob(population):
+    assert population.names.tolist() == ["bob", "ann"]
+    assert population.fields["x"].dtype == np.float32
+    assert population.fields["y"].dtype == np.int32
+    np.testing.assert_array_equal(population.rows(0)["x"], [[4, 5]])
+    np.testing.assert_array_equal(population.rows(1)["x"], [[0.5, 1], [2, 3]])
+    assert population.fields["y"].tolist() == [1, -1, 1]
+
+
+def test_a_file_keeps_the_order_of_its_users_and_flattens_labels(tmp_path):
+    check_ann_and_bob(load_leaf(write(tmp_path / "data.json", {"bob": BOB, "ann": ANN})))
+
+
+def test_a_folder_merges_its_files_in_the_order_of_their_names(tmp_path):
+    write(tmp_path / "part_1.json", {"ann": ANN})
+    write(tmp_path / "part_0.json", {"bob": BOB})
+    (tmp_path / "._part_0.json").write_bytes(b"\x00\x05litter")
+    (tmp_path / "README").write_text("not data")
+    check_ann_and_bob(load_leaf(tmp_path))
+
+
+@pytest.mark.parametrize("inside", ["", "outer/inner/"])
+def test_a_zip_is_read_past_its_litter(tmp_path, inside):
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
+        archive.writestr(f"{inside}all.json", json.dumps(document({"bob": BOB, "ann": ANN})))
+        archive.writestr(f"__MACOSX/{inside}._all.json", b"\x00\x05litter")
+        archive.writestr(f"{inside}.DS_Store", b"litter")
+        archive.writestr(f"{inside}._all.json", b"litter")
+    check_ann_and_bob(load_leaf(tmp_path / "data.zip"))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_train_and_test_folders_become_splits(tmp_path, packed):
+    write(tmp_path / "data/train/a.json", {"ann": ANN, "bob": BOB})
+    write(tmp_path / "data/test/b.json", {"ann": ([], []), "bob": ([[6, 7], [8, 9]], [0, 2])})
+    write(tmp_path / "data/all_data/c.json", {"dan": BOB})
+    path = tmp_path / "data"
+    if packed:
+        path = tmp_path / "data.zip"
+        with zipfile.ZipFile(path, "w") as archive:
+            for file in (tmp_path / "data").rglob("*.json"):
+                archive.write(file, file.relative_to(tmp_path).as_posix())
+    population = load_leaf(path)
+    assert population.names.tolist() == ["ann", "bob"]
+    assert population.splits["train"].count.tolist() == [2, 1]
+    assert population.splits["test"].count.tolist() == [0, 2]
+    np.testing.assert_array_equal(population.rows(1, "train")["x"], [[4, 5]])
+    np.testing.assert_array_equal(population.rows(1, "test")["x"], [[6, 7], [8, 9]])
+    np.testing.assert_array_equal(population.rows(1, "test")["y"], [0, 2])
+
+
+def test_a_user_called_like_a_field_is_a_user(tmp_path):
+    population = load_leaf(write(tmp_path / "data.json", {"x": ANN, "y": BOB}))
+    assert population.names.tolist() == ["x", "y"]
+
+
+def test_a_user_in_two_files_is_refused(tmp_path):
+    write(tmp_path / "a.json", {"ann": ANN})
+    write(tmp_path / "b.json", {"ann": BOB})
+    with pytest.raises(ValueError, match=r"user 'ann' is in both .*a\.json and .*b\.json"):
+        load_leaf(tmp_path)
+
+
+@pytest.mark.parametrize("train", [{"ann": ANN}, {"ann": ANN, "bob": ([], [])}])
+def test_a_user_to_test_but_not_to_train_is_refused(tmp_path, train):
+    write(tmp_path / "train/a.json", train)
+    write(tmp_path / "test/a.json", {"bob": BOB})
+    with pytest.raises(ValueError, match="'bob' has test rows but no training rows"):
+        load_leaf(tmp_path)
+
+
+def test_splits_with_different_features_are_refused(tmp_path):
+    write(tmp_path / "train/a.json", {"ann": ANN})
+    write(tmp_path / "test/a.json", {"ann": ([[1]], [1])})
+    with pytest.raises(ValueError, match=r"client 'ann', field 'x'.*\(2,\).*\(1,\)"):
+        load_leaf(tmp_path)
+
+
+def test_a_missing_file_is_not_found(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no LEAF data at .*absent\.json"):
+        load_leaf(tmp_path / "absent.json")
+
+
+def test_a_folder_without_json_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no \*\.json"):
+        load_leaf(tmp_path)
+
+
+@pytest.mark.parametrize("length", [0, 1, 40, -1])
+def test_a_truncated_file_is_named(tmp_path, length):
+    text = json.dumps(document({"ann": ANN}))
+    (tmp_path / "cut.json").write_text(text[:length])
+    with pytest.raises(ValueError, match=r"cut\.json is not valid JSON"):
+        load_leaf(tmp_path)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 0.9])
+def test_a_truncated_zip_is_named(tmp_path, fraction):
+    with zipfile.ZipFile(tmp_path / "whole.zip", "w") as archive:
+        archive.writestr("a.json", json.dumps(document({"ann": ANN})))
+    content = (tmp_path / "whole.zip").read_bytes()
+    (tmp_path / "cut.zip").write_bytes(content[: int(fraction * len(content))])
+    with pytest.raises(ValueError, match=r"cut\.zip is not a readable zip"):
+        load_leaf(tmp_path / "cut.zip")
+
+
+def test_a_damaged_zip_member_is_named(tmp_path):
+    path = tmp_path / "bad.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.json", json.dumps(document({"ann": ANN})))
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"0.5", b"0.6"))  # the checksum no longer fits
+    with pytest.raises(ValueError, match=r"a\.json is not valid JSON: Bad CRC"):
+        load_leaf(path)
+
+
+def changed(**changes):
+    return {**document({"ann": ANN, "bob": BOB}), **changes}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "must hold an object 'user_data'"),
+        ({"users": []}, "must hold an object 'user_data'"),
+        ({"user_data": {}}, "'users' and 'num_samples' must be lists"),
+        (changed(users=["ann"]), "must list each user of 'user_data' once"),
+        (changed(users=["ann", "bob", "bob"]), "must list each user of 'user_data' once"),
+        (changed(num_samples=[2]), "'num_samples' has 1 entries for 2 users"),
+        (changed(num_samples=[2, 3]), "user 'bob' has 1 rows of 'x'.*num_samples 3"),
+        (document({"ann": (ANN[0], [1])}), "user 'ann' has 1 rows of 'y'|has 2 rows of 'x'"),
+        (document({"ann": ([[1, 2], [3]], [0, 1])}), "user 'ann': 'x' must be numbers"),
+        (document({"ann": (["text"], [0])}), "user 'ann': 'x' must be numbers"),
+        (document({"ann": ([[1, 2]], [None])}), "user 'ann': 'y' must be numbers"),
+        (changed(user_data={"ann": {"x": [[1]]}, "bob": []}), "user 'ann' must have lists"),
+        (document({"ann": ([[1, float("nan")]], [0])}), "client 'ann', field 'x'.*nan"),
+        (document({"ann": ([[1e300, 1]], [0])}), "client 'ann', field 'x'.*inf"),
+        (document({"ann": ([], [])}), "client 'ann' has no rows"),
+        (document({}), "at least one client"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(tmp_path, content, message):
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=rf"odd\.json.*({message})"):
+        load_leaf(path)
+
+
+def test_femnist(real_file):
+    population = load_leaf(real_file("femnist/mytest.json.zip"))
+    assert population.num_clients == 206
+    assert population.fields["x"].shape == (6237, 784)
+    assert population.fields["x"].dtype == np.float32
+    assert population.fields["x"].min() >= 0
+    assert population.fields["x"].max() <= 1
+    assert set(population.fields["y"]) == set(range(62))
+    assert population.splits["train"].count.min() == 5
+    assert population.splits["train"].count.max() == 69
+
+
+def test_vehicle(real_file):
+    population = load_leaf(real_file("vehicle/mytrain.json"))
+    assert population.num_clients == 23
+    assert population.fields["x"].shape == (1860, 100)
+    assert population.fields["y"].shape == (1860,)
+    assert set(population.fields["y"]) == {-1, 1}
+    assert population.splits["train"].count.min() == 7
+    assert population.splits["train"].count.max() == 534

@@ -1,0 +1,132 @@
+import json
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from fedjaxsim.data import Population, digits, load, save_npz, split
+
+
+def sizes(population, name):
+    return population.splits[name].count.tolist()
+
+
+@pytest.fixture
+def own_clients(tmp_path):
+    """Files with two clients of ten rows each, in every format."""
+    x, y = np.arange(20.0)[:, None], np.arange(20) % 2
+    population = Population.from_flat({"x": x, "y": y}, [10, 10])
+    save_npz(tmp_path / "a.npz", population)
+    halves = [(x[:10], y[:10]), (x[10:], y[10:])]
+    cells = np.empty((2, 1, 2), dtype=object)
+    for k, half in enumerate(halves):
+        cells[0, 0, k], cells[1, 0, k] = half
+    savemat(tmp_path / "a.mat", {"X": cells[0], "Y": cells[1]})
+    data = {str(k): {"x": a.tolist(), "y": b.tolist()} for k, (a, b) in enumerate(halves)}
+    leaf = {"users": ["0", "1"], "num_samples": [10, 10], "user_data": data}
+    (tmp_path / "a.json").write_text(json.dumps(leaf))
+    return {
+        kind: f"{kind}:{tmp_path}/a.{s}"
+        for kind, s in (("npz", "npz"), ("mat", "mat"), ("leaf", "json"))
+    }
+
+
+def test_digits_are_scaled_images():
+    fields = digits()
+    assert fields["x"].shape == (1797, 64)
+    assert fields["x"].dtype == np.float32
+    assert (fields["x"].min(), fields["x"].max()) == (0, 1)
+    assert set(fields["y"]) == set(range(10))
+    assert fields["y"].dtype == np.int32
+
+
+def test_digits_are_divided_among_a_hundred_clients():
+    population = load("digits", validation=0.1)
+    assert population.num_clients == 100
+    assert population.num_rows == 1797
+    counts = np.sum([population.splits[name].count for name in population.splits], axis=0)
+    assert counts.min() >= 5
+    assert population.splits["test"].count.min() >= 1  # a fifth of at least 5 rows
+    assert sum(sizes(population, "validation")) > 100
+    pixels = digits()["x"].sum(dtype=np.float64)
+    np.testing.assert_allclose(population.fields["x"].sum(dtype=np.float64), pixels)
+
+
+@pytest.mark.parametrize(
+    ("partition", "clients"), [("iid", 9), ("shards", 9), ("dirichlet", 9), ("column:y", 10)]
+)
+def test_digits_take_a_partition(partition, clients):
+    population = load("digits", partition=partition, num_clients=9, test=0.0, seed=3)
+    assert population.num_clients == clients
+    assert sum(sizes(population, "train")) == 1797
+
+
+def test_the_seed_reaches_partition_and_split():
+    first, second, other = (load("digits", seed=s).fields["x"] for s in (1, 1, 2))
+    np.testing.assert_array_equal(first, second)
+    assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize("kind", ["npz", "mat", "leaf"])
+def test_sources_with_clients_keep_them(own_clients, kind):
+    population = load(own_clients[kind], validation=0.1)
+    assert population.names.tolist() == ["0", "1"]
+    assert [sizes(population, name) for name in population.splits] == [[7, 7], [1, 1], [2, 2]]
+    assert sorted(population.rows(1)["x"].ravel()) == list(range(10, 20))
+    with pytest.raises(ValueError, match="has its own clients, so partition must be None: 'iid'"):
+        load(own_clients[kind], partition="iid")
+
+
+def test_synthetic_has_clients_of_its_own():
+    population = load("synthetic", num_clients=3, test=0.5)
+    assert sizes(population, "train") == sizes(population, "test") == [10] * 3
+    with pytest.raises(ValueError, match="partition must be None: 'shards'"):
+        load("synthetic", partition="shards")
+
+
+def test_test_rows_of_the_source_stay_unless_a_fraction_is_given(tmp_path):
+    once = split(Population.from_flat({"x": np.arange(20)}, [10, 10]), test=0.3, seed=9)
+    save_npz(tmp_path / "a.npz", once)
+    kept = load(f"npz:{tmp_path}/a.npz", validation=0.2)
+    assert [sizes(kept, name) for name in kept.splits] == [[6, 6], [1, 1], [3, 3]]
+    for k in range(2):
+        np.testing.assert_array_equal(kept.rows(k, "test")["x"], once.rows(k, "test")["x"])
+    afresh = load(f"npz:{tmp_path}/a.npz", test=0.5)
+    assert [sizes(afresh, name) for name in afresh.splits] == [[5, 5], [0, 0], [5, 5]]
+    assert sizes(load(f"npz:{tmp_path}/a.npz", test=0.0), "train") == [10, 10]
+
+
+def test_an_npz_without_owners_is_divided(tmp_path):
+    writers = np.array(["b", "a"])[np.arange(60) % 2]
+    np.savez(tmp_path / "flat.npz", x=np.arange(60), y=np.arange(60) % 3, writer=writers)
+    population = load(f"npz:{tmp_path}/flat.npz", partition="column:writer", test=0.0)
+    assert population.names.tolist() == ["a", "b"]
+    assert sizes(population, "train") == [30, 30]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"spec": "mnist"}, "data must be digits, leaf:PATH.*got 'mnist'"),
+        ({"spec": "leaf"}, "data must be .*got 'leaf'"),
+        ({"spec": "digits:here"}, "data must be .*got 'digits:here'"),
+        ({"spec": "digits", "partition": "random"}, "partition must be dirichlet.*got 'random'"),
+        ({"spec": "digits", "partition": "column:"}, "partition must be dirichlet"),
+        ({"spec": "digits", "partition": "column:who"}, "no field 'who'"),
+        ({"spec": "digits", "num_clients": 0}, "num_clients must lie in"),
+        ({"spec": "digits", "alpha": -1.0}, "alpha must be positive"),
+        ({"spec": "digits", "test": 1.5}, r"test must lie in \[0, 1\), got 1.5"),
+        ({"spec": "digits", "validation": -1.0}, r"validation must lie in \[0, 1\), got -1.0"),
+        ({"spec": "digits", "seed": -1}, "seed must be a non-negative integer, got -1"),
+        ({"spec": "synthetic", "num_clients": 0}, "num_clients must be at least 1, got 0"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        load(**arguments)
+
+
+@pytest.mark.parametrize("kind", ["leaf", "mat", "npz"])
+def test_a_missing_file_is_not_found(kind):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        load(f"{kind}:/nowhere")

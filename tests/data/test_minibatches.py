@@ -1,0 +1,150 @@
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjaxsim.data.minibatches import _ROUNDS, ClientData, Minibatches, permuted
+
+TOTAL = 64  # rows of all clients together
+
+
+@functools.cache
+def compiled(minibatches, pass_size):
+    """(start, count, seed) -> how often each row was seen, and the steps taken and announced."""
+
+    @jax.jit
+    def rows_seen(start, count, seed):
+        key = jax.random.key(seed)
+        data = ClientData({"row": jnp.arange(TOTAL)}, start, count, key, minibatches)
+
+        def step(carry, batch):
+            seen, steps = carry
+            return seen.at[batch.fields["row"]].add(batch.weight), steps + 1
+
+        carry = (jnp.zeros(TOTAL), jnp.int32(0))
+        if pass_size is None:
+            return *data.fold(step, carry), data.num_steps()
+        return *data.full_pass(step, carry, pass_size), data.num_steps()
+
+    return rows_seen
+
+
+def rows_seen(where, minibatches, seed, pass_size=None):
+    start, count = where
+    return [np.asarray(v) for v in compiled(minibatches, pass_size)(start, count, seed)]
+
+
+def own(where):
+    start, count = where
+    return (np.arange(TOTAL) >= start) & (np.arange(TOTAL) < start + count)
+
+
+ranges = st.integers(0, TOTAL - 1).flatmap(
+    lambda start: st.tuples(st.just(start), st.integers(1, TOTAL - start))
+)
+sizes = st.sampled_from([1, 5, 100])
+seeds = st.integers(0, 2**31 - 1)
+
+
+@settings(deadline=None)
+@given(ranges, sizes, st.sampled_from([1, 3]), seeds)
+def test_epochs_see_every_own_row_once_each_and_no_other(where, size, epochs, seed):
+    seen, steps, announced = rows_seen(where, Minibatches(size, epochs=epochs), seed)
+    np.testing.assert_array_equal(seen, epochs * own(where))
+    assert steps == announced == epochs * -(-where[1] // size)
+
+
+@settings(deadline=None)
+@given(ranges, sizes, st.sampled_from([1, 3]), seeds)
+def test_steps_with_replacement_see_own_rows_only(where, size, number, seed):
+    seen, steps, announced = rows_seen(where, Minibatches(size, steps=number), seed)
+    assert seen[~own(where)].sum() == 0
+    assert seen.sum() == size * number
+    assert steps == announced == number
+
+
+@settings(deadline=None)
+@given(ranges, sizes)
+def test_a_full_pass_sees_every_own_row_once(where, size):
+    seen, steps, _ = rows_seen(where, Minibatches(1, steps=1), 0, pass_size=size)
+    np.testing.assert_array_equal(seen, own(where))
+    assert steps == -(-where[1] // size)
+
+
+def test_draws_with_replacement_are_uniform():
+    seen, _, _ = rows_seen((3, 7), Minibatches(1000, steps=40), seed=1)
+    assert scipy.stats.chisquare(seen[3:10]).pvalue > 1e-6
+
+
+@jax.jit
+def permutation_of(seed, count):
+    return permuted(jax.random.key(seed), jnp.arange(5000) % count, count)
+
+
+@settings(deadline=None)
+@given(seeds, st.integers(1, 5000))
+def test_permuted_is_a_permutation(seed, count):
+    image = np.asarray(permutation_of(seed, count))[:count]
+    np.testing.assert_array_equal(np.sort(image), np.arange(count))
+
+
+def test_all_permutations_are_equally_likely():
+    n, draws = 4, 48_000
+    keys = jax.random.split(jax.random.key(0), draws)
+    images = jax.vmap(lambda key: permuted(key, jnp.arange(n), jnp.int32(n)))(keys)
+    codes = np.asarray(images) @ n ** np.arange(n)
+    _, counts = np.unique(codes, return_counts=True)
+    assert len(counts) == 24
+    assert scipy.stats.chisquare(counts).pvalue > 1e-6
+
+
+def test_pairs_of_positions_go_to_all_pairs_equally():
+    n, draws = 23, 100_000
+    keys = jax.random.split(jax.random.key(5), draws)
+    images = jax.vmap(lambda key: permuted(key, jnp.array([0, 11]), jnp.int32(n)))(keys)
+    a, b = np.asarray(images).T
+    counts = np.bincount(a * n + b, minlength=n * n).reshape(n, n)
+    assert np.trace(counts) == 0
+    assert scipy.stats.chisquare(counts[~np.eye(n, dtype=bool)]).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_ideal_shuffle_is_uniform_after_so_many_rounds(n):
+    # The exact distribution over all n! permutations with ideal coins, as a Markov chain.
+    states = list(itertools.permutations(range(n)))
+    index = {state: i for i, state in enumerate(states)}
+    transition = np.zeros((len(states), len(states)))
+    for offset in range(n):
+        pairs = {tuple(sorted((x, (offset - x) % n))) for x in range(n)}
+        pairs = sorted(pair for pair in pairs if pair[0] != pair[1])
+        for coins in itertools.product([False, True], repeat=len(pairs)):
+            swap = list(range(n))
+            for coin, (i, j) in zip(coins, pairs, strict=True):
+                if coin:
+                    swap[i], swap[j] = j, i
+            for state in states:
+                target = tuple(swap[value] for value in state)
+                transition[index[state], index[target]] += 1 / n / 2 ** len(pairs)
+    distribution = np.linalg.matrix_power(transition, _ROUNDS)[0]
+    assert 0.5 * np.abs(distribution - 1 / len(states)).sum() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": 0, "steps": 1}, "batch size must be at least 1, got 0"),
+        ({"size": 1, "steps": 0}, "local steps must be at least 1, got 0"),
+        ({"size": 1, "epochs": 0}, "local epochs must be at least 1, got 0"),
+        ({"size": 1}, "either steps or epochs"),
+        ({"size": 1, "steps": 1, "epochs": 1}, "either steps or epochs"),
+    ],
+)
+def test_bad_settings_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Minibatches(**arguments)

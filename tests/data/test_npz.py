@@ -1,0 +1,136 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjaxsim.data import Population, load_npz, save_npz, split
+
+X = np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
+Y = np.array([0, 1, 2, 3])
+
+
+def saved(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+def rows(population):
+    return [population.rows(k)["x"].ravel().tolist() for k in range(population.num_clients)]
+
+
+def test_a_client_column_groups_rows(tmp_path):
+    path = saved(tmp_path / "a.npz", x=X, y=Y, client=np.array([7, -2, 7, 30]))
+    population = load_npz(path)
+    assert population.names.tolist() == ["-2", "7", "30"]
+    assert rows(population) == [[2], [1, 3], [4]]
+    assert population.fields["y"].tolist() == [1, 0, 2, 3]
+
+
+def test_clients_may_be_strings(tmp_path):
+    population = load_npz(saved(tmp_path / "a.npz", x=X, client=np.array(["b", "a", "b", "a"])))
+    assert population.names.tolist() == ["a", "b"]
+    assert rows(population) == [[2, 4], [1, 3]]
+
+
+def test_names_are_looked_up_by_position(tmp_path):
+    path = saved(
+        tmp_path / "a.npz", x=X, client=np.array([1, 0, 1, 1]), names=np.array(["zoe", "ann"])
+    )
+    population = load_npz(path)
+    assert population.names.tolist() == ["zoe", "ann"]
+    assert rows(population) == [[2], [1, 3, 4]]
+
+
+def test_counts_cut_consecutive_clients(tmp_path):
+    population = load_npz(saved(tmp_path / "a.npz", x=X, counts=np.array([1, 3])))
+    assert population.names.tolist() == ["0", "1"]
+    assert rows(population) == [[1], [2, 3, 4]]
+
+
+def test_a_split_column_divides_each_clients_rows(tmp_path):
+    path = saved(
+        tmp_path / "a.npz", x=X, client=np.array([0, 1, 0, 1]), split=np.array([2, 0, 0, 1])
+    )
+    population = load_npz(path)
+    assert population.rows(0, "train")["x"].tolist() == [[3]]
+    assert population.rows(0, "test")["x"].tolist() == [[1]]
+    assert population.rows(1, "train")["x"].tolist() == [[2]]
+    assert population.rows(1, "validation")["x"].tolist() == [[4]]
+    assert population.splits["test"].count.tolist() == [1, 0]
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    counts=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    validation=st.sampled_from([0.0, 0.3]),
+    test=st.sampled_from([0.0, 0.3]),
+    dtype=st.sampled_from([np.float32, np.float64]),
+)
+def test_what_is_saved_is_loaded(tmp_path_factory, counts, validation, test, dtype):
+    rng = np.random.default_rng(0)
+    n = sum(counts)
+    # Fields named like arguments of np.savez are fields like others.
+    fields = {"x": rng.normal(size=(n, 2, 3)).astype(dtype), "y": np.arange(n), "file": np.ones(n)}
+    population = Population.from_flat(fields, counts, [f"user {k}" for k in range(len(counts))])
+    population = split(population, validation=validation, test=test)
+    path = tmp_path_factory.mktemp("npz") / "name without suffix"
+    save_npz(path, population)
+    loaded = load_npz(path)
+    assert loaded.names.tolist() == population.names.tolist()
+    assert set(loaded.fields) == set(population.fields)
+    for field, values in population.fields.items():
+        np.testing.assert_array_equal(loaded.fields[field], values, strict=True)
+    for name, ranges in population.splits.items():
+        np.testing.assert_array_equal(loaded.splits[name].start, ranges.start, strict=True)
+        np.testing.assert_array_equal(loaded.splits[name].count, ranges.count, strict=True)
+
+
+def test_reserved_names_are_not_saved(tmp_path):
+    population = Population.from_flat({"client": [1]}, [1])
+    with pytest.raises(ValueError, match=r"got \['client'\]"):
+        save_npz(tmp_path / "a.npz", population)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": X}, "exactly one of the arrays 'client' and 'counts'"),
+        ({"x": X, "client": Y, "counts": np.array([4])}, "exactly one of the arrays"),
+        ({"client": Y}, "no fields"),
+        ({"x": np.float32(1), "counts": np.array([1])}, "no rows"),
+        ({"x": X, "y": Y[:3], "client": Y}, "'x' has 4 rows, 'y' has 3"),
+        ({"x": X, "client": Y[:3]}, "client must be an integer or string for each of the 4 rows"),
+        ({"x": X, "client": Y + 0.5}, "client must be an integer or string"),
+        ({"x": X, "counts": np.array([1, 2])}, "counts must sum to the 4 rows, got 3"),
+        ({"x": X, "counts": np.array([5, -1])}, "counts must be positive integers"),
+        ({"x": X, "client": Y, "names": np.array(["a"])}, r"client must lie in \[0, 1\)"),
+        ({"x": X, "client": Y, "names": np.array("a")}, r"names must have shape \(m,\)"),
+        ({"x": X, "client": Y // 2, "names": np.array(["a", "b", "c"])}, "client 'c' has 0 rows"),
+        ({"x": X, "client": Y // 2, "names": np.array(["a", "a"])}, "names must be distinct"),
+        ({"x": X, "counts": np.array([4]), "split": Y}, "split must hold 0, 1 or 2"),
+        ({"x": X, "counts": np.array([4]), "split": Y * 0 + 1}, "client '0' has no training rows"),
+        ({"x": X / np.float32(2) * np.nan, "client": Y}, "client '0', field 'x'.*nan"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(tmp_path, arrays, message):
+    with pytest.raises(ValueError, match=rf"odd\.npz: .*{message}"):
+        load_npz(saved(tmp_path / "odd.npz", **arrays))
+
+
+def test_python_objects_are_refused(tmp_path):
+    path = saved(tmp_path / "odd.npz", x=np.array([{}, {}], dtype=object), counts=np.array([2]))
+    with pytest.raises(ValueError, match=r"odd\.npz is not a readable \.npz file"):
+        load_npz(path)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.4, 0.95])
+def test_a_truncated_file_is_named(tmp_path, fraction):
+    content = saved(tmp_path / "a.npz", x=X, client=Y).read_bytes()
+    (tmp_path / "cut.npz").write_bytes(content[: int(fraction * len(content))])
+    with pytest.raises(ValueError, match=r"cut\.npz is not a readable \.npz file"):
+        load_npz(tmp_path / "cut.npz")
+
+
+def test_a_missing_file_is_not_found(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no \.npz file at .*absent\.npz"):
+        load_npz(tmp_path / "absent.npz")

@@ -1,0 +1,127 @@
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjaxsim.data import by_column, dirichlet, iid, shards
+
+PARTITIONS = {
+    "iid": lambda fields, m, seed: iid(fields, m, seed),
+    "dirichlet": lambda fields, m, seed: dirichlet(fields, m, 0.1, seed),
+    "shards": lambda fields, m, seed: shards(fields, m, 1 + len(fields["x"]) // (2 * m), seed),
+    "by_column": lambda fields, m, seed: by_column(fields, "writer"),
+}
+
+
+@pytest.mark.parametrize("kind", PARTITIONS)
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_every_row_goes_to_exactly_one_client(kind, data):
+    n = data.draw(st.integers(1, 40))
+    m = data.draw(st.integers(1, n))
+    seed = data.draw(st.integers(0, 2**32))
+    labels = np.asarray(data.draw(st.lists(st.integers(0, 4), min_size=n, max_size=n)))
+    fields = {"x": np.arange(n), "y": labels, "writer": labels % 3}
+    population = PARTITIONS[kind](fields, m, seed)
+    rows = population.fields["x"].astype(int)
+    np.testing.assert_array_equal(np.sort(rows), np.arange(n))
+    np.testing.assert_array_equal(population.fields["y"], labels[rows])
+    assert population.num_clients == (len(set(labels % 3)) if kind == "by_column" else m)
+    assert population.splits["train"].count.min() >= 1
+    assert population.splits["train"].count.sum() == n
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "shards"])
+def test_partitions_are_seeded(kind):
+    fields = {"x": np.arange(200), "y": np.arange(200) % 4}
+    rows = [PARTITIONS[kind](fields, 5, seed).fields["x"] for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(rows[0], rows[1])
+    assert not np.array_equal(rows[0], rows[2])
+
+
+def test_iid_sizes_differ_by_at_most_one():
+    population = iid({"x": np.arange(11)}, 4, seed=0)
+    assert sorted(population.splits["train"].count) == [2, 3, 3, 3]
+
+
+def test_dirichlet_counts_follow_the_beta_binomial_law():
+    # Of the 10 rows of a class, client 0 gets Beta-Binomial(10, α, (m − 1) α) many. Over 3,000
+    # classes no client is near empty, so no row was moved. False alarm 1e-6.
+    classes, rows, m, alpha = 3000, 10, 3, 0.7
+    fields = {"y": np.repeat(np.arange(classes), rows)}
+    mine = dirichlet(fields, m, alpha, seed=0).rows(0)["y"]
+    observed = np.bincount(np.bincount(mine, minlength=classes), minlength=rows + 1)
+    law = scipy.stats.betabinom.pmf(np.arange(rows + 1), rows, alpha, (m - 1) * alpha)
+    assert scipy.stats.chisquare(observed, classes * law).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 0.1, 100.0])
+def test_dirichlet_leaves_no_client_below_its_least(alpha):
+    labels = np.arange(300) % 3
+    counts = dirichlet({"y": labels}, 60, alpha, seed=2, min_rows=5).splits["train"].count
+    assert counts.tolist() == [5] * 60  # 60 · 5 = 300 forces equality
+    assert dirichlet({"y": labels}, 60, alpha, seed=2, min_rows=3).splits["train"].count.min() >= 3
+
+
+def test_dirichlet_reads_another_label():
+    fields = {"x": np.arange(40), "kind": np.arange(40) % 2, "y": np.zeros(40)}
+    small = dirichlet(fields, 2, 1e-3, seed=1, label="kind")
+    kinds = [set(small.rows(k)["kind"]) for k in range(2)]
+    # At α = 0.001 a class goes to one client whole, but for the row that saves an empty one.
+    assert any(len(kind) == 1 for kind in kinds)
+
+
+def test_shards_give_two_classes_per_client():
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 12))
+    population = shards({"y": labels}, 10, 2, seed=0)  # 20 shards of 6, each within one class
+    assert population.splits["train"].count.tolist() == [12] * 10
+    for k in range(10):
+        classes, rows = np.unique(population.rows(k)["y"], return_counts=True)
+        assert len(classes) <= 2
+        assert set(rows) <= {6, 12}
+
+
+def test_by_column_names_clients_and_drops_the_column():
+    fields = {
+        "x": np.array([10.0, 20.0, 30.0, 40.0]),
+        "y": np.array([0, 1, 2, 3]),
+        "writer": np.array(["bob", "ann", "bob", "cy"]),
+    }
+    population = by_column(fields, "writer")
+    assert population.names.tolist() == ["ann", "bob", "cy"]
+    assert set(population.fields) == {"x", "y"}
+    assert [population.rows(k)["x"].tolist() for k in range(3)] == [[20], [10, 30], [40]]
+
+
+def test_by_column_keeps_the_labels_it_divides_by():
+    population = by_column({"x": np.arange(4), "y": np.array([3, 1, 3, 1])}, "y")
+    assert population.names.tolist() == ["1", "3"]
+    assert population.fields["y"].tolist() == [1, 1, 3, 3]
+
+
+FIELDS = {"x": np.zeros((6, 2)), "y": np.arange(6), "w": np.array([0.0, np.nan, 0, 0, 0, 0])}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: iid(FIELDS, 0, 0), r"num_clients must lie in \[1, 6\].*got 0"),
+        (lambda: iid(FIELDS, 7, 0), r"num_clients must lie in \[1, 6\].*got 7"),
+        (lambda: iid(FIELDS, 2.0, 0), "num_clients must be an integer, got 2.0"),  # pyright: ignore
+        (lambda: iid(FIELDS, 2, -1), "seed must be a non-negative integer, got -1"),
+        (lambda: iid({"x": np.zeros(3), "y": np.zeros(2)}, 2, 0), "'x' has 3 rows, 'y' has 2"),
+        (lambda: iid({}, 2, 0), "no fields"),
+        (lambda: dirichlet(FIELDS, 2, 0.0, 0), "alpha must be positive and finite, got 0.0"),
+        (lambda: dirichlet(FIELDS, 2, float("nan"), 0), "alpha must be positive and finite"),
+        (lambda: dirichlet(FIELDS, 3, 1.0, 0, min_rows=3), r"min_rows must lie in \[1, 2\]"),
+        (lambda: dirichlet(FIELDS, 3, 1.0, 0, label="z"), "no field 'z' to divide by"),
+        (lambda: dirichlet(FIELDS, 3, 1.0, 0, label="x"), "one value per row"),
+        (lambda: shards(FIELDS, 3, 3, 0), r"shards_per_client must lie in \[1, 2\].*got 3"),
+        (lambda: by_column(FIELDS, "writer"), "no field 'writer' to divide by"),
+        (lambda: by_column(FIELDS, "w"), "'w' must be finite"),
+    ],
+)
+def test_wrong_arguments_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

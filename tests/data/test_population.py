@@ -1,0 +1,260 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjaxsim.data import Population, Ranges, split
+
+
+def numbered(counts, **kwargs):
+    """A population whose feature is the row's number and whose label is the client's."""
+    total = int(np.sum(counts))
+    owners = np.repeat(np.arange(len(counts)), counts)
+    return Population.from_flat({"x": np.arange(total), "y": owners}, counts, **kwargs)
+
+
+def test_clients_follow_one_another():
+    population = Population.from_clients(
+        [{"x": [[1, 2]], "y": [5]}, {"x": [[3, 4], [5, 6]], "y": [7, 8]}], ["ann", "bob"]
+    )
+    assert population.num_clients == 2
+    assert population.num_rows == 3
+    np.testing.assert_array_equal(population.fields["x"], [[1, 2], [3, 4], [5, 6]])
+    np.testing.assert_array_equal(population.fields["y"], [5, 7, 8])
+    np.testing.assert_array_equal(population.splits["train"].start, [0, 1])
+    np.testing.assert_array_equal(population.splits["train"].count, [1, 2])
+    np.testing.assert_array_equal(population.splits["test"].count, [0, 0])
+    np.testing.assert_array_equal(population.splits["validation"].count, [0, 0])
+    assert population.names.tolist() == ["ann", "bob"]
+    np.testing.assert_array_equal(population.rows(1)["x"], [[3, 4], [5, 6]])
+    assert population.rows(1, "test")["x"].shape == (0, 2)
+
+
+def test_both_constructors_agree_and_name_clients_by_position():
+    flat = Population.from_flat({"x": [[1.5], [2.5], [3.5]], "y": [0, 1, 1]}, [2, 1])
+    clients = Population.from_clients(
+        [{"x": [[1.5], [2.5]], "y": [0, 1]}, {"x": [[3.5]], "y": [1]}]
+    )
+    for field in ("x", "y"):
+        np.testing.assert_array_equal(flat.fields[field], clients.fields[field])
+        assert flat.fields[field].dtype == clients.fields[field].dtype
+    assert flat.names.tolist() == clients.names.tolist() == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        (np.array([[1], [2]], np.uint8), np.float32),
+        (np.array([[1], [2]], np.float16), np.float32),
+        (np.array([[1], [2]], np.float64), np.float64),
+        ([[1.0], [2.0]], np.float32),
+        (np.array([[True], [False]]), np.float32),
+    ],
+)
+def test_features_become_float32_unless_given_in_float64(values, dtype):
+    x = Population.from_flat({"x": values, "y": [0, 1]}, [1, 1]).fields["x"]
+    assert x.dtype == dtype
+    assert x.shape == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        (np.array([1, 0], np.uint8), np.int32),
+        (np.array([1, 0], np.int64), np.int32),
+        (np.array([1.0, -1.0]), np.int32),
+        (np.array([[1.0], [-1.0]], np.float16), np.int32),
+        (np.array([True, False]), np.int32),
+        (np.array([1.5, 1.0], np.float32), np.float32),
+        ([[1.5], [1.0]], np.float32),
+        (np.array([1.5, 1.0]), np.float64),
+        (np.array([2**31, 1]), np.float32),
+        (np.array([-(2**63), 1]), np.float32),
+        (np.array([2**31, 1], np.float32), np.float32),
+    ],
+)
+def test_integral_labels_become_int32_and_others_stay_floats(values, dtype):
+    y = Population.from_flat({"x": [0, 0], "y": values}, [1, 1]).fields["y"]
+    assert y.dtype == dtype
+    np.testing.assert_allclose(y, np.asarray(values, np.float64).reshape(-1), rtol=1e-7)
+
+
+def test_one_fractional_label_makes_all_clients_labels_floats():
+    population = Population.from_clients([{"y": np.array([1, 2])}, {"y": [0.5]}])
+    assert population.fields["y"].dtype == np.float32
+    assert population.fields["y"].tolist() == [1, 2, 0.5]
+
+
+good = {"x": [[1.0, 2.0]], "y": [1]}
+
+
+@pytest.mark.parametrize(
+    ("clients", "names", "message"),
+    [
+        ([], None, "at least one client"),
+        ([good, {"x": [[1.0, 2.0]], "y": [1, 2]}], ["a", "b"], "client 'b': 'x' has 1 rows, 'y'"),
+        ([good, {"x": np.zeros((0, 2)), "y": []}], ["a", "b"], "client 'b' has no rows"),
+        ([{}], ["a"], "client 'a' has no fields"),
+        ([good, {"x": [[1.0, 2.0]]}], ["a", "b"], "client 'b' has the fields"),
+        ([good, {"x": [[1.0, np.nan]], "y": [1]}], ["a", "b"], "client 'b', field 'x'.*nan"),
+        ([{"x": [[1.0, 2.0]], "y": [np.inf]}, good], ["a", "b"], "client 'a', field 'y'.*inf"),
+        ([good, {"x": [[1e300, 1.0]], "y": [1]}], ["a", "b"], "client 'b', field 'x'.*inf"),
+        ([good, {"x": [[1.0]], "y": [1]}], ["a", "b"], "client 'b', field 'x' has rows of shape"),
+        ([good, {"x": [[1.0, 2.0], [1.0]], "y": [1, 1]}], ["a", "b"], "client 'b', field 'x'"),
+        ([good, {"x": ["left"], "y": [1]}], ["a", "b"], "client 'b', field 'x' must be an array"),
+        ([good, {"x": 1.0, "y": [1]}], ["a", "b"], "client 'b', field 'x' must be an array"),
+        ([{"x": [1.0], "y": [[0, 1]]}], ["a"], "client 'a', field 'y' must have shape"),
+        ([good, good], ["a", "a"], "names must be distinct, got 'a'"),
+        ([good, good], ["a"], "names must name all 2 clients, got 1"),
+    ],
+)
+def test_wrong_clients_are_refused(clients, names, message):
+    with pytest.raises(ValueError, match=message):
+        Population.from_clients(clients, names)
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ([1, 1], "counts must sum to the 3 rows, got 2"),
+        ([2, 0, 1], "client '1' has 0 rows"),
+        ([4, -1], "client '1' has -1 rows"),
+        ([], "counts must be a non-empty list of integers"),
+        ([1.5, 1.5], "counts must be a non-empty list of integers"),
+        ([[1, 2]], "counts must be a non-empty list of integers"),
+    ],
+)
+def test_wrong_counts_are_refused(counts, message):
+    with pytest.raises(ValueError, match=message):
+        Population.from_flat({"x": [1, 2, 3]}, counts)
+
+
+def test_flat_fields_that_disagree_in_length_are_refused():
+    with pytest.raises(ValueError, match="'x' has 3 rows, 'y' has 2 rows"):
+        Population.from_flat({"x": [1, 2, 3], "y": [1, 2]}, [3])
+
+
+def ranges(start, count):
+    return Ranges(np.asarray(start, np.int32), np.asarray(count, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": ranges([0, 1], [2, 2])}, "overlap or leave gaps"),
+        ({"train": ranges([0, 2], [1, 1])}, "overlap or leave gaps"),
+        ({"train": ranges([0, 1], [1, 1])}, "must end at row 3, got 2"),
+        ({"train": ranges([0, 3], [3, 0])}, "client 'b' has no training rows"),
+        ({"test": ranges([0], [0])}, "ranges of 'test' must be int32 of shape"),
+        ({"test": Ranges(np.zeros(2), np.zeros(2))}, "ranges of 'test' must be int32 of shape"),
+        ({"extra": ranges([0, 0], [0, 0])}, "splits must be exactly"),
+    ],
+)
+def test_every_row_must_belong_to_one_client_and_split(changes, message):
+    population = Population.from_flat({"x": [1, 2, 3]}, [1, 2], ["a", "b"])
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(population, splits={**population.splits, **changes})
+
+
+@pytest.mark.parametrize(
+    ("client", "which", "message"),
+    [(2, None, r"\[0, 2\), got 2"), (-1, None, "got -1"), (0, "dev", "split must be one of")],
+)
+def test_rows_refuses_strangers(client, which, message):
+    with pytest.raises(ValueError, match=message):
+        numbered([1, 1]).rows(client, which)
+
+
+@pytest.mark.parametrize(
+    ("rows", "validation", "test", "expected"),
+    [
+        (10, 0.1, 0.2, (7, 1, 2)),
+        (10, 0.0, 0.0, (10, 0, 0)),
+        (4, 0.0, 0.1, (4, 0, 0)),
+        (5, 0.0, 0.1, (4, 0, 1)),  # half a row is rounded up
+        (1, 0.4, 0.5, (1, 0, 0)),
+        (2, 0.4, 0.5, (1, 0, 1)),  # validation gives up its row first
+        (3, 0.45, 0.5, (1, 0, 2)),
+    ],
+)
+def test_split_rounds_and_keeps_a_training_row(rows, validation, test, expected):
+    divided = split(numbered([rows]), validation=validation, test=test)
+    assert tuple(int(r.count[0]) for r in divided.splits.values()) == expected
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    counts=st.lists(st.integers(1, 12), min_size=1, max_size=8),
+    validation=st.floats(0, 0.49),
+    test=st.floats(0, 0.49),
+    seed=st.integers(0, 2**32),
+)
+def test_split_conserves_every_clients_rows(counts, validation, test, seed):
+    population = numbered(counts)
+    divided = split(population, validation=validation, test=test, seed=seed)
+    np.testing.assert_array_equal(divided.names, population.names)
+    for k, count in enumerate(counts):
+        parts = [divided.rows(k, name) for name in ("train", "validation", "test")]
+        assert len(parts[0]["x"]) >= 1
+        rows = np.concatenate([part["x"] for part in parts])
+        np.testing.assert_array_equal(rows, divided.rows(k)["x"])
+        np.testing.assert_array_equal(np.sort(rows), population.rows(k)["x"])
+        assert divided.rows(k)["y"].tolist() == [k] * count
+
+
+def test_split_of_a_client_does_not_depend_on_the_others():
+    first = split(numbered([3, 9, 4]), validation=0.2, test=0.3, seed=5)
+    second = split(numbered([11, 9, 1]), validation=0.2, test=0.3, seed=5)
+    for name in ("train", "validation", "test"):
+        np.testing.assert_array_equal(
+            first.rows(1, name)["x"] - 3, second.rows(1, name)["x"] - 11, strict=True
+        )
+
+
+def test_split_is_seeded():
+    population = numbered([50, 50])
+    again = [split(population, test=0.5, seed=seed).fields["x"] for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(again[0], again[1])
+    assert not np.array_equal(again[0], again[2])
+    clients = split(population, test=0.5)
+    assert not np.array_equal(clients.rows(0)["x"], clients.rows(1)["x"] - 50)
+
+
+def test_split_takes_every_row_equally_often():
+    # Which of 5 rows is tested on, for 2,000 clients: false alarm 1e-6.
+    divided = split(numbered([5] * 2000), test=0.2, seed=0)
+    tested = divided.fields["x"][divided.splits["test"].start] % 5
+    observed = np.bincount(tested.astype(int), minlength=5)
+    assert scipy.stats.chisquare(observed).pvalue > 1e-6
+
+
+def test_split_keeps_the_rows_that_a_split_has_already():
+    once = split(numbered([10, 20]), test=0.2, seed=3)
+    twice = split(once, validation=0.25, seed=4)
+    for k in range(2):
+        np.testing.assert_array_equal(twice.rows(k, "test")["x"], once.rows(k, "test")["x"])
+        assert sorted(np.r_[twice.rows(k, "train")["x"], twice.rows(k, "validation")["x"]]) == (
+            sorted(once.rows(k, "train")["x"])
+        )
+    assert twice.splits["validation"].count.tolist() == [2, 4]
+    with pytest.raises(ValueError, match="has test rows already, so test must be 0"):
+        split(once, test=0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"test": 1.0}, r"test must lie in \[0, 1\), got 1.0"),
+        ({"validation": -0.1}, r"validation must lie in \[0, 1\), got -0.1"),
+        ({"test": float("nan")}, r"test must lie in \[0, 1\), got nan"),
+        ({"test": 0.5, "validation": 0.5}, "less than 1, got 0.5"),
+        ({"seed": -1}, "seed must be a non-negative integer, got -1"),
+        ({"seed": 0.5}, "seed must be a non-negative integer, got 0.5"),
+    ],
+)
+def test_split_checks_its_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        split(numbered([4]), **arguments)

@@ -1,0 +1,52 @@
+import numpy as np
+import pytest
+
+from fedjaxsim.data import Population, drop_constant_columns, load_matlab, split, unit_rows
+
+
+def population(x):
+    return Population.from_flat({"x": x, "y": np.arange(len(x))}, [1] * len(x))
+
+
+def test_constant_columns_are_dropped():
+    dropped = drop_constant_columns(population([[1, 5, 0], [1, 6, 0], [1, 5, 1]]))
+    np.testing.assert_array_equal(dropped.fields["x"], [[5, 0], [6, 0], [5, 1]])
+    np.testing.assert_array_equal(dropped.fields["y"], [0, 1, 2])
+
+
+def test_a_column_that_varies_only_between_clients_stays():
+    assert drop_constant_columns(population([[1, 2], [1, 3]])).fields["x"].tolist() == [[2], [3]]
+
+
+def test_dropping_all_columns_is_refused():
+    with pytest.raises(ValueError, match="all 2 columns of x are constant"):
+        drop_constant_columns(population([[1, 2], [1, 2]]))
+
+
+def test_rows_get_norm_one_and_zero_rows_stay():
+    x = np.array([[3, 4], [0, 0], [0, -2], [1e-30, 0], [3e30, 4e30]], np.float32)
+    unit = unit_rows(population(x)).fields["x"]
+    expected = [[0.6, 0.8], [0, 0], [0, -1], [1, 0], [0.6, 0.8]]
+    np.testing.assert_allclose(unit, expected, rtol=1e-6)
+    assert unit.dtype == np.float32
+
+
+def test_splits_and_names_stay():
+    divided = split(Population.from_flat({"x": np.eye(4)}, [4], ["a"]), test=0.5)
+    changed = unit_rows(divided)
+    assert changed.splits is divided.splits
+    assert changed.names is divided.names
+
+
+@pytest.mark.parametrize("transform", [drop_constant_columns, unit_rows])
+def test_features_must_be_a_matrix(transform):
+    with pytest.raises(ValueError, match=r"x must have shape \(N, d\)"):
+        transform(population([1, 2]))
+    with pytest.raises(ValueError, match=r"x must have shape \(N, d\)"):
+        transform(Population.from_flat({"y": [1]}, [1]))
+
+
+def test_school(real_file):
+    school = unit_rows(drop_constant_columns(load_matlab(real_file("school/school.mat"))))
+    assert school.fields["x"].shape == (15362, 27)
+    np.testing.assert_allclose(np.linalg.norm(school.fields["x"], axis=1), 1, rtol=1e-6)
