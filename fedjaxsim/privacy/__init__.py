@@ -1,0 +1,1 @@
+"""Privacy: who takes part, the door all messages pass, and what it costs."""

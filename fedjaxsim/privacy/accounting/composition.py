@@ -1,0 +1,213 @@
+"""Which accountant describes a run, and what it says of it."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import scipy.stats
+
+from fedjaxsim.privacy.accounting import (
+    clt,
+    gaussian,
+    kov,
+    mixture,
+    pld,
+    rdp,
+    rdp_without_replacement,
+)
+from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, with_failure
+from fedjaxsim.privacy.events import Event, Scheme
+from fedjaxsim.privacy.ledger import Entry
+
+Adjacency = Literal["zero_out", "replace"]
+View = Literal["joint_dp", "released_sequence"]
+Status = Literal["exact", "upper_bound", "approximate", "none"]
+
+ADJACENCIES: tuple[Adjacency, ...] = ("zero_out", "replace")
+VIEWS: tuple[View, ...] = ("joint_dp", "released_sequence")
+
+
+class _Scope(NamedTuple):
+    """What an accountant describes."""
+
+    schemes: tuple[str, ...]
+    events: tuple[str, ...]
+    status: Status
+    adjacencies: tuple[str, ...] = ADJACENCIES
+    views: tuple[str, ...] = VIEWS
+
+
+_SCOPES = {
+    "gaussian": _Scope(("everyone", "capped"), ("gaussian",), "exact"),
+    "pld": _Scope(("poisson",), ("gaussian",), "upper_bound"),
+    "rdp": _Scope(("poisson",), ("gaussian",), "upper_bound", adjacencies=("zero_out",)),
+    "mixture": _Scope(("fixed",), ("gaussian",), "exact"),
+    "rdp_without_replacement": _Scope(
+        ("fixed",), ("gaussian",), "upper_bound", views=("released_sequence",)
+    ),
+    "kov": _Scope(("poisson", "fixed", "capped", "everyone"), ("pure",), "upper_bound"),
+    "clt": _Scope(("poisson",), ("gaussian",), "approximate", adjacencies=("zero_out",)),
+}
+
+
+def require_match(accountant: str, scheme: Scheme, event: Event) -> None:
+    """Checks that an accountant describes a sampler and a mechanism.
+
+    Raises:
+      ValueError: if there is no such accountant, or it describes something else.
+    """
+    if accountant not in _SCOPES:
+        raise ValueError(f"accountant must be one of {', '.join(_SCOPES)}, got {accountant!r}")
+    scope = _SCOPES[accountant]
+    if scheme.kind in scope.schemes and event.kind in scope.events:
+        return
+    allowed = [
+        name
+        for name, other in _SCOPES.items()
+        if scheme.kind in other.schemes and event.kind in other.events
+    ]
+    raise ValueError(
+        f"accountant {accountant!r} describes {' or '.join(scope.events)} releases under "
+        f"{' or '.join(scope.schemes)} sampling, not {event.kind!r} releases under "
+        f"{scheme.kind!r} sampling; for those use {' or '.join(allowed) or 'none: no ε is known'}"
+    )
+
+
+def overflow_probability(entries: Sequence[Entry], scheme: Scheme) -> float:
+    """τ, a bound on the probability that any Poisson cohort exceeded the capacity."""
+    if scheme.kind != "poisson":
+        return 0.0
+    excess = (
+        entry.rounds
+        * float(scipy.stats.binom.sf(scheme.capacity, scheme.clients, entry.sampling_rate))
+        for entry in entries
+    )
+    return min(1.0, math.fsum(excess))
+
+
+def effective_scheme(entries: Sequence[Entry], scheme: Scheme) -> Scheme:
+    """The scheme, with Poisson sampling at p = 1 in every round seen as everyone taking part."""
+    everyone = scheme.capacity == scheme.clients and all(e.sampling_rate == 1 for e in entries)
+    if scheme.kind == "poisson" and everyone:
+        return Scheme("everyone", scheme.clients, scheme.clients)
+    return scheme
+
+
+def check_entries(entries: Sequence[Entry], scheme: Scheme) -> None:
+    """Checks that the rounds can have come from the scheme.
+
+    Raises:
+      ValueError: if z is negative or not a number, p outside [0, 1], or p not that of the scheme.
+    """
+    for z, p, rounds in entries:
+        if not z >= 0:
+            raise ValueError(f"noise_multiplier must be at least 0, got {z}")
+        if not 0 <= p <= 1:
+            raise ValueError(f"sampling_rate must lie in [0, 1], got {p}")
+        if rounds < 0:
+            raise ValueError(f"rounds must be at least 0, got {rounds}")
+        if scheme.kind == "everyone" and p != 1:
+            raise ValueError(f"sampling_rate must be 1 where everyone takes part, got {p}")
+        fraction = scheme.capacity / scheme.clients
+        if scheme.kind == "fixed" and not math.isclose(p, fraction, rel_tol=1e-6):
+            raise ValueError(
+                f"sampling_rate must be {fraction}, the cohort's share of the clients, where "
+                f"cohorts have a fixed size, got {p}"
+            )
+
+
+def met_by_one_client(entries: Sequence[Entry], scheme: Scheme, event: Event) -> list[Entry]:
+    """The rounds that one client can have met: all, or the costliest ones up to its cap."""
+    if scheme.max_participations is None:
+        return list(entries)
+    chosen, left = [], scheme.max_participations
+    # A release costs more with less noise, or with more ε where that is what the entry holds.
+    for z, p, rounds in sorted(entries, reverse=event.kind == "pure"):
+        chosen.append(Entry(z, p, min(rounds, left)))
+        left -= chosen[-1].rounds
+    return [entry for entry in chosen if entry.rounds]
+
+
+def knows(accountant: str, adjacency: Adjacency, view: View) -> bool:
+    """Whether an accountant answers for an adjacency and a view."""
+    scope = _SCOPES[accountant]
+    return adjacency in scope.adjacencies and view in scope.views
+
+
+def default_accountants(
+    scheme: Scheme, event: Event, adjacency: Adjacency, view: View
+) -> tuple[str, ...]:
+    """All accountants that are sound here, except where one is never better than another.
+
+    The smallest of their ε is the one to report. Empty where no ε is known.
+    """
+    return tuple(
+        name
+        for name, scope in _SCOPES.items()
+        if scheme.kind in scope.schemes
+        and event.kind in scope.events
+        and scope.status != "approximate"
+        and knows(name, adjacency, view)
+    )
+
+
+def status(accountant: str) -> Status:
+    """What kind of number an accountant gives."""
+    return _SCOPES[accountant].status
+
+
+def profile(
+    entries: Sequence[Entry],
+    scheme: Scheme,
+    event: Event,
+    adjacency: Adjacency,
+    view: View,
+    accountant: str,
+) -> Profile:
+    """The privacy profile of a run, with what a cohort over capacity costs.
+
+    Args:
+      entries: the rounds.
+      scheme: how cohorts were drawn.
+      event: what one round released; of a kind "gaussian" or "pure".
+      adjacency: "zero_out": one client's messages become zero; "replace": its data changes.
+      view: "joint_dp": the adversary is all other clients, who know when they took part;
+        "released_sequence": the adversary sees only what the server published.
+      accountant: one that describes the scheme and the event.
+
+    Raises:
+      ValueError: if the accountant does not describe what is asked for.
+    """
+    require_match(accountant, scheme, event)
+    scope = _SCOPES[accountant]
+    if not knows(accountant, adjacency, view):
+        raise ValueError(
+            f"accountant {accountant!r} knows the adjacencies {', '.join(scope.adjacencies)} and "
+            f"the views {', '.join(scope.views)}, not {adjacency!r} with {view!r}"
+        )
+    check_entries(entries, scheme)
+    spent = [entry for entry in entries if entry.rounds and entry.sampling_rate > 0]
+    spent = met_by_one_client(spent, scheme, event)
+    if not spent:
+        return NOTHING
+    if accountant == "kov":
+        return kov.profile(spent)
+    if any(entry.noise_multiplier == 0 for entry in spent):
+        return Profile(lambda _: 1.0, lambda _: math.inf)
+    sensitivity = event.replace if adjacency == "replace" else event.zero_out
+    if accountant == "gaussian":
+        return gaussian.profile(gaussian.mu(spent, sensitivity))
+    if accountant == "mixture":
+        return mixture.profile(spent, scheme.capacity / scheme.clients, sensitivity)
+    if accountant == "rdp_without_replacement":
+        values = rdp_without_replacement.compose(
+            spent, scheme.capacity, scheme.clients, event.replace
+        )
+        return rdp.profile(values, rdp.INTEGER_ORDERS)
+    if accountant == "clt":
+        described = gaussian.profile(clt.mu(spent, sensitivity))
+    elif accountant == "rdp":
+        described = rdp.profile(rdp.compose(spent, sensitivity))
+    else:
+        described = pld.profile(spent, event, replace=adjacency == "replace")
+    return with_failure(described, overflow_probability(spent, scheme))

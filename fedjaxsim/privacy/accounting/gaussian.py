@@ -1,0 +1,130 @@
+"""Exact accounting of the Gaussian mechanism without sampling (Gaussian differential privacy).
+
+A sequence of Gaussian releases of which every client is part is, for the adversary, one Gaussian
+release with μ = s √(Σ rounds / z²), s the sensitivity in units of z. Its profile is exact:
+δ(ε) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2) (Balle and Wang 2018, Theorem 8; Dong, Roth and Su 2022,
+Corollary 2.13).
+"""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import erfcx, ndtr
+
+from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, smallest
+from fedjaxsim.privacy.ledger import Entry
+
+_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+
+
+def mu(entries: Iterable[Entry], sensitivity: float) -> float:
+    """μ of the composition; inf if some round had no noise.
+
+    Args:
+      entries: the rounds. Their sampling rate is not used: every client counts as taking part.
+      sensitivity: s, in units of z.
+    """
+    total = math.fsum(
+        entry.rounds / entry.noise_multiplier**2 if entry.noise_multiplier > 0 else math.inf
+        for entry in entries
+    )
+    return sensitivity * math.sqrt(total)
+
+
+def _mills(x: np.ndarray) -> np.ndarray:
+    """(1 − Φ(x)) / φ(x), without cancellation or underflow for large x."""
+    return math.sqrt(math.pi / 2) * erfcx(x / math.sqrt(2))
+
+
+def _mills_drop(x: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """_mills(x) − _mills(x + step) for step > 0."""
+    # For small steps the difference would cancel, and three-point Gauss-Legendre integration of
+    # −m'(t) = 1 − t m(t) is exact to rounding.
+    middle, reach = x + step / 2, step / 2 * math.sqrt(0.6)
+    slopes = [1 - t * _mills(t) for t in (middle - reach, middle, middle + reach)]
+    integral = step * (5 * slopes[0] + 8 * slopes[1] + 5 * slopes[2]) / 18
+    return np.where(step > 0.01, _mills(x) - _mills(x + step), integral)
+
+
+def log_delta(epsilon: float, mu: ArrayLike) -> np.ndarray:
+    """The logarithm of δ(ε) of μ-GDP, with a small relative error in δ however small δ is.
+
+    Args:
+      epsilon: ε ≥ 0.
+      mu: (...) μ > 0, finite.
+
+    Returns:
+      (...) float64.
+    """
+    mus = np.asarray(mu, np.float64)
+    a = mus / 2 - epsilon / mus
+    b = -mus / 2 - epsilon / mus
+    log_density = -a * a / 2 - _LOG_SQRT_2PI
+    # e^ε Φ(b) = φ(a) (1 − Φ(−b)) / φ(b), since e^ε φ(b) = φ(a).
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        likely = np.log(ndtr(a) - np.exp(log_density) * _mills(-b))
+        rare = log_density + np.log(_mills_drop(-a, mus))
+    return np.where(a > 1, likely, rare)
+
+
+def delta(epsilon: float, mu: float) -> float:
+    """δ(ε) of μ-GDP.
+
+    Args:
+      epsilon: ε ≥ 0.
+      mu: μ ≥ 0; inf is no protection, and δ is then 1.
+    """
+    if epsilon < 0:
+        raise ValueError(f"epsilon must be at least 0, got {epsilon}")
+    if mu == 0 or epsilon == math.inf:
+        return 0.0
+    if mu == math.inf:
+        return 1.0
+    return float(np.exp(log_delta(epsilon, mu)))
+
+
+def epsilon(delta: float, mu: float) -> float:
+    """The smallest ε ≥ 0 with δ(ε) ≤ delta, never rounded below it; inf for μ = inf.
+
+    Args:
+      delta: in (0, 1).
+      mu: μ ≥ 0.
+    """
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    if mu == 0:
+        return 0.0
+    if mu == math.inf:
+        return math.inf
+    # δ(ε) ≤ Φ(μ/2 − ε/μ) ≤ exp(−(ε/μ − μ/2)²/2) for ε ≥ μ²/2 bounds the root.
+    upper = mu * mu / 2 + mu * math.sqrt(-2 * math.log(delta))
+    return smallest(lambda value: float(log_delta(value, mu)), math.log(delta), upper)
+
+
+def profile(mu: float) -> Profile:
+    """The privacy profile of μ-GDP."""
+    if mu == 0:
+        return NOTHING
+    return Profile(lambda value: delta(value, mu), lambda value: epsilon(value, mu))
+
+
+def largest_mu(epsilon: float, delta: float) -> float:
+    """The largest μ whose profile meets (ε, δ), never rounded above it.
+
+    Args:
+      epsilon: ε ≥ 0.
+      delta: in (0, 1).
+    """
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    target = math.log(delta)
+    lower = 1.0
+    while log_delta(epsilon, lower) > target:
+        lower /= 2
+
+    def of_inverse(inverse):
+        return float(log_delta(epsilon, 1 / inverse)) if inverse > 0 else 0.0
+
+    return 1 / smallest(of_inverse, target, 1 / lower)

@@ -1,0 +1,198 @@
+"""ε inside jit: an upper bound for display, control and gradients, composed from the ledger.
+
+Plain RDP accounting at integer orders, in whatever precision the program runs in. In float32 the
+textbook sum of the RDP of a Poisson-subsampled Gaussian is wrong by half; a sum of positive terms
+is not (see `rdp`). The reported number is computed on the host, in float64, from the counts.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from fedjaxsim.privacy.accounting.composition import Adjacency
+from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS, log_binomials
+from fedjaxsim.privacy.events import Event, Scheme
+from fedjaxsim.privacy.ledger import Ledger
+
+_ALPHAS = np.array(INTEGER_ORDERS, np.float64)
+_GROUPS = (slice(0, 63), slice(63, None))
+"""Orders 2 … 64 and the few larger ones, so that no small order is padded to 1024 terms."""
+
+
+@functools.cache
+def _log_binomial_table(group: int) -> np.ndarray:
+    """Log C(α, k) for a group of orders, (orders, largest order − 1); −inf for k > α."""
+    orders = INTEGER_ORDERS[_GROUPS[group]]
+    table = np.full((len(orders), max(orders) - 1), -np.inf)
+    for row, order in zip(table, orders, strict=True):
+        row[: order - 1] = log_binomials(order)
+    return table
+
+
+_LEAST_NOISE = 0.05
+"""Where the search for a noise multiplier begins: an ε of about 200 a round."""
+
+
+def _log_expm1(x: jax.Array) -> jax.Array:
+    """The logarithm of e^x − 1 for x > 0; for large x, e^x itself would overflow."""
+    return x + jnp.log(-jnp.expm1(-x))
+
+
+def poisson_rdp(noise_multiplier: jax.Array, sampling_rate: jax.Array) -> jax.Array:
+    """RDP of one round of Poisson sampling and Gaussian noise at INTEGER_ORDERS, (72,).
+
+    Args:
+      noise_multiplier: () z > 0.
+      sampling_rate: () p in [0, 1].
+    """
+    z = noise_multiplier
+    alphas = jnp.asarray(_ALPHAS, z.dtype)
+    sampled = (sampling_rate > 0) & (sampling_rate < 1)
+    p = jnp.where(sampled, sampling_rate, 0.5)
+    logs = []
+    for index, group in enumerate(_GROUPS):
+        table = _log_binomial_table(index).astype(z.dtype)
+        k = jnp.arange(2, table.shape[1] + 2, dtype=z.dtype)
+        cost = _log_expm1(k * (k - 1) / (2 * z**2)) + k * jnp.log(p)
+        absent = jnp.maximum(alphas[group][:, None] - k, 0) * jnp.log1p(-p)
+        logs.append(jax.nn.logsumexp(table + absent + cost, axis=1))
+    amplified = jax.nn.softplus(jnp.concatenate(logs)) / (alphas - 1)
+    everyone = jnp.where(sampling_rate >= 1, alphas / (2 * z**2), 0.0)
+    return jnp.where(sampled, amplified, everyone)
+
+
+def _round_rdp(
+    z: jax.Array, p: jax.Array, scheme: Scheme, event: Event, adjacency: Adjacency
+) -> jax.Array:
+    """RDP of one round at INTEGER_ORDERS, (72,), for z > 0."""
+    alphas = jnp.asarray(_ALPHAS, z.dtype)
+    if event.kind == "pure":
+        # Bun and Steinke 2016, Proposition 3.3; z is the ε of the round.
+        return jnp.minimum(alphas * z**2 / 2, z)
+    scaled = z / (event.replace if adjacency == "replace" else event.zero_out)
+    if scheme.kind == "poisson":
+        return poisson_rdp(scaled, p)
+    if scheme.kind == "fixed" and scheme.capacity < scheme.clients:
+        # Others know when the client took part: E[e^x] over whether it did.
+        odds = np.log(scheme.capacity / scheme.clients)
+        exponent = alphas * (alphas - 1) / (2 * scaled**2)
+        return jax.nn.softplus(odds + _log_expm1(exponent)) / (alphas - 1)
+    return alphas / (2 * scaled**2)
+
+
+def epsilon_from_rdp(rdp: jax.Array, delta: ArrayLike) -> jax.Array:
+    """The smallest ε ≥ 0 that RDP at INTEGER_ORDERS certifies at δ (see `rdp.epsilon`).
+
+    Args:
+      rdp: (72,).
+      delta: () in (0, 1).
+    """
+    alphas = _ALPHAS.astype(rdp.dtype)
+    delta = jnp.asarray(delta, rdp.dtype)
+    values = rdp + np.log1p(-1 / alphas) - (jnp.log(delta) + np.log(alphas)) / (alphas - 1)
+    # The margin keeps rounding from calling a small ε zero.
+    nothing = jnp.any(0.9999 * delta**2 > -jnp.expm1(-rdp))
+    return jnp.where(nothing, 0.0, jnp.maximum(jnp.min(values), 0.0))
+
+
+def epsilon_in_jit(
+    ledger: Ledger,
+    delta: ArrayLike,
+    scheme: Scheme,
+    event: Event,
+    adjacency: Adjacency = "zero_out",
+) -> jax.Array:
+    """An upper bound on the joint-DP ε spent so far, () in the ledger's precision; inf where none.
+
+    Safe under jit, vmap and scan, and differentiable in the ledger's z. About 10⁴ exponentials for
+    each place of the ledger.
+
+    Args:
+      ledger: the rounds so far.
+      delta: () δ in (0, 1).
+      scheme: how cohorts are drawn. What cohorts over capacity cost is not included.
+      event: what one round releases.
+      adjacency: "replace" only where sampling amplifies nothing.
+
+    Raises:
+      ValueError: for "replace" under Poisson sampling, whose RDP is not known here.
+    """
+    dtype = ledger.noise_multiplier.dtype
+    if event.kind == "none":
+        return jnp.zeros((), dtype)
+    if event.kind == "unprotected":
+        return jnp.full((), jnp.inf, dtype)
+    if adjacency == "replace" and scheme.kind == "poisson" and event.kind == "gaussian":
+        raise ValueError("adjacency must be zero_out for RDP under poisson sampling, got replace")
+    counts = ledger.rounds
+    valid = (ledger.noise_multiplier > 0) & jnp.isfinite(ledger.noise_multiplier)
+    z = jnp.where((counts > 0) & valid, ledger.noise_multiplier, 1.0)
+    rdp = jax.vmap(lambda z, p: _round_rdp(z, p, scheme, event, adjacency))(z, ledger.sampling_rate)
+    if scheme.max_participations is not None:
+        # Whichever rounds a client is in, they cost at most the costliest as often as allowed.
+        total = jnp.minimum(jnp.sum(counts), scheme.max_participations)
+        spent = total.astype(dtype) * jnp.max(jnp.where(counts[:, None] > 0, rdp, 0.0), axis=0)
+    else:
+        spent = counts.astype(dtype) @ rdp
+    known = jnp.all(valid | (counts == 0)) & ~ledger.overflowed
+    return jnp.where(known, epsilon_from_rdp(spent, delta), jnp.inf)
+
+
+def _epsilon_of_plan(
+    noise_multiplier: jax.Array, delta: jax.Array, sampling_rate: jax.Array, rounds: jax.Array
+) -> jax.Array:
+    rdp = rounds * poisson_rdp(noise_multiplier, sampling_rate)
+    return epsilon_from_rdp(rdp, delta)
+
+
+@jax.custom_jvp
+def _inverse(
+    epsilon: jax.Array, delta: jax.Array, sampling_rate: jax.Array, rounds: jax.Array
+) -> jax.Array:
+    # Even when everyone takes part, z = √T (√(2 log 1/δ) + 1) (1 + 1/ε) is enough.
+    enough = jnp.sqrt(rounds) * (jnp.sqrt(-2 * jnp.log(delta)) + 1) * (1 + 1 / epsilon)
+
+    def halve(_, ends):
+        lower, upper = ends
+        middle = (lower + upper) / 2
+        costs = _epsilon_of_plan(jnp.exp(middle), delta, sampling_rate, rounds)
+        return jnp.where(costs > epsilon, middle, lower), jnp.where(costs > epsilon, upper, middle)
+
+    ends = jnp.full_like(enough, np.log(_LEAST_NOISE)), jnp.log(4 * enough)
+    steps = 30 if enough.dtype == jnp.float32 else 60
+    return jnp.exp(jax.lax.fori_loop(0, steps, halve, ends)[1])
+
+
+@_inverse.defjvp
+def _inverse_jvp(primals, tangents):
+    epsilon, delta, sampling_rate, rounds = primals
+    z = _inverse(epsilon, delta, sampling_rate, rounds)
+    slopes = jax.grad(_epsilon_of_plan, argnums=(0, 1, 2, 3))(z, delta, sampling_rate, rounds)
+    # ε(z, δ, p, T) = ε along the solution, so ε_z dz = dε − ε_δ dδ − ε_p dp − ε_T dT.
+    other = sum(slope * tangent for slope, tangent in zip(slopes[1:], tangents[1:], strict=True))
+    return z, (tangents[0] - other) / slopes[0]
+
+
+def noise_multiplier_in_jit(
+    epsilon: ArrayLike, delta: ArrayLike, sampling_rate: ArrayLike, rounds: ArrayLike
+) -> jax.Array:
+    """The z at which T equal rounds meet (ε, δ) by the RDP bound, for zero-out adjacency, ().
+
+    For sweeps and gradients over privacy targets: safe under jit and vmap, and differentiable in
+    all four arguments, forward and backward (by the implicit function theorem). It asks for more
+    noise than `calibration.noise_multiplier`, because RDP at integer orders is a looser bound, and
+    in float32 it may miss it by 1e-4: what a run reports is computed from its ledger.
+
+    Args:
+      epsilon: () target ε > 0; above about log(1/δ)/1000, which is what the largest order allows.
+      delta: () δ in (0, 1).
+      sampling_rate: () p in (0, 1] of Poisson sampling; at p = 1 its derivative is taken to be 0.
+      rounds: () T > 0, a float so that it has a derivative.
+    """
+    values = jnp.broadcast_arrays(
+        *(jnp.asarray(value, float) for value in (epsilon, delta, sampling_rate, rounds))
+    )
+    return _inverse(*values)

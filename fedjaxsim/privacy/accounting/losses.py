@@ -1,0 +1,112 @@
+"""The privacy losses of one Poisson-sampled Gaussian release, on a grid, rounded pessimistically.
+
+Each cell of the grid is emptied to its two ends so that both distributions keep their mass
+("connect the dots", Doroshenko et al. 2022): of all pessimistic roundings the tightest. Splitting
+the mass of cells, rather than differencing δ(ε) twice, keeps the total mass exact: excess of 1e-8 a
+round, which the differences have, is 10 % after 10⁷ rounds.
+"""
+
+import math
+
+import numpy as np
+from dp_accounting.pld.pld_pmf import DensePLDPmf
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from scipy.special import ndtr
+
+_TAIL = 10.0
+"""Standard deviations beyond which losses count as infinite (probability 1e-23 a round)."""
+
+
+def largest_loss(z: float, p: float) -> float:
+    """The loss of one release where the grid ends, for noise multiplier z and sampling rate p."""
+    exponent = _TAIL / z + 1 / (2 * z**2)
+    return math.log1p(p * math.expm1(exponent)) if exponent < 700 else exponent + math.log(p)
+
+
+def _cell_masses(edges: np.ndarray, mean: float) -> np.ndarray:
+    """The mass of N(mean, 1) between neighbouring edges, (n + 1,) -> (n,), exact in both tails."""
+    x = edges - mean
+    upper_half = x[:-1] > 0
+    return np.where(upper_half, ndtr(-x[:-1]) - ndtr(-x[1:]), ndtr(x[1:]) - ndtr(x[:-1]))
+
+
+def _round_up(
+    upper: np.ndarray, lower: np.ndarray, first: int, interval: float, infinite: float
+) -> DensePLDPmf:
+    """Empties cells to their ends, keeping the mass of both distributions.
+
+    Args:
+      upper: (n,) mass, in each cell, of the distribution that the loss is drawn from.
+      lower: (n,) mass of the other one.
+      first: the lower end of the first cell, in intervals; losses rise from cell to cell.
+      interval: the width of a cell.
+      infinite: the mass of `upper` above the last cell.
+    """
+    losses = interval * (first + np.arange(len(upper)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        to_upper_end = (upper - np.exp(losses) * lower) / -math.expm1(-interval)
+    # Where masses underflow the split is unknown, and the upper end is the safe one.
+    known = (losses < 700) & (lower > 1e-290)
+    to_upper_end = np.where(known, np.clip(to_upper_end, 0, upper), upper)
+    masses = np.zeros(len(upper) + 1)
+    masses[1:] += to_upper_end
+    masses[:-1] += upper - to_upper_end
+    # Composition divides by masses; adding 1e-250 costs nothing and cannot overflow there.
+    return DensePLDPmf(interval, first, masses + 1e-250, infinite, True)
+
+
+def _edges_zero_out(losses: np.ndarray, z: float, p: float) -> np.ndarray:
+    """Where log(1 − p + p e^(x/z − 1/(2z²))) takes each of these values; −inf below its range."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        odds = np.where(losses < 30, np.log(np.maximum(np.expm1(losses) + p, 0)), losses)
+    return z * (odds - math.log(p)) + 1 / (2 * z)
+
+
+def _edges_replace(losses: np.ndarray, z: float, p: float) -> np.ndarray:
+    """Where the log ratio of the mixtures around +1 and −1 takes each of these values."""
+    half = np.abs(losses) / 2
+    with np.errstate(divide="ignore"):
+        # log of (1 − p)/p e^(1/(2z²)) sinh(|loss|/2)
+        log_sinh = math.log1p(-p) - math.log(p) + 1 / (2 * z**2) + half
+        log_sinh += np.log(-np.expm1(-2 * half)) - math.log(2)
+    asinh = np.where(
+        log_sinh < 20, np.arcsinh(np.exp(np.minimum(log_sinh, 20))), log_sinh + math.log(2)
+    )
+    return z * np.sign(losses) * (half + asinh)
+
+
+def one_round(z: float, p: float, replace: bool, interval: float) -> PrivacyLossDistribution:
+    """The privacy loss distribution of one release, for 0 < p < 1.
+
+    The pair is N(0, z²) against (1−p) N(0, z²) + p N(1, z²), in both directions, or, where a client
+    is replaced, (1−p) N(0, z²) + p N(±1, z²).
+
+    Args:
+      z: the noise multiplier, in units of the norm of one message.
+      p: the sampling rate.
+      replace: which of the two pairs.
+      interval: the width of the grid, in nats.
+    """
+    shift = 1 / z
+    top = largest_loss(z, p)
+    if replace:
+        last = math.ceil(top / interval) + math.ceil(-math.log1p(-p) / interval) + 1
+        first = -last
+        edges = _edges_replace(interval * np.arange(first, last + 1), z, p)
+    else:
+        last = math.ceil(top / interval)
+        first = math.floor(math.log1p(-p) / interval)
+        edges = _edges_zero_out(interval * np.arange(first, last + 1), z, p)
+    absent, present = _cell_masses(edges, 0.0), _cell_masses(edges, shift)
+    mixed = (1 - p) * absent + p * present
+    above = (1 - p) * ndtr(-edges[-1]) + p * ndtr(shift - edges[-1])
+    if replace:
+        # The other distribution is the mirror image, and so is the grid.
+        return PrivacyLossDistribution(_round_up(mixed, mixed[::-1], first, interval, float(above)))
+    remove = _round_up(mixed, absent, first, interval, float(above))
+    # Losses change sign with the direction, so the cells come in the opposite order. What lies
+    # above the last cell now has the smallest loss, and is lifted to that cell.
+    lifted = absent[::-1].copy()
+    lifted[0] += ndtr(-edges[-1])
+    add = _round_up(lifted, mixed[::-1], -last, interval, 0.0)
+    return PrivacyLossDistribution(remove, add)

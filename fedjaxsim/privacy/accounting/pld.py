@@ -1,0 +1,123 @@
+"""The number that is reported under Poisson sampling: numerical composition of privacy losses.
+
+Privacy loss distributions (Koskela et al. 2020) of dp_accounting, discretized pessimistically
+("connect the dots", Doroshenko et al. 2022), so ε is an upper bound that is tight to a few units of
+the grid. Zero-out adjacency has the numbers of add/remove: a client that is not drawn and a client
+whose message is zero look the same.
+
+Replacing a client is the pair (1−p) N(0, z²) + p N(±1, z²): the two messages are opposite. That is
+the worst case. For messages a, b of norm at most 1, pad both to norm 1 with orthogonal coordinates,
+and let a point the first axis. The best test of a against a mixture of 0 and b, averaged over the
+other axes' noise, is as good against 0 and −a: moving the output by a + b scales the likelihood
+ratio of a by e^(1+⟨a, b⟩) and that of b by no more. So sensitivities below 2 gain nothing here, as
+whether a client took part leaks through the direction that a and b share.
+
+dp_accounting wants z relative to *one* message for this relation and doubles it inside, for Poisson
+sampling. (Its RDP accountant reads the same relation as fixed-size sampling, with z relative to the
+distance of the two.)
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+from fedjaxsim.privacy.accounting import gaussian, losses, rdp
+from fedjaxsim.privacy.accounting.profile import NOTHING, Profile
+from fedjaxsim.privacy.events import Event
+from fedjaxsim.privacy.ledger import Entry
+
+INTERVAL = 1e-4
+"""The grid of privacy losses, in nats, unless rounds are too cheap or too many for it."""
+_MOST_POINTS = 6e6
+_MOST_POINTS_OF_ONE_ROUND = 1e6
+_MOST_GROUPS = 32
+
+
+@functools.lru_cache(maxsize=4 * _MOST_GROUPS)
+def _one_round(z: float, p: float, replace: bool, interval: float) -> PrivacyLossDistribution:
+    """Cached, as ε is asked for after every evaluation of a run."""
+    return losses.one_round(z, p, replace, interval)
+
+
+def _interval(entries: Sequence[Entry]) -> float:
+    """The grid, a power of two times INTERVAL, so that rounds of one run share it.
+
+    Pessimistic rounding adds about interval²/6 to the variance of the losses of each round: the
+    grid is made finer where that would be more than 0.1 % of the truth, and coarser where the
+    losses would not fit into memory.
+    """
+    rounds = sum(entry.rounds for entry in entries)
+    variance = sum(n * p**2 * math.expm1(min(z**-2, 50.0)) for z, p, n in entries)
+    fine = math.floor(math.log2(0.08 * math.sqrt(variance / rounds) / INTERVAL))
+    one_round = max(losses.largest_loss(z, p) for z, p, _ in entries)
+    together = max(one_round, rdp.epsilon(rdp.compose(entries), 1e-15))
+    smallest = max(2 * one_round / _MOST_POINTS_OF_ONE_ROUND, 2 * together / _MOST_POINTS)
+    coarse = math.ceil(math.log2(smallest / INTERVAL))
+    return INTERVAL * 2.0 ** max(min(fine, 0), coarse)
+
+
+def _merge(entries: Sequence[Entry]) -> list[Entry]:
+    """At most _MOST_GROUPS groups of rounds per sampling rate, each with the smallest z in it.
+
+    Less noise only costs more, so the result stays an upper bound; it is exact up to _MOST_GROUPS
+    different entries.
+    """
+    if len(entries) <= _MOST_GROUPS:
+        return list(entries)
+    smallest = min(entry.noise_multiplier for entry in entries)
+    largest = max(entry.noise_multiplier for entry in entries)
+    width = math.log(largest / smallest) / _MOST_GROUPS or 1.0
+    groups: dict[tuple[float, int], Entry] = {}
+    for z, p, rounds in sorted(entries):
+        place = (p, min(int(math.log(z / smallest) / width), _MOST_GROUPS - 1))
+        first = groups.setdefault(place, Entry(z, p, 0))
+        groups[place] = first._replace(rounds=first.rounds + rounds)
+    return list(groups.values())
+
+
+def profile(entries: Sequence[Entry], event: Event, replace: bool) -> Profile:
+    """The privacy profile of Poisson-sampled Gaussian releases.
+
+    Args:
+      entries: the rounds, with z > 0. Rounds of which every client is part (p = 1) are composed
+        exactly; a ledger of such rounds alone needs no grid.
+      event: the sensitivities of one release.
+      replace: whether a client's data is replaced, or its message zeroed.
+    """
+    everyone = [entry for entry in entries if entry.sampling_rate == 1]
+    mu = gaussian.mu(everyone, event.replace if replace else event.zero_out)
+    sampled = [
+        entry._replace(noise_multiplier=entry.noise_multiplier / event.zero_out)
+        for entry in entries
+        if 0 < entry.sampling_rate < 1 and entry.noise_multiplier < math.inf
+    ]
+    if not sampled:
+        return gaussian.profile(mu) if mu > 0 else NOTHING
+    interval = _interval(sampled)
+    composed = None
+    for z, p, rounds in _merge(sampled):
+        several = _one_round(z, p, replace, interval).self_compose(rounds)
+        composed = several if composed is None else composed.compose(several)
+    assert composed is not None
+    if mu > 0:
+        composed = composed.compose(
+            privacy_loss_distribution.from_gaussian_mechanism(
+                1 / mu, value_discretization_interval=interval
+            )
+        )
+
+    # Powers of a Fourier transform carry its rounding errors once for each round.
+    rounding = math.ldexp(sum(entry.rounds for entry in sampled), -50)
+
+    def delta(epsilon):
+        value = float(composed.get_delta_for_epsilon(epsilon)) + rounding
+        return min(1.0, max(0.0, value))
+
+    def epsilon(target):
+        left = target - rounding
+        return float(composed.get_epsilon_for_delta(left)) if left > 0 else math.inf
+
+    return Profile(delta, epsilon)

@@ -1,0 +1,77 @@
+"""The privacy profile: what every accountant hands back, as two functions inverse to each other."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+from scipy.optimize import brentq
+
+
+class Profile(NamedTuple):
+    """How ε and δ trade against each other for one composed sequence of releases.
+
+    Attributes:
+      delta: ε ≥ 0 (nats) -> the δ at that ε, in [0, 1].
+      epsilon: δ in (0, 1) -> the smallest ε ≥ 0 that is certified at δ; inf where there is none.
+    """
+
+    delta: Callable[[float], float]
+    epsilon: Callable[[float], float]
+
+
+NOTHING = Profile(delta=lambda epsilon: 0.0, epsilon=lambda delta: 0.0)
+"""The profile of nothing released."""
+
+
+def smallest(
+    function: Callable[[float], float], target: float, upper: float, lower: float = 0.0
+) -> float:
+    """The smallest x in [lower, upper] where a decreasing function is at most the target.
+
+    Never rounded to the side where it is more.
+
+    Args:
+      function: decreasing on [lower, upper].
+      target: at least function(upper).
+      upper: where to stop looking.
+      lower: where to begin.
+    """
+    if function(lower) <= target:
+        return lower
+    root = float(cast(Any, brentq(lambda x: function(x) - target, lower, upper, xtol=1e-300)))
+    step = 1e-15
+    while root < upper and function(root) > target:
+        root, step = min(upper, root * (1 + step)), 2 * step
+    return root
+
+
+def with_failure(profile: Profile, probability: float) -> Profile:
+    """The profile of a mechanism that is only within total variation τ of the described one.
+
+    If two mechanisms differ by at most τ in total variation, δ'(ε) ≤ δ(ε) + (1 + e^ε) τ: τ once for
+    each of the two neighbouring inputs.
+
+    Args:
+      profile: of the described mechanism.
+      probability: τ in [0, 1], such as the probability that any cohort exceeds the capacity.
+    """
+    if probability == 0:
+        return profile
+
+    def delta(epsilon):
+        return min(1.0, profile.delta(epsilon) + (1 + math.exp(min(epsilon, 700.0))) * probability)
+
+    def epsilon(target):
+        if 2 * probability >= target:
+            return math.inf
+        # What failure costs at ε = 0 gives a lower end; from there ε climbs until the growing cost
+        # of failure is met, or alone exceeds the target.
+        low, step = profile.epsilon(target - 2 * probability), 1e-9
+        high = low
+        while delta(high) > target:
+            low, high, step = high, high + step, 4 * step
+            if (1 + math.exp(min(high, 700.0))) * probability >= target:
+                return math.inf
+        return smallest(delta, target, high, low)
+
+    return Profile(delta, epsilon)

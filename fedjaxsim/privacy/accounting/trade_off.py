@@ -1,0 +1,95 @@
+"""Trade-off curves: how well any test can tell whether one client's data was used.
+
+The curve gives the smallest type II error (missing that it was used) of a test with a given type I
+error (Dong, Roth and Su 2022). Perfect privacy is the line 1 − α.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import ndtr, ndtri
+
+from fedjaxsim.privacy.accounting import composition, gaussian
+from fedjaxsim.privacy.accounting.composition import Adjacency, View
+from fedjaxsim.privacy.accounting.profile import Profile
+from fedjaxsim.privacy.events import Event, Scheme
+from fedjaxsim.privacy.ledger import Entry
+
+_SLOPES = 129
+
+
+def of_gaussian(mu: float, type_one: ArrayLike) -> np.ndarray:
+    """Φ(Φ⁻¹(1 − α) − μ), the exact curve of μ-GDP.
+
+    Args:
+      mu: μ ≥ 0.
+      type_one: (...) α in [0, 1].
+    """
+    alphas = np.asarray(type_one, np.float64)
+    return np.zeros_like(alphas) if mu == np.inf else ndtr(-ndtri(alphas) - mu)
+
+
+def of_profile(profile: Profile, type_one: ArrayLike) -> np.ndarray:
+    """The curve that a privacy profile certifies, from below.
+
+    Each (ε, δ(ε)) allows nothing below the lines 1 − δ − e^ε α and e^−ε (1 − δ − α); the curve is
+    the highest of all of them on a grid of ε that is denser near 0 and ends where δ is 1e-8.
+
+    Args:
+      profile: δ(ε).
+      type_one: (...) α in [0, 1].
+
+    Returns:
+      (...) type II errors, convex and decreasing in α, never more than 1 − α.
+    """
+    alphas = np.asarray(type_one, np.float64)
+    end = min(profile.epsilon(1e-8), 50.0)
+    curve = np.zeros_like(alphas)
+    for epsilon in end * np.linspace(0, 1, _SLOPES) ** 1.5:
+        reached = 1 - profile.delta(epsilon)
+        steep, flat = reached - np.exp(epsilon) * alphas, np.exp(-epsilon) * (reached - alphas)
+        curve = np.maximum(curve, np.maximum(steep, flat))
+    return curve
+
+
+def trade_off(
+    entries: Sequence[Entry],
+    scheme: Scheme,
+    event: Event,
+    type_one: ArrayLike,
+    adjacency: Adjacency = "zero_out",
+    view: View = "joint_dp",
+) -> np.ndarray:
+    """The smallest type II error that the reported guarantee leaves to any test.
+
+    Args:
+      entries: the rounds.
+      scheme: how cohorts were drawn.
+      event: what one round released.
+      type_one: (...) α in [0, 1].
+      adjacency: "zero_out" or "replace".
+      view: "joint_dp" or "released_sequence".
+
+    Returns:
+      (...) type II errors; all 0 where nothing is guaranteed.
+
+    Raises:
+      ValueError: if a type I error lies outside [0, 1].
+    """
+    alphas = np.asarray(type_one, np.float64)
+    if not np.all((alphas >= 0) & (alphas <= 1)):
+        raise ValueError(f"type_one must lie in [0, 1], got {type_one}")
+    if event.kind == "none" or not entries:
+        return 1 - alphas
+    described = composition.effective_scheme(entries, scheme)
+    names = composition.default_accountants(described, event, adjacency, view)
+    if names == ("gaussian",):
+        sensitivity = event.replace if adjacency == "replace" else event.zero_out
+        spent = composition.met_by_one_client(entries, described, event)
+        return of_gaussian(gaussian.mu(spent, sensitivity), alphas)
+    curve = np.zeros_like(alphas)
+    for name in names:
+        profile = composition.profile(entries, described, event, adjacency, view, name)
+        curve = np.maximum(curve, of_profile(profile, alphas))
+    return curve

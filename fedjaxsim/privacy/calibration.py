@@ -1,0 +1,250 @@
+"""Finding the noise, the number of rounds or the sampling rate that a privacy target allows.
+
+All three use the accountants whose number is reported, overflow of cohorts included, and never
+exceed the target: what they return was checked in float64 at the very float32 value returned.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from fedjaxsim.privacy.accounting import composition, rdp
+from fedjaxsim.privacy.accounting.composition import Adjacency, View
+from fedjaxsim.privacy.events import Event, Scheme
+from fedjaxsim.privacy.ledger import Entry
+
+TOLERANCE = 1e-3
+"""How far below the target, relative to it, the ε of a calibrated run may lie."""
+_MOST_ROUNDS = int(np.iinfo(np.int32).max)
+_GAUSSIAN = Event("gaussian")
+
+
+def spent(
+    noise_multiplier: float,
+    sampling_rate: float,
+    rounds: int,
+    delta: float,
+    scheme: Scheme,
+    event: Event = _GAUSSIAN,
+    adjacency: Adjacency = "zero_out",
+    view: View = "joint_dp",
+) -> float:
+    """The ε that a planned run of equal rounds will report; inf where nothing is guaranteed.
+
+    Args:
+      noise_multiplier: z (for "pure" events, the ε of one round).
+      sampling_rate: p; the cohort's share of the clients where cohorts have a fixed size.
+      rounds: T.
+      delta: δ in (0, 1).
+      scheme: how cohorts are drawn.
+      event: what one round releases.
+      adjacency: "zero_out" or "replace".
+      view: "joint_dp" or "released_sequence".
+
+    Raises:
+      ValueError: if δ lies outside (0, 1) or no accountant describes the scheme and the event.
+    """
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    if event.kind == "none":
+        return 0.0
+    entries = [Entry(noise_multiplier, sampling_rate, rounds)]
+    described = composition.effective_scheme(entries, scheme)
+    names = composition.default_accountants(described, event, adjacency, view)
+    if not names:
+        raise ValueError(f"no accountant describes {event.kind!r} releases")
+    return min(
+        composition.profile(entries, described, event, adjacency, view, name).epsilon(delta)
+        for name in names
+    )
+
+
+def _check(epsilon: float, delta: float, event: Event) -> None:
+    if not (epsilon > 0 and math.isfinite(epsilon)):
+        raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    if event.kind != "gaussian":
+        raise ValueError(f"only gaussian releases have noise to calibrate, got {event.kind!r}")
+
+
+def _as_drawn(sampling_rate: float) -> float:
+    """The sampling rate, or its float32 neighbour where that is larger: what may be charged."""
+    if not 0 < sampling_rate <= 1:
+        raise ValueError(f"sampling_rate must lie in (0, 1], got {sampling_rate}")
+    return min(1.0, max(sampling_rate, float(np.float32(sampling_rate))))
+
+
+def _search(
+    cost: Callable[[float], float],
+    epsilon: float,
+    start: float,
+    power: float,
+    most: float = math.inf,
+    tolerance: float = TOLERANCE,
+) -> float | None:
+    """A float32 value x ≤ most whose cost lies in [(1 − tolerance) ε, ε], by secants in logs.
+
+    Args:
+      cost: x -> ε, monotone.
+      epsilon: the target.
+      start: where to begin.
+      power: roughly, cost ∝ x^power; its sign is taken to be right.
+      most: the largest x allowed.
+      tolerance: see above.
+
+    Returns:
+      x; where the cost jumps over the interval, the last x found below it; None if every x tried
+      costs too much.
+    """
+    aim = math.log(epsilon) + math.log1p(-tolerance / 2)
+    good = bad = best = previous = None
+    slope, u = power, math.log(min(start, most))
+    for _ in range(80):
+        x = min(most, float(np.float32(math.exp(u))))
+        value = cost(x)
+        if value <= epsilon:
+            good, best = u, x
+            if value >= (1 - tolerance) * epsilon or (x == most and power > 0):
+                return x
+        else:
+            bad = u
+        level = math.log(value) if 0 < value < math.inf else aim + (3 if value > epsilon else -3)
+        if previous is not None and u != previous[0]:
+            secant = (level - previous[1]) / (u - previous[0])
+            slope = math.copysign(min(max(abs(secant), 0.2), 50.0), power)
+        previous = u, level
+        u = min(u + (aim - level) / slope, math.log(most))
+        if good is not None and bad is not None:
+            if abs(good - bad) < 1e-5:
+                break
+            if not min(good, bad) < u < max(good, bad):
+                u = (good + bad) / 2
+    return best
+
+
+def noise_multiplier(
+    epsilon: float,
+    delta: float,
+    *,
+    rounds: int,
+    sampling_rate: float,
+    scheme: Scheme,
+    event: Event = _GAUSSIAN,
+    adjacency: Adjacency = "zero_out",
+    view: View = "joint_dp",
+) -> float:
+    """The smallest z whose whole run reports at most (ε, δ): ε is met to 0.1 %, never exceeded.
+
+    Args:
+      epsilon: target ε > 0.
+      delta: total δ in (0, 1).
+      rounds: T ≥ 1.
+      sampling_rate: p in (0, 1].
+      scheme: how cohorts are drawn; its capacity is part of the price.
+      event: what one round releases.
+      adjacency: "zero_out" or "replace".
+      view: "joint_dp" or "released_sequence".
+
+    Raises:
+      ValueError: for values outside these ranges, or if cohorts exceed the capacity so often that
+        no noise is enough.
+    """
+    _check(epsilon, delta, event)
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    p = _as_drawn(sampling_rate)
+
+    def cost(z):
+        return spent(z, p, rounds, delta, scheme, event, adjacency, view)
+
+    overflow = composition.overflow_probability([Entry(1.0, p, rounds)], scheme)
+    if 2 * overflow >= delta:
+        raise ValueError(
+            f"capacity {scheme.capacity} is exceeded with probability up to {overflow:.2g} in "
+            f"{rounds} rounds at sampling_rate {sampling_rate}: no noise can meet delta {delta}"
+        )
+
+    def bound(z):
+        values = rdp.compose([Entry(z, p, rounds)], event.zero_out, rdp.INTEGER_ORDERS)
+        return rdp.epsilon(values, delta, rdp.INTEGER_ORDERS)
+
+    start = _search(bound, epsilon, p * math.sqrt(rounds) / epsilon + 0.5, -1.0, tolerance=0.05)
+    z = _search(cost, epsilon, start or 1.0, -1.2)
+    if z is None:
+        raise ValueError(f"no noise_multiplier was found for epsilon {epsilon} at delta {delta}")
+    return z
+
+
+def rounds(
+    epsilon: float,
+    delta: float,
+    *,
+    noise_multiplier: float,
+    sampling_rate: float,
+    scheme: Scheme,
+    event: Event = _GAUSSIAN,
+    adjacency: Adjacency = "zero_out",
+    view: View = "joint_dp",
+) -> int:
+    """The largest number of rounds that reports at most (ε, δ); 0 if one round is too many.
+
+    At most 2³¹ − 1, which is what a ledger counts to. Arguments as for `noise_multiplier`.
+    """
+    _check(epsilon, delta, event)
+    if not noise_multiplier > 0:
+        raise ValueError(f"noise_multiplier must be positive, got {noise_multiplier}")
+    p = _as_drawn(sampling_rate)
+
+    def meets(count):
+        return spent(noise_multiplier, p, count, delta, scheme, event, adjacency, view) <= epsilon
+
+    good, bad = 0, 1
+    while meets(bad):
+        good = bad
+        if bad == _MOST_ROUNDS:
+            return bad
+        bad = min(4 * bad, _MOST_ROUNDS)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if meets(middle) else (good, middle)
+    return good
+
+
+def sampling_rate(
+    epsilon: float,
+    delta: float,
+    *,
+    noise_multiplier: float,
+    rounds: int,
+    scheme: Scheme,
+    event: Event = _GAUSSIAN,
+    adjacency: Adjacency = "zero_out",
+    view: View = "joint_dp",
+) -> float:
+    """The largest p of Poisson sampling that reports at most (ε, δ).
+
+    It meets ε to 0.1 %, unless everyone can take part or the capacity allows no larger p.
+    Arguments as for `noise_multiplier`.
+
+    Raises:
+      ValueError: for any other scheme than "poisson", and if no p of at least 2⁻³² suffices.
+    """
+    _check(epsilon, delta, event)
+    if scheme.kind != "poisson":
+        raise ValueError(f"scheme must be poisson to have a sampling rate, got {scheme.kind!r}")
+    if not noise_multiplier > 0:
+        raise ValueError(f"noise_multiplier must be positive, got {noise_multiplier}")
+
+    def cost(p):
+        return spent(noise_multiplier, p, rounds, delta, scheme, event, adjacency, view)
+
+    start = min(1.0, epsilon * noise_multiplier / math.sqrt(rounds))
+    p = _search(cost, epsilon, start, 1.0, most=1.0)
+    if p is None or p < 2.0**-32:
+        raise ValueError(
+            f"no sampling_rate meets epsilon {epsilon} at delta {delta} with noise_multiplier "
+            f"{noise_multiplier} in {rounds} rounds"
+        )
+    return p

@@ -1,0 +1,93 @@
+"""What an accountant must know of a sampler and of a mechanism: two small static descriptions."""
+
+import dataclasses
+import math
+from typing import Literal
+
+SchemeKind = Literal["poisson", "fixed", "capped", "everyone"]
+EventKind = Literal["gaussian", "pure", "none", "unprotected"]
+
+_SCHEMES = ("poisson", "fixed", "capped", "everyone")
+_EVENTS = ("gaussian", "pure", "none", "unprotected")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """Who takes part in a round.
+
+    Attributes:
+      kind: "poisson": each client independently with the probability p that the ledger was charged;
+        "fixed": a uniformly random cohort of exactly `capacity` clients; "capped": cohorts that
+        follow a publicly known schedule (such as passes over the population), in which no client
+        takes part more than `max_participations` times in the whole run; "everyone": all clients,
+        in every round.
+      clients: m, the size of the population, public.
+      capacity: B, the largest cohort that a round can hold. A Poisson cohort that exceeds it loses
+        members; the probability of that is part of the reported δ.
+      max_participations: the cap of a "capped" scheme; None for every other kind.
+
+    Raises:
+      ValueError: for an unknown kind, sizes that cannot be, or a cap without a "capped" scheme.
+    """
+
+    kind: SchemeKind
+    clients: int
+    capacity: int
+    max_participations: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in _SCHEMES:
+            raise ValueError(f"kind must be one of {', '.join(_SCHEMES)}, got {self.kind!r}")
+        if self.clients < 1:
+            raise ValueError(f"clients must be at least 1, got {self.clients}")
+        if not 1 <= self.capacity <= self.clients:
+            raise ValueError(f"capacity must lie in [1, {self.clients}], got {self.capacity}")
+        if self.kind == "everyone" and self.capacity != self.clients:
+            raise ValueError(
+                f"capacity must be {self.clients} where everyone takes part, got {self.capacity}"
+            )
+        if (self.kind == "capped") != (self.max_participations is not None):
+            raise ValueError(
+                "max_participations must be given for a capped scheme and for no other, got "
+                f"{self.max_participations} for kind {self.kind!r}"
+            )
+        if self.max_participations is not None and self.max_participations < 1:
+            raise ValueError(
+                f"max_participations must be at least 1, got {self.max_participations}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """What one release of a mechanism costs.
+
+    Attributes:
+      kind: "gaussian": Gaussian noise; the ledger's noise entry is z. "pure": a release that is
+        ε-differentially private by itself; the ledger's noise entry is that ε, for either
+        adjacency. "none": nothing is released, so ε is 0 exactly. "unprotected": something is
+        released and no guarantee is known.
+      zero_out: the sensitivity of a Gaussian release, in units of its noise's scale over z, when
+        one client's message becomes zero; 1 by definition of z.
+      replace: the same when one client's whole data changes: 2 for a sum of clipped vectors, √2
+        for a sum of Gram matrices.
+
+    Raises:
+      ValueError: for an unknown kind, sensitivities that are not positive or not finite, or
+        `replace` outside [zero_out, 2 zero_out] (zeroing is one replacement; replacing is two
+        zeroings).
+    """
+
+    kind: EventKind
+    zero_out: float = 1.0
+    replace: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in _EVENTS:
+            raise ValueError(f"kind must be one of {', '.join(_EVENTS)}, got {self.kind!r}")
+        for name, value in (("zero_out", self.zero_out), ("replace", self.replace)):
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+        if not self.zero_out <= self.replace <= 2 * self.zero_out:
+            raise ValueError(
+                f"replace must lie in [{self.zero_out}, {2 * self.zero_out}], got {self.replace}"
+            )

@@ -1,0 +1,208 @@
+"""Which accountant may describe which run; the profile of failure; fixed-size cohorts."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from fedjaxsim.privacy.accounting import composition, gaussian, mixture
+from fedjaxsim.privacy.accounting.composition import require_match
+from fedjaxsim.privacy.accounting.profile import with_failure
+from fedjaxsim.privacy.events import Event, Scheme
+from fedjaxsim.privacy.ledger import Entry
+
+GAUSSIAN = Event("gaussian")
+POISSON = Scheme("poisson", 205, 205)
+FIXED = Scheme("fixed", 205, 100)
+CAPPED = Scheme("capped", 205, 100, max_participations=5)
+EVERYONE = Scheme("everyone", 205, 205)
+
+
+@pytest.mark.parametrize(
+    ("accountant", "scheme", "event", "allowed"),
+    [
+        ("pld", FIXED, GAUSSIAN, "mixture"),
+        ("rdp", EVERYONE, GAUSSIAN, "gaussian"),
+        ("gaussian", POISSON, GAUSSIAN, "pld or rdp"),
+        ("mixture", POISSON, GAUSSIAN, "pld"),
+        ("pld", POISSON, Event("none"), "no ε is known"),
+        ("gaussian", EVERYONE, Event("unprotected"), "no ε is known"),
+    ],
+)
+def test_a_mismatch_names_both_and_what_is_allowed(accountant, scheme, event, allowed):
+    with pytest.raises(ValueError, match=allowed) as error:
+        require_match(accountant, scheme, event)
+    assert accountant in str(error.value)
+    assert scheme.kind in str(error.value)
+
+
+def test_an_unknown_accountant_is_refused():
+    with pytest.raises(ValueError, match="accountant must be one of gaussian, pld"):
+        require_match("moments", POISSON, GAUSSIAN)
+
+
+@pytest.mark.parametrize(
+    ("entry", "scheme", "message"),
+    [
+        (Entry(1.0, 0.5, 1), EVERYONE, "sampling_rate must be 1"),
+        (Entry(1.0, 0.5, 1), FIXED, "sampling_rate must be 0.48"),
+        (Entry(-1.0, 0.5, 1), POISSON, "noise_multiplier must be at least 0, got -1"),
+        (Entry(math.nan, 0.5, 1), POISSON, "noise_multiplier must be at least 0, got nan"),
+        (Entry(1.0, 1.5, 1), POISSON, "sampling_rate must lie in"),
+        (Entry(1.0, 0.5, -1), POISSON, "rounds must be at least 0"),
+    ],
+)
+def test_rounds_that_cannot_come_from_the_scheme_are_refused(entry, scheme, message):
+    with pytest.raises(ValueError, match=message):
+        composition.check_entries([entry], scheme)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kind": "shuffled", "clients": 5, "capacity": 5}, "kind must be one of"),
+        ({"kind": "poisson", "clients": 0, "capacity": 1}, "clients must be at least 1"),
+        ({"kind": "poisson", "clients": 5, "capacity": 6}, r"capacity must lie in \[1, 5\]"),
+        ({"kind": "everyone", "clients": 5, "capacity": 4}, "capacity must be 5"),
+        ({"kind": "capped", "clients": 5, "capacity": 4}, "max_participations must be given"),
+        (
+            {"kind": "capped", "clients": 5, "capacity": 4, "max_participations": 0},
+            "max_participations must be at least 1",
+        ),
+    ],
+)
+def test_schemes_are_validated(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Scheme(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kind": "laplace"}, "kind must be one of"),
+        ({"kind": "gaussian", "zero_out": 0.0}, "zero_out must be positive"),
+        ({"kind": "gaussian", "replace": math.inf}, "replace must be positive and finite"),
+        ({"kind": "gaussian", "replace": 2.5}, r"replace must lie in \[1.0, 2.0\]"),
+    ],
+)
+def test_events_are_validated(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Event(**arguments)
+
+
+def test_overflow_is_a_union_bound_over_rounds():
+    scheme = Scheme("poisson", 100, 20)
+    entries = [Entry(1.0, 0.1, 30), Entry(1.0, 0.05, 7)]
+    expected = 30 * binom.sf(20, 100, 0.1) + 7 * binom.sf(20, 100, 0.05)
+    assert composition.overflow_probability(entries, scheme) == pytest.approx(expected)
+    assert composition.overflow_probability(entries, Scheme("poisson", 100, 100)) == 0
+    assert composition.overflow_probability([Entry(1.0, 0.9, 10**9)], scheme) == 1
+
+
+@pytest.mark.parametrize("tau", [1e-12, 1e-9, 1e-7])
+def test_failure_costs_its_probability_twice(tau):
+    described = gaussian.profile(0.8)
+    profile = with_failure(described, tau)
+    epsilon = profile.epsilon(1e-5)
+    assert profile.delta(1.0) == pytest.approx(described.delta(1.0) + (1 + math.e) * tau, rel=1e-12)
+    assert described.delta(epsilon) + (1 + math.exp(epsilon)) * tau <= 1e-5
+    # It is the smallest ε that meets the inequality.
+    less = epsilon * (1 - 1e-6)
+    assert described.delta(less) + (1 + math.exp(less)) * tau > 1e-5
+
+
+def test_a_failure_that_no_epsilon_can_carry_is_not_certified():
+    assert with_failure(gaussian.profile(0.8), 5e-6).epsilon(1e-5) == math.inf
+    # At ε = 10 the failure alone costs more than δ.
+    assert with_failure(gaussian.profile(3.0), 1e-9).epsilon(1e-5) == math.inf
+    assert with_failure(gaussian.profile(3.0), 1e-13).epsilon(1e-5) < math.inf
+
+
+@pytest.mark.parametrize(
+    ("fraction", "z", "rounds", "delta", "sensitivity", "expected"),
+    [
+        (100 / 205, 25.0, 1000, 1 / 205, 1, 2.214),
+        (100 / 205, 25.0, 1000, 1 / 205, 2, 5.526),
+        (0.02, 10.0, 2000, 1e-4, 1, 2.308),
+    ],
+)
+def test_fixed_size_reference_values(fraction, z, rounds, delta, sensitivity, expected):
+    profile = mixture.profile([Entry(z, fraction, rounds)], fraction, sensitivity)
+    assert profile.epsilon(delta) == pytest.approx(expected, abs=6e-4)
+
+
+def test_fixed_size_is_the_mean_over_participations():
+    entries, fraction = [Entry(2.0, 0.3, 6)], 0.3
+    for epsilon in (0.0, 0.5, 3.0):
+        expected = sum(
+            binom.pmf(k, 6, fraction) * gaussian.delta(epsilon, 2 * math.sqrt(k) / 2.0)
+            for k in range(1, 7)
+        )
+        assert mixture.profile(entries, fraction, 2).delta(epsilon) == pytest.approx(expected)
+
+
+def test_fixed_size_of_the_whole_population_is_everyone():
+    profile = mixture.profile([Entry(5.0, 1.0, 40)], 1.0, 1)
+    assert profile.epsilon(1e-5) == pytest.approx(gaussian.epsilon(1e-5, math.sqrt(40) / 5))
+
+
+def test_fixed_size_with_several_noise_levels_is_a_close_upper_bound():
+    z, other, fraction = 2.0, 3.0, 0.4
+    entries = [Entry(z, fraction, 5), Entry(other, fraction, 4)]
+    profile = mixture.profile(entries, fraction, 1)
+    for epsilon in (0.1, 1.0, 3.0):
+        expected = sum(
+            binom.pmf(j, 5, fraction)
+            * binom.pmf(k, 4, fraction)
+            * gaussian.delta(epsilon, math.sqrt(j / z**2 + k / other**2))
+            for j in range(6)
+            for k in range(5)
+        )
+        assert expected * (1 - 1e-9) <= profile.delta(epsilon) <= expected * (1 + 1e-3)
+
+
+def test_a_capped_client_may_meet_the_costliest_rounds():
+    entries = [Entry(4.0, 0.1, 10), Entry(1.0, 0.1, 2), Entry(2.0, 0.1, 1)]
+    assert composition.costliest(entries, 4) == [
+        Entry(1.0, 0.1, 2),
+        Entry(2.0, 0.1, 1),
+        Entry(4.0, 0.1, 1),
+    ]
+    assert composition.costliest(entries, 100) == sorted(entries)
+    profile = composition.profile(
+        [Entry(3.0, 100 / 205, 1000)], CAPPED, GAUSSIAN, "replace", "joint_dp", "gaussian"
+    )
+    assert profile.epsilon(1e-5) == gaussian.epsilon(1e-5, 2 * math.sqrt(5) / 3)
+
+
+def test_poisson_sampling_of_everyone_is_everyone_if_all_fit():
+    full, part = [Entry(1.0, 1.0, 3)], [Entry(1.0, 1.0, 3), Entry(1.0, 0.5, 1)]
+    assert composition.effective_scheme(full, POISSON) == EVERYONE
+    assert composition.effective_scheme(part, POISSON) is POISSON
+    tight = Scheme("poisson", 205, 204)
+    assert composition.effective_scheme(full, tight) is tight
+
+
+def test_no_noise_has_no_profile():
+    profile = composition.profile(
+        [Entry(0.0, 0.5, 1)], POISSON, GAUSSIAN, "zero_out", "joint_dp", "pld"
+    )
+    assert profile.epsilon(0.5) == math.inf
+    assert profile.delta(10.0) == 1
+
+
+def test_replacing_needs_an_accountant_that_knows_it():
+    with pytest.raises(ValueError, match="'rdp' knows the adjacencies zero_out"):
+        composition.profile([Entry(1.0, 0.5, 1)], POISSON, GAUSSIAN, "replace", "joint_dp", "rdp")
+
+
+def test_sampling_never_costs_more_than_taking_part_always():
+    rng = np.random.default_rng(0)
+    for z, p in zip(rng.uniform(0.7, 5, 5), rng.uniform(0.01, 0.9, 5), strict=True):
+        for adjacency in composition.ADJACENCIES:
+            sensitivity = {"zero_out": 1, "replace": 2}[adjacency]
+            sampled = composition.profile(
+                [Entry(z, p, 30)], POISSON, GAUSSIAN, adjacency, "joint_dp", "pld"
+            ).epsilon(1e-5)
+            assert sampled < gaussian.epsilon(1e-5, sensitivity * math.sqrt(30) / z)

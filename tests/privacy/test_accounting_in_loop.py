@@ -1,0 +1,122 @@
+"""ε inside jit, in float32, against float64 on the host."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjaxsim.privacy.accounting import composition, in_loop, rdp
+from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
+from fedjaxsim.privacy.events import Event, Scheme
+from fedjaxsim.privacy.ledger import Entry, Ledger, charge, empty, entries
+
+POISSON = Scheme("poisson", 1000, 1000)
+GAUSSIAN = Event("gaussian")
+
+
+def ledger_of(*groups):
+    z, p, rounds = zip(*groups, strict=True)
+    return Ledger(
+        jnp.asarray(z, jnp.float32),
+        jnp.asarray(p, jnp.float32),
+        jnp.asarray(rounds, jnp.int32),
+        jnp.zeros((), bool),
+    )
+
+
+def host(ledger, delta):
+    values = rdp.compose(entries(ledger), orders=rdp.INTEGER_ORDERS)
+    return rdp.epsilon(values, float(np.float32(delta)), rdp.INTEGER_ORDERS)
+
+
+epsilon_of_poisson = jax.jit(lambda ledger, delta: epsilon_in_jit(ledger, delta, POISSON, GAUSSIAN))
+rdp_of_poisson = jax.jit(in_loop.poisson_rdp)
+
+
+@pytest.mark.parametrize("p", [1e-5, 1e-3, 0.02, 0.3, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("z", [0.5, 0.8, 2.0, 10.0, 100.0, 1000.0])
+def test_float32_agrees_with_float64(z, p):
+    one = ledger_of((z, p, 1))
+    exact = rdp.compose(entries(one), orders=rdp.INTEGER_ORDERS)
+    values = rdp_of_poisson(one.noise_multiplier[0], one.sampling_rate[0])
+    np.testing.assert_allclose(values, exact, rtol=3e-5)
+    for rounds in (1, 1000, 10**6):
+        for delta in (1 / 205, 1e-5, 1e-8):
+            ledger = ledger_of((z, p, rounds))
+            expected = host(ledger, delta)
+            found = float(epsilon_of_poisson(ledger, delta))
+            assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_a_million_rounds_do_not_drift():
+    def run(ledger):
+        return jax.lax.scan(lambda c, _: (charge(c, 0.8, 0.01), None), ledger, length=10**6)[0]
+
+    ledger = jax.jit(run)(empty(1))
+    assert entries(ledger)[0].rounds == 10**6
+    assert float(epsilon_of_poisson(ledger, 1e-5)) == pytest.approx(host(ledger, 1e-5), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("p", "z", "rounds", "delta"),
+    [(0.02, 1.0, 2000, 1e-4), (0.1, 2.0, 500, 1e-5), (100 / 205, 25.0, 200, 1 / 205)],
+)
+def test_never_below_the_tight_accountant(p, z, rounds, delta):
+    ledger = ledger_of((z, p, rounds))
+    tight = composition.profile(
+        entries(ledger), POISSON, GAUSSIAN, "zero_out", "joint_dp", "pld"
+    ).epsilon(delta)
+    assert float(epsilon_of_poisson(ledger, delta)) >= tight * (1 - 1e-6)
+
+
+def test_heterogeneous_ledgers_and_unused_places():
+    ledger = ledger_of((1.0, 0.1, 5), (3.0, 0.02, 100), (0.0, 0.0, 0))
+    expected = host(ledger, 1e-5)
+    assert float(epsilon_of_poisson(ledger, 1e-5)) == pytest.approx(expected, rel=1e-5)
+    assert float(epsilon_of_poisson(empty(3), 1e-5)) == 0
+
+
+def test_no_guarantee_is_infinite():
+    assert float(epsilon_of_poisson(ledger_of((0.0, 0.5, 1)), 1e-5)) == np.inf
+    assert float(epsilon_of_poisson(ledger_of((float("nan"), 0.5, 1)), 1e-5)) == np.inf
+    full = ledger_of((1.0, 0.5, 1))
+    full = Ledger(full.noise_multiplier, full.sampling_rate, full.rounds, jnp.ones((), bool))
+    assert float(epsilon_of_poisson(full, 1e-5)) == np.inf
+    assert float(epsilon_in_jit(full, 1e-5, POISSON, Event("unprotected"))) == np.inf
+    assert float(epsilon_in_jit(full, 1e-5, POISSON, Event("none"))) == 0
+
+
+def test_other_schemes_are_bounds_on_their_accountants():
+    ledger = ledger_of((5.0, 0.1, 400))
+    for scheme, accountant in (
+        (Scheme("fixed", 1000, 100), "mixture"),
+        (Scheme("capped", 1000, 100, max_participations=45), "gaussian"),
+    ):
+        for adjacency in ("zero_out", "replace"):
+            bound = float(epsilon_in_jit(ledger, 1e-5, scheme, GAUSSIAN, adjacency))
+            groups = [Entry(5.0, 0.1, 400)]
+            tight = composition.profile(
+                groups, scheme, GAUSSIAN, adjacency, "joint_dp", accountant
+            ).epsilon(1e-5)
+            assert tight < bound < 1.3 * tight
+
+
+def test_replace_under_poisson_sampling_is_refused():
+    with pytest.raises(ValueError, match="adjacency must be zero_out"):
+        epsilon_in_jit(empty(1), 1e-5, POISSON, GAUSSIAN, "replace")
+
+
+@pytest.mark.parametrize("p", [0.01, 1.0])
+def test_gradient_in_z_against_differences(p):
+    with jax.enable_x64(True):
+
+        @jax.jit
+        def epsilon(z):
+            ledger = Ledger(
+                z[None], jnp.array([p]), jnp.array([500], jnp.int32), jnp.zeros((), bool)
+            )
+            return epsilon_in_jit(ledger, 1e-5, POISSON, GAUSSIAN)
+
+        z, step = jnp.asarray(2.0), 1e-5
+        difference = (epsilon(z + step) - epsilon(z - step)) / (2 * step)
+        assert float(jax.jit(jax.grad(epsilon))(z)) == pytest.approx(float(difference), rel=1e-6)

@@ -1,0 +1,155 @@
+"""Numerical composition against published values, closed forms, dp_accounting, integration."""
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import NeighboringRelation
+from dp_accounting.pld import privacy_loss_distribution
+from scipy.stats import norm
+
+from fedjaxsim.privacy.accounting import gaussian, losses, pld, rdp
+from fedjaxsim.privacy.events import Event
+from fedjaxsim.privacy.ledger import Entry
+
+GAUSSIAN = Event("gaussian")
+GRAM = Event("gaussian", replace=math.sqrt(2))
+
+REFERENCE = [
+    (1.0, 4.0, 10, 1e-5, 3.3414, 7.5113),
+    (1.0, 50.0, 1000, 1e-5, 2.5944, 5.7595),
+    (100 / 205, 25.0, 200, 1 / 205, 0.5007, 1.2104),
+    (100 / 205, 10.0, 1000, 1 / 205, 4.6114, 11.9903),
+    (0.02, 1.0, 2000, 1e-4, 4.8410, 8.3195),
+    (0.01, 0.8, 10000, 1e-5, 10.0537, 16.1511),
+    (20 / 9343, 0.65, 400, 1e-5, 1.4148, 1.4596),
+    (0.1, 2.0, 500, 1e-5, 5.5555, 11.3850),
+]
+
+
+def one_release_delta(epsilon, z, p, replace):
+    """δ(ε) of one release by integrating the positive part on a fine grid, both directions."""
+    x = np.linspace(-12 * z - 1, 12 * z + 1, 400_001)
+    first = (1 - p) * norm.pdf(x, 0, z) + p * norm.pdf(x, 1, z)
+    second = first[::-1] if replace else norm.pdf(x, 0, z)
+    width = x[1] - x[0]
+    return max(
+        width * np.maximum(a - math.exp(epsilon) * b, 0).sum()
+        for a, b in ((first, second), (second, first))
+    )
+
+
+@pytest.mark.parametrize(("p", "z", "rounds", "delta", "zero_out", "replace"), REFERENCE)
+def test_reference_values(p, z, rounds, delta, zero_out, replace):
+    entries = [Entry(z, p, rounds)]
+    for value, swap in ((zero_out, False), (replace, True)):
+        assert pld.profile(entries, GAUSSIAN, swap).epsilon(delta) == pytest.approx(value, abs=6e-5)
+
+
+@pytest.mark.parametrize(("p", "z"), [(0.1, 2.0), (0.5, 1.0), (0.01, 0.6), (0.9, 5.0)])
+@pytest.mark.parametrize("replace", [False, True])
+def test_one_release_is_the_hockey_stick_integral(p, z, replace):
+    profile = pld.profile([Entry(z, p, 1)], GAUSSIAN, replace)
+    for epsilon in (0.0, 0.1, 0.7, 2.0):
+        exact = one_release_delta(epsilon, z, p, replace)
+        assert exact - 1e-9 <= profile.delta(epsilon) <= exact * (1 + 1e-4) + 1e-9
+
+
+@pytest.mark.parametrize(("p", "z"), [(0.02, 1.0), (0.999, 5.0), (1e-4, 0.5), (0.3, 30.0)])
+@pytest.mark.parametrize("replace", [False, True])
+def test_one_release_keeps_all_mass_and_agrees_with_dp_accounting(p, z, replace):
+    ours = losses.one_round(z, p, replace, 1e-4)
+    relation = NeighboringRelation.REPLACE_ONE if replace else NeighboringRelation.ADD_OR_REMOVE_ONE
+    theirs = privacy_loss_distribution.from_gaussian_mechanism(
+        z, sampling_prob=p, neighboring_relation=relation
+    )
+    # At ε = −∞ the profile is the total mass; no direction has an excess to be composed.
+    assert ours.get_delta_for_epsilon(-1e3) == pytest.approx(1, abs=1e-14)
+    ours, theirs = ours.self_compose(20), theirs.self_compose(20)
+    for epsilon in (0.0, 0.2, 1.0):
+        expected = theirs.get_delta_for_epsilon(epsilon)
+        assert ours.get_delta_for_epsilon(epsilon) == pytest.approx(expected, rel=1e-4, abs=1e-12)
+
+
+def test_almost_everyone_is_everyone():
+    # The sampled form with p → 1 must meet the exact one, which shares no code with it.
+    for replace, sensitivity in ((False, 1), (True, 2)):
+        sampled = pld.profile([Entry(5.0, 1 - 1e-12, 20)], GAUSSIAN, replace).epsilon(1e-5)
+        exact = gaussian.epsilon(1e-5, sensitivity * math.sqrt(20) / 5)
+        assert exact <= sampled <= exact * (1 + 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("z", "p", "rounds", "delta"),
+    [(100.0, 1e-3, 10**6, 1e-5), (1.0, 1e-4, 10**7, 1e-6), (1000.0, 0.1, 10**6, 1e-6)],
+)
+def test_very_many_cheap_rounds_are_gaussian(z, p, rounds, delta):
+    # The central limit theorem with μ = p √(T (e^{1/z²} − 1)) is sharp here; a rounding of losses
+    # that is too coarse, or an excess of mass, would show.
+    mu = p * math.sqrt(rounds * math.expm1(1 / z**2))
+    epsilon = pld.profile([Entry(z, p, rounds)], GAUSSIAN, False).epsilon(delta)
+    assert epsilon == pytest.approx(gaussian.epsilon(delta, mu), rel=3e-3)
+    assert epsilon <= rdp.epsilon(rdp.compose([Entry(z, p, rounds)]), delta)
+
+
+def test_what_the_transform_cannot_resolve_is_not_certified():
+    assert pld.profile([Entry(1.0, 0.1, 100)], GAUSSIAN, False).epsilon(1e-15) == math.inf
+
+
+def test_heterogeneous_ledgers_compose():
+    parts = [Entry(1.0, 0.1, 20), Entry(2.0, 0.05, 100), Entry(10.0, 1.0, 4)]
+    for replace in (False, True):
+        together = pld.profile(parts, GAUSSIAN, replace).epsilon(1e-5)
+        backwards = pld.profile(parts[::-1], GAUSSIAN, replace).epsilon(1e-5)
+        assert backwards == pytest.approx(together, rel=1e-9)
+        # Splitting an entry changes nothing but rounding.
+        split = [Entry(1.0, 0.1, 8), Entry(1.0, 0.1, 12), *parts[1:]]
+        again = pld.profile(split, GAUSSIAN, replace).epsilon(1e-5)
+        assert again == pytest.approx(together, rel=1e-6)
+        assert all(pld.profile([e], GAUSSIAN, replace).epsilon(1e-5) < together for e in parts)
+    bound = rdp.epsilon(rdp.compose(parts), 1e-5)
+    assert pld.profile(parts, GAUSSIAN, False).epsilon(1e-5) < bound
+
+
+def test_a_schedule_of_many_noise_levels_stays_a_tight_upper_bound():
+    schedule = [Entry(z, 0.2, 3) for z in np.linspace(2.0, 2.5, 40)]
+    bound = pld.profile(schedule, GAUSSIAN, False).epsilon(1e-5)
+    # Merging may only lower z, by at most (2.5/2)^(1/32) = 0.7 %; RDP composes all 40 exactly.
+    lower = [Entry(z / 1.0071, p, rounds) for z, p, rounds in schedule]
+    gap = bound / rdp.epsilon(rdp.compose(schedule), 1e-5)
+    few = pld.profile([Entry(2.2, 0.2, 120)], GAUSSIAN, False).epsilon(1e-5)
+    usual = few / rdp.epsilon(rdp.compose([Entry(2.2, 0.2, 120)]), 1e-5)
+    most = rdp.epsilon(rdp.compose(lower), 1e-5) / rdp.epsilon(rdp.compose(schedule), 1e-5)
+    assert 0.999 * usual < gap < 1.001 * usual * most
+
+
+def test_rounds_without_participation_or_information_are_free():
+    assert pld.profile([Entry(1.0, 0.0, 10)], GAUSSIAN, True).epsilon(1e-5) == 0
+    assert pld.profile([Entry(math.inf, 0.5, 10)], GAUSSIAN, True).epsilon(1e-5) == 0
+
+
+@pytest.mark.parametrize("angle", [0.0, 0.25, 0.5, 0.75])
+def test_opposite_messages_are_the_worst_replacement_under_sampling(angle):
+    # Messages a = (1, 0) and b = (cos, sin) of the same norm, in the plane, both directions.
+    z, p = 1.0, 0.2
+    direction = math.cos(angle * math.pi), math.sin(angle * math.pi)
+    grid = np.linspace(-8, 8, 801)
+    x, y = np.meshgrid(grid, grid)
+
+    def density(center):
+        absent = norm.pdf(x) * norm.pdf(y)
+        return (1 - p) * absent + p * norm.pdf(x, center[0], z) * norm.pdf(y, center[1], z)
+
+    first, second = density((1.0, 0.0)), density(direction)
+    cell = (grid[1] - grid[0]) ** 2
+    profile = pld.profile([Entry(z, p, 1)], GRAM, True)
+    for epsilon in (0.0, 0.2, 0.5, 1.0):
+        exact = cell * np.maximum(first - math.exp(epsilon) * second, 0).sum()
+        assert profile.delta(epsilon) >= exact - 1e-6
+
+
+def test_the_sensitivity_of_a_replacement_counts_where_nothing_is_sampled():
+    full = [Entry(4.0, 1.0, 10)]
+    assert pld.profile(full, GRAM, True).epsilon(1e-5) == pytest.approx(
+        gaussian.epsilon(1e-5, math.sqrt(20) / 4)
+    )

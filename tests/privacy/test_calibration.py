@@ -1,0 +1,138 @@
+"""Calibration meets the reported ε to 0.1 % and never exceeds it."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedjaxsim.privacy import calibration
+from fedjaxsim.privacy.accounting import gaussian
+from fedjaxsim.privacy.events import Event, Scheme
+
+POISSON = Scheme("poisson", 205, 205)
+
+
+def assert_meets(value, target):
+    assert (1 - calibration.TOLERANCE) * target <= value <= target
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "p", "rounds", "adjacency"),
+    [
+        (1.0, 1 / 205, 100 / 205, 200, "zero_out"),
+        (1.0, 1 / 205, 100 / 205, 200, "replace"),
+        (2.0, 1e-4, 0.01, 20000, "zero_out"),
+        (8.0, 1e-5, 20 / 9343, 400, "zero_out"),
+        (0.1, 1e-5, 0.001, 1000, "replace"),
+        (3.0, 1e-5, 1.0, 100, "replace"),
+    ],
+)
+def test_noise_meets_the_target_at_float32(epsilon, delta, p, rounds, adjacency):
+    z = calibration.noise_multiplier(
+        epsilon,
+        delta,
+        rounds=rounds,
+        sampling_rate=p,
+        scheme=POISSON,
+        adjacency=adjacency,
+    )
+    assert z == float(np.float32(z))
+    charged = float(np.float32(p))
+    spent = calibration.spent(z, charged, rounds, delta, POISSON, adjacency=adjacency)
+    assert_meets(spent, epsilon)
+
+
+def test_the_tight_accountant_needs_less_noise_than_rdp():
+    # RDP at integer orders asks for z = 16.8323 and z = 2.77982.
+    z = calibration.noise_multiplier(
+        1.0, 1 / 205, rounds=200, sampling_rate=100 / 205, scheme=POISSON
+    )
+    assert 0.8 * 16.8323 < z < 16.8323
+    z = calibration.noise_multiplier(2.0, 1e-4, rounds=20000, sampling_rate=0.01, scheme=POISSON)
+    assert 0.8 * 2.77982 < z < 2.77982
+
+
+def test_without_sampling_noise_has_a_closed_form():
+    scheme = Scheme("everyone", 10, 10)
+    gram = Event("gaussian", replace=math.sqrt(2))
+    z = calibration.noise_multiplier(
+        1.0, 1e-5, rounds=50, sampling_rate=1.0, scheme=scheme, event=gram, adjacency="replace"
+    )
+    exact = math.sqrt(2 * 50) / gaussian.largest_mu(1.0, 1e-5)
+    assert exact * (1 - 1e-6) <= z <= exact * (1 + calibration.TOLERANCE)
+
+
+def test_capacity_is_part_of_the_price():
+    small, large = Scheme("poisson", 205, 50), POISSON
+    plan = {"rounds": 100, "sampling_rate": 0.1}
+    dear = calibration.noise_multiplier(0.5, 1e-5, scheme=small, **plan)
+    cheap = calibration.noise_multiplier(0.5, 1e-5, scheme=large, **plan)
+    assert dear > cheap
+    assert_meets(calibration.spent(dear, float(np.float32(0.1)), 100, 1e-5, small), 0.5)
+    with pytest.raises(ValueError, match="capacity 30 is exceeded with probability"):
+        calibration.noise_multiplier(0.5, 1e-5, scheme=Scheme("poisson", 205, 30), **plan)
+
+
+def test_fixed_and_capped_cohorts():
+    for scheme in (Scheme("fixed", 205, 20), Scheme("capped", 205, 20, max_participations=3)):
+        z = calibration.noise_multiplier(
+            1.0, 1e-5, rounds=100, sampling_rate=20 / 205, scheme=scheme
+        )
+        assert_meets(calibration.spent(z, 20 / 205, 100, 1e-5, scheme), 1.0)
+
+
+def test_rounds_are_the_most_that_fit():
+    plan = {"noise_multiplier": 4.0, "sampling_rate": 0.1, "scheme": POISSON}
+    count = calibration.rounds(1.0, 1e-5, **plan)
+    rate = float(np.float32(0.1))
+    assert calibration.spent(4.0, rate, count, 1e-5, POISSON) <= 1.0
+    assert calibration.spent(4.0, rate, count + 1, 1e-5, POISSON) > 1.0
+    # Without sampling, T is the integer part of (μ z)².
+    plan = {"noise_multiplier": 20.0, "sampling_rate": 1.0, "scheme": POISSON}
+    assert calibration.rounds(1.0, 1e-5, **plan) == int((20 * gaussian.largest_mu(1.0, 1e-5)) ** 2)
+
+
+def test_rounds_at_the_ends():
+    capped = Scheme("capped", 10, 5, max_participations=2)
+    plan = {"sampling_rate": 0.5, "scheme": capped}
+    assert calibration.rounds(1.0, 1e-5, noise_multiplier=50.0, **plan) == 2**31 - 1
+    assert calibration.rounds(1.0, 1e-5, noise_multiplier=0.5, **plan) == 0
+
+
+def test_sampling_rate_meets_the_target():
+    p = calibration.sampling_rate(1.0, 1e-5, noise_multiplier=2.0, rounds=1000, scheme=POISSON)
+    assert_meets(calibration.spent(2.0, p, 1000, 1e-5, POISSON), 1.0)
+    everyone = calibration.sampling_rate(
+        1.0, 1e-5, noise_multiplier=500.0, rounds=1000, scheme=POISSON
+    )
+    assert everyone == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be positive and finite, got 0.0"),
+        ({"epsilon": math.inf}, "epsilon must be positive and finite"),
+        ({"delta": 1.0}, "delta must lie in"),
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"event": Event("none")}, "only gaussian releases"),
+        ({"sampling_rate": 1.5}, "sampling_rate must lie in"),
+    ],
+)
+def test_values_are_validated(changes, message):
+    plan = {"epsilon": 1.0, "delta": 1e-5, "rounds": 5, "sampling_rate": 0.5, "scheme": POISSON}
+    with pytest.raises(ValueError, match=message):
+        calibration.noise_multiplier(**{**plan, **changes})
+
+
+def test_only_poisson_sampling_has_a_rate_to_choose():
+    with pytest.raises(ValueError, match="scheme must be poisson"):
+        calibration.sampling_rate(
+            1.0, 1e-5, noise_multiplier=2.0, rounds=5, scheme=Scheme("fixed", 205, 20)
+        )
+
+
+def test_a_plan_that_releases_nothing_is_free():
+    assert calibration.spent(0.0, 1.0, 5, 1e-5, POISSON, Event("none")) == 0
+    with pytest.raises(ValueError, match="no accountant describes 'unprotected'"):
+        calibration.spent(1.0, 1.0, 5, 1e-5, POISSON, Event("unprotected"))

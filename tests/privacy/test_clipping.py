@@ -1,0 +1,89 @@
+import hypothesis.extra.numpy as hnp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjaxsim.privacy.clipping import clip_by_global_norm
+
+
+def norm64(tree):
+    return np.sqrt(sum(np.sum(np.square(np.asarray(v, np.float64))) for v in jax.tree.leaves(tree)))
+
+
+def test_scales_the_whole_tree_to_the_bound():
+    # ‖(3, 4)‖ = 5 over two leaves, so C = 1 gives (0.6, 0.8).
+    clipped = clip_by_global_norm({"a": jnp.array([3.0]), "b": jnp.array([[4.0]])}, jnp.float32(1))
+    np.testing.assert_allclose(clipped.message["a"], [0.6], rtol=3e-5)
+    np.testing.assert_allclose(clipped.message["b"], [[0.8]], rtol=3e-5)
+    assert clipped.clipped
+    assert clipped.finite
+
+
+@pytest.mark.parametrize("clip_norm", [5.1, np.inf])
+def test_below_the_bound_nothing_changes(clip_norm):
+    message = jnp.array([3.0, 4.0])
+    clipped = clip_by_global_norm(message, jnp.float32(clip_norm))
+    np.testing.assert_array_equal(clipped.message, message)
+    assert not clipped.clipped
+
+
+floats = st.floats(-(2.0**50), 2.0**50, width=32)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    hnp.arrays(np.float32, hnp.array_shapes(max_dims=2, max_side=40), elements=floats),
+    st.floats(2.0**-30, 2.0**30, width=32),
+)
+def test_norm_never_exceeds_the_bound(message, clip_norm):
+    clipped = clip_by_global_norm(jnp.asarray(message), jnp.float32(clip_norm)).message
+    assert norm64(clipped) <= clip_norm
+
+
+def test_norm_of_a_million_parameters_never_exceeds_the_bound():
+    for seed in range(3):
+        message = jax.random.normal(jax.random.key(seed), (1_000_003,))
+        clipped = jax.jit(clip_by_global_norm)(message, jnp.float32(0.7)).message
+        assert 0.7 * (1 - 1e-4) < norm64(clipped) <= 0.7
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+def test_a_message_that_is_not_finite_becomes_zero(bad):
+    # 3e38 is finite but its norm is not: no bound could be kept.
+    clipped = clip_by_global_norm({"a": jnp.array([bad, 1.0]), "b": jnp.ones(2)}, jnp.float32(1))
+    assert norm64(clipped.message) == 0
+    assert not clipped.finite
+
+
+@pytest.mark.parametrize("mode", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("clip_norm", [1.0, np.inf])
+def test_derivative_at_zero_is_the_identity(mode, clip_norm):
+    jacobian = mode(lambda v: clip_by_global_norm(v, jnp.float32(clip_norm)).message)(jnp.zeros(3))
+    np.testing.assert_array_equal(jacobian, np.eye(3))
+
+
+@pytest.mark.parametrize("mode", [jax.jacfwd, jax.jacrev])
+def test_derivative_in_the_clip_norm_is_finite_at_infinity(mode):
+    v = jnp.array([3.0, 4.0])
+    derivative = mode(lambda c: clip_by_global_norm(v, c).message)(jnp.float32(np.inf))
+    np.testing.assert_array_equal(derivative, [0, 0])
+
+
+@pytest.mark.parametrize("mode", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("clip_norm", [1.0, 20.0])
+def test_derivatives_agree_with_finite_differences(mode, clip_norm):
+    with jax.enable_x64(True):
+        v, c, h = jnp.array([3.0, -4.0, 1.0]), jnp.array(clip_norm), 1e-6
+
+        def f(v, c):
+            return clip_by_global_norm(v, c).message
+
+        numeric_v = np.stack(
+            [(f(v + h * e, c) - f(v - h * e, c)) / (2 * h) for e in jnp.eye(3)], axis=1
+        )
+        np.testing.assert_allclose(mode(f, 0)(v, c), numeric_v, atol=1e-9)
+        numeric_c = (f(v, c + h) - f(v, c - h)) / (2 * h)
+        np.testing.assert_allclose(mode(f, 1)(v, c), numeric_c, atol=1e-9)

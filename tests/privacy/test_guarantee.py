@@ -1,0 +1,158 @@
+"""Reports: which numbers, with which status and words, and when there is none."""
+
+import dataclasses
+import json
+import math
+
+import jax.numpy as jnp
+import pytest
+
+from fedjaxsim.privacy import guarantee
+from fedjaxsim.privacy.accounting import gaussian
+from fedjaxsim.privacy.events import Event, Scheme
+from fedjaxsim.privacy.guarantee import default_delta, report
+from fedjaxsim.privacy.ledger import Ledger, empty
+
+GAUSSIAN = Event("gaussian")
+POISSON = Scheme("poisson", 1000, 1000)
+EVERYONE = Scheme("everyone", 1000, 1000)
+
+
+def ledger_of(*groups):
+    z, p, rounds = zip(*groups, strict=True)
+    return Ledger(
+        jnp.asarray(z, float),
+        jnp.asarray(p, float),
+        jnp.asarray(rounds, jnp.int32),
+        jnp.zeros((), bool),
+    )
+
+
+def test_poisson_report():
+    found = report(ledger_of((1.0, 0.02, 2000)), POISSON, GAUSSIAN, 1e-4)
+    for view in ("joint_dp", "released_sequence"):
+        zero_out, replace = found.find("zero_out", view), found.find("replace", view)
+        # float32(0.02) is charged, which moves ε by less than the digits shown.
+        assert zero_out.epsilon == pytest.approx(4.8410, abs=6e-5)
+        assert replace.epsilon == pytest.approx(8.3195, abs=6e-5)
+        assert {zero_out.status, replace.status} == {"upper_bound"}
+        assert {zero_out.accountant, replace.accountant} == {"pld"}
+        assert {zero_out.unit, zero_out.sampling} == {"client", "poisson"}
+
+
+def test_json_is_nested_and_plain():
+    found = report(ledger_of((4.0, 1.0, 10)), EVERYONE, GAUSSIAN, 1e-5)
+    nested = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    fields = nested["replace"]["joint_dp"]["gaussian"]
+    assert fields["epsilon"] == gaussian.epsilon(1e-5, 2 * math.sqrt(10) / 4)
+    assert fields["delta"] == 1e-5
+    assert fields["status"] == "exact"
+    assert set(nested) == {"zero_out", "replace"}
+    assert set(nested["zero_out"]) == {"joint_dp", "released_sequence"}
+
+
+def test_text_says_what_it_rests_on_once():
+    text = str(report(ledger_of((4.0, 1.0, 10)), EVERYONE, GAUSSIAN, 1e-5))
+    # 3.34141 is rounded up.
+    assert "zero_out, joint_dp: ε = 3.3415 at δ = 1e-05 (gaussian)" in text
+    for sentence in (guarantee.TRUSTED_SERVER, guarantee.METRICS, guarantee.SIMULATION):
+        assert text.count(sentence) == 1
+    assert "1/(10 m)" not in text
+
+
+def test_a_weak_delta_is_called_weak():
+    assert default_delta(205) == 1 / 2050
+    with pytest.raises(ValueError, match="num_clients must be at least 1"):
+        default_delta(0)
+    ledger = ledger_of((4.0, 1.0, 10))
+    at_default = report(ledger, EVERYONE, GAUSSIAN, default_delta(1000))
+    assert "random client" not in str(at_default)
+    assert "δ = 0.001 is above 1/(10 m)" in str(report(ledger, EVERYONE, GAUSSIAN, 1e-3))
+
+
+@pytest.mark.parametrize(
+    ("ledger", "event", "reason"),
+    [
+        (ledger_of((0.0, 0.5, 3)), GAUSSIAN, "no noise was added"),
+        (ledger_of((1.0, 0.5, 3), (0.0, 0.5, 1)), GAUSSIAN, "no noise was added"),
+        (ledger_of((float("nan"), 0.5, 3)), GAUSSIAN, "not a number"),
+        (ledger_of((1.0, 0.5, 3)), Event("unprotected"), "no guarantee is known"),
+        (
+            dataclasses.replace(ledger_of((1.0, 0.5, 3)), overflowed=jnp.ones((), bool)),
+            GAUSSIAN,
+            "ledger overflowed",
+        ),
+    ],
+)
+def test_no_guarantee_has_a_reason(ledger, event, reason):
+    found = report(ledger, POISSON, event, 1e-5)
+    for one in found.guarantees:
+        assert one.epsilon is None
+        assert one.status == "none"
+        assert reason in one.reason
+        assert reason in str(one)
+    assert '"epsilon": null' in json.dumps(found.to_json())
+
+
+def test_nothing_released_costs_exactly_nothing():
+    for found in (
+        report(ledger_of((0.0, 1.0, 50)), EVERYONE, Event("none"), 1e-5),
+        report(empty(3), POISSON, GAUSSIAN, 1e-5),
+    ):
+        assert [one.epsilon for one in found.guarantees] == [0.0] * 4
+        assert {one.status for one in found.guarantees} == {"exact"}
+
+
+def test_a_closed_door_is_not_judged_by_its_ledger():
+    ledger = dataclasses.replace(ledger_of((0.0, 1.0, 50)), overflowed=jnp.ones((), bool))
+    assert report(ledger, EVERYONE, Event("none"), 1e-5).find("replace").epsilon == 0
+
+
+def test_cohorts_over_capacity_are_paid_for_or_reported():
+    ledger = ledger_of((5.0, 0.1, 200))
+    roomy = report(ledger, Scheme("poisson", 1000, 1000), GAUSSIAN, 1e-5).find("zero_out")
+    tight = report(ledger, Scheme("poisson", 1000, 165), GAUSSIAN, 1e-5).find("zero_out")
+    over = report(ledger, Scheme("poisson", 1000, 120), GAUSSIAN, 1e-5).find("zero_out")
+    assert roomy.epsilon is not None
+    assert tight.epsilon is not None
+    assert tight.epsilon > roomy.epsilon
+    assert any("exceeds the 165 places" in sentence for sentence in tight.assumptions)
+    assert over.epsilon is None
+    assert "exceed their places" in over.reason
+
+
+def test_poisson_sampling_at_rate_one_is_exact():
+    one = report(ledger_of((4.0, 1.0, 10)), POISSON, GAUSSIAN, 1e-5).find("zero_out")
+    assert (one.status, one.accountant, one.sampling) == ("exact", "gaussian", "poisson")
+
+
+def test_fixed_size_is_not_amplified_for_the_other_clients():
+    found = report(ledger_of((10.0, 0.02, 2000)), Scheme("fixed", 1000, 20), GAUSSIAN, 1e-4)
+    assert found.find("zero_out").epsilon == pytest.approx(2.308, abs=6e-4)
+    assert found.find("zero_out").accountant == "mixture"
+
+
+def test_an_accountant_can_be_asked_for_but_must_match():
+    ledger = ledger_of((1.0, 0.02, 2000))
+    found = report(ledger, POISSON, GAUSSIAN, 1e-4, accountant="rdp")
+    assert found.find("zero_out").epsilon == pytest.approx(5.389, abs=1e-3)
+    with pytest.raises(ValueError, match="but not \\(replace, joint_dp\\)"):
+        found.find("replace")
+    with pytest.raises(ValueError, match="'mixture' describes"):
+        report(ledger, POISSON, GAUSSIAN, 1e-4, accountant="mixture")
+
+
+def test_values_are_validated():
+    for delta in (0.0, 1.0, math.nan):
+        with pytest.raises(ValueError, match="delta must lie in"):
+            report(empty(1), POISSON, GAUSSIAN, delta)
+    with pytest.raises(ValueError, match="sampling_rate must be 1"):
+        report(ledger_of((1.0, 0.5, 1)), EVERYONE, GAUSSIAN, 1e-5)
+
+
+def test_a_delta_below_float64_resolution_is_named():
+    found = report(ledger_of((1.0, 0.1, 100)), POISSON, GAUSSIAN, 1e-16)
+    # RDP certifies any δ for zero-out; the tight accountant, which alone knows replace, does not.
+    assert found.find("zero_out").accountant == "rdp"
+    assert found.find("replace").epsilon is None
+    assert "resolves" in found.find("replace").reason

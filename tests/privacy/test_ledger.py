@@ -1,0 +1,97 @@
+"""Laws of the ledger: exact counts under jit, scan and vmap, and derivatives of what it holds."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjaxsim.privacy import ledger as ledgers
+from fedjaxsim.privacy.ledger import Entry, Ledger, charge, empty, entries
+
+
+def charged(pairs, capacity):
+    ledger = empty(capacity)
+    for z, p in pairs:
+        ledger = charge(ledger, z, p)
+    return ledger
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([0.25, 1.0])), max_size=12)
+)
+def test_counts_are_those_of_a_dictionary_in_order_of_arrival(pairs):
+    counts = {}
+    for pair in pairs:
+        counts[pair] = counts.get(pair, 0) + 1
+    ledger = charged(pairs, 6)
+    assert entries(ledger) == [Entry(z, p, n) for (z, p), n in counts.items()]
+    assert not ledger.overflowed
+
+
+def test_a_full_ledger_says_so_and_keeps_what_it_had():
+    ledger = charged([(1.0, 0.5), (2.0, 0.5), (1.0, 0.5), (3.0, 0.5)], 2)
+    assert ledger.overflowed
+    assert entries(ledger) == [Entry(1.0, 0.5, 2), Entry(2.0, 0.5, 1)]
+    assert charge(ledger, 1.0, 0.5).overflowed
+
+
+def test_a_count_that_would_leave_int32_overflows():
+    most = np.iinfo(np.int32).max
+    full = Ledger(jnp.ones(1), jnp.ones(1), jnp.full(1, most), jnp.zeros((), bool))
+    ledger = charge(full, 1.0, 1.0)
+    assert ledger.overflowed
+    assert entries(ledger) == [Entry(1.0, 1.0, most)]
+
+
+def test_not_a_number_never_joins_an_entry():
+    ledger = charged([(float("nan"), 1.0), (float("nan"), 1.0)], 3)
+    assert [entry.rounds for entry in entries(ledger)] == [1, 1]
+
+
+def test_scan_counts_exactly_where_float32_sums_stop():
+    before = 2**24 - 50  # float32 cannot count beyond 2²⁴.
+    first = charge(empty(1), 0.7, 0.1)
+    ledger = dataclasses.replace(first, rounds=jnp.full(1, before))
+    ledger, _ = jax.lax.scan(lambda c, _: (charge(c, 0.7, 0.1), None), ledger, length=101)
+    assert entries(ledger) == [Entry(float(np.float32(0.7)), float(np.float32(0.1)), before + 101)]
+
+
+def test_vmap_keeps_the_runs_apart_and_entries_wants_one_run():
+    z = jnp.array([0.5, 1.0, 2.0])
+
+    def run(z):
+        return jax.lax.scan(lambda c, _: (charge(c, z, 1.0), None), empty(2), length=3)[0]
+
+    batched = jax.jit(jax.vmap(run))(z)
+    with pytest.raises(ValueError, match=r"shape \(L,\), got \(3, 2\)"):
+        entries(batched)
+    for index, value in enumerate([0.5, 1.0, 2.0]):
+        one = jax.tree.map(lambda leaf, i=index: leaf[i], batched)
+        assert entries(one) == [Entry(value, 1.0, 3)]
+
+
+def test_every_round_has_its_own_derivative_even_in_a_shared_entry():
+    # Σ rounds · z³ over entries is Σ_t z_t³, whose derivative in z_t is 3 z_t².
+    def total(z):
+        ledger, _ = jax.lax.scan(lambda c, z: (charge(c, z, 1.0), None), empty(3), z)
+        return jnp.sum(ledger.rounds * ledger.noise_multiplier**3)
+
+    z = jnp.array([1.0, 2.0, 1.0, 1.0])
+    np.testing.assert_allclose(jax.grad(total)(z), [3.0, 12.0, 3.0, 3.0], rtol=1e-6)
+    np.testing.assert_allclose(jax.jacfwd(total)(z), [3.0, 12.0, 3.0, 3.0], rtol=1e-6)
+
+
+def test_values_are_exactly_those_that_were_charged():
+    rates = [float(np.float32(rate)) for rate in (1e-7, 0.3, 1.0)]
+    z = float(np.float32(0.1))
+    assert entries(charged([(z, rate) for rate in rates], 3)) == [Entry(z, p, 1) for p in rates]
+
+
+def test_capacity_is_validated():
+    with pytest.raises(ValueError, match="capacity must be at least 1, got 0"):
+        ledgers.empty(0)
