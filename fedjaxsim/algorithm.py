@@ -1,0 +1,58 @@
+"""What an algorithm is: four functions written for ONE client.
+
+Every system here is an instance of the billboard model. A server publishes `shared`, which
+everybody may read; each client keeps `personal`, which nobody else may read; in a round some
+clients compute a message; the messages reach the server only through the mechanism, which clips,
+sums and noises them; and the server writes the next `shared` from that release and from nothing
+else. No algorithm knows that there is a client axis: the engine maps `client` over it.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from fedjaxsim.hparams import Hyperparameters
+
+PyTree = Any
+Metrics = dict[str, jax.Array]
+LocalOptimizer = Callable[[Hyperparameters, jax.Array], optax.GradientTransformation]
+"""(hparams, round) -> the optimizer of a client's local steps in that round."""
+ServerOptimizer = Callable[[Hyperparameters], optax.GradientTransformation]
+"""hparams -> the optimizer with which the server applies the release."""
+
+
+class Context(NamedTuple):
+    """What a client knows of the round besides its data.
+
+    Attributes:
+      round: () int32, counted from 0.
+      key: a random key that belongs to this client and this round.
+      client_id: () int32 in [0, m).
+      num_clients: m, public.
+    """
+
+    round: jax.Array
+    key: jax.Array
+    client_id: jax.Array
+    num_clients: int
+
+
+class Algorithm(NamedTuple):
+    """A federated algorithm, for one client.
+
+    Attributes:
+      init: `(key, hparams) -> (shared, personal)`: the first billboard and ONE client's personal
+        state; neither may depend on private data.
+      client: `(shared, personal, data, hparams, context) -> (personal, message, metrics)`: one
+        client's round. `data` is its `ClientData`; `message` is a pytree of float arrays, or `()`
+        where nothing is sent; `metrics` are scalars for the researcher, never read by the server.
+      server: `(shared, release, hparams, round) -> shared`: the next billboard.
+      predict: `(shared, personal, hparams, client_id) -> params`: what the client predicts with.
+    """
+
+    init: Callable[[jax.Array, Hyperparameters], tuple[PyTree, PyTree]]
+    client: Callable[..., tuple[PyTree, PyTree, Metrics]]
+    server: Callable[[PyTree, PyTree, Hyperparameters, jax.Array], PyTree]
+    predict: Callable[[PyTree, PyTree, Hyperparameters, jax.Array], PyTree]

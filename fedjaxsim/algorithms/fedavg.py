@@ -1,0 +1,38 @@
+"""FedAvg (McMahan et al. 2017), and with the Gaussian mechanism DP-FedAvg (McMahan et al. 2018)."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim import optimizers
+from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer
+from fedjaxsim.algorithms.billboard import predict_with_shared, publish, server_step
+from fedjaxsim.algorithms.local_steps import descend
+from fedjaxsim.models.task import Task
+
+
+def fedavg(
+    task: Task,
+    local_optimizer: LocalOptimizer | None = None,
+    server_optimizer: ServerOptimizer | None = None,
+) -> Algorithm:
+    """FedAvg: local SGD from the global w; clients send v − w; one model for all.
+
+    With `optimizers.server(optax.adam)` it is FedAdam, and so on (Reddi et al. 2021).
+
+    Args:
+      task: model and loss.
+      local_optimizer: of the local steps; by default SGD with `hparams.learning_rate`.
+      server_optimizer: applies the release to w; by default adds it.
+    """
+    local_optimizer = local_optimizer or optimizers.local()
+    server_optimizer = server_optimizer or optimizers.server()
+
+    def init(key, hparams):
+        return publish(task.init(key), server_optimizer, hparams), ()
+
+    def client(shared, personal, data, hparams, context):
+        w = shared.params
+        v, loss = descend(w, data, local_optimizer(hparams, context.round), task.loss)
+        return personal, jax.tree.map(jnp.subtract, v, w), {"loss": loss}
+
+    return Algorithm(init, client, server_step(server_optimizer), predict_with_shared)

@@ -1,0 +1,42 @@
+"""FedProx (Li et al. 2020): FedAvg with a proximal term in the local objective."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim import optimizers
+from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer
+from fedjaxsim.algorithms.billboard import predict_with_shared, publish, server_step
+from fedjaxsim.algorithms.local_steps import descend
+from fedjaxsim.models.task import Task
+
+
+def fedprox(
+    task: Task,
+    local_optimizer: LocalOptimizer | None = None,
+    server_optimizer: ServerOptimizer | None = None,
+) -> Algorithm:
+    """FedProx: local SGD on ℓ_k(v) + (μ/2)‖v − w‖² from the global w; one model for all.
+
+    A client sends its update v − w; the server adds the clipped, noised mean of the updates to w.
+
+    Args:
+      task: model and loss.
+      local_optimizer: of the local steps; by default SGD with `hparams.learning_rate`.
+      server_optimizer: applies the release to w; by default adds it.
+    """
+    local_optimizer = local_optimizer or optimizers.local()
+    server_optimizer = server_optimizer or optimizers.server()
+
+    def init(key, hparams):
+        return publish(task.init(key), server_optimizer, hparams), ()
+
+    def client(shared, personal, data, hparams, context):
+        w = shared.params
+
+        def proximal(v):  # the gradient of (μ/2)‖v − w‖²
+            return jax.tree.map(lambda a, b: hparams.mu * (a - b), v, w)
+
+        v, loss = descend(w, data, local_optimizer(hparams, context.round), task.loss, proximal)
+        return personal, jax.tree.map(jnp.subtract, v, w), {"loss": loss}
+
+    return Algorithm(init, client, server_step(server_optimizer), predict_with_shared)

@@ -1,0 +1,38 @@
+"""Local, or single-task learning (STL): every client learns alone."""
+
+from fedjaxsim import optimizers
+from fedjaxsim.algorithm import Algorithm, LocalOptimizer
+from fedjaxsim.algorithms.local_steps import descend
+from fedjaxsim.models.task import Task
+
+
+def local(task: Task, local_optimizer: LocalOptimizer | None = None) -> Algorithm:
+    """Local: client k takes its steps on ℓ_k from its own w_k; nothing is sent, ε = 0.
+
+    A baseline on the same footing as the others: a client works in the rounds in which it is
+    drawn, with the same local steps, data and evaluation.
+
+    Args:
+      task: model and loss.
+      local_optimizer: of the local steps; by default SGD with `hparams.learning_rate`.
+    """
+    local_optimizer = local_optimizer or optimizers.local()
+
+    def init(key, hparams):
+        del hparams
+        return (), task.init(key)
+
+    def client(shared, personal, data, hparams, context):
+        del shared
+        w_k, loss = descend(personal, data, local_optimizer(hparams, context.round), task.loss)
+        return w_k, (), {"loss": loss}
+
+    def server(shared, release, hparams, round_):
+        del release, hparams, round_
+        return shared
+
+    def predict(shared, personal, hparams, client_id):
+        del shared, hparams, client_id
+        return personal
+
+    return Algorithm(init, client, server, predict)

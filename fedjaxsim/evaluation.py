@@ -1,0 +1,90 @@
+"""Evaluation: per-client metrics of the models the clients really predict with.
+
+Nothing here is private: metrics are averages over private data, for the researcher who owns the
+simulation. They never reach the training state.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+PERCENTILES = (10, 50, 90)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Per-client metrics on one split, and how they are summarized.
+
+    Attributes:
+      split: "train", "validation" or "test".
+      count: (m,) int, each client's rows in the split.
+      values: by name, (m,) float64: the mean over the client's rows; NaN for a client without any.
+    """
+
+    split: str
+    count: np.ndarray
+    values: Mapping[str, np.ndarray]
+
+    def mean(self, name: str) -> float:
+        """The unweighted mean over clients that have rows."""
+        return float(np.mean(self._present(name)))
+
+    def weighted_mean(self, name: str) -> float:
+        """The mean over examples: clients weighted by their rows; of nMSE, the pooled one."""
+        return float(np.average(self._present(name), weights=self.count[self.count > 0]))
+
+    def percentile(self, name: str, q: float) -> float:
+        """The q-th percentile over clients that have rows, q in [0, 100]."""
+        return float(np.percentile(self._present(name), q))
+
+    def summary(self) -> dict[str, float]:
+        """All metrics as flat numbers, prefixed by the split: `test_accuracy`, `test_accuracy_p10`.
+
+        The plain name is the unweighted mean over clients, `_weighted` the mean over examples,
+        `_p10`, `_p50`, `_p90` percentiles over clients. nMSE is the exception the field makes: the
+        plain `nmse` is pooled (total squared error over the variance of all targets) and
+        `nmse_unweighted` the mean over clients. NaN throughout if no client has rows.
+        """
+        result = {}
+        for name in self.values:
+            key = f"{self.split}_{name}"
+            if not np.any(self.count > 0):
+                result[key] = float("nan")
+                continue
+            if name == "nmse":
+                result[key] = self.weighted_mean(name)
+                result[f"{key}_unweighted"] = self.mean(name)
+            else:
+                result[key] = self.mean(name)
+                result[f"{key}_weighted"] = self.weighted_mean(name)
+            for q in PERCENTILES:
+                result[f"{key}_p{q}"] = self.percentile(name, q)
+        return result
+
+    def _present(self, name: str) -> np.ndarray:
+        return self.values[name][self.count > 0]
+
+
+def summarize(
+    split: str,
+    sums: Mapping[str, np.ndarray],
+    count: np.ndarray,
+    targets: np.ndarray | None,
+) -> Evaluation:
+    """Turns sums over rows into an `Evaluation`.
+
+    Args:
+      split: its name.
+      sums: by metric name, (m,): the sum over each client's rows.
+      count: (m,) rows.
+      targets: (n,) all targets of the split; "squared_error" divided by their variance is reported
+        as "nmse" (as in MP-MTL's experiments). None where there are none.
+    """
+    divisor = np.where(count > 0, count, np.nan)
+    values = {name: np.asarray(total, np.float64) / divisor for name, total in sums.items()}
+    if "squared_error" in values and targets is not None and len(targets):
+        variance = float(np.var(np.asarray(targets, np.float64)))
+        if variance > 0:
+            values["nmse"] = values["squared_error"] / variance
+    return Evaluation(split, count, values)

@@ -1,0 +1,216 @@
+"""The door: the only way by which messages of clients reach the server.
+
+A `Mechanism` bounds each message, sums, draws noise once and divides. The engine calls nothing
+else that reduces over clients, so the server's state is a function of the releases alone, and the
+billboard lemma (Hsu et al. 2016) turns the (ε, δ) of the releases into joint differential privacy
+of all personal models.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy.clipping import Clipped, clip_by_global_norm
+from fedjaxsim.privacy.events import Event
+
+PyTree = Any
+
+
+class Accumulator(NamedTuple):
+    """A sum over the messages added so far; sums of two accumulators are accumulators.
+
+    Attributes:
+      total: pytree, the sum of bounded messages, or of what a mechanism makes of each.
+      clipped: () int32, how many were scaled down. For the researcher; never released.
+      nonfinite: () int32, how many were not finite and counted as zero. Likewise.
+    """
+
+    total: PyTree
+    clipped: jax.Array
+    nonfinite: jax.Array
+
+
+class Release(NamedTuple):
+    """What comes out of the door in one round.
+
+    Attributes:
+      value: pytree, like one message unless the mechanism says otherwise; the only thing the
+        server reads.
+      state: the mechanism's next (public) state.
+      noise_multiplier: () the z of the noise that was really drawn (the ε, where `Event.kind` is
+        "pure"); the ledger is charged this. NaN where there is no guarantee.
+    """
+
+    value: PyTree
+    state: PyTree
+    noise_multiplier: jax.Array
+
+
+class Mechanism(NamedTuple):
+    """A door, as pure functions. `add` is the only reduction over clients in the package.
+
+    Attributes:
+      event: what one release costs, for the accountants.
+      init: `(hparams) -> state`: public state, such as an adaptive clip norm.
+      zero: `(message) -> Accumulator`, from the shapes of one message.
+      add: `(accumulator, messages, mask, ids, state, hparams) -> accumulator`: bounds and adds a
+        chunk of messages, leaves (k, …), of the clients `ids` (k,); those with mask (k,) False
+        count as absent.
+      release: `(accumulator, denominator, key, state, hparams, round) -> Release`.
+      check: `(hparams, m)`: raises ValueError where hyperparameters, as far as they are known on
+        the host, or the number of clients do not suit the mechanism.
+    """
+
+    event: Event
+    init: Callable[[Hyperparameters], PyTree]
+    zero: Callable[[PyTree], Accumulator]
+    add: Callable[..., Accumulator]
+    release: Callable[..., Release]
+    check: Callable[[Hyperparameters, int], None] = lambda hparams, num_clients: None
+
+
+def zeros(shapes: PyTree) -> Accumulator:
+    """The accumulator of no messages, for sums of these shapes."""
+    total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return Accumulator(total, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+
+
+def bound(messages: PyTree, mask: jax.Array, clip_norm: jax.Array) -> Clipped:
+    """Clips each message of a chunk, leaves (k, …); absent ones, mask (k,) False, become zero."""
+    clipped = jax.vmap(clip_by_global_norm, in_axes=(0, None))(messages, clip_norm)
+    present = jax.tree.map(
+        lambda leaf: jnp.where(along_clients(mask, leaf), leaf, 0), clipped.message
+    )
+    return Clipped(present, clipped.clipped & mask, clipped.finite | ~mask)
+
+
+def along_clients(values: jax.Array, leaf: jax.Array) -> jax.Array:
+    """One value per client, (k,), shaped so that it broadcasts against a leaf (k, …)."""
+    return values.reshape(values.shape + (1,) * (leaf.ndim - 1))
+
+
+def sum_clients(messages: PyTree) -> PyTree:
+    """The sum over the clients of a chunk, leaves (k, …) -> (…)."""
+    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), messages)
+
+
+def accumulate(accumulator: Accumulator, bounded: Clipped, chunk_total: PyTree) -> Accumulator:
+    """Adds what a chunk of bounded messages comes to."""
+    return Accumulator(
+        jax.tree.map(jnp.add, accumulator.total, chunk_total),
+        accumulator.clipped + jnp.sum(bounded.clipped, dtype=jnp.int32),
+        accumulator.nonfinite + jnp.sum(~bounded.finite, dtype=jnp.int32),
+    )
+
+
+def noise_like(key: jax.Array, tree: PyTree, scale: jax.Array) -> PyTree:
+    """Draws independent N(0, scale²) for every number in `tree`; one key per leaf."""
+    leaves, structure = jax.tree.flatten(tree)
+    draws = [
+        scale.astype(leaf.dtype)
+        * jax.random.normal(jax.random.fold_in(key, index), leaf.shape, leaf.dtype)
+        for index, leaf in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(structure, draws)
+
+
+def noise_scale(noise_multiplier: jax.Array, clip_norm: jax.Array, degree: int = 1) -> jax.Array:
+    """z·C, or z·C² for products; 0 without noise and clipping (z = 0, C = ∞), not their NaN."""
+    usable = (noise_multiplier > 0) | jnp.isfinite(clip_norm)
+    return noise_multiplier * jnp.where(usable, clip_norm, 1.0) ** degree
+
+
+def round_value(schedule: jax.Array, round_: jax.Array) -> jax.Array:
+    """The value for one round of a number () or of a schedule with one number per round (T,)."""
+    return schedule if jnp.ndim(schedule) == 0 else schedule[round_]
+
+
+def _shares(weights: ArrayLike, max_weight: float | None) -> np.ndarray:
+    """min(w_k, w_max)/w_max, (m,) float64, at most 1."""
+    w = np.asarray(weights, np.float64)
+    if w.ndim != 1 or w.size == 0:
+        raise ValueError(f"weights must have one number per client, (m,), got shape {w.shape}")
+    if not (np.all(np.isfinite(w)) and np.all(w > 0)):
+        raise ValueError(f"weights must be positive and finite, got {w.min()} to {w.max()}")
+    largest = float(w.max()) if max_weight is None else max_weight
+    if not (np.isfinite(largest) and largest > 0):
+        raise ValueError(f"max_weight must be positive and finite, got {largest}")
+    return np.minimum(w / largest, 1.0)
+
+
+def gaussian(weights: ArrayLike | None = None, max_weight: float | None = None) -> Mechanism:
+    """The Gaussian mechanism on the sum of clipped messages (McMahan et al. 2018).
+
+    release = (Σ_k clip(v_k, C) + N(0, (zC)² I)) / denominator, the noise drawn once a round, the
+    denominator the *expected* cohort size p·m, which is public; the realised size is not, and never
+    enters.
+
+    With weights w_k the clipped messages are scaled by s_k = min(w_k, w_max)/w_max ≤ 1, and the
+    denominator is p Σ_k s_k: the release estimates the weighted mean Σ w_k v_k / Σ w_k.
+
+    Formal guarantees:
+      * Adding or removing one client, or setting its message to zero, moves the sum by at most C in
+        L2 norm; replacing its data by at most 2C. Non-finite messages count as zero.
+      * The noise on the sum has standard deviation zC in every coordinate, so in units of z the
+        sensitivity is 1 (zero-out) and 2 (replace).
+      * Weights are *public* and fixed before the run. Numbers of examples are private unless they
+        are published anyway: the denominator gives away their sum.
+      * With z = 0 there is no guarantee.
+
+    Args:
+      weights: w_k > 0, (m,); all alike if not given.
+      max_weight: w_max; by default the largest weight.
+
+    Raises:
+      ValueError: if a weight is not positive and finite.
+    """
+    shares = None if weights is None else _shares(weights, max_weight)
+
+    def add(accumulator, messages, mask, ids, state, hparams):
+        del state
+        bounded = bound(messages, mask, hparams.clip_norm)
+        terms = bounded.message
+        if shares is not None:
+            share = jnp.asarray(shares, dtype=float)[ids]
+            terms = jax.tree.map(
+                lambda leaf: leaf * along_clients(share, leaf).astype(leaf.dtype), terms
+            )
+        return accumulate(accumulator, bounded, sum_clients(terms))
+
+    def release(accumulator, denominator, key, state, hparams, round_):
+        z = round_value(hparams.noise_multiplier, round_)
+        noise = noise_like(key, accumulator.total, noise_scale(z, hparams.clip_norm))
+        divisor = denominator if shares is None else denominator * float(shares.mean())
+        value = jax.tree.map(lambda s, n: (s + n) / divisor, accumulator.total, noise)
+        return Release(value, state, z)
+
+    def check(hparams, num_clients):
+        del hparams
+        if shares is not None and len(shares) != num_clients:
+            raise ValueError(f"weights must have {num_clients} numbers, got {len(shares)}")
+
+    event = Event("gaussian", zero_out=1.0, replace=2.0)
+    return Mechanism(event, lambda _: (), zeros, add, release, check)
+
+
+def closed() -> Mechanism:
+    """The closed door: nothing is sent, so nothing is released, and ε = 0.
+
+    Formal guarantees:
+      * The release is empty whatever the clients hold.
+    """
+
+    def add(accumulator, messages, mask, ids, state, hparams):
+        del messages, mask, ids, state, hparams
+        return accumulator
+
+    def release(accumulator, denominator, key, state, hparams, round_):
+        del denominator, key, hparams, round_
+        return Release(accumulator.total, state, jnp.zeros(()))
+
+    return Mechanism(Event("none"), lambda _: (), lambda _: zeros(()), add, release)

@@ -1,0 +1,265 @@
+"""Laws of the algorithms, and small cases by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import classification, least_squares
+
+from fedjaxsim import optimizers
+from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.algorithms.fedprox import fedprox
+from fedjaxsim.algorithms.local import local
+from fedjaxsim.algorithms.pmtl import pmtl
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.population import Population
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.models.model import linear
+from fedjaxsim.models.task import squared
+from fedjaxsim.privacy.mechanisms import closed, noise_like
+from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.simulation import Simulation
+
+FULL_BATCH = Minibatches(1000, epochs=1)
+
+
+def designs(population):
+    """Per client (X with a column of ones, y): the model's bias is the last coefficient."""
+    for k in range(population.num_clients):
+        rows = population.rows(k)
+        yield np.column_stack([rows["x"], np.ones(len(rows["y"]))]), rows["y"]
+
+
+def coefficients(params):
+    """(…, d + 1) of linear parameters with leading axes."""
+    kernel, bias = np.asarray(params["kernel"]), np.asarray(params["bias"])
+    return np.concatenate([kernel[..., 0], bias], axis=-1)
+
+
+@pytest.mark.parametrize("rounds", [1, 7])
+def test_pmtl_center_is_the_mean_of_the_models(rounds):
+    with jax.enable_x64(True):
+        population, task = least_squares([5, 9, 17])
+        sim = Simulation(pmtl(task), task, population, everyone(3), Minibatches(4, epochs=2))
+        hparams = Hyperparameters(learning_rate=0.05, lam=0.3)
+        state, _ = sim.run(sim.init(0, hparams), hparams, rounds)
+        mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), state.personal)
+        assert np.std(coefficients(state.personal), axis=0).max() > 0.01
+        np.testing.assert_allclose(
+            coefficients(state.shared.params), coefficients(mean), rtol=1e-12, atol=1e-14
+        )
+
+
+def test_pmtl_center_never_forgets_noise():
+    # w̃ − mean of w_k = the sum of all noise so far: Algorithm 1 sends w − w_k, which does not
+    # depend on where w̃ has drifted, so nothing pulls w̃ back. (With everyone and no clip binding.)
+    with jax.enable_x64(True):
+        population, task = least_squares([5, 9, 17])
+        sim = Simulation(pmtl(task), task, population, everyone(3), Minibatches(4, epochs=2))
+        hparams = Hyperparameters(
+            learning_rate=0.05, lam=0.3, clip_norm=100.0, noise_multiplier=0.01
+        )
+        state = sim.init(0, hparams)
+        noise_stream = jax.random.split(state.key, 3)[2]
+        noise = np.zeros(4)
+        for t in range(4):
+            draw = noise_like(
+                jax.random.fold_in(noise_stream, t), state.shared.params, jnp.asarray(1.0 / 3)
+            )
+            noise += coefficients(draw)
+            state, _ = sim.round(state, hparams)
+            gap = coefficients(state.shared.params) - coefficients(state.personal).mean(axis=0)
+            np.testing.assert_allclose(gap, noise, rtol=1e-10)
+
+
+def test_pmtl_reaches_the_mean_regularized_minimizer():
+    with jax.enable_x64(True):
+        population, task = least_squares([6, 10, 15, 8])
+        lam, d, m = 0.5, 4, 4
+        # Minimize Σ_k ‖X_k w_k − y_k‖²/(2 n_k) + (λ/2) Σ_k ‖w_k − w̄‖²: one linear system.
+        system, target = np.zeros((m * d, m * d)), np.zeros(m * d)
+        for k, (x, y) in enumerate(designs(population)):
+            at = slice(k * d, (k + 1) * d)
+            system[at, at] += x.T @ x / len(y) + lam * np.eye(d)
+            target[at] = x.T @ y / len(y)
+        system -= np.kron(np.full((m, m), lam / m), np.eye(d))
+        minimizer = np.linalg.solve(system, target).reshape(m, d)
+
+        sim = Simulation(pmtl(task), task, population, everyone(m), FULL_BATCH)
+        hparams = Hyperparameters(learning_rate=0.2, lam=lam)
+        state, _ = sim.run(sim.init(0, hparams), hparams, 4000)
+        np.testing.assert_allclose(coefficients(state.personal), minimizer, rtol=1e-9, atol=1e-10)
+        np.testing.assert_allclose(
+            coefficients(state.shared.params), minimizer.mean(axis=0), rtol=1e-9, atol=1e-10
+        )
+
+
+def gradient_descent(x, y, w, rate, steps, center=None, weight=0.0):
+    for _ in range(steps):
+        pull = 0 if center is None else weight * (w - center)
+        w = w - rate * (x.T @ (x @ w - y) / len(y) + pull)
+    return w
+
+
+@pytest.mark.parametrize("algorithm", [pmtl, fedavg, local])
+def test_one_client_alone_does_gradient_descent(algorithm):
+    # λ = 0 and m = 1; with a clip that does not bind the server adds the whole update.
+    with jax.enable_x64(True):
+        population, task = least_squares([12])
+        mechanism = closed() if algorithm is local else None
+        sim = Simulation(
+            algorithm(task), task, population, everyone(1), Minibatches(12, epochs=3), mechanism
+        )
+        hparams = Hyperparameters(learning_rate=0.1)
+        state, _ = sim.run(sim.init(0, hparams), hparams, 5)
+        (x, y), *_ = designs(population)
+        expected = gradient_descent(x, y, np.zeros(4), 0.1, steps=15)
+        models = [] if algorithm is local else [state.shared.params]
+        models += [] if algorithm is fedavg else [jax.tree.map(lambda v: v[0], state.personal)]
+        for params in models:
+            np.testing.assert_allclose(coefficients(params), expected, rtol=1e-10)
+
+
+def test_pmtl_is_algorithm_1_written_in_numpy():
+    # Two clients, full batches, E = 2, clipping that binds; compared round by round.
+    with jax.enable_x64(True):
+        population, task = least_squares([6, 9])
+        rate, lam, clip = 0.3, 0.4, 0.25
+        sim = Simulation(pmtl(task), task, population, everyone(2), Minibatches(9, epochs=2))
+        hparams = Hyperparameters(learning_rate=rate, lam=lam, clip_norm=clip)
+        state = sim.init(0, hparams)
+        center, models, clipped = np.zeros(4), [np.zeros(4), np.zeros(4)], 0
+        for _ in range(6):
+            state, metrics = sim.round(state, hparams)
+            updates = []
+            for k, (x, y) in enumerate(designs(population)):
+                new = gradient_descent(x, y, models[k], rate, 2, center, lam)
+                updates.append(new - models[k])
+                models[k] = new
+            norms = [np.linalg.norm(u) for u in updates]
+            center = (
+                center + sum(u * min(1, clip / n) for u, n in zip(updates, norms, strict=True)) / 2
+            )
+            clipped += sum(n > clip for n in norms)
+            assert int(metrics["clipped"]) == sum(n > clip for n in norms)
+            np.testing.assert_allclose(coefficients(state.personal), models, rtol=1e-10)
+            np.testing.assert_allclose(coefficients(state.shared.params), center, rtol=1e-10)
+        assert 0 < clipped < 12  # both cases occurred
+
+
+def test_fedprox_is_its_formula_and_without_mu_fedavg():
+    with jax.enable_x64(True):
+        population, task = least_squares([6, 9])
+        minibatches = Minibatches(9, epochs=3)
+        results = {}
+        for name, algorithm, mu in [
+            ("fedavg", fedavg(task), 0.0),
+            ("prox 0", fedprox(task), 0.0),
+            ("prox 2", fedprox(task), 2.0),
+        ]:
+            sim = Simulation(algorithm, task, population, everyone(2), minibatches)
+            hparams = Hyperparameters(learning_rate=0.1, mu=mu)
+            state, _ = sim.run(sim.init(0, hparams), hparams, 4)
+            results[name] = coefficients(state.shared.params)
+        np.testing.assert_array_equal(results["fedavg"], results["prox 0"])
+        w = np.zeros(4)
+        for _ in range(4):
+            w = np.mean(
+                [gradient_descent(x, y, w, 0.1, 3, w, 2.0) for x, y in designs(population)], axis=0
+            )
+        np.testing.assert_allclose(results["prox 2"], w, rtol=1e-10)
+        assert np.abs(results["prox 2"] - results["fedavg"]).max() > 1e-3
+
+
+def test_the_server_optimizer_steps_along_minus_the_release():
+    # With every client's update in hand, FedAdam is optax.adam on minus their mean.
+    with jax.enable_x64(True):
+        population, task = least_squares([6, 9])
+        algorithm = fedavg(task, server_optimizer=optimizers.server(optax.adam))
+        sim = Simulation(algorithm, task, population, everyone(2), FULL_BATCH)
+        hparams = Hyperparameters(learning_rate=0.1, server_learning_rate=0.01)
+        state, _ = sim.run(sim.init(0, hparams), hparams, 5)
+        adam, w = optax.adam(0.01), jnp.zeros(4)
+        adam_state = adam.init(w)
+        for _ in range(5):
+            updates = [
+                gradient_descent(x, y, np.asarray(w), 0.1, 1) - np.asarray(w)
+                for x, y in designs(population)
+            ]
+            step, adam_state = adam.update(-jnp.mean(jnp.array(updates), axis=0), adam_state, w)
+            w = w + jnp.asarray(step)
+        np.testing.assert_allclose(coefficients(state.shared.params), w, rtol=1e-10)
+
+
+def test_a_learning_rate_schedule_counts_rounds():
+    # η_t = 0.1 · max(0, 1 − t/4): after four rounds nothing moves.
+    with jax.enable_x64(True):
+        population, task = least_squares([8])
+        schedule = optax.linear_schedule(1.0, 0.0, 4)
+        algorithm = local(task, optimizers.local(optax.sgd, schedule))
+        sim = Simulation(algorithm, task, population, everyone(1), FULL_BATCH, closed())
+        hparams = Hyperparameters(learning_rate=0.1)
+        state, _ = sim.run(sim.init(0, hparams), hparams, 6)
+        (x, y), *_ = designs(population)
+        w = np.zeros(4)
+        for t in range(6):
+            w = gradient_descent(x, y, w, 0.1 * max(0, 1 - t / 4), 1)
+        np.testing.assert_allclose(coefficients(state.personal)[0], w, rtol=1e-10)
+
+
+def test_the_local_optimizer_is_any_optax_transformation_and_starts_afresh():
+    with jax.enable_x64(True):
+        population, task = least_squares([8])
+        algorithm = local(task, optimizers.local(optax.adam))
+        sim = Simulation(
+            algorithm, task, population, everyone(1), Minibatches(8, epochs=2), closed()
+        )
+        hparams = Hyperparameters(learning_rate=0.05)
+        state, _ = sim.run(sim.init(0, hparams), hparams, 3)
+        (x, y), *_ = designs(population)
+        w, adam = jnp.zeros(4), optax.adam(0.05)
+        for _ in range(3):
+            adam_state = adam.init(w)
+            for _ in range(2):
+                step, adam_state = adam.update(jnp.asarray(x.T @ (x @ w - y) / 8), adam_state, w)
+                w = w + jnp.asarray(step)
+        np.testing.assert_allclose(coefficients(state.personal)[0], w, rtol=1e-9)
+
+
+def test_clients_that_are_not_drawn_keep_their_models():
+    population, task = classification([10] * 30)
+    sim = Simulation(pmtl(task), task, population, poisson(30, 0.2), Minibatches(4, steps=2))
+    hparams = Hyperparameters(sampling_rate=0.2, lam=0.1)
+    start = sim.init(0, hparams)
+    state, metrics = sim.round(start, hparams)
+    moved = np.any(np.asarray(state.personal["kernel"] != start.personal["kernel"]), axis=(1, 2))
+    assert moved.sum() == int(metrics["participants"])
+    assert 0 < moved.sum() < 30
+
+
+def test_local_models_see_their_own_data_only():
+    population, task = classification([10, 12, 14])
+    changed = dict(population.fields)
+    theirs = population.splits["train"].start[1]
+    changed["x"] = np.array(changed["x"])
+    changed["x"][theirs:] = 0.5
+    other = Population(changed, population.splits, population.names)
+    sim = Simulation(local(task), task, population, everyone(3), Minibatches(4, steps=3), closed())
+    hparams = Hyperparameters()
+    one, _ = sim.run(sim.init(0, hparams), hparams, 4)
+    two_sim = sim.with_population(other)
+    two, _ = two_sim.run(two_sim.init(0, hparams), hparams, 4)
+    kernels = np.asarray(one.personal["kernel"]), np.asarray(two.personal["kernel"])
+    np.testing.assert_array_equal(kernels[0][0], kernels[1][0])
+    assert np.any(kernels[0][1] != kernels[1][1])
+
+
+def test_minibatch_loss_is_reported_before_the_step():
+    # One step on one full batch from zero: the reported loss is that of w = 0.
+    population, _ = least_squares([5, 5])
+    task = squared(linear((3,), 1))
+    sim = Simulation(fedavg(task), task, population, everyone(2), FULL_BATCH)
+    _, metrics = sim.round(sim.init(0, Hyperparameters()), Hyperparameters())
+    expected = np.mean([np.mean(y**2) / 2 for _, y in designs(population)])
+    np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)

@@ -1,0 +1,424 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import classification, compilations, least_squares
+
+from fedjaxsim import optimizers
+from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.algorithms.local import local
+from fedjaxsim.algorithms.pmtl import pmtl
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.population import Population
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy.mechanisms import closed, gaussian, noise_like
+from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.simulation import Simulation
+
+PRIVATE = Hyperparameters(
+    learning_rate=0.1, lam=0.2, clip_norm=0.3, noise_multiplier=0.8, sampling_rate=0.4
+)
+EPOCH = Minibatches(4, epochs=1)
+
+
+def simulation(population, task, algorithm=pmtl, **kwargs):
+    m = population.num_clients
+    return Simulation(algorithm(task), task, population, poisson(m), EPOCH, **kwargs)
+
+
+def assert_close(a, b, **tolerance):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, **tolerance)
+
+
+def assert_equal(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def learned(state):
+    return state.shared, state.personal, state.privacy
+
+
+@pytest.mark.parametrize(
+    ("size", "chunk_map"), [(2, "scan"), (7, "scan"), (2, "vmap"), (5, "vmap")]
+)
+def test_chunks_change_nothing(size, chunk_map):
+    with jax.enable_x64(True):
+        population, task = least_squares([4 + k for k in range(13)], test=0.2)
+        whole = simulation(population, task, chunk_size=64, chunk_map="vmap")
+        chunked = simulation(population, task, chunk_size=size, chunk_map=chunk_map)
+        states = [s.run(s.init(1, PRIVATE), PRIVATE, 5) for s in (whole, chunked)]
+        (one, (first,)), (two, (second,)) = states
+        assert_close(learned(one), learned(two), rtol=1e-11, atol=1e-14)
+        assert_close(first.metrics, second.metrics, rtol=1e-11)
+        assert_close(first.evaluation.values, second.evaluation.values, rtol=1e-11)
+
+
+def test_segments_are_rounds_are_one_run():
+    population, task = classification([10] * 12)
+    sim = simulation(population, task)
+    stepped = sim.init(3, PRIVATE)
+    losses = []
+    for _ in range(6):
+        stepped, metrics = sim.round(stepped, PRIVATE)
+        losses.append(float(metrics["loss"]))
+    state, history = sim.run(sim.init(3, PRIVATE), PRIVATE, 6, eval_every=4)
+    assert [segment.round for segment in history] == [4, 6]
+    assert_close(learned(state), learned(stepped), rtol=1e-5, atol=1e-6)
+    reported = np.concatenate([segment.metrics["loss"] for segment in history])
+    np.testing.assert_allclose(reported, losses, rtol=1e-5)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another():
+    population, task = classification([10] * 12)
+    sim = simulation(population, task)
+    runs = [sim.run(sim.init(seed, PRIVATE), PRIVATE, 3)[0] for seed in (5, 5, 6)]
+    assert_equal(learned(runs[0]), learned(runs[1]))
+    assert np.any(runs[0].personal["kernel"] != runs[2].personal["kernel"])
+    keyed, _ = sim.run(sim.init(jax.random.key(5), PRIVATE), PRIVATE, 3)
+    assert_equal(learned(runs[0]), learned(keyed))
+
+
+@pytest.mark.parametrize("chunks", [(2, "scan"), (8, "vmap")])
+def test_one_noise_draw_a_round_whatever_the_cohort(chunks):
+    # With learning rate 0 every message is zero, so w moves by the noise alone: N(0, (zC/(pm))²),
+    # whatever the number of chunks and of clients that took part.
+    population, task = classification([10] * 30, features=400, classes=50)
+    size, chunk_map = chunks
+    sim = Simulation(
+        fedavg(task), task, population, poisson(30), EPOCH, chunk_size=size, chunk_map=chunk_map
+    )
+    hparams = PRIVATE.replace(learning_rate=0.0)
+    start = sim.init(0, hparams)
+    state, metrics = sim.round(start, hparams)
+    assert int(metrics["participants"]) > size
+    moved = np.asarray(state.shared.params["kernel"], np.float64).ravel()
+    sd = 0.8 * 0.3 / (0.4 * 30)
+    # χ² with 20,000 degrees of freedom; the false-alarm rate is 1e-6.
+    statistic = np.sum((moved / sd) ** 2)
+    assert abs(statistic - moved.size) < 4.9 * np.sqrt(2 * moved.size)
+    noise_key = jax.random.fold_in(jax.random.split(start.key, 3)[2], 0)
+    expected = noise_like(noise_key, start.shared.params, jnp.float32(sd))
+    assert_close(state.shared.params, expected, rtol=1e-4, atol=1e-8)
+
+
+def test_the_denominator_is_the_expected_cohort_size():
+    # Every update is clipped to norm C exactly, and all are equal, so |w¹| = |S| C/(p m).
+    rows = {"x": np.ones((20, 1)), "y": np.full(20, 1e3)}
+    _, task = least_squares([1], features=1)
+    population = Population.from_flat(rows, [1] * 20)
+    sim = Simulation(fedavg(task), task, population, poisson(20), Minibatches(1, steps=1))
+    hparams = Hyperparameters(clip_norm=0.5, sampling_rate=0.3)
+    sizes = set()
+    for seed in range(4):
+        state, metrics = sim.round(sim.init(seed, hparams), hparams)
+        norm = np.sqrt(sum(float(jnp.vdot(v, v)) for v in jax.tree.leaves(state.shared.params)))
+        participants = int(metrics["participants"])
+        sizes.add(participants)
+        np.testing.assert_allclose(norm, participants * 0.5 / (0.3 * 20), rtol=1e-4)
+    assert len(sizes) > 1
+
+
+def test_the_ledger_counts_every_round_at_the_noise_really_drawn():
+    population, task = classification([10] * 5)
+    schedule = PRIVATE.replace(noise_multiplier=[1.0, 2.0, 1.0, 3.0, 1.0])
+    sim = simulation(population, task)
+    state, _ = sim.run(sim.init(0, schedule), schedule, 5, eval_every=2)
+    p = np.floor(np.float64(np.float32(0.4)) * 2**32) / 2**32
+    assert sorted(ledger.entries(state.privacy)) == [(1.0, p, 3), (2.0, p, 1), (3.0, p, 1)]
+
+
+def test_a_closed_door_charges_nothing():
+    population, task = classification([10] * 5)
+    sim = simulation(population, task, local, mechanism=closed())
+    state, _ = sim.run(sim.init(0, PRIVATE), PRIVATE, 3)
+    assert ledger.entries(state.privacy) == []
+    assert sim.guarantee(state).find("zero_out", "joint_dp").epsilon == 0
+
+
+def test_the_guarantee_is_the_exact_one_for_everyone():
+    # GDP: T = 4 rounds, z = 8: μ = √4/8 = 1/4 (zero-out), 1/2 (replace).
+    from scipy.stats import norm
+
+    population, task = classification([10] * 5)
+    sim = Simulation(pmtl(task), task, population, everyone(5), EPOCH)
+    hparams = Hyperparameters(clip_norm=1.0, noise_multiplier=8.0)
+    state, _ = sim.run(sim.init(0, hparams), hparams, 4)
+    report = sim.guarantee(state, delta=1e-3)
+    found = {"zero_out": report.find("zero_out"), "replace": report.find("replace")}
+    for adjacency, mu in [("zero_out", 0.25), ("replace", 0.5)]:
+        epsilon = found[adjacency].epsilon
+        assert epsilon is not None
+        delta = norm.cdf(-epsilon / mu + mu / 2) - np.exp(epsilon) * norm.cdf(
+            -epsilon / mu - mu / 2
+        )
+        np.testing.assert_allclose(delta, 1e-3, rtol=1e-6)
+
+
+def test_epsilon_inside_jit_bounds_the_reported_one():
+    population, task = classification([10] * 6)
+    sim = simulation(population, task)
+    hparams = PRIVATE.replace(noise_multiplier=3.0)
+    state, _ = sim.run(sim.init(0, hparams), hparams, 20)
+    inside = float(jax.jit(lambda state: sim.epsilon(state, 1e-3))(state))
+    reported = sim.guarantee(state, 1e-3).find("zero_out").epsilon
+    assert reported is not None
+    assert reported <= inside <= 1.25 * reported
+
+
+# --- evaluation --------------------------------------------------------------------------------
+
+
+def test_evaluation_is_that_of_numpy_on_each_clients_own_rows():
+    population, task = classification([10, 23, 40, 5, 17])
+    sim = simulation(population, task)
+    state, _ = sim.run(sim.init(0, PRIVATE), PRIVATE, 3)
+    for split in ("train", "test"):
+        evaluation = sim.evaluate(state, PRIVATE, split)
+        expected, counts = [], []
+        for k in range(5):
+            rows = population.rows(k, split)
+            w = np.asarray(state.personal["kernel"][k]), np.asarray(state.personal["bias"][k])
+            expected.append(np.mean(np.argmax(rows["x"] @ w[0] + w[1], axis=1) == rows["y"]))
+            counts.append(len(rows["y"]))
+        np.testing.assert_allclose(evaluation.values["accuracy"], expected, rtol=1e-6)
+        summary = evaluation.summary()
+        name = f"{split}_accuracy"
+        np.testing.assert_allclose(summary[name], np.mean(expected), rtol=1e-6)
+        np.testing.assert_allclose(
+            summary[f"{name}_weighted"], np.average(expected, weights=counts), rtol=1e-6
+        )
+        for q in (10, 90):
+            np.testing.assert_allclose(
+                summary[f"{name}_p{q}"], np.percentile(expected, q), rtol=1e-6
+            )
+
+
+def test_nmse_is_pooled_squared_error_over_the_variance_of_targets():
+    population, task = least_squares([10, 20, 30], test=0.3)
+    sim = Simulation(local(task), task, population, everyone(3), EPOCH, closed())
+    hparams = Hyperparameters(learning_rate=0.05)
+    state, _ = sim.run(sim.init(0, hparams), hparams, 3)
+    errors, targets = [], []
+    for k in range(3):
+        rows = population.rows(k, "test")
+        kernel = np.asarray(state.personal["kernel"][k, :, 0])
+        errors.append(rows["x"] @ kernel + np.asarray(state.personal["bias"][k]) - rows["y"])
+        targets.append(rows["y"])
+    variance = np.var(np.concatenate(targets))
+    summary = sim.evaluate(state, hparams).summary()
+    pooled = np.mean(np.concatenate(errors) ** 2) / variance
+    np.testing.assert_allclose(summary["test_nmse"], pooled, rtol=1e-5)
+    unweighted = np.mean([np.mean(e**2) for e in errors]) / variance
+    np.testing.assert_allclose(summary["test_nmse_unweighted"], unweighted, rtol=1e-5)
+
+
+def test_clients_without_rows_do_not_count():
+    population, task = classification([10, 2, 30])  # two rows leave none for the test
+    assert population.splits["test"].count[1] == 0
+    sim = simulation(population, task)
+    state = sim.init(0, PRIVATE)
+    evaluation = sim.evaluate(state, PRIVATE)
+    assert np.isnan(evaluation.values["loss"][1])
+    # At w = 0 every loss is log 3.
+    np.testing.assert_allclose(evaluation.summary()["test_loss"], np.log(3), rtol=1e-6)
+    assert np.isnan(sim.evaluate(state, PRIVATE, "validation").summary()["validation_loss"])
+
+
+# --- compilation, donation, transformations ----------------------------------------------------
+
+
+def test_hyperparameters_seeds_and_cohorts_do_not_recompile():
+    population, task = classification([10] * 6)
+    sim = simulation(population, task)
+    kinds = [float, np.float32, np.float64, jnp.float32, np.asarray, jnp.asarray]
+
+    def settings(seed, kind):
+        hparams = Hyperparameters(
+            learning_rate=kind(0.1 + 0.1 * seed),
+            lam=kind(seed),
+            clip_norm=kind(1.0),
+            noise_multiplier=kind(1.0 + seed),
+            sampling_rate=kind(0.2 + 0.1 * seed),
+        )
+        hparams.as_arrays()  # converting a JAX array may itself compile something small
+        return hparams
+
+    def run(seed, hparams):
+        sim.run(sim.init(seed, hparams), hparams, 2)
+
+    with compilations() as first:
+        run(0, settings(0, float))
+    assert len(first) >= 3  # init, rounds and evaluation: the counter counts
+    for seed, kind in enumerate(kinds):
+        hparams = settings(seed, kind)
+        with compilations() as again:
+            run(seed, hparams)
+        assert not again, kind
+
+
+def test_a_run_leaves_what_the_user_passed_alone():
+    population, _ = classification([10] * 4)
+    _, task = classification([10] * 4)
+    mine = {"kernel": jnp.ones((4, 3)), "bias": jnp.zeros(3)}
+    own = task._replace(init=lambda key: mine)
+    sim = Simulation(pmtl(own), own, population, poisson(4), EPOCH)
+    key = jax.random.key(0)
+    sim.run(sim.init(key, PRIVATE), PRIVATE, 2)
+    np.testing.assert_array_equal(mine["kernel"], np.ones((4, 3)))
+    jax.random.split(key)  # raises if its buffer was donated
+
+
+def test_a_round_maps_over_hyperparameters():
+    population, task = classification([10] * 6)
+    sim = simulation(population, task)
+    rates = jnp.array([0.05, 0.2])
+
+    def loss_after(rate):
+        hparams = PRIVATE.replace(learning_rate=rate)
+        state, metrics = sim.round(sim.init(0, hparams), hparams)
+        return state.shared.params["kernel"], metrics["loss"]
+
+    kernels, losses = jax.vmap(loss_after)(rates)
+    for i, rate in enumerate(rates):
+        kernel, loss = loss_after(rate)
+        np.testing.assert_allclose(kernels[i], kernel, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(losses[i], loss, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", [jax.jacfwd, jax.jacrev])
+def test_rounds_differentiate_in_hyperparameters(mode):
+    with jax.enable_x64(True):
+        population, task = least_squares([6, 8, 10], test=0.3)
+        sim = Simulation(pmtl(task), task, population, poisson(3), Minibatches(4, steps=2))
+
+        def final(rate, lam, clip, z):
+            hparams = PRIVATE.replace(
+                learning_rate=rate, lam=lam, clip_norm=clip, noise_multiplier=z
+            )
+            state = sim.init(0, hparams)
+            for _ in range(3):
+                state, _ = sim.round(state, hparams)
+            return jnp.sum(state.shared.params["kernel"] ** 2) + jnp.sum(
+                state.personal["kernel"] ** 2
+            )
+
+        at, h = [0.1, 0.3, 0.2, 0.5], 1e-6
+        gradients = mode(final, argnums=(0, 1, 2, 3))(*map(jnp.array, at))
+        for i, gradient in enumerate(gradients):
+            up, down = list(at), list(at)
+            up[i] += h
+            down[i] -= h
+            numeric = (final(*up) - final(*down)) / (2 * h)
+            np.testing.assert_allclose(gradient, numeric, rtol=1e-6)
+
+
+def test_a_broken_client_is_counted_and_hurts_no_other():
+    population, task = classification([10] * 4)
+    x = np.array(population.fields["x"])
+    start = population.splits["train"].start[2]
+    x[start : start + 8] = 3e37  # finite, but its logits overflow after a step
+    broken = dataclasses.replace(population, fields={"x": x, "y": population.fields["y"]})
+    sim = Simulation(pmtl(task), task, broken, everyone(4), EPOCH)
+    hparams = Hyperparameters(lam=0.1, clip_norm=1.0)
+    state, (segment,) = sim.run(sim.init(0, hparams), hparams, 4)
+    assert segment.metrics["nonfinite"].sum() >= 1
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.shared))
+    healthy = np.asarray(state.personal["kernel"])[[0, 1, 3]]
+    assert np.all(np.isfinite(healthy))
+
+
+def test_the_callback_sees_every_segment_and_can_stop():
+    population, task = classification([10] * 4)
+    sim = simulation(population, task)
+    seen = []
+
+    def watch(state, segment):
+        seen.append((int(state.round), segment.round))
+        return len(seen) < 2
+
+    state, history = sim.run(sim.init(0, PRIVATE), PRIVATE, 10, eval_every=3, on_segment=watch)
+    assert seen == [(3, 3), (6, 6)]
+    assert int(state.round) == 6
+    assert len(history) == 2
+
+
+# --- errors before any compute -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sampling_rate": 1.5}, r"sampling_rate must lie in \(0, 1\], got 1\.5"),
+        ({"sampling_rate": 0.0}, r"sampling_rate must lie in \(0, 1\], got 0\.0"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier must be finite and at least 0, got -1"),
+        ({"noise_multiplier": np.nan}, "noise_multiplier must be finite and at least 0, got nan"),
+        ({"clip_norm": 0.0}, r"clip_norm must be positive .* got 0\.0"),
+        ({"clip_norm": 1e-20}, "clip_norm must be at least 1e-12"),
+        ({"clip_norm": np.inf}, "needs a finite clip_norm"),
+        ({"learning_rate": -0.1}, r"learning_rate must be finite and at least 0, got -0\.1"),
+        ({"lam": np.inf}, "lam must be finite and at least 0, got inf"),
+        ({"mu": -1.0}, "mu must be finite and at least 0, got -1"),
+        ({"noise_multiplier": np.ones((2, 2))}, r"one number per round, got shape \(2, 2\)"),
+    ],
+)
+def test_bad_hyperparameters_are_refused(change, message):
+    population, task = classification([10] * 4)
+    sim = simulation(population, task)
+    with pytest.raises(ValueError, match=message):
+        sim.init(0, PRIVATE.replace(**change))
+
+
+def test_bad_uses_are_refused():
+    population, task = classification([10] * 4)
+    sim = simulation(population, task)
+    state = sim.init(0, PRIVATE)
+    with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
+        sim.run(state, PRIVATE, 0)
+    with pytest.raises(ValueError, match="eval_every must be at least 1, got 0"):
+        sim.run(state, PRIVATE, 1, eval_every=0)
+    with pytest.raises(ValueError, match="schedule has 2 values, too few for 3 rounds"):
+        sim.run(state, PRIVATE.replace(noise_multiplier=[1.0, 2.0]), 3)
+    with pytest.raises(ValueError, match="9 distinct values, but the ledger has 8 places"):
+        sim.run(state, PRIVATE.replace(noise_multiplier=np.arange(1.0, 10.0)), 9)
+    with pytest.raises(ValueError, match="split must be one of"):
+        sim.evaluate(state, PRIVATE, "holdout")
+    with pytest.raises(ValueError, match="typed threefry key"):
+        sim.init(jax.random.key(0, impl="rbg"), PRIVATE)
+    with pytest.raises(ValueError, match="delta must lie in"):
+        sim.guarantee(state, delta=1.5)
+    with pytest.raises(ValueError, match="draws from 5 clients, but the population has 4"):
+        Simulation(pmtl(task), task, population, poisson(5), EPOCH)
+    with pytest.raises(ValueError, match="chunk_size must be at least 2, got 1"):
+        simulation(population, task, chunk_size=1)
+    with pytest.raises(ValueError, match="must have 4 clients, got 3"):
+        sim.with_population(classification([10] * 3)[0])
+
+
+def test_doors_must_suit_what_is_sent():
+    population, task = classification([10] * 4)
+    with pytest.raises(ValueError, match="sends nothing, so its mechanism must be closed"):
+        simulation(population, task, local, mechanism=gaussian()).init(0, PRIVATE)
+    with pytest.raises(ValueError, match="which a closed door would lose"):
+        simulation(population, task, pmtl, mechanism=closed()).init(0, PRIVATE)
+
+
+def test_labels_outside_the_model_are_refused_before_anything_runs():
+    population, task = classification([10] * 4)
+    fields = {"x": population.fields["x"], "y": population.fields["y"] + 1}
+    with pytest.raises(ValueError, match=r"labels must lie in \[0, 3\)"):
+        simulation(dataclasses.replace(population, fields=fields), task)
+
+
+def test_schedules_come_from_optax():
+    schedule = optax.cosine_decay_schedule(1.0, 10)
+    built = optimizers.local(optax.sgd, schedule)(
+        Hyperparameters(learning_rate=0.5).as_arrays(), jnp.int32(5)
+    )
+    update, _ = built.update(jnp.ones(1), built.init(jnp.ones(1)))
+    np.testing.assert_allclose(jnp.asarray(update), [-0.25], rtol=1e-6)  # 0.5 · ½(1 + cos(π/2))

@@ -1,0 +1,143 @@
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjaxsim.data.minibatches import Batch
+from fedjaxsim.models.convolution import conv2d, max_pool2d
+from fedjaxsim.models.model import Model, cnn, from_flax, linear, mlp
+from fedjaxsim.models.task import logistic, softmax, squared
+
+
+def size(params):
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize("shape", [(2, 9, 7, 3, 4, 5), (1, 5, 5, 1, 2, 5), (3, 6, 8, 2, 1, 3)])
+def test_conv2d_is_the_convolution_of_lax_with_its_derivatives(shape):
+    b, height, width, channels, features, k = shape
+    keys = jax.random.split(jax.random.key(0), 3)
+    with jax.enable_x64(True):
+        x = jax.random.normal(keys[0], (b, height, width, channels))
+        kernel = jax.random.normal(keys[1], (k, k, channels, features))
+
+        def reference(x, kernel):
+            dimensions = ("NHWC", "HWIO", "NHWC")
+            return jax.lax.conv_general_dilated(
+                x, kernel, (1, 1), "VALID", dimension_numbers=dimensions
+            )
+
+        out, pullback = jax.vjp(conv2d, x, kernel)
+        expected, expected_pullback = jax.vjp(reference, x, kernel)
+        np.testing.assert_allclose(out, expected, rtol=1e-12, atol=1e-12)
+        cotangent = jax.random.normal(keys[2], out.shape)
+        for got, want in zip(pullback(cotangent), expected_pullback(cotangent), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_max_pool2d_is_flax_pooling():
+    x = jax.random.normal(jax.random.key(0), (2, 6, 8, 3))
+    np.testing.assert_array_equal(max_pool2d(x), nn.max_pool(x, (2, 2), strides=(2, 2)))
+
+
+def test_the_papers_cnn_has_its_parameters():
+    model = cnn((784,), 62)
+    params = model.init(jax.random.key(0))
+    convolutions = (25 * 1 * 32 + 32) + (25 * 32 * 64 + 64)
+    assert size(params) == convolutions + 4 * 4 * 64 * 62 + 62
+    assert model.apply(params, jnp.zeros((3, 784))).shape == (3, 62)
+
+
+def test_the_cnn_is_conv_relu_pool_twice_then_linear():
+    model = cnn((20, 20, 2), 5)
+    params = model.init(jax.random.key(0))
+    params = jax.tree.map(
+        lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape), params
+    )
+    x = jax.random.normal(jax.random.key(1), (3, 20, 20, 2))
+    layers = [params["_Conv_0"], params["_Conv_1"], params["Dense_0"]]
+    h = x
+    for layer in layers[:2]:
+        h = jax.lax.conv_general_dilated(
+            h, layer["kernel"], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        h = nn.max_pool(nn.relu(h + layer["bias"]), (2, 2), strides=(2, 2))
+    expected = h.reshape(3, -1) @ layers[2]["kernel"] + layers[2]["bias"]
+    np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_sizes_of_linear_and_mlp():
+    assert size(linear((8, 8), 10).init(jax.random.key(0))) == 64 * 10 + 10
+    params = mlp((5,), 3, hidden=(7, 4)).init(jax.random.key(0))
+    assert size(params) == (5 * 7 + 7) + (7 * 4 + 4) + (4 * 3 + 3)
+
+
+@pytest.mark.parametrize("shape", [(64,), (783,), (28, 27), (30, 30, 1)])
+def test_cnn_refuses_other_images(shape):
+    with pytest.raises(ValueError, match="cnn needs square images"):
+        cnn(shape, 10)
+
+
+def test_from_flax_is_the_module():
+    module = nn.Dense(2)
+    model = from_flax(module, (3,))
+    params = model.init(jax.random.key(0))
+    x = jnp.ones((4, 3))
+    np.testing.assert_array_equal(model.apply(params, x), module.apply({"params": params}, x))
+
+
+# --- tasks; a user's own pair of functions is a model ------------------------------------------
+
+OWN = Model(lambda key: jnp.zeros(()), lambda params, x: params + x)
+
+
+def batch(x, y, weight):
+    return Batch({"x": jnp.asarray(x), "y": jnp.asarray(y)}, jnp.asarray(weight, float))
+
+
+def test_softmax_by_hand():
+    task = softmax(OWN, 2)
+    # Logits (0, 0): loss log 2; logits (log 3, 0) with label 1: loss log 4, wrong. Padding last.
+    b = batch([[0.0, 0.0], [np.log(3), 0.0], [9.0, 9.0]], [0, 1, 0], [1, 1, 0])
+    params = jnp.zeros(())
+    np.testing.assert_allclose(task.loss(params, b), (np.log(2) + np.log(4)) / 2, rtol=1e-6)
+    values = task.metrics(params, b)
+    np.testing.assert_array_equal(values["accuracy"], [1, 0, 1])
+    np.testing.assert_allclose(values["loss"][:2], [np.log(2), np.log(4)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("labels", [[-1, 1, 1], [0, 1, 1]])
+def test_logistic_by_hand(labels):
+    task = logistic(OWN)
+    # Log-odds log 3 means P(positive) = 3/4.
+    b = batch([[np.log(3)], [np.log(3)], [0.0]], labels, [1, 1, 0])
+    expected = (np.log(4) + np.log(4 / 3)) / 2
+    np.testing.assert_allclose(task.loss(jnp.zeros(()), b), expected, rtol=1e-6)
+    np.testing.assert_array_equal(task.metrics(jnp.zeros(()), b)["accuracy"][:2], [0, 1])
+
+
+def test_squared_by_hand():
+    task = squared(OWN)
+    b = batch([[1.0], [5.0], [7.0]], [3.0, 4.0, 100.0], [1, 1, 0])
+    np.testing.assert_allclose(task.loss(jnp.zeros(()), b), (0.5 * 4 + 0.5 * 1) / 2)
+    np.testing.assert_allclose(task.metrics(jnp.zeros(()), b)["squared_error"][:2], [4, 1])
+
+
+def test_padding_alone_has_loss_zero():
+    b = batch([[1.0]], [3.0], [0])
+    assert float(squared(OWN).loss(jnp.zeros(()), b)) == 0
+
+
+def test_labels_that_do_not_suit_the_task_are_refused():
+    x = np.zeros((2, 3), np.float32)
+    with pytest.raises(ValueError, match=r"labels must lie in \[0, 2\).*from 0 to 2"):
+        softmax(OWN, 2).check({"x": x, "y": np.array([0, 2])})
+    with pytest.raises(ValueError, match="integer labels"):
+        softmax(OWN, 2).check({"x": x, "y": np.array([0.5, 1.0])})
+    with pytest.raises(ValueError, match="labels -1 and 1, or 0 and 1"):
+        logistic(OWN).check({"x": x, "y": np.array([1, 2])})
+    with pytest.raises(ValueError, match="needs the fields 'x' and 'y'"):
+        squared(OWN).check({"x": x})
+    with pytest.raises(ValueError, match="one target per row"):
+        squared(OWN).check({"x": x, "y": np.zeros((2, 2))})

@@ -1,0 +1,135 @@
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy.sampling import check_rate, default_capacity, everyone, poisson
+
+ALARM = 1e-6  # false-alarm rate of every statistical test here
+
+
+def membership(sampling, p, draws, seed=0):
+    """(draws, m) bool."""
+    m = sampling.scheme.clients
+    hparams = Hyperparameters(sampling_rate=p).as_arrays()
+
+    def one(key):
+        cohort = sampling.draw(key, jnp.int32(0), hparams)
+        return jnp.zeros(m, bool).at[jnp.where(cohort.mask, cohort.ids, m)].set(True, mode="drop")
+
+    return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(seed), draws)))
+
+
+def test_inclusion_frequencies_are_binomial():
+    m, p, draws = 50, 0.3, 20_000
+    counts = membership(poisson(m), p, draws).sum(axis=0)
+    statistic = np.sum((counts - draws * p) ** 2) / (draws * p * (1 - p))  # χ², m degrees
+    low, high = scipy.stats.chi2.ppf([ALARM / 2, 1 - ALARM / 2], m)
+    assert low < statistic < high
+
+
+def test_clients_are_pairwise_independent():
+    m, p, draws = 20, 0.3, 20_000
+    drawn = membership(poisson(m), p, draws).astype(np.int64)
+    together = drawn.T @ drawn
+    pairs = list(itertools.combinations(range(m), 2))
+    counts = np.array([together[i, j] for i, j in pairs])
+    # Each count is Bin(draws, p²); Bonferroni over the pairs.
+    tail = ALARM / 2 / len(pairs)
+    assert counts.min() >= scipy.stats.binom.ppf(tail, draws, p * p)
+    assert counts.max() <= scipy.stats.binom.isf(tail, draws, p * p)
+
+
+def test_clients_of_different_blocks_are_independent():
+    m, p, draws = 2500, 0.5, 2_000
+    sizes = membership(poisson(m), p, draws).sum(axis=1)
+    statistic = np.sum((sizes - m * p) ** 2) / (m * p * (1 - p))  # variances add only if so
+    low, high = scipy.stats.chi2.ppf([ALARM / 2, 1 - ALARM / 2], draws)
+    assert low < statistic < high
+
+
+def test_a_clients_bits_do_not_depend_on_the_number_of_clients():
+    few, many = membership(poisson(1500), 0.1, 20), membership(poisson(4000), 0.1, 20)
+    np.testing.assert_array_equal(few, many[:, :1500])
+
+
+@pytest.mark.parametrize("p", [1e-7, 1e-4, 1 / 3, 100 / 206])
+def test_the_rate_charged_is_the_fraction_of_bit_patterns_that_include(p):
+    hparams = Hyperparameters(sampling_rate=p).as_arrays()
+    patterns = np.floor(np.float64(np.float32(p)) * 2**32)
+    assert float(poisson(10).rate(hparams)) == patterns / 2**32
+
+
+def test_every_round_draws_anew():
+    hparams = Hyperparameters(sampling_rate=0.5).as_arrays()
+    cohorts = [
+        poisson(40).draw(jax.random.key(0), jnp.int32(t), hparams).ids.tolist() for t in (0, 1, 1)
+    ]
+    assert cohorts[0] != cohorts[1]
+    assert cohorts[1] == cohorts[2]
+
+
+def test_rate_one_includes_everybody():
+    assert membership(poisson(30), 1.0, 5).all()
+    assert float(poisson(30).rate(Hyperparameters(sampling_rate=1.0).as_arrays())) == 1
+
+
+def test_an_overfull_cohort_favours_nobody():
+    m, p, places, draws = 60, 0.5, 15, 20_000
+    sampling = poisson(m, capacity=places)
+    counts = membership(sampling, p, draws).sum(axis=0)
+    # Cohorts are nearly always full: each id is kept with probability 15/60; full cohorts make
+    # the counts negatively correlated, which only shrinks the statistic: an upper bound suffices.
+    q = places / m
+    statistic = np.sum((counts - counts.mean()) ** 2) / (draws * q * (1 - q))
+    assert statistic < scipy.stats.chi2.isf(ALARM, m)
+    third = m // 3
+    difference = counts[:third].sum() - counts[-third:].sum()
+    assert abs(difference) < scipy.stats.norm.isf(ALARM / 2) * np.sqrt(
+        2 * third * draws * q * (1 - q)
+    )
+
+
+def test_overflow_is_counted_and_places_are_filled_from_the_front():
+    hparams = Hyperparameters(sampling_rate=1.0).as_arrays()
+    cohort = poisson(10, capacity=4).draw(jax.random.key(0), jnp.int32(0), hparams)
+    assert int(cohort.overflow) == 6
+    assert cohort.mask.all()
+    assert len(set(np.asarray(cohort.ids).tolist())) == 4
+    cohort = poisson(10, capacity=10).draw(
+        jax.random.key(1), jnp.int32(0), Hyperparameters(sampling_rate=0.3).as_arrays()
+    )
+    mask = np.asarray(cohort.mask)
+    assert int(cohort.overflow) == 0
+    assert np.all(np.diff(mask.astype(int)) <= 0)
+    assert np.all(np.asarray(cohort.ids)[mask] < 10)
+
+
+def test_default_capacity_is_the_smallest_with_that_tail():
+    for m, p in [(206, 100 / 206), (1000, 0.1), (10**6, 1e-4)]:
+        capacity = default_capacity(m, p, tail=1e-12)
+        assert (
+            scipy.stats.binom.sf(capacity, m, p) <= 1e-12 < scipy.stats.binom.sf(capacity - 1, m, p)
+        )
+    assert default_capacity(10, 0.5) == 10
+
+
+def test_everyone_is_everyone():
+    assert membership(everyone(7), 1.0, 3).all()
+
+
+def test_rates_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"must be 1 where everyone takes part, got 0\.5"):
+        check_rate(everyone(10), 0.5)
+    with pytest.raises(ValueError, match=r"sampling_rate 0\.5 of 1000 clients exceeds"):
+        check_rate(poisson(1000, max_rate=0.1), 0.5)
+    with pytest.raises(ValueError, match="at least 2"):
+        check_rate(poisson(1000), 1e-12)
+    with pytest.raises(ValueError, match=r"capacity must lie in \[1, 10\], got 0"):
+        poisson(10, capacity=0)
+    with pytest.raises(ValueError, match=r"must lie in \(0, 1\], got 1\.5"):
+        poisson(10, max_rate=1.5)

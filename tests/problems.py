@@ -1,0 +1,54 @@
+"""Small problems that several tests use."""
+
+import contextlib
+
+import jax
+import numpy as np
+
+from fedjaxsim.data.population import Population, split
+from fedjaxsim.models.model import linear
+from fedjaxsim.models.task import Task, softmax, squared
+
+
+def least_squares(counts, features=3, test=0.0, seed=0) -> tuple[Population, Task]:
+    """Linear regression in float64 with a different true model for every client."""
+    rng = np.random.default_rng(seed)
+    clients = []
+    for n in counts:
+        x = rng.normal(size=(n, features))
+        noise = 0.1 * rng.normal(size=n)
+        clients.append({"x": x, "y": x @ rng.normal(size=features) + noise})
+    population = Population.from_clients(clients)
+    if test:
+        population = split(population, test=test, seed=seed)
+    return population, squared(linear((features,), 1))
+
+
+def classification(counts, features=4, classes=3, seed=0) -> tuple[Population, Task]:
+    """Noisy linear classification, 80/20 split."""
+    rng = np.random.default_rng(seed)
+    truth = rng.normal(size=(features, classes))
+    clients = []
+    for n in counts:
+        x = rng.normal(size=(n, features)).astype(np.float32)
+        y = np.argmax(x @ truth + 0.1 * rng.normal(size=(n, classes)), axis=1)
+        clients.append({"x": x, "y": y})
+    population = split(Population.from_clients(clients), test=0.2, seed=seed)
+    return population, softmax(linear((features,), classes), classes)
+
+
+@contextlib.contextmanager
+def compilations():
+    """A list that grows by one entry for every program that XLA compiles meanwhile."""
+    seen = []
+
+    def listen(event, duration_secs, **kwargs):
+        del duration_secs, kwargs
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield seen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
