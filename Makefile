@@ -18,7 +18,7 @@ unit: .venv/ready
 	$(BIN)/pytest
 
 demo: .venv/ready
-	$(BIN)/fedjaxsim demo --out runs/demo
+	$(BIN)/fedjaxsim demo --out runs/demo --overwrite
 
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

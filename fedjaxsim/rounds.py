@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax.tree_util import register_dataclass
@@ -124,6 +125,10 @@ def run_cohort(
       round_: () int32.
       key: the round's key for clients; each client's own is `fold_in(key, id)`.
       num_clients: m.
+
+    Raises:
+      AssertionError: if `client` returns a personal state of another shape than it was given, or
+        metrics that are not scalars.
     """
 
     def one(personal, client_id):
@@ -133,7 +138,10 @@ def run_cohort(
         return algorithm.client(shared, personal, data, hparams, context)
 
     row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), store)
-    _, message, metrics = jax.eval_shape(one, row, jax.ShapeDtypeStruct((), jnp.int32))
+    kept, message, metrics = jax.eval_shape(one, row, jax.ShapeDtypeStruct((), jnp.int32))
+    # A wrong client function would otherwise fail far from here, in a scatter or a scan.
+    chex.assert_trees_all_equal_shapes_and_dtypes(row, kept)
+    chex.assert_rank(jax.tree.leaves(metrics), 0)
     zero_metrics = jax.tree.map(lambda leaf: jnp.zeros((), leaf.dtype), metrics)
     chunk = _scanned_chunk if chunking.map == "scan" else _mapped_chunk
 

@@ -408,6 +408,19 @@ def test_doors_must_suit_what_is_sent():
         simulation(population, task, pmtl, mechanism=closed()).init(0, PRIVATE)
 
 
+def test_a_client_that_returns_another_shape_is_refused():
+    population, task = classification([10] * 4)
+    good = pmtl(task)
+
+    def bad_client(*arguments):
+        personal, message, metrics = good.client(*arguments)
+        return personal | {"bias": personal["bias"][None]}, message, metrics
+
+    sim = Simulation(good._replace(client=bad_client), task, population, poisson(4), EPOCH)
+    with pytest.raises(AssertionError, match="bias"):
+        sim.round(sim.init(0, PRIVATE), PRIVATE)
+
+
 def test_labels_outside_the_model_are_refused_before_anything_runs():
     population, task = classification([10] * 4)
     fields = {"x": population.fields["x"], "y": population.fields["y"] + 1}

@@ -1,0 +1,275 @@
+"""The settings of one run: flags, a TOML file, or both, where flags win.
+
+A `RunConfig` says what the user asked for. What follows from it (the noise multiplier behind an ε,
+the default δ, the cohort's capacity) is worked out where the run is built.
+"""
+
+import dataclasses
+import difflib
+import math
+import tomllib
+import typing
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
+
+PREPROCESS = ("drop-constant", "unit-rows")
+
+_INTEGERS = PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="INT[,INT...]",
+    instance_from_str=lambda words: _integers(words[0]),
+    is_instance=lambda value: isinstance(value, tuple),
+    str_from_instance=lambda value: [",".join(map(str, value))],
+)
+_STEPS = PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="STEP[,STEP...]",
+    instance_from_str=lambda words: _words(words[0]),
+    is_instance=lambda value: isinstance(value, tuple),
+    str_from_instance=lambda value: [",".join(value)],
+)
+
+
+def _optional(metavar: str, default: str) -> Any:
+    """How help shows a setting that need not be given."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in _words(text))
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything that one run is told; a TOML file has the same keys, with - or _."""
+
+    data: str = "digits"
+    """Where the clients come from: digits, synthetic, leaf:PATH, mat:PATH or npz:PATH."""
+    clients: Annotated[int | None, _optional("INT", "100; synthetic 1000")] = None
+    """Number of clients of synthetic data and of data that come without clients of their own."""
+    partition: Annotated[str | None, _optional("NAME", "dirichlet")] = None
+    """How data without clients of their own are dealt: dirichlet, iid, shards or column:NAME."""
+    alpha: float = 0.5
+    """Concentration of the Dirichlet partition: small is heterogeneous."""
+    test_fraction: Annotated[float | None, _optional("FLOAT", "the data's test rows, or 0.2")] = (
+        None
+    )
+    """Part of each client's rows kept for testing; given, it replaces the data's own split."""
+    validation_fraction: float = 0.0
+    """Part of each client's rows kept for validation."""
+    preprocess: Annotated[tuple[str, ...], _STEPS] = ()
+    """Comma-separated steps, in this order: drop-constant, unit-rows."""
+
+    algorithm: Literal["pmtl", "fedavg", "fedprox", "local"] = "pmtl"
+    """The federated algorithm."""
+    lam: float = 0.1
+    """λ of PMTL, the pull of a personal model towards the shared one."""
+    mu: float = 0.1
+    """μ of FedProx, the weight of the proximal term."""
+    model: Literal["linear", "mlp", "cnn"] = "linear"
+    """The model every client has."""
+    hidden: Annotated[tuple[int, ...], _INTEGERS] = (64,)
+    """Comma-separated widths of the MLP's hidden layers."""
+    loss: Literal["softmax", "squared", "logistic"] = "softmax"
+    """The local loss: softmax (c classes), logistic (labels ±1 or 0/1) or squared."""
+
+    rounds: int = 100
+    """T, the number of communication rounds."""
+    sampling_rate: float = 0.2
+    """p, the probability that a client takes part in a round."""
+    local_steps: Annotated[int | None, _optional("INT", "local epochs")] = None
+    """E, minibatches with replacement per client and round; instead of local epochs."""
+    local_epochs: Annotated[int | None, _optional("INT", "1")] = None
+    """E, passes over a client's rows per round; instead of local steps."""
+    batch_size: int = 10
+    """b, rows in a minibatch."""
+    learning_rate: float = 0.1
+    """η, the local learning rate."""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """How η changes over rounds: cosine and linear decay to 0."""
+    local_optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    """The clients' optimizer."""
+    server_optimizer: Literal["sgd", "momentum", "adam", "adagrad", "yogi"] = "sgd"
+    """The server's optimizer, applied to the released mean update."""
+    server_learning_rate: float = 1.0
+    """The server's learning rate; 1 with sgd adds the released update as it is."""
+
+    clip: float = 1.0
+    """C, the L2 norm to which a message is clipped; at ε = ∞ nothing is (unless z = 0 is given)."""
+    noise_multiplier: Annotated[float | None, _optional("FLOAT", "from epsilon")] = None
+    """z, the noise on the sum of clipped messages divided by C; instead of epsilon."""
+    epsilon: Annotated[float | None, _optional("FLOAT", "inf")] = None
+    """Target ε of the whole run (joint DP, zero-out); inf means no noise and no clipping."""
+    delta: Annotated[float | None, _optional("FLOAT", "1/(10 m)")] = None
+    """δ of the guarantee; m is the number of clients."""
+
+    eval_every: int = 10
+    """Rounds between evaluations; rounds in between are one compiled segment."""
+    seed: int = 0
+    """Seed of everything random: partition, initial models, cohorts, minibatches, noise."""
+    chunk_size: Annotated[int | None, _optional("INT", "the cohort")] = None
+    """Clients computed at once."""
+    chunk_map: Annotated[Literal["vmap", "scan"] | None, _optional("{vmap,scan}", "by backend")] = (
+        None
+    )
+    """How the clients of a chunk are mapped."""
+
+    out: Annotated[Path | None, _optional("DIR", "none")] = None
+    """Directory for the results; without it only the terminal shows them."""
+    overwrite: bool = False
+    """Replace the run that the directory already holds."""
+    quiet: bool = False
+    """No progress bar: one plain line per evaluation."""
+
+    def validate(self) -> None:
+        """Checks what concerns settings together; single numbers are checked by the library.
+
+        Raises:
+          ValueError: naming the settings, their values and what is allowed.
+        """
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise ValueError(
+                "epsilon and noise-multiplier exclude each other: give one of them, got "
+                f"epsilon {self.epsilon} and noise-multiplier {self.noise_multiplier}"
+            )
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise ValueError(
+                "local-steps and local-epochs exclude each other: give one of them, got "
+                f"local-steps {self.local_steps} and local-epochs {self.local_epochs}"
+            )
+        if self.epsilon is not None and not self.epsilon > 0:
+            raise ValueError(f"epsilon must be positive (inf: no privacy), got {self.epsilon}")
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ValueError(f"delta must lie in (0, 1), got {self.delta}")
+        if any(width < 1 for width in self.hidden):
+            raise ValueError(f"hidden widths must be at least 1, got {list(self.hidden)}")
+        unknown = [step for step in self.preprocess if step not in PREPROCESS]
+        if unknown:
+            raise ValueError(f"preprocess takes {' and '.join(PREPROCESS)}, got {unknown[0]!r}")
+        for name in ("rounds", "eval_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{flag(name)} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def clips(self) -> bool:
+        """Whether messages are clipped: where z was given, or a finite ε."""
+        return self.noise_multiplier is not None or math.isfinite(self.target_epsilon)
+
+    @property
+    def target_epsilon(self) -> float:
+        """The ε asked for; ∞ where none was."""
+        return math.inf if self.epsilon is None else self.epsilon
+
+    def settings(self) -> dict[str, Any]:
+        """What the run computes, as TOML values: the keys of a configuration that repeats it.
+
+        Where the results go and how progress is shown are left out, as is what was not set.
+        """
+        table = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("out", "overwrite", "quiet") or value is None:
+                continue
+            table[field.name] = list(value) if isinstance(value, tuple) else value
+        return table
+
+
+_RECORDS = ("resolved", "versions")
+"""Tables that a run adds to the configuration it writes; reading one back ignores them."""
+
+
+def flag(name: str) -> str:
+    """The spelling of a setting on the command line, without the dashes in front."""
+    return name.replace("_", "-")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Reads settings from a TOML file.
+
+    Args:
+      path: a file with the keys of `RunConfig`; also one that a run wrote.
+
+    Returns:
+      The settings in the file, by field name, with the types of the fields.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      ValueError: for a file that is not TOML, an unknown key (with the closest known one) or a
+        value of the wrong type.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no configuration file {path}")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from error
+    hints = typing.get_type_hints(RunConfig)
+    settings: dict[str, Any] = {}
+    for key, value in table.items():
+        if key in _RECORDS and isinstance(value, dict):
+            continue
+        name = key.replace("-", "_")
+        if name not in hints:
+            raise ValueError(f"{path}: {_unknown(key, [flag(known) for known in hints])}")
+        if name in settings:
+            raise ValueError(f"{path}: {flag(name)} is given twice, with - and with _")
+        settings[name] = _convert(flag(name), value, hints[name], path)
+    return settings
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(flag(key), known, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"unknown key {key!r}{hint}; known keys: {', '.join(known)}"
+
+
+def _convert(key: str, value: Any, hint: Any, path: Path) -> Any:
+    """One TOML value as the type of its field; `bool` is not taken for a number."""
+    kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+    if type(None) in typing.get_args(hint):
+        return _convert(key, value, kinds[0], path)
+    if typing.get_origin(hint) is Literal:
+        if value not in kinds:
+            raise ValueError(f"{path}: {key} must be one of {', '.join(kinds)}, got {value!r}")
+        return value
+    if typing.get_origin(hint) is tuple:
+        parse = _integers if kinds[0] is int else _words
+        if isinstance(value, str):
+            return parse(value)
+        if isinstance(value, list) and all(type(item) is kinds[0] for item in value):
+            return tuple(value)
+    elif hint is float and type(value) in (int, float):
+        return float(value)
+    elif hint is float and value in ("inf", "∞"):
+        return math.inf
+    elif hint is Path and isinstance(value, str):
+        return Path(value)
+    elif type(value) is hint:
+        return value
+    wanted = f"a list of {kinds[0].__name__}" if kinds else hint.__name__
+    raise ValueError(f"{path}: {key} must be {wanted}, got {value!r}")
+
+
+def combine(settings: dict[str, Any], flags: RunConfig) -> RunConfig:
+    """The defaults for the command line: a file's settings, less those that a flag displaces.
+
+    Settings that exclude each other displace each other: `--epsilon` wins over a file's
+    `noise-multiplier`, `--local-steps` over its `local-epochs`.
+
+    Args:
+      settings: as from `read_toml`.
+      flags: the command line parsed without the file.
+    """
+    settings = dict(settings)
+    for one, other in (("epsilon", "noise_multiplier"), ("local_steps", "local_epochs")):
+        for given, displaced in ((one, other), (other, one)):
+            if getattr(flags, given) is not None:
+                settings.pop(displaced, None)
+    return RunConfig(**settings)

@@ -1,0 +1,171 @@
+"""Watching a run on the terminal, and stopping it."""
+
+import math
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import rich.box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+_QUALITY = (("test_accuracy", "accuracy"), ("test_nmse", "nMSE"))
+_SHOWN = (("train_loss", "loss"), *_QUALITY)
+
+
+def number(value: float | None) -> str:
+    """A number for people: four significant digits, a dash where there is none."""
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _decimals(value: float | None) -> str:
+    """A metric in a table: three decimals, so that points align."""
+    return "–" if value is None else f"{value:.3f}"
+
+
+def epsilon_text(value: float | None) -> str:
+    """ε for people, rounded up; None is no guarantee at all."""
+    return "∞" if value is None else f"{math.ceil(value * 1000) / 1000:.3f}"
+
+
+def describe(record: Mapping[str, Any], rounds_per_second: float | None) -> str:
+    """One evaluation in words, e.g. `loss 0.52  accuracy 0.81  ε 1.9  40 rounds/s`."""
+    parts = [f"{label} {number(record[key])}" for key, label in _SHOWN if key in record]
+    parts.append(f"ε {epsilon_text(record['epsilon'])}")
+    if rounds_per_second is not None:
+        parts.append(f"{number(rounds_per_second)} rounds/s")
+    return "  ".join(parts)
+
+
+def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
+    """Prints runs side by side, one line each.
+
+    Args:
+      rows: summaries of runs, with a `run` each to name it.
+      title: above the table.
+    """
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=rich.box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=0,  # 80 columns are enough then
+    )
+    table.add_column("run", overflow="fold")
+    qualities = [(key, label) for key, label in _QUALITY if any(key in row for row in rows)]
+    for _, label in qualities:
+        for heading in (label, "p10", "p90"):
+            table.add_column(heading, justify="right")
+    for heading in ("ε\nzero-out", "ε\nreplace", "δ", "rounds", "rounds\nper s"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        planned = f" of {row['rounds_planned']}" if row["interrupted"] else ""
+        table.add_row(
+            row["run"],
+            *(
+                _decimals(row.get(key + end))
+                for key, _ in qualities
+                for end in ("", "_p10", "_p90")
+            ),
+            epsilon_text(row["epsilon"]),
+            epsilon_text(row["epsilon_replace"]),
+            number(row["delta"]),
+            f"{row['rounds']}{planned}",
+            number(row["rounds_per_second"]),
+        )
+    console = Console()
+    # Without a terminal there is no width to fit into: lines of a log may be as long as they are.
+    Console(width=None if console.is_terminal else 200).print(table)
+
+
+class RunProgress:
+    """A bar on a terminal; elsewhere, or when quiet, one plain line per evaluation.
+
+    Args:
+      title: what is running.
+      rounds: T.
+      quiet: no bar even on a terminal.
+    """
+
+    def __init__(self, title: str, rounds: int, *, quiet: bool = False):
+        self._title, self._rounds = title, rounds
+        console = Console(stderr=True)
+        self._bar = None
+        if console.is_terminal and not quiet:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=12),
+                TextColumn("{task.completed}/{task.total}"),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[words]}"),
+                console=console,
+            )
+            self._task = self._bar.add_task(title, total=rounds, words="compiling")
+
+    def __enter__(self) -> Self:
+        """Starts the bar."""
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leaves the bar as it stands."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, record: Mapping[str, Any], rounds_per_second: float | None) -> None:
+        """Shows one evaluation.
+
+        Args:
+          record: with `round` (rounds done), `epsilon` and metrics.
+          rounds_per_second: speed without compilation, None while unknown.
+        """
+        words = describe(record, rounds_per_second)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=record["round"], words=words)
+        else:
+            print(f"{self._title}  {record['round']}/{self._rounds}  {words}", flush=True)
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[threading.Event]:
+    """Turns the first Ctrl-C into a set event and the second into an immediate end.
+
+    A Python signal handler waits until the compiled program in flight returns, which can take
+    minutes. The wake-up descriptor is written by the C handler at once, so a thread that reads it
+    can answer the user and honour a second Ctrl-C meanwhile.
+
+    Yields:
+      An event that is set once the user has asked to stop.
+    """
+    stop = threading.Event()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def watch() -> None:
+        while signals := os.read(reader, 1):
+            if signals[0] != signal.SIGINT:
+                continue
+            if stop.is_set():
+                Console(stderr=True).show_cursor()  # the bar hides it
+                os._exit(130)
+            stop.set()
+            print("\nstopping after the rounds in flight; Ctrl-C again to abort", file=sys.stderr)
+
+    previous = signal.signal(signal.SIGINT, lambda *_: None)
+    previous_writer = signal.set_wakeup_fd(writer)
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield stop
+    finally:
+        signal.set_wakeup_fd(previous_writer)
+        signal.signal(signal.SIGINT, previous)
+        os.close(writer)
+        watcher.join()
+        os.close(reader)

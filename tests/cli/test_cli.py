@@ -1,0 +1,316 @@
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fedjaxsim.cli import Run, main, parse
+from fedjaxsim.config import RunConfig
+from fedjaxsim.experiment import prepare
+from fedjaxsim.rundir import RunDirectory
+
+SMALL = ["--clients", "8", "--rounds", "4", "--eval-every", "2", "--local-steps", "1"]
+FILES = {
+    "config.toml", "metrics.jsonl", "guarantee.json", "summary.json", "clients.csv", "state.npz",
+    "curves.png",
+}  # fmt: skip
+
+
+def refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not strict JSON")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A private PMTL run and a local one of the same population."""
+    folder = tmp_path_factory.mktemp("runs")
+    private = ["--sampling-rate", "0.5", "--epsilon", "2", "--out", f"{folder}/pmtl"]
+    assert main(["run", *SMALL, *private]) == 0
+    assert main(["run", *SMALL, "--algorithm", "local", "--out", f"{folder}/local"]) == 0
+    return folder
+
+
+def test_a_run_writes_all_its_files(finished):
+    for name in ("pmtl", "local"):
+        assert {path.name for path in (finished / name).iterdir()} == FILES
+        assert (finished / name / "curves.png").stat().st_size < 150_000
+
+
+def test_metrics_are_strict_json_at_every_evaluation(finished):
+    for name, last in (
+        ("pmtl", lambda epsilon: epsilon > 0),
+        ("local", lambda epsilon: epsilon == 0),
+    ):
+        text = (finished / name / "metrics.jsonl").read_text()
+        records = [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+        assert [record["round"] for record in records] == [0, 2, 4]
+        assert records[0]["train_loss"] is None
+        assert records[0]["epsilon"] == 0
+        assert last(records[-1]["epsilon"])
+        for key in ("test_accuracy", "test_accuracy_p10", "test_accuracy_weighted", "test_loss"):
+            assert isinstance(records[-1][key], float)
+
+
+def test_every_file_states_the_same_epsilon(finished):
+    directory = RunDirectory(finished / "pmtl")
+    summary, guarantee = directory.summary(), directory.guarantee()
+    [found] = guarantee["zero_out"]["joint_dp"].values()
+    assert summary["epsilon"] == directory.metrics()[-1]["epsilon"] == found["epsilon"]
+    [replaced] = guarantee["replace"]["joint_dp"].values()
+    assert summary["epsilon_replace"] == replaced["epsilon"] > found["epsilon"]
+    assert summary["delta"] == found["delta"] <= 1 / (10 * 8)
+
+
+def test_the_configuration_is_resolved_and_versioned(finished):
+    config = RunDirectory(finished / "pmtl").config()
+    assert config["epsilon"] == 2
+    assert config["resolved"]["noise_multiplier"] > 0
+    assert config["resolved"]["clip"] == config["clip"] == 1
+    assert config["resolved"]["clients"] == config["resolved"]["capacity"] == 8
+    assert config["versions"]["jax"] == jax.__version__
+    assert RunDirectory(finished / "local").config()["resolved"]["noise_multiplier"] == 0
+
+
+def test_the_clients_add_up_to_the_summary(finished):
+    lines = (finished / "pmtl" / "clients.csv").read_text().splitlines()
+    assert lines[0] == "name,train_rows,test_rows,test_accuracy,test_loss"
+    rows = np.array([[float(cell) for cell in line.split(",")[1:]] for line in lines[1:]])
+    summary = RunDirectory(finished / "pmtl").summary()
+    assert rows[:, :2].sum() == 1797
+    assert rows[:, 2].mean() == pytest.approx(summary["test_accuracy"], rel=1e-12)
+    weighted = rows[:, 2] @ rows[:, 1] / rows[:, 1].sum()
+    assert weighted == pytest.approx(summary["test_accuracy_weighted"], rel=1e-12)
+
+
+def test_a_run_is_repeated_by_the_configuration_it_wrote(finished):
+    command = parse(["run", str(finished / "pmtl" / "config.toml"), "--seed", "0"])
+    assert isinstance(command, Run)
+    assert prepare(command.settings).resolved() == RunDirectory(finished / "pmtl").config()
+
+
+def test_the_state_of_a_run_is_read_back(finished):
+    command = parse(["run", str(finished / "pmtl" / "config.toml")])
+    assert isinstance(command, Run)
+    experiment = prepare(command.settings)
+    like = experiment.simulation.init(1, experiment.hparams)
+    state = RunDirectory(finished / "pmtl").load_state(like)
+    assert int(state.round) == 4
+    report = experiment.simulation.guarantee(state, experiment.delta)
+    assert report.to_json() == RunDirectory(finished / "pmtl").guarantee()
+
+
+def test_compare_prints_a_table_and_draws(finished, tmp_path, capsys):
+    picture = tmp_path / "both.png"
+    runs = [str(finished / "pmtl"), str(finished / "local")]
+    assert main(["compare", *runs, "--out", str(picture)]) == 0
+    table = capsys.readouterr().out
+    assert re.search(r"^pmtl +0\.\d{3} .* 4 +\S+ *$", table, re.MULTILINE)
+    assert re.search(r"^local .* 0\.000 +0\.000 +\S+ +4 ", table, re.MULTILINE)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size < 150_000
+
+
+def test_compare_as_json(finished, capsys):
+    assert main(["compare", str(finished / "pmtl"), "--json"]) == 0
+    [row] = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert row == {"run": "pmtl", **RunDirectory(finished / "pmtl").summary()}
+
+
+def test_the_target_epsilon_is_met(finished):
+    assert 1.99 <= RunDirectory(finished / "pmtl").summary()["epsilon"] <= 2.0
+
+
+@pytest.mark.parametrize("flags", [[], ["--epsilon", "inf"], ["--clip", "2", "--epsilon", "inf"]])
+def test_at_infinite_epsilon_nothing_is_clipped_or_noised(flags):
+    command = parse(["run", *flags])
+    assert isinstance(command, Run)
+    experiment = prepare(command.settings)
+    assert experiment.noise_multiplier == 0
+    assert experiment.hparams.clip_norm == math.inf
+
+
+def test_flags_win_over_the_file(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("clients = 8\nrounds = 50\nnoise-multiplier = 1\nalgorithm = 'local'\n")
+    command = parse(["run", str(path), "--rounds", "2", "--epsilon", "3"])
+    assert isinstance(command, Run)
+    expected = RunConfig(clients=8, rounds=2, epsilon=3.0, algorithm="local")
+    assert command.settings == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--sampling-rate 1.5", r"sampling_rate must lie in \(0, 1\], got 1.5"),
+        ("--sampling-rate 0", r"sampling_rate must lie in \(0, 1\], got 0"),
+        ("--noise-multiplier -1", "noise_multiplier must be finite and at least 0, got -1"),
+        ("--noise-multiplier 1 --clip inf", "noise_multiplier > 0 needs a finite clip_norm"),
+        ("--epsilon 1 --clip inf", "clip must be finite where epsilon is, got inf"),
+        ("--epsilon 1 --clip 0", "clip_norm must be positive .*, got 0"),
+        ("--clip -2 --noise-multiplier 1", "clip_norm must be positive .*, got -2"),
+        ("--delta 0", r"delta must lie in \(0, 1\), got 0"),
+        ("--epsilon 1 --noise-multiplier 1", "epsilon and noise-multiplier exclude each other"),
+        ("--local-steps 1 --local-epochs 1", "local-steps and local-epochs exclude each other"),
+        ("--rounds 0", "rounds must be at least 1, got 0"),
+        ("--local-steps 0", "local steps must be at least 1, got 0"),
+        ("--local-epochs 0", "local epochs must be at least 1, got 0"),
+        ("--batch-size 0", "batch size must be at least 1, got 0"),
+        ("--learning-rate -0.1", "learning_rate must be finite and at least 0, got -0.1"),
+        ("--learning-rate nan", "learning_rate must be finite and at least 0, got nan"),
+        ("--lam inf", "lam must be finite and at least 0, got inf"),
+        ("--chunk-size 1", "chunk_size must be at least 2, got 1"),
+        ("--loss logistic", "logistic needs labels -1 and 1, or 0 and 1"),
+        ("--model cnn", "cnn needs square images"),
+        ("--hidden 8,0 --model mlp", r"hidden widths must be at least 1, got \[8, 0\]"),
+        ("--preprocess unit-row", "preprocess takes drop-constant and unit-rows, got 'unit-row'"),
+        ("--data mnist", "data must be digits, .* got 'mnist'"),
+        ("--data leaf:absent.json", r"absent\.json"),
+        ("--partition sorted", "partition must be .*, got 'sorted'"),
+        ("--alpha 0", "alpha must be positive and finite, got 0"),
+        ("--test-fraction 1", r"test must lie in \[0, 1\), got 1"),
+        ("--clients 0", r"num_clients must lie in \[1, \d+\] .*, got 0"),
+        ("--seed -1", "seed must be a non-negative integer, got -1"),
+        ("absent.toml", r"no configuration file absent\.toml"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(flags, message, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["run", *flags.split(), "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert re.match(rf"fedjaxsim: error: .*{message}", error), error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_labels_outside_the_classes_are_refused(tmp_path, capsys):
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.ones((4, 2)), y=np.array([-1, 0, 1, 1]), client=np.array([0, 0, 1, 1]))
+    assert main(["run", "--data", f"npz:{path}"]) == 2
+    assert "labels must lie in [0, 2), the model's classes, got" in capsys.readouterr().err
+
+
+def test_a_truncated_file_is_refused(tmp_path, capsys):
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.ones((4, 2)), y=np.zeros(4), client=np.array([0, 0, 1, 1]))
+    path.write_bytes(path.read_bytes()[:200])
+    assert main(["run", "--data", f"npz:{path}"]) == 2
+    assert re.match("fedjaxsim: error: .*data.npz is not a readable", capsys.readouterr().err)
+
+
+def test_an_unknown_key_is_refused(tmp_path, capsys):
+    path = tmp_path / "run.toml"
+    path.write_text("learning_rat = 1\n")
+    assert main(["run", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "unknown key 'learning_rat' (did you mean 'learning-rate'?); known keys: data" in error
+
+
+def test_a_directory_with_a_run_is_kept(finished, capsys):
+    before = (finished / "local" / "summary.json").read_text()
+    assert main(["run", *SMALL, "--out", str(finished / "local")]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert (finished / "local" / "summary.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "at least one run directory"),
+        (["absent"], "no directory absent"),
+        (["."], r"\. holds no summary\.json"),
+        ([".", "--out", "curves.pdf"], r"must be written to a \.png file, got curves\.pdf"),
+    ],
+)
+def test_compare_refuses_what_is_no_run(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", *arguments]) == 2
+    assert re.search(f"fedjaxsim: error: .*{message}", capsys.readouterr().err)
+
+
+def test_a_regression_reports_nmse_and_infinity_is_null(tmp_path, capsys):
+    problem = ["--data", "synthetic", "--loss", "squared", "--algorithm", "fedavg"]
+    arguments = [*problem, *SMALL, "--learning-rate", "0.01", "--out", f"{tmp_path}/run"]
+    assert main(["run", *arguments]) == 0
+    summary = RunDirectory(tmp_path / "run").summary()
+    assert summary["test_nmse"] > 0
+    assert '"epsilon": null' in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]
+    assert "nMSE" in capsys.readouterr().out
+
+
+def test_the_version(capsys):
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"fedjaxsim \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_a_reader_that_leaves_is_no_error(finished):
+    # As `fedjaxsim compare … | head -0` does: the pipe has no reader when the table is printed.
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedjaxsim.cli", "compare", str(finished / "pmtl")],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        timeout=60,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def start(out: Path, eval_every: int) -> subprocess.Popen[str]:
+    """A run that would take hours."""
+    arguments = [*SMALL, "--rounds", "100000000", "--eval-every", str(eval_every)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedjaxsim.cli", "run", *arguments, "--out", str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    )
+
+
+def wait_for_evaluations(out: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    path = out / "metrics.jsonl"
+    while not path.exists() or path.read_text().count("\n") < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_ctrl_c_ends_a_run_with_all_its_files(tmp_path):
+    out = tmp_path / "run"
+    with start(out, eval_every=2000) as process:
+        wait_for_evaluations(out, 2)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "stopping after the rounds in flight" in errors
+    assert "stopped by Ctrl-C after" in errors
+    assert {path.name for path in out.iterdir()} == FILES
+    summary = RunDirectory(out).summary()
+    assert summary["interrupted"] is True
+    assert 0 < summary["rounds"] < summary["rounds_planned"] == 100_000_000
+    assert summary["rounds"] == RunDirectory(out).metrics()[-1]["round"]
+    assert f"{summary['rounds']} of 100000000" in output
+
+
+def test_a_second_ctrl_c_aborts_in_the_middle_of_a_segment(tmp_path):
+    out = tmp_path / "run"
+    with start(out, eval_every=100_000_000) as process:
+        wait_for_evaluations(out, 1)
+        assert process.stderr is not None
+        process.send_signal(signal.SIGINT)
+        while "stopping" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+    assert not (out / "summary.json").exists()
