@@ -22,6 +22,7 @@ from fedjaxsim.evaluation import Evaluation, summarize
 from fedjaxsim.hparams import Hyperparameters, known, validate
 from fedjaxsim.models.task import Task
 from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy.accounting.composition import require_match
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.guarantee import Report, default_delta, report
 from fedjaxsim.privacy.mechanisms import Mechanism, gaussian
@@ -83,13 +84,16 @@ class Simulation:
       sampling: e.g. `poisson(m, max_rate=0.1)`, or `everyone(m)`.
       minibatches: local steps or epochs, and the batch size.
       mechanism: the door; `closed()` for an algorithm that sends nothing.
+      accountant: the one that `guarantee` reports, by name; by default the tightest sound one for
+        each adjacency and view.
       ledger_entries: how many different (z, p) the run may be charged for; raise it to the number
         of distinct values where z follows a schedule.
       chunk_size: clients run together, at least 2. By default 16 on a CPU and 64 elsewhere.
       chunk_map: "scan" or "vmap" inside a chunk. By default "scan" on a CPU and "vmap" elsewhere.
 
     Raises:
-      ValueError: where the parts do not fit together.
+      ValueError: where the parts do not fit together: a sampler for another number of clients, an
+        accountant that does not describe sampler and mechanism, data that do not suit the task.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class Simulation:
         minibatches: Minibatches,
         mechanism: Mechanism | None = None,
         *,
+        accountant: str | None = None,
         ledger_entries: int = LEDGER_ENTRIES,
         chunk_size: int | None = None,
         chunk_map: ChunkMap | None = None,
@@ -112,6 +117,9 @@ class Simulation:
             )
         self.algorithm, self.task, self.sampling = algorithm, task, sampling
         self.mechanism = gaussian() if mechanism is None else mechanism
+        if accountant is not None:
+            require_match(accountant, sampling.scheme, self.mechanism.event)
+        self.accountant = accountant
         self.minibatches, self.ledger_entries = minibatches, ledger_entries
         self.chunking = default_chunking(chunk_size, chunk_map)
         self._place(population)
@@ -361,7 +369,8 @@ class Simulation:
           delta: total δ in (0, 1); by default `default_delta(m)`, at most 1/(10 m).
         """
         delta = default_delta(self.num_clients) if delta is None else delta
-        return report(state.privacy, self.sampling.scheme, self.mechanism.event, delta)
+        event = self.mechanism.event
+        return report(state.privacy, self.sampling.scheme, event, delta, self.accountant)
 
     def epsilon(self, state: SimulationState, delta: float | None = None) -> jax.Array:
         """An upper bound on ε (zero-out) that can be read inside jit; () ∞ where there is none.

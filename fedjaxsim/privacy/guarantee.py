@@ -230,7 +230,7 @@ def report(
             epsilon, status = 0.0, "exact"
         elif not why:
             epsilon, name = min((certified(adjacency, view, name), name) for name in names)
-            status = composition.status(name)
+            status = composition.status(name, spent, described)
         if epsilon is not None and math.isinf(epsilon):
             epsilon, status, why = None, "none", _no_epsilon(delta, overflow)
         return Guarantee(epsilon, delta, adjacency, view, scheme.kind, name, status, sentences, why)

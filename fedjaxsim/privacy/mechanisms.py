@@ -125,6 +125,11 @@ def noise_scale(noise_multiplier: jax.Array, clip_norm: jax.Array, degree: int =
     return noise_multiplier * jnp.where(usable, clip_norm, 1.0) ** degree
 
 
+def noised_mean(total: PyTree, noise: PyTree, denominator: jax.Array) -> PyTree:
+    """(total + noise)/denominator, in the precision of the total."""
+    return jax.tree.map(lambda s, n: (s + n) / jnp.asarray(denominator, s.dtype), total, noise)
+
+
 def round_value(schedule: jax.Array, round_: jax.Array) -> jax.Array:
     """The value for one round of a number () or of a schedule with one number per round (T,)."""
     return schedule if jnp.ndim(schedule) == 0 else schedule[round_]
@@ -186,8 +191,7 @@ def gaussian(weights: ArrayLike | None = None, max_weight: float | None = None) 
         z = round_value(hparams.noise_multiplier, round_)
         noise = noise_like(key, accumulator.total, noise_scale(z, hparams.clip_norm))
         divisor = denominator if shares is None else denominator * float(shares.mean())
-        value = jax.tree.map(lambda s, n: (s + n) / divisor, accumulator.total, noise)
-        return Release(value, state, z)
+        return Release(noised_mean(accumulator.total, noise, divisor), state, z)
 
     def check(hparams, num_clients):
         del hparams

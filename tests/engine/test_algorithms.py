@@ -37,17 +37,20 @@ def coefficients(params):
     return np.concatenate([kernel[..., 0], bias], axis=-1)
 
 
-@pytest.mark.parametrize("rounds", [1, 7])
-def test_pmtl_center_is_the_mean_of_the_models(rounds):
+@pytest.mark.parametrize(("rounds", "rate"), [(1, 1.0), (7, 1.0), (7, 0.5)])
+def test_pmtl_center_is_the_mean_of_the_models_over_p(rounds, rate):
+    # Every move of a w_k is sent once and divided by p·m: w̃ − w⁰ = (mean of w_k − w⁰)/p, always.
+    # With everyone (p = 1) w̃ is the mean; here w⁰ = 0.
     with jax.enable_x64(True):
         population, task = least_squares([5, 9, 17])
-        sim = Simulation(pmtl(task), task, population, everyone(3), Minibatches(4, epochs=2))
-        hparams = Hyperparameters(learning_rate=0.05, lam=0.3)
+        sampling = everyone(3) if rate == 1 else poisson(3)
+        sim = Simulation(pmtl(task), task, population, sampling, Minibatches(4, epochs=2))
+        hparams = Hyperparameters(learning_rate=0.05, lam=0.3, sampling_rate=rate)
         state, _ = sim.run(sim.init(0, hparams), hparams, rounds)
-        mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), state.personal)
-        assert np.std(coefficients(state.personal), axis=0).max() > 0.01
+        models = coefficients(state.personal)
+        assert np.std(models, axis=0).max() > 0.01
         np.testing.assert_allclose(
-            coefficients(state.shared.params), coefficients(mean), rtol=1e-12, atol=1e-14
+            coefficients(state.shared.params), models.mean(axis=0) / rate, rtol=1e-12, atol=1e-14
         )
 
 

@@ -408,6 +408,15 @@ def test_doors_must_suit_what_is_sent():
         simulation(population, task, pmtl, mechanism=closed()).init(0, PRIVATE)
 
 
+def test_an_accountant_that_does_not_describe_the_sampler_is_refused():
+    population, task = classification([10] * 4)
+    with pytest.raises(ValueError, match="'gaussian' describes gaussian releases under everyone"):
+        simulation(population, task, accountant="gaussian")
+    sim = simulation(population, task, accountant="rdp")
+    state, _ = sim.run(sim.init(0, PRIVATE), PRIVATE, 2)
+    assert sim.guarantee(state, 1e-3).find("zero_out").accountant == "rdp"
+
+
 def test_a_client_that_returns_another_shape_is_refused():
     population, task = classification([10] * 4)
     good = pmtl(task)

@@ -13,6 +13,7 @@ from fedjaxsim.privacy.events import Event, Scheme
 from fedjaxsim.privacy.ledger import Entry
 
 GAUSSIAN = Event("gaussian")
+PURE = Event("pure")
 POISSON = Scheme("poisson", 205, 205)
 FIXED = Scheme("fixed", 205, 100)
 CAPPED = Scheme("capped", 205, 100, max_participations=5)
@@ -28,6 +29,10 @@ EVERYONE = Scheme("everyone", 205, 205)
         ("mixture", POISSON, GAUSSIAN, "pld"),
         ("pld", POISSON, Event("none"), "no ε is known"),
         ("gaussian", EVERYONE, Event("unprotected"), "no ε is known"),
+        ("rdp_without_replacement", POISSON, GAUSSIAN, "pld"),
+        ("kov", EVERYONE, GAUSSIAN, "gaussian"),
+        ("pld", POISSON, PURE, "kov"),
+        ("clt", FIXED, GAUSSIAN, "mixture"),
     ],
 )
 def test_a_mismatch_names_both_and_what_is_allowed(accountant, scheme, event, allowed):
@@ -164,12 +169,15 @@ def test_fixed_size_with_several_noise_levels_is_a_close_upper_bound():
 
 def test_a_capped_client_may_meet_the_costliest_rounds():
     entries = [Entry(4.0, 0.1, 10), Entry(1.0, 0.1, 2), Entry(2.0, 0.1, 1)]
-    assert composition.costliest(entries, 4) == [
+    capped = Scheme("capped", 205, 100, max_participations=4)
+    # Least noise first, but the largest ε first where the entries hold ε.
+    assert composition.met_by_one_client(entries, capped, GAUSSIAN) == [
         Entry(1.0, 0.1, 2),
         Entry(2.0, 0.1, 1),
         Entry(4.0, 0.1, 1),
     ]
-    assert composition.costliest(entries, 100) == sorted(entries)
+    assert composition.met_by_one_client(entries, capped, PURE) == [Entry(4.0, 0.1, 4)]
+    assert composition.met_by_one_client(entries, POISSON, GAUSSIAN) == entries
     profile = composition.profile(
         [Entry(3.0, 100 / 205, 1000)], CAPPED, GAUSSIAN, "replace", "joint_dp", "gaussian"
     )
@@ -195,6 +203,37 @@ def test_no_noise_has_no_profile():
 def test_replacing_needs_an_accountant_that_knows_it():
     with pytest.raises(ValueError, match="'rdp' knows the adjacencies zero_out"):
         composition.profile([Entry(1.0, 0.5, 1)], POISSON, GAUSSIAN, "replace", "joint_dp", "rdp")
+
+
+def test_fixed_size_cohorts_are_not_amplified_for_those_who_know_who_took_part():
+    with pytest.raises(ValueError, match="the views released_sequence, not 'zero_out' with"):
+        composition.profile(
+            [Entry(1.0, 100 / 205, 1)],
+            FIXED,
+            GAUSSIAN,
+            "zero_out",
+            "joint_dp",
+            "rdp_without_replacement",
+        )
+
+
+def test_exact_is_said_of_exact_numbers_only():
+    one, two = [Entry(1.0, 1.0, 3)], [Entry(1.0, 1.0, 3), Entry(2.0, 1.0, 1)]
+    assert composition.status("gaussian", two, EVERYONE) == "exact"
+    assert composition.status("gaussian", one, CAPPED) == "upper_bound"
+    assert composition.status("mixture", one, FIXED) == "exact"
+    assert composition.status("mixture", two, FIXED) == "upper_bound"
+    assert composition.status("pld", one, POISSON) == "upper_bound"
+
+
+def test_an_approximation_is_never_chosen_by_default():
+    for scheme in (POISSON, FIXED, CAPPED, EVERYONE):
+        for event in (GAUSSIAN, PURE):
+            for adjacency in composition.ADJACENCIES:
+                for view in composition.VIEWS:
+                    names = composition.default_accountants(scheme, event, adjacency, view)
+                    assert names
+                    assert "clt" not in names
 
 
 def test_sampling_never_costs_more_than_taking_part_always():

@@ -1,5 +1,7 @@
 """ε inside jit, in float32, against float64 on the host."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,6 +103,12 @@ def test_other_schemes_are_bounds_on_their_accountants():
             assert tight < bound < 1.3 * tight
 
 
+def test_pure_releases_are_bounded_too():
+    # Two releases of ε = 0.1 cost 0.2; RDP adds log(1/δ)/(α − 1) at its largest order.
+    bound = float(epsilon_in_jit(ledger_of((0.1, 1.0, 2)), 1e-5, POISSON, Event("pure")))
+    assert 0.2 <= bound <= 0.2 + math.log(1e5) / 1023
+
+
 def test_replace_under_poisson_sampling_is_refused():
     with pytest.raises(ValueError, match="adjacency must be zero_out"):
         epsilon_in_jit(empty(1), 1e-5, POISSON, GAUSSIAN, "replace")
@@ -120,3 +128,45 @@ def test_gradient_in_z_against_differences(p):
         z, step = jnp.asarray(2.0), 1e-5
         difference = (epsilon(z + step) - epsilon(z - step)) / (2 * step)
         assert float(jax.jit(jax.grad(epsilon))(z)) == pytest.approx(float(difference), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [((1.0, 1 / 205, 100 / 205, 200.0), 16.8323), ((2.0, 1e-4, 0.01, 20000.0), 2.77982)],
+)
+def test_noise_for_a_target_in_jit(plan, expected):
+    z = jax.jit(in_loop.noise_multiplier_in_jit)(*plan)
+    assert float(z) == pytest.approx(expected, rel=2e-5)
+
+
+def test_the_inverse_returns_the_upper_end_and_has_all_derivatives():
+    arguments = (0, 1, 2, 3)
+    inverse = jax.jit(in_loop.noise_multiplier_in_jit)
+    backward = jax.jit(jax.grad(in_loop.noise_multiplier_in_jit, argnums=arguments))
+    forward = jax.jit(jax.jacfwd(in_loop.noise_multiplier_in_jit, argnums=arguments))
+    with jax.enable_x64(True):
+        for plan in ((1.0, 1 / 205, 100 / 205, 200.0), (2.0, 1e-4, 0.01, 20000.0)):
+            epsilon, delta, p, rounds = plan
+            entries = [Entry(float(inverse(*plan)), p, int(rounds))]
+            values = rdp.compose(entries, orders=rdp.INTEGER_ORDERS)
+            met = rdp.epsilon(values, delta, rdp.INTEGER_ORDERS)
+            assert epsilon * (1 - 1e-9) < met <= epsilon * (1 + 1e-12)
+            back, ahead = backward(*plan), forward(*plan)
+            for index, value in enumerate(plan):
+                step = 1e-4 * value
+                above, below = (
+                    inverse(*(x + sign * step * (i == index) for i, x in enumerate(plan)))
+                    for sign in (1, -1)
+                )
+                difference = float(above - below) / (2 * step)
+                assert float(back[index]) == pytest.approx(difference, rel=1e-4)
+                assert float(ahead[index]) == pytest.approx(difference, rel=1e-4)
+
+
+def test_the_inverse_maps_over_targets():
+    targets = jnp.array([0.5, 1.0, 8.0])
+    mapped = jax.jit(jax.vmap(lambda e: in_loop.noise_multiplier_in_jit(e, 1e-5, 0.1, 100.0)))
+    one = jax.jit(in_loop.noise_multiplier_in_jit)
+    np.testing.assert_allclose(
+        mapped(targets), [one(e, 1e-5, 0.1, 100.0) for e in targets], rtol=1e-5
+    )

@@ -156,3 +156,30 @@ def test_a_delta_below_float64_resolution_is_named():
     assert found.find("zero_out").accountant == "rdp"
     assert found.find("replace").epsilon is None
     assert "resolves" in found.find("replace").reason
+
+
+def test_pure_releases_compose():
+    ledger = ledger_of((0.1, 1.0, 2))
+    found = report(ledger, EVERYONE, Event("pure"), 1e-5)
+    assert {one.accountant for one in found.guarantees} == {"kov"}
+    assert found.find("replace").epsilon == pytest.approx(0.2)
+    unbounded = report(ledger_of((math.inf, 1.0, 2)), EVERYONE, Event("pure"), 1e-5)
+    assert "infinite" in unbounded.find("zero_out").reason
+
+
+def test_a_reader_of_the_released_sequence_learns_less_from_fixed_cohorts():
+    found = report(ledger_of((10.0, 0.02, 2000)), Scheme("fixed", 1000, 20), GAUSSIAN, 1e-4)
+    for adjacency in ("zero_out", "replace"):
+        reader = found.find(adjacency, "released_sequence")
+        others = found.find(adjacency, "joint_dp")
+        assert reader.accountant == "rdp_without_replacement"
+        assert reader.status == "upper_bound"
+        assert reader.epsilon is not None
+        assert others.epsilon is not None
+        assert reader.epsilon < others.epsilon
+
+
+def test_an_approximation_is_called_one():
+    found = report(ledger_of((0.65, 20 / 9343, 400)), POISSON, GAUSSIAN, 1e-5, accountant="clt")
+    assert found.find("zero_out").status == "approximate"
+    assert "ε ≈ 0.465" in str(found)

@@ -151,8 +151,11 @@ def default_accountants(
     )
 
 
-def status(accountant: str) -> Status:
-    """What kind of number an accountant gives."""
+def status(accountant: str, entries: Sequence[Entry], scheme: Scheme) -> Status:
+    """What kind of number an accountant gives for these rounds."""
+    rounded = accountant == "mixture" and len(entries) > 1
+    if rounded or scheme.max_participations is not None:
+        return "upper_bound"
     return _SCOPES[accountant].status
 
 

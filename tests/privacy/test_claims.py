@@ -1,0 +1,79 @@
+"""The papers' settings: reference values, and that no paper's number is sound as stated."""
+
+import pytest
+
+from fedjaxsim.privacy import claims
+from fedjaxsim.privacy.claims import CLAIMS
+
+
+def find(text):
+    (claim,) = [claim for claim in CLAIMS if text in claim.setting]
+    return claim
+
+
+@pytest.mark.parametrize(
+    ("text", "adjacency", "expected", "digits"),
+    [
+        ("FEMNIST, σ = 9.69", "zero_out", 13.57, 5e-3),
+        ("CelebA, σ = 9.69", "zero_out", 76.25, 5e-3),
+        ("CelebA, σ = 0.65", "zero_out", 1.4148, 6e-5),
+        ("CelebA, σ = 0.65", "replace", 1.4596, 6e-5),
+        ("FEMNIST, σ = 0.05", "zero_out", 2.214, 6e-4),
+        ("FEMNIST, σ = 0.05", "replace", 5.526, 6e-4),
+        ("as in the text (z = σQ)", "zero_out", 2.308, 6e-4),
+    ],
+)
+def test_sound_values(text, adjacency, expected, digits):
+    assert claims.sound(find(text), adjacency) == pytest.approx(expected, abs=digits)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "digits"),
+    [
+        ("FEMNIST, σ = 0.02, γ = 0.2, T = 1000", 5.29866, 6e-6),
+        ("σ = 1 on the sum", 5.39555, 6e-6),
+        ("CelebA, σ = 0.65", 0.465, 6e-4),
+        # √(2 ln 125000)/9.69, printed as 0.5.
+        ("CelebA, σ = 9.69", 0.49998, 6e-6),
+    ],
+)
+def test_the_papers_own_methods(text, expected, digits):
+    assert claims.published(find(text)) == pytest.approx(expected, abs=digits)
+
+
+def test_stated_numbers_follow_from_the_papers_methods():
+    for claim in CLAIMS:
+        by_method = claims.published(claim)
+        if claim.epsilon is not None and by_method is not None and claim.method != "clt":
+            assert by_method == pytest.approx(claim.epsilon, rel=0.01)
+
+
+def test_wishart_noise_has_no_epsilon():
+    wishart = [claim for claim in CLAIMS if claim.paper == "MP-MTL"]
+    assert len(wishart) == 2
+    for verdict in claims.table(wishart):
+        assert verdict.published is verdict.zero_out is verdict.replace is None
+
+
+def test_no_setting_is_as_private_as_its_method_says():
+    cheap = [claim for claim in CLAIMS if claim.sampling == "fixed"]
+    for verdict in claims.table(cheap):
+        assert verdict.published is not None
+        assert verdict.zero_out is not None
+        assert verdict.replace is not None
+        assert verdict.published < verdict.zero_out < verdict.replace
+
+
+def test_a_stronger_delta_costs_more():
+    claim = find("FEMNIST, σ = 0.05")
+    strong = claims.sound(claim, "zero_out", delta=1 / 2050)
+    assert strong is not None
+    assert strong > 2.214
+
+
+def test_markdown_has_a_row_for_each_claim():
+    few = [find("FEMNIST, σ = 0.05"), *(c for c in CLAIMS if c.paper == "MP-MTL")]
+    lines = claims.markdown(claims.table(few)).splitlines()
+    assert len(lines) == 2 + 3
+    assert len({line.count("|") for line in lines}) == 1
+    assert "| none | none |" in lines[-1]
