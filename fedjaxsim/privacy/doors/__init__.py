@@ -1,0 +1,1 @@
+"""Mechanisms besides the Gaussian one, one per file."""

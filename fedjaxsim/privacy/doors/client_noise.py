@@ -1,0 +1,82 @@
+"""Doors as DPFedMTL publishes its aggregation: a mean over whoever took part. No ε."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.privacy.events import Event
+from fedjaxsim.privacy.mechanisms import (
+    Mechanism,
+    Release,
+    accumulate,
+    bound,
+    noise_like,
+    noise_scale,
+    noised_mean,
+    round_value,
+    sum_clients,
+    zeros,
+)
+
+
+def _zero(message):
+    return zeros((message, jax.ShapeDtypeStruct((), jnp.result_type(float))))
+
+
+def _add(accumulator, messages, mask, clip_norm):
+    bounded = bound(messages, mask, clip_norm)
+    present = jnp.sum(mask, dtype=jnp.result_type(float))
+    return accumulate(accumulator, bounded, (sum_clients(bounded.message), present))
+
+
+def client_noise() -> Mechanism:
+    """Noise at every client and the mean over the realised cohort, as DPFedMTL publishes it.
+
+    release = (1/|S|) Σ_{k∈S} (clip(v_k, C) + N(0, (zC)² I)), 0 for an empty cohort (DPFedMTL,
+    equations 3 and 6, for one local step). The paper's noise of standard deviation σ · 2CK/M, for K
+    of M clients, is z = 2σK/M. Nothing reads a single noised message, so that one draw of
+    N(0, |S| (zC)² I) stands for their sum: the release has the same distribution.
+
+    Formal guarantees:
+      * None, and no ε is reported. The mean is divided by a private number, the realised size of
+        the cohort; and the paper's Lemma 4.1 takes 2CK/M for the sensitivity of the average, which
+        is 2C/K: it divides by the sampling rate what sampling is then said to amplify. Local noise
+        as such would protect, but at this scale it protects far less than the paper computes.
+    """
+
+    def add(accumulator, messages, mask, ids, state, hparams):
+        del ids, state
+        return _add(accumulator, messages, mask, hparams.clip_norm)
+
+    def release(accumulator, denominator, key, state, hparams, round_):
+        del denominator
+        z = round_value(hparams.noise_multiplier, round_)
+        total, present = accumulator.total
+        scale = noise_scale(z, hparams.clip_norm) * jnp.sqrt(present)
+        noise = noise_like(key, total, scale)
+        return Release(noised_mean(total, noise, jnp.maximum(present, 1)), state, z)
+
+    return Mechanism(Event("unprotected"), lambda _: (), _zero, add, release)
+
+
+def plain_mean() -> Mechanism:
+    """The mean of the messages of the realised cohort, neither clipped nor noised.
+
+    release = (1/|S|) Σ_{k∈S} v_k, 0 for an empty cohort. For algorithms whose clients add noise in
+    each of their local steps, as DPFedMTL's do. Messages that are not finite count as zero.
+
+    Formal guarantees:
+      * None, and no ε is reported.
+    """
+
+    def add(accumulator, messages, mask, ids, state, hparams):
+        del ids, state, hparams
+        return _add(accumulator, messages, mask, jnp.asarray(jnp.inf))
+
+    def release(accumulator, denominator, key, state, hparams, round_):
+        del denominator, key, hparams, round_
+        total, present = accumulator.total
+        no_noise = jax.tree.map(jnp.zeros_like, total)
+        value = noised_mean(total, no_noise, jnp.maximum(present, 1))
+        return Release(value, state, jnp.zeros(()))
+
+    return Mechanism(Event("unprotected"), lambda _: (), _zero, add, release)

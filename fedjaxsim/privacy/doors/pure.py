@@ -1,0 +1,133 @@
+"""Doors that are ε-differentially private with δ = 0: noise of density ∝ exp(−‖E‖/b)."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import scipy.special
+
+from fedjaxsim.privacy.doors.gram import (
+    add_gram,
+    check_deviations,
+    shifted,
+    spectral_bound,
+    symmetric,
+    symmetric_normal,
+    zero_gram,
+)
+from fedjaxsim.privacy.events import Event
+from fedjaxsim.privacy.mechanisms import (
+    Mechanism,
+    Release,
+    accumulate,
+    bound,
+    noise_like,
+    noise_scale,
+    noised_mean,
+    round_value,
+    sum_clients,
+    zeros,
+)
+
+
+def _radius(key: jax.Array, dimension: int) -> jax.Array:
+    """The norm of n + 1 standard normals: times n others, noise of density ∝ exp(−‖x‖).
+
+    Half its square is V ~ Gamma((n + 1)/2), and mixed over V, normals of variance 2V have at
+    distance r the density ∫ v^(−n/2) v^((n−1)/2) e^(−v − r²/(4v)) dv ∝ e^(−r). Compared with a
+    uniform direction times a Gamma(n) radius, nothing is divided by a norm that may be zero.
+    """
+    return jnp.linalg.norm(jax.random.normal(key, (dimension + 1,)))
+
+
+def _epsilon(noise_multiplier: jax.Array, sensitivity: float) -> jax.Array:
+    """Δ/z, ∞ where there is no noise."""
+    private = noise_multiplier > 0
+    return jnp.where(private, sensitivity / jnp.where(private, noise_multiplier, 1.0), jnp.inf)
+
+
+def pure() -> Mechanism:
+    """The sum of clipped messages with noise of density ∝ exp(−‖E‖₂/(zC)): pure ε-DP.
+
+    release = (Σ_k clip(v_k, C) + E)/(p·m), the norms over the whole pytree. z scales the noise as
+    in the other doors, so a release that costs ε takes `noise_multiplier` = 2/ε (1/ε if only
+    zero-out counts). ‖E‖ is zC times a Gamma(n) variable, n the number of parameters: about n zC,
+    where Gaussian noise has √n zC.
+
+    Formal guarantees:
+      * The densities of neighbours differ by a factor of at most e^(Δ/(zC)) everywhere, Δ = C for
+        zero-out and 2C for replace: (ε, 0)-DP with ε = 1/z and 2/z.
+      * The ledger is charged 2/z, which holds for either adjacency; zero-out costs half of it, as
+        the event's sensitivities (1/2 and 1, in units of that ε) say.
+      * With z = 0, ε is ∞.
+    """
+
+    def add(accumulator, messages, mask, ids, state, hparams):
+        del ids, state
+        bounded = bound(messages, mask, hparams.clip_norm)
+        return accumulate(accumulator, bounded, sum_clients(bounded.message))
+
+    def release(accumulator, denominator, key, state, hparams, round_):
+        z = round_value(hparams.noise_multiplier, round_)
+        radius_key, normal_key = jax.random.split(key)
+        n = sum(leaf.size for leaf in jax.tree.leaves(accumulator.total))
+        scale = noise_scale(z, hparams.clip_norm) * _radius(radius_key, n)
+        noise = noise_like(normal_key, accumulator.total, scale)
+        value = noised_mean(accumulator.total, noise, denominator)
+        return Release(value, state, _epsilon(z, 2.0))
+
+    return Mechanism(Event("pure", zero_out=0.5, replace=1.0), lambda _: (), zeros, add, release)
+
+
+def pure_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> Mechanism:
+    """The Gram matrix of clipped vectors with noise of density ∝ exp(−‖E‖_F/(zK²)): pure ε-DP.
+
+    release = Σ_k w̃_k w̃_kᵀ + E + c·I, as `gaussian_gram` but for the noise, in the Frobenius
+    geometry of the n = d(d + 1)/2 coordinates of a symmetric matrix (n = d for a diagonal). A
+    release that costs ε takes `noise_multiplier` = √2/ε.
+
+    Formal guarantees:
+      * (ε, 0)-DP with ε = 1/z for zero-out and √2/z for replace; the sensitivities are those of
+        `gaussian_gram`.
+      * The ledger is charged √2/z, which holds for either adjacency; zero-out costs 1/√2 of it.
+      * Σ + E + c·I is positive definite with probability at least 1 − 2 e^(−t²/2), whatever Σ is.
+      * With z = 0, ε is ∞.
+
+    Args:
+      diagonal: whether only the diagonal is released, (d,).
+      psd_deviations: t ≥ 0 of the shift; None for no shift.
+
+    Raises:
+      ValueError: if t is negative. `zero` raises it if a message is not one vector.
+    """
+    check_deviations(psd_deviations)
+
+    def add(accumulator, messages, mask, ids, state, hparams):
+        del ids, state
+        return add_gram(accumulator, messages, mask, hparams.clip_norm, diagonal)
+
+    def release(accumulator, denominator, key, state, hparams, round_):
+        del denominator
+        z = round_value(hparams.noise_multiplier, round_)
+        total = symmetric(accumulator.total)
+        scale = noise_scale(z, hparams.clip_norm, degree=2).astype(total.dtype)
+        radius_key, normal_key = jax.random.split(key)
+        d = total.shape[0]
+        n = d if diagonal else d * (d + 1) // 2
+        radius = _radius(radius_key, n).astype(total.dtype)
+        value = total + scale * radius * symmetric_normal(normal_key, total)
+        if psd_deviations is not None:
+            # Norm and normals stay within their quantiles, but for a probability of e^(−t²/2) each.
+            tail = math.exp(-(psd_deviations**2) / 2)
+            largest = math.sqrt(scipy.special.chdtri(n + 1, tail))
+            amount = largest * spectral_bound(total.shape, psd_deviations)
+            value = shifted(value, scale * amount)
+        return Release(value, state, _epsilon(z, math.sqrt(2)))
+
+    return Mechanism(
+        Event("pure", zero_out=1 / math.sqrt(2), replace=1.0),
+        lambda _: (),
+        lambda message: zero_gram(message, diagonal),
+        add,
+        release,
+    )

@@ -1,0 +1,58 @@
+"""The Wishart door as MP-MTL publishes it, for reproduction. It is not private."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.privacy.doors.gram import add_gram, symmetric, zero_gram
+from fedjaxsim.privacy.events import Event
+from fedjaxsim.privacy.mechanisms import Mechanism, Release, noise_scale, round_value
+
+
+def wishart(diagonal: bool = False) -> Mechanism:
+    """The Gram matrix of clipped vectors with Wishart noise (MP-MTL, Algorithm 1, step 5).
+
+    release = Σ_k w̃_k w̃_kᵀ + E, w̃_k = clip(w_k, K), E ~ W_d(d + 1, (K²/(2ε)) I), with the paper's
+    ε = 1/z: `noise_multiplier` = 1/ε.
+
+    Formal guarantees:
+      * None, and no ε is reported. The paper's Theorem 1 bounds a ratio of densities and forgets
+        that their supports differ: E is positive definite, so the output exceeds the true matrix.
+        If one client's vector is 0 in one data set and w, ‖w‖ = K, in its neighbour, a release for
+        which E − wwᵀ is not positive definite comes from the first alone. The probability of that
+        is P(wᵀE⁻¹w > 1) = P(χ²₂ < 2ε) = 1 − e^(−ε) exactly, so δ can be no smaller: 0.10 at
+        ε = 0.1, 0.63 at ε = 1. `gaussian_gram` and `pure_gram` are sound.
+      * The release is positive definite.
+
+    Args:
+      diagonal: whether only the diagonal is released, (d,). The flaw is the same, with χ² of d + 1
+        degrees of freedom.
+
+    Raises:
+      ValueError: `zero` raises it if a message is not one vector.
+    """
+
+    def add(accumulator, messages, mask, ids, state, hparams):
+        del ids, state
+        return add_gram(accumulator, messages, mask, hparams.clip_norm, diagonal)
+
+    def release(accumulator, denominator, key, state, hparams, round_):
+        del denominator
+        z = round_value(hparams.noise_multiplier, round_)
+        total = symmetric(accumulator.total)
+        d = total.shape[0]
+        g = jax.random.normal(key, (d, d + 1), total.dtype)
+        e = (
+            jnp.sum(jnp.square(g), axis=1)
+            if diagonal
+            else jnp.matmul(g, g.T, precision=jax.lax.Precision.HIGHEST)
+        )
+        scale = noise_scale(z, hparams.clip_norm, degree=2) / 2
+        return Release(total + scale.astype(total.dtype) * e, state, z)
+
+    return Mechanism(
+        Event("unprotected"),
+        lambda _: (),
+        lambda message: zero_gram(message, diagonal),
+        add,
+        release,
+    )

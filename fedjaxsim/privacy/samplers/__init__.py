@@ -1,0 +1,1 @@
+"""Samplers besides plain Poisson sampling, and how it is made fast."""

@@ -1,0 +1,146 @@
+"""Poisson sampling in time proportional to the cohort, with exact inclusion probabilities.
+
+Drawing a coin for every client is exact but takes time in proportion to the population. Here a
+block of 1024 ids costs one small number and a drawn client a few more:
+
+1. Points fall on ids as a Poisson process. A block gets a Poisson(1024 λ) number of them, each on a
+   uniformly random id of the block (10 random bits). An id is hit at least once with probability
+   1 − e^(−λ), independently of every other id: that is what splitting a Poisson number means.
+2. λ is chosen so that this is a power of two, ρ = 2^(−j), the smallest above p.
+3. An id that was hit stays with probability p/ρ, in [1/2, 1): when 32 random bits, as an integer,
+   are below 2³² p/ρ. For a float32 p in the range of the tables that is a whole number.
+
+So a client is in with probability exactly ρ · p/ρ = p, and independently of all others. The only
+approximation is in step 1: numbers are drawn by comparing 96 random bits with a table of the
+distribution function, computed with 80 decimal digits and rounded to 96 bits, which is within 1e-26
+of the Poisson distribution in total variation.
+"""
+
+import decimal
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+BLOCK = 1024
+"""Ids that share a number. Keys belong to fixed blocks of ids, never to positions."""
+LARGEST_RATE = 2.0**-5
+"""Above it, a coin for every client costs no more."""
+
+_LAST = 32  # hit rates go down to 2^(−32)
+_WORDS = 3  # of 32 bits, in a number that is compared with the distribution function
+_TAIL = -math.log(1e-24)  # of the probability, per round, that points outnumber their places
+
+
+def _first_row(largest_rate: float) -> int:
+    """The j of the smallest power of two 2^(−j) above a rate."""
+    return -math.frexp(largest_rate)[1]
+
+
+def _places(num_clients: int, first: int) -> int:
+    """Places that all points fit in, but for a probability of 1e-24 (Bernstein's inequality)."""
+    mean = -num_clients * math.log1p(-(2.0**-first))
+    return math.ceil(mean + _TAIL / 3 + math.sqrt(_TAIL**2 / 9 + 2 * _TAIL * mean))
+
+
+@functools.lru_cache(maxsize=8)
+def _distribution_functions(first: int) -> np.ndarray:
+    """P(N ≤ k) of the points in a block for hit rates 2^(−j), j = first … 32.
+
+    Returns:
+      (rows, k, words) uint32, the most significant word first; 2⁹⁶ − 1 where P(N ≤ k) rounds to 1.
+    """
+    one = 2 ** (32 * _WORDS)
+    rows = []
+    with decimal.localcontext() as context:
+        context.prec = 80
+        for j in range(first, _LAST + 1):
+            mean = -BLOCK * (1 - decimal.Decimal(2) ** -j).ln()
+            mass = total = (-mean).exp()
+            row = []
+            while (scaled := round(total * one)) < one:
+                row.append(scaled)
+                mass *= mean / len(row)
+                total += mass
+            rows.append(row)
+    longest = max(map(len, rows))
+    words = [
+        [[k >> 32 * w & 0xFFFFFFFF for w in reversed(range(_WORDS))] for k in row]
+        for row in (row + [one - 1] * (longest - len(row)) for row in rows)
+    ]
+    return np.array(words, np.uint32)
+
+
+def _at_least(number: jax.Array, bound: jax.Array) -> jax.Array:
+    """Whether number ≥ bound, for integers of several words, on the last axis."""
+    result = jnp.bool_(True)
+    for w in reversed(range(_WORDS)):
+        above, equal = number[..., w] > bound[..., w], number[..., w] == bound[..., w]
+        result = above | (equal & result)
+    return result
+
+
+def _row_and_threshold(rate: jax.Array, first: int) -> tuple[jax.Array, jax.Array]:
+    """The j of a rate, and floor(2³² p 2^j). Scaling by a power of two does not round."""
+    p = jnp.minimum(jax.lax.stop_gradient(rate), 2.0**-first * (1 - 2.0**-24))
+    row = jnp.clip(-jnp.frexp(p)[1], first, _LAST)
+    return row, jnp.floor(jnp.ldexp(p, row + 32)).astype(jnp.uint32)
+
+
+def charged_rate(rate: jax.Array, largest_rate: float) -> jax.Array:
+    """The probability, (), with which `draw` includes a client at this rate.
+
+    That is p itself for a float32 p in [2^(−33), largest_rate]. A smaller p, or one of more bits,
+    is rounded down; a larger p stops at the power of two above `largest_rate`.
+    """
+    row, threshold = _row_and_threshold(rate, _first_row(largest_rate))
+    return jnp.ldexp(threshold.astype(rate.dtype), -row - 32)
+
+
+def draw(
+    count_key: jax.Array,
+    point_key: jax.Array,
+    rate: jax.Array,
+    num_clients: int,
+    largest_rate: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Draws a Poisson sample of clients.
+
+    Args:
+      count_key: the round's, for the number of points in each block.
+      point_key: the round's, for the points.
+      rate: p, (); what it really amounts to is `charged_rate`.
+      num_clients: m.
+      largest_rate: at most LARGEST_RATE; sets the number of places.
+
+    Returns:
+      ids, (places,) int32, rising; which of them are drawn, (places,) bool; and how many points had
+      no place, () int32: more than 0 with probability at most 1e-24.
+    """
+    first = _first_row(largest_rate)
+    blocks, places = math.ceil(num_clients / BLOCK), _places(num_clients, first)
+    row, threshold = _row_and_threshold(rate, first)
+
+    def random_number(block):
+        return jax.random.bits(jax.random.fold_in(count_key, block), (1, _WORDS), jnp.uint32)
+
+    def random_point(block, rank):
+        key = jax.random.fold_in(jax.random.fold_in(point_key, block), rank)
+        position, coin = jax.random.bits(key, (2,), jnp.uint32)
+        return block * BLOCK + (position >> 22).astype(jnp.int32), coin
+
+    table = jnp.asarray(_distribution_functions(first))[row - first]
+    reached = _at_least(jax.vmap(random_number)(jnp.arange(blocks)), table)
+    counts = jnp.sum(reached, axis=1, dtype=jnp.int32)
+    ends = jnp.cumsum(counts)
+    slots = jnp.arange(places)
+    block = jnp.minimum(jnp.searchsorted(ends, slots, side="right"), blocks - 1)
+    ids, coins = jax.vmap(random_point)(block, slots - ends[block] + counts[block])
+    ids = jnp.where((slots < ends[-1]) & (ids < num_clients), ids, num_clients)
+    # The sort is stable, so that the coin of an id that was hit twice is that of its first point.
+    ids, coins = jax.lax.sort((ids, coins), num_keys=1, is_stable=True)
+    new = jnp.concatenate([jnp.ones(1, bool), ids[1:] != ids[:-1]])
+    drawn = new & (coins < threshold) & (ids < num_clients)
+    return ids, drawn, jnp.maximum(ends[-1] - places, 0)

@@ -1,0 +1,60 @@
+"""Passes over the population in random order, with a cap on everybody's participations."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.data.minibatches import permuted
+from fedjaxsim.privacy.events import Scheme
+from fedjaxsim.privacy.sampling import Cohort, Sampling
+
+
+def passes(num_clients: int, cohort: int, max_participations: int) -> Sampling:
+    """Each pass is a fresh random order of the clients, cut into cohorts of q.
+
+    The cohort of round t depends on the run's key and t alone: it is number t mod R of pass ⌊t/R⌋,
+    where R = ⌈m/q⌉; the last one of a pass holds what is left of the clients. After
+    `max_participations` passes, `Sampling.rounds` rounds in all, cohorts are empty.
+    `hparams.sampling_rate` must be q/m.
+
+    Formal guarantees:
+      * In a pass every client takes part exactly once (the order is a permutation whatever the
+        random bits), so nobody takes part more than `max_participations` times, however long the
+        run.
+      * Nothing else is claimed: the schedule may be known to everybody, and sampling hides nothing
+        in either view. Accountant "gaussian", of as many releases as the cap (those with the least
+        noise).
+      * Sums are divided by q, also in the smaller cohort at the end of a pass.
+
+    Args:
+      num_clients: m.
+      cohort: q.
+      max_participations: how often one client may take part; the number of passes.
+
+    Raises:
+      ValueError: if q lies outside [1, m], or the cap is below 1.
+    """
+    if not 1 <= cohort <= num_clients:
+        raise ValueError(f"cohort must lie in [1, {num_clients}], got {cohort}")
+    scheme = Scheme("capped", num_clients, cohort, max_participations)
+    per_pass = math.ceil(num_clients / cohort)
+
+    def draw(key, round_, hparams):
+        del hparams
+        number, part = round_ // per_pass, round_ % per_pass
+        position = part * cohort + jnp.arange(cohort)
+        mask = (position < num_clients) & (number < max_participations)
+        order = jax.random.fold_in(key, number)
+        ids = permuted(
+            order, jnp.where(position < num_clients, position, 0), jnp.int32(num_clients)
+        )
+        ids = jnp.where(mask, ids, num_clients).astype(jnp.int32)
+        return Cohort(ids, mask, jnp.zeros((), jnp.int32))
+
+    return Sampling(
+        scheme,
+        draw,
+        lambda hparams: jnp.asarray(cohort / num_clients),
+        rounds=per_pass * max_participations,
+    )

@@ -1,0 +1,300 @@
+"""What every mechanism must keep, and what each does, on messages that can be checked by hand."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy.doors.adaptive import adaptive_clipping
+from fedjaxsim.privacy.doors.client_noise import client_noise, plain_mean
+from fedjaxsim.privacy.doors.gram import gaussian_gram
+from fedjaxsim.privacy.doors.pure import pure, pure_gram
+from fedjaxsim.privacy.doors.wishart import wishart
+from fedjaxsim.privacy.mechanisms import gaussian
+
+C, Z, SIGMA = 2.0, 1.5, 2.0
+HPARAMS = Hyperparameters(clip_norm=C, noise_multiplier=Z, count_noise=SIGMA).as_arrays()
+IDS = jnp.arange(5)
+WEIGHTS = [1.0, 2.0, 4.0, 8.0, 3.0]
+
+DOORS = {
+    "gaussian": gaussian(),
+    "weighted": gaussian(WEIGHTS),
+    "adaptive": adaptive_clipping(),
+    "gram": gaussian_gram(),
+    "gram diagonal": gaussian_gram(diagonal=True),
+    "pure": pure(),
+    "pure gram": pure_gram(),
+    "pure gram diagonal": pure_gram(diagonal=True),
+    "client noise": client_noise(),
+    "plain mean": plain_mean(),
+    "wishart": wishart(),
+    "wishart diagonal": wishart(diagonal=True),
+}
+PROTECTED = [name for name, door in DOORS.items() if door.event.kind != "unprotected"]
+
+
+def add_all(door, messages, mask, hparams):
+    state = door.init(hparams)
+    return door.add(door.zero(messages[0]), messages, mask, IDS, state, hparams).total
+
+
+ADD = {name: jax.jit(lambda *args, door=door: add_all(door, *args)) for name, door in DOORS.items()}
+
+
+def loss_scale(name, before, after):
+    """How far a statistic moved, in the units of its event's sensitivities."""
+    move = jax.tree.map(lambda a, b: np.float64(a) - np.float64(b), after, before)
+    if name == "adaptive":
+        z_sum = (Z**-2 - (2 * SIGMA) ** -2) ** -0.5
+        return Z * math.hypot(np.linalg.norm(move[0]) / C / z_sum, move[1] / SIGMA)
+    unit = C**2 if "gram" in name else C
+    epsilon_at_1 = {"pure": 2.0}.get(name, math.sqrt(2) if "pure" in name else 1.0)
+    return np.linalg.norm(move) / unit / epsilon_at_1
+
+
+any_float = st.floats(width=32, allow_nan=True, allow_infinity=True)
+vectors = hnp.arrays(np.float32, (5, 3), elements=any_float | st.floats(-4, 4, width=32))
+vector = hnp.arrays(np.float32, 3, elements=any_float | st.floats(-4, 4, width=32))
+
+
+@pytest.mark.parametrize("name", PROTECTED)
+@settings(deadline=None, max_examples=60)
+@given(messages=vectors, other=vector, client=st.integers(0, 4))
+def test_no_client_moves_the_statistic_by_more_than_the_event_says(name, messages, other, client):
+    event, add = DOORS[name].event, ADD[name]
+    everybody = np.ones(5, bool)
+    full = add(messages, everybody, HPARAMS)
+    absent = add(messages, everybody & (np.arange(5) != client), HPARAMS)
+    assert loss_scale(name, full, absent) <= event.zero_out * (1 + 1e-5)  # float32 sums
+    zeroed, replaced = messages.copy(), messages.copy()
+    zeroed[client], replaced[client] = 0, other
+    assert loss_scale(name, full, add(zeroed, everybody, HPARAMS)) <= event.zero_out * (1 + 1e-5)
+    assert loss_scale(name, full, add(replaced, everybody, HPARAMS)) <= event.replace * (1 + 1e-5)
+
+
+# The pairs of messages that move each statistic furthest: no sensitivity is larger than it must be.
+FAR, NEAR = [9.0, 0, 0], [-1.9999, 0, 0]  # clipped to 2; just inside
+WORST = {
+    "gaussian": (FAR, NEAR),
+    "weighted": (FAR, NEAR),
+    "adaptive": (FAR, NEAR),
+    "gram": (FAR, [0, 9.0, 0]),
+    "gram diagonal": (FAR, [0, 9.0, 0]),
+    "pure": (FAR, NEAR),
+    "pure gram": (FAR, [0, 9.0, 0]),
+    "pure gram diagonal": (FAR, [0, 9.0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", PROTECTED)
+def test_the_sensitivities_are_reached(name):
+    event, add = DOORS[name].event, ADD[name]
+    first, second = (np.zeros((5, 3), np.float32) for _ in range(2))
+    first[3], second[3] = WORST[name]  # client 3 has the largest weight
+    mask = np.ones(5, bool)
+    zero = add(np.zeros((5, 3), np.float32), mask, HPARAMS)
+    full = add(first, mask, HPARAMS)
+    assert loss_scale(name, zero, full) > event.zero_out * (1 - 1e-3)
+    assert loss_scale(name, full, add(second, mask, HPARAMS)) > event.replace * (1 - 1e-3)
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_chunks_and_order_change_nothing(name):
+    door = DOORS[name]
+    messages = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    mask = np.array([True, True, False, True, True])
+    whole = ADD[name](messages, mask, HPARAMS)
+    state = door.init(HPARAMS)
+    one_by_one = door.zero(messages[0])
+    add = jax.jit(door.add)
+    for k in (4, 2, 0, 3, 1):
+        one = slice(k, k + 1)
+        one_by_one = add(one_by_one, messages[one], mask[one], IDS[one], state, HPARAMS)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        one_by_one.total,
+        whole,
+    )
+
+
+MESSAGES = np.array([[3.0, 4, 0], [1, 0, 2], [0, 0, 1], [2, 2, 2], [0, 1, 0]], np.float32)
+GRAM = MESSAGES.T @ MESSAGES
+PLAIN = {
+    "weighted": np.array(WEIGHTS) @ MESSAGES / sum(WEIGHTS),
+    "gram": GRAM,
+    "pure gram": GRAM,
+    "wishart": GRAM,
+    "gram diagonal": np.diag(GRAM),
+    "pure gram diagonal": np.diag(GRAM),
+    "wishart diagonal": np.diag(GRAM),
+}
+
+
+def run(door, clip_norm, z):
+    """A round at these settings with everybody, denominator 5."""
+    hparams = HPARAMS.replace(clip_norm=clip_norm, noise_multiplier=z)
+    state = door.init(hparams)
+    accumulator = door.zero(MESSAGES[0])
+    accumulator = door.add(accumulator, MESSAGES, jnp.ones(5, bool), IDS, state, hparams)
+    release = door.release(accumulator, 5.0, jax.random.key(0), state, hparams, jnp.int32(0))
+    return jnp.sum(release.value), release
+
+
+SETTINGS = jnp.array([jnp.inf, 2.0, 2.0, 2.0, 2.0]), jnp.array([0.0, 0.0, 0.75, 1.5, 4.0])
+
+
+@functools.cache
+def runs(name):
+    """The gradients and releases of all SETTINGS, mapped over in one program."""
+    gradient = jax.grad(functools.partial(run, DOORS[name]), argnums=(0, 1), has_aux=True)
+    return jax.jit(jax.vmap(gradient))(*SETTINGS)
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_without_noise_and_clipping_the_release_is_exact(name):
+    expected = PLAIN.get(name, MESSAGES.mean(axis=0))
+    np.testing.assert_allclose(runs(name)[1].value[0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_settings_can_be_mapped_over_and_differentiated(name):
+    gradients, release = runs(name)
+    assert np.all(np.isfinite(np.array(gradients)[:, :4]))
+    noise = np.asarray(release.value, np.float64) - np.asarray(release.value[1])
+    if name == "plain mean":
+        np.testing.assert_array_equal(noise[2:], 0)
+        return
+    ratio = 2.0
+    if name == "adaptive":  # (0.75⁻² − 4⁻²) / (1.5⁻² − 4⁻²) = (1.777… − 0.0625) / (0.444… − 0.0625)
+        ratio = math.sqrt((16 / 9 - 1 / 16) / (4 / 9 - 1 / 16))
+    np.testing.assert_allclose(noise[3], ratio * noise[2], rtol=1e-4, atol=1e-4)
+    assert np.all(np.abs(noise[2]) > 0)
+
+
+def test_weights_give_a_weighted_mean_of_clipped_messages():
+    # Weights 1, 2, 9 up to 4 are shares 1/4, 1/2, 1; (9, 0) is clipped to (2, 0).
+    door = gaussian([1.0, 2.0, 9.0], max_weight=4.0)
+    hparams = Hyperparameters(clip_norm=2.0).as_arrays()
+    messages = np.array([[1.0, 1], [0, 2], [9, 0]], np.float32)
+
+    @jax.jit
+    def weighted(messages):
+        accumulator = door.zero(messages[0])
+        accumulator = door.add(accumulator, messages, jnp.ones(3, bool), jnp.arange(3), (), hparams)
+        key = jax.random.key(0)
+        return accumulator, door.release(accumulator, 3.0, key, (), hparams, jnp.int32(0))
+
+    accumulator, out = weighted(messages)
+    np.testing.assert_allclose(accumulator.total, [2.25, 1.25], rtol=3e-5)
+    np.testing.assert_allclose(out.value, [2.25 / 1.75, 1.25 / 1.75], rtol=3e-5)
+    door.check(hparams, 3)
+    with pytest.raises(ValueError, match="weights must have 4 numbers, got 3"):
+        door.check(hparams, 4)
+    with pytest.raises(ValueError, match=r"must be positive and finite, got 0\.0 to 1\.0"):
+        gaussian([0.0, 1.0])
+    with pytest.raises(ValueError, match="one number per client"):
+        gaussian(2.0)
+    with pytest.raises(ValueError, match="max_weight must be positive and finite, got 0"):
+        gaussian([1.0], max_weight=0.0)
+
+
+def test_the_clip_norm_steps_towards_the_quantile():
+    # Norms 5, 1, 2.2, 3.5 and 0 against C = 4: one is clipped, three are not, and zero counts half.
+    # b̃ = 1/2 + (3 − 1)/2/5 = 0.7, so C ← 4 exp(−0.3 (0.7 − 0.4)).
+    rows = [[3.0, 4, 0], [1, 0, 0], [2.2, 0, 0], [0, 3.5, 0], [0, 0, 0]]
+    hparams = Hyperparameters(
+        clip_norm=4.0, noise_multiplier=0.0, target_quantile=0.4, clip_learning_rate=0.3
+    ).as_arrays()
+    door = DOORS["adaptive"]
+
+    @jax.jit
+    def adapted(messages, c):
+        accumulator = door.zero(messages[0])
+        accumulator = door.add(accumulator, messages, jnp.ones(5, bool), IDS, c, hparams)
+        key = jax.random.key(0)
+        return accumulator.clipped, door.release(accumulator, 5.0, key, c, hparams, jnp.int32(0))
+
+    clipped, out = adapted(np.array(rows, np.float32), np.float32(4))
+    np.testing.assert_allclose(out.state, 4 * math.exp(-0.09), rtol=1e-6)
+    assert int(clipped) == 1
+
+
+def test_the_clip_norm_finds_the_quantile():
+    norms = np.exp(np.random.default_rng(0).normal(size=500)).astype(np.float32)
+    hparams = Hyperparameters(
+        clip_norm=0.01, noise_multiplier=1.0, count_noise=25.0, target_quantile=0.8
+    ).as_arrays()
+    door = DOORS["adaptive"]
+
+    def step(c, key):
+        accumulator = door.zero(jnp.zeros(1))
+        mask = jnp.ones(500, bool)
+        accumulator = door.add(accumulator, norms[:, None], mask, mask, c, hparams)
+        return door.release(accumulator, 500.0, key, c, hparams, jnp.int32(0)).state, c
+
+    _, path = jax.lax.scan(step, door.init(hparams), jax.random.split(jax.random.key(0), 300))
+    # Noise of 0.05 on b̃, times 0.2, moves log C by 0.01 a round: it stays well within 0.2.
+    assert abs(math.log(np.median(path[200:]) / np.quantile(norms, 0.8))) < 0.2
+
+
+def test_count_noise_that_cannot_cover_z_is_refused_or_voids_the_guarantee():
+    door = DOORS["adaptive"]
+    with pytest.raises(ValueError, match=r"must be above noise_multiplier/2 = 2\.0, got 2\.0"):
+        door.check(HPARAMS.replace(noise_multiplier=4.0), 5)
+    charged = runs("adaptive")[1].noise_multiplier
+    np.testing.assert_array_equal(charged, [0, 0, 0.75, 1.5, np.nan])
+    with pytest.raises(ValueError, match="clip_norm, where adaptive clipping starts"):
+        door.check(HPARAMS.replace(clip_norm=np.inf), 5)
+    door.check(HPARAMS, 5)
+
+
+def test_the_shift_has_the_size_of_the_noise():
+    # d = 8, t = 4, z = 1.5, K = 2: s = 6 and c = 6 (√16 + 4) = 48; on a diagonal 6 (√(2 ln 8) + 4).
+    zero = jnp.zeros((1, 8))
+    for diagonal, expected in (
+        (False, 48 * np.eye(8)),
+        (True, 6 * (math.sqrt(2 * math.log(8)) + 4)),
+    ):
+        values = []
+        for t in (4.0, None):
+            door = gaussian_gram(diagonal, psd_deviations=t)
+            release = jax.jit(functools.partial(door.release, door.zero(zero[0])))
+            out = release(1.0, jax.random.key(0), (), HPARAMS, jnp.int32(0))
+            values.append(np.asarray(out.value))
+        np.testing.assert_allclose(values[0] - values[1], expected, atol=1e-4)
+        np.testing.assert_allclose(values[0], values[0].T, rtol=1e-6, atol=1e-6)
+
+
+def test_a_gram_matrix_needs_vectors():
+    for message in (jnp.zeros((2, 3)), (jnp.zeros(2), jnp.zeros(2))):
+        with pytest.raises(ValueError, match="one vector"):
+            gaussian_gram().zero(message)
+    with pytest.raises(ValueError, match="psd_deviations must be finite and at least 0"):
+        pure_gram(psd_deviations=-1.0)
+
+
+@pytest.mark.parametrize(("name", "sensitivity"), [("pure", 2), ("pure gram", math.sqrt(2))])
+def test_the_pure_doors_charge_the_epsilon_of_replacing(name, sensitivity):
+    charged = np.asarray(runs(name)[1].noise_multiplier)
+    np.testing.assert_allclose(charged[2:], sensitivity / np.array([0.75, 1.5, 4.0]), rtol=1e-6)
+    assert np.all(np.isinf(charged[:2]))
+
+
+def test_a_mean_over_the_realised_cohort():
+    door = plain_mean()
+    mask = jnp.array([True, False, True, False, False])
+    accumulator = door.add(door.zero(MESSAGES[0]), MESSAGES, mask, IDS, (), HPARAMS)
+    out = door.release(accumulator, 5.0, jax.random.key(0), (), HPARAMS, jnp.int32(0))
+    np.testing.assert_allclose(out.value, [1.5, 2, 0.5])
+    for door in (plain_mean(), client_noise()):
+        empty = door.zero(MESSAGES[0])
+        out = door.release(empty, 5.0, jax.random.key(0), (), HPARAMS, jnp.int32(0))
+        np.testing.assert_array_equal(out.value, np.zeros(3))

@@ -1,0 +1,83 @@
+"""Cohorts of a fixed size, and passes over the population."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy.samplers.fixed import fixed_size
+from fedjaxsim.privacy.samplers.passes import passes
+from fedjaxsim.privacy.sampling import check_rate
+
+ALARM = 1e-6  # false-alarm rate of every statistical test here
+HPARAMS = Hyperparameters().as_arrays()
+
+
+def draws(sampling, rounds, seed=0):
+    """The ids of rounds 0 … rounds − 1, (rounds, q); −1 in places that are not filled."""
+
+    def one(round_):
+        cohort = sampling.draw(jax.random.key(seed), round_, HPARAMS)
+        return jnp.where(cohort.mask, cohort.ids, -1)
+
+    return np.asarray(jax.jit(jax.vmap(one))(jnp.arange(rounds)))
+
+
+@pytest.mark.parametrize("q", [2, 4])  # drawn, and the complement of drawn
+def test_every_subset_of_a_fixed_size_is_equally_likely(q):
+    ids = np.sort(draws(fixed_size(7, q), 20_000), axis=1)
+    subsets = list(itertools.combinations(range(7), q))
+    codes = ids @ 7 ** np.arange(q)
+    observed = [np.count_nonzero(codes == np.dot(s, 7 ** np.arange(q))) for s in subsets]
+    assert sum(observed) == 20_000  # no other set comes up
+    assert scipy.stats.chisquare(observed).pvalue > ALARM
+
+
+def test_a_large_population_is_drawn_from_evenly_and_without_repetition():
+    m, q = 100_003, 500
+    ids = draws(fixed_size(m, q), 20)
+    assert all(len(set(row)) == q for row in ids.tolist())
+    assert ids.min() >= 0
+    assert ids.max() < m
+    assert scipy.stats.kstest(ids.ravel() / m, "uniform").pvalue > ALARM
+
+
+def test_a_cohort_of_everybody_is_everybody():
+    np.testing.assert_array_equal(np.sort(draws(fixed_size(5, 5), 3)), [range(5)] * 3)
+    assert set(draws(fixed_size(1, 1), 1).ravel()) == {0}
+
+
+def test_every_pass_visits_everybody_once_until_the_cap():
+    m, q, cap = 23, 5, 3
+    sampling = passes(m, q, cap)
+    assert sampling.rounds == 15  # five cohorts a pass, the last one of three
+    ids = draws(sampling, 25)
+    orders = [ids[5 * k : 5 * k + 5].ravel() for k in range(5)]
+    for order in orders[:cap]:
+        np.testing.assert_array_equal(np.sort(order[order >= 0]), np.arange(m))
+        assert np.all(order[:m] >= 0)
+    assert len({tuple(order) for order in orders[:cap]}) == cap
+    assert np.all(ids[15:] == -1)
+    assert sampling.scheme.max_participations == cap
+
+
+def test_the_rate_is_the_share_of_the_clients():
+    for sampling in (fixed_size(206, 100), passes(206, 100, 2)):
+        np.testing.assert_allclose(float(sampling.rate(HPARAMS)), 100 / 206, rtol=1e-7)
+        check_rate(sampling, 100 / 206)
+        check_rate(sampling, float(np.float32(100 / 206)))
+        with pytest.raises(ValueError, match=r"must be 100/206 = 0\.485437, .* got 0\.5"):
+            check_rate(sampling, 0.5)
+
+
+def test_sizes_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match=r"cohort must lie in \[1, 10\], got 11"):
+        fixed_size(10, 11)
+    with pytest.raises(ValueError, match=r"cohort must lie in \[1, 10\], got 0"):
+        passes(10, 0, 1)
+    with pytest.raises(ValueError, match="max_participations must be at least 1, got 0"):
+        passes(10, 2, 0)
