@@ -326,6 +326,11 @@ class Simulation:
         self._check_schedule(hparams, done + rounds)
         hparams = self._checked(hparams)
         last = done + rounds
+        if self.sampling.rounds is not None and last > self.sampling.rounds:
+            raise ValueError(
+                f"the sampler serves {self.sampling.rounds} rounds in all, "
+                f"got {done} done and {rounds} more"
+            )
         history = []
         while done < last:
             length = min(eval_every, last - done)
@@ -389,6 +394,7 @@ class Simulation:
 
     def _checked(self, hparams: Hyperparameters) -> Hyperparameters:
         validate(hparams)
+        self.mechanism.check(hparams, self.num_clients)
         rate = known(hparams.sampling_rate)
         if rate is not None:
             for value in np.ravel(rate):

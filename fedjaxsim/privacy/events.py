@@ -63,11 +63,12 @@ class Event:
 
     Attributes:
       kind: "gaussian": Gaussian noise; the ledger's noise entry is z. "pure": a release that is
-        ε-differentially private by itself; the ledger's noise entry is that ε, for either
-        adjacency. "none": nothing is released, so ε is 0 exactly. "unprotected": something is
+        ε-differentially private by itself; the ledger's noise entry is the ε of sensitivity 1.
+        "none": nothing is released, so ε is 0 exactly. "unprotected": something is
         released and no guarantee is known.
-      zero_out: the sensitivity of a Gaussian release, in units of its noise's scale over z, when
-        one client's message becomes zero; 1 by definition of z.
+      zero_out: the sensitivity when one client's message becomes zero: of a Gaussian release in
+        units of its noise's scale over z, 1 by definition of z; of a pure one, how many times the
+        ledger's ε it costs.
       replace: the same when one client's whole data changes: 2 for a sum of clipped vectors, √2
         for a sum of Gram matrices.
 

@@ -16,6 +16,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.mechanisms import closed, gaussian, noise_like
+from fedjaxsim.privacy.samplers.passes import passes
 from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.simulation import Simulation
 
@@ -398,6 +399,21 @@ def test_bad_uses_are_refused():
         simulation(population, task, chunk_size=1)
     with pytest.raises(ValueError, match="must have 4 clients, got 3"):
         sim.with_population(classification([10] * 3)[0])
+
+
+def test_a_capped_sampler_and_a_weighted_door_check_the_run():
+    population, task = classification([10] * 4)
+    hparams = PRIVATE.replace(sampling_rate=0.5)
+    sim = Simulation(pmtl(task), task, population, passes(4, 2, max_participations=1), EPOCH)
+    with pytest.raises(ValueError, match="serves 2 rounds in all, got 0 done and 3 more"):
+        sim.run(sim.init(0, hparams), hparams, 3)
+    state, (segment,) = sim.run(sim.init(0, hparams), hparams, 2)
+    assert segment.metrics["participants"].tolist() == [2, 2]
+    # One participation each: exactly one Gaussian release of z = 0.8 per client.
+    assert sim.guarantee(state).find("zero_out").accountant == "gaussian"
+    weighted = simulation(population, task, mechanism=gaussian(weights=np.ones(3), max_weight=1.0))
+    with pytest.raises(ValueError, match="weights"):
+        weighted.init(0, PRIVATE)
 
 
 def test_doors_must_suit_what_is_sent():

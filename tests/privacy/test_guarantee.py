@@ -160,9 +160,10 @@ def test_a_delta_below_float64_resolution_is_named():
 
 def test_pure_releases_compose():
     ledger = ledger_of((0.1, 1.0, 2))
-    found = report(ledger, EVERYONE, Event("pure"), 1e-5)
+    found = report(ledger, EVERYONE, Event("pure", zero_out=1.0, replace=2.0), 1e-5)
     assert {one.accountant for one in found.guarantees} == {"kov"}
-    assert found.find("replace").epsilon == pytest.approx(0.2)
+    assert found.find("zero_out").epsilon == pytest.approx(0.2)
+    assert found.find("replace").epsilon == pytest.approx(0.4)
     unbounded = report(ledger_of((math.inf, 1.0, 2)), EVERYONE, Event("pure"), 1e-5)
     assert "infinite" in unbounded.find("zero_out").reason
 

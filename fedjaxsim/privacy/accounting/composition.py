@@ -193,11 +193,11 @@ def profile(
     spent = met_by_one_client(spent, scheme, event)
     if not spent:
         return NOTHING
+    sensitivity = event.replace if adjacency == "replace" else event.zero_out
     if accountant == "kov":
-        return kov.profile(spent)
+        return kov.profile([Entry(sensitivity * epsilon, p, n) for epsilon, p, n in spent])
     if any(entry.noise_multiplier == 0 for entry in spent):
         return Profile(lambda _: 1.0, lambda _: math.inf)
-    sensitivity = event.replace if adjacency == "replace" else event.zero_out
     if accountant == "gaussian":
         return gaussian.profile(gaussian.mu(spent, sensitivity))
     if accountant == "mixture":

@@ -69,10 +69,12 @@ def _round_rdp(
 ) -> jax.Array:
     """RDP of one round at INTEGER_ORDERS, (72,), for z > 0."""
     alphas = jnp.asarray(_ALPHAS, z.dtype)
+    sensitivity = event.replace if adjacency == "replace" else event.zero_out
     if event.kind == "pure":
-        # Bun and Steinke 2016, Proposition 3.3; z is the ε of the round.
-        return jnp.minimum(alphas * z**2 / 2, z)
-    scaled = z / (event.replace if adjacency == "replace" else event.zero_out)
+        # Bun and Steinke 2016, Proposition 3.3; the ledger's entry is the ε of sensitivity 1.
+        epsilon = z * sensitivity
+        return jnp.minimum(alphas * epsilon**2 / 2, epsilon)
+    scaled = z / sensitivity
     if scheme.kind == "poisson":
         return poisson_rdp(scaled, p)
     if scheme.kind == "fixed" and scheme.capacity < scheme.clients:

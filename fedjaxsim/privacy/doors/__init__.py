@@ -1,1 +1,17 @@
-"""Mechanisms besides the Gaussian one, one per file."""
+"""Mechanisms besides the plain Gaussian one, one per file."""
+
+from fedjaxsim.privacy.doors.adaptive import adaptive_clipping
+from fedjaxsim.privacy.doors.client_noise import client_noise, plain_mean
+from fedjaxsim.privacy.doors.gram import gaussian_gram
+from fedjaxsim.privacy.doors.pure import pure, pure_gram
+from fedjaxsim.privacy.doors.wishart import wishart
+
+__all__ = [
+    "adaptive_clipping",
+    "client_noise",
+    "gaussian_gram",
+    "plain_mean",
+    "pure",
+    "pure_gram",
+    "wishart",
+]

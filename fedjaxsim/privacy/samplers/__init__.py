@@ -1,1 +1,1 @@
-"""Samplers besides plain Poisson sampling, and how it is made fast."""
+"""Samplers besides Poisson sampling and everyone, and how Poisson sampling is made fast."""
