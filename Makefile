@@ -15,7 +15,7 @@ types: .venv/ready
 	$(BIN)/pyright --warnings
 
 unit: .venv/ready
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
 
 demo: .venv/ready
 	$(BIN)/fedjaxsim demo --out runs/demo --overwrite

@@ -1,7 +1,6 @@
 """The handwritten digits that come with scikit-learn: real images without a download."""
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 
 def digits() -> dict[str, np.ndarray]:
@@ -12,5 +11,7 @@ def digits() -> dict[str, np.ndarray]:
     Returns:
         x: (1797, 64) float32; y: the digit, (1797,) int32.
     """
+    from sklearn.datasets import load_digits  # a second of imports that nothing else needs
+
     x, y = load_digits(return_X_y=True)
     return {"x": (np.asarray(x) / 16).astype(np.float32), "y": np.asarray(y).astype(np.int32)}
