@@ -1,4 +1,4 @@
-"""The command line: `fedjaxsim run`, `fedjaxsim compare`, `fedjaxsim demo`."""
+"""The command line: `fedjaxsim run`, `compare`, `demo`, `privacy` and `audit`."""
 
 import dataclasses
 import importlib.metadata
@@ -12,7 +12,13 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
+from fedjaxsim import plots, privacy_cli
 from fedjaxsim.config import RunConfig, combine, read_toml
+from fedjaxsim.demo import prepare_demo
+from fedjaxsim.experiment import execute, prepare
+from fedjaxsim.privacy_cli import Audit, Privacy
+from fedjaxsim.progress import print_table, stop_on_interrupt
+from fedjaxsim.rundir import RunDirectory
 
 INTERRUPTED = 130
 """The exit code of a program that Ctrl-C ended."""
@@ -53,7 +59,7 @@ class Demo:
     """No progress bars: one plain line per evaluation."""
 
 
-Command = Run | Compare | Demo
+Command = Run | Compare | Demo | Privacy | Audit
 
 
 def parse(arguments: Sequence[str]) -> Command:
@@ -65,11 +71,11 @@ def parse(arguments: Sequence[str]) -> Command:
       SystemExit: where tyro has shown help (code 0) or refused a flag (code 2).
     """
     command = _parse(arguments, RunConfig())
-    if isinstance(command, Run):
+    if isinstance(command, Run | Audit):
         if command.config is not None:
             settings = read_toml(command.config)
             command = _parse(arguments, combine(settings, command.settings))
-            assert isinstance(command, Run)
+            assert isinstance(command, Run | Audit)
         command.settings.validate()
     return command
 
@@ -78,8 +84,10 @@ def _parse(arguments: Sequence[str], defaults: RunConfig) -> Command:
     run: Any = Annotated[Run, tyro.conf.subcommand("run", default=Run(defaults))]
     compare: Any = Annotated[Compare, tyro.conf.subcommand("compare")]
     demo: Any = Annotated[Demo, tyro.conf.subcommand("demo")]
+    privacy: Any = Annotated[Privacy, tyro.conf.subcommand("privacy")]
+    audit: Any = Annotated[Audit, tyro.conf.subcommand("audit", default=Audit(defaults))]
     return tyro.cli(
-        run | compare | demo,
+        run | compare | demo | privacy | audit,
         prog="fedjaxsim",
         description="Private, personalized federated learning, simulated. See also --version.",
         args=arguments,
@@ -91,7 +99,8 @@ def _prepare(command: Command) -> Callable[[], int]:
     """Checks all input of a command; what is returned does the work and gives the exit code.
 
     Raises:
-      FileNotFoundError, ValueError: for bad input, as nothing in the work itself is.
+      FileNotFoundError, ValueError: for bad input, as nothing in the work itself is. Privacy
+        commands find out only by computing whether a target can be met, so they compute here.
     """
     match command:
         case Run():
@@ -99,19 +108,16 @@ def _prepare(command: Command) -> Callable[[], int]:
         case Compare():
             return _prepare_comparison(command)
         case Demo():
-            from fedjaxsim.demo import prepare_demo
-
             return prepare_demo(
                 command.out, command.seed, overwrite=command.overwrite, quiet=command.quiet
             )
+        case Privacy():
+            return privacy_cli.prepare(command.question)
+        case Audit():
+            return privacy_cli.prepare_audit(command)
 
 
 def _prepare_run(config: RunConfig) -> Callable[[], int]:
-    # Imported here, because help and errors in flags should not wait for JAX.
-    from fedjaxsim.experiment import execute, prepare
-    from fedjaxsim.progress import print_table, stop_on_interrupt
-    from fedjaxsim.rundir import RunDirectory
-
     experiment = prepare(config)
     directory = None
     if config.out is not None:
@@ -133,10 +139,6 @@ def _prepare_run(config: RunConfig) -> Callable[[], int]:
 
 
 def _prepare_comparison(command: Compare) -> Callable[[], int]:
-    from fedjaxsim import plots
-    from fedjaxsim.progress import print_table
-    from fedjaxsim.rundir import RunDirectory
-
     if not command.runs:
         raise ValueError("compare needs at least one run directory, got none")
     if command.out is not None:

@@ -1,4 +1,4 @@
-"""Curves of runs, in one style: colour-blind-safe, labelled, small.
+"""Curves of runs and of guarantees, in one style: colour-blind-safe, labelled, small.
 
 Figures are made without pyplot, so that nothing global is touched and no display is needed.
 """
@@ -107,6 +107,31 @@ def comparison_figure(runs: Sequence[Curve], title: str) -> Figure:
         _epsilon_axis(privacy, runs)
         handles, labels = left.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside right center")
+    return figure
+
+
+def trade_off_figure(type_one: np.ndarray, curves: Mapping[str, np.ndarray], title: str) -> Figure:
+    """The errors that a guarantee leaves to any test, below the diagonal of perfect privacy.
+
+    Args:
+      type_one: (k,) type I errors α in [0, 1].
+      curves: by name, (k,) smallest type II errors.
+      title: what is shown.
+    """
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(4.6, 4.4), layout="constrained")
+        figure.suptitle(title, fontsize=9, wrap=True)
+        axes = figure.subplots()
+        axes.plot([0, 1], [1, 0], color="0.45", lw=1, ls="dotted", label="perfect privacy")
+        for index, (label, type_two) in enumerate(curves.items()):
+            style: Any = {"color": COLOURS[index], "ls": _DASHES[index], "label": label}
+            # Above the axis: without a guarantee the curve lies on it.
+            axes.plot(type_one, type_two, clip_on=False, zorder=3 + index, **style)
+        axes.set_xlabel("type I error (false alarm)")
+        axes.set_ylabel("type II error (miss)")
+        axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+        # A certified curve lies below the diagonal, so the upper right corner is free.
+        axes.legend(loc="upper right")
     return figure
 
 

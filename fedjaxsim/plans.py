@@ -1,0 +1,155 @@
+"""A run described by numbers alone: who takes part, how much noise, how many rounds."""
+
+import dataclasses
+import math
+from fractions import Fraction
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import tyro
+
+from fedjaxsim.privacy import guarantee
+from fedjaxsim.privacy.events import Event, Scheme
+from fedjaxsim.privacy.guarantee import Report
+from fedjaxsim.privacy.ledger import Ledger
+
+GAUSSIAN = Event("gaussian")
+# How help shows what need not be given.
+OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(optional)")]
+OptionalFloat = Annotated[
+    float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="(optional)")
+]
+_MOST_ROUNDS = int(np.iinfo(np.int32).max)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cohorts:
+    """Who takes part in a round."""
+
+    sampling: Literal["poisson", "fixed", "everyone", "passes"] = "poisson"
+    """How cohorts are drawn: independently, with exactly q clients, all, or in passes."""
+    sampling_rate: OptionalFloat = None
+    """p (poisson), or the cohort's share q/m of the clients (fixed, passes)."""
+    clients: OptionalInt = None
+    """m; ε depends on it only through a capacity or a share."""
+    capacity: OptionalInt = None
+    """Places in a cohort (poisson; by default enough for all), or its size q (fixed, passes)."""
+    max_participations: OptionalInt = None
+    """How often one client takes part at most (passes)."""
+
+
+class Plan(NamedTuple):
+    """Cohorts as the accountants take them.
+
+    Attributes:
+      scheme: how cohorts are drawn.
+      sampling_rate: p, or q/m.
+      assumed: what was not given, in sentences.
+    """
+
+    scheme: Scheme
+    sampling_rate: float
+    assumed: tuple[str, ...] = ()
+
+
+def plan(cohorts: Cohorts, delta: float = 0.1) -> Plan:
+    """Fills in what was not given, where ε does not depend on it.
+
+    Args:
+      cohorts: as asked for.
+      delta: δ in (0, 1); where m is not given, one is taken that this δ suits.
+
+    Raises:
+      ValueError: for values out of range, and for too few or contradicting ones.
+    """
+    kind, p, m = cohorts.sampling, cohorts.sampling_rate, cohorts.clients
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    if p is not None and not 2.0**-32 <= p <= 1:
+        raise ValueError(f"sampling_rate must lie in [2^-32, 1], got {p}")
+    if m is None and cohorts.capacity is not None:
+        raise ValueError(f"capacity must come with clients, got {cohorts.capacity} alone")
+    if (cohorts.max_participations is None) == (kind == "passes"):
+        raise ValueError(
+            "max_participations must be given for passes and for no other sampling, got "
+            f"{cohorts.max_participations} for {kind}"
+        )
+    assumed = ()
+    if m is None:
+        m = _any_clients(p if kind in ("fixed", "passes") else None, delta)
+        assumed = (f"The number of clients was not given: {m} stand for any, with the same ε.",)
+    if kind in ("fixed", "passes"):
+        cohort = _cohort(cohorts, m)
+        scheme = "fixed" if kind == "fixed" else "capped"
+        return Plan(Scheme(scheme, m, cohort, cohorts.max_participations), cohort / m, assumed)
+    capacity = m if cohorts.capacity is None else cohorts.capacity
+    if kind == "everyone":
+        if p not in (None, 1):
+            raise ValueError(f"sampling_rate must be 1 where everyone takes part, got {p}")
+        return Plan(Scheme(kind, m, capacity), 1.0, assumed)
+    if p is None:
+        raise ValueError("sampling_rate must be given for poisson sampling, got none")
+    if capacity == m:
+        assumed += ("Cohorts have room for all clients, so no overflow is charged to δ.",)
+    return Plan(Scheme(kind, m, capacity), p, assumed)
+
+
+def _any_clients(share: float | None, delta: float) -> int:
+    """A number of clients of which `share` are a whole number and, if it can be, δ ≤ 1/(10 m)."""
+    # Typed decimals are ratios of small numbers, but for their rounding to binary.
+    unit = 1 if share is None else Fraction(share).limit_denominator(10**12).denominator
+    suited = int(0.1 / max(delta, 1e-10) * (1 + 1e-12))
+    return unit * max(1, suited // unit)
+
+
+def _cohort(cohorts: Cohorts, clients: int) -> int:
+    """The size q of cohorts that are all of one size."""
+    p, cohort = cohorts.sampling_rate, cohorts.capacity
+    if cohort is None:
+        if p is None:
+            raise ValueError(
+                f"sampling_rate, or clients and capacity, must be given for {cohorts.sampling}, "
+                "got none"
+            )
+        cohort = max(1, round(p * clients))
+    if p is not None and not math.isclose(p, cohort / clients, rel_tol=1e-6):
+        raise ValueError(
+            f"sampling_rate must be a cohort's share of {clients} clients, such as "
+            f"{cohort}/{clients} = {cohort / clients:.9g}, got {p}"
+        )
+    return cohort
+
+
+def check(noise_multiplier: float, rounds: int) -> None:
+    """Checks what a plan's rounds are.
+
+    Raises:
+      ValueError: if z is negative or not a number, or a ledger cannot count the rounds.
+    """
+    if not noise_multiplier >= 0:
+        raise ValueError(f"noise_multiplier must be at least 0, got {noise_multiplier}")
+    if not 1 <= rounds <= _MOST_ROUNDS:
+        raise ValueError(f"rounds must lie in [1, {_MOST_ROUNDS}], got {rounds}")
+
+
+def report(
+    plan: Plan, noise_multiplier: float, rounds: int, delta: float, accountant: str | None = None
+) -> Report:
+    """The guarantees of equal rounds, with what was assumed of the cohorts.
+
+    Arguments and errors as for `guarantee.report`.
+    """
+    # NumPy's float64: the numbers as they were typed, and no accelerator is started for them.
+    columns: Any = (
+        np.array([noise_multiplier]),
+        np.array([plan.sampling_rate]),
+        np.array([rounds]),
+        np.array(False),
+    )
+    found = guarantee.report(Ledger(*columns), plan.scheme, GAUSSIAN, delta, accountant)
+    return Report(
+        tuple(
+            dataclasses.replace(one, assumptions=plan.assumed + one.assumptions)
+            for one in found.guarantees
+        )
+    )

@@ -1,0 +1,297 @@
+"""The privacy commands: reference values, what they print and what they refuse."""
+
+import json
+import math
+import re
+import shlex
+
+import pytest
+
+from fedjaxsim.cli import main
+from fedjaxsim.privacy import audit, claims
+from fedjaxsim.privacy.accounting import gaussian
+from fedjaxsim.privacy.claims import CLAIMS
+
+ADJACENCIES = ("zero_out", "replace")
+VIEWS = ("joint_dp", "released_sequence")
+PLAN = "--sampling-rate 0.02 --noise-multiplier 1 --rounds 2000 --delta 1e-4"
+FULL = "--sampling-rate 1 --noise-multiplier 4 --rounds 10 --delta 1e-5"
+FEMNIST = f"--noise-multiplier 25 --rounds 1000 --delta {1 / 205} --sampling fixed"
+
+
+def refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not strict JSON")
+
+
+@pytest.fixture
+def ask(capsys):
+    """Runs a command and returns what it printed."""
+
+    def answer(command: str, code: int = 0) -> str:
+        assert main(shlex.split(command)) == code
+        return capsys.readouterr().out
+
+    return answer
+
+
+@pytest.fixture
+def ask_json(ask):
+    return lambda command: json.loads(ask(f"{command} --json"), parse_constant=refuse)
+
+
+def only(nested: dict, adjacency: str, view: str = "joint_dp") -> dict:
+    [found] = nested[adjacency][view].values()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("plan", "zero_out", "replace", "digits"),
+    [
+        (PLAN, 4.841, 8.320, 6e-4),
+        (FULL, 3.3414, 7.5113, 6e-5),
+        (FULL.replace("--sampling-rate 1", "--sampling everyone"), 3.3414, 7.5113, 6e-5),
+        (f"{FEMNIST} --clients 205 --capacity 100", 2.214, 5.526, 6e-4),
+        (f"{FEMNIST} --clients 205 --sampling-rate {100 / 205}", 2.214, 5.526, 6e-4),
+        (f"{FEMNIST} --sampling-rate {100 / 205}", 2.214, 5.526, 6e-4),
+        # Ten participations in as many or more rounds cost what ten rounds of all clients do.
+        (
+            "--sampling passes --max-participations 10 --clients 90 --capacity 9 "
+            "--noise-multiplier 4 --rounds 100 --delta 1e-5",
+            3.3414,
+            7.5113,
+            6e-5,
+        ),
+    ],
+)
+def test_reference_values(ask_json, plan, zero_out, replace, digits):
+    found = ask_json(f"privacy epsilon {plan}")
+    assert only(found, "zero_out")["epsilon"] == pytest.approx(zero_out, abs=digits)
+    assert only(found, "replace")["epsilon"] == pytest.approx(replace, abs=digits)
+
+
+@pytest.mark.parametrize("plan", [PLAN, FULL, f"{FEMNIST} --sampling-rate 0.4"])
+def test_every_printed_epsilon_is_in_the_json(ask, ask_json, plan):
+    text, nested = ask(f"privacy epsilon {plan}"), ask_json(f"privacy epsilon {plan}")
+    printed = re.findall(r"(\w+), (\w+): ε [=≤] ([\d.]+) at δ = \S+ \((\w+)\)", text)
+    assert {tuple(line[:2]) for line in printed} == {(a, v) for a in ADJACENCIES for v in VIEWS}
+    assert text.count(" ε = ") + text.count(" ε ≤ ") == len(printed)
+    for adjacency, view, epsilon, accountant in printed:
+        exact = nested[adjacency][view][accountant]["epsilon"]
+        # Five digits, rounded up; the ratio of neighbours is at most 1 + 1e-4.
+        assert exact * (1 - 1e-12) <= float(epsilon) <= exact * (1 + 1e-4)
+        for sentence in nested[adjacency][view][accountant]["assumptions"]:
+            assert sentence in text
+
+
+def test_what_was_assumed_is_said_and_changes_nothing(ask, ask_json):
+    plan = "privacy epsilon --sampling-rate 0.1 --noise-multiplier 2 --rounds 100 --delta 1e-5"
+    text = ask(plan)
+    assert "The number of clients was not given: 10000 stand for any" in text
+    assert "so no overflow is charged to δ" in text
+    alone, known = ask_json(plan), ask_json(f"{plan} --clients 100")
+    assert only(alone, "zero_out")["epsilon"] == only(known, "zero_out")["epsilon"]
+    assert "was not given" not in ask(f"{plan} --clients 100")
+    # P(Bin(100, 0.1) > 25) is about 3e-6 a round, so 100 rounds leave nothing of δ.
+    assert only(ask_json(f"{plan} --clients 100 --capacity 25"), "zero_out")["epsilon"] is None
+    capped = only(ask_json(f"{plan} --clients 100 --capacity 36"), "zero_out")
+    assert capped["epsilon"] > only(known, "zero_out")["epsilon"]
+
+
+def test_the_share_alone_decides_under_fixed_size_sampling(ask_json):
+    plan = "privacy epsilon --sampling fixed --noise-multiplier 5 --rounds 50 --delta 1e-5"
+    share, sizes = (
+        ask_json(f"{plan} {flags}")
+        for flags in ("--sampling-rate 0.125", "--clients 64 --capacity 8")
+    )
+    for adjacency in ADJACENCIES:
+        for view in VIEWS:
+            epsilon = only(sizes, adjacency, view)["epsilon"]
+            assert only(share, adjacency, view)["epsilon"] == pytest.approx(epsilon, rel=1e-12)
+    zero_out = only(sizes, "zero_out", "released_sequence")["epsilon"]
+    assert zero_out <= only(sizes, "zero_out")["epsilon"]
+
+
+def test_one_accountant_by_name(ask, ask_json):
+    nested = ask_json(f"privacy epsilon {PLAN} --accountant rdp")
+    assert list(nested) == ["zero_out"]
+    assert list(nested["zero_out"]["joint_dp"]) == ["rdp"]
+    assert nested["zero_out"]["joint_dp"]["rdp"]["epsilon"] > 4.841
+    assert " ε ≈ " in ask(f"privacy epsilon {PLAN} --accountant clt")
+
+
+def test_without_noise_epsilon_is_null(ask, ask_json):
+    plan = FULL.replace("--noise-multiplier 4", "--noise-multiplier 0")
+    assert only(ask_json(f"privacy epsilon {plan}"), "replace")["epsilon"] is None
+    assert "no guarantee (no noise was added)" in ask(f"privacy epsilon {plan}")
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+def test_the_noise_found_meets_the_target(ask, ask_json, adjacency):
+    plan = "--sampling-rate 0.05 --rounds 200 --delta 1e-5"
+    command = f"privacy noise --epsilon 1.5 {plan} --adjacency {adjacency}"
+    found = ask_json(command)
+    epsilon = only(found["guarantee"], adjacency)["epsilon"]
+    assert 1.5 * (1 - 2e-3) <= epsilon <= 1.5
+    # The number that is printed for people leads to the same report.
+    match = re.match(r"noise multiplier: (\S+)\n", ask(command))
+    assert match
+    again = ask_json(f"privacy epsilon {plan} --noise-multiplier {match[1]}")
+    assert float(match[1]) == found["noise_multiplier"]
+    assert again == found["guarantee"]
+
+
+def test_the_rounds_found_are_the_most_that_meet_the_target(ask_json):
+    plan = "--sampling everyone --noise-multiplier 4 --delta 1e-5"
+    found = ask_json(f"privacy rounds --epsilon 3.3415 {plan}")
+    assert found["rounds"] == 10
+    assert only(found["guarantee"], "zero_out")["epsilon"] == pytest.approx(3.3414, abs=6e-5)
+    assert ask_json(f"privacy rounds --epsilon 3.341 {plan}")["rounds"] == 9
+
+
+def test_the_rate_found_meets_the_target(ask_json):
+    found = ask_json("privacy rate --epsilon 2 --noise-multiplier 1 --rounds 50 --delta 1e-5")
+    epsilon = only(found["guarantee"], "zero_out")["epsilon"]
+    assert 2 * (1 - 2e-3) <= epsilon <= 2
+    plan = f"--noise-multiplier 1 --rounds 50 --delta 1e-5 --sampling-rate {found['sampling_rate']}"
+    assert only(ask_json(f"privacy epsilon {plan}"), "zero_out")["epsilon"] == epsilon
+
+
+def test_claims_show_each_setting_with_its_source(ask, ask_json, monkeypatch):
+    chosen = tuple(c for c in CLAIMS if c.paper in ("PMTL v1", "MP-MTL") or "0.65" in c.setting)
+    verdicts = claims.table(chosen)
+    monkeypatch.setattr(claims, "table", lambda: verdicts)
+    records = ask_json("privacy claims")
+    for claim, record in zip(chosen, records, strict=True):
+        assert (record["paper"], record["source"]) == (claim.paper, claim.source)
+        assert record["epsilon_stated"] == claim.epsilon
+    [pmtl] = [record for record in records if record["paper"] == "PMTL v1"]
+    assert pmtl["epsilon"] == pytest.approx(2.214, abs=6e-4)
+    assert pmtl["epsilon_replace"] == pytest.approx(5.526, abs=6e-4)
+    text = ask("privacy claims")
+    assert max(map(len, text.splitlines())) <= 100
+    words = " ".join(text.split())
+    for claim in chosen:
+        assert claim.paper in words
+        assert claim.source in words
+        assert claim.why in words
+    assert re.search(r"PMTL v1 .* 2\.214 +5\.527 ", text)
+    assert re.search(r"MP-MTL .* ∞ +∞ ", text)
+
+
+def test_the_trade_off_is_drawn(ask, tmp_path):
+    path = tmp_path / "curves.png"
+    ask(f"privacy tradeoff --sampling everyone --noise-multiplier 4 --rounds 10 --out {path}")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size < 150_000
+
+
+AUDIT = (
+    "audit --data synthetic --loss squared --algorithm fedavg --clients 16 --rounds 2 "
+    "--sampling-rate 1 --noise-multiplier 1 --local-steps 1 --learning-rate 0.01"
+)
+
+
+def test_an_audit_of_a_sound_simulation_refutes_nothing(ask, tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text("rounds = 7\n")
+    output = ask(f"{AUDIT} {config} --canaries 8 --runs 5 --confidence 0.999999 --json")
+    found = json.loads(output, parse_constant=refuse)
+    assert (found["canaries"], found["runs"], found["rounds"]) == (8, 5, 2)
+    assert not found["violated"]
+    for bound in found["bounds"]:
+        assert 0 <= bound["epsilon"] <= bound["reported"]
+        # Two rounds of everybody at z = 1 are √2-GDP.
+        expected = gaussian.epsilon(bound["delta"], math.sqrt(2))
+        assert bound["reported"] == pytest.approx(expected, rel=1e-6)
+    assert found["bounds"][0]["delta"] == 1 / 160
+
+
+@pytest.mark.parametrize(("reported", "code"), [(0.5, 1), (2.0, 0), (None, 0)])
+def test_the_exit_code_of_an_audit_says_whether_epsilon_is_refuted(
+    ask, monkeypatch, reported, code
+):
+    bound = audit.Bound(1e-3, 1.0, reported)
+    result = audit.AuditResult((bound,), 0.99, 8, 5, 2, 20)
+    monkeypatch.setattr(audit, "audit", lambda *arguments, **options: result)
+    assert str(result) in ask(AUDIT, code)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("epsilon --delta 0", r"delta must lie in \(0, 1\), got 0"),
+        ("epsilon --delta nan", r"delta must lie in \(0, 1\), got nan"),
+        ("epsilon --sampling-rate 1.5", r"sampling_rate must lie in \[2\^-32, 1\], got 1.5"),
+        ("epsilon --sampling-rate 0", r"sampling_rate must lie in \[2\^-32, 1\], got 0"),
+        ("epsilon --noise-multiplier -1", "noise_multiplier must be at least 0, got -1"),
+        ("epsilon --noise-multiplier nan", "noise_multiplier must be at least 0, got nan"),
+        ("epsilon --rounds 0", r"rounds must lie in \[1, 2147483647\], got 0"),
+        ("epsilon --rounds 9999999999", r"rounds must lie in \[1, \d+\], got 9999999999"),
+        ("epsilon --accountant foo", "accountant must be one of .*, got 'foo'"),
+        ("epsilon --accountant mixture", "accountant 'mixture' describes .* use pld or rdp"),
+        ("epsilon --clients 0", "clients must be at least 1, got 0"),
+        ("epsilon --capacity 5", "capacity must come with clients, got 5 alone"),
+        ("epsilon --clients 4 --capacity 5", r"capacity must lie in \[1, 4\], got 5"),
+        ("epsilon --max-participations 2", "max_participations must be given for passes"),
+        ("epsilon --sampling passes", "max_participations must be given for passes .* got None"),
+        ("epsilon --sampling everyone", "sampling_rate must be 1 where everyone .*, got 0.02"),
+        ("epsilon --sampling fixed --clients 205", "such as 4/205 = 0.0195121951, got 0.02"),
+        ("noise --epsilon 0", "epsilon must be positive and finite, got 0"),
+        ("noise --epsilon 1 --clients 10 --capacity 1", "capacity 1 is exceeded with probability"),
+        ("rounds --epsilon inf", "epsilon must be positive and finite, got inf"),
+        ("rounds --epsilon 1 --noise-multiplier 0", "noise_multiplier must be positive, got 0"),
+        ("rate --epsilon 1 --rounds 0", r"rounds must lie in \[1, \d+\], got 0"),
+        ("rate --epsilon 1 --noise-multiplier 0", "noise_multiplier must be positive, got 0"),
+        ("tradeoff --out curves.pdf", r"must be written to a \.png file, got curves\.pdf"),
+        ("tradeoff --out absent/curves.png", "folder of a figure must exist, got absent"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(command, message, capsys):
+    name, *flags = command.split()
+    given = {
+        "epsilon": PLAN,
+        "noise": "--sampling-rate 0.02 --rounds 2000 --delta 1e-4",
+        "rounds": "--sampling-rate 0.02 --noise-multiplier 1 --delta 1e-4",
+        "rate": "--noise-multiplier 1 --rounds 2000 --delta 1e-4",
+        "tradeoff": "--sampling-rate 0.02 --noise-multiplier 1 --rounds 2000",
+    }[name].split()
+    assert main(["privacy", name, *given, *flags]) == 2
+    error = capsys.readouterr().err
+    assert re.match(rf"fedjaxsim: error: .*{message}", error), error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_a_rate_that_is_needed_is_asked_for(sampling, capsys):
+    flags = ["--noise-multiplier", "1", "--rounds", "9", "--delta", "1e-5", "--sampling", sampling]
+    assert main(["privacy", "epsilon", *flags]) == 2
+    error = capsys.readouterr().err
+    assert re.match(rf"fedjaxsim: error: sampling_rate.* for {sampling}", error)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--out results", "out must not be given, as an audit writes no files, got results"),
+        ("--canaries 17", r"canaries must lie in \[1, 16\], .*, got 17"),
+        ("--runs 0", "runs must be at least 1, got 0"),
+        ("--confidence 1", r"confidence must lie in \(0, 1\), got 1"),
+        ("--delta 2", r"delta must lie in \(0, 1\), got 2"),
+        ("absent.toml", r"no configuration file absent\.toml"),
+    ],
+)
+def test_audits_refuse_bad_input(flags, message, capsys):
+    assert main([*AUDIT.split(), *flags.split()]) == 2
+    error = capsys.readouterr().err
+    assert re.match(rf"fedjaxsim: error: .*{message}", error), error
+    assert error.count("\n") == 1
+
+
+def test_the_ledger_is_that_of_the_numbers_typed(ask_json):
+    # μ = √T/z, and δ(ε) of μ-GDP at ε = 1 is Φ(−1/μ + μ/2) − e Φ(−1/μ − μ/2).
+    mu = math.sqrt(3) / 5.1
+    phi = [0.5 * math.erfc(-x / math.sqrt(2)) for x in (mu / 2 - 1 / mu, -mu / 2 - 1 / mu)]
+    delta = phi[0] - math.e * phi[1]
+    plan = f"--sampling everyone --noise-multiplier 5.1 --rounds 3 --delta {delta}"
+    found = only(ask_json(f"privacy epsilon {plan}"), "zero_out")
+    assert found["epsilon"] == pytest.approx(1, rel=1e-9)
