@@ -25,7 +25,8 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.model import linear
 from fedjaxsim.models.task import Task, softmax
-from fedjaxsim.privacy.audit import Attack, AuditResult, audit
+from fedjaxsim.privacy.attacks import Attack
+from fedjaxsim.privacy.audit import AuditResult, audit
 from fedjaxsim.privacy.doors.gram import gaussian_gram
 from fedjaxsim.privacy.doors.wishart import wishart
 from fedjaxsim.privacy.mechanisms import Mechanism, gaussian, zeros

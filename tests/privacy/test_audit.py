@@ -20,7 +20,8 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.accounting import gaussian as gdp
-from fedjaxsim.privacy.audit import DELTAS, Attack, Evidence, audit, likelihood_ratio, lower_bounds
+from fedjaxsim.privacy.attacks import Attack, Evidence, likelihood_ratio
+from fedjaxsim.privacy.audit import DELTAS, audit, lower_bounds
 from fedjaxsim.privacy.doors.gram import gaussian_gram
 from fedjaxsim.privacy.doors.wishart import wishart
 from fedjaxsim.privacy.events import Event
