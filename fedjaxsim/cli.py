@@ -127,6 +127,13 @@ def _prepare_run(config: RunConfig) -> Callable[[], int]:
         with stop_on_interrupt() as stop:
             summary, report = execute(experiment, directory, stop, quiet=config.quiet)
         print_table([{"run": config.algorithm, **summary}])
+        if summary["diverging"]:
+            print(
+                "fedjaxsim: warning: the training loss grew to more than ten times its lowest "
+                "value, so this run diverges; for PMTL with a sampling rate p below 1, a smaller "
+                "--lam or --server-learning-rate p helps (docs/algorithms.md says why)",
+                file=sys.stderr,
+            )
         print(report)
         if directory is not None:
             print(f"files in {directory.path}")

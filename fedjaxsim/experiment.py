@@ -7,7 +7,7 @@ import importlib.metadata
 import math
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Self
@@ -269,6 +269,7 @@ def execute(
         "rounds": done,
         "rounds_planned": config.rounds,
         "interrupted": done < config.rounds,
+        "diverging": diverges([record["train_loss"] for record in records]),
         **last,
         "epsilon_replace": report.find("replace", "joint_dp").epsilon,
         "delta": experiment.delta,
@@ -284,6 +285,17 @@ def execute(
         plots.save(figure, directory.path / "curves.png")
         directory.write_summary(summary)
     return strict(summary), report
+
+
+def diverges(losses: Sequence[float | None]) -> bool:
+    """Whether the last training loss is not finite, or ten times the lowest one.
+
+    Accuracy can look healthy for long while a model grows without bound.
+    """
+    known = [loss for loss in losses if loss is not None]
+    if not known:
+        return False
+    return not math.isfinite(known[-1]) or known[-1] > 10 * min(known)
 
 
 def _train_loss(segment: Segment) -> float | None:

@@ -14,7 +14,7 @@ import pytest
 
 from fedjaxsim.cli import Run, main, parse
 from fedjaxsim.config import RunConfig
-from fedjaxsim.experiment import prepare
+from fedjaxsim.experiment import diverges, prepare
 from fedjaxsim.rundir import RunDirectory
 
 SMALL = ["--clients", "8", "--rounds", "4", "--eval-every", "2", "--local-steps", "1"]
@@ -314,3 +314,17 @@ def test_a_second_ctrl_c_aborts_in_the_middle_of_a_segment(tmp_path):
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 130
     assert not (out / "summary.json").exists()
+
+
+def test_a_loss_that_grows_tenfold_or_breaks_is_a_divergence():
+    assert not diverges([None])
+    assert not diverges([None, 2.0, 0.5, 4.9])
+    assert diverges([None, 2.0, 0.5, 5.1])
+    assert diverges([2.0, float("nan")])
+
+
+def test_a_diverging_run_is_warned_about(capsys):
+    arguments = ["run", "--quiet", "--data", "synthetic", "--loss", "squared", "--rounds", "6"]
+    flags = ["--learning-rate", "30", "--eval-every", "2", "--algorithm", "fedavg"]
+    assert main([*arguments, *flags]) == 0
+    assert "this run diverges" in capsys.readouterr().err
