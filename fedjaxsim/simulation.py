@@ -151,6 +151,21 @@ class Simulation:
         other._place(population)
         return other
 
+    def with_algorithm(self, algorithm: Algorithm) -> "Simulation":
+        """The same simulation, population and settings included, of another algorithm."""
+        return Simulation(
+            algorithm,
+            self.task,
+            self.population,
+            self.sampling,
+            self.minibatches,
+            self.mechanism,
+            accountant=self.accountant,
+            ledger_entries=self.ledger_entries,
+            chunk_size=self.chunking.size,
+            chunk_map=self.chunking.map,
+        )
+
     @property
     def num_clients(self) -> int:
         """The number of clients m."""

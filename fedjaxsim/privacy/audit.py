@@ -249,18 +249,7 @@ def _audited(
     wrapped = with_canaries(
         simulation.algorithm, ids, directions, jax.eval_shape(notes), rounds, attack
     )
-    audited = Simulation(
-        wrapped,
-        simulation.task,
-        simulation.population,
-        simulation.sampling,
-        simulation.minibatches,
-        simulation.mechanism,
-        accountant=simulation.accountant,
-        ledger_entries=simulation.ledger_entries,
-        chunk_size=simulation.chunking.size,
-        chunk_map=simulation.chunking.map,
-    )
+    audited = simulation.with_algorithm(wrapped)
     return audited, ids, directions
 
 
