@@ -136,7 +136,7 @@ def one_process(rounds: int, repeats: int) -> dict[str, float]:
     state = simulation.init(0, hparams)
 
     def engine(state, rounds):
-        return simulation._segment(state, hparams, simulation._rows["train"], rounds=rounds)[0]
+        return simulation._segment(state, hparams, simulation.rows["train"], rounds=rounds)[0]
 
     forms: dict[str, tuple[Any, Any]] = {"engine": (state, engine)}
     for client_map in ("vmap", "scan"):

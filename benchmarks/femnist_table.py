@@ -120,8 +120,8 @@ def main() -> None:
                     "noise_multiplier": z,
                     "chosen": {k: v for k, v in chosen.items() if math.isfinite(v)},
                     "test_accuracy": means,
-                    "test_accuracy_p10": [e.percentile("accuracy", 10) for _, e in finals],
-                    "test_accuracy_p90": [e.percentile("accuracy", 90) for _, e in finals],
+                    "test_accuracy_p10": [e.percentiles("accuracy")[0] for _, e in finals],
+                    "test_accuracy_p90": [e.percentiles("accuracy")[2] for _, e in finals],
                 }
             )
             spread = statistics.stdev(means) if len(means) > 1 else 0.0

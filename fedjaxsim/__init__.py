@@ -10,6 +10,7 @@ from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.fedprox import fedprox
 from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
+from fedjaxsim.algorithms.ppsgd import ppsgd
 from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
 from fedjaxsim.data.population import Population, split
 from fedjaxsim.evaluation import Evaluation
@@ -49,5 +50,6 @@ __all__ = [
     "optimizers",
     "pmtl",
     "poisson",
+    "ppsgd",
     "split",
 ]

@@ -50,9 +50,12 @@ class Algorithm(NamedTuple):
         where nothing is sent; `metrics` are scalars for the researcher, never read by the server.
       server: `(shared, release, hparams, round) -> shared`: the next billboard.
       predict: `(shared, personal, hparams, client_id) -> params`: what the client predicts with.
+      check: `(hparams)`: raises ValueError where hyperparameters, as far as they are known on the
+        host, do not suit the algorithm.
     """
 
     init: Callable[[jax.Array, Hyperparameters], tuple[PyTree, PyTree]]
     client: Callable[..., tuple[PyTree, PyTree, Metrics]]
     server: Callable[[PyTree, PyTree, Hyperparameters, jax.Array], PyTree]
     predict: Callable[[PyTree, PyTree, Hyperparameters, jax.Array], PyTree]
+    check: Callable[[Hyperparameters], None] = lambda hparams: None

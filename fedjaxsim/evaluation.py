@@ -6,6 +6,7 @@ simulation. They never reach the training state.
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,8 @@ PERCENTILES = (10, 50, 90)
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """Per-client metrics on one split, and how they are summarized.
+
+    Of S runs at once, values are (m, S), and every summary is (S,).
 
     Attributes:
       split: "train", "validation" or "test".
@@ -26,19 +29,19 @@ class Evaluation:
     count: np.ndarray
     values: Mapping[str, np.ndarray]
 
-    def mean(self, name: str) -> float:
+    def mean(self, name: str) -> Any:
         """The unweighted mean over clients that have rows."""
-        return float(np.mean(self._present(name)))
+        return np.mean(self._present(name), axis=0)
 
-    def weighted_mean(self, name: str) -> float:
+    def weighted_mean(self, name: str) -> Any:
         """The mean over examples: clients weighted by their rows; of nMSE, the pooled one."""
-        return float(np.average(self._present(name), weights=self.count[self.count > 0]))
+        return np.average(self._present(name), weights=self.count[self.count > 0], axis=0)
 
-    def percentile(self, name: str, q: float) -> float:
-        """The q-th percentile over clients that have rows, q in [0, 100]."""
-        return float(np.percentile(self._present(name), q))
+    def percentiles(self, name: str) -> np.ndarray:
+        """The 10th, 50th and 90th percentile over clients that have rows, (3,)."""
+        return np.percentile(self._present(name), PERCENTILES, axis=0)
 
-    def summary(self) -> dict[str, float]:
+    def summary(self) -> dict[str, Any]:
         """All metrics as flat numbers, prefixed by the split: `test_accuracy`, `test_accuracy_p10`.
 
         The plain name is the unweighted mean over clients, `_weighted` the mean over examples,
@@ -50,7 +53,7 @@ class Evaluation:
         for name in self.values:
             key = f"{self.split}_{name}"
             if not np.any(self.count > 0):
-                result[key] = float("nan")
+                result[key] = np.full(self.values[name].shape[1:], np.nan)[()]
                 continue
             if name == "nmse":
                 result[key] = self.weighted_mean(name)
@@ -58,8 +61,8 @@ class Evaluation:
             else:
                 result[key] = self.mean(name)
                 result[f"{key}_weighted"] = self.weighted_mean(name)
-            for q in PERCENTILES:
-                result[f"{key}_p{q}"] = self.percentile(name, q)
+            for q, value in zip(PERCENTILES, self.percentiles(name), strict=True):
+                result[f"{key}_p{q}"] = value
         return result
 
     def _present(self, name: str) -> np.ndarray:
@@ -76,13 +79,13 @@ def summarize(
 
     Args:
       split: its name.
-      sums: by metric name, (m,): the sum over each client's rows.
+      sums: by metric name, (m,) or, of S runs, (m, S): the sum over each client's rows.
       count: (m,) rows.
       targets: (n,) all targets of the split; "squared_error" divided by their variance is reported
         as "nmse" (as in MP-MTL's experiments). None where there are none.
     """
     divisor = np.where(count > 0, count, np.nan)
-    values = {name: np.asarray(total, np.float64) / divisor for name, total in sums.items()}
+    values = {name: (np.asarray(total, np.float64).T / divisor).T for name, total in sums.items()}
     if "squared_error" in values and targets is not None and len(targets):
         variance = float(np.var(np.asarray(targets, np.float64)))
         if variance > 0:

@@ -41,6 +41,8 @@ class Hyperparameters:
         and 1.0 the server adds the release as it is.
       lam: λ of PMTL (Algorithm 1), the weight of the pull towards w̃, () ≥ 0.
       mu: μ of FedProx, the weight of the proximal term, () ≥ 0.
+      personalization: the level of PP-SGD, () ≥ 0: 0 is local learning only. The ratio a of the
+        global step to the local one, where ∞ is global only; or the paper's α, see `ppsgd`.
       clip_norm: C (γ in PMTL), the bound on the global L2 norm of a message, () > 0; ∞ is no
         clipping, and then no noise can be calibrated.
       noise_multiplier: z, the standard deviation of the noise on the *sum* of clipped messages
@@ -57,6 +59,7 @@ class Hyperparameters:
     server_learning_rate: ArrayLike = 1.0
     lam: ArrayLike = 0.0
     mu: ArrayLike = 0.0
+    personalization: ArrayLike = 1.0
     clip_norm: ArrayLike = float("inf")
     noise_multiplier: ArrayLike | Sequence[float] = 0.0
     sampling_rate: ArrayLike = 1.0
@@ -95,6 +98,9 @@ def validate(hparams: Hyperparameters) -> None:
         value = known(getattr(hparams, name))
         if value is not None and not (np.all(np.isfinite(value)) and np.all(value >= 0)):
             raise ValueError(f"{name} must be finite and at least 0, got {value}")
+    level = known(hparams.personalization)
+    if level is not None and not np.all(level >= 0):
+        raise ValueError(f"personalization must be at least 0 (inf: global only), got {level}")
     clip_norm = known(hparams.clip_norm)
     if clip_norm is not None and not np.all(clip_norm > 0):
         raise ValueError(f"clip_norm must be positive (inf is no clipping), got {clip_norm}")

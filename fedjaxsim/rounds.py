@@ -11,18 +11,20 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
 from fedjaxsim.algorithm import Algorithm, Context, Metrics
-from fedjaxsim.data.minibatches import ClientData, Minibatches
+from fedjaxsim.data.minibatches import ClientData, Generate, Minibatches
+from fedjaxsim.data.population import Population
 from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism
+from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism, along_clients, sum_clients
 from fedjaxsim.privacy.sampling import Cohort
 
 PyTree = Any
+LARGEST_PASS = 16
+"""Rows in a batch of an exact pass, unless every client has fewer."""
 ChunkMap = Literal["scan", "vmap"]
 
 
@@ -65,29 +67,70 @@ class Rows:
       fields: each (N, ...).
       start: (m,) int32.
       count: (m,) int32.
+      generate: static; what makes fresh minibatches, where the population has it.
+      pass_size: static; rows in a batch of an exact pass.
     """
 
     fields: dict[str, jax.Array]
     start: jax.Array
     count: jax.Array
+    generate: Generate | None = dataclasses.field(default=None, metadata={"static": True})
+    pass_size: int = dataclasses.field(default=16, metadata={"static": True})
 
-    def of(self, client_id: jax.Array, key: jax.Array, minibatches: Minibatches) -> ClientData:
-        """One client's view."""
+    @classmethod
+    def place(cls, population: Population, split: str, fields: dict[str, jax.Array]) -> "Rows":
+        """One split of a population, its fields being on the device already."""
+        ranges = population.splits[split]
+        # Small batches where every client has few rows; a cap, so that what is compiled depends
+        # little on the data.
+        pass_size = max(1, min(LARGEST_PASS, int(ranges.count.max())))
+        start, count = jnp.asarray(ranges.start), jnp.asarray(ranges.count)
+        return cls(fields, start, count, population.generate, pass_size)
+
+    def of(
+        self,
+        client_id: jax.Array,
+        key: jax.Array,
+        minibatches: Minibatches,
+        taken: jax.Array | None = None,
+        order: jax.Array | None = None,
+    ) -> ClientData:
+        """One client's view; the arguments are those of `ClientData`."""
         return ClientData(
-            self.fields, self.start[client_id], self.count[client_id], key, minibatches
+            self.fields,
+            self.start[client_id],
+            self.count[client_id],
+            key,
+            minibatches,
+            taken,
+            order,
+            self.generate,
+            self.pass_size,
         )
+
+
+class Store(NamedTuple):
+    """What each of some clients keeps from round to round, leaves (s, ...).
+
+    Attributes:
+      personal: the algorithm's personal states.
+      taken: int32, how many minibatches each has consumed; None where they are not consumed.
+    """
+
+    personal: PyTree
+    taken: jax.Array | None
 
 
 class CohortResult(NamedTuple):
     """What a cohort's work comes to.
 
     Attributes:
-      store: the personal states, those of the cohort updated.
+      store: the clients' rows, those of the cohort updated.
       accumulator: the sum of the bounded messages; for the mechanism's `release` only.
       metrics: sums over the cohort of the clients' metrics; for the researcher only.
     """
 
-    store: PyTree
+    store: Store
     accumulator: Accumulator
     metrics: Metrics
 
@@ -97,7 +140,7 @@ def run_cohort(
     mechanism: Mechanism,
     minibatches: Minibatches,
     chunking: Chunking,
-    store: PyTree,
+    store: Store,
     slots: jax.Array,
     cohort: Cohort,
     rows: Rows,
@@ -106,7 +149,9 @@ def run_cohort(
     hparams: Hyperparameters,
     round_: jax.Array,
     key: jax.Array,
+    order: jax.Array,
     num_clients: int,
+    everyone: bool,
 ) -> CohortResult:
     """Runs `algorithm.client` for every client of a cohort and adds up the bounded messages.
 
@@ -115,7 +160,7 @@ def run_cohort(
       mechanism: whose `add` takes the messages.
       minibatches: of the local steps.
       chunking: static settings; they change no result beyond rounding.
-      store: personal states, leaves (s, ...).
+      store: the clients' rows, leaves (s, ...).
       slots: (q,) int32: the row in the store of each place of the cohort; distinct.
       cohort: ids and mask, (q,).
       rows: the training rows.
@@ -124,25 +169,25 @@ def run_cohort(
       hparams: hyperparameters.
       round_: () int32.
       key: the round's key for clients; each client's own is `fold_in(key, id)`.
+      order: likewise, the run's key for the orders in which minibatches are consumed.
       num_clients: m.
-
-    Raises:
-      AssertionError: if `client` returns a personal state of another shape than it was given, or
-        metrics that are not scalars.
+      everyone: static; whether every place of the cohort is filled.
     """
 
-    def one(personal, client_id):
+    def one(row, client_id):
         batch_key, context_key = jax.random.split(jax.random.fold_in(key, client_id))
-        data = rows.of(client_id, batch_key, minibatches)
+        own_order = jax.random.fold_in(order, client_id)
+        data = rows.of(client_id, batch_key, minibatches, row.taken, own_order)
         context = Context(round_, context_key, client_id, num_clients)
-        return algorithm.client(shared, personal, data, hparams, context)
+        personal, message, metrics = algorithm.client(shared, row.personal, data, hparams, context)
+        taken = None if row.taken is None else row.taken + data.num_steps()
+        return Store(personal, taken), message, metrics
 
     row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), store)
-    kept, message, metrics = jax.eval_shape(one, row, jax.ShapeDtypeStruct((), jnp.int32))
-    # A wrong client function would otherwise fail far from here, in a scatter or a scan.
-    chex.assert_trees_all_equal_shapes_and_dtypes(row, kept)
-    chex.assert_rank(jax.tree.leaves(metrics), 0)
-    zero_metrics = jax.tree.map(lambda leaf: jnp.zeros((), leaf.dtype), metrics)
+    _, message, metrics = jax.eval_shape(one, row, jax.ShapeDtypeStruct((), jnp.int32))
+    zero_metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), metrics)
+    size = _even_size(cohort.ids.shape[0], chunking.size) if everyone else chunking.size
+    full = everyone and cohort.ids.shape[0] % size == 0
     chunk = _scanned_chunk if chunking.map == "scan" else _mapped_chunk
 
     def add(accumulator, messages, mask, ids):
@@ -151,20 +196,26 @@ def run_cohort(
     def body(carry, places):
         store, accumulator, totals = carry
         slots, ids, mask = places
-        personal = jax.tree.map(lambda leaf: leaf.at[slots].get(mode="clip"), store)
-        personal, accumulator, totals = chunk(one, add, personal, ids, mask, accumulator, totals)
+        old = jax.tree.map(lambda leaf: leaf.at[slots].get(mode="clip"), store)
+        new, accumulator, totals = chunk(one, add, old, ids, mask, accumulator, totals, full)
         # Distinct slots let XLA write in place and keep reverse mode from saving masks.
         store = jax.tree.map(
-            lambda leaf, new: leaf.at[slots].set(new, mode="drop", unique_indices=True),
-            store,
-            personal,
+            lambda leaf, row: leaf.at[slots].set(row, mode="drop", unique_indices=True), store, new
         )
         return (store, accumulator, totals), None
 
-    places = _pad(slots, cohort, jax.tree.leaves(store), chunking.size)
+    places = _pad(slots, cohort, jax.tree.leaves(store), size)
     start = (store, mechanism.zero(message), zero_metrics)
     (store, accumulator, totals), _ = jax.lax.scan(body, start, places)
     return CohortResult(store, accumulator, totals)
+
+
+def _even_size(places: int, size: int) -> int:
+    """The largest size of at most `size`, and at least 2, that divides the places; else `size`.
+
+    Without empty places nothing need be skipped, and a branch per client costs copies.
+    """
+    return next((s for s in range(size, 1, -1) if places % s == 0), size)
 
 
 def _pad(slots, cohort, store_leaves, size):
@@ -179,45 +230,46 @@ def _pad(slots, cohort, store_leaves, size):
     return jax.tree.map(lambda leaf: leaf.reshape(chunks, size), (slots, ids, mask))
 
 
-def _scanned_chunk(one, add, personal, ids, mask, accumulator, totals):
+def _scanned_chunk(one, add, rows, ids, mask, accumulator, totals, full):
     """One client after another; each is bounded and added before the next one starts."""
 
     def work(operands):
-        personal, client_id, accumulator, totals = operands
-        personal, message, metrics = one(personal, client_id)
+        row, client_id, accumulator, totals = operands
+        row, message, metrics = one(row, client_id)
         messages = jax.tree.map(lambda leaf: leaf[None], message)
         accumulator = add(accumulator, messages, jnp.ones(1, bool), client_id[None])
-        return personal, accumulator, jax.tree.map(jnp.add, totals, metrics)
+        return row, accumulator, jax.tree.map(jnp.add, totals, metrics)
 
     def skip(operands):
-        personal, _, accumulator, totals = operands
-        return personal, accumulator, totals
+        row, _, accumulator, totals = operands
+        return row, accumulator, totals
 
     def body(carry, place):
         accumulator, totals = carry
-        personal, client_id, present = place
-        personal, accumulator, totals = jax.lax.cond(
-            present, work, skip, (personal, client_id, accumulator, totals)
+        row, client_id, present = place
+        operands = (row, client_id, accumulator, totals)
+        row, accumulator, totals = (
+            work(operands) if full else jax.lax.cond(present, work, skip, operands)
         )
-        return (accumulator, totals), personal
+        return (accumulator, totals), row
 
-    (accumulator, totals), personal = jax.lax.scan(
-        body, (accumulator, totals), (personal, ids, mask)
-    )
-    return personal, accumulator, totals
+    (accumulator, totals), rows = jax.lax.scan(body, (accumulator, totals), (rows, ids, mask))
+    return rows, accumulator, totals
 
 
-def _mapped_chunk(one, add, personal, ids, mask, accumulator, totals):
+def _mapped_chunk(one, add, rows, ids, mask, accumulator, totals, full):
     """All clients of the chunk as one batch; a chunk without clients is skipped."""
 
     def work(operands):
-        personal, accumulator, totals = operands
-        personal, messages, metrics = jax.vmap(one)(personal, ids)
+        rows, accumulator, totals = operands
+        rows, messages, metrics = jax.vmap(one)(rows, ids)
         accumulator = add(accumulator, messages, mask, ids)
-        sums = jax.tree.map(lambda leaf: jnp.sum(jnp.where(mask, leaf, 0)), metrics)
-        return personal, accumulator, jax.tree.map(jnp.add, totals, sums)
+        present = jax.tree.map(lambda leaf: jnp.where(along_clients(mask, leaf), leaf, 0), metrics)
+        return rows, accumulator, jax.tree.map(jnp.add, totals, sum_clients(present))
 
-    operands = (personal, accumulator, totals)
+    operands = (rows, accumulator, totals)
+    if full:
+        return work(operands)
     return jax.lax.cond(jnp.any(mask), work, lambda operands: operands, operands)
 
 

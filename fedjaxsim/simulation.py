@@ -1,25 +1,27 @@
 """The loop: a federated run as repeated application of one pure function.
 
 Start reading here. `Simulation` puts an algorithm (written for one client), a population, a
-sampler and a mechanism together. A round is a pure function of (state, hparams); the rounds
-between two evaluations are one compiled `lax.scan` whose state is donated.
+sampler and a mechanism together, checks them, and compiles the pure functions of `loop.py`. A round
+is a pure function of (state, hparams); the rounds between two evaluations are one compiled
+`lax.scan` whose state is donated.
 """
 
 import copy
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import register_dataclass
 
 from fedjaxsim.algorithm import Algorithm, Context, Metrics
-from fedjaxsim.data.minibatches import Batch, Minibatches
+from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.evaluation import Evaluation, summarize
 from fedjaxsim.hparams import Hyperparameters, known, validate
+from fedjaxsim.loop import Program, SimulationState, measure_with
 from fedjaxsim.models.task import Task
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.composition import require_match
@@ -27,34 +29,12 @@ from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.guarantee import Report, default_delta, report
 from fedjaxsim.privacy.mechanisms import Mechanism, gaussian
 from fedjaxsim.privacy.sampling import Sampling, check_rate
-from fedjaxsim.rounds import ChunkMap, Rows, default_chunking, map_clients, run_cohort
+from fedjaxsim.rounds import ChunkMap, Rows, default_chunking
 
 PyTree = Any
 
 LEDGER_ENTRIES = 8
 """Places for different (z, p) that a run with a constant z can be charged for over its life."""
-
-
-@register_dataclass
-@dataclasses.dataclass(frozen=True)
-class SimulationState:
-    """Everything a run carries from round to round, as one pytree. Nothing else holds state.
-
-    Attributes:
-      round: () int32, rounds done.
-      shared: the billboard.
-      personal: all clients' personal states, leaves (m, ...).
-      mechanism: the mechanism's public state.
-      privacy: the ledger of what was released.
-      key: the run's random key; rounds and clients fold their numbers into it.
-    """
-
-    round: jax.Array
-    shared: PyTree
-    personal: PyTree
-    mechanism: PyTree
-    privacy: ledger.Ledger
-    key: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +54,37 @@ class Segment:
     evaluation: Evaluation
 
 
+def run_segments(
+    advance: Callable[[SimulationState, int], tuple[SimulationState, Metrics]],
+    evaluate: Callable[[SimulationState], Evaluation],
+    state: SimulationState,
+    rounds: int,
+    eval_every: int | None,
+    on_segment: Callable[[SimulationState, Segment], bool | None] | None,
+) -> tuple[SimulationState, list[Segment]]:
+    """Runs rounds in compiled segments, evaluating after each; see `Simulation.run`.
+
+    Args:
+      advance: `(state, rounds) -> (state, metrics)`.
+      evaluate: `(state) -> Evaluation`.
+      state: where to start.
+      rounds: how many.
+      eval_every: rounds in one segment; None for all.
+      on_segment: called after each; returning False stops.
+    """
+    done = int(state.round)
+    last = done + rounds
+    history = []
+    while done < last:
+        length = min(eval_every or rounds, last - done)
+        state, metrics = advance(state, length)
+        done += length
+        history.append(Segment(done, jax.tree.map(np.asarray, metrics), evaluate(state)))
+        if on_segment is not None and on_segment(state, history[-1]) is False:
+            break
+    return state, history
+
+
 class Simulation:
     """A federated simulation: what is compiled, and the population it runs on.
 
@@ -90,6 +101,10 @@ class Simulation:
         of distinct values where z follows a schedule.
       chunk_size: clients run together, at least 2. By default 16 on a CPU and 64 elsewhere.
       chunk_map: "scan" or "vmap" inside a chunk. By default "scan" on a CPU and "vmap" elsewhere.
+
+    Attributes:
+      program: the pure functions that are compiled; see `loop.py`.
+      rows: where each split's rows lie on the device, by its name.
 
     Raises:
       ValueError: where the parts do not fit together: a sampler for another number of clients, an
@@ -123,20 +138,34 @@ class Simulation:
         self.minibatches, self.ledger_entries = minibatches, ledger_entries
         self.chunking = default_chunking(chunk_size, chunk_map)
         self._place(population)
-        self._init = jax.jit(self._init_state)
-        self._one_round = jax.jit(self._round)
-        self._segment = jax.jit(self._rounds, static_argnames="rounds", donate_argnums=0)
-        self._evaluate = jax.jit(self._evaluate_rows)
+        self.program = Program(
+            algorithm,
+            self.mechanism,
+            sampling,
+            measure_with(task),
+            minibatches,
+            self.chunking,
+            population.num_clients,
+            functools.partial(ledger.empty, ledger_entries),
+        )
+        self._init = jax.jit(self.program.init)
+        self._one_round = jax.jit(self.program.round)
+        self._segment = jax.jit(self.program.rounds, static_argnames="rounds", donate_argnums=0)
+        self._evaluate = jax.jit(self.program.evaluate)
 
     def _place(self, population: Population) -> None:
         """Checks a population and puts it on the device."""
         self.task.check(population.fields)
+        if population.generate is not None and (
+            self.minibatches.steps is None or self.minibatches.passes is not None
+        ):
+            raise ValueError(
+                "a population that generates its minibatches has no epochs or passes; give steps, "
+                f"got {self.minibatches}"
+            )
         self.population = population
         fields = {name: jnp.asarray(value) for name, value in population.fields.items()}
-        self._rows = {
-            split: Rows(fields, jnp.asarray(ranges.start), jnp.asarray(ranges.count))
-            for split, ranges in population.splits.items()
-        }
+        self.rows = {split: Rows.place(population, split, fields) for split in population.splits}
 
     def with_population(self, population: Population) -> Self:
         """The same simulation on other data of as many clients, sharing compiled code.
@@ -171,100 +200,6 @@ class Simulation:
         """The number of clients m."""
         return self.population.num_clients
 
-    # --- the pure functions that are compiled -----------------------------------------------------
-
-    def _init_state(self, key: jax.Array, hparams: Hyperparameters) -> SimulationState:
-        init_key, run_key = jax.random.split(key)
-        shared, personal = self.algorithm.init(init_key, hparams)
-
-        def for_all(leaf):
-            return jnp.broadcast_to(leaf, (self.num_clients, *leaf.shape))
-
-        return SimulationState(
-            round=jnp.zeros((), jnp.int32),
-            shared=shared,
-            personal=jax.tree.map(for_all, personal),
-            mechanism=self.mechanism.init(hparams),
-            privacy=ledger.empty(self.ledger_entries),
-            key=run_key,
-        )
-
-    def _round(
-        self, state: SimulationState, hparams: Hyperparameters, rows: Rows
-    ) -> tuple[SimulationState, Metrics]:
-        streams = jax.random.split(state.key, 3)
-        sampling_key = streams[0]
-        client_key = jax.random.fold_in(streams[1], state.round)
-        noise_key = jax.random.fold_in(streams[2], state.round)
-        cohort = self.sampling.draw(sampling_key, state.round, hparams)
-        result = run_cohort(
-            self.algorithm,
-            self.mechanism,
-            self.minibatches,
-            self.chunking,
-            store=state.personal,
-            slots=cohort.ids,
-            cohort=cohort,
-            rows=rows,
-            shared=state.shared,
-            mechanism_state=state.mechanism,
-            hparams=hparams,
-            round_=state.round,
-            key=client_key,
-            num_clients=self.num_clients,
-        )
-        rate = self.sampling.rate(hparams)
-        release = self.mechanism.release(
-            result.accumulator,
-            rate * self.num_clients,
-            noise_key,
-            state.mechanism,
-            hparams,
-            state.round,
-        )
-        # From here on the server sees the release alone.
-        privacy = state.privacy
-        if self.mechanism.event.kind != "none":
-            privacy = ledger.charge(privacy, release.noise_multiplier, rate)
-        new_state = SimulationState(
-            round=state.round + 1,
-            shared=self.algorithm.server(state.shared, release.value, hparams, state.round),
-            personal=result.store,
-            mechanism=release.state,
-            privacy=privacy,
-            key=state.key,
-        )
-        participants = jnp.sum(cohort.mask, dtype=jnp.int32)
-        means = jax.tree.map(lambda total: total / participants, result.metrics)
-        return new_state, means | {
-            "participants": participants,
-            "overflow": cohort.overflow,
-            "clipped": result.accumulator.clipped,
-            "nonfinite": result.accumulator.nonfinite,
-            "noise_multiplier": release.noise_multiplier,
-        }
-
-    def _rounds(self, state, hparams, rows, rounds):
-        def body(state, _):
-            return self._round(state, hparams, rows)
-
-        return jax.lax.scan(body, state, length=rounds)
-
-    def _evaluate_rows(self, state, hparams, rows):
-        def one(personal, client_id):
-            params = self.algorithm.predict(state.shared, personal, hparams, client_id)
-            data = rows.of(client_id, state.key, self.minibatches)
-
-            def add(totals, batch):
-                values = self.task.metrics(params, batch)
-                return {name: totals[name] + batch.sum(values[name]) for name in totals}
-
-            example = Batch({name: field[:1] for name, field in rows.fields.items()}, jnp.ones(1))
-            shapes = jax.eval_shape(self.task.metrics, params, example)
-            return data.full_pass(add, {name: jnp.zeros((), v.dtype) for name, v in shapes.items()})
-
-        return map_clients(one, state.personal, self.num_clients, self.chunking)
-
     # --- what a user calls ------------------------------------------------------------------------
 
     def init(self, key: jax.Array | int, hparams: Hyperparameters) -> SimulationState:
@@ -278,23 +213,7 @@ class Simulation:
           ValueError: if a hyperparameter is out of range, the key is of another kind, or the
             mechanism does not suit what the algorithm sends.
         """
-        if not isinstance(key, jax.Array):
-            key = jax.random.key(key, impl="threefry2x32")
-        elif not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or "fry" not in str(key.dtype):
-            # Other generators share one stream under vmap, which breaks noise and sampling.
-            raise ValueError(f"key must be a typed threefry key, jax.random.key(seed), got {key}")
-        hparams = self._checked(hparams)
-        sends = bool(jax.tree.leaves(self._message_shapes(key, hparams)))
-        if sends and self.mechanism.event.kind == "none":
-            raise ValueError(
-                "the algorithm sends messages, which a closed door would lose; use gaussian()"
-            )
-        if not sends and self.mechanism.event.kind != "none":
-            raise ValueError(
-                "the algorithm sends nothing, so its mechanism must be closed(): an open door "
-                "would be charged for releasing nothing"
-            )
-        return self._init(key, hparams)
+        return self._init(self.check_start(key, hparams), self.check(hparams))
 
     def round(
         self, state: SimulationState, hparams: Hyperparameters
@@ -304,7 +223,7 @@ class Simulation:
         Returns:
           The next state, and the round's metrics by name (see `Segment`), each ().
         """
-        return self._one_round(state, self._checked(hparams), self._rows["train"])
+        return self._one_round(state, self.check(hparams), self.rows["train"])
 
     def run(
         self,
@@ -332,30 +251,20 @@ class Simulation:
           ValueError: if a number is out of range, or a noise schedule is too short for the rounds
             or has more distinct values than the ledger has places.
         """
-        if rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {rounds}")
-        eval_every = rounds if eval_every is None else eval_every
-        if eval_every < 1:
-            raise ValueError(f"eval_every must be at least 1, got {eval_every}")
-        done = int(state.round)
-        self._check_schedule(hparams, done + rounds)
-        hparams = self._checked(hparams)
-        last = done + rounds
-        if self.sampling.rounds is not None and last > self.sampling.rounds:
-            raise ValueError(
-                f"the sampler serves {self.sampling.rounds} rounds in all, "
-                f"got {done} done and {rounds} more"
-            )
-        history = []
-        while done < last:
-            length = min(eval_every, last - done)
-            state, metrics = self._segment(state, hparams, self._rows["train"], rounds=length)
-            done += length
-            evaluation = self.evaluate(state, hparams)
-            history.append(Segment(done, jax.tree.map(np.asarray, metrics), evaluation))
-            if on_segment is not None and on_segment(state, history[-1]) is False:
-                break
-        return state, history
+        self.check_rounds(hparams, int(state.round), rounds, eval_every)
+        hparams = self.check(hparams)
+
+        def advance(state, length):
+            return self._segment(state, hparams, self.rows["train"], rounds=length)
+
+        return run_segments(
+            advance,
+            lambda state: self.evaluate(state, hparams),
+            state,
+            rounds,
+            eval_every,
+            on_segment,
+        )
 
     def evaluate(
         self, state: SimulationState, hparams: Hyperparameters, split: str = "test"
@@ -370,16 +279,18 @@ class Simulation:
         Raises:
           ValueError: if there is no such split.
         """
-        if split not in self._rows:
-            raise ValueError(f"split must be one of {sorted(self._rows)}, got {split!r}")
-        sums = self._evaluate(state, hparams.as_arrays(), self._rows[split])
+        self.check_split(split)
+        return self.summarize(split, self._evaluate(state, hparams.as_arrays(), self.rows[split]))
+
+    def summarize(self, split: str, sums: Mapping[str, jax.Array]) -> Evaluation:
+        """What sums over each client's rows, (m,) or (m, S), come to."""
         ranges = self.population.splits[split]
         targets = None
         if "squared_error" in sums:
             y = self.population.fields["y"]
             spans = zip(ranges.start, ranges.count, strict=True)
             targets = np.concatenate([y[start : start + count] for start, count in spans])
-        return summarize(split, jax.tree.map(np.asarray, sums), ranges.count, targets)
+        return summarize(split, jax.tree.map(np.asarray, dict(sums)), ranges.count, targets)
 
     def guarantee(self, state: SimulationState, delta: float | None = None) -> Report:
         """What the releases so far cost, computed on the host in float64 from the ledger.
@@ -407,14 +318,72 @@ class Simulation:
 
     # --- checks, before any compute ---------------------------------------------------------------
 
-    def _checked(self, hparams: Hyperparameters) -> Hyperparameters:
+    def check(self, hparams: Hyperparameters) -> Hyperparameters:
+        """The hyperparameters as arrays, if they suit the simulation as far as they are known.
+
+        Raises:
+          ValueError: if one is out of range.
+        """
         validate(hparams)
+        self.algorithm.check(hparams)
         self.mechanism.check(hparams, self.num_clients)
         rate = known(hparams.sampling_rate)
         if rate is not None:
             for value in np.ravel(rate):
                 check_rate(self.sampling, float(value))
         return hparams.as_arrays()
+
+    def check_start(self, key: jax.Array | int, hparams: Hyperparameters) -> jax.Array:
+        """The key with which a run may start.
+
+        Raises:
+          ValueError: as `init`.
+        """
+        if not isinstance(key, jax.Array):
+            key = jax.random.key(key, impl="threefry2x32")
+        elif not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or "fry" not in str(key.dtype):
+            # Other generators share one stream under vmap, which breaks noise and sampling.
+            raise ValueError(f"key must be a typed threefry key, jax.random.key(seed), got {key}")
+        hparams = self.check(hparams)
+        sends = bool(jax.tree.leaves(self._message_shapes(key, hparams)))
+        if sends and self.mechanism.event.kind == "none":
+            raise ValueError(
+                "the algorithm sends messages, which a closed door would lose; use gaussian()"
+            )
+        if not sends and self.mechanism.event.kind != "none":
+            raise ValueError(
+                "the algorithm sends nothing, so its mechanism must be closed(): an open door "
+                "would be charged for releasing nothing"
+            )
+        return key
+
+    def check_rounds(
+        self, hparams: Hyperparameters, done: int, rounds: int, eval_every: int | None
+    ) -> None:
+        """Checks whether a run can go on for so many rounds.
+
+        Raises:
+          ValueError: as `run`.
+        """
+        if rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {rounds}")
+        if eval_every is not None and eval_every < 1:
+            raise ValueError(f"eval_every must be at least 1, got {eval_every}")
+        self._check_schedule(hparams, done + rounds)
+        if self.sampling.rounds is not None and done + rounds > self.sampling.rounds:
+            raise ValueError(
+                f"the sampler serves {self.sampling.rounds} rounds in all, "
+                f"got {done} done and {rounds} more"
+            )
+
+    def check_split(self, split: str) -> None:
+        """Checks the name of a split.
+
+        Raises:
+          ValueError: if there is none of that name.
+        """
+        if split not in self.rows:
+            raise ValueError(f"split must be one of {sorted(self.rows)}, got {split!r}")
 
     def _check_schedule(self, hparams: Hyperparameters, last_round: int) -> None:
         z = hparams.noise_multiplier
@@ -432,11 +401,36 @@ class Simulation:
             )
 
     def _message_shapes(self, key: jax.Array, hparams: Hyperparameters) -> PyTree:
+        """What one client sends, as shapes; checks what else it returns.
+
+        A wrong client function would otherwise fail far from here, in a scatter or a scan.
+        """
+
         def one(key, hparams, rows):
             shared, personal = self.algorithm.init(key, hparams)
             client_id = jnp.int32(0)
-            data = rows.of(client_id, key, self.minibatches)
+            data = rows.of(client_id, key, self.minibatches, jnp.int32(0), key)
             context = Context(jnp.int32(0), key, client_id, self.num_clients)
-            return self.algorithm.client(shared, personal, data, hparams, context)[1]
+            return personal, self.algorithm.client(shared, personal, data, hparams, context)
 
-        return jax.eval_shape(one, key, hparams, self._rows["train"])
+        given, (kept, message, metrics) = jax.eval_shape(one, key, hparams, self.rows["train"])
+        if jax.tree.structure(given) != jax.tree.structure(kept):
+            raise ValueError(
+                "client must return a personal state of the structure it was given, "
+                f"{jax.tree.structure(given)}, got {jax.tree.structure(kept)}"
+            )
+        for (path, before), after in zip(
+            jax.tree_util.tree_leaves_with_path(given), jax.tree.leaves(kept), strict=True
+        ):
+            if (before.shape, before.dtype) != (after.shape, after.dtype):
+                raise ValueError(
+                    "client must return personal states of the shape it was given, at "
+                    f"{jax.tree_util.keystr(path)} {before.dtype}{list(before.shape)}, "
+                    f"got {after.dtype}{list(after.shape)}"
+                )
+        for name, value in metrics.items():
+            if value.shape != ():
+                raise ValueError(
+                    f"client must return scalar metrics, got {name!r} of shape {value.shape}"
+                )
+        return message

@@ -30,7 +30,7 @@ def descend(
 
     Returns:
       The parameters after the last step, and the mean over the steps of the minibatch losses, each
-      taken before its step, ().
+      taken before its step, (); 0 where the client's data are used up.
     """
 
     def step(carry, batch):
@@ -43,4 +43,4 @@ def descend(
 
     start = (params, optimizer.init(params), jnp.zeros(()))
     params, _, total = data.fold(step, start)
-    return params, total / data.num_steps()
+    return params, total / jnp.maximum(data.num_steps(), 1)

@@ -7,7 +7,7 @@ from fedjaxsim.data.matlab import load_matlab
 from fedjaxsim.data.npz import load_npz, save_npz
 from fedjaxsim.data.partition import by_column, dirichlet, iid, shards
 from fedjaxsim.data.population import Population, Ranges, split
-from fedjaxsim.data.synthetic import synthetic_regression
+from fedjaxsim.data.synthetic import regression_stream, synthetic_regression
 from fedjaxsim.data.transforms import drop_constant_columns, unit_rows
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "load_leaf",
     "load_matlab",
     "load_npz",
+    "regression_stream",
     "save_npz",
     "shards",
     "split",

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 
 PyTree = Any
 Carry = TypeVar("Carry")
+Generate = Callable[[jax.Array, dict[str, jax.Array], int], dict[str, jax.Array]]
+"""(key, a client's row of each field, b) -> the fields (b, ...) of a fresh minibatch."""
 
 _ROUNDS = 24
 """Rounds of the swap-or-not shuffle; see `permuted`."""
@@ -32,11 +34,12 @@ class Batch(NamedTuple):
 
     def sum(self, values: jax.Array) -> jax.Array:
         """The sum of per-example `values` (b,) over the real examples, ()."""
-        return jnp.sum(jnp.where(self.weight > 0, self.weight * values, 0))
+        weight = self.weight.astype(values.dtype)
+        return jnp.sum(jnp.where(weight > 0, weight * values, 0))
 
     def mean(self, values: jax.Array) -> jax.Array:
         """The mean of per-example `values` (b,) over the real examples, () (0 if none)."""
-        return self.sum(values) / jnp.maximum(jnp.sum(self.weight), 1.0)
+        return self.sum(values) / jnp.maximum(jnp.sum(self.weight), 1.0).astype(values.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +51,15 @@ class Minibatches:
       steps: E local steps, each on a batch drawn uniformly with replacement; or
       epochs: passes over the client's own rows in a fresh random order each, without replacement:
         epochs·⌈n_k/b⌉ steps, the last batch of a pass partial. Exactly one of the two is given.
+      passes: with `steps`, batches are *consumed* instead: over the whole run, however often it is
+        drawn, a client goes through its rows so many times, each time in a fresh random order and
+        without replacement. Then its data are used up, and it takes no more steps.
     """
 
     size: int
     steps: int | None = None
     epochs: int | None = None
+    passes: int | None = None
 
     def __post_init__(self):
         if self.size < 1:
@@ -61,7 +68,9 @@ class Minibatches:
             raise ValueError(
                 f"give either steps or epochs, got steps={self.steps} and epochs={self.epochs}"
             )
-        for name in ("steps", "epochs"):
+        if self.passes is not None and self.steps is None:
+            raise ValueError(f"passes need steps, the batches of one round, got {self}")
+        for name in ("steps", "epochs", "passes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"local {name} must be at least 1, got {value}")
@@ -109,6 +118,12 @@ class ClientData:
       count: () int32, how many rows it has.
       key: what the choice of minibatches in this round depends on.
       minibatches: static settings of `fold`.
+      taken: () int32, how many minibatches the client has consumed in earlier rounds; None where
+        minibatches are not consumed.
+      order: the key of the orders in which they are consumed, the same in all rounds; or None.
+      generate: static; where batches are made afresh instead of drawn from the rows, what makes
+        them (see `Population`).
+      pass_size: static; rows in a batch of `full_pass`.
     """
 
     fields: dict[str, jax.Array]
@@ -116,10 +131,35 @@ class ClientData:
     count: jax.Array
     key: jax.Array
     minibatches: Minibatches = dataclasses.field(metadata={"static": True})
+    taken: jax.Array | None = None
+    order: jax.Array | None = None
+    generate: Generate | None = dataclasses.field(default=None, metadata={"static": True})
+    pass_size: int = dataclasses.field(default=16, metadata={"static": True})
 
     def _gather(self, position: jax.Array, weight: jax.Array) -> Batch:
         rows = self.start + position
         return Batch({name: field[rows] for name, field in self.fields.items()}, weight)
+
+    def _drawn(self, index: jax.Array) -> Batch:
+        """A batch drawn with replacement from the rows, or generated."""
+        size, key = self.minibatches.size, jax.random.fold_in(self.key, index)
+        if self.generate is not None:
+            row = {name: field[self.start] for name, field in self.fields.items()}
+            return Batch(self.generate(key, row, size), jnp.ones(size))
+        position = jax.random.randint(key, (size,), 0, self.count)
+        return self._gather(position, jnp.ones(size))
+
+    def _of_pass(self, key: jax.Array, batch: jax.Array) -> Batch:
+        """A batch of one pass over the rows, in the order that the pass's key gives."""
+        size = self.minibatches.size
+        position = batch * size + jnp.arange(size)
+        inside = position < self.count
+        position = permuted(key, jnp.where(inside, position, 0), self.count)
+        return self._gather(position, inside.astype(float))
+
+    def _batches(self) -> jax.Array:
+        """The number of batches in one pass, () int32."""
+        return -(-self.count // self.minibatches.size)
 
     def fold(self, step: Callable[[Carry, Batch], Carry], carry: Carry) -> Carry:
         """Folds `step` over this round's local minibatches.
@@ -131,41 +171,47 @@ class ClientData:
           step: `(carry, batch) -> carry`.
           carry: any pytree.
         """
-        size = self.minibatches.size
 
-        def with_replacement(carry, index):
-            key = jax.random.fold_in(self.key, index)
-            position = jax.random.randint(key, (size,), 0, self.count)
-            return step(carry, self._gather(position, jnp.ones(size))), None
+        def drawn(carry, index):
+            return step(carry, self._drawn(index)), None
 
-        def without_replacement(index, carry):
-            epoch, batch = index // batches, index % batches
-            position = batch * size + jnp.arange(size)
-            inside = position < self.count
-            key = jax.random.fold_in(self.key, epoch)
-            position = permuted(key, jnp.where(inside, position, 0), self.count)
-            return step(carry, self._gather(position, inside.astype(float)))
+        def consumed(carry, index):
+            number = self.taken + index
+
+            def use(carry):
+                assert self.order is not None
+                key = jax.random.fold_in(self.order, number // self._batches())
+                return step(carry, self._of_pass(key, number % self._batches()))
+
+            left = index < self.num_steps()
+            return jax.lax.cond(left, use, lambda carry: carry, carry), None
+
+        def of_epoch(index, carry):
+            key = jax.random.fold_in(self.key, index // self._batches())
+            return step(carry, self._of_pass(key, index % self._batches()))
 
         if self.minibatches.steps is not None:
-            return jax.lax.scan(with_replacement, carry, jnp.arange(self.minibatches.steps))[0]
-        assert self.minibatches.epochs is not None
-        batches = -(-self.count // size)
-        return jax.lax.fori_loop(0, self.minibatches.epochs * batches, without_replacement, carry)
+            one = drawn if self.minibatches.passes is None else consumed
+            return jax.lax.scan(one, carry, jnp.arange(self.minibatches.steps))[0]
+        return jax.lax.fori_loop(0, self.num_steps(), of_epoch, carry)
 
     def num_steps(self) -> jax.Array:
-        """How many minibatches `fold` takes, () int32."""
+        """How many minibatches `fold` takes, () int32; 0 where a client's data are used up."""
+        if self.minibatches.passes is not None:
+            assert self.taken is not None
+            left = self.minibatches.passes * self._batches() - self.taken
+            return jnp.clip(left, 0, self.minibatches.steps)
         if self.minibatches.steps is not None:
             return jnp.int32(self.minibatches.steps)
         assert self.minibatches.epochs is not None
-        return self.minibatches.epochs * -(-self.count // self.minibatches.size)
+        return self.minibatches.epochs * self._batches()
 
-    def full_pass(
-        self, step: Callable[[Carry, Batch], Carry], carry: Carry, size: int = 16
-    ) -> Carry:
-        """Folds `step` over all own rows exactly once, in order, in batches of `size`.
+    def full_pass(self, step: Callable[[Carry, Batch], Carry], carry: Carry) -> Carry:
+        """Folds `step` over all own rows exactly once, in order, in batches of `pass_size`.
 
         The number of batches is the client's own, so reverse mode does not apply.
         """
+        size = self.pass_size
 
         def body(index, carry):
             position = index * size + jnp.arange(size)

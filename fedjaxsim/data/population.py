@@ -9,6 +9,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from fedjaxsim.data.minibatches import Generate
+
 SPLITS = ("train", "validation", "test")
 _LARGEST_INT32 = np.iinfo(np.int32).max
 
@@ -39,6 +41,10 @@ class Population:
         splits: the rows of "train" (at least one per client), "validation" and "test" (which may
             be empty) of each client. Every row belongs to exactly one client and one split.
         names: the clients' distinct names, (m,) str.
+        generate: for synthetic problems, `(key, row, b) -> fields`: training minibatches are made
+            afresh in every round from the client's first training row (its true parameters, say)
+            instead of drawn from its rows. It should compare equal where it computes the same,
+            for compiled code to be shared: a function of a module or a frozen dataclass, no lambda.
 
     Raises:
         ValueError: an attribute breaks one of the rules above, or a value is not finite.
@@ -47,6 +53,7 @@ class Population:
     fields: dict[str, np.ndarray]
     splits: dict[str, Ranges]
     names: np.ndarray
+    generate: Generate | None = None
 
     def __post_init__(self):
         _check_structure(self)
@@ -225,6 +232,7 @@ def split(
         {field: values[rows] for field, values in population.fields.items()},
         consecutive(*np.asarray(counts).T),
         population.names,
+        population.generate,
     )
 
 

@@ -1,10 +1,20 @@
 """Synthetic problems whose true parameters are known."""
 
+import dataclasses
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.data.population import Population, check_seed
+from fedjaxsim.data.normal import normal
+from fedjaxsim.data.population import Population, check_seed, consecutive
 
 _PERSONAL_FEATURES = 5
+
+
+def feature_variances(num_features: int) -> np.ndarray:
+    """The diagonal of Σ = diag(1, 1/2, …, 1/d), (d,) float64."""
+    return 1 / np.arange(1, num_features + 1)
 
 
 def synthetic_regression(
@@ -36,6 +46,84 @@ def synthetic_regression(
     Raises:
         ValueError: a size is too small, or a standard deviation is negative or not finite.
     """
+    theta, rng = _true_parameters(
+        num_clients, num_features, num_rows, offset_scale, label_noise, seed
+    )
+    deviations = np.sqrt(feature_variances(num_features))
+    x = rng.normal(0, deviations, (num_clients, num_rows, num_features))
+    y = np.einsum("mnd,md->mn", x, theta) + rng.normal(0, label_noise, (num_clients, num_rows))
+    fields = {
+        "x": x.reshape(-1, num_features).astype(np.float32),
+        "y": y.reshape(-1).astype(np.float32),
+    }
+    return Population.from_flat(fields, np.full(num_clients, num_rows)), theta
+
+
+@dataclasses.dataclass(frozen=True)
+class RegressionStream:
+    """Makes minibatches of the synthetic regression; see `regression_stream`.
+
+    Attributes:
+        label_noise: τ, a standard deviation.
+    """
+
+    label_noise: float
+
+    def __call__(
+        self, key: jax.Array, row: dict[str, jax.Array], size: int
+    ) -> dict[str, jax.Array]:
+        """Draw b fresh examples: x (b, d) and y (b,), from row["theta"], θ_i* (d,)."""
+        x_key, y_key = jax.random.split(key)
+        theta = row["theta"]
+        deviations = jnp.asarray(np.sqrt(feature_variances(theta.shape[0])), theta.dtype)
+        x = normal(x_key, (size, theta.shape[0])).astype(theta.dtype) * deviations
+        return {"x": x, "y": x @ theta + self.label_noise * normal(y_key, (size,))}
+
+
+def regression_stream(
+    num_clients: int = 1000,
+    num_features: int = 100,
+    *,
+    offset_scale: float = 0.1,
+    label_noise: float = 0.01,
+    seed: int = 0,
+) -> Population:
+    """The problem of `synthetic_regression` with fresh examples in every minibatch.
+
+    No example is ever seen twice, so this is the online setting of PP-SGD's theory and of its
+    Figure 1a. A client owns no examples but its θ_i*, in the field "theta": in one training row,
+    from which its minibatches are made, and in one test row, at which `known_regression` tells
+    the excess risk in closed form.
+
+    Args:
+        num_clients: m.
+        num_features: d, at least 5.
+        offset_scale: s; 0.1 as in the authors' code, 0.01 in the paper's text.
+        label_noise: τ, a standard deviation.
+        seed: of the true parameters; a non-negative integer.
+
+    Raises:
+        ValueError: as `synthetic_regression`.
+    """
+    theta, _ = _true_parameters(num_clients, num_features, 1, offset_scale, label_noise, seed)
+    one, none = np.ones(num_clients, int), np.zeros(num_clients, int)
+    return Population(
+        {"theta": np.repeat(theta, 2, axis=0).astype(np.float32)},
+        consecutive(one, none, one),
+        np.arange(num_clients).astype(str),
+        RegressionStream(label_noise),
+    )
+
+
+def _true_parameters(
+    num_clients: int,
+    num_features: int,
+    num_rows: int,
+    offset_scale: float,
+    label_noise: float,
+    seed: int,
+) -> tuple[np.ndarray, np.random.Generator]:
+    """θ* of each client, (m, d) float64, and the generator after drawing them."""
     sizes = (
         ("num_clients", num_clients, 1),
         ("num_features", num_features, _PERSONAL_FEATURES),
@@ -51,11 +139,4 @@ def synthetic_regression(
     rng = np.random.default_rng(seed)
     theta = np.tile(rng.normal(0, 10, num_features), (num_clients, 1))
     theta[:, -_PERSONAL_FEATURES:] += rng.normal(0, offset_scale, (num_clients, _PERSONAL_FEATURES))
-    deviations = 1 / np.sqrt(np.arange(1, num_features + 1))
-    x = rng.normal(0, deviations, (num_clients, num_rows, num_features))
-    y = np.einsum("mnd,md->mn", x, theta) + rng.normal(0, label_noise, (num_clients, num_rows))
-    fields = {
-        "x": x.reshape(-1, num_features).astype(np.float32),
-        "y": y.reshape(-1).astype(np.float32),
-    }
-    return Population.from_flat(fields, np.full(num_clients, num_rows)), theta
+    return theta, rng

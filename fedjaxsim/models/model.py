@@ -22,18 +22,24 @@ class Model(NamedTuple):
     Attributes:
       init: `(key) -> params`.
       apply: `(params, x (b, ...)) -> outputs (b, c)`.
+      output_layer: the top-level name in `params` of the output layer, where the layers before it
+        are a representation; None where there is none, as in a linear model.
     """
 
     init: Callable[[jax.Array], PyTree]
     apply: Callable[[PyTree, jax.Array], jax.Array]
+    output_layer: str | None = None
 
 
-def from_flax(module: nn.Module, input_shape: Sequence[int]) -> Model:
+def from_flax(
+    module: nn.Module, input_shape: Sequence[int], output_layer: str | None = None
+) -> Model:
     """The pure pair of a flax module without mutable state.
 
     Args:
       module: a flax.linen module whose only variables are parameters.
       input_shape: the shape of one example, without the batch axis.
+      output_layer: the name of its output layer, where there is one, such as "Dense_1".
     """
     example = jnp.zeros((1, *input_shape))
 
@@ -42,7 +48,7 @@ def from_flax(module: nn.Module, input_shape: Sequence[int]) -> Model:
         assert isinstance(outputs, jax.Array)
         return outputs
 
-    return Model(lambda key: module.init(key, example)["params"], apply)
+    return Model(lambda key: module.init(key, example)["params"], apply, output_layer)
 
 
 class _MLP(nn.Module):
@@ -84,21 +90,24 @@ class _CNN(nn.Module):
         return nn.Dense(self.num_outputs)(x.reshape((x.shape[0], -1)))
 
 
-def linear(input_shape: Sequence[int], num_outputs: int) -> Model:
+def linear(input_shape: Sequence[int], num_outputs: int, bias: bool = True) -> Model:
     """Softmax or linear regression: outputs = x·W + b, started at zero.
 
     Args:
       input_shape: the shape of one example; flattened to d features.
-      num_outputs: c, columns of W: (d, c) float32; b: (c,).
+      num_outputs: c, columns of W, the "kernel": (d, c) float32.
+      bias: whether there is a b, the "bias": (c,).
     """
     features = math.prod(input_shape)
 
     def init(key):
         del key
-        return {"kernel": jnp.zeros((features, num_outputs)), "bias": jnp.zeros(num_outputs)}
+        params = {"kernel": jnp.zeros((features, num_outputs))}
+        return params | {"bias": jnp.zeros(num_outputs)} if bias else params
 
     def apply(params, x):
-        return x.reshape((x.shape[0], features)) @ params["kernel"] + params["bias"]
+        outputs = x.reshape((x.shape[0], features)) @ params["kernel"]
+        return outputs + params["bias"] if bias else outputs
 
     return Model(init, apply)
 
@@ -111,7 +120,8 @@ def mlp(input_shape: Sequence[int], num_outputs: int, hidden: Sequence[int] = (1
       num_outputs: c.
       hidden: the widths of the hidden layers.
     """
-    return from_flax(_MLP(tuple(hidden), num_outputs), input_shape)
+    module = _MLP(tuple(hidden), num_outputs)
+    return from_flax(module, input_shape, output_layer=f"Dense_{len(module.hidden)}")
 
 
 def cnn(input_shape: Sequence[int], num_outputs: int) -> Model:
@@ -139,4 +149,4 @@ def cnn(input_shape: Sequence[int], num_outputs: int) -> Model:
             "cnn needs square images with sides 16, 20, 24, 28, …, got examples of shape "
             f"{tuple(input_shape)}"
         )
-    return from_flax(_CNN(side, num_outputs), input_shape)
+    return from_flax(_CNN(side, num_outputs), input_shape, output_layer="Dense_0")

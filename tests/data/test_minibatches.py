@@ -21,7 +21,9 @@ def compiled(minibatches, pass_size):
     @jax.jit
     def rows_seen(start, count, seed):
         key = jax.random.key(seed)
-        data = ClientData({"row": jnp.arange(TOTAL)}, start, count, key, minibatches)
+        data = ClientData(
+            {"row": jnp.arange(TOTAL)}, start, count, key, minibatches, pass_size=pass_size or 16
+        )
 
         def step(carry, batch):
             seen, steps = carry
@@ -30,7 +32,7 @@ def compiled(minibatches, pass_size):
         carry = (jnp.zeros(TOTAL), jnp.int32(0))
         if pass_size is None:
             return *data.fold(step, carry), data.num_steps()
-        return *data.full_pass(step, carry, pass_size), data.num_steps()
+        return *data.full_pass(step, carry), data.num_steps()
 
     return rows_seen
 
@@ -148,3 +150,34 @@ def test_ideal_shuffle_is_uniform_after_so_many_rounds(n):
 def test_bad_settings_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Minibatches(**arguments)
+
+
+def test_passes_consume_every_own_row_once_a_pass_and_then_nothing():
+    # 7 rows in batches of 3 are 3 batches a pass; 2 passes are 6 batches, taken 2 a round.
+    minibatches = Minibatches(3, steps=2, passes=2)
+
+    @jax.jit
+    def a_round(taken, key):
+        rows = {"row": jnp.arange(20)}
+        start, count, order = jnp.int32(5), jnp.int32(7), jax.random.key(11)
+        data = ClientData(rows, start, count, key, minibatches, taken, order)
+
+        def step(seen, batch):
+            return seen.at[batch.fields["row"]].add(batch.weight)
+
+        return data.fold(step, jnp.zeros(20)), data.num_steps()
+
+    taken, seen, history = 0, np.zeros(20), []
+    for t in range(5):
+        of_round, steps = a_round(taken, jax.random.key(t))
+        taken, seen = taken + int(steps), seen + np.asarray(of_round)
+        history.append((int(steps), int(seen.sum()), int(seen.max())))
+    own = (np.arange(20) >= 5) & (np.arange(20) < 12)
+    np.testing.assert_array_equal(seen, np.where(own, 2, 0))
+    # 3 batches (7 rows) finish the first pass: in the middle of the second round.
+    assert history == [(2, 6, 1), (2, 10, 2), (2, 14, 2), (0, 14, 2), (0, 14, 2)]
+
+
+def test_passes_need_steps():
+    with pytest.raises(ValueError, match="passes need steps"):
+        Minibatches(3, epochs=1, passes=2)

@@ -1,8 +1,11 @@
+import jax
 import numpy as np
 import pytest
 import scipy.stats
 
-from fedjaxsim.data import synthetic_regression
+from fedjaxsim.data import regression_stream, synthetic_regression
+from fedjaxsim.data.minibatches import Batch
+from fedjaxsim.models import known_regression
 
 
 def check_variance(values, variance):
@@ -75,3 +78,36 @@ def test_the_seed_decides():
 def test_wrong_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         synthetic_regression(**arguments)
+
+
+def test_a_stream_makes_fresh_examples_of_the_same_problem():
+    population = regression_stream(4, 10, label_noise=0.5, seed=3)
+    _, theta = synthetic_regression(4, 10, 1, label_noise=0.5, seed=3)
+    for k in range(4):
+        for split in ("train", "test"):
+            np.testing.assert_allclose(
+                population.rows(k, split)["theta"], theta[k][None], rtol=1e-6
+            )
+    assert population.generate is not None
+    row = {"theta": jax.numpy.asarray(theta[1], "float32")}
+    batch = jax.jit(population.generate, static_argnums=2)(jax.random.key(0), row, 4000)
+    other = jax.jit(population.generate, static_argnums=2)(jax.random.key(1), row, 4000)
+    assert not np.any(np.asarray(batch["x"]) == np.asarray(other["x"]))
+    for k in range(10):
+        check_variance(batch["x"][:, k], 1 / (k + 1))
+    residual = np.asarray(batch["y"], np.float64) - np.asarray(batch["x"], np.float64) @ theta[1]
+    check_variance(residual, 0.5**2)
+    # Equal settings make equal functions, so that seeds share compiled code.
+    assert population.generate == regression_stream(4, 10, label_noise=0.5, seed=4).generate
+
+
+def test_the_risk_is_that_of_the_true_parameters():
+    # d = 5, Σ = diag(1, 1/2, …, 1/5): an error of 2 in the second coefficient costs 2²/2.
+    population, task = regression_stream(3, 5, seed=1), known_regression(5)
+    theta = jax.numpy.asarray(population.rows(0, "test")["theta"])
+    error = jax.numpy.zeros((5, 1)).at[1, 0].set(2.0)
+    batch = Batch({"theta": theta}, jax.numpy.ones(1))
+    risk = task.metrics({"kernel": theta.T + error}, batch)["excess_risk"]
+    np.testing.assert_allclose(risk, [2.0], rtol=1e-5)
+    with pytest.raises(ValueError, match=r"'theta' of shape \(N, 6\), got 'theta' \[6, 5\]"):
+        known_regression(6).check(population.fields)

@@ -11,6 +11,7 @@ from problems import classification, compilations
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.fedprox import fedprox
 from fedjaxsim.algorithms.pmtl import pmtl
+from fedjaxsim.algorithms.ppsgd import ppsgd
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.hparams import Hyperparameters
@@ -45,7 +46,7 @@ def taped(mechanism, one_message):
 
 
 @pytest.mark.parametrize("chunk_map", ["scan", "vmap"])
-@pytest.mark.parametrize("algorithm", [pmtl, fedavg, fedprox])
+@pytest.mark.parametrize("algorithm", [pmtl, ppsgd, fedavg, fedprox])
 def test_with_the_releases_fixed_one_clients_data_reaches_nobody_else(algorithm, chunk_map):
     population, task = classification([10 + k for k in range(M)])
     message = jax.eval_shape(task.init, jax.random.key(0))

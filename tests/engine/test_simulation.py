@@ -13,7 +13,9 @@ from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.models.known import known_regression
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.mechanisms import closed, gaussian, noise_like
 from fedjaxsim.privacy.samplers.passes import passes
@@ -442,8 +444,21 @@ def test_a_client_that_returns_another_shape_is_refused():
         return personal | {"bias": personal["bias"][None]}, message, metrics
 
     sim = Simulation(good._replace(client=bad_client), task, population, poisson(4), EPOCH)
-    with pytest.raises(AssertionError, match="bias"):
-        sim.round(sim.init(0, PRIVATE), PRIVATE)
+    with pytest.raises(ValueError, match=r"bias.*float32\[3\], got float32\[1, 3\]"):
+        sim.init(0, PRIVATE)
+
+
+def test_a_client_whose_metrics_are_not_scalars_is_refused():
+    population, task = classification([10] * 4)
+    good = pmtl(task)
+
+    def bad_client(*arguments):
+        personal, message, _ = good.client(*arguments)
+        return personal, message, {"norms": jnp.ones(3)}
+
+    sim = Simulation(good._replace(client=bad_client), task, population, poisson(4), EPOCH)
+    with pytest.raises(ValueError, match=r"'norms' of shape \(3,\)"):
+        sim.init(0, PRIVATE)
 
 
 def test_labels_outside_the_model_are_refused_before_anything_runs():
@@ -460,3 +475,26 @@ def test_schedules_come_from_optax():
     )
     update, _ = built.update(jnp.ones(1), built.init(jnp.ones(1)))
     np.testing.assert_allclose(jnp.asarray(update), [-0.25], rtol=1e-6)  # 0.5 · ½(1 + cos(π/2))
+
+
+def test_passes_bound_how_often_a_row_is_seen():
+    # 5 clients of 4 rows in batches of 2 have 2 batches each; after two rounds with everyone all
+    # are used up, and the models stand still although more rounds follow.
+    population, task = classification([5] * 5)
+    minibatches = Minibatches(2, steps=1, passes=1)
+    sim = Simulation(fedavg(task), task, population, everyone(5), minibatches, chunk_size=2)
+    hparams = Hyperparameters(learning_rate=0.5)
+    state, _ = sim.run(sim.init(0, hparams), hparams, 2)
+    assert state.taken is not None
+    assert state.taken.tolist() == [2] * 5
+    before = jax.tree.map(np.array, state.shared.params)
+    assert np.any(before["kernel"] != 0)
+    state, _ = sim.run(state, hparams, 3)
+    np.testing.assert_array_equal(before["kernel"], state.shared.params["kernel"])
+
+
+def test_data_made_afresh_have_no_epochs():
+    population, task = regression_stream(3, 5), known_regression(5)
+    for minibatches in (Minibatches(2, epochs=1), Minibatches(2, steps=1, passes=1)):
+        with pytest.raises(ValueError, match="has no epochs or passes"):
+            Simulation(pmtl(task), task, population, everyone(3), minibatches)

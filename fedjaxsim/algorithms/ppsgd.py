@@ -1,0 +1,321 @@
+"""PP-SGD: personalized private SGD (Bietti, Wei, Dudík, Langford, Wu; ICML 2022)."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.algorithms.layers import Selection, merge, split
+from fedjaxsim.data.minibatches import ClientData, Minibatches
+from fedjaxsim.hparams import Hyperparameters, known
+from fedjaxsim.models.task import Task
+
+PyTree = Any
+Parametrization = Literal["grid", "paper"]
+
+
+# --- the objective --------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Objective:
+    """Which risk is minimized; made by `average` or `weighted`.
+
+    Attributes:
+      sizes: m_i of the weighted risk, () or (m,) integers; None for the average risk.
+    """
+
+    sizes: np.ndarray | None = None
+
+    @property
+    def mean_size(self) -> float:
+        """M/N, by which gradients count on average: 1 for the average risk."""
+        return 1.0 if self.sizes is None else float(self.sizes.mean())
+
+    def check(self, minibatches: Minibatches, num_clients: int) -> None:
+        """Checks the sizes against the minibatches they are taken from.
+
+        Raises:
+          ValueError: if there is not one size, or one for each client, or if one exceeds b.
+        """
+        if self.sizes is None:
+            return
+        if self.sizes.shape not in ((), (num_clients,)):
+            raise ValueError(
+                f"weighted needs one size, or one for each of the {num_clients} clients, "
+                f"got shape {self.sizes.shape}"
+            )
+        if minibatches.steps is not None and self.sizes.max() > minibatches.size:
+            raise ValueError(
+                f"weighted takes the first m_i examples of a batch of {minibatches.size}, "
+                f"got sizes up to {self.sizes.max()}"
+            )
+
+
+def average() -> Objective:
+    """The mean of the clients' risks, (1/N) Σ_i f_i: gradients are minibatch means (§5, B.6)."""
+    return Objective()
+
+
+def weighted(sizes: ArrayLike) -> Objective:
+    """Σ_i (m_i/M) f_i with M = Σ_i m_i: gradients are sums over m_i examples (§5, eq. 11).
+
+    The clip norm then bounds sums.
+
+    Args:
+      sizes: m_i ≥ 1, one for all clients or (m,): client i uses the first m_i examples of its
+        minibatch, or all where it has fewer. Public and fixed before the run, since M is the
+        server's divisor.
+
+    Raises:
+      ValueError: if a size is not a whole number of at least 1.
+    """
+    array = np.asarray(sizes)
+    if array.ndim > 1 or array.size == 0 or array.dtype.kind not in "iu" or array.min() < 1:
+        raise ValueError(f"sizes must be whole numbers of at least 1, () or (m,), got {sizes!r}")
+    return Objective(array.astype(np.int32))
+
+
+def noise_multiplier_from_paper(
+    sigma: float, sampling_rate: float, num_clients: int, objective: Objective | None = None
+) -> float:
+    """The z of this package for the σ of the paper.
+
+    The text adds noise of standard deviation σ_ζ = σC to the *average* of the clipped gradients,
+    which is their sum divided by qN, or by qM in the weighted objective; z is that of the sum,
+    so z = σ·qN or σ·qM. The noise multiplier of the authors' code is z already.
+
+    Args:
+      sigma: σ ≥ 0.
+      sampling_rate: q in (0, 1].
+      num_clients: N.
+      objective: by default `average()`.
+    """
+    objective = average() if objective is None else objective
+    return sigma * sampling_rate * num_clients * objective.mean_size
+
+
+# --- step sizes -----------------------------------------------------------------------------------
+
+
+class _StepSizes(NamedTuple):
+    shared: Callable[[Hyperparameters], jax.Array]
+    personal: Callable[[Hyperparameters, int], jax.Array]
+
+
+_GRID = _StepSizes(
+    lambda hparams: jnp.multiply(hparams.learning_rate, jnp.minimum(hparams.personalization, 1.0)),
+    # max(a, 1) and not min(1/a, 1), which has no derivative that can be used at a = 0.
+    lambda hparams, m: jnp.divide(hparams.learning_rate, jnp.maximum(hparams.personalization, 1.0)),
+)
+_PAPER = _StepSizes(
+    lambda hparams: jnp.multiply(hparams.learning_rate, hparams.personalization),
+    lambda hparams, m: jnp.divide(hparams.learning_rate, jnp.multiply(hparams.sampling_rate, m)),
+)
+_STEP_SIZES = {"grid": _GRID, "paper": _PAPER}
+
+
+# --- iterates and their averages ------------------------------------------------------------------
+
+
+class Average(NamedTuple):
+    """The mean of the first iterates of a run.
+
+    Attributes:
+      mean: pytree, the mean of the iterates of the rounds before `rounds`.
+      rounds: () int32, how many those are.
+    """
+
+    mean: PyTree
+    rounds: jax.Array
+
+
+class Iterate(NamedTuple):
+    """Parameters that move from round to round: (W, w) on the billboard, θ_i at client i.
+
+    Attributes:
+      value: pytree, the parameters.
+      average: of all values so far, where the averaged iterate is asked for; else None.
+    """
+
+    value: PyTree
+    average: Average | None
+
+
+def _first(value: PyTree, averaged: bool) -> Iterate:
+    return Iterate(value, Average(value, jnp.zeros((), jnp.int32)) if averaged else None)
+
+
+def _average_at(iterate: Iterate, rounds: jax.Array) -> PyTree:
+    """The mean of z_0 … z_{rounds−1}, and z_0 for no rounds; the value stood since the last move.
+
+    A client that is not drawn keeps its θ_i, which counts for every round that it lasts.
+    """
+    assert iterate.average is not None
+    new = (rounds - iterate.average.rounds).astype(float)
+    share = new / jnp.maximum(rounds, 1)
+    return jax.tree.map(
+        lambda mean, value: mean + share.astype(mean.dtype) * (value - mean),
+        iterate.average.mean,
+        iterate.value,
+    )
+
+
+def _move(iterate: Iterate, value: PyTree, round_: jax.Array) -> Iterate:
+    """Goes on to z_{round+1}."""
+    if iterate.average is None:
+        return Iterate(value, None)
+    return Iterate(value, Average(_average_at(iterate, round_ + 1), round_ + 1))
+
+
+# --- the algorithm --------------------------------------------------------------------------------
+
+
+def ppsgd(
+    task: Task,
+    *,
+    parametrization: Parametrization = "grid",
+    objective: Objective | None = None,
+    personal: Selection = None,
+    averaged: bool = False,
+) -> Algorithm:
+    """PP-SGD: client i predicts with w + θ_i, w public and noised, θ_i its own (Algorithm 2).
+
+    Client i of the cohort draws one minibatch (line 6), computes (line 7)
+
+        g_w,i = ∇_w f_i(w + θ_i),    g_θ,i = ∇_θ f_i(w + θ_i)
+
+    as sums or, for the average objective, means over the minibatch; g_θ,i is the part of g_w,i on
+    the coordinates of θ_i. It updates (line 8)
+
+        θ_i ← θ_i − η_θ g_θ,i
+
+    and sends g_w,i (line 10), which the mechanism clips at C (line 9). The server updates
+
+        w ← w − η_w (Σ_i clip(g_w,i) + N(0, (zC)² I)) / qN          (lines 12 and 13)
+
+    where for the weighted objective qM is in place of qN, and line 8 is divided by M/N as well. In
+    a network θ_i belongs to the output layer, and the layers W before it are shared: they travel
+    with w, in one message with one clip. At first θ_i = 0, w = 0, and W is random (line 2).
+
+    Step sizes, of η = `hparams.learning_rate` and the level a or α = `hparams.personalization`:
+
+        "grid":   η_w = η min(a, 1),  η_θ = η / max(a, 1): their ratio is a; a = ∞ is global only
+        "paper":  η_w = αη,           η_θ = η / qN: their ratio is a = α·qN; α is finite
+
+    with q = `hparams.sampling_rate`. At level 0 nothing of the others reaches a client: w and W
+    stay as they were.
+
+    Args:
+      task: model and loss.
+      parametrization: how the level gives the two step sizes; "grid" is that of the experiments.
+      objective: `average()` (the default) or `weighted(sizes)`.
+      personal: the parameters that are w + θ_i and start at 0: a top-level name, a predicate on
+        paths such as "Dense_1/kernel", or None for the output layer of the task's model, and for
+        all parameters where it names none, as a linear model.
+      averaged: whether clients predict with the averaged iterate z̄_T = (1/T) Σ_{t<T} z_t of the
+        theorems, which keeps a second copy of w, W and θ_i; or with the last one.
+
+    Raises:
+      ValueError: for an unknown parametrization; before a run, for an infinite level in that of
+        the paper; when the algorithm is first traced, for
+        minibatches that are not one per round (one epoch counts as one minibatch of all rows), or
+        sizes that do not suit them.
+    """
+    if parametrization not in _STEP_SIZES:
+        raise ValueError(f"parametrization must be 'grid' or 'paper', got {parametrization!r}")
+    step_sizes = _STEP_SIZES[parametrization]
+    objective = average() if objective is None else objective
+    selection = task.output_layer if personal is None else personal
+
+    def add(w, theta):
+        head, trunk = split(w, selection)
+        return merge(jax.tree.map(jnp.add, head, theta), trunk)
+
+    def init(key, hparams):
+        del hparams
+        head, trunk = split(task.init(key), selection)
+        zero = jax.tree.map(jnp.zeros_like, head)
+        return _first(merge(zero, trunk), averaged), _first(zero, averaged)
+
+    def client(shared, personal, data, hparams, context):
+        _require_one_minibatch(data.minibatches)
+        objective.check(data.minibatches, context.num_clients)
+        params = add(shared.value, personal.value)
+        gradient, loss = _gradient(task, params, data, objective, context.client_id)
+        own, _ = split(gradient, selection)
+        rate = step_sizes.personal(hparams, context.num_clients) / objective.mean_size
+        theta = _descend(personal.value, rate, own)
+        return _move(personal, theta, context.round), gradient, {"loss": loss}
+
+    def server(shared, release, hparams, round_):
+        rate = step_sizes.shared(hparams) / objective.mean_size
+        return _move(shared, _descend(shared.value, rate, release), round_)
+
+    def predict(shared, personal, hparams, client_id):
+        del hparams, client_id
+        if shared.average is None:
+            return add(shared.value, personal.value)
+        rounds = shared.average.rounds
+        return add(_average_at(shared, rounds), _average_at(personal, rounds))
+
+    check = _require_finite if parametrization == "paper" else lambda hparams: None
+    return Algorithm(init, client, server, predict, check)
+
+
+def _descend(params: PyTree, rate: jax.Array, gradient: PyTree) -> PyTree:
+    return jax.tree.map(lambda p, g: p - rate.astype(p.dtype) * g, params, gradient)
+
+
+def _gradient(
+    task: Task, params: PyTree, data: ClientData, objective: Objective, client_id: jax.Array
+) -> tuple[PyTree, jax.Array]:
+    """The minibatch's gradient, a sum or mean as the objective says, and its mean loss, ().
+
+    An epoch may come in several batches; the parameters stay, so together they are one minibatch.
+    """
+    size = None
+    if objective.sizes is not None:
+        sizes = jnp.asarray(objective.sizes)
+        size = sizes if sizes.ndim == 0 else sizes[client_id]
+
+    def loss(params, batch):
+        return task.loss(params, batch) * jnp.sum(batch.weight)
+
+    def add(carry, batch):
+        gradient, total, count = carry
+        if size is not None:
+            position = count + jnp.arange(batch.weight.shape[0])
+            batch = batch._replace(weight=jnp.where(position < size, batch.weight, 0))
+        value, more = jax.value_and_grad(loss)(params, batch)
+        gradient = jax.tree.map(jnp.add, gradient, more)
+        return gradient, total + value, count + jnp.sum(batch.weight)
+
+    start = (jax.tree.map(jnp.zeros_like, params), jnp.zeros(()), jnp.zeros(()))
+    gradient, total, count = data.fold(add, start)
+    examples = jnp.maximum(count, 1.0)
+    if objective.sizes is None:
+        gradient = jax.tree.map(lambda g: g / examples.astype(g.dtype), gradient)
+    return gradient, total / examples
+
+
+def _require_one_minibatch(minibatches: Minibatches) -> None:
+    if (minibatches.steps or minibatches.epochs) != 1:
+        raise ValueError(
+            "PP-SGD takes one minibatch a round (Algorithm 2): steps=1, or epochs=1 for all of a "
+            f"client's rows, got {minibatches}"
+        )
+
+
+def _require_finite(hparams: Hyperparameters) -> None:
+    level = known(hparams.personalization)
+    if level is not None and not np.all(np.isfinite(level)):
+        raise ValueError(
+            "personalization must be finite in the paper's parametrization (use 'grid' for global "
+            f"learning only), got {level}"
+        )

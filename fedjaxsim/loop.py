@@ -1,0 +1,188 @@
+"""The loop as pure functions: what is compiled, without anything that checks or reports.
+
+`Simulation` builds a `Program` and calls it; a sweep maps its parts over many settings first.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import register_dataclass
+
+from fedjaxsim.algorithm import Algorithm, Metrics
+from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.models.task import Task
+from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy.ledger import Ledger
+from fedjaxsim.privacy.mechanisms import Mechanism
+from fedjaxsim.privacy.sampling import Sampling
+from fedjaxsim.rounds import Chunking, Rows, Store, map_clients, run_cohort
+
+PyTree = Any
+_ORDER = 2**32 - 1
+"""Folded into the clients' key for what lasts the whole run; rounds are numbered below 2³¹."""
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SimulationState:
+    """Everything a run carries from round to round, as one pytree. Nothing else holds state.
+
+    Attributes:
+      round: () int32, rounds done.
+      shared: the billboard.
+      personal: all clients' personal states, leaves (m, ...).
+      mechanism: the mechanism's public state.
+      privacy: the ledger of what was released.
+      key: the run's random key; rounds and clients fold their numbers into it.
+      taken: (m,) int32, how many minibatches each client has consumed; None where minibatches are
+        not consumed.
+    """
+
+    round: jax.Array
+    shared: PyTree
+    personal: PyTree
+    mechanism: PyTree
+    privacy: Ledger
+    key: jax.Array
+    taken: jax.Array | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The parts of a simulation as pure functions, with the settings that fix shapes.
+
+    Attributes:
+      algorithm: four functions for one client.
+      mechanism: the door.
+      sampling: who takes part.
+      measure: `(params, data) -> {name: ()}`: sums of metrics over all rows of one client.
+      minibatches: of the local steps.
+      chunking: how a cohort is laid out.
+      num_clients: m.
+      empty_ledger: `() -> Ledger`.
+      charge: `(ledger, noise multiplier, sampling rate) -> ledger`.
+    """
+
+    algorithm: Algorithm
+    mechanism: Mechanism
+    sampling: Sampling
+    measure: Callable[[PyTree, ClientData], dict[str, jax.Array]]
+    minibatches: Minibatches
+    chunking: Chunking
+    num_clients: int
+    empty_ledger: Callable[[], Ledger]
+    charge: Callable[..., Ledger] = ledger.charge
+
+    def init(self, key: jax.Array, hparams: Hyperparameters) -> SimulationState:
+        """The state before the first round."""
+        init_key, run_key = jax.random.split(key)
+        shared, personal = self.algorithm.init(init_key, hparams)
+
+        def for_all(leaf):
+            return jnp.broadcast_to(leaf, (self.num_clients, *leaf.shape))
+
+        consumes = self.minibatches.passes is not None
+        return SimulationState(
+            round=jnp.zeros((), jnp.int32),
+            shared=shared,
+            personal=jax.tree.map(for_all, personal),
+            mechanism=self.mechanism.init(hparams),
+            privacy=self.empty_ledger(),
+            key=run_key,
+            taken=jnp.zeros(self.num_clients, jnp.int32) if consumes else None,
+        )
+
+    def round(
+        self, state: SimulationState, hparams: Hyperparameters, rows: Rows
+    ) -> tuple[SimulationState, Metrics]:
+        """One round, and its metrics."""
+        streams = jax.random.split(state.key, 3)
+        sampling_key = streams[0]
+        client_key = jax.random.fold_in(streams[1], state.round)
+        noise_key = jax.random.fold_in(streams[2], state.round)
+        cohort = self.sampling.draw(sampling_key, state.round, hparams)
+        result = run_cohort(
+            self.algorithm,
+            self.mechanism,
+            self.minibatches,
+            self.chunking,
+            store=Store(state.personal, state.taken),
+            slots=cohort.ids,
+            cohort=cohort,
+            rows=rows,
+            shared=state.shared,
+            mechanism_state=state.mechanism,
+            hparams=hparams,
+            round_=state.round,
+            key=client_key,
+            order=jax.random.fold_in(streams[1], _ORDER),
+            num_clients=self.num_clients,
+            everyone=self.sampling.scheme.kind == "everyone",
+        )
+        rate = self.sampling.rate(hparams)
+        release = self.mechanism.release(
+            result.accumulator,
+            rate * self.num_clients,
+            noise_key,
+            state.mechanism,
+            hparams,
+            state.round,
+        )
+        # From here on the server sees the release alone.
+        privacy = state.privacy
+        if self.mechanism.event.kind != "none":
+            privacy = self.charge(privacy, release.noise_multiplier, rate)
+        new_state = SimulationState(
+            round=state.round + 1,
+            shared=self.algorithm.server(state.shared, release.value, hparams, state.round),
+            personal=result.store.personal,
+            mechanism=release.state,
+            privacy=privacy,
+            key=state.key,
+            taken=result.store.taken,
+        )
+        participants = jnp.sum(cohort.mask, dtype=jnp.int32)
+        means = jax.tree.map(lambda total: total / participants, result.metrics)
+        return new_state, means | {
+            "participants": participants,
+            "overflow": cohort.overflow,
+            "clipped": result.accumulator.clipped,
+            "nonfinite": result.accumulator.nonfinite,
+            "noise_multiplier": release.noise_multiplier,
+        }
+
+    def rounds(
+        self, state: SimulationState, hparams: Hyperparameters, rows: Rows, rounds: int
+    ) -> tuple[SimulationState, Metrics]:
+        """So many rounds, and their metrics, each (rounds, ...)."""
+        return jax.lax.scan(lambda state, _: self.round(state, hparams, rows), state, length=rounds)
+
+    def evaluate(
+        self, state: SimulationState, hparams: Hyperparameters, rows: Rows
+    ) -> dict[str, jax.Array]:
+        """Sums of the metrics over each client's rows, (m, ...)."""
+
+        def one(personal, client_id):
+            params = self.algorithm.predict(state.shared, personal, hparams, client_id)
+            return self.measure(params, rows.of(client_id, state.key, self.minibatches))
+
+        return map_clients(one, state.personal, self.num_clients, self.chunking)
+
+
+def measure_with(task: Task) -> Callable[[PyTree, ClientData], dict[str, jax.Array]]:
+    """The `measure` of a `Program`: sums of the task's metrics, in one pass over the rows."""
+
+    def measure(params, data):
+        def add(totals, batch):
+            values = task.metrics(params, batch)
+            return {name: totals[name] + batch.sum(values[name]) for name in totals}
+
+        example = Batch({name: field[:1] for name, field in data.fields.items()}, jnp.ones(1))
+        shapes = jax.eval_shape(task.metrics, params, example)
+        return data.full_pass(add, {name: jnp.zeros((), v.dtype) for name, v in shapes.items()})
+
+    return measure
