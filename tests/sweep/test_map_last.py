@@ -1,0 +1,101 @@
+"""`map_last` is `jax.vmap` with another layout: the same numbers for every kind of function."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjaxsim.sweep import map_last as module
+from fedjaxsim.sweep.map_last import map_last
+
+S = 5
+
+
+def loop(m, u, s):
+    """Two numbers are carried, of which one depends on a mapped value only after a step."""
+
+    def body(carry, row):
+        a, b = carry
+        return (a * 0.5 + b.sum(), b + m[0] * row), (a, row)
+
+    (a, b), (history, rows) = jax.lax.scan(body, (0.0, u[0]), u)
+    return a, b, history, rows, s
+
+
+def choice(m, u, s):
+    by_all = jax.lax.cond(u[0, 0] > 0, lambda x: (x * s, u), lambda x: (x, u + 1.0), m)
+    by_one = jax.lax.cond(s > 0, lambda x: x + 1.0, lambda x: x * 2.0, m)
+    return by_all, by_one
+
+
+FUNCTIONS = {
+    "elementwise": lambda m, u, s: jnp.tanh(m * s + u.sum()) / (1 + jnp.square(m)) - jnp.exp(s) * m,
+    "select by one number": lambda m, u, s: (
+        jnp.where(s > 0, m, -m) + jnp.where(u[0, 0] > 0, s, 1.0)
+    ),
+    "clamp": lambda m, u, s: jnp.clip(m, -(s**2), 0.3),
+    "reductions": lambda m, u, s: (m.sum(0), m.max(1), jnp.argmin(m), jnp.mean(m * u[:4].T)),
+    "unmapped times mapped": lambda m, u, s: u @ m,
+    "mapped times unmapped": lambda m, u, s: m.T @ u.T,
+    "with batch axes": lambda m, u, s: jnp.einsum("bij,bj->bi", jnp.stack([u, -u]), m.T[:2]),
+    "mapped first, with batch axes": lambda m, u, s: jnp.einsum(
+        "bj,bij->bi", m.T[:2] * s, jnp.stack([u, -u])
+    ),
+    "shapes": lambda m, u, s: (m.reshape(-1).T, m[None, 1], m.transpose(), jnp.stack([m, m])),
+    "gradient": lambda m, u, s: jax.grad(lambda w: jnp.sum(jax.nn.softplus(u @ w) ** 2))(m),
+    "loop": loop,
+    "dynamic loop": lambda m, u, s: jax.lax.fori_loop(
+        0, jnp.argmax(u[0]) + 2, lambda i, x: x * 0.5 + s, m
+    ),
+    "choice": choice,
+    "other primitives": lambda m, u, s: (jnp.cumsum(m, 0), jnp.sort(m, 1), m[jnp.argmax(m[:, 0])]),
+    "custom derivatives": lambda m, u, s: (jax.nn.relu(m - s), jax.nn.logsumexp(m, axis=0)),
+    "constant": lambda m, u, s: (jnp.ones(3), u, 2.0 * u),
+    "product of mapped": lambda m, u, s: (m @ m.T + s, u),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_numbers_are_those_of_vmap(name):
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        m, u, s = rng.normal(size=(3, 4, S)), rng.normal(size=(6, 3)), rng.normal(size=S)
+        axes = (-1, None, 0)
+        u = {"loop": rng.normal(size=(6, 4))}.get(name, u)
+        ours = jax.jit(map_last(FUNCTIONS[name], axes, S))(m, u, s)
+        theirs = jax.jit(jax.vmap(FUNCTIONS[name], in_axes=axes, out_axes=-1))(m, u, s)
+        assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_axes_may_be_given_leaf_by_leaf_and_keys_are_not_mapped():
+    def function(tree, key):
+        return tree["a"] * jax.random.normal(key, (3,)) + tree["b"]
+
+    tree, key = {"a": jnp.ones((3,)), "b": jnp.arange(float(S))}, jax.random.key(0)
+    axes = ({"a": None, "b": 0}, None)
+    ours = map_last(function, axes, S)(tree, key)
+    np.testing.assert_allclose(
+        ours, jax.vmap(function, in_axes=axes, out_axes=-1)(tree, key), rtol=1e-6
+    )
+    assert ours.shape == (3, S)
+
+
+def test_the_axis_stays_last_in_products_and_sums(monkeypatch):
+    # Nothing of a linear model's step may fall back to `jax.vmap`.
+    def refuse(*arguments):
+        raise AssertionError(f"fell back to vmap for {arguments[0].primitive}")
+
+    monkeypatch.setattr(module, "_by_vmap", refuse)
+
+    def step(w, x, rate):
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean(jnp.square(x @ w)))(w)
+        norm = jnp.sqrt(jnp.sum(gradient**2))
+        return w - rate * gradient * jnp.minimum(1.0, 1.0 / norm), loss
+
+    x, w, rate = jnp.ones((4, 3)), jnp.ones((3, 2, S)), jnp.linspace(0.1, 1.0, S)
+    jaxpr = jax.make_jaxpr(map_last(step, (-1, None, 0), S))(w, x, rate)
+    products = [eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive.name == "dot_general"]
+    assert [eqn.outvars[0].aval.shape for eqn in products] == [(4, 2, S), (3, 2, S)]
