@@ -1,5 +1,6 @@
-"""The command line: `fedjaxsim run`, `compare`, `demo`, `privacy` and `audit`."""
+"""The command line: `fedjaxsim run`, `sweep`, `compare`, `demo`, `privacy` and `audit`."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import jax
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
@@ -19,6 +21,7 @@ from fedjaxsim.experiment import execute, prepare
 from fedjaxsim.privacy_cli import Audit, Privacy
 from fedjaxsim.progress import print_table, stop_on_interrupt
 from fedjaxsim.rundir import RunDirectory
+from fedjaxsim.sweep.command import Sweep, prepare_sweep
 
 INTERRUPTED = 130
 """The exit code of a program that Ctrl-C ended."""
@@ -59,7 +62,7 @@ class Demo:
     """No progress bars: one plain line per evaluation."""
 
 
-Command = Run | Compare | Demo | Privacy | Audit
+Command = Run | Sweep | Compare | Demo | Privacy | Audit
 
 
 def parse(arguments: Sequence[str]) -> Command:
@@ -82,12 +85,13 @@ def parse(arguments: Sequence[str]) -> Command:
 
 def _parse(arguments: Sequence[str], defaults: RunConfig) -> Command:
     run: Any = Annotated[Run, tyro.conf.subcommand("run", default=Run(defaults))]
+    sweep: Any = Annotated[Sweep, tyro.conf.subcommand("sweep")]
     compare: Any = Annotated[Compare, tyro.conf.subcommand("compare")]
     demo: Any = Annotated[Demo, tyro.conf.subcommand("demo")]
     privacy: Any = Annotated[Privacy, tyro.conf.subcommand("privacy")]
     audit: Any = Annotated[Audit, tyro.conf.subcommand("audit", default=Audit(defaults))]
     return tyro.cli(
-        run | compare | demo | privacy | audit,
+        run | sweep | compare | demo | privacy | audit,
         prog="fedjaxsim",
         description="Private, personalized federated learning, simulated. See also --version.",
         args=arguments,
@@ -105,6 +109,8 @@ def _prepare(command: Command) -> Callable[[], int]:
     match command:
         case Run():
             return _prepare_run(command.settings)
+        case Sweep():
+            return prepare_sweep(command)
         case Compare():
             return _prepare_comparison(command)
         case Demo():
@@ -181,6 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       The exit code: 0; 1 if the reader of its output left; 2 for bad input; 130 after Ctrl-C.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    use_all_cores()
     if list(arguments) == ["--version"]:
         print(f"fedjaxsim {importlib.metadata.version('fedjaxsim')}")
         return 0
@@ -200,6 +207,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("fedjaxsim: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def use_all_cores() -> None:
+    """One device per core of a CPU, so that a sweep divides its settings over them.
+
+    Runs that need one device take the first, which still uses all cores inside an operation.
+    """
+    # Once a program has run, the devices are what they are (in a notebook, in tests).
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,8 @@ class RunConfig:
     """Everything that one run is told; a TOML file has the same keys, with - or _."""
 
     data: str = "digits"
-    """Where the clients come from: digits, synthetic, leaf:PATH, mat:PATH or npz:PATH."""
+    """Where the clients come from: digits, synthetic, synthetic-stream (fresh examples in every
+    round, evaluated by the excess risk), leaf:PATH, mat:PATH or npz:PATH."""
     clients: Annotated[int | None, _optional("INT", "100; synthetic 1000")] = None
     """Number of clients of synthetic data and of data that come without clients of their own."""
     partition: Annotated[str | None, _optional("NAME", "dirichlet")] = None
@@ -64,28 +65,46 @@ class RunConfig:
     """Part of each client's rows kept for testing; given, it replaces the data's own split."""
     validation_fraction: float = 0.0
     """Part of each client's rows kept for validation."""
+    classes: Annotated[int | None, _optional("INT", "all")] = None
+    """Keep the rows of the first so many classes only, and the clients that have some."""
     preprocess: Annotated[tuple[str, ...], _STEPS] = ()
     """Comma-separated steps, in this order: drop-constant, unit-rows."""
+    offset_scale: float = 0.1
+    """Standard deviation of what is personal in the coefficients of synthetic data."""
 
-    algorithm: Literal["pmtl", "fedavg", "fedprox", "local"] = "pmtl"
+    algorithm: Literal["pmtl", "ppsgd", "fedavg", "fedprox", "local"] = "pmtl"
     """The federated algorithm."""
     lam: float = 0.1
     """λ of PMTL, the pull of a personal model towards the shared one."""
     mu: float = 0.1
     """μ of FedProx, the weight of the proximal term."""
+    personalization: float = 1.0
+    """Level of PP-SGD: 0 is local only; the ratio of the global step to the local one (inf: global
+    only), or the paper's α."""
+    parametrization: Literal["grid", "paper"] = "grid"
+    """How PP-SGD's level gives its two step sizes; grid is that of the experiments."""
+    objective: Literal["average", "weighted"] = "average"
+    """What PP-SGD minimizes: the clients' average risk, or weighted by min(batch size, rows)."""
+    averaged: bool = False
+    """PP-SGD predicts with the average of its iterates, as in its theorems."""
     model: Literal["linear", "mlp", "cnn"] = "linear"
     """The model every client has."""
     hidden: Annotated[tuple[int, ...], _INTEGERS] = (64,)
     """Comma-separated widths of the MLP's hidden layers."""
-    loss: Literal["softmax", "squared", "logistic"] = "softmax"
-    """The local loss: softmax (c classes), logistic (labels ±1 or 0/1) or squared."""
+    intercept: bool = True
+    """Whether the linear model has one."""
+    loss: Literal["softmax", "one-vs-all", "squared", "logistic"] = "softmax"
+    """The local loss: softmax or one-vs-all (squared; c classes), logistic (labels ±1 or 0/1) or
+    squared."""
 
     rounds: int = 100
     """T, the number of communication rounds."""
     sampling_rate: float = 0.2
     """p, the probability that a client takes part in a round."""
     local_steps: Annotated[int | None, _optional("INT", "local epochs")] = None
-    """E, minibatches with replacement per client and round; instead of local epochs."""
+    """E, minibatches with replacement per client and round; instead of local epochs (PP-SGD: 1)."""
+    passes: Annotated[int | None, _optional("INT", "no limit")] = None
+    """With local steps: a client's rows are consumed, so many times over the whole run."""
     local_epochs: Annotated[int | None, _optional("INT", "1")] = None
     """E, passes over a client's rows per round; instead of local steps."""
     batch_size: int = 10
@@ -150,9 +169,18 @@ class RunConfig:
             raise ValueError(f"delta must lie in (0, 1), got {self.delta}")
         if any(width < 1 for width in self.hidden):
             raise ValueError(f"hidden widths must be at least 1, got {list(self.hidden)}")
-        unknown = [step for step in self.preprocess if step not in PREPROCESS]
-        if unknown:
-            raise ValueError(f"preprocess takes {' and '.join(PREPROCESS)}, got {unknown[0]!r}")
+        steps = [step for step in self.preprocess if step not in PREPROCESS]
+        if steps:
+            raise ValueError(f"preprocess takes {' and '.join(PREPROCESS)}, got {steps[0]!r}")
+        if self.passes is not None and self.algorithm != "ppsgd" and self.local_steps is None:
+            raise ValueError(f"passes need local-steps, got passes {self.passes} alone")
+        if self.classes is not None and self.classes < 2:
+            raise ValueError(f"classes must be at least 2, got {self.classes}")
+        if self.data == "synthetic-stream" and (self.model, self.loss) != ("linear", "squared"):
+            raise ValueError(
+                "synthetic-stream is a linear regression: model must be linear and loss squared, "
+                f"got model {self.model} and loss {self.loss}"
+            )
         for name in ("rounds", "eval_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{flag(name)} must be at least 1, got {getattr(self, name)}")
@@ -181,7 +209,7 @@ class RunConfig:
         return table
 
 
-_RECORDS = ("resolved", "versions")
+RECORDS = ("resolved", "versions")
 """Tables that a run adds to the configuration it writes; reading one back ignores them."""
 
 
@@ -213,28 +241,33 @@ def read_toml(path: Path) -> dict[str, Any]:
     hints = typing.get_type_hints(RunConfig)
     settings: dict[str, Any] = {}
     for key, value in table.items():
-        if key in _RECORDS and isinstance(value, dict):
+        if key in RECORDS and isinstance(value, dict):
             continue
         name = key.replace("-", "_")
         if name not in hints:
-            raise ValueError(f"{path}: {_unknown(key, [flag(known) for known in hints])}")
+            raise ValueError(f"{path}: {unknown(key, [flag(known) for known in hints])}")
         if name in settings:
             raise ValueError(f"{path}: {flag(name)} is given twice, with - and with _")
-        settings[name] = _convert(flag(name), value, hints[name], path)
+        settings[name] = convert(flag(name), value, hints[name], path)
     return settings
 
 
-def _unknown(key: str, known: list[str]) -> str:
+def unknown(key: str, known: list[str]) -> str:
+    """What to say about a key that is not known, with the closest one that is."""
     close = difflib.get_close_matches(flag(key), known, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     return f"unknown key {key!r}{hint}; known keys: {', '.join(known)}"
 
 
-def _convert(key: str, value: Any, hint: Any, path: Path) -> Any:
-    """One TOML value as the type of its field; `bool` is not taken for a number."""
+def convert(key: str, value: Any, hint: Any, path: Path) -> Any:
+    """One TOML value as the type of its field; `bool` is not taken for a number.
+
+    Raises:
+      ValueError: naming the key, what is wanted and what was got.
+    """
     kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
     if type(None) in typing.get_args(hint):
-        return _convert(key, value, kinds[0], path)
+        return convert(key, value, kinds[0], path)
     if typing.get_origin(hint) is Literal:
         if value not in kinds:
             raise ValueError(f"{path}: {key} must be one of {', '.join(kinds)}, got {value!r}")

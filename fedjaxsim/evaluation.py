@@ -39,7 +39,9 @@ class Evaluation:
 
     def percentiles(self, name: str) -> np.ndarray:
         """The 10th, 50th and 90th percentile over clients that have rows, (3,)."""
-        return np.percentile(self._present(name), PERCENTILES, axis=0)
+        # Between infinities there is nothing to interpolate: NaN, without a warning.
+        with np.errstate(invalid="ignore"):
+            return np.percentile(self._present(name), PERCENTILES, axis=0)
 
     def summary(self) -> dict[str, Any]:
         """All metrics as flat numbers, prefixed by the split: `test_accuracy`, `test_accuracy_p10`.

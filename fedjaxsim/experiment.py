@@ -22,6 +22,7 @@ from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.fedprox import fedprox
 from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
+from fedjaxsim.algorithms.ppsgd import average, ppsgd, weighted
 from fedjaxsim.config import RunConfig
 from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
@@ -31,8 +32,11 @@ from fedjaxsim.evaluation import Evaluation
 from fedjaxsim.hparams import Hyperparameters, validate
 from fedjaxsim.models import model as models
 from fedjaxsim.models import task as tasks
+from fedjaxsim.models.known import known_regression
 from fedjaxsim.models.task import Task
 from fedjaxsim.privacy import calibration, ledger
+from fedjaxsim.privacy.events import Event as PrivacyEvent
+from fedjaxsim.privacy.events import Scheme
 from fedjaxsim.privacy.guarantee import Report, default_delta
 from fedjaxsim.privacy.mechanisms import closed, gaussian
 from fedjaxsim.privacy.sampling import check_rate, everyone, poisson
@@ -45,6 +49,7 @@ _LOCAL_OPTIMIZERS = {"sgd": optax.sgd, "momentum": _MOMENTUM, "adam": optax.adam
 _SERVER_OPTIMIZERS = _LOCAL_OPTIMIZERS | {"adagrad": optax.adagrad, "yogi": optax.yogi}
 _TRANSFORMS = {"drop-constant": drop_constant_columns, "unit-rows": unit_rows}
 _ALGORITHMS = {"pmtl": pmtl, "fedavg": fedavg, "fedprox": fedprox}
+_LOSSES = {"softmax": tasks.softmax, "one-vs-all": tasks.one_vs_all}
 _PACKAGES = ("fedjaxsim", "jax", "jaxlib", "optax", "flax", "dp-accounting", "numpy")
 
 
@@ -78,7 +83,6 @@ class Experiment:
 
     def resolved(self) -> Record:
         """The settings as asked for, what followed from them, and with what it was computed."""
-        device = jax.devices()[0]
         minibatches = self.simulation.minibatches
         return {
             **self.config.settings(),
@@ -93,12 +97,18 @@ class Experiment:
                 "chunk_size": self.simulation.chunking.size,
                 "chunk_map": self.simulation.chunking.map,
             },
-            "versions": {
-                "python": platform.python_version(),
-                **{name: importlib.metadata.version(name) for name in _PACKAGES},
-                "device": f"{device.platform}: {device.device_kind}",
-            },
+            "versions": versions(),
         }
+
+
+def versions() -> dict[str, str]:
+    """With what is computed: programs and device."""
+    device = jax.devices()[0]
+    return {
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in _PACKAGES},
+        "device": f"{device.platform}: {device.device_kind}",
+    }
 
 
 def prepare(config: RunConfig, simulation: Simulation | None = None) -> Experiment:
@@ -119,6 +129,7 @@ def prepare(config: RunConfig, simulation: Simulation | None = None) -> Experime
         server_learning_rate=config.server_learning_rate,
         lam=config.lam,
         mu=config.mu,
+        personalization=config.personalization,
         clip_norm=config.clip if config.clips else math.inf,
         noise_multiplier=config.noise_multiplier or 0.0,
         sampling_rate=config.sampling_rate,
@@ -132,29 +143,47 @@ def prepare(config: RunConfig, simulation: Simulation | None = None) -> Experime
     if config.algorithm == "local":
         hparams = hparams.replace(noise_multiplier=0.0, clip_norm=math.inf)
     elif math.isfinite(config.target_epsilon):
-        z = calibration.noise_multiplier(
+        z = _calibrated(
             config.target_epsilon,
             delta,
-            rounds=config.rounds,
-            sampling_rate=config.sampling_rate,
-            scheme=simulation.sampling.scheme,
-            event=simulation.mechanism.event,
+            config.rounds,
+            config.sampling_rate,
+            simulation.sampling.scheme,
+            simulation.mechanism.event,
         )
         hparams = hparams.replace(noise_multiplier=z)
+    simulation.check(hparams)
     return Experiment(config, simulation, hparams, delta)
 
 
+@functools.cache
+def _calibrated(
+    epsilon: float, delta: float, rounds: int, rate: float, scheme: Scheme, charge: PrivacyEvent
+) -> float:
+    """The z that meets a target; the runs of a sweep ask for the same ones again and again."""
+    return calibration.noise_multiplier(
+        epsilon, delta, rounds=rounds, sampling_rate=rate, scheme=scheme, event=charge
+    )
+
+
+def _minibatches(config: RunConfig) -> Minibatches:
+    steps, epochs = config.local_steps, config.local_epochs
+    if steps is None and epochs is None:
+        # PP-SGD takes one minibatch a round; where examples are made afresh, there are no epochs.
+        one = config.algorithm == "ppsgd" or config.data == "synthetic-stream"
+        steps, epochs = (1, None) if one else (None, 1)
+    return Minibatches(config.batch_size, steps=steps, epochs=epochs, passes=config.passes)
+
+
 def _simulation(config: RunConfig) -> Simulation:
-    steps = config.local_steps
-    epochs = 1 if steps is None and config.local_epochs is None else config.local_epochs
-    minibatches = Minibatches(config.batch_size, steps=steps, epochs=epochs)
-    population = _population(config)
+    minibatches = _minibatches(config)
+    population = population_of(config)
     task = _task(config, population)
     clients, rate = population.num_clients, config.sampling_rate
     sampling = everyone(clients) if rate == 1 else poisson(clients, max_rate=rate)
     check_rate(sampling, rate)
     return Simulation(
-        _algorithm(config, task),
+        _algorithm(config, task, population),
         task,
         population,
         sampling,
@@ -165,12 +194,19 @@ def _simulation(config: RunConfig) -> Simulation:
     )
 
 
-def _population(config: RunConfig) -> Population:
+def population_of(config: RunConfig) -> Population:
+    """The population that a run is on.
+
+    Raises:
+      FileNotFoundError, ValueError: as `prepare`.
+    """
     population = load(
         config.data,
         partition=config.partition,
         num_clients=config.clients,
         alpha=config.alpha,
+        classes=config.classes,
+        offset_scale=config.offset_scale,
         seed=config.seed,
         validation=config.validation_fraction,
         test=config.test_fraction,
@@ -182,20 +218,32 @@ def _population(config: RunConfig) -> Population:
 
 def _task(config: RunConfig, population: Population) -> Task:
     fields = population.fields
+    if population.generate is not None:
+        return known_regression(fields["theta"].shape[1])
     if "x" not in fields or "y" not in fields:
         raise ValueError(f"the data must have the fields x and y, got {', '.join(fields)}")
-    outputs = max(2, int(fields["y"].max()) + 1) if config.loss == "softmax" else 1
+    outputs = max(2, int(fields["y"].max()) + 1) if config.loss in _LOSSES else 1
     shape = fields["x"].shape[1:]
     if config.model == "mlp":
         model = models.mlp(shape, outputs, config.hidden)
+    elif config.model == "cnn":
+        model = models.cnn(shape, outputs)
     else:
-        model = {"linear": models.linear, "cnn": models.cnn}[config.model](shape, outputs)
-    if config.loss == "softmax":
-        return tasks.softmax(model, outputs)
+        model = models.linear(shape, outputs, bias=config.intercept)
+    if config.loss in _LOSSES:
+        return _LOSSES[config.loss](model, outputs)
     return {"logistic": tasks.logistic, "squared": tasks.squared}[config.loss](model)
 
 
-def _algorithm(config: RunConfig, task: Task) -> Algorithm:
+def _algorithm(config: RunConfig, task: Task, population: Population) -> Algorithm:
+    if config.algorithm == "ppsgd":
+        sizes = np.minimum(population.splits["train"].count, config.batch_size)
+        return ppsgd(
+            task,
+            parametrization=config.parametrization,
+            objective=weighted(sizes) if config.objective == "weighted" else average(),
+            averaged=config.averaged,
+        )
     schedule = {
         "constant": None,
         "cosine": optax.cosine_decay_schedule(1.0, config.rounds),

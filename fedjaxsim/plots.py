@@ -19,8 +19,8 @@ Records = Sequence[Mapping[str, Any]]
 
 # Okabe and Ito's palette (2008), without its yellow, which is too faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_DASHES = ("solid", "dashed", "dashdot", "dotted")
-_STYLE: dict[Any, Any] = {
+DASHES = ("solid", "dashed", "dashdot", "dotted")
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.grid": True,
     "axes.spines.top": False,
@@ -33,9 +33,10 @@ _STYLE: dict[Any, Any] = {
     "legend.handlelength": 1.6,
     "lines.linewidth": 1.6,
 }
-_LABELS = {
+LABELS = {
     "test_accuracy": "test accuracy (fraction)",
     "test_nmse": "test nMSE (MSE / variance)",
+    "test_excess_risk": "excess risk",
 }
 
 
@@ -58,14 +59,14 @@ class Curve(NamedTuple):
 def curves(runs: Mapping[str, Records]) -> list[Curve]:
     """One curve per run, each with its own colour and, when these are used up, dashes."""
     return [
-        Curve(label, records, index % len(COLOURS), index // len(COLOURS) % len(_DASHES))
+        Curve(label, records, index % len(COLOURS), index // len(COLOURS) % len(DASHES))
         for index, (label, records) in enumerate(runs.items())
     ]
 
 
 def quality_key(records: Records) -> str:
     """The metric by which a run is judged: accuracy where there is one, else nMSE."""
-    return next((key for key in _LABELS if any(key in record for record in records)), "test_loss")
+    return next((key for key in LABELS if any(key in record for record in records)), "test_loss")
 
 
 def run_figure(records: Records, title: str) -> Figure:
@@ -76,7 +77,7 @@ def run_figure(records: Records, title: str) -> Figure:
       title: what is shown.
     """
     quality = quality_key(records)
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure, (loss, middle, privacy) = _panels(title, 3)
         for colour, key in zip(COLOURS, ("train_loss", "test_loss"), strict=False):
             _line(loss, records, key, color=colour, label=key.replace("_", " "))
@@ -84,7 +85,7 @@ def run_figure(records: Records, title: str) -> Figure:
         _legend_above(loss)
         _line(middle, records, quality, color=COLOURS[0], label="mean")
         _band(middle, records, quality)
-        middle.set_ylabel(_LABELS.get(quality, "test loss"))
+        middle.set_ylabel(LABELS.get(quality, "test loss"))
         _legend_above(middle)
         _epsilon_axis(privacy, [Curve("ε", records, 0)])
     return figure
@@ -99,11 +100,11 @@ def comparison_figure(runs: Sequence[Curve], title: str) -> Figure:
       title: what is shown.
     """
     quality = quality_key(runs[0].records)
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure, (left, privacy) = _panels(title, 2)
         for run, style in zip(runs, _styles(runs), strict=True):
             _line(left, run.records, quality, label=run.label, **style)
-        left.set_ylabel(f"{_LABELS.get(quality, 'test loss')}\nmean over clients")
+        left.set_ylabel(f"{LABELS.get(quality, 'test loss')}\nmean over clients")
         _epsilon_axis(privacy, runs)
         handles, labels = left.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside right center")
@@ -118,13 +119,13 @@ def trade_off_figure(type_one: np.ndarray, curves: Mapping[str, np.ndarray], tit
       curves: by name, (k,) smallest type II errors.
       title: what is shown.
     """
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(4.6, 4.4), layout="constrained")
         figure.suptitle(title, fontsize=9, wrap=True)
         axes = figure.subplots()
         axes.plot([0, 1], [1, 0], color="0.45", lw=1, ls="dotted", label="perfect privacy")
         for index, (label, type_two) in enumerate(curves.items()):
-            style: Any = {"color": COLOURS[index], "ls": _DASHES[index], "label": label}
+            style: Any = {"color": COLOURS[index], "ls": DASHES[index], "label": label}
             # Above the axis: without a guarantee the curve lies on it.
             axes.plot(type_one, type_two, clip_on=False, zorder=3 + index, **style)
         axes.set_xlabel("type I error (false alarm)")
@@ -196,7 +197,7 @@ def _styles(runs: Sequence[Curve]) -> list[dict[str, Any]]:
     """How each run is drawn: ever thinner, so that a curve shows below one that covers it."""
     widths = np.linspace(3.2, 1.2, len(runs)) if len(runs) > 1 else [1.6]
     return [
-        {"color": COLOURS[run.colour], "linestyle": _DASHES[run.dashes], "linewidth": width}
+        {"color": COLOURS[run.colour], "linestyle": DASHES[run.dashes], "linewidth": width}
         for run, width in zip(runs, widths, strict=True)
     ]
 

@@ -14,7 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-_QUALITY = (("test_accuracy", "accuracy"), ("test_nmse", "nMSE"))
+_QUALITY = (
+    ("test_accuracy", "accuracy"),
+    ("test_nmse", "nMSE"),
+    ("test_excess_risk", "excess risk"),
+)
 _SHOWN = (("train_loss", "loss"), *_QUALITY)
 
 

@@ -149,8 +149,7 @@ class RunDirectory:
     def write_state(self, state: Any) -> None:
         """Writes the leaves of a pytree as arrays, named by their paths in it."""
         stream = io.BytesIO()
-        arrays = {name: _raw(leaf) for name, leaf in _leaves(state)}
-        np.savez(stream, allow_pickle=False, **arrays)
+        np.savez(stream, allow_pickle=False, **to_arrays(state))
         write_atomically(self.path / STATE, stream.getvalue())
 
     def load_state(self, like: Tree) -> Tree:
@@ -172,12 +171,7 @@ class RunDirectory:
                 saved = dict(file)
         except (zipfile.BadZipFile, ValueError, EOFError, OSError) as error:
             raise ValueError(f"{path} is damaged: {error}") from error
-        leaves = _leaves(like)
-        if saved.keys() != dict(leaves).keys():
-            differing = sorted(saved.keys() ^ dict(leaves).keys())
-            raise ValueError(f"{path} holds another kind of state: {', '.join(differing)} differ")
-        restored = [_restore(saved[name], leaf, f"{path}: {name}") for name, leaf in leaves]
-        return jax.tree.unflatten(jax.tree.structure(like), restored)
+        return from_arrays(saved, like, str(path))
 
     def config(self) -> dict[str, Any]:
         """The resolved settings, as nested tables."""
@@ -212,6 +206,30 @@ class RunDirectory:
                 f"{self.path} holds no {name}: not a run, or not a finished one"
             )
         return self.path / name
+
+
+def to_arrays(state: Any) -> dict[str, np.ndarray]:
+    """The leaves of a pytree as numpy's own kinds of arrays, named by their paths in it."""
+    return {name: _raw(leaf) for name, leaf in _leaves(state)}
+
+
+def from_arrays(saved: Mapping[str, np.ndarray], like: Tree, where: str) -> Tree:
+    """The pytree that `to_arrays` took apart.
+
+    Args:
+      saved: arrays by name.
+      like: a pytree of the same structure, shapes and types.
+      where: what held the arrays, for messages.
+
+    Raises:
+      ValueError: if the arrays are not those of `like`.
+    """
+    leaves = _leaves(like)
+    if saved.keys() != dict(leaves).keys():
+        differing = sorted(saved.keys() ^ dict(leaves).keys())
+        raise ValueError(f"{where} holds another kind of state: {', '.join(differing)} differ")
+    restored = [_restore(saved[name], leaf, f"{where}: {name}") for name, leaf in leaves]
+    return jax.tree.unflatten(jax.tree.structure(like), restored)
 
 
 def _parse(text: str, path: Path) -> Record:

@@ -282,7 +282,7 @@ class Simulation:
         self.check_split(split)
         return self.summarize(split, self._evaluate(state, hparams.as_arrays(), self.rows[split]))
 
-    def summarize(self, split: str, sums: Mapping[str, jax.Array]) -> Evaluation:
+    def summarize(self, split: str, sums: Mapping[str, jax.typing.ArrayLike]) -> Evaluation:
         """What sums over each client's rows, (m,) or (m, S), come to."""
         ranges = self.population.splits[split]
         targets = None

@@ -10,9 +10,10 @@ from fedjaxsim.data.matlab import load_matlab
 from fedjaxsim.data.npz import assemble, has_clients, read_arrays
 from fedjaxsim.data.partition import by_column, dirichlet, iid, shards
 from fedjaxsim.data.population import Population, check_fractions, check_seed, split
-from fedjaxsim.data.synthetic import synthetic_regression
+from fedjaxsim.data.synthetic import regression_stream, synthetic_regression
+from fedjaxsim.data.transforms import first_classes
 
-_SOURCES = "digits, leaf:PATH, mat:PATH, npz:PATH or synthetic"
+_SOURCES = "digits, leaf:PATH, mat:PATH, npz:PATH, synthetic or synthetic-stream"
 _PARTITIONS = "dirichlet, iid, shards or column:NAME"
 _DEFAULT_TEST = 0.2
 
@@ -25,6 +26,8 @@ def load(
     alpha: float = 0.5,
     shards_per_client: int = 2,
     min_rows: int = 5,
+    classes: int | None = None,
+    offset_scale: float = 0.1,
     seed: int = 0,
     validation: float = 0.0,
     test: float | None = None,
@@ -37,12 +40,15 @@ def load(
     otherwise.
 
     Args:
-        spec: digits, leaf:PATH, mat:PATH, npz:PATH or synthetic.
+        spec: digits, leaf:PATH, mat:PATH, npz:PATH, synthetic, or synthetic-stream, which makes
+            fresh examples in every round and has one test row a client, its true parameters.
         partition: dirichlet, iid, shards or column:NAME; by default dirichlet.
         num_clients: m; by default 100, and 1000 for synthetic.
         alpha: concentration of dirichlet, positive.
         shards_per_client: of shards.
         min_rows: the least rows of a client, of dirichlet.
+        classes: keep rows with labels 0 … classes − 1 only, and the clients that have some.
+        offset_scale: of the synthetic data, see `synthetic_regression`.
         seed: of the partition, the split and the synthetic data; a non-negative integer.
         validation: fraction of each client's training rows, in [0, 1).
         test: the same for testing. None keeps the test rows that the source brought, or takes
@@ -54,13 +60,20 @@ def load(
             given for data that has its own clients.
     """
     kind, _, path = spec.partition(":")
-    if kind not in ("digits", "leaf", "mat", "npz", "synthetic"):
+    if kind not in ("digits", "leaf", "mat", "npz", "synthetic", "synthetic-stream"):
         raise ValueError(f"data must be {_SOURCES}, got {spec!r}")
-    if (path == "") != (kind in ("digits", "synthetic")):
+    if (path == "") != (kind in ("digits", "synthetic", "synthetic-stream")):
         raise ValueError(f"data must be {_SOURCES}, with a path or without, got {spec!r}")
     check_fractions(validation, test or 0.0)
     check_seed(seed)
-    source = _read(kind, path, num_clients, seed)
+    if kind == "synthetic-stream":
+        if partition is not None or validation or test is not None:
+            raise ValueError(
+                "synthetic-stream has no rows to divide: leave partition and the fractions for "
+                f"validation and testing out, got {partition!r}, {validation} and {test}"
+            )
+        return regression_stream(num_clients or 1000, offset_scale=offset_scale, seed=seed)
+    source = _read(kind, path, num_clients, offset_scale, seed)
     if isinstance(source, Population):
         if partition is not None:
             raise ValueError(
@@ -72,18 +85,20 @@ def load(
         population = _divide(
             source, partition or "dirichlet", clients, alpha, shards_per_client, min_rows, seed
         )
+    if classes is not None:
+        population = first_classes(population, classes)
     return _split(population, validation, test, seed)
 
 
 def _read(
-    kind: str, path: str, num_clients: int | None, seed: int
+    kind: str, path: str, num_clients: int | None, offset_scale: float, seed: int
 ) -> Population | dict[str, np.ndarray]:
     """A population where the source has clients of its own, otherwise flat fields."""
     if kind == "digits":
         return digits()
     if kind == "synthetic":
         clients = 1000 if num_clients is None else num_clients
-        return synthetic_regression(clients, seed=seed)[0]
+        return synthetic_regression(clients, offset_scale=offset_scale, seed=seed)[0]
     if kind == "npz":
         arrays = read_arrays(path)
         return assemble(arrays, path) if has_clients(arrays) else arrays

@@ -8,7 +8,7 @@ import dataclasses
 
 import numpy as np
 
-from fedjaxsim.data.population import Population
+from fedjaxsim.data.population import SPLITS, Population, consecutive
 
 
 def drop_constant_columns(population: Population) -> Population:
@@ -46,3 +46,30 @@ def _matrix(population: Population) -> np.ndarray:
 
 def _divide(rows: np.ndarray, by: np.ndarray) -> np.ndarray:
     return np.divide(rows, by, out=np.zeros_like(rows), where=by > 0)
+
+
+def first_classes(population: Population, classes: int) -> Population:
+    """The rows of the first classes only, and the clients that have some of them to train on.
+
+    Args:
+        population: with integer labels "y".
+        classes: c; rows with labels 0 … c − 1 are kept.
+
+    Raises:
+        ValueError: there are no integer labels, or no client has a row of these classes.
+    """
+    labels = population.fields.get("y")
+    if labels is None or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError("classes need integer labels in the field 'y'")
+    clients, names, counts = [], [], []
+    for k, name in enumerate(population.names):
+        parts = [population.rows(k, split) for split in SPLITS]
+        kept = [{f: v[part["y"] < classes] for f, v in part.items()} for part in parts]
+        if len(kept[0]["y"]):
+            clients.append({f: np.concatenate([part[f] for part in kept]) for f in kept[0]})
+            names.append(str(name))
+            counts.append([len(part["y"]) for part in kept])
+    if not clients:
+        raise ValueError(f"no client has training rows of the first {classes} classes")
+    whole = Population.from_clients(clients, names)
+    return dataclasses.replace(whole, splits=consecutive(*np.array(counts).T))

@@ -7,7 +7,7 @@ minibatch (b, d) of one client meets all its models (d, S), that is one matrix p
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,37 +23,57 @@ from fedjaxsim.sweep.map_last import map_last
 PyTree = Any
 
 
-def stack(settings: Sequence[Hyperparameters]) -> tuple[Hyperparameters, Hyperparameters]:
-    """Many settings as one: leaves that differ are stacked, the others stay as they are.
+def varying(settings: Sequence[Hyperparameters]) -> Hyperparameters:
+    """Which hyperparameters differ between settings: for each the axis to map over, 0 or None.
 
     Args:
       settings: S hyperparameters of one class.
+    """
 
-    Returns:
-      The hyperparameters, leaves (S, ...) where they differ; and in each leaf's place the axis to
-      map over, 0 or None.
+    def axis(*values):
+        first = np.asarray(values[0])
+        return None if all(np.array_equal(first, value) for value in values) else 0
+
+    return _leafwise(axis, settings)
+
+
+def stack(settings: Sequence[Hyperparameters], axes: Hyperparameters) -> Hyperparameters:
+    """Many settings as one, leaves (S, ...) where they are mapped over.
+
+    Args:
+      settings: S hyperparameters of one class.
+      axes: as from `varying`.
 
     Raises:
       ValueError: where the noise multiplier is a schedule in some settings and not in others, or
-        of another length.
+        of another length; or where settings differ in what is not mapped over.
     """
-    arrays = [
-        jax.tree.map(np.asarray, setting, is_leaf=lambda leaf: isinstance(leaf, list | tuple))
-        for setting in settings
-    ]
-    stacked, axes = {}, {}
-    for field in dataclasses.fields(arrays[0]):
-        values = [getattr(setting, field.name) for setting in arrays]
-        shapes = {value.shape for value in values}
-        if len(shapes) > 1:
+    differ = varying(settings)
+    fields = {}
+    for field in dataclasses.fields(axes):
+        values = [np.asarray(getattr(setting, field.name)) for setting in settings]
+        if len({value.shape for value in values}) > 1:
+            shapes = sorted({value.shape for value in values})
+            raise ValueError(f"{field.name} must have one shape in all settings, got {shapes}")
+        if getattr(axes, field.name) is not None:
+            fields[field.name] = np.stack(values)
+        elif getattr(differ, field.name) is None:
+            fields[field.name] = values[0]
+        else:
             raise ValueError(
-                f"{field.name} must have one shape in all settings, got {sorted(shapes)}"
+                f"{field.name} does not vary in this program, got {[v.tolist() for v in values]}"
             )
-        same = all(np.array_equal(value, values[0]) for value in values)
-        stacked[field.name] = values[0] if same else np.stack(values)
-        axes[field.name] = None if same else 0
+    return type(settings[0])(**fields)
+
+
+def _leafwise(function: Callable[..., Any], settings: Sequence[Hyperparameters]) -> Any:
     kind = type(settings[0])
-    return kind(**stacked), kind(**axes)
+    return kind(
+        **{
+            field.name: function(*(getattr(setting, field.name) for setting in settings))
+            for field in dataclasses.fields(kind)
+        }
+    )
 
 
 def over_settings(program: Program, axes: Hyperparameters, size: int) -> Program:
@@ -61,7 +81,7 @@ def over_settings(program: Program, axes: Hyperparameters, size: int) -> Program
 
     Args:
       program: of one run.
-      axes: the axis of each hyperparameter that is mapped over, 0 or None, as from `stack`.
+      axes: the axis of each hyperparameter that is mapped over, 0 or None, as from `varying`.
       size: S.
 
     Returns:

@@ -1,5 +1,6 @@
 """S runs of one simulation as one program, whose settings may lie on several devices."""
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from fedjaxsim.evaluation import Evaluation
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.loop import SimulationState
 from fedjaxsim.simulation import Segment, Simulation, run_segments
-from fedjaxsim.sweep.lift import over_settings, stack
+from fedjaxsim.sweep.lift import over_settings, stack, varying
 
 PyTree = Any
 _AXIS = "settings"
@@ -33,11 +34,13 @@ class ManyRuns:
       settings: S hyperparameters, with one and the same sampling rate.
       devices: JAX devices over which the settings are divided; by default all. The last setting is
         repeated until they can be divided evenly; the repetitions are part of states only.
+      axes: which hyperparameters may differ, as from `varying`; by default those that do.
 
     Attributes:
       simulation: as given.
       settings: as given.
       size: S.
+      capacity: how many settings the program holds, repetitions included.
       state_shapes: a state, as shapes.
 
     Raises:
@@ -49,7 +52,41 @@ class ManyRuns:
         simulation: Simulation,
         settings: Sequence[Hyperparameters],
         devices: Sequence[Any] | None = None,
+        axes: Hyperparameters | None = None,
     ):
+        self._check(simulation, settings)
+        self.simulation, self.settings, self.size = simulation, tuple(settings), len(settings)
+        devices = list(jax.devices() if devices is None else devices)[: self.size]
+        self._mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
+        self.capacity = self.size + -self.size % len(devices)
+        self._axes = varying(settings) if axes is None else axes
+        self._hparams = self._stack(settings)
+        self._compile()
+
+    def with_runs(self, simulation: Simulation, settings: Sequence[Hyperparameters]) -> "ManyRuns":
+        """The same program for other runs, of the same simulation or on another population.
+
+        What is compiled is shared, where the populations have as many rows.
+
+        Args:
+          simulation: as before, or its `with_population`.
+          settings: at most as many as before, that differ in nothing the first ones did not.
+
+        Raises:
+          ValueError: if there are none or more, or they differ in other hyperparameters; and as
+            `ManyRuns`.
+        """
+        self._check(simulation, settings)
+        if len(settings) > self.capacity:
+            raise ValueError(f"the program holds {self.capacity} settings, got {len(settings)}")
+        other = copy.copy(self)
+        other.simulation, other.settings = simulation, tuple(settings)
+        other.size = len(settings)
+        other._hparams = self._stack(settings)
+        return other
+
+    @staticmethod
+    def _check(simulation: Simulation, settings: Sequence[Hyperparameters]) -> None:
         if not settings:
             raise ValueError("a sweep needs at least one setting, got none")
         for setting in settings:
@@ -60,18 +97,16 @@ class ManyRuns:
                 "runs in one program share their cohorts, so they need one sampling_rate, "
                 f"got {rates}"
             )
-        self.simulation, self.settings, self.size = simulation, tuple(settings), len(settings)
-        devices = list(jax.devices() if devices is None else devices)[: self.size]
-        padding = -self.size % len(devices)
-        stacked, axes = stack([*settings, *[settings[-1]] * padding])
-        self._mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
-        self._hparams = stacked.as_arrays()
-        self._compile(axes, self.size + padding, len(devices))
 
-    def _compile(self, axes: Hyperparameters, total: int, devices: int) -> None:
+    def _stack(self, settings: Sequence[Hyperparameters]) -> Hyperparameters:
+        padding = [settings[-1]] * (self.capacity - len(settings))
+        return stack([*settings, *padding], self._axes).as_arrays()
+
+    def _compile(self) -> None:
         """Maps the program over the settings of each device, and over the devices."""
-        whole = over_settings(self.simulation.program, axes, total)
-        part = over_settings(self.simulation.program, axes, total // devices)
+        axes, one = self._axes, self.simulation.program
+        whole = over_settings(one, axes, self.capacity)
+        part = over_settings(one, axes, self.capacity // self._mesh.size)
         key = jax.random.key(0, impl="threefry2x32")
         rows = self.simulation.rows["train"]
         state = jax.eval_shape(whole.init, key, self._hparams)
@@ -155,10 +190,11 @@ class ManyRuns:
         def advance(state, length):
             rows = self.simulation.rows["train"]
             state, metrics = self._rounds(state, self._hparams, rows, rounds=length)
-            return state, {
-                name: value[..., : self.size] if value.ndim > 1 else value
+            own: Any = {
+                name: np.asarray(value)[..., : self.size] if value.ndim > 1 else value
                 for name, value in metrics.items()
             }
+            return state, own
 
         return run_segments(advance, self.evaluate, state, rounds, eval_every, on_segment)
 
@@ -171,7 +207,7 @@ class ManyRuns:
         self.simulation.check_split(split)
         sums = self._evaluate(state, self._hparams, self.simulation.rows[split])
         return self.simulation.summarize(
-            split, {name: value[:, : self.size] for name, value in sums.items()}
+            split, {name: np.asarray(value)[:, : self.size] for name, value in sums.items()}
         )
 
     def state_of(self, state: SimulationState, run: int) -> SimulationState:

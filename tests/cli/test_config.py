@@ -51,7 +51,7 @@ def test_keys_take_dashes_and_underscores_and_values_become_the_fields_types(tmp
         ("rounds = true", "rounds must be int, got True"),
         ("clip = '1'", "clip must be float, got '1'"),
         ("hidden = [1.5]", r"hidden must be a list of int, got \[1.5\]"),
-        ("algorithm = 'fedsgd'", "algorithm must be one of pmtl, fedavg, fedprox, local"),
+        ("algorithm = 'fedsgd'", "algorithm must be one of pmtl, ppsgd, fedavg, fedprox, local"),
         ("rounds = ", "is not a TOML file"),
     ],
 )

@@ -149,9 +149,16 @@ def test_settings_lie_on_all_devices_and_nothing_is_compiled_twice():
     one = ManyRuns(sim, settings, devices=jax.devices()[:1])
     own, _ = one.run(one.init(0), 2)
     np.testing.assert_array_equal(own.personal["kernel"], leaf[..., :3])
+    other = many.with_runs(sim, [BASE.replace(lam=0.5), BASE.replace(lam=0.7)])
     with compilations() as seen:
         many.run(many.init(5), 2)
+        two, history = other.run(other.init(0), 2)
     assert not seen
+    assert history[-1].metrics["loss"].shape == (2, 2)
+    alone, _ = sim.run(sim.init(0, BASE), BASE.replace(lam=0.7), 2)
+    np.testing.assert_allclose(
+        other.state_of(two, 1).personal["kernel"], alone.personal["kernel"], rtol=1e-5
+    )
 
 
 def test_a_state_read_back_goes_on_as_the_run_would_have():
@@ -183,6 +190,11 @@ def test_input_is_checked():
     with pytest.raises(ValueError, match="noise_multiplier must have one shape"):
         ManyRuns(sim, [BASE, BASE.replace(noise_multiplier=np.ones(3))])
     many = ManyRuns(sim, [BASE])
+    with pytest.raises(ValueError, match="holds 1 settings, got 2"):
+        many.with_runs(sim, [BASE, BASE])
+    two = ManyRuns(sim, [BASE, BASE.replace(lam=0.1)])
+    with pytest.raises(ValueError, match="mu does not vary in this program"):
+        two.with_runs(sim, [BASE, BASE.replace(mu=0.9)])
     with pytest.raises(ValueError, match="split must be one of"):
         many.evaluate(many.init(0), "held-out")
     with pytest.raises(ValueError, match="rounds must be at least 1"):

@@ -1,0 +1,82 @@
+"""Watching a sweep on the terminal."""
+
+import time
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedjaxsim.progress import number
+from fedjaxsim.rundir import Record
+
+_SHOWN = (
+    ("test_excess_risk", "least excess risk", np.nanmin),
+    ("test_accuracy", "best accuracy", np.nanmax),
+    ("test_nmse", "least nMSE", np.nanmin),
+)
+
+
+class SweepProgress:
+    """A bar on a terminal; elsewhere, or when quiet, one plain line per evaluation.
+
+    Args:
+      runs: of the sweep.
+      finished: how many of them are done already.
+      quiet: no bar even on a terminal.
+    """
+
+    def __init__(self, runs: int, finished: int, *, quiet: bool = False):
+        self._runs, self._finished = runs, finished
+        self._chunk, self._rounds, self._since, self._first = 0, 1, 0.0, 0
+        console = Console(stderr=True)
+        self._bar = None
+        if console.is_terminal and not quiet:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=12),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[words]}"),
+                console=console,
+            )
+            self._task = self._bar.add_task("sweep", total=runs, words="compiling")
+
+    def __enter__(self) -> Self:
+        """Starts the bar."""
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leaves the bar as it stands."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def start(self, runs: int, rounds: int, done: int) -> None:
+        """A chunk of runs begins, or goes on after some rounds."""
+        self._chunk, self._rounds = runs, rounds
+        self._since, self._first = time.perf_counter(), done
+
+    def update(self, round_: int, rows: Sequence[Record]) -> None:
+        """Shows one evaluation of the chunk.
+
+        Args:
+          round_: rounds done.
+          rows: one record per run.
+        """
+        finished = self._finished + self._chunk * round_ / self._rounds
+        words = [f"{self._chunk} of {self._runs} runs, round {round_}/{self._rounds}"]
+        for key, label, best in _SHOWN:
+            values = [row[key] for row in rows if key in row and np.isfinite(row[key])]
+            if values:
+                words.append(f"{label} {number(float(best(values)))}")
+        if round_ > self._first:
+            rate = self._chunk * (round_ - self._first) / (time.perf_counter() - self._since)
+            words.append(f"{number(rate)} run-rounds/s")
+        if self._bar is not None:
+            self._bar.update(self._task, completed=finished, words="  ".join(words))
+        else:
+            print("  ".join(words), flush=True)
+        if round_ == self._rounds:
+            self._finished += self._chunk
