@@ -193,16 +193,22 @@ def run_cohort(
     def add(accumulator, messages, mask, ids):
         return mechanism.add(accumulator, messages, mask, ids, mechanism_state, hparams)
 
-    def body(carry, places):
-        store, accumulator, totals = carry
-        slots, ids, mask = places
+    def run_chunk(operands):
+        (store, accumulator, totals), (slots, ids, mask) = operands
         old = jax.tree.map(lambda leaf: leaf.at[slots].get(mode="clip"), store)
         new, accumulator, totals = chunk(one, add, old, ids, mask, accumulator, totals, full)
         # Distinct slots let XLA write in place and keep reverse mode from saving masks.
         store = jax.tree.map(
             lambda leaf, row: leaf.at[slots].set(row, mode="drop", unique_indices=True), store, new
         )
-        return (store, accumulator, totals), None
+        return store, accumulator, totals
+
+    def body(carry, places):
+        if full:
+            return run_chunk((carry, places)), None
+        # The filled places come first, so the first one tells whether any of the chunk is.
+        filled = places[2][0]
+        return jax.lax.cond(filled, run_chunk, lambda operands: operands[0], (carry, places)), None
 
     places = _pad(slots, cohort, jax.tree.leaves(store), size)
     start = (store, mechanism.zero(message), zero_metrics)

@@ -45,6 +45,8 @@ class Sweep:
     """The settings of a run and, in tables [sweep], the values to run with each other."""
     out: Path
     """Directory for the results. A sweep that was interrupted goes on in it."""
+    data: Annotated[str | None, tyro.conf.arg(metavar="SPEC")] = None
+    """Where the clients come from; wins over the file."""
     overwrite: bool = False
     """Start anew, without the results that the directory already holds."""
     quiet: bool = False
@@ -81,7 +83,7 @@ def prepare_sweep(command: Sweep) -> Callable[[], int]:
       FileNotFoundError: if there is no such file, or no data where it says.
       ValueError: for a bad setting in any of the runs, or if the directory holds another sweep.
     """
-    plan = read_plan(command.config)
+    plan = read_plan(command.config, command.data)
     families = _families(plan)
     directory = SweepDirectory.open(command.out, plan, versions(), overwrite=command.overwrite)
 
@@ -204,13 +206,14 @@ class _Chunk:
     def run(self, resumed: Checkpoint | None, stop: Event) -> None:
         """Runs to the end and writes a part; or, once asked to stop, a checkpoint."""
         state = self.many.init(self.seed)
+        done = 0 if resumed is None else resumed.round
+        self.progress.start(len(self.runs), self.config.rounds, done)
         if resumed is None:
             start = Segment(0, {}, self.many.evaluate(state))
             self._keep(state, start)
         else:
             state = self.many.place(from_arrays(resumed.state, state, "the checkpoint"))
             self.rows = list(resumed.rows)
-        self.progress.start(len(self.runs), self.config.rounds, int(state.round))
 
         def on_segment(state: SimulationState, segment: Segment) -> bool:
             self._keep(state, segment)
@@ -218,7 +221,7 @@ class _Chunk:
                 self._save(state, segment.round)
             return not stop.is_set()
 
-        left = self.config.rounds - int(state.round)
+        left = self.config.rounds - done
         if left:
             state, _ = self.many.run(
                 state, left, eval_every=self.config.eval_every, on_segment=on_segment

@@ -38,21 +38,22 @@ def bytes_per_run(simulation: Simulation, hparams: Hyperparameters) -> int:
         return program.algorithm.client(shared, personal, data, hparams, context)
 
     state = jax.eval_shape(program.init, key, hparams)
-    personal = _bytes(jax.tree.leaves(state.personal))
-    shared = _bytes(jax.tree.leaves((state.shared, state.mechanism)))
+    personal, shared = bytes_of(state.personal), bytes_of((state.shared, state.mechanism))
     client = _intermediate_bytes(jax.make_jaxpr(one)(key, hparams, rows).jaxpr)
     at_once = 1 if simulation.chunking.map == "scan" else simulation.chunking.size
     rows_of_chunk = simulation.chunking.size * personal // program.num_clients
     return _STATE_COPIES * (personal + 4 * shared) + _ROW_COPIES * rows_of_chunk + at_once * client
 
 
-def _bytes(arrays: Any) -> int:
-    return sum(array.size * getattr(array.dtype, "itemsize", 4) for array in arrays)
+def bytes_of(arrays: Any) -> int:
+    """The size of a pytree of arrays, or of their shapes."""
+    leaves = jax.tree.leaves(arrays)
+    return sum(leaf.size * getattr(leaf.dtype, "itemsize", 4) for leaf in leaves)
 
 
 def _intermediate_bytes(jaxpr: Any) -> int:
     total = 0
     for equation in jaxpr.eqns:
-        total += _bytes([variable.aval for variable in equation.outvars])
+        total += bytes_of([variable.aval for variable in equation.outvars])
         total += sum(map(_intermediate_bytes, jaxprs_in_params(equation.params)))
     return total

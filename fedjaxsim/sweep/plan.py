@@ -213,11 +213,12 @@ def make_plan(
     return Plan(base, options, tuple(tables), keys, tuple(runs), given)
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path, data: str | None = None) -> Plan:
     """Reads the file of a sweep.
 
     Args:
       path: a TOML file as described above; also one that a sweep wrote.
+      data: where the clients come from, instead of what the file says.
 
     Raises:
       FileNotFoundError: if there is no such file.
@@ -250,6 +251,8 @@ def read_plan(path: Path) -> Plan:
             options[name] = convert(key, value, hints[name], path)
         else:
             settings[name] = convert(key, value, _HINTS[name], path)
+    if data is not None:
+        settings["data"] = data
     try:
         return make_plan(RunConfig(**settings), tables, SweepOptions(**options))
     except ValueError as error:

@@ -12,12 +12,16 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedjaxsim.evaluation import Evaluation
 from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.loop import SimulationState
+from fedjaxsim.loop import Program, SimulationState
+from fedjaxsim.rounds import Chunking
 from fedjaxsim.simulation import Segment, Simulation, run_segments
 from fedjaxsim.sweep.lift import over_settings, stack, varying
+from fedjaxsim.sweep.memory import bytes_of
 
 PyTree = Any
 _AXIS = "settings"
+_CACHE = 2**20
+"""Bytes, of a core's second-level cache."""
 _SHARED = PartitionSpec()
 _DIVIDED = PartitionSpec(_AXIS)
 
@@ -104,7 +108,7 @@ class ManyRuns:
 
     def _compile(self) -> None:
         """Maps the program over the settings of each device, and over the devices."""
-        axes, one = self._axes, self.simulation.program
+        axes, one = self._axes, self._in_cache(self.simulation.program)
         whole = over_settings(one, axes, self.capacity)
         part = over_settings(one, axes, self.capacity // self._mesh.size)
         key = jax.random.key(0, impl="threefry2x32")
@@ -146,6 +150,19 @@ class ManyRuns:
         self._init = jax.jit(divided(part.init, (_SHARED, hparams_specs), state_specs))
         self._rounds = jax.jit(several, static_argnames="rounds", donate_argnums=0)
         self._evaluate = jax.jit(divided(part.evaluate, inputs, PartitionSpec(None, _AXIS)))
+
+    def _in_cache(self, program: Program) -> Program:
+        """The program with chunks so small that the rows of all settings fit into a core's cache.
+
+        Of a cohort that fills few of its places, small chunks are skipped more often, too.
+        """
+        if program.chunking.map == "vmap":
+            return program
+        state = jax.eval_shape(program.init, jax.random.key(0), self.settings[0].as_arrays())
+        row = bytes_of(state.personal) / program.num_clients
+        fitting = int(_CACHE * self._mesh.size // max(1.0, row * self.capacity))
+        size = max(2, min(program.chunking.size, fitting))
+        return dataclasses.replace(program, chunking=Chunking(size, "scan"))
 
     def init(self, key: jax.Array | int) -> SimulationState:
         """The state before the first round: what differs between runs has a last axis of them.
