@@ -66,7 +66,8 @@ class SweepProgress:
           rows: one record per run.
         """
         finished = self._finished + self._chunk * round_ / self._rounds
-        words = [f"{self._chunk} of {self._runs} runs, round {round_}/{self._rounds}"]
+        first, last = self._finished + 1, self._finished + self._chunk
+        words = [f"runs {first}–{last} of {self._runs}, round {round_}/{self._rounds}"]
         for key, label, best in _SHOWN:
             values = [row[key] for row in rows if key in row and np.isfinite(row[key])]
             if values:

@@ -328,3 +328,46 @@ def test_a_diverging_run_is_warned_about(capsys):
     flags = ["--learning-rate", "30", "--eval-every", "2", "--algorithm", "fedavg"]
     assert main([*arguments, *flags]) == 0
     assert "this run diverges" in capsys.readouterr().err
+
+
+def test_ppsgd_runs_from_the_command_line(tmp_path):
+    # Weighted by public minibatch sizes, its data consumed, an output layer of one's own, averaged.
+    flags = ["--algorithm", "ppsgd", "--model", "mlp", "--hidden", "4", "--loss", "one-vs-all"]
+    own = ["--objective", "weighted", "--passes", "1", "--averaged", "--personalization", "0.5"]
+    small = [flag for flag in SMALL if flag not in ("--local-steps", "1")]
+    assert (
+        main(["run", *small, *flags, *own, "--noise-multiplier", "1", "--out", f"{tmp_path}/a"])
+        == 0
+    )
+    summary = RunDirectory(tmp_path / "a").summary()
+    assert 0 <= summary["test_accuracy"] <= 1
+    assert summary["epsilon"] > 0
+    config = RunDirectory(tmp_path / "a").config()
+    assert config["resolved"]["local_steps"] == 1
+    assert config["passes"] == 1
+
+
+def test_a_stream_is_judged_by_its_excess_risk(tmp_path):
+    flags = ["--data", "synthetic-stream", "--algorithm", "fedavg", "--loss", "squared"]
+    small = [flag for flag in SMALL if flag not in ("--local-steps", "1")]
+    assert main(["run", *small, *flags, "--sampling-rate", "1", "--out", f"{tmp_path}/a"]) == 0
+    records = RunDirectory(tmp_path / "a").metrics()
+    assert records[-1]["test_excess_risk"] < records[0]["test_excess_risk"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--passes", "2"], "passes need local-steps"),
+        (["--classes", "1"], "classes must be at least 2"),
+        (["--data", "synthetic-stream"], "model must be linear and loss squared"),
+        (["--personalization", "-1"], "personalization must be at least 0"),
+        (
+            ["--algorithm", "ppsgd", "--parametrization", "paper", "--personalization", "inf"],
+            "finite in the paper's parametrization",
+        ),
+    ],
+)
+def test_bad_settings_of_ppsgd_and_its_data_are_refused(capsys, flags, message):
+    assert main(["run", *flags]) == 2
+    assert message in capsys.readouterr().err

@@ -130,3 +130,20 @@ def test_wrong_arguments_are_refused(arguments, message):
 def test_a_missing_file_is_not_found(kind):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         load(f"{kind}:/nowhere")
+
+
+def test_a_stream_has_clients_and_no_rows_to_divide():
+    population = load("synthetic-stream", num_clients=7, offset_scale=0.5, seed=2)
+    assert population.num_clients == 7
+    assert population.generate is not None
+    assert sizes(population, "train") == sizes(population, "test") == [1] * 7
+    spread = population.fields["theta"][::2, -5:].std(axis=0)
+    assert np.all((spread > 0.1) & (spread < 1.5))
+    with pytest.raises(ValueError, match="has no rows to divide"):
+        load("synthetic-stream", test=0.2)
+
+
+def test_classes_are_chosen_before_rows_are_split():
+    whole = load("digits", num_clients=20, classes=3, test=0.25)
+    assert set(np.unique(whole.fields["y"])) == {0, 1, 2}
+    assert min(sizes(whole, "train")) >= 1
