@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-PREPROCESS = ("drop-constant", "unit-rows")
+PREPROCESS = ("drop-constant", "invert", "unit-rows")
 
 _INTEGERS = PrimitiveConstructorSpec(
     nargs=1,
@@ -68,7 +68,7 @@ class RunConfig:
     classes: Annotated[int | None, _optional("INT", "all")] = None
     """Keep the rows of the first so many classes only, and the clients that have some."""
     preprocess: Annotated[tuple[str, ...], _STEPS] = ()
-    """Comma-separated steps, in this order: drop-constant, unit-rows."""
+    """Comma-separated steps, in the order given: drop-constant, invert (x to 1 - x), unit-rows."""
     offset_scale: float = 0.1
     """Standard deviation of what is personal in the coefficients of synthetic data."""
 
@@ -171,7 +171,7 @@ class RunConfig:
             raise ValueError(f"hidden widths must be at least 1, got {list(self.hidden)}")
         steps = [step for step in self.preprocess if step not in PREPROCESS]
         if steps:
-            raise ValueError(f"preprocess takes {' and '.join(PREPROCESS)}, got {steps[0]!r}")
+            raise ValueError(f"preprocess takes {', '.join(PREPROCESS)}, got {steps[0]!r}")
         if self.passes is not None and self.algorithm != "ppsgd" and self.local_steps is None:
             raise ValueError(f"passes need local-steps, got passes {self.passes} alone")
         if self.classes is not None and self.classes < 2:

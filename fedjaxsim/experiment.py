@@ -27,7 +27,7 @@ from fedjaxsim.config import RunConfig
 from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.transforms import drop_constant_columns, unit_rows
+from fedjaxsim.data.transforms import drop_constant_columns, invert, unit_rows
 from fedjaxsim.evaluation import Evaluation
 from fedjaxsim.hparams import Hyperparameters, validate
 from fedjaxsim.models import model as models
@@ -47,7 +47,11 @@ from fedjaxsim.simulation import Segment, Simulation, SimulationState
 _MOMENTUM = functools.partial(optax.sgd, momentum=0.9)
 _LOCAL_OPTIMIZERS = {"sgd": optax.sgd, "momentum": _MOMENTUM, "adam": optax.adam}
 _SERVER_OPTIMIZERS = _LOCAL_OPTIMIZERS | {"adagrad": optax.adagrad, "yogi": optax.yogi}
-_TRANSFORMS = {"drop-constant": drop_constant_columns, "unit-rows": unit_rows}
+_TRANSFORMS = {
+    "drop-constant": drop_constant_columns,
+    "invert": invert,
+    "unit-rows": unit_rows,
+}
 _ALGORITHMS = {"pmtl": pmtl, "fedavg": fedavg, "fedprox": fedprox}
 _LOSSES = {"softmax": tasks.softmax, "one-vs-all": tasks.one_vs_all}
 _PACKAGES = ("fedjaxsim", "jax", "jaxlib", "optax", "flax", "dp-accounting", "numpy")

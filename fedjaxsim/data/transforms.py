@@ -48,6 +48,20 @@ def _divide(rows: np.ndarray, by: np.ndarray) -> np.ndarray:
     return np.divide(rows, by, out=np.zeros_like(rows), where=by > 0)
 
 
+def invert(population: Population) -> Population:
+    """Turn grey images over, x ↦ 1 − x, so that paper that is white (1) becomes 0.
+
+    With a background of ones a linear model spends its steps on the mean image.
+
+    Raises:
+        ValueError: there is no x, or a value lies outside [0, 1].
+    """
+    x = population.fields.get("x")
+    if x is None or x.min() < 0 or x.max() > 1:
+        raise ValueError("invert needs a field 'x' with values in [0, 1]")
+    return dataclasses.replace(population, fields={**population.fields, "x": 1 - x})
+
+
 def first_classes(population: Population, classes: int) -> Population:
     """The rows of the first classes only, and the clients that have some of them to train on.
 

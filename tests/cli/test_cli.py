@@ -170,7 +170,10 @@ def test_flags_win_over_the_file(tmp_path):
         ("--loss logistic", "logistic needs labels -1 and 1, or 0 and 1"),
         ("--model cnn", "cnn needs square images"),
         ("--hidden 8,0 --model mlp", r"hidden widths must be at least 1, got \[8, 0\]"),
-        ("--preprocess unit-row", "preprocess takes drop-constant and unit-rows, got 'unit-row'"),
+        (
+            "--preprocess unit-row",
+            "preprocess takes drop-constant, invert, unit-rows, got 'unit-row'",
+        ),
         ("--data mnist", "data must be digits, .* got 'mnist'"),
         ("--data leaf:absent.json", r"absent\.json"),
         ("--partition sorted", "partition must be .*, got 'sorted'"),

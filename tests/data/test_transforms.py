@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fedjaxsim.data import Population, drop_constant_columns, load_matlab, split, unit_rows
-from fedjaxsim.data.transforms import first_classes
+from fedjaxsim.data.transforms import first_classes, invert
 
 
 def population(x):
@@ -79,3 +79,10 @@ def test_splits_survive_the_choice_of_classes():
         for name in ("train", "test"):
             rows = whole.rows(k, name)
             np.testing.assert_array_equal(kept.rows(k, name)["x"], rows["x"][rows["y"] < 2])
+
+
+def test_images_are_turned_over():
+    turned = invert(population([[0.0, 0.25], [1.0, 0.5]]))
+    np.testing.assert_array_equal(turned.fields["x"], [[1.0, 0.75], [0.0, 0.5]])
+    with pytest.raises(ValueError, match=r"values in \[0, 1\]"):
+        invert(population([[0.0], [2.0]]))
