@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,12 +54,14 @@ def trade_off_figure(
     styles = line_styles(family, combinations(final.to_pylist(), family))
     spent = [row["epsilon"] for row in rows if row["epsilon"]]
     infinite = _beyond(spent)
+    upwards = larger_is_better(metric)
     points, levels = _trade_off_points(rows, noise, family, infinite)
+    points = {values: _one_beyond(line, infinite, upwards) for values, line in points.items()}
     with mpl.rc_context(STYLE):
         # Room for the legend beside the axes.
         longest = max(len(style.label) for style in styles.values())
         figure = Figure(figsize=(5.2 + 0.075 * longest, 3.8), layout="constrained")
-        figure.suptitle(title, fontsize=10)
+        figure.suptitle(textwrap.fill(title, 64), fontsize=10)
         axes = figure.subplots()
         axes.set_xscale("log")
         for values, style in styles.items():
@@ -68,7 +71,8 @@ def trade_off_figure(
             if values in points:
                 _trade_off_line(axes, points[values], infinite, label=style.label, ms=4, **looks)
         if family:
-            best = _best_at_each(points, levels, noise, larger_is_better(metric))
+            best = _best_at_each(points, levels, noise, upwards)
+            best = _one_beyond(best, infinite, upwards)
             _trade_off_line(axes, best, infinite, label=BEST_LABEL, ms=8, **BEST_STYLE)
         _epsilon_ticks(axes, spent, infinite)
         axes.set_xlabel(f"{EPSILON} at the end of training, nats")
@@ -110,6 +114,17 @@ def _trade_off_points(
                 levels[values] = row
         points.get(values, []).sort(key=lambda point: point[0])
     return points, levels
+
+
+def _one_beyond(points: Points, infinite: float, upwards: bool) -> Points:
+    """The points, of which those without a finite ε are the best one only.
+
+    Besides runs without noise they may be runs with so little that no accountant certifies any ε.
+    """
+    sign = 1 if upwards else -1
+    beyond = [point for point in points if point[0] == infinite]
+    best = [max(beyond, key=lambda point: sign * point[1]["value"])] if beyond else []
+    return [point for point in points if point[0] < infinite] + best
 
 
 def _best_at_each(
