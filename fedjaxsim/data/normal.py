@@ -2,7 +2,9 @@
 
 Problems that make fresh data in every round spend most of their time here. On a CPU, JAX compiles
 threefry with loops over its rounds, each of which goes through memory; written out, all of it is
-one fused loop over registers. The numbers are those of `jax.random.normal`, bit by bit.
+one fused loop over registers. And where `jax.random.normal` inverts the distribution function with
+one of threefry's two words, Box and Muller (1958) need one word for the radius and one for the
+angle, and half the arithmetic. For data only: noise that protects anybody comes from JAX.
 """
 
 import math
@@ -13,32 +15,42 @@ import numpy as np
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
-_FASTER_THAN_JAX = ("cpu",)
+_SINE = np.array(
+    [1.5707963, -0.64596409, 0.079692626, -0.0046817541, 0.00016044118, -3.5988432e-06], np.float32
+)
+"""sin(πv/2) = v (c₀ + c₁v² + … + c₅v¹⁰) for |v| ≤ 1, with an error below 3·10⁻⁷ in float32."""
 
 
 def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Independent N(0, 1) numbers: what `jax.random.normal(key, shape)` gives.
+    """Independent N(0, 1) numbers, up to 5.7 in absolute value.
 
     Args:
       key: a typed threefry key.
-      shape: of the result, which is float32, or float64 where that is enabled.
+      shape: of the result, which is float32; or float64 where that is enabled, and then what
+        `jax.random.normal` gives.
     """
-    written_out = (
-        jax.default_backend() in _FASTER_THAN_JAX
-        and jnp.zeros(()).dtype == jnp.float32
-        and jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue]
-        and math.prod(shape) < 2**32
-    )
-    if not written_out:
+    if jnp.zeros(()).dtype != jnp.float32 or math.prod(shape) >= 2**32:
         return jax.random.normal(key, shape)
     count = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     first, second = _threefry(jax.random.key_data(key), jnp.zeros_like(count), count)
-    # The upper bits of a word, as the mantissa of a float in [1, 2).
-    mantissa = ((first ^ second) >> np.uint32(9)) | np.uint32(0x3F800000)
-    unit = jax.lax.bitcast_convert_type(mantissa, jnp.float32) - 1.0
-    lowest = np.nextafter(np.float32(-1), np.float32(0))
-    uniform = jnp.maximum(lowest, unit * (np.float32(1) - lowest) + lowest)
-    return np.float32(math.sqrt(2)) * jax.lax.erf_inv(uniform)
+    radius = jnp.sqrt(-2.0 * jnp.log(2.0 - _from_one_to_two(first)))
+    # The sine of an angle in half a circle is distributed as that of one in the whole circle.
+    return radius * _sine_of_right_angles(2.0 * _from_one_to_two(second) - 3.0)
+
+
+def _from_one_to_two(word: jax.Array) -> jax.Array:
+    """Uniform in [1, 2): the upper bits of a word as the mantissa of a float."""
+    mantissa = (word >> np.uint32(9)) | np.uint32(0x3F800000)
+    return jax.lax.bitcast_convert_type(mantissa, jnp.float32)
+
+
+def _sine_of_right_angles(v: jax.Array) -> jax.Array:
+    """sin(πv/2), for |v| ≤ 1."""
+    square = v * v
+    value = _SINE[-1]
+    for coefficient in _SINE[-2::-1]:
+        value = value * square + coefficient
+    return v * value
 
 
 def _threefry(key: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:

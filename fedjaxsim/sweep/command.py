@@ -221,12 +221,12 @@ class _Chunk:
                 self._save(state, segment.round)
             return not stop.is_set()
 
-        left = self.config.rounds - done
-        if left:
-            state, _ = self.many.run(
-                state, left, eval_every=self.config.eval_every, on_segment=on_segment
-            )
-        if int(state.round) == self.config.rounds:
+        while done < self.config.rounds and not (done and stop.is_set()):
+            # A segment at a time: what a run returns of its evaluations would add up.
+            length = min(self.config.eval_every, self.config.rounds - done)
+            state, _ = self.many.run(state, length, on_segment=on_segment)
+            done += length
+        if done == self.config.rounds:
             self.directory.write_part(self.rows)
 
     def _keep(self, state: SimulationState, segment: Segment) -> None:

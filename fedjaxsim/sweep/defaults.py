@@ -100,7 +100,7 @@ def _line_keys(plan: Plan, results: pa.Table, keys: Sequence[str]) -> list[str]:
 
 
 def _combinations(results: pa.Table, keys: Sequence[str]) -> int:
-    return len(results.group_by(list(keys)).aggregate([])) if keys else 1
+    return len(results.group_by(list(keys), use_threads=False).aggregate([])) if keys else 1
 
 
 def _subject(plan: Plan) -> str:

@@ -113,7 +113,7 @@ def _over_seeds(
     values = results[metric].to_numpy()
     usable = np.isfinite(values) & ~results["diverged"].to_numpy()
     table = results.select([*keys, *spent]).append_column("value", pa.array(values, mask=~usable))
-    grouped = table.group_by(list(keys)).aggregate(
+    grouped = table.group_by(list(keys), use_threads=False).aggregate(
         [
             ("value", "mean", _STRICT),
             ("value", "stddev", pc.VarianceOptions(ddof=1, skip_nulls=False)),
@@ -147,5 +147,5 @@ def _first_of_each(table: pa.Table, keys: Sequence[str]) -> pa.Table:
     if not keys:
         return table.slice(0, 1)
     numbered = table.select(keys).append_column("row", pa.array(np.arange(len(table))))
-    first = numbered.group_by(list(keys)).aggregate([("row", "min")])
+    first = numbered.group_by(list(keys), use_threads=False).aggregate([("row", "min")])
     return table.take(pa.array(np.sort(first["row_min"].to_numpy())))

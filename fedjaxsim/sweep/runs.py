@@ -241,19 +241,6 @@ class ManyRuns:
             privacy=own(state.privacy),
         )
 
-    def memory(self, rounds: int) -> int:
-        """Bytes of all devices that a segment needs: state, data and temporaries.
-
-        Args:
-          rounds: of the segment, which is compiled.
-        """
-        rows = self.simulation.rows["train"]
-        lowered = self._rounds.lower(self.state_shapes, self._hparams, rows, rounds=rounds)
-        analysis = lowered.compile().memory_analysis()
-        assert analysis is not None
-        per_device = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
-        return per_device * self._mesh.size
-
 
 def _last_axis(tree: PyTree) -> PyTree:
     """Specs that divide the last axis of every leaf."""

@@ -1,22 +1,45 @@
 import jax
 import numpy as np
 import pytest
+import scipy.stats
 
-from fedjaxsim.data.normal import _threefry, normal
-
-
-@pytest.mark.parametrize("shape", [(), (7,), (10, 100), (3, 5, 8)])
-def test_numbers_are_those_of_jax(shape):
-    for seed in range(3):
-        key = jax.random.key(seed)
-        ours = jax.jit(lambda key: normal(key, shape))(key)
-        np.testing.assert_array_equal(ours, jax.jit(lambda key: jax.random.normal(key, shape))(key))
+from fedjaxsim.data.normal import _sine_of_right_angles, _threefry, normal
 
 
-def test_numbers_are_those_of_jax_under_vmap():
-    keys = jax.random.split(jax.random.key(5), 4)
-    theirs = jax.jit(jax.vmap(lambda key: jax.random.normal(key, (6,))))(keys)
-    np.testing.assert_array_equal(jax.jit(jax.vmap(lambda key: normal(key, (6,))))(keys), theirs)
+def test_numbers_are_normal_and_independent():
+    draws = np.asarray(jax.jit(lambda key: normal(key, (1000, 1000)))(jax.random.key(0)), float)
+    assert scipy.stats.kstest(draws.ravel(), "norm").pvalue > 1e-6
+    # Tails: the number beyond 4 is Poisson with mean 63.3.
+    beyond = np.sum(np.abs(draws) > 4)
+    mean = draws.size * 2 * scipy.stats.norm.sf(4)
+    law = scipy.stats.poisson(mean)
+    assert min(law.cdf(beyond), law.sf(beyond - 1)) > 1e-6
+    # Neighbours in a row, in a column, and their squares are uncorrelated.
+    for values in (draws, draws**2):
+        centred = (values - values.mean()) / values.std()
+        for one, other in (
+            (centred[:, 1:], centred[:, :-1]),
+            (centred[1:], centred[:-1]),
+            (centred[:, 500:], centred[:, :500]),
+        ):
+            assert abs(np.mean(one * other)) * np.sqrt(one.size) < 5
+
+
+def test_keys_and_shapes_give_numbers_of_their_own():
+    first, second = (normal(jax.random.key(seed), (10, 100)) for seed in (0, 1))
+    assert not np.any(np.asarray(first) == np.asarray(second))
+    assert normal(jax.random.key(0), ()).shape == ()
+    keys = jax.random.split(jax.random.key(5), 3)
+    mapped = jax.vmap(lambda key: normal(key, (6,)))(keys)
+    for key, numbers in zip(keys, mapped, strict=True):
+        np.testing.assert_allclose(numbers, normal(key, (6,)), rtol=1e-6)
+
+
+def test_the_sine_is_right_to_three_ten_millionths():
+    v = np.linspace(-1, 1, 100_001, dtype=np.float32)
+    exact = np.sin(np.pi / 2 * v.astype(np.float64))
+    ours = np.asarray(_sine_of_right_angles(jax.numpy.asarray(v)), np.float64)
+    assert np.abs(ours - exact).max() < 3e-7
 
 
 def test_numbers_are_those_of_jax_in_float64():
