@@ -65,6 +65,7 @@ class Program:
       num_clients: m.
       empty_ledger: `() -> Ledger`.
       charge: `(ledger, noise multiplier, sampling rate) -> ledger`.
+      rematerialize: whether reverse mode does a client's work again; see `run_cohort`.
     """
 
     algorithm: Algorithm
@@ -76,6 +77,7 @@ class Program:
     num_clients: int
     empty_ledger: Callable[[], Ledger]
     charge: Callable[..., Ledger] = ledger.charge
+    rematerialize: bool = False
 
     def init(self, key: jax.Array, hparams: Hyperparameters) -> SimulationState:
         """The state before the first round."""
@@ -122,6 +124,7 @@ class Program:
             order=jax.random.fold_in(streams[1], _ORDER),
             num_clients=self.num_clients,
             everyone=self.sampling.scheme.kind == "everyone",
+            rematerialize=self.rematerialize,
         )
         rate = self.sampling.rate(hparams)
         release = self.mechanism.release(

@@ -69,6 +69,7 @@ class Rows:
       count: (m,) int32.
       generate: static; what makes fresh minibatches, where the population has it.
       pass_size: static; rows in a batch of an exact pass.
+      longest: static; see `ClientData`.
     """
 
     fields: dict[str, jax.Array]
@@ -76,6 +77,7 @@ class Rows:
     count: jax.Array
     generate: Generate | None = dataclasses.field(default=None, metadata={"static": True})
     pass_size: int = dataclasses.field(default=16, metadata={"static": True})
+    longest: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     @classmethod
     def place(cls, population: Population, split: str, fields: dict[str, jax.Array]) -> "Rows":
@@ -106,6 +108,7 @@ class Rows:
             order,
             self.generate,
             self.pass_size,
+            self.longest,
         )
 
 
@@ -152,6 +155,7 @@ def run_cohort(
     order: jax.Array,
     num_clients: int,
     everyone: bool,
+    rematerialize: bool = False,
 ) -> CohortResult:
     """Runs `algorithm.client` for every client of a cohort and adds up the bounded messages.
 
@@ -172,6 +176,8 @@ def run_cohort(
       order: likewise, the run's key for the orders in which minibatches are consumed.
       num_clients: m.
       everyone: static; whether every place of the cohort is filled.
+      rematerialize: static; whether reverse mode does a client's work again instead of keeping what
+        it needs of it. Of no effect otherwise.
     """
 
     def one(row, client_id):
@@ -196,7 +202,9 @@ def run_cohort(
     def run_chunk(operands):
         (store, accumulator, totals), (slots, ids, mask) = operands
         old = jax.tree.map(lambda leaf: leaf.at[slots].get(mode="clip"), store)
-        new, accumulator, totals = chunk(one, add, old, ids, mask, accumulator, totals, full)
+        new, accumulator, totals = chunk(
+            one, add, old, ids, mask, accumulator, totals, full, rematerialize
+        )
         # Distinct slots let XLA write in place and keep reverse mode from saving masks.
         store = jax.tree.map(
             lambda leaf, row: leaf.at[slots].set(row, mode="drop", unique_indices=True), store, new
@@ -204,7 +212,7 @@ def run_cohort(
         return store, accumulator, totals
 
     def body(carry, places):
-        if full:
+        if full or rematerialize:
             return run_chunk((carry, places)), None
         # The filled places come first, so the first one tells whether any of the chunk is.
         filled = places[2][0]
@@ -236,7 +244,7 @@ def _pad(slots, cohort, store_leaves, size):
     return jax.tree.map(lambda leaf: leaf.reshape(chunks, size), (slots, ids, mask))
 
 
-def _scanned_chunk(one, add, rows, ids, mask, accumulator, totals, full):
+def _scanned_chunk(one, add, rows, ids, mask, accumulator, totals, full, rematerialize):
     """One client after another; each is bounded and added before the next one starts."""
 
     def work(operands):
@@ -259,11 +267,13 @@ def _scanned_chunk(one, add, rows, ids, mask, accumulator, totals, full):
         )
         return (accumulator, totals), row
 
+    # Around the branch and not inside it, where all that the work reads would be kept.
+    body = jax.checkpoint(body, prevent_cse=False) if rematerialize else body
     (accumulator, totals), rows = jax.lax.scan(body, (accumulator, totals), (rows, ids, mask))
     return rows, accumulator, totals
 
 
-def _mapped_chunk(one, add, rows, ids, mask, accumulator, totals, full):
+def _mapped_chunk(one, add, rows, ids, mask, accumulator, totals, full, rematerialize):
     """All clients of the chunk as one batch; a chunk without clients is skipped."""
 
     def work(operands):
@@ -273,10 +283,12 @@ def _mapped_chunk(one, add, rows, ids, mask, accumulator, totals, full):
         present = jax.tree.map(lambda leaf: jnp.where(along_clients(mask, leaf), leaf, 0), metrics)
         return rows, accumulator, jax.tree.map(jnp.add, totals, sum_clients(present))
 
-    operands = (rows, accumulator, totals)
-    if full:
-        return work(operands)
-    return jax.lax.cond(jnp.any(mask), work, lambda operands: operands, operands)
+    def unless_empty(operands):
+        return jax.lax.cond(jnp.any(mask), work, lambda operands: operands, operands)
+
+    chunk = work if full else unless_empty
+    chunk = jax.checkpoint(chunk, prevent_cse=False) if rematerialize else chunk
+    return chunk((rows, accumulator, totals))
 
 
 def map_clients(

@@ -124,6 +124,8 @@ class ClientData:
       generate: static; where batches are made afresh instead of drawn from the rows, what makes
         them (see `Population`).
       pass_size: static; rows in a batch of `full_pass`.
+      longest: static; no fewer rows than any client has. Given, loops over a client's own rows have
+        that static bound, so that reverse mode applies to them; None where it is not needed.
     """
 
     fields: dict[str, jax.Array]
@@ -135,6 +137,7 @@ class ClientData:
     order: jax.Array | None = None
     generate: Generate | None = dataclasses.field(default=None, metadata={"static": True})
     pass_size: int = dataclasses.field(default=16, metadata={"static": True})
+    longest: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     def _gather(self, position: jax.Array, weight: jax.Array) -> Batch:
         rows = self.start + position
@@ -164,8 +167,8 @@ class ClientData:
     def fold(self, step: Callable[[Carry, Batch], Carry], carry: Carry) -> Carry:
         """Folds `step` over this round's local minibatches.
 
-        With E steps the loop has a static length and can be differentiated in both modes; with
-        epochs its length is the client's own, and reverse mode does not apply.
+        With E steps the loop has a static length and can be differentiated in both modes. With
+        epochs its length is the client's own, and reverse mode needs `longest`.
 
         Args:
           step: `(carry, batch) -> carry`.
@@ -186,14 +189,16 @@ class ClientData:
             left = index < self.num_steps()
             return jax.lax.cond(left, use, lambda carry: carry, carry), None
 
-        def of_epoch(index, carry):
+        def of_epoch(carry, index):
             key = jax.random.fold_in(self.key, index // self._batches())
             return step(carry, self._of_pass(key, index % self._batches()))
 
-        if self.minibatches.steps is not None:
-            one = drawn if self.minibatches.passes is None else consumed
-            return jax.lax.scan(one, carry, jnp.arange(self.minibatches.steps))[0]
-        return jax.lax.fori_loop(0, self.num_steps(), of_epoch, carry)
+        if self.minibatches.epochs is not None:
+            batches = self._most_batches(self.minibatches.size)
+            most = None if batches is None else self.minibatches.epochs * batches
+            return _repeat(of_epoch, carry, self.num_steps(), most)
+        one = drawn if self.minibatches.passes is None else consumed
+        return jax.lax.scan(one, carry, jnp.arange(self.minibatches.steps))[0]
 
     def num_steps(self) -> jax.Array:
         """How many minibatches `fold` takes, () int32; 0 where a client's data are used up."""
@@ -209,13 +214,30 @@ class ClientData:
     def full_pass(self, step: Callable[[Carry, Batch], Carry], carry: Carry) -> Carry:
         """Folds `step` over all own rows exactly once, in order, in batches of `pass_size`.
 
-        The number of batches is the client's own, so reverse mode does not apply.
+        The number of batches is the client's own, and reverse mode needs `longest`.
         """
         size = self.pass_size
 
-        def body(index, carry):
+        def of_rows(carry, index):
             position = index * size + jnp.arange(size)
             inside = position < self.count
             return step(carry, self._gather(jnp.where(inside, position, 0), inside.astype(float)))
 
-        return jax.lax.fori_loop(0, -(-self.count // size), body, carry)
+        return _repeat(of_rows, carry, -(-self.count // size), self._most_batches(size))
+
+    def _most_batches(self, size: int) -> int | None:
+        """A static bound on the batches of one pass, where there is one."""
+        return None if self.longest is None else -(-self.longest // size)
+
+
+def _repeat(
+    step: Callable[[Carry, jax.Array], Carry], carry: Carry, count: jax.Array, most: int | None
+) -> Carry:
+    """Folds `step` over 0 … count−1; a static bound on `count` makes reverse mode possible."""
+    if most is None:
+        return jax.lax.fori_loop(0, count, lambda index, carry: step(carry, index), carry)
+
+    def maybe(carry, index):
+        return jax.lax.cond(index < count, step, lambda carry, _: carry, carry, index), None
+
+    return jax.lax.scan(maybe, carry, jnp.arange(most))[0]
