@@ -91,7 +91,8 @@ def mean_metric(
             return sums[metric] / jnp.maximum(data.count, 1).astype(sums[metric].dtype)
 
         again = jax.checkpoint(one, prevent_cse=False)
-        means = map_clients(again, state.personal, program.num_clients, program.chunking)
+        ids = jnp.arange(program.num_clients, dtype=jnp.int32)
+        means = map_clients(again, state.personal, ids, program.chunking)
         return jnp.sum(means) / present
 
     return Partial(value, bounded(rows))

@@ -18,8 +18,8 @@ from fedjaxsim.models.task import Task
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.ledger import Ledger
 from fedjaxsim.privacy.mechanisms import Mechanism
-from fedjaxsim.privacy.sampling import Sampling
-from fedjaxsim.rounds import Chunking, Rows, Store, map_clients, run_cohort
+from fedjaxsim.privacy.sampling import Cohort, Sampling
+from fedjaxsim.rounds import Chunking, Rows, Shard, Store, map_clients, run_cohort
 
 PyTree = Any
 _ORDER = 2**32 - 1
@@ -66,6 +66,7 @@ class Program:
       empty_ledger: `() -> Ledger`.
       charge: `(ledger, noise multiplier, sampling rate) -> ledger`.
       rematerialize: whether reverse mode does a client's work again; see `run_cohort`.
+      shard: the clients of this device, where they are divided over several; see `sharding.py`.
     """
 
     algorithm: Algorithm
@@ -78,14 +79,17 @@ class Program:
     empty_ledger: Callable[[], Ledger]
     charge: Callable[..., Ledger] = ledger.charge
     rematerialize: bool = False
+    shard: Shard | None = None
 
     def init(self, key: jax.Array, hparams: Hyperparameters) -> SimulationState:
         """The state before the first round."""
         init_key, run_key = jax.random.split(key)
         shared, personal = self.algorithm.init(init_key, hparams)
 
+        clients = self.num_clients if self.shard is None else self.shard.size
+
         def for_all(leaf):
-            return jnp.broadcast_to(leaf, (self.num_clients, *leaf.shape))
+            return jnp.broadcast_to(leaf, (clients, *leaf.shape))
 
         consumes = self.minibatches.passes is not None
         return SimulationState(
@@ -95,7 +99,7 @@ class Program:
             mechanism=self.mechanism.init(hparams),
             privacy=self.empty_ledger(),
             key=run_key,
-            taken=jnp.zeros(self.num_clients, jnp.int32) if consumes else None,
+            taken=jnp.zeros(clients, jnp.int32) if consumes else None,
         )
 
     def round(
@@ -107,14 +111,15 @@ class Program:
         client_key = jax.random.fold_in(streams[1], state.round)
         noise_key = jax.random.fold_in(streams[2], state.round)
         cohort = self.sampling.draw(sampling_key, state.round, hparams)
+        places, slots = self._places(cohort)
         result = run_cohort(
             self.algorithm,
             self.mechanism,
             self.minibatches,
             self.chunking,
             store=Store(state.personal, state.taken),
-            slots=cohort.ids,
-            cohort=cohort,
+            slots=slots,
+            cohort=places,
             rows=rows,
             shared=state.shared,
             mechanism_state=state.mechanism,
@@ -123,12 +128,15 @@ class Program:
             key=client_key,
             order=jax.random.fold_in(streams[1], _ORDER),
             num_clients=self.num_clients,
-            everyone=self.sampling.scheme.kind == "everyone",
+            everyone=self._all_filled(),
             rematerialize=self.rematerialize,
         )
+        accumulator, totals = result.accumulator, result.metrics
+        if self.shard is not None:
+            accumulator, totals = self.shard.total((accumulator, totals))
         rate = self.sampling.rate(hparams)
         release = self.mechanism.release(
-            result.accumulator,
+            accumulator,
             rate * self.num_clients,
             noise_key,
             state.mechanism,
@@ -149,12 +157,12 @@ class Program:
             taken=result.store.taken,
         )
         participants = jnp.sum(cohort.mask, dtype=jnp.int32)
-        means = jax.tree.map(lambda total: total / participants, result.metrics)
+        means = jax.tree.map(lambda total: total / participants, totals)
         return new_state, means | {
             "participants": participants,
             "overflow": cohort.overflow,
-            "clipped": result.accumulator.clipped,
-            "nonfinite": result.accumulator.nonfinite,
+            "clipped": accumulator.clipped,
+            "nonfinite": accumulator.nonfinite,
             "noise_multiplier": release.noise_multiplier,
         }
 
@@ -173,7 +181,24 @@ class Program:
             params = self.algorithm.predict(state.shared, personal, hparams, client_id)
             return self.measure(params, rows.of(client_id, state.key, self.minibatches))
 
-        return map_clients(one, state.personal, self.num_clients, self.chunking)
+        ids = jnp.arange(self.num_clients, dtype=jnp.int32)
+        if self.shard is not None:
+            ids, _ = self.shard.ids()
+        return map_clients(one, state.personal, ids, self.chunking)
+
+    def _places(self, cohort: Cohort) -> tuple[Cohort, jax.Array]:
+        """The part of a cohort that is worked on here, and its slots in the personal states."""
+        if self.shard is None:
+            return cohort, cohort.ids
+        if self.sampling.scheme.kind != "everyone":
+            return self.shard.own(cohort)
+        ids, exist = self.shard.ids()
+        return Cohort(ids, exist, cohort.overflow), jnp.arange(self.shard.size, dtype=jnp.int32)
+
+    def _all_filled(self) -> bool:
+        """Whether every place is filled in every round."""
+        even = self.shard is None or self.shard.even
+        return even and self.sampling.scheme.kind == "everyone"
 
 
 def measure_with(task: Task) -> Callable[[PyTree, ClientData], dict[str, jax.Array]]:

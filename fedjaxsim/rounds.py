@@ -112,6 +112,52 @@ class Rows:
         )
 
 
+class Shard(NamedTuple):
+    """The clients that one of several devices holds: those with ids from size·index on.
+
+    Attributes:
+      axis: name of the mesh axis over which the clients are divided.
+      devices: how many there are.
+      num_clients: m, on all devices together.
+    """
+
+    axis: str
+    devices: int
+    num_clients: int
+
+    @property
+    def size(self) -> int:
+        """Clients on each device; on the last ones some places may belong to none."""
+        return -(-self.num_clients // self.devices)
+
+    @property
+    def even(self) -> bool:
+        """Whether all devices hold as many clients."""
+        return self.num_clients % self.devices == 0
+
+    def ids(self) -> tuple[jax.Array, jax.Array]:
+        """The ids of this device's clients, (size,) int32, and which of them exist, (size,)."""
+        ids = jax.lax.axis_index(self.axis) * self.size + jnp.arange(self.size, dtype=jnp.int32)
+        return jnp.minimum(ids, self.num_clients - 1), ids < self.num_clients
+
+    def own(self, cohort: Cohort) -> tuple[Cohort, jax.Array]:
+        """This device's part of a cohort, and its slots here; each in min(capacity, size) places.
+
+        As many places as that are enough whoever is drawn, so that no cohort overflows here that
+        would not on one device.
+        """
+        slots = cohort.ids - jax.lax.axis_index(self.axis) * self.size
+        mine = cohort.mask & (slots >= 0) & (slots < self.size)
+        capacity = min(mine.shape[0], self.size)
+        kept = jnp.nonzero(mine, size=capacity, fill_value=0)[0]
+        mask = jnp.arange(capacity) < jnp.sum(mine)
+        return Cohort(cohort.ids[kept], mask, cohort.overflow), slots[kept]
+
+    def total(self, sums: PyTree) -> PyTree:
+        """Sums over all devices."""
+        return jax.lax.psum(sums, self.axis)
+
+
 class Store(NamedTuple):
     """What each of some clients keeps from round to round, leaves (s, ...).
 
@@ -294,10 +340,19 @@ def _mapped_chunk(one, add, rows, ids, mask, accumulator, totals, full, remateri
 def map_clients(
     function: Callable[[PyTree, jax.Array], PyTree],
     store: PyTree,
-    num_clients: int,
+    ids: jax.Array,
     chunking: Chunking,
 ) -> PyTree:
-    """Maps `(personal, client_id) -> outputs` over all clients, in chunks; outputs (m, ...)."""
-    ids = jnp.arange(num_clients, dtype=jnp.int32)
+    """Maps `(personal, client_id) -> outputs` over clients, in chunks.
+
+    Args:
+      function: of one client.
+      store: the clients' personal states, leaves (s, ...).
+      ids: (s,) int32, whose they are.
+      chunking: static settings; they change no result beyond rounding.
+
+    Returns:
+      outputs, leaves (s, ...).
+    """
     batch = None if chunking.map == "scan" else chunking.size
     return jax.lax.map(lambda args: function(*args), (store, ids), batch_size=batch)

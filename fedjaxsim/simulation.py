@@ -9,7 +9,7 @@ is a pure function of (state, hparams); the rounds between two evaluations are o
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -30,6 +30,7 @@ from fedjaxsim.privacy.guarantee import Report, default_delta, report
 from fedjaxsim.privacy.mechanisms import Mechanism, gaussian
 from fedjaxsim.privacy.sampling import Sampling, check_rate
 from fedjaxsim.rounds import ChunkMap, Rows, default_chunking
+from fedjaxsim.sharding import ShardedProgram, place_rows
 
 PyTree = Any
 
@@ -101,10 +102,11 @@ class Simulation:
         of distinct values where z follows a schedule.
       chunk_size: clients run together, at least 2. By default 16 on a CPU and 64 elsewhere.
       chunk_map: "scan" or "vmap" inside a chunk. By default "scan" on a CPU and "vmap" elsewhere.
+      devices: JAX devices over which the clients are divided; by default the first one. A CPU has
+        one for each core after `jax.config.update("jax_num_cpu_devices", cores)`.
 
     Attributes:
-      program: the pure functions that are compiled; see `loop.py`.
-      rows: where each split's rows lie on the device, by its name.
+      program: the pure functions of a run on one device; see `loop.py`.
 
     Raises:
       ValueError: where the parts do not fit together: a sampler for another number of clients, an
@@ -124,6 +126,7 @@ class Simulation:
         ledger_entries: int = LEDGER_ENTRIES,
         chunk_size: int | None = None,
         chunk_map: ChunkMap | None = None,
+        devices: Sequence[Any] | None = None,
     ):
         if sampling.scheme.clients != population.num_clients:
             raise ValueError(
@@ -137,6 +140,9 @@ class Simulation:
         self.accountant = accountant
         self.minibatches, self.ledger_entries = minibatches, ledger_entries
         self.chunking = default_chunking(chunk_size, chunk_map)
+        self.devices = None if devices is None else tuple(devices)
+        if self.devices is not None and not self.devices:
+            raise ValueError("a simulation needs at least one device, got none")
         self._place(population)
         self.program = Program(
             algorithm,
@@ -148,10 +154,13 @@ class Simulation:
             population.num_clients,
             functools.partial(ledger.empty, ledger_entries),
         )
-        self._init = jax.jit(self.program.init)
-        self._one_round = jax.jit(self.program.round)
-        self._segment = jax.jit(self.program.rounds, static_argnames="rounds", donate_argnums=0)
-        self._evaluate = jax.jit(self.program.evaluate)
+        program: Program | ShardedProgram = self.program
+        if self.devices is not None:
+            program = ShardedProgram(self.program, self.devices)
+        self._init = jax.jit(program.init)
+        self._one_round = jax.jit(program.round)
+        self._segment = jax.jit(program.rounds, static_argnames="rounds", donate_argnums=0)
+        self._evaluate = jax.jit(program.evaluate)
 
     def _place(self, population: Population) -> None:
         """Checks a population and puts it on the device."""
@@ -164,8 +173,18 @@ class Simulation:
                 f"got {self.minibatches}"
             )
         self.population = population
+        self._rows = None if self.devices is None else place_rows(population, self.devices)
+
+    @functools.cached_property
+    def rows(self) -> dict[str, Rows]:
+        """Where each split's rows lie on the first device, by its name."""
+        population = self.population
         fields = {name: jnp.asarray(value) for name, value in population.fields.items()}
-        self.rows = {split: Rows.place(population, split, fields) for split in population.splits}
+        return {split: Rows.place(population, split, fields) for split in population.splits}
+
+    def _placed(self, split: str) -> Rows:
+        """One split's rows on the devices of the simulation."""
+        return self.rows[split] if self._rows is None else self._rows[split]
 
     def with_population(self, population: Population) -> Self:
         """The same simulation on other data of as many clients, sharing compiled code.
@@ -177,6 +196,7 @@ class Simulation:
                 f"the population must have {self.num_clients} clients, got {population.num_clients}"
             )
         other = copy.copy(self)
+        other.__dict__.pop("rows", None)
         other._place(population)
         return other
 
@@ -193,6 +213,7 @@ class Simulation:
             ledger_entries=self.ledger_entries,
             chunk_size=self.chunking.size,
             chunk_map=self.chunking.map,
+            devices=self.devices,
         )
 
     @property
@@ -223,7 +244,7 @@ class Simulation:
         Returns:
           The next state, and the round's metrics by name (see `Segment`), each ().
         """
-        return self._one_round(state, self.check(hparams), self.rows["train"])
+        return self._one_round(state, self.check(hparams), self._placed("train"))
 
     def run(
         self,
@@ -255,7 +276,7 @@ class Simulation:
         hparams = self.check(hparams)
 
         def advance(state, length):
-            return self._segment(state, hparams, self.rows["train"], rounds=length)
+            return self._segment(state, hparams, self._placed("train"), rounds=length)
 
         return run_segments(
             advance,
@@ -280,7 +301,8 @@ class Simulation:
           ValueError: if there is no such split.
         """
         self.check_split(split)
-        return self.summarize(split, self._evaluate(state, hparams.as_arrays(), self.rows[split]))
+        sums = self._evaluate(state, hparams.as_arrays(), self._placed(split))
+        return self.summarize(split, sums)
 
     def summarize(self, split: str, sums: Mapping[str, jax.typing.ArrayLike]) -> Evaluation:
         """What sums over each client's rows, (m,) or (m, S), come to."""
@@ -382,8 +404,9 @@ class Simulation:
         Raises:
           ValueError: if there is none of that name.
         """
-        if split not in self.rows:
-            raise ValueError(f"split must be one of {sorted(self.rows)}, got {split!r}")
+        splits = self.population.splits
+        if split not in splits:
+            raise ValueError(f"split must be one of {sorted(splits)}, got {split!r}")
 
     def _check_schedule(self, hparams: Hyperparameters, last_round: int) -> None:
         z = hparams.noise_multiplier
@@ -413,7 +436,7 @@ class Simulation:
             context = Context(jnp.int32(0), key, client_id, self.num_clients)
             return personal, self.algorithm.client(shared, personal, data, hparams, context)
 
-        given, (kept, message, metrics) = jax.eval_shape(one, key, hparams, self.rows["train"])
+        given, (kept, message, metrics) = jax.eval_shape(one, key, hparams, self._placed("train"))
         if jax.tree.structure(given) != jax.tree.structure(kept):
             raise ValueError(
                 "client must return a personal state of the structure it was given, "

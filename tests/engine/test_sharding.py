@@ -1,0 +1,88 @@
+"""Several devices give what one gives: same cohorts, same noise, sums up to rounding."""
+
+import jax
+import numpy as np
+import pytest
+from problems import least_squares
+
+from fedjaxsim import closed, fedavg, local, pmtl
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.simulation import Simulation
+
+HPARAMS = Hyperparameters(learning_rate=0.1, lam=0.3, clip_norm=0.2, noise_multiplier=0.5)
+EPOCHS, PASSES = Minibatches(4, epochs=2), Minibatches(4, steps=1, passes=2)
+
+
+def numbers(tree):
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jax.numpy.issubdtype(leaf.dtype, float)]
+    return np.concatenate([np.zeros(0), *(np.ravel(leaf) for leaf in leaves)])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "counts", "rate", "minibatches", "chunk_map"),
+    [
+        (pmtl, [6, 9, 11, 4, 8], 0.6, EPOCHS, "scan"),  # an odd number: states are padded
+        (pmtl, [6, 9, 11, 4, 8, 7], 1.0, PASSES, "vmap"),
+        (fedavg, [6, 9, 11, 4, 8, 7], 0.5, EPOCHS, "scan"),
+        (local, [6, 9, 11], 1.0, EPOCHS, "scan"),
+    ],
+)
+def test_two_devices_give_what_one_gives(algorithm, counts, rate, minibatches, chunk_map):
+    with jax.enable_x64(True):
+        population, task = least_squares(counts, test=0.3)
+        m = len(counts)
+        sampling = everyone(m) if rate == 1 else poisson(m, max_rate=rate)
+        hparams = Hyperparameters(learning_rate=0.1) if algorithm is local else HPARAMS
+        hparams = hparams.replace(sampling_rate=rate)
+        results = []
+        for devices in (None, jax.devices()[:2]):
+            sim = Simulation(
+                algorithm(task),
+                task,
+                population,
+                sampling,
+                minibatches,
+                closed() if algorithm is local else None,
+                chunk_size=2,
+                chunk_map=chunk_map,
+                devices=devices,
+            )
+            state = sim.init(3, hparams)
+            one, _ = sim.round(state, hparams)
+            state, (segment, _) = sim.run(state, hparams, 6, eval_every=3)
+            results.append((state, segment, one, sim.epsilon(state)))
+        (state, segment, one, epsilon), (other, others, other_one, other_epsilon) = results
+        for a, b in ((state, other), (one, other_one)):
+            np.testing.assert_allclose(numbers(b.shared), numbers(a.shared), rtol=1e-12)
+            if a.personal:
+                assert jax.tree.leaves(b.personal)[0].shape[0] == m
+                np.testing.assert_allclose(numbers(b.personal), numbers(a.personal), rtol=1e-11)
+            if a.taken is not None:
+                np.testing.assert_array_equal(b.taken, a.taken)
+        for name in segment.metrics:
+            np.testing.assert_allclose(others.metrics[name], segment.metrics[name], rtol=1e-11)
+        for name, values in segment.evaluation.values.items():
+            np.testing.assert_allclose(others.evaluation.values[name], values, rtol=1e-11)
+        np.testing.assert_allclose(other_epsilon, epsilon, rtol=1e-12)
+
+
+def test_a_device_holds_its_own_clients_and_their_rows():
+    population, task = least_squares([40, 3, 5, 30], test=0.3)
+    sim = Simulation(pmtl(task), task, population, everyone(4), EPOCHS, devices=jax.devices()[:2])
+    state = sim.init(0, HPARAMS)
+    state, _ = sim.run(state, HPARAMS, 1)
+    for leaf in jax.tree.leaves(state.personal):
+        assert [shard.data.shape[0] for shard in leaf.addressable_shards] == [2, 2]
+    x = population.fields["x"].astype(np.float32)
+    pieces = [np.asarray(s.data) for s in sim._placed("train").fields["x"].addressable_shards]
+    np.testing.assert_array_equal(pieces[0], x[:43])  # the larger half
+    np.testing.assert_array_equal(pieces[1], x[35:])
+    assert len(pieces[1]) == 43
+
+
+def test_a_simulation_needs_a_device():
+    population, task = least_squares([4, 4])
+    with pytest.raises(ValueError, match="at least one device"):
+        Simulation(pmtl(task), task, population, everyone(2), EPOCHS, devices=[])
