@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
+from fedjaxsim import threefry
 from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
 from fedjaxsim.hparams import Hyperparameters
@@ -106,10 +107,10 @@ class Program:
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows
     ) -> tuple[SimulationState, Metrics]:
         """One round, and its metrics."""
-        streams = jax.random.split(state.key, 3)
+        streams = threefry.split(state.key, 3)
         sampling_key = streams[0]
-        client_key = jax.random.fold_in(streams[1], state.round)
-        noise_key = jax.random.fold_in(streams[2], state.round)
+        client_key = threefry.fold_in(streams[1], state.round)
+        noise_key = threefry.fold_in(streams[2], state.round)
         cohort = self.sampling.draw(sampling_key, state.round, hparams)
         places, slots = self._places(cohort)
         result = run_cohort(
@@ -126,7 +127,7 @@ class Program:
             hparams=hparams,
             round_=state.round,
             key=client_key,
-            order=jax.random.fold_in(streams[1], _ORDER),
+            order=threefry.fold_in(streams[1], _ORDER),
             num_clients=self.num_clients,
             everyone=self._all_filled(),
             rematerialize=self.rematerialize,

@@ -18,7 +18,7 @@ import numpy as np
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.loop import Program, SimulationState
-from fedjaxsim.rounds import Rows
+from fedjaxsim.rounds import Rows, bytes_of
 
 PyTree = Any
 
@@ -82,18 +82,14 @@ def segment_length(program: Program, state: SimulationState, rounds: int) -> int
       state: as shapes.
       rounds: T.
     """
-    whole = _bytes(state)
+    whole = bytes_of(state)
     cohort = program.sampling.scheme.capacity / program.num_clients
     # A round keeps the cohort's rows, the billboard, and the noise on something of its size.
-    kept = cohort * _bytes(state.personal) + 2 * _bytes(state.shared) + 1
+    kept = cohort * bytes_of(state.personal) + 2 * bytes_of(state.shared) + 1
     best = min(rounds, max(1.0, math.sqrt(rounds * whole / kept)))
     near = [n for n in range(1, rounds + 1) if rounds % n == 0 and best / 2 <= n <= best * 2]
     # A divisor leaves no rest, which would be one more program to compile.
     return min(near, key=lambda n: abs(math.log(n / best))) if near else round(best)
-
-
-def _bytes(tree: PyTree) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 # --- guarded clients ------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
+from fedjaxsim import threefry
 from fedjaxsim.algorithm import Algorithm, Context, Metrics
 from fedjaxsim.data.minibatches import ClientData, Generate, Minibatches
 from fedjaxsim.data.population import Population
@@ -25,6 +26,8 @@ from fedjaxsim.privacy.sampling import Cohort
 PyTree = Any
 LARGEST_PASS = 16
 """Rows in a batch of an exact pass, unless every client has fewer."""
+SMALL_MODEL = 2**12
+"""Bytes of a model up to which a CPU, too, runs the clients of a chunk as one batch."""
 ChunkMap = Literal["scan", "vmap"]
 
 
@@ -36,7 +39,7 @@ class Chunking:
       size: clients per chunk; at least 2, because writing one row at a time into a large array
         makes XLA copy the whole array.
       map: inside a chunk, "scan" runs one client after another, which keeps a client's work in
-        cache and skips empty places (best on a CPU); "vmap" runs them as one batch (best on a GPU).
+        cache and skips empty places; "vmap" runs them as one batch.
     """
 
     size: int
@@ -49,13 +52,29 @@ class Chunking:
             raise ValueError(f"chunk_map must be 'scan' or 'vmap', got {self.map!r}")
 
 
-def default_chunking(size: int | None, chunk_map: ChunkMap | None) -> Chunking:
-    """The settings that suit the default backend, where none are given."""
-    on_cpu = jax.default_backend() == "cpu"
-    return Chunking(
-        (16 if on_cpu else 64) if size is None else size,
-        ("scan" if on_cpu else "vmap") if chunk_map is None else chunk_map,
-    )
+def default_chunking(size: int | None, chunk_map: ChunkMap | None, model_bytes: int) -> Chunking:
+    """The settings that suit the default backend, where none are given.
+
+    On a CPU clients run one after another, so that what each of them works on stays in cache;
+    unless models are so small that starting every operation takes longer than carrying it out.
+
+    Args:
+      size: clients per chunk, where it is given.
+      chunk_map: likewise.
+      model_bytes: of one client's parameters.
+    """
+    scans = jax.default_backend() == "cpu" and model_bytes > SMALL_MODEL
+    if chunk_map is None:
+        chunk_map = "scan" if scans else "vmap"
+    if size is None:
+        size = 16 if chunk_map == "scan" else 64
+    return Chunking(size, chunk_map)
+
+
+def bytes_of(arrays: PyTree) -> int:
+    """The size of a pytree of arrays, or of their shapes."""
+    leaves = jax.tree.leaves(arrays)
+    return sum(leaf.size * getattr(leaf.dtype, "itemsize", 4) for leaf in leaves)
 
 
 @register_dataclass
@@ -227,8 +246,8 @@ def run_cohort(
     """
 
     def one(row, client_id):
-        batch_key, context_key = jax.random.split(jax.random.fold_in(key, client_id))
-        own_order = jax.random.fold_in(order, client_id)
+        batch_key, context_key = threefry.split(threefry.fold_in(key, client_id))
+        own_order = threefry.fold_in(order, client_id)
         data = rows.of(client_id, batch_key, minibatches, row.taken, own_order)
         context = Context(round_, context_key, client_id, num_clients)
         personal, message, metrics = algorithm.client(shared, row.personal, data, hparams, context)

@@ -29,7 +29,7 @@ from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.guarantee import Report, default_delta, report
 from fedjaxsim.privacy.mechanisms import Mechanism, gaussian
 from fedjaxsim.privacy.sampling import Sampling, check_rate
-from fedjaxsim.rounds import ChunkMap, Rows, default_chunking
+from fedjaxsim.rounds import Chunking, ChunkMap, Rows, bytes_of, default_chunking
 from fedjaxsim.sharding import ShardedProgram, place_rows
 
 PyTree = Any
@@ -100,8 +100,9 @@ class Simulation:
         each adjacency and view.
       ledger_entries: how many different (z, p) the run may be charged for; raise it to the number
         of distinct values where z follows a schedule.
-      chunk_size: clients run together, at least 2. By default 16 on a CPU and 64 elsewhere.
-      chunk_map: "scan" or "vmap" inside a chunk. By default "scan" on a CPU and "vmap" elsewhere.
+      chunk_size: clients run together, at least 2. By default 16 in a scan and 64 in a batch.
+      chunk_map: "scan" or "vmap" inside a chunk. By default "vmap", and "scan" on a CPU for models
+        above 4 kB.
       devices: JAX devices over which the clients are divided; by default the first one. A CPU has
         one for each core after `jax.config.update("jax_num_cpu_devices", cores)`.
 
@@ -139,7 +140,9 @@ class Simulation:
             require_match(accountant, sampling.scheme, self.mechanism.event)
         self.accountant = accountant
         self.minibatches, self.ledger_entries = minibatches, ledger_entries
-        self.chunking = default_chunking(chunk_size, chunk_map)
+        self._chunk_size = chunk_size
+        self._chunk_map: ChunkMap | None = chunk_map
+        self.chunking = self.chunking_of(1)
         self.devices = None if devices is None else tuple(devices)
         if self.devices is not None and not self.devices:
             raise ValueError("a simulation needs at least one device, got none")
@@ -173,7 +176,6 @@ class Simulation:
                 f"got {self.minibatches}"
             )
         self.population = population
-        self._rows = None if self.devices is None else place_rows(population, self.devices)
 
     @functools.cached_property
     def rows(self) -> dict[str, Rows]:
@@ -182,9 +184,14 @@ class Simulation:
         fields = {name: jnp.asarray(value) for name, value in population.fields.items()}
         return {split: Rows.place(population, split, fields) for split in population.splits}
 
+    @functools.cached_property
+    def _divided_rows(self) -> dict[str, Rows]:
+        assert self.devices is not None
+        return place_rows(self.population, self.devices)
+
     def _placed(self, split: str) -> Rows:
         """One split's rows on the devices of the simulation."""
-        return self.rows[split] if self._rows is None else self._rows[split]
+        return (self.rows if self.devices is None else self._divided_rows)[split]
 
     def with_population(self, population: Population) -> Self:
         """The same simulation on other data of as many clients, sharing compiled code.
@@ -196,7 +203,8 @@ class Simulation:
                 f"the population must have {self.num_clients} clients, got {population.num_clients}"
             )
         other = copy.copy(self)
-        other.__dict__.pop("rows", None)
+        for cached in ("rows", "_divided_rows"):
+            other.__dict__.pop(cached, None)
         other._place(population)
         return other
 
@@ -211,10 +219,15 @@ class Simulation:
             self.mechanism,
             accountant=self.accountant,
             ledger_entries=self.ledger_entries,
-            chunk_size=self.chunking.size,
-            chunk_map=self.chunking.map,
+            chunk_size=self._chunk_size,
+            chunk_map=self._chunk_map,
             devices=self.devices,
         )
+
+    def chunking_of(self, models: int) -> Chunking:
+        """How a cohort is laid out where every client has so many models at once."""
+        model = jax.eval_shape(self.task.init, jax.random.key(0))
+        return default_chunking(self._chunk_size, self._chunk_map, models * bytes_of(model))
 
     @property
     def num_clients(self) -> int:

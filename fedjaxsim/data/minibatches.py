@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim import threefry
+
 PyTree = Any
 Carry = TypeVar("Carry")
 Generate = Callable[[jax.Array, dict[str, jax.Array], int], dict[str, jax.Array]]
@@ -92,9 +94,9 @@ def permuted(key: jax.Array, position: jax.Array, count: jax.Array) -> jax.Array
     Returns:
       int32 of the shape of `position`, distinct for distinct positions.
     """
-    offset_key, coin_key = jax.random.split(key)
-    offsets = jax.random.randint(offset_key, (_ROUNDS,), 0, count)
-    coins = jax.random.bits(coin_key, (_ROUNDS,), jnp.uint32)
+    offset_key, coin_key = threefry.split(key)
+    offsets = threefry.randint(offset_key, (_ROUNDS,), count)
+    coins = threefry.bits(coin_key, (_ROUNDS,))
     x = position.astype(jnp.int32)
     for offset, coin in zip(offsets, coins, strict=True):
         partner = offset - x
@@ -145,11 +147,11 @@ class ClientData:
 
     def _drawn(self, index: jax.Array) -> Batch:
         """A batch drawn with replacement from the rows, or generated."""
-        size, key = self.minibatches.size, jax.random.fold_in(self.key, index)
+        size, key = self.minibatches.size, threefry.fold_in(self.key, index)
         if self.generate is not None:
             row = {name: field[self.start] for name, field in self.fields.items()}
             return Batch(self.generate(key, row, size), jnp.ones(size))
-        position = jax.random.randint(key, (size,), 0, self.count)
+        position = threefry.randint(key, (size,), self.count)
         return self._gather(position, jnp.ones(size))
 
     def _of_pass(self, key: jax.Array, batch: jax.Array) -> Batch:
@@ -183,14 +185,14 @@ class ClientData:
 
             def use(carry):
                 assert self.order is not None
-                key = jax.random.fold_in(self.order, number // self._batches())
+                key = threefry.fold_in(self.order, number // self._batches())
                 return step(carry, self._of_pass(key, number % self._batches()))
 
             left = index < self.num_steps()
             return jax.lax.cond(left, use, lambda carry: carry, carry), None
 
         def of_epoch(carry, index):
-            key = jax.random.fold_in(self.key, index // self._batches())
+            key = threefry.fold_in(self.key, index // self._batches())
             return step(carry, self._of_pass(key, index % self._batches()))
 
         if self.minibatches.epochs is not None:

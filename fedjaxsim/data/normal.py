@@ -1,10 +1,9 @@
 """Normal numbers for synthetic data, several times faster on a CPU than `jax.random.normal`.
 
-Problems that make fresh data in every round spend most of their time here. On a CPU, JAX compiles
-threefry with loops over its rounds, each of which goes through memory; written out, all of it is
-one fused loop over registers. And where `jax.random.normal` inverts the distribution function with
-one of threefry's two words, Box and Muller (1958) need one word for the radius and one for the
-angle, and half the arithmetic. For data only: noise that protects anybody comes from JAX.
+Problems that make fresh data in every round spend most of their time here. Threefry is written out
+(see `threefry.py`). And where `jax.random.normal` inverts the distribution function with one of its
+two words, Box and Muller (1958) need one word for the radius and one for the angle, and half the
+arithmetic. For data only: noise that protects anybody comes from JAX.
 """
 
 import math
@@ -13,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-_PARITY = np.uint32(0x1BD11BDA)
+from fedjaxsim.threefry import words
+
 _SINE = np.array(
     [1.5707963, -0.64596409, 0.079692626, -0.0046817541, 0.00016044118, -3.5988432e-06], np.float32
 )
@@ -32,7 +31,7 @@ def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     if jnp.zeros(()).dtype != jnp.float32 or math.prod(shape) >= 2**32:
         return jax.random.normal(key, shape)
     count = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
-    first, second = _threefry(jax.random.key_data(key), jnp.zeros_like(count), count)
+    first, second = words(jax.random.key_data(key), jnp.zeros_like(count), count)
     radius = jnp.sqrt(-2.0 * jnp.log(2.0 - _from_one_to_two(first)))
     # The sine of an angle in half a circle is distributed as that of one in the whole circle.
     return radius * _sine_of_right_angles(2.0 * _from_one_to_two(second) - 3.0)
@@ -51,17 +50,3 @@ def _sine_of_right_angles(v: jax.Array) -> jax.Array:
     for coefficient in _SINE[-2::-1]:
         value = value * square + coefficient
     return v * value
-
-
-def _threefry(key: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Threefry-2×32 with 20 rounds (Salmon et al. 2011): key (2,) and counters, uint32."""
-    keys = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
-    x, y = x + keys[0], y + keys[1]
-    for group in range(5):
-        for rotation in _ROTATIONS[group % 2]:
-            x = x + y
-            y = (y << np.uint32(rotation)) | (y >> np.uint32(32 - rotation))
-            y = x ^ y
-        x = x + keys[(group + 1) % 3]
-        y = y + keys[(group + 2) % 3] + np.uint32(group + 1)
-    return x, y

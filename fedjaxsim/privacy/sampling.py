@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
+from fedjaxsim import threefry
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.events import Scheme
 from fedjaxsim.privacy.samplers import blocks
@@ -85,7 +86,7 @@ def _coins(key: jax.Array, p: jax.Array, num_clients: int) -> tuple[jax.Array, .
     """A coin for every client: ids (m,), which are drawn (m,), and 0 that found no place."""
 
     def block_bits(block):
-        return jax.random.bits(jax.random.fold_in(key, block), (BLOCK,), jnp.uint32)
+        return threefry.bits(threefry.fold_in(key, block), (BLOCK,))
 
     bits = jax.vmap(block_bits)(jnp.arange(math.ceil(num_clients / BLOCK)))
     drawn = (bits.reshape(-1)[:num_clients] < _threshold(p)) | (p >= 1)
@@ -136,7 +137,7 @@ def poisson(num_clients: int, max_rate: float = 1.0, capacity: int | None = None
     by_blocks = num_clients > FEW_CLIENTS and largest <= blocks.LARGEST_RATE
 
     def draw(key, round_, hparams):
-        first, second, offset_key = jax.random.split(jax.random.fold_in(key, round_), 3)
+        first, second, offset_key = threefry.split(threefry.fold_in(key, round_), 3)
         if by_blocks:
             found = blocks.draw(first, second, hparams.sampling_rate, num_clients, largest)
         else:
@@ -145,7 +146,7 @@ def poisson(num_clients: int, max_rate: float = 1.0, capacity: int | None = None
         count = jnp.sum(drawn, dtype=jnp.int32)
         # Ranks are rotated by a random offset, so that an over-full cohort loses every member with
         # the same probability.
-        offset = jax.random.randint(offset_key, (), 0, jnp.maximum(count, 1))
+        offset = threefry.randint(offset_key, (), jnp.maximum(count, 1))
         offset = jnp.where(count > places, offset, 0)
         rank = (jnp.cumsum(drawn, dtype=jnp.int32) - 1 - offset) % jnp.maximum(count, 1)
         kept = jnp.nonzero(drawn & (rank < places), size=places, fill_value=ids.shape[0])[0]

@@ -8,12 +8,15 @@ from jax.extend.core import jaxprs_in_params
 
 from fedjaxsim.algorithm import Context
 from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.rounds import bytes_of
 from fedjaxsim.simulation import Simulation
 
 _STATE_COPIES = 2
 """The state, and a copy of it while it is made or saved."""
 _ROW_COPIES = 4
 """The personal states of a chunk: gathered, in the loop, updated, and on their way back."""
+_MANY = 1000
+"""Runs of a program for which memory matters."""
 
 
 def bytes_per_run(simulation: Simulation, hparams: Hyperparameters) -> int:
@@ -40,15 +43,10 @@ def bytes_per_run(simulation: Simulation, hparams: Hyperparameters) -> int:
     state = jax.eval_shape(program.init, key, hparams)
     personal, shared = bytes_of(state.personal), bytes_of((state.shared, state.mechanism))
     client = _intermediate_bytes(jax.make_jaxpr(one)(key, hparams, rows).jaxpr)
-    at_once = 1 if simulation.chunking.map == "scan" else simulation.chunking.size
-    rows_of_chunk = simulation.chunking.size * personal // program.num_clients
+    chunking = simulation.chunking_of(_MANY)
+    at_once = 1 if chunking.map == "scan" else chunking.size
+    rows_of_chunk = chunking.size * personal // program.num_clients
     return _STATE_COPIES * (personal + 4 * shared) + _ROW_COPIES * rows_of_chunk + at_once * client
-
-
-def bytes_of(arrays: Any) -> int:
-    """The size of a pytree of arrays, or of their shapes."""
-    leaves = jax.tree.leaves(arrays)
-    return sum(leaf.size * getattr(leaf.dtype, "itemsize", 4) for leaf in leaves)
 
 
 def _intermediate_bytes(jaxpr: Any) -> int:

@@ -13,10 +13,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from fedjaxsim.evaluation import Evaluation
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.loop import Program, SimulationState
-from fedjaxsim.rounds import Chunking
+from fedjaxsim.rounds import Chunking, bytes_of
 from fedjaxsim.simulation import Segment, Simulation, run_segments
 from fedjaxsim.sweep.lift import over_settings, stack, varying
-from fedjaxsim.sweep.memory import bytes_of
 
 PyTree = Any
 _AXIS = "settings"
@@ -156,12 +155,13 @@ class ManyRuns:
 
         Of a cohort that fills few of its places, small chunks are skipped more often, too.
         """
-        if program.chunking.map == "vmap":
-            return program
+        chunking = self.simulation.chunking_of(self.capacity)
+        if chunking.map == "vmap":
+            return dataclasses.replace(program, chunking=chunking)
         state = jax.eval_shape(program.init, jax.random.key(0), self.settings[0].as_arrays())
         row = bytes_of(state.personal) / program.num_clients
         fitting = int(_CACHE * self._mesh.size // max(1.0, row * self.capacity))
-        size = max(2, min(program.chunking.size, fitting))
+        size = max(2, min(chunking.size, fitting))
         return dataclasses.replace(program, chunking=Chunking(size, "scan"))
 
     def init(self, key: jax.Array | int) -> SimulationState:

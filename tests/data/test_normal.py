@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from fedjaxsim.data.normal import _sine_of_right_angles, _threefry, normal
+from fedjaxsim.data.normal import _sine_of_right_angles, normal
+from fedjaxsim.threefry import words
 
 
 def test_numbers_are_normal_and_independent():
@@ -61,5 +62,5 @@ def test_numbers_are_those_of_jax_in_float64():
 )
 def test_threefry_gives_the_published_answers(key, counter, expected):
     key, (x, y) = np.array(key, np.uint32), (np.array([c], np.uint32) for c in counter)
-    first, second = _threefry(jax.numpy.asarray(key), jax.numpy.asarray(x), jax.numpy.asarray(y))
+    first, second = words(jax.numpy.asarray(key), jax.numpy.asarray(x), jax.numpy.asarray(y))
     assert (int(first[0]), int(second[0])) == expected

@@ -24,6 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim import threefry
+
 BLOCK = 1024
 """Ids that share a number. Keys belong to fixed blocks of ids, never to positions."""
 LARGEST_RATE = 2.0**-5
@@ -124,11 +126,11 @@ def draw(
     row, threshold = _row_and_threshold(rate, first)
 
     def random_number(block):
-        return jax.random.bits(jax.random.fold_in(count_key, block), (1, _WORDS), jnp.uint32)
+        return threefry.bits(threefry.fold_in(count_key, block), (1, _WORDS))
 
     def random_point(block, rank):
-        key = jax.random.fold_in(jax.random.fold_in(point_key, block), rank)
-        position, coin = jax.random.bits(key, (2,), jnp.uint32)
+        key = threefry.fold_in(threefry.fold_in(point_key, block), rank)
+        position, coin = threefry.bits(key, (2,))
         return block * BLOCK + (position >> 22).astype(jnp.int32), coin
 
     table = jnp.asarray(_distribution_functions(first))[row - first]

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import scipy.stats
 
+from fedjaxsim import threefry
 from fedjaxsim.privacy.events import Scheme
 from fedjaxsim.privacy.sampling import Cohort, Sampling
 
@@ -27,7 +28,7 @@ def _distinct(key: jax.Array, count: int, num_clients: int) -> jax.Array:
     # Each draw is new and valid at least as often as the last one needed.
     worst = (num_clients - count + 1) / 2**bits
     draws = count + int(scipy.stats.nbinom.isf(_TAIL, count, worst))
-    ids = (jax.random.bits(key, (draws,), jnp.uint32) >> (32 - bits)).astype(jnp.int32)
+    ids = (threefry.bits(key, (draws,)) >> (32 - bits)).astype(jnp.int32)
     order = jnp.arange(draws)
     by_id, when = jax.lax.sort((ids, order), num_keys=1, is_stable=True)
     new = jnp.concatenate([jnp.ones(1, bool), by_id[1:] != by_id[:-1]])
@@ -64,7 +65,7 @@ def fixed_size(num_clients: int, cohort: int) -> Sampling:
 
     def draw(key, round_, hparams):
         del hparams
-        key = jax.random.fold_in(key, round_)
+        key = threefry.fold_in(key, round_)
         if left_out == 0:
             ids = jnp.arange(num_clients, dtype=jnp.int32)
         elif cohort <= left_out:

@@ -2,9 +2,9 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 
+from fedjaxsim import threefry
 from fedjaxsim.data.minibatches import permuted
 from fedjaxsim.privacy.events import Scheme
 from fedjaxsim.privacy.sampling import Cohort, Sampling
@@ -45,7 +45,7 @@ def passes(num_clients: int, cohort: int, max_participations: int) -> Sampling:
         number, part = round_ // per_pass, round_ % per_pass
         position = part * cohort + jnp.arange(cohort)
         mask = (position < num_clients) & (number < max_participations)
-        order = jax.random.fold_in(key, number)
+        order = threefry.fold_in(key, number)
         ids = permuted(
             order, jnp.where(position < num_clients, position, 0), jnp.int32(num_clients)
         )

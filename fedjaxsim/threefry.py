@@ -1,0 +1,69 @@
+"""Random keys and bits as `jax.random` gives them, without its loops on a CPU.
+
+On a CPU, JAX compiles every threefry hash into a loop over its rounds that goes through memory in
+some eighty small steps. A round of small clients derives a few keys for each of them, and would
+spend most of its time there. Written out, a hash is one fused loop over registers. The functions
+here return the same keys and numbers as those of `jax.random` (with partitionable threefry, the
+default).
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = np.uint32(0x1BD11BDA)
+
+
+def fold_in(key: jax.Array, data: jax.typing.ArrayLike) -> jax.Array:
+    """`jax.random.fold_in`: the key of a number, () integer."""
+    data = np.uint32(data) if isinstance(data, int) else data
+    number = jnp.asarray(data).astype(jnp.uint32)
+    return _wrap(words(jax.random.key_data(key), jnp.zeros_like(number), number))
+
+
+def split(key: jax.Array, num: int = 2) -> jax.Array:
+    """`jax.random.split`: keys (num,)."""
+    counts = jnp.arange(num, dtype=jnp.uint32)
+    return _wrap(words(jax.random.key_data(key), jnp.zeros_like(counts), counts))
+
+
+def bits(key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
+    """`jax.random.bits`: random uint32, for fewer than 2³² of them."""
+    counts = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    first, second = words(jax.random.key_data(key), jnp.zeros_like(counts), counts)
+    return first ^ second
+
+
+def randint(key: jax.Array, shape: tuple[int, ...], span: jax.typing.ArrayLike) -> jax.Array:
+    """`jax.random.randint` from 0 to `span` − 1: int32, uniform up to 2⁻³² times the span.
+
+    Args:
+      key: a typed threefry key.
+      shape: of the result.
+      span: () int32 ≥ 1.
+    """
+    n = jnp.asarray(span).astype(jnp.uint32)
+    high, low = (bits(part, shape) for part in split(key))
+    shift = jnp.uint32(2**16) % n
+    return ((high % n * (shift * shift % n) + low % n) % n).astype(jnp.int32)
+
+
+def _wrap(pair: tuple[jax.Array, jax.Array]) -> jax.Array:
+    return jax.random.wrap_key_data(jnp.stack(pair, axis=-1), impl="threefry2x32")
+
+
+def words(key: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Threefry-2×32 with 20 rounds (Salmon et al. 2011): key (2,) and counters, uint32."""
+    keys = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
+    x, y = x + keys[0], y + keys[1]
+    for group in range(5):
+        for rotation in _ROTATIONS[group % 2]:
+            x = x + y
+            y = (y << np.uint32(rotation)) | (y >> np.uint32(32 - rotation))
+            y = x ^ y
+        x = x + keys[(group + 1) % 3]
+        y = y + keys[(group + 2) % 3] + np.uint32(group + 1)
+    return x, y
