@@ -18,8 +18,9 @@ from fedjaxsim import threefry
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.events import Scheme
 from fedjaxsim.privacy.samplers import blocks
-from fedjaxsim.privacy.samplers.blocks import BLOCK
 
+BLOCK = 1024
+"""Clients whose coins come from one key."""
 FEW_CLIENTS = 2**13
 """Up to so many, a coin for every client costs no more than finding the drawn ones."""
 MOST_EXCESS = 1e-6
@@ -103,13 +104,13 @@ def poisson(num_clients: int, max_rate: float = 1.0, capacity: int | None = None
     * Up to 8,192 clients, or for a capacity that suits rates above 1/32, every client has a coin:
       32 random bits, as an integer, are compared with floor(p·2³²). (Comparing float32 uniforms
       with p would include too often for small p.)
-    * Otherwise `blocks.draw` takes time in proportion to the cohort, plus one number for every 1024
-      clients. Rates for which a cohort would exceed the capacity with probability above 1e-6 are
-      refused; where p is traced and cannot be, it stops at twice the largest p allowed or before.
+    * Otherwise `blocks.draw` takes time in proportion to the cohort. Rates for which a cohort would
+      exceed the capacity with probability above 1e-6 are refused; where p is traced and cannot be,
+      it stops at twice the largest p allowed or before.
 
     Formal guarantees:
       * Clients are drawn independently of each other, of the data and of the rounds before; the
-        random bits belong to the key, the round and fixed blocks of 1024 ids.
+        random bits belong to the key, the round and fixed blocks of ids.
       * A client is in with exactly the probability that the ledger is charged: floor(p·2³²)/2³² by
         coins; by blocks p itself, for a float32 p. By blocks this holds up to a total variation
         distance below 1e-20 a round, which no reported δ can resolve.

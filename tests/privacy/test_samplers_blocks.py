@@ -32,13 +32,14 @@ def membership(p, seed=0):
     return member, int(np.count_nonzero(cohort.overflow))
 
 
-def test_the_table_is_the_poisson_distribution_of_its_hit_rate():
-    table = blocks._distribution_functions(5)
+@pytest.mark.parametrize(("first", "block"), [(5, 2**10), (13, 2**18), (25, 2**22)])
+def test_the_table_is_the_poisson_distribution_of_its_hit_rate(first, block):
+    table = blocks._distribution_functions(first)
     numbers = np.sum(table.astype(np.float64) * 2.0 ** -np.array([32, 64, 96]), axis=-1)
-    for j in (5, 6, 13, 32):
-        mean = 1024 * -math.log1p(-(2.0**-j))
+    for j in {first, first + 1, (first + 32) // 2, 32}:
+        mean = block * -math.log1p(-(2.0**-j))
         expected = scipy.stats.poisson.cdf(np.arange(table.shape[1]), mean)
-        np.testing.assert_allclose(numbers[j - 5], expected, rtol=1e-13)
+        np.testing.assert_allclose(numbers[j - first], expected, rtol=1e-13)
 
 
 @pytest.mark.parametrize("p", [0.02, 0.011, 0.003])  # hit rates 1/32, 1/64, 1/256

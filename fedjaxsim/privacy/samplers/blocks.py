@@ -1,11 +1,13 @@
 """Poisson sampling in time proportional to the cohort, with exact inclusion probabilities.
 
 Drawing a coin for every client is exact but takes time in proportion to the population. Here a
-block of 1024 ids costs one small number and a drawn client a few more:
+block of B ids, of which at most 32 are drawn on average, costs one small number and a drawn client
+a few more:
 
-1. Points fall on ids as a Poisson process. A block gets a Poisson(1024 λ) number of them, each on a
-   uniformly random id of the block (10 random bits). An id is hit at least once with probability
-   1 − e^(−λ), independently of every other id: that is what splitting a Poisson number means.
+1. Points fall on ids as a Poisson process. A block gets a Poisson(Bλ) number of them, each on a
+   uniformly random id of the block (log₂ B random bits). An id is hit at least once with
+   probability 1 − e^(−λ), independently of every other id: that is what splitting a Poisson number
+   means.
 2. λ is chosen so that this is a power of two, ρ = 2^(−j), the smallest above p.
 3. An id that was hit stays with probability p/ρ, in [1/2, 1): when 32 random bits, as an integer,
    are below 2³² p/ρ. For a float32 p in the range of the tables that is a whole number.
@@ -26,11 +28,10 @@ import numpy as np
 
 from fedjaxsim import threefry
 
-BLOCK = 1024
-"""Ids that share a number. Keys belong to fixed blocks of ids, never to positions."""
 LARGEST_RATE = 2.0**-5
 """Above it, a coin for every client costs no more."""
 
+_LARGEST_BLOCK = 22  # in bits of an id
 _LAST = 32  # hit rates go down to 2^(−32)
 _WORDS = 3  # of 32 bits, in a number that is compared with the distribution function
 _TAIL = -math.log(1e-24)  # of the probability, per round, that points outnumber their places
@@ -39,6 +40,14 @@ _TAIL = -math.log(1e-24)  # of the probability, per round, that points outnumber
 def _first_row(largest_rate: float) -> int:
     """The j of the smallest power of two 2^(−j) above a rate."""
     return -math.frexp(largest_rate)[1]
+
+
+def _block_bits(first: int) -> int:
+    """log₂ B: ids that share a number of points, at most 32 on average.
+
+    Keys belong to these fixed blocks of ids, never to positions.
+    """
+    return min(first + 5, _LARGEST_BLOCK)
 
 
 def _places(num_clients: int, first: int) -> int:
@@ -59,7 +68,7 @@ def _distribution_functions(first: int) -> np.ndarray:
     with decimal.localcontext() as context:
         context.prec = 80
         for j in range(first, _LAST + 1):
-            mean = -BLOCK * (1 - decimal.Decimal(2) ** -j).ln()
+            mean = -(2 ** _block_bits(first)) * (1 - decimal.Decimal(2) ** -j).ln()
             mass = total = (-mean).exp()
             row = []
             while (scaled := round(total * one)) < one:
@@ -122,7 +131,8 @@ def draw(
       no place, () int32: more than 0 with probability at most 1e-24.
     """
     first = _first_row(largest_rate)
-    blocks, places = math.ceil(num_clients / BLOCK), _places(num_clients, first)
+    width = _block_bits(first)
+    blocks, places = math.ceil(num_clients / 2**width), _places(num_clients, first)
     row, threshold = _row_and_threshold(rate, first)
 
     def random_number(block):
@@ -131,7 +141,7 @@ def draw(
     def random_point(block, rank):
         key = threefry.fold_in(threefry.fold_in(point_key, block), rank)
         position, coin = threefry.bits(key, (2,))
-        return block * BLOCK + (position >> 22).astype(jnp.int32), coin
+        return block * 2**width + (position >> (32 - width)).astype(jnp.int32), coin
 
     table = jnp.asarray(_distribution_functions(first))[row - first]
     reached = _at_least(jax.vmap(random_number)(jnp.arange(blocks)), table)
