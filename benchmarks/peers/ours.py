@@ -1,0 +1,87 @@
+"""The same runs in fedjaxsim, over one device per core; `compare.py` starts this file.
+
+`Simulation.run` evaluates after its last round. That is measured apart and subtracted: the timed
+part is training alone, as for the peers.
+"""
+
+import os
+import statistics
+import sys
+from pathlib import Path
+
+import child
+import jax
+
+import fedjaxsim as fl
+from fedjaxsim.data.npz import load_npz
+from fedjaxsim.models import cnn, linear, softmax
+
+EVALUATIONS = 3
+
+
+def femnist(what: str, path: Path) -> tuple[fl.Simulation, fl.Hyperparameters]:
+    """FedAvg or PMTL with the CNN, or PMTL with softmax regression."""
+    population = load_npz(path)
+    m, inputs = population.num_clients, population.fields["x"].shape[1:]
+    rate = child.COHORT / m
+    network = (linear if what == "pmtl-linear" else cnn)(inputs, child.CLASSES)
+    task = softmax(network, child.CLASSES)
+    algorithm = fl.fedavg(task) if what == "fedavg" else fl.pmtl(task)
+    simulation = fl.Simulation(
+        algorithm,
+        task,
+        population,
+        fl.poisson(m, max_rate=rate),
+        fl.Minibatches(child.BATCH, epochs=1),
+        devices=jax.devices(),
+    )
+    hparams = fl.Hyperparameters(
+        learning_rate=child.LEARNING_RATE,
+        lam=child.LAM,
+        clip_norm=child.CLIP,
+        noise_multiplier=child.NOISE_MULTIPLIER,
+        sampling_rate=rate,
+    )
+    return simulation, hparams
+
+
+def ppsgd() -> tuple[fl.Simulation, fl.Hyperparameters]:
+    """PP-SGD on its synthetic problem."""
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from benchmarks import ppsgd_grid
+
+    simulation, _ = ppsgd_grid.make_simulation(
+        chunk_map="vmap", chunk_size=250, devices=jax.devices()
+    )
+    return simulation, ppsgd_grid.hyperparameters(ppsgd_grid.SINGLE)
+
+
+def main() -> None:
+    args = child.parse()
+    if args.warm != args.rounds:  # another number of rounds is another program
+        raise ValueError(f"warm and rounds must agree here, got {args.warm} and {args.rounds}")
+    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    simulation, hparams = ppsgd() if args.what == "ppsgd" else femnist(args.what, args.data)
+    state = simulation.init(args.seed, hparams)
+    segments = []
+
+    def run():
+        nonlocal state
+        state, history = simulation.run(state, hparams, args.rounds)
+        segments.extend(history)
+
+    first, second = child.seconds(run), child.seconds(run)
+    evaluations = [
+        child.seconds(lambda: simulation.evaluate(state, hparams)) for _ in range(EVALUATIONS)
+    ]
+    evaluation = segments[-1].evaluation
+    name = "excess_risk" if args.what == "ppsgd" else "accuracy"
+    learned = {name: float(evaluation.weighted_mean(name))}
+    versions = {"fedjaxsim": fl.__version__, "jax": jax.__version__}
+    spent = statistics.median(evaluations)
+    numbers = child.report(args, second - spent, first, learned, versions)
+    child.emit(numbers | {"evaluation_seconds": spent, "devices": jax.device_count()})
+
+
+if __name__ == "__main__":
+    main()
