@@ -1,4 +1,4 @@
-"""The command line: `fedjaxsim run`, `sweep`, `compare`, `demo`, `privacy` and `audit`."""
+"""The command line: `fedjaxsim run`, `sweep`, `tune`, `compare`, `demo`, `privacy` and so on."""
 
 import contextlib
 import dataclasses
@@ -15,6 +15,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from fedjaxsim import plots, privacy_cli
+from fedjaxsim.bench.command import Bench, prepare_bench
 from fedjaxsim.config import RunConfig, combine, read_toml
 from fedjaxsim.demo import prepare_demo
 from fedjaxsim.experiment import execute, prepare
@@ -22,6 +23,7 @@ from fedjaxsim.privacy_cli import Audit, Privacy
 from fedjaxsim.progress import print_table, stop_on_interrupt
 from fedjaxsim.rundir import RunDirectory
 from fedjaxsim.sweep.command import Sweep, prepare_sweep
+from fedjaxsim.tune.command import Tune, prepare_tune
 
 INTERRUPTED = 130
 """The exit code of a program that Ctrl-C ended."""
@@ -62,7 +64,7 @@ class Demo:
     """No progress bars: one plain line per evaluation."""
 
 
-Command = Run | Sweep | Compare | Demo | Privacy | Audit
+Command = Run | Sweep | Tune | Compare | Demo | Privacy | Audit | Bench
 
 
 def parse(arguments: Sequence[str]) -> Command:
@@ -74,11 +76,11 @@ def parse(arguments: Sequence[str]) -> Command:
       SystemExit: where tyro has shown help (code 0) or refused a flag (code 2).
     """
     command = _parse(arguments, RunConfig())
-    if isinstance(command, Run | Audit):
+    if isinstance(command, Run | Tune | Audit):
         if command.config is not None:
             settings = read_toml(command.config)
             command = _parse(arguments, combine(settings, command.settings))
-            assert isinstance(command, Run | Audit)
+            assert isinstance(command, Run | Tune | Audit)
         command.settings.validate()
     return command
 
@@ -86,12 +88,14 @@ def parse(arguments: Sequence[str]) -> Command:
 def _parse(arguments: Sequence[str], defaults: RunConfig) -> Command:
     run: Any = Annotated[Run, tyro.conf.subcommand("run", default=Run(defaults))]
     sweep: Any = Annotated[Sweep, tyro.conf.subcommand("sweep")]
+    tune: Any = Annotated[Tune, tyro.conf.subcommand("tune", default=Tune(defaults))]
     compare: Any = Annotated[Compare, tyro.conf.subcommand("compare")]
     demo: Any = Annotated[Demo, tyro.conf.subcommand("demo")]
     privacy: Any = Annotated[Privacy, tyro.conf.subcommand("privacy")]
     audit: Any = Annotated[Audit, tyro.conf.subcommand("audit", default=Audit(defaults))]
+    bench: Any = Annotated[Bench, tyro.conf.subcommand("bench")]
     return tyro.cli(
-        run | sweep | compare | demo | privacy | audit,
+        run | sweep | tune | compare | demo | privacy | audit | bench,
         prog="fedjaxsim",
         description="Private, personalized federated learning, simulated. See also --version.",
         args=arguments,
@@ -111,6 +115,8 @@ def _prepare(command: Command) -> Callable[[], int]:
             return _prepare_run(command.settings)
         case Sweep():
             return prepare_sweep(command)
+        case Tune():
+            return prepare_tune(command)
         case Compare():
             return _prepare_comparison(command)
         case Demo():
@@ -121,6 +127,8 @@ def _prepare(command: Command) -> Callable[[], int]:
             return privacy_cli.prepare(command.question)
         case Audit():
             return privacy_cli.prepare_audit(command)
+        case Bench():
+            return prepare_bench(command)
 
 
 def _prepare_run(config: RunConfig) -> Callable[[], int]:

@@ -65,6 +65,8 @@ class RunConfig:
     """Part of each client's rows kept for testing; given, it replaces the data's own split."""
     validation_fraction: float = 0.0
     """Part of each client's rows kept for validation."""
+    held_out_clients: float = 0.0
+    """Part of the clients that the run leaves out; `fedjaxsim tune` tunes on them."""
     classes: Annotated[int | None, _optional("INT", "all")] = None
     """Keep the rows of the first so many classes only, and the clients that have some."""
     preprocess: Annotated[tuple[str, ...], _STEPS] = ()
@@ -174,6 +176,8 @@ class RunConfig:
             raise ValueError(f"preprocess takes {', '.join(PREPROCESS)}, got {steps[0]!r}")
         if self.passes is not None and self.algorithm != "ppsgd" and self.local_steps is None:
             raise ValueError(f"passes need local-steps, got passes {self.passes} alone")
+        if not 0 <= self.held_out_clients < 1:
+            raise ValueError(f"held-out-clients must lie in [0, 1), got {self.held_out_clients}")
         if self.classes is not None and self.classes < 2:
             raise ValueError(f"classes must be at least 2, got {self.classes}")
         if self.data == "synthetic-stream" and (self.model, self.loss) != ("linear", "squared"):

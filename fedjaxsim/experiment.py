@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import optax
 
-from fedjaxsim import optimizers, plots
+from fedjaxsim import models, optimizers, plots
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.fedprox import fedprox
@@ -24,13 +24,13 @@ from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.algorithms.ppsgd import average, ppsgd, weighted
 from fedjaxsim.config import RunConfig
+from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.transforms import drop_constant_columns, invert, unit_rows
 from fedjaxsim.evaluation import Evaluation
 from fedjaxsim.hparams import Hyperparameters, validate
-from fedjaxsim.models import model as models
 from fedjaxsim.models import task as tasks
 from fedjaxsim.models.known import known_regression
 from fedjaxsim.models.task import Task
@@ -142,7 +142,7 @@ def prepare(config: RunConfig, simulation: Simulation | None = None) -> Experime
     if math.isfinite(config.target_epsilon) and not math.isfinite(config.clip):
         raise ValueError(f"clip must be finite where epsilon is, got {config.clip}")
     if simulation is None:
-        simulation = _simulation(config)
+        simulation = simulation_of(config, population_of(config))
     delta = default_delta(simulation.num_clients) if config.delta is None else config.delta
     if config.algorithm == "local":
         hparams = hparams.replace(noise_multiplier=0.0, clip_norm=math.inf)
@@ -179,10 +179,21 @@ def _minibatches(config: RunConfig) -> Minibatches:
     return Minibatches(config.batch_size, steps=steps, epochs=epochs, passes=config.passes)
 
 
-def _simulation(config: RunConfig) -> Simulation:
+def simulation_of(
+    config: RunConfig, population: Population, task: Task | None = None
+) -> Simulation:
+    """The simulation of a configuration, on a population.
+
+    Args:
+      config: the settings.
+      population: the clients, whatever the settings say about data.
+      task: that of another population, where its classes are to be told apart; by default its own.
+
+    Raises:
+      ValueError: as `prepare`.
+    """
     minibatches = _minibatches(config)
-    population = population_of(config)
-    task = _task(config, population)
+    task = _task(config, population) if task is None else task
     clients, rate = population.num_clients, config.sampling_rate
     sampling = everyone(clients) if rate == 1 else poisson(clients, max_rate=rate)
     check_rate(sampling, rate)
@@ -195,11 +206,24 @@ def _simulation(config: RunConfig) -> Simulation:
         closed() if config.algorithm == "local" else gaussian(),
         chunk_size=config.chunk_size,
         chunk_map=config.chunk_map,
+        devices=jax.devices() if jax.device_count() > 1 else None,
     )
 
 
 def population_of(config: RunConfig) -> Population:
-    """The population that a run is on.
+    """The population that a run is on, without the clients that are held out.
+
+    Raises:
+      FileNotFoundError, ValueError: as `prepare`.
+    """
+    population = whole_population_of(config)
+    if config.held_out_clients == 0:
+        return population
+    return hold_out(population, config.held_out_clients, config.seed)[0]
+
+
+def whole_population_of(config: RunConfig) -> Population:
+    """The population that a configuration names, with the clients that are held out of the run.
 
     Raises:
       FileNotFoundError, ValueError: as `prepare`.

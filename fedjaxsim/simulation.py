@@ -181,13 +181,15 @@ class Simulation:
     def rows(self) -> dict[str, Rows]:
         """Where each split's rows lie on the first device, by its name."""
         population = self.population
-        fields = {name: jnp.asarray(value) for name, value in population.fields.items()}
-        return {split: Rows.place(population, split, fields) for split in population.splits}
+        with jax.ensure_compile_time_eval():  # also where a run is being traced
+            fields = {name: jnp.asarray(value) for name, value in population.fields.items()}
+            return {split: Rows.place(population, split, fields) for split in population.splits}
 
     @functools.cached_property
     def _divided_rows(self) -> dict[str, Rows]:
         assert self.devices is not None
-        return place_rows(self.population, self.devices)
+        with jax.ensure_compile_time_eval():
+            return place_rows(self.population, self.devices)
 
     def _placed(self, split: str) -> Rows:
         """One split's rows on the devices of the simulation."""
@@ -449,7 +451,11 @@ class Simulation:
             context = Context(jnp.int32(0), key, client_id, self.num_clients)
             return personal, self.algorithm.client(shared, personal, data, hparams, context)
 
-        given, (kept, message, metrics) = jax.eval_shape(one, key, hparams, self._placed("train"))
+        # As shapes, without the devices they are on: a run may be mapped over others.
+        rows = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._placed("train")
+        )
+        given, (kept, message, metrics) = jax.eval_shape(one, key, hparams, rows)
         if jax.tree.structure(given) != jax.tree.structure(kept):
             raise ValueError(
                 "client must return a personal state of the structure it was given, "

@@ -82,6 +82,15 @@ def test_a_device_holds_its_own_clients_and_their_rows():
     assert len(pieces[1]) == 43
 
 
+@pytest.mark.parametrize("devices", [None, jax.devices()[:2]])
+def test_a_simulation_may_be_traced_before_it_runs(devices):
+    population, task = least_squares([4, 4, 5], test=0.3)
+    sim = Simulation(fedavg(task), task, population, everyone(3), EPOCHS, devices=devices)
+    traced, _ = jax.jit(lambda key: sim.round(sim.init(key, HPARAMS), HPARAMS))(jax.random.key(0))
+    state, _ = sim.run(sim.init(0, HPARAMS), HPARAMS, 1)
+    np.testing.assert_allclose(numbers(traced.shared), numbers(state.shared), rtol=1e-6)
+
+
 def test_a_simulation_needs_a_device():
     population, task = least_squares([4, 4])
     with pytest.raises(ValueError, match="at least one device"):

@@ -1,0 +1,195 @@
+"""The command `fedjaxsim bench`: workloads in processes of their own, into a file and figures."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from fedjaxsim import plots
+from fedjaxsim.bench.children import in_child
+from fedjaxsim.bench.figure import growth_figure, systems_figure
+from fedjaxsim.bench.report import print_comparison, print_list, print_results
+from fedjaxsim.bench.results import Results
+from fedjaxsim.bench.watch import BenchProgress
+from fedjaxsim.bench.workload import Workload
+from fedjaxsim.bench.workloads import select
+
+RESULTS = "bench.json"
+SYSTEMS_FIGURE, GROWTH_FIGURE = "bench.png", "growth.png"
+FEMNIST = Path("femnist", "mytest.json.zip")
+"""Where FEMNIST lies in the folder that FEDJAXSIM_DATA names."""
+CURVE_PROCESSES = 3
+"""The most processes for a point of a growth curve: the curve itself shows what is an outlier."""
+_REPEATS, _CURVE_REPEATS = 5, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Measure speed and memory of named workloads against this machine's ceilings."""
+
+    workloads: Annotated[
+        str | None, tyro.conf.arg(metavar="NAME[,NAME...]", help_behavior_hint="(default: all)")
+    ] = None
+    """Which workloads; the name of a growth curve stands for all its points."""
+    list: bool = False
+    """Only say which workloads there are."""
+    processes: int = 5
+    """Processes per workload, each of them new (at most 3 per point of a growth curve)."""
+    data: Annotated[
+        str | None,
+        tyro.conf.arg(metavar="leaf:PATH", help_behavior_hint="(default: from FEDJAXSIM_DATA)"),
+    ] = None
+    """FEMNIST, for the workloads that take it; random images where there is none."""
+    out: Annotated[
+        Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: none)")
+    ] = None
+    """Directory for bench.json, bench.png and growth.png; without it only the terminal shows
+    results."""
+    overwrite: bool = False
+    """Replace the results that the directory already holds."""
+    compare: Annotated[
+        tuple[Path, ...],
+        tyro.conf.arg(metavar="OLD.json [NEW.json]", help_behavior_hint="(default: none)"),
+    ] = ()
+    """Earlier results to compare with. Given two files, nothing is measured: the second is
+    compared with the first."""
+
+
+def prepare_bench(command: Bench) -> Callable[[], int]:
+    """Checks all input; what is returned measures and gives the exit code.
+
+    Raises:
+      FileNotFoundError: if there are no data or no results where the command says.
+      ValueError: for an unknown workload, a number out of range, or results that are in the way or
+        cannot be read.
+    """
+    workloads = select(command.workloads)
+    if command.list:
+        return _always(lambda: print_list(workloads))
+    if len(command.compare) > 2:
+        raise ValueError(f"compare takes one file or two, got {len(command.compare)}")
+    earlier = [Results.read(path) for path in command.compare]
+    if len(earlier) == 2:
+        old, new = earlier
+        return _always(lambda: print_comparison(new, old, str(command.compare[0])))
+    if command.processes < 1:
+        raise ValueError(f"processes must be at least 1, got {command.processes}")
+    data = _data(command.data)
+    if command.out is not None:
+        _make_directory(command.out, overwrite=command.overwrite)
+
+    def work() -> int:
+        results, failures, interrupted = _measure(workloads, command.processes, data, command.out)
+        if results.processes:
+            print_results(results)
+        if earlier:
+            print_comparison(results, earlier[0], str(command.compare[0]))
+        if command.out is not None and results.processes:
+            _draw(results, workloads, command.out)
+            print(f"files in {command.out}")
+        for name, words in failures.items():
+            print(f"fedjaxsim: {name} failed: {words}", file=sys.stderr)
+        if interrupted:
+            print("stopped by Ctrl-C; what was measured is kept", file=sys.stderr)
+            return 130
+        return 1 if failures else 0
+
+    return work
+
+
+def _always(action: Callable[[], None]) -> Callable[[], int]:
+    def work() -> int:
+        action()
+        return 0
+
+    return work
+
+
+def _data(spec: str | None) -> str | None:
+    """The specification of FEMNIST, or None where there is none.
+
+    Raises:
+      FileNotFoundError: if there is nothing where the specification says.
+      ValueError: if it is none of a LEAF file.
+    """
+    if spec is None:
+        folder = os.environ.get("FEDJAXSIM_DATA")
+        path = None if folder is None else Path(folder) / FEMNIST
+        return f"leaf:{path}" if path is not None and path.exists() else None
+    kind, _, path = spec.partition(":")
+    if kind != "leaf" or not path:
+        raise ValueError(f"data must be leaf:PATH, got {spec!r}")
+    if not Path(path).exists():
+        raise FileNotFoundError(f"no data {path}")
+    return spec
+
+
+def _make_directory(path: Path, *, overwrite: bool) -> None:
+    """Makes the directory of results.
+
+    Raises:
+      ValueError: if it holds results already, or cannot be made.
+    """
+    if (path / RESULTS).exists() and not overwrite:
+        raise ValueError(f"{path} already holds results; use --overwrite or another directory")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot make the directory {path}: {error.strerror}") from error
+
+
+def _measure(
+    workloads: Sequence[Workload], processes: int, data: str | None, out: Path | None
+) -> tuple[Results, dict[str, str], bool]:
+    """Measures, and keeps what is known after every process.
+
+    Returns:
+      The results, what failed and why, and whether the user has interrupted.
+    """
+    results, failures = Results({}), {}
+    plan = list(_plan(workloads, processes))
+    with BenchProgress(len(plan)) as progress:
+        try:
+            idle = in_child(None, None, 0)
+            results.machine, results.idle_mb = idle["machine"], idle["peak_mb"]
+            for workload in plan:
+                if workload.name in failures:
+                    progress.skip()
+                    continue
+                progress.start(workload.name)
+                repeats = _REPEATS if workload.curve is None else _CURVE_REPEATS
+                try:
+                    numbers = in_child(workload.name, data, repeats)
+                except ChildProcessError as error:
+                    failures[workload.name] = str(error)
+                    progress.skip()
+                    continue
+                results.add(workload.name, numbers)
+                progress.update(workload.name, numbers)
+                if out is not None:
+                    results.write(out / RESULTS)
+        except KeyboardInterrupt:
+            return results, failures, True
+    return results, failures, False
+
+
+def _plan(workloads: Sequence[Workload], processes: int) -> Iterator[Workload]:
+    """All processes, the first of every workload before the second of any."""
+    for index in range(processes):
+        for workload in workloads:
+            if workload.curve is None or index < CURVE_PROCESSES:
+                yield workload
+
+
+def _draw(results: Results, workloads: Sequence[Workload], out: Path) -> None:
+    known = [workload for workload in workloads if workload.name in results.processes]
+    systems = [workload.name for workload in known if workload.curve is None]
+    points = [workload for workload in known if workload.curve is not None]
+    if systems:
+        plots.save(systems_figure(results, systems), out / SYSTEMS_FIGURE)
+    if points:
+        plots.save(growth_figure(results, points), out / GROWTH_FIGURE)

@@ -1,0 +1,175 @@
+"""What one process measures: one workload, or nothing at all to see what a process takes.
+
+The parent starts `python -m fedjaxsim.bench.measure REQUEST`, REQUEST being JSON, and reads the
+last line of output, JSON too.
+"""
+
+import json
+import math
+import os
+import resource
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.bench.ceilings import Ceilings
+from fedjaxsim.bench.machine import machine
+from fedjaxsim.bench.workload import Load
+from fedjaxsim.bench.workloads import WORKLOADS
+from fedjaxsim.config import RunConfig
+from fedjaxsim.rounds import bytes_of
+
+Record = dict[str, Any]
+
+LONG_ENOUGH = 0.2
+"""Seconds that one repetition takes at least, in as many segments as that needs."""
+MB = 1e6
+
+
+def measure(load: Load, repeats: int, *, ceilings: bool) -> Record:
+    """Runs a workload for a while.
+
+    Memory is read after the first evaluation and before the ceilings are measured. From then on
+    workload, ceilings and evaluation take turns, so that all of them meet the same machine.
+
+    Args:
+      load: the workload.
+      repeats: how often they take turns.
+      ceilings: whether the machine's ceilings are measured.
+
+    Returns:
+      Medians over the repetitions, by name; docs/benchmarks.md says what they are.
+    """
+    forget_peak()
+    state: Any = jax.block_until_ready(load.init())
+    state_bytes = bytes_of(state)
+
+    def advance() -> None:
+        nonlocal state
+        state = jax.block_until_ready(load.advance(state, load.rounds)[0])
+
+    def evaluate() -> None:
+        assert load.evaluate is not None
+        load.evaluate(state)
+
+    first, second = seconds(advance), seconds(advance)
+    if load.evaluate is not None:
+        evaluate()
+    memory = {
+        "peak_mb": peak_bytes() / MB,
+        "device_peak_mb": _optional(device_peak_bytes(load), MB),
+        "state_mb": state_bytes / MB,
+        "data_mb": load.data_bytes / MB,
+    }
+    limits = Ceilings(load.devices) if ceilings else None
+    segments = max(1, math.ceil(LONG_ENOUGH / second))
+    turns = []
+    for _ in range(repeats):
+        took = seconds(lambda: [advance() for _ in range(segments)]) / (segments * load.rounds)
+        turn = {"round": took}
+        if limits is not None:
+            turn |= _fractions(load, took, limits.flops(), limits.bandwidth())
+        if load.evaluate is not None:
+            evaluation = seconds(evaluate)
+            turn["evaluation_share"] = evaluation / (evaluation + RunConfig.eval_every * took)
+        turns.append(turn)
+    medians = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
+    took = medians.pop("round")
+    return {
+        "rounds_per_second": 1 / took,
+        "updates_per_second": load.work.updates / took,
+        "compile_seconds": max(0.0, first - second),
+        **medians,
+        **memory,
+        "gflop_per_round": load.work.flops / 1e9,
+        "mb_per_round": load.work.bytes / MB,
+        "devices": len(load.devices),
+        "data": load.data,
+    }
+
+
+def _fractions(load: Load, took: float, flops: float, bandwidth: float) -> dict[str, float]:
+    return {
+        "gemm_gflops": flops / 1e9,
+        "memory_gb_per_s": bandwidth / 1e9,
+        "gemm_fraction": load.work.flops / flops / took,
+        "memory_fraction": load.work.bytes / bandwidth / took,
+    }
+
+
+def _optional(value: float | None, unit: float) -> float | None:
+    return None if value is None else value / unit
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    """How long a call takes."""
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+def forget_peak() -> None:
+    """Lets the peak of resident memory start anew from what is resident now, on Linux.
+
+    Elsewhere it stays, and includes what building the data took.
+    """
+    clear = Path("/proc/self/clear_refs")
+    if clear.exists():
+        clear.write_text("5")
+
+
+def peak_bytes() -> int:
+    """The peak of resident memory of this process."""
+    status = Path("/proc/self/status")
+    if status.exists():  # what getrusage tells may be the peak of the parent, before the fork
+        (peak,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(peak.split()[1]) * 1024
+    scale = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in kilobytes on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+def device_peak_bytes(load: Load) -> int | None:
+    """The peak of allocated memory, summed over devices; None where they do not tell."""
+    stats = [device.memory_stats() for device in load.devices]
+    if any(stat is None or "peak_bytes_in_use" not in stat for stat in stats):
+        return None
+    return sum(stat["peak_bytes_in_use"] for stat in stats)
+
+
+def idle() -> Record:
+    """The memory of a process that has the same imports and has started JAX, and its machine."""
+    forget_peak()
+    jax.block_until_ready(jnp.zeros(()) + 1)
+    return {"peak_mb": peak_bytes() / MB, "machine": machine()}
+
+
+def _end_with_parent() -> None:
+    """Waits for the end of standard input, whose other end the parent holds as long as it lives."""
+    os.read(0, 1)
+    os._exit(1)
+
+
+def main() -> None:
+    """Answers one request and ends; or ends at once if the parent does."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # As `fedjaxsim.cli.use_all_cores`, whose many imports would take longer than most workloads.
+    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    jax.config.update("jax_enable_compilation_cache", False)
+    request = json.loads(sys.argv[1])
+    if request["workload"] is None:
+        print(json.dumps(idle()))
+        return
+    workload = WORKLOADS[request["workload"]]
+    load = workload.build(request["data"])
+    print(json.dumps(measure(load, request["repeats"], ceilings=workload.curve is None)))
+
+
+if __name__ == "__main__":
+    main()

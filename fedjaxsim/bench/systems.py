@@ -1,0 +1,292 @@
+"""The systems at work: each function builds one workload, at any size."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim import models
+from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.algorithms.fedprox import fedprox
+from fedjaxsim.algorithms.local import local
+from fedjaxsim.algorithms.pmtl import pmtl
+from fedjaxsim.algorithms.ppsgd import ppsgd
+from fedjaxsim.bench import problems
+from fedjaxsim.bench.work import Work, cnn_flops, dense_flops, round_bytes
+from fedjaxsim.bench.workload import Load, data_bytes, simulate
+from fedjaxsim.data.load import load
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.synthetic import regression_stream
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.models.known import known_regression
+from fedjaxsim.models.model import Model
+from fedjaxsim.models.task import Task
+from fedjaxsim.privacy.mechanisms import closed
+from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.simulation import Simulation
+from fedjaxsim.sweep.runs import ManyRuns
+
+Name = Literal["fedavg", "fedprox", "pmtl", "local"]
+ALGORITHMS = {"fedavg": fedavg, "fedprox": fedprox, "pmtl": pmtl, "local": local}
+PERSONAL = ("pmtl", "local")
+"""The algorithms with parameters of each client's own."""
+BATCH = 10
+FEMNIST_COHORT = 100
+PIXELS = 28 * 28
+PRIVATE = Hyperparameters(learning_rate=0.05, lam=0.1, mu=0.1, clip_norm=1.0, noise_multiplier=1.0)
+"""With clipping and noise."""
+_PLAIN = Hyperparameters(learning_rate=0.05)
+
+
+def femnist_cnn(data: str | None, algorithm: Name, clients: int = 206, rounds: int = 2) -> Load:
+    """The papers' CNN: Poisson cohorts of 100/206 of the writers, one epoch, clip and noise.
+
+    Args:
+      data: FEMNIST, e.g. "leaf:PATH"; None for random images of the same shapes.
+      algorithm: which one.
+      clients: of random data.
+      rounds: in one compiled segment.
+    """
+    if data is None:
+        train, test = problems.femnist_counts(clients)
+        classes = problems.FEMNIST_CLASSES
+        population = problems.classification(train, test, problems.IMAGE, classes)
+    else:
+        population = load(data, test=0.2)
+        classes = max(2, int(population.fields["y"].max()) + 1)
+    p = FEMNIST_COHORT / problems.FEMNIST_WRITERS
+    examples = p * float(population.splits["train"].count.sum())
+    task = models.softmax(models.cnn(population.fields["x"].shape[1:], classes), classes)
+    work = work_of(
+        algorithm, task, p * population.num_clients, examples, cnn_flops(28, classes), PIXELS
+    )
+    loaded = simulate(
+        ALGORITHMS[algorithm](task),
+        task,
+        population,
+        poisson(population.num_clients, max_rate=p),
+        Minibatches(BATCH, epochs=1),
+        PRIVATE.replace(sampling_rate=p),
+        work,
+        rounds=rounds,
+    )
+    return loaded if data is None else _named(loaded, data)
+
+
+def softmax_regression(clients: int, own: bool, rounds: int) -> Load:
+    """Softmax regression, d = 784, c = 10: everyone takes one step on a batch of 10.
+
+    Args:
+      clients: m.
+      own: whether every client has weights of its own (PMTL), or all share them (FedAvg).
+      rounds: in one compiled segment.
+    """
+    task = models.softmax(models.linear((PIXELS,), 10), 10)
+    name: Name = "pmtl" if own else "fedavg"
+    work = work_of(name, task, clients, clients * BATCH, dense_flops((PIXELS, 10)), PIXELS)
+    return simulate(
+        ALGORITHMS[name](task),
+        task,
+        problems.equal_clients(clients, 16, 4, (PIXELS,), 10),
+        everyone(clients),
+        Minibatches(BATCH, steps=1),
+        PRIVATE,
+        work,
+        rounds=rounds,
+    )
+
+
+def perceptron(algorithm: Name, clients: int = 200, rounds: int = 10) -> Load:
+    """An MLP 784-128-10: half of the clients take 5 steps on batches of 10.
+
+    Args:
+      algorithm: which one.
+      clients: m.
+      rounds: in one compiled segment.
+    """
+    p, steps, widths = 0.5, 5, (PIXELS, 128, 10)
+    task = models.softmax(models.mlp((PIXELS,), 10, widths[1:-1]), 10)
+    examples = p * clients * steps * BATCH
+    return simulate(
+        ALGORITHMS[algorithm](task),
+        task,
+        problems.equal_clients(clients, 40, 10, (PIXELS,), 10),
+        poisson(clients, max_rate=p),
+        Minibatches(BATCH, steps=steps),
+        (_PLAIN if algorithm == "local" else PRIVATE).replace(sampling_rate=p),
+        work_of(algorithm, task, p * clients, examples, dense_flops(widths), PIXELS),
+        rounds=rounds,
+        mechanism=closed() if algorithm == "local" else None,
+    )
+
+
+def work_of(
+    algorithm: Name,
+    task: Task,
+    updates: float,
+    examples: float,
+    flops_per_example: float,
+    features: int,
+) -> Work:
+    """The work of a round of one of `ALGORITHMS`.
+
+    Args:
+      algorithm: which one.
+      task: whose parameters are counted.
+      updates: clients that take part.
+      examples: that they compute on, all together.
+      flops_per_example: see `work.py`.
+      features: numbers in an example.
+    """
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    personal = parameters if algorithm in PERSONAL else 0
+    shared = 0 if algorithm == "local" else parameters
+    moved = round_bytes(updates, personal, examples, features, shared)
+    return Work(examples * flops_per_example, moved, updates)
+
+
+def _named(loaded: Load, data: str) -> Load:
+    """With the name of the data in the result, without where they lie on this machine."""
+    kind, _, path = data.partition(":")
+    return dataclasses.replace(loaded, data=f"{kind}:{Path(path).name}")
+
+
+# --- PP-SGD ---------------------------------------------------------------------------------------
+
+PPSGD_CLIENTS, PPSGD_FEATURES = 1000, 100
+RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.2, 1.5, 1.8)
+LEVELS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, float("inf"))
+NOISES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+
+
+def grid_settings() -> list[Hyperparameters]:
+    """The 990 settings of appendix A with C = 10 (Bietti et al. 2022)."""
+    return [
+        Hyperparameters(
+            learning_rate=rate, personalization=level, clip_norm=10.0, noise_multiplier=z
+        )
+        for rate, level, z in itertools.product(RATES, LEVELS, NOISES)
+    ]
+
+
+def _ppsgd_work(clients: int, runs: int) -> Work:
+    """Two products with a batch of b·d numbers and the read and write of θ_i, in every run.
+
+    Of data only the θ_i* are read; making batches from them is not counted.
+    """
+    updates, d = clients * runs, PPSGD_FEATURES
+    moved = round_bytes(updates, personal=d, examples=clients, features=d, shared=d * runs)
+    return Work(updates * 4 * BATCH * PPSGD_FEATURES, moved, updates)
+
+
+def ppsgd_synthetic(clients: int = PPSGD_CLIENTS, rounds: int = 100) -> Load:
+    """PP-SGD on its synthetic problem: fresh batches of 10, d = 100, everyone.
+
+    Args:
+      clients: m.
+      rounds: in one compiled segment.
+    """
+    task = known_regression(PPSGD_FEATURES)
+    return simulate(
+        ppsgd(task),
+        task,
+        regression_stream(clients, PPSGD_FEATURES),
+        everyone(clients),
+        Minibatches(BATCH, steps=1),
+        Hyperparameters(learning_rate=0.1, clip_norm=10.0, noise_multiplier=1.0),
+        _ppsgd_work(clients, 1),
+        rounds=rounds,
+    )
+
+
+def ppsgd_grid(
+    settings: list[Hyperparameters] | None = None, clients: int = PPSGD_CLIENTS, rounds: int = 2
+) -> Load:
+    """The same with many settings as one program; a round is one of all runs.
+
+    Args:
+      settings: by default the 990 of `grid_settings`.
+      clients: m.
+      rounds: in one compiled segment.
+    """
+    task = known_regression(PPSGD_FEATURES)
+    settings = grid_settings() if settings is None else settings
+    simulation = Simulation(
+        ppsgd(task),
+        task,
+        regression_stream(clients, PPSGD_FEATURES),
+        everyone(clients),
+        Minibatches(BATCH, steps=1),
+    )
+    devices = tuple(jax.devices())
+    many = ManyRuns(simulation, settings, devices)
+    rows = simulation.rows["train"]
+    return Load(
+        init=lambda: many.init(0),
+        advance=lambda state, rounds: many._rounds(state, many._hparams, rows, rounds=rounds),
+        evaluate=many.evaluate,
+        rounds=rounds,
+        work=_ppsgd_work(clients, len(settings)),
+        data_bytes=data_bytes(simulation.population),
+        devices=devices[: len(settings)],
+    )
+
+
+# --- what the loop itself costs -------------------------------------------------------------------
+
+EMPTY_LEAVES = 20
+"""Of the state of `empty_round`."""
+
+
+def empty_round(rounds: int = 2000) -> Load:
+    """A round in which nobody is drawn, with a state of 20 leaves.
+
+    Args:
+      rounds: in one compiled segment.
+    """
+    # Round, key and the ledger's four, and these: the billboard's and the clients'.
+    names = [f"layer{index}" for index in range((EMPTY_LEAVES - 6) // 2)]
+    layers = Model(
+        lambda key: {name: jnp.zeros((10, 2)) for name in names},
+        lambda params, x: x @ sum(params.values()),
+    )
+    task = models.softmax(layers, 2)
+    # No client is likely to be drawn in 10⁸ rounds.
+    hparams = PRIVATE.replace(sampling_rate=2.0**-32)
+    return simulate(
+        pmtl(task),
+        task,
+        problems.equal_clients(10, 10, 0, (10,), 2),
+        poisson(10, max_rate=2.0**-32, capacity=10),
+        Minibatches(BATCH, steps=1),
+        hparams,
+        Work(0.0, 0.0, 0.0),
+        rounds=rounds,
+        evaluates=False,
+        divided=False,
+    )
+
+
+def tiny_round(rounds: int = 500) -> Load:
+    """10 clients with 22 parameters each, everyone, one step on a batch of 10.
+
+    Args:
+      rounds: in one compiled segment.
+    """
+    task = models.softmax(models.linear((10,), 2), 2)
+    return simulate(
+        pmtl(task),
+        task,
+        problems.equal_clients(10, 10, 0, (10,), 2),
+        everyone(10),
+        Minibatches(BATCH, steps=1),
+        PRIVATE,
+        work_of("pmtl", task, 10, 100, dense_flops((10, 2)), 10),
+        rounds=rounds,
+        evaluates=False,
+        divided=False,
+    )

@@ -1,0 +1,119 @@
+"""What a workload is: how it is built, and what it takes to run and to judge it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.bench.work import Work
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.population import Population
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.models.task import Task
+from fedjaxsim.privacy.mechanisms import Mechanism
+from fedjaxsim.privacy.sampling import Sampling
+from fedjaxsim.simulation import Simulation
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """A workload that is built and ready to run.
+
+    Attributes:
+      init: `() -> state` before the first round.
+      advance: `(state, rounds) -> (state, metrics)`: one compiled segment, which takes over the
+        buffers of the state.
+      evaluate: `(state) -> evaluation` on the test split, or None where it is of no interest.
+      rounds: in one segment.
+      work: of one round.
+      data_bytes: the population's rows.
+      devices: which compute.
+      data: where the data come from.
+    """
+
+    init: Callable[[], PyTree]
+    advance: Callable[[PyTree, int], tuple[PyTree, PyTree]]
+    evaluate: Callable[[PyTree], Any] | None
+    rounds: int
+    work: Work
+    data_bytes: int
+    devices: tuple[Any, ...]
+    data: str = "synthetic"
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A named workload.
+
+    Attributes:
+      name: on the command line.
+      summary: what it is, in a line.
+      build: `(data) -> Load`; `data` is a specification such as "leaf:PATH", for workloads that
+        can run on real data, or None.
+      curve: the growth curve to which it belongs, or None.
+      size: where on that curve.
+    """
+
+    name: str
+    summary: str
+    build: Callable[[str | None], Load]
+    curve: str | None = None
+    size: int | None = None
+
+
+def simulate(
+    algorithm: Algorithm,
+    task: Task,
+    population: Population,
+    sampling: Sampling,
+    minibatches: Minibatches,
+    hparams: Hyperparameters,
+    work: Work,
+    *,
+    rounds: int,
+    mechanism: Mechanism | None = None,
+    evaluates: bool = True,
+    divided: bool = True,
+) -> Load:
+    """The load of one simulation, with the settings that a user gets by default.
+
+    Args:
+      algorithm: as all others up to `hparams`, of `Simulation`.
+      task: see there.
+      population: see there.
+      sampling: see there.
+      minibatches: see there.
+      hparams: of `Simulation.run`.
+      work: of one round.
+      rounds: in one compiled segment.
+      mechanism: as of `Simulation`.
+      evaluates: whether evaluations are timed, too.
+      divided: whether the clients are divided over all devices, or run on the first.
+    """
+    devices = tuple(jax.devices()) if divided else None
+    simulation = Simulation(
+        algorithm, task, population, sampling, minibatches, mechanism, devices=devices
+    )
+    hparams = simulation.check(hparams)
+
+    def advance(state, rounds):
+        return simulation._segment(state, hparams, simulation._placed("train"), rounds=rounds)
+
+    return Load(
+        init=lambda: simulation.init(0, hparams),
+        advance=advance,
+        evaluate=(lambda state: simulation.evaluate(state, hparams)) if evaluates else None,
+        rounds=rounds,
+        work=work,
+        data_bytes=data_bytes(population),
+        devices=devices or tuple(jax.devices()[:1]),
+    )
+
+
+def data_bytes(population: Population) -> int:
+    """The size of a population's rows."""
+    return sum(field.nbytes for field in population.fields.values())

@@ -1,0 +1,60 @@
+"""Clients set apart from those that a run uses, to choose hyperparameters on."""
+
+import dataclasses
+
+import numpy as np
+
+from fedjaxsim.data.population import SPLITS, Population, check_seed, consecutive
+
+_STREAM = 0x68_6F_6C_64
+"""Tells this choice from other random numbers of the same seed."""
+
+
+def hold_out(population: Population, fraction: float, seed: int) -> tuple[Population, Population]:
+    """Divides the clients of a population at random into two, whatever their data are.
+
+    Args:
+        population: of m clients.
+        fraction: the part of the clients that is held out, in (0, 1); rounded to whole clients.
+        seed: decides which ones; a non-negative integer.
+
+    Returns:
+        The clients that are left and those held out, each in the order of the population, with
+        their names and splits.
+
+    Raises:
+        ValueError: the fraction or the seed is out of range, or one of the two would have fewer
+            than two clients.
+    """
+    check_seed(seed)
+    if not 0 < fraction < 1:
+        raise ValueError(f"the fraction of held-out clients must lie in (0, 1), got {fraction}")
+    clients = population.num_clients
+    count = int(np.floor(fraction * clients + 0.5))
+    if count < 2 or clients - count < 2:
+        raise ValueError(
+            f"at least 2 clients must be held out and 2 be left, but {fraction} of {clients} "
+            f"clients are {count}"
+        )
+    order = np.random.default_rng((seed, _STREAM)).permutation(clients)
+    return _clients(population, np.sort(order[count:])), _clients(
+        population, np.sort(order[:count])
+    )
+
+
+def _clients(population: Population, chosen: np.ndarray) -> Population:
+    """The population of the chosen clients alone, (k,) indices."""
+    ranges = [population.splits[split] for split in SPLITS]
+    rows = [
+        each.start[client] + np.arange(int(each.count[client]))
+        for client in chosen
+        for each in ranges
+    ]
+    counts = [each.count[chosen] for each in ranges]
+    index = np.concatenate(rows)
+    return dataclasses.replace(
+        population,
+        fields={name: values[index] for name, values in population.fields.items()},
+        splits=consecutive(*counts),
+        names=population.names[chosen],
+    )

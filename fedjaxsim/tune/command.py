@@ -1,0 +1,299 @@
+"""The command `fedjaxsim tune`: a descent, its path in files, and the run that it leads to."""
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Event
+from typing import Annotated, Any
+
+import tyro
+from tyro.conf import OmitArgPrefixes, Positional
+from tyro.constructors import PrimitiveConstructorSpec
+
+from fedjaxsim import plots
+from fedjaxsim.config import RunConfig, flag
+from fedjaxsim.experiment import execute, prepare, versions
+from fedjaxsim.hparams import SMALLEST_CLIP_NORM, Hyperparameters
+from fedjaxsim.hypergrad import EPSILON, check_names
+from fedjaxsim.progress import number, print_table, stop_on_interrupt
+from fedjaxsim.rundir import Record
+from fedjaxsim.tune import descent
+from fedjaxsim.tune.descent import Point, Step, descend
+from fedjaxsim.tune.figure import path_figure
+from fedjaxsim.tune.files import PICTURE, RUN, TuneDirectory
+from fedjaxsim.tune.objective import Grid, SeedGradient, grid_around, measure_grid
+from fedjaxsim.tune.source import Source, find_source, keys_of, metric_of
+from fedjaxsim.tune.watch import TuneProgress, print_points
+
+INTERRUPTED = 130
+FAILED = 1
+BOUNDS = 1e4
+"""Hyperparameters stay within this factor of their start."""
+
+_CLIENT = ("learning_rate",)
+_SERVER = ("learning_rate", "server_learning_rate", "clip_norm")
+READ: dict[str, tuple[str, ...]] = {
+    "pmtl": (*_SERVER, "lam"),
+    "ppsgd": (*_CLIENT, "personalization", "clip_norm"),
+    "fedavg": _SERVER,
+    "fedprox": (*_SERVER, "mu"),
+    "local": _CLIENT,
+}
+"""The hyperparameters that each algorithm reads, but for those that set the guarantee."""
+_SETTINGS = {"clip_norm": "clip"}
+"""Settings of a run whose name is not that of the hyperparameter."""
+
+_NAMES = PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="NAME[,NAME...]",
+    instance_from_str=lambda words: tuple(
+        word.strip() for word in words[0].split(",") if word.strip()
+    ),
+    is_instance=lambda value: isinstance(value, tuple),
+    str_from_instance=lambda value: [",".join(value)],
+)
+
+
+def _optional(metavar: str, default: str) -> Any:
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tune:
+    """Tune hyperparameters by gradient descent through whole runs, at a fixed guarantee.
+
+    Settings are those of `run`; what is tuned starts there. Without --held-out-clients or
+    --public-data it is tuned on validation rows of the run's own clients, which no ε covers.
+    """
+
+    settings: OmitArgPrefixes[RunConfig]
+    config: Positional[Annotated[Path | None, tyro.conf.arg(metavar="[CONFIG.toml]")]] = None
+    """A TOML file with the same settings; flags win over it."""
+    wrt: Annotated[tuple[str, ...], _NAMES] = ()
+    """What is tuned: learning-rate, server-learning-rate, clip-norm, lam (PMTL), mu (FedProx),
+    personalization (PP-SGD)."""
+    seeds: int = 4
+    """S, the runs over whose mean is minimized; the same ones at every step."""
+    steps: int = 20
+    """The most points to try besides the start."""
+    metric: Annotated[str | None, _optional("NAME", "loss")] = None
+    """The metric that is minimized; a smooth one."""
+    public_data: Annotated[str | None, _optional("SPEC", "none")] = None
+    """Data to tune on instead of those of the run; they are read without protection."""
+    compare_grid: Annotated[int | None, _optional("N", "no grid")] = None
+    """Also run a grid of N values of each hyperparameter, from a tenth to ten times the start."""
+
+
+def prepare_tune(command: Tune) -> Callable[[], int]:
+    """Checks all input of a tuning; what is returned does it and gives the exit code.
+
+    Raises:
+      FileNotFoundError: if there are no data where the settings say.
+      ValueError: naming what is wrong, what is allowed and what was got.
+    """
+    config = command.settings
+    if config.out is None:
+        raise ValueError("tune needs a directory for its results, --out DIR")
+    names = _names(command.wrt, config.algorithm)
+    for name, least in (("seeds", 2), ("steps", 1), ("compare_grid", 2)):
+        value = getattr(command, name)
+        if value is not None and value < least:
+            raise ValueError(f"{flag(name)} must be at least {least}, got {value}")
+    start = {name: float(getattr(config, _SETTINGS.get(name, name))) for name in names}
+    for name, value in start.items():
+        if not 0 < value < math.inf:
+            raise ValueError(
+                f"{flag(_SETTINGS.get(name, name))} must be positive and finite to be tuned on a "
+                f"logarithmic scale, got {value}"
+            )
+    source = find_source(config, command.public_data, clips="clip_norm" in names)
+    simulation = source.simulation
+    metric = metric_of(simulation.task, simulation.population, command.metric)
+    simulation.check_start(config.seed, source.hparams)
+    directory = TuneDirectory.create(config.out, overwrite=config.overwrite)
+
+    def work() -> int:
+        with stop_on_interrupt() as stop:
+            return _Tuning(command, source, start, metric, directory, stop).run()
+
+    return work
+
+
+def _names(wrt: Sequence[str], algorithm: str) -> tuple[str, ...]:
+    """The hyperparameters that are tuned, by field name.
+
+    Raises:
+      ValueError: if there are none, or one is unknown, discrete, read by no one, given twice, or
+        what the guarantee depends on.
+    """
+    names = tuple(name.replace("-", "_") for name in wrt)
+    for name in names:
+        if name in (EPSILON, "noise_multiplier"):
+            raise ValueError(
+                f"{flag(name)} is not tuned: it sets the guarantee, and no metric says what that "
+                "is worth; give it a value"
+            )
+    check_names(names, Hyperparameters())
+    for index, name in enumerate(names):
+        if name not in READ[algorithm]:
+            allowed = ", ".join(map(flag, READ[algorithm]))
+            raise ValueError(
+                f"{algorithm} does not read {flag(name)}; it can be tuned in {allowed}"
+            )
+        if name in names[:index]:
+            raise ValueError(f"wrt names {flag(name)} twice")
+    return names
+
+
+@dataclasses.dataclass
+class _Tuning:
+    """One tuning, whose input has been checked."""
+
+    command: Tune
+    source: Source
+    start: Point
+    metric: str
+    directory: TuneDirectory
+    stop: Event
+
+    def run(self) -> int:
+        """Descends, compares, runs, writes and prints; gives the exit code."""
+        config, source = self.command.settings, self.source
+        keys = keys_of(config.seed, self.command.seeds)
+        at: dict[str, Any] = {"metric": self.metric, "split": source.split}
+        measure = SeedGradient(
+            source.simulation, source.hparams, config.rounds, tuple(self.start), keys, **at
+        )
+        record = self._record(measure)
+        seen: list[Step] = []
+        with TuneProgress(self.metric, self.command.steps, quiet=config.quiet) as progress:
+
+            def on_step(step: Step) -> bool:
+                seen.append(step)
+                self.directory.write_path(record, seen)
+                progress.update(step)
+                return not self.stop.is_set()
+
+            path = descend(
+                measure,
+                self.start,
+                steps=self.command.steps,
+                bounds={name: _bounds(name, value) for name, value in self.start.items()},
+                cost=measure.runs,
+                on_step=on_step,
+            )
+        grid = None
+        if self.command.compare_grid is not None and not self.stop.is_set():
+            points = grid_around(self.start, self.command.compare_grid)
+            print(f"grid: {len(points)} points, {len(points) * len(keys)} runs", flush=True)
+            grid = measure_grid(
+                source.simulation, source.hparams, config.rounds, points, keys,
+                stop=self.stop, **at,
+            )  # fmt: skip
+        return self._finish(record, path, grid)
+
+    def _record(self, measure: SeedGradient) -> Record:
+        """What was done, as the file of the path says it."""
+        config, final = self.command.settings, self.source.final
+        return {
+            "statement": self.source.statement,
+            "tuned_on": self.source.kind,
+            "metric": self.metric,
+            "split": self.source.split,
+            "seeds": self.command.seeds,
+            "rounds": config.rounds,
+            "mode": measure.mode,
+            "runs_per_step": measure.runs,
+            "clients": {
+                "tuning": self.source.simulation.num_clients,
+                "run": final.simulation.num_clients,
+            },
+            "noise_multiplier": {
+                "tuning": self.source.hparams.noise_multiplier,
+                "run": final.noise_multiplier,
+            },
+            "guarantee": f"{RUN}/guarantee.json",
+            "versions": versions(),
+        }
+
+    def _finish(self, record: Record, path: descent.Path, grid: Grid | None) -> int:
+        """Writes what was found, and runs with it unless that makes no sense any more."""
+        directory, source, best = self.directory, self.source, path.best
+        gain, error = path.gain
+        record |= {
+            "stopped": path.stopped,
+            "best": path.steps.index(best),
+            "gain": {"value": gain, "standard_error": error},
+            "grid": None if grid is None else _grid_record(grid),
+        }
+        directory.write_path(record, path.steps)
+        title = f"Tuning of {source.final.title}, {self.command.seeds} seeds"
+        plots.save(path_figure(path, self.metric, title, grid), directory.path / PICTURE)
+        if path.stopped == descent.NOT_FINITE:
+            print(f"fedjaxsim: {path.stopped}: start elsewhere", file=sys.stderr)
+            return FAILED
+        tuned = tuned_settings(source.final.config, best.point)
+        directory.write_tuned(tuned, source.statement)
+        rows = {
+            "start": _row(path.steps[0], path.steps[0].runs),
+            "tuned": _row(best, path.steps[-1].runs),
+        }
+        if grid is not None:
+            values = grid.values[grid.best]
+            rows["grid"] = (
+                grid.points[grid.best], float(values.mean()), descent.standard_error(values),
+                float(grid.runs),
+            )  # fmt: skip
+        print_points(self.metric, rows)
+        print(
+            f"{self.metric} fell by {number(gain)} ± {error:.2g} (standard error over "
+            f"{self.command.seeds} seeds); ended: {path.stopped}"
+        )
+        code = INTERRUPTED if self.stop.is_set() else self._run(tuned)
+        print(source.statement)
+        print(f"files in {directory.path}")
+        if code == INTERRUPTED:
+            print("stopped by Ctrl-C; the path so far is kept", file=sys.stderr)
+        return code
+
+    def _run(self, config: RunConfig) -> int:
+        """The final run, with its report."""
+        experiment = prepare(config, self.source.final.simulation)
+        summary, report = execute(experiment, self.directory.run, self.stop, quiet=config.quiet)
+        print_table([{"run": config.algorithm, **summary}])
+        print(report)
+        return INTERRUPTED if summary["interrupted"] else 0
+
+
+def tuned_settings(config: RunConfig, point: Point) -> RunConfig:
+    """The settings of a run with hyperparameters that a tuning found.
+
+    Args:
+      config: the settings that the tuning started from.
+      point: the hyperparameters.
+    """
+    changes: dict[str, Any] = {_SETTINGS.get(name, name): value for name, value in point.items()}
+    if "clip_norm" in point and not config.clips:
+        # At ε = ∞ a run does not clip, unless it is told that z = 0.
+        changes |= {"epsilon": None, "noise_multiplier": 0.0}
+    return dataclasses.replace(config, **changes)
+
+
+def _bounds(name: str, start: float) -> tuple[float, float]:
+    least = SMALLEST_CLIP_NORM if name == "clip_norm" else 0.0
+    return max(least, start / BOUNDS), start * BOUNDS
+
+
+def _row(step: Step, runs: float) -> tuple[Point, float, float, float]:
+    return step.point, step.value, step.standard_error, runs
+
+
+def _grid_record(grid: Grid) -> Record:
+    return {
+        "points": list(grid.points),
+        "values": grid.values,
+        "best": grid.best,
+        "runs": grid.runs,
+    }

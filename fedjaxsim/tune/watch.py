@@ -1,0 +1,90 @@
+"""Watching a tuning on the terminal: its steps as they come, and what they led to."""
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import rich.box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedjaxsim.config import flag
+from fedjaxsim.progress import number
+from fedjaxsim.tune.descent import Point, Step
+
+
+class TuneProgress:
+    """A bar on a terminal; elsewhere, or when quiet, one plain line per step.
+
+    Args:
+      metric: what is minimized.
+      steps: how many are planned, besides the start.
+      quiet: no bar even on a terminal.
+    """
+
+    def __init__(self, metric: str, steps: int, *, quiet: bool = False):
+        self._metric, self._steps, self._done = metric, steps, -1
+        console = Console(stderr=True)
+        self._bar = None
+        if console.is_terminal and not quiet:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=12),
+                TextColumn("{task.completed}/{task.total}"),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[words]}"),
+                console=console,
+            )
+            self._task = self._bar.add_task("tune", total=steps, words="compiling")
+
+    def __enter__(self) -> Self:
+        """Starts the bar."""
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leaves the bar as it stands."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, step: Step) -> None:
+        """Shows the start, or a step that was tried."""
+        self._done += 1
+        words = describe(self._metric, step)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done, words=words)
+        else:
+            print(f"step {self._done}/{self._steps}  {words}", flush=True)
+
+
+def describe(metric: str, step: Step) -> str:
+    """A step in words, e.g. `loss 0.93 ± 0.018  lam 0.1  kept`."""
+    point = "  ".join(f"{flag(name)} {number(value)}" for name, value in step.point.items())
+    fate = "kept" if step.accepted else "taken back"
+    return f"{metric} {with_error(step.value, step.standard_error)}  {point}  {fate}"
+
+
+def with_error(value: float, error: float) -> str:
+    """A mean with its standard error, which has two digits."""
+    return f"{number(value)} ± {error:.2g}"
+
+
+def print_points(metric: str, rows: Mapping[str, tuple[Point, float, float, float]]) -> None:
+    """Prints where a tuning began and what it found.
+
+    Args:
+      metric: what is minimized.
+      rows: by name, the hyperparameters, the metric with its standard error over seeds, and the
+        run-equivalents it took to find them.
+    """
+    table = Table(box=rich.box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    names: Sequence[str] = list(next(iter(rows.values()))[0])
+    for heading in ("", *map(flag, names), f"{metric} on seeds", "run-equivalents"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, (point, value, error, runs) in rows.items():
+        values = [number(point[each]) for each in names]
+        table.add_row(name, *values, with_error(value, error), number(runs))
+    console = Console()
+    # Without a terminal there is no width to fit into: lines of a log may be as long as they are.
+    Console(width=None if console.is_terminal else 200).print(table)

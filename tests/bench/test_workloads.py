@@ -1,0 +1,112 @@
+"""The list of workloads, and each kind of them on a few clients."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from fedjaxsim.bench import growth, systems
+from fedjaxsim.bench.measure import measure
+from fedjaxsim.bench.workloads import GROWTH, SYSTEMS, WORKLOADS, select
+
+
+def test_names_are_distinct_and_fit_a_command_line():
+    assert len(WORKLOADS) == len(SYSTEMS) + len(GROWTH)
+    curves = {workload.curve for workload in GROWTH}
+    for workload in WORKLOADS.values():
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", workload.name)
+        assert workload.name not in curves
+        assert workload.summary
+    for workload in GROWTH:
+        assert workload.name == f"{workload.curve}-{workload.size}"
+
+
+def test_every_system_and_the_loop_are_there():
+    for name in (
+        "femnist-cnn-fedavg", "femnist-cnn-pmtl", "softmax-1k", "softmax-10k", "softmax-1k-own",
+        "softmax-10k-own", "ppsgd-synthetic", "ppsgd-grid", "mlp-fedavg", "mlp-fedprox",
+        "mlp-pmtl", "mlp-local", "empty-round", "tiny-round",
+    ):  # fmt: skip
+        assert name in WORKLOADS
+
+
+def test_a_curve_stands_for_its_points_and_the_order_is_that_of_the_list():
+    chosen = select("growth-steps, tiny-round,softmax-1k,tiny-round")
+    assert [workload.name for workload in chosen] == [
+        "softmax-1k", "tiny-round",
+        "growth-steps-1", "growth-steps-10", "growth-steps-100", "growth-steps-1000",
+    ]  # fmt: skip
+    assert select(None) == (*SYSTEMS, *GROWTH)
+
+
+@pytest.mark.parametrize(
+    ("name", "close"),
+    [("sofmax-1k", "softmax-1k"), ("growth-step", "growth-steps"), ("femnist", "femnist")],
+)
+def test_an_unknown_name_is_refused_with_the_closest_one(name, close):
+    with pytest.raises(ValueError, match=rf"unknown workload '{name}'.*{close}"):
+        select(f"tiny-round,{name}")
+
+
+def test_no_names_are_refused():
+    with pytest.raises(ValueError, match="names separated by commas"):
+        select(" , ")
+
+
+def test_the_growth_in_parameters_is_what_the_points_say():
+    load = growth.parameters(13, clients=2)
+    personal = load.init().personal
+    assert sum(leaf[0].size for leaf in jax.tree.leaves(personal)) == 75 * 13 + 10
+    assert "growth-parameters-985" in WORKLOADS
+
+
+def test_nobody_is_drawn_in_the_empty_round_and_its_state_has_20_leaves():
+    load = systems.empty_round(rounds=50)
+    state = load.init()
+    assert len(jax.tree.leaves(state)) == 20
+    state, metrics = load.advance(state, load.rounds)
+    assert int(state.round) == 50
+    assert not np.any(metrics["participants"])
+
+
+def test_everyone_takes_part_in_the_tiny_round():
+    load = systems.tiny_round(rounds=3)
+    _, metrics = load.advance(load.init(), load.rounds)
+    np.testing.assert_array_equal(metrics["participants"], [10, 10, 10])
+
+
+@pytest.mark.parametrize(
+    ("build", "updates"),
+    [
+        # The expected cohort of 6 of 206/100 clients.
+        (lambda: systems.femnist_cnn(None, "pmtl", clients=6, rounds=1), 600 / 206),
+        (lambda: systems.softmax_regression(4, own=False, rounds=1), 4),
+        (lambda: systems.perceptron("local", clients=4, rounds=1), 2),
+        (lambda: systems.ppsgd_synthetic(clients=4, rounds=1), 4),
+        (lambda: growth.cohort(3, clients=20, rounds=1), 3),
+        (lambda: growth.population(200, expected=10, rounds=1), 10),
+        (lambda: growth.steps(2, clients=4, rounds=1), 4),
+    ],
+    ids=["femnist", "softmax", "perceptron", "ppsgd", "cohort", "population", "steps"],
+)
+def test_workloads_count_the_updates_of_their_expected_cohort(build, updates):
+    load = build()
+    assert load.work.updates == pytest.approx(updates)
+    assert min(load.work.flops, load.work.bytes, load.data_bytes) > 0
+    assert load.data == "synthetic"
+
+
+def test_a_small_grid_is_measured_with_all_its_numbers():
+    settings = systems.grid_settings()
+    assert len(settings) == 990
+    load = systems.ppsgd_grid(settings[:4], clients=6, rounds=2)
+    assert load.work.updates == 4 * 6
+    numbers = measure(load, 1, ceilings=False)
+    assert 0 < numbers["evaluation_share"] < 1
+    assert numbers["updates_per_second"] == pytest.approx(24 * numbers["rounds_per_second"])
+    # θ_i of every run and client, w of every run, and little else.
+    assert numbers["state_mb"] == pytest.approx(4 * 4 * 7 * 100 / 1e6, rel=0.2)
+    # One row for training and one for testing.
+    assert numbers["data_mb"] == 4 * 6 * 2 * 100 / 1e6
+    assert numbers["peak_mb"] > numbers["state_mb"]
