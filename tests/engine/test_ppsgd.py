@@ -21,7 +21,7 @@ from fedjaxsim.algorithms.ppsgd import (
 from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.model import linear, mlp
+from fedjaxsim.models import linear, mlp
 from fedjaxsim.models.task import Task, one_vs_all, squared
 from fedjaxsim.privacy.mechanisms import noise_like
 from fedjaxsim.privacy.sampling import everyone, poisson

@@ -5,40 +5,13 @@ import numpy as np
 import pytest
 
 from fedjaxsim.data.minibatches import Batch
-from fedjaxsim.models.convolution import conv2d, max_pool2d
-from fedjaxsim.models.model import Model, cnn, from_flax, linear, mlp
+from fedjaxsim.models.model import Model, from_flax, linear
+from fedjaxsim.models.network import cnn, mlp
 from fedjaxsim.models.task import logistic, one_vs_all, softmax, squared
 
 
 def size(params):
     return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
-@pytest.mark.parametrize("shape", [(2, 9, 7, 3, 4, 5), (1, 5, 5, 1, 2, 5), (3, 6, 8, 2, 1, 3)])
-def test_conv2d_is_the_convolution_of_lax_with_its_derivatives(shape):
-    b, height, width, channels, features, k = shape
-    keys = jax.random.split(jax.random.key(0), 3)
-    with jax.enable_x64(True):
-        x = jax.random.normal(keys[0], (b, height, width, channels))
-        kernel = jax.random.normal(keys[1], (k, k, channels, features))
-
-        def reference(x, kernel):
-            dimensions = ("NHWC", "HWIO", "NHWC")
-            return jax.lax.conv_general_dilated(
-                x, kernel, (1, 1), "VALID", dimension_numbers=dimensions
-            )
-
-        out, pullback = jax.vjp(conv2d, x, kernel)
-        expected, expected_pullback = jax.vjp(reference, x, kernel)
-        np.testing.assert_allclose(out, expected, rtol=1e-12, atol=1e-12)
-        cotangent = jax.random.normal(keys[2], out.shape)
-        for got, want in zip(pullback(cotangent), expected_pullback(cotangent), strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
-
-
-def test_max_pool2d_is_flax_pooling():
-    x = jax.random.normal(jax.random.key(0), (2, 6, 8, 3))
-    np.testing.assert_array_equal(max_pool2d(x), nn.max_pool(x, (2, 2), strides=(2, 2)))
 
 
 def test_the_papers_cnn_has_its_parameters():

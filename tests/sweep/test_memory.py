@@ -9,7 +9,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.known import known_regression
-from fedjaxsim.models.model import mlp
+from fedjaxsim.models.network import mlp
 from fedjaxsim.models.task import softmax
 from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.simulation import Simulation

@@ -14,7 +14,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.known import known_regression
-from fedjaxsim.models.model import mlp
+from fedjaxsim.models.network import mlp
 from fedjaxsim.models.task import softmax
 from fedjaxsim.privacy.doors import adaptive_clipping
 from fedjaxsim.privacy.mechanisms import closed, gaussian

@@ -1,0 +1,90 @@
+"""The networks of the papers, as flax modules."""
+
+import math
+from collections.abc import Sequence
+
+import flax.linen as nn
+
+from fedjaxsim.models.convolution import conv2d, max_pool2d
+from fedjaxsim.models.model import Model, from_flax
+
+
+class _MLP(nn.Module):
+    hidden: tuple[int, ...]
+    num_outputs: int
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape((x.shape[0], -1))
+        for width in self.hidden:
+            x = nn.relu(nn.Dense(width)(x))
+        return nn.Dense(self.num_outputs)(x)
+
+
+class _Conv(nn.Module):
+    """A 5×5 convolution without padding, 2×2 max pooling, bias and relu.
+
+    Pooling comes first: max commutes with a bias per channel and with relu, which then are a
+    quarter of the elementwise work.
+    """
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x):
+        shape = (5, 5, x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
+        bias = self.param("bias", nn.initializers.zeros_init(), (self.features,))
+        return nn.relu(max_pool2d(conv2d(x, kernel)) + bias)
+
+
+class _CNN(nn.Module):
+    side: int
+    num_outputs: int
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape((x.shape[0], self.side, self.side, -1))
+        for features in (32, 64):
+            x = _Conv(features)(x)
+        return nn.Dense(self.num_outputs)(x.reshape((x.shape[0], -1)))
+
+
+def mlp(input_shape: Sequence[int], num_outputs: int, hidden: Sequence[int] = (128,)) -> Model:
+    """A multi-layer perceptron with relu.
+
+    Args:
+      input_shape: the shape of one example; flattened.
+      num_outputs: c.
+      hidden: the widths of the hidden layers.
+    """
+    module = _MLP(tuple(hidden), num_outputs)
+    return from_flax(module, input_shape, output_layer=f"Dense_{len(module.hidden)}")
+
+
+def cnn(input_shape: Sequence[int], num_outputs: int) -> Model:
+    """The papers' network for 28×28 images: conv 5×5 32, pool, conv 5×5 64, pool, linear.
+
+    No padding, 2×2 max pooling; 28×28×1 inputs and 62 classes give 832 + 51,264 + 63,550 = 115,646
+    parameters. Flat inputs are read as square grey images.
+
+    Args:
+      input_shape: (d,) with d a square number, (side, side) or (side, side, channels).
+      num_outputs: c.
+
+    Raises:
+      ValueError: if the images are not square, or their sides not 16, 20, 24, 28, …, which the two
+        convolutions and poolings need.
+    """
+    if len(input_shape) == 1:
+        side = math.isqrt(input_shape[0])
+        square = side * side == input_shape[0]
+    else:
+        side = input_shape[0]
+        square = input_shape[1] == side
+    if not square or side < 16 or side % 4:
+        raise ValueError(
+            "cnn needs square images with sides 16, 20, 24, 28, …, got examples of shape "
+            f"{tuple(input_shape)}"
+        )
+    return from_flax(_CNN(side, num_outputs), input_shape, output_layer="Dense_0")
