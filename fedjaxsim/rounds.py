@@ -15,17 +15,20 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
-from fedjaxsim import threefry
+from fedjaxsim import products, threefry
 from fedjaxsim.algorithm import Algorithm, Context, Metrics
 from fedjaxsim.data.minibatches import ClientData, Generate, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism, along_clients, sum_clients
 from fedjaxsim.privacy.sampling import Cohort
+from fedjaxsim.products import Product
 
 PyTree = Any
 LARGEST_PASS = 16
 """Rows in a batch of an exact pass, unless every client has fewer."""
+CACHE = 2**20
+"""Bytes, of a core's second-level cache."""
 SMALL_MODEL = 2**12
 """Bytes of a model up to which a CPU, too, runs the clients of a chunk as one batch."""
 ChunkMap = Literal["scan", "vmap"]
@@ -40,10 +43,12 @@ class Chunking:
         makes XLA copy the whole array.
       map: inside a chunk, "scan" runs one client after another, which keeps a client's work in
         cache and skips empty places; "vmap" runs them as one batch.
+      fixed: whether that is to be so whatever clients send; see `_for_messages`.
     """
 
     size: int
     map: ChunkMap
+    fixed: bool = True
 
     def __post_init__(self):
         if self.size < 2:
@@ -63,12 +68,25 @@ def default_chunking(size: int | None, chunk_map: ChunkMap | None, model_bytes: 
       chunk_map: likewise.
       model_bytes: of one client's parameters.
     """
+    fixed = size is not None or chunk_map is not None
     scans = jax.default_backend() == "cpu" and model_bytes > SMALL_MODEL
     if chunk_map is None:
         chunk_map = "scan" if scans else "vmap"
     if size is None:
         size = 16 if chunk_map == "scan" else 64
-    return Chunking(size, chunk_map)
+    return Chunking(size, chunk_map, fixed)
+
+
+def _for_messages(chunking: Chunking, message: PyTree) -> Chunking:
+    """The chunking that suits messages of these shapes.
+
+    Products are summed by one matrix product a chunk, so on a CPU, too, clients run as one batch,
+    as many as have their messages in a core's cache.
+    """
+    send_products = any(isinstance(leaf, Product) for leaf in products.leaves(message))
+    if chunking.fixed or not send_products or jax.default_backend() != "cpu":
+        return chunking
+    return Chunking(max(2, CACHE // bytes_of(message)), "vmap")
 
 
 def bytes_of(arrays: PyTree) -> int:
@@ -257,6 +275,7 @@ def run_cohort(
     row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), store)
     _, message, metrics = jax.eval_shape(one, row, jax.ShapeDtypeStruct((), jnp.int32))
     zero_metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), metrics)
+    chunking = _for_messages(chunking, message)
     size = _even_size(cohort.ids.shape[0], chunking.size) if everyone else chunking.size
     full = everyone and cohort.ids.shape[0] % size == 0
     chunk = _scanned_chunk if chunking.map == "scan" else _mapped_chunk

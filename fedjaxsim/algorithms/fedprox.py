@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from fedjaxsim import optimizers
 from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer
 from fedjaxsim.algorithms.billboard import predict_with_shared, publish, server_step
+from fedjaxsim.algorithms.linear_steps import linear_update, pays
 from fedjaxsim.algorithms.local_steps import descend
 from fedjaxsim.models.task import Task
 
@@ -18,12 +19,14 @@ def fedprox(
     """FedProx: local SGD on ℓ_k(v) + (μ/2)‖v − w‖² from the global w; one model for all.
 
     A client sends its update v − w; the server adds the clipped, noised mean of the updates to w.
+    For a linear task it is a product of thin matrices where that saves work, as in FedAvg.
 
     Args:
       task: model and loss.
       local_optimizer: of the local steps; by default SGD with `hparams.learning_rate`.
       server_optimizer: applies the release to w; by default adds it.
     """
+    linear = task.linear if local_optimizer is None else None
     local_optimizer = local_optimizer or optimizers.local()
     server_optimizer = server_optimizer or optimizers.server()
 
@@ -32,6 +35,9 @@ def fedprox(
 
     def client(shared, personal, data, hparams, context):
         w = shared.params
+        if linear is not None and pays(w, data.minibatches):
+            update, loss = linear_update(w, data, linear, hparams.learning_rate, hparams.mu)
+            return personal, update, {"loss": loss}
 
         def proximal(v):  # the gradient of (μ/2)‖v − w‖²
             return jax.tree.map(lambda a, b: hparams.mu * (a - b), v, w)

@@ -14,6 +14,21 @@ from fedjaxsim.models.model import Model
 PyTree = Any
 
 
+class Linear(NamedTuple):
+    """What makes a task linear: outputs = features @ kernel, plus the bias where there is one.
+
+    Its params are {"kernel": (d, c)}, with or without {"bias": (c,)}. Algorithms use this for
+    speed only.
+
+    Attributes:
+      features: `(batch) -> (b, d)`.
+      loss: `(outputs (b, c), batch) -> ()`; `Task.loss` is this loss of these outputs.
+    """
+
+    features: Callable[[Batch], jax.Array]
+    loss: Callable[[jax.Array, Batch], jax.Array]
+
+
 class Task(NamedTuple):
     """A learning task, as pure functions; a user's own functions work the same way.
 
@@ -24,6 +39,7 @@ class Task(NamedTuple):
         each client's rows. "squared_error" is reported as nMSE besides.
       check: `(fields) -> None`, raises ValueError where the rows do not suit the task. Host only.
       output_layer: that of the model, see `Model`.
+      linear: of a task that is linear; else None.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -31,6 +47,7 @@ class Task(NamedTuple):
     metrics: Callable[[PyTree, Batch], dict[str, jax.Array]]
     check: Callable[[Mapping[str, np.ndarray]], None] = lambda fields: None
     output_layer: str | None = None
+    linear: Linear | None = None
 
 
 def _require_xy(fields: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -51,17 +68,43 @@ def _require_classes(fields: Mapping[str, np.ndarray], num_classes: int, task: s
         )
 
 
-def _classification(model: Model, per_example: Callable, check: Callable) -> Task:
-    """The task of `per_example(params, batch)`: losses (b,), and whether correct, (b,) bool."""
+def _task(
+    model: Model,
+    losses: Callable[[jax.Array, Batch], jax.Array],
+    metrics: Callable[[jax.Array, Batch], dict[str, jax.Array]],
+    check: Callable[[Mapping[str, np.ndarray]], None],
+) -> Task:
+    """The task of functions of the outputs: `losses`, (b,), and `metrics`."""
 
-    def metrics(params, batch):
-        losses, correct = per_example(params, batch)
-        return {"loss": losses, "accuracy": correct.astype(losses.dtype)}
+    def loss(outputs, batch):
+        return batch.mean(losses(outputs, batch))
 
-    def loss(params, batch):
-        return batch.mean(per_example(params, batch)[0])
+    def of_params(function):
+        return lambda params, batch: function(model.apply(params, batch.fields["x"]), batch)
 
-    return Task(model.init, loss, metrics, check, model.output_layer)
+    features, linear = model.features, None
+    if features is not None:
+        linear = Linear(lambda batch: features(batch.fields["x"]), loss)
+    return Task(model.init, of_params(loss), of_params(metrics), check, model.output_layer, linear)
+
+
+def _classification(model: Model, losses: Callable, correct: Callable, check: Callable) -> Task:
+    """The task of functions of outputs and labels: `losses`, (b,), and `correct`, (b,) bool."""
+
+    def losses_of(outputs, batch):
+        return losses(outputs, batch.fields["y"])
+
+    def metrics(outputs, batch):
+        values = losses_of(outputs, batch)
+        is_correct = correct(outputs, batch.fields["y"])
+        return {"loss": values, "accuracy": is_correct.astype(values.dtype)}
+
+    return _task(model, losses_of, metrics, check)
+
+
+def _largest(outputs: jax.Array, labels: jax.Array) -> jax.Array:
+    """Whether the largest output is the label's, (b,) bool."""
+    return jnp.argmax(outputs, axis=-1) == labels
 
 
 def softmax(model: Model, num_classes: int) -> Task:
@@ -72,16 +115,11 @@ def softmax(model: Model, num_classes: int) -> Task:
       num_classes: c.
     """
 
-    def per_example(params, batch):
-        logits = model.apply(params, batch.fields["x"])
-        labels = batch.fields["y"]
-        losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return losses, jnp.argmax(logits, axis=-1) == labels
-
     def check(fields):
         _require_classes(fields, num_classes, "softmax")
 
-    return _classification(model, per_example, check)
+    losses = optax.losses.softmax_cross_entropy_with_integer_labels
+    return _classification(model, losses, _largest, check)
 
 
 def one_vs_all(
@@ -108,19 +146,18 @@ def one_vs_all(
     if loss not in ("squared", "logistic"):
         raise ValueError(f"loss must be 'squared' or 'logistic', got {loss!r}")
 
-    def per_example(params, batch):
-        outputs, labels = model.apply(params, batch.fields["x"]), batch.fields["y"]
+    def losses(outputs, labels):
         one_hot = jax.nn.one_hot(labels, num_classes, dtype=outputs.dtype)
         if loss == "squared":
             values = optax.losses.l2_loss(outputs, one_hot - 0.1)
         else:
             values = optax.losses.sigmoid_binary_cross_entropy(outputs, one_hot)
-        return jnp.sum(values, axis=-1), jnp.argmax(outputs, axis=-1) == labels
+        return jnp.sum(values, axis=-1)
 
     def check(fields):
         _require_classes(fields, num_classes, "one_vs_all")
 
-    return _classification(model, per_example, check)
+    return _classification(model, losses, _largest, check)
 
 
 def logistic(model: Model) -> Task:
@@ -130,11 +167,12 @@ def logistic(model: Model) -> Task:
       model: outputs (b, 1): the log-odds of the positive class.
     """
 
-    def per_example(params, batch):
-        logits = model.apply(params, batch.fields["x"])[:, 0]
-        positive = batch.fields["y"] > 0
-        losses = optax.losses.sigmoid_binary_cross_entropy(logits, positive.astype(logits.dtype))
-        return losses, (logits > 0) == positive
+    def losses(logits, labels):
+        positive = (labels > 0).astype(logits.dtype)
+        return optax.losses.sigmoid_binary_cross_entropy(logits[:, 0], positive)
+
+    def correct(logits, labels):
+        return (logits[:, 0] > 0) == (labels > 0)
 
     def check(fields):
         y = _require_xy(fields)
@@ -144,7 +182,7 @@ def logistic(model: Model) -> Task:
                 f"logistic needs labels -1 and 1, or 0 and 1, got {sorted(values)[:10]}"
             )
 
-    return _classification(model, per_example, check)
+    return _classification(model, losses, correct, check)
 
 
 def squared(model: Model) -> Task:
@@ -154,11 +192,14 @@ def squared(model: Model) -> Task:
       model: outputs (b, 1).
     """
 
-    def errors(params, batch):
-        return model.apply(params, batch.fields["x"])[:, 0] - batch.fields["y"]
+    def errors(outputs, batch):
+        return outputs[:, 0] - batch.fields["y"]
 
-    def metrics(params, batch):
-        error = errors(params, batch)
+    def losses(outputs, batch):
+        return optax.losses.l2_loss(errors(outputs, batch))
+
+    def metrics(outputs, batch):
+        error = errors(outputs, batch)
         return {"loss": optax.losses.l2_loss(error), "squared_error": jnp.square(error)}
 
     def check(fields):
@@ -166,7 +207,4 @@ def squared(model: Model) -> Task:
         if y.ndim != 1:
             raise ValueError(f"squared needs one target per row, y of shape (n,), got {y.shape}")
 
-    def loss(params, batch):
-        return batch.mean(optax.losses.l2_loss(errors(params, batch)))
-
-    return Task(model.init, loss, metrics, check, model.output_layer)
+    return _task(model, losses, metrics, check)

@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.products import dense
 
 PyTree = Any
 
@@ -148,7 +149,7 @@ def with_canaries(
         inner, message, metrics = algorithm.client(
             shared.inner, personal.inner, data, hparams, context
         )
-        flat, unravel = ravel_pytree(message)
+        flat, unravel = ravel_pytree(dense(message))
         basis = shared.directions.astype(flat.dtype)
         is_mine = jnp.asarray(ids) == context.client_id
         clip_norm = hparams.clip_norm

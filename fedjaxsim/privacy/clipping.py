@@ -7,6 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjaxsim import products
+from fedjaxsim.products import Product
+
 PyTree = Any
 
 
@@ -29,6 +32,8 @@ def _margin(dtype: Any) -> float:
 
     The norm of p numbers is summed in blocks, with a relative error of a few ulp times √log p:
     below 128 ulp for any p that fits in memory, so that the true norm never exceeds the bound.
+    That of a product comes from its Gram matrices, with room of its own; see
+    `products.squared_norm`.
     """
     return 1.0 - 128 * float(np.finfo(dtype).eps)
 
@@ -42,14 +47,13 @@ def clip_by_global_norm(message: PyTree, clip_norm: jax.Array) -> Clipped:
     and for C = ∞; at ‖v‖ = C it is the derivative from inside (the unclipped side).
 
     Args:
-      message: pytree of float arrays.
+      message: pytree of float arrays and `Product`s, which count as the matrices they stand for.
       clip_norm: C, () > 0; ∞ leaves finite messages as they are.
 
     Returns:
       The clipped message with its flags.
     """
-    leaves = jax.tree.leaves(message)
-    squared = optax.tree.norm(message, squared=True) if leaves else jnp.zeros(())
+    squared = _squared_norm(message)
     finite = jnp.isfinite(squared)
     # A norm is not differentiable at 0 and ∞/‖v‖ has no usable derivative: where no scaling takes
     # place, the scaling is computed from harmless numbers instead and not used.
@@ -57,7 +61,17 @@ def clip_by_global_norm(message: PyTree, clip_norm: jax.Array) -> Clipped:
     clipped = finite & (squared > jnp.square(bound))
     norm = jnp.sqrt(jnp.where(clipped, squared, 1.0))
     factor = jnp.where(clipped, jnp.where(clipped, bound, 1.0) / norm, 1.0)
-    scaled = jax.tree.map(
+    scaled = products.rescale(
         lambda leaf: jnp.where(finite, leaf, 0) * factor.astype(leaf.dtype), message
     )
     return Clipped(scaled, clipped, finite)
+
+
+def _squared_norm(message: PyTree) -> jax.Array:
+    """‖v‖₂² over the whole pytree, (); never far below it through rounding."""
+    leaves = products.leaves(message)
+    arrays = [leaf for leaf in leaves if not isinstance(leaf, Product)]
+    parts = [products.squared_norm(leaf) for leaf in leaves if isinstance(leaf, Product)]
+    if arrays:
+        parts.append(optax.tree.norm(arrays, squared=True))
+    return sum(parts[1:], parts[0]) if parts else jnp.zeros(())

@@ -14,9 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjaxsim import products
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.clipping import Clipped, clip_by_global_norm
 from fedjaxsim.privacy.events import Event
+from fedjaxsim.products import Product
 
 PyTree = Any
 
@@ -54,6 +56,8 @@ class Release(NamedTuple):
 class Mechanism(NamedTuple):
     """A door, as pure functions. `add` is the only reduction over clients in the package.
 
+    A leaf of a message is an array or a `Product`; accumulators and releases hold arrays only.
+
     Attributes:
       event: what one release costs, for the accountants.
       init: `(hparams) -> state`: public state, such as an adaptive clip norm.
@@ -75,15 +79,15 @@ class Mechanism(NamedTuple):
 
 
 def zeros(shapes: PyTree) -> Accumulator:
-    """The accumulator of no messages, for sums of these shapes."""
-    total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    """The accumulator of no messages, for sums of these shapes, (d, c) for a product."""
+    total = products.tree_map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return Accumulator(total, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
 
 def bound(messages: PyTree, mask: jax.Array, clip_norm: jax.Array) -> Clipped:
     """Clips each message of a chunk, leaves (k, …); absent ones, mask (k,) False, become zero."""
     clipped = jax.vmap(clip_by_global_norm, in_axes=(0, None))(messages, clip_norm)
-    present = jax.tree.map(
+    present = products.rescale(
         lambda leaf: jnp.where(along_clients(mask, leaf), leaf, 0), clipped.message
     )
     return Clipped(present, clipped.clipped & mask, clipped.finite | ~mask)
@@ -95,8 +99,12 @@ def along_clients(values: jax.Array, leaf: jax.Array) -> jax.Array:
 
 
 def sum_clients(messages: PyTree) -> PyTree:
-    """The sum over the clients of a chunk, leaves (k, …) -> (…)."""
-    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), messages)
+    """The sum over the clients of a chunk, leaves (k, …) -> (…); of products, an array (d, c)."""
+
+    def one(leaf):
+        return products.total(leaf) if isinstance(leaf, Product) else jnp.sum(leaf, axis=0)
+
+    return products.tree_map(one, messages)
 
 
 def accumulate(accumulator: Accumulator, bounded: Clipped, chunk_total: PyTree) -> Accumulator:
@@ -109,14 +117,17 @@ def accumulate(accumulator: Accumulator, bounded: Clipped, chunk_total: PyTree) 
 
 
 def noise_like(key: jax.Array, tree: PyTree, scale: jax.Array) -> PyTree:
-    """Draws independent N(0, scale²) for every number in `tree`; one key per leaf."""
+    """Draws independent N(0, scale²) for every number in `tree`, all of them at once."""
     leaves, structure = jax.tree.flatten(tree)
-    draws = [
-        scale.astype(leaf.dtype)
-        * jax.random.normal(jax.random.fold_in(key, index), leaf.shape, leaf.dtype)
-        for index, leaf in enumerate(leaves)
+    if not leaves:
+        return tree
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    draws = jax.random.normal(key, (ends[-1],), jnp.result_type(*leaves))
+    parts = [
+        scale.astype(leaf.dtype) * part.reshape(leaf.shape).astype(leaf.dtype)
+        for leaf, part in zip(leaves, jnp.split(draws, ends[:-1]), strict=True)
     ]
-    return jax.tree.unflatten(structure, draws)
+    return jax.tree.unflatten(structure, parts)
 
 
 def noise_scale(noise_multiplier: jax.Array, clip_norm: jax.Array, degree: int = 1) -> jax.Array:
@@ -182,7 +193,7 @@ def gaussian(weights: ArrayLike | None = None, max_weight: float | None = None) 
         terms = bounded.message
         if shares is not None:
             share = jnp.asarray(shares, dtype=float)[ids]
-            terms = jax.tree.map(
+            terms = products.rescale(
                 lambda leaf: leaf * along_clients(share, leaf).astype(leaf.dtype), terms
             )
         return accumulate(accumulator, bounded, sum_clients(terms))

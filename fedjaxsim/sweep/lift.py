@@ -18,6 +18,7 @@ from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.loop import Program
 from fedjaxsim.privacy.mechanisms import Mechanism
+from fedjaxsim.products import dense
 from fedjaxsim.sweep.map_last import map_last
 
 PyTree = Any
@@ -105,7 +106,10 @@ def over_settings(program: Program, axes: Hyperparameters, size: int) -> Program
 def _algorithm(one: Algorithm, axes: Hyperparameters, many: Any) -> Algorithm:
     def client(shared, personal, data, hparams, context):
         def of_one(shared, personal, hparams):
-            return one.client(shared, personal, data, hparams, context)
+            # Of a product leftᵀ·right the settings share the left factor: formed here, it is one
+            # matrix product for all of them.
+            personal, message, metrics = one.client(shared, personal, data, hparams, context)
+            return personal, dense(message), metrics
 
         return many(of_one, -1, -1, axes)(shared, personal, hparams)
 

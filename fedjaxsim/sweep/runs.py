@@ -13,14 +13,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from fedjaxsim.evaluation import Evaluation
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.loop import Program, SimulationState
-from fedjaxsim.rounds import Chunking, bytes_of
+from fedjaxsim.rounds import CACHE, Chunking, bytes_of
 from fedjaxsim.simulation import Segment, Simulation, run_segments
 from fedjaxsim.sweep.lift import over_settings, stack, varying
 
 PyTree = Any
 _AXIS = "settings"
-_CACHE = 2**20
-"""Bytes, of a core's second-level cache."""
 _SHARED = PartitionSpec()
 _DIVIDED = PartitionSpec(_AXIS)
 
@@ -160,7 +158,7 @@ class ManyRuns:
             return dataclasses.replace(program, chunking=chunking)
         state = jax.eval_shape(program.init, jax.random.key(0), self.settings[0].as_arrays())
         row = bytes_of(state.personal) / program.num_clients
-        fitting = int(_CACHE * self._mesh.size // max(1.0, row * self.capacity))
+        fitting = int(CACHE * self._mesh.size // max(1.0, row * self.capacity))
         size = max(2, min(chunking.size, fitting))
         return dataclasses.replace(program, chunking=Chunking(size, "scan"))
 

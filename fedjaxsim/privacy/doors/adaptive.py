@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim import products
 from fedjaxsim.hparams import SMALLEST_CLIP_NORM, known
 from fedjaxsim.privacy.events import Event
 from fedjaxsim.privacy.mechanisms import (
@@ -57,9 +58,7 @@ def adaptive_clipping() -> Mechanism:
     def add(accumulator, messages, mask, ids, state, hparams):
         del ids, hparams
         bounded = bound(messages, mask, state)
-        sends = jnp.zeros(mask.shape, bool)
-        for leaf in jax.tree.leaves(bounded.message):
-            sends |= jnp.any(leaf != 0, axis=tuple(range(1, leaf.ndim)))
+        sends = products.nonzero(bounded.message)
         count = jnp.sum(jnp.where(sends, jnp.where(bounded.clipped, -0.5, 0.5), 0.0))
         return accumulate(accumulator, bounded, (sum_clients(bounded.message), count))
 
