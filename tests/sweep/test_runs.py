@@ -22,6 +22,7 @@ from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep.runs import ManyRuns
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 BASE = Hyperparameters(
     learning_rate=0.05,
     lam=0.3,

@@ -1,0 +1,23 @@
+"""The notebooks run from start to end, and show what they say they show."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_runs_and_draws_its_pictures(path):
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": path.parent}}).execute()
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and "plt.subplots" in cell.source:
+            kinds = [kind for output in cell.outputs for kind in output.get("data", {})]
+            assert "image/png" in kinds
+
+
+def test_there_are_notebooks():
+    assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == {"hypergradients"}
