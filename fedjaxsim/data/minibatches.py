@@ -181,24 +181,21 @@ class ClientData:
             return step(carry, self._drawn(index)), None
 
         def consumed(carry, index):
+            assert self.order is not None
             number = self.taken + index
-
-            def use(carry):
-                assert self.order is not None
-                key = threefry.fold_in(self.order, number // self._batches())
-                return step(carry, self._of_pass(key, number % self._batches()))
-
+            key = threefry.fold_in(self.order, number // self._batches())
+            batch = self._of_pass(key, number % self._batches())
             left = index < self.num_steps()
-            return jax.lax.cond(left, use, lambda carry: carry, carry), None
+            return jax.lax.cond(left, step, lambda carry, _: carry, carry, batch), None
 
-        def of_epoch(carry, index):
+        def of_epoch(index):
             key = threefry.fold_in(self.key, index // self._batches())
-            return step(carry, self._of_pass(key, index % self._batches()))
+            return self._of_pass(key, index % self._batches())
 
         if self.minibatches.epochs is not None:
             batches = self._most_batches(self.minibatches.size)
             most = None if batches is None else self.minibatches.epochs * batches
-            return _repeat(of_epoch, carry, self.num_steps(), most)
+            return _repeat(step, of_epoch, carry, self.num_steps(), most)
         one = drawn if self.minibatches.passes is None else consumed
         return jax.lax.scan(one, carry, jnp.arange(self.minibatches.steps))[0]
 
@@ -220,12 +217,12 @@ class ClientData:
         """
         size = self.pass_size
 
-        def of_rows(carry, index):
+        def of_rows(index):
             position = index * size + jnp.arange(size)
             inside = position < self.count
-            return step(carry, self._gather(jnp.where(inside, position, 0), inside.astype(float)))
+            return self._gather(jnp.where(inside, position, 0), inside.astype(float))
 
-        return _repeat(of_rows, carry, -(-self.count // size), self._most_batches(size))
+        return _repeat(step, of_rows, carry, -(-self.count // size), self._most_batches(size))
 
     def _most_batches(self, size: int) -> int | None:
         """A static bound on the batches of one pass, where there is one."""
@@ -233,13 +230,21 @@ class ClientData:
 
 
 def _repeat(
-    step: Callable[[Carry, jax.Array], Carry], carry: Carry, count: jax.Array, most: int | None
+    step: Callable[[Carry, Batch], Carry],
+    batch: Callable[[jax.Array], Batch],
+    carry: Carry,
+    count: jax.Array,
+    most: int | None,
 ) -> Carry:
-    """Folds `step` over 0 … count−1; a static bound on `count` makes reverse mode possible."""
+    """Folds `step` over batches 0 … count−1; a static bound on `count` makes reverse mode possible.
+
+    Batches are gathered outside the branch: where clients are mapped together, `jax.vmap` repeats
+    for each of them all that a branch reads, which must not be the data of everybody.
+    """
     if most is None:
-        return jax.lax.fori_loop(0, count, lambda index, carry: step(carry, index), carry)
+        return jax.lax.fori_loop(0, count, lambda index, carry: step(carry, batch(index)), carry)
 
     def maybe(carry, index):
-        return jax.lax.cond(index < count, step, lambda carry, _: carry, carry, index), None
+        return jax.lax.cond(index < count, step, lambda carry, _: carry, carry, batch(index)), None
 
     return jax.lax.scan(maybe, carry, jnp.arange(most))[0]
