@@ -20,6 +20,8 @@ _QUALITY = (
     ("test_excess_risk", "excess risk"),
 )
 _SHOWN = (("train_loss", "loss"), *_QUALITY)
+COUNT = "{task.completed}/{task.total}"
+"""The column of a bar that counts."""
 
 
 def number(value: float | None) -> str:
@@ -82,34 +84,49 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
             f"{row['rounds']}{planned}",
             number(row["rounds_per_second"]),
         )
+    print_whole(table)
+
+
+def print_whole(table: Table) -> None:
+    """Prints a table, as wide as it is where there is no terminal to fit into, in a log say."""
     console = Console()
-    # Without a terminal there is no width to fit into: lines of a log may be as long as they are.
     Console(width=None if console.is_terminal else 200).print(table)
 
 
-class RunProgress:
-    """A bar on a terminal; elsewhere, or when quiet, one plain line per evaluation.
+class Bar:
+    """A bar on a terminal; elsewhere, or when quiet, none. The base of what watches long work.
 
     Args:
       title: what is running.
-      rounds: T.
+      total: how much there is to do.
+      before: formats of the columns before the bar, as rich's.
+      after: likewise, of those after it.
+      words: at its end, until `show` brings others.
       quiet: no bar even on a terminal.
     """
 
-    def __init__(self, title: str, rounds: int, *, quiet: bool = False):
-        self._title, self._rounds = title, rounds
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        *,
+        before: Sequence[str] = ("{task.description}",),
+        after: Sequence[str] = (),
+        words: str = "compiling",
+        quiet: bool = False,
+    ):
         console = Console(stderr=True)
         self._bar = None
         if console.is_terminal and not quiet:
             self._bar = Progress(
-                TextColumn("{task.description}"),
+                *map(TextColumn, before),
                 BarColumn(bar_width=12),
-                TextColumn("{task.completed}/{task.total}"),
+                *map(TextColumn, after),
                 TimeRemainingColumn(compact=True),
                 TextColumn("{task.fields[words]}"),
                 console=console,
             )
-            self._task = self._bar.add_task(title, total=rounds, words="compiling")
+            self._task = self._bar.add_task(title, total=total, words=words)
 
     def __enter__(self) -> Self:
         """Starts the bar."""
@@ -122,6 +139,27 @@ class RunProgress:
         if self._bar is not None:
             self._bar.stop()
 
+    def show(self, **changes: Any) -> bool:
+        """Changes `completed` or `words`; False where there is no bar to show them on."""
+        if self._bar is None:
+            return False
+        self._bar.update(self._task, **changes)
+        return True
+
+
+class RunProgress(Bar):
+    """A bar on a terminal; elsewhere, or when quiet, one plain line per evaluation.
+
+    Args:
+      title: what is running.
+      rounds: T.
+      quiet: no bar even on a terminal.
+    """
+
+    def __init__(self, title: str, rounds: int, *, quiet: bool = False):
+        super().__init__(title, rounds, after=(COUNT,), quiet=quiet)
+        self._title, self._rounds = title, rounds
+
     def update(self, record: Mapping[str, Any], rounds_per_second: float | None) -> None:
         """Shows one evaluation.
 
@@ -130,9 +168,7 @@ class RunProgress:
           rounds_per_second: speed without compilation, None while unknown.
         """
         words = describe(record, rounds_per_second)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=record["round"], words=words)
-        else:
+        if not self.show(completed=record["round"], words=words):
             print(f"{self._title}  {record['round']}/{self._rounds}  {words}", flush=True)
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 import rich.box
-from rich.console import Console, JustifyMethod
+from rich.console import JustifyMethod
 from rich.table import Table
 
 from fedjaxsim.bench.results import Results
 from fedjaxsim.bench.spread import Spread, differs, ratio
 from fedjaxsim.bench.workload import Workload
-from fedjaxsim.progress import number
+from fedjaxsim.progress import number, print_whole
 
 BOUNDS = {"gemm": "GEMM", "memory": "memory", None: "–"}
 LEAST_MB = 1.0
@@ -43,7 +43,7 @@ def print_results(results: Results) -> None:
             number(memory.median if memory else None),
             _percent(results.spread(name, "evaluation_share")),
         )
-    _print(table)
+    print_whole(table)
 
 
 def compare(new: Results, old: Results) -> list[dict[str, str]]:
@@ -96,7 +96,7 @@ def print_comparison(new: Results, old: Results, name: str) -> None:
     table = _table("workload", [_VERDICTS.get(heading, heading) for heading in headings])
     for line in lines:
         table.add_row(*line.values())
-    _print(table)
+    print_whole(table)
     print("ratios are new/old; in brackets the range over pairs of processes")
     for key in ("name", "processor", "cores", "device_kind", "devices"):
         if new.machine.get(key) != old.machine.get(key):
@@ -114,7 +114,7 @@ def print_list(workloads: Sequence[Workload]) -> None:
         members = [w for w in workloads if curve in (w.curve, w.name)]
         sizes = f": {', '.join(f'{w.size:,}' for w in members)}" if members[0].curve else ""
         table.add_row(curve, members[0].summary + sizes)
-    _print(table)
+    print_whole(table)
 
 
 def _positive(results: Results, workload: str, key: str) -> Spread | None:
@@ -134,9 +134,3 @@ def _table(first: str, headings: Sequence[str], justify: JustifyMethod = "right"
     for heading in headings:
         table.add_column(heading, justify=justify)
     return table
-
-
-def _print(table: Table) -> None:
-    console = Console()
-    # Without a terminal there is no width to fit into: lines of a log may be as long as they are.
-    Console(width=None if console.is_terminal else 200).print(table)

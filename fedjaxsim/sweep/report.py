@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import rich.box
-from rich.console import Console
 from rich.table import Table
 
 from fedjaxsim.experiment import Experiment
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.privacy.ledger import Ledger
-from fedjaxsim.progress import epsilon_text, number
+from fedjaxsim.progress import epsilon_text, number, print_whole
 from fedjaxsim.rundir import Record
 from fedjaxsim.sweep.envelopes import default_metric, envelope, last
 from fedjaxsim.sweep.labels import key_label, metric_label, value_label
@@ -71,8 +70,7 @@ def print_report(plan: Plan, results: pa.Table) -> None:
             *(epsilon_text(row[name]) for name in ("epsilon", "epsilon_replace")),
             number(row["delta"]),
         )
-    console = Console()
-    Console(width=None if console.is_terminal else 200).print(table)
+    print_whole(table)
     if len(rows) > _MOST_LINES:
         print(f"… and {len(rows) - _MOST_LINES} more in envelopes.parquet")
     diverged = _diverged(results)

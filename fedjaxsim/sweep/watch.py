@@ -2,13 +2,10 @@
 
 import time
 from collections.abc import Sequence
-from typing import Self
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedjaxsim.progress import number
+from fedjaxsim.progress import Bar, number
 from fedjaxsim.rundir import Record
 
 _SHOWN = (
@@ -18,7 +15,7 @@ _SHOWN = (
 )
 
 
-class SweepProgress:
+class SweepProgress(Bar):
     """A bar on a terminal; elsewhere, or when quiet, one plain line per evaluation.
 
     Args:
@@ -28,30 +25,9 @@ class SweepProgress:
     """
 
     def __init__(self, runs: int, finished: int, *, quiet: bool = False):
+        super().__init__("sweep", runs, quiet=quiet)
         self._runs, self._finished = runs, finished
         self._chunk, self._rounds, self._since, self._first = 0, 1, 0.0, 0
-        console = Console(stderr=True)
-        self._bar = None
-        if console.is_terminal and not quiet:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=12),
-                TimeRemainingColumn(compact=True),
-                TextColumn("{task.fields[words]}"),
-                console=console,
-            )
-            self._task = self._bar.add_task("sweep", total=runs, words="compiling")
-
-    def __enter__(self) -> Self:
-        """Starts the bar."""
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Leaves the bar as it stands."""
-        if self._bar is not None:
-            self._bar.stop()
 
     def start(self, runs: int, rounds: int, done: int) -> None:
         """A chunk of runs begins, or goes on after some rounds."""
@@ -75,9 +51,7 @@ class SweepProgress:
         if round_ > self._first:
             rate = self._chunk * (round_ - self._first) / (time.perf_counter() - self._since)
             words.append(f"{number(rate)} run-rounds/s")
-        if self._bar is not None:
-            self._bar.update(self._task, completed=finished, words="  ".join(words))
-        else:
+        if not self.show(completed=finished, words="  ".join(words)):
             print("  ".join(words), flush=True)
         if round_ == self._rounds:
             self._finished += self._chunk

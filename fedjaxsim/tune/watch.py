@@ -1,19 +1,16 @@
 """Watching a tuning on the terminal: its steps as they come, and what they led to."""
 
 from collections.abc import Mapping, Sequence
-from typing import Self
 
 import rich.box
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedjaxsim.config import flag
-from fedjaxsim.progress import number
+from fedjaxsim.progress import COUNT, Bar, number, print_whole
 from fedjaxsim.tune.descent import Point, Step
 
 
-class TuneProgress:
+class TuneProgress(Bar):
     """A bar on a terminal; elsewhere, or when quiet, one plain line per step.
 
     Args:
@@ -23,38 +20,14 @@ class TuneProgress:
     """
 
     def __init__(self, metric: str, steps: int, *, quiet: bool = False):
+        super().__init__("tune", steps, after=(COUNT,), quiet=quiet)
         self._metric, self._steps, self._done = metric, steps, -1
-        console = Console(stderr=True)
-        self._bar = None
-        if console.is_terminal and not quiet:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=12),
-                TextColumn("{task.completed}/{task.total}"),
-                TimeRemainingColumn(compact=True),
-                TextColumn("{task.fields[words]}"),
-                console=console,
-            )
-            self._task = self._bar.add_task("tune", total=steps, words="compiling")
-
-    def __enter__(self) -> Self:
-        """Starts the bar."""
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Leaves the bar as it stands."""
-        if self._bar is not None:
-            self._bar.stop()
 
     def update(self, step: Step) -> None:
         """Shows the start, or a step that was tried."""
         self._done += 1
         words = describe(self._metric, step)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self._done, words=words)
-        else:
+        if not self.show(completed=self._done, words=words):
             print(f"step {self._done}/{self._steps}  {words}", flush=True)
 
 
@@ -85,6 +58,4 @@ def print_points(metric: str, rows: Mapping[str, tuple[Point, float, float, floa
     for name, (point, value, error, runs) in rows.items():
         values = [number(point[each]) for each in names]
         table.add_row(name, *values, with_error(value, error), number(runs))
-    console = Console()
-    # Without a terminal there is no width to fit into: lines of a log may be as long as they are.
-    Console(width=None if console.is_terminal else 200).print(table)
+    print_whole(table)
