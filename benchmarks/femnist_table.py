@@ -21,7 +21,6 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +32,7 @@ import fedjaxsim as fl
 from fedjaxsim.data import load
 from fedjaxsim.models import cnn, linear, mlp, softmax
 from fedjaxsim.privacy.calibration import noise_multiplier
+from fedjaxsim.sharding import use_all_cores
 
 COHORT, BATCH, SELECTION_SEED = 100, 10, 1000
 RATES, CLIPS, LAMBDAS, MUS = (0.1, 0.3), (0.1, 0.3, 1.0), (0.03, 0.1, 0.3), (0.1, 1.0)
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--no-choice", action="store_true", help=f"use {ONE}")
     parser.add_argument("--out", type=Path, help="a JSON file for the results")
     args = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    use_all_cores()
 
     selection = population(args.source, SELECTION_SEED, validation=0.2)
     populations = [population(args.source, seed, validation=0.0) for seed in range(args.seeds)]

@@ -1,6 +1,5 @@
 """The command line: `fedjaxsim run`, `sweep`, `tune`, `compare`, `demo`, `privacy` and so on."""
 
-import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -10,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import jax
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
@@ -22,6 +20,7 @@ from fedjaxsim.experiment import execute, prepare
 from fedjaxsim.privacy_cli import Audit, Privacy
 from fedjaxsim.progress import print_table, stop_on_interrupt
 from fedjaxsim.rundir import RunDirectory
+from fedjaxsim.sharding import use_all_cores
 from fedjaxsim.sweep.command import Sweep, prepare_sweep
 from fedjaxsim.tune.command import Tune, prepare_tune
 
@@ -215,16 +214,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("fedjaxsim: interrupted", file=sys.stderr)
         return INTERRUPTED
-
-
-def use_all_cores() -> None:
-    """One device per core of a CPU, so that a sweep divides its settings over them.
-
-    Runs that need one device take the first, which still uses all cores inside an operation.
-    """
-    # Once a program has run, the devices are what they are (in a notebook, in tests).
-    with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
 
 
 if __name__ == "__main__":

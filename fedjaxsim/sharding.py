@@ -11,8 +11,10 @@ what is replicated stays each device's own there (`check_vma=False`), where deri
 otherwise be summed over the devices.
 """
 
+import contextlib
 import dataclasses
 import functools
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +33,17 @@ PyTree = Any
 _AXIS = "clients"
 _SAME = PartitionSpec()
 _DIVIDED = PartitionSpec(_AXIS)
+
+
+def use_all_cores() -> None:
+    """One device per core of a CPU, for clients or settings to be divided over.
+
+    What needs one device takes the first, which still uses all cores inside an operation. To be
+    called before JAX computes anything: later, devices stay what they are.
+    """
+    # As in a notebook, or in tests.
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
 
 
 class ShardedProgram:
@@ -71,20 +84,14 @@ class ShardedProgram:
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows
     ) -> tuple[SimulationState, Metrics]:
         """As `Program.round`."""
-        inputs = (self._specs, _SAME, _specs_of(rows))
-        divided = self._divided(self._part.round, inputs, (self._specs, _SAME))
-        state, metrics = divided(self._with_padding(state), hparams, rows)
-        return self._without_padding(state), metrics
+        return self._advance(self._part.round, state, hparams, rows)
 
     def rounds(
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows, rounds: int
     ) -> tuple[SimulationState, Metrics]:
         """As `Program.rounds`."""
         several = functools.partial(self._part.rounds, rounds=rounds)
-        inputs = (self._specs, _SAME, _specs_of(rows))
-        divided = self._divided(several, inputs, (self._specs, _SAME))
-        state, metrics = divided(self._with_padding(state), hparams, rows)
-        return self._without_padding(state), metrics
+        return self._advance(several, state, hparams, rows)
 
     def evaluate(
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows
@@ -94,6 +101,13 @@ class ShardedProgram:
         divided = self._divided(self._part.evaluate, inputs, _DIVIDED)
         sums = divided(self._with_padding(state), hparams, rows)
         return jax.tree.map(lambda leaf: leaf[: self._shard.num_clients], sums)
+
+    def _advance(self, function, state, hparams, rows):
+        """The state and the metrics after what a function of one device's part does."""
+        inputs = (self._specs, _SAME, _specs_of(rows))
+        divided = self._divided(function, inputs, (self._specs, _SAME))
+        state, metrics = divided(self._with_padding(state), hparams, rows)
+        return self._without_padding(state), metrics
 
     def _divided(self, function, in_specs, out_specs):
         return jax.shard_map(

@@ -104,7 +104,7 @@ class Simulation:
       chunk_map: "scan" or "vmap" inside a chunk. By default "vmap", and "scan" on a CPU for models
         above 4 kB.
       devices: JAX devices over which the clients are divided; by default the first one. A CPU has
-        one for each core after `jax.config.update("jax_num_cpu_devices", cores)`.
+        one for each core after `sharding.use_all_cores()`.
 
     Attributes:
       program: the pure functions of a run on one device; see `loop.py`.
@@ -451,10 +451,12 @@ class Simulation:
             context = Context(jnp.int32(0), key, client_id, self.num_clients)
             return personal, self.algorithm.client(shared, personal, data, hparams, context)
 
-        # As shapes, without the devices they are on: a run may be mapped over others.
-        rows = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._placed("train")
-        )
+        # As shapes: where rows lie, if they are placed at all, does not matter here.
+        fields: Any = {
+            name: jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
+            for name, value in self.population.fields.items()
+        }
+        rows = Rows.place(self.population, "train", fields)
         given, (kept, message, metrics) = jax.eval_shape(one, key, hparams, rows)
         if jax.tree.structure(given) != jax.tree.structure(kept):
             raise ValueError(

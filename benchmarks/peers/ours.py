@@ -4,7 +4,6 @@
 part is training alone, as for the peers.
 """
 
-import os
 import statistics
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import jax
 import fedjaxsim as fl
 from fedjaxsim.data.npz import load_npz
 from fedjaxsim.models import cnn, linear, softmax
+from fedjaxsim.sharding import use_all_cores
 
 EVALUATIONS = 3
 
@@ -60,7 +60,7 @@ def main() -> None:
     args = child.parse()
     if args.warm != args.rounds:  # another number of rounds is another program
         raise ValueError(f"warm and rounds must agree here, got {args.warm} and {args.rounds}")
-    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    use_all_cores()
     simulation, hparams = ppsgd() if args.what == "ppsgd" else femnist(args.what, args.data)
     state = simulation.init(args.seed, hparams)
     segments = []

@@ -25,6 +25,7 @@ from fedjaxsim.bench.workload import Load
 from fedjaxsim.bench.workloads import WORKLOADS
 from fedjaxsim.config import RunConfig
 from fedjaxsim.rounds import bytes_of
+from fedjaxsim.sharding import use_all_cores
 
 Record = dict[str, Any]
 
@@ -159,8 +160,7 @@ def _end_with_parent() -> None:
 def main() -> None:
     """Answers one request and ends; or ends at once if the parent does."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # As `fedjaxsim.cli.use_all_cores`, whose many imports would take longer than most workloads.
-    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    use_all_cores()
     jax.config.update("jax_enable_compilation_cache", False)
     request = json.loads(sys.argv[1])
     if request["workload"] is None:

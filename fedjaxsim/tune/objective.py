@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.hypergrad import Mode, check_names, hypergradient, mean_metric
+from fedjaxsim.hypergrad import Mode, check_names, hypergradient, map_seeds, mean_metric
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep.lift import varying
 from fedjaxsim.sweep.memory import bytes_per_run
@@ -91,11 +91,7 @@ class SeedGradient:
         run = hypergradient(simulation, objective, rounds, tuple(wrt), mode=self.mode)
 
         def for_seeds(keys, hparams):
-            def one(key):
-                return run(key, hparams)
-
-            on_cpu = jax.default_backend() == "cpu"
-            return jax.lax.map(one, keys) if on_cpu else jax.vmap(one)(keys)
+            return map_seeds(lambda key: run(key, hparams), keys)
 
         count = math.gcd(keys.shape[0], len(jax.devices()))
         mesh = Mesh(np.array(jax.devices()[:count]), ("seeds",), axis_types=(AxisType.Auto,))
