@@ -42,18 +42,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.algorithms.ppsgd import ppsgd
+from fedjaxsim.bench.systems import LEVELS, NOISES, RATES
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import feature_variances, regression_stream
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.known import known_regression
 from fedjaxsim.privacy.sampling import everyone
+from fedjaxsim.sharding import use_all_cores
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep.runs import ManyRuns
 
 N, D, BATCH, CLIP, LABEL_NOISE, EVAL_EVERY = 1000, 100, 10, 10.0, 0.01, 10
-RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.2, 1.5, 1.8)
-LEVELS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, float("inf"))
-NOISES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 SETTINGS = list(itertools.product(RATES, LEVELS, NOISES))
 SINGLE = (0.1, 1.0, 1.0)
 """Learning rate, level and noise multiplier of the single run."""
@@ -284,7 +283,7 @@ def main() -> None:
     args = parser.parse_args()
     # Before JAX starts. The single run has one device, which uses all cores in an operation.
     if args.child == "grid":
-        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+        use_all_cores()
     if args.child:
         print(json.dumps(measure(args.child, args)))
         return

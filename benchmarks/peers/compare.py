@@ -16,7 +16,6 @@ import os
 import platform
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjaxsim.bench.machine import processor
+from fedjaxsim.bench.spread import spread
 from fedjaxsim.data import load
 from fedjaxsim.data.npz import save_npz
 
@@ -192,12 +193,6 @@ def fastest(trials: Mapping[str, Mapping[str, Any]]) -> str:
 # --- numbers --------------------------------------------------------------------------------------
 
 
-def spread(values: Iterable[float]) -> dict[str, float]:
-    """Median and range."""
-    values = list(values)
-    return {"median": statistics.median(values), "least": min(values), "greatest": max(values)}
-
-
 def ratios(
     repetitions: Sequence[Mapping[str, Mapping[str, Any]]], pairs: Iterable[tuple[str, str]]
 ) -> dict[str, dict[str, float]]:
@@ -216,7 +211,7 @@ def ratios(
             if "rounds_per_s" in a and "rounds_per_s" in b
         ]
         if complete:
-            found[" / ".join(pair)] = spread(complete)
+            found[" / ".join(pair)] = spread(complete)._asdict()
     return found
 
 
@@ -230,9 +225,11 @@ def summarize(repetitions: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[st
             summary[name] = {"error": reports[0]["error"]}
             continue
         numbers = ("rounds_per_s", "warm_seconds", "peak_mb")
-        summary[name] = {number: spread(r[number] for r in done) for number in numbers}
+        summary[name] = {n: spread([r[n] for r in done])._asdict() for n in numbers}
         measures = done[0]["learned"]
-        summary[name]["learned"] = {m: spread(r["learned"][m] for r in done) for m in measures}
+        summary[name]["learned"] = {
+            m: spread([r["learned"][m] for r in done])._asdict() for m in measures
+        }
         summary[name]["setting"] = done[0]["setting"]
         summary[name]["done"] = len(done)
     return summary
@@ -272,12 +269,7 @@ def interval(numbers: Mapping[str, float]) -> str:
 
 def machine() -> dict[str, Any]:
     """What all this ran on."""
-    name = platform.processor() or platform.machine()
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        models = [li for li in information.read_text().splitlines() if li.startswith("model name")]
-        name = models[0].partition(":")[2].strip() if models else name
-    return {"processor": name, "cores": os.cpu_count(), "system": platform.platform()}
+    return {"processor": processor(), "cores": os.cpu_count(), "system": platform.platform()}
 
 
 # --- the comparison -------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ def machine() -> dict[str, Any]:
     devices = jax.devices()
     return {
         "name": platform.node(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "platform": devices[0].platform,
         "device_kind": devices[0].device_kind,
@@ -28,9 +28,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def processor() -> str:
     """The name of the processor, where Linux tells."""
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    return names[0] if names else platform.processor() or platform.machine()
