@@ -109,11 +109,11 @@ def _guarded(algorithm: Algorithm) -> Algorithm:
         read, put = floats((shared, personal, hparams))
         read, marker = _enter(read, marker)
         shared, personal, hparams = put(read)
-        personal, message, metrics = algorithm.client(shared, personal, data, hparams, context)
+        personal, message, _ = algorithm.client(shared, personal, data, hparams, context)
         kept, put_kept = floats(personal)
         sent, put_sent = floats(message)
         kept, sent = _leave(kept, sent, marker)
-        return put_kept(kept), put_sent(sent), metrics
+        return put_kept(kept), put_sent(sent), {}
 
     return algorithm._replace(client=client)
 

@@ -19,6 +19,7 @@ from fedjaxsim import products, threefry
 from fedjaxsim.algorithm import Algorithm, Context, Metrics
 from fedjaxsim.data.minibatches import ClientData, Generate, Minibatches
 from fedjaxsim.data.population import Population
+from fedjaxsim.exchange import put, take
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism, along_clients, sum_clients
 from fedjaxsim.privacy.sampling import Cohort
@@ -285,15 +286,11 @@ def run_cohort(
 
     def run_chunk(operands):
         (store, accumulator, totals), (slots, ids, mask) = operands
-        old = jax.tree.map(lambda leaf: leaf.at[slots].get(mode="clip"), store)
+        old, store = take(store, slots, reverse=rematerialize)
         new, accumulator, totals = chunk(
             one, add, old, ids, mask, accumulator, totals, full, rematerialize
         )
-        # Distinct slots let XLA write in place and keep reverse mode from saving masks.
-        store = jax.tree.map(
-            lambda leaf, row: leaf.at[slots].set(row, mode="drop", unique_indices=True), store, new
-        )
-        return store, accumulator, totals
+        return put(store, slots, new, reverse=rematerialize), accumulator, totals
 
     def body(carry, places):
         if full or rematerialize:
