@@ -27,12 +27,23 @@ def print_results(results: Results) -> None:
     """Prints one line per workload: speed, memory, compilation and the ceiling's fraction."""
     table = _table(
         "workload",
-        ["rounds/s", "updates/s", "of ceiling", "bound", "compile s", "MB", "evaluation"],
+        [
+            "rounds/s",
+            "updates/s",
+            "of ceiling",
+            "bound",
+            "compile s",
+            "MB",
+            "MB compiling",
+            "evaluation",
+        ],
     )
     for name in results.processes:
         updates = results.spread(name, "updates_per_second")
         compilation = results.spread(name, "compile_seconds")
-        memory = results.spread(name, "memory_mb")
+        memory, compiling = (
+            results.spread(name, key) for key in ("memory_mb", "compiling_memory_mb")
+        )
         table.add_row(
             name,
             range_of(results.spread(name, "rounds_per_second")),
@@ -41,6 +52,7 @@ def print_results(results: Results) -> None:
             BOUNDS[results.bound(name)],
             number(compilation.median if compilation else None),
             number(memory.median if memory else None),
+            number(compiling.median if compiling else None),
             _percent(results.spread(name, "evaluation_share")),
         )
     print_whole(table)

@@ -28,10 +28,10 @@ class Results:
 
     def add(self, workload: str, numbers: Mapping[str, Any]) -> None:
         """Keeps what one process gave."""
-        above = numbers["peak_mb"] - self.idle_mb
-        rest = above - numbers["state_mb"] - numbers["data_mb"]
+        peak, running = (numbers[name] - self.idle_mb for name in ("peak_mb", "running_mb"))
+        rest = running - numbers["state_mb"] - numbers["data_mb"]
         self.processes.setdefault(workload, []).append(
-            {**numbers, "memory_mb": above, "rest_mb": rest}
+            {**numbers, "compiling_memory_mb": peak, "memory_mb": running, "rest_mb": rest}
         )
 
     def spread(self, workload: str, name: str) -> Spread | None:
