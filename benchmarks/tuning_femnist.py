@@ -26,7 +26,8 @@ from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.transforms import invert
 from fedjaxsim.models import linear, softmax
 from fedjaxsim.privacy.calibration import noise_multiplier
-from fedjaxsim.tune import SeedGradient, descend, measure_grid
+from fedjaxsim.sharding import use_all_cores
+from fedjaxsim.tune import Optax, SeedGradient, descend, measure_grid
 
 ROUNDS, EPSILON, RATE, CLIP, BATCH = 50, 2.0, 0.5, 0.3, 10
 START = {"learning_rate": 0.005, "lam": 3.0}
@@ -59,7 +60,7 @@ def tune(source: str, seeds: int, most: int) -> dict[str, Any]:
     keys = jax.random.split(jax.random.key(3), seeds)
     names = tuple(START)
     measure = SeedGradient(public, base, ROUNDS, names, keys)
-    path = descend(measure, START, steps=most - 1, cost=1 + len(names), radius=1.5)
+    path = descend(measure, START, steps=most - 1, cost=1 + len(names), rule=Optax(largest=1.5))
     axes = itertools.product(*GRID)
     points = [dict(zip(names, values, strict=True)) for values in axes]
     grid = measure_grid(public, base, ROUNDS, points, keys)
@@ -117,7 +118,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=20, help="points that the descent measures")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", 2)
+    use_all_cores()
     results = {"jax": jax.__version__} | tune(args.source, args.seeds, args.most)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(results, indent=1) + "\n")

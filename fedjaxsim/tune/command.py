@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
@@ -24,9 +24,11 @@ from fedjaxsim.tune.descent import Point, Step, descend
 from fedjaxsim.tune.figure import path_figure
 from fedjaxsim.tune.files import PICTURE, RUN, TuneDirectory
 from fedjaxsim.tune.objective import Grid, SeedGradient, grid_around, measure_grid
+from fedjaxsim.tune.rules import Optax, Quadratic, Rule
 from fedjaxsim.tune.source import Source, find_source, keys_of, metric_of
 from fedjaxsim.tune.watch import TuneProgress, print_points
 
+RULES: dict[str, Rule] = {"adam": Optax(), "quadratic": Quadratic()}
 INTERRUPTED = 130
 FAILED = 1
 BOUNDS = 1e4
@@ -78,6 +80,8 @@ class Tune:
     """S, the runs over whose mean is minimized; the same ones at every step."""
     steps: int = 20
     """The most points to try besides the start."""
+    rule: Literal["adam", "quadratic"] = "adam"
+    """How a step is chosen: by optax's Adam, or from a quadratic model of the log of the metric."""
     metric: Annotated[str | None, _optional("NAME", "loss")] = None
     """The metric that is minimized; a smooth one."""
     public_data: Annotated[str | None, _optional("SPEC", "none")] = None
@@ -180,6 +184,7 @@ class _Tuning:
                 measure,
                 self.start,
                 steps=self.command.steps,
+                rule=RULES[self.command.rule],
                 bounds={name: _bounds(name, value) for name, value in self.start.items()},
                 cost=measure.runs,
                 on_step=on_step,
@@ -204,6 +209,7 @@ class _Tuning:
             "split": self.source.split,
             "seeds": self.command.seeds,
             "rounds": config.rounds,
+            "rule": self.command.rule,
             "mode": measure.mode,
             "runs_per_step": measure.runs,
             "clients": {

@@ -1,9 +1,8 @@
 """Gradient descent on hyperparameters, with a trust region: a bad step costs time and nothing else.
 
 Coordinates are log h for hyperparameters h > 0, so a step multiplies them, and h itself for those
-that are named as plain. A step is what an optimizer asks for, shortened to the trust radius. It is
-taken back where the objective is then not finite, or worse by more than the standard error of the
-difference; the radius is then halved, and grows again with steps that are kept.
+that are named as plain. A rule chooses the step within its trust radius. It is taken back where the
+objective is then not finite, or worse by more than the standard error of the difference.
 
 Axes: S seeds.
 """
@@ -13,10 +12,9 @@ import math
 from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
-import optax
 
-GROWTH = 1.5
-"""How much a step that is kept lets the trust radius grow, up to the first one."""
+from fedjaxsim.tune.rules import Optax, Place, Rule
+
 SMALLEST_RADIUS = 1e-3
 """Shorter steps are not taken: they change a hyperparameter by less than a thousandth."""
 
@@ -64,7 +62,8 @@ class Step:
         d/d log h, or d/dh where h is plain.
       gradient_error: by name, the standard error of that.
       accepted: whether the descent went there.
-      radius: the largest change of a coordinate that was allowed on the way here.
+      radius: the longest step that was allowed on the way here, in the norm of the rule; at the
+        start infinite.
       runs: run-equivalents spent so far, this point included.
     """
 
@@ -125,8 +124,7 @@ def descend(
     start: Mapping[str, float],
     *,
     steps: int,
-    optimizer: optax.GradientTransformation | None = None,
-    radius: float = 1.0,
+    rule: Rule | None = None,
     bounds: Mapping[str, tuple[float, float]] | None = None,
     plain: Collection[str] = (),
     cost: float = 1.0,
@@ -134,17 +132,14 @@ def descend(
 ) -> Path:
     """Minimizes an objective of hyperparameters.
 
-    A step that is taken back also makes the optimizer forget what came before, so that the next one
-    follows the gradient. Ends where every derivative is at most its own standard error, since the
-    seeds then do not tell which way is down, or where the way down leaves the bounds.
+    Ends where every derivative is at most its own standard error, since the seeds then do not tell
+    which way is down, or where the way down leaves the bounds.
 
     Args:
       measure: `(point) -> Measured`, e.g. a `SeedGradient`.
       start: hyperparameters by name; positive, but for plain ones.
       steps: how many points to try besides the start, at least 1.
-      optimizer: of the coordinates; by default `optax.adam(0.3)`.
-      radius: the first and largest trust radius: the most that one step changes log h, 1 being a
-        factor of e.
+      rule: how a step is chosen; by default `Optax()`.
       bounds: by name, the smallest and the largest value allowed; none by default.
       plain: hyperparameters that move on a linear scale, which may be 0 or negative.
       cost: run-equivalents of one call of `measure`.
@@ -152,59 +147,58 @@ def descend(
 
     Raises:
       ValueError: if there are no hyperparameters or steps, the start is not within the bounds or
-        not positive, or a name in bounds or `plain` is unknown.
+        not positive, a name in bounds or `plain` is unknown, or the rule does not apply.
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
-    if not 0 < radius < math.inf:
-        raise ValueError(f"radius must be positive and finite, got {radius}")
     space = _Space(start, bounds or {}, plain)
-    optimizer = optax.adam(0.3) if optimizer is None else optimizer
+    rule = Optax() if rule is None else rule
     found: list[Step] = []
 
-    def visit(at: np.ndarray, allowed: float, kept: "_Place | None") -> "_Place":
-        place = _Place(at, space, measure(space.point(at)))
-        accepted = kept is None or place.is_no_worse_than(kept)
+    def visit(at: np.ndarray, radius: float, kept: Place | None) -> Place:
+        point = space.point(at)
+        place = space.place(at, measure(point))
+        accepted = kept is None or _is_no_worse(place, kept)
         gradient, error = (
             dict(zip(space.names, map(float, v), strict=True)) for v in (place.slope, place.error)
         )
         runs = cost * (len(found) + 1)
-        values = np.asarray(place.measured.values, np.float64)
-        found.append(Step(space.point(at), values, gradient, error, accepted, allowed, runs))
+        found.append(Step(point, place.values, gradient, error, accepted, radius, runs))
         return place
 
     def goes_on() -> bool:
         return on_step is None or on_step(found[-1]) is not False
 
-    largest = radius
-    here = visit(space.start, radius, None)
-    if not here.measured.finite:
+    here = visit(space.start, math.inf, None)
+    if not here.finite:
         goes_on()
         return Path(tuple(found), NOT_FINITE)
-    memory = optimizer.init(here.at)
+    memory = rule.start(here)
     if not goes_on():
         return Path(tuple(found), STOPPED)
     for _ in range(steps):
-        if (end := here.end()) is not None:
+        if (end := space.end(here)) is not None:
             return Path(tuple(found), end)
+        radius = rule.radius(memory)
         if radius < SMALLEST_RADIUS:
             return Path(tuple(found), SHORT)
-        update, later = optimizer.update(here.slope, memory, here.at)
-        update = np.asarray(update, np.float64)
-        longest = np.max(np.abs(update))
-        trial = space.within(here.at + update * min(1.0, radius / max(longest, 1e-300)))
-        moved = float(np.max(np.abs(trial - here.at)))
-        if moved == 0:
+        trial = space.within(here.at + rule.step(memory, here))
+        if np.array_equal(trial, here.at):
             return Path(tuple(found), BOUNDED)
         there = visit(trial, radius, here)
-        if found[-1].accepted:
-            here, memory = there, later
-            radius = min(GROWTH * radius, largest)
-        else:
-            memory, radius = optimizer.init(here.at), moved / 2
+        memory = rule.learn(memory, here, there, found[-1].accepted)
+        here = there if found[-1].accepted else here
         if not goes_on():
             return Path(tuple(found), STOPPED)
-    return Path(tuple(found), here.end() or SPENT)
+    return Path(tuple(found), space.end(here) or SPENT)
+
+
+def _is_no_worse(place: Place, other: Place) -> bool:
+    """Whether all is finite, and not worse by more than the difference's standard error."""
+    if not place.finite:
+        return False
+    rise = place.values - other.values
+    return bool(np.mean(rise) <= standard_error(rise))
 
 
 class _Space:
@@ -256,48 +250,27 @@ class _Space:
         """The nearest coordinates within the bounds."""
         return np.clip(at, self._low, self._high)
 
-    def outwards(self, at: np.ndarray, slope: np.ndarray) -> np.ndarray:
-        """Along which coordinates the way down leaves the bounds, (k,) bool."""
-        return ((at <= self._low) & (slope > 0)) | ((at >= self._high) & (slope < 0))
-
-
-class _Place:
-    """A point of the descent with what was measured there.
-
-    Attributes:
-      at: its coordinates, (k,).
-      measured: as given.
-      slope: the derivatives in the coordinates, (k,).
-      error: their standard errors, (k,).
-    """
-
-    def __init__(self, at: np.ndarray, space: _Space, measured: Measured):
-        self.at, self.measured, self._space = at, measured, space
-        point = space.point(at)
-        scales = [point[n] if is_log else 1.0
-                  for n, is_log in zip(space.names, space.logarithmic, strict=True)]  # fmt: skip
-        slopes = [
-            scale * np.asarray(measured.gradients[name], np.float64)
-            for name, scale in zip(space.names, scales, strict=True)
-        ]
+    def place(self, at: np.ndarray, measured: Measured) -> Place:
+        """What was measured at coordinates (k,), with the derivatives in the coordinates."""
+        point = self.point(at)
         with np.errstate(invalid="ignore"):
-            self.slope = np.array([np.mean(v) for v in slopes])
-            self.error = np.array([standard_error(v) for v in slopes])
+            slopes = np.array([
+                np.asarray(measured.gradients[name], np.float64) * (point[name] if is_log else 1.0)
+                for name, is_log in zip(self.names, self.logarithmic, strict=True)
+            ])  # fmt: skip
+            slope = np.mean(slopes, axis=1)
+            error = np.array([standard_error(each) for each in slopes])
+        values = np.asarray(measured.values, np.float64)
+        return Place(at, values, slope, error, measured.finite)
 
-    def is_no_worse_than(self, other: "_Place") -> bool:
-        """Whether all is finite, and not worse by more than the difference's standard error."""
-        if not self.measured.finite:
-            return False
-        rise = np.asarray(self.measured.values, np.float64) - other.measured.values
-        return bool(np.mean(rise) <= standard_error(rise))
-
-    def end(self) -> str | None:
-        """Why a descent ends here; None where it can go on.
+    def end(self, here: Place) -> str | None:
+        """Why a descent ends at a place; None where it can go on.
 
         It can where a derivative exceeds its standard error and the way down is within the bounds.
         """
-        steep = np.abs(self.slope) > self.error
+        steep = np.abs(here.slope) > here.error
         if not np.any(steep):
             return FLAT
-        inwards = ~self._space.outwards(self.at, self.slope)
-        return None if np.any(steep & inwards) else BOUNDED
+        down, up = here.slope > 0, here.slope < 0
+        outwards = ((here.at <= self._low) & down) | ((here.at >= self._high) & up)
+        return None if np.any(steep & ~outwards) else BOUNDED

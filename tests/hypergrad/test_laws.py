@@ -16,7 +16,7 @@ from fedjaxsim.hypergrad import mean_metric, over_seeds, price_of_privacy
 from fedjaxsim.models.known import known_regression
 from fedjaxsim.privacy.sampling import everyone
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.tune import SeedGradient, descend, measure_grid
+from fedjaxsim.tune import Optax, SeedGradient, descend, measure_grid
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 FEATURES, ROUNDS = 20, 30
@@ -48,7 +48,7 @@ def tuned():
     """A simulation, the seeds of a descent from a poor start, and the descent."""
     sim, keys = synthetic(50), jax.random.split(jax.random.key(0), 4)
     path = descend(
-        gradient(sim, keys), POOR, steps=40, radius=1.5, optimizer=optax.adam(0.7, b1=0.5, b2=0.8)
+        gradient(sim, keys), POOR, steps=40, rule=Optax(optax.adam(0.7, b1=0.5, b2=0.8), 1.5)
     )
     return sim, keys, path
 
