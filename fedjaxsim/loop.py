@@ -20,7 +20,15 @@ from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.ledger import Ledger
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.sampling import Cohort, Sampling
-from fedjaxsim.rounds import Chunking, Rows, Shard, Store, map_clients, run_cohort
+from fedjaxsim.rounds import (
+    TOGETHER,
+    Chunking,
+    Rows,
+    Shard,
+    Store,
+    map_clients,
+    run_cohort,
+)
 
 PyTree = Any
 _ORDER = 2**32 - 1
@@ -68,6 +76,8 @@ class Program:
       charge: `(ledger, noise multiplier, sampling rate) -> ledger`.
       rematerialize: whether reverse mode does a client's work again; see `run_cohort`.
       shard: the clients of this device, where they are divided over several; see `sharding.py`.
+      linear: whether the model is linear. Clients who share one are then evaluated in batches, on
+        a CPU, too: a chunk's rows are one matrix product.
     """
 
     algorithm: Algorithm
@@ -81,6 +91,7 @@ class Program:
     charge: Callable[..., Ledger] = ledger.charge
     rematerialize: bool = False
     shard: Shard | None = None
+    linear: bool = False
 
     def init(self, key: jax.Array, hparams: Hyperparameters) -> SimulationState:
         """The state before the first round."""
@@ -185,7 +196,10 @@ class Program:
         ids = jnp.arange(self.num_clients, dtype=jnp.int32)
         if self.shard is not None:
             ids, _ = self.shard.ids()
-        return map_clients(one, state.personal, ids, self.chunking)
+        chunking = self.chunking
+        if self.linear and not chunking.fixed and not jax.tree.leaves(state.personal):
+            chunking = TOGETHER
+        return map_clients(one, state.personal, ids, chunking)
 
     def _places(self, cohort: Cohort) -> tuple[Cohort, jax.Array]:
         """The part of a cohort that is worked on here, and its slots in the personal states."""

@@ -58,6 +58,10 @@ class Chunking:
             raise ValueError(f"chunk_map must be 'scan' or 'vmap', got {self.map!r}")
 
 
+TOGETHER = Chunking(64, "vmap")
+"""Clients in batches."""
+
+
 def default_chunking(size: int | None, chunk_map: ChunkMap | None, model_bytes: int) -> Chunking:
     """The settings that suit the default backend, where none are given.
 
@@ -74,7 +78,7 @@ def default_chunking(size: int | None, chunk_map: ChunkMap | None, model_bytes: 
     if chunk_map is None:
         chunk_map = "scan" if scans else "vmap"
     if size is None:
-        size = 16 if chunk_map == "scan" else 64
+        size = 16 if chunk_map == "scan" else TOGETHER.size
     return Chunking(size, chunk_map, fixed)
 
 

@@ -156,6 +156,7 @@ class Simulation:
             self.chunking,
             population.num_clients,
             functools.partial(ledger.empty, ledger_entries),
+            linear=task.linear is not None,
         )
         program: Program | ShardedProgram = self.program
         if self.devices is not None:

@@ -278,3 +278,23 @@ def test_clients_that_send_products_run_as_a_batch_unless_told_otherwise():
     assert _for_messages(default, arrays) == default
     own = default_chunking(8, None, 4 * 784 * 10)
     assert _for_messages(own, message) == own
+
+
+def test_clients_who_share_a_linear_model_are_evaluated_in_batches():
+    clients = population(lambda rng, n: rng.integers(0, C, n), [5, 1, 9, 30] * 20, 300, np.float32)
+    task = softmax(linear((300,), C), C)  # of 4.8 kB, above which clients run one after another
+    hparams = Hyperparameters(learning_rate=0.1)
+    found, texts = [], []
+    for chunk_map in (None, "scan"):
+        sim = Simulation(
+            fedavg(task), task, clients, everyone(80), Minibatches(3, 1), chunk_map=chunk_map
+        )
+        state = sim.init(0, hparams)
+        found.append(sim.evaluate(state, hparams, "train"))
+        inputs = state, hparams.as_arrays(), sim.rows["train"]
+        texts.append(str(jax.make_jaxpr(sim.program.evaluate)(*inputs)))
+    for name, values in found[0].values.items():
+        np.testing.assert_allclose(values, found[1].values[name], rtol=1e-5)
+    # A pass reads 16 rows of each of 64 clients at once.
+    assert "f32[64,16,300]" in texts[0]
+    assert "f32[64,16,300]" not in texts[1]
