@@ -74,7 +74,7 @@ def mean_metric(
                 f"got {population.num_clients}"
             )
         simulation.task.check(population.fields)
-        fields = {name: jnp.asarray(value) for name, value in population.fields.items()}
+        fields = {name: jax.device_put(value) for name, value in population.fields.items()}
         rows, counts = Rows.place(population, split, fields), population.splits[split].count
     present = int(np.sum(counts > 0))
     if present == 0:
@@ -367,7 +367,8 @@ def check_names(
         if name == "sampling_rate":
             raise ValueError(
                 "sampling_rate has no derivative here: it decides who takes part, which is "
-                "discrete. epsilon_by_sampling_rate gives dε/dp, and runs at several p the rest"
+                "discrete. hypergrad.epsilon_by_sampling_rate gives dε/dp; for the rest, compare "
+                "runs at several p"
             )
         if name == EPSILON:
             if epsilon is None:

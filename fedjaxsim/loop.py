@@ -191,7 +191,9 @@ class Program:
 
         def one(personal, client_id):
             params = self.algorithm.predict(state.shared, personal, hparams, client_id)
-            return self.measure(params, rows.of(client_id, state.key, self.minibatches))
+            alone = chunking.map == "scan"
+            data = rows.of(client_id, state.key, self.minibatches, alone=alone)
+            return self.measure(params, data)
 
         ids = jnp.arange(self.num_clients, dtype=jnp.int32)
         if self.shard is not None:

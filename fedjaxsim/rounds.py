@@ -138,8 +138,19 @@ class Rows:
         minibatches: Minibatches,
         taken: jax.Array | None = None,
         order: jax.Array | None = None,
+        *,
+        alone: bool = False,
     ) -> ClientData:
-        """One client's view; the arguments are those of `ClientData`."""
+        """One client's view.
+
+        Args:
+          client_id: () int32, whose.
+          key: as the following ones, of `ClientData`.
+          minibatches: see there.
+          taken: see there.
+          order: see there.
+          alone: static; whether clients run one after another, so that a branch costs what it does.
+        """
         return ClientData(
             self.fields,
             self.start[client_id],
@@ -151,6 +162,8 @@ class Rows:
             self.generate,
             self.pass_size,
             self.longest,
+            # Reverse mode would keep what both branches need.
+            halves=alone and self.longest is None,
         )
 
 
@@ -269,9 +282,10 @@ def run_cohort(
     """
 
     def one(row, client_id):
+        alone = chunking.map == "scan"
         batch_key, context_key = threefry.split(threefry.fold_in(key, client_id))
         own_order = threefry.fold_in(order, client_id)
-        data = rows.of(client_id, batch_key, minibatches, row.taken, own_order)
+        data = rows.of(client_id, batch_key, minibatches, row.taken, own_order, alone=alone)
         context = Context(round_, context_key, client_id, num_clients)
         personal, message, metrics = algorithm.client(shared, row.personal, data, hparams, context)
         taken = None if row.taken is None else row.taken + data.num_steps()

@@ -183,7 +183,7 @@ class Simulation:
         """Where each split's rows lie on the first device, by its name."""
         population = self.population
         with jax.ensure_compile_time_eval():  # also where a run is being traced
-            fields = {name: jnp.asarray(value) for name, value in population.fields.items()}
+            fields = {name: jax.device_put(value) for name, value in population.fields.items()}
             return {split: Rows.place(population, split, fields) for split in population.splits}
 
     @functools.cached_property

@@ -128,6 +128,8 @@ class ClientData:
       pass_size: static; rows in a batch of `full_pass`.
       longest: static; no fewer rows than any client has. Given, loops over a client's own rows have
         that static bound, so that reverse mode applies to them; None where it is not needed.
+      halves: static; whether a batch of which at most half is filled is computed as one of half the
+        size. It pays where clients run one after another: mapped together, both would be computed.
     """
 
     fields: dict[str, jax.Array]
@@ -140,6 +142,7 @@ class ClientData:
     generate: Generate | None = dataclasses.field(default=None, metadata={"static": True})
     pass_size: int = dataclasses.field(default=16, metadata={"static": True})
     longest: int | None = dataclasses.field(default=None, metadata={"static": True})
+    halves: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def _gather(self, position: jax.Array, weight: jax.Array) -> Batch:
         rows = self.start + position
@@ -195,7 +198,7 @@ class ClientData:
         if self.minibatches.epochs is not None:
             batches = self._most_batches(self.minibatches.size)
             most = None if batches is None else self.minibatches.epochs * batches
-            return _repeat(step, of_epoch, carry, self.num_steps(), most)
+            return _repeat(self._halved(step), of_epoch, carry, self.num_steps(), most)
         one = drawn if self.minibatches.passes is None else consumed
         return jax.lax.scan(one, carry, jnp.arange(self.minibatches.steps))[0]
 
@@ -222,7 +225,25 @@ class ClientData:
             inside = position < self.count
             return self._gather(jnp.where(inside, position, 0), inside.astype(float))
 
-        return _repeat(step, of_rows, carry, -(-self.count // size), self._most_batches(size))
+        most = self._most_batches(size)
+        return _repeat(self._halved(step), of_rows, carry, -(-self.count // size), most)
+
+    def _halved(self, step: Callable[[Carry, Batch], Carry]) -> Callable[[Carry, Batch], Carry]:
+        """The step, for which the empty half of a batch is cut off where `halves` says so."""
+
+        def either(carry, batch):
+            half = -(-batch.weight.shape[0] // 2)
+            if half == batch.weight.shape[0]:
+                return step(carry, batch)
+            first = jax.tree.map(lambda leaf: leaf[:half], batch)
+            return jax.lax.cond(
+                batch.weight[half] > 0,  # what is filled comes first
+                lambda carry: step(carry, batch),
+                lambda carry: step(carry, first),
+                carry,
+            )
+
+        return either if self.halves else step
 
     def _most_batches(self, size: int) -> int | None:
         """A static bound on the batches of one pass, where there is one."""

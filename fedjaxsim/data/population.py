@@ -12,6 +12,7 @@ import numpy as np
 from fedjaxsim.data.minibatches import Generate
 
 SPLITS = ("train", "validation", "test")
+_ALIGNMENT = 64
 _LARGEST_INT32 = np.iinfo(np.int32).max
 
 
@@ -37,7 +38,8 @@ class Population:
     integers and otherwise the same floating types, always of shape (N,).
 
     Attributes:
-        fields: arrays of shape (N, ...); by convention "x" are features and "y" labels.
+        fields: arrays of shape (N, ...); by convention "x" are features and "y" labels. They are
+            kept read-only, in memory that a CPU's device shares instead of holding a copy.
         splits: the rows of "train" (at least one per client), "validation" and "test" (which may
             be empty) of each client. Every row belongs to exactly one client and one split.
         names: the clients' distinct names, (m,) str.
@@ -58,6 +60,8 @@ class Population:
     def __post_init__(self):
         _check_structure(self)
         _check_finite(self)
+        kept = {name: _shareable(values) for name, values in self.fields.items()}
+        object.__setattr__(self, "fields", kept)
 
     @classmethod
     def from_clients(
@@ -252,6 +256,18 @@ def check_seed(seed: int) -> None:
     """Raise ValueError unless the seed is a non-negative integer."""
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
         raise ValueError(f"seed must be a non-negative integer, got {seed!r}")
+
+
+def _shareable(values: np.ndarray) -> np.ndarray:
+    """The values in read-only memory that begins at a multiple of 64 bytes, as JAX's CPU wants."""
+    if values.ctypes.data % _ALIGNMENT == 0 and not values.flags.writeable:
+        return values
+    memory = np.empty(values.nbytes + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    shared = memory[begin : begin + values.nbytes].view(values.dtype).reshape(values.shape)
+    shared[...] = values
+    shared.flags.writeable = False
+    return shared
 
 
 def to_float32(array: np.ndarray) -> np.ndarray:

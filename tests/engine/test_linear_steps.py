@@ -46,6 +46,13 @@ def population(labels, counts=COUNTS, features=D, dtype: type = np.float64):
     )
 
 
+def spoil(clients, row):
+    """Writes what no population accepts into one that has been checked."""
+    x = clients.fields["x"]
+    x.flags.writeable = True
+    x[row] = np.nan
+
+
 def classes(rng, n):
     return rng.integers(0, C, n)
 
@@ -107,7 +114,7 @@ def test_a_run_is_the_same_with_products(always, kind, bias, algorithm, minibatc
     # Some clients are clipped, one is broken, cohorts are drawn, and noise is added.
     with jax.enable_x64(True):
         task, clients = task_of(kind, bias)
-        clients.fields["x"][6] = np.nan
+        spoil(clients, 6)
         hparams = Hyperparameters(
             learning_rate=0.05, mu=0.7, clip_norm=clip_norm, noise_multiplier=0.3, sampling_rate=0.8
         )
@@ -204,7 +211,7 @@ def test_hypergradients_are_those_of_the_plain_form(always):
     hparams = Hyperparameters(learning_rate=0.05, mu=0.4, clip_norm=0.6, noise_multiplier=0.2)
     with jax.enable_x64(True):
         task, clients = task_of("softmax")
-        clients.fields["x"][6] = np.nan
+        spoil(clients, 6)
 
         def gradient(form, mode):
             sim = Simulation(

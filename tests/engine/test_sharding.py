@@ -1,14 +1,17 @@
 """Several devices give what one gives: same cohorts, same noise, sums up to rounding."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
-from problems import least_squares
+from problems import classification, least_squares
 
 from fedjaxsim import closed, fedavg, local, pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.sharding import place_rows
 from fedjaxsim.simulation import Simulation
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -96,3 +99,19 @@ def test_a_simulation_needs_a_device():
     population, task = least_squares([4, 4])
     with pytest.raises(ValueError, match="at least one device"):
         Simulation(pmtl(task), task, population, everyone(2), EPOCHS, devices=[])
+
+
+def test_devices_of_a_cpu_share_the_memory_of_the_population():
+    population, task = classification([40, 3, 5, 30], features=32)
+    x = population.fields["x"]
+    with pytest.raises(ValueError, match="read-only"):
+        x[0] = 0
+    first = x.ctypes.data
+    sim = Simulation(pmtl(task), task, population, everyone(4), EPOCHS)
+    assert sim.rows["train"].fields["x"].unsafe_buffer_pointer() == first
+    # Rows have 128 bytes. Of 78 rows, the first two clients have 43, and pieces are equally long.
+    divided = place_rows(population, jax.devices()[:2])["train"].fields["x"]
+    for piece, row in zip(divided.addressable_shards, (0, 35), strict=True):
+        assert piece.data.unsafe_buffer_pointer() == first + row * 32 * x.itemsize
+    again = dataclasses.replace(population, names=population.names[::-1])
+    assert again.fields["x"] is x
