@@ -94,7 +94,8 @@ def prepare_bench(command: Bench) -> Callable[[], int]:
         for name, words in failures.items():
             print(f"fedjaxsim: {name} failed: {words}", file=sys.stderr)
         if interrupted:
-            print("stopped by Ctrl-C; what was measured is kept", file=sys.stderr)
+            kept = "" if command.out is None else "; what was measured is kept"
+            print(f"stopped by Ctrl-C{kept}", file=sys.stderr)
             return 130
         return 1 if failures else 0
 

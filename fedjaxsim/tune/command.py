@@ -67,7 +67,8 @@ class Tune:
     """Tune hyperparameters by gradient descent through whole runs, at a fixed guarantee.
 
     Settings are those of `run`; what is tuned starts there. Without --held-out-clients or
-    --public-data it is tuned on validation rows of the run's own clients, which no ε covers.
+    --public-data it is tuned on validation rows of the run's own clients, which no ε covers; they
+    are then 0.2 of the training rows, unless --validation-fraction says otherwise. --out is needed.
     """
 
     settings: OmitArgPrefixes[RunConfig]
@@ -133,6 +134,9 @@ def _names(wrt: Sequence[str], algorithm: str) -> tuple[str, ...]:
         what the guarantee depends on.
     """
     names = tuple(name.replace("-", "_") for name in wrt)
+    allowed = ", ".join(map(flag, READ[algorithm]))
+    if not names:
+        raise ValueError(f"wrt must name at least one of {allowed}, got nothing")
     for name in names:
         if name in (EPSILON, "noise_multiplier"):
             raise ValueError(
@@ -142,7 +146,6 @@ def _names(wrt: Sequence[str], algorithm: str) -> tuple[str, ...]:
     check_names(names, Hyperparameters())
     for index, name in enumerate(names):
         if name not in READ[algorithm]:
-            allowed = ", ".join(map(flag, READ[algorithm]))
             raise ValueError(
                 f"{algorithm} does not read {flag(name)}; it can be tuned in {allowed}"
             )

@@ -1,0 +1,356 @@
+"""Tuning by hypergradients against grids, on PP-SGD's synthetic problem.
+
+    python benchmarks/tuning.py [--seeds 10] [--parts synthetic laws] [--out FILE]
+
+* synthetic: 1,000 clients who all take part, d = 100, fresh batches of 10, T = 100 rounds, at
+  ε ∈ {0.5, 2, ∞}, δ = 10⁻⁴. Tuned are η_w, η_θ and C (as η_w + η_θ, η_w/η_θ and C), from one
+  poor start for all ε; the objective is the mean over seeds of the clients' excess risk after the
+  last round. z follows from ε, δ and T, which stay. The grid is that
+  of Figure 1a (11 step sizes × 9 levels) at each of five C, 495 points; and one of as many points
+  around the best of them. Everything is measured with the same seeds, and what is found is measured
+  again with as many others. A run-equivalent is one run of one seed: a point of a grid costs 1, a
+  value with three derivatives in forward mode 4 (and less time than that, see hypergradients.py).
+* laws: the price of privacy d(risk)/dε of the same problem with 50, 200 and 800 clients.
+
+The data are public here; on private data, tuning needs a budget of its own, by grids or gradients.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+import fedjaxsim as fl
+from fedjaxsim.data.synthetic import regression_stream
+from fedjaxsim.hypergrad import mean_metric, over_seeds, price_of_privacy
+from fedjaxsim.models.known import known_regression
+from fedjaxsim.plots import COLOURS, STYLE
+from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
+from fedjaxsim.sharding import use_all_cores
+from fedjaxsim.tune import Measured, Quadratic, SeedGradient, Step, descend, measure_grid
+
+N, FEATURES, BATCH, ROUNDS, DELTA = 1000, 100, 10, 100, 1e-4
+EPSILONS = (0.5, 2.0, math.inf)
+RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.2, 1.5, 1.8)
+LEVELS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, math.inf)
+CLIPS = (1.0, 3.0, 10.0, 30.0, 100.0)
+NAMES = ("learning_rate", "personalization", "clip_norm")
+START = {"step": 0.02, "level": 10.0, "clip_norm": 100.0}
+"""η_w + η_θ, a = η_w/η_θ and C: the risk hardly falls in 100 rounds."""
+METRIC, SPLIT = "excess_risk", "test"
+ROOT = Path(__file__).parent
+RESULTS = ROOT / "results" / "tuning.json"
+FIGURE = ROOT.parent / "docs" / "figures" / "tuning-against-grids.png"
+Point = dict[str, float]
+
+
+# --- PP-SGD's synthetic problem -------------------------------------------------------------------
+
+
+def synthetic(clients: int, parametrization: str = "grid", **chunking: Any) -> fl.Simulation:
+    population, task = regression_stream(clients, FEATURES), known_regression(FEATURES)
+    algorithm = fl.ppsgd(task, parametrization="paper" if parametrization == "paper" else "grid")
+    minibatches = fl.Minibatches(BATCH, steps=1)
+    return fl.Simulation(algorithm, task, population, fl.everyone(clients), minibatches, **chunking)
+
+
+def noise_for(epsilon: float) -> float:
+    """The noise multiplier z(ε, δ, T), 0 for ε = ∞."""
+    if math.isinf(epsilon):
+        return 0.0
+    one = jnp.ones(())
+    return float(noise_multiplier_in_jit(jnp.asarray(epsilon), DELTA, one, ROUNDS))
+
+
+class InSteps:
+    """The objective in the coordinates of the descent: η_w + η_θ, a = η_w/η_θ and C.
+
+    Runs diverge where the sum of the step sizes is too large, so that the cliff lies along one of
+    these coordinates. With the paper's parametrization, which has no kink at a = 1, η_θ = η/N and
+    α = a/N.
+    """
+
+    def __init__(self, measure: SeedGradient, seeds: int):
+        self.measure, self.cost = measure, measure.runs / seeds
+
+    def __call__(self, point: Point) -> Measured:
+        """The objective and its derivatives at a point, by the chain rule."""
+        step, level = point["step"], point["level"]
+        inside = {
+            "learning_rate": N * step / (1 + level),
+            "personalization": level / N,
+            "clip_norm": point["clip_norm"],
+        }
+        measured = self.measure(inside)
+        by_log = {name: g * inside[name] for name, g in measured.gradients.items()}
+        by_level = by_log["personalization"] - by_log["learning_rate"] * level / (1 + level)
+        gradients = {
+            "step": by_log["learning_rate"] / step,
+            "level": by_level / level,
+            "clip_norm": measured.gradients["clip_norm"],
+        }
+        return Measured(measured.values, gradients)
+
+
+def in_grid(point: Mapping[str, float]) -> Point:
+    """A point of the descent as one of the grid: η = max(η_w, η_θ), a and C."""
+    level = point["level"]
+    return {
+        "learning_rate": point["step"] * max(level, 1.0) / (1 + level),
+        "personalization": level,
+        "clip_norm": point["clip_norm"],
+    }
+
+
+def points_of(*axes: Sequence[float]) -> list[Point]:
+    return [dict(zip(NAMES, values, strict=True)) for values in itertools.product(*axes)]
+
+
+def around(best: Mapping[str, float]) -> list[Point]:
+    """A grid as fine again as the coarse one around its best point, and of as many points."""
+    rate, level, clip = (best[name] for name in NAMES)
+    if level == 0:
+        levels = [0.0, *np.geomspace(0.003, 0.1, 8)]
+    elif math.isinf(level):
+        levels = [*np.geomspace(100, 3000, 8), math.inf]
+    else:
+        levels = list(level * np.geomspace(1 / 3, 3, 9))
+    rates, clips = rate * np.geomspace(0.6, 1 / 0.6, 11), clip * np.geomspace(1 / 2, 2, 5)
+    return points_of(*(list(map(float, axis)) for axis in (rates, levels, clips)))
+
+
+def tune_synthetic(epsilon: float, seeds: int, most: int, simulations: Any) -> dict[str, Any]:
+    """The coarse and the fine grid, and the descent, at one ε."""
+    sweep, single = simulations
+    keys = jax.random.split(jax.random.key(1), 2 * seeds)
+    search, fresh = keys[:seeds], keys[seeds:]
+    base = fl.Hyperparameters(clip_norm=1.0, noise_multiplier=noise_for(epsilon))
+    begin = time.perf_counter()
+
+    def grid(points, keys):
+        found = measure_grid(sweep, base, ROUNDS, points, keys, metric=METRIC, split=SPLIT)
+        assert found is not None
+        return found
+
+    coarse_points = points_of(RATES, LEVELS, CLIPS)
+    coarse = grid(coarse_points, search)
+    fine_points = around(coarse_points[coarse.best])
+    fine = grid(fine_points, search)
+    of_grids = time.perf_counter() - begin
+
+    def objective(keys):
+        measure = SeedGradient(single, base, ROUNDS, NAMES, keys, metric=METRIC, split=SPLIT)
+        return InSteps(measure, len(keys))
+
+    begin = time.perf_counter()
+    measure = objective(search)
+    path = descend(measure, START, steps=most - 1, rule=Quadratic(), cost=measure.cost)
+    of_descent = time.perf_counter() - begin
+    best = path.best
+    elsewhere = objective(fresh)(best.point)
+    slopes = np.array([elsewhere.gradients[name] * best.point[name] for name in START])
+    errors = np.std(slopes, axis=1, ddof=1) / math.sqrt(seeds)
+    both = np.hypot(errors, [best.gradient_error[name] for name in START])
+    coarse_means, fine_means = coarse.values.mean(axis=1), fine.values.mean(axis=1)
+    at_ten = [v for v, p in zip(coarse_means, coarse_points, strict=True) if p["clip_norm"] == 10]
+    targets = {
+        "grid of Figure 1a, C = 10": (float(np.nanmin(at_ten)), len(at_ten)),
+        "grid with five C": (float(coarse_means[coarse.best]), coarse.values.shape[0]),
+        "grid and finer grid": (
+            float(min(fine_means[fine.best], coarse_means[coarse.best])),
+            coarse.values.shape[0] + fine.values.shape[0],
+        ),
+    }
+    rivals = {"grid with five C": coarse_points[coarse.best], "finer grid": fine_points[fine.best]}
+    judged = grid(list(rivals.values()), fresh).values
+    result = {
+        "epsilon": None if math.isinf(epsilon) else epsilon,
+        "noise_multiplier": float(base.noise_multiplier),  # pyright: ignore[reportArgumentType]
+        "stopped": path.stopped,
+        "path": [record(step) for step in path.steps],
+        "tuned": in_grid(best.point),
+        "tuned_value": best.value,
+        "targets": {
+            name: {
+                "value": value,
+                "runs": points,
+                **reached(path.steps, value, points),
+            }
+            for name, (value, points) in targets.items()
+        },
+        "best_points": {name: _finite(point) for name, point in rivals.items()},
+        "fresh": {
+            "tuned": _with_error(elsewhere.values),
+            **{name: _with_error(v) for name, v in zip(rivals, judged, strict=True)},
+            "slope": np.mean(slopes, axis=1).tolist(),
+            # Where C is beyond all norms, both are 0.
+            "slope_in_standard_errors": (
+                np.mean(slopes, axis=1) / np.where(both > 0, both, 1.0)
+            ).tolist(),
+        },
+        "seconds": {"grids": of_grids, "descent": of_descent},
+        "contour": contour(coarse_points, coarse_means, best.point["clip_norm"]),
+    }
+    print(json.dumps({k: v for k, v in result.items() if k not in ("path", "contour")}, indent=1))
+    return result
+
+
+def record(step: Step) -> dict[str, Any]:
+    """What is kept of a point that a descent measured."""
+    return {
+        "point": in_grid(step.point),
+        "value": step.value,
+        "error": step.standard_error,
+        "slope": step.gradient,
+        "slope_error": step.gradient_error,
+        "kept": step.accepted,
+        "runs": step.runs,
+    }
+
+
+def reached(steps: Sequence[Step], value: float, points: int) -> dict[str, Any]:
+    """When the descent was as good: run-equivalents for each seed, and how many times fewer."""
+    for step in steps:
+        if step.accepted and step.value <= value:
+            return {"reached_after": step.runs, "times_fewer": points / step.runs}
+    return {"reached_after": None, "times_fewer": None}
+
+
+def _with_error(values: np.ndarray) -> list[float]:
+    return [float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values)))]
+
+
+def _finite(point: Mapping[str, float]) -> dict[str, float | str]:
+    return {name: value if math.isfinite(value) else "inf" for name, value in point.items()}
+
+
+def contour(points: Sequence[Point], values: np.ndarray, clip: float) -> dict[str, Any]:
+    """The plane of the coarse grid whose C is nearest to the tuned one."""
+    nearest = min(CLIPS, key=lambda c: abs(math.log(c / clip)))
+    plane = [v for v, p in zip(values, points, strict=True) if p["clip_norm"] == nearest]
+    table = np.reshape(plane, (len(RATES), len(LEVELS)))
+    table = np.where(np.isfinite(table), table, 1e30)
+    return {"clip_norm": nearest, "values": [[float(f"{v:.4g}") for v in row] for row in table]}
+
+
+def draw(results: Sequence[Mapping[str, Any]], out: Path) -> None:
+    """The way of the descents over the grid, and the risk against the run-equivalents."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7.6, 5.2), layout="constrained")
+        panels = figure.subplots(2, len(results))
+        inner = LEVELS[1:-1]
+        for column, result in enumerate(results):
+            above, below = panels[:, column]
+            values = np.array(result["contour"]["values"])[:, 1:-1].T
+            levels = np.geomspace(values.min(), 300, 12)
+            shown = above.contourf(
+                RATES, inner, np.clip(values, None, 300), levels, norm="log", cmap="viridis_r"
+            )
+            kept = [step["point"] for step in result["path"] if step["kept"]]
+            above.plot(*_columns(kept), "o-", color=COLOURS[1], markersize=3, linewidth=1)
+            above.plot(*_columns([result["tuned"]]), "*", color=COLOURS[1], markersize=11)
+            epsilon = "∞" if result["epsilon"] is None else f"{result['epsilon']:g}"
+            above.set(
+                xscale="log",
+                yscale="log",
+                xlabel="step size η",
+                title=f"ε = {epsilon}, grid at C = {result['contour']['clip_norm']:g}",
+            )
+            runs = [step["runs"] for step in result["path"]]
+            risks = [step["value"] if step["kept"] else np.inf for step in result["path"]]
+            below.plot(runs, np.minimum.accumulate(risks), color=COLOURS[0], label="descent")
+            for number, (name, target) in enumerate(result["targets"].items(), 1):
+                below.plot(
+                    target["runs"], target["value"], "os^"[number - 1], color=COLOURS[number],
+                    label=name,
+                )  # fmt: skip
+            below.set(xscale="log", yscale="log", xlabel="run-equivalents for each seed")
+            if column == 0:
+                above.set_ylabel("level a = η_w / η_θ")
+                below.set_ylabel("excess risk")
+                below.legend(fontsize=6)
+            if column == len(results) - 1:
+                ticks = [tick for tick in (1, 3, 10, 30, 100, 300) if tick > values.min()]
+                bar = figure.colorbar(shown, ax=above, label="excess risk", ticks=ticks)
+                bar.ax.set_yticklabels([f"{tick:g}" for tick in ticks])
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out, dpi=110)
+
+
+def _columns(points: Sequence[Mapping[str, float]]) -> tuple[list[float], list[float]]:
+    return [p["learning_rate"] for p in points], [p["personalization"] for p in points]
+
+
+# --- the price of privacy -------------------------------------------------------------------------
+
+
+def prices(seeds: int) -> list[dict[str, Any]]:
+    """Its mean over seeds with standard error, for populations of three sizes."""
+    rows = []
+    hparams = fl.Hyperparameters(learning_rate=0.7, personalization=3.0, clip_norm=3.0)
+    keys = jax.random.split(jax.random.key(2), seeds)
+    for clients, epsilon in itertools.product((50, 200, 800), (0.5, 2.0, 8.0)):
+        simulation = synthetic(clients, chunk_map="vmap", chunk_size=50)
+        objective = mean_metric(simulation, METRIC, SPLIT)
+        price = over_seeds(price_of_privacy(simulation, objective, ROUNDS, delta=DELTA))
+        estimate = price(keys, hparams, epsilon)
+        (value, slope), (_, error) = estimate.mean, estimate.standard_error
+        rows.append(
+            {
+                "clients": clients,
+                "epsilon": epsilon,
+                "value": float(value),
+                "price": float(slope),
+                "standard_error": float(error),
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=("synthetic", "laws"),
+        default=["synthetic", "laws"],
+    )
+    parser.add_argument("--epsilons", nargs="+", type=float, default=EPSILONS)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--most", type=int, default=24, help="points that a descent measures")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="updated part by part")
+    parser.add_argument("--figure", type=Path, default=FIGURE)
+    args = parser.parse_args()
+    use_all_cores()
+    results = json.loads(args.out.read_text()) if args.out.exists() else {}
+    results |= {"jax": jax.__version__}
+    if "synthetic" in args.parts:
+        sweep = synthetic(N)
+        single = synthetic(N, "paper", chunk_map="vmap", chunk_size=250)
+        rows = [
+            tune_synthetic(epsilon, args.seeds, args.most, (sweep, single))
+            for epsilon in args.epsilons
+        ]
+        results["synthetic"] = {"rounds": ROUNDS, "seeds": args.seeds, "results": rows}
+        draw(rows, args.figure)
+    if "laws" in args.parts:
+        results["price_of_privacy"] = {"seeds": args.seeds, "rows": prices(args.seeds)}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
