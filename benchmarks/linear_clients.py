@@ -8,6 +8,9 @@ Four forms of the same round:
     default    the engine with clients' gradients, as its defaults lay them out
     vmap       written by hand: `jax.vmap(jax.grad)` over all clients at once, clip, sum
 
+The engine divides clients over one device for each core; XLA divides the operations of the last
+form over the cores.
+
     python benchmarks/linear_clients.py [--processes 3] [--rounds 2] [--repeats 7] [--out PATH]
 
 Every process alternates the forms and takes medians; the parent reports, over the processes, the
@@ -38,6 +41,7 @@ from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models import model, task
 from fedjaxsim.privacy.sampling import everyone
 from fedjaxsim.rounds import ChunkMap
+from fedjaxsim.sharding import use_all_cores
 from fedjaxsim.simulation import Simulation
 
 M, D, C, ROWS, BATCH = 10_000, 784, 10, 20, 10
@@ -68,9 +72,10 @@ def engine(
         Minibatches(BATCH, steps=1),
         chunk_size=size,
         chunk_map=chunk,
+        devices=jax.devices(),
     )
     hparams = Hyperparameters(learning_rate=ETA, clip_norm=CLIP, noise_multiplier=Z).as_arrays()
-    rows = simulation.rows["train"]
+    rows = simulation._placed("train")
 
     def compiled(rounds):
         program = simulation._segment.lower(state, hparams, rows, rounds=rounds).compile()
@@ -135,7 +140,8 @@ def one_process(rounds: int, repeats: int) -> dict[str, dict[str, float]]:
     results, carries, runs = {}, {}, {}
     for name, (carry, compiled) in forms.items():
         program, runs[name] = compiled(rounds)
-        results[name] = {"mb": program.memory_analysis().temp_size_in_bytes / 1e6}
+        devices = 1 if name == "vmap" else len(jax.devices())
+        results[name] = {"mb": devices * program.memory_analysis().temp_size_in_bytes / 1e6}
         carries[name] = jax.block_until_ready(runs[name](carry))
     wall, cpu = ({name: [] for name in forms} for _ in range(2))
     for _ in range(repeats):
@@ -178,6 +184,7 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
+        use_all_cores()
         print(json.dumps(one_process(args.rounds, args.repeats)))
         return
     command = [sys.executable, __file__, "--child"]
