@@ -17,7 +17,6 @@ setting is used throughout instead, for a model that takes long:
 """
 
 import argparse
-import dataclasses
 import itertools
 import json
 import math
@@ -30,6 +29,7 @@ from rich.progress import track
 
 import fedjaxsim as fl
 from fedjaxsim.data import load
+from fedjaxsim.data.transforms import invert
 from fedjaxsim.models import cnn, linear, mlp, softmax
 from fedjaxsim.privacy.calibration import noise_multiplier
 from fedjaxsim.sharding import use_all_cores
@@ -43,9 +43,7 @@ ALGORITHMS = {"pmtl": fl.pmtl, "fedavg": fl.fedavg, "fedprox": fl.fedprox, "loca
 
 def population(source: str, seed: int, validation: float) -> fl.Population:
     """The writers, split by `seed`, ink on paper."""
-    writers = load(source, test=0.2, validation=validation, seed=seed)
-    fields = {"x": 1 - writers.fields["x"], "y": writers.fields["y"]}
-    return dataclasses.replace(writers, fields=fields)
+    return invert(load(source, test=0.2, validation=validation, seed=seed))
 
 
 def candidates(algorithm: str, private: bool) -> Iterator[dict[str, float]]:

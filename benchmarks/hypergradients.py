@@ -22,7 +22,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import fedjaxsim as fl
+from fedjaxsim.bench.measure import forget_peak, peak_bytes, seconds
+from fedjaxsim.bench.spread import spread
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.hypergrad import Mode, hypergradient, mean_metric
 from fedjaxsim.models import linear, softmax
@@ -115,28 +116,20 @@ def memory_process(problem: str, mode: Mode, rounds: int) -> dict[str, Any]:
     compiled = function.lower(*arguments).compile()
     analysis = compiled.memory_analysis()
     assert analysis is not None
-    before = resident("VmRSS")
+    before = resident()
     forget_peak()
     jax.block_until_ready(compiled(*arguments))
-    peak = resident("VmHWM")
-    grown = None if before is None or peak is None else peak - before
+    grown = None if before is None else peak_bytes() / 1e6 - before
     return {"planned_mb": analysis.temp_size_in_bytes / 1e6, "resident_mb": grown}
 
 
-def resident(field: str) -> float | None:
-    """A line of this process's status in megabytes; None where there is none."""
+def resident() -> float | None:
+    """This process's resident memory in megabytes; None where the system does not tell."""
     status = Path("/proc/self/status")
     if not status.exists():
         return None
-    line = next(line for line in status.read_text().splitlines() if line.startswith(field))
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) * 1024 / 1e6
-
-
-def forget_peak() -> None:
-    """Makes VmHWM start afresh."""
-    clear = Path("/proc/self/clear_refs")
-    if clear.exists():
-        clear.write_text("5")
 
 
 def cost_process(problem: str, repeats: int) -> dict[str, float]:
@@ -163,9 +156,8 @@ def cost_process(problem: str, repeats: int) -> dict[str, float]:
         jax.block_until_ready(function())
     for _ in range(repeats):
         for label, function in kinds.items():
-            begin = time.perf_counter()
-            jax.block_until_ready(function())
-            times[label].append(time.perf_counter() - begin)
+            took = seconds(lambda function=function: jax.block_until_ready(function()))
+            times[label].append(took)
     return {label: statistics.median(values) for label, values in times.items()}
 
 
@@ -206,7 +198,7 @@ def all_costs(processes: int, repeats: int) -> dict[str, Any]:
     for problem, (_, rounds) in COST.items():
         runs = [in_new_process("cost", problem, repeats) for _ in range(processes)]
         ratios = {
-            label: sorted(run[label] / run["plain"] for run in runs)
+            label: spread([run[label] / run["plain"] for run in runs])
             for label in runs[0]
             if label != "plain"
         }
@@ -214,21 +206,14 @@ def all_costs(processes: int, repeats: int) -> dict[str, Any]:
         print(f"cost, {problem}: a plain run of {rounds} rounds takes {plain:.3f} s")
         for label, values in ratios.items():
             print(
-                f"  {label:28} {statistics.median(values):5.2f} times "
-                f"({values[0]:.2f} to {values[-1]:.2f})",
+                f"  {label:28} {values.median:5.2f} times "
+                f"({values.least:.2f} to {values.greatest:.2f})",
                 flush=True,
             )
         found[problem] = {
             "rounds": rounds,
             "plain_seconds": plain,
-            "times_a_plain_run": {
-                label: {
-                    "median": statistics.median(values),
-                    "least": values[0],
-                    "greatest": values[-1],
-                }
-                for label, values in ratios.items()
-            },
+            "times_a_plain_run": {label: values._asdict() for label, values in ratios.items()},
         }
     return {"processes": processes, "repeats": repeats, "problems": found}
 

@@ -31,6 +31,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import fedjaxsim as fl
+from fedjaxsim.bench.systems import LEVELS, RATES
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.hypergrad import mean_metric, over_seeds, price_of_privacy
 from fedjaxsim.models.known import known_regression
@@ -41,8 +42,6 @@ from fedjaxsim.tune import Measured, Quadratic, SeedGradient, Step, descend, mea
 
 N, FEATURES, BATCH, ROUNDS, DELTA = 1000, 100, 10, 100, 1e-4
 EPSILONS = (0.5, 2.0, math.inf)
-RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.2, 1.5, 1.8)
-LEVELS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, math.inf)
 CLIPS = (1.0, 3.0, 10.0, 30.0, 100.0)
 NAMES = ("learning_rate", "personalization", "clip_norm")
 START = {"step": 0.02, "level": 10.0, "clip_norm": 100.0}

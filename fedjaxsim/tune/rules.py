@@ -166,8 +166,8 @@ class Quadratic:
 
         def is_short(multiplier):
             change = step(multiplier)
-            length = np.linalg.norm(np.sqrt(weights) * (axes.T @ change))
-            return length <= memory.radius and np.linalg.norm(change) <= self.longest
+            short = _length(memory.curvature, change) <= memory.radius
+            return short and np.linalg.norm(change) <= self.longest
 
         low, high = max(0.0, -float(np.min(values / weights))) + 1e-9, 1e4
         if is_short(low):
@@ -215,5 +215,6 @@ def _weights(values: np.ndarray) -> np.ndarray:
 
 
 def _length(model: np.ndarray, change: np.ndarray) -> float:
+    """The length of a step in the norm of the model."""
     values, axes = np.linalg.eigh(model)
     return float(np.linalg.norm(np.sqrt(_weights(values)) * (axes.T @ change)))
