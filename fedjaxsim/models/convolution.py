@@ -11,6 +11,8 @@ derivative is the slow part, the operation is chosen for its transpose. The test
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim.models import winograd
+
 
 def conv2d(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """A 2-D convolution without padding and with stride 1.
@@ -33,7 +35,10 @@ def conv2d(x: jax.Array, kernel: jax.Array) -> jax.Array:
         )
     if x.shape[3] == 1:
         return _conv_one_channel(x, kernel)
-    return (_conv_in_cache if jax.default_backend() == "cpu" else _conv_wide)(x, kernel)
+    if jax.default_backend() != "cpu":
+        return _conv_wide(x, kernel)
+    tile = winograd.best_tile(x.shape, kernel.shape) if x.dtype.itemsize >= 4 else None
+    return _conv_in_cache(x, kernel) if tile is None else winograd.conv2d(x, kernel, tile)
 
 
 def max_pool2d(x: jax.Array) -> jax.Array:

@@ -8,13 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjaxsim.models import convolution
+from fedjaxsim.models import convolution, winograd
 from fedjaxsim.models.convolution import conv2d, max_pool2d
 from fedjaxsim.models.network import cnn
 
-# What conv2d chooses from: by the backend, and for one input channel.
+# What conv2d chooses from: by the backend, for one input channel, and by size.
 IN_CACHE, WIDE = convolution._conv_in_cache, convolution._conv_wide
 ONE_CHANNEL = convolution._conv_one_channel
+WINOGRAD = partial(winograd.conv2d, tile=(2, 3))
+# The second layer of the papers' CNN: ten images, 32 channels, 64 features.
+SECOND_LAYER = (10, 12, 12, 32), (5, 5, 32, 64)
 FEW = settings(max_examples=10, deadline=None)
 # Compiling is all the cost here.
 quick_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -23,6 +26,51 @@ quick_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level":
 def lax_conv(x, kernel):
     dimensions = ("NHWC", "HWIO", "NHWC")
     return jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=dimensions)
+
+
+@pytest.mark.parametrize("taps", range(1, 8))
+def test_the_matrices_of_winograd_correlate_in_one_dimension(taps):
+    for outputs in range(1, 10 - taps):
+        a, g, d = winograd._matrices(outputs, taps)
+        signal, filter_ = np.random.default_rng(0).normal(size=(2, outputs + taps - 1))
+        got = a.T @ ((g @ filter_[:taps]) * (d @ signal))
+        np.testing.assert_allclose(
+            got, np.correlate(signal, filter_[:taps]), rtol=1e-12, atol=1e-12
+        )
+
+
+def test_tiles_are_taken_where_they_save_multiplications():
+    # 10·8²·5²·32·64 = 32,768,000 in the direct form. With tiles of 4×4 outputs, 64 points and 40
+    # tiles: 64·(40·32·64 + 64·40·32 + 25·32·64 + 16·40·64) = 16,384,000.
+    assert winograd.best_tile(*SECOND_LAYER) == (4, 4)
+    # One image: the kernel's transformation alone, 64·25·32·64 for 4×4, is as much as the product.
+    assert winograd.best_tile((1, 12, 12, 32), (5, 5, 32, 64)) is None
+    # A 1×1 kernel has nothing to save, and with few channels the transformations outweigh it.
+    assert winograd.best_tile((10, 12, 12, 32), (1, 1, 32, 64)) is None
+    assert winograd.best_tile((10, 28, 28, 3), (5, 5, 3, 16)) is None
+    # A flat kernel has tiles of one row.
+    assert winograd.best_tile((10, 12, 12, 32), (1, 5, 32, 64)) == (1, 4)
+
+
+def test_conv2d_takes_tiles_for_the_second_layer_of_the_cnn_on_a_cpu_only(monkeypatch):
+    x, kernel = (value.astype(jnp.float32) for value in draw(5, *SECOND_LAYER))
+    tiled = winograd.conv2d(x, kernel, (4, 4))
+    np.testing.assert_array_equal(conv2d(x, kernel), tiled)
+    half = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
+    np.testing.assert_array_equal(conv2d(*half), IN_CACHE(*half))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    np.testing.assert_array_equal(conv2d(x, kernel), WIDE(x, kernel))
+
+
+def test_tiles_round_at_most_ten_times_as_much_as_the_direct_form():
+    x, kernel = (value.astype(jnp.float32) for value in draw(6, *SECOND_LAYER))
+    with jax.enable_x64(True):
+        exact = np.asarray(lax_conv(x.astype(jnp.float64), kernel.astype(jnp.float64)))
+
+    def error(y):
+        return np.linalg.norm(np.asarray(y, np.float64) - exact) / np.linalg.norm(exact)
+
+    assert error(winograd.conv2d(x, kernel, (4, 4))) < 10 * error(lax_conv(x, kernel))
 
 
 def flax_pool(x):
@@ -56,9 +104,10 @@ def derivatives(function, primals, tangents):
     size=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     channels=st.integers(1, 3),
     features=st.integers(1, 3),
+    tile=st.tuples(st.integers(1, 4), st.integers(1, 4)),
 )
 def test_conv2d_is_the_convolution_of_lax_with_its_derivatives(
-    batch, windows, size, channels, features
+    batch, windows, size, channels, features, tile
 ):
     (height, width), (kh, kw) = windows, size
     shapes = (batch, height + kh - 1, width + kw - 1, channels), (kh, kw, channels, features)
@@ -66,11 +115,14 @@ def test_conv2d_is_the_convolution_of_lax_with_its_derivatives(
         values = draw(0, *shapes, *shapes)
         primals, tangents = tuple(values[:2]), tuple(values[2:])
         expected = derivatives(lax_conv, primals, tangents)
-        for form in (IN_CACHE, WIDE) + ((ONE_CHANNEL,) if channels == 1 else ()):
+        tiled = partial(winograd.conv2d, tile=tile)
+        for form in (IN_CACHE, WIDE, tiled) + ((ONE_CHANNEL,) if channels == 1 else ()):
             assert_close(derivatives(form, primals, tangents), expected)
 
 
-@pytest.mark.parametrize(("form", "channels"), [(IN_CACHE, 2), (WIDE, 2), (ONE_CHANNEL, 1)])
+@pytest.mark.parametrize(
+    ("form", "channels"), [(IN_CACHE, 2), (WIDE, 2), (WINOGRAD, 2), (ONE_CHANNEL, 1)]
+)
 def test_conv2d_can_be_mapped_and_scanned(form, channels):
     clients = 3
     with jax.enable_x64(True):
