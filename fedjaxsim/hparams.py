@@ -76,11 +76,13 @@ class Hyperparameters:
 
         Python numbers, numpy and JAX arrays then all lead to one compiled program.
         """
-        return jax.tree.map(
-            lambda leaf: jnp.asarray(leaf, dtype=float),
-            self,
-            is_leaf=lambda leaf: isinstance(leaf, list | tuple),
-        )
+        dtype = jnp.result_type(float)
+
+        def as_array(leaf):
+            done = isinstance(leaf, jax.Array) and leaf.dtype == dtype and not leaf.weak_type
+            return leaf if done else jnp.asarray(leaf, dtype=dtype)
+
+        return jax.tree.map(as_array, self, is_leaf=lambda leaf: isinstance(leaf, list | tuple))
 
 
 def known(value: ArrayLike | Sequence[float]) -> np.ndarray | None:

@@ -168,7 +168,8 @@ def place_rows(population: Population, devices: Sequence[Any]) -> dict[str, Rows
     longest = max(int(np.max(high)) - begin for begin, (_, high) in zip(begins, spans, strict=True))
     begins = [min(begin, length - longest) for begin in begins]
     begins += [0] * (len(devices) - len(begins))
-    divided = NamedSharding(_mesh(devices), _DIVIDED)
+    mesh = _mesh(devices)
+    divided, everywhere = NamedSharding(mesh, _DIVIDED), NamedSharding(mesh, _SAME)
 
     def pieces(field) -> jax.Array:
         def piece(index):
@@ -186,7 +187,8 @@ def place_rows(population: Population, devices: Sequence[Any]) -> dict[str, Rows
         rows = Rows.place(population, name, fields)
         # A client without rows in this split may start anywhere, outside its device's piece too.
         start = np.where(ranges.count > 0, ranges.start - shift, 0)
-        placed[name] = dataclasses.replace(rows, start=jnp.asarray(start))
+        start, count = jax.device_put((start, ranges.count), everywhere)
+        placed[name] = dataclasses.replace(rows, start=start, count=count)
     return placed
 
 
