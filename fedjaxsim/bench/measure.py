@@ -39,7 +39,8 @@ def measure(load: Load, repeats: int, *, ceilings: bool) -> Record:
     """Runs a workload for a while.
 
     Memory is read twice before the ceilings are measured: with compilation, and without. From then
-    on workload, ceilings and evaluation take turns, so that all of them meet the same machine.
+    on workload, evaluation and ceilings take turns, so that all of them meet the same machine. An
+    evaluation follows the rounds directly, as in a run, and finds in the caches what they left.
 
     Args:
       load: the workload.
@@ -84,11 +85,11 @@ def measure(load: Load, repeats: int, *, ceilings: bool) -> Record:
     for _ in range(repeats):
         took = seconds(lambda: [advance() for _ in range(segments)]) / (segments * load.rounds)
         turn = {"round": took}
-        if limits is not None:
-            turn |= _fractions(load, took, limits.flops(), limits.bandwidth())
         if load.evaluate is not None:
             evaluation = seconds(evaluate)
             turn["evaluation_share"] = evaluation / (evaluation + RunConfig.eval_every * took)
+        if limits is not None:
+            turn |= _fractions(load, took, limits.flops(), limits.bandwidth())
         turns.append(turn)
     medians = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
     took = medians.pop("round")
