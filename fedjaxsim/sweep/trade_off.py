@@ -163,12 +163,14 @@ def _epsilon_ticks(axes: Axes, spent: Sequence[float], infinite: float) -> None:
     """Ticks at 1, 2 and 5 times powers of ten, and at ∞."""
     ticks = []
     if spent:
-        low, high = min(spent) / 1.15, max(spent) * 1.15
+        # Room for the markers at both ends.
+        margin = max(1.15, (infinite / min(spent)) ** 0.05)
+        low, high = min(spent) / margin, max(spent) * margin
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         steps = (1, 2, 5) if high / low < 200 else (1,)
         ticks = [step * 10.0**power for power in powers for step in steps]
         ticks = [tick for tick in ticks if low <= tick <= high]
-        axes.set_xlim(low, infinite * 1.15)
+        axes.set_xlim(low, infinite * margin)
         axes.axvline(math.sqrt(max(spent) * infinite), color="0.6", lw=0.8, ls=(0, (1, 2)))
     axes.xaxis.set_major_locator(FixedLocator([*ticks, infinite]))
     axes.set_xticks([*ticks, infinite], [*(f"{tick:g}" for tick in ticks), "∞"])
