@@ -10,6 +10,8 @@ from fedjaxsim.bench import growth, systems
 from fedjaxsim.bench.measure import measure
 from fedjaxsim.bench.workloads import GROWTH, SYSTEMS, WORKLOADS, select
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 
 def test_names_are_distinct_and_fit_a_command_line():
     assert len(WORKLOADS) == len(SYSTEMS) + len(GROWTH)

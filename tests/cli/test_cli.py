@@ -17,6 +17,8 @@ from fedjaxsim.config import RunConfig
 from fedjaxsim.experiment import diverges, prepare
 from fedjaxsim.rundir import RunDirectory
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 SMALL = ["--clients", "8", "--rounds", "4", "--eval-every", "2", "--local-steps", "1"]
 FILES = {
     "config.toml", "metrics.jsonl", "guarantee.json", "summary.json", "clients.csv", "state.npz",

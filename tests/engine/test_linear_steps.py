@@ -28,6 +28,8 @@ from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import map_last
 from fedjaxsim.sweep.runs import ManyRuns
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 D, C, COUNTS = 7, 4, [5, 9, 3, 12, 6, 8]
 
 

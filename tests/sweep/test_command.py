@@ -13,6 +13,8 @@ from fedjaxsim.cli import main
 from fedjaxsim.sweep import command
 from fedjaxsim.sweep.command import _cut
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 BASE = """
 data = "synthetic-stream"
 clients = 20
