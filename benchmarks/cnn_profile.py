@@ -11,8 +11,9 @@ Four loads, each of which has one cost more than the one before:
     FEMNIST  206 writers of 5 to 69 images: the last batch of each is partial
 
 Each is timed right beside the ceiling, the rate of a product of two 2048 × 2048 matrices on each
-device. The fraction of it that is reached counts the products of examples that exist, as in
-`fedjaxsim bench`. Medians over repetitions, and medians and ranges over processes.
+device. The fraction of it that is reached counts the products of examples that exist, in the direct
+form of convolutions, as in `fedjaxsim bench`. Medians over repetitions, and medians and ranges over
+processes.
 """
 
 import argparse

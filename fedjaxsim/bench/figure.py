@@ -39,7 +39,10 @@ def systems_figure(results: Results, names: Sequence[str]) -> Figure:
         speed.margins(x=0.2)
         speed.set_yticks(range(len(names)), names)
         speed.set_ylim(len(names) - 0.4, -0.6)
-        ceiling.set(xlim=(0, 1), xlabel="fraction of the ceiling that is reached")
+        reached = [each.greatest for each in map(results.fraction, names) if each is not None]
+        # Forms with fewer products than are counted go beyond 1.
+        limit = 1.05 * max([1.0, *reached])
+        ceiling.set(xlim=(0, limit), xlabel="fraction of the ceiling that is reached")
         ceiling.xaxis.set_major_formatter("{x:.0%}")
         bounds = dict.fromkeys(results.bound(name) for name in names)
         marks = [

@@ -3,7 +3,8 @@
 Counted are the multiplications and additions of matrix products, on examples that exist (not on the
 padding of a client's last batch), and the bytes that must pass through memory at least once. All
 else (elementwise work, random numbers, gathers, batches of padding) is overhead, which a measured
-fraction of a ceiling is there to show.
+fraction of a ceiling is there to show. Convolutions count as in their direct form, whatever form
+is taken.
 """
 
 import itertools
