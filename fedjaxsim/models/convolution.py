@@ -37,7 +37,8 @@ def conv2d(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return _conv_one_channel(x, kernel)
     if jax.default_backend() != "cpu":
         return _conv_wide(x, kernel)
-    tile = winograd.best_tile(x.shape, kernel.shape) if x.dtype.itemsize >= 4 else None
+    precise = jnp.result_type(x, kernel) in (jnp.float32, jnp.float64)
+    tile = winograd.best_tile(x.shape, kernel.shape) if precise else None
     return _conv_in_cache(x, kernel) if tile is None else winograd.conv2d(x, kernel, tile)
 
 

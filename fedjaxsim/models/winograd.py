@@ -33,7 +33,8 @@ def conv2d(x: jax.Array, kernel: jax.Array, tile: tuple[int, int]) -> jax.Array:
     nh, nw = mh + kh - 1, mw + kw - 1
     points, tiles = nh * nw, th * tw * b
     pairs = zip(_matrices(mh, kh), _matrices(mw, kw), strict=True)
-    a, g, d = (jnp.asarray(np.kron(*pair), x.dtype) for pair in pairs)
+    dtype = jnp.result_type(x, kernel)
+    a, g, d = (jnp.asarray(np.kron(*pair), dtype) for pair in pairs)
 
     whole = jnp.pad(x, ((0, 0), (0, th * mh - height), (0, tw * mw - width), (0, 0)))
     image = whole.transpose(1, 2, 0, 3)

@@ -56,8 +56,11 @@ def test_conv2d_takes_tiles_for_the_second_layer_of_the_cnn_on_a_cpu_only(monkey
     x, kernel = (value.astype(jnp.float32) for value in draw(5, *SECOND_LAYER))
     tiled = winograd.conv2d(x, kernel, (4, 4))
     np.testing.assert_array_equal(conv2d(x, kernel), tiled)
-    half = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
-    np.testing.assert_array_equal(conv2d(*half), IN_CACHE(*half))
+    for dtype in (jnp.bfloat16, jnp.int32):
+        others = x.astype(dtype), kernel.astype(dtype)
+        np.testing.assert_array_equal(conv2d(*others), IN_CACHE(*others))
+    pixels = jnp.round(3 * x)
+    np.testing.assert_array_equal(conv2d(pixels.astype(jnp.int32), kernel), conv2d(pixels, kernel))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     np.testing.assert_array_equal(conv2d(x, kernel), WIDE(x, kernel))
 
