@@ -14,8 +14,9 @@ lint: .venv/ready
 types: .venv/ready
 	$(BIN)/pyright --warnings
 
+# A file's tests share what one of them has set up or compiled.
 unit: .venv/ready
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist loadfile
 
 demo: .venv/ready
 	$(BIN)/fedjaxsim demo --out runs/demo --overwrite

@@ -33,9 +33,13 @@ def test_below_the_bound_nothing_changes(clip_norm):
 floats = st.floats(-(2.0**50), 2.0**50, width=32)
 
 
+# Few shapes, as every new one is compiled.
+shapes = st.sampled_from([(1,), (2,), (3,), (17,), (40,), (5, 7), (40, 40)])
+
+
 @settings(deadline=None, max_examples=200)
 @given(
-    hnp.arrays(np.float32, hnp.array_shapes(max_dims=2, max_side=40), elements=floats),
+    hnp.arrays(np.float32, shapes, elements=floats),
     st.floats(2.0**-30, 2.0**30, width=32),
 )
 def test_norm_never_exceeds_the_bound(message, clip_norm):
