@@ -16,7 +16,7 @@ types: .venv/ready
 
 # A file's tests share what one of them has set up or compiled.
 unit: .venv/ready
-	$(BIN)/pytest -n auto --dist loadfile
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 demo: .venv/ready
 	$(BIN)/fedjaxsim demo --out runs/demo --overwrite
