@@ -19,14 +19,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Few bits each, reciprocals and opposites of one another: this keeps rounding small. More of them
-# would not.
+# Few bits each, reciprocals and opposites of one another, and not more of them: this keeps rounding
+# small.
 _POINTS = np.array([0, 1, -1, 1 / 2, -2, 2, -1 / 2])
 _MOST = len(_POINTS) + 1
 
 
 def conv2d(x: jax.Array, kernel: jax.Array, tile: tuple[int, int]) -> jax.Array:
-    """As `convolution.conv2d`, from tiles of outputs of the given height and width."""
+    """As `convolution.conv2d`, from tiles of outputs.
+
+    Args:
+      x: (b, height, width, channels).
+      kernel: (kh, kw, channels, features), kh and kw at most 8.
+      tile: height and width of a tile, at most 9 − kh and 9 − kw.
+
+    Returns:
+      (b, height − kh + 1, width − kw + 1, features).
+    """
     kh, kw, channels, features = kernel.shape
     b, height, width = x.shape[0], x.shape[1] - kh + 1, x.shape[2] - kw + 1
     (mh, mw), (th, tw) = tile, _tiles(x.shape, kernel.shape, tile)
