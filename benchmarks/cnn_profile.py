@@ -18,10 +18,7 @@ processes.
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +31,7 @@ from fedjaxsim import models
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.bench import problems
 from fedjaxsim.bench.ceilings import Ceilings
+from fedjaxsim.bench.children import of_script
 from fedjaxsim.bench.machine import machine
 from fedjaxsim.bench.measure import seconds
 from fedjaxsim.bench.spread import spread
@@ -157,9 +155,7 @@ def main() -> None:
     if args.child:
         print(json.dumps(child(args.repeats)))
         return
-    command = [sys.executable, __file__, "--child", "--repeats", str(args.repeats)]
-    run = partial(subprocess.run, command, check=True, stdout=subprocess.PIPE, text=True)
-    found = [json.loads(run().stdout) for _ in range(args.processes)]
+    found = [of_script(__file__, "--repeats", args.repeats) for _ in range(args.processes)]
     spreads = {
         name: spread([each[name] for each in found])._asdict() for name in ("gemm_gflops", *LOADS)
     }

@@ -13,8 +13,6 @@ over processes of the ratio of rates.
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -24,6 +22,7 @@ import numpy as np
 import optax
 
 from fedjaxsim.algorithms.pmtl import pmtl
+from fedjaxsim.bench.children import of_script
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population, split
 from fedjaxsim.hparams import Hyperparameters
@@ -163,19 +162,9 @@ def main() -> None:
     if args.child:
         print(json.dumps(one_process(args.rounds, args.repeats)))
         return
-    command = [
-        sys.executable,
-        __file__,
-        "--child",
-        "--rounds",
-        str(args.rounds),
-        "--repeats",
-        str(args.repeats),
-    ]
     results = []
     for _ in range(args.processes):
-        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        results.append(json.loads(output))
+        results.append(of_script(__file__, "--rounds", args.rounds, "--repeats", args.repeats))
         r = results[-1]
         print({name: f"{1e3 * value:.2f} ms" for name, value in r.items()}, flush=True)
     ratios = [r["engine"] / min(r["vmap"], r["scan"]) for r in results]

@@ -20,8 +20,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +30,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import fedjaxsim as fl
+from fedjaxsim.bench.children import of_script
 from fedjaxsim.bench.measure import forget_peak, peak_bytes, seconds
 from fedjaxsim.bench.spread import spread
 from fedjaxsim.data.synthetic import regression_stream
@@ -164,12 +163,6 @@ def cost_process(problem: str, repeats: int) -> dict[str, float]:
 # --- the parent -----------------------------------------------------------------------------------
 
 
-def in_new_process(*arguments: Any) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--child", *map(str, arguments)]
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return json.loads(output)
-
-
 def child(arguments: list[str]) -> dict[str, Any]:
     part, problem, *rest = arguments
     if part == "cost":
@@ -183,7 +176,7 @@ def all_memory() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for problem in MEMORY:
         for mode in ("forward", "reverse"):
-            points = [in_new_process("memory", problem, mode, rounds) for rounds in ROUNDS]
+            points = [of_script(__file__, "memory", problem, mode, rounds) for rounds in ROUNDS]
             found.setdefault(problem, {})[mode] = {
                 name: [point[name] for point in points] for name in points[0]
             }
@@ -196,7 +189,7 @@ def all_costs(processes: int, repeats: int) -> dict[str, Any]:
     """By problem and kind of derivative, times a plain run: median and range over processes."""
     found: dict[str, Any] = {}
     for problem, (_, rounds) in COST.items():
-        runs = [in_new_process("cost", problem, repeats) for _ in range(processes)]
+        runs = [of_script(__file__, "cost", problem, repeats) for _ in range(processes)]
         ratios = {
             label: spread([run[label] / run["plain"] for run in runs])
             for label in runs[0]

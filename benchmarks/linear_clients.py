@@ -23,8 +23,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,7 @@ import numpy as np
 import optax
 
 from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.bench.children import of_script
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.hparams import Hyperparameters
@@ -187,12 +186,9 @@ def main() -> None:
         use_all_cores()
         print(json.dumps(one_process(args.rounds, args.repeats)))
         return
-    command = [sys.executable, __file__, "--child"]
-    command += ["--rounds", str(args.rounds), "--repeats", str(args.repeats)]
     results = []
     for _ in range(args.processes):
-        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        results.append(json.loads(output))
+        results.append(of_script(__file__, "--rounds", args.rounds, "--repeats", args.repeats))
         for name, values in results[-1].items():
             print(
                 f"{name:9s} {1e3 * values['seconds']:8.1f} ms a round, "

@@ -30,7 +30,6 @@ import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -42,6 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.algorithms.ppsgd import ppsgd
+from fedjaxsim.bench.children import of_script
 from fedjaxsim.bench.systems import LEVELS, NOISES, RATES
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import feature_variances, regression_stream
@@ -240,11 +240,10 @@ def measure(part: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def in_new_process(part: str, args: argparse.Namespace) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--child", part]
+    flags: list[Any] = []
     for name in ("rounds", "single_rounds", "repeats"):
-        command += ["--" + name.replace("_", "-"), str(getattr(args, name))]
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return json.loads(output)
+        flags += ["--" + name.replace("_", "-"), getattr(args, name)]
+    return of_script(__file__, part, *flags)
 
 
 def summarize(processes: list[dict[str, Any]]) -> dict[str, dict[str, float]]:

@@ -9,6 +9,24 @@ from typing import Any
 Record = dict[str, Any]
 
 
+def of_script(script: str, *arguments: Any) -> Any:
+    """Runs a script again with `--child` and arguments, for numbers of a process of its own.
+
+    Args:
+      script: its `__file__`; with `--child` it prints JSON and nothing else.
+      arguments: that follow `--child`.
+
+    Returns:
+      What it printed.
+
+    Raises:
+      subprocess.CalledProcessError: if it fails; it has said why on its standard error.
+    """
+    command = [sys.executable, script, "--child", *map(str, arguments)]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return json.loads(printed)
+
+
 def in_child(workload: str | None, data: str | None, repeats: int) -> Record:
     """Measures in a new process.
 
