@@ -3,9 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 export MPLBACKEND := Agg
 
-.PHONY: test lint types unit demo clean
+.PHONY: test test-all lint types unit thorough demo clean
 
+# Every capability and every law once; test-all adds repetitions over sizes, doors and seeds.
 test: lint types unit
+
+test-all: lint types thorough
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -16,6 +19,9 @@ types: .venv/ready
 
 # A file's tests share what one of them has set up or compiled.
 unit: .venv/ready
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m "not thorough"
+
+thorough: .venv/ready
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 demo: .venv/ready
