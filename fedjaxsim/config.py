@@ -33,7 +33,7 @@ _STEPS = PrimitiveConstructorSpec(
 )
 
 
-def _optional(metavar: str, default: str) -> Any:
+def optional(metavar: str, default: str) -> Any:
     """How help shows a setting that need not be given."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
 
@@ -53,21 +53,19 @@ class RunConfig:
     data: str = "digits"
     """Where the clients come from: digits, synthetic, synthetic-stream (fresh examples in every
     round, evaluated by the excess risk), leaf:PATH, mat:PATH or npz:PATH."""
-    clients: Annotated[int | None, _optional("INT", "100; synthetic 1000")] = None
+    clients: Annotated[int | None, optional("INT", "100; synthetic 1000")] = None
     """Number of clients of synthetic data and of data that come without clients of their own."""
-    partition: Annotated[str | None, _optional("NAME", "dirichlet")] = None
+    partition: Annotated[str | None, optional("NAME", "dirichlet")] = None
     """How data without clients of their own are dealt: dirichlet, iid, shards or column:NAME."""
     alpha: float = 0.5
     """Concentration of the Dirichlet partition: small is heterogeneous."""
-    test_fraction: Annotated[float | None, _optional("FLOAT", "the data's test rows, or 0.2")] = (
-        None
-    )
+    test_fraction: Annotated[float | None, optional("FLOAT", "the data's test rows, or 0.2")] = None
     """Part of each client's rows kept for testing; given, it replaces the data's own split."""
     validation_fraction: float = 0.0
     """Part of each client's rows kept for validation."""
     held_out_clients: float = 0.0
     """Part of the clients that the run leaves out; `fedjaxsim tune` tunes on them."""
-    classes: Annotated[int | None, _optional("INT", "all")] = None
+    classes: Annotated[int | None, optional("INT", "all")] = None
     """Keep the rows of the first so many classes only, and the clients that have some."""
     preprocess: Annotated[tuple[str, ...], _STEPS] = ()
     """Comma-separated steps, in the order given: drop-constant, invert (x to 1 - x), unit-rows."""
@@ -103,11 +101,11 @@ class RunConfig:
     """T, the number of communication rounds."""
     sampling_rate: float = 0.2
     """p, the probability that a client takes part in a round."""
-    local_steps: Annotated[int | None, _optional("INT", "local epochs")] = None
+    local_steps: Annotated[int | None, optional("INT", "local epochs")] = None
     """E, minibatches with replacement per client and round; instead of local epochs (PP-SGD: 1)."""
-    passes: Annotated[int | None, _optional("INT", "no limit")] = None
+    passes: Annotated[int | None, optional("INT", "no limit")] = None
     """With local steps: a client's rows are consumed, so many times over the whole run."""
-    local_epochs: Annotated[int | None, _optional("INT", "1")] = None
+    local_epochs: Annotated[int | None, optional("INT", "1")] = None
     """E, passes over a client's rows per round; instead of local steps."""
     batch_size: int = 10
     """b, rows in a minibatch."""
@@ -124,25 +122,25 @@ class RunConfig:
 
     clip: float = 1.0
     """C, the L2 norm to which a message is clipped; at ε = ∞ nothing is (unless z = 0 is given)."""
-    noise_multiplier: Annotated[float | None, _optional("FLOAT", "from epsilon")] = None
+    noise_multiplier: Annotated[float | None, optional("FLOAT", "from epsilon")] = None
     """z, the noise on the sum of clipped messages divided by C; instead of epsilon."""
-    epsilon: Annotated[float | None, _optional("FLOAT", "inf")] = None
+    epsilon: Annotated[float | None, optional("FLOAT", "inf")] = None
     """Target ε of the whole run (joint DP, zero-out); inf means no noise and no clipping."""
-    delta: Annotated[float | None, _optional("FLOAT", "1/(10 m)")] = None
+    delta: Annotated[float | None, optional("FLOAT", "1/(10 m)")] = None
     """δ of the guarantee; m is the number of clients."""
 
     eval_every: int = 10
     """Rounds between evaluations; rounds in between are one compiled segment."""
     seed: int = 0
     """Seed of everything random: partition, initial models, cohorts, minibatches, noise."""
-    chunk_size: Annotated[int | None, _optional("INT", "the cohort")] = None
+    chunk_size: Annotated[int | None, optional("INT", "the cohort")] = None
     """Clients computed at once."""
-    chunk_map: Annotated[Literal["vmap", "scan"] | None, _optional("{vmap,scan}", "by backend")] = (
+    chunk_map: Annotated[Literal["vmap", "scan"] | None, optional("{vmap,scan}", "by backend")] = (
         None
     )
     """How the clients of a chunk are mapped."""
 
-    out: Annotated[Path | None, _optional("DIR", "none")] = None
+    out: Annotated[Path | None, optional("DIR", "none")] = None
     """Directory for the results; without it only the terminal shows them."""
     overwrite: bool = False
     """Replace the run that the directory already holds."""

@@ -3,15 +3,14 @@
 import dataclasses
 import math
 from fractions import Fraction
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import numpy as np
 import tyro
 
-from fedjaxsim.privacy import guarantee
 from fedjaxsim.privacy.events import Event, Scheme
-from fedjaxsim.privacy.guarantee import Report
-from fedjaxsim.privacy.ledger import Ledger
+
+if TYPE_CHECKING:
+    from fedjaxsim.privacy.guarantee import Report
 
 GAUSSIAN = Event("gaussian")
 # How help shows what need not be given.
@@ -19,7 +18,7 @@ OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_h
 OptionalFloat = Annotated[
     float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="(optional)")
 ]
-_MOST_ROUNDS = int(np.iinfo(np.int32).max)
+_MOST_ROUNDS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,11 +133,16 @@ def check(noise_multiplier: float, rounds: int) -> None:
 
 def report(
     plan: Plan, noise_multiplier: float, rounds: int, delta: float, accountant: str | None = None
-) -> Report:
+) -> "Report":
     """The guarantees of equal rounds, with what was assumed of the cohorts.
 
     Arguments and errors as for `guarantee.report`.
     """
+    import numpy as np
+
+    from fedjaxsim.privacy import guarantee
+    from fedjaxsim.privacy.ledger import Ledger
+
     # NumPy's float64: the numbers as they were typed, and no accelerator is started for them.
     columns: Any = (
         np.array([noise_multiplier]),
@@ -147,7 +151,7 @@ def report(
         np.array(False),
     )
     found = guarantee.report(Ledger(*columns), plan.scheme, GAUSSIAN, delta, accountant)
-    return Report(
+    return guarantee.Report(
         tuple(
             dataclasses.replace(one, assumptions=plan.assumed + one.assumptions)
             for one in found.guarantees

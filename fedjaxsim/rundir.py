@@ -74,10 +74,18 @@ def strict(value: Any) -> Any:
     return value
 
 
+def _json(value: Any) -> str:
+    return json.dumps(strict(value), indent=2, allow_nan=False, ensure_ascii=False)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Writes strict JSON, atomically."""
-    text = json.dumps(strict(value), indent=2, allow_nan=False, ensure_ascii=False)
-    write_atomically(path, f"{text}\n".encode())
+    write_atomically(path, f"{_json(value)}\n".encode())
+
+
+def print_json(value: Any) -> None:
+    """Prints strict JSON."""
+    print(_json(value))
 
 
 @dataclasses.dataclass(frozen=True)

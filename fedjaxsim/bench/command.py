@@ -1,13 +1,10 @@
 """The command `fedjaxsim bench`: workloads in processes of their own, into a file and figures."""
 
-import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
-
-import tyro
+from typing import TYPE_CHECKING
 
 from fedjaxsim import plots
 from fedjaxsim.bench.children import in_child
@@ -18,6 +15,9 @@ from fedjaxsim.bench.watch import BenchProgress
 from fedjaxsim.bench.workload import Workload
 from fedjaxsim.bench.workloads import select
 
+if TYPE_CHECKING:
+    from fedjaxsim.cli.bench import Bench
+
 RESULTS = "bench.json"
 SYSTEMS_FIGURE, GROWTH_FIGURE = "bench.png", "growth.png"
 FEMNIST = Path("femnist", "mytest.json.zip")
@@ -27,39 +27,7 @@ CURVE_PROCESSES = 3
 _REPEATS, _CURVE_REPEATS = 5, 3
 
 
-@dataclasses.dataclass(frozen=True)
-class Bench:
-    """Measure speed and memory of named workloads against this machine's ceilings."""
-
-    workloads: Annotated[
-        str | None, tyro.conf.arg(metavar="NAME[,NAME...]", help_behavior_hint="(default: all)")
-    ] = None
-    """Which workloads; the name of a growth curve stands for all its points."""
-    list: bool = False
-    """Only say which workloads there are."""
-    processes: int = 5
-    """Processes per workload, each of them new (at most 3 per point of a growth curve)."""
-    data: Annotated[
-        str | None,
-        tyro.conf.arg(metavar="leaf:PATH", help_behavior_hint="(default: from FEDJAXSIM_DATA)"),
-    ] = None
-    """FEMNIST, for the workloads that take it; random images where there is none."""
-    out: Annotated[
-        Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: none)")
-    ] = None
-    """Directory for bench.json, bench.png and growth.png; without it only the terminal shows
-    results."""
-    overwrite: bool = False
-    """Replace the results that the directory already holds."""
-    compare: Annotated[
-        tuple[Path, ...],
-        tyro.conf.arg(metavar="OLD.json [NEW.json]", help_behavior_hint="(default: none)"),
-    ] = ()
-    """Earlier results to compare with. Given two files, nothing is measured: the second is
-    compared with the first."""
-
-
-def prepare_bench(command: Bench) -> Callable[[], int]:
+def prepare_bench(command: "Bench") -> Callable[[], int]:
     """Checks all input; what is returned measures and gives the exit code.
 
     Raises:

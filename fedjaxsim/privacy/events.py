@@ -6,6 +6,11 @@ from typing import Literal
 
 SchemeKind = Literal["poisson", "fixed", "capped", "everyone"]
 EventKind = Literal["gaussian", "pure", "none", "unprotected"]
+Adjacency = Literal["zero_out", "replace"]
+View = Literal["joint_dp", "released_sequence"]
+
+ADJACENCIES: tuple[Adjacency, ...] = ("zero_out", "replace")
+VIEWS: tuple[View, ...] = ("joint_dp", "released_sequence")
 
 _SCHEMES = ("poisson", "fixed", "capped", "everyone")
 _EVENTS = ("gaussian", "pure", "none", "unprotected")

@@ -5,14 +5,11 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from threading import Event
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import tyro
-from tyro.conf import Positional
 
 from fedjaxsim import plots
 from fedjaxsim.config import RunConfig
@@ -32,25 +29,12 @@ from fedjaxsim.sweep.rows import records
 from fedjaxsim.sweep.runs import ManyRuns
 from fedjaxsim.sweep.watch import SweepProgress
 
+if TYPE_CHECKING:
+    from fedjaxsim.cli.sweep import Sweep
+
 _GB = 10**9
 _BETWEEN_CHECKPOINTS = 60.0
 """Seconds; more where writing one takes long."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Sweep:
-    """Run a grid of settings as one program, and draw the best of each family."""
-
-    config: Positional[Annotated[Path, tyro.conf.arg(metavar="CONFIG.toml")]]
-    """The settings of a run and, in tables [sweep], the values to run with each other."""
-    out: Path
-    """Directory for the results. A sweep that was interrupted goes on in it."""
-    data: Annotated[str | None, tyro.conf.arg(metavar="SPEC")] = None
-    """Where the clients come from; wins over the file."""
-    overwrite: bool = False
-    """Start anew, without the results that the directory already holds."""
-    quiet: bool = False
-    """No progress bar: one plain line per evaluation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +60,7 @@ class _Family:
         return varying([experiment.hparams for _, experiment in self.experiments])
 
 
-def prepare_sweep(command: Sweep) -> Callable[[], int]:
+def prepare_sweep(command: "Sweep") -> Callable[[], int]:
     """Checks all input of a sweep; what is returned runs it and gives the exit code.
 
     Raises:

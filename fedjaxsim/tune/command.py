@@ -4,13 +4,8 @@ import dataclasses
 import math
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from threading import Event
-from typing import Annotated, Any, Literal
-
-import tyro
-from tyro.conf import OmitArgPrefixes, Positional
-from tyro.constructors import PrimitiveConstructorSpec
+from typing import TYPE_CHECKING, Any
 
 from fedjaxsim import plots
 from fedjaxsim.config import RunConfig, flag
@@ -27,6 +22,9 @@ from fedjaxsim.tune.objective import Grid, SeedGradient, grid_around, measure_gr
 from fedjaxsim.tune.rules import Optax, Quadratic, Rule
 from fedjaxsim.tune.source import Source, find_source, keys_of, metric_of
 from fedjaxsim.tune.watch import TuneProgress, print_points
+
+if TYPE_CHECKING:
+    from fedjaxsim.cli.tune import Tune
 
 RULES: dict[str, Rule] = {"adam": Optax(), "quadratic": Quadratic()}
 INTERRUPTED = 130
@@ -47,51 +45,8 @@ READ: dict[str, tuple[str, ...]] = {
 _SETTINGS = {"clip_norm": "clip"}
 """Settings of a run whose name is not that of the hyperparameter."""
 
-_NAMES = PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="NAME[,NAME...]",
-    instance_from_str=lambda words: tuple(
-        word.strip() for word in words[0].split(",") if word.strip()
-    ),
-    is_instance=lambda value: isinstance(value, tuple),
-    str_from_instance=lambda value: [",".join(value)],
-)
 
-
-def _optional(metavar: str, default: str) -> Any:
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
-
-
-@dataclasses.dataclass(frozen=True)
-class Tune:
-    """Tune hyperparameters by gradient descent through whole runs, at a fixed guarantee.
-
-    Settings are those of `run`; what is tuned starts there. Without --held-out-clients or
-    --public-data it is tuned on validation rows of the run's own clients, which no ε covers; they
-    are then 0.2 of the training rows, unless --validation-fraction says otherwise. --out is needed.
-    """
-
-    settings: OmitArgPrefixes[RunConfig]
-    config: Positional[Annotated[Path | None, tyro.conf.arg(metavar="[CONFIG.toml]")]] = None
-    """A TOML file with the same settings; flags win over it."""
-    wrt: Annotated[tuple[str, ...], _NAMES] = ()
-    """What is tuned: learning-rate, server-learning-rate, clip-norm, lam (PMTL), mu (FedProx),
-    personalization (PP-SGD)."""
-    seeds: int = 4
-    """S, the runs over whose mean is minimized; the same ones at every step."""
-    steps: int = 20
-    """The most points to try besides the start."""
-    rule: Literal["adam", "quadratic"] = "adam"
-    """How a step is chosen: by optax's Adam, or from a quadratic model of the log of the metric."""
-    metric: Annotated[str | None, _optional("NAME", "loss")] = None
-    """The metric that is minimized; a smooth one."""
-    public_data: Annotated[str | None, _optional("SPEC", "none")] = None
-    """Data to tune on instead of those of the run; they are read without protection."""
-    compare_grid: Annotated[int | None, _optional("N", "no grid")] = None
-    """Also run a grid of N values of each hyperparameter, from a tenth to ten times the start."""
-
-
-def prepare_tune(command: Tune) -> Callable[[], int]:
+def prepare_tune(command: "Tune") -> Callable[[], int]:
     """Checks all input of a tuning; what is returned does it and gives the exit code.
 
     Raises:
@@ -158,7 +113,7 @@ def _names(wrt: Sequence[str], algorithm: str) -> tuple[str, ...]:
 class _Tuning:
     """One tuning, whose input has been checked."""
 
-    command: Tune
+    command: "Tune"
     source: Source
     start: Point
     metric: str

@@ -16,15 +16,10 @@ from fedjaxsim.privacy.accounting import (
     rdp_without_replacement,
 )
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, with_failure
-from fedjaxsim.privacy.events import Event, Scheme
+from fedjaxsim.privacy.events import ADJACENCIES, VIEWS, Adjacency, Event, Scheme, View
 from fedjaxsim.privacy.ledger import Entry
 
-Adjacency = Literal["zero_out", "replace"]
-View = Literal["joint_dp", "released_sequence"]
 Status = Literal["exact", "upper_bound", "approximate", "none"]
-
-ADJACENCIES: tuple[Adjacency, ...] = ("zero_out", "replace")
-VIEWS: tuple[View, ...] = ("joint_dp", "released_sequence")
 
 
 class _Scope(NamedTuple):

@@ -1,0 +1,8 @@
+"""`python -m fedjaxsim.cli`."""
+
+import sys
+
+from fedjaxsim.cli.program import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""Answers to the questions of `fedjaxsim privacy`, by the accountants that a run reports with."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import rich.box
+from rich.console import Console
+from rich.table import Table
+
+from fedjaxsim import plans
+from fedjaxsim.cli.privacy import Claims, Epsilon, Noise, Question, Rate, Rounds, TradeOff
+from fedjaxsim.plans import GAUSSIAN, Cohorts, plan
+from fedjaxsim.privacy import calibration, claims
+from fedjaxsim.privacy.accounting.trade_off import trade_off
+from fedjaxsim.privacy.claims import Verdict
+from fedjaxsim.privacy.events import ADJACENCIES
+from fedjaxsim.privacy.guarantee import Report
+from fedjaxsim.privacy.ledger import Entry
+from fedjaxsim.progress import epsilon_text, number
+from fedjaxsim.rundir import print_json
+
+
+def prepare(question: Question) -> Callable[[], int]:
+    """Computes what a privacy command asks for; what is returned prints it.
+
+    Raises:
+      ValueError: for bad input; a target that cannot be met is found out by computing.
+    """
+    match question:
+        case Claims():
+            return _prepare_claims(question)
+        case TradeOff():
+            return _prepare_trade_off(question)
+        case Epsilon(noise_multiplier=z, rounds=rounds, delta=delta):
+            plans.check(z, rounds)
+            planned = plan(question, delta)
+            found, report = {}, plans.report(planned, z, rounds, delta, question.accountant)
+        case _:
+            found, report = _calibrate(question)
+
+    def work() -> int:
+        nested = report.to_json()
+        if question.json:
+            print_json({**found, "guarantee": nested} if found else nested)
+            return 0
+        for name, value in found.items():
+            print(f"{name.replace('_', ' ')}: {value}")
+        print(report)
+        return 0
+
+    return work
+
+
+def _calibrate(question: Noise | Rounds | Rate) -> tuple[dict[str, float], Report]:
+    """What meets a target, under its name, and the guarantees that it leads to."""
+    epsilon, delta = question.epsilon, question.delta
+    if isinstance(question, Rate):
+        # The scheme of Poisson sampling has no rate, so any will do.
+        cohorts = Cohorts(sampling_rate=1.0, clients=question.clients, capacity=question.capacity)
+    else:
+        cohorts = question
+    planned = plan(cohorts, delta)
+    p = planned.sampling_rate
+    found: dict[str, float]
+    target: Any = {
+        "scheme": planned.scheme, "adjacency": question.adjacency, "view": question.view
+    }  # fmt: skip
+    if isinstance(question, Noise):
+        T = question.rounds
+        plans.check(0, T)
+        z = calibration.noise_multiplier(epsilon, delta, rounds=T, sampling_rate=p, **target)
+        found = {"noise_multiplier": z}
+    elif isinstance(question, Rounds):
+        z = question.noise_multiplier
+        T = calibration.rounds(epsilon, delta, noise_multiplier=z, sampling_rate=p, **target)
+        found = {"rounds": T}
+    else:
+        z, T = question.noise_multiplier, question.rounds
+        plans.check(z, T)
+        p = calibration.sampling_rate(epsilon, delta, noise_multiplier=z, rounds=T, **target)
+        planned = planned._replace(sampling_rate=p)
+        found = {"sampling_rate": p}
+    return found, plans.report(planned, z, T, delta)
+
+
+def _prepare_trade_off(question: TradeOff) -> Callable[[], int]:
+    from fedjaxsim import plots
+
+    z, T = question.noise_multiplier, question.rounds
+    plans.check(z, T)
+    plots.check_path(question.out)
+    scheme, p, _ = plan(question)
+    # Closer together at both ends, where curves are steep.
+    type_one = (1 - np.cos(np.linspace(0, np.pi, 201))) / 2
+    curves = {
+        adjacency: trade_off([Entry(z, p, T)], scheme, GAUSSIAN, type_one, adjacency, question.view)
+        for adjacency in ADJACENCIES
+    }
+    title = f"{question.sampling} sampling, p = {p:.4g}, z = {z:.4g}, T = {T}, {question.view}"
+
+    def work() -> int:
+        plots.save(plots.trade_off_figure(type_one, curves, title), question.out)
+        print(question.out)
+        return 0
+
+    return work
+
+
+def _prepare_claims(question: Claims) -> Callable[[], int]:
+    def work() -> int:
+        verdicts = claims.table()
+        if question.json:
+            print_json([_record(verdict) for verdict in verdicts])
+        else:
+            _print_claims(verdicts)
+        return 0
+
+    return work
+
+
+def _record(verdict: Verdict) -> dict[str, Any]:
+    """One published setting, with every ε by name; null where there is none."""
+    fields = dataclasses.asdict(verdict.claim)
+    return {
+        **fields,
+        "epsilon_stated": fields.pop("epsilon"),
+        "epsilon_by_method": verdict.published,
+        "epsilon": verdict.zero_out,
+        "epsilon_replace": verdict.replace,
+    }
+
+
+def _print_claims(verdicts: list[Verdict]) -> None:
+    table = Table(
+        title="Published settings: ε as stated, by the paper's own method, and sound (joint DP)",
+        title_justify="left",
+        box=rich.box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 1, 0),
+    )
+    table.add_column("paper, source")
+    table.add_column("setting", ratio=1)
+    for heading in ("ε\nstated", "ε by its\nmethod", "sound ε\nzero-out", "sound ε\nreplace", "δ"):
+        table.add_column(heading, justify="right")
+    table.add_column("why", justify="right")
+    reasons = list(dict.fromkeys(verdict.claim.why for verdict in verdicts))
+    for claim, by_method, zero_out, replace in verdicts:
+        table.add_row(
+            f"{claim.paper}\n{claim.source}",
+            claim.setting,
+            number(claim.epsilon),
+            "–" if by_method is None else epsilon_text(by_method),
+            epsilon_text(zero_out),
+            epsilon_text(replace),
+            f"{claim.delta:.2g}",
+            str(reasons.index(claim.why) + 1),
+        )
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=100)
+    console.print(table)
+    for place, reason in enumerate(reasons, 1):
+        console.print(f"{place}. {reason}", highlight=False)

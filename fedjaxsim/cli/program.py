@@ -1,0 +1,90 @@
+"""The program: finds the command, checks its input, does it, and says in one line what is wrong."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import tyro
+
+from fedjaxsim.cli.audit import Audit
+from fedjaxsim.cli.bench import Bench
+from fedjaxsim.cli.compare import Compare
+from fedjaxsim.cli.demo import Demo
+from fedjaxsim.cli.privacy import Privacy
+from fedjaxsim.cli.run import Run
+from fedjaxsim.cli.start import INTERRUPTED
+from fedjaxsim.cli.sweep import Sweep
+from fedjaxsim.cli.tune import Tune
+from fedjaxsim.config import RunConfig, combine, read_toml
+
+Command = Run | Sweep | Tune | Compare | Demo | Privacy | Audit | Bench
+
+
+def parse(arguments: Sequence[str]) -> Command:
+    """Parses a command line, with the settings of the TOML file it names.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      ValueError: if the file, or the settings together, are not as they must be.
+      SystemExit: where tyro has shown help (code 0) or refused a flag (code 2).
+    """
+    command = _parse(arguments, RunConfig())
+    if isinstance(command, Run | Tune | Audit):
+        if command.config is not None:
+            settings = read_toml(command.config)
+            command = _parse(arguments, combine(settings, command.settings))
+            assert isinstance(command, Run | Tune | Audit)
+        command.settings.validate()
+    return command
+
+
+def _parse(arguments: Sequence[str], defaults: RunConfig) -> Command:
+    run: Any = Annotated[Run, tyro.conf.subcommand("run", default=Run(defaults))]
+    sweep: Any = Annotated[Sweep, tyro.conf.subcommand("sweep")]
+    tune: Any = Annotated[Tune, tyro.conf.subcommand("tune", default=Tune(defaults))]
+    compare: Any = Annotated[Compare, tyro.conf.subcommand("compare")]
+    demo: Any = Annotated[Demo, tyro.conf.subcommand("demo")]
+    privacy: Any = Annotated[Privacy, tyro.conf.subcommand("privacy")]
+    audit: Any = Annotated[Audit, tyro.conf.subcommand("audit", default=Audit(defaults))]
+    bench: Any = Annotated[Bench, tyro.conf.subcommand("bench")]
+    return tyro.cli(
+        run | sweep | tune | compare | demo | privacy | audit | bench,
+        prog="fedjaxsim",
+        description="Private, personalized federated learning, simulated. See also --version.",
+        args=arguments,
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes),
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The program. Bad input is one line on stderr and exit code 2.
+
+    Args:
+      arguments: without the program's name; by default those of the process.
+
+    Returns:
+      The exit code: 0; 1 if the reader of its output left; 2 for bad input; 130 after Ctrl-C.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if list(arguments) == ["--version"]:
+        import importlib.metadata
+
+        print(f"fedjaxsim {importlib.metadata.version('fedjaxsim')}")
+        return 0
+    try:
+        try:
+            work = parse(arguments).prepare()
+        except (ValueError, FileNotFoundError) as error:
+            print(f"fedjaxsim: error: {error}", file=sys.stderr)
+            return 2
+        code = work()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read the output has left (`| head`). Python would complain again at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("fedjaxsim: interrupted", file=sys.stderr)
+        return INTERRUPTED
