@@ -161,7 +161,10 @@ class Program:
             privacy = self.charge(privacy, release.noise_multiplier, rate)
         new_state = SimulationState(
             round=state.round + 1,
-            shared=self.algorithm.server(state.shared, release.value, hparams, state.round),
+            shared=_with_types_of(
+                state.shared,
+                self.algorithm.server(state.shared, release.value, hparams, state.round),
+            ),
             personal=result.store.personal,
             mechanism=release.state,
             privacy=privacy,
@@ -216,6 +219,16 @@ class Program:
         """Whether every place is filled in every round."""
         even = self.shard is None or self.shard.even
         return even and self.sampling.scheme.kind == "everyone"
+
+
+def _with_types_of(old: PyTree, new: PyTree) -> PyTree:
+    """The new billboard with the floating types of the old one: releases are float32 at least."""
+
+    def one(before, after):
+        both = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in (before, after))
+        return after.astype(before.dtype) if both else after
+
+    return jax.tree.map(one, old, new)
 
 
 def measure_with(task: Task) -> Callable[[PyTree, ClientData], dict[str, jax.Array]]:

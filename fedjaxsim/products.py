@@ -45,12 +45,12 @@ class Product:
 
 def leaves(message: PyTree) -> list[Any]:
     """The leaves of a message: arrays and products."""
-    return jax.tree.leaves(message, is_leaf=_is_product)
+    return jax.tree.leaves(message, is_leaf=is_product)
 
 
 def tree_map(function: Callable[[Any], Any], message: PyTree) -> PyTree:
     """Maps over the leaves of a message: arrays and products."""
-    return jax.tree.map(function, message, is_leaf=_is_product)
+    return jax.tree.map(function, message, is_leaf=is_product)
 
 
 def rescale(function: Callable[[jax.Array], jax.Array], message: PyTree) -> PyTree:
@@ -151,7 +151,8 @@ _EXACT = jax.lax.Precision.HIGHEST
 """Accelerators round factors to fewer bits by default, and norms could exceed their bounds."""
 
 
-def _is_product(node: Any) -> bool:
+def is_product(node: Any) -> bool:
+    """Whether a node of a message is a product, for `is_leaf`."""
     return isinstance(node, Product)
 
 

@@ -21,7 +21,7 @@ from fedjaxsim.data.minibatches import ClientData, Generate, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.exchange import put, take
 from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism, along_clients, sum_clients
+from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism, along_clients, sum_clients, widened
 from fedjaxsim.privacy.sampling import Cohort
 from fedjaxsim.products import Product
 
@@ -289,7 +289,7 @@ def run_cohort(
         context = Context(round_, context_key, client_id, num_clients)
         personal, message, metrics = algorithm.client(shared, row.personal, data, hparams, context)
         taken = None if row.taken is None else row.taken + data.num_steps()
-        return Store(personal, taken), message, metrics
+        return Store(personal, taken), widened(message), metrics
 
     row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), store)
     _, message, metrics = jax.eval_shape(one, row, jax.ShapeDtypeStruct((), jnp.int32))

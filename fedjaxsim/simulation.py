@@ -27,7 +27,7 @@ from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.composition import require_match
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.guarantee import Report, default_delta, report
-from fedjaxsim.privacy.mechanisms import Mechanism, gaussian
+from fedjaxsim.privacy.mechanisms import Mechanism, gaussian, widened
 from fedjaxsim.privacy.sampling import Sampling, check_rate
 from fedjaxsim.rounds import Chunking, ChunkMap, Rows, bytes_of, default_chunking
 from fedjaxsim.sharding import ShardedProgram, place_rows
@@ -478,4 +478,4 @@ class Simulation:
                 raise ValueError(
                     f"client must return scalar metrics, got {name!r} of shape {value.shape}"
                 )
-        return message
+        return jax.eval_shape(widened, message)

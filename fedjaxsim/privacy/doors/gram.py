@@ -17,6 +17,7 @@ from fedjaxsim.privacy.mechanisms import (
     round_value,
     zeros,
 )
+from fedjaxsim.privacy.noise import normal
 
 PyTree = Any
 
@@ -63,7 +64,7 @@ def symmetric_normal(key: jax.Array, total: jax.Array) -> jax.Array:
       key: random key.
       total: (d, d) or (d,), for its shape.
     """
-    return symmetric(jax.random.normal(key, total.shape, total.dtype))
+    return symmetric(normal(key, total.shape, total.dtype))
 
 
 def shifted(total: jax.Array, amount: jax.Array) -> jax.Array:

@@ -28,6 +28,7 @@ from fedjaxsim.privacy.mechanisms import (
     sum_clients,
     zeros,
 )
+from fedjaxsim.privacy.noise import normal
 
 
 def _radius(key: jax.Array, dimension: int) -> jax.Array:
@@ -37,7 +38,7 @@ def _radius(key: jax.Array, dimension: int) -> jax.Array:
     distance r the density ∫ v^(−n/2) v^((n−1)/2) e^(−v − r²/(4v)) dv ∝ e^(−r). Compared with a
     uniform direction times a Gamma(n) radius, nothing is divided by a norm that may be zero.
     """
-    return jnp.linalg.norm(jax.random.normal(key, (dimension + 1,)))
+    return jnp.linalg.norm(normal(key, (dimension + 1,), jnp.result_type(float)))
 
 
 def _epsilon(noise_multiplier: jax.Array, sensitivity: float) -> jax.Array:

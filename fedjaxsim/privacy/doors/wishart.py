@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from fedjaxsim.privacy.doors.gram import add_gram, symmetric, zero_gram
 from fedjaxsim.privacy.events import Event
 from fedjaxsim.privacy.mechanisms import Mechanism, Release, noise_scale, round_value
+from fedjaxsim.privacy.noise import normal
 
 
 def wishart(diagonal: bool = False) -> Mechanism:
@@ -40,7 +41,7 @@ def wishart(diagonal: bool = False) -> Mechanism:
         z = round_value(hparams.noise_multiplier, round_)
         total = symmetric(accumulator.total)
         d = total.shape[0]
-        g = jax.random.normal(key, (d, d + 1), total.dtype)
+        g = normal(key, (d, d + 1), total.dtype)
         e = (
             jnp.sum(jnp.square(g), axis=1)
             if diagonal

@@ -1,0 +1,135 @@
+"""What kinds of numbers a message may hold, and how they come through the door."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import classification
+
+import fedjaxsim as fl
+from fedjaxsim import optimizers
+from fedjaxsim.models import linear, softmax
+
+M = 6
+
+
+def sending(message, problem, mechanism=None):
+    """Everyone sends `message(client id)` in every round; the billboard is the last release."""
+    population, task = problem
+
+    def init(key, hparams):
+        del key, hparams
+        return jax.tree.map(jnp.zeros_like, message(jnp.int32(0))), ()
+
+    def client(shared, personal, data, hparams, context):
+        return personal, message(context.client_id), {}
+
+    algorithm = fl.Algorithm(
+        init,
+        client,
+        lambda shared, release, hparams, round_: release,
+        lambda shared, personal, hparams, client_id: task.init(jax.random.key(0)),
+    )
+    return fl.Simulation(
+        algorithm, task, population, fl.everyone(M), fl.Minibatches(2, steps=1), mechanism
+    )
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return classification([4] * M)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "name"),
+    [
+        (jnp.zeros(3, jnp.int32), r"int32\[3\] at \['other'\]"),
+        (jnp.zeros((), bool), r"bool\[\] at \['other'\]"),
+        (jnp.zeros(2, jnp.complex64), r"complex64\[2\] at \['other'\]"),
+        (jnp.zeros(2, jnp.uint8), r"uint8\[2\] at \['other'\]"),
+    ],
+)
+def test_leaves_that_are_no_real_floating_numbers_are_refused_at_init(problem, leaf, name):
+    sim = sending(lambda k: {"update": jnp.zeros(3), "other": leaf}, problem)
+    with pytest.raises(ValueError, match=f"real floating numbers.* got {name}"):
+        sim.init(0, fl.Hyperparameters(clip_norm=1.0, noise_multiplier=1.0))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_narrow_messages_are_clipped_and_noised_in_float32(problem, dtype):
+    # 0.3 is not a number of 16 bits, and 1000 of its neighbour have a norm of 9.5.
+    sim = sending(lambda k: jnp.full(1000, 0.3, dtype), problem)
+    hparams = fl.Hyperparameters(clip_norm=1.0)
+    shapes = jax.eval_shape(sim.program.init, jax.random.key(0), hparams.as_arrays())
+    assert shapes.shared.dtype == dtype
+    seen = {}
+
+    def release(accumulator, denominator, key, state, hparams, round_):
+        out = fl.gaussian().release(accumulator, denominator, key, state, hparams, round_)
+        seen.update(total=accumulator.total.dtype, value=out.value.dtype)
+        return out
+
+    def total(state):
+        return jnp.linalg.norm(state.astype(jnp.float32))
+
+    watched = sending(
+        lambda k: jnp.full(1000, 0.3, dtype), problem, fl.gaussian()._replace(release=release)
+    )
+    state, _ = watched.run(watched.init(0, hparams), hparams, 1)
+    assert seen == {"total": jnp.float32, "value": jnp.float32}
+    # Without noise the mean of six equal messages of norm 1 has norm 1, up to the rounding of the
+    # billboard to 16 bits.
+    assert abs(float(total(state.shared)) - 1) < float(jnp.finfo(dtype).eps)
+
+
+def test_noise_on_a_narrow_billboard_has_the_values_of_float32(problem):
+    # Float16 noise had 1,024 values. The billboard rounds, but the release does not.
+    def release(accumulator, denominator, key, state, hparams, round_):
+        out = fl.gaussian().release(accumulator, denominator, key, state, hparams, round_)
+        return out._replace(state=out.value)
+
+    door = fl.gaussian()._replace(init=lambda _: jnp.zeros(4000), release=release)
+    sim = sending(lambda k: jnp.zeros(4000, jnp.float16), problem, door)
+    hparams = fl.Hyperparameters(clip_norm=1.0, noise_multiplier=1.0)
+    state, _ = sim.run(sim.init(0, hparams), hparams, 1)
+    values = np.asarray(state.mechanism)
+    assert len(np.unique(values)) > 3990
+    assert abs(values.std() * M - 1) < 0.06  # five standard errors
+
+
+def narrow_task(dtype):
+    base = linear((4,), 3)
+    model = fl.Model(
+        init=lambda key: jax.tree.map(lambda leaf: leaf.astype(dtype), base.init(key)),
+        apply=lambda params, x: base.apply(params, x.astype(dtype)).astype(jnp.float32),
+    )
+    return softmax(model, 3)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda task: fl.pmtl(task),
+        lambda task: fl.fedavg(task, server_optimizer=optimizers.server(optax.adam)),
+        lambda task: fl.fedprox(task),
+        lambda task: fl.ppsgd(task),
+    ],
+    ids=["pmtl", "fedavg-adam", "fedprox", "ppsgd"],
+)
+def test_bfloat16_models_work_under_noise(problem, quickly_compiled, make):
+    population, _ = problem
+    task = narrow_task(jnp.bfloat16)
+    sim = fl.Simulation(make(task), task, population, fl.everyone(M), fl.Minibatches(2, steps=1))
+    hparams = fl.Hyperparameters(
+        lam=0.1, mu=0.1, clip_norm=1.0, noise_multiplier=0.5, learning_rate=0.1
+    )
+    before = jax.tree.map(lambda leaf: leaf.dtype, sim.init(0, hparams).shared)
+    state, history = sim.run(sim.init(0, hparams), hparams, 2)
+    assert jax.tree.map(lambda leaf: leaf.dtype, state.shared) == before
+    assert jnp.bfloat16 in jax.tree.leaves(before)
+    assert all(
+        np.all(np.isfinite(np.asarray(leaf, float))) for leaf in jax.tree.leaves(state.shared)
+    )
+    assert np.all(history[-1].metrics["nonfinite"] == 0)
+    assert sim.guarantee(state, 1e-3).find("zero_out").epsilon is not None
