@@ -97,16 +97,19 @@ def permuted(key: jax.Array, position: jax.Array, count: jax.Array) -> jax.Array
     offset_key, coin_key = threefry.split(key)
     offsets = threefry.randint(offset_key, (_ROUNDS,), count)
     coins = threefry.bits(coin_key, (_ROUNDS,))
-    x = position.astype(jnp.int32)
-    for offset, coin in zip(offsets, coins, strict=True):
+
+    def pairing(x, round_):
+        offset, coin = round_
         partner = offset - x
         partner = jnp.where(partner < 0, partner + count, partner)
         # Both members of a pair see the same coin: a hash of the larger one and the round.
         h = jnp.maximum(x, partner).astype(jnp.uint32) * jnp.uint32(0x9E3779B1) + coin
         h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
         h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
-        x = jnp.where((h >> 31) == 1, partner, x)
-    return x
+        return jnp.where((h >> 31) == 1, partner, x), None
+
+    # A loop: written out, newer compilers repeat what is used three times a round exponentially.
+    return jax.lax.scan(pairing, position.astype(jnp.int32), (offsets, coins))[0]
 
 
 @jax.tree_util.register_dataclass
