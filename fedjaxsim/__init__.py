@@ -4,22 +4,26 @@ Start with `Simulation`; `algorithm.py` says what an algorithm is, `privacy/mech
 door is through which everything private must pass.
 """
 
-from fedjaxsim import data, models, optimizers
-from fedjaxsim.algorithm import Algorithm, Context
-from fedjaxsim.algorithms.fedavg import fedavg
-from fedjaxsim.algorithms.fedprox import fedprox
-from fedjaxsim.algorithms.local import local
-from fedjaxsim.algorithms.pmtl import pmtl
-from fedjaxsim.algorithms.ppsgd import ppsgd
-from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
-from fedjaxsim.data.population import Population, split
-from fedjaxsim.evaluation import Evaluation
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.model import Model
-from fedjaxsim.models.task import Task
-from fedjaxsim.privacy.mechanisms import Mechanism, closed, gaussian
-from fedjaxsim.privacy.sampling import Sampling, everyone, poisson
-from fedjaxsim.simulation import Segment, Simulation, SimulationState
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedjaxsim import data, models, optimizers
+    from fedjaxsim.algorithm import Algorithm, Context
+    from fedjaxsim.algorithms.fedavg import fedavg
+    from fedjaxsim.algorithms.fedprox import fedprox
+    from fedjaxsim.algorithms.local import local
+    from fedjaxsim.algorithms.pmtl import pmtl
+    from fedjaxsim.algorithms.ppsgd import ppsgd
+    from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
+    from fedjaxsim.data.population import Population, split
+    from fedjaxsim.evaluation import Evaluation
+    from fedjaxsim.hparams import Hyperparameters
+    from fedjaxsim.models.model import Model
+    from fedjaxsim.models.task import Task
+    from fedjaxsim.privacy.mechanisms import Mechanism, closed, gaussian
+    from fedjaxsim.privacy.sampling import Sampling, everyone, poisson
+    from fedjaxsim.simulation import Segment, Simulation, SimulationState
 
 __version__ = "0.1.0"
 
@@ -53,3 +57,38 @@ __all__ = [
     "ppsgd",
     "split",
 ]
+
+_MODULES = ("data", "models", "optimizers")
+_HOMES = {
+    "algorithm": ("Algorithm", "Context"),
+    "algorithms.fedavg": ("fedavg",),
+    "algorithms.fedprox": ("fedprox",),
+    "algorithms.local": ("local",),
+    "algorithms.pmtl": ("pmtl",),
+    "algorithms.ppsgd": ("ppsgd",),
+    "data.minibatches": ("Batch", "ClientData", "Minibatches"),
+    "data.population": ("Population", "split"),
+    "evaluation": ("Evaluation",),
+    "hparams": ("Hyperparameters",),
+    "models.model": ("Model",),
+    "models.task": ("Task",),
+    "privacy.mechanisms": ("Mechanism", "closed", "gaussian"),
+    "privacy.sampling": ("Sampling", "everyone", "poisson"),
+    "simulation": ("Segment", "Simulation", "SimulationState"),
+}
+
+if not TYPE_CHECKING:
+    # With JAX behind it, nothing is imported before it is used: help must not wait for it.
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"{__name__}.{name}")
+        for home, names in _HOMES.items():
+            if name in names:
+                value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+                globals()[name] = value
+                return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import tree
 
 from fedjaxsim.data.population import Population, consecutive, to_float32
 
@@ -148,6 +147,8 @@ def _checked(data: Any, size: Any, where: str) -> dict[str, np.ndarray]:
 
 
 def _population(train: Users, test: Users) -> Population:
+    import tree
+
     test = {user: data for user, data in test.items() if len(data["y"]) > 0}
     strangers = [user for user in test if user not in train or len(train[user]["y"]) == 0]
     if strangers:

@@ -3,7 +3,6 @@
 import os
 
 import numpy as np
-from scipy.io import loadmat
 
 from fedjaxsim.data.population import Population, to_float32
 
@@ -25,6 +24,8 @@ def load_matlab(path: str | os.PathLike[str], x: str = "X", y: str = "Y") -> Pop
     path = os.fspath(path)
     if not os.path.isfile(path):
         raise FileNotFoundError(f"no MATLAB file at {path}")
+    from scipy.io import loadmat
+
     try:
         variables = loadmat(path, variable_names=[x, y])
     except Exception as error:  # scipy raises errors of many types on damaged files

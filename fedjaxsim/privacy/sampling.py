@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import scipy.stats
 
 from fedjaxsim import threefry
 from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy import binomial
 from fedjaxsim.privacy.events import Scheme
 from fedjaxsim.privacy.samplers import blocks
 
@@ -68,14 +67,14 @@ def default_capacity(num_clients: int, sampling_rate: float, tail: float = 1e-15
     """
     if not 0 < sampling_rate <= 1:
         raise ValueError(f"sampling_rate must lie in (0, 1], got {sampling_rate}")
-    return min(num_clients, max(1, int(scipy.stats.binom.isf(tail, num_clients, sampling_rate))))
+    return min(num_clients, max(1, binomial.least_count(tail, num_clients, sampling_rate)))
 
 
 def _largest_rate(num_clients: int, capacity: int) -> float:
     """The largest p with P(Bin(m, p) > B) ≤ 1e-6, by the law of the (B + 1)-th smallest uniform."""
     if capacity == num_clients:
         return 1.0
-    return float(scipy.stats.beta.ppf(MOST_EXCESS, capacity + 1, num_clients - capacity))
+    return binomial.largest_probability(MOST_EXCESS, capacity, num_clients)
 
 
 def _threshold(sampling_rate: jax.Array) -> jax.Array:
@@ -216,7 +215,7 @@ def check_rate(sampling: Sampling, sampling_rate: float) -> None:
         return
     if sampling_rate * 2.0**32 < 1:
         raise ValueError(f"sampling_rate must be at least 2^-32, got {sampling_rate}")
-    excess = float(scipy.stats.binom.sf(scheme.capacity, scheme.clients, np.float64(sampling_rate)))
+    excess = binomial.excess(scheme.capacity, scheme.clients, float(sampling_rate))
     if excess > MOST_EXCESS:
         raise ValueError(
             f"sampling_rate {sampling_rate} of {scheme.clients} clients exceeds the cohort "

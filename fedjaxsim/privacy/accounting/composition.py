@@ -4,17 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-import scipy.stats
-
-from fedjaxsim.privacy.accounting import (
-    clt,
-    gaussian,
-    kov,
-    mixture,
-    pld,
-    rdp,
-    rdp_without_replacement,
-)
+from fedjaxsim.privacy import binomial
+from fedjaxsim.privacy.accounting import clt, gaussian, kov, rdp
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, with_failure
 from fedjaxsim.privacy.events import ADJACENCIES, VIEWS, Adjacency, Event, Scheme, View
 from fedjaxsim.privacy.ledger import Entry
@@ -73,8 +64,7 @@ def overflow_probability(entries: Sequence[Entry], scheme: Scheme) -> float:
     if scheme.kind != "poisson":
         return 0.0
     excess = (
-        entry.rounds
-        * float(scipy.stats.binom.sf(scheme.capacity, scheme.clients, entry.sampling_rate))
+        entry.rounds * binomial.excess(scheme.capacity, scheme.clients, entry.sampling_rate)
         for entry in entries
     )
     return min(1.0, math.fsum(excess))
@@ -183,6 +173,9 @@ def profile(
             f"accountant {accountant!r} knows the adjacencies {', '.join(scope.adjacencies)} and "
             f"the views {', '.join(scope.views)}, not {adjacency!r} with {view!r}"
         )
+    # scipy.stats and dp_accounting: nobody who reports nothing waits for them.
+    from fedjaxsim.privacy.accounting import mixture, pld, rdp_without_replacement
+
     check_entries(entries, scheme)
     spent = [entry for entry in entries if entry.rounds and entry.sampling_rate > 0]
     spent = met_by_one_client(spent, scheme, event)

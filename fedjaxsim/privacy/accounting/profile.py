@@ -4,8 +4,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
-from scipy.optimize import brentq
-
 
 class Profile(NamedTuple):
     """How ε and δ trade against each other for one composed sequence of releases.
@@ -36,6 +34,8 @@ def smallest(
       upper: where to stop looking.
       lower: where to begin.
     """
+    from scipy.optimize import brentq
+
     if function(lower) <= target:
         return lower
     root = float(cast(Any, brentq(lambda x: function(x) - target, lower, upper, xtol=1e-300)))

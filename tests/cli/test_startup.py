@@ -1,0 +1,103 @@
+"""What a new process imports before it answers: checked by modules, never by seconds."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import fedjaxsim
+
+_HEAVY = {"jax", "flax", "optax", "matplotlib", "sklearn", "scipy", "numpy", "dp_accounting"}
+_COMMANDS = ("run", "sweep", "tune", "compare", "demo", "privacy", "audit", "bench")
+_SCRIPT = """
+import contextlib, json, os, sys
+from fedjaxsim.cli import main
+
+codes = []
+with open(os.devnull, "w") as nowhere:
+    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        for arguments in json.loads(sys.argv[1]):
+            try:
+                codes.append(main(arguments))
+            except SystemExit as stopped:
+                codes.append(stopped.code)
+print(json.dumps([codes, sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+
+
+def run(*commands: str) -> tuple[list[int], set[str]]:
+    """The exit codes of commands in one new process, and all that it has imported then."""
+    arguments = json.dumps([command.split() for command in commands])
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    codes, modules = json.loads(done.stdout)
+    return codes, set(modules)
+
+
+def test_help_and_the_version_import_nothing_heavy():
+    asked = ["--help", "--version", "privacy epsilon --help", *(f"{c} --help" for c in _COMMANDS)]
+    codes, modules = run(*asked)
+    assert codes == [0] * len(asked)
+    assert not modules & _HEAVY
+
+
+def test_refusing_a_flag_or_a_command_imports_nothing_heavy(tmp_path):
+    (tmp_path / "run.toml").write_text("learning_rat = 1\n")
+    refused = [
+        "rnu", "--hlep", "run --round 3", "run --rounds three", "run --rounds 0", "run absent.toml",
+        f"run {tmp_path}/run.toml", "privacy epsilon --rounds 3", "bench --processes many",
+    ]  # fmt: skip
+    codes, modules = run(*refused)
+    assert codes == [2] * len(refused)
+    assert not modules & _HEAVY
+
+
+def test_the_privacy_of_a_plan_imports_no_models_and_no_figures():
+    plan = "--sampling-rate 0.5 --noise-multiplier 4 --rounds 2 --delta 1e-3"
+    codes, modules = run(f"privacy epsilon {plan}")
+    assert codes == [0]
+    assert not modules & {"flax", "optax", "matplotlib", "sklearn"}
+
+
+def modules_of(script: str) -> set[str]:
+    """What a script prints, for scripts that print names of modules."""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    modules = modules_of("import sys, fedjaxsim; print(*sys.modules)")
+    assert "fedjaxsim" in modules
+    assert not modules & _HEAVY
+
+
+def test_the_public_names_import_little_more_than_jax():
+    modules = modules_of("""
+import sys
+import jax, flax, optax
+before = set(sys.modules)
+import fedjaxsim
+for name in fedjaxsim.__all__:
+    getattr(fedjaxsim, name)
+print(*set(sys.modules) - before)
+""")
+    assert "fedjaxsim.simulation" in modules
+    assert not modules & {"matplotlib", "sklearn", "rich", "tyro", "dp_accounting", "pyarrow"}
+    assert not modules & {"scipy.stats", "scipy.optimize", "scipy.signal", "scipy.io", "tree"}
+
+
+def test_every_public_name_is_found_and_listed():
+    for name in fedjaxsim.__all__:
+        assert getattr(fedjaxsim, name) is getattr(fedjaxsim, name)
+    assert set(fedjaxsim.__all__) <= set(dir(fedjaxsim))
+    assert fedjaxsim.Simulation.__module__ == "fedjaxsim.simulation"
+    assert fedjaxsim.models.__name__ == "fedjaxsim.models"
+    with pytest.raises(AttributeError, match="'fedjaxsim' has no attribute 'Simulatio'"):
+        getattr(fedjaxsim, "Simulatio")  # noqa: B009
