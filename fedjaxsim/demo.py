@@ -9,8 +9,9 @@ from pathlib import Path
 from fedjaxsim import plots
 from fedjaxsim.config import RunConfig
 from fedjaxsim.experiment import Experiment, execute, prepare
+from fedjaxsim.files import write_json
 from fedjaxsim.progress import print_table, stop_on_interrupt
-from fedjaxsim.rundir import RunDirectory, write_json
+from fedjaxsim.rundir import RunDirectory
 from fedjaxsim.simulation import Simulation
 
 EPSILON = 1.0

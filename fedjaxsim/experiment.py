@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import optax
 
-from fedjaxsim import models, optimizers, plots
+from fedjaxsim import models, optimizers
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.fedprox import fedprox
@@ -30,6 +30,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.transforms import drop_constant_columns, invert, unit_rows
 from fedjaxsim.evaluation import Evaluation
+from fedjaxsim.files import Record, strict
 from fedjaxsim.hparams import Hyperparameters, validate
 from fedjaxsim.models import task as tasks
 from fedjaxsim.models.known import known_regression
@@ -41,7 +42,7 @@ from fedjaxsim.privacy.guarantee import Report, default_delta
 from fedjaxsim.privacy.mechanisms import closed, gaussian
 from fedjaxsim.privacy.sampling import check_rate, everyone, poisson
 from fedjaxsim.progress import RunProgress, number
-from fedjaxsim.rundir import Record, RunDirectory, strict
+from fedjaxsim.rundir import RunDirectory
 from fedjaxsim.simulation import Segment, Simulation, SimulationState
 
 _MOMENTUM = functools.partial(optax.sgd, momentum=0.9)
@@ -357,6 +358,8 @@ def execute(
         directory.write_state(state)
         directory.write_clients(_clients(simulation.population, history[-1].evaluation))
         directory.write_guarantee(report.to_json())
+        from fedjaxsim import plots
+
         figure = plots.run_figure(strict(records), _figure_title(experiment))
         plots.save(figure, directory.path / "curves.png")
         directory.write_summary(summary)

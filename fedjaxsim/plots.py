@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedjaxsim.rundir import write_atomically
+from fedjaxsim.files import write_atomically
 
 Records = Sequence[Mapping[str, Any]]
 

@@ -17,19 +17,16 @@ import csv
 import dataclasses
 import io
 import json
-import math
-import os
-import tempfile
 import tomllib
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import tomli_w
+
+from fedjaxsim.files import Record, strict, write_atomically, write_json
 
 CONFIG = "config.toml"
 METRICS = "metrics.jsonl"
@@ -38,54 +35,7 @@ SUMMARY = "summary.json"
 CLIENTS = "clients.csv"
 STATE = "state.npz"
 
-Record = dict[str, Any]
 Tree = TypeVar("Tree")
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file so that a reader sees the old content or the new one, never a part."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def strict(value: Any) -> Any:
-    """The value as strict JSON: numpy becomes Python, what is not finite becomes null."""
-    if isinstance(value, Mapping):
-        return {str(key): strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic | jax.Array):
-        return strict(np.asarray(value).tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def _json(value: Any) -> str:
-    return json.dumps(strict(value), indent=2, allow_nan=False, ensure_ascii=False)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes strict JSON, atomically."""
-    write_atomically(path, f"{_json(value)}\n".encode())
-
-
-def print_json(value: Any) -> None:
-    """Prints strict JSON."""
-    print(_json(value))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +106,8 @@ class RunDirectory:
 
     def write_state(self, state: Any) -> None:
         """Writes the leaves of a pytree as arrays, named by their paths in it."""
+        from fedjaxsim.states import to_arrays
+
         stream = io.BytesIO()
         np.savez(stream, allow_pickle=False, **to_arrays(state))
         write_atomically(self.path / STATE, stream.getvalue())
@@ -173,6 +125,8 @@ class RunDirectory:
           FileNotFoundError: if the directory holds no state.
           ValueError: if the file is damaged, or its leaves are not those of `like`.
         """
+        from fedjaxsim.states import from_arrays
+
         path = self._existing(STATE)
         try:
             with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
@@ -216,60 +170,8 @@ class RunDirectory:
         return self.path / name
 
 
-def to_arrays(state: Any) -> dict[str, np.ndarray]:
-    """The leaves of a pytree as numpy's own kinds of arrays, named by their paths in it."""
-    return {name: _raw(leaf) for name, leaf in _leaves(state)}
-
-
-def from_arrays(saved: Mapping[str, np.ndarray], like: Tree, where: str) -> Tree:
-    """The pytree that `to_arrays` took apart.
-
-    Args:
-      saved: arrays by name.
-      like: a pytree of the same structure, shapes and types.
-      where: what held the arrays, for messages.
-
-    Raises:
-      ValueError: if the arrays are not those of `like`.
-    """
-    leaves = _leaves(like)
-    if saved.keys() != dict(leaves).keys():
-        differing = sorted(saved.keys() ^ dict(leaves).keys())
-        raise ValueError(f"{where} holds another kind of state: {', '.join(differing)} differ")
-    restored = [_restore(saved[name], leaf, f"{where}: {name}") for name, leaf in leaves]
-    return jax.tree.unflatten(jax.tree.structure(like), restored)
-
-
 def _parse(text: str, path: Path) -> Record:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-
-
-def _leaves(tree: Any) -> Sequence[tuple[str, Any]]:
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in leaves]
-
-
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _raw(leaf: Any) -> np.ndarray:
-    """A leaf on the host; of a typed random key its words, of any float type its bits."""
-    array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
-    # The file format knows numpy's own types only: others (bfloat16) travel as integers.
-    return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
-
-
-def _restore(saved: np.ndarray, like: Any, name: str) -> Any:
-    expected = _raw(like)
-    if saved.shape != expected.shape or saved.dtype != expected.dtype:
-        raise ValueError(
-            f"{name} must be {expected.dtype}{list(expected.shape)}, "
-            f"got {saved.dtype}{list(saved.shape)}"
-        )
-    if _is_key(like):
-        return jax.random.wrap_key_data(jnp.asarray(saved), impl=jax.random.key_impl(like))
-    return jnp.asarray(saved.view(np.asarray(like).dtype))

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fedjaxsim import plans
 from fedjaxsim.cli.privacy import Claims, Epsilon, Noise, Question, Rate, Rounds, TradeOff
+from fedjaxsim.files import print_json
 from fedjaxsim.plans import GAUSSIAN, Cohorts, plan
 from fedjaxsim.privacy import calibration, claims
 from fedjaxsim.privacy.accounting.trade_off import trade_off
@@ -19,7 +20,6 @@ from fedjaxsim.privacy.events import ADJACENCIES
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.privacy.ledger import Entry
 from fedjaxsim.progress import epsilon_text, number
-from fedjaxsim.rundir import print_json
 
 
 def prepare(question: Question) -> Callable[[], int]:

@@ -40,8 +40,8 @@ class Audit:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         from fedjaxsim.experiment import prepare
+        from fedjaxsim.files import print_json
         from fedjaxsim.privacy.audit import audit
-        from fedjaxsim.rundir import print_json
 
         config = self.settings
         if config.out is not None:

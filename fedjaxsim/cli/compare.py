@@ -26,13 +26,15 @@ class Compare:
         Raises:
           FileNotFoundError, ValueError: for bad input.
         """
-        from fedjaxsim import plots
+        from fedjaxsim.files import print_json
         from fedjaxsim.progress import print_table
-        from fedjaxsim.rundir import RunDirectory, print_json
+        from fedjaxsim.rundir import RunDirectory
 
         if not self.runs:
             raise ValueError("compare needs at least one run directory, got none")
         if self.out is not None:
+            from fedjaxsim import plots
+
             plots.check_path(self.out)
         distinct = len({path.name for path in self.runs}) == len(self.runs)
         rows, records = [], {}
@@ -48,6 +50,8 @@ class Compare:
             else:
                 print_table(rows)
             if self.out is not None:
+                from fedjaxsim import plots
+
                 figure = plots.comparison_figure(plots.curves(records), "Comparison of runs")
                 plots.save(figure, self.out)
             return 0

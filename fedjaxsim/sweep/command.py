@@ -14,11 +14,12 @@ import numpy as np
 from fedjaxsim import plots
 from fedjaxsim.config import RunConfig
 from fedjaxsim.experiment import Experiment, population_of, prepare, versions
+from fedjaxsim.files import Record
 from fedjaxsim.loop import SimulationState
 from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.progress import stop_on_interrupt
-from fedjaxsim.rundir import Record, from_arrays, to_arrays
 from fedjaxsim.simulation import Segment, Simulation
+from fedjaxsim.states import from_arrays, to_arrays
 from fedjaxsim.sweep.defaults import default_figures
 from fedjaxsim.sweep.lift import varying
 from fedjaxsim.sweep.memory import bytes_per_run

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from fedjaxsim.files import Record
 from fedjaxsim.plots import STYLE
 from fedjaxsim.progress import number
-from fedjaxsim.rundir import Record
 from fedjaxsim.sweep.envelopes import larger_is_better
 from fedjaxsim.sweep.labels import (
     NOISE,

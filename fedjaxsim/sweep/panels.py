@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedjaxsim.rundir import Record
+from fedjaxsim.files import Record
 from fedjaxsim.sweep.labels import Combination
 
 _IN_A_ROW = 5

@@ -10,11 +10,11 @@ import rich.box
 from rich.table import Table
 
 from fedjaxsim.experiment import Experiment
+from fedjaxsim.files import Record
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.privacy.ledger import Ledger
 from fedjaxsim.progress import epsilon_text, number, print_whole
-from fedjaxsim.rundir import Record
 from fedjaxsim.sweep.envelopes import default_metric, envelope, last
 from fedjaxsim.sweep.labels import key_label, metric_label, value_label
 from fedjaxsim.sweep.plan import Plan

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 import tomli_w
 
 from fedjaxsim.config import flag
-from fedjaxsim.rundir import Record, write_atomically, write_json
+from fedjaxsim.files import Record, write_atomically, write_json
 from fedjaxsim.sweep.plan import Plan
 from fedjaxsim.sweep.rows import LAST_COLUMNS, tidy
 

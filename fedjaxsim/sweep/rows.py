@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fedjaxsim.rundir import Record
+from fedjaxsim.files import Record
 from fedjaxsim.sweep.plan import Plan, value_type
 
 LAST_COLUMNS = ("epsilon", "epsilon_replace", "delta", "diverged")

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
+from fedjaxsim.files import Record
 from fedjaxsim.plots import STYLE
-from fedjaxsim.rundir import Record
 from fedjaxsim.sweep.envelopes import larger_is_better
 from fedjaxsim.sweep.labels import Combination, legend_title, line_styles, metric_label
 from fedjaxsim.sweep.panels import (

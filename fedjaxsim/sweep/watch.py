@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedjaxsim.files import Record
 from fedjaxsim.progress import Bar, number
-from fedjaxsim.rundir import Record
 
 _SHOWN = (
     ("test_excess_risk", "least excess risk", np.nanmin),

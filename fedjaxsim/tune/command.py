@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from fedjaxsim import plots
 from fedjaxsim.config import RunConfig, flag
 from fedjaxsim.experiment import execute, prepare, versions
+from fedjaxsim.files import Record
 from fedjaxsim.hparams import SMALLEST_CLIP_NORM, Hyperparameters
 from fedjaxsim.hypergrad import EPSILON, check_names
 from fedjaxsim.progress import number, print_table, stop_on_interrupt
-from fedjaxsim.rundir import Record
 from fedjaxsim.tune import descent
 from fedjaxsim.tune.descent import Point, Step, descend
 from fedjaxsim.tune.figure import path_figure

@@ -18,7 +18,8 @@ from pathlib import Path
 import tomli_w
 
 from fedjaxsim.config import RunConfig
-from fedjaxsim.rundir import Record, RunDirectory, strict, write_atomically, write_json
+from fedjaxsim.files import Record, strict, write_atomically, write_json
+from fedjaxsim.rundir import RunDirectory
 from fedjaxsim.tune.descent import Step
 
 PATH_JSON = "path.json"

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjaxsim.files import strict
 from fedjaxsim.privacy import ledger
-from fedjaxsim.rundir import RunDirectory, strict
+from fedjaxsim.rundir import RunDirectory
 
 
 class State(NamedTuple):

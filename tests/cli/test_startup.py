@@ -65,6 +65,14 @@ def test_the_privacy_of_a_plan_imports_no_models_and_no_figures():
     assert not modules & {"flax", "optax", "matplotlib", "sklearn"}
 
 
+def test_comparing_runs_computes_nothing_and_draws_only_if_asked_to(tmp_path):
+    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text("{}")
+    codes, modules = run(f"compare {tmp_path} --json")
+    assert codes == [0]
+    assert not modules & {"jax", "flax", "matplotlib", "sklearn", "scipy"}
+
+
 def modules_of(script: str) -> set[str]:
     """What a script prints, for scripts that print names of modules."""
     command = [sys.executable, "-c", script]

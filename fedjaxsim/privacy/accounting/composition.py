@@ -173,9 +173,6 @@ def profile(
             f"accountant {accountant!r} knows the adjacencies {', '.join(scope.adjacencies)} and "
             f"the views {', '.join(scope.views)}, not {adjacency!r} with {view!r}"
         )
-    # scipy.stats and dp_accounting: nobody who reports nothing waits for them.
-    from fedjaxsim.privacy.accounting import mixture, pld, rdp_without_replacement
-
     check_entries(entries, scheme)
     spent = [entry for entry in entries if entry.rounds and entry.sampling_rate > 0]
     spent = met_by_one_client(spent, scheme, event)
@@ -188,6 +185,9 @@ def profile(
         return Profile(lambda _: 1.0, lambda _: math.inf)
     if accountant == "gaussian":
         return gaussian.profile(gaussian.mu(spent, sensitivity))
+    # scipy.stats and dp_accounting: nobody waits for them who needs neither.
+    from fedjaxsim.privacy.accounting import mixture, pld, rdp_without_replacement
+
     if accountant == "mixture":
         return mixture.profile(spent, scheme.capacity / scheme.clients, sensitivity)
     if accountant == "rdp_without_replacement":
