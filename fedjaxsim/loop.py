@@ -13,7 +13,7 @@ from jax.tree_util import register_dataclass
 
 from fedjaxsim import threefry
 from fedjaxsim.algorithm import Algorithm, Metrics
-from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
+from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.task import Task
 from fedjaxsim.privacy import ledger
@@ -239,8 +239,7 @@ def measure_with(task: Task) -> Callable[[PyTree, ClientData], dict[str, jax.Arr
             values = task.metrics(params, batch)
             return {name: totals[name] + batch.sum(values[name]) for name in totals}
 
-        example = Batch({name: field[:1] for name, field in data.fields.items()}, jnp.ones(1))
-        shapes = jax.eval_shape(task.metrics, params, example)
+        shapes = jax.eval_shape(task.metrics, params, data.batch_shapes())
         return data.full_pass(add, {name: jnp.zeros((), v.dtype) for name, v in shapes.items()})
 
     return measure

@@ -111,7 +111,8 @@ class Rows:
       count: (m,) int32.
       generate: static; what makes fresh minibatches, where the population has it.
       pass_size: static; rows in a batch of an exact pass.
-      longest: static; see `ClientData`.
+      longest: static; no fewer rows than any client has, where loops over a client's own rows are
+        to have a static bound. Reverse mode needs one.
     """
 
     fields: dict[str, jax.Array]
@@ -145,10 +146,11 @@ class Rows:
 
         Args:
           client_id: () int32, whose.
-          key: as the following ones, of `ClientData`.
-          minibatches: see there.
-          taken: see there.
-          order: see there.
+          key: what the choice of minibatches in this round depends on.
+          minibatches: of the local steps.
+          taken: () int32, how many minibatches the client has consumed in earlier rounds; None
+            where minibatches are not consumed.
+          order: the key of the orders in which they are consumed, the same in all rounds; or None.
           alone: static; whether clients run one after another, so that a branch costs what it does.
         """
         return ClientData(
@@ -163,7 +165,7 @@ class Rows:
             self.pass_size,
             self.longest,
             # Reverse mode would keep what both branches need.
-            halves=alone and self.longest is None,
+            _halves=alone and self.longest is None,
         )
 
 
@@ -280,6 +282,8 @@ def run_cohort(
       rematerialize: static; whether reverse mode does a client's work again instead of keeping what
         it needs of it. Of no effect otherwise.
     """
+    # How many rows the others have must not show in the rounding of a client's own sums.
+    rows = dataclasses.replace(rows, pass_size=LARGEST_PASS)
 
     def one(row, client_id):
         alone = chunking.map == "scan"

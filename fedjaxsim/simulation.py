@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.algorithm import Algorithm, Context, Metrics
+from fedjaxsim import checks
+from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.evaluation import Evaluation, summarize
@@ -27,7 +28,7 @@ from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.composition import require_match
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.guarantee import Report, default_delta, report
-from fedjaxsim.privacy.mechanisms import Mechanism, gaussian, widened
+from fedjaxsim.privacy.mechanisms import Mechanism, gaussian
 from fedjaxsim.privacy.sampling import Sampling, check_rate
 from fedjaxsim.rounds import Chunking, ChunkMap, Rows, bytes_of, default_chunking
 from fedjaxsim.sharding import ShardedProgram, place_rows
@@ -110,8 +111,9 @@ class Simulation:
       program: the pure functions of a run on one device; see `loop.py`.
 
     Raises:
-      ValueError: where the parts do not fit together: a sampler for another number of clients, an
-        accountant that does not describe sampler and mechanism, data that do not suit the task.
+      ValueError: where the parts do not fit together: a function of other arguments than it is
+        called with, a sampler for another number of clients, an accountant that does not describe
+        sampler and mechanism, data that do not suit the task.
     """
 
     def __init__(
@@ -129,13 +131,21 @@ class Simulation:
         chunk_map: ChunkMap | None = None,
         devices: Sequence[Any] | None = None,
     ):
+        self.mechanism = gaussian() if mechanism is None else mechanism
+        checks.check_parts(
+            algorithm=algorithm,
+            task=task,
+            population=population,
+            sampling=sampling,
+            minibatches=minibatches,
+            mechanism=self.mechanism,
+        )
         if sampling.scheme.clients != population.num_clients:
             raise ValueError(
                 f"the sampler draws from {sampling.scheme.clients} clients, "
                 f"but the population has {population.num_clients}"
             )
         self.algorithm, self.task, self.sampling = algorithm, task, sampling
-        self.mechanism = gaussian() if mechanism is None else mechanism
         if accountant is not None:
             require_match(accountant, sampling.scheme, self.mechanism.event)
         self.accountant = accountant
@@ -167,7 +177,7 @@ class Simulation:
         self._evaluate = jax.jit(program.evaluate)
 
     def _place(self, population: Population) -> None:
-        """Checks a population and puts it on the device."""
+        """Checks a population and takes it; it goes to the device when it is first needed."""
         self.task.check(population.fields)
         if population.generate is not None and (
             self.minibatches.steps is None or self.minibatches.passes is not None
@@ -177,6 +187,7 @@ class Simulation:
                 f"got {self.minibatches}"
             )
         self.population = population
+        self._messages: dict[Any, PyTree] = {}
 
     @functools.cached_property
     def rows(self) -> dict[str, Rows]:
@@ -247,8 +258,9 @@ class Simulation:
           hparams: hyperparameters.
 
         Raises:
-          ValueError: if a hyperparameter is out of range, the key is of another kind, or the
-            mechanism does not suit what the algorithm sends.
+          ValueError: if a hyperparameter is out of range, the key is of another kind, the mechanism
+            does not suit what the algorithm sends, or a function returns what the engine or the
+            task cannot use.
         """
         return self._init(self.check_start(key, hparams), self.check(hparams))
 
@@ -383,16 +395,7 @@ class Simulation:
             # Other generators share one stream under vmap, which breaks noise and sampling.
             raise ValueError(f"key must be a typed threefry key, jax.random.key(seed), got {key}")
         hparams = self.check(hparams)
-        sends = bool(jax.tree.leaves(self._message_shapes(key, hparams)))
-        if sends and self.mechanism.event.kind == "none":
-            raise ValueError(
-                "the algorithm sends messages, which a closed door would lose; use gaussian()"
-            )
-        if not sends and self.mechanism.event.kind != "none":
-            raise ValueError(
-                "the algorithm sends nothing, so its mechanism must be closed(): an open door "
-                "would be charged for releasing nothing"
-            )
+        self._message_shapes(key, hparams)
         return key
 
     def check_rounds(
@@ -440,42 +443,12 @@ class Simulation:
             )
 
     def _message_shapes(self, key: jax.Array, hparams: Hyperparameters) -> PyTree:
-        """What one client sends, as shapes; checks what else it returns.
-
-        A wrong client function would otherwise fail far from here, in a scatter or a scan.
-        """
-
-        def one(key, hparams, rows):
-            shared, personal = self.algorithm.init(key, hparams)
-            client_id = jnp.int32(0)
-            data = rows.of(client_id, key, self.minibatches, jnp.int32(0), key)
-            context = Context(jnp.int32(0), key, client_id, self.num_clients)
-            return personal, self.algorithm.client(shared, personal, data, hparams, context)
-
-        # As shapes: where rows lie, if they are placed at all, does not matter here.
-        fields: Any = {
-            name: jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
-            for name, value in self.population.fields.items()
-        }
-        rows = Rows.place(self.population, "train", fields)
-        given, (kept, message, metrics) = jax.eval_shape(one, key, hparams, rows)
-        if jax.tree.structure(given) != jax.tree.structure(kept):
-            raise ValueError(
-                "client must return a personal state of the structure it was given, "
-                f"{jax.tree.structure(given)}, got {jax.tree.structure(kept)}"
+        """What one client sends, as shapes; all functions are checked when it is first asked."""
+        leaves = jax.tree.leaves(hparams)
+        traced = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        if traced not in self._messages:
+            functions = checks.Functions(
+                self.algorithm, self.task, self.mechanism, self.minibatches, self.population
             )
-        for (path, before), after in zip(
-            jax.tree_util.tree_leaves_with_path(given), jax.tree.leaves(kept), strict=True
-        ):
-            if (before.shape, before.dtype) != (after.shape, after.dtype):
-                raise ValueError(
-                    "client must return personal states of the shape it was given, at "
-                    f"{jax.tree_util.keystr(path)} {before.dtype}{list(before.shape)}, "
-                    f"got {after.dtype}{list(after.shape)}"
-                )
-        for name, value in metrics.items():
-            if value.shape != ():
-                raise ValueError(
-                    f"client must return scalar metrics, got {name!r} of shape {value.shape}"
-                )
-        return jax.eval_shape(widened, message)
+            self._messages[traced] = checks.message_shapes(functions, key, hparams)
+        return self._messages[traced]

@@ -7,7 +7,7 @@ with few rows stops early.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -112,51 +112,74 @@ def permuted(key: jax.Array, position: jax.Array, count: jax.Array) -> jax.Array
     return jax.lax.scan(pairing, position.astype(jnp.int32), (offsets, coins))[0]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ClientData:
     """One client's view of its own rows in one split.
 
+    It offers `fold`, `full_pass`, `num_steps()`, `count`, `minibatches` and `batch_shapes`, and
+    nothing by which a client could read the rows of another. It is no pytree, as its leaves would
+    be everybody's rows: a function that is mapped or checkpointed closes over it.
+
     Attributes:
-      fields: all clients' rows, each (N, ...); only rows `start : start + count` are ever read.
-      start: () int32, this client's first row.
-      count: () int32, how many rows it has.
-      key: what the choice of minibatches in this round depends on.
+      count: () int32, how many rows the client has.
       minibatches: static settings of `fold`.
-      taken: () int32, how many minibatches the client has consumed in earlier rounds; None where
-        minibatches are not consumed.
-      order: the key of the orders in which they are consumed, the same in all rounds; or None.
-      generate: static; where batches are made afresh instead of drawn from the rows, what makes
-        them (see `Population`).
-      pass_size: static; rows in a batch of `full_pass`.
-      longest: static; no fewer rows than any client has. Given, loops over a client's own rows have
-        that static bound, so that reverse mode applies to them; None where it is not needed.
-      halves: static; whether a batch of which at most half is filled is computed as one of half the
-        size. It pays where clients run one after another: mapped together, both would be computed.
     """
 
-    fields: dict[str, jax.Array]
-    start: jax.Array
+    # All clients' rows, each (N, ...); only those from `_start` on, `count` of them, are ever read.
+    _fields: dict[str, jax.Array]
+    _start: jax.Array  # () int32
     count: jax.Array
-    key: jax.Array
-    minibatches: Minibatches = dataclasses.field(metadata={"static": True})
-    taken: jax.Array | None = None
-    order: jax.Array | None = None
-    generate: Generate | None = dataclasses.field(default=None, metadata={"static": True})
-    pass_size: int = dataclasses.field(default=16, metadata={"static": True})
-    longest: int | None = dataclasses.field(default=None, metadata={"static": True})
-    halves: bool = dataclasses.field(default=False, metadata={"static": True})
+    # What the choice of minibatches in this round depends on.
+    _key: jax.Array
+    minibatches: Minibatches
+    # () int32, the minibatches consumed in earlier rounds, and the key of the orders in which they
+    # are consumed, the same in all rounds; None where they are not consumed.
+    _taken: jax.Array | None = None
+    _order: jax.Array | None = None
+    # Makes batches afresh instead of drawing them from the rows (see `Population`).
+    _generate: Generate | None = None
+    # Rows in a batch of `full_pass`.
+    _pass_size: int = 16
+    # No fewer rows than any client has. Given, loops over a client's own rows have that static
+    # bound, so that reverse mode applies to them.
+    _longest: int | None = None
+    # Whether a batch of which at most half is filled is computed as one of half the size. It pays
+    # where clients run one after another: mapped together, both would be computed.
+    _halves: bool = False
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            if name == "fields":
+                raise AttributeError(
+                    "a client reads its own rows alone: use data.fold(step, carry) for this "
+                    "round's minibatches or data.full_pass(step, carry) for every row once; "
+                    "step(carry, batch) has batch.fields, and data.fields would be everybody's rows"
+                )
+            raise AttributeError(
+                f"a client's data have no {name!r}; they offer fold, full_pass, num_steps(), "
+                "count, minibatches and batch_shapes"
+            )
+
+    def batch_shapes(self, size: int = 1) -> Batch:
+        """A batch of so many rows, as shapes: for `jax.eval_shape`, and to make a carry."""
+        fields: Any = {
+            name: jax.ShapeDtypeStruct((size, *field.shape[1:]), field.dtype)
+            for name, field in self._fields.items()
+        }
+        weight: Any = jax.ShapeDtypeStruct((size,), jnp.zeros(()).dtype)
+        return Batch(fields, weight)
 
     def _gather(self, position: jax.Array, weight: jax.Array) -> Batch:
-        rows = self.start + position
-        return Batch({name: field[rows] for name, field in self.fields.items()}, weight)
+        rows = self._start + position
+        return Batch({name: field[rows] for name, field in self._fields.items()}, weight)
 
     def _drawn(self, index: jax.Array) -> Batch:
         """A batch drawn with replacement from the rows, or generated."""
-        size, key = self.minibatches.size, threefry.fold_in(self.key, index)
-        if self.generate is not None:
-            row = {name: field[self.start] for name, field in self.fields.items()}
-            return Batch(self.generate(key, row, size), jnp.ones(size))
+        size, key = self.minibatches.size, threefry.fold_in(self._key, index)
+        if self._generate is not None:
+            row = {name: field[self._start] for name, field in self._fields.items()}
+            return Batch(self._generate(key, row, size), jnp.ones(size))
         position = threefry.randint(key, (size,), self.count)
         return self._gather(position, jnp.ones(size))
 
@@ -176,7 +199,7 @@ class ClientData:
         """Folds `step` over this round's local minibatches.
 
         With E steps the loop has a static length and can be differentiated in both modes. With
-        epochs its length is the client's own, and reverse mode needs `longest`.
+        epochs its length is the client's own, and reverse mode needs a static bound on it.
 
         Args:
           step: `(carry, batch) -> carry`.
@@ -187,15 +210,15 @@ class ClientData:
             return step(carry, self._drawn(index)), None
 
         def consumed(carry, index):
-            assert self.order is not None
-            number = self.taken + index
-            key = threefry.fold_in(self.order, number // self._batches())
+            assert self._order is not None
+            number = self._taken + index
+            key = threefry.fold_in(self._order, number // self._batches())
             batch = self._of_pass(key, number % self._batches())
             left = index < self.num_steps()
             return jax.lax.cond(left, step, lambda carry, _: carry, carry, batch), None
 
         def of_epoch(index):
-            key = threefry.fold_in(self.key, index // self._batches())
+            key = threefry.fold_in(self._key, index // self._batches())
             return self._of_pass(key, index % self._batches())
 
         if self.minibatches.epochs is not None:
@@ -208,8 +231,8 @@ class ClientData:
     def num_steps(self) -> jax.Array:
         """How many minibatches `fold` takes, () int32; 0 where a client's data are used up."""
         if self.minibatches.passes is not None:
-            assert self.taken is not None
-            left = self.minibatches.passes * self._batches() - self.taken
+            assert self._taken is not None
+            left = self.minibatches.passes * self._batches() - self._taken
             return jnp.clip(left, 0, self.minibatches.steps)
         if self.minibatches.steps is not None:
             return jnp.int32(self.minibatches.steps)
@@ -217,11 +240,11 @@ class ClientData:
         return self.minibatches.epochs * self._batches()
 
     def full_pass(self, step: Callable[[Carry, Batch], Carry], carry: Carry) -> Carry:
-        """Folds `step` over all own rows exactly once, in order, in batches of `pass_size`.
+        """Folds `step` over all own rows exactly once, in order, in batches of one static size.
 
-        The number of batches is the client's own, and reverse mode needs `longest`.
+        The number of batches is the client's own, and reverse mode needs a static bound on it.
         """
-        size = self.pass_size
+        size = self._pass_size
 
         def of_rows(index):
             position = index * size + jnp.arange(size)
@@ -232,7 +255,7 @@ class ClientData:
         return _repeat(self._halved(step), of_rows, carry, -(-self.count // size), most)
 
     def _halved(self, step: Callable[[Carry, Batch], Carry]) -> Callable[[Carry, Batch], Carry]:
-        """The step, for which the empty half of a batch is cut off where `halves` says so."""
+        """The step, for which the empty half of a batch is cut off where `_halves` says so."""
 
         def either(carry, batch):
             half = -(-batch.weight.shape[0] // 2)
@@ -246,11 +269,11 @@ class ClientData:
                 carry,
             )
 
-        return either if self.halves else step
+        return either if self._halves else step
 
     def _most_batches(self, size: int) -> int | None:
         """A static bound on the batches of one pass, where there is one."""
-        return None if self.longest is None else -(-self.longest // size)
+        return None if self._longest is None else -(-self._longest // size)
 
 
 def _repeat(

@@ -1,5 +1,6 @@
 import functools
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ def compiled(minibatches, pass_size):
     def rows_seen(start, count, seed):
         key = jax.random.key(seed)
         data = ClientData(
-            {"row": jnp.arange(TOTAL)}, start, count, key, minibatches, pass_size=pass_size or 16
+            {"row": jnp.arange(TOTAL)}, start, count, key, minibatches, _pass_size=pass_size or 16
         )
 
         def step(carry, batch):
@@ -181,3 +182,32 @@ def test_passes_consume_every_own_row_once_a_pass_and_then_nothing():
 def test_passes_need_steps():
     with pytest.raises(ValueError, match="passes need steps"):
         Minibatches(3, epochs=1, passes=2)
+
+
+def one_of_two_clients():
+    rows = {"x": jnp.arange(6.0)}
+    return ClientData(rows, jnp.int32(2), jnp.int32(4), jax.random.key(0), Minibatches(2, steps=1))
+
+
+def test_a_view_offers_no_rows_but_its_own():
+    data: Any = one_of_two_clients()
+    with pytest.raises(AttributeError, match=r"use data\.fold\(step, carry\) for this round's"):
+        data.fields["x"].mean()
+    with pytest.raises(AttributeError, match="no 'start'; they offer fold, full_pass"):
+        data.start  # noqa: B018
+    offered = {name for name in dir(data) if not name.startswith("_")}
+    assert offered == {"batch_shapes", "count", "fold", "full_pass", "minibatches", "num_steps"}
+    assert jax.tree.leaves(data) == [data]  # no leaf of a pytree is everybody's rows
+    assert "2." not in repr(data)
+
+
+def test_the_shapes_of_a_batch_are_those_of_its_batches():
+    data = one_of_two_clients()
+    batch = jax.eval_shape(lambda: data.fold(lambda _, batch: batch, zeros_like_batch(data)))
+    expected = data.batch_shapes(2)
+    for got, want in zip(jax.tree.leaves(batch), jax.tree.leaves(expected), strict=True):
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+
+
+def zeros_like_batch(data):
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), data.batch_shapes(2))

@@ -393,14 +393,6 @@ def test_a_capped_sampler_and_a_weighted_door_check_the_run():
         weighted.init(0, PRIVATE)
 
 
-def test_doors_must_suit_what_is_sent():
-    population, task = classification([10] * 4)
-    with pytest.raises(ValueError, match="sends nothing, so its mechanism must be closed"):
-        simulation(population, task, local, mechanism=gaussian()).init(0, PRIVATE)
-    with pytest.raises(ValueError, match="which a closed door would lose"):
-        simulation(population, task, pmtl, mechanism=closed()).init(0, PRIVATE)
-
-
 def test_an_accountant_that_does_not_describe_the_sampler_is_refused():
     population, task = classification([10] * 4)
     with pytest.raises(ValueError, match="'gaussian' describes gaussian releases under everyone"):
@@ -408,32 +400,6 @@ def test_an_accountant_that_does_not_describe_the_sampler_is_refused():
     sim = simulation(population, task, accountant="rdp")
     state, _ = sim.run(sim.init(0, PRIVATE), PRIVATE, 2)
     assert sim.guarantee(state, 1e-3).find("zero_out").accountant == "rdp"
-
-
-def test_a_client_that_returns_another_shape_is_refused():
-    population, task = classification([10] * 4)
-    good = pmtl(task)
-
-    def bad_client(*arguments):
-        personal, message, metrics = good.client(*arguments)
-        return personal | {"bias": personal["bias"][None]}, message, metrics
-
-    sim = Simulation(good._replace(client=bad_client), task, population, poisson(4), EPOCH)
-    with pytest.raises(ValueError, match=r"bias.*float32\[3\], got float32\[1, 3\]"):
-        sim.init(0, PRIVATE)
-
-
-def test_a_client_whose_metrics_are_not_scalars_is_refused():
-    population, task = classification([10] * 4)
-    good = pmtl(task)
-
-    def bad_client(*arguments):
-        personal, message, _ = good.client(*arguments)
-        return personal, message, {"norms": jnp.ones(3)}
-
-    sim = Simulation(good._replace(client=bad_client), task, population, poisson(4), EPOCH)
-    with pytest.raises(ValueError, match=r"'norms' of shape \(3,\)"):
-        sim.init(0, PRIVATE)
 
 
 def test_labels_outside_the_model_are_refused_before_anything_runs():

@@ -1,0 +1,289 @@
+"""Functions that do not suit one another are refused before any compute, in one line."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from problems import classification, least_squares
+
+from fedjaxsim import models
+from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.algorithms.local import local
+from fedjaxsim.algorithms.pmtl import pmtl
+from fedjaxsim.algorithms.ppsgd import ppsgd
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.models.task import Task, softmax
+from fedjaxsim.privacy.mechanisms import Mechanism, closed, gaussian
+from fedjaxsim.privacy.sampling import Sampling, poisson
+from fedjaxsim.simulation import Simulation
+
+HPARAMS = Hyperparameters(clip_norm=0.3, noise_multiplier=0.8, sampling_rate=0.4)
+CLIENTS, TASK = classification([10] * 4)
+
+
+def build(
+    algorithm: Any,
+    task: Any = TASK,
+    population: Any = CLIENTS,
+    mechanism=None,
+    minibatches=None,
+):
+    minibatches = minibatches or Minibatches(4, epochs=1)
+    return Simulation(algorithm, task, population, poisson(4), minibatches, mechanism)
+
+
+def refusal(make):
+    """What is said, in one line, when a simulation is made or before it starts."""
+    with pytest.raises(ValueError) as refused:  # noqa: PT011
+        make().check_start(0, HPARAMS)
+    message = str(refused.value)
+    assert "\n" not in message
+    return message
+
+
+def other_client(change):
+    """PMTL with a client that returns what `change` makes of (personal, message, metrics)."""
+    good = pmtl(TASK)
+    return good._replace(client=lambda *arguments: change(*good.client(*arguments)))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            lambda personal, message, metrics: (personal, message),
+            "client must return 3 values, (personal, message, metrics), got 2 values",
+        ),
+        (
+            lambda personal, message, metrics: message,
+            "client must return 3 values, (personal, message, metrics), got a dict",
+        ),
+        (
+            lambda personal, message, metrics: (
+                personal | {"bias": personal["bias"][None]},
+                message,
+                {},
+            ),
+            "client must return a personal state of the shapes it was given: "
+            "float32[3] at ['bias'], got float32[1, 3]",
+        ),
+        (
+            lambda personal, message, metrics: (personal["bias"], message, {}),
+            "client must return a personal state of the structure it was given, "
+            "PyTreeDef({'bias': *, 'kernel': *}), got PyTreeDef(*)",
+        ),
+        (
+            lambda personal, message, metrics: (personal, message, metrics["loss"]),
+            "client must return metrics as a dict of scalars by name, {} for none, "
+            "got an array float32[]",
+        ),
+        (
+            lambda personal, message, metrics: (personal, message, {"norms": jnp.ones(3)}),
+            "client must return scalar metrics, got 'norms' of shape (3,)",
+        ),
+        (
+            lambda personal, message, metrics: (personal, message, {"name": "loss"}),
+            "client must return scalar metrics, got a str for 'name'",
+        ),
+        (
+            lambda personal, message, metrics: (personal, None, {}),
+            "client must return the message () where nothing is sent, got None",
+        ),
+        (
+            lambda personal, message, metrics: (personal, message | {"bias": 1.0}, {}),
+            "client must return a message of arrays, got a float at ['bias']",
+        ),
+    ],
+)
+def test_what_a_client_returns(change, expected):
+    assert refusal(lambda: build(other_client(change))) == expected
+
+
+def test_what_init_returns():
+    def of(init):
+        return refusal(lambda: build(fedavg(TASK)._replace(init=init)))
+
+    wanted = "init must return 2 values, (shared, personal), got "
+    first = fedavg(TASK).init
+    assert of(lambda key, hparams: TASK.init(key)) == wanted + "a dict"
+    # Billboard is a tuple of two, but not this pair.
+    assert of(lambda key, hparams: first(key, hparams)[0]) == wanted + "a Billboard"
+    assert of(lambda key, hparams: (*first(key, hparams), ())) == wanted + "3 values"
+    assert of(lambda key, hparams: (TASK.init(key), 0.0)) == (
+        "init must return personal states of arrays, got a float"
+    )
+
+
+def test_what_the_server_returns():
+    def of(server):
+        algorithm = Algorithm(
+            init=lambda key, hparams: (TASK.init(key), ()),
+            client=lambda shared, personal, data, hparams, context: ((), shared, {}),
+            server=server,
+            predict=lambda shared, personal, hparams, client_id: shared,
+        )
+        return refusal(lambda: build(algorithm))
+
+    def wider(shared, release, hparams, round_):
+        return shared | {"bias": shared["bias"][None] + release["bias"]}
+
+    wrong = (
+        "server must return a billboard of the shapes it was given: float32[3] at ['bias'], got "
+    )
+    assert of(wider) == wrong + "float32[1, 3]"
+    whole = of(lambda shared, release, *_: shared | {"bias": shared["bias"].astype(int)})
+    assert whole == wrong + "int32[3]"
+    assert of(lambda shared, release, *_: shared["bias"]) == (
+        "server must return a billboard of the structure it was given, "
+        "PyTreeDef({'bias': *, 'kernel': *}), got PyTreeDef(*)"
+    )
+    assert of(lambda shared, release, *_: shared["bias"] + release["weights"]) == (
+        "server fails on the release, float32[3] at ['bias'], float32[4, 3] at ['kernel']: "
+        "'weights'"
+    )
+
+
+def test_what_predict_returns():
+    algorithm = pmtl(TASK)._replace(predict=lambda shared, personal, hparams, client_id: shared)
+    message = refusal(lambda: build(algorithm))
+    assert message.startswith(
+        "predict must return params that the task takes, such as float32[3] at ['bias'], "
+        "float32[4, 3] at ['kernel'], got float32[3] at .params['bias'], "
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "wanted"),
+    [
+        ("init", "key, hparams"),
+        ("client", "shared, personal, data, hparams, context"),
+        ("server", "shared, release, hparams, round"),
+        ("predict", "shared, personal, hparams, client_id"),
+        ("check", "hparams"),
+    ],
+)
+def test_the_arguments_of_an_algorithm(function, wanted):
+    algorithm = pmtl(TASK)._replace(**{function: lambda one, two, three: one})
+    expected = f"the algorithm's {function} must take ({wanted}), but takes (one, two, three)"
+    assert refusal(lambda: build(algorithm)) == expected
+
+
+def test_the_arguments_of_the_other_parts():
+    task = TASK._replace(metrics=lambda params: {})
+    assert refusal(lambda: build(pmtl(TASK), task)) == (
+        "the task's metrics must take (params, batch), but takes (params)"
+    )
+    mechanism = gaussian()._replace(release=lambda accumulator: accumulator)
+    assert refusal(lambda: build(pmtl(TASK), mechanism=mechanism)) == (
+        "the mechanism's release must take (accumulator, denominator, key, state, hparams, round), "
+        "but takes (accumulator)"
+    )
+    sampling = poisson(4)._replace(rate=0.5)  # pyright: ignore[reportArgumentType]
+    assert refusal(
+        lambda: Simulation(pmtl(TASK), TASK, CLIENTS, sampling, Minibatches(4, steps=1))
+    ) == ("the sampling's rate must be a function of (hparams), got a float")
+
+
+def test_the_arguments_that_are_checked_are_those_of_the_protocols():
+    from fedjaxsim.checks import _ARGUMENTS
+
+    for name, kind in [
+        ("algorithm", Algorithm),
+        ("task", Task),
+        ("mechanism", Mechanism),
+        ("sampling", Sampling),
+    ]:
+        functions = {
+            field for field, hint in kind.__annotations__.items() if "Callable" in str(hint)
+        }
+        assert set(_ARGUMENTS[name]) == functions
+
+
+def test_parts_of_another_kind():
+    assert refusal(lambda: build(pmtl)) == (  # the factory
+        "algorithm must be of type Algorithm, such as pmtl(task), got the function pmtl"
+    )
+    assert refusal(lambda: build(TASK, pmtl(TASK))).startswith("algorithm must be")
+    assert refusal(lambda: build(pmtl(TASK), population=CLIENTS.fields)) == (
+        "population must be of type Population, such as Population.from_clients(clients), "
+        "got a dict"
+    )
+
+
+def test_a_task_that_does_not_suit_the_data_or_the_algorithm():
+    narrow = softmax(models.linear((5,), 3), 3)
+    message = refusal(lambda: build(fedavg(narrow), narrow))
+    assert message.startswith(
+        "the task's loss fails on rows of the population, float32[40, 4] at ['x'], "
+        "int32[40] at ['y']: "
+    )
+    losses = TASK._replace(
+        loss=lambda params, batch: TASK.metrics(params, batch)["loss"], linear=None
+    )
+    assert refusal(lambda: build(pmtl(losses), losses)) == (
+        "the task's loss must be one number for a batch, got shape (4,)"
+    )
+    means = TASK._replace(
+        metrics=lambda params, batch: {"loss": TASK.loss(params, batch)}, linear=None
+    )
+    assert refusal(lambda: build(pmtl(TASK), means)) == (
+        "the task's metrics must be per-example values, of shape (3,) for 3 rows, "
+        "got 'loss' of shape ()"
+    )
+    regression, _ = least_squares([5] * 4)
+    assert refusal(lambda: build(pmtl(TASK), TASK, regression)) == (
+        "softmax needs integer labels (n,), got float64 (20,)"
+    )
+    unsplit = TASK._replace(output_layer="Dense_7")
+    assert refusal(lambda: build(ppsgd(unsplit), unsplit, minibatches=Minibatches(4, steps=1))) == (
+        "'Dense_7' selects none of the parameters, which are ['bias', 'kernel']"
+    )
+
+
+def test_doors_must_suit_what_is_sent():
+    assert "sends nothing, so its mechanism must be closed()" in refusal(
+        lambda: build(local(TASK), mechanism=gaussian())
+    )
+    assert "which a closed door would lose" in refusal(
+        lambda: build(pmtl(TASK), mechanism=closed())
+    )
+
+
+def test_what_a_function_raises_itself_is_left_alone():
+    def client(shared, personal, data, hparams, context):
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        build(pmtl(TASK)._replace(client=client)).init(0, HPARAMS)
+
+
+def test_functions_are_traced_once_whatever_the_seed():
+    calls = []
+    good = pmtl(TASK)
+
+    def client(*arguments):
+        calls.append(1)
+        return good.client(*arguments)
+
+    simulation = build(good._replace(client=client))
+    for seed in (0, 1):
+        simulation.check_start(seed, HPARAMS.replace(learning_rate=0.1 * seed + 0.1))
+    assert len(calls) == 1
+
+
+def test_a_client_that_reads_everybodys_rows_is_refused():
+    def client(shared, personal, data, hparams, context):
+        mean = data.fields["x"].mean()  # looks like one's own
+        return mean, jnp.sign(mean) * jnp.ones(3), {}
+
+    algorithm = Algorithm(
+        init=lambda key, hparams: (jnp.zeros(3), jnp.zeros(())),
+        client=client,
+        server=lambda shared, release, hparams, round_: shared + release,
+        predict=lambda shared, personal, hparams, client_id: TASK.init(jax.random.key(0)),
+    )
+    with pytest.raises(AttributeError, match="a client reads its own rows alone: use"):
+        build(algorithm).init(0, HPARAMS)
