@@ -1,9 +1,15 @@
-"""Two devices, also on a machine with a CPU only, for what is divided over devices."""
+"""Two devices, also on a machine with a CPU only, for what is divided over devices.
+
+Programs that tests compile are not kept: neither here nor in the processes that they start.
+"""
+
+import os
 
 import jax
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 2)
+os.environ["FEDJAXSIM_COMPILATION_CACHE"] = "off"
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import tyro
 
-from fedjaxsim.cli.start import start_jax
-
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
@@ -43,7 +41,6 @@ class Bench:
 
     def prepare(self) -> Callable[[], int]:
         """As `prepare_bench`."""
-        start_jax()
         from fedjaxsim.bench.command import prepare_bench
 
         return prepare_bench(self)
