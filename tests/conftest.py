@@ -1,21 +1,62 @@
-"""Two devices, also on a machine with a CPU only, for what is divided over devices.
+"""How the tests compile: for two devices, also on a machine with a CPU only, and quickly.
 
 Programs that tests compile are not kept: neither here nor in the processes that they start.
 """
 
+import gc
 import os
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
 
 import jax
+import jaxlib
 import pytest
 
-jax.config.update("jax_num_cpu_devices", 2)
 os.environ["FEDJAXSIM_COMPILATION_CACHE"] = "off"
+_FUSIONS = "xla_cpu_use_fusion_emitters"
+"""XLA's newer generator of code for fused operations takes longer than all the rest of a test."""
+
+
+def _jaxlib_knows(flag: str) -> bool:
+    """Whether XLA has the flag: it ends the process at one that it does not know."""
+    for library in Path(jaxlib.__file__).parent.glob("*.so"):
+        with library.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as text:
+            if text.find(flag.encode()) >= 0:
+                return True
+    return False
+
+
+def _compile_quickly() -> None:
+    """Compiling takes nearly all the time of a test, and how it is done does not change numbers.
+
+    XLA reads its flags once, when it finds the devices. Child processes compile as users do.
+    """
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.config.update("jax_disable_most_optimizations", True)
+    before = os.environ.get("XLA_FLAGS")
+    if _jaxlib_knows(_FUSIONS):
+        os.environ["XLA_FLAGS"] = f"{before or ''} --{_FUSIONS}=false"
+    jax.devices()
+    if before is None:
+        os.environ.pop("XLA_FLAGS", None)
+    else:
+        os.environ["XLA_FLAGS"] = before
+
+
+_compile_quickly()
+# Tracing makes many small objects that live: Python's collector would go through them again and
+# again, for a sixth of a test's time.
+gc.set_threshold(200_000, 20, 50)
 
 
 @pytest.fixture(scope="module")
-def quickly_compiled():
-    """For tests of numbers: compiling takes nearly all of their time, and does not change them."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
+def fully_optimized():
+    """For tests that read compiled programs, or what memory they plan."""
+    jax.config.update("jax_disable_most_optimizations", False)
     yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture
+def quickly_compiled():
+    """As all tests are."""

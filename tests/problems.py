@@ -9,6 +9,9 @@ from fedjaxsim.data.population import Population, split
 from fedjaxsim.models.model import linear
 from fedjaxsim.models.task import Task, softmax, squared
 
+HANGS = 600
+"""Seconds after which a test that waits for something says that it never happens."""
+
 
 def least_squares(counts, features=3, test=0.0, seed=0) -> tuple[Population, Task]:
     """Linear regression in float64 with a different true model for every client."""

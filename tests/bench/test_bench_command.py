@@ -1,7 +1,9 @@
 """`fedjaxsim bench`, from its input to its files."""
 
+import contextlib
 import json
 import os
+import select as waiting
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from problems import HANGS
 
 from fedjaxsim.bench import command
 from fedjaxsim.bench.children import in_child
@@ -265,9 +268,14 @@ def test_a_child_that_fails_tells_why(monkeypatch):
 
 
 def children_of(parent: int) -> list[int]:
+    """File descriptors of its children, each readable once the child has ended."""
     lines = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout
     pairs = [tuple(map(int, line.split())) for line in lines.splitlines()]
-    return [pid for pid, of in pairs if of == parent]
+    found = []
+    for child in [pid for pid, of in pairs if of == parent]:
+        with contextlib.suppress(ProcessLookupError):
+            found.append(os.pidfd_open(child))
+    return found
 
 
 def test_ctrl_c_leaves_no_child():
@@ -278,16 +286,15 @@ def test_ctrl_c_leaves_no_child():
         text=True,
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
     ) as process:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANGS
         while not (children := children_of(process.pid)):
+            assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=HANGS)
     assert process.returncode == 130, errors
     assert "stopped by Ctrl-C" in errors
-    # A child sees the end of its parent a moment later.
-    deadline = time.monotonic() + 10
-    while any(os.path.exists(f"/proc/{child}") for child in children):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    for child in children:  # which see the end of their parent a moment later
+        assert waiting.select([child], [], [], HANGS)[0]
+        os.close(child)

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from problems import HANGS
 
 from fedjaxsim.cli import Run, main, parse
 from fedjaxsim.config import RunConfig
@@ -265,7 +266,7 @@ def test_a_reader_that_leaves_is_no_error(finished):
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        timeout=60,
+        timeout=HANGS,
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
@@ -283,10 +284,11 @@ def start(out: Path, eval_every: int) -> subprocess.Popen[str]:
     )
 
 
-def wait_for_evaluations(out: Path, count: int) -> None:
-    deadline = time.monotonic() + 60
+def wait_for_evaluations(process: subprocess.Popen[str], out: Path, count: int) -> None:
+    deadline = time.monotonic() + HANGS
     path = out / "metrics.jsonl"
     while not path.exists() or path.read_text().count("\n") < count:
+        assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -294,9 +296,9 @@ def wait_for_evaluations(out: Path, count: int) -> None:
 def test_ctrl_c_ends_a_run_with_all_its_files(tmp_path):
     out = tmp_path / "run"
     with start(out, eval_every=2000) as process:
-        wait_for_evaluations(out, 2)
+        wait_for_evaluations(process, out, 2)
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=HANGS)
     assert process.returncode == 130, errors
     assert "stopping after the rounds in flight" in errors
     assert "stopped by Ctrl-C after" in errors
@@ -311,13 +313,13 @@ def test_ctrl_c_ends_a_run_with_all_its_files(tmp_path):
 def test_a_second_ctrl_c_aborts_in_the_middle_of_a_segment(tmp_path):
     out = tmp_path / "run"
     with start(out, eval_every=100_000_000) as process:
-        wait_for_evaluations(out, 1)
+        wait_for_evaluations(process, out, 1)
         assert process.stderr is not None
         process.send_signal(signal.SIGINT)
         while "stopping" not in process.stderr.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130
+        assert process.wait(timeout=HANGS) == 130
     assert not (out / "summary.json").exists()
 
 

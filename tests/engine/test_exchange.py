@@ -49,6 +49,7 @@ def test_both_forms_have_the_same_value_and_derivatives(slots):
     np.testing.assert_allclose(of_slope_in_place, of_slope, rtol=1e-6)
 
 
+@pytest.mark.usefixtures("fully_optimized")
 def test_the_derivative_in_place_copies_no_store():
     # But for the argument itself, which it may not write over.
     def run(x, slope):

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from problems import least_squares
 
 from fedjaxsim import pmtl
@@ -12,6 +13,7 @@ from fedjaxsim.hypergrad import hypergradient
 from fedjaxsim.privacy.sampling import everyone
 from fedjaxsim.simulation import Simulation
 
+pytestmark = pytest.mark.usefixtures("fully_optimized")
 CLIENTS, FEATURES = 32, 50
 
 

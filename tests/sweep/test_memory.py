@@ -16,6 +16,8 @@ from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep.memory import bytes_per_run
 from fedjaxsim.sweep.runs import ManyRuns
 
+pytestmark = pytest.mark.usefixtures("fully_optimized")
+
 
 def stream():
     population, task = regression_stream(1000, 100), known_regression(100)
