@@ -5,6 +5,7 @@ Programs that tests compile are not kept: neither here nor in the processes that
 
 import gc
 import os
+import signal
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
@@ -27,26 +28,19 @@ def _jaxlib_knows(flag: str) -> bool:
 
 
 def _compile_quickly() -> None:
-    """Compiling takes nearly all the time of a test, and how it is done does not change numbers.
-
-    XLA reads its flags once, when it finds the devices. Child processes compile as users do.
-    """
+    """Compiling takes most of the time of a test, and how it is done does not change numbers."""
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_disable_most_optimizations", True)
-    before = os.environ.get("XLA_FLAGS")
-    if _jaxlib_knows(_FUSIONS):
-        os.environ["XLA_FLAGS"] = f"{before or ''} --{_FUSIONS}=false"
-    jax.devices()
-    if before is None:
-        os.environ.pop("XLA_FLAGS", None)
-    else:
-        os.environ["XLA_FLAGS"] = before
+    if _jaxlib_knows(_FUSIONS):  # XLA reads its flags when it finds the devices.
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{_FUSIONS}=false"
 
 
 _compile_quickly()
 # Tracing makes many small objects that live: Python's collector would go through them again and
 # again, for a sixth of a test's time.
 gc.set_threshold(200_000, 20, 50)
+# What a shell has started in the background ignores Ctrl-C, and so would all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")

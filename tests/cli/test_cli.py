@@ -295,7 +295,7 @@ def wait_for_evaluations(process: subprocess.Popen[str], out: Path, count: int) 
 
 def test_ctrl_c_ends_a_run_with_all_its_files(tmp_path):
     out = tmp_path / "run"
-    with start(out, eval_every=2000) as process:
+    with start(out, eval_every=200) as process:
         wait_for_evaluations(process, out, 2)
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=HANGS)

@@ -45,8 +45,24 @@ def taped(mechanism, one_message):
     return mechanism._replace(init=init, add=add, release=release)
 
 
-@pytest.mark.parametrize("chunk_map", ["scan", "vmap"])
-@pytest.mark.parametrize("algorithm", [pmtl, ppsgd, fedavg, fedprox])
+@pytest.mark.parametrize(
+    ("algorithm", "chunk_map"),
+    [
+        (pmtl, "scan"),
+        (ppsgd, "vmap"),
+        (fedavg, "scan"),
+        *(
+            pytest.param(algorithm, chunk_map, marks=pytest.mark.thorough)
+            for algorithm, chunk_map in [
+                (pmtl, "vmap"),
+                (ppsgd, "scan"),
+                (fedavg, "vmap"),
+                (fedprox, "scan"),
+                (fedprox, "vmap"),
+            ]
+        ),
+    ],
+)
 def test_with_the_releases_fixed_one_clients_data_reaches_nobody_else(algorithm, chunk_map):
     population, task = classification([10 + k for k in range(M)])
     message = jax.eval_shape(task.init, jax.random.key(0))

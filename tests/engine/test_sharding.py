@@ -15,6 +15,7 @@ from fedjaxsim.sharding import place_rows
 from fedjaxsim.simulation import Simulation
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
+THOROUGH = pytest.mark.thorough
 HPARAMS = Hyperparameters(learning_rate=0.1, lam=0.3, clip_norm=0.2, noise_multiplier=0.5)
 EPOCHS, PASSES = Minibatches(4, epochs=2), Minibatches(4, steps=1, passes=2)
 
@@ -29,8 +30,8 @@ def numbers(tree):
     [
         (pmtl, [6, 9, 11, 4, 8], 0.6, EPOCHS, "scan"),  # an odd number: states are padded
         (pmtl, [6, 9, 11, 4, 8, 7], 1.0, PASSES, "vmap"),
-        (fedavg, [6, 9, 11, 4, 8, 7], 0.5, EPOCHS, "scan"),
-        (local, [6, 9, 11], 1.0, EPOCHS, "scan"),
+        pytest.param(fedavg, [6, 9, 11, 4, 8, 7], 0.5, EPOCHS, "scan", marks=THOROUGH),
+        pytest.param(local, [6, 9, 11], 1.0, EPOCHS, "scan", marks=THOROUGH),
     ],
 )
 def test_two_devices_give_what_one_gives(algorithm, counts, rate, minibatches, chunk_map):
@@ -86,7 +87,7 @@ def test_a_device_holds_its_own_clients_and_their_rows():
     assert len(pieces[1]) == 43
 
 
-@pytest.mark.parametrize("devices", [None, jax.devices()[:2]])
+@pytest.mark.parametrize("devices", [pytest.param(None, marks=THOROUGH), jax.devices()[:2]])
 def test_a_simulation_may_be_traced_before_it_runs(devices):
     population, task = least_squares([4, 4, 5], test=0.3)
     sim = Simulation(fedavg(task), task, population, everyone(3), EPOCHS, devices=devices)

@@ -26,6 +26,7 @@ from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.simulation import Simulation
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
+THOROUGH = pytest.mark.thorough
 T = 50
 BASE = Hyperparameters(
     learning_rate=0.05,
@@ -102,7 +103,9 @@ def difference(value, at, step):
     return (8 * near - far) / (12 * step)
 
 
-@pytest.mark.parametrize("algorithm", [pmtl, ppsgd, fedavg, fedprox, local])
+@pytest.mark.parametrize(
+    "algorithm", [pmtl, ppsgd, fedavg, *(pytest.param(a, marks=THOROUGH) for a in (fedprox, local))]
+)
 def test_derivatives_of_a_run_are_those_of_differences(algorithm):
     with jax.enable_x64(True):
         _, hparams, forward = case(algorithm)
@@ -125,7 +128,7 @@ def test_derivatives_of_a_run_are_those_of_differences(algorithm):
                 np.testing.assert_allclose(gradient[name][index], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("algorithm", [pmtl, ppsgd, fedavg])
+@pytest.mark.parametrize("algorithm", [pytest.param(pmtl, marks=THOROUGH), ppsgd, fedavg])
 def test_both_modes_give_the_same_numbers(algorithm):
     # In fedavg a client's messages are never finite, so they count as zero: forward mode and the
     # differences above show what reverse mode must make of them.

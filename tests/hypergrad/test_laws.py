@@ -53,12 +53,15 @@ def tuned():
     return sim, keys, path
 
 
-def test_more_privacy_costs_more_and_less_so_among_many():
+@pytest.mark.parametrize(
+    "crowds", [(50, 200), pytest.param((200, 800), marks=pytest.mark.thorough)]
+)
+def test_more_privacy_costs_more_and_less_so_among_many(crowds):
     # The noise on the mean of m messages has the standard deviation zC/m.
     keys = jax.random.split(jax.random.key(1), 16)
     hparams = Hyperparameters(learning_rate=0.5, personalization=1.0, clip_norm=10.0)
     prices = []
-    for clients in (50, 200, 800):
+    for clients in crowds:
         sim = synthetic(clients)
         objective = mean_metric(sim, "excess_risk", "test")
         price = over_seeds(price_of_privacy(sim, objective, ROUNDS, delta=1e-4))
@@ -66,7 +69,7 @@ def test_more_privacy_costs_more_and_less_so_among_many():
         mean, error = float(estimate.mean[1]), float(estimate.standard_error[1])
         assert mean < -5 * error
         prices.append(-mean)
-    assert prices[0] > 4 * prices[1] > 16 * prices[2]
+    assert prices[0] > 4 * prices[1]
 
 
 def test_descent_meets_the_best_of_a_grid_with_a_tenth_of_its_runs():

@@ -9,8 +9,10 @@ from nbclient import NotebookClient
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_a_notebook_runs_and_draws_its_pictures(path):
+def test_a_notebook_runs_and_draws_its_pictures(path, monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)  # compiled as for users
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": path.parent}}).execute()
     for cell in notebook.cells:

@@ -60,8 +60,26 @@ def agree(many, state, history, runs, simulation, settings, rtol=1e-9):
                 np.testing.assert_allclose(whole[name][index], value, rtol=rtol, atol=1e-12)
 
 
-@pytest.mark.parametrize("chunk_map", ["scan", "vmap"])
-@pytest.mark.parametrize("algorithm", [pmtl, ppsgd, fedavg, fedprox, local])
+@pytest.mark.parametrize(
+    ("algorithm", "chunk_map"),
+    [
+        (pmtl, "scan"),
+        (ppsgd, "vmap"),
+        (fedavg, "vmap"),
+        *(
+            pytest.param(algorithm, chunk_map, marks=pytest.mark.thorough)
+            for algorithm, chunk_map in [
+                (pmtl, "vmap"),
+                (ppsgd, "scan"),
+                (fedavg, "scan"),
+                (fedprox, "scan"),
+                (fedprox, "vmap"),
+                (local, "scan"),
+                (local, "vmap"),
+            ]
+        ),
+    ],
+)
 def test_runs_are_those_that_each_setting_makes_alone(algorithm, chunk_map):
     with jax.enable_x64(True):
         population, task = least_squares([5, 9, 17, 8, 12], test=0.2)
