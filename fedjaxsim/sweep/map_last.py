@@ -6,6 +6,10 @@ settings need transposed copies, and sums over parameters run along the short ax
 function's jaxpr is evaluated with the mapped axis last in every operand. Where two mapped operands
 are multiplied as matrices (the layers of a network), the front is the right place, and
 `jax.vmap` does it all.
+
+What equations hold is JAX's own business and changes between versions. So a primitive without a
+rule here is mapped by `jax.vmap`, and so is the whole function where an equation does not hold what
+its rule looks for, or a result does not have the shape it must have.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +17,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal
 
 PyTree = Any
 
@@ -29,6 +32,10 @@ class _ProductOfMappedError(Exception):
     """Two mapped operands meet in a matrix product."""
 
 
+class _OtherEquationError(Exception):
+    """An equation means something else than its rule here takes it for."""
+
+
 def map_last(
     function: Callable[..., PyTree], in_axes: Sequence[PyTree], size: int
 ) -> Callable[..., PyTree]:
@@ -41,14 +48,13 @@ def map_last(
     """
 
     def mapped(*arguments):
-        plain = jax.vmap(function, in_axes=tuple(in_axes), out_axes=-1, axis_size=size)
         axes = _axes_of_leaves(in_axes, arguments)
         leaves, structure = jax.tree.flatten(arguments)
         single = [
             leaf if axis is None else jax.ShapeDtypeStruct(_without(leaf.shape, axis), leaf.dtype)
             for leaf, axis in zip(leaves, axes, strict=True)
         ]
-        closed, shapes = jax.make_jaxpr(
+        code, shapes = jax.make_jaxpr(
             lambda *leaves: function(*jax.tree.unflatten(structure, leaves)), return_shape=True
         )(*single)
         operands = [
@@ -56,13 +62,20 @@ def map_last(
             for leaf, axis in zip(leaves, axes, strict=True)
         ]
         try:
-            outputs = _evaluate(closed, operands, size)
-        except _ProductOfMappedError:
-            return plain(*arguments)
+            outputs = _evaluate(code, operands, size)
+        except Exception:  # the function itself has been traced: this is about its equations
+            return _by_front(function, in_axes, size)(*arguments)
         values = [_spread(output, size).value for output in outputs]
         return jax.tree.unflatten(jax.tree.structure(shapes), values)
 
     return mapped
+
+
+def _by_front(
+    function: Callable[..., PyTree], in_axes: Sequence[PyTree], size: int
+) -> Callable[..., PyTree]:
+    """The whole function as `jax.vmap` maps it."""
+    return jax.vmap(function, in_axes=tuple(in_axes), out_axes=-1, axis_size=size)
 
 
 def _axes_of_leaves(in_axes: Sequence[PyTree], arguments: Sequence[PyTree]) -> list[int | None]:
@@ -81,15 +94,17 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return shape[:axis] + shape[axis + 1 :]
 
 
-def _evaluate(closed: ClosedJaxpr, operands: Sequence[_Operand], size: int) -> list[_Operand]:
-    jaxpr = closed.jaxpr
-    environment = dict(
-        zip(jaxpr.constvars, [_Operand(c, False) for c in closed.consts], strict=True)
-    )
+def _evaluate(code: Any, operands: Sequence[_Operand], size: int) -> list[_Operand]:
+    """The outputs of a jaxpr, which may have constants of its own."""
+    jaxpr, constants = getattr(code, "jaxpr", code), getattr(code, "consts", ())
+    environment = {
+        variable: _Operand(value, False)
+        for variable, value in zip(jaxpr.constvars, constants, strict=True)
+    }
     environment |= dict(zip(jaxpr.invars, operands, strict=True))
 
     def read(atom):
-        return _Operand(atom.val, False) if isinstance(atom, Literal) else environment[atom]
+        return _Operand(atom.val, False) if hasattr(atom, "val") else environment[atom]
 
     for equation in jaxpr.eqns:
         inputs = [read(atom) for atom in equation.invars]
@@ -98,14 +113,24 @@ def _evaluate(closed: ClosedJaxpr, operands: Sequence[_Operand], size: int) -> l
             outputs = _RULES.get(name, _by_vmap)(equation, inputs, size)
         else:
             outputs = [_Operand(value, False) for value in _bind(equation, inputs)]
-        environment |= dict(zip(equation.outvars, outputs, strict=True))
+        for variable, output in zip(equation.outvars, outputs, strict=True):
+            _check(variable.aval, output, size)
+            environment[variable] = output
     return [read(atom) for atom in jaxpr.outvars]
 
 
+def _check(single: Any, output: _Operand, size: int) -> None:
+    """Raises where an output does not have the shape it must have."""
+    shape = (*single.shape, size) if output.mapped else single.shape
+    if jnp.shape(output.value) != shape:
+        raise _OtherEquationError(f"{jnp.shape(output.value)} instead of {shape}")
+
+
 def _bind(equation: Any, inputs: Sequence[_Operand], **changes: Any) -> list[Any]:
-    """The primitive itself, on operands as they are."""
+    """The primitive itself, on operands as they are, with other values of its parameters."""
     values = [operand.value for operand in inputs]
-    result = equation.primitive.bind(*values, **(equation.params | changes))
+    known = {name: value for name, value in changes.items() if name in equation.params}
+    result = equation.primitive.bind(*values, **(equation.params | known))
     return list(result) if equation.primitive.multiple_results else [result]
 
 
@@ -192,65 +217,110 @@ def _dot_general(equation: Any, inputs: Sequence[_Operand], size: int) -> list[_
 def _call(equation: Any, inputs: Sequence[_Operand], size: int) -> list[_Operand]:
     """A function that is called: what it does is done here."""
     name = "call_jaxpr" if "call_jaxpr" in equation.params else "jaxpr"
-    closed = equation.params[name]
-    if not isinstance(closed, ClosedJaxpr):
-        closed = ClosedJaxpr(closed, ())
-    return _evaluate(closed, inputs, size)
+    return _evaluate(equation.params[name], inputs, size)
+
+
+def _constants_and_carried(equation: Any) -> tuple[int, int]:
+    """How many values a scan holds and how many it carries: all others have an axis of steps."""
+    code = equation.params["jaxpr"]
+    jaxpr = getattr(code, "jaxpr", code)
+
+    def without_steps(outer, inner):
+        pairs = zip(outer, inner, strict=True)
+        return sum(len(many.aval.shape) == len(one.aval.shape) for many, one in pairs)
+
+    carried = without_steps(equation.outvars, jaxpr.outvars)
+    return without_steps(equation.invars, jaxpr.invars) - carried, carried
 
 
 def _scan(equation: Any, inputs: Sequence[_Operand], size: int) -> list[_Operand]:
-    """A loop, with the axis last in all that depends on something mapped."""
+    """A loop of known length, with the axis last in all that depends on something mapped."""
     params = equation.params
-    constants, carried = params["num_consts"], params["num_carry"]
-    held, carry = list(inputs[:constants]), list(inputs[constants : constants + carried])
+    constants, carried = _constants_and_carried(equation)
+    held, carry = inputs[:constants], inputs[constants : constants + carried]
     # Slices of what is scanned lose their first axis; the mapped one is the last of both.
-    scanned = list(inputs[constants + carried :])
-    held_values = [operand.value for operand in held]
-    scanned_flags = [operand.mapped for operand in scanned]
+    scanned = inputs[constants + carried :]
 
-    def step(flags):
-        def body(carry, slices):
-            operands = [
-                *(
-                    _Operand(v, operand.mapped)
-                    for v, operand in zip(held_values, held, strict=True)
-                ),
-                *map(_Operand, carry, flags),
-                *map(_Operand, slices, scanned_flags),
-            ]
-            outputs = _evaluate(params["jaxpr"], operands, size)
-            found.extend(output.mapped for output in outputs)
-            new = [
-                _spread(output, size) if flag else output
-                for output, flag in zip(outputs[:carried], flags, strict=True)
-            ]
-            return [o.value for o in new], [o.value for o in outputs[carried:]]
+    def step(carry, slices):
+        of_step = [_Operand(v, whole.mapped) for v, whole in zip(slices, scanned, strict=True)]
+        return _evaluate(params["jaxpr"], [*held, *carry, *of_step], size)
 
-        return body
-
-    flags = [operand.mapped for operand in carry]
     slices = [jax.eval_shape(lambda value: value[0], operand.value) for operand in scanned]
-    while True:  # at most once for every value carried: flags are only ever raised
-        start = [
-            _spread(operand, size).value if flag else operand.value
-            for operand, flag in zip(carry, flags, strict=True)
-        ]
-        found: list[bool] = []
-        jax.eval_shape(step(flags), start, slices)
-        raised = [old or new for old, new in zip(flags, found[:carried], strict=True)]
-        if raised == flags:
-            break
-        flags = raised
-    stacked_flags = found[carried:]
+    flags, found = _settled(carry, slices, step, size)
+
+    def body(values, slices):
+        outputs = step(list(map(_Operand, values, flags)), slices)
+        return _values(outputs[:carried], flags, size), [o.value for o in outputs[carried:]]
+
     last, stacked = jax.lax.scan(
-        step(flags),
-        start,
+        body,
+        _values(carry, flags, size),
         [operand.value for operand in scanned],
         length=params["length"],
         reverse=params["reverse"],
         unroll=params["unroll"],
     )
-    return [*map(_Operand, last, flags), *map(_Operand, stacked, stacked_flags)]
+    return [*map(_Operand, last, flags), *map(_Operand, stacked, found[carried:])]
+
+
+def _while(equation: Any, inputs: Sequence[_Operand], size: int) -> list[_Operand]:
+    """A loop whose length the settings share; where each has its own, as by `jax.vmap`."""
+    test, body = equation.params["cond_jaxpr"], equation.params["body_jaxpr"]
+    carried = len(equation.outvars)
+    of_test, of_body = (len(getattr(f, "jaxpr", f).invars) - carried for f in (test, body))
+    for_test, for_body = inputs[:of_test], inputs[of_test : of_test + of_body]
+    carry = inputs[of_test + of_body :]
+
+    def step(carry, none):
+        return _evaluate(body, [*for_body, *carry], size)
+
+    flags, _ = _settled(carry, [], step, size)
+
+    def go_on(values):
+        [output] = _evaluate(test, [*for_test, *map(_Operand, values, flags)], size)
+        return output
+
+    start = _values(carry, flags, size)
+    own_lengths: list[bool] = []
+    jax.eval_shape(lambda values: own_lengths.append(go_on(values).mapped), start)
+    if own_lengths[0]:
+        return _by_vmap(equation, inputs, size)
+    last = jax.lax.while_loop(
+        lambda values: go_on(values).value,
+        lambda values: _values(step(list(map(_Operand, values, flags)), []), flags, size),
+        start,
+    )
+    return list(map(_Operand, last, flags))
+
+
+def _settled(
+    carry: Sequence[_Operand],
+    slices: PyTree,
+    step: Callable[[list[_Operand], PyTree], list[_Operand]],
+    size: int,
+) -> tuple[list[bool], list[bool]]:
+    """Which values that a loop carries are mapped in some step, and which outputs of a step are."""
+    flags = [operand.mapped for operand in carry]
+    while True:  # at most once for every value carried: flags are only ever raised
+        found: list[bool] = []
+
+        def trace(values, slices, flags=flags, found=found):
+            outputs = step(list(map(_Operand, values, flags)), slices)
+            found.extend(output.mapped for output in outputs)
+
+        jax.eval_shape(trace, _values(carry, flags, size), slices)
+        raised = [old or new for old, new in zip(flags, found[: len(carry)], strict=True)]
+        if raised == flags:
+            return flags, found
+        flags = raised
+
+
+def _values(operands: Sequence[_Operand], flags: Sequence[bool], size: int) -> list[Any]:
+    """The operands' values, as mapped ones where a flag says so."""
+    return [
+        _spread(operand, size).value if flag else operand.value
+        for operand, flag in zip(operands, flags, strict=True)
+    ]
 
 
 def _cond(equation: Any, inputs: Sequence[_Operand], size: int) -> list[_Operand]:
@@ -259,14 +329,14 @@ def _cond(equation: Any, inputs: Sequence[_Operand], size: int) -> list[_Operand
         return _by_vmap(equation, inputs, size)
     flags = [operand.mapped for operand in inputs[1:]]
 
-    def branch(closed):
+    def branch(code):
         def of(*values):
-            outputs = _evaluate(closed, list(map(_Operand, values, flags)), size)
+            outputs = _evaluate(code, list(map(_Operand, values, flags)), size)
             return tuple(_spread(output, size).value for output in outputs)
 
         return of
 
-    branches = [branch(closed) for closed in equation.params["branches"]]
+    branches = [branch(code) for code in equation.params["branches"]]
     values = [operand.value for operand in inputs[1:]]
     return _mapped(jax.lax.switch(inputs[0].value, branches, *values))
 
@@ -298,4 +368,5 @@ _RULES: dict[str, Callable[..., list[_Operand]]] = {
     "reshape": _reshape,
     "scan": _scan,
     "transpose": _transpose,
+    "while": _while,
 }

@@ -186,7 +186,7 @@ def test_products_pay_where_rows_are_few():
 
 def test_a_grid_of_runs_is_that_of_the_plain_form(always, monkeypatch):
     # The settings share the features: no matrix product has them in both factors.
-    monkeypatch.setattr(map_last, "_ProductOfMappedError", None)  # raising None is an error
+    monkeypatch.setattr(map_last, "_by_front", None)  # calling None is an error
     with jax.enable_x64(True):
         task, clients = task_of("softmax")
         grid = [

@@ -4,8 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from problems import classification, least_squares
 
+from fedjaxsim import fedavg, pmtl, ppsgd
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy.sampling import poisson
+from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import map_last as module
+from fedjaxsim.sweep.lift import over_settings, stack, varying
 from fedjaxsim.sweep.map_last import map_last
 
 S = 5
@@ -55,8 +62,19 @@ FUNCTIONS = {
 }
 
 
+def own_lengths(m, u, s):
+    """The settings go through a loop a different number of times."""
+    steps = jnp.int32(3 * jnp.abs(s))
+    return jax.lax.fori_loop(0, steps, lambda i, x: x * 0.5 + u[0, 0], m)
+
+
+FUNCTIONS["own lengths"] = own_lengths
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_numbers_are_those_of_vmap(name):
+def test_numbers_are_those_of_vmap(name, monkeypatch):
+    if name != "product of mapped":
+        monkeypatch.setattr(module, "_by_front", None)  # calling None is an error
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
         m, u, s = rng.normal(size=(3, 4, S)), rng.normal(size=(6, 3)), rng.normal(size=S)
@@ -99,3 +117,75 @@ def test_the_axis_stays_last_in_products_and_sums(monkeypatch):
     jaxpr = jax.make_jaxpr(map_last(step, (-1, None, 0), S))(w, x, rate)
     products = [eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive.name == "dot_general"]
     assert [eqn.outvars[0].aval.shape for eqn in products] == [(4, 2, S), (3, 2, S)]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "minibatches"),
+    [
+        (pmtl, Minibatches(4, epochs=2)),
+        (ppsgd, Minibatches(4, steps=1)),
+        (fedavg, Minibatches(4, steps=2, passes=2)),
+    ],
+)
+def test_sweeps_of_linear_models_are_not_left_to_vmap(algorithm, minibatches, monkeypatch):
+    # Whatever this version of JAX writes into its equations: loops, branches and all products have
+    # rules that understand it. (The picks of labels are gathers, which have none.)
+    left = []
+    by_vmap = module._by_vmap
+
+    def note(equation, inputs, size):
+        left.append(equation.primitive.name)
+        return by_vmap(equation, inputs, size)
+
+    monkeypatch.setattr(module, "_by_vmap", note)
+    monkeypatch.setattr(module, "_by_front", None)  # calling None is an error
+    population, task = (least_squares if algorithm is ppsgd else classification)([5, 9, 17])
+    sim = Simulation(algorithm(task), task, population, poisson(3, max_rate=0.6), minibatches)
+    settings = [
+        Hyperparameters(learning_rate=eta, lam=lam, clip_norm=c, personalization=a)
+        for eta, lam, c, a in [(0.1, 0.0, 1.0, 0.0), (0.2, 0.3, 2.0, 1.0)]
+    ]
+    axes = varying(settings)
+    hparams, program = stack(settings, axes).as_arrays(), over_settings(sim.program, axes, 2)
+
+    def run(key, hparams, rows):
+        state, metrics = program.rounds(program.init(key, hparams), hparams, rows, rounds=2)
+        return metrics, program.evaluate(state, hparams, rows)
+
+    metrics, _ = jax.eval_shape(run, jax.random.key(0), hparams, sim.rows["train"])
+    assert metrics["loss"].shape == (2, 2)
+    assert set(left) <= {"gather"}
+
+
+def lost_parameter(equation, inputs, size):
+    return [equation.params["no such parameter"]]
+
+
+def unmapped_result(equation, inputs, size):
+    return [module._Operand(operand.value[..., 0], True) for operand in inputs[:1]]
+
+
+@pytest.mark.parametrize("rule", [lost_parameter, unmapped_result])
+def test_vmap_does_what_a_rule_does_not_understand(rule, monkeypatch):
+    used = []
+    by_front = module._by_front
+    monkeypatch.setattr(module, "_by_front", lambda *given: used.append(1) or by_front(*given))
+    monkeypatch.setitem(module._RULES, "reduce_sum", rule)
+    m = np.arange(12.0, dtype=np.float32).reshape(4, 3)
+    np.testing.assert_array_equal(map_last(jnp.sum, (-1,), 3)(m), m.sum(axis=0))
+    assert used == [1]
+
+
+def test_a_primitive_without_a_rule_is_mapped_alone(monkeypatch):
+    monkeypatch.setattr(module, "_by_front", None)
+    monkeypatch.delitem(module._RULES, "reduce_sum")
+    m = np.arange(12.0, dtype=np.float32).reshape(4, 3)
+    np.testing.assert_array_equal(map_last(jnp.sum, (-1,), 3)(m), m.sum(axis=0))
+
+
+def test_errors_of_the_function_are_its_own():
+    def wrong(m):
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        map_last(wrong, (-1,), 3)(np.zeros((4, 3)))
