@@ -6,6 +6,7 @@ alone: every function is traced once.
 """
 
 import inspect
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -130,12 +131,7 @@ def message_shapes(functions: Functions, key: jax.Array, hparams: Hyperparameter
     Raises:
       ValueError: naming the function, the leaf, what is wanted and what it is.
     """
-    # As shapes: where rows lie, if they are placed at all, does not matter here.
-    fields: Any = {
-        name: jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
-        for name, value in functions.population.fields.items()
-    }
-    rows = Rows.place(functions.population, "train", fields)
+    rows = _rows(functions.population)
     try:
         return jax.eval_shape(lambda *args: _a_round(functions, *args), key, hparams, rows)
     except _RefusedError:
@@ -143,6 +139,43 @@ def message_shapes(functions: Functions, key: jax.Array, hparams: Hyperparameter
     except Exception as error:
         _blame_task(functions, key, rows, error)
         raise
+
+
+def closed_over(functions: Functions, key: jax.Array, hparams: Hyperparameters) -> list[np.ndarray]:
+    """The arrays that the functions bring along instead of being given them.
+
+    Args:
+      functions: of a simulation.
+      key: a random key.
+      hparams: hyperparameters, as arrays.
+    """
+    rows = _rows(functions.population)
+    traced = jax.make_jaxpr(lambda *args: _a_round(functions, *args))(key, hparams, rows)
+    return [np.asarray(value) for value in _constants(traced) if _is_plain(value)]
+
+
+def _constants(traced: Any) -> Iterator[Any]:
+    """All constants of a traced function and of the functions inside it."""
+    yield from getattr(traced, "consts", ())
+    for equation in traced.eqns:
+        yield from (value.val for value in equation.invars if hasattr(value, "val"))
+        for inner in jax.tree.leaves(list(equation.params.values())):
+            if hasattr(inner, "eqns"):
+                yield from _constants(inner)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a constant is an array of numbers, not of keys."""
+    return hasattr(value, "dtype") and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
+
+
+def _rows(population: Population) -> Rows:
+    """The training rows as shapes: where they lie, if they are placed at all, does not matter."""
+    fields: Any = {
+        name: jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
+        for name, value in population.fields.items()
+    }
+    return Rows.place(population, "train", fields)
 
 
 def _view(functions: Functions, rows: Rows, key: jax.Array) -> ClientData:

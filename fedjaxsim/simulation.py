@@ -224,13 +224,20 @@ class Simulation:
 
     def with_algorithm(self, algorithm: Algorithm) -> "Simulation":
         """The same simulation, population and settings included, of another algorithm."""
+        return self._of(algorithm, self.mechanism)
+
+    def with_mechanism(self, mechanism: Mechanism) -> "Simulation":
+        """The same simulation, population and settings included, behind another door."""
+        return self._of(self.algorithm, mechanism)
+
+    def _of(self, algorithm: Algorithm, mechanism: Mechanism) -> "Simulation":
         return Simulation(
             algorithm,
             self.task,
             self.population,
             self.sampling,
             self.minibatches,
-            self.mechanism,
+            mechanism,
             accountant=self.accountant,
             ledger_entries=self.ledger_entries,
             chunk_size=self._chunk_size,
@@ -242,6 +249,13 @@ class Simulation:
         """How a cohort is laid out where every client has so many models at once."""
         model = jax.eval_shape(self.task.init, jax.random.key(0))
         return default_chunking(self._chunk_size, self._chunk_map, models * bytes_of(model))
+
+    @property
+    def functions(self) -> checks.Functions:
+        """What the checks trace."""
+        return checks.Functions(
+            self.algorithm, self.task, self.mechanism, self.minibatches, self.population
+        )
 
     @property
     def num_clients(self) -> int:
@@ -395,7 +409,7 @@ class Simulation:
             # Other generators share one stream under vmap, which breaks noise and sampling.
             raise ValueError(f"key must be a typed threefry key, jax.random.key(seed), got {key}")
         hparams = self.check(hparams)
-        self._message_shapes(key, hparams)
+        self.message_shapes(key, hparams)
         return key
 
     def check_rounds(
@@ -442,13 +456,20 @@ class Simulation:
                 f"{self.ledger_entries} places; set ledger_entries={distinct} or more"
             )
 
-    def _message_shapes(self, key: jax.Array, hparams: Hyperparameters) -> PyTree:
-        """What one client sends, as shapes; all functions are checked when it is first asked."""
+    def message_shapes(self, key: jax.Array, hparams: Hyperparameters) -> PyTree:
+        """What one client's message is at the door, as shapes.
+
+        All functions are checked when it is first asked.
+
+        Args:
+          key: a random key.
+          hparams: hyperparameters, as arrays.
+
+        Raises:
+          ValueError: as `init`.
+        """
         leaves = jax.tree.leaves(hparams)
         traced = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
         if traced not in self._messages:
-            functions = checks.Functions(
-                self.algorithm, self.task, self.mechanism, self.minibatches, self.population
-            )
-            self._messages[traced] = checks.message_shapes(functions, key, hparams)
+            self._messages[traced] = checks.message_shapes(self.functions, key, hparams)
         return self._messages[traced]

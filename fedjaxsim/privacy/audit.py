@@ -233,7 +233,7 @@ def _audited(
 ) -> tuple[Simulation, np.ndarray, np.ndarray]:
     """The simulation with canaries in it, their ids (n,) and directions (n, p)."""
     key, arrays = jax.random.key(0, impl="threefry2x32"), hparams.as_arrays()
-    message = simulation._message_shapes(key, arrays)
+    message = simulation.message_shapes(key, arrays)
     size = sum(math.prod(leaf.shape) for leaf in products.leaves(message))
     if size == 0:
         raise ValueError("the algorithm sends nothing, so there is nothing to audit")

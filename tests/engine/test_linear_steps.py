@@ -149,7 +149,7 @@ def test_a_run_is_the_same_with_products(always, kind, bias, algorithm, minibatc
 def message_of(algorithm, minibatches, clients, task):
     sim = Simulation(algorithm, task, clients, everyone(clients.num_clients), minibatches)
     hparams = Hyperparameters(learning_rate=0.1)
-    return sim._message_shapes(jax.random.key(0), hparams.as_arrays())
+    return sim.message_shapes(jax.random.key(0), hparams.as_arrays())
 
 
 def test_products_are_sent_where_they_pay():
