@@ -52,6 +52,8 @@ class Algorithm(NamedTuple):
       predict: `(shared, personal, hparams, client_id) -> params`: what the client predicts with.
       check: `(hparams)`: raises ValueError where hyperparameters, as far as they are known on the
         host, do not suit the algorithm.
+      public: sentences on numbers that may be made of private data but are taken as public, such as
+        the server's divisor; a guarantee names them among its assumptions.
     """
 
     init: Callable[[jax.Array, Hyperparameters], tuple[PyTree, PyTree]]
@@ -59,3 +61,4 @@ class Algorithm(NamedTuple):
     server: Callable[[PyTree, PyTree, Hyperparameters, jax.Array], PyTree]
     predict: Callable[[PyTree, PyTree, Hyperparameters, jax.Array], PyTree]
     check: Callable[[Hyperparameters], None] = lambda hparams: None
+    public: tuple[str, ...] = ()

@@ -81,6 +81,9 @@ def check_parts(**parts: Any) -> None:
             raise ValueError(
                 f"{name} must be of type {kind.__name__}, such as {example}, got {_described(part)}"
             )
+        public = getattr(part, "public", ())
+        if not (isinstance(public, tuple) and all(isinstance(text, str) for text in public)):
+            raise ValueError(f"the {name}'s public must be a tuple of sentences, got {public!r}")
         for function, arguments in _ARGUMENTS.get(name, {}).items():
             _check_arguments(f"the {name}'s {function}", getattr(part, function), arguments)
 

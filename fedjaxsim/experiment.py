@@ -55,6 +55,10 @@ _TRANSFORMS = {
 }
 _ALGORITHMS = {"pmtl": pmtl, "fedavg": fedavg, "fedprox": fedprox}
 _LOSSES = {"softmax": tasks.softmax, "one-vs-all": tasks.one_vs_all}
+_DIVISOR = (
+    "M = Σ min(b, n_k), the divisor of the weighted objective, is made of the clients' numbers of "
+    "training rows n_k and taken as public."
+)
 _PACKAGES = ("fedjaxsim", "jax", "jaxlib", "optax", "flax", "dp-accounting", "numpy")
 
 
@@ -260,19 +264,24 @@ def _task(config: RunConfig, population: Population) -> Task:
     else:
         model = models.linear(shape, outputs, bias=config.intercept)
     if config.loss in _LOSSES:
-        return _LOSSES[config.loss](model, outputs)
+        sentence = (
+            f"The number of classes, {outputs}, is the largest label of all clients and one more; "
+            "it is taken as public."
+        )
+        return _LOSSES[config.loss](model, outputs)._replace(public=(sentence,))
     return {"logistic": tasks.logistic, "squared": tasks.squared}[config.loss](model)
 
 
 def _algorithm(config: RunConfig, task: Task, population: Population) -> Algorithm:
     if config.algorithm == "ppsgd":
         sizes = np.minimum(population.splits["train"].count, config.batch_size)
-        return ppsgd(
+        algorithm = ppsgd(
             task,
             parametrization=config.parametrization,
             objective=weighted(sizes) if config.objective == "weighted" else average(),
             averaged=config.averaged,
         )
+        return algorithm._replace(public=(_DIVISOR,)) if algorithm.public else algorithm
     schedule = {
         "constant": None,
         "cosine": optax.cosine_decay_schedule(1.0, config.rounds),

@@ -251,6 +251,16 @@ class Simulation:
         return default_chunking(self._chunk_size, self._chunk_map, models * bytes_of(model))
 
     @property
+    def public(self) -> tuple[str, ...]:
+        """Sentences on what is taken as public though it may be made of private data.
+
+        Those of the population, the task, the algorithm and the mechanism: assumptions of every
+        guarantee of the simulation.
+        """
+        parts = (self.population, self.task, self.algorithm, self.mechanism)
+        return tuple(dict.fromkeys(sentence for part in parts for sentence in part.public))
+
+    @property
     def functions(self) -> checks.Functions:
         """What the checks trace."""
         return checks.Functions(

@@ -17,6 +17,10 @@ from fedjaxsim.models.task import Task
 
 PyTree = Any
 Parametrization = Literal["grid", "paper"]
+_DIVISOR = (
+    "M = Σ m_i, by which the weighted objective divides, is taken as public; where the m_i are "
+    "made of data, as of the clients' numbers of rows, the guarantee does not cover what M tells."
+)
 
 
 # --- the objective --------------------------------------------------------------------------------
@@ -31,6 +35,11 @@ class Objective:
     """
 
     sizes: np.ndarray | None = None
+
+    @property
+    def public(self) -> tuple[str, ...]:
+        """What is taken as public here though it may be made of data; see `Algorithm`."""
+        return () if self.sizes is None or self.sizes.ndim == 0 else (_DIVISOR,)
 
     @property
     def mean_size(self) -> float:
@@ -70,7 +79,7 @@ def weighted(sizes: ArrayLike) -> Objective:
     Args:
       sizes: m_i ≥ 1, one for all clients or (m,): client i uses the first m_i examples of its
         minibatch, or all where it has fewer. Public and fixed before the run, since M is the
-        server's divisor.
+        server's divisor; a guarantee names it among its assumptions.
 
     Raises:
       ValueError: if a size is not a whole number of at least 1.
@@ -265,7 +274,7 @@ def ppsgd(
         return add(_average_at(shared, rounds), _average_at(personal, rounds))
 
     check = _require_finite if parametrization == "paper" else lambda hparams: None
-    return Algorithm(init, client, server, predict, check)
+    return Algorithm(init, client, server, predict, check, objective.public)
 
 
 def _descend(params: PyTree, rate: jax.Array, gradient: PyTree) -> PyTree:

@@ -1,5 +1,6 @@
 """One name for every source of data, for the command line."""
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -131,5 +132,6 @@ def _split(population: Population, validation: float, test: float | None, seed: 
         test = 0.0 if population.splits["test"].count.any() else _DEFAULT_TEST
     elif population.splits["test"].count.any():
         clients = [population.rows(k) for k in range(population.num_clients)]
-        population = Population.from_clients(clients, population.names)
+        pooled = Population.from_clients(clients, population.names)
+        population = dataclasses.replace(pooled, public=population.public)
     return split(population, validation=validation, test=test, seed=seed)

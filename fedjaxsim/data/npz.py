@@ -7,7 +7,8 @@ The arrays of a file:
   `client`: (N,) ids, integers or strings, in any order, or
   `counts`: (m,) integers, where the rows of client 0 come first, then those of client 1, ...;
 - optionally `names`: (m,) strings; with `client`, ids are then positions in `names`;
-- optionally `split`: (N,) integers, 0 for rows to train on, 1 to validate, 2 to test.
+- optionally `split`: (N,) integers, 0 for rows to train on, 1 to validate, 2 to test;
+- optionally `public`: strings, what `Population.public` says.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ import numpy as np
 
 from fedjaxsim.data.population import SPLITS, Population, common_length, consecutive
 
-_RESERVED = ("client", "counts", "names", "split")
+_RESERVED = ("client", "counts", "names", "split", "public")
 
 
 def load_npz(path: str | os.PathLike[str]) -> Population:
@@ -33,7 +34,7 @@ def load_npz(path: str | os.PathLike[str]) -> Population:
 
 
 def save_npz(path: str | os.PathLike[str], population: Population) -> None:
-    """Write a population, its splits and its names so that `load_npz` returns the same.
+    """Write a population with all that it says, so that `load_npz` returns the same.
 
     Raises:
         ValueError: a field has a name that the format reserves.
@@ -50,6 +51,8 @@ def save_npz(path: str | os.PathLike[str], population: Population) -> None:
         rows = np.arange(len(owners)) + np.repeat(ranges.start - first, ranges.count)
         client[rows], split[rows] = owners, s
     arrays = {"client": client, "split": split, "names": population.names, **population.fields}
+    if population.public:
+        arrays["public"] = np.array(population.public)
     # np.savez would append .npz to other paths, and fail for fields named like its arguments.
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, values in arrays.items():
@@ -106,7 +109,12 @@ def _population(arrays: dict[str, np.ndarray]) -> Population:
         {name: values[order] for name, values in fields.items()}, sizes, names
     )
     counts = [np.bincount(client[split == s], minlength=len(names)) for s in range(len(SPLITS))]
-    return dataclasses.replace(population, splits=consecutive(*counts))
+    public = arrays.get("public", np.array([], dtype=str))
+    if public.dtype.kind != "U" or public.ndim != 1:
+        raise ValueError(f"public must hold strings, got type {public.dtype}")
+    return dataclasses.replace(
+        population, splits=consecutive(*counts), public=tuple(public.tolist())
+    )
 
 
 def _owners(arrays: dict[str, np.ndarray], n: int) -> tuple[np.ndarray, np.ndarray]:

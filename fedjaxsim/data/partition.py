@@ -4,6 +4,7 @@ Each takes flat fields, arrays of shape (N, ...) that share their N rows, and re
 of m clients that together own every row exactly once. All rows are training rows: `split` follows.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,6 +12,9 @@ import numpy as np
 from fedjaxsim.data.population import Population, check_seed, common_length
 
 Fields = Mapping[str, np.ndarray]
+_BY_LABEL = (
+    "Which rows are whose was drawn by the labels of all rows; the division is taken as given."
+)
 
 
 def iid(fields: Fields, num_clients: int, seed: int) -> Population:
@@ -67,7 +71,7 @@ def dirichlet(
         probabilities = rng.dirichlet(np.full(num_clients, alpha))
         client[members] = rng.choice(num_clients, size=len(members), p=probabilities)
     _level(client, num_clients, min_rows, rng)
-    return _gather(fields, client, num_clients)
+    return dataclasses.replace(_gather(fields, client, num_clients), public=(_BY_LABEL,))
 
 
 def shards(
@@ -93,7 +97,7 @@ def shards(
     client = np.empty(n, dtype=np.int64)
     for position, shard in enumerate(rng.permutation(len(pieces))):
         client[pieces[shard]] = position // shards_per_client
-    return _gather(fields, client, num_clients)
+    return dataclasses.replace(_gather(fields, client, num_clients), public=(_BY_LABEL,))
 
 
 def by_column(fields: Fields, column: str) -> Population:

@@ -47,6 +47,9 @@ class Population:
             afresh in every round from the client's first training row (its true parameters, say)
             instead of drawn from its rows. It should compare equal where it computes the same,
             for compiled code to be shared: a function of a module or a frozen dataclass, no lambda.
+        public: sentences on what was made of all clients' data before the run and is taken as
+            public, such as which features were dropped; a guarantee names them among its
+            assumptions. Whoever changes a population keeps them.
 
     Raises:
         ValueError: an attribute breaks one of the rules above, or a value is not finite.
@@ -56,6 +59,7 @@ class Population:
     splits: dict[str, Ranges]
     names: np.ndarray
     generate: Generate | None = None
+    public: tuple[str, ...] = ()
 
     def __post_init__(self):
         _check_structure(self)
@@ -237,6 +241,7 @@ def split(
         consecutive(*np.asarray(counts).T),
         population.names,
         population.generate,
+        population.public,
     )
 
 

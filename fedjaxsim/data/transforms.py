@@ -1,7 +1,8 @@
 """Changes to the features of a whole population.
 
-What depends on the data here (which columns are constant) is preprocessing on the curator's side:
-no privacy budget is charged for it.
+What depends on the data of all clients here (which columns are constant, who has rows of some
+classes) is preprocessing on the curator's side: no privacy budget is charged for it, and
+`Population.public` names it.
 """
 
 import dataclasses
@@ -21,7 +22,15 @@ def drop_constant_columns(population: Population) -> Population:
     varies = (x != x[0]).any(axis=0)
     if not varies.any():
         raise ValueError(f"all {x.shape[1]} columns of x are constant; at least one must vary")
-    return dataclasses.replace(population, fields={**population.fields, "x": x[:, varies]})
+    sentence = (
+        f"Which {x.shape[1] - varies.sum()} of the {x.shape[1]} features are the same in all rows, "
+        "and were dropped, is read from all clients' data and taken as public."
+    )
+    return dataclasses.replace(
+        population,
+        fields={**population.fields, "x": x[:, varies]},
+        public=(*population.public, sentence),
+    )
 
 
 def unit_rows(population: Population) -> Population:
@@ -86,4 +95,12 @@ def first_classes(population: Population, classes: int) -> Population:
     if not clients:
         raise ValueError(f"no client has training rows of the first {classes} classes")
     whole = Population.from_clients(clients, names)
-    return dataclasses.replace(whole, splits=consecutive(*np.array(counts).T))
+    sentence = (
+        f"Which {len(names)} of {population.num_clients} clients have training rows of the first "
+        f"{classes} classes, and so take part, is read from their labels and taken as public."
+    )
+    return dataclasses.replace(
+        whole,
+        splits=consecutive(*np.array(counts).T),
+        public=(*population.public, sentence),
+    )

@@ -40,6 +40,8 @@ class Task(NamedTuple):
       check: `(fields) -> None`, raises ValueError where the rows do not suit the task. Host only.
       output_layer: that of the model, see `Model`.
       linear: of a task that is linear; else None.
+      public: sentences on numbers that may be made of private data but are taken as public, such as
+        a number of classes; see `Algorithm`.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -48,6 +50,7 @@ class Task(NamedTuple):
     check: Callable[[Mapping[str, np.ndarray]], None] = lambda fields: None
     output_layer: str | None = None
     linear: Linear | None = None
+    public: tuple[str, ...] = ()
 
 
 def _require_xy(fields: Mapping[str, np.ndarray]) -> np.ndarray:

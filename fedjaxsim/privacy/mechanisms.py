@@ -22,6 +22,10 @@ from fedjaxsim.privacy.noise import normal
 from fedjaxsim.products import Product
 
 PyTree = Any
+_WEIGHTS = (
+    "The clients' weights, by whose sum the release is divided, are taken as public; where they "
+    "are made of data, as of numbers of examples, the guarantee does not cover what they tell."
+)
 
 
 class Accumulator(NamedTuple):
@@ -70,6 +74,8 @@ class Mechanism(NamedTuple):
       release: `(accumulator, denominator, key, state, hparams, round) -> Release`.
       check: `(hparams, m)`: raises ValueError where hyperparameters, as far as they are known on
         the host, or the number of clients do not suit the mechanism.
+      public: sentences on numbers that may be made of private data but are taken as public; see
+        `Algorithm`.
     """
 
     event: Event
@@ -78,6 +84,7 @@ class Mechanism(NamedTuple):
     add: Callable[..., Accumulator]
     release: Callable[..., Release]
     check: Callable[[Hyperparameters, int], None] = lambda hparams, num_clients: None
+    public: tuple[str, ...] = ()
 
 
 def widened(message: PyTree) -> PyTree:
@@ -206,8 +213,8 @@ def gaussian(weights: ArrayLike | None = None, max_weight: float | None = None) 
         L2 norm; replacing its data by at most 2C. Non-finite messages count as zero.
       * The noise on the sum has standard deviation zC in every coordinate, so in units of z the
         sensitivity is 1 (zero-out) and 2 (replace).
-      * Weights are *public* and fixed before the run. Numbers of examples are private unless they
-        are published anyway: the denominator gives away their sum.
+      * Weights are *public* and fixed before the run, and named among the assumptions. Numbers of
+        examples are private unless they are published anyway: the denominator gives away their sum.
       * With z = 0 there is no guarantee.
 
     Args:
@@ -242,7 +249,8 @@ def gaussian(weights: ArrayLike | None = None, max_weight: float | None = None) 
             raise ValueError(f"weights must have {num_clients} numbers, got {len(shares)}")
 
     event = Event("gaussian", zero_out=1.0, replace=2.0)
-    return Mechanism(event, lambda _: (), zeros, add, release, check)
+    public = () if shares is None else (_WEIGHTS,)
+    return Mechanism(event, lambda _: (), zeros, add, release, check, public)
 
 
 def closed() -> Mechanism:

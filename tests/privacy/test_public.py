@@ -1,0 +1,120 @@
+"""What is taken as public though it is made of private data is named."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import classification
+
+from fedjaxsim.algorithms.pmtl import pmtl
+from fedjaxsim.algorithms.ppsgd import average, ppsgd, weighted
+from fedjaxsim.config import RunConfig
+from fedjaxsim.data.hold_out import hold_out
+from fedjaxsim.data.load import load
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.npz import load_npz, save_npz
+from fedjaxsim.data.partition import dirichlet, iid, shards
+from fedjaxsim.data.population import Population, split
+from fedjaxsim.data.transforms import drop_constant_columns, first_classes, unit_rows
+from fedjaxsim.experiment import simulation_of
+from fedjaxsim.privacy.mechanisms import gaussian
+from fedjaxsim.privacy.sampling import everyone
+from fedjaxsim.simulation import Simulation
+
+CLIENTS, TASK = classification([10] * 4)
+
+
+def build(algorithm=None, task=TASK, population=CLIENTS, mechanism=None):
+    algorithm = pmtl(task) if algorithm is None else algorithm
+    sampling = everyone(population.num_clients)
+    return Simulation(algorithm, task, population, sampling, Minibatches(3, steps=1), mechanism)
+
+
+def test_without_such_numbers_nothing_is_named():
+    assert build(mechanism=gaussian()).public == ()
+    assert build(ppsgd(TASK, objective=average())).public == ()
+    # A number that is one for all is a setting, and no number of a client.
+    assert build(ppsgd(TASK, objective=weighted(3))).public == ()
+
+
+def test_a_simulation_names_what_each_part_names_once():
+    sim = build(
+        pmtl(TASK)._replace(public=("of the algorithm", "of two")),
+        TASK._replace(public=("of the task",)),
+        dataclasses.replace(CLIENTS, public=("of the data", "of two")),
+        gaussian()._replace(public=("of the door",)),
+    )
+    everything = ("of the data", "of two", "of the task", "of the algorithm", "of the door")
+    assert sim.public == everything
+    assert sim.with_algorithm(pmtl(TASK)).public == (*everything[:3], "of the door")
+    assert sim.with_population(CLIENTS).public == (
+        "of the task",
+        "of the algorithm",
+        "of two",
+        "of the door",
+    )
+
+
+def test_weights_and_sizes_of_clients_are_named():
+    (divisor,) = build(ppsgd(TASK, objective=weighted([1, 2, 3, 3]))).public
+    assert divisor.startswith("M = Σ m_i, by which the weighted objective divides, is taken as")
+    (weights,) = build(mechanism=gaussian([1.0, 2.0, 3.0, 4.0])).public
+    assert weights.startswith("The clients' weights, by whose sum the release is divided, are")
+
+
+def test_what_a_transform_reads_of_all_clients_stays_with_the_population(tmp_path):
+    x = np.arange(24.0).reshape(12, 2) * [1, 0] + [1, 1]  # the second feature is constant
+    whole = Population.from_flat({"x": x, "y": [0, 1, 2] * 4}, [4, 3, 3, 2])
+    assert whole.public == ()
+    dropped = drop_constant_columns(whole)
+    assert dropped.public == (
+        "Which 1 of the 2 features are the same in all rows, and were dropped, is read from all "
+        "clients' data and taken as public.",
+    )
+    chosen = first_classes(dropped, 2)
+    assert chosen.public[:1] == dropped.public
+    assert chosen.public[1].startswith(
+        "Which 4 of 4 clients have training rows of the first 2 classes, and so take part, is"
+    )
+    tested = split(unit_rows(chosen), test=0.3, seed=0)
+    assert tested.public == chosen.public
+    assert [part.public for part in hold_out(tested, 0.5, seed=0)] == [chosen.public] * 2
+    save_npz(tmp_path / "kept.npz", tested)
+    assert load_npz(tmp_path / "kept.npz").public == chosen.public
+    pooled = load(f"npz:{tmp_path / 'kept.npz'}", test=0.2)
+    assert pooled.public == chosen.public
+    np.savez(tmp_path / "numbers.npz", x=x, counts=[12], public=np.ones(12))
+    with pytest.raises(ValueError, match="public must hold strings, got type float64"):
+        load_npz(tmp_path / "numbers.npz")
+
+
+def test_a_division_by_label_is_named():
+    fields = {"x": np.arange(12.0), "y": np.array([0, 1, 2] * 4)}
+    assert iid(fields, 3, seed=0).public == ()
+    for divided in (dirichlet(fields, 3, 1.0, seed=0), shards(fields, 3, 2, seed=0)):
+        (sentence,) = divided.public
+        assert sentence.startswith("Which rows are whose was drawn by the labels of all rows")
+
+
+def test_what_the_command_line_reads_is_named():
+    def of(**settings):
+        return simulation_of(RunConfig(**settings), CLIENTS).public
+
+    classes = (
+        "The number of classes, 3, is the largest label of all clients and one more; it is taken "
+        "as public."
+    )
+    assert of(algorithm="pmtl") == (classes,)
+    divisor = (
+        "M = Σ min(b, n_k), the divisor of the weighted objective, is made of the clients' numbers "
+        "of training rows n_k and taken as public."
+    )
+    assert of(algorithm="ppsgd", objective="weighted") == (classes, divisor)
+    assert of(algorithm="ppsgd") == (classes,)
+
+
+def test_public_is_a_tuple_of_sentences():
+    one: Any = "M is public"  # whose letters would be sentences
+    with pytest.raises(ValueError, match="the algorithm's public must be a tuple of sentences"):
+        build(pmtl(TASK)._replace(public=one))
