@@ -9,6 +9,7 @@ import signal
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
+import hypothesis
 import jax
 import jaxlib
 import pytest
@@ -41,6 +42,14 @@ _compile_quickly()
 gc.set_threshold(200_000, 20, 50)
 # What a shell has started in the background ignores Ctrl-C, and so would all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# No example fails for the time that it takes, and none is kept.
+hypothesis.settings.register_profile(
+    "tests",
+    deadline=None,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("tests")
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from problems import HANGS
 
 from fedjaxsim.cli import compiled
 from fedjaxsim.rundir import RunDirectory
@@ -47,7 +48,7 @@ def run(cache: Path, out: Path) -> Finished:
         stderr=subprocess.PIPE,
         text=True,
         env=unset | {"JAX_PLATFORMS": "cpu", compiled.VARIABLE: str(cache)},
-        timeout=300,
+        timeout=HANGS,
     )
     *errors, events = done.stderr.splitlines()
     names = Counter(event.rpartition("/")[2] for event in json.loads(events) if "cache" in event)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from problems import HANGS
 
 import fedjaxsim
 
@@ -34,7 +35,7 @@ def run(*commands: str) -> tuple[list[int], set[str]]:
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=120,
+        timeout=HANGS,
     )
     codes, modules = json.loads(done.stdout)
     return codes, set(modules)
@@ -76,7 +77,7 @@ def test_comparing_runs_computes_nothing_and_draws_only_if_asked_to(tmp_path):
 def modules_of(script: str) -> set[str]:
     """What a script prints, for scripts that print names of modules."""
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=HANGS)
     return set(done.stdout.split())
 
 

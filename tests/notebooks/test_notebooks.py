@@ -5,6 +5,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from problems import HANGS
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
@@ -14,7 +15,8 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 def test_a_notebook_runs_and_draws_its_pictures(path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)  # compiled as for users
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": path.parent}}).execute()
+    resources = {"metadata": {"path": path.parent}}
+    NotebookClient(notebook, timeout=HANGS, startup_timeout=HANGS, resources=resources).execute()
     for cell in notebook.cells:
         if cell.cell_type == "code" and "plt.subplots" in cell.source:
             kinds = [kind for output in cell.outputs for kind in output.get("data", {})]
