@@ -1,0 +1,121 @@
+"""What is compiled stays small, whatever is simulated.
+
+Compilers take time in proportion to a program's operations, or worse: shared expressions may be
+fused into each of their uses. So nothing may be written out as often as there are clients, places
+of a cohort, chunks, local steps or rounds of a shuffle. Operations are counted in what JAX traces,
+in the bodies of loops and branches too, before any compiler sees it.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.extend.core import jaxprs_in_params
+from problems import classification, least_squares
+
+from fedjaxsim import fedavg, fedprox, local, pmtl, ppsgd
+from fedjaxsim.data import minibatches as minibatches_module
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy.mechanisms import closed, gaussian
+from fedjaxsim.privacy.samplers.passes import passes
+from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.simulation import Simulation
+
+LINEAR = {"pmtl": pmtl, "fedavg": fedavg, "fedprox": fedprox, "local": local}
+HOW = {
+    "epochs": lambda n: Minibatches(2, epochs=n),
+    "steps": lambda n: Minibatches(2, steps=n),
+    "passes": lambda n: Minibatches(2, steps=n, passes=n),
+}
+SYSTEMS = [(name, how) for name in LINEAR for how in HOW] + [("ppsgd", "steps")]
+MOST = 4000
+"""Operations of a round, of which today's have 1,700 to 2,700.
+
+Most are those of threefry: a key or a random number takes some 110, and a round derives a dozen and
+a half. The bound leaves room for ten more of them, and none for anything written out per client.
+"""
+
+
+def operations(jaxpr) -> int:
+    inner = (operations(code) for eqn in jaxpr.eqns for code in jaxprs_in_params(eqn.params))
+    return len(jaxpr.eqns) + sum(inner)
+
+
+def operations_of(
+    name, minibatches, clients=6, sampling=None, rate=1.0, chunk_map="scan", chunk_size=2, rounds=1
+):
+    population, task = (least_squares if name == "ppsgd" else classification)([5] * clients)
+    sim = Simulation(
+        ppsgd(task) if name == "ppsgd" else LINEAR[name](task),
+        task,
+        population,
+        sampling or everyone(clients),
+        minibatches,
+        closed() if name == "local" else gaussian(),
+        chunk_map=chunk_map,
+        chunk_size=chunk_size,
+    )
+    hparams = sim.check(
+        Hyperparameters(learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, sampling_rate=rate)
+    )
+    state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
+    segment = functools.partial(sim.program.rounds, rounds=rounds)
+    return operations(jax.make_jaxpr(segment)(state, hparams, sim.rows["train"]).jaxpr)
+
+
+def test_operations_inside_loops_are_counted():
+    def written_out(x):
+        for _ in range(5):
+            x = jnp.sin(x)
+        return x
+
+    def loop(x):
+        return jax.lax.scan(lambda x, _: (jnp.sin(x), None), x, length=5)[0]
+
+    assert operations(jax.make_jaxpr(written_out)(1.0).jaxpr) == 5
+    assert operations(jax.make_jaxpr(loop)(1.0).jaxpr) == 2  # the loop, and the sine in it
+
+
+@pytest.mark.parametrize(("name", "how"), SYSTEMS)
+def test_a_round_is_small(name, how):
+    assert 100 < operations_of(name, HOW[how](1)) < MOST
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_local_work_adds_no_operations(how):
+    assert operations_of("pmtl", HOW[how](3)) == operations_of("pmtl", HOW[how](30))
+
+
+@pytest.mark.parametrize("chunk_map", ["scan", "vmap"])
+def test_clients_and_chunks_add_no_operations(chunk_map):
+    few = operations_of("pmtl", HOW["epochs"](1), chunk_map=chunk_map)
+    many = operations_of("pmtl", HOW["epochs"](1), 60, chunk_map=chunk_map, chunk_size=10)
+    assert few == many < MOST
+
+
+def test_cohorts_add_no_operations():
+    few, many = (
+        operations_of("fedavg", HOW["steps"](1), 60, poisson(60, max_rate=rate), rate)
+        for rate in (0.1, 0.8)
+    )
+    assert few == many < MOST
+
+
+def test_passes_over_the_population_add_no_operations():
+    few, many = (
+        operations_of("fedavg", HOW["steps"](1), 6, passes(6, 2, cap), 1 / 3) for cap in (1, 20)
+    )
+    assert few == many < MOST
+
+
+def test_rounds_add_no_operations():
+    few, many = (operations_of("fedavg", HOW["steps"](1), rounds=n) for n in (2, 50))
+    assert few == many < MOST
+
+
+def test_rounds_of_the_shuffle_add_no_operations(monkeypatch):
+    before = operations_of("pmtl", HOW["epochs"](1))
+    monkeypatch.setattr(minibatches_module, "_ROUNDS", 5)
+    assert operations_of("pmtl", HOW["epochs"](1)) == before
