@@ -19,7 +19,7 @@ _COLOUR = {"gemm": COLOURS[0], "memory": COLOURS[1], None: "0.5"}
 
 
 def systems_figure(results: Results, names: Sequence[str]) -> Figure:
-    """Rounds per second, and the fraction of the ceiling that bounds each workload.
+    """Rounds per second, the fraction of the ceiling that bounds each workload, compile time.
 
     Points are medians over processes, lines their ranges.
 
@@ -28,13 +28,15 @@ def systems_figure(results: Results, names: Sequence[str]) -> Figure:
       names: workloads, at least one; the first at the top.
     """
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9.6, 1.5 + 0.28 * len(names)), layout="constrained")
+        figure = Figure(figsize=(11.4, 1.5 + 0.28 * len(names)), layout="constrained")
         figure.suptitle(_title(results, names), fontsize=10)
-        speed, ceiling = figure.subplots(1, 2, sharey=True, width_ratios=(1.2, 1))
+        panels = figure.subplots(1, 3, sharey=True, width_ratios=(1.2, 1, 0.7))
+        speed, ceiling, compilation = panels
         for place, name in enumerate(names):
             colour = _COLOUR[results.bound(name)]
             _point(speed, place, results.spread(name, "rounds_per_second"), colour, _speed)
             _point(ceiling, place, results.fraction(name), colour, "{:.0%}".format)
+            _point(compilation, place, results.spread(name, "compile_seconds"), colour, _speed)
         speed.set(xscale="log", xlabel="rounds/s")
         speed.margins(x=0.2)
         speed.set_yticks(range(len(names)), names)
@@ -44,6 +46,9 @@ def systems_figure(results: Results, names: Sequence[str]) -> Figure:
         limit = 1.05 * max([1.0, *reached])
         ceiling.set(xlim=(0, limit), xlabel="fraction of the ceiling that is reached")
         ceiling.xaxis.set_major_formatter("{x:.0%}")
+        compilation.set(xlabel="s to compile a segment")
+        compilation.margins(x=0.25)
+        compilation.set_xlim(left=0)
         bounds = dict.fromkeys(results.bound(name) for name in names)
         marks = [
             Line2D([], [], color=_COLOUR[bound], marker="o", ls="", ms=5, label=_BOUND[bound])

@@ -12,8 +12,8 @@ from fedjaxsim.bench.workload import Workload
 from fedjaxsim.progress import number, print_whole
 
 BOUNDS = {"gemm": "GEMM", "memory": "memory", None: "–"}
-LEAST_MB = 1.0
-"""Memory below this is not told apart from none in a comparison."""
+LEAST = {"memory_mb": 1.0, "compile_seconds": 0.1}
+"""What is below this is not told apart from nothing in a comparison."""
 
 
 def range_of(spread: Spread | None) -> str:
@@ -40,7 +40,6 @@ def print_results(results: Results) -> None:
     )
     for name in results.processes:
         updates = results.spread(name, "updates_per_second")
-        compilation = results.spread(name, "compile_seconds")
         memory, compiling = (
             results.spread(name, key) for key in ("memory_mb", "compiling_memory_mb")
         )
@@ -50,7 +49,7 @@ def print_results(results: Results) -> None:
             number(updates.median if updates else None),
             _percent(results.fraction(name)),
             BOUNDS[results.bound(name)],
-            number(compilation.median if compilation else None),
+            range_of(results.spread(name, "compile_seconds")),
             number(memory.median if memory else None),
             number(compiling.median if compiling else None),
             _percent(results.spread(name, "evaluation_share")),
@@ -59,10 +58,10 @@ def print_results(results: Results) -> None:
 
 
 def compare(new: Results, old: Results) -> list[dict[str, str]]:
-    """Speed and memory of the workloads that two files share, as text by column.
+    """Speed, memory and compile time of the workloads that two files share, as text by column.
 
-    A number is called faster or slower, less or more, only where every process of the one file lies
-    beyond every process of the other.
+    A number is called faster or slower, less or more, shorter or longer, only where every process
+    of the one file lies beyond every process of the other.
 
     Args:
       new: what is judged.
@@ -76,6 +75,7 @@ def compare(new: Results, old: Results) -> list[dict[str, str]]:
         for key, unit, words in (
             ("rounds_per_second", "rounds/s", ("slower", "", "faster")),
             ("memory_mb", "MB", ("less", "", "more")),
+            ("compile_seconds", "compile s", ("shorter", "", "longer")),
         ):
             now, then = _positive(new, name, key), _positive(old, name, key)
             if now is None or then is None:
@@ -116,7 +116,7 @@ def print_comparison(new: Results, old: Results, name: str) -> None:
             print(f"not the same machine: {key} was {was!r} and is {now!r}")
 
 
-_VERDICTS = {"faster": "speed is", "more": "memory is"}
+_VERDICTS = {"faster": "speed is", "more": "memory is", "longer": "compiling is"}
 
 
 def print_list(workloads: Sequence[Workload]) -> None:
@@ -131,9 +131,9 @@ def print_list(workloads: Sequence[Workload]) -> None:
 
 def _positive(results: Results, workload: str, key: str) -> Spread | None:
     found = results.spread(workload, key)
-    if found is None or key != "memory_mb":
+    if found is None or key not in LEAST:
         return found
-    return Spread(*(max(LEAST_MB, value) for value in found))
+    return Spread(*(max(LEAST[key], value) for value in found))
 
 
 def _percent(spread: Spread | None) -> str:

@@ -103,6 +103,10 @@ def test_a_comparison_says_what_is_faster_beyond_the_spread(files):
         "MB new": "100",
         "MB ratio": "1 (1–1)",
         "more": "",
+        "compile s old": "2",
+        "compile s new": "2",
+        "compile s ratio": "1 (1–1)",
+        "longer": "",
     }
     # 4 to 6 against 5 to 7.
     assert (softmax["workload"], softmax["faster"]) == ("softmax-1k", "")
@@ -116,6 +120,20 @@ def test_more_memory_is_told(files):
         new.add("a", numbers(1.0, peak=peak))
     [line] = compare(new, old)
     assert (line["MB ratio"], line["more"]) == ("2 (1.9–2.1)", "more")
+
+
+def test_longer_compilation_is_told_and_may_be_missing_in_old_files(tmp_path):
+    old, new = results(a=[1.0, 1.0]), results(a=[1.0])
+    for process, took in zip(old.processes["a"], (0.5, 0.0), strict=True):
+        process["compile_seconds"] = took
+    # 2 s against 0.25 in the median, 0.5, and less than 0.1, which is not told apart from none.
+    [line] = compare(new, old)
+    assert (line["compile s ratio"], line["longer"]) == ("8 (4–20)", "longer")
+    for process in old.processes["a"]:
+        del process["compile_seconds"]
+    old.write(tmp_path / "old.json")
+    [line] = compare(new, Results.read(tmp_path / "old.json"))
+    assert (line["compile s old"], line["longer"], line["rounds/s ratio"]) == ("–", "", "1 (1–1)")
 
 
 def test_two_files_are_compared_without_measuring(files, capsys, monkeypatch):
@@ -234,9 +252,10 @@ def test_a_workload_that_fails_stops_no_other(tmp_path, capsys, monkeypatch):
 
 def test_figures_show_every_workload():
     found = results(tiny_round=[10.0, 12.0], softmax_1k=[5.0, 7.0])
-    [speed, ceiling] = systems_figure(found, ["softmax-1k", "tiny-round"]).axes
+    [speed, ceiling, compilation] = systems_figure(found, ["softmax-1k", "tiny-round"]).axes
     assert [label.get_text() for label in speed.get_yticklabels()] == ["softmax-1k", "tiny-round"]
     assert [text.get_text() for text in ceiling.texts] == ["50%", "50%"]
+    assert [text.get_text() for text in compilation.texts] == ["2", "2"]
     points = [workload for workload in GROWTH if workload.curve == "growth-cohort"]
     for point in points:
         found.add(point.name, numbers(1.0))

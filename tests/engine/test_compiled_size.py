@@ -21,6 +21,7 @@ from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.mechanisms import closed, gaussian
 from fedjaxsim.privacy.samplers.passes import passes
 from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.rounds import ChunkMap
 from fedjaxsim.simulation import Simulation
 
 LINEAR = {"pmtl": pmtl, "fedavg": fedavg, "fedprox": fedprox, "local": local}
@@ -44,7 +45,14 @@ def operations(jaxpr) -> int:
 
 
 def operations_of(
-    name, minibatches, clients=6, sampling=None, rate=1.0, chunk_map="scan", chunk_size=2, rounds=1
+    name,
+    minibatches,
+    clients=6,
+    sampling=None,
+    rate=1.0,
+    chunk_map: ChunkMap = "scan",
+    chunk_size=2,
+    rounds=1,
 ):
     population, task = (least_squares if name == "ppsgd" else classification)([5] * clients)
     sim = Simulation(
