@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedjaxsim import data, models, optimizers
+    from fedjaxsim import data, models, optimizers, testing
     from fedjaxsim.algorithm import Algorithm, Context
     from fedjaxsim.algorithms.fedavg import fedavg
     from fedjaxsim.algorithms.fedprox import fedprox
@@ -56,9 +56,10 @@ __all__ = [
     "poisson",
     "ppsgd",
     "split",
+    "testing",
 ]
 
-_MODULES = ("data", "models", "optimizers")
+_MODULES = ("data", "models", "optimizers", "testing")
 _HOMES = {
     "algorithm": ("Algorithm", "Context"),
     "algorithms.fedavg": ("fedavg",),

@@ -5,6 +5,7 @@ arguments are checked when the simulation is made, and what it returns when a ru
 alone: every function is traced once.
 """
 
+import dataclasses
 import inspect
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.task import Task
 from fedjaxsim.privacy.mechanisms import Mechanism, widened
 from fedjaxsim.privacy.sampling import Sampling
-from fedjaxsim.rounds import Rows
+from fedjaxsim.rounds import LARGEST_PASS, Rows
 
 PyTree = Any
 _EXAMPLES = 3
@@ -173,12 +174,13 @@ def _is_plain(value: Any) -> bool:
 
 
 def _rows(population: Population) -> Rows:
-    """The training rows as shapes: where they lie, if they are placed at all, does not matter."""
+    """The training rows as shapes, as a round reads them; where they lie does not matter."""
     fields: Any = {
         name: jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
         for name, value in population.fields.items()
     }
-    return Rows.place(population, "train", fields)
+    rows = Rows.place(population, "train", fields)
+    return dataclasses.replace(rows, pass_size=LARGEST_PASS)
 
 
 def _view(functions: Functions, rows: Rows, key: jax.Array) -> ClientData:

@@ -30,9 +30,10 @@ def build(
     population: Any = CLIENTS,
     mechanism=None,
     minibatches=None,
+    **settings: Any,
 ):
     minibatches = minibatches or Minibatches(4, epochs=1)
-    return Simulation(algorithm, task, population, poisson(4), minibatches, mechanism)
+    return Simulation(algorithm, task, population, poisson(4), minibatches, mechanism, **settings)
 
 
 def refusal(make):
@@ -287,3 +288,23 @@ def test_a_client_that_reads_everybodys_rows_is_refused():
     )
     with pytest.raises(AttributeError, match="a client reads its own rows alone: use"):
         build(algorithm).init(0, HPARAMS)
+
+
+def test_how_many_rows_others_have_does_not_show_in_a_full_pass():
+    # Batches of a size that depends on the longest client would round a client's sums otherwise.
+    sizes = set()
+
+    def client(shared, personal, data, hparams, context):
+        def step(total, batch):
+            sizes.add(batch.weight.shape)
+            return total + batch.sum(batch.fields["x"][:, 0])
+
+        total = data.full_pass(step, jnp.zeros(()))
+        return personal, jax.tree.map(lambda w: w + total, TASK.init(context.key)), {}
+
+    few, _ = classification([5, 6, 7, 8])
+    for population in (few, CLIENTS, classification([40] * 4)[0]):
+        algorithm = pmtl(TASK)._replace(client=client)
+        sim = build(algorithm, population=population, chunk_map="vmap")
+        jax.eval_shape(sim.round, sim.init(0, HPARAMS), HPARAMS.as_arrays())
+    assert sizes == {(16,)}
