@@ -10,8 +10,8 @@ from fedjaxsim import plots
 from fedjaxsim.config import RunConfig
 from fedjaxsim.experiment import Experiment, execute, prepare
 from fedjaxsim.files import write_json
-from fedjaxsim.progress import print_table, stop_on_interrupt
-from fedjaxsim.rundir import RunDirectory
+from fedjaxsim.progress import print_guarantee, print_table, stop_on_interrupt
+from fedjaxsim.rundir import GUARANTEE, RunDirectory
 from fedjaxsim.simulation import Simulation
 
 EPSILON = 1.0
@@ -49,7 +49,9 @@ def configurations(seed: int) -> dict[str, RunConfig]:
     return runs
 
 
-def prepare_demo(out: Path, seed: int, *, overwrite: bool, quiet: bool) -> Callable[[], int]:
+def prepare_demo(
+    out: Path, seed: int, *, overwrite: bool, quiet: bool, explain: bool
+) -> Callable[[], int]:
     """Checks the input of the demo; what is returned runs it and gives the exit code.
 
     Args:
@@ -57,6 +59,7 @@ def prepare_demo(out: Path, seed: int, *, overwrite: bool, quiet: bool) -> Calla
       seed: of all runs.
       overwrite: replace runs that the directory holds.
       quiet: no progress bars.
+      explain: print all of each run's guarantee instead of one line.
 
     Raises:
       ValueError: for a bad seed, or if the directory holds runs or cannot be written to.
@@ -72,16 +75,19 @@ def prepare_demo(out: Path, seed: int, *, overwrite: bool, quiet: bool) -> Calla
     }
 
     def work() -> int:
-        rows, curves = [], []
+        rows, curves, reports = [], [], {}
         with stop_on_interrupt() as stop:
             for name, experiment in experiments.items():
-                summary, _ = execute(experiment, directories[name], stop, quiet=quiet)
+                summary, reports[name] = execute(experiment, directories[name], stop, quiet=quiet)
                 rows.append({"run": name, **summary})
                 curves.append(_curve(name, experiment.config, directories[name]))
                 if stop.is_set():
                     break
         data = f"Digits over {rows[0]['clients']} clients"
         print_table(rows, title=f"{data}, by label Dirichlet")
+        for name, report in reports.items():
+            print(name, end=" ")
+            print_guarantee(report, directories[name].path / GUARANTEE, explain=explain)
         print("Local releases nothing: its ε is 0 whatever the others spend.")
         write_json(out / "table.json", rows)
         figure = plots.comparison_figure(curves, f"{data}: private (solid) and not (dashed)")

@@ -7,12 +7,16 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import rich.box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from fedjaxsim.privacy.guarantee import Report
 
 _QUALITY = (
     ("test_accuracy", "accuracy"),
@@ -22,6 +26,7 @@ _QUALITY = (
 _SHOWN = (("train_loss", "loss"), *_QUALITY)
 COUNT = "{task.completed}/{task.total}"
 """The column of a bar that counts."""
+COMPILING = "compiling …"
 
 
 def number(value: float | None) -> str:
@@ -87,6 +92,20 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
     print_whole(table)
 
 
+def print_guarantee(report: "Report", place: Path | None, *, explain: bool) -> None:
+    """Prints what a run guarantees: one line that says where the rest is, or all of it.
+
+    Args:
+      report: of the run.
+      place: the file that holds the whole report; None where there is none.
+      explain: whether to print the whole report.
+    """
+    if explain:
+        print(report)
+    else:
+        print(f"privacy: {report.short()}; in full: {place or '--explain'}")
+
+
 def print_whole(table: Table) -> None:
     """Prints a table, as wide as it is where there is no terminal to fit into, in a log say."""
     console = Console()
@@ -95,6 +114,8 @@ def print_whole(table: Table) -> None:
 
 class Bar:
     """A bar on a terminal; elsewhere, or when quiet, none. The base of what watches long work.
+
+    Both say so while JAX traces and compiles programs, or reads compiled ones.
 
     Args:
       title: what is running.
@@ -112,9 +133,10 @@ class Bar:
         *,
         before: Sequence[str] = ("{task.description}",),
         after: Sequence[str] = (),
-        words: str = "compiling",
+        words: str = "starting",
         quiet: bool = False,
     ):
+        self._title, self._said_compiling = title, False
         console = Console(stderr=True)
         self._bar = None
         if console.is_terminal and not quiet:
@@ -130,21 +152,36 @@ class Bar:
 
     def __enter__(self) -> Self:
         """Starts the bar."""
+        import jax  # What prints a table of finished runs needs none.
+
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
         if self._bar is not None:
             self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Leaves the bar as it stands."""
+        import jax
+
+        jax.monitoring.unregister_event_duration_listener(self._listen)
         if self._bar is not None:
             self._bar.stop()
 
     def show(self, **changes: Any) -> bool:
         """Changes `completed` or `words`; False where there is no bar to show them on."""
+        self._said_compiling = False
         if self._bar is None:
             return False
         self._bar.update(self._task, **changes)
         return True
+
+    def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        """Hears of a program as soon as a first part of it is traced."""
+        del duration_secs, kwargs
+        if event.startswith("/jax/core/compile/") and not self._said_compiling:
+            if not self.show(words=COMPILING):
+                print(f"{self._title}  {COMPILING}", flush=True)
+            self._said_compiling = True
 
 
 class RunProgress(Bar):
@@ -158,7 +195,7 @@ class RunProgress(Bar):
 
     def __init__(self, title: str, rounds: int, *, quiet: bool = False):
         super().__init__(title, rounds, after=(COUNT,), quiet=quiet)
-        self._title, self._rounds = title, rounds
+        self._rounds = rounds
 
     def update(self, record: Mapping[str, Any], rounds_per_second: float | None) -> None:
         """Shows one evaluation.

@@ -14,7 +14,7 @@ class BenchProgress(Bar):
     """
 
     def __init__(self, processes: int):
-        super().__init__("bench", processes, before=(COUNT,), words="starting")
+        super().__init__("bench", processes, before=(COUNT,))
         self._processes, self._done = processes, 0
 
     def start(self, workload: str) -> None:

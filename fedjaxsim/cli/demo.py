@@ -19,10 +19,18 @@ class Demo:
     """Replace the runs that the directory already holds."""
     quiet: bool = False
     """No progress bars: one plain line per evaluation."""
+    explain: bool = False
+    """Print all of each run's guarantee, and what it rests on."""
 
     def prepare(self) -> Callable[[], int]:
         """As `prepare_demo`."""
         start_jax()
         from fedjaxsim.demo import prepare_demo
 
-        return prepare_demo(self.out, self.seed, overwrite=self.overwrite, quiet=self.quiet)
+        return prepare_demo(
+            self.out,
+            self.seed,
+            overwrite=self.overwrite,
+            quiet=self.quiet,
+            explain=self.explain,
+        )

@@ -20,6 +20,8 @@ class Run:
     settings: OmitArgPrefixes[RunConfig]
     config: Positional[Annotated[Path | None, tyro.conf.arg(metavar="[CONFIG.toml]")]] = None
     """A TOML file with the same settings; flags win over it."""
+    explain: bool = False
+    """Print all of the guarantee, and what it rests on."""
 
     def prepare(self) -> Callable[[], int]:
         """Checks all input; what is returned runs and gives the exit code.
@@ -29,8 +31,8 @@ class Run:
         """
         start_jax()
         from fedjaxsim.experiment import execute, prepare
-        from fedjaxsim.progress import print_table, stop_on_interrupt
-        from fedjaxsim.rundir import RunDirectory
+        from fedjaxsim.progress import print_guarantee, print_table, stop_on_interrupt
+        from fedjaxsim.rundir import GUARANTEE, RunDirectory
 
         config = self.settings
         experiment = prepare(config)
@@ -49,7 +51,8 @@ class Run:
                     "smaller --lam or --server-learning-rate p helps (docs/algorithms.md says why)",
                     file=sys.stderr,
                 )
-            print(report)
+            place = None if directory is None else directory.path / GUARANTEE
+            print_guarantee(report, place, explain=self.explain)
             if directory is not None:
                 print(f"files in {directory.path}")
             if not summary["interrupted"]:

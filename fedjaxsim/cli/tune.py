@@ -50,6 +50,8 @@ class Tune:
     """Data to tune on instead of those of the run; they are read without protection."""
     compare_grid: Annotated[int | None, optional("N", "no grid")] = None
     """Also run a grid of N values of each hyperparameter, from a tenth to ten times the start."""
+    explain: bool = False
+    """Print all of the final run's guarantee, and what it rests on."""
 
     def prepare(self) -> Callable[[], int]:
         """As `prepare_tune`."""

@@ -111,6 +111,25 @@ class Report:
         known = ", ".join(f"({g.adjacency}, {g.view})" for g in self.guarantees)
         raise ValueError(f"the report has {known}, but not ({adjacency}, {view})")
 
+    def short(self) -> str:
+        """One line, as in `ε ≤ 1 zero-out, ε ≤ 2.23 replace, δ = 0.001 (joint DP, upper bound)`."""
+        shown = [each for each in self.guarantees if each.view == "joint_dp"] or self.guarantees
+        reasons = dict.fromkeys(each.reason for each in shown if each.epsilon is None)
+        words, kinds = [], []
+        for each in shown:
+            adjacency = each.adjacency.replace("_", "-")
+            if each.epsilon is None:
+                words.append(f"no ε {adjacency} ({each.reason})")
+                continue
+            sign, value = _STATUS_TEXT[each.status], _round_up(each.epsilon)
+            words.append(f"ε {sign} {value:.5g} {adjacency}")
+            kinds.append(each.status.replace("_", " "))
+        if not kinds:
+            return f"no guarantee: {'; '.join(reasons)}"
+        view = "joint DP" if shown[0].view == "joint_dp" else "released sequence"
+        kind = " and ".join(dict.fromkeys(kinds))
+        return f"{', '.join(words)}, δ = {shown[0].delta:.3g} ({view}, {kind})"
+
     def to_json(self) -> dict[str, Any]:
         """Plain dictionaries: adjacency -> view -> accountant -> the guarantee's fields."""
         nested: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from fedjaxsim.progress import epsilon_text, number, print_whole
 from fedjaxsim.sweep.envelopes import default_metric, envelope, last
 from fedjaxsim.sweep.labels import key_label, metric_label, value_label
 from fedjaxsim.sweep.plan import Plan
-from fedjaxsim.sweep.results import SELECTION, SweepDirectory
+from fedjaxsim.sweep.results import REPORT, SELECTION, SweepDirectory
 
 _MOST_LINES = 30
 
@@ -77,6 +77,7 @@ def print_report(plan: Plan, results: pa.Table) -> None:
     if diverged:
         print(f"{len(diverged)} runs diverged; they are in the results, marked, and never the best")
     print(SELECTION)
+    print(f"the guarantees in full: {REPORT}")
 
 
 def _diverged(results: pa.Table) -> set[int]:

@@ -13,7 +13,8 @@ from fedjaxsim.experiment import execute, prepare, versions
 from fedjaxsim.files import Record
 from fedjaxsim.hparams import SMALLEST_CLIP_NORM, Hyperparameters
 from fedjaxsim.hypergrad import EPSILON, check_names
-from fedjaxsim.progress import number, print_table, stop_on_interrupt
+from fedjaxsim.progress import number, print_guarantee, print_table, stop_on_interrupt
+from fedjaxsim.rundir import GUARANTEE
 from fedjaxsim.tune import descent
 from fedjaxsim.tune.descent import Point, Step, descend
 from fedjaxsim.tune.figure import path_figure
@@ -227,7 +228,7 @@ class _Tuning:
         experiment = prepare(config, self.source.final.simulation)
         summary, report = execute(experiment, self.directory.run, self.stop, quiet=config.quiet)
         print_table([{"run": config.algorithm, **summary}])
-        print(report)
+        print_guarantee(report, self.directory.run.path / GUARANTEE, explain=self.command.explain)
         return INTERRUPTED if summary["interrupted"] else 0
 
 

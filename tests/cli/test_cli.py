@@ -248,7 +248,10 @@ def test_a_regression_reports_nmse_and_infinity_is_null(tmp_path, capsys):
     summary = RunDirectory(tmp_path / "run").summary()
     assert summary["test_nmse"] > 0
     assert '"epsilon": null' in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]
-    assert "nMSE" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "nMSE" in printed
+    file = tmp_path / "run" / "guarantee.json"
+    assert f"privacy: no guarantee: no noise was added; in full: {file}\n" in printed
 
 
 def test_the_version(capsys):
@@ -334,18 +337,21 @@ def test_a_diverging_run_is_warned_about(capsys):
     arguments = ["run", "--quiet", "--data", "synthetic", "--loss", "squared", "--rounds", "6"]
     flags = ["--learning-rate", "30", "--eval-every", "2", "--algorithm", "fedavg"]
     assert main([*arguments, *flags]) == 0
-    assert "this run diverges" in capsys.readouterr().err
+    output = capsys.readouterr()
+    assert "this run diverges" in output.err
+    assert "privacy: no guarantee: no noise was added; in full: --explain\n" in output.out
 
 
-def test_ppsgd_runs_from_the_command_line(tmp_path):
+def test_ppsgd_runs_from_the_command_line(tmp_path, capsys):
     # Weighted by public minibatch sizes, its data consumed, an output layer of one's own, averaged.
     flags = ["--algorithm", "ppsgd", "--model", "mlp", "--hidden", "4", "--loss", "one-vs-all"]
     own = ["--objective", "weighted", "--passes", "1", "--averaged", "--personalization", "0.5"]
     small = [flag for flag in SMALL if flag not in ("--local-steps", "1")]
-    assert (
-        main(["run", *small, *flags, *own, "--noise-multiplier", "1", "--out", f"{tmp_path}/a"])
-        == 0
-    )
+    noise = ["--noise-multiplier", "1", "--explain"]
+    assert main(["run", *small, *flags, *own, *noise, "--out", f"{tmp_path}/a"]) == 0
+    printed = capsys.readouterr().out
+    assert "zero_out, released_sequence: ε ≤" in printed
+    assert "privacy:" not in printed
     summary = RunDirectory(tmp_path / "a").summary()
     assert 0 <= summary["test_accuracy"] <= 1
     assert summary["epsilon"] > 0

@@ -42,6 +42,9 @@ def test_the_demo_leaves_runs_a_table_and_curves(small, tmp_path, capsys):
     for row in table:
         assert row == {"run": row["run"], **RunDirectory(tmp_path / row["run"]).summary()}
     assert (tmp_path / "curves.png").stat().st_size < 150_000
-    assert "Local releases nothing" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Local releases nothing" in printed
+    assert "local privacy: ε = 0 zero-out, ε = 0 replace, δ = 0.0125 (joint DP, exact)" in printed
+    assert "fedavg-eps-inf privacy: no guarantee: no noise was added" in printed
     assert main(["demo", "--out", str(tmp_path)]) == 2
     assert "already holds a run" in capsys.readouterr().err

@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 
+import jax
+import jax.numpy as jnp
 import pytest
 from problems import HANGS
 
@@ -35,6 +37,21 @@ def test_without_a_terminal_there_is_one_plain_line_per_evaluation(capsys):
         "pmtl  10/10  loss 0.5123  accuracy 0.75  ε 1.235  3 rounds/s",
     ]
     assert output.err == ""
+
+
+def test_compiling_is_said_once_between_two_evaluations(capsys):
+    with RunProgress("pmtl", 10) as progress:
+        jax.jit(lambda x: jnp.sin(x) + 1)(1.0)
+        jax.jit(lambda x: jnp.cos(x) + 2)(1.0)
+        progress.update(RECORD, None)
+        compiled = jax.jit(lambda x: jnp.tan(x) + 3)
+        compiled(1.0)
+        progress.update(RECORD, None)
+        compiled(1.0)
+        progress.update(RECORD, None)
+    jax.jit(lambda x: jnp.tan(x) + 4)(1.0)
+    said = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
+    assert said == ["compiling", "5/10", "compiling", "5/10", "5/10"]
 
 
 def test_the_table_has_the_columns_of_what_was_measured(capsys):

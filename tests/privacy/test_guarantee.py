@@ -60,6 +60,31 @@ def test_text_says_what_it_rests_on_once():
     assert "1/(10 m)" not in text
 
 
+def test_in_one_line():
+    found = report(ledger_of((4.0, 1.0, 10)), EVERYONE, GAUSSIAN, 1e-5)
+    replaced = guarantee._round_up(gaussian.epsilon(1e-5, 2 * math.sqrt(10) / 4))
+    assert found.short() == (
+        f"ε = 3.3415 zero-out, ε = {replaced:.5g} replace, δ = 1e-05 (joint DP, exact)"
+    )
+    assert report(ledger_of((0.0, 0.5, 3)), POISSON, GAUSSIAN, 1e-5).short() == (
+        "no guarantee: no noise was added"
+    )
+    nothing = report(ledger_of((0.0, 1.0, 3)), EVERYONE, Event("none"), 1e-5).short()
+    assert nothing == "ε = 0 zero-out, ε = 0 replace, δ = 1e-05 (joint DP, exact)"
+
+
+def test_in_one_line_of_one_accountant():
+    ledger = ledger_of((8.0, 0.01, 10))
+    half = report(ledger, POISSON, GAUSSIAN, 1e-5, "rdp")
+    assert half.short().endswith("zero-out, δ = 1e-05 (joint DP, upper bound)")
+    fixed = Scheme("fixed", 1000, 10)
+    read = report(ledger, fixed, GAUSSIAN, 1e-5, "rdp_without_replacement")
+    assert read.short().endswith("replace, δ = 1e-05 (released sequence, upper bound)")
+    lost = dataclasses.replace(half.guarantees[0], epsilon=None, reason="lost", adjacency="replace")
+    mixed = dataclasses.replace(half, guarantees=(half.guarantees[0], lost)).short()
+    assert "zero-out, no ε replace (lost), δ = 1e-05 (joint DP, upper bound)" in mixed
+
+
 def test_a_weak_delta_is_called_weak():
     assert default_delta(205) == 1 / 2050
     with pytest.raises(ValueError, match="num_clients must be at least 1"):

@@ -83,7 +83,8 @@ def test_the_final_run_is_on_the_rest_and_reports_its_guarantee(finished):
     summary = run.summary()
     assert summary["clients"] == 6
     assert 1.99 <= summary["epsilon"] <= 2.0
-    assert "zero_out, joint_dp: ε ≤ 1.99" in printed
+    assert "privacy: ε ≤ 1.99" in printed
+    assert f"in full: {folder}/run/guarantee.json" in printed
     path = read(folder)
     assert path["clients"] == {"tuning": 6, "run": 6}
     assert path["noise_multiplier"]["run"] == summary["noise_multiplier"]
