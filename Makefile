@@ -1,6 +1,8 @@
-# Each target sets up everything it needs in .venv; only Python 3.11 or newer is assumed.
+# Each target sets up everything it needs in $(VENV), a folder of the name .venv; only Python 3.11 or
+# newer is assumed.
 PYTHON ?= python3
-BIN := .venv/bin
+VENV ?= .venv
+BIN := $(VENV)/bin
 export MPLBACKEND := Agg
 
 .PHONY: test test-all lint types unit thorough demo clean
@@ -10,29 +12,29 @@ test: lint types unit
 
 test-all: lint types thorough
 
-lint: .venv/ready
+lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: .venv/ready
-	$(BIN)/pyright --warnings
+types: $(VENV)/ready
+	$(BIN)/pyright --warnings --venvpath $(dir $(VENV))
 
 # A file's tests share what one of them has set up or compiled.
-unit: .venv/ready
+unit: $(VENV)/ready
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m "not thorough"
 
-thorough: .venv/ready
+thorough: $(VENV)/ready
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-demo: .venv/ready
+demo: $(VENV)/ready
 	$(BIN)/fedjaxsim demo --out runs/demo --overwrite
 
-.venv/ready: pyproject.toml
+$(VENV)/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "fedjaxsim needs Python 3.11 or newer; call make PYTHON=/path/to/it"; exit 1; }
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache runs dist
+	rm -rf $(VENV) .pytest_cache .ruff_cache runs dist

@@ -1,5 +1,7 @@
 """`map_last` is `jax.vmap` with another layout: the same numbers for every kind of function."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,7 +116,7 @@ def test_the_axis_stays_last_in_products_and_sums(monkeypatch):
         return w - rate * gradient * jnp.minimum(1.0, 1.0 / norm), loss
 
     x, w, rate = jnp.ones((4, 3)), jnp.ones((3, 2, S)), jnp.linspace(0.1, 1.0, S)
-    jaxpr = jax.make_jaxpr(map_last(step, (-1, None, 0), S))(w, x, rate)
+    jaxpr: Any = jax.make_jaxpr(map_last(step, (-1, None, 0), S))(w, x, rate)
     products = [eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive.name == "dot_general"]
     assert [eqn.outvars[0].aval.shape for eqn in products] == [(4, 2, S), (3, 2, S)]
 

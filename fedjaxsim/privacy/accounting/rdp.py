@@ -64,7 +64,7 @@ def _one_round_fractional(orders: np.ndarray, z: float, p: float) -> np.ndarray:
     rest = np.where(np.abs(log_ratio) < 1e-5, series, rest)
     with np.errstate(divide="ignore"):
         log_terms = alpha * log_ratio + np.log(rest) - x**2 / 2
-    log_excess = logsumexp(log_terms, axis=1) + math.log(step / math.sqrt(2 * math.pi))
+    log_excess = np.asarray(logsumexp(log_terms, axis=1)) + math.log(step / math.sqrt(2 * math.pi))
     return np.logaddexp(0.0, log_excess) / (orders - 1)
 
 
