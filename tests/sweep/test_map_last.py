@@ -190,4 +190,4 @@ def test_errors_of_the_function_are_its_own():
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
-        map_last(wrong, (-1,), 3)(np.zeros((4, 3)))
+        map_last(wrong, (-1,), 3)(jnp.zeros((4, 3)))
