@@ -4,6 +4,7 @@ A `RunConfig` says what the user asked for. What follows from it (the noise mult
 the default δ, the cohort's capacity) is worked out where the run is built.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import math
@@ -15,6 +16,22 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
+_MOST = 2**31 - 1
+_MILLION = 10**6
+_LARGEST = {
+    "seed": 2**32 - 1,
+    "clients": _MOST,
+    "classes": _MOST,
+    "rounds": _MOST,
+    "eval_every": _MOST,
+    "chunk_size": _MOST,
+    "batch_size": _MILLION,
+    "local_steps": _MILLION,
+    "local_epochs": _MILLION,
+    "passes": _MILLION,
+    "hidden": _MILLION,
+}
+"""The largest whole numbers: what is counted over a run fits into int32."""
 PREPROCESS = ("drop-constant", "invert", "unit-rows")
 
 _INTEGERS = PrimitiveConstructorSpec(
@@ -167,8 +184,7 @@ class RunConfig:
             raise ValueError(f"epsilon must be positive (inf: no privacy), got {self.epsilon}")
         if self.delta is not None and not 0 < self.delta < 1:
             raise ValueError(f"delta must lie in (0, 1), got {self.delta}")
-        if any(width < 1 for width in self.hidden):
-            raise ValueError(f"hidden widths must be at least 1, got {list(self.hidden)}")
+        self._check_sizes()
         steps = [step for step in self.preprocess if step not in PREPROCESS]
         if steps:
             raise ValueError(f"preprocess takes {', '.join(PREPROCESS)}, got {steps[0]!r}")
@@ -183,9 +199,19 @@ class RunConfig:
                 "synthetic-stream is a linear regression: model must be linear and loss squared, "
                 f"got model {self.model} and loss {self.loss}"
             )
+
+    def _check_sizes(self) -> None:
+        if not self.hidden:
+            raise ValueError("hidden must hold at least one width, got none")
+        if any(width < 1 for width in self.hidden):
+            raise ValueError(f"hidden widths must be at least 1, got {list(self.hidden)}")
         for name in ("rounds", "eval_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{flag(name)} must be at least 1, got {getattr(self, name)}")
+        for name, largest in _LARGEST.items():
+            size = max(self.hidden) if name == "hidden" else getattr(self, name)
+            if size is not None and size > largest:
+                raise ValueError(f"{flag(name)} must be at most {largest}, got {size}")
 
     @property
     def clips(self) -> bool:
@@ -238,7 +264,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"no configuration file {path}")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
     hints = typing.get_type_hints(RunConfig)
     settings: dict[str, Any] = {}
@@ -277,11 +303,13 @@ def convert(key: str, value: Any, hint: Any, path: Path) -> Any:
     if typing.get_origin(hint) is tuple:
         parse = _integers if kinds[0] is int else _words
         if isinstance(value, str):
-            return parse(value)
+            with contextlib.suppress(ValueError):
+                return parse(value)
         if isinstance(value, list) and all(type(item) is kinds[0] for item in value):
             return tuple(value)
     elif hint is float and type(value) in (int, float):
-        return float(value)
+        with contextlib.suppress(OverflowError):
+            return float(value)
     elif hint is float and value in ("inf", "∞"):
         return math.inf
     elif hint is Path and isinstance(value, str):

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import optax
 
-from fedjaxsim import models, optimizers
+from fedjaxsim import feasible, models, optimizers
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.fedprox import fedprox
@@ -139,15 +139,20 @@ def prepare(config: RunConfig, simulation: Simulation | None = None) -> Experime
         lam=config.lam,
         mu=config.mu,
         personalization=config.personalization,
-        clip_norm=config.clip if config.clips else math.inf,
+        clip_norm=config.clip,
         noise_multiplier=config.noise_multiplier or 0.0,
         sampling_rate=config.sampling_rate,
     )
     validate(hparams)
+    if not config.clips:
+        hparams = hparams.replace(clip_norm=math.inf)
     if math.isfinite(config.target_epsilon) and not math.isfinite(config.clip):
         raise ValueError(f"clip must be finite where epsilon is, got {config.clip}")
+    new = simulation is None
     if simulation is None:
-        simulation = simulation_of(config, population_of(config))
+        population = population_of(config)
+        feasible.check_labels(config, population)
+        simulation = simulation_of(config, population)
     delta = default_delta(simulation.num_clients) if config.delta is None else config.delta
     if config.algorithm == "local":
         hparams = hparams.replace(noise_multiplier=0.0, clip_norm=math.inf)
@@ -162,6 +167,8 @@ def prepare(config: RunConfig, simulation: Simulation | None = None) -> Experime
         )
         hparams = hparams.replace(noise_multiplier=z)
     simulation.check(hparams)
+    if new:
+        feasible.check_start(config, simulation, hparams, delta)
     return Experiment(config, simulation, hparams, delta)
 
 

@@ -16,8 +16,11 @@ from jax.core import Tracer
 from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
-SMALLEST_CLIP_NORM = 1e-12
+SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-12, 1e15
+SMALLEST_NOISE, LARGEST_NOISE = 1e-6, 1e12
+"""Noise multipliers other than 0: their squares, and noise times clip norm, exist in float32."""
 
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _FINITE = (
     "learning_rate",
     "server_learning_rate",
@@ -98,10 +101,12 @@ def validate(hparams: Hyperparameters) -> None:
     """
     for name in _FINITE:
         value = known(getattr(hparams, name))
-        if value is not None and not (np.all(np.isfinite(value)) and np.all(value >= 0)):
+        if value is not None and not np.all((value >= 0) & (value <= _LARGEST_FLOAT32)):
             raise ValueError(f"{name} must be finite and at least 0, got {value}")
     level = known(hparams.personalization)
-    if level is not None and not np.all(level >= 0):
+    if level is not None and not np.all(
+        (level >= 0) & ((level <= _LARGEST_FLOAT32) | np.isinf(level))
+    ):
         raise ValueError(f"personalization must be at least 0 (inf: global only), got {level}")
     clip_norm = known(hparams.clip_norm)
     if clip_norm is not None and not np.all(clip_norm > 0):
@@ -111,10 +116,19 @@ def validate(hparams: Hyperparameters) -> None:
             f"clip_norm must be at least {SMALLEST_CLIP_NORM}, since squares of smaller norms "
             f"vanish in float32, got {clip_norm}"
         )
+    if clip_norm is not None and np.any((clip_norm > LARGEST_CLIP_NORM) & np.isfinite(clip_norm)):
+        raise ValueError(
+            f"clip_norm must be at most {LARGEST_CLIP_NORM}, or inf for no clipping, since squares "
+            f"of larger norms are infinite in float32, got {clip_norm}"
+        )
     z = known(hparams.noise_multiplier)
     if z is not None:
         if not (np.all(np.isfinite(z)) and np.all(z >= 0)):
             raise ValueError(f"noise_multiplier must be finite and at least 0, got {z}")
+        if np.any((z > 0) & ((z < SMALLEST_NOISE) | (z > LARGEST_NOISE))):
+            raise ValueError(
+                f"noise_multiplier must be 0 or lie in [{SMALLEST_NOISE}, {LARGEST_NOISE}], got {z}"
+            )
         if z.ndim > 1:
             raise ValueError(
                 f"noise_multiplier must be a number or one number per round, got shape {z.shape}"

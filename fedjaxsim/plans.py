@@ -123,10 +123,18 @@ def check(noise_multiplier: float, rounds: int) -> None:
     """Checks what a plan's rounds are.
 
     Raises:
-      ValueError: if z is negative or not a number, or a ledger cannot count the rounds.
+      ValueError: if z is negative, not a number, or neither 0 nor of a size that can be drawn, or
+        a ledger cannot count the rounds.
     """
+    from fedjaxsim.hparams import LARGEST_NOISE, SMALLEST_NOISE
+
     if not noise_multiplier >= 0:
         raise ValueError(f"noise_multiplier must be at least 0, got {noise_multiplier}")
+    if noise_multiplier and not SMALLEST_NOISE <= noise_multiplier <= LARGEST_NOISE:
+        raise ValueError(
+            f"noise_multiplier must be 0 or lie in [{SMALLEST_NOISE}, {LARGEST_NOISE}], "
+            f"got {noise_multiplier}"
+        )
     if not 1 <= rounds <= _MOST_ROUNDS:
         raise ValueError(f"rounds must lie in [1, {_MOST_ROUNDS}], got {rounds}")
 

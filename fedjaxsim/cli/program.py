@@ -12,22 +12,34 @@ from fedjaxsim.cli.bench import Bench
 from fedjaxsim.cli.compare import Compare
 from fedjaxsim.cli.demo import Demo
 from fedjaxsim.cli.privacy import Privacy
+from fedjaxsim.cli.refusals import flags_refused_in_one_line, one_line
 from fedjaxsim.cli.run import Run
 from fedjaxsim.cli.start import INTERRUPTED
 from fedjaxsim.cli.sweep import Sweep
 from fedjaxsim.cli.tune import Tune
 from fedjaxsim.config import RunConfig, combine, read_toml
+from fedjaxsim.reads import different, given_flags, require_read, unread
+
+REFUSED = (ValueError, OSError, OverflowError, MemoryError)
+"""What bad input raises: values, files that cannot be read, and numbers or sizes too large."""
 
 Command = Run | Sweep | Tune | Compare | Demo | Privacy | Audit | Bench
 
 
-def parse(arguments: Sequence[str]) -> Command:
+def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
     """Parses a command line, with the settings of the TOML file it names.
+
+    A flag that has no effect is refused. A file may serve several systems, so what has none there
+    is worth a note only.
+
+    Args:
+      arguments: without the program's name.
+      notes: where notes for the user go.
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: if the file, or the settings together, are not as they must be.
-      SystemExit: where tyro has shown help (code 0) or refused a flag (code 2).
+      ValueError: if a flag, the file, or the settings together are not as they must be.
+      SystemExit: where help was asked for and shown.
     """
     command = _parse(arguments, RunConfig())
     if isinstance(command, Run | Tune | Audit):
@@ -36,6 +48,11 @@ def parse(arguments: Sequence[str]) -> Command:
             command = _parse(arguments, combine(settings, command.settings))
             assert isinstance(command, Run | Tune | Audit)
         command.settings.validate()
+        given = given_flags(arguments)
+        require_read(command.settings, given)
+        left = unread(command.settings, sorted(different(command.settings) - given))
+        if notes is not None and left:
+            notes.append(f"{command.config}: {'; '.join(left)}")
     return command
 
 
@@ -48,13 +65,14 @@ def _parse(arguments: Sequence[str], defaults: RunConfig) -> Command:
     privacy: Any = Annotated[Privacy, tyro.conf.subcommand("privacy")]
     audit: Any = Annotated[Audit, tyro.conf.subcommand("audit", default=Audit(defaults))]
     bench: Any = Annotated[Bench, tyro.conf.subcommand("bench")]
-    return tyro.cli(
-        run | sweep | tune | compare | demo | privacy | audit | bench,
-        prog="fedjaxsim",
-        description="Private, personalized federated learning, simulated. See also --version.",
-        args=arguments,
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes),
-    )
+    with flags_refused_in_one_line():
+        return tyro.cli(
+            run | sweep | tune | compare | demo | privacy | audit | bench,
+            prog="fedjaxsim",
+            description="Private, personalized federated learning, simulated. See also --version.",
+            args=arguments,
+            config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes),
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,10 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         try:
-            work = parse(arguments).prepare()
-        except (ValueError, FileNotFoundError) as error:
-            print(f"fedjaxsim: error: {error}", file=sys.stderr)
+            notes: list[str] = []
+            work = parse(arguments, notes).prepare()
+        except REFUSED as error:
+            print(f"fedjaxsim: error: {one_line(error) or type(error).__name__}", file=sys.stderr)
             return 2
+        for note in notes:
+            print(f"fedjaxsim: warning: {one_line(note)}", file=sys.stderr)
         code = work()
         sys.stdout.flush()
         return code

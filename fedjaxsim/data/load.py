@@ -60,10 +60,11 @@ def load(
         ValueError: the specification is unknown, an option is out of range, or a partition is
             given for data that has its own clients.
     """
-    kind, _, path = spec.partition(":")
+    kind, colon, path = spec.partition(":")
     if kind not in ("digits", "leaf", "mat", "npz", "synthetic", "synthetic-stream"):
         raise ValueError(f"data must be {_SOURCES}, got {spec!r}")
-    if (path == "") != (kind in ("digits", "synthetic", "synthetic-stream")):
+    whole = kind in ("digits", "synthetic", "synthetic-stream")
+    if whole == bool(colon) or whole == bool(path):
         raise ValueError(f"data must be {_SOURCES}, with a path or without, got {spec!r}")
     check_fractions(validation, test or 0.0)
     check_seed(seed)

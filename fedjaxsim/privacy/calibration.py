@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fedjaxsim.hparams import LARGEST_NOISE, SMALLEST_NOISE
 from fedjaxsim.privacy.accounting import composition, rdp
 from fedjaxsim.privacy.accounting.composition import Adjacency, View
 from fedjaxsim.privacy.events import Event, Scheme
@@ -16,6 +17,9 @@ from fedjaxsim.privacy.ledger import Entry
 
 TOLERANCE = 1e-3
 """How far below the target, relative to it, the ε of a calibrated run may lie."""
+LEAST, MOST = 1e-6, 1e6
+"""The range of ε for which noise, rounds or rates are looked for."""
+_FEW_ROUNDS = 10_000
 _MOST_ROUNDS = int(np.iinfo(np.int32).max)
 _GAUSSIAN = Event("gaussian")
 
@@ -63,10 +67,22 @@ def spent(
 def _check(epsilon: float, delta: float, event: Event) -> None:
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
+    if not LEAST <= epsilon <= MOST:
+        raise ValueError(f"epsilon must lie in [{LEAST}, {MOST}] to be aimed at, got {epsilon}")
     if not 0 < delta < 1:
         raise ValueError(f"delta must lie in (0, 1), got {delta}")
     if event.kind != "gaussian":
         raise ValueError(f"only gaussian releases have noise to calibrate, got {event.kind!r}")
+
+
+def _check_noise(noise_multiplier: float) -> None:
+    if not noise_multiplier > 0:
+        raise ValueError(f"noise_multiplier must be positive, got {noise_multiplier}")
+    if not SMALLEST_NOISE <= noise_multiplier <= LARGEST_NOISE:
+        raise ValueError(
+            f"noise_multiplier must lie in [{SMALLEST_NOISE}, {LARGEST_NOISE}], "
+            f"got {noise_multiplier}"
+        )
 
 
 def _as_drawn(sampling_rate: float) -> float:
@@ -82,6 +98,7 @@ def _search(
     start: float,
     power: float,
     most: float = math.inf,
+    least: float = 0.0,
     tolerance: float = TOLERANCE,
 ) -> float | None:
     """A float32 value x ≤ most whose cost lies in [(1 − tolerance) ε, ε], by secants in logs.
@@ -92,6 +109,7 @@ def _search(
       start: where to begin.
       power: roughly, cost ∝ x^power; its sign is taken to be right.
       most: the largest x allowed.
+      least: the smallest x allowed.
       tolerance: see above.
 
     Returns:
@@ -100,6 +118,7 @@ def _search(
     """
     aim = math.log(epsilon) + math.log1p(-tolerance / 2)
     good = bad = best = previous = None
+    close = 1e-5
     slope, u = power, math.log(min(start, most))
     for _ in range(80):
         x = min(most, float(np.float32(math.exp(u))))
@@ -109,15 +128,16 @@ def _search(
             if value >= (1 - tolerance) * epsilon or (x == most and power > 0):
                 return x
         else:
-            bad = u
+            bad, close = u, 1e-5 if value < math.inf else tolerance
         level = math.log(value) if 0 < value < math.inf else aim + (3 if value > epsilon else -3)
         if previous is not None and u != previous[0]:
             secant = (level - previous[1]) / (u - previous[0])
             slope = math.copysign(min(max(abs(secant), 0.2), 50.0), power)
         previous = u, level
         u = min(u + (aim - level) / slope, math.log(most))
+        u = max(u, math.log(least)) if least > 0 else u
         if good is not None and bad is not None:
-            if abs(good - bad) < 1e-5:
+            if abs(good - bad) < close:
                 break
             if not min(good, bad) < u < max(good, bad):
                 u = (good + bad) / 2
@@ -190,25 +210,35 @@ def rounds(
 ) -> int:
     """The largest number of rounds that reports at most (ε, δ); 0 if one round is too many.
 
-    At most 2³¹ − 1, which is what a ledger counts to. Arguments as for `noise_multiplier`.
+    Above 10,000 rounds it meets ε to 0.1 %. At most 2³¹ − 1, which is what a ledger counts to.
+    Arguments as for `noise_multiplier`.
     """
     _check(epsilon, delta, event)
-    if not noise_multiplier > 0:
-        raise ValueError(f"noise_multiplier must be positive, got {noise_multiplier}")
+    _check_noise(noise_multiplier)
     p = _as_drawn(sampling_rate)
 
-    def meets(count):
-        return spent(noise_multiplier, p, count, delta, scheme, event, adjacency, view) <= epsilon
+    def cost(count):
+        return spent(noise_multiplier, p, int(count), delta, scheme, event, adjacency, view)
 
-    good, bad = 0, 1
-    while meets(bad):
-        good = bad
-        if bad == _MOST_ROUNDS:
-            return bad
-        bad = min(4 * bad, _MOST_ROUNDS)
+    if cost(1) > epsilon:
+        return 0
+    one = rdp.compose([Entry(noise_multiplier, p, 1)], event.zero_out, rdp.INTEGER_ORDERS)
+    start = 1
+    while (
+        start < _MOST_ROUNDS // 2
+        and rdp.epsilon(2 * start * one, delta, rdp.INTEGER_ORDERS) <= epsilon
+    ):
+        start *= 2
+    good = int(_search(cost, epsilon, start, 0.7, most=_MOST_ROUNDS, least=1) or 1)
+    if good > _FEW_ROUNDS:
+        return good
+    step = 1
+    while cost(good + step) <= epsilon:
+        good, step = good + step, 2 * step
+    bad = good + step
     while bad - good > 1:
         middle = (good + bad) // 2
-        good, bad = (middle, bad) if meets(middle) else (good, middle)
+        good, bad = (middle, bad) if cost(middle) <= epsilon else (good, middle)
     return good
 
 
@@ -234,8 +264,7 @@ def sampling_rate(
     _check(epsilon, delta, event)
     if scheme.kind != "poisson":
         raise ValueError(f"scheme must be poisson to have a sampling rate, got {scheme.kind!r}")
-    if not noise_multiplier > 0:
-        raise ValueError(f"noise_multiplier must be positive, got {noise_multiplier}")
+    _check_noise(noise_multiplier)
 
     def cost(p):
         return spent(noise_multiplier, p, rounds, delta, scheme, event, adjacency, view)

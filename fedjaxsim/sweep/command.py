@@ -147,6 +147,12 @@ def _chunks(
     budget = plan.options.memory * _GB
     each = bytes_per_run(family.simulation, family.groups[0][0][1].hparams)
     fitting = max(1, int(budget // each))
+    # The places of a program follow from the plan, or from the checkpoint that it goes on with, and
+    # not from what is left: else a checkpoint would not fit the program that reads it.
+    places = max(len(_cut(range(len(group)), fitting)[0]) for group in family.groups)
+    if checkpoint and checkpoint.places and set(checkpoint.runs) & set(dict(family.experiments)):
+        places = checkpoint.places
+    fitting = min(fitting, places)
     shared: ManyRuns | None = None
     for group in family.groups:
         experiments = dict(group)
@@ -159,8 +165,9 @@ def _chunks(
         rest = [run for run in experiments if run not in done and run not in begun]
         for runs in ([begun] if begun else []) + _cut(rest, fitting):
             settings = [experiments[run].hparams for run in runs]
-            if shared is None or len(settings) > shared.capacity:
-                shared = ManyRuns(simulation, settings, axes=family.axes)
+            if shared is None:
+                padding = [settings[-1]] * (places - len(settings))
+                shared = ManyRuns(simulation, settings + padding, axes=family.axes)
             yield shared.with_runs(simulation, settings), config.seed, tuple(runs)
 
 
@@ -239,7 +246,10 @@ class _Chunk:
 
     def _save(self, state: SimulationState, round_: int) -> None:
         start = time.monotonic()
-        self.directory.write_checkpoint(Checkpoint(self.runs, round_, self.rows, to_arrays(state)))
+        state_arrays, places = to_arrays(state), self.many.capacity
+        self.directory.write_checkpoint(
+            Checkpoint(self.runs, round_, self.rows, state_arrays, places)
+        )
         self.saved_at = time.monotonic()
         self.saving_took = self.saved_at - start
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjaxsim.config import RECORDS, RunConfig, convert, flag, unknown
+from fedjaxsim.reads import unread
 
 HYPERPARAMETERS = (
     "learning_rate",
@@ -210,7 +211,18 @@ def make_plan(
                 raise ValueError(f"the run with {swept}: {error}") from error
             runs.setdefault(run, set()).update(changes)
     given = tuple(map(frozenset, runs.values()))
+    _check_read(keys, tuple(runs), given)
     return Plan(base, options, tuple(tables), keys, tuple(runs), given)
+
+
+def _check_read(
+    keys: Sequence[str], runs: Sequence[RunConfig], given: Sequence[frozenset[str]]
+) -> None:
+    """That every swept key has an effect on some run that it is given for."""
+    for key in keys:
+        affected = [run for run, of_run in zip(runs, given, strict=True) if key in of_run]
+        if all(unread(run, [key]) for run in affected):
+            raise ValueError(f"no run reads what is swept: {unread(affected[0], [key])[0]}")
 
 
 def read_plan(path: Path, data: str | None = None) -> Plan:
@@ -230,7 +242,7 @@ def read_plan(path: Path, data: str | None = None) -> Plan:
         raise FileNotFoundError(f"no configuration file {path}")
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
     if "sweep" not in content:
         raise ValueError(

@@ -60,12 +60,14 @@ class Checkpoint:
       round: rounds done.
       rows: records so far, as `tidy` takes them.
       state: the arrays of the engine, by name.
+      places: how many runs the engine's arrays hold, repetitions included; None where not known.
     """
 
     runs: tuple[int, ...]
     round: int
     rows: Sequence[Record]
     state: Mapping[str, np.ndarray]
+    places: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +156,7 @@ class SweepDirectory:
             "fingerprint": self.plan.fingerprint,
             "runs": list(map(int, checkpoint.runs)),
             "round": checkpoint.round,
+            "places": checkpoint.places,
             "dtypes": {name: str(array.dtype) for name, array in checkpoint.state.items()},
         }
         rows = _parquet(tidy(self.plan, checkpoint.rows))
@@ -194,7 +197,7 @@ class SweepDirectory:
         # The part is written before its checkpoint is removed.
         if set(meta["runs"]) <= self.finished():
             return None
-        return Checkpoint(tuple(meta["runs"]), meta["round"], rows, state)
+        return Checkpoint(tuple(meta["runs"]), meta["round"], rows, state, meta.get("places"))
 
     def join(self) -> pa.Table:
         """Writes all parts as one table, by run and round, and returns it.

@@ -14,6 +14,7 @@ from fedjaxsim.files import Record
 from fedjaxsim.hparams import SMALLEST_CLIP_NORM, Hyperparameters
 from fedjaxsim.hypergrad import EPSILON, check_names
 from fedjaxsim.progress import number, print_guarantee, print_table, stop_on_interrupt
+from fedjaxsim.reads import settings_of
 from fedjaxsim.rundir import GUARANTEE
 from fedjaxsim.tune import descent
 from fedjaxsim.tune.descent import Point, Step, descend
@@ -33,18 +34,22 @@ FAILED = 1
 BOUNDS = 1e4
 """Hyperparameters stay within this factor of their start."""
 
-_CLIENT = ("learning_rate",)
-_SERVER = ("learning_rate", "server_learning_rate", "clip_norm")
-READ: dict[str, tuple[str, ...]] = {
-    "pmtl": (*_SERVER, "lam"),
-    "ppsgd": (*_CLIENT, "personalization", "clip_norm"),
-    "fedavg": _SERVER,
-    "fedprox": (*_SERVER, "mu"),
-    "local": _CLIENT,
-}
-"""The hyperparameters that each algorithm reads, but for those that set the guarantee."""
+_TUNABLE = (
+    "learning_rate",
+    "server_learning_rate",
+    "clip_norm",
+    "lam",
+    "mu",
+    "personalization",
+)
 _SETTINGS = {"clip_norm": "clip"}
 """Settings of a run whose name is not that of the hyperparameter."""
+
+
+def tunable(algorithm: str) -> tuple[str, ...]:
+    """The hyperparameters that an algorithm reads, but for those that set the guarantee."""
+    read = ("learning_rate", *settings_of(algorithm))
+    return tuple(name for name in _TUNABLE if _SETTINGS.get(name, name) in read)
 
 
 def prepare_tune(command: "Tune") -> Callable[[], int]:
@@ -90,7 +95,7 @@ def _names(wrt: Sequence[str], algorithm: str) -> tuple[str, ...]:
         what the guarantee depends on.
     """
     names = tuple(name.replace("-", "_") for name in wrt)
-    allowed = ", ".join(map(flag, READ[algorithm]))
+    allowed = ", ".join(map(flag, tunable(algorithm)))
     if not names:
         raise ValueError(f"wrt must name at least one of {allowed}, got nothing")
     for name in names:
@@ -101,7 +106,7 @@ def _names(wrt: Sequence[str], algorithm: str) -> tuple[str, ...]:
             )
     check_names(names, Hyperparameters())
     for index, name in enumerate(names):
-        if name not in READ[algorithm]:
+        if name not in tunable(algorithm):
             raise ValueError(
                 f"{algorithm} does not read {flag(name)}; it can be tuned in {allowed}"
             )

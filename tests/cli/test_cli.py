@@ -142,10 +142,10 @@ def test_at_infinite_epsilon_nothing_is_clipped_or_noised(flags):
 
 def test_flags_win_over_the_file(tmp_path):
     path = tmp_path / "run.toml"
-    path.write_text("clients = 8\nrounds = 50\nnoise-multiplier = 1\nalgorithm = 'local'\n")
+    path.write_text("clients = 8\nrounds = 50\nnoise-multiplier = 1\nalgorithm = 'fedavg'\n")
     command = parse(["run", str(path), "--rounds", "2", "--epsilon", "3"])
     assert isinstance(command, Run)
-    expected = RunConfig(clients=8, rounds=2, epsilon=3.0, algorithm="local")
+    expected = RunConfig(clients=8, rounds=2, epsilon=3.0, algorithm="fedavg")
     assert command.settings == expected
 
 
@@ -374,7 +374,7 @@ def test_a_stream_is_judged_by_its_excess_risk(tmp_path):
         (["--passes", "2"], "passes need local-steps"),
         (["--classes", "1"], "classes must be at least 2"),
         (["--data", "synthetic-stream"], "model must be linear and loss squared"),
-        (["--personalization", "-1"], "personalization must be at least 0"),
+        (["--algorithm", "ppsgd", "--personalization", "-1"], "personalization must be at least 0"),
         (
             ["--algorithm", "ppsgd", "--parametrization", "paper", "--personalization", "inf"],
             "finite in the paper's parametrization",

@@ -135,6 +135,33 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(finished, tmp_path, monke
     assert_same(table(tmp_path), table(finished))
 
 
+@pytest.mark.parametrize("stops", [[(6, 4), (2, 3)], [(2, 4), (4, 3)]], ids=["between", "inside"])
+def test_a_sweep_cut_into_unequal_chunks_goes_on(tmp_path, monkeypatch, stops):
+    # Seven runs in chunks of four and three; stopped at (round, runs of the chunk).
+    grid = "[sweep]\nlearning-rate = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]\n"
+    monkeypatch.setattr(command, "bytes_per_run", lambda *_: 500_000_000)  # four fit into 2 GB
+    assert sweep(tmp_path, BASE + grid, "whole") == 0
+    keep = command._Chunk._keep
+    for round_, runs in stops:
+        stop = threading.Event()
+
+        def keep_and_stop(self, state, segment, stop=stop, at=(round_, runs)):
+            keep(self, state, segment)
+            if (segment.round, len(self.runs)) == at:
+                stop.set()
+
+        @contextlib.contextmanager
+        def interrupted(stop=stop):
+            yield stop
+
+        with monkeypatch.context() as patch:
+            patch.setattr(command, "stop_on_interrupt", interrupted)
+            patch.setattr(command._Chunk, "_keep", keep_and_stop)
+            assert sweep(tmp_path, BASE + grid) == 130
+    assert sweep(tmp_path, BASE + grid) == 0
+    assert_same(table(tmp_path), table(tmp_path, "whole"))
+
+
 def assert_same(rows, others):
     for row, other in zip(rows, others, strict=True):
         for name, value in row.items():

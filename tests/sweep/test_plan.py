@@ -95,7 +95,8 @@ def test_epsilon_and_noise_displace_each_other(tmp_path):
 def test_lists_of_words_and_widths_are_strings_in_tables(tmp_path):
     path = written(
         tmp_path,
-        "[sweep]\nhidden = [[64], [32, 16]]\npreprocess = ['unit-rows']\nrounds = [1]",
+        "model = 'mlp'\n[sweep]\nhidden = [[64], [32, 16]]\n"
+        "preprocess = ['unit-rows']\nrounds = [1]",
     )
     plan = read_plan(path)
     assert [run.hidden for run in plan.runs] == [(64,), (32, 16)]
@@ -138,7 +139,8 @@ def test_envelopes_are_best_over_the_learning_rate_else_over_what_is_tuned():
 def test_what_was_asked_for_can_be_asked_for_again(tmp_path):
     tables = [{"epsilon": (1.0, math.inf), "hidden": ((3, 4),)}, {"local_steps": (2,)}]
     options = SweepOptions(memory=1.5, best_over=("epsilon",))
-    plan = make_plan(RunConfig(rounds=3, preprocess=("unit-rows",)), tables, options)
+    base = RunConfig(model="mlp", rounds=3, preprocess=("unit-rows",))
+    plan = make_plan(base, tables, options)
     written_down = tomli_w.dumps({**plan.settings(), "resolved": {}, "versions": {"jax": "1"}})
     again = read_plan(written(tmp_path, written_down))
     assert again == plan

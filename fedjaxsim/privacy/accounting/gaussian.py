@@ -27,7 +27,7 @@ def mu(entries: Iterable[Entry], sensitivity: float) -> float:
       sensitivity: s, in units of z.
     """
     total = math.fsum(
-        entry.rounds / entry.noise_multiplier**2 if entry.noise_multiplier > 0 else math.inf
+        entry.rounds / entry.noise_multiplier**2 if entry.noise_multiplier > 1e-100 else math.inf
         for entry in entries
     )
     return sensitivity * math.sqrt(total)

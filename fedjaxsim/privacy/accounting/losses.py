@@ -23,6 +23,11 @@ def largest_loss(z: float, p: float) -> float:
     return math.log1p(p * math.expm1(exponent)) if exponent < 700 else exponent + math.log(p)
 
 
+def _low_loss(exponent: float, p: float) -> float:
+    """log(1 − p + p e^exponent), for an exponent below 0."""
+    return math.log1p(p * math.expm1(exponent))
+
+
 def _cell_masses(edges: np.ndarray, mean: float) -> np.ndarray:
     """The mass of N(mean, 1) between neighbouring edges, (n + 1,) -> (n,), exact in both tails."""
     x = edges - mean
@@ -90,23 +95,30 @@ def one_round(z: float, p: float, replace: bool, interval: float) -> PrivacyLoss
     shift = 1 / z
     top = largest_loss(z, p)
     if replace:
-        last = math.ceil(top / interval) + math.ceil(-math.log1p(-p) / interval) + 1
+        # Where one message's loss is `top`, the opposite one's exponent is this.
+        opposite = _low_loss(-_TAIL * shift - 1.5 * shift**2, p)
+        last = math.ceil((top - opposite) / interval) + 1
         first = -last
         edges = _edges_replace(interval * np.arange(first, last + 1), z, p)
     else:
         last = math.ceil(top / interval)
-        first = math.floor(math.log1p(-p) / interval)
+        first = math.floor(_low_loss(-_TAIL * shift - shift**2 / 2, p) / interval)
         edges = _edges_zero_out(interval * np.arange(first, last + 1), z, p)
     absent, present = _cell_masses(edges, 0.0), _cell_masses(edges, shift)
     mixed = (1 - p) * absent + p * present
     above = (1 - p) * ndtr(-edges[-1]) + p * ndtr(shift - edges[-1])
+    # What lies below the first cell has smaller losses, and is lifted to that cell.
+    lifted = mixed.copy()
+    lifted[0] += (1 - p) * ndtr(edges[0]) + p * ndtr(edges[0] - shift)
     if replace:
         # The other distribution is the mirror image, and so is the grid.
-        return PrivacyLossDistribution(_round_up(mixed, mixed[::-1], first, interval, float(above)))
-    remove = _round_up(mixed, absent, first, interval, float(above))
-    # Losses change sign with the direction, so the cells come in the opposite order. What lies
-    # above the last cell now has the smallest loss, and is lifted to that cell.
+        return PrivacyLossDistribution(
+            _round_up(lifted, mixed[::-1], first, interval, float(above))
+        )
+    remove = _round_up(lifted, absent, first, interval, float(above))
+    # Losses change sign with the direction, so the cells come in the opposite order: what lies
+    # above the last cell is lifted, and what lies below the first one counts as infinite.
     lifted = absent[::-1].copy()
     lifted[0] += ndtr(-edges[-1])
-    add = _round_up(lifted, mixed[::-1], -last, interval, 0.0)
+    add = _round_up(lifted, mixed[::-1], -last, interval, float(ndtr(edges[0])))
     return PrivacyLossDistribution(remove, add)

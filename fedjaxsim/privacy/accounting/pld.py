@@ -21,6 +21,7 @@ import functools
 import math
 from collections.abc import Sequence
 
+import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
@@ -31,7 +32,13 @@ from fedjaxsim.privacy.ledger import Entry
 
 INTERVAL = 1e-4
 """The grid of privacy losses, in nats, unless rounds are too cheap or too many for it."""
-_MOST_POINTS = 6e6
+_FINEST = -20
+"""The finest grid is INTERVAL · 2^−20: below it, differences of masses drown in rounding."""
+_LEAST_NOISE = 1e-100
+"""With less noise there is no guarantee worth the name, and squares underflow."""
+_LOOSE_END = 0.6
+"""Where the library ends the losses of many rounds, in nats, however small all of them are."""
+_MOST_POINTS, _MANY_ROUNDS = 6e6, 10**8
 _MOST_POINTS_OF_ONE_ROUND = 1e6
 _MOST_GROUPS = 32
 
@@ -50,11 +57,13 @@ def _interval(entries: Sequence[Entry]) -> float:
     losses would not fit into memory.
     """
     rounds = sum(entry.rounds for entry in entries)
-    variance = sum(n * p**2 * math.expm1(min(z**-2, 50.0)) for z, p, n in entries)
-    fine = math.floor(math.log2(0.08 * math.sqrt(variance / rounds) / INTERVAL))
+    variance = sum(n * p**2 * math.expm1(min(z**-2, 50.0)) for z, p, n in entries) / rounds
+    fine = math.floor(math.log2(max(0.08 * math.sqrt(variance) / INTERVAL, 2.0**_FINEST)))
     one_round = max(losses.largest_loss(z, p) for z, p, _ in entries)
-    together = max(one_round, rdp.epsilon(rdp.compose(entries), 1e-15))
-    smallest = max(2 * one_round / _MOST_POINTS_OF_ONE_ROUND, 2 * together / _MOST_POINTS)
+    loose = min(rounds * one_round, _LOOSE_END)
+    together = max(one_round, rdp.epsilon(rdp.compose(entries), 1e-15), loose)
+    points = _MOST_POINTS if rounds < _MANY_ROUNDS else _MOST_POINTS / 3
+    smallest = max(2 * one_round / _MOST_POINTS_OF_ONE_ROUND, 2 * together / points)
     coarse = math.ceil(math.log2(smallest / INTERVAL))
     return INTERVAL * 2.0 ** max(min(fine, 0), coarse)
 
@@ -81,12 +90,21 @@ def _merge(entries: Sequence[Entry]) -> list[Entry]:
 def profile(entries: Sequence[Entry], event: Event, replace: bool) -> Profile:
     """The privacy profile of Poisson-sampled Gaussian releases.
 
+    The last few are kept, as a report asks for the same ones in both views.
+
     Args:
       entries: the rounds, with z > 0. Rounds of which every client is part (p = 1) are composed
         exactly; a ledger of such rounds alone needs no grid.
       event: the sensitivities of one release.
       replace: whether a client's data is replaced, or its message zeroed.
     """
+    return _profile(tuple(entries), event, replace)
+
+
+@functools.lru_cache(maxsize=2)
+def _profile(entries: tuple[Entry, ...], event: Event, replace: bool) -> Profile:
+    if any(0 < entry.noise_multiplier < _LEAST_NOISE for entry in entries):
+        return Profile(lambda _: 1.0, lambda _: math.inf)
     everyone = [entry for entry in entries if entry.sampling_rate == 1]
     mu = gaussian.mu(everyone, event.replace if replace else event.zero_out)
     sampled = [
@@ -113,11 +131,13 @@ def profile(entries: Sequence[Entry], event: Event, replace: bool) -> Profile:
     rounding = math.ldexp(sum(entry.rounds for entry in sampled), -50)
 
     def delta(epsilon):
-        value = float(composed.get_delta_for_epsilon(epsilon)) + rounding
+        with np.errstate(over="ignore"):
+            value = float(composed.get_delta_for_epsilon(epsilon)) + rounding
         return min(1.0, max(0.0, value))
 
     def epsilon(target):
         left = target - rounding
-        return float(composed.get_epsilon_for_delta(left)) if left > 0 else math.inf
+        with np.errstate(over="ignore"):
+            return float(composed.get_epsilon_for_delta(left)) if left > 0 else math.inf
 
     return Profile(delta, epsilon)

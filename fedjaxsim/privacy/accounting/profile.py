@@ -68,7 +68,7 @@ def with_failure(profile: Profile, probability: float) -> Profile:
         # of failure is met, or alone exceeds the target.
         low, step = profile.epsilon(target - 2 * probability), 1e-9
         high = low
-        if math.isinf(low):
+        if math.isinf(low) or (1 + math.exp(min(low, 700.0))) * probability >= target:
             return math.inf
         while delta(high) > target:
             low, high, step = high, high + step, 4 * step

@@ -20,6 +20,9 @@ FRACTIONAL_ORDERS = tuple(tenths / 10 for tenths in range(11, 100) if tenths % 1
 """They matter when ε is large (from about 10), where the best order is small."""
 ORDERS = tuple(sorted((*INTEGER_ORDERS, *FRACTIONAL_ORDERS)))
 
+_LEAST_NOISE = 1e-100
+"""Squares of less noise underflow; what it certifies is as good as nothing."""
+
 
 def log_binomials(order: int) -> np.ndarray:
     """The logarithms of C(α, k) for k = 2, …, α, shape (α − 1,)."""
@@ -40,7 +43,8 @@ def _one_round_integer(order: int, z: float, p: float) -> float:
     """
     k = np.arange(2, order + 1)
     terms = log_binomials(order) + k * math.log(p) + (order - k) * math.log1p(-p)
-    terms += _log_expm1(k * (k - 1) / (2 * z**2))
+    with np.errstate(over="ignore"):
+        terms += _log_expm1(k * (k - 1) / (2 * z**2))
     return float(np.logaddexp(0.0, logsumexp(terms))) / (order - 1)
 
 
@@ -73,7 +77,7 @@ def _one_round(orders: Sequence[float], z: float, p: float) -> np.ndarray:
     alphas = np.asarray(orders, np.float64)
     if p == 0 or z == math.inf:
         return np.zeros_like(alphas)
-    if z == 0:
+    if z < _LEAST_NOISE:
         return np.full_like(alphas, math.inf)
     if p == 1:
         return alphas / (2 * z**2)

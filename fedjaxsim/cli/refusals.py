@@ -1,0 +1,64 @@
+"""What is wrong with a command, in one line."""
+
+import contextlib
+import io
+import re
+import sys
+from collections.abc import Iterator
+
+_RULE = re.compile(r"\s*[-─]{3,}\s*")
+_HELP = 8
+"""Columns by which the parser indents the help of an option that it names."""
+
+
+@contextlib.contextmanager
+def flags_refused_in_one_line() -> Iterator[None]:
+    """Turns what tyro shows about flags that it refuses into an error with one line.
+
+    Raises:
+      ValueError: instead of `SystemExit` with a code other than 0.
+    """
+    text = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(text):
+            yield
+    except SystemExit as end:
+        if end.code not in (0, None):
+            raise ValueError(summary(text.getvalue())) from None
+        raise
+    sys.stderr.write(text.getvalue())
+
+
+def summary(box: str) -> str:
+    """One line that says what the parser's box says, without the help of the options it names.
+
+    Args:
+      box: a title and sections between rules: what is wrong, which options come close, where help
+        is.
+    """
+    sections: list[list[str]] = [[]]
+    for line in box.splitlines()[1:]:
+        bare = line.strip("│╭╮╰╯").rstrip()
+        if _RULE.fullmatch(bare):
+            sections.append([])
+        elif bare.strip():
+            sections[-1].append(bare)
+    sections = [section for section in sections if section]
+    if not sections:
+        return one_line(box)
+    left = min(len(line) - len(line.lstrip()) for section in sections for line in section)
+    first, *others = ([line[left:] for line in section] for section in sections)
+    said = one_line(" ".join(line for line in first if not line.startswith(" " * _HELP)))
+    said = said.removesuffix(".")
+    for heading, *lines in others:
+        if heading.startswith("Perhaps"):
+            options = [line.split()[0] for line in lines if line.strip().startswith("--")]
+            said += f"; perhaps you meant {' or '.join(dict.fromkeys(options))}"
+        elif heading.startswith("For full"):
+            said += f"; see {one_line(' '.join([heading, *lines])).split(maxsplit=4)[4]}"
+    return said
+
+
+def one_line(text: object) -> str:
+    """A message without line breaks."""
+    return " ".join(str(text).split())
