@@ -402,12 +402,10 @@ def _train_loss(segment: Segment) -> float | None:
 
 def _epsilon(experiment: Experiment, state: SimulationState) -> float:
     """ε so far, zero-out and joint DP: that number of the report alone, the others take longer."""
-    simulation = experiment.simulation
-    charged = ledger.entries(state.privacy)
+    [(scheme, event, charged, _)] = ledger.charged(state.privacy)
     if not charged:
         return 0.0
     [entry] = charged  # z and p are constant here.
-    scheme, event = simulation.sampling.scheme, simulation.mechanism.event
     return calibration.spent(*entry, experiment.delta, scheme, event)
 
 

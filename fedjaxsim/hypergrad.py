@@ -24,9 +24,9 @@ from jax.typing import ArrayLike
 from fedjaxsim.data.population import Population
 from fedjaxsim.hparams import Hyperparameters, known
 from fedjaxsim.loop import SimulationState
+from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit, noise_multiplier_in_jit
 from fedjaxsim.privacy.guarantee import default_delta
-from fedjaxsim.privacy.ledger import Ledger
 from fedjaxsim.reverse import bounded, reversible, run_rounds, segment_length
 from fedjaxsim.rounds import Rows, map_clients
 from fedjaxsim.simulation import Simulation
@@ -283,8 +283,13 @@ def epsilon_by_sampling_rate(
 @functools.partial(jax.jit, static_argnums=(4, 5))
 @jax.value_and_grad
 def _epsilon_slope(p, z, counts, delta, scheme, event):
-    entries = Ledger(z, jnp.broadcast_to(p, z.shape), counts, jnp.array(False))
-    return epsilon_in_jit(entries, delta, scheme, event)
+    charges = dataclasses.replace(
+        ledger.no_charges(scheme, event, z.shape[0]),
+        noise_multiplier=z,
+        sampling_rate=jnp.broadcast_to(p, z.shape),
+        rounds=counts,
+    )
+    return epsilon_in_jit(ledger.empty(charges), delta)
 
 
 # --- over seeds -----------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.task import Task
-from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.ledger import Ledger
+from fedjaxsim.privacy import ledger, streams
+from fedjaxsim.privacy.ledger import Charges, Ledger
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.sampling import Cohort, Sampling
 from fedjaxsim.rounds import (
@@ -47,6 +47,7 @@ class SimulationState:
       mechanism: the mechanism's public state.
       privacy: the ledger of what was released.
       key: the run's random key; rounds and clients fold their numbers into it.
+      fingerprint: (2,) uint32, folded into the noise's part of the key; see `privacy/streams.py`.
       taken: (m,) int32, how many minibatches each client has consumed; None where minibatches are
         not consumed.
     """
@@ -57,6 +58,7 @@ class SimulationState:
     mechanism: PyTree
     privacy: Ledger
     key: jax.Array
+    fingerprint: jax.Array
     taken: jax.Array | None = None
 
 
@@ -72,8 +74,8 @@ class Program:
       minibatches: of the local steps.
       chunking: how a cohort is laid out.
       num_clients: m.
-      empty_ledger: `() -> Ledger`.
-      charge: `(ledger, noise multiplier, sampling rate) -> ledger`.
+      no_charges: `() -> Charges`, the account of the sampler and the mechanism before any round.
+      charge: `(charges, noise multiplier, sampling rate, round) -> charges`.
       rematerialize: whether reverse mode does a client's work again; see `run_cohort`.
       shard: the clients of this device, where they are divided over several; see `sharding.py`.
       linear: whether the model is linear. Clients who share one are then evaluated in batches, on
@@ -87,8 +89,8 @@ class Program:
     minibatches: Minibatches
     chunking: Chunking
     num_clients: int
-    empty_ledger: Callable[[], Ledger]
-    charge: Callable[..., Ledger] = ledger.charge
+    no_charges: Callable[[], Charges]
+    charge: Callable[..., Charges] = ledger.charge
     rematerialize: bool = False
     shard: Shard | None = None
     linear: bool = False
@@ -109,8 +111,9 @@ class Program:
             shared=shared,
             personal=jax.tree.map(for_all, personal),
             mechanism=self.mechanism.init(hparams),
-            privacy=self.empty_ledger(),
+            privacy=ledger.empty(self.no_charges()),
             key=run_key,
+            fingerprint=jnp.asarray(streams.COMMON),
             taken=jnp.zeros(clients, jnp.int32) if consumes else None,
         )
 
@@ -118,10 +121,10 @@ class Program:
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows
     ) -> tuple[SimulationState, Metrics]:
         """One round, and its metrics."""
-        streams = threefry.split(state.key, 3)
-        sampling_key = streams[0]
-        client_key = threefry.fold_in(streams[1], state.round)
-        noise_key = threefry.fold_in(streams[2], state.round)
+        keys = threefry.split(state.key, 3)
+        sampling_key = keys[0]
+        client_key = threefry.fold_in(keys[1], state.round)
+        noise_key = threefry.fold_in(_noise_of(keys[2], state.fingerprint), state.round)
         cohort = self.sampling.draw(sampling_key, state.round, hparams)
         places, slots = self._places(cohort)
         result = run_cohort(
@@ -138,7 +141,7 @@ class Program:
             hparams=hparams,
             round_=state.round,
             key=client_key,
-            order=threefry.fold_in(streams[1], _ORDER),
+            order=threefry.fold_in(keys[1], _ORDER),
             num_clients=self.num_clients,
             everyone=self._all_filled(),
             rematerialize=self.rematerialize,
@@ -158,7 +161,12 @@ class Program:
         # From here on the server sees the release alone.
         privacy = state.privacy
         if self.mechanism.event.kind != "none":
-            privacy = self.charge(privacy, release.noise_multiplier, rate)
+            privacy = ledger.update(
+                privacy,
+                self.sampling.scheme,
+                self.mechanism.event,
+                lambda charges: self.charge(charges, release.noise_multiplier, rate, state.round),
+            )
         new_state = SimulationState(
             round=state.round + 1,
             shared=_with_types_of(
@@ -169,6 +177,7 @@ class Program:
             mechanism=release.state,
             privacy=privacy,
             key=state.key,
+            fingerprint=state.fingerprint,
             taken=result.store.taken,
         )
         participants = jnp.sum(cohort.mask, dtype=jnp.int32)
@@ -219,6 +228,11 @@ class Program:
         """Whether every place is filled in every round."""
         even = self.shard is None or self.shard.even
         return even and self.sampling.scheme.kind == "everyone"
+
+
+def _noise_of(key: jax.Array, fingerprint: jax.Array) -> jax.Array:
+    """The key of a stream of noise."""
+    return threefry.fold_in(threefry.fold_in(key, fingerprint[0]), fingerprint[1])
 
 
 def _with_types_of(old: PyTree, new: PyTree) -> PyTree:

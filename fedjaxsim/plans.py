@@ -3,11 +3,11 @@
 import dataclasses
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import tyro
 
-from fedjaxsim.privacy.events import Event, Scheme
+from fedjaxsim.privacy.events import Charged, Entry, Event, Scheme
 
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
@@ -146,22 +146,14 @@ def report(
 
     Arguments and errors as for `guarantee.report`.
     """
-    import numpy as np
-
     from fedjaxsim.privacy import guarantee
-    from fedjaxsim.privacy.ledger import Ledger
 
-    # NumPy's float64: the numbers as they were typed, and no accelerator is started for them.
-    columns: Any = (
-        np.array([noise_multiplier]),
-        np.array([plan.sampling_rate]),
-        np.array([rounds]),
-        np.array(False),
-    )
-    found = guarantee.report(Ledger(*columns), plan.scheme, GAUSSIAN, delta, accountant)
-    return guarantee.Report(
-        tuple(
+    planned = Entry(noise_multiplier, plan.sampling_rate, rounds)
+    found = guarantee.report([Charged(plan.scheme, GAUSSIAN, (planned,))], delta, accountant)
+    return dataclasses.replace(
+        found,
+        guarantees=tuple(
             dataclasses.replace(one, assumptions=plan.assumed + one.assumptions)
             for one in found.guarantees
-        )
+        ),
     )

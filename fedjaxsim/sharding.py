@@ -72,6 +72,7 @@ class ShardedProgram:
             mechanism=same,
             privacy=same,
             key=same,
+            fingerprint=same,
             taken=of_clients if consumes else None,
         )
 

@@ -15,6 +15,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, Metrics
@@ -24,7 +25,7 @@ from fedjaxsim.evaluation import Evaluation, summarize
 from fedjaxsim.hparams import Hyperparameters, known, validate
 from fedjaxsim.loop import Program, SimulationState, measure_with
 from fedjaxsim.models.task import Task
-from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy import ledger, streams
 from fedjaxsim.privacy.accounting.composition import require_match
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.guarantee import Report, default_delta, report
@@ -165,7 +166,7 @@ class Simulation:
             minibatches,
             self.chunking,
             population.num_clients,
-            functools.partial(ledger.empty, ledger_entries),
+            self._no_charges,
             linear=task.linear is not None,
         )
         program: Program | ShardedProgram = self.program
@@ -175,6 +176,20 @@ class Simulation:
         self._one_round = jax.jit(program.round)
         self._segment = jax.jit(program.rounds, static_argnames="rounds", donate_argnums=0)
         self._evaluate = jax.jit(program.evaluate)
+
+    def _no_charges(self) -> ledger.Charges:
+        return ledger.no_charges(self.sampling.scheme, self.mechanism.event, self.ledger_entries)
+
+    @functools.cached_property
+    def _settings(self) -> np.ndarray:
+        """The fingerprint of all that a run is made of, but for hyperparameters and data."""
+        return streams.fingerprint(
+            self.algorithm,
+            self.sampling.scheme,
+            self.mechanism,
+            self.minibatches,
+            self.num_clients,
+        )
 
     def _place(self, population: Population) -> None:
         """Checks a population and takes it; it goes to the device when it is first needed."""
@@ -274,28 +289,41 @@ class Simulation:
 
     # --- what a user calls ------------------------------------------------------------------------
 
-    def init(self, key: jax.Array | int, hparams: Hyperparameters) -> SimulationState:
+    def init(
+        self, key: jax.Array | int, hparams: Hyperparameters, *, common_noise: bool = False
+    ) -> SimulationState:
         """The state before the first round.
+
+        Noise depends on the key and on all settings, hyperparameters included, so that two runs
+        with one seed do not share it. It does not depend on the data: for a second run of the same
+        settings on other data, take another seed.
 
         Args:
           key: a threefry key (`jax.random.key(seed)`) or a seed.
           hparams: hyperparameters.
+          common_noise: whether this state draws the noise that all settings share under the key, as
+            sweeps and derivatives do. Such runs differ without noise: publish one of them at most.
 
         Raises:
           ValueError: if a hyperparameter is out of range, the key is of another kind, the mechanism
             does not suit what the algorithm sends, or a function returns what the engine or the
             task cannot use.
         """
-        return self._init(self.check_start(key, hparams), self.check(hparams))
+        key = self.check_start(key, hparams)
+        state = self._init(key, self.check(hparams))
+        return self.drawing_from(streams.COMMON if common_noise else self.noise(hparams), state)
 
     def round(
         self, state: SimulationState, hparams: Hyperparameters
     ) -> tuple[SimulationState, Metrics]:
         """One round, as a pure function: it may be mapped, differentiated and composed.
 
+        Its noise is that of the settings with which the state was made, or last run.
+
         Returns:
           The next state, and the round's metrics by name (see `Segment`), each ().
         """
+        state = self._with_account(state)
         return self._one_round(state, self.check(hparams), self._placed("train"))
 
     def run(
@@ -308,6 +336,8 @@ class Simulation:
         on_segment: Callable[[SimulationState, Segment], bool | None] | None = None,
     ) -> tuple[SimulationState, list[Segment]]:
         """Runs rounds, evaluating on the test split after every `eval_every` of them.
+
+        Other hyperparameters than before mean other noise, too, unless the state's is common.
 
         Args:
           state: where to start; its buffers are reused, so it cannot be used afterwards.
@@ -326,6 +356,9 @@ class Simulation:
         """
         self.check_rounds(hparams, int(state.round), rounds, eval_every)
         hparams = self.check(hparams)
+        common = np.array_equal(state.fingerprint, streams.COMMON)
+        noise = streams.COMMON if common else self.noise(hparams)
+        state = self.drawing_from(noise, self._with_account(state))
 
         def advance(state, length):
             return self._segment(state, hparams, self._placed("train"), rounds=length)
@@ -374,8 +407,10 @@ class Simulation:
           delta: total δ in (0, 1); by default `default_delta(m)`, at most 1/(10 m).
         """
         delta = default_delta(self.num_clients) if delta is None else delta
-        event = self.mechanism.event
-        return report(state.privacy, self.sampling.scheme, event, delta, self.accountant)
+        state = self._with_account(state)
+        noise = streams.drawn(state.privacy.noise, ledger.rounds_charged(state.privacy))
+        charges = ledger.charged(state.privacy)
+        return report(charges, delta, self.accountant, noise=noise, assumed=self.public)
 
     def epsilon(self, state: SimulationState, delta: float | None = None) -> jax.Array:
         """An upper bound on ε (zero-out) that can be read inside jit; () ∞ where there is none.
@@ -388,7 +423,52 @@ class Simulation:
           delta: δ in (0, 1); by default `default_delta(m)`.
         """
         delta = default_delta(self.num_clients) if delta is None else delta
-        return epsilon_in_jit(state.privacy, delta, self.sampling.scheme, self.mechanism.event)
+        return epsilon_in_jit(state.privacy, delta)
+
+    # --- noise and ledger of a state --------------------------------------------------------------
+
+    def noise(self, hparams: Hyperparameters) -> np.ndarray:
+        """The fingerprint of all settings, on which noise depends besides key and round.
+
+        The common one where hyperparameters are being traced.
+        """
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(hparams)):
+            return streams.COMMON
+        values = {
+            field.name: np.asarray(getattr(hparams, field.name), np.float32)
+            for field in dataclasses.fields(hparams)
+        }
+        return streams.fingerprint(self._settings, values)
+
+    def drawing_from(self, fingerprint: np.ndarray, state: SimulationState) -> SimulationState:
+        """A state whose next rounds take their noise from a stream of its key.
+
+        Where the state is being traced it stays as it is, and a guarantee will not know its noise.
+
+        Args:
+          fingerprint: (2,) uint32, as from `noise`, or `streams.COMMON`.
+          state: of a run, or of many.
+        """
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(state)):
+            return state
+        noise = streams.opened(
+            state.privacy.noise,
+            state.key,
+            fingerprint,
+            int(state.round),
+            ledger.rounds_charged(state.privacy),
+        )
+        return dataclasses.replace(
+            state,
+            fingerprint=_like(state.fingerprint, fingerprint),
+            privacy=dataclasses.replace(state.privacy, noise=_like(state.privacy.noise, noise)),
+        )
+
+    def _with_account(self, state: SimulationState) -> SimulationState:
+        """The state of this or another simulation, with a place for what this one releases."""
+        return dataclasses.replace(
+            state, privacy=ledger.with_account(state.privacy, self._no_charges())
+        )
 
     # --- checks, before any compute ---------------------------------------------------------------
 
@@ -483,3 +563,11 @@ class Simulation:
         if traced not in self._messages:
             self._messages[traced] = checks.message_shapes(self.functions, key, hparams)
         return self._messages[traced]
+
+
+def _like(old: jax.Array, new: jax.typing.ArrayLike) -> jax.Array:
+    """Other numbers where the old ones lie, so that nothing is compiled anew for them."""
+    if np.array_equal(old, new):
+        return old
+    fresh = jnp.array(new)
+    return jax.device_put(fresh, old.sharding) if old.committed else fresh

@@ -81,8 +81,8 @@ def check_billboard(
         second = _with_tape(build(changed), hparams, rounds)
 
     compare = _Comparison(client)
-    state = first.init(seed, hparams)
-    other = second.init(seed, hparams)
+    state = first.init(seed, hparams, common_noise=True)
+    other = second.init(seed, hparams, common_noise=True)
     compare.states("init", state, other, everybody=True)
     records = []
     for _ in range(rounds):

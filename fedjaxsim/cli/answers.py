@@ -16,9 +16,8 @@ from fedjaxsim.plans import GAUSSIAN, Cohorts, plan
 from fedjaxsim.privacy import calibration, claims
 from fedjaxsim.privacy.accounting.trade_off import trade_off
 from fedjaxsim.privacy.claims import Verdict
-from fedjaxsim.privacy.events import ADJACENCIES
+from fedjaxsim.privacy.events import ADJACENCIES, Entry
 from fedjaxsim.privacy.guarantee import Report
-from fedjaxsim.privacy.ledger import Entry
 from fedjaxsim.progress import epsilon_text, number
 
 

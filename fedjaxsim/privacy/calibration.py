@@ -12,8 +12,7 @@ import numpy as np
 from fedjaxsim.hparams import LARGEST_NOISE, SMALLEST_NOISE
 from fedjaxsim.privacy.accounting import composition, rdp
 from fedjaxsim.privacy.accounting.composition import Adjacency, View
-from fedjaxsim.privacy.events import Event, Scheme
-from fedjaxsim.privacy.ledger import Entry
+from fedjaxsim.privacy.events import Entry, Event, Scheme
 
 TOLERANCE = 1e-3
 """How far below the target, relative to it, the ε of a calibrated run may lie."""

@@ -12,8 +12,7 @@ from typing import Literal, NamedTuple
 
 from fedjaxsim.privacy.accounting import clt, composition, gaussian, rdp
 from fedjaxsim.privacy.accounting.composition import Adjacency
-from fedjaxsim.privacy.events import Event, Scheme
-from fedjaxsim.privacy.ledger import Entry
+from fedjaxsim.privacy.events import Entry, Event, Scheme
 
 Method = Literal["rdp", "clt", "per_step", "kov"]
 

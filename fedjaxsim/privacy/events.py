@@ -1,8 +1,8 @@
-"""What an accountant must know of a sampler and of a mechanism: two small static descriptions."""
+"""What an accountant must know of a run, on the host: small plain descriptions, without JAX."""
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 SchemeKind = Literal["poisson", "fixed", "capped", "everyone"]
 EventKind = Literal["gaussian", "pure", "none", "unprotected"]
@@ -97,3 +97,47 @@ class Event:
             raise ValueError(
                 f"replace must lie in [{self.zero_out}, {2 * self.zero_out}], got {self.replace}"
             )
+
+
+class Entry(NamedTuple):
+    """One group of rounds on the host: float64 z and p, and an exact count."""
+
+    noise_multiplier: float
+    sampling_rate: float
+    rounds: int
+
+
+class Charged(NamedTuple):
+    """The rounds of one sampler and mechanism, on the host.
+
+    Attributes:
+      scheme: how their cohorts were drawn.
+      event: what each of them released.
+      entries: the groups.
+      overflowed: whether some round is missing.
+    """
+
+    scheme: Scheme
+    event: Event
+    entries: tuple[Entry, ...]
+    overflowed: bool = False
+
+
+class Stream(NamedTuple):
+    """The noise of some rounds.
+
+    Attributes:
+      digest: of the run's key and the fingerprint, one-way, hexadecimal.
+      first: the first round.
+      rounds: how many; noise was drawn once in each.
+    """
+
+    digest: str
+    first: int
+    rounds: int
+
+    def shares(self, other: "Stream") -> bool:
+        """Whether some round's noise is in both."""
+        begin = max(self.first, other.first)
+        end = min(self.first + self.rounds, other.first + other.rounds)
+        return self.digest == other.digest and begin < end

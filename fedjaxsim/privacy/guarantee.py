@@ -1,15 +1,15 @@
 """A privacy guarantee as an object: never a bare ε, always with what it rests on."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.accounting.composition import ADJACENCIES, VIEWS, Adjacency, Status, View
 from fedjaxsim.privacy.accounting.profile import Profile
-from fedjaxsim.privacy.events import Event, Scheme
-from fedjaxsim.privacy.ledger import Entry, Ledger, entries
+from fedjaxsim.privacy.events import Charged, Scheme, Stream
 
 _ADJACENCY_TEXT = {
     "zero_out": "one client's messages become zero (the numbers of add/remove)",
@@ -27,6 +27,10 @@ TRUSTED_SERVER = (
 METRICS = (
     "Metrics, losses, norms, realised cohort sizes and choices made with them (early stopping, the "
     "best of a sweep) are not protected: publishing them needs a budget of its own."
+)
+SECRET_NOISE = (
+    "Seed and key are secret, and no other run that is published draws the same noise: whoever "
+    "knows the noise, or sees it twice, can take it away."
 )
 SIMULATION = (
     "Noise is drawn in floating point: a simulation of the ideal Gaussian mechanism, not a "
@@ -95,9 +99,22 @@ class Guarantee:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All guarantees of one run."""
+    """All guarantees of one run.
+
+    Attributes:
+      guarantees: one for each adjacency and view.
+      delta: the δ that they are for.
+      charges: what they were computed from.
+      noise: the streams of noise that the rounds drew from; None where they are not known.
+      assumed: what the guarantees rest on besides, in sentences: numbers made from private data
+        and taken as public, for example.
+    """
 
     guarantees: tuple[Guarantee, ...]
+    delta: float
+    charges: tuple[Charged, ...] = ()
+    noise: tuple[Stream, ...] | None = None
+    assumed: tuple[str, ...] = ()
 
     def find(self, adjacency: Adjacency, view: View = "joint_dp") -> Guarantee:
         """The guarantee for one adjacency and view.
@@ -131,13 +148,18 @@ class Report:
         return f"{', '.join(words)}, δ = {shown[0].delta:.3g} ({view}, {kind})"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionaries: adjacency -> view -> accountant -> the guarantee's fields."""
+        """Plain dictionaries: adjacency -> view -> accountant -> the guarantee's fields.
+
+        Where it is known which noise was drawn, "noise" lists the streams besides.
+        """
         nested: dict[str, Any] = {}
         for guarantee in self.guarantees:
             fields = dataclasses.asdict(guarantee)
             fields["assumptions"] = list(guarantee.assumptions)
             by_view = nested.setdefault(fields.pop("adjacency"), {})
             by_view.setdefault(fields.pop("view"), {})[fields.pop("accountant")] = fields
+        if self.noise is not None:
+            nested["noise"] = [stream._asdict() for stream in self.noise]
         return nested
 
     def __str__(self) -> str:
@@ -151,12 +173,12 @@ class Report:
         return "\n".join([*lines, *(f"  - {sentence}" for sentence in sentences)])
 
 
-def _assumptions(scheme: Scheme, event: Event, delta: float, overflow: float) -> tuple[str, ...]:
-    """The sentences of a guarantee."""
-    if event.kind == "none":
-        return "No client sends anything.", METRICS
+_NOTHING_SENT = "No client sends anything."
+
+
+def _sampling_sentence(scheme: Scheme) -> str:
     m = scheme.clients
-    sampling = {
+    return {
         "poisson": f"Each of the {m} clients takes part independently of all others with the "
         "charged probability, and sums are divided by a public number.",
         "fixed": f"Cohorts of exactly {scheme.capacity} of {m} clients; other clients' "
@@ -165,101 +187,226 @@ def _assumptions(scheme: Scheme, event: Event, delta: float, overflow: float) ->
         "schedule is public, so sampling hides nothing.",
         "everyone": f"All {m} clients take part in every round.",
     }[scheme.kind]
-    sentences = [TRUSTED_SERVER, sampling]
-    if overflow > 0:
-        sentences.append(
-            f"Some cohort exceeds the {scheme.capacity} places with probability at most "
-            f"{overflow:.1e}; δ includes (1 + e^ε) times that."
-        )
+
+
+def _assumptions(charges: Sequence[Charged], assumed: Sequence[str], delta: float) -> list[str]:
+    """The sentences of a guarantee, for charges that cost something."""
+    if not charges:
+        return [_NOTHING_SENT, METRICS]
+    sentences = [TRUSTED_SERVER, *dict.fromkeys(_sampling_sentence(c.scheme) for c in charges)]
+    for charged in charges:
+        overflow = composition.overflow_probability(charged.entries, charged.scheme)
+        if overflow > 0:
+            sentences.append(
+                f"Some cohort exceeds the {charged.scheme.capacity} places with probability at "
+                f"most {overflow:.1e}; δ includes (1 + e^ε) times that."
+            )
+    m = charges[0].scheme.clients
     if delta > 1 / (10 * m):
         sentences.append(
             f"δ = {delta:.3g} is above 1/(10 m) = {1 / (10 * m):.3g}: publishing the data of one "
             f"random client would meet δ = 1/m = {1 / m:.3g}."
         )
-    return (*sentences, METRICS, SIMULATION)
+    return [*sentences, *assumed, METRICS, SECRET_NOISE, SIMULATION]
 
 
-def _no_guarantee(ledger: Ledger, spent: Sequence[Entry], event: Event) -> str:
-    """Why no accountant need be asked, or an empty string."""
-    if event.kind == "none":
-        return ""
-    if bool(ledger.overflowed):
-        return "the privacy ledger overflowed: it held too few different (z, p) for this run"
-    if event.kind == "unprotected":
+def _no_guarantee(charged: Charged) -> str:
+    """Why no accountant need be asked about rounds of one kind, or an empty string."""
+    noise = [entry.noise_multiplier for entry in charged.entries]
+    if charged.overflowed:
+        return (
+            "the privacy ledger overflowed: it held too few different (z, p) for this run, or "
+            "rounds came twice where participations are capped"
+        )
+    if charged.event.kind == "unprotected" and noise:
         return "no guarantee is known for this mechanism"
-    if any(math.isnan(entry.noise_multiplier) for entry in spent):
+    if any(math.isnan(z) for z in noise):
         return "the noise multiplier of some round is not a number"
-    if event.kind == "pure" and any(math.isinf(entry.noise_multiplier) for entry in spent):
+    if charged.event.kind == "pure" and any(math.isinf(z) for z in noise):
         return "the ε of some round is infinite"
-    if event.kind == "gaussian" and any(entry.noise_multiplier == 0 for entry in spent):
+    if charged.event.kind == "gaussian" and 0 in noise:
         return "no noise was added"
     return ""
 
 
-def _no_epsilon(delta: float, overflow: float) -> str:
+def _no_epsilon(charges: Sequence[Charged], delta: float) -> str:
     """Why an accountant certified nothing."""
-    if overflow > 0:
-        return (
-            f"cohorts exceed their places with probability up to {overflow:.2g}, and (1 + e^ε) "
-            f"times that does not fit into δ = {delta:.3g}"
-        )
+    for scheme, _, entries, _ in charges:
+        overflow = composition.overflow_probability(entries, scheme)
+        if overflow > 0:
+            return (
+                f"cohorts exceed the {scheme.capacity} places of the sampler with probability up "
+                f"to {overflow:.2g}, and (1 + e^ε) times that does not fit into δ = {delta:.3g}: "
+                f"give poisson() a larger capacity; {scheme.clients} are always enough"
+            )
     return f"δ = {delta:.3g} is below what the accountant resolves for so many rounds"
 
 
+class _Accounts:
+    """What accountants say of some charges, at one δ.
+
+    Args:
+      charges: with rounds, all of which have a guarantee.
+      delta: the total δ.
+      accountant: one by name, or None for the tightest.
+    """
+
+    def __init__(self, charges: Sequence[Charged], delta: float, accountant: str | None):
+        self._charges, self._delta, self._accountant = charges, delta, accountant
+        self._profiles: dict[tuple[int, Adjacency, str], Profile] = {}
+
+    def certified(self, adjacency: Adjacency, view: View) -> tuple[float, str, Status]:
+        """ε, the accountant's name and its status.
+
+        Of unlike charges the ε is never below that of one of them alone: what is certified of the
+        whole holds for its parts, but parts may have tighter accountants with other rounding.
+        """
+        if len(self._charges) == 1:
+            return self._alone(0, adjacency, view)
+        from fedjaxsim.privacy.accounting import together  # it starts slowly, and is rarely asked
+
+        names = together.accountants(self._charges, adjacency)
+        names = names if self._accountant is None else (self._accountant,)
+
+        def whole(name):
+            return together.profile(self._charges, adjacency, view, name).epsilon(self._delta)
+
+        epsilon, name = min((whole(name), name) for name in names)
+        if self._accountant is None:
+            parts = [self._alone(k, adjacency, view)[0] for k in range(len(self._charges))]
+            epsilon = max(epsilon, *parts)
+        return epsilon, name, "upper_bound"
+
+    def _alone(self, place: int, adjacency: Adjacency, view: View) -> tuple[float, str, Status]:
+        scheme, event, entries, _ = self._charges[place]
+        described = scheme
+        names: Sequence[str] = (self._accountant or "",)
+        if self._accountant is None:
+            described = composition.effective_scheme(entries, scheme)
+            names = composition.default_accountants(described, event, adjacency, view)
+
+        def epsilon(name):
+            key = place, adjacency, name  # An accountant that knows both views has one profile.
+            if key not in self._profiles:
+                self._profiles[key] = composition.profile(
+                    entries, described, event, adjacency, view, name
+                )
+            return self._profiles[key].epsilon(self._delta)
+
+        found, name = min((epsilon(name), name) for name in names)
+        return found, name, composition.status(name, entries, described)
+
+
 def report(
-    ledger: Ledger, scheme: Scheme, event: Event, delta: float, accountant: str | None = None
+    charges: Sequence[Charged],
+    delta: float,
+    accountant: str | None = None,
+    *,
+    noise: tuple[Stream, ...] | None = None,
+    assumed: Sequence[str] = (),
 ) -> Report:
     """The guarantees of a run: both adjacencies in both views.
 
     Args:
-      ledger: the rounds of one run.
-      scheme: how cohorts were drawn.
-      event: what one round released.
+      charges: the rounds of one run, of one or of several kinds; `ledger.charged` gives them.
       delta: the total δ in (0, 1), overflow of cohorts included.
       accountant: one by name, for the adjacencies and views it knows; by default the tightest sound
         one for each.
+      noise: the streams that the rounds drew from; None where they are not known.
+      assumed: what the guarantees rest on besides, in sentences: numbers made from private data
+        and taken as public, for example.
 
     Raises:
-      ValueError: if δ lies outside (0, 1), the ledger cannot come from the scheme, or the
-        accountant does not describe the scheme and the event.
+      ValueError: if δ lies outside (0, 1), a ledger cannot come from its scheme, or the accountant
+        does not describe a scheme and its event.
     """
     if not 0 < delta < 1:
         raise ValueError(f"delta must lie in (0, 1), got {delta}")
     if accountant is not None:
-        composition.require_match(accountant, scheme, event)
-    spent = entries(ledger)
-    described = composition.effective_scheme(spent, scheme) if accountant is None else scheme
-    reason = _no_guarantee(ledger, spent, event)
-    overflow = 0.0
-    if spent and event.kind != "none" and not reason:
-        composition.check_entries(spent, scheme)
-        overflow = composition.overflow_probability(spent, scheme)
-    sentences = _assumptions(scheme, event, delta, overflow)
-    profiles: dict[tuple[Adjacency, str], Profile] = {}
+        for charged in charges:
+            if charged.event.kind != "none":
+                composition.require_match(accountant, charged.scheme, charged.event)
+    open_doors = [charged for charged in charges if charged.event.kind != "none"]
+    spent = [charged for charged in open_doors if charged.entries or charged.overflowed]
+    reason = next(filter(None, map(_no_guarantee, spent)), "")
+    if noise is not None and not reason:
+        reason = _drawn_twice(itertools.combinations(noise, 2))
+    if not reason:
+        for charged in spent:
+            composition.check_entries(charged.entries, charged.scheme)
+    sentences = tuple(_assumptions(open_doors, assumed, delta))
+    described = spent or open_doors or charges
+    sampling = " and ".join(dict.fromkeys(charged.scheme.kind for charged in described)) or "none"
+    accounts = _Accounts(spent, delta, accountant)
 
-    def certified(adjacency: Adjacency, view: View, name: str) -> float:
-        key = adjacency, name  # Where an accountant knows both views, they have one profile.
-        if key not in profiles:
-            profiles[key] = composition.profile(spent, described, event, adjacency, view, name)
-        return profiles[key].epsilon(delta)
-
-    def guarantee(adjacency: Adjacency, view: View, names: Sequence[str]) -> Guarantee:
-        epsilon, name, status, why = None, names[0] if names else "none", "none", reason
-        if not why and (event.kind == "none" or not spent):
+    def guarantee(adjacency: Adjacency, view: View) -> Guarantee:
+        epsilon, name, status, why = None, accountant or "none", "none", reason
+        if not spent:
             epsilon, status = 0.0, "exact"
         elif not why:
-            epsilon, name = min((certified(adjacency, view, name), name) for name in names)
-            status = composition.status(name, spent, described)
+            epsilon, name, status = accounts.certified(adjacency, view)
         if epsilon is not None and math.isinf(epsilon):
-            epsilon, status, why = None, "none", _no_epsilon(delta, overflow)
-        return Guarantee(epsilon, delta, adjacency, view, scheme.kind, name, status, sentences, why)
+            epsilon, status, why = None, "none", _no_epsilon(spent, delta)
+        return Guarantee(epsilon, delta, adjacency, view, sampling, name, status, sentences, why)
 
-    found = []
-    for adjacency in ADJACENCIES:
-        for view in VIEWS:
-            if accountant is None:
-                names = composition.default_accountants(described, event, adjacency, view)
-                found.append(guarantee(adjacency, view, names))
-            elif composition.knows(accountant, adjacency, view):
-                found.append(guarantee(adjacency, view, (accountant,)))
-    return Report(tuple(found))
+    found = tuple(
+        guarantee(adjacency, view)
+        for adjacency in ADJACENCIES
+        for view in VIEWS
+        if accountant is None or composition.knows(accountant, adjacency, view)
+    )
+    return Report(found, delta, tuple(spent), noise, tuple(assumed))
+
+
+def _drawn_twice(pairs: Iterable[tuple[Stream, Stream]]) -> str:
+    """Which noise is in both of a pair, as the reason for no guarantee; else an empty string."""
+    for one, other in pairs:
+        if one.shares(other):
+            return (
+                f"rounds {max(one.first, other.first)} and on drew their noise (stream "
+                f"{one.digest[:8]}) twice, so it can be taken away"
+            )
+    return ""
+
+
+def together_published(
+    reports: Sequence[Report], delta: float | None = None, accountant: str | None = None
+) -> Report:
+    """The guarantees of several runs on the same clients that are all published.
+
+    Args:
+      reports: of each run.
+      delta: the total δ in (0, 1); by default the largest of the reports.
+      accountant: as of `report`.
+
+    Raises:
+      ValueError: if two of them share the noise of some round, as runs of a sweep do, so that their
+        guarantees do not add up; if it is not known which noise one drew; or if they are about
+        different numbers of clients.
+    """
+    if not reports:
+        raise ValueError("composing guarantees needs at least one report, got none")
+    clients = {charged.scheme.clients for one in reports for charged in one.charges}
+    if len(clients) > 1:
+        raise ValueError(f"reports must be about the same clients, got {sorted(clients)} of them")
+    drawn: list[Stream] = []
+    for one in reports:
+        if one.noise is None:
+            raise ValueError(
+                "it is not known which noise a run drew: its rounds were traced by a function of "
+                "one's own, or its settings changed too often; use Simulation.run"
+            )
+        why = _drawn_twice(itertools.product(drawn, one.noise))
+        if why:
+            raise ValueError(
+                f"guarantees that share noise do not compose: {why}. Runs of one sweep share it "
+                "on purpose; run what is to be published again, with a seed of its own"
+            )
+        drawn += one.noise
+    return report(
+        [charged for one in reports for charged in one.charges],
+        max(one.delta for one in reports) if delta is None else delta,
+        accountant,
+        noise=tuple(drawn),
+        assumed=tuple(dict.fromkeys(sentence for one in reports for sentence in one.assumed)),
+    )

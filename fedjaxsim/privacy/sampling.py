@@ -57,7 +57,7 @@ class Sampling(NamedTuple):
     rounds: int | None = None
 
 
-def default_capacity(num_clients: int, sampling_rate: float, tail: float = 1e-15) -> int:
+def default_capacity(num_clients: int, sampling_rate: float, tail: float = 1e-30) -> int:
     """The smallest capacity B with P(Bin(m, p) > B) ≤ tail.
 
     Args:
@@ -112,7 +112,7 @@ def poisson(num_clients: int, max_rate: float = 1.0, capacity: int | None = None
         random bits belong to the key, the round and fixed blocks of ids.
       * A client is in with exactly the probability that the ledger is charged: floor(p·2³²)/2³² by
         coins; by blocks p itself, for a float32 p. By blocks this holds up to a total variation
-        distance below 1e-20 a round, which no reported δ can resolve.
+        distance below 1e-30 a round, which no reported δ can resolve.
       * A cohort that exceeds the capacity loses members chosen uniformly, whatever their ids. The
         probability of that, P(Bin(m, p) > capacity) per round, is part of the reported δ.
       * The realised cohort size stays inside the engine: sums are divided by p·m.
@@ -123,7 +123,8 @@ def poisson(num_clients: int, max_rate: float = 1.0, capacity: int | None = None
       num_clients: m.
       max_rate: the largest p that `hparams.sampling_rate` will take; sets the default capacity.
       capacity: the number of places in a cohort. By default the smallest for which a cohort
-        drawn at `max_rate` does not fit with probability at most 1e-15.
+        drawn at `max_rate` does not fit with probability at most 1e-30: in a million rounds
+        (1 + e^ε) times that stays below 1e-11 up to ε = 30.
 
     Raises:
       ValueError: if `num_clients` or `capacity` is below 1, or `max_rate` outside (0, 1].

@@ -265,7 +265,8 @@ def _train_loss(segment: Segment) -> np.ndarray | None:
 
 def _entries(charged: ledger.Ledger, index: int) -> tuple[ledger.Entry, ...]:
     """What one of many runs was charged for."""
-    return tuple(ledger.entries(jax.tree.map(lambda leaf: leaf[..., index], charged)))
+    own = jax.tree.map(lambda leaf: leaf[..., index], charged.charges)
+    return tuple(entry for charges in own for entry in ledger.entries(charges))
 
 
 def _spent(

@@ -98,8 +98,8 @@ def over_settings(program: Program, axes: Hyperparameters, size: int) -> Program
         algorithm=_algorithm(program.algorithm, axes, many),
         mechanism=_mechanism(program.mechanism, axes, many, size),
         measure=lambda params, data: many(lambda params: program.measure(params, data), -1)(params),
-        empty_ledger=lambda: _repeat(program.empty_ledger(), size),
-        charge=lambda ledger, z, rate: many(program.charge, -1, -1, None)(ledger, z, rate),
+        no_charges=lambda: _repeat(program.no_charges(), size),
+        charge=many(program.charge, -1, -1, None, None),
     )
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import rich.box
@@ -11,9 +10,8 @@ from rich.table import Table
 
 from fedjaxsim.experiment import Experiment
 from fedjaxsim.files import Record
-from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy.events import Charged, Entry
 from fedjaxsim.privacy.guarantee import report
-from fedjaxsim.privacy.ledger import Ledger
 from fedjaxsim.progress import epsilon_text, number, print_whole
 from fedjaxsim.sweep.envelopes import default_metric, envelope, last
 from fedjaxsim.sweep.labels import key_label, metric_label, value_label
@@ -21,6 +19,10 @@ from fedjaxsim.sweep.plan import Plan
 from fedjaxsim.sweep.results import REPORT, SELECTION, SweepDirectory
 
 _MOST_LINES = 30
+SHARED_NOISE = (
+    "The runs of a sweep draw the same noise on purpose, so that settings can be compared: at most "
+    "one of them may be published under its guarantee. Between two of them lies no noise."
+)
 
 
 def write_report(
@@ -78,6 +80,7 @@ def print_report(plan: Plan, results: pa.Table) -> None:
         print(f"{len(diverged)} runs diverged; they are in the results, marked, and never the best")
     print(SELECTION)
     print(f"the guarantees in full: {REPORT}")
+    print(SHARED_NOISE)
 
 
 def _diverged(results: pa.Table) -> set[int]:
@@ -97,15 +100,14 @@ def _guarantees(experiments: Mapping[int, Experiment]) -> list[Record]:
             experiment.delta,
             simulation.sampling.scheme,
             simulation.mechanism.event,
+            simulation.public,
         )
         runs.setdefault(kind, []).append(run)
     found = []
-    for (z, rate, rounds, delta, scheme, event), members in runs.items():
-        charged = ledger.empty(1)
-        if event.kind != "none":
-            charged = Ledger(
-                jnp.array([z]), jnp.array([rate]), jnp.array([rounds]), jnp.zeros((), bool)
-            )
-        promised = report(charged, scheme, event, delta).to_json()
+    for (z, rate, rounds, delta, scheme, event, public), members in runs.items():
+        spent = () if event.kind == "none" else (Entry(z, rate, rounds),)
+        promised = report(
+            [Charged(scheme, event, spent)], delta, assumed=[*public, SHARED_NOISE]
+        ).to_json()
         found.append({"runs": members, "noise_multiplier": z, "guarantee": promised})
     return found

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from fedjaxsim.evaluation import Evaluation
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.loop import Program, SimulationState
+from fedjaxsim.privacy import streams
 from fedjaxsim.rounds import CACHE, Chunking, bytes_of
 from fedjaxsim.simulation import Segment, Simulation, run_segments
 from fedjaxsim.sweep.lift import over_settings, stack, varying
@@ -26,9 +27,10 @@ _DIVIDED = PartitionSpec(_AXIS)
 class ManyRuns:
     """Runs of one simulation that differ in hyperparameters, as one program.
 
-    Each of them computes what `Simulation.run` would with the same seed, up to rounding: the runs
-    share cohorts, minibatches and the standard normal numbers behind the noise, which are made
-    once. A run that diverges does so alone: no number of one run enters another.
+    Each of them computes what `Simulation.run` would with the same seed and common noise, up to
+    rounding: the runs share cohorts, minibatches and the standard normal numbers behind the noise,
+    which are made once. So at most one of them may be published under its own guarantee. A run that
+    diverges does so alone: no number of one run enters another.
 
     Args:
       simulation: what is run.
@@ -119,8 +121,11 @@ class ManyRuns:
             shared=_last_axis(state.shared),
             personal=_last_axis(state.personal),
             mechanism=_last_axis(state.mechanism),
-            privacy=_last_axis(state.privacy),
+            privacy=dataclasses.replace(
+                state.privacy, charges=_last_axis(state.privacy.charges), noise=together
+            ),
             key=together,
+            fingerprint=together,
             taken=None if state.taken is None else together,
         )
         hparams_specs: Any = jax.tree.map(
@@ -171,7 +176,8 @@ class ManyRuns:
         Raises:
           ValueError: as `Simulation.init`.
         """
-        return self._init(self.simulation.check_start(key, self.settings[0]), self._hparams)
+        key = self.simulation.check_start(key, self.settings[0])
+        return self.simulation.drawing_from(streams.COMMON, self._init(key, self._hparams))
 
     def place(self, state: SimulationState) -> SimulationState:
         """A state that comes from elsewhere, a file say, on the devices."""
@@ -236,7 +242,7 @@ class ManyRuns:
             shared=own(state.shared),
             personal=own(state.personal),
             mechanism=own(state.mechanism),
-            privacy=own(state.privacy),
+            privacy=dataclasses.replace(state.privacy, charges=own(state.privacy.charges)),
         )
 
 

@@ -9,13 +9,14 @@ import pytest
 
 from fedjaxsim.files import strict
 from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy.events import Event, Scheme
 from fedjaxsim.rundir import RunDirectory
 
 
 class State(NamedTuple):
     round: jax.Array
     weights: dict
-    ledger: ledger.Ledger
+    ledger: ledger.Charges
     key: jax.Array
     nothing: tuple = ()
 
@@ -23,7 +24,14 @@ class State(NamedTuple):
 def state(seed: int) -> State:
     key = jax.random.key(seed)
     weights = {"w": jax.random.normal(key, (3, 2)), "b": jnp.full((2,), 1.5, jnp.bfloat16)}
-    return State(jnp.int32(seed), weights, ledger.charge(ledger.empty(2), 1.5, 0.25), key)
+    return State(
+        jnp.int32(seed),
+        weights,
+        ledger.charge(
+            ledger.no_charges(Scheme("everyone", 3, 3), Event("gaussian"), 2), 1.5, 0.25, 0
+        ),
+        key,
+    )
 
 
 def test_a_state_comes_back_bit_by_bit_with_its_types(tmp_path):

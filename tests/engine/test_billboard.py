@@ -177,7 +177,9 @@ def test_a_noise_multiplier_made_of_messages_is_found():
         size = jnp.abs(accumulator.total["bias"]).sum()
         return out._replace(noise_multiplier=out.noise_multiplier + size)
 
-    with pytest.raises(AssertionError, match=r"`privacy` at \.\w+ depends on the data of client 4"):
+    with pytest.raises(
+        AssertionError, match=r"`privacy` at \.charges\[0\]\.\w+ depends on the data of client 4"
+    ):
         check(build(pmtl(TASK), door._replace(release=release)), HPARAMS)
 
 

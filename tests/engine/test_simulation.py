@@ -114,7 +114,7 @@ def test_one_noise_draw_a_round_whatever_the_cohort(chunks):
         fedavg(task), task, population, poisson(30), EPOCH, chunk_size=size, chunk_map=chunk_map
     )
     hparams = PRIVATE.replace(learning_rate=0.0)
-    start = sim.init(0, hparams)
+    start = sim.init(0, hparams, common_noise=True)
     state, metrics = sim.round(start, hparams)
     assert int(metrics["participants"]) > size
     moved = np.asarray(state.shared.params["kernel"], np.float64).ravel()
@@ -122,7 +122,9 @@ def test_one_noise_draw_a_round_whatever_the_cohort(chunks):
     # χ² with 20,000 degrees of freedom; the false-alarm rate is 1e-6.
     statistic = np.sum((moved / sd) ** 2)
     assert abs(statistic - moved.size) < 4.9 * np.sqrt(2 * moved.size)
-    noise_key = jax.random.fold_in(jax.random.split(start.key, 3)[2], 0)
+    noise_key = jax.random.split(start.key, 3)[2]
+    for number in (0, 0, 0):  # the common stream's two, and the round
+        noise_key = jax.random.fold_in(noise_key, number)
     expected = noise_like(noise_key, start.shared.params, jnp.float32(sd))
     assert_close(state.shared.params, expected, rtol=1e-4, atol=1e-8)
 
@@ -149,14 +151,18 @@ def test_the_ledger_counts_every_round_at_the_noise_really_drawn():
     sim = standard()
     state, _ = sim.run(sim.init(0, schedule), schedule, 5, eval_every=2)
     p = np.floor(np.float64(np.float32(0.4)) * 2**32) / 2**32
-    assert sorted(ledger.entries(state.privacy)) == [(1.0, p, 3), (2.0, p, 1), (3.0, p, 1)]
+    assert sorted(ledger.charged(state.privacy)[0].entries) == [
+        (1.0, p, 3),
+        (2.0, p, 1),
+        (3.0, p, 1),
+    ]
 
 
 def test_a_closed_door_charges_nothing():
     population, task = classification([10] * 5)
     sim = simulation(population, task, local, mechanism=closed())
     state, _ = sim.run(sim.init(0, PRIVATE), PRIVATE, 3)
-    assert ledger.entries(state.privacy) == []
+    assert ledger.charged(state.privacy)[0].entries == ()
     assert sim.guarantee(state).find("zero_out", "joint_dp").epsilon == 0
 
 
@@ -298,7 +304,7 @@ def test_a_round_maps_over_hyperparameters():
 
     def loss_after(rate):
         hparams = PRIVATE.replace(learning_rate=rate)
-        state, metrics = sim.round(sim.init(0, hparams), hparams)
+        state, metrics = sim.round(sim.init(0, hparams, common_noise=True), hparams)
         return state.shared.params["kernel"], metrics["loss"]
 
     kernels, losses = jax.vmap(loss_after)(rates)

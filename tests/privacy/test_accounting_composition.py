@@ -9,8 +9,7 @@ from scipy.stats import binom
 from fedjaxsim.privacy.accounting import composition, gaussian, mixture
 from fedjaxsim.privacy.accounting.composition import require_match
 from fedjaxsim.privacy.accounting.profile import with_failure
-from fedjaxsim.privacy.events import Event, Scheme
-from fedjaxsim.privacy.ledger import Entry
+from fedjaxsim.privacy.events import Entry, Event, Scheme
 
 GAUSSIAN = Event("gaussian")
 PURE = Event("pure")

@@ -9,7 +9,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from fedjaxsim.privacy.accounting import gaussian
-from fedjaxsim.privacy.ledger import Entry
+from fedjaxsim.privacy.events import Entry
 
 MUS = [1e-6, 1e-3, 0.03, 0.3, 1.0, 3.0, 10.0]
 

@@ -1,5 +1,6 @@
 """ε inside jit, in float32, against float64 on the host."""
 
+import dataclasses
 import math
 
 import jax
@@ -7,44 +8,50 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import composition, in_loop, rdp
+from fedjaxsim.privacy.accounting.composition import Adjacency
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
-from fedjaxsim.privacy.events import Event, Scheme
-from fedjaxsim.privacy.ledger import Entry, Ledger, charge, empty, entries
+from fedjaxsim.privacy.events import Entry, Event, Scheme
+from fedjaxsim.privacy.ledger import charge, entries
 
 POISSON = Scheme("poisson", 1000, 1000)
 GAUSSIAN = Event("gaussian")
 
 
-def ledger_of(*groups):
+def account(*groups, scheme=POISSON, event=GAUSSIAN):
     z, p, rounds = zip(*groups, strict=True)
-    return Ledger(
-        jnp.asarray(z, jnp.float32),
-        jnp.asarray(p, jnp.float32),
-        jnp.asarray(rounds, jnp.int32),
-        jnp.zeros((), bool),
+    return dataclasses.replace(
+        ledgers.no_charges(scheme, event, len(groups)),
+        noise_multiplier=jnp.asarray(z, float),
+        sampling_rate=jnp.asarray(p, float),
+        rounds=jnp.asarray(rounds, jnp.int32),
     )
 
 
-def host(ledger, delta):
-    values = rdp.compose(entries(ledger), orders=rdp.INTEGER_ORDERS)
+def host(charges, delta):
+    values = rdp.compose(entries(charges), orders=rdp.INTEGER_ORDERS)
     return rdp.epsilon(values, float(np.float32(delta)), rdp.INTEGER_ORDERS)
 
 
-epsilon_of_poisson = jax.jit(lambda ledger, delta: epsilon_in_jit(ledger, delta, POISSON, GAUSSIAN))
+def epsilon_of(charges, delta, adjacency: Adjacency = "zero_out"):
+    return epsilon_in_jit(ledgers.empty(charges), delta, adjacency)
+
+
+epsilon_of_poisson = jax.jit(epsilon_of)
 rdp_of_poisson = jax.jit(in_loop.poisson_rdp)
 
 
 @pytest.mark.parametrize("p", [1e-5, 1e-3, 0.02, 0.3, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("z", [0.5, 0.8, 2.0, 10.0, 100.0, 1000.0])
 def test_float32_agrees_with_float64(z, p):
-    one = ledger_of((z, p, 1))
+    one = account((z, p, 1))
     exact = rdp.compose(entries(one), orders=rdp.INTEGER_ORDERS)
     values = rdp_of_poisson(one.noise_multiplier[0], one.sampling_rate[0])
     np.testing.assert_allclose(values, exact, rtol=3e-5)
     for rounds in (1, 1000, 10**6):
         for delta in (1 / 205, 1e-5, 1e-8):
-            ledger = ledger_of((z, p, rounds))
+            ledger = account((z, p, rounds))
             expected = host(ledger, delta)
             found = float(epsilon_of_poisson(ledger, delta))
             assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
@@ -52,9 +59,9 @@ def test_float32_agrees_with_float64(z, p):
 
 def test_a_million_rounds_do_not_drift():
     def run(ledger):
-        return jax.lax.scan(lambda c, _: (charge(c, 0.8, 0.01), None), ledger, length=10**6)[0]
+        return jax.lax.scan(lambda c, _: (charge(c, 0.8, 0.01, 0), None), ledger, length=10**6)[0]
 
-    ledger = jax.jit(run)(empty(1))
+    ledger = jax.jit(run)(ledgers.no_charges(POISSON, GAUSSIAN, 1))
     assert entries(ledger)[0].rounds == 10**6
     assert float(epsilon_of_poisson(ledger, 1e-5)) == pytest.approx(host(ledger, 1e-5), rel=1e-5)
 
@@ -64,7 +71,7 @@ def test_a_million_rounds_do_not_drift():
     [(0.02, 1.0, 2000, 1e-4), (0.1, 2.0, 500, 1e-5), (100 / 205, 25.0, 200, 1 / 205)],
 )
 def test_never_below_the_tight_accountant(p, z, rounds, delta):
-    ledger = ledger_of((z, p, rounds))
+    ledger = account((z, p, rounds))
     tight = composition.profile(
         entries(ledger), POISSON, GAUSSIAN, "zero_out", "joint_dp", "pld"
     ).epsilon(delta)
@@ -72,30 +79,46 @@ def test_never_below_the_tight_accountant(p, z, rounds, delta):
 
 
 def test_heterogeneous_ledgers_and_unused_places():
-    ledger = ledger_of((1.0, 0.1, 5), (3.0, 0.02, 100), (0.0, 0.0, 0))
+    ledger = account((1.0, 0.1, 5), (3.0, 0.02, 100), (0.0, 0.0, 0))
     expected = host(ledger, 1e-5)
     assert float(epsilon_of_poisson(ledger, 1e-5)) == pytest.approx(expected, rel=1e-5)
-    assert float(epsilon_of_poisson(empty(3), 1e-5)) == 0
+    assert float(epsilon_of_poisson(ledgers.no_charges(POISSON, GAUSSIAN, 3), 1e-5)) == 0
 
 
 def test_no_guarantee_is_infinite():
-    assert float(epsilon_of_poisson(ledger_of((0.0, 0.5, 1)), 1e-5)) == np.inf
-    assert float(epsilon_of_poisson(ledger_of((float("nan"), 0.5, 1)), 1e-5)) == np.inf
-    full = ledger_of((1.0, 0.5, 1))
-    full = Ledger(full.noise_multiplier, full.sampling_rate, full.rounds, jnp.ones((), bool))
+    assert float(epsilon_of_poisson(account((0.0, 0.5, 1)), 1e-5)) == np.inf
+    assert float(epsilon_of_poisson(account((float("nan"), 0.5, 1)), 1e-5)) == np.inf
+    full = account((1.0, 0.5, 1))
+    full = dataclasses.replace(full, overflowed=jnp.ones((), bool))
     assert float(epsilon_of_poisson(full, 1e-5)) == np.inf
-    assert float(epsilon_in_jit(full, 1e-5, POISSON, Event("unprotected"))) == np.inf
-    assert float(epsilon_in_jit(full, 1e-5, POISSON, Event("none"))) == 0
+    unprotected, closed = (account((1.0, 0.5, 1), event=Event(k)) for k in ("unprotected", "none"))
+    assert float(epsilon_of(unprotected, 1e-5)) == np.inf
+    assert float(epsilon_of(closed, 1e-5)) == 0
+    # Whatever is charged besides.
+    both = dataclasses.replace(
+        ledgers.empty(unprotected), charges=(account((9.0, 0.5, 1)), unprotected)
+    )
+    assert float(epsilon_in_jit(both, 1e-5)) == np.inf
+
+
+def test_charges_of_unlike_kinds_add_up():
+    # Everyone for n rounds at z is everyone for n/2 rounds twice.
+    everyone = Scheme("everyone", 1000, 1000)
+    whole = account((5.0, 1.0, 40), scheme=everyone)
+    half = account((5.0, 1.0, 20), scheme=everyone)
+    other = account((5.0, 1.0, 20))
+    both = dataclasses.replace(ledgers.empty(half), charges=(half, other))
+    assert float(epsilon_in_jit(both, 1e-5)) == pytest.approx(float(epsilon_of(whole, 1e-5)))
 
 
 def test_other_schemes_are_bounds_on_their_accountants():
-    ledger = ledger_of((5.0, 0.1, 400))
     for scheme, accountant in (
         (Scheme("fixed", 1000, 100), "mixture"),
         (Scheme("capped", 1000, 100, max_participations=45), "gaussian"),
     ):
+        charges = account((5.0, 0.1, 400), scheme=scheme)
         for adjacency in ("zero_out", "replace"):
-            bound = float(epsilon_in_jit(ledger, 1e-5, scheme, GAUSSIAN, adjacency))
+            bound = float(epsilon_of(charges, 1e-5, adjacency))
             groups = [Entry(5.0, 0.1, 400)]
             tight = composition.profile(
                 groups, scheme, GAUSSIAN, adjacency, "joint_dp", accountant
@@ -105,13 +128,13 @@ def test_other_schemes_are_bounds_on_their_accountants():
 
 def test_pure_releases_are_bounded_too():
     # Two releases of ε = 0.1 cost 0.2; RDP adds log(1/δ)/(α − 1) at its largest order.
-    bound = float(epsilon_in_jit(ledger_of((0.1, 1.0, 2)), 1e-5, POISSON, Event("pure")))
+    bound = float(epsilon_of(account((0.1, 1.0, 2), event=Event("pure")), 1e-5))
     assert 0.2 <= bound <= 0.2 + math.log(1e5) / 1023
 
 
 def test_replace_under_poisson_sampling_is_refused():
     with pytest.raises(ValueError, match="adjacency must be zero_out"):
-        epsilon_in_jit(empty(1), 1e-5, POISSON, GAUSSIAN, "replace")
+        epsilon_of(account((1.0, 0.5, 1)), 1e-5, "replace")
 
 
 @pytest.mark.parametrize("p", [0.01, 1.0])
@@ -120,10 +143,8 @@ def test_gradient_in_z_against_differences(p):
 
         @jax.jit
         def epsilon(z):
-            ledger = Ledger(
-                z[None], jnp.array([p]), jnp.array([500], jnp.int32), jnp.zeros((), bool)
-            )
-            return epsilon_in_jit(ledger, 1e-5, POISSON, GAUSSIAN)
+            charges = dataclasses.replace(account((0.0, p, 500)), noise_multiplier=z[None])
+            return epsilon_of(charges, 1e-5)
 
         z, step = jnp.asarray(2.0), 1e-5
         difference = (epsilon(z + step) - epsilon(z - step)) / (2 * step)

@@ -17,8 +17,7 @@ from fedjaxsim.privacy.accounting import (
     rdp,
     rdp_without_replacement,
 )
-from fedjaxsim.privacy.events import Event, Scheme
-from fedjaxsim.privacy.ledger import Entry
+from fedjaxsim.privacy.events import Entry, Event, Scheme
 
 GAUSSIAN = Event("gaussian")
 

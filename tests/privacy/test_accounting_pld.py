@@ -9,8 +9,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy.stats import norm
 
 from fedjaxsim.privacy.accounting import gaussian, losses, pld, rdp
-from fedjaxsim.privacy.events import Event
-from fedjaxsim.privacy.ledger import Entry
+from fedjaxsim.privacy.events import Entry, Event
 
 GAUSSIAN = Event("gaussian")
 GRAM = Event("gaussian", replace=math.sqrt(2))

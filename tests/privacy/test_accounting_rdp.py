@@ -7,7 +7,7 @@ import pytest
 from dp_accounting.rdp import RdpAccountant
 
 from fedjaxsim.privacy.accounting import rdp
-from fedjaxsim.privacy.ledger import Entry
+from fedjaxsim.privacy.events import Entry
 
 REFERENCE = [
     (1.0, 4.0, 10, 1e-5, 3.62785),

@@ -7,8 +7,7 @@ import pytest
 from scipy.stats import norm
 
 from fedjaxsim.privacy.accounting import gaussian, trade_off
-from fedjaxsim.privacy.events import Event, Scheme
-from fedjaxsim.privacy.ledger import Entry
+from fedjaxsim.privacy.events import Entry, Event, Scheme
 
 GAUSSIAN = Event("gaussian")
 EVERYONE = Scheme("everyone", 100, 100)

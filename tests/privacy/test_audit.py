@@ -24,8 +24,7 @@ from fedjaxsim.privacy.attacks import Attack, Evidence, likelihood_ratio
 from fedjaxsim.privacy.audit import DELTAS, audit, lower_bounds
 from fedjaxsim.privacy.doors.gram import gaussian_gram
 from fedjaxsim.privacy.doors.wishart import wishart
-from fedjaxsim.privacy.events import Event
-from fedjaxsim.privacy.ledger import Entry
+from fedjaxsim.privacy.events import Entry, Event
 from fedjaxsim.privacy.mechanisms import closed, gaussian
 from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.simulation import Simulation

@@ -4,35 +4,29 @@ import dataclasses
 import json
 import math
 
-import jax.numpy as jnp
 import pytest
 
 from fedjaxsim.privacy import guarantee
 from fedjaxsim.privacy.accounting import gaussian
-from fedjaxsim.privacy.events import Event, Scheme
+from fedjaxsim.privacy.calibration import noise_multiplier
+from fedjaxsim.privacy.events import Charged, Entry, Event, Scheme
 from fedjaxsim.privacy.guarantee import default_delta, report
-from fedjaxsim.privacy.ledger import Ledger, empty
+from fedjaxsim.privacy.sampling import poisson
 
 GAUSSIAN = Event("gaussian")
 POISSON = Scheme("poisson", 1000, 1000)
 EVERYONE = Scheme("everyone", 1000, 1000)
 
 
-def ledger_of(*groups):
-    z, p, rounds = zip(*groups, strict=True)
-    return Ledger(
-        jnp.asarray(z, float),
-        jnp.asarray(p, float),
-        jnp.asarray(rounds, jnp.int32),
-        jnp.zeros((), bool),
-    )
+def rounds_of(scheme, event, *groups, overflowed=False):
+    entries = tuple(Entry(*group) for group in groups)
+    return [Charged(scheme, event, entries, overflowed)]
 
 
 def test_poisson_report():
-    found = report(ledger_of((1.0, 0.02, 2000)), POISSON, GAUSSIAN, 1e-4)
+    found = report(rounds_of(POISSON, GAUSSIAN, (1.0, 0.02, 2000)), 1e-4)
     for view in ("joint_dp", "released_sequence"):
         zero_out, replace = found.find("zero_out", view), found.find("replace", view)
-        # float32(0.02) is charged, which moves ε by less than the digits shown.
         assert zero_out.epsilon == pytest.approx(4.8410, abs=6e-5)
         assert replace.epsilon == pytest.approx(8.3195, abs=6e-5)
         assert {zero_out.status, replace.status} == {"upper_bound"}
@@ -41,7 +35,7 @@ def test_poisson_report():
 
 
 def test_json_is_nested_and_plain():
-    found = report(ledger_of((4.0, 1.0, 10)), EVERYONE, GAUSSIAN, 1e-5)
+    found = report(rounds_of(EVERYONE, GAUSSIAN, (4.0, 1.0, 10)), 1e-5)
     nested = json.loads(json.dumps(found.to_json(), allow_nan=False))
     fields = nested["replace"]["joint_dp"]["gaussian"]
     assert fields["epsilon"] == gaussian.epsilon(1e-5, 2 * math.sqrt(10) / 4)
@@ -52,7 +46,7 @@ def test_json_is_nested_and_plain():
 
 
 def test_text_says_what_it_rests_on_once():
-    text = str(report(ledger_of((4.0, 1.0, 10)), EVERYONE, GAUSSIAN, 1e-5))
+    text = str(report(rounds_of(EVERYONE, GAUSSIAN, (4.0, 1.0, 10)), 1e-5))
     # 3.34141 is rounded up.
     assert "zero_out, joint_dp: ε = 3.3415 at δ = 1e-05 (gaussian)" in text
     for sentence in (guarantee.TRUSTED_SERVER, guarantee.METRICS, guarantee.SIMULATION):
@@ -61,24 +55,24 @@ def test_text_says_what_it_rests_on_once():
 
 
 def test_in_one_line():
-    found = report(ledger_of((4.0, 1.0, 10)), EVERYONE, GAUSSIAN, 1e-5)
+    found = report(rounds_of(EVERYONE, GAUSSIAN, (4.0, 1.0, 10)), 1e-5)
     replaced = guarantee._round_up(gaussian.epsilon(1e-5, 2 * math.sqrt(10) / 4))
     assert found.short() == (
         f"ε = 3.3415 zero-out, ε = {replaced:.5g} replace, δ = 1e-05 (joint DP, exact)"
     )
-    assert report(ledger_of((0.0, 0.5, 3)), POISSON, GAUSSIAN, 1e-5).short() == (
+    assert report(rounds_of(POISSON, GAUSSIAN, (0.0, 0.5, 3)), 1e-5).short() == (
         "no guarantee: no noise was added"
     )
-    nothing = report(ledger_of((0.0, 1.0, 3)), EVERYONE, Event("none"), 1e-5).short()
+    nothing = report(rounds_of(EVERYONE, Event("none"), (0.0, 1.0, 3)), 1e-5).short()
     assert nothing == "ε = 0 zero-out, ε = 0 replace, δ = 1e-05 (joint DP, exact)"
 
 
 def test_in_one_line_of_one_accountant():
-    ledger = ledger_of((8.0, 0.01, 10))
-    half = report(ledger, POISSON, GAUSSIAN, 1e-5, "rdp")
+    rounds = (8.0, 0.01, 10)
+    half = report(rounds_of(POISSON, GAUSSIAN, rounds), 1e-5, "rdp")
     assert half.short().endswith("zero-out, δ = 1e-05 (joint DP, upper bound)")
     fixed = Scheme("fixed", 1000, 10)
-    read = report(ledger, fixed, GAUSSIAN, 1e-5, "rdp_without_replacement")
+    read = report(rounds_of(fixed, GAUSSIAN, rounds), 1e-5, "rdp_without_replacement")
     assert read.short().endswith("replace, δ = 1e-05 (released sequence, upper bound)")
     lost = dataclasses.replace(half.guarantees[0], epsilon=None, reason="lost", adjacency="replace")
     mixed = dataclasses.replace(half, guarantees=(half.guarantees[0], lost)).short()
@@ -89,28 +83,26 @@ def test_a_weak_delta_is_called_weak():
     assert default_delta(205) == 1 / 2050
     with pytest.raises(ValueError, match="num_clients must be at least 1"):
         default_delta(0)
-    ledger = ledger_of((4.0, 1.0, 10))
-    at_default = report(ledger, EVERYONE, GAUSSIAN, default_delta(1000))
+    groups = [(4.0, 1.0, 10)]
+    at_default = report(rounds_of(EVERYONE, GAUSSIAN, *groups), default_delta(1000))
     assert "random client" not in str(at_default)
-    assert "δ = 0.001 is above 1/(10 m)" in str(report(ledger, EVERYONE, GAUSSIAN, 1e-3))
+    assert "δ = 0.001 is above 1/(10 m)" in str(
+        report(rounds_of(EVERYONE, GAUSSIAN, *groups), 1e-3)
+    )
 
 
 @pytest.mark.parametrize(
-    ("ledger", "event", "reason"),
+    ("charges", "reason"),
     [
-        (ledger_of((0.0, 0.5, 3)), GAUSSIAN, "no noise was added"),
-        (ledger_of((1.0, 0.5, 3), (0.0, 0.5, 1)), GAUSSIAN, "no noise was added"),
-        (ledger_of((float("nan"), 0.5, 3)), GAUSSIAN, "not a number"),
-        (ledger_of((1.0, 0.5, 3)), Event("unprotected"), "no guarantee is known"),
-        (
-            dataclasses.replace(ledger_of((1.0, 0.5, 3)), overflowed=jnp.ones((), bool)),
-            GAUSSIAN,
-            "ledger overflowed",
-        ),
+        (rounds_of(POISSON, GAUSSIAN, (0.0, 0.5, 3)), "no noise was added"),
+        (rounds_of(POISSON, GAUSSIAN, (1.0, 0.5, 3), (0.0, 0.5, 1)), "no noise was added"),
+        (rounds_of(POISSON, GAUSSIAN, (float("nan"), 0.5, 3)), "not a number"),
+        (rounds_of(POISSON, Event("unprotected"), (1.0, 0.5, 3)), "no guarantee is known"),
+        (rounds_of(POISSON, GAUSSIAN, (1.0, 0.5, 3), overflowed=True), "ledger overflowed"),
     ],
 )
-def test_no_guarantee_has_a_reason(ledger, event, reason):
-    found = report(ledger, POISSON, event, 1e-5)
+def test_no_guarantee_has_a_reason(charges, reason):
+    found = report(charges, 1e-5)
     for one in found.guarantees:
         assert one.epsilon is None
         assert one.status == "none"
@@ -121,62 +113,78 @@ def test_no_guarantee_has_a_reason(ledger, event, reason):
 
 def test_nothing_released_costs_exactly_nothing():
     for found in (
-        report(ledger_of((0.0, 1.0, 50)), EVERYONE, Event("none"), 1e-5),
-        report(empty(3), POISSON, GAUSSIAN, 1e-5),
+        report(rounds_of(EVERYONE, Event("none"), (0.0, 1.0, 50)), 1e-5),
+        report(rounds_of(POISSON, GAUSSIAN), 1e-5),
     ):
         assert [one.epsilon for one in found.guarantees] == [0.0] * 4
         assert {one.status for one in found.guarantees} == {"exact"}
 
 
 def test_a_closed_door_is_not_judged_by_its_ledger():
-    ledger = dataclasses.replace(ledger_of((0.0, 1.0, 50)), overflowed=jnp.ones((), bool))
-    assert report(ledger, EVERYONE, Event("none"), 1e-5).find("replace").epsilon == 0
+    closed = rounds_of(EVERYONE, Event("none"), (0.0, 1.0, 50), overflowed=True)
+    assert report(closed, 1e-5).find("replace").epsilon == 0
 
 
 def test_cohorts_over_capacity_are_paid_for_or_reported():
-    ledger = ledger_of((5.0, 0.1, 200))
-    roomy = report(ledger, Scheme("poisson", 1000, 1000), GAUSSIAN, 1e-5).find("zero_out")
-    tight = report(ledger, Scheme("poisson", 1000, 165), GAUSSIAN, 1e-5).find("zero_out")
-    over = report(ledger, Scheme("poisson", 1000, 120), GAUSSIAN, 1e-5).find("zero_out")
+    groups = [(5.0, 0.1, 200)]
+    roomy = report(rounds_of(Scheme("poisson", 1000, 1000), GAUSSIAN, *groups), 1e-5).find(
+        "zero_out"
+    )
+    tight = report(rounds_of(Scheme("poisson", 1000, 165), GAUSSIAN, *groups), 1e-5).find(
+        "zero_out"
+    )
+    over = report(rounds_of(Scheme("poisson", 1000, 120), GAUSSIAN, *groups), 1e-5).find("zero_out")
     assert roomy.epsilon is not None
     assert tight.epsilon is not None
     assert tight.epsilon > roomy.epsilon
     assert any("exceeds the 165 places" in sentence for sentence in tight.assumptions)
     assert over.epsilon is None
-    assert "exceed their places" in over.reason
+    assert "exceed the 120 places of the sampler" in over.reason
+    assert "1000 are always enough" in over.reason
+
+
+@pytest.mark.parametrize(("clients", "rate"), [(50, 0.5), (1000, 0.1), (100_000, 0.001)])
+def test_default_places_are_enough_for_any_epsilon_that_one_would_report(clients, rate):
+    scheme = poisson(clients, max_rate=rate).scheme
+    z = noise_multiplier(15.0, 1e-9, rounds=1000, sampling_rate=rate, scheme=scheme)
+    found = report(rounds_of(scheme, GAUSSIAN, (z, rate, 1000)), 1e-9)
+    assert found.find("zero_out").epsilon == pytest.approx(15, rel=1e-3)
+    replace = found.find("replace").epsilon
+    assert replace is not None
+    assert replace > 15
 
 
 def test_poisson_sampling_at_rate_one_is_exact():
-    one = report(ledger_of((4.0, 1.0, 10)), POISSON, GAUSSIAN, 1e-5).find("zero_out")
+    one = report(rounds_of(POISSON, GAUSSIAN, (4.0, 1.0, 10)), 1e-5).find("zero_out")
     assert (one.status, one.accountant, one.sampling) == ("exact", "gaussian", "poisson")
 
 
 def test_fixed_size_is_not_amplified_for_the_other_clients():
-    found = report(ledger_of((10.0, 0.02, 2000)), Scheme("fixed", 1000, 20), GAUSSIAN, 1e-4)
+    found = report(rounds_of(Scheme("fixed", 1000, 20), GAUSSIAN, (10.0, 0.02, 2000)), 1e-4)
     assert found.find("zero_out").epsilon == pytest.approx(2.308, abs=6e-4)
     assert found.find("zero_out").accountant == "mixture"
 
 
 def test_an_accountant_can_be_asked_for_but_must_match():
-    ledger = ledger_of((1.0, 0.02, 2000))
-    found = report(ledger, POISSON, GAUSSIAN, 1e-4, accountant="rdp")
+    groups = [(1.0, 0.02, 2000)]
+    found = report(rounds_of(POISSON, GAUSSIAN, *groups), 1e-4, accountant="rdp")
     assert found.find("zero_out").epsilon == pytest.approx(5.389, abs=1e-3)
     with pytest.raises(ValueError, match="but not \\(replace, joint_dp\\)"):
         found.find("replace")
     with pytest.raises(ValueError, match="'mixture' describes"):
-        report(ledger, POISSON, GAUSSIAN, 1e-4, accountant="mixture")
+        report(rounds_of(POISSON, GAUSSIAN, *groups), 1e-4, accountant="mixture")
 
 
 def test_values_are_validated():
     for delta in (0.0, 1.0, math.nan):
         with pytest.raises(ValueError, match="delta must lie in"):
-            report(empty(1), POISSON, GAUSSIAN, delta)
+            report(rounds_of(POISSON, GAUSSIAN), delta)
     with pytest.raises(ValueError, match="sampling_rate must be 1"):
-        report(ledger_of((1.0, 0.5, 1)), EVERYONE, GAUSSIAN, 1e-5)
+        report(rounds_of(EVERYONE, GAUSSIAN, (1.0, 0.5, 1)), 1e-5)
 
 
 def test_a_delta_below_float64_resolution_is_named():
-    found = report(ledger_of((1.0, 0.1, 100)), POISSON, GAUSSIAN, 1e-16)
+    found = report(rounds_of(POISSON, GAUSSIAN, (1.0, 0.1, 100)), 1e-16)
     # RDP certifies any δ for zero-out; the tight accountant, which alone knows replace, does not.
     assert found.find("zero_out").accountant == "rdp"
     assert found.find("replace").epsilon is None
@@ -184,17 +192,17 @@ def test_a_delta_below_float64_resolution_is_named():
 
 
 def test_pure_releases_compose():
-    ledger = ledger_of((0.1, 1.0, 2))
-    found = report(ledger, EVERYONE, Event("pure", zero_out=1.0, replace=2.0), 1e-5)
+    groups = [(0.1, 1.0, 2)]
+    found = report(rounds_of(EVERYONE, Event("pure", zero_out=1.0, replace=2.0), *groups), 1e-5)
     assert {one.accountant for one in found.guarantees} == {"kov"}
     assert found.find("zero_out").epsilon == pytest.approx(0.2)
     assert found.find("replace").epsilon == pytest.approx(0.4)
-    unbounded = report(ledger_of((math.inf, 1.0, 2)), EVERYONE, Event("pure"), 1e-5)
+    unbounded = report(rounds_of(EVERYONE, Event("pure"), (math.inf, 1.0, 2)), 1e-5)
     assert "infinite" in unbounded.find("zero_out").reason
 
 
 def test_a_reader_of_the_released_sequence_learns_less_from_fixed_cohorts():
-    found = report(ledger_of((10.0, 0.02, 2000)), Scheme("fixed", 1000, 20), GAUSSIAN, 1e-4)
+    found = report(rounds_of(Scheme("fixed", 1000, 20), GAUSSIAN, (10.0, 0.02, 2000)), 1e-4)
     for adjacency in ("zero_out", "replace"):
         reader = found.find(adjacency, "released_sequence")
         others = found.find(adjacency, "joint_dp")
@@ -206,6 +214,6 @@ def test_a_reader_of_the_released_sequence_learns_less_from_fixed_cohorts():
 
 
 def test_an_approximation_is_called_one():
-    found = report(ledger_of((0.65, 20 / 9343, 400)), POISSON, GAUSSIAN, 1e-5, accountant="clt")
+    found = report(rounds_of(POISSON, GAUSSIAN, (0.65, 20 / 9343, 400)), 1e-5, accountant="clt")
     assert found.find("zero_out").status == "approximate"
     assert "ε ≈ 0.465" in str(found)

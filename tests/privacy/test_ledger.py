@@ -10,14 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjaxsim.privacy import ledger as ledgers
-from fedjaxsim.privacy.ledger import Entry, Ledger, charge, empty, entries
+from fedjaxsim.privacy.events import Entry, Event, Scheme
+from fedjaxsim.privacy.ledger import charge, entries, no_charges
+
+POISSON, GAUSSIAN = Scheme("poisson", 100, 100), Event("gaussian")
 
 
-def charged(pairs, capacity):
-    ledger = empty(capacity)
-    for z, p in pairs:
-        ledger = charge(ledger, z, p)
-    return ledger
+def empty(places, scheme=POISSON):
+    return no_charges(scheme, GAUSSIAN, places)
+
+
+def charged(pairs, places):
+    account = empty(places)
+    for round_, (z, p) in enumerate(pairs):
+        account = charge(account, z, p, round_)
+    return account
 
 
 @settings(max_examples=25, deadline=None)
@@ -37,13 +44,13 @@ def test_a_full_ledger_says_so_and_keeps_what_it_had():
     ledger = charged([(1.0, 0.5), (2.0, 0.5), (1.0, 0.5), (3.0, 0.5)], 2)
     assert ledger.overflowed
     assert entries(ledger) == [Entry(1.0, 0.5, 2), Entry(2.0, 0.5, 1)]
-    assert charge(ledger, 1.0, 0.5).overflowed
+    assert charge(ledger, 1.0, 0.5, 4).overflowed
 
 
 def test_a_count_that_would_leave_int32_overflows():
     most = np.iinfo(np.int32).max
-    full = Ledger(jnp.ones(1), jnp.ones(1), jnp.full(1, most), jnp.zeros((), bool))
-    ledger = charge(full, 1.0, 1.0)
+    full = dataclasses.replace(charged([(1.0, 1.0)], 1), rounds=jnp.full(1, most))
+    ledger = charge(full, 1.0, 1.0, 1)
     assert ledger.overflowed
     assert entries(ledger) == [Entry(1.0, 1.0, most)]
 
@@ -55,9 +62,9 @@ def test_not_a_number_never_joins_an_entry():
 
 def test_scan_counts_exactly_where_float32_sums_stop():
     before = 2**24 - 50  # float32 cannot count beyond 2²⁴.
-    first = charge(empty(1), 0.7, 0.1)
+    first = charge(empty(1), 0.7, 0.1, 0)
     ledger = dataclasses.replace(first, rounds=jnp.full(1, before))
-    ledger, _ = jax.lax.scan(lambda c, _: (charge(c, 0.7, 0.1), None), ledger, length=101)
+    ledger, _ = jax.lax.scan(lambda c, _: (charge(c, 0.7, 0.1, 0), None), ledger, length=101)
     assert entries(ledger) == [Entry(float(np.float32(0.7)), float(np.float32(0.1)), before + 101)]
 
 
@@ -65,7 +72,7 @@ def test_vmap_keeps_the_runs_apart_and_entries_wants_one_run():
     z = jnp.array([0.5, 1.0, 2.0])
 
     def run(z):
-        return jax.lax.scan(lambda c, _: (charge(c, z, 1.0), None), empty(2), length=3)[0]
+        return jax.lax.scan(lambda c, _: (charge(c, z, 1.0, 0), None), empty(2), length=3)[0]
 
     batched = jax.jit(jax.vmap(run))(z)
     with pytest.raises(ValueError, match=r"shape \(L,\), got \(3, 2\)"):
@@ -78,7 +85,7 @@ def test_vmap_keeps_the_runs_apart_and_entries_wants_one_run():
 def test_every_round_has_its_own_derivative_even_in_a_shared_entry():
     # Σ rounds · z³ over entries is Σ_t z_t³, whose derivative in z_t is 3 z_t².
     def total(z):
-        ledger, _ = jax.lax.scan(lambda c, z: (charge(c, z, 1.0), None), empty(3), z)
+        ledger, _ = jax.lax.scan(lambda c, z: (charge(c, z, 1.0, 0), None), empty(3), z)
         return jnp.sum(ledger.rounds * ledger.noise_multiplier**3)
 
     z = jnp.array([1.0, 2.0, 1.0, 1.0])
@@ -92,6 +99,36 @@ def test_values_are_exactly_those_that_were_charged():
     assert entries(charged([(z, rate) for rate in rates], 3)) == [Entry(z, p, 1) for p in rates]
 
 
-def test_capacity_is_validated():
-    with pytest.raises(ValueError, match="capacity must be at least 1, got 0"):
-        ledgers.empty(0)
+def test_places_are_validated():
+    with pytest.raises(ValueError, match="places must be at least 1, got 0"):
+        empty(0)
+
+
+def test_a_cap_holds_for_rounds_in_their_order_each_once():
+    capped = Scheme("capped", 100, 10, max_participations=2)
+
+    def overflowed(rounds):
+        account = empty(1, capped)
+        for round_ in rounds:
+            account = charge(account, 1.0, 0.1, round_)
+        return bool(account.overflowed)
+
+    assert not overflowed([0, 1, 2, 7])
+    assert overflowed([0, 1, 1])
+    assert overflowed([0, 1, 0])  # another state with the same account
+
+
+def test_a_ledger_keeps_an_account_for_every_sampler_and_mechanism():
+    fixed = Scheme("fixed", 100, 10)
+    ledger = ledgers.empty(empty(1))
+    once = ledgers.update(ledger, POISSON, GAUSSIAN, lambda c: charge(c, 2.0, 0.5, 0))
+    assert ledgers.with_account(once, empty(3)) is once
+    with pytest.raises(ValueError, match="no account for 'gaussian' releases under 'fixed'"):
+        ledgers.update(once, fixed, GAUSSIAN, lambda c: c)
+    both = ledgers.with_account(once, empty(2, fixed))
+    both = ledgers.update(both, fixed, GAUSSIAN, lambda c: charge(c, 1.0, 0.1, 1))
+    assert ledgers.charged(both) == [
+        (POISSON, GAUSSIAN, (Entry(2.0, 0.5, 1),), False),
+        (fixed, GAUSSIAN, (Entry(1.0, float(np.float32(0.1)), 1),), False),
+    ]
+    assert ledgers.rounds_charged(both) == 2

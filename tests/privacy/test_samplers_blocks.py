@@ -35,7 +35,7 @@ def membership(p, seed=0):
 @pytest.mark.parametrize(("first", "block"), [(5, 2**10), (13, 2**18), (25, 2**22)])
 def test_the_table_is_the_poisson_distribution_of_its_hit_rate(first, block):
     table = blocks._distribution_functions(first)
-    numbers = np.sum(table.astype(np.float64) * 2.0 ** -np.array([32, 64, 96]), axis=-1)
+    numbers = np.sum(table.astype(np.float64) * 2.0 ** -np.array([32, 64, 96, 128]), axis=-1)
     for j in {first, first + 1, (first + 32) // 2, 32}:
         mean = block * -math.log1p(-(2.0**-j))
         expected = scipy.stats.poisson.cdf(np.arange(table.shape[1]), mean)

@@ -102,7 +102,9 @@ def test_runs_are_those_that_each_setting_makes_alone(algorithm, chunk_map):
 
 
 def _alone(simulation, setting, seed, rounds, eval_every):
-    return simulation.run(simulation.init(seed, setting), setting, rounds, eval_every=eval_every)
+    return simulation.run(
+        simulation.init(seed, setting, common_noise=True), setting, rounds, eval_every=eval_every
+    )
 
 
 def test_networks_and_adaptive_clipping_agree_too():
@@ -174,7 +176,7 @@ def test_settings_lie_on_all_devices_and_nothing_is_compiled_twice():
         two, history = other.run(other.init(0), 2)
     assert not seen
     assert history[-1].metrics["loss"].shape == (2, 2)
-    alone, _ = sim.run(sim.init(0, BASE), BASE.replace(lam=0.7), 2)
+    alone, _ = sim.run(sim.init(0, BASE, common_noise=True), BASE.replace(lam=0.7), 2)
     np.testing.assert_allclose(
         other.state_of(two, 1).personal["kernel"], alone.personal["kernel"], rtol=1e-5
     )

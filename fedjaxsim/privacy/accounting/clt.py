@@ -8,7 +8,7 @@ DPFedMTL, Theorem 4.2, after Bu et al. 2020, with its √T counted once: the com
 import math
 from collections.abc import Sequence
 
-from fedjaxsim.privacy.ledger import Entry
+from fedjaxsim.privacy.events import Entry
 
 
 def mu(entries: Sequence[Entry], sensitivity: float = 1.0) -> float:

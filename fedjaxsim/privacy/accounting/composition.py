@@ -7,8 +7,7 @@ from typing import Literal, NamedTuple
 from fedjaxsim.privacy import binomial
 from fedjaxsim.privacy.accounting import clt, gaussian, kov, rdp
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, with_failure
-from fedjaxsim.privacy.events import ADJACENCIES, VIEWS, Adjacency, Event, Scheme, View
-from fedjaxsim.privacy.ledger import Entry
+from fedjaxsim.privacy.events import ADJACENCIES, VIEWS, Adjacency, Entry, Event, Scheme, View
 
 Status = Literal["exact", "upper_bound", "approximate", "none"]
 

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from fedjaxsim.privacy.accounting.composition import Adjacency
 from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS, log_binomials
 from fedjaxsim.privacy.events import Event, Scheme
-from fedjaxsim.privacy.ledger import Ledger
+from fedjaxsim.privacy.ledger import Charges, Ledger
 
 _ALPHAS = np.array(INTEGER_ORDERS, np.float64)
 _GROUPS = (slice(0, 63), slice(63, None))
@@ -101,46 +101,46 @@ def epsilon_from_rdp(rdp: jax.Array, delta: ArrayLike) -> jax.Array:
 
 
 def epsilon_in_jit(
-    ledger: Ledger,
-    delta: ArrayLike,
-    scheme: Scheme,
-    event: Event,
-    adjacency: Adjacency = "zero_out",
+    ledger: Ledger, delta: ArrayLike, adjacency: Adjacency = "zero_out"
 ) -> jax.Array:
     """An upper bound on the joint-DP ε spent so far, () in the ledger's precision; inf where none.
 
     Safe under jit, vmap and scan, and differentiable in the ledger's z. About 10⁴ exponentials for
-    each place of the ledger.
+    each place of the ledger. Charges of unlike kinds add up.
 
     Args:
-      ledger: the rounds so far.
+      ledger: the rounds so far. What cohorts over capacity cost is not included.
       delta: () δ in (0, 1).
-      scheme: how cohorts are drawn. What cohorts over capacity cost is not included.
-      event: what one round releases.
       adjacency: "replace" only where sampling amplifies nothing.
 
     Raises:
       ValueError: for "replace" under Poisson sampling, whose RDP is not known here.
     """
-    dtype = ledger.noise_multiplier.dtype
-    if event.kind == "none":
-        return jnp.zeros((), dtype)
-    if event.kind == "unprotected":
-        return jnp.full((), jnp.inf, dtype)
+    spent, known = jnp.zeros(len(_ALPHAS)), jnp.array(True)
+    for charges in ledger.charges:
+        if charges.event.kind != "none":
+            rdp, certain = _spent(charges, adjacency)
+            spent, known = spent + rdp, known & certain
+    return jnp.where(known, epsilon_from_rdp(spent, delta), jnp.inf)
+
+
+def _spent(charges: Charges, adjacency: Adjacency) -> tuple[jax.Array, jax.Array]:
+    """The RDP of all rounds of one kind at INTEGER_ORDERS, (72,), and whether it is a bound, ()."""
+    scheme, event, counts = charges.scheme, charges.event, charges.rounds
     if adjacency == "replace" and scheme.kind == "poisson" and event.kind == "gaussian":
         raise ValueError("adjacency must be zero_out for RDP under poisson sampling, got replace")
-    counts = ledger.rounds
-    valid = (ledger.noise_multiplier > 0) & jnp.isfinite(ledger.noise_multiplier)
-    z = jnp.where((counts > 0) & valid, ledger.noise_multiplier, 1.0)
-    rdp = jax.vmap(lambda z, p: _round_rdp(z, p, scheme, event, adjacency))(z, ledger.sampling_rate)
+    valid = (charges.noise_multiplier > 0) & jnp.isfinite(charges.noise_multiplier)
+    valid &= event.kind != "unprotected"
+    z = jnp.where((counts > 0) & valid, charges.noise_multiplier, 1.0)
+    rate = charges.sampling_rate
+    rdp = jax.vmap(lambda z, p: _round_rdp(z, p, scheme, event, adjacency))(z, rate)
     if scheme.max_participations is not None:
         # Whichever rounds a client is in, they cost at most the costliest as often as allowed.
         total = jnp.minimum(jnp.sum(counts), scheme.max_participations)
-        spent = total.astype(dtype) * jnp.max(jnp.where(counts[:, None] > 0, rdp, 0.0), axis=0)
+        spent = total.astype(z.dtype) * jnp.max(jnp.where(counts[:, None] > 0, rdp, 0.0), axis=0)
     else:
-        spent = counts.astype(dtype) @ rdp
-    known = jnp.all(valid | (counts == 0)) & ~ledger.overflowed
-    return jnp.where(known, epsilon_from_rdp(spent, delta), jnp.inf)
+        spent = counts.astype(z.dtype) @ rdp
+    return spent, jnp.all(valid | (counts == 0)) & ~charges.overflowed
 
 
 def _epsilon_of_plan(

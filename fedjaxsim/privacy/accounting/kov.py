@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from fedjaxsim.privacy.accounting.profile import Profile
-from fedjaxsim.privacy.ledger import Entry
+from fedjaxsim.privacy.events import Entry
 
 
 def _moments(entries: Sequence[Entry]) -> tuple[float, float, float]:

@@ -80,6 +80,30 @@ def _edges_replace(losses: np.ndarray, z: float, p: float) -> np.ndarray:
     return z * np.sign(losses) * (half + asinh)
 
 
+def one_known_round(z: float, fraction: float, interval: float) -> PrivacyLossDistribution:
+    """The privacy loss distribution of one Gaussian release whose participation others know.
+
+    With probability q/m the client is in, which everybody knows, and the pair is N(0, z²) against
+    N(1, z²); otherwise nothing of it is released, and the loss is 0.
+
+    Args:
+      z: the noise multiplier, in units of the distance that the client moves the sum by.
+      fraction: q/m, the probability to be in.
+      interval: the width of the grid, in nats.
+    """
+    shift = 1 / z
+    last = math.ceil((_TAIL / z + 1 / (2 * z**2)) / interval)
+    losses = interval * np.arange(-last, last + 1)
+    edges = losses * z + shift / 2  # the loss at x is x/z − 1/(2z²)
+    absent, present = (fraction * _cell_masses(edges, mean) for mean in (0.0, shift))
+    # Below the grid: to the lowest cell, whose loss is larger.
+    present[0] += fraction * ndtr(edges[0] - shift)
+    absent[last] += 1 - fraction
+    present[last] += 1 - fraction
+    above = fraction * ndtr(shift - edges[-1])
+    return PrivacyLossDistribution(_round_up(present, absent, -last, interval, float(above)))
+
+
 def one_round(z: float, p: float, replace: bool, interval: float) -> PrivacyLossDistribution:
     """The privacy loss distribution of one release, for 0 < p < 1.
 

@@ -15,7 +15,7 @@ from scipy.stats import binom
 
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, smallest
-from fedjaxsim.privacy.ledger import Entry
+from fedjaxsim.privacy.events import Entry
 
 _POINTS = 2**15
 _DROPPED = 1e-18

@@ -27,8 +27,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from fedjaxsim.privacy.accounting import gaussian, losses, rdp
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile
-from fedjaxsim.privacy.events import Event
-from fedjaxsim.privacy.ledger import Entry
+from fedjaxsim.privacy.events import Entry, Event
 
 INTERVAL = 1e-4
 """The grid of privacy losses, in nats, unless rounds are too cheap or too many for it."""
@@ -49,7 +48,7 @@ def _one_round(z: float, p: float, replace: bool, interval: float) -> PrivacyLos
     return losses.one_round(z, p, replace, interval)
 
 
-def _interval(entries: Sequence[Entry]) -> float:
+def interval(entries: Sequence[Entry]) -> float:
     """The grid, a power of two times INTERVAL, so that rounds of one run share it.
 
     Pessimistic rounding adds about interval²/6 to the variance of the losses of each round: the
@@ -62,13 +61,17 @@ def _interval(entries: Sequence[Entry]) -> float:
     one_round = max(losses.largest_loss(z, p) for z, p, _ in entries)
     loose = min(rounds * one_round, _LOOSE_END)
     together = max(one_round, rdp.epsilon(rdp.compose(entries), 1e-15), loose)
+    return max(INTERVAL * 2.0 ** min(fine, 0), coarsest(one_round, together, rounds))
+
+
+def coarsest(one_round: float, together: float, rounds: int) -> float:
+    """The finest grid on which the losses of a round, and of so many together, fit into memory."""
     points = _MOST_POINTS if rounds < _MANY_ROUNDS else _MOST_POINTS / 3
     smallest = max(2 * one_round / _MOST_POINTS_OF_ONE_ROUND, 2 * together / points)
-    coarse = math.ceil(math.log2(smallest / INTERVAL))
-    return INTERVAL * 2.0 ** max(min(fine, 0), coarse)
+    return INTERVAL * 2.0 ** math.ceil(math.log2(smallest / INTERVAL))
 
 
-def _merge(entries: Sequence[Entry]) -> list[Entry]:
+def merge(entries: Sequence[Entry]) -> list[Entry]:
     """At most _MOST_GROUPS groups of rounds per sampling rate, each with the smallest z in it.
 
     Less noise only costs more, so the result stays an upper bound; it is exact up to _MOST_GROUPS
@@ -114,30 +117,42 @@ def _profile(entries: tuple[Entry, ...], event: Event, replace: bool) -> Profile
     ]
     if not sampled:
         return gaussian.profile(mu) if mu > 0 else NOTHING
-    interval = _interval(sampled)
-    composed = None
-    for z, p, rounds in _merge(sampled):
-        several = _one_round(z, p, replace, interval).self_compose(rounds)
-        composed = several if composed is None else composed.compose(several)
-    assert composed is not None
+    width = interval(sampled)
+    pieces = [
+        _one_round(z, p, replace, width).self_compose(rounds) for z, p, rounds in merge(sampled)
+    ]
+    return composed(pieces, mu, width, sum(entry.rounds for entry in sampled))
+
+
+def composed(
+    pieces: Sequence[PrivacyLossDistribution], mu: float, interval: float, rounds: int
+) -> Profile:
+    """The privacy profile of several parts together.
+
+    Args:
+      pieces: one or more, on one grid.
+      mu: of a Gaussian release besides; 0 for none.
+      interval: the width of the grid.
+      rounds: how many were composed on it.
+    """
+    whole = functools.reduce(PrivacyLossDistribution.compose, pieces)
     if mu > 0:
-        composed = composed.compose(
+        whole = whole.compose(
             privacy_loss_distribution.from_gaussian_mechanism(
                 1 / mu, value_discretization_interval=interval
             )
         )
-
     # Powers of a Fourier transform carry its rounding errors once for each round.
-    rounding = math.ldexp(sum(entry.rounds for entry in sampled), -50)
+    rounding = math.ldexp(rounds, -50)
 
     def delta(epsilon):
         with np.errstate(over="ignore"):
-            value = float(composed.get_delta_for_epsilon(epsilon)) + rounding
+            value = float(whole.get_delta_for_epsilon(epsilon)) + rounding
         return min(1.0, max(0.0, value))
 
     def epsilon(target):
         left = target - rounding
         with np.errstate(over="ignore"):
-            return float(composed.get_epsilon_for_delta(left)) if left > 0 else math.inf
+            return float(whole.get_epsilon_for_delta(left)) if left > 0 else math.inf
 
     return Profile(delta, epsilon)

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from fedjaxsim.privacy.accounting.profile import Profile
-from fedjaxsim.privacy.ledger import Entry
+from fedjaxsim.privacy.events import Entry
 
 INTEGER_ORDERS = (*range(2, 65), 72, 80, 96, 128, 192, 256, 384, 512, 1024)
 """The orders of the closed form, which the bound inside jit uses too."""

@@ -19,7 +19,7 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant
 
 from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS
-from fedjaxsim.privacy.ledger import Entry
+from fedjaxsim.privacy.events import Entry
 
 
 @functools.lru_cache(maxsize=128)

@@ -13,8 +13,7 @@ from scipy.special import ndtr, ndtri
 from fedjaxsim.privacy.accounting import composition, gaussian
 from fedjaxsim.privacy.accounting.composition import Adjacency, View
 from fedjaxsim.privacy.accounting.profile import Profile
-from fedjaxsim.privacy.events import Event, Scheme
-from fedjaxsim.privacy.ledger import Entry
+from fedjaxsim.privacy.events import Entry, Event, Scheme
 
 _SLOPES = 129
 

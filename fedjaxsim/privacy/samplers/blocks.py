@@ -13,9 +13,9 @@ a few more:
    are below 2³² p/ρ. For a float32 p in the range of the tables that is a whole number.
 
 So a client is in with probability exactly ρ · p/ρ = p, and independently of all others. The only
-approximation is in step 1: numbers are drawn by comparing 96 random bits with a table of the
-distribution function, computed with 80 decimal digits and rounded to 96 bits, which is within 1e-26
-of the Poisson distribution in total variation.
+approximation is in step 1: numbers are drawn by comparing 128 random bits with a table of the
+distribution function, computed with 80 decimal digits and rounded to 128 bits, which is within
+1e-36 of the Poisson distribution in total variation.
 """
 
 import decimal
@@ -33,8 +33,8 @@ LARGEST_RATE = 2.0**-5
 
 _LARGEST_BLOCK = 22  # in bits of an id
 _LAST = 32  # hit rates go down to 2^(−32)
-_WORDS = 3  # of 32 bits, in a number that is compared with the distribution function
-_TAIL = -math.log(1e-24)  # of the probability, per round, that points outnumber their places
+_WORDS = 4  # of 32 bits, in a number that is compared with the distribution function
+_TAIL = -math.log(1e-34)  # of the probability, per round, that points outnumber their places
 
 
 def _first_row(largest_rate: float) -> int:
@@ -51,7 +51,7 @@ def _block_bits(first: int) -> int:
 
 
 def _places(num_clients: int, first: int) -> int:
-    """Places that all points fit in, but for a probability of 1e-24 (Bernstein's inequality)."""
+    """Places that all points fit in, but for a probability of 1e-34 (Bernstein's inequality)."""
     mean = -num_clients * math.log1p(-(2.0**-first))
     return math.ceil(mean + _TAIL / 3 + math.sqrt(_TAIL**2 / 9 + 2 * _TAIL * mean))
 
@@ -61,7 +61,7 @@ def _distribution_functions(first: int) -> np.ndarray:
     """P(N ≤ k) of the points in a block for hit rates 2^(−j), j = first … 32.
 
     Returns:
-      (rows, k, words) uint32, the most significant word first; 2⁹⁶ − 1 where P(N ≤ k) rounds to 1.
+      (rows, k, words) uint32, the most significant word first; 2¹²⁸ − 1 where P(N ≤ k) rounds to 1.
     """
     one = 2 ** (32 * _WORDS)
     rows = []
@@ -128,7 +128,7 @@ def draw(
 
     Returns:
       ids, (places,) int32, rising; which of them are drawn, (places,) bool; and how many points had
-      no place, () int32: more than 0 with probability at most 1e-24.
+      no place, () int32: more than 0 with probability at most 1e-34.
     """
     first = _first_row(largest_rate)
     width = _block_bits(first)

@@ -1,0 +1,189 @@
+"""What releases of unlike kinds cost together.
+
+A state may pass through several samplers and mechanisms. Two accountants know all of them: privacy
+loss distributions, which convolve whatever they are of, and Rényi divergences, which add up. Both
+give upper bounds.
+
+The adversary of joint differential privacy knows when it took part, and the reader of the released
+sequence less: where only the first is described here, its number bounds the second's.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from dp_accounting.pld import common, privacy_loss_distribution
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+from fedjaxsim.privacy.accounting import (
+    composition,
+    gaussian,
+    losses,
+    pld,
+    rdp,
+    rdp_without_replacement,
+)
+from fedjaxsim.privacy.accounting.composition import Adjacency, View
+from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, with_failure
+from fedjaxsim.privacy.events import Charged, Entry, Event
+
+_ALPHAS = np.array(rdp.INTEGER_ORDERS, np.float64)
+
+
+class _Parts(NamedTuple):
+    """The rounds that one client can have met, by how they are described.
+
+    Attributes:
+      mu: of the Gaussian releases in which every client is, as one Gaussian release.
+      sampled: Poisson-sampled rounds, z in units of one message's norm.
+      known: rounds of cohorts of a fixed size, z in units of the distance, p = q/m.
+      pure: rounds that are each ε-differentially private, ε in the place of z.
+    """
+
+    mu: float
+    sampled: list[Entry]
+    known: list[Entry]
+    pure: list[Entry]
+
+
+def _sensitivity(event: Event, adjacency: Adjacency) -> float:
+    return event.replace if adjacency == "replace" else event.zero_out
+
+
+def _met(charged: Charged) -> list[Entry]:
+    """The rounds of one kind that one client can have met, which cost something."""
+    composition.check_entries(charged.entries, charged.scheme)
+    spent = [entry for entry in charged.entries if entry.rounds and entry.sampling_rate > 0]
+    return composition.met_by_one_client(spent, charged.scheme, charged.event)
+
+
+def _parts(charges: Sequence[Charged], adjacency: Adjacency) -> _Parts:
+    squared, sampled, known, pure = [], [], [], []
+    for charged in charges:
+        scheme, event = charged.scheme, charged.event
+        s, spent = _sensitivity(event, adjacency), _met(charged)
+        if event.kind == "pure":
+            pure += [entry._replace(noise_multiplier=s * entry[0]) for entry in spent]
+            continue
+        noisy = [entry for entry in spent if entry.noise_multiplier < math.inf]
+        if scheme.kind == "fixed":
+            q = scheme.capacity / scheme.clients
+            known += [Entry(z / s, q, rounds) for z, _, rounds in noisy]
+            continue
+        always = [entry for entry in noisy if scheme.kind != "poisson" or entry.sampling_rate == 1]
+        squared.append(gaussian.mu(always, s) ** 2)
+        sampled += [
+            entry._replace(noise_multiplier=entry.noise_multiplier / event.zero_out)
+            for entry in noisy
+            if scheme.kind == "poisson" and entry.sampling_rate < 1
+        ]
+    return _Parts(math.sqrt(math.fsum(squared)), sampled, known, pure)
+
+
+def accountants(charges: Sequence[Charged], adjacency: Adjacency) -> tuple[str, ...]:
+    """The accountants that describe releases of all these kinds together.
+
+    Rényi divergences of Poisson-sampled releases are known for zero-out only.
+    """
+    sampled = _parts(charges, adjacency).sampled
+    return ("pld",) if adjacency == "replace" and sampled else ("pld", "rdp")
+
+
+def profile(
+    charges: Sequence[Charged], adjacency: Adjacency, view: View, accountant: str
+) -> Profile:
+    """The privacy profile of releases of any kinds, with what cohorts over capacity cost.
+
+    Args:
+      charges: rounds of the kinds "gaussian" and "pure", with noise.
+      adjacency: "zero_out" or "replace".
+      view: "joint_dp" or "released_sequence".
+      accountant: one of `accountants`.
+
+    Raises:
+      ValueError: if the accountant does not describe all of them, or a ledger cannot come from its
+        scheme.
+    """
+    if accountant not in accountants(charges, adjacency):
+        raise ValueError(
+            f"accountant {accountant!r} does not describe releases of different kinds together "
+            f"for {adjacency!r}; those that do: {', '.join(accountants(charges, adjacency))}"
+        )
+    if accountant == "rdp":
+        total = sum((_rdp(charged, adjacency, view) for charged in charges), 0.0 * _ALPHAS)
+        found = rdp.profile(total, rdp.INTEGER_ORDERS)
+    else:
+        found = _convolved(_parts(charges, adjacency), adjacency)
+    overflow = math.fsum(
+        composition.overflow_probability(charged.entries, charged.scheme) for charged in charges
+    )
+    return with_failure(found, min(1.0, overflow))
+
+
+def _rdp(charged: Charged, adjacency: Adjacency, view: View) -> np.ndarray:
+    """RDP of the rounds of one kind at INTEGER_ORDERS, (72,)."""
+    scheme, event = charged.scheme, charged.event
+    s, spent = _sensitivity(event, adjacency), _met(charged)
+    if event.kind == "pure":
+        # Bun and Steinke 2016, Proposition 3.3.
+        return sum(
+            (n * np.minimum(_ALPHAS * (s * e) ** 2 / 2, s * e) for e, _, n in spent), 0.0 * _ALPHAS
+        )
+    if scheme.kind != "fixed":
+        known = [
+            entry if scheme.kind == "poisson" else entry._replace(sampling_rate=1.0)
+            for entry in spent
+        ]
+        return rdp.compose(known, s, rdp.INTEGER_ORDERS)
+    total, q = 0.0 * _ALPHAS, scheme.capacity / scheme.clients
+    for z, _, rounds in spent:
+        # log E[e^((α−1)·loss)] over whether the client is in, which the others know.
+        exponent = _ALPHAS * (_ALPHAS - 1) * (s / z) ** 2 / 2
+        total += rounds * np.logaddexp(math.log1p(-q) if q < 1 else -np.inf, math.log(q) + exponent)
+    joint = total / (_ALPHAS - 1)
+    if view == "joint_dp":
+        return joint
+    released = rdp_without_replacement.compose(
+        spent, scheme.capacity, scheme.clients, event.replace
+    )
+    return np.minimum(joint, released)
+
+
+def _interval(parts: _Parts) -> float:
+    """The grid of losses: as fine as the Poisson-sampled rounds need, and such that all fit."""
+    finest = pld.interval(parts.sampled) if parts.sampled else pld.INTERVAL
+    one = [losses.largest_loss(z, 1.0) for z, _, _ in parts.known]
+    one += [epsilon for epsilon, _, _ in parts.pure]
+    one += [losses.largest_loss(1 / parts.mu, 1.0)] if parts.mu > 0 else []
+    if not one:
+        return finest
+    # How large losses become together need not be known well: a grid too coarse is pessimistic.
+    spread = rdp.compose(parts.sampled, orders=rdp.INTEGER_ORDERS) + _ALPHAS * parts.mu**2 / 2
+    for z, _, rounds in parts.known:
+        spread = spread + rounds * _ALPHAS / (2 * z**2)
+    for epsilon, _, rounds in parts.pure:
+        spread = spread + rounds * np.minimum(_ALPHAS * epsilon**2 / 2, epsilon)
+    whole = max(max(one), 2 * rdp.epsilon(spread, 1e-15, rdp.INTEGER_ORDERS))
+    rounds = sum(entry.rounds for entry in (*parts.sampled, *parts.known, *parts.pure))
+    return max(finest, pld.coarsest(max(one), whole, rounds))
+
+
+def _convolved(parts: _Parts, adjacency: Adjacency) -> Profile:
+    interval = _interval(parts)
+    pieces: list[PrivacyLossDistribution] = []
+    for z, p, rounds in pld.merge(parts.sampled):
+        one = losses.one_round(z, p, adjacency == "replace", interval)
+        pieces.append(one.self_compose(rounds))
+    for z, q, rounds in pld.merge(parts.known):
+        pieces.append(losses.one_known_round(z, q, interval).self_compose(rounds))
+    for epsilon, _, rounds in parts.pure:
+        parameters = common.DifferentialPrivacyParameters(epsilon, 0.0)
+        one = privacy_loss_distribution.from_privacy_parameters(
+            parameters, value_discretization_interval=interval
+        )
+        pieces.append(one.self_compose(rounds))
+    if not pieces:
+        return gaussian.profile(parts.mu) if parts.mu > 0 else NOTHING
+    counted = [*parts.sampled, *parts.known, *parts.pure]
+    return pld.composed(pieces, parts.mu, interval, sum(entry.rounds for entry in counted))
