@@ -150,6 +150,9 @@ class RunConfig:
     """Rounds between evaluations; rounds in between are one compiled segment."""
     seed: int = 0
     """Seed of everything random: partition, initial models, cohorts, minibatches, noise."""
+    common_noise: bool = False
+    """Draw the noise that all settings share under a seed, as sweeps do; of such runs, publish one
+    at most."""
     chunk_size: Annotated[int | None, optional("INT", "the cohort")] = None
     """Clients computed at once."""
     chunk_map: Annotated[Literal["vmap", "scan"] | None, optional("{vmap,scan}", "by backend")] = (

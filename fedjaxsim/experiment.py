@@ -344,7 +344,7 @@ def execute(
             clock.lap()
             return not stop.is_set()
 
-        state = simulation.init(config.seed, hparams)
+        state = simulation.init(config.seed, hparams, common_noise=config.common_noise)
         evaluation = simulation.evaluate(state, hparams)
         keep({"round": 0, "train_loss": None, **evaluation.summary(), "epsilon": 0.0})
         clock.lap()

@@ -28,7 +28,7 @@ from fedjaxsim.models.task import Task
 from fedjaxsim.privacy import ledger, streams
 from fedjaxsim.privacy.accounting.composition import require_match
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
-from fedjaxsim.privacy.guarantee import Report, default_delta, report
+from fedjaxsim.privacy.guarantee import COMMON_NOISE, Report, default_delta, report
 from fedjaxsim.privacy.mechanisms import Mechanism, gaussian
 from fedjaxsim.privacy.sampling import Sampling, check_rate
 from fedjaxsim.rounds import Chunking, ChunkMap, Rows, bytes_of, default_chunking
@@ -409,8 +409,14 @@ class Simulation:
         delta = default_delta(self.num_clients) if delta is None else delta
         state = self._with_account(state)
         noise = streams.drawn(state.privacy.noise, ledger.rounds_charged(state.privacy))
-        charges = ledger.charged(state.privacy)
-        return report(charges, delta, self.accountant, noise=noise, assumed=self.public)
+        common = np.array_equal(state.fingerprint, streams.COMMON)
+        return report(
+            ledger.charged(state.privacy),
+            delta,
+            self.accountant,
+            noise=noise,
+            assumed=(*self.public, *((COMMON_NOISE,) if common else ())),
+        )
 
     def epsilon(self, state: SimulationState, delta: float | None = None) -> jax.Array:
         """An upper bound on ε (zero-out) that can be read inside jit; () ∞ where there is none.

@@ -40,6 +40,14 @@ def classification(counts, features=4, classes=3, seed=0) -> tuple[Population, T
     return population, softmax(linear((features,), classes), classes)
 
 
+def common_noise_key(state, round_):
+    """The key of a round's noise in a run with common noise: fingerprint (0, 0), then the round."""
+    key = jax.random.split(state.key, 3)[2]
+    for number in (0, 0, round_):
+        key = jax.random.fold_in(key, number)
+    return key
+
+
 @contextlib.contextmanager
 def compilations():
     """A list that grows by one entry for every program that XLA compiles meanwhile."""

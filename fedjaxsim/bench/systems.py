@@ -248,8 +248,8 @@ def empty_round(rounds: int = 2000) -> Load:
     Args:
       rounds: in one compiled segment.
     """
-    # Round, key and the ledger's four, and these: the billboard's and the clients'.
-    names = [f"layer{index}" for index in range((EMPTY_LEAVES - 6) // 2)]
+    # Round, key, fingerprint and the ledger's five, and these: the billboard's and the clients'.
+    names = [f"layer{index}" for index in range((EMPTY_LEAVES - 8) // 2)]
     layers = Model(
         lambda key: {name: jnp.zeros((10, 2)) for name in names},
         lambda params, x: x @ sum(params.values()),

@@ -32,6 +32,11 @@ SECRET_NOISE = (
     "Seed and key are secret, and no other run that is published draws the same noise: whoever "
     "knows the noise, or sees it twice, can take it away."
 )
+COMMON_NOISE = (
+    "The noise is that which all settings draw under this seed, on purpose, so that they can be "
+    "compared: at most one run of it may be published under its guarantee, as between two of them "
+    "lies no noise."
+)
 SIMULATION = (
     "Noise is drawn in floating point: a simulation of the ideal Gaussian mechanism, not a "
     "hardened deployment."

@@ -11,7 +11,7 @@ from rich.table import Table
 from fedjaxsim.experiment import Experiment
 from fedjaxsim.files import Record
 from fedjaxsim.privacy.events import Charged, Entry
-from fedjaxsim.privacy.guarantee import report
+from fedjaxsim.privacy.guarantee import COMMON_NOISE, report
 from fedjaxsim.progress import epsilon_text, number, print_whole
 from fedjaxsim.sweep.envelopes import default_metric, envelope, last
 from fedjaxsim.sweep.labels import key_label, metric_label, value_label
@@ -19,10 +19,6 @@ from fedjaxsim.sweep.plan import Plan
 from fedjaxsim.sweep.results import REPORT, SELECTION, SweepDirectory
 
 _MOST_LINES = 30
-SHARED_NOISE = (
-    "The runs of a sweep draw the same noise on purpose, so that settings can be compared: at most "
-    "one of them may be published under its guarantee. Between two of them lies no noise."
-)
 
 
 def write_report(
@@ -80,7 +76,7 @@ def print_report(plan: Plan, results: pa.Table) -> None:
         print(f"{len(diverged)} runs diverged; they are in the results, marked, and never the best")
     print(SELECTION)
     print(f"the guarantees in full: {REPORT}")
-    print(SHARED_NOISE)
+    print(COMMON_NOISE)
 
 
 def _diverged(results: pa.Table) -> set[int]:
@@ -107,7 +103,7 @@ def _guarantees(experiments: Mapping[int, Experiment]) -> list[Record]:
     for (z, rate, rounds, delta, scheme, event, public), members in runs.items():
         spent = () if event.kind == "none" else (Entry(z, rate, rounds),)
         promised = report(
-            [Charged(scheme, event, spent)], delta, assumed=[*public, SHARED_NOISE]
+            [Charged(scheme, event, spent)], delta, assumed=[*public, COMMON_NOISE]
         ).to_json()
         found.append({"runs": members, "noise_multiplier": z, "guarantee": promised})
     return found

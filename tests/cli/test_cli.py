@@ -199,7 +199,7 @@ def test_bad_input_is_one_line_and_code_2(flags, message, tmp_path, capsys):
 def test_labels_outside_the_classes_are_refused(tmp_path, capsys):
     path = tmp_path / "data.npz"
     np.savez(path, x=np.ones((4, 2)), y=np.array([-1, 0, 1, 1]), client=np.array([0, 0, 1, 1]))
-    assert main(["run", "--data", f"npz:{path}"]) == 2
+    assert main(["run", "--data", f"npz:{path}", "--test-fraction", "0.5"]) == 2
     assert "labels must lie in [0, 2), the model's classes, got" in capsys.readouterr().err
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import classification, least_squares
+from problems import classification, common_noise_key, least_squares
 
 from fedjaxsim import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
@@ -64,13 +64,11 @@ def test_pmtl_center_never_forgets_noise():
         hparams = Hyperparameters(
             learning_rate=0.05, lam=0.3, clip_norm=100.0, noise_multiplier=0.01
         )
-        state = sim.init(0, hparams)
-        noise_stream = jax.random.split(state.key, 3)[2]
+        state = sim.init(0, hparams, common_noise=True)
         noise = np.zeros(4)
         for t in range(4):
-            draw = noise_like(
-                jax.random.fold_in(noise_stream, t), state.shared.params, jnp.asarray(1.0 / 3)
-            )
+            key = common_noise_key(state, t)
+            draw = noise_like(key, state.shared.params, jnp.asarray(1.0 / 3))
             noise += coefficients(draw)
             state, _ = sim.round(state, hparams)
             gap = coefficients(state.shared.params) - coefficients(state.personal).mean(axis=0)

@@ -131,7 +131,7 @@ def test_a_run_is_the_same_with_products(always, kind, bias, algorithm, minibatc
                 chunk_size=4,
                 chunk_map="vmap",
             )
-            state, metrics = sim.init(3, hparams), []
+            state, metrics = sim.init(3, hparams, common_noise=True), []
             for _ in range(4):
                 state, values = sim.round(state, hparams)
                 metrics.append(values)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification, least_squares
+from problems import classification, common_noise_key, least_squares
 
 from fedjaxsim.algorithm import Context
 from fedjaxsim.algorithms.layers import merge, split
@@ -74,7 +74,7 @@ def randomness(sampling, seed, rate, rounds):
     sim = simulation(sampling, "average")
     hparams = Hyperparameters(sampling_rate=rate)
     state = sim.init(seed, hparams)
-    sampling_key, clients_key, noise_key = jax.random.split(state.key, 3)
+    sampling_key, clients_key, _ = jax.random.split(state.key, 3)
 
     def minibatch(t, client):
         key = jax.random.fold_in(jax.random.fold_in(clients_key, t), client)
@@ -85,7 +85,7 @@ def randomness(sampling, seed, rate, rounds):
     def one(t):
         cohort = sim.sampling.draw(sampling_key, t, hparams.as_arrays())
         present = jnp.zeros(N, bool).at[cohort.ids].max(cohort.mask)
-        noise = noise_like(jax.random.fold_in(noise_key, t), state.shared.value, jnp.ones(()))
+        noise = noise_like(common_noise_key(state, t), state.shared.value, jnp.ones(()))
         return present, jax.vmap(minibatch, (None, 0))(t, jnp.arange(N)), noise
 
     present, fields, noise = jax.jit(jax.vmap(one))(jnp.arange(rounds))
@@ -146,7 +146,7 @@ def test_it_is_algorithm_2_written_in_numpy(sampling, objective, parametrization
         assert draws[0].all() == (sampling == "everyone")
         for level, (clip, z) in itertools.product(levels, [(INF, 0.0), (1.0, 0.7)]):
             hparams = hparams.replace(personalization=level, clip_norm=clip, noise_multiplier=z)
-            state, clipped = sim.init(3, hparams), 0
+            state, clipped = sim.init(3, hparams, common_noise=True), 0
             for _ in range(rounds):
                 state, metrics = sim.round(state, hparams)
                 clipped += int(metrics["clipped"])

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import classification, compilations, least_squares
+from problems import classification, common_noise_key, compilations, least_squares
 
 from fedjaxsim import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
@@ -122,10 +122,7 @@ def test_one_noise_draw_a_round_whatever_the_cohort(chunks):
     # χ² with 20,000 degrees of freedom; the false-alarm rate is 1e-6.
     statistic = np.sum((moved / sd) ** 2)
     assert abs(statistic - moved.size) < 4.9 * np.sqrt(2 * moved.size)
-    noise_key = jax.random.split(start.key, 3)[2]
-    for number in (0, 0, 0):  # the common stream's two, and the round
-        noise_key = jax.random.fold_in(noise_key, number)
-    expected = noise_like(noise_key, start.shared.params, jnp.float32(sd))
+    expected = noise_like(common_noise_key(start, 0), start.shared.params, jnp.float32(sd))
     assert_close(state.shared.params, expected, rtol=1e-4, atol=1e-8)
 
 

@@ -69,7 +69,7 @@ def test_a_run_of_a_sweep_is_the_run_alone(finished, tmp_path):
         tmp_path / "run.toml",
         BASE + "seed = 4\nnoise-multiplier = 5.0\npersonalization = 0.3\nlearning-rate = 0.4\n",
     )
-    assert main(["run", run, "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    assert main(["run", run, "--common-noise", "--out", str(tmp_path / "run"), "--quiet"]) == 0
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     alone = [json.loads(line) for line in lines]
     wanted = (4, 5.0, 0.3, 0.4)

@@ -329,8 +329,14 @@ def test_other_sweeps_are_drawn_too(tmp_path):
         [{"sampling_rate": (0.1, 0.2), "algorithm": ("pmtl", "fedavg")}],
         [{"algorithm": ("local",)}, {"epsilon": (1.0,), "lam": (0.1,)}, {"noise_multiplier": (1,)}],
         [{"delta": (0.1, 0.2), "epsilon": (1.0, 2.0)}],
-        [{"lam": tuple(range(1, 9)), "mu": (1.0, 2.0), "clip": tuple(range(1, 4))}],
-        [{"hidden": ((3,), (4, 5)), "learning_rate": (1.0, 2.0)}],
+        [
+            {
+                "lam": tuple(range(1, 9)),
+                "server_learning_rate": (1.0, 2.0),
+                "clip": tuple(range(1, 4)),
+            }
+        ],
+        [{"model": ("mlp",), "hidden": ((3,), (4, 5)), "learning_rate": (1.0, 2.0)}],
     ]
     panels = [len(left_axes(default(*tables)["envelopes.png"])) for tables in sweeps]
     assert panels == [0, 2, 0, 2, 3, 2, 0, 2]
