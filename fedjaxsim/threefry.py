@@ -55,8 +55,13 @@ def _wrap(pair: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jax.random.wrap_key_data(jnp.stack(pair, axis=-1), impl="threefry2x32")
 
 
+@jax.jit
 def words(key: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Threefry-2×32 with 20 rounds (Salmon et al. 2011): key (2,) and counters, uint32."""
+    """Threefry-2×32 with 20 rounds (Salmon et al. 2011): key (2,) and counters, uint32.
+
+    Jitted, so that JAX traces its hundred steps once and not for every hash of a round; XLA inlines
+    them all the same.
+    """
     keys = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     x, y = x + keys[0], y + keys[1]
     for group in range(5):
