@@ -472,9 +472,9 @@ class Simulation:
 
     def _with_account(self, state: SimulationState) -> SimulationState:
         """The state of this or another simulation, with a place for what this one releases."""
-        return dataclasses.replace(
-            state, privacy=ledger.with_account(state.privacy, self._no_charges())
-        )
+        scheme, event = self.sampling.scheme, self.mechanism.event
+        privacy = ledger.with_account(state.privacy, scheme, event, self.ledger_entries)
+        return dataclasses.replace(state, privacy=privacy)
 
     # --- checks, before any compute ---------------------------------------------------------------
 

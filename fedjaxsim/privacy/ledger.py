@@ -92,11 +92,12 @@ def empty(charges: Charges) -> Ledger:
     return Ledger((charges,), streams.none())
 
 
-def with_account(ledger: Ledger, charges: Charges) -> Ledger:
-    """The ledger with an account for a sampler and a mechanism: that which it has, or this one."""
-    if _place(ledger, charges.scheme, charges.event) is not None:
+def with_account(ledger: Ledger, scheme: Scheme, event: Event, places: int) -> Ledger:
+    """The ledger with an account for a sampler and a mechanism: that which it has, or a new one."""
+    if _place(ledger, scheme, event) is not None:
         return ledger
-    return dataclasses.replace(ledger, charges=(*ledger.charges, charges))
+    new = no_charges(scheme, event, places)
+    return dataclasses.replace(ledger, charges=(*ledger.charges, new))
 
 
 def update(

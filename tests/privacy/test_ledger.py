@@ -122,10 +122,10 @@ def test_a_ledger_keeps_an_account_for_every_sampler_and_mechanism():
     fixed = Scheme("fixed", 100, 10)
     ledger = ledgers.empty(empty(1))
     once = ledgers.update(ledger, POISSON, GAUSSIAN, lambda c: charge(c, 2.0, 0.5, 0))
-    assert ledgers.with_account(once, empty(3)) is once
+    assert ledgers.with_account(once, POISSON, GAUSSIAN, 3) is once
     with pytest.raises(ValueError, match="no account for 'gaussian' releases under 'fixed'"):
         ledgers.update(once, fixed, GAUSSIAN, lambda c: c)
-    both = ledgers.with_account(once, empty(2, fixed))
+    both = ledgers.with_account(once, fixed, GAUSSIAN, 2)
     both = ledgers.update(both, fixed, GAUSSIAN, lambda c: charge(c, 1.0, 0.1, 1))
     assert ledgers.charged(both) == [
         (POISSON, GAUSSIAN, (Entry(2.0, 0.5, 1),), False),
