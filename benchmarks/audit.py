@@ -20,13 +20,13 @@ import numpy as np
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.pmtl import pmtl
+from fedjaxsim.audit.attacks import Attack
+from fedjaxsim.audit.audit import AuditResult, audit
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.model import linear
 from fedjaxsim.models.task import Task, softmax
-from fedjaxsim.privacy.attacks import Attack
-from fedjaxsim.privacy.audit import AuditResult, audit
 from fedjaxsim.privacy.doors.gram import gaussian_gram
 from fedjaxsim.privacy.doors.wishart import wishart
 from fedjaxsim.privacy.mechanisms import Mechanism, gaussian, zeros

@@ -39,8 +39,8 @@ from fedjaxsim.bench.systems import BATCH, FEMNIST_COHORT, PRIVATE, femnist_cnn,
 from fedjaxsim.bench.work import cnn_flops
 from fedjaxsim.bench.workload import Load, simulate
 from fedjaxsim.data.minibatches import Batch, Minibatches
+from fedjaxsim.engine.sharding import use_all_cores
 from fedjaxsim.privacy.sampling import everyone, poisson
-from fedjaxsim.sharding import use_all_cores
 
 CLASSES, BATCHES, STEPS = problems.FEMNIST_CLASSES, 3, 100
 FLOPS = cnn_flops(problems.IMAGE[0], CLASSES)

@@ -30,9 +30,9 @@ from rich.progress import track
 import fedjaxsim as fl
 from fedjaxsim.data import load
 from fedjaxsim.data.transforms import invert
+from fedjaxsim.engine.sharding import use_all_cores
 from fedjaxsim.models import cnn, linear, mlp, softmax
 from fedjaxsim.privacy.calibration import noise_multiplier
-from fedjaxsim.sharding import use_all_cores
 
 COHORT, BATCH, SELECTION_SEED = 100, 10, 1000
 RATES, CLIPS, LAMBDAS, MUS = (0.1, 0.3), (0.1, 0.3, 1.0), (0.03, 0.1, 0.3), (0.1, 1.0)

@@ -34,10 +34,10 @@ from fedjaxsim.bench.children import of_script
 from fedjaxsim.bench.measure import forget_peak, peak_bytes, seconds
 from fedjaxsim.bench.spread import spread
 from fedjaxsim.data.synthetic import regression_stream
-from fedjaxsim.hypergrad import Mode, hypergradient, mean_metric
+from fedjaxsim.gradients.hypergradient import Mode, hypergradient, mean_metric
 from fedjaxsim.models import linear, softmax
-from fedjaxsim.models.known import known_regression
-from fedjaxsim.plots import COLOURS, STYLE
+from fedjaxsim.models.known_risk import known_regression
+from fedjaxsim.report.plots import COLOURS, STYLE
 
 ROUNDS = (10, 30, 100, 300, 1000)
 FEATURES, BATCH = 100, 10

@@ -36,11 +36,11 @@ from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.bench.children import of_script
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
+from fedjaxsim.engine.rounds import ChunkMap
+from fedjaxsim.engine.sharding import use_all_cores
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models import model, task
 from fedjaxsim.privacy.sampling import everyone
-from fedjaxsim.rounds import ChunkMap
-from fedjaxsim.sharding import use_all_cores
 from fedjaxsim.simulation import Simulation
 
 M, D, C, ROWS, BATCH = 10_000, 784, 10, 20, 10

@@ -45,12 +45,12 @@ from fedjaxsim.bench.children import of_script
 from fedjaxsim.bench.systems import LEVELS, NOISES, RATES
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import feature_variances, regression_stream
+from fedjaxsim.engine.sharding import use_all_cores
 from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.known import known_regression
+from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.privacy.sampling import everyone
-from fedjaxsim.sharding import use_all_cores
+from fedjaxsim.runs.many import ManyRuns
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.sweep.runs import ManyRuns
 
 N, D, BATCH, CLIP, LABEL_NOISE, EVAL_EVERY = 1000, 100, 10, 10.0, 0.01, 10
 SETTINGS = list(itertools.product(RATES, LEVELS, NOISES))

@@ -33,11 +33,11 @@ from matplotlib.figure import Figure
 import fedjaxsim as fl
 from fedjaxsim.bench.systems import LEVELS, RATES
 from fedjaxsim.data.synthetic import regression_stream
-from fedjaxsim.hypergrad import mean_metric, over_seeds, price_of_privacy
-from fedjaxsim.models.known import known_regression
-from fedjaxsim.plots import COLOURS, STYLE
+from fedjaxsim.engine.sharding import use_all_cores
+from fedjaxsim.gradients.hypergradient import mean_metric, over_seeds, price_of_privacy
+from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
-from fedjaxsim.sharding import use_all_cores
+from fedjaxsim.report.plots import COLOURS, STYLE
 from fedjaxsim.tune import Measured, Quadratic, SeedGradient, Step, descend, measure_grid
 
 N, FEATURES, BATCH, ROUNDS, DELTA = 1000, 100, 10, 100, 1e-4

@@ -24,9 +24,9 @@ import fedjaxsim as fl
 from fedjaxsim.data import load
 from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.transforms import invert
+from fedjaxsim.engine.sharding import use_all_cores
 from fedjaxsim.models import linear, softmax
 from fedjaxsim.privacy.calibration import noise_multiplier
-from fedjaxsim.sharding import use_all_cores
 from fedjaxsim.tune import Optax, SeedGradient, descend, measure_grid
 
 ROUNDS, EPSILON, RATE, CLIP, BATCH = 50, 2.0, 0.5, 0.3, 10

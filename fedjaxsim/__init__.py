@@ -8,8 +8,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedjaxsim import data, models, optimizers, testing
+    from fedjaxsim import data, models, testing
     from fedjaxsim.algorithm import Algorithm, Context
+    from fedjaxsim.algorithms import optimizers
     from fedjaxsim.algorithms.fedavg import fedavg
     from fedjaxsim.algorithms.fedprox import fedprox
     from fedjaxsim.algorithms.local import local
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from fedjaxsim.algorithms.ppsgd import ppsgd
     from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
     from fedjaxsim.data.population import Population, split
-    from fedjaxsim.evaluation import Evaluation
+    from fedjaxsim.engine.evaluation import Evaluation
     from fedjaxsim.hparams import Hyperparameters
     from fedjaxsim.models.model import Model
     from fedjaxsim.models.task import Task
@@ -59,7 +60,12 @@ __all__ = [
     "testing",
 ]
 
-_MODULES = ("data", "models", "optimizers", "testing")
+_MODULES = {
+    "data": "data",
+    "models": "models",
+    "optimizers": "algorithms.optimizers",
+    "testing": "testing",
+}
 _HOMES = {
     "algorithm": ("Algorithm", "Context"),
     "algorithms.fedavg": ("fedavg",),
@@ -69,7 +75,7 @@ _HOMES = {
     "algorithms.ppsgd": ("ppsgd",),
     "data.minibatches": ("Batch", "ClientData", "Minibatches"),
     "data.population": ("Population", "split"),
-    "evaluation": ("Evaluation",),
+    "engine.evaluation": ("Evaluation",),
     "hparams": ("Hyperparameters",),
     "models.model": ("Model",),
     "models.task": ("Task",),
@@ -82,7 +88,7 @@ if not TYPE_CHECKING:
     # With JAX behind it, nothing is imported before it is used: help must not wait for it.
     def __getattr__(name: str) -> Any:
         if name in _MODULES:
-            return importlib.import_module(f"{__name__}.{name}")
+            return importlib.import_module(f"{__name__}.{_MODULES[name]}")
         for home, names in _HOMES.items():
             if name in names:
                 value = getattr(importlib.import_module(f"{__name__}.{home}"), name)

@@ -1,9 +1,9 @@
 """The loop: a federated run as repeated application of one pure function.
 
 Start reading here. `Simulation` puts an algorithm (written for one client), a population, a
-sampler and a mechanism together, checks them, and compiles the pure functions of `loop.py`. A round
-is a pure function of (state, hparams); the rounds between two evaluations are one compiled
-`lax.scan` whose state is donated.
+sampler and a mechanism together, checks them, and compiles the pure functions of
+`engine/program.py`. A round is a pure function of (state, hparams); the rounds between two
+evaluations are one compiled `lax.scan` whose state is donated.
 """
 
 import copy
@@ -17,13 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.evaluation import Evaluation, summarize
+from fedjaxsim.engine import checks
+from fedjaxsim.engine.evaluation import Evaluation, summarize
+from fedjaxsim.engine.program import Program, SimulationState, measure_with
+from fedjaxsim.engine.rounds import Chunking, ChunkMap, Rows, bytes_of, default_chunking
+from fedjaxsim.engine.sharding import ShardedProgram, place_rows
 from fedjaxsim.hparams import Hyperparameters, known, validate
-from fedjaxsim.loop import Program, SimulationState, measure_with
 from fedjaxsim.models.task import Task
 from fedjaxsim.privacy import ledger, streams
 from fedjaxsim.privacy.accounting.composition import require_match
@@ -31,8 +33,6 @@ from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.guarantee import COMMON_NOISE, Report, default_delta, report
 from fedjaxsim.privacy.mechanisms import Mechanism, gaussian
 from fedjaxsim.privacy.sampling import Sampling, check_rate
-from fedjaxsim.rounds import Chunking, ChunkMap, Rows, bytes_of, default_chunking
-from fedjaxsim.sharding import ShardedProgram, place_rows
 
 PyTree = Any
 
@@ -109,7 +109,7 @@ class Simulation:
         one for each core after `sharding.use_all_cores()`.
 
     Attributes:
-      program: the pure functions of a run on one device; see `loop.py`.
+      program: the pure functions of a run on one device; see `engine/program.py`.
 
     Raises:
       ValueError: where the parts do not fit together: a function of other arguments than it is

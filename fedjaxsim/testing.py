@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim import checks
 from fedjaxsim.data.population import Population
+from fedjaxsim.engine import checks
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.simulation import Simulation, SimulationState

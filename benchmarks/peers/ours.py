@@ -13,8 +13,8 @@ import jax
 
 import fedjaxsim as fl
 from fedjaxsim.data.npz import load_npz
+from fedjaxsim.engine.sharding import use_all_cores
 from fedjaxsim.models import cnn, linear, softmax
-from fedjaxsim.sharding import use_all_cores
 
 EVALUATIONS = 3
 

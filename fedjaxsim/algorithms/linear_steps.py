@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.data.minibatches import ClientData, Minibatches
+from fedjaxsim.fast.products import Product
 from fedjaxsim.models.task import Linear
-from fedjaxsim.products import Product
 
 PyTree = Any
 

@@ -1,7 +1,7 @@
 """Local, or single-task learning (STL): every client learns alone."""
 
-from fedjaxsim import optimizers
 from fedjaxsim.algorithm import Algorithm, LocalOptimizer
+from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.local_steps import descend
 from fedjaxsim.models.task import Task
 

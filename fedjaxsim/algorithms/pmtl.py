@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim import optimizers
 from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer
+from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.billboard import publish, server_step
 from fedjaxsim.algorithms.local_steps import descend
 from fedjaxsim.models.task import Task

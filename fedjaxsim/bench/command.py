@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedjaxsim import plots
 from fedjaxsim.bench.children import in_child
 from fedjaxsim.bench.figure import growth_figure, systems_figure
 from fedjaxsim.bench.report import print_comparison, print_list, print_results
@@ -14,6 +13,7 @@ from fedjaxsim.bench.results import Results
 from fedjaxsim.bench.watch import BenchProgress
 from fedjaxsim.bench.workload import Workload
 from fedjaxsim.bench.workloads import select
+from fedjaxsim.report import plots
 
 if TYPE_CHECKING:
     from fedjaxsim.cli.bench import Bench

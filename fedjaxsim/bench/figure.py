@@ -13,7 +13,7 @@ from fedjaxsim.bench.report import BOUNDS
 from fedjaxsim.bench.results import Results
 from fedjaxsim.bench.spread import Spread
 from fedjaxsim.bench.workload import Workload
-from fedjaxsim.plots import COLOURS, STYLE
+from fedjaxsim.report.plots import COLOURS, STYLE
 
 _COLOUR = {"gemm": COLOURS[0], "memory": COLOURS[1], None: "0.5"}
 

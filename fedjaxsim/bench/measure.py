@@ -24,9 +24,9 @@ from fedjaxsim.bench.ceilings import Ceilings
 from fedjaxsim.bench.machine import machine
 from fedjaxsim.bench.workload import Load
 from fedjaxsim.bench.workloads import WORKLOADS
-from fedjaxsim.config import RunConfig
-from fedjaxsim.rounds import bytes_of
-from fedjaxsim.sharding import use_all_cores
+from fedjaxsim.engine.rounds import bytes_of
+from fedjaxsim.engine.sharding import use_all_cores
+from fedjaxsim.runs.settings import RunConfig
 
 Record = dict[str, Any]
 

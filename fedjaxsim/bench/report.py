@@ -9,7 +9,7 @@ from rich.table import Table
 from fedjaxsim.bench.results import Results
 from fedjaxsim.bench.spread import Spread, differs, ratio
 from fedjaxsim.bench.workload import Workload
-from fedjaxsim.progress import number, print_whole
+from fedjaxsim.report.progress import number, print_whole
 
 BOUNDS = {"gemm": "GEMM", "memory": "memory", None: "–"}
 LEAST = {"memory_mb": 1.0, "compile_seconds": 0.1}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedjaxsim.bench.spread import Spread, spread
-from fedjaxsim.files import write_json
+from fedjaxsim.report.files import write_json
 
 Record = dict[str, Any]
 

@@ -21,13 +21,13 @@ from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.known import known_regression
+from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.models.model import Model
 from fedjaxsim.models.task import Task
 from fedjaxsim.privacy.mechanisms import closed
 from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.runs.many import ManyRuns
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.sweep.runs import ManyRuns
 
 Name = Literal["fedavg", "fedprox", "pmtl", "local"]
 ALGORITHMS = {"fedavg": fedavg, "fedprox": fedprox, "pmtl": pmtl, "local": local}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedjaxsim.progress import COUNT, Bar, number
+from fedjaxsim.report.progress import COUNT, Bar, number
 
 
 class BenchProgress(Bar):

@@ -9,16 +9,15 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
-from fedjaxsim import plans
 from fedjaxsim.cli.privacy import Claims, Epsilon, Noise, Question, Rate, Rounds, TradeOff
-from fedjaxsim.files import print_json
-from fedjaxsim.plans import GAUSSIAN, Cohorts, plan
-from fedjaxsim.privacy import calibration, claims
+from fedjaxsim.privacy import calibration, claims, plans
 from fedjaxsim.privacy.accounting.trade_off import trade_off
 from fedjaxsim.privacy.claims import Verdict
 from fedjaxsim.privacy.events import ADJACENCIES, Entry
 from fedjaxsim.privacy.guarantee import Report
-from fedjaxsim.progress import epsilon_text, number
+from fedjaxsim.privacy.plans import GAUSSIAN, Cohorts, plan
+from fedjaxsim.report.files import print_json
+from fedjaxsim.report.progress import epsilon_text, number
 
 
 def prepare(question: Question) -> Callable[[], int]:
@@ -85,7 +84,7 @@ def _calibrate(question: Noise | Rounds | Rate) -> tuple[dict[str, float], Repor
 
 
 def _prepare_trade_off(question: TradeOff) -> Callable[[], int]:
-    from fedjaxsim import plots
+    from fedjaxsim.report import plots
 
     z, T = question.noise_multiplier, question.rounds
     plans.check(z, T)

@@ -9,8 +9,8 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from fedjaxsim.cli.start import start_jax
-from fedjaxsim.config import RunConfig
-from fedjaxsim.plans import OptionalInt
+from fedjaxsim.privacy.plans import OptionalInt
+from fedjaxsim.runs.settings import RunConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Audit:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        from fedjaxsim.experiment import prepare
-        from fedjaxsim.files import print_json
-        from fedjaxsim.privacy.audit import audit
+        from fedjaxsim.audit.audit import audit
+        from fedjaxsim.report.files import print_json
+        from fedjaxsim.runs.build import prepare
 
         config = self.settings
         if config.out is not None:

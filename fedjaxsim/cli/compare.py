@@ -26,14 +26,14 @@ class Compare:
         Raises:
           FileNotFoundError, ValueError: for bad input.
         """
-        from fedjaxsim.files import print_json
-        from fedjaxsim.progress import print_table
-        from fedjaxsim.rundir import RunDirectory
+        from fedjaxsim.report.files import print_json
+        from fedjaxsim.report.progress import print_table
+        from fedjaxsim.runs.directory import RunDirectory
 
         if not self.runs:
             raise ValueError("compare needs at least one run directory, got none")
         if self.out is not None:
-            from fedjaxsim import plots
+            from fedjaxsim.report import plots
 
             plots.check_path(self.out)
         distinct = len({path.name for path in self.runs}) == len(self.runs)
@@ -50,7 +50,7 @@ class Compare:
             else:
                 print_table(rows)
             if self.out is not None:
-                from fedjaxsim import plots
+                from fedjaxsim.report import plots
 
                 figure = plots.comparison_figure(plots.curves(records), "Comparison of runs")
                 plots.save(figure, self.out)

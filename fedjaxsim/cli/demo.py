@@ -25,7 +25,7 @@ class Demo:
     def prepare(self) -> Callable[[], int]:
         """As `prepare_demo`."""
         start_jax()
-        from fedjaxsim.demo import prepare_demo
+        from fedjaxsim.runs.demo import prepare_demo
 
         return prepare_demo(
             self.out,

@@ -11,8 +11,8 @@ from typing import Annotated
 import tyro
 from tyro.conf import OmitArgPrefixes
 
-from fedjaxsim.plans import Cohorts, OptionalInt
 from fedjaxsim.privacy.events import Adjacency, View
+from fedjaxsim.privacy.plans import Cohorts, OptionalInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from fedjaxsim.cli.run import Run
 from fedjaxsim.cli.start import INTERRUPTED
 from fedjaxsim.cli.sweep import Sweep
 from fedjaxsim.cli.tune import Tune
-from fedjaxsim.config import RunConfig, combine, read_toml
-from fedjaxsim.reads import different, given_flags, require_read, unread
+from fedjaxsim.runs.reads import different, given_flags, require_read, unread
+from fedjaxsim.runs.settings import RunConfig, combine, read_toml
 
 REFUSED = (ValueError, OSError, OverflowError, MemoryError)
 """What bad input raises: values, files that cannot be read, and numbers or sizes too large."""

@@ -10,7 +10,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from fedjaxsim.cli.start import INTERRUPTED, start_jax
-from fedjaxsim.config import RunConfig
+from fedjaxsim.runs.settings import RunConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +30,10 @@ class Run:
           FileNotFoundError, ValueError: for bad input.
         """
         start_jax()
-        from fedjaxsim.experiment import execute, prepare
-        from fedjaxsim.progress import print_guarantee, print_table, stop_on_interrupt
-        from fedjaxsim.rundir import GUARANTEE, RunDirectory
+        from fedjaxsim.report.progress import print_guarantee, print_table, stop_on_interrupt
+        from fedjaxsim.runs.build import prepare
+        from fedjaxsim.runs.directory import GUARANTEE, RunDirectory
+        from fedjaxsim.runs.execute import execute
 
         config = self.settings
         experiment = prepare(config)

@@ -29,6 +29,6 @@ class Sweep:
     def prepare(self) -> Callable[[], int]:
         """As `prepare_sweep`."""
         start_jax()
-        from fedjaxsim.sweep.command import prepare_sweep
+        from fedjaxsim.runs.sweep import prepare_sweep
 
         return prepare_sweep(self)

@@ -10,7 +10,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 from tyro.constructors import PrimitiveConstructorSpec
 
 from fedjaxsim.cli.start import start_jax
-from fedjaxsim.config import RunConfig, optional
+from fedjaxsim.runs.settings import RunConfig, optional
 
 _NAMES = PrimitiveConstructorSpec(
     nargs=1,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim import threefry
+from fedjaxsim.fast import threefry
 
 PyTree = Any
 Carry = TypeVar("Carry")

@@ -1,7 +1,7 @@
 """Models as pairs of pure functions, and the tasks they learn."""
 
 from fedjaxsim.models.convolution import conv2d, max_pool2d
-from fedjaxsim.models.known import known_regression
+from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.models.model import Model, from_flax, linear
 from fedjaxsim.models.network import cnn, mlp
 from fedjaxsim.models.task import Task, logistic, one_vs_all, softmax, squared

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjaxsim import products
-from fedjaxsim.products import Product
+from fedjaxsim.fast import products
+from fedjaxsim.fast.products import Product
 
 PyTree = Any
 

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjaxsim import products
+from fedjaxsim.fast import products
+from fedjaxsim.fast.products import Product
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.clipping import Clipped, clip_by_global_norm
 from fedjaxsim.privacy.events import Event
 from fedjaxsim.privacy.noise import normal
-from fedjaxsim.products import Product
 
 PyTree = Any
 _WEIGHTS = (

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim import threefry
+from fedjaxsim.fast import threefry
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy import binomial
 from fedjaxsim.privacy.events import Scheme

@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from fedjaxsim import plots
-from fedjaxsim.config import RunConfig, flag
-from fedjaxsim.experiment import execute, prepare, versions
-from fedjaxsim.files import Record
+from fedjaxsim.gradients.hypergradient import EPSILON, check_names
 from fedjaxsim.hparams import SMALLEST_CLIP_NORM, Hyperparameters
-from fedjaxsim.hypergrad import EPSILON, check_names
-from fedjaxsim.progress import number, print_guarantee, print_table, stop_on_interrupt
-from fedjaxsim.reads import settings_of
-from fedjaxsim.rundir import GUARANTEE
+from fedjaxsim.report import plots
+from fedjaxsim.report.files import Record
+from fedjaxsim.report.progress import number, print_guarantee, print_table, stop_on_interrupt
+from fedjaxsim.runs.build import prepare, versions
+from fedjaxsim.runs.directory import GUARANTEE
+from fedjaxsim.runs.execute import execute
+from fedjaxsim.runs.reads import settings_of
+from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.tune import descent
 from fedjaxsim.tune.descent import Point, Step, descend
 from fedjaxsim.tune.figure import path_figure

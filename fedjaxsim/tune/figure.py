@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from fedjaxsim.config import flag
-from fedjaxsim.plots import COLOURS, STYLE
+from fedjaxsim.report.plots import COLOURS, STYLE
+from fedjaxsim.runs.settings import flag
 from fedjaxsim.tune.descent import Path
 from fedjaxsim.tune.objective import Grid
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import tomli_w
 
-from fedjaxsim.config import RunConfig
-from fedjaxsim.files import Record, strict, write_atomically, write_json
-from fedjaxsim.rundir import RunDirectory
+from fedjaxsim.report.files import Record, strict, write_atomically, write_json
+from fedjaxsim.runs.directory import RunDirectory
+from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.tune.descent import Step
 
 PATH_JSON = "path.json"

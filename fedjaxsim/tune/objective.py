@@ -12,12 +12,18 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
+from fedjaxsim.engine.settings_axis import varying
+from fedjaxsim.gradients.hypergradient import (
+    Mode,
+    check_names,
+    hypergradient,
+    map_seeds,
+    mean_metric,
+)
 from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.hypergrad import Mode, check_names, hypergradient, map_seeds, mean_metric
+from fedjaxsim.runs.many import ManyRuns
+from fedjaxsim.runs.memory import bytes_per_run
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.sweep.lift import varying
-from fedjaxsim.sweep.memory import bytes_per_run
-from fedjaxsim.sweep.runs import ManyRuns
 from fedjaxsim.tune.descent import Measured, Point
 
 MOST_FORWARD = 5

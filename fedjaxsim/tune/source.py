@@ -7,19 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.config import RunConfig
 from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.data.population import Population
-from fedjaxsim.experiment import (
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.models.task import Task
+from fedjaxsim.runs.build import (
     Experiment,
     population_of,
     prepare,
     simulation_of,
     whole_population_of,
 )
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.task import Task
+from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.simulation import Simulation
 
 VALIDATION_FRACTION = 0.2

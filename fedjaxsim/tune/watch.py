@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import rich.box
 from rich.table import Table
 
-from fedjaxsim.config import flag
-from fedjaxsim.progress import COUNT, Bar, number, print_whole
+from fedjaxsim.report.progress import COUNT, Bar, number, print_whole
+from fedjaxsim.runs.settings import flag
 from fedjaxsim.tune.descent import Point, Step
 
 

@@ -14,9 +14,10 @@ import pytest
 from problems import HANGS
 
 from fedjaxsim.cli import Run, main, parse
-from fedjaxsim.config import RunConfig
-from fedjaxsim.experiment import diverges, prepare
-from fedjaxsim.rundir import RunDirectory
+from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.directory import RunDirectory
+from fedjaxsim.runs.execute import diverges
+from fedjaxsim.runs.settings import RunConfig
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 

@@ -13,7 +13,7 @@ import pytest
 from problems import HANGS
 
 from fedjaxsim.cli import compiled
-from fedjaxsim.rundir import RunDirectory
+from fedjaxsim.runs.directory import RunDirectory
 
 RUN = """run --quiet --data synthetic --loss squared --clients 6 --rounds 4 --eval-every 2
 --local-steps 1 --noise-multiplier 1 --sampling-rate 0.5"""

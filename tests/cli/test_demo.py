@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from fedjaxsim import demo
 from fedjaxsim.cli import main
-from fedjaxsim.rundir import RunDirectory
+from fedjaxsim.runs import demo
+from fedjaxsim.runs.directory import RunDirectory
 
 
 def test_all_runs_share_what_makes_them_comparable():

@@ -7,8 +7,9 @@ import shlex
 
 import pytest
 
+from fedjaxsim.audit import audit
 from fedjaxsim.cli import main
-from fedjaxsim.privacy import audit, claims
+from fedjaxsim.privacy import claims
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.claims import CLAIMS
 

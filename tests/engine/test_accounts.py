@@ -14,7 +14,7 @@ from fedjaxsim.privacy.doors import client_noise
 from fedjaxsim.privacy.guarantee import together_published
 from fedjaxsim.privacy.samplers.fixed import fixed_size
 from fedjaxsim.privacy.samplers.passes import passes
-from fedjaxsim.sweep import ManyRuns
+from fedjaxsim.runs.many import ManyRuns
 
 M, DELTA = 12, 1e-3
 HPARAMS = fl.Hyperparameters(clip_norm=1.0, noise_multiplier=4.0, lam=0.1)

@@ -7,7 +7,7 @@ import optax
 import pytest
 from problems import classification, common_noise_key, least_squares
 
-from fedjaxsim import optimizers
+from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.fedprox import fedprox
 from fedjaxsim.algorithms.local import local

@@ -17,7 +17,7 @@ from fedjaxsim.algorithms.ppsgd import ppsgd
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.known import known_regression
+from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.privacy.doors.adaptive import adaptive_clipping
 from fedjaxsim.privacy.mechanisms import closed, gaussian
 from fedjaxsim.privacy.sampling import everyone, poisson

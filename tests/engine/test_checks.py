@@ -189,7 +189,7 @@ def test_the_arguments_of_the_other_parts():
 
 
 def test_the_arguments_that_are_checked_are_those_of_the_protocols():
-    from fedjaxsim.checks import _ARGUMENTS
+    from fedjaxsim.engine.checks import _ARGUMENTS
 
     for name, kind in [
         ("algorithm", Algorithm),

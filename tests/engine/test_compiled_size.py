@@ -17,11 +17,11 @@ from problems import classification, least_squares
 from fedjaxsim import fedavg, fedprox, local, pmtl, ppsgd
 from fedjaxsim.data import minibatches as minibatches_module
 from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.engine.rounds import ChunkMap
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.mechanisms import closed, gaussian
 from fedjaxsim.privacy.samplers.passes import passes
 from fedjaxsim.privacy.sampling import everyone, poisson
-from fedjaxsim.rounds import ChunkMap
 from fedjaxsim.simulation import Simulation
 
 LINEAR = {"pmtl": pmtl, "fedavg": fedavg, "fedprox": fedprox, "local": local}

@@ -8,7 +8,7 @@ import pytest
 from problems import classification
 
 import fedjaxsim as fl
-from fedjaxsim import optimizers
+from fedjaxsim.algorithms import optimizers
 from fedjaxsim.models import linear, softmax
 
 M = 6

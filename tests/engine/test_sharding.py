@@ -9,9 +9,9 @@ from problems import classification, least_squares
 
 from fedjaxsim import closed, fedavg, local, pmtl
 from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.engine.sharding import place_rows
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.sampling import everyone, poisson
-from fedjaxsim.sharding import place_rows
 from fedjaxsim.simulation import Simulation
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")

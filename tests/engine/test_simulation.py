@@ -8,7 +8,7 @@ import optax
 import pytest
 from problems import classification, common_noise_key, compilations, least_squares
 
-from fedjaxsim import optimizers
+from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
@@ -16,7 +16,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.known import known_regression
+from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.mechanisms import closed, gaussian, noise_like
 from fedjaxsim.privacy.samplers.passes import passes

@@ -9,7 +9,6 @@ from problems import classification
 
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.algorithms.ppsgd import average, ppsgd, weighted
-from fedjaxsim.config import RunConfig
 from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
@@ -17,9 +16,10 @@ from fedjaxsim.data.npz import load_npz, save_npz
 from fedjaxsim.data.partition import dirichlet, iid, shards
 from fedjaxsim.data.population import Population, split
 from fedjaxsim.data.transforms import drop_constant_columns, first_classes, unit_rows
-from fedjaxsim.experiment import simulation_of
 from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.sampling import everyone
+from fedjaxsim.runs.build import simulation_of
+from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.simulation import Simulation
 
 CLIENTS, TASK = classification([10] * 4)

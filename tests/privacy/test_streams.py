@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjaxsim import optimizers
+from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.models import linear, softmax

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from problems import least_squares
 
-from fedjaxsim.config import RunConfig
 from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.population import split
-from fedjaxsim.experiment import prepare
+from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.tune.source import find_source, metric_of
 
 SMALL = RunConfig(clients=12, rounds=5, sampling_rate=0.5, epsilon=2.0, clip=0.3)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedjaxsim.cli import Run, main, parse
-from fedjaxsim.config import RunConfig
-from fedjaxsim.rundir import RunDirectory
+from fedjaxsim.runs.directory import RunDirectory
+from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.tune import command
 from fedjaxsim.tune.command import tuned_settings
 from fedjaxsim.tune.watch import TuneProgress

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim import products
+from fedjaxsim.fast import products
 from fedjaxsim.hparams import SMALLEST_CLIP_NORM, known
 from fedjaxsim.privacy.events import Event
 from fedjaxsim.privacy.mechanisms import (

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim import threefry
+from fedjaxsim.fast import threefry
 
 LARGEST_RATE = 2.0**-5
 """Above it, a coin for every client costs no more."""

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import scipy.stats
 
-from fedjaxsim import threefry
+from fedjaxsim.fast import threefry
 from fedjaxsim.privacy.events import Scheme
 from fedjaxsim.privacy.sampling import Cohort, Sampling
 

@@ -4,8 +4,8 @@ import math
 
 import jax.numpy as jnp
 
-from fedjaxsim import threefry
 from fedjaxsim.data.minibatches import permuted
+from fedjaxsim.fast import threefry
 from fedjaxsim.privacy.events import Scheme
 from fedjaxsim.privacy.sampling import Cohort, Sampling
 

@@ -1,0 +1,175 @@
+"""Canary clients, and what an adversary makes of the releases of a run that has some.
+
+An attack says what the adversary notes of each release and how it tells, at the end, canaries that
+sent from those that did not. `audit/audit.py` turns its scores into a lower bound on ε.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.fast.products import dense
+from fedjaxsim.hparams import Hyperparameters
+
+PyTree = Any
+
+OVERSHOOT = 10.0
+"""Norm of a canary's message over the clip norm: a missing clip cannot be missed."""
+_EXACT = jax.lax.Precision.HIGHEST
+
+
+class Evidence(NamedTuple):
+    """What an adversary knows after one run.
+
+    Attributes:
+      observed: what `Attack.observe` made of the releases, leaves (T, ...) float64.
+      took_part: (m, T) bool, who was in which cohort. In the joint-DP view the adversary of a
+        client knows all rows but that client's.
+      ids: (n,) the canaries' clients.
+      directions: (n, p) orthonormal: the canaries' messages.
+      hparams: z, C, and so on: what was stated, whatever the door does.
+      sampling_rate: p, as charged.
+      num_clients: m.
+    """
+
+    observed: PyTree
+    took_part: np.ndarray
+    ids: np.ndarray
+    directions: np.ndarray
+    hparams: Hyperparameters
+    sampling_rate: float
+    num_clients: int
+
+
+class Attack(NamedTuple):
+    """How the adversary tells canaries that sent from those that did not.
+
+    Attributes:
+      observe: `(release, directions (n, p)) -> pytree`: what it notes of each round's release.
+      score: `(evidence) -> (n,)`, the higher the more likely that the canary sent. The stated
+        confidence needs scores that are independent between the canaries of a run when the
+        guarantee holds; where an attack's are not, use one canary per run.
+    """
+
+    observe: Callable[[PyTree, jax.Array], PyTree]
+    score: Callable[[Evidence], np.ndarray]
+
+
+def likelihood_ratio() -> Attack:
+    """The most powerful attack on a sampled Gaussian sum by one who sees the releases.
+
+    With x_t = ⟨release_t, d⟩ p m / C, which is N(0, z²) plus 1 if a canary of direction d sent, the
+    score is the log of the likelihood ratio for a client drawn with probability p,
+
+        Σ_t log(1 − p + p exp(x_t/z² − 1/(2z²))),
+
+    and Σ_t x_t/z² up to a constant where everyone takes part (Neyman and Pearson). Without noise it
+    is Σ_t x_t. The scores of a run are independent: orthonormal directions see independent
+    Gaussian noise, other clients' messages are orthogonal to them, and clients are drawn
+    independently.
+    """
+
+    def observe(release, directions):
+        flat, _ = ravel_pytree(release)
+        if flat.size != directions.shape[1]:
+            raise ValueError(
+                "this attack reads releases of the shape of a message, "
+                f"{directions.shape[1]} numbers, got {flat.size}; give an attack for this door"
+            )
+        return jnp.matmul(directions, flat, precision=_EXACT)
+
+    def score(evidence):
+        p, z = evidence.sampling_rate, np.asarray(evidence.hparams.noise_multiplier, np.float64)
+        unit = float(np.asarray(evidence.hparams.clip_norm))
+        x = evidence.observed * p * evidence.num_clients / (unit if math.isfinite(unit) else 1.0)
+        z = np.broadcast_to(z[: len(x)] if z.ndim else z, len(x))[:, None]  # (T, 1)
+        if np.any(z == 0):
+            return x.sum(axis=0)
+        present = (x - 0.5) / z**2 + math.log(p)
+        absent = math.log1p(-p) if p < 1 else -math.inf
+        return np.logaddexp(present, absent).sum(axis=0)
+
+    return Attack(observe, score)
+
+
+class _Shared(NamedTuple):
+    """The billboard, and beside it what the adversary noted of it."""
+
+    inner: PyTree
+    directions: jax.Array
+    observed: PyTree
+
+
+class _Personal(NamedTuple):
+    """A client's state, its canary's coin () bool, and its rounds (T,) bool."""
+
+    inner: PyTree
+    sends: jax.Array
+    took_part: jax.Array
+
+
+def with_canaries(
+    algorithm: Algorithm,
+    ids: np.ndarray,
+    directions: np.ndarray,
+    tape: PyTree,
+    rounds: int,
+    attack: Attack,
+) -> Algorithm:
+    """The algorithm with some clients turned into canaries, and an adversary that takes notes.
+
+    A canary trains like everybody, but sends 10·C·d if its state says so and zero if not. The other
+    clients' messages lose their components along the canaries' directions. Differential privacy
+    holds for any data of the others, so it must hold for these.
+
+    Args:
+      algorithm: any whose message is not empty.
+      ids: (n,) the canaries' clients.
+      directions: (n, p) orthonormal.
+      tape: shapes of what is noted of one release.
+      rounds: T.
+      attack: whose `observe` takes the notes.
+    """
+
+    def init(key, hparams):
+        shared, personal = algorithm.init(key, hparams)
+        notes = jax.tree.map(lambda leaf: jnp.zeros((rounds, *leaf.shape), leaf.dtype), tape)
+        return (
+            _Shared(shared, jnp.asarray(directions, dtype=float), notes),
+            _Personal(personal, jnp.array(False), jnp.zeros(rounds, bool)),
+        )
+
+    def client(shared, personal, data, hparams, context):
+        inner, message, metrics = algorithm.client(
+            shared.inner, personal.inner, data, hparams, context
+        )
+        flat, unravel = ravel_pytree(dense(message))
+        basis = shared.directions.astype(flat.dtype)
+        is_mine = jnp.asarray(ids) == context.client_id
+        clip_norm = hparams.clip_norm
+        norm = jnp.where(jnp.isfinite(clip_norm), OVERSHOOT * clip_norm, 1.0).astype(flat.dtype)
+        crafted = jnp.where(personal.sends, norm, 0) * basis[jnp.argmax(is_mine)]
+        along = jnp.matmul(basis, flat, precision=_EXACT)
+        others = flat - jnp.matmul(along, basis, precision=_EXACT)
+        sent = unravel(jnp.where(jnp.any(is_mine), crafted, others))
+        took_part = personal.took_part.at[context.round].set(True)
+        return _Personal(inner, personal.sends, took_part), sent, metrics
+
+    def server(shared, release, hparams, round_):
+        notes = attack.observe(release, shared.directions)
+        observed = jax.tree.map(
+            lambda tape, note: tape.at[round_].set(note), shared.observed, notes
+        )
+        inner = algorithm.server(shared.inner, release, hparams, round_)
+        return _Shared(inner, shared.directions, observed)
+
+    def predict(shared, personal, hparams, client_id):
+        return algorithm.predict(shared.inner, personal.inner, hparams, client_id)
+
+    return Algorithm(init, client, server, predict)

@@ -1,0 +1,298 @@
+"""Audits: an empirical lower bound on ε, from canaries in real runs.
+
+A canary is a client that sends a crafted message, or zero if a fair coin says so. What the server
+publishes is then scored, and a test that tells senders from the others better than (ε, δ) allows
+refutes that (ε, δ). The algorithm, the population, the sampler, the mechanism, the loop and the
+ledger are those of the simulation that is audited.
+
+A bound below the reported ε proves nothing: other attacks may be stronger. A bound above it means
+that some part of the simulation is not what its accountant thinks.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax_privacy.auditing import CanaryScoreAuditor, Split
+
+from fedjaxsim.audit.attacks import Attack, Evidence, likelihood_ratio, with_canaries
+from fedjaxsim.fast import products
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy.guarantee import default_delta
+from fedjaxsim.simulation import Simulation, SimulationState
+
+PyTree = Any
+
+DELTAS = (0.01, 0.1, 0.2, 0.3)
+"""Where the whole privacy profile δ ↦ ε(δ) is tested, besides at the δ that is reported: a test
+with n canaries sees little of what happens with probability below 1/n."""
+FEWEST = 40
+"""So few canaries in all say nothing, and might all have the same coin."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """A lower bound on ε at one δ, next to the ε that is reported there.
+
+    Attributes:
+      delta: δ.
+      epsilon: ε in nats is at least this, with the audit's confidence.
+      reported: what the simulation reports for zero-out and joint DP; None where it reports no ε.
+    """
+
+    delta: float
+    epsilon: float
+    reported: float | None
+
+    @property
+    def violated(self) -> bool:
+        """Whether the report is refuted at this δ."""
+        return self.reported is not None and self.epsilon > self.reported
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditResult:
+    """What an audit found.
+
+    Attributes:
+      bounds: one per δ, increasing; all of them hold together with the stated confidence.
+      confidence: probability, at least, with which no bound exceeds the true ε. It is over coins,
+        sampling and noise: a sound simulation is accused with probability at most 1 − confidence.
+      canaries: n, canaries in each run.
+      runs: how many runs.
+      rounds: T, rounds of each run.
+      sent: how many of the canaries of all runs sent their message.
+    """
+
+    bounds: tuple[Bound, ...]
+    confidence: float
+    canaries: int
+    runs: int
+    rounds: int
+    sent: int
+
+    @property
+    def violated(self) -> bool:
+        """Whether the report is refuted at some δ."""
+        return any(bound.violated for bound in self.bounds)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dictionaries."""
+        bounds = [{**dataclasses.asdict(b), "violated": b.violated} for b in self.bounds]
+        return {
+            **dataclasses.asdict(self),
+            "bounds": bounds,
+            "adjacency": "zero_out",
+            "view": "joint_dp",
+            "violated": self.violated,
+        }
+
+    def __str__(self) -> str:
+        """The bounds, and what they mean."""
+        lines = [
+            f"Privacy audit: {self.canaries * self.runs} canaries ({self.sent} sent) in "
+            f"{self.runs} runs of {self.rounds} rounds; zero_out, joint_dp; "
+            f"confidence {self.confidence:.10g}"
+        ]
+        for bound in self.bounds:
+            reported = "none" if bound.reported is None else f"{bound.reported:.4g}"
+            lines.append(
+                f"  δ = {bound.delta:.3g}: ε ≥ {bound.epsilon:.4g}, reported {reported}"
+                + ("  VIOLATED" if bound.violated else "")
+            )
+        if all(bound.reported is None for bound in self.bounds):
+            lines.append("  No ε is reported, so there is nothing to refute.")
+        elif self.violated:
+            lines.append("  The reported guarantee does not hold.")
+        else:
+            lines.append("  Not refuted. That is no proof: other attacks may be stronger.")
+        return "\n".join(lines)
+
+
+def audit(
+    simulation: Simulation,
+    hparams: Hyperparameters,
+    rounds: int,
+    *,
+    canaries: int | Sequence[int] | None = None,
+    runs: int = 20,
+    confidence: float = 0.99,
+    delta: float | None = None,
+    seed: int = 0,
+    attack: Attack | None = None,
+    reported: Callable[[float], float | None] | None = None,
+    on_run: Callable[[int, int], None] | None = None,
+) -> AuditResult:
+    """Bounds ε from below for zero-out adjacency, by attacking real runs of a simulation.
+
+    Each run has n canaries, so that one run stands for n attacks (as in Steinke, Nasr, Jagielski
+    2023, and Andrew et al. 2023); their directions are random, orthonormal and the same in all
+    runs, their coins fair and fresh. Senders and others are told apart by a threshold on the
+    score, chosen on half of the canaries; on the other half Clopper–Pearson intervals of its error
+    rates bound ε (Jagielski, Ullman, Oprea 2020, by `jax_privacy.auditing`). The confidence is
+    shared between the values of δ.
+
+    Args:
+      simulation: what is audited. With z = 0 or an unprotected door there is no ε to refute, and
+        the bounds say what the attack finds.
+      hparams: hyperparameters.
+      rounds: T.
+      canaries: n ≤ min(m, p), or the ids of n clients; by default half of the most, so that other
+        clients are left to train. Which clients a number means is random.
+      runs: how many; time grows with them, and the bounds with n times them.
+      confidence: in (0, 1).
+      delta: δ of the report, in (0, 1); by default `default_delta(m)`. Larger ones are added.
+      seed: of everything.
+      attack: by default `likelihood_ratio()`.
+      reported: `(δ) -> ε`, or None where none is stated; by default what the simulation reports.
+      on_run: called after each run with the runs done and their number.
+
+    Raises:
+      ValueError: if a number is out of range, there are fewer than 40 canaries in all, the
+        algorithm sends nothing, or the simulation refuses the hyperparameters.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
+    delta = default_delta(simulation.num_clients) if delta is None else delta
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    for name, number in (("runs", runs), ("rounds", rounds)):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
+    attack = likelihood_ratio() if attack is None else attack
+    audited, ids, directions = _audited(simulation, hparams, rounds, canaries, seed, attack)
+    if len(ids) * runs < FEWEST:
+        raise ValueError(
+            f"canaries times runs must be at least {FEWEST}, got {len(ids)} times {runs}"
+        )
+
+    rate = float(audited.sampling.rate(hparams.as_arrays()))
+    root = jax.random.key(seed, impl="threefry2x32")
+    state, scores, sends = None, [], []
+    for run in range(runs):
+        coins = np.random.default_rng((seed, 1, run)).random(len(ids)) < 0.5
+        state = _run(audited, hparams, rounds, jax.random.fold_in(root, run), ids[coins])
+        observed = jax.tree.map(lambda a: np.asarray(a, np.float64), state.shared.observed)
+        took_part = np.asarray(state.personal.took_part)
+        m = audited.num_clients
+        evidence = Evidence(observed, took_part, ids, directions, hparams, rate, m)
+        scores.append(np.asarray(attack.score(evidence)))
+        sends.append(coins)
+        if on_run is not None:
+            on_run(run + 1, runs)
+    assert state is not None
+    score, sent = np.concatenate(scores), np.concatenate(sends)
+
+    def by_simulation(delta):
+        return audited.guarantee(state, delta).find("zero_out").epsilon
+
+    reported = by_simulation if reported is None else reported
+    deltas = sorted({delta, *(value for value in DELTAS if value > delta)})
+    epsilons = lower_bounds(score[sent], score[~sent], deltas, confidence, seed)
+    bounds = [Bound(d, e, reported(d)) for d, e in zip(deltas, epsilons, strict=True)]
+    return AuditResult(tuple(bounds), confidence, len(ids), runs, rounds, int(sent.sum()))
+
+
+def lower_bounds(
+    sent: np.ndarray, kept: np.ndarray, deltas: Sequence[float], confidence: float, seed: int
+) -> list[float]:
+    """Lower bounds on ε from independent scores, which hold together with the confidence.
+
+    Args:
+      sent: (a,) scores of canaries that sent.
+      kept: (b,) scores of those that did not.
+      deltas: one bound for each, increasing.
+      confidence: in (0, 1).
+      seed: of the split into canaries that choose a threshold and canaries that test it.
+    """
+    # Trying all thresholds on all canaries, corrected for the number on the convex hull of the
+    # error rates, would be stronger, but that number depends on the scores.
+    auditor = CanaryScoreAuditor(sent, kept)
+    significance = (1 - confidence) / len(deltas)
+    bounds = [
+        auditor.epsilon_clopper_pearson(
+            significance, delta, one_sided=False, threshold_strategy=Split(seed=seed)
+        )
+        for delta in deltas
+    ]
+    # ε(δ) does not increase, so what holds at one δ holds at every smaller one.
+    return np.maximum.accumulate(bounds[::-1])[::-1].tolist()
+
+
+def _audited(
+    simulation: Simulation,
+    hparams: Hyperparameters,
+    rounds: int,
+    canaries: int | Sequence[int] | None,
+    seed: int,
+    attack: Attack,
+) -> tuple[Simulation, np.ndarray, np.ndarray]:
+    """The simulation with canaries in it, their ids (n,) and directions (n, p)."""
+    key, arrays = jax.random.key(0, impl="threefry2x32"), hparams.as_arrays()
+    message = simulation.message_shapes(key, arrays)
+    size = sum(math.prod(leaf.shape) for leaf in products.leaves(message))
+    if size == 0:
+        raise ValueError("the algorithm sends nothing, so there is nothing to audit")
+    rng = np.random.default_rng((seed, 0))
+    ids = _chosen(canaries, simulation.num_clients, size, rng)
+    directions = _orthonormal(len(ids), size, rng)
+
+    def notes():
+        mechanism = simulation.mechanism
+        zero, state = mechanism.zero(message), mechanism.init(arrays)
+        release = mechanism.release(zero, 1.0, key, state, arrays, jnp.int32(0))
+        return attack.observe(release.value, jnp.asarray(directions, dtype=float))
+
+    wrapped = with_canaries(
+        simulation.algorithm, ids, directions, jax.eval_shape(notes), rounds, attack
+    )
+    audited = simulation.with_algorithm(wrapped)
+    return audited, ids, directions
+
+
+def _orthonormal(n: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Random orthonormal directions (n, p) that spread over all coordinates.
+
+    Rows of the cosine transform with random signs: exact, and no factorisation of a large matrix.
+    """
+    row = rng.choice(size, n, replace=False)[:, None]
+    angle = (2 * np.arange(size) + 1) * row % (4 * size)
+    basis = np.cos(np.pi * angle / (2 * size)) * np.sqrt(np.where(row == 0, 1, 2) / size)
+    return basis * rng.choice([-1.0, 1.0], size)
+
+
+def _chosen(
+    canaries: int | Sequence[int] | None, num_clients: int, size: int, rng: np.random.Generator
+) -> np.ndarray:
+    """The canaries' clients, (n,) int32."""
+    most = min(num_clients, size)
+    if canaries is None:
+        canaries = max(1, most // 2)
+    number = canaries if isinstance(canaries, int) else len(canaries)
+    if not 1 <= number <= most:
+        raise ValueError(
+            f"canaries must lie in [1, {most}], the smaller one of the numbers of clients and of "
+            f"parameters in a message, got {number}"
+        )
+    if isinstance(canaries, int):
+        return np.sort(rng.choice(num_clients, canaries, replace=False)).astype(np.int32)
+    ids = np.asarray(canaries, np.int32)
+    if len(np.unique(ids)) < number or ids.min() < 0 or ids.max() >= num_clients:
+        raise ValueError(
+            f"canaries must be distinct client ids in [0, {num_clients}), got {list(canaries)}"
+        )
+    return ids
+
+
+def _run(
+    audited: Simulation, hparams: Hyperparameters, rounds: int, key: jax.Array, senders: np.ndarray
+) -> SimulationState:
+    """One real run in which the canaries `senders` send."""
+    state = audited.init(key, hparams)
+    sends = np.isin(np.arange(audited.num_clients), senders)
+    personal = state.personal._replace(sends=jnp.asarray(sends))
+    return audited.run(dataclasses.replace(state, personal=personal), hparams, rounds)[0]

@@ -1,0 +1,1 @@
+"""What a round is made of: state, program, placement over devices, evaluation."""

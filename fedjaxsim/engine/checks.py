@@ -1,0 +1,393 @@
+"""Whether the functions of a simulation suit one another, found out before any compute.
+
+A wrong function would otherwise fail far from where it was written, in a scatter or a scan. Its
+arguments are checked when the simulation is made, and what it returns when a run starts, by shapes
+alone: every function is traced once.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjaxsim.algorithm import Algorithm, Context
+from fedjaxsim.data.minibatches import ClientData, Minibatches
+from fedjaxsim.data.population import Population
+from fedjaxsim.engine.rounds import LARGEST_PASS, Rows
+from fedjaxsim.fast import products
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.models.task import Task
+from fedjaxsim.privacy.mechanisms import Mechanism, widened
+from fedjaxsim.privacy.sampling import Sampling
+
+PyTree = Any
+_EXAMPLES = 3
+"""Rows of the batch on which a task's metrics are tried; not 1, which could be an outer axis."""
+_PARTS = {
+    "algorithm": (Algorithm, "pmtl(task)"),
+    "task": (Task, "softmax(model, num_classes)"),
+    "population": (Population, "Population.from_clients(clients)"),
+    "sampling": (Sampling, "poisson(num_clients)"),
+    "minibatches": (Minibatches, "Minibatches(10, epochs=1)"),
+    "mechanism": (Mechanism, "gaussian()"),
+}
+_ARGUMENTS = {
+    "algorithm": {
+        "init": "key, hparams",
+        "client": "shared, personal, data, hparams, context",
+        "server": "shared, release, hparams, round",
+        "predict": "shared, personal, hparams, client_id",
+        "check": "hparams",
+    },
+    "task": {
+        "init": "key",
+        "loss": "params, batch",
+        "metrics": "params, batch",
+        "check": "fields",
+    },
+    "sampling": {"draw": "key, round, hparams", "rate": "hparams"},
+    "mechanism": {
+        "init": "hparams",
+        "zero": "message",
+        "add": "accumulator, messages, mask, ids, state, hparams",
+        "release": "accumulator, denominator, key, state, hparams, round",
+        "check": "hparams, num_clients",
+    },
+}
+
+
+class _RefusedError(ValueError):
+    """What a check has found, told from what the checked functions raise themselves."""
+
+
+# --- when a simulation is made --------------------------------------------------------------------
+
+
+def check_parts(**parts: Any) -> None:
+    """Checks what a simulation is made of: the kind of each part, and what its functions take.
+
+    Args:
+      **parts: by their names in `Simulation`.
+
+    Raises:
+      ValueError: naming the part or the function, and what is wanted.
+    """
+    for name, part in parts.items():
+        kind, example = _PARTS[name]
+        if not isinstance(part, kind):
+            raise ValueError(
+                f"{name} must be of type {kind.__name__}, such as {example}, got {_described(part)}"
+            )
+        public = getattr(part, "public", ())
+        if not (isinstance(public, tuple) and all(isinstance(text, str) for text in public)):
+            raise ValueError(f"the {name}'s public must be a tuple of sentences, got {public!r}")
+        for function, arguments in _ARGUMENTS.get(name, {}).items():
+            _check_arguments(f"the {name}'s {function}", getattr(part, function), arguments)
+
+
+def _check_arguments(name: str, function: Any, arguments: str) -> None:
+    if not callable(function):
+        raise ValueError(f"{name} must be a function of ({arguments}), got {_described(function)}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # as some builtins, which do not tell
+        return
+    try:
+        signature.bind(*arguments.split(", "))
+    except TypeError:
+        names = str(signature.replace(return_annotation=signature.empty))
+        raise ValueError(f"{name} must take ({arguments}), but takes {names}") from None
+
+
+# --- when a run starts ----------------------------------------------------------------------------
+
+
+class Functions(NamedTuple):
+    """What is traced: the parts of a simulation that the checks need.
+
+    Attributes:
+      algorithm: four functions for one client.
+      task: model and loss.
+      mechanism: the door.
+      minibatches: of the local steps.
+      population: all clients' data, of which only shapes are used.
+    """
+
+    algorithm: Algorithm
+    task: Task
+    mechanism: Mechanism
+    minibatches: Minibatches
+    population: Population
+
+
+def message_shapes(functions: Functions, key: jax.Array, hparams: Hyperparameters) -> PyTree:
+    """What one client sends, as shapes, after all that the functions return has been checked.
+
+    Args:
+      functions: of a simulation.
+      key: a random key.
+      hparams: hyperparameters, as arrays.
+
+    Raises:
+      ValueError: naming the function, the leaf, what is wanted and what it is.
+    """
+    rows = _rows(functions.population)
+    try:
+        return jax.eval_shape(lambda *args: _a_round(functions, *args), key, hparams, rows)
+    except _RefusedError:
+        raise
+    except Exception as error:
+        _blame_task(functions, key, rows, error)
+        raise
+
+
+def closed_over(functions: Functions, key: jax.Array, hparams: Hyperparameters) -> list[np.ndarray]:
+    """The arrays that the functions bring along instead of being given them.
+
+    Args:
+      functions: of a simulation.
+      key: a random key.
+      hparams: hyperparameters, as arrays.
+    """
+    rows = _rows(functions.population)
+    traced = jax.make_jaxpr(lambda *args: _a_round(functions, *args))(key, hparams, rows)
+    return [np.asarray(value) for value in _constants(traced) if _is_plain(value)]
+
+
+def _constants(traced: Any) -> Iterator[Any]:
+    """All constants of a traced function and of the functions inside it."""
+    yield from getattr(traced, "consts", ())
+    for equation in traced.eqns:
+        yield from (value.val for value in equation.invars if hasattr(value, "val"))
+        for inner in jax.tree.leaves(list(equation.params.values())):
+            if hasattr(inner, "eqns"):
+                yield from _constants(inner)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a constant is an array of numbers, not of keys."""
+    return hasattr(value, "dtype") and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
+
+
+def _rows(population: Population) -> Rows:
+    """The training rows as shapes, as a round reads them; where they lie does not matter."""
+    fields: Any = {
+        name: jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
+        for name, value in population.fields.items()
+    }
+    rows = Rows.place(population, "train", fields)
+    return dataclasses.replace(rows, pass_size=LARGEST_PASS)
+
+
+def _view(functions: Functions, rows: Rows, key: jax.Array) -> ClientData:
+    return rows.of(jnp.int32(0), key, functions.minibatches, jnp.int32(0), key)
+
+
+def _a_round(functions: Functions, key: jax.Array, hparams: Hyperparameters, rows: Rows) -> PyTree:
+    """The message of a round of one client, each function's results checked as they come."""
+    algorithm, mechanism = functions.algorithm, functions.mechanism
+    num_clients = functions.population.num_clients
+    round_, client_id, data = jnp.int32(0), jnp.int32(0), _view(functions, rows, key)
+    shared, personal = _several("init", algorithm.init(key, hparams), "shared, personal")
+    _require_arrays("init", "personal states", personal)
+    context = Context(round_, key, client_id, num_clients)
+    returned = algorithm.client(shared, personal, data, hparams, context)
+    kept, message, metrics = _several("client", returned, "personal, message, metrics")
+    _require_alike("client", "a personal state", personal, kept)
+    message = _message(message, mechanism)
+    _check_metrics(metrics)
+    predicted = algorithm.predict(shared, personal, hparams, client_id)
+    _check_evaluation(functions, key, predicted, data)
+    public = mechanism.init(hparams)
+    release = mechanism.release(
+        mechanism.zero(message), jnp.ones(()), key, public, hparams, round_
+    ).value
+    served = _served(functions, shared, release, hparams)
+    _require_alike("server", "a billboard", shared, served, cast=True)
+    return message
+
+
+def _served(functions: Functions, shared: PyTree, release: PyTree, hparams: Hyperparameters):
+    """The next billboard; a server that fails is told what the release is."""
+    try:
+        return functions.algorithm.server(shared, release, hparams, jnp.int32(0))
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        raise _RefusedError(
+            f"server fails on the release, {_shapes_of(release)}: {_first_line(error)}"
+        ) from error
+
+
+def _several(function: str, returned: Any, names: str) -> Any:
+    """What a function returned, if it is a tuple of as many values as have names."""
+    wanted = len(names.split(", "))
+    plain = isinstance(returned, (tuple, list)) and not hasattr(returned, "_fields")
+    if not plain or len(returned) != wanted:
+        got = f"{len(returned)} values" if plain else _described(returned)
+        raise _RefusedError(f"{function} must return {wanted} values, ({names}), got {got}")
+    return returned
+
+
+def _require_arrays(function: str, what: str, tree: PyTree) -> None:
+    for path, leaf in _leaves(tree):
+        if not isinstance(leaf, (jax.Array, np.ndarray, products.Product)):
+            raise _RefusedError(
+                f"{function} must return {what} of arrays, got {_described(leaf)}{_at(path)}"
+            )
+
+
+def _require_alike(
+    function: str, what: str, given: PyTree, got: PyTree, *, cast: bool = False
+) -> None:
+    """What a function returns must have the structure, shapes and types of what it was given.
+
+    With `cast` one floating type may stand for another, as the engine casts it back.
+    """
+    if jax.tree.structure(given) != jax.tree.structure(got):
+        raise _RefusedError(
+            f"{function} must return {what} of the structure it was given, "
+            f"{jax.tree.structure(given)}, got {jax.tree.structure(got)}"
+        )
+    for (path, before), (_, after) in zip(_leaves(given), _leaves(got), strict=True):
+        floats = all(jnp.issubdtype(_dtype(x), jnp.floating) for x in (before, after))
+        casts = cast and floats and np.shape(before) == np.shape(after)
+        if _shape(before) != _shape(after) and not casts:
+            raise _RefusedError(
+                f"{function} must return {what} of the shapes it was given: "
+                f"{_shape(before)}{_at(path)}, got {_shape(after)}"
+            )
+
+
+def _message(message: PyTree, mechanism: Mechanism) -> PyTree:
+    """What comes to the door, which must be able to bound it, and must have something to bound."""
+    if message is None:
+        raise _RefusedError("client must return the message () where nothing is sent, got None")
+    _require_arrays("client", "a message", message)
+    sends, door = bool(jax.tree.leaves(message)), mechanism.event.kind != "none"
+    if sends and not door:
+        raise _RefusedError(
+            "the algorithm sends messages, which a closed door would lose; use gaussian()"
+        )
+    if door and not sends:
+        raise _RefusedError(
+            "the algorithm sends nothing, so its mechanism must be closed(): an open door "
+            "would be charged for releasing nothing"
+        )
+    return widened(message)
+
+
+def _check_metrics(metrics: Any) -> None:
+    if not isinstance(metrics, dict):
+        raise _RefusedError(
+            "client must return metrics as a dict of scalars by name, {} for none, "
+            f"got {_described(metrics)}"
+        )
+    for name, value in metrics.items():
+        if not hasattr(value, "dtype") and not isinstance(value, (int, float)):
+            raise _RefusedError(
+                f"client must return scalar metrics, got {_described(value)} for {name!r}"
+            )
+        if np.shape(value) != ():
+            raise _RefusedError(
+                f"client must return scalar metrics, got {name!r} of shape {np.shape(value)}"
+            )
+
+
+def _check_evaluation(
+    functions: Functions, key: jax.Array, params: PyTree, data: ClientData
+) -> None:
+    """The task must take what clients predict with, and give a value for each example."""
+    task = functions.task
+    try:
+        values = jax.eval_shape(task.metrics, params, data.batch_shapes(_EXAMPLES))
+    except Exception as error:
+        model = jax.eval_shape(task.init, key)
+        if _shapes_of(params) == _shapes_of(model):
+            raise
+        raise _RefusedError(
+            f"predict must return params that the task takes, such as {_shapes_of(model)}, "
+            f"got {_shapes_of(params)}: {_first_line(error)}"
+        ) from error
+    if not isinstance(values, dict):
+        raise _RefusedError(
+            "the task's metrics must be a dict of per-example values (b,) by name, "
+            f"got {_described(values)}"
+        )
+    for name, value in values.items():
+        if value.shape != (_EXAMPLES,):
+            raise _RefusedError(
+                f"the task's metrics must be per-example values, of shape ({_EXAMPLES},) for "
+                f"{_EXAMPLES} rows, got {name!r} of shape {value.shape}"
+            )
+
+
+def _blame_task(functions: Functions, key: jax.Array, rows: Rows, error: Exception) -> None:
+    """Raises ValueError if a failure lies with the task alone: it does not suit the data."""
+    task, shapes = functions.task, []
+
+    def loss(key, rows):
+        params = task.init(key)
+
+        def step(carry, batch):
+            shapes.append(jnp.shape(task.loss(params, batch)))
+            return carry
+
+        return _view(functions, rows, key).fold(step, 0)
+
+    try:
+        jax.eval_shape(loss, key, rows)
+    except Exception as own:
+        raise ValueError(
+            f"the task's loss fails on rows of the population, {_shapes_of(rows.fields)}: "
+            f"{_first_line(own)}"
+        ) from error
+    if any(shapes):
+        raise ValueError(
+            f"the task's loss must be one number for a batch, got shape {max(shapes)}"
+        ) from error
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _leaves(tree: PyTree) -> list[tuple[Any, Any]]:
+    """The leaves of a message or a state with their paths; a product is one leaf."""
+    return jax.tree_util.tree_leaves_with_path(tree, is_leaf=products.is_product)
+
+
+def _at(path: Any) -> str:
+    """Where a leaf lies, or nothing where it is all there is."""
+    return f" at {jax.tree_util.keystr(path)}" if path else ""
+
+
+def _shape(leaf: Any) -> str:
+    return f"{_dtype(leaf)}{list(np.shape(leaf))}"
+
+
+def _dtype(leaf: Any) -> Any:
+    return leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+
+
+def _shapes_of(tree: PyTree) -> str:
+    """A pytree as shapes, in one line."""
+    leaves = [f"{_shape(leaf)}{_at(path)}" for path, leaf in _leaves(tree)]
+    few = leaves if len(leaves) <= 4 else [*leaves[:4], "…"]
+    return ", ".join(few) or "nothing"
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
+        return f"an array {_shape(value)}"
+    if value is None:
+        return "None"
+    if inspect.isfunction(value):
+        return f"the function {value.__name__}"
+    return f"a {type(value).__name__}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,1 @@
+"""Derivatives of a whole run with respect to its hyperparameters."""

@@ -1,0 +1,221 @@
+"""Figures of a sweep: envelopes over rounds, accuracy against ε, and a map of two keys."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pyarrow as pa
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from fedjaxsim.report.envelopes import larger_is_better
+from fedjaxsim.report.files import Record
+from fedjaxsim.report.labels import (
+    NOISE,
+    LineStyle,
+    combination_label,
+    key_label,
+    legend_title,
+    line_styles,
+    metric_label,
+    value_label,
+)
+from fedjaxsim.report.panels import (
+    BEST_LABEL,
+    BEST_STYLE,
+    EPSILON,
+    EPSILON_STYLE,
+    beside_or_below,
+    check_keys,
+    combinations,
+    grouped,
+    in_a_row,
+    is_logarithmic,
+    make_panels,
+    name_axes,
+)
+from fedjaxsim.report.plots import STYLE
+from fedjaxsim.report.progress import number
+
+
+def envelope_figure(
+    envelope: pa.Table,
+    *,
+    panels: Sequence[str],
+    lines: Sequence[str],
+    title: str,
+    best: pa.Table | None = None,
+) -> Figure:
+    """Lines over rounds, with the ε spent on an axis of its own to the right.
+
+    Bands are one standard error over seeds. An ε of 0, where nothing is released, is not drawn.
+
+    Args:
+      envelope: from `envelopes.envelope`.
+      panels: the keys whose values make panels, e.g. the noise multiplier; in rows of five.
+      lines: the keys whose values make lines, e.g. the level of personalization.
+      title: what is shown.
+      best: the envelope over `lines` too, drawn in black.
+
+    Raises:
+      ValueError: if panels and lines together are not the keys of the envelope.
+    """
+    check_keys(envelope, [*panels, *lines, "round"])
+    rows = envelope.to_pylist()
+    metric = rows[0]["metric"]
+    styles = line_styles(lines, combinations(rows, lines))
+    with mpl.rc_context(STYLE):
+        groups = list(grouped(rows, panels))
+        figure, axes = make_panels(len(groups), title)
+        best_rows = dict(grouped([] if best is None else best.to_pylist(), panels))
+        spent: list[Axes | None] = []
+        for panel, (values, of_panel) in zip(axes, groups, strict=True):
+            panel.set_title(combination_label(panels, values))
+            of_lines = dict(grouped(of_panel, lines))
+            for line, of_line in of_lines.items():
+                _draw(panel, of_line, styles[line])
+            if values in best_rows:
+                panel.plot(*_points(best_rows[values], "value"), **BEST_STYLE)
+            panel.set_yscale("log" if is_logarithmic(metric, rows) else "linear")
+            spent.append(_spent_axis(panel, list(of_lines.values())))
+        name_axes(axes, "rounds", metric_label(metric))
+        _name_spent(spent)
+        shown = [*styles.values()] if lines else []
+        handles = [Line2D([], [], color=line.colour, ls=line.dashes, label=line.label)
+                   for line in shown]  # fmt: skip
+        if best is not None:
+            handles.append(Line2D([], [], label=BEST_LABEL, **BEST_STYLE))
+        if any(spent):
+            handles.append(Line2D([], [], label=f"spent {EPSILON}", **EPSILON_STYLE))
+        beside_or_below(figure, handles, legend_title(lines), len(groups))
+    return figure
+
+
+def heat_figure(
+    final: pa.Table, *, x: str, y: str, title: str, panels: Sequence[str] = ()
+) -> Figure:
+    """The final metric for all pairs of values of two keys, with the best of each panel framed.
+
+    Where x is the noise, the best of each column is framed: quality at one ε says nothing about
+    another. A cross stands where all settings diverged.
+
+    Args:
+      final: the end of an envelope, from `envelopes.last`.
+      x: the key across.
+      y: the key upwards.
+      title: what is shown.
+      panels: the keys whose values make panels.
+
+    Raises:
+      ValueError: if x, y and panels together are not the keys of the envelope.
+    """
+    check_keys(final, [*panels, x, y, "round"])
+    rows = [row for row in final.to_pylist() if row[x] is not None and row[y] is not None]
+    metric = final["metric"][0].as_py()
+    upwards = larger_is_better(metric)
+    across, up = (sorted({row[key] for row in rows}) for key in (x, y))
+    known = [row["value"] for row in rows if row["value"] is not None]
+    colours = mpl.colormaps["viridis" if upwards else "viridis_r"].with_extremes(bad="0.85")
+    norm = (LogNorm if is_logarithmic(metric, rows) else Normalize)(
+        min(known, default=0), max(known, default=1)
+    )
+    without_grid: dict[Any, Any] = {**STYLE, "axes.grid": False}
+    with mpl.rc_context(without_grid):
+        groups = list(grouped(rows, panels))
+        size = 0.46 * max(len(across), 3) + 0.9, 0.36 * max(len(up), 5) + 0.7
+        figure, axes = make_panels(len(groups), f"{title}; best framed", size)
+        for panel, (values, of_panel) in zip(axes, groups, strict=True):
+            panel.set_title(combination_label(panels, values))
+            grid = np.full((len(up), len(across)), np.nan)
+            for row in of_panel:
+                value = np.nan if row["value"] is None else row["value"]
+                grid[up.index(row[y]), across.index(row[x])] = value
+            panel.imshow(grid, cmap=colours, norm=norm, origin="lower", aspect="auto")
+            _write_cells(panel, grid, colours, norm)
+            columns = np.eye(len(across), dtype=bool) if x in NOISE else np.ones((1, len(across)))
+            for part in columns:
+                _frame_best(panel, np.where(part, grid, np.nan), upwards)
+            panel.set_xticks(range(len(across)), [value_label(x, v) for v in across])
+            panel.set_yticks(range(len(up)), [value_label(y, v) for v in up])
+        name_axes(axes, key_label(x), key_label(y))
+        mappable = ScalarMappable(norm, colours)
+        figure.colorbar(mappable, ax=list(axes), label=metric_label(metric))
+    return figure
+
+
+def _points(rows: Sequence[Record], name: str) -> tuple[list[int], list[float]]:
+    """Rounds and values; where there is none, a gap."""
+    return (
+        [row["round"] for row in rows],
+        [math.nan if row[name] is None else row[name] for row in rows],
+    )
+
+
+def _draw(axes: Axes, rows: Sequence[Record], style: LineStyle) -> None:
+    """One line over rounds, with its band; a single evaluation is a dot."""
+    rounds, values = _points(rows, "value")
+    marker = "o" if len(rounds) == 1 else None
+    axes.plot(rounds, values, color=style.colour, ls=style.dashes, lw=1.4, marker=marker, ms=4)
+    _, errors = _points(rows, "standard_error")
+    if np.isfinite(errors).any():
+        low, high = np.subtract(values, errors), np.add(values, errors)
+        axes.fill_between(rounds, low, high, color=style.colour, alpha=0.15, lw=0)
+
+
+def _spent_axis(axes: Axes, lines: Sequence[Sequence[Record]]) -> Axes | None:
+    """The ε of the lines, once where they spend the same; None if there is none to draw."""
+    curves = dict.fromkeys(
+        tuple((row["round"], row["epsilon"]) for row in rows if row["epsilon"] is not None)
+        for rows in lines
+    )
+    drawn = [curve for curve in curves if any(epsilon > 0 for _, epsilon in curve)]
+    if not drawn:
+        return None
+    right = axes.twinx()
+    for curve in drawn:
+        right.plot(*zip(*curve, strict=True), **EPSILON_STYLE)
+    right.set_ylim(bottom=0)
+    right.grid(visible=False)
+    right.tick_params(axis="y", colors=EPSILON_STYLE["color"], labelsize=8)
+    return right
+
+
+def _name_spent(axes: Sequence[Axes | None]) -> None:
+    """The name of ε once in each row of panels, to the right."""
+    length = in_a_row(len(axes))
+    for start in range(0, len(axes), length):
+        drawn = [axis for axis in axes[start : start + length] if axis is not None]
+        if drawn:
+            drawn[-1].set_ylabel(EPSILON, color=EPSILON_STYLE["color"])
+
+
+def _frame_best(axes: Axes, grid: np.ndarray, upwards: bool) -> None:
+    """Frames the best cell that is known, if there is one."""
+    if np.isfinite(grid).any():
+        at = (np.nanargmax if upwards else np.nanargmin)(grid)
+        row, column = map(int, np.unravel_index(at, grid.shape))
+        corner = column - 0.5, row - 0.5
+        looks: dict[str, Any] = {"fill": False, "ec": EPSILON_STYLE["color"], "lw": 2.2}
+        axes.add_patch(Rectangle(corner, 1, 1, clip_on=False, zorder=4, **looks))
+
+
+def _write_cells(axes: Axes, grid: np.ndarray, colours: Any, norm: Any) -> None:
+    """The numbers, in black or white; a cross where all settings diverged."""
+    for (row, column), value in np.ndenumerate(grid):
+        known = math.isfinite(value)
+        *rgb, _ = colours(norm(value)) if known else (1, 1, 1, 1)
+        luminance = np.dot(rgb, (0.299, 0.587, 0.114))
+        axes.text(
+            column, row, _short(value) if known else "×",
+            ha="center", va="center", fontsize=7, color="black" if luminance > 0.5 else "white",
+        )  # fmt: skip
+
+
+def _short(value: float) -> str:
+    return f"{value:.3f}" if 0.01 <= abs(value) < 10 else number(value)

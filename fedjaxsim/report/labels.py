@@ -1,0 +1,121 @@
+"""How figures of a sweep name and colour its keys and their values."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+
+from fedjaxsim.report.plots import COLOURS, DASHES, LABELS
+from fedjaxsim.report.progress import number
+
+NOISE = ("noise_multiplier", "target_epsilon")
+"""The columns that say how private a run is; several of them where tables differ."""
+
+Combination = tuple[Any, ...]
+"""The values of several keys; None where a run's table does not set one."""
+
+_KEYS = {
+    "learning_rate": "η",
+    "server_learning_rate": "server η",
+    "lam": "λ",
+    "mu": "μ",
+    "clip": "C",
+    "noise_multiplier": "z",
+    "target_epsilon": "ε",
+    "sampling_rate": "p",
+    "batch_size": "b",
+    "delta": "δ",
+}
+_METRICS = {"test_excess_risk": "test excess risk"} | LABELS
+_MEANING = {
+    ("noise_multiplier", 0.0): "no noise",
+    ("target_epsilon", math.inf): "no noise",
+    ("personalization", 0.0): "local",
+    ("personalization", math.inf): "global",
+}
+
+
+class LineStyle(NamedTuple):
+    """How one line is drawn.
+
+    Attributes:
+      label: in the legend.
+      colour: as matplotlib takes it.
+      dashes: as matplotlib takes them.
+    """
+
+    label: str
+    colour: Any
+    dashes: str
+
+
+def key_label(key: str) -> str:
+    """A key as axes and legends name it."""
+    return _KEYS.get(key, key.replace("_", " "))
+
+
+def metric_label(metric: str) -> str:
+    """A metric as axes name it, with its unit where it has one."""
+    return _METRICS.get(metric, metric.replace("_", " "))
+
+
+def value_label(key: str, value: Any) -> str:
+    """A value with what it means, as in `0 (local)`."""
+    meaning = _MEANING.get((key, value))
+    return _text(value) + (f" ({meaning})" if meaning else "")
+
+
+def combination_label(keys: Sequence[str], values: Combination) -> str:
+    """Values with their keys, without those that are not set; a word needs no key."""
+    parts = [
+        value if isinstance(value, str) else f"{key_label(key)} = {value_label(key, value)}"
+        for key, value in zip(keys, values, strict=True)
+        if value is not None
+    ]
+    if parts or not keys:
+        return ", ".join(parts)
+    return f"{' and '.join(map(key_label, keys))} not set"
+
+
+def legend_title(keys: Sequence[str]) -> str | None:
+    """The key whose values a legend lists, where it is only one."""
+    return key_label(keys[0]) if len(keys) == 1 else None
+
+
+def line_styles(
+    keys: Sequence[str], combinations: Sequence[Combination]
+) -> dict[Combination, LineStyle]:
+    """Colours in order of the numbers, from dark to light; dashes tell words apart.
+
+    Args:
+      keys: those whose values tell lines apart.
+      combinations: their values, in the order of the legend.
+    """
+    words = [tuple(v for v in values if isinstance(v, str)) for values in combinations]
+    kinds = list(dict.fromkeys(words))
+    styles = {}
+    for values, kind in zip(combinations, words, strict=True):
+        alike = [other for other, of in zip(combinations, words, strict=True) if of == kind]
+        dashes = DASHES[kinds.index(kind) % len(DASHES)]
+        if len(kinds) == len(combinations):
+            colour = COLOURS[kinds.index(kind) % len(COLOURS)]
+        elif len(alike) == 1:
+            colour = "0.5"
+        else:
+            # The ends of the map are too faint on white and on the black of what is best.
+            rank = alike.index(values) / (len(alike) - 1)
+            colour = mpl.colormaps["viridis"](0.2 + 0.72 * rank)
+        label = (
+            value_label(keys[0], values[0]) if len(keys) == 1 else combination_label(keys, values)
+        )
+        styles[values] = LineStyle(label, colour, dashes)
+    return styles
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float) and math.isinf(value):
+        return "∞"
+    if value is None:
+        return "not set"
+    return number(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,217 @@
+"""Curves of runs and of guarantees, in one style: colour-blind-safe, labelled, small.
+
+Figures are made without pyplot, so that nothing global is touched and no display is needed.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedjaxsim.report.files import write_atomically
+
+Records = Sequence[Mapping[str, Any]]
+
+# Okabe and Ito's palette (2008), without its yellow, which is too faint on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("solid", "dashed", "dashdot", "dotted")
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.grid": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "legend.columnspacing": 1.2,
+    "legend.frameon": False,
+    "legend.handlelength": 1.6,
+    "lines.linewidth": 1.6,
+}
+LABELS = {
+    "test_accuracy": "test accuracy (fraction)",
+    "test_nmse": "test nMSE (MSE / variance)",
+    "test_excess_risk": "excess risk",
+}
+
+
+class Curve(NamedTuple):
+    """One run in a comparison.
+
+    Attributes:
+      label: its name in the legend.
+      records: its evaluations.
+      colour: an index into `COLOURS`; runs of one kind share it.
+      dashes: an index into solid, dashed, dash-dotted, dotted.
+    """
+
+    label: str
+    records: Records
+    colour: int
+    dashes: int = 0
+
+
+def curves(runs: Mapping[str, Records]) -> list[Curve]:
+    """One curve per run, each with its own colour and, when these are used up, dashes."""
+    return [
+        Curve(label, records, index % len(COLOURS), index // len(COLOURS) % len(DASHES))
+        for index, (label, records) in enumerate(runs.items())
+    ]
+
+
+def quality_key(records: Records) -> str:
+    """The metric by which a run is judged: accuracy where there is one, else nMSE."""
+    return next((key for key in LABELS if any(key in record for record in records)), "test_loss")
+
+
+def run_figure(records: Records, title: str) -> Figure:
+    """Loss, quality with its 10–90 percentile band over clients, and ε of one run.
+
+    Args:
+      records: the evaluations of the run, at least one.
+      title: what is shown.
+    """
+    quality = quality_key(records)
+    with mpl.rc_context(STYLE):
+        figure, (loss, middle, privacy) = _panels(title, 3)
+        for colour, key in zip(COLOURS, ("train_loss", "test_loss"), strict=False):
+            _line(loss, records, key, color=colour, label=key.replace("_", " "))
+        loss.set_ylabel("loss (mean over clients)")
+        _legend_above(loss)
+        _line(middle, records, quality, color=COLOURS[0], label="mean")
+        _band(middle, records, quality)
+        middle.set_ylabel(LABELS.get(quality, "test loss"))
+        _legend_above(middle)
+        _epsilon_axis(privacy, [Curve("ε", records, 0)])
+    return figure
+
+
+def comparison_figure(runs: Sequence[Curve], title: str) -> Figure:
+    """Quality and ε of several runs over rounds, with one legend beside them.
+
+    Args:
+      runs: at least one; those with another quality metric than the first are left out of the
+        first panel, since the two numbers share no axis.
+      title: what is shown.
+    """
+    quality = quality_key(runs[0].records)
+    with mpl.rc_context(STYLE):
+        figure, (left, privacy) = _panels(title, 2)
+        for run, style in zip(runs, _styles(runs), strict=True):
+            _line(left, run.records, quality, label=run.label, **style)
+        left.set_ylabel(f"{LABELS.get(quality, 'test loss')}\nmean over clients")
+        _epsilon_axis(privacy, runs)
+        handles, labels = left.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside right center")
+    return figure
+
+
+def trade_off_figure(type_one: np.ndarray, curves: Mapping[str, np.ndarray], title: str) -> Figure:
+    """The errors that a guarantee leaves to any test, below the diagonal of perfect privacy.
+
+    Args:
+      type_one: (k,) type I errors α in [0, 1].
+      curves: by name, (k,) smallest type II errors.
+      title: what is shown.
+    """
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(4.6, 4.4), layout="constrained")
+        figure.suptitle(title, fontsize=9, wrap=True)
+        axes = figure.subplots()
+        axes.plot([0, 1], [1, 0], color="0.45", lw=1, ls="dotted", label="perfect privacy")
+        for index, (label, type_two) in enumerate(curves.items()):
+            style: Any = {"color": COLOURS[index], "ls": DASHES[index], "label": label}
+            # Above the axis: without a guarantee the curve lies on it.
+            axes.plot(type_one, type_two, clip_on=False, zorder=3 + index, **style)
+        axes.set_xlabel("type I error (false alarm)")
+        axes.set_ylabel("type II error (miss)")
+        axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+        # A certified curve lies below the diagonal, so the upper right corner is free.
+        axes.legend(loc="upper right")
+    return figure
+
+
+def check_path(path: Path) -> None:
+    """Checks where a figure is to be written.
+
+    Raises:
+      ValueError: if the path does not end in .png, or its folder does not exist.
+    """
+    if path.suffix != ".png":
+        raise ValueError(f"a figure must be written to a .png file, got {path}")
+    if not path.parent.is_dir():
+        raise ValueError(f"the folder of a figure must exist, got {path}")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure as PNG, atomically.
+
+    Raises:
+      ValueError: as `check_path`.
+    """
+    check_path(path)
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=150)
+    write_atomically(path, stream.getvalue())
+
+
+def _panels(title: str, count: int) -> tuple[Figure, Sequence[Axes]]:
+    figure = Figure(figsize=(9.6, 3.2), layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    panels = figure.subplots(1, count, sharex=True)
+    for panel in panels:
+        panel.set_xlabel("rounds")
+    return figure, panels
+
+
+def _legend_above(axes: Axes) -> None:
+    """A legend outside the axes, where it hides no data."""
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+
+
+def _points(records: Records, key: str) -> tuple[list[int], list[float]]:
+    pairs = [(record["round"], record[key]) for record in records if record.get(key) is not None]
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def _line(axes: Axes, records: Records, key: str, **style: Any) -> None:
+    rounds, values = _points(records, key)
+    # A single evaluation has no line to it.
+    axes.plot(rounds, values, marker="o" if len(rounds) == 1 else None, markersize=4, **style)
+
+
+def _band(axes: Axes, records: Records, quality: str) -> None:
+    rounds, low = _points(records, f"{quality}_p10")
+    _, high = _points(records, f"{quality}_p90")
+    if rounds and len(low) == len(high):
+        label = "10–90 % of clients"
+        axes.fill_between(rounds, low, high, color=COLOURS[0], alpha=0.15, lw=0, label=label)
+
+
+def _styles(runs: Sequence[Curve]) -> list[dict[str, Any]]:
+    """How each run is drawn: ever thinner, so that a curve shows below one that covers it."""
+    widths = np.linspace(3.2, 1.2, len(runs)) if len(runs) > 1 else [1.6]
+    return [
+        {"color": COLOURS[run.colour], "linestyle": DASHES[run.dashes], "linewidth": width}
+        for run, width in zip(runs, widths, strict=True)
+    ]
+
+
+def _epsilon_axis(axes: Axes, runs: Sequence[Curve]) -> None:
+    axes.set_ylabel("ε spent (nats)\nzero-out, joint DP")
+    drawn = False
+    for run, style in zip(runs, _styles(runs), strict=True):
+        # Nothing is spent before the first round, also where ε is infinite from then on.
+        if run.records[-1]["epsilon"] is not None:
+            _line(axes, run.records, "epsilon", **style)
+            drawn = True
+    # Room below 0, for the line of a run that spends nothing.
+    axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
+    if not drawn:
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, "ε = ∞", transform=axes.transAxes, ha="center", va="center")

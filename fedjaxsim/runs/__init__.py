@@ -1,0 +1,1 @@
+"""Settings, building, running and keeping: what the commands of the program share."""

@@ -1,0 +1,301 @@
+"""Building a run: from its settings to a simulation that has been checked and is ready to start."""
+
+import dataclasses
+import functools
+import importlib.metadata
+import math
+import platform
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+
+from fedjaxsim import models
+from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.algorithms import optimizers
+from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.algorithms.fedprox import fedprox
+from fedjaxsim.algorithms.local import local
+from fedjaxsim.algorithms.pmtl import pmtl
+from fedjaxsim.algorithms.ppsgd import average, ppsgd, weighted
+from fedjaxsim.data.hold_out import hold_out
+from fedjaxsim.data.load import load
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.transforms import drop_constant_columns, invert, unit_rows
+from fedjaxsim.hparams import LARGEST_NOISE, SMALLEST_NOISE, Hyperparameters, validate
+from fedjaxsim.models import task as tasks
+from fedjaxsim.models.known_risk import known_regression
+from fedjaxsim.models.task import Task
+from fedjaxsim.privacy import calibration
+from fedjaxsim.privacy.events import Event as PrivacyEvent
+from fedjaxsim.privacy.events import Scheme
+from fedjaxsim.privacy.guarantee import default_delta
+from fedjaxsim.privacy.mechanisms import closed, gaussian
+from fedjaxsim.privacy.sampling import check_rate, everyone, poisson
+from fedjaxsim.report.files import Record
+from fedjaxsim.runs import feasible
+from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.simulation import Simulation
+
+_MOMENTUM = functools.partial(optax.sgd, momentum=0.9)
+_LOCAL_OPTIMIZERS = {"sgd": optax.sgd, "momentum": _MOMENTUM, "adam": optax.adam}
+_SERVER_OPTIMIZERS = _LOCAL_OPTIMIZERS | {"adagrad": optax.adagrad, "yogi": optax.yogi}
+_TRANSFORMS = {
+    "drop-constant": drop_constant_columns,
+    "invert": invert,
+    "unit-rows": unit_rows,
+}
+_ALGORITHMS = {"pmtl": pmtl, "fedavg": fedavg, "fedprox": fedprox}
+_LOSSES = {"softmax": tasks.softmax, "one-vs-all": tasks.one_vs_all}
+_DIVISOR = (
+    "M = Σ min(b, n_k), the divisor of the weighted objective, is made of the clients' numbers of "
+    "training rows n_k and taken as public."
+)
+_PACKAGES = ("fedjaxsim", "jax", "jaxlib", "optax", "flax", "dp-accounting", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A run that has been checked and is ready to start.
+
+    Attributes:
+      config: what was asked for.
+      simulation: the engine, with its population.
+      hparams: hyperparameters, with z resolved.
+      delta: δ of the guarantee.
+    """
+
+    config: RunConfig
+    simulation: Simulation
+    hparams: Hyperparameters
+    delta: float
+
+    @property
+    def title(self) -> str:
+        """What is run, for people."""
+        config = self.config
+        kind, _, path = config.data.partition(":")
+        return f"{config.algorithm} {config.model} on {Path(path).name or kind}"
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The z of every round."""
+        return float(np.asarray(self.hparams.noise_multiplier))
+
+    def resolved(self) -> Record:
+        """The settings as asked for, what followed from them, and with what it was computed."""
+        minibatches = self.simulation.minibatches
+        return {
+            **self.config.settings(),
+            "resolved": {
+                "clients": self.simulation.num_clients,
+                "capacity": self.simulation.sampling.scheme.capacity,
+                "noise_multiplier": self.noise_multiplier,
+                "clip": float(np.asarray(self.hparams.clip_norm)),
+                "delta": self.delta,
+                "local_epochs": minibatches.epochs or 0,
+                "local_steps": minibatches.steps or 0,
+                "chunk_size": self.simulation.chunking.size,
+                "chunk_map": self.simulation.chunking.map,
+            },
+            "versions": versions(),
+        }
+
+
+def versions() -> dict[str, str]:
+    """With what is computed: programs and device."""
+    device = jax.devices()[0]
+    return {
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in _PACKAGES},
+        "device": f"{device.platform}: {device.device_kind}",
+    }
+
+
+def prepare(config: RunConfig, simulation: Simulation | None = None) -> Experiment:
+    """Checks everything about a run before it computes anything.
+
+    Args:
+      config: the settings.
+      simulation: of an earlier experiment whose settings differ in hyperparameters only (ε, z, C,
+        λ, μ, learning rates), to share its data and compiled code; by default a new one.
+
+    Raises:
+      FileNotFoundError: if there are no data where the configuration says.
+      ValueError: naming the setting, its value and what is allowed.
+    """
+    config.validate()
+    hparams = Hyperparameters(
+        learning_rate=config.learning_rate,
+        server_learning_rate=config.server_learning_rate,
+        lam=config.lam,
+        mu=config.mu,
+        personalization=config.personalization,
+        clip_norm=config.clip,
+        noise_multiplier=config.noise_multiplier or 0.0,
+        sampling_rate=config.sampling_rate,
+    )
+    validate(hparams)
+    if not config.clips:
+        hparams = hparams.replace(clip_norm=math.inf)
+    if math.isfinite(config.target_epsilon) and not math.isfinite(config.clip):
+        raise ValueError(f"clip must be finite where epsilon is, got {config.clip}")
+    new = simulation is None
+    if simulation is None:
+        population = population_of(config)
+        feasible.check_labels(config, population)
+        simulation = simulation_of(config, population)
+    delta = default_delta(simulation.num_clients) if config.delta is None else config.delta
+    if config.algorithm == "local":
+        hparams = hparams.replace(noise_multiplier=0.0, clip_norm=math.inf)
+    elif math.isfinite(config.target_epsilon):
+        z = _calibrated(
+            config.target_epsilon,
+            delta,
+            config.rounds,
+            config.sampling_rate,
+            simulation.sampling.scheme,
+            simulation.mechanism.event,
+        )
+        hparams = hparams.replace(noise_multiplier=z)
+    simulation.check(hparams)
+    if new:
+        feasible.check_start(config, simulation, hparams, delta)
+    return Experiment(config, simulation, hparams, delta)
+
+
+@functools.cache
+def _calibrated(
+    epsilon: float, delta: float, rounds: int, rate: float, scheme: Scheme, charge: PrivacyEvent
+) -> float:
+    """The z that meets a target; the runs of a sweep ask for the same ones again and again."""
+    z = calibration.noise_multiplier(
+        epsilon, delta, rounds=rounds, sampling_rate=rate, scheme=scheme, event=charge
+    )
+    if not SMALLEST_NOISE <= z <= LARGEST_NOISE:
+        raise ValueError(
+            f"epsilon {epsilon} at delta {delta:.3g} asks for a noise multiplier of {z:.2g}, not "
+            f"in [{SMALLEST_NOISE}, {LARGEST_NOISE}]: change epsilon, delta or rounds"
+        )
+    return z
+
+
+def _minibatches(config: RunConfig) -> Minibatches:
+    steps, epochs = config.local_steps, config.local_epochs
+    if steps is None and epochs is None:
+        # PP-SGD takes one minibatch a round; where examples are made afresh, there are no epochs.
+        one = config.algorithm == "ppsgd" or config.data == "synthetic-stream"
+        steps, epochs = (1, None) if one else (None, 1)
+    return Minibatches(config.batch_size, steps=steps, epochs=epochs, passes=config.passes)
+
+
+def simulation_of(
+    config: RunConfig, population: Population, task: Task | None = None
+) -> Simulation:
+    """The simulation of a configuration, on a population.
+
+    Args:
+      config: the settings.
+      population: the clients, whatever the settings say about data.
+      task: that of another population, where its classes are to be told apart; by default its own.
+
+    Raises:
+      ValueError: as `prepare`.
+    """
+    minibatches = _minibatches(config)
+    task = _task(config, population) if task is None else task
+    clients, rate = population.num_clients, config.sampling_rate
+    sampling = everyone(clients) if rate == 1 else poisson(clients, max_rate=rate)
+    check_rate(sampling, rate)
+    return Simulation(
+        _algorithm(config, task, population),
+        task,
+        population,
+        sampling,
+        minibatches,
+        closed() if config.algorithm == "local" else gaussian(),
+        chunk_size=config.chunk_size,
+        chunk_map=config.chunk_map,
+        devices=jax.devices() if jax.device_count() > 1 else None,
+    )
+
+
+def population_of(config: RunConfig) -> Population:
+    """The population that a run is on, without the clients that are held out.
+
+    Raises:
+      FileNotFoundError, ValueError: as `prepare`.
+    """
+    population = whole_population_of(config)
+    if config.held_out_clients == 0:
+        return population
+    return hold_out(population, config.held_out_clients, config.seed)[0]
+
+
+def whole_population_of(config: RunConfig) -> Population:
+    """The population that a configuration names, with the clients that are held out of the run.
+
+    Raises:
+      FileNotFoundError, ValueError: as `prepare`.
+    """
+    population = load(
+        config.data,
+        partition=config.partition,
+        num_clients=config.clients,
+        alpha=config.alpha,
+        classes=config.classes,
+        offset_scale=config.offset_scale,
+        seed=config.seed,
+        validation=config.validation_fraction,
+        test=config.test_fraction,
+    )
+    for step in config.preprocess:
+        population = _TRANSFORMS[step](population)
+    return population
+
+
+def _task(config: RunConfig, population: Population) -> Task:
+    fields = population.fields
+    if population.generate is not None:
+        return known_regression(fields["theta"].shape[1])
+    if "x" not in fields or "y" not in fields:
+        raise ValueError(f"the data must have the fields x and y, got {', '.join(fields)}")
+    outputs = max(2, int(fields["y"].max()) + 1) if config.loss in _LOSSES else 1
+    shape = fields["x"].shape[1:]
+    if config.model == "mlp":
+        model = models.mlp(shape, outputs, config.hidden)
+    elif config.model == "cnn":
+        model = models.cnn(shape, outputs)
+    else:
+        model = models.linear(shape, outputs, bias=config.intercept)
+    if config.loss in _LOSSES:
+        sentence = (
+            f"The number of classes, {outputs}, is the largest label of all clients and one more; "
+            "it is taken as public."
+        )
+        return _LOSSES[config.loss](model, outputs)._replace(public=(sentence,))
+    return {"logistic": tasks.logistic, "squared": tasks.squared}[config.loss](model)
+
+
+def _algorithm(config: RunConfig, task: Task, population: Population) -> Algorithm:
+    if config.algorithm == "ppsgd":
+        sizes = np.minimum(population.splits["train"].count, config.batch_size)
+        algorithm = ppsgd(
+            task,
+            parametrization=config.parametrization,
+            objective=weighted(sizes) if config.objective == "weighted" else average(),
+            averaged=config.averaged,
+        )
+        return algorithm._replace(public=(_DIVISOR,)) if algorithm.public else algorithm
+    schedule = {
+        "constant": None,
+        "cosine": optax.cosine_decay_schedule(1.0, config.rounds),
+        "linear": optax.linear_schedule(1.0, 0.0, config.rounds),
+    }[config.schedule]
+    local_optimizer = optimizers.local(_LOCAL_OPTIMIZERS[config.local_optimizer], schedule)
+    if config.algorithm == "local":
+        return local(task, local_optimizer)
+    server_optimizer = optimizers.server(_SERVER_OPTIMIZERS[config.server_optimizer])
+    return _ALGORITHMS[config.algorithm](task, local_optimizer, server_optimizer)

@@ -1,0 +1,91 @@
+"""What settings and data must be for each other: checked before a run computes anything."""
+
+import os
+
+import jax
+import numpy as np
+
+from fedjaxsim.data.population import Population
+from fedjaxsim.engine.rounds import bytes_of
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy import calibration
+from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.simulation import Simulation
+
+_CLASSES = ("digits", "leaf")
+"""Data whose labels are classes."""
+_SPARSE = 10
+"""With so many times as many outputs as labels occur, labels are no numbers of classes."""
+
+
+def check_labels(config: RunConfig, population: Population) -> None:
+    """Checks that there are rows to test on, and that the labels suit the loss.
+
+    Raises:
+      ValueError: if no client has test rows, classes are to be predicted as numbers, or labels are
+        far from 0 … c − 1.
+    """
+    if not population.splits["test"].count.any():
+        raise ValueError(
+            "no client has rows to test on: test-fraction must be larger, or the clients must have "
+            f"more rows, got test-fraction {config.test_fraction}"
+        )
+    kind = config.data.partition(":")[0]
+    if config.loss == "squared" and kind in _CLASSES:
+        raise ValueError(
+            f"the labels of {kind} are classes, which loss squared would take for numbers: loss "
+            "must be softmax or one-vs-all"
+        )
+    labels = population.fields.get("y")
+    if config.loss in ("softmax", "one-vs-all") and labels is not None and labels.dtype.kind == "i":
+        occurring, outputs = len(np.unique(labels)), int(labels.max()) + 1
+        if outputs > _SPARSE * max(2, occurring):
+            raise ValueError(
+                f"labels must number the classes from 0: only {occurring} different ones occur, "
+                f"but the largest is {outputs - 1}, which asks for {outputs} outputs"
+            )
+
+
+def check_start(
+    config: RunConfig, simulation: Simulation, hparams: Hyperparameters, delta: float
+) -> None:
+    """Checks that a run can start, fits into memory, and has an ε that can be computed.
+
+    Raises:
+      ValueError: naming what is wrong and what to change.
+    """
+    fields = simulation.population.fields.values()
+    row = sum(value.nbytes // len(value) for value in fields)
+    batches = simulation.chunking.size * config.batch_size * row
+    _check_memory(batches, "minibatches", "batch-size or chunk-size")
+    simulation.check_start(config.seed, hparams)
+    program, key = simulation.program, jax.random.key(0, impl="threefry2x32")
+    state = jax.eval_shape(program.init, key, hparams.as_arrays())
+    _check_memory(2 * bytes_of(state), "models of all clients", "clients or hidden")
+    z = float(np.asarray(hparams.noise_multiplier, np.float32))
+    if simulation.mechanism.event.kind == "gaussian" and z > 0:
+        calibration.spent(
+            z,
+            float(simulation.sampling.rate(hparams.as_arrays())),
+            config.rounds,
+            delta,
+            simulation.sampling.scheme,
+            simulation.mechanism.event,
+        )
+
+
+def _check_memory(needed: int, what: str, remedy: str) -> None:
+    available = _memory()
+    if needed > available:
+        raise ValueError(
+            f"the {what} need {needed / 1e9:.3g} GB of memory, and there are "
+            f"{available / 1e9:.3g} GB: {remedy} must be smaller"
+        )
+
+
+def _memory() -> float:
+    """The memory of the devices, or of the machine where they use that, in bytes."""
+    statistics = [device.memory_stats() or {} for device in jax.devices()]
+    if all("bytes_limit" in one for one in statistics):
+        return float(sum(one["bytes_limit"] for one in statistics))
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -1,0 +1,251 @@
+"""S runs of one simulation as one program, whose settings may lie on several devices."""
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.engine.program import Program, SimulationState
+from fedjaxsim.engine.rounds import CACHE, Chunking, bytes_of
+from fedjaxsim.engine.settings_axis import over_settings, stack, varying
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy import streams
+from fedjaxsim.simulation import Segment, Simulation, run_segments
+
+PyTree = Any
+_AXIS = "settings"
+_SHARED = PartitionSpec()
+_DIVIDED = PartitionSpec(_AXIS)
+
+
+class ManyRuns:
+    """Runs of one simulation that differ in hyperparameters, as one program.
+
+    Each of them computes what `Simulation.run` would with the same seed and common noise, up to
+    rounding: the runs share cohorts, minibatches and the standard normal numbers behind the noise,
+    which are made once. So at most one of them may be published under its own guarantee. A run that
+    diverges does so alone: no number of one run enters another.
+
+    Args:
+      simulation: what is run.
+      settings: S hyperparameters, with one and the same sampling rate.
+      devices: JAX devices over which the settings are divided; by default all. The last setting is
+        repeated until they can be divided evenly; the repetitions are part of states only.
+      axes: which hyperparameters may differ, as from `varying`; by default those that do.
+
+    Attributes:
+      simulation: as given.
+      settings: as given.
+      size: S.
+      capacity: how many settings the program holds, repetitions included.
+      state_shapes: a state, as shapes.
+
+    Raises:
+      ValueError: if there is no setting, one is out of range, or sampling rates differ.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        settings: Sequence[Hyperparameters],
+        devices: Sequence[Any] | None = None,
+        axes: Hyperparameters | None = None,
+    ):
+        self._check(simulation, settings)
+        self.simulation, self.settings, self.size = simulation, tuple(settings), len(settings)
+        devices = list(jax.devices() if devices is None else devices)[: self.size]
+        self._mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
+        self.capacity = self.size + -self.size % len(devices)
+        self._axes = varying(settings) if axes is None else axes
+        self._hparams = self._stack(settings)
+        self._compile()
+
+    def with_runs(self, simulation: Simulation, settings: Sequence[Hyperparameters]) -> "ManyRuns":
+        """The same program for other runs, of the same simulation or on another population.
+
+        What is compiled is shared, where the populations have as many rows.
+
+        Args:
+          simulation: as before, or its `with_population`.
+          settings: at most as many as before, that differ in nothing the first ones did not.
+
+        Raises:
+          ValueError: if there are none or more, or they differ in other hyperparameters; and as
+            `ManyRuns`.
+        """
+        self._check(simulation, settings)
+        if len(settings) > self.capacity:
+            raise ValueError(f"the program holds {self.capacity} settings, got {len(settings)}")
+        other = copy.copy(self)
+        other.simulation, other.settings = simulation, tuple(settings)
+        other.size = len(settings)
+        other._hparams = self._stack(settings)
+        return other
+
+    @staticmethod
+    def _check(simulation: Simulation, settings: Sequence[Hyperparameters]) -> None:
+        if not settings:
+            raise ValueError("a sweep needs at least one setting, got none")
+        for setting in settings:
+            simulation.check(setting)
+        rates = sorted({float(np.asarray(setting.sampling_rate)) for setting in settings})
+        if len(rates) > 1:
+            raise ValueError(
+                "runs in one program share their cohorts, so they need one sampling_rate, "
+                f"got {rates}"
+            )
+
+    def _stack(self, settings: Sequence[Hyperparameters]) -> Hyperparameters:
+        padding = [settings[-1]] * (self.capacity - len(settings))
+        return stack([*settings, *padding], self._axes).as_arrays()
+
+    def _compile(self) -> None:
+        """Maps the program over the settings of each device, and over the devices."""
+        axes, one = self._axes, self._in_cache(self.simulation.program)
+        whole = over_settings(one, axes, self.capacity)
+        part = over_settings(one, axes, self.capacity // self._mesh.size)
+        key = jax.random.key(0, impl="threefry2x32")
+        rows = self.simulation.rows["train"]
+        state = jax.eval_shape(whole.init, key, self._hparams)
+        _, metrics = jax.eval_shape(whole.round, state, self._hparams, rows)
+        self.state_shapes = state
+        together: Any = _SHARED
+        state_specs = SimulationState(
+            round=together,
+            shared=_last_axis(state.shared),
+            personal=_last_axis(state.personal),
+            mechanism=_last_axis(state.mechanism),
+            privacy=dataclasses.replace(
+                state.privacy, charges=_last_axis(state.privacy.charges), noise=together
+            ),
+            key=together,
+            fingerprint=together,
+            taken=None if state.taken is None else together,
+        )
+        hparams_specs: Any = jax.tree.map(
+            lambda axis: _SHARED if axis is None else _DIVIDED,
+            axes,
+            is_leaf=lambda axis: axis is None,
+        )
+        metric_specs = jax.tree.map(
+            lambda leaf: PartitionSpec(None, _AXIS) if leaf.ndim else _SHARED, metrics
+        )
+        inputs = (state_specs, hparams_specs, _SHARED)
+
+        def divided(function, in_specs, out_specs):
+            # That what is replicated stays so needs no proof: nothing here crosses devices.
+            return jax.shard_map(
+                function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+            )
+
+        def several(state, hparams, rows, rounds):
+            of_device = functools.partial(part.rounds, rounds=rounds)
+            return divided(of_device, inputs, (state_specs, metric_specs))(state, hparams, rows)
+
+        self._specs = state_specs
+        self._init = jax.jit(divided(part.init, (_SHARED, hparams_specs), state_specs))
+        self._rounds = jax.jit(several, static_argnames="rounds", donate_argnums=0)
+        self._evaluate = jax.jit(divided(part.evaluate, inputs, PartitionSpec(None, _AXIS)))
+
+    def _in_cache(self, program: Program) -> Program:
+        """The program with chunks so small that the rows of all settings fit into a core's cache.
+
+        Of a cohort that fills few of its places, small chunks are skipped more often, too.
+        """
+        chunking = self.simulation.chunking_of(self.capacity)
+        if chunking.map == "vmap":
+            return dataclasses.replace(program, chunking=chunking)
+        state = jax.eval_shape(program.init, jax.random.key(0), self.settings[0].as_arrays())
+        row = bytes_of(state.personal) / program.num_clients
+        fitting = int(CACHE * self._mesh.size // max(1.0, row * self.capacity))
+        size = max(2, min(chunking.size, fitting))
+        return dataclasses.replace(program, chunking=Chunking(size, "scan"))
+
+    def init(self, key: jax.Array | int) -> SimulationState:
+        """The state before the first round: what differs between runs has a last axis of them.
+
+        Args:
+          key: as of `Simulation.init`.
+
+        Raises:
+          ValueError: as `Simulation.init`.
+        """
+        key = self.simulation.check_start(key, self.settings[0])
+        return self.simulation.drawing_from(streams.COMMON, self._init(key, self._hparams))
+
+    def place(self, state: SimulationState) -> SimulationState:
+        """A state that comes from elsewhere, a file say, on the devices."""
+        return jax.tree.map(
+            lambda spec, part: jax.device_put(part, NamedSharding(self._mesh, spec)),
+            self._specs,
+            state,
+            is_leaf=lambda node: isinstance(node, PartitionSpec),
+        )
+
+    def run(
+        self,
+        state: SimulationState,
+        rounds: int,
+        *,
+        eval_every: int | None = None,
+        on_segment: Callable[[SimulationState, Segment], bool | None] | None = None,
+    ) -> tuple[SimulationState, list[Segment]]:
+        """As `Simulation.run`, for all runs at once.
+
+        Returns:
+          The state, and the segments. Their metrics are (rounds, S), or (rounds,) where the runs
+          share them; the values of their evaluations are (m, S).
+
+        Raises:
+          ValueError: as `Simulation.run`, for any of the settings.
+        """
+        for setting in self.settings:
+            self.simulation.check_rounds(setting, int(state.round), rounds, eval_every)
+
+        def advance(state, length):
+            rows = self.simulation.rows["train"]
+            state, metrics = self._rounds(state, self._hparams, rows, rounds=length)
+            own: Any = {
+                name: np.asarray(value)[..., : self.size] if value.ndim > 1 else value
+                for name, value in metrics.items()
+            }
+            return state, own
+
+        return run_segments(advance, self.evaluate, state, rounds, eval_every, on_segment)
+
+    def evaluate(self, state: SimulationState, split: str = "test") -> Evaluation:
+        """As `Simulation.evaluate`; values are (m, S).
+
+        Raises:
+          ValueError: if there is no such split.
+        """
+        self.simulation.check_split(split)
+        sums = self._evaluate(state, self._hparams, self.simulation.rows[split])
+        return self.simulation.summarize(
+            split, {name: np.asarray(value)[:, : self.size] for name, value in sums.items()}
+        )
+
+    def state_of(self, state: SimulationState, run: int) -> SimulationState:
+        """The state of one run, as `Simulation` has it."""
+
+        def own(tree):
+            return jax.tree.map(lambda leaf: leaf[..., run], tree)
+
+        return dataclasses.replace(
+            state,
+            shared=own(state.shared),
+            personal=own(state.personal),
+            mechanism=own(state.mechanism),
+            privacy=dataclasses.replace(state.privacy, charges=own(state.privacy.charges)),
+        )
+
+
+def _last_axis(tree: PyTree) -> PyTree:
+    """Specs that divide the last axis of every leaf."""
+    return jax.tree.map(lambda leaf: PartitionSpec(*[None] * (leaf.ndim - 1), _AXIS), tree)

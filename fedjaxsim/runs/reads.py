@@ -1,0 +1,149 @@
+"""Which settings a run reads: one table, by what the run is made of.
+
+A setting that a run does not read would be ignored without a word, and whoever gave it would think
+that it did something.
+"""
+
+import dataclasses
+import zipfile
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
+
+from fedjaxsim.runs.settings import RunConfig, flag
+
+_SERVER = ("server_optimizer", "server_learning_rate")
+_CLIENT = ("schedule", "local_optimizer")
+_PRIVACY = ("clip", "noise_multiplier", "epsilon", "delta")
+_DEALT = ("clients", "partition", "alpha")
+_ROWS = ("test_fraction", "validation_fraction", "classes", "preprocess", "intercept")
+
+
+class Part(NamedTuple):
+    """Something that a run is made of, and what each choice of it reads.
+
+    Attributes:
+      name: for people.
+      chosen: `(config) -> choice`, or None where the data have to be read to tell.
+      reads: the settings of each choice, by field name. What no choice of any part names is read
+        by every run.
+    """
+
+    name: str
+    chosen: Callable[[RunConfig], str | None]
+    reads: dict[str, tuple[str, ...]]
+
+
+def _kind_of_data(config: RunConfig) -> str | None:
+    """The kind of data, where a .npz file has clients of its own or not."""
+    kind, _, path = config.data.partition(":")
+    if kind != "npz":
+        return kind
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = set(archive.namelist())
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return None
+    return "npz with clients" if names & {"client.npy", "counts.npy"} else "npz without clients"
+
+
+def _dealing(config: RunConfig) -> str:
+    return (config.partition or "dirichlet").partition(":")[0]
+
+
+PARTS = (
+    Part(
+        "algorithm",
+        lambda config: config.algorithm,
+        {
+            "pmtl": ("lam", *_CLIENT, *_SERVER, *_PRIVACY),
+            "ppsgd": ("personalization", "parametrization", "objective", "averaged", *_PRIVACY),
+            "fedavg": (*_CLIENT, *_SERVER, *_PRIVACY),
+            "fedprox": ("mu", *_CLIENT, *_SERVER, *_PRIVACY),
+            "local": _CLIENT,
+        },
+    ),
+    Part(
+        "model",
+        lambda config: config.model,
+        {"linear": ("intercept",), "mlp": ("hidden",), "cnn": ()},
+    ),
+    Part(
+        "data",
+        _kind_of_data,
+        {
+            "digits": (*_DEALT, *_ROWS),
+            "npz without clients": (*_DEALT, *_ROWS),
+            "npz with clients": _ROWS,
+            "leaf": _ROWS,
+            "mat": _ROWS,
+            "synthetic": ("clients", "offset_scale", *_ROWS),
+            "synthetic-stream": ("clients", "offset_scale"),
+        },
+    ),
+    Part(
+        "partition",
+        _dealing,
+        {"dirichlet": ("clients", "alpha"), "iid": ("clients",), "shards": ("clients",),
+         "column": ()},
+    ),
+)  # fmt: skip
+
+
+def settings_of(algorithm: str) -> tuple[str, ...]:
+    """The settings that an algorithm reads and not every one does, by field name."""
+    return PARTS[0].reads[algorithm]
+
+
+def unread(config: RunConfig, given: Iterable[str]) -> list[str]:
+    """Which settings have no effect on a run, each with the reason, for people.
+
+    Args:
+      config: the settings.
+      given: field names of those that somebody set.
+    """
+    reasons = []
+    for name in given:
+        for part in PARTS:
+            reading = [one for one, names in part.reads.items() if name in names]
+            choice = part.chosen(config) if reading else None
+            if choice not in part.reads or choice in reading:
+                continue
+            reasons.append(
+                f"{flag(name)} has no effect with {part.name} {choice}, "
+                f"only with {' or '.join(reading)}"
+            )
+            break
+    return reasons
+
+
+def require_read(config: RunConfig, given: Collection[str]) -> None:
+    """Checks that everything that somebody set has an effect.
+
+    Raises:
+      ValueError: naming what has none, and what reads it.
+    """
+    reasons = unread(config, given)
+    if reasons:
+        raise ValueError("; ".join(reasons))
+
+
+def different(config: RunConfig) -> set[str]:
+    """The settings that are not at their defaults, by field name.
+
+    A file that a run wrote holds every setting, so that one stands there does not say that somebody
+    wanted it.
+    """
+    default = RunConfig()
+    fields = [field.name for field in dataclasses.fields(config)]
+    return {name for name in fields if getattr(config, name) != getattr(default, name)}
+
+
+def given_flags(arguments: Iterable[str]) -> set[str]:
+    """The settings that a command line sets, by field name."""
+    words = {
+        word.partition("=")[0].removeprefix("--").replace("-", "_")
+        for word in arguments
+        if word.startswith("--")
+    }
+    fields = {field.name for field in dataclasses.fields(RunConfig)}
+    return (words | {word.removeprefix("no_") for word in words}) & fields

@@ -1,0 +1,109 @@
+"""What a sweep says at its end: envelopes, guarantees, and what they do not cover."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import rich.box
+from rich.table import Table
+
+from fedjaxsim.privacy.events import Charged, Entry
+from fedjaxsim.privacy.guarantee import COMMON_NOISE, report
+from fedjaxsim.report.envelopes import default_metric, envelope, last
+from fedjaxsim.report.files import Record
+from fedjaxsim.report.labels import key_label, metric_label, value_label
+from fedjaxsim.report.progress import epsilon_text, number, print_whole
+from fedjaxsim.runs.build import Experiment
+from fedjaxsim.runs.plan import Plan
+from fedjaxsim.runs.sweep_directory import REPORT, SELECTION, SweepDirectory
+
+_MOST_LINES = 30
+
+
+def write_report(
+    plan: Plan,
+    directory: SweepDirectory,
+    results: pa.Table,
+    experiments: Mapping[int, Experiment],
+) -> None:
+    """Writes the envelopes, and the guarantees of the finished runs.
+
+    Args:
+      plan: of the sweep.
+      directory: where to.
+      results: its table.
+      experiments: by run.
+    """
+    metric = default_metric(results, plan.columns)
+    directory.write_envelopes(envelope(results, plan.columns, plan.best_over, metric))
+    finished = sorted(directory.finished())
+    summary = {
+        "runs": len(plan.runs),
+        "finished": len(finished),
+        "diverged": len(_diverged(results)),
+        "metric": metric,
+        "best_over": list(plan.best_over),
+    }
+    directory.write_report(summary, _guarantees({run: experiments[run] for run in finished}))
+
+
+def print_report(plan: Plan, results: pa.Table) -> None:
+    """Prints the best final value of each family of runs, and what no guarantee covers."""
+    metric = default_metric(results, plan.columns)
+    best = last(envelope(results, plan.columns, plan.best_over, metric))
+    over = ", ".join(key_label(key) for key in plan.best_over)
+    title = f"{metric_label(metric)} at the end" + (f", best over {over}" if over else "")
+    table = Table(title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, show_edge=False)
+    keys = [key for key in plan.columns if key in best.column_names and key not in plan.best_over]
+    for key in (*keys, *plan.best_over):
+        table.add_column(key_label(key), justify="right")
+    for heading in ("value", "ε\nzero-out", "ε\nreplace", "δ"):
+        table.add_column(heading, justify="right")
+    rows = best.to_pylist()
+    for row in rows[:_MOST_LINES]:
+        table.add_row(
+            *(value_label(key, row[key]) for key in (*keys, *plan.best_over)),
+            number(row["value"]),
+            *(epsilon_text(row[name]) for name in ("epsilon", "epsilon_replace")),
+            number(row["delta"]),
+        )
+    print_whole(table)
+    if len(rows) > _MOST_LINES:
+        print(f"… and {len(rows) - _MOST_LINES} more in envelopes.parquet")
+    diverged = _diverged(results)
+    if diverged:
+        print(f"{len(diverged)} runs diverged; they are in the results, marked, and never the best")
+    print(SELECTION)
+    print(f"the guarantees in full: {REPORT}")
+    print(COMMON_NOISE)
+
+
+def _diverged(results: pa.Table) -> set[int]:
+    flags = np.asarray(results["diverged"])
+    return set(np.asarray(results["run"])[flags].tolist())
+
+
+def _guarantees(experiments: Mapping[int, Experiment]) -> list[Record]:
+    """The report of each different plan of noise, with the runs that have it."""
+    runs: dict[tuple[Any, ...], list[int]] = {}
+    for run, experiment in experiments.items():
+        simulation = experiment.simulation
+        kind = (
+            np.float32(experiment.noise_multiplier).item(),
+            float(simulation.sampling.rate(experiment.hparams.as_arrays())),
+            experiment.config.rounds,
+            experiment.delta,
+            simulation.sampling.scheme,
+            simulation.mechanism.event,
+            simulation.public,
+        )
+        runs.setdefault(kind, []).append(run)
+    found = []
+    for (z, rate, rounds, delta, scheme, event, public), members in runs.items():
+        spent = () if event.kind == "none" else (Entry(z, rate, rounds),)
+        promised = report(
+            [Charged(scheme, event, spent)], delta, assumed=[*public, COMMON_NOISE]
+        ).to_json()
+        found.append({"runs": members, "noise_multiplier": z, "guarantee": promised})
+    return found

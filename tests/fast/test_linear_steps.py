@@ -1,0 +1,309 @@
+"""Linear models with shared weights: updates as products against the plain form."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjaxsim.algorithms import fedavg as fedavg_module
+from fedjaxsim.algorithms import fedprox as fedprox_module
+from fedjaxsim.algorithms import optimizers
+from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.algorithms.fedprox import fedprox
+from fedjaxsim.algorithms.linear_steps import linear_update, pays
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.population import Population
+from fedjaxsim.engine.rounds import Rows, _for_messages, default_chunking
+from fedjaxsim.fast import map_last
+from fedjaxsim.fast.products import Product, dense
+from fedjaxsim.gradients.hypergradient import hypergradient
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.models import linear, logistic, mlp, softmax, squared
+from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.runs.many import ManyRuns
+from fedjaxsim.simulation import Simulation
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
+D, C, COUNTS = 7, 4, [5, 9, 3, 12, 6, 8]
+
+
+def plain(task):
+    return task._replace(linear=None)
+
+
+def population(labels, counts=COUNTS, features=D, dtype: type = np.float64):
+    """Clients whose rows differ in size by client; labels by `labels(rng, n)`."""
+    rng = np.random.default_rng(0)
+    return Population.from_clients(
+        [
+            {"x": (k + 1) * rng.normal(size=(n, features)).astype(dtype), "y": labels(rng, n)}
+            for k, n in enumerate(counts)
+        ]
+    )
+
+
+def spoil(clients, row):
+    """Writes what no population accepts into one that has been checked."""
+    x = clients.fields["x"]
+    x.flags.writeable = True
+    x[row] = np.nan
+
+
+def classes(rng, n):
+    return rng.integers(0, C, n)
+
+
+def task_of(kind, bias=True):
+    if kind == "softmax":
+        return softmax(linear((D,), C, bias), C), population(classes)
+    if kind == "logistic":
+        return logistic(linear((D,), 1, bias)), population(lambda rng, n: rng.integers(0, 2, n))
+    return squared(linear((D,), 1, bias)), population(lambda rng, n: rng.normal(size=n))
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Products also where they would not pay, as in small problems; and compiled quickly."""
+    for module in (fedavg_module, fedprox_module):
+        monkeypatch.setattr(module, "pays", lambda params, minibatches: True)
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def test_one_step_by_hand():
+    # ½(0 − y)² at w = 0: R = −y/2 over two rows, so −ηR = (1, 3) for y = (2, 6) and η = 1, and the
+    # update is Xᵀ(1, 3) = (1·1 + 0·3, 2·1 + 1·3), the bias 1 + 3. The losses are 2 and 18.
+    fields = {"x": jnp.array([[1.0, 2.0], [0.0, 1.0]]), "y": jnp.array([2.0, 6.0])}
+    task = squared(linear((2,), 1))
+    rows = Rows(fields, jnp.array([0]), jnp.array([2]), generate=lambda key, row, size: fields)
+    data = rows.of(jnp.int32(0), jax.random.key(0), Minibatches(2, steps=1))
+    start = task.init(jax.random.key(0))
+    assert task.linear is not None
+    update, loss = linear_update(start, data, task.linear, jnp.float32(1.0))
+    assert isinstance(update["kernel"], Product)
+    np.testing.assert_array_equal(dense(update)["kernel"], [[1], [5]])
+    np.testing.assert_array_equal(update["bias"], [4])
+    assert float(loss) == 10
+    # The second step sees v = (1, 5), 4: errors 15 − 2 and 9 − 6, so −ηR = −(6.5, 1.5).
+    data = dataclasses.replace(data, minibatches=Minibatches(2, steps=2))
+    update, loss = linear_update(start, data, task.linear, jnp.float32(1.0))
+    np.testing.assert_array_equal(dense(update)["kernel"], [[1 - 6.5], [5 - 13 - 1.5]])
+    np.testing.assert_array_equal(update["bias"], [4 - 6.5 - 1.5])
+    assert float(loss) == (10 + (13**2 + 3**2) / 4) / 2
+    # With μ = 1/2 the first update is halved before the second step.
+    update, _ = linear_update(start, data, task.linear, jnp.float32(1.0), jnp.float32(0.5))
+    np.testing.assert_array_equal(dense(update)["kernel"], [[0.5 - 6.5], [2.5 - 13 - 1.5]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "bias", "algorithm", "minibatches", "clip_norm"),
+    [
+        ("softmax", True, fedavg, Minibatches(2, steps=1), 0.4),
+        ("softmax", False, fedprox, Minibatches(2, steps=3), 0.6),
+        ("logistic", True, fedavg, Minibatches(2, steps=2), 0.3),
+        ("squared", True, fedprox, Minibatches(2, steps=3, passes=2), 0.6),
+    ],
+)
+def test_a_run_is_the_same_with_products(always, kind, bias, algorithm, minibatches, clip_norm):
+    # Some clients are clipped, one is broken, cohorts are drawn, and noise is added.
+    with jax.enable_x64(True):
+        task, clients = task_of(kind, bias)
+        spoil(clients, 6)
+        hparams = Hyperparameters(
+            learning_rate=0.05, mu=0.7, clip_norm=clip_norm, noise_multiplier=0.3, sampling_rate=0.8
+        )
+        results = []
+        for form in (task, plain(task)):
+            sim = Simulation(
+                algorithm(form),
+                task,
+                clients,
+                poisson(len(COUNTS)),
+                minibatches,
+                chunk_size=4,
+                chunk_map="vmap",
+            )
+            state, metrics = sim.init(3, hparams, common_noise=True), []
+            for _ in range(4):
+                state, values = sim.round(state, hparams)
+                metrics.append(values)
+            history = {name: np.array([values[name] for values in metrics]) for name in metrics[0]}
+            results.append((state.shared, history))
+        (ours, metrics), (expected, expected_metrics) = results
+        assert 0 < metrics["clipped"].sum() < metrics["participants"].sum() - 4
+        assert 0 < metrics["nonfinite"].sum() < 4
+        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+        for name in metrics:
+            np.testing.assert_allclose(metrics[name], expected_metrics[name], rtol=1e-12)
+
+
+def message_of(algorithm, minibatches, clients, task):
+    sim = Simulation(algorithm, task, clients, everyone(clients.num_clients), minibatches)
+    hparams = Hyperparameters(learning_rate=0.1)
+    return sim.message_shapes(jax.random.key(0), hparams.as_arrays())
+
+
+def test_products_are_sent_where_they_pay():
+    task, clients = task_of("softmax")
+    one_step = Minibatches(2, steps=1)
+
+    def sends_products(algorithm, minibatches=one_step, task=task):
+        message = message_of(algorithm, minibatches, clients, task)
+        return any(
+            isinstance(leaf, Product)
+            for leaf in jax.tree.leaves(message, is_leaf=lambda node: isinstance(node, Product))
+        )
+
+    for algorithm in (fedavg, fedprox):
+        assert sends_products(algorithm(task))
+        assert not sends_products(algorithm(plain(task)))
+        assert not sends_products(algorithm(task, optimizers.local(optax.adam)))
+        assert not sends_products(algorithm(task), Minibatches(2, epochs=1))
+        assert not sends_products(algorithm(task), Minibatches(2, steps=2))
+        network = softmax(mlp((D,), C, hidden=(3,)), C)
+        assert not sends_products(algorithm(network), task=network)
+
+
+def test_products_pay_where_rows_are_few():
+    # r²·d·(1 for one step, 2 for more) against r·d·c multiplications.
+    params = {"kernel": jnp.zeros((784, 10))}
+    assert pays(params, Minibatches(10, steps=1))
+    assert not pays(params, Minibatches(11, steps=1))
+    assert not pays(params, Minibatches(5, steps=2))
+    assert not pays(params, Minibatches(10, epochs=1))
+    assert pays({"kernel": jnp.zeros((784, 62))}, Minibatches(10, steps=3))
+    assert not pays({"kernel": jnp.zeros((4, 10))}, Minibatches(5, steps=1))
+
+
+def test_a_grid_of_runs_is_that_of_the_plain_form(always, monkeypatch):
+    # The settings share the features: no matrix product has them in both factors.
+    monkeypatch.setattr(map_last, "_by_front", None)  # calling None is an error
+    with jax.enable_x64(True):
+        task, clients = task_of("softmax")
+        grid = [
+            Hyperparameters(learning_rate=eta, mu=mu, clip_norm=c, noise_multiplier=0.3)
+            for eta, mu, c in [(0.05, 0.0, 0.5), (0.1, 0.3, 1e3), (0.02, 0.9, 0.1)]
+        ]
+        clipped, states = [], []
+        for form in (task, plain(task)):
+            sim = Simulation(
+                fedprox(form), task, clients, everyone(len(COUNTS)), Minibatches(2, steps=2)
+            )
+            many = ManyRuns(sim, grid, devices=jax.devices()[:1])
+            state, [segment] = many.run(many.init(0), rounds=3)
+            clipped.append(segment.metrics["clipped"])
+            states.append(jax.tree.leaves(state.shared))
+        np.testing.assert_array_equal(*clipped)
+        for a, b in zip(*states, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_hypergradients_are_those_of_the_plain_form(always):
+    # One client is broken: it adds nothing, and its derivatives are zero in either mode.
+    names = ("learning_rate", "mu", "clip_norm", "noise_multiplier")
+    hparams = Hyperparameters(learning_rate=0.05, mu=0.4, clip_norm=0.6, noise_multiplier=0.2)
+    with jax.enable_x64(True):
+        task, clients = task_of("softmax")
+        spoil(clients, 6)
+
+        def gradient(form, mode):
+            sim = Simulation(
+                fedprox(form),
+                task,
+                clients,
+                everyone(len(COUNTS)),
+                Minibatches(2, steps=2),
+                chunk_size=3,
+                chunk_map="vmap",
+            )
+
+            def objective(state, hparams):
+                return jnp.sum(jnp.square(state.shared.params["kernel"]))
+
+            _, found = hypergradient(sim, objective, 2, names, mode=mode)(0, hparams)
+            return [float(found[name]) for name in names]
+
+        expected = gradient(plain(task), "forward")
+        assert np.all(np.abs(expected) > 1e-4)
+        for mode in ("forward", "reverse"):
+            np.testing.assert_allclose(gradient(task, mode), expected, rtol=1e-10)
+
+
+def test_a_round_holds_no_gradient_of_a_client():
+    m, d, c = 1000, 300, 12
+    clients = population(lambda rng, n: rng.integers(0, c, n), [3] * m, d, np.float32)
+    task = softmax(linear((d,), c), c)
+    hparams = Hyperparameters(learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
+    compiled = {}
+    for name, form in (("products", task), ("plain", plain(task))):
+        sim = Simulation(
+            fedavg(form),
+            task,
+            clients,
+            everyone(m),
+            Minibatches(3, steps=2),
+            chunk_size=50,
+            chunk_map="vmap",
+        )
+        state = sim.init(0, hparams)
+        compiled[name] = sim._one_round.lower(
+            state, hparams.as_arrays(), sim.rows["train"]
+        ).compile()
+
+    def of_clients(program):  # arrays with axes 50, d and c, in any order
+        shapes = {
+            tuple(map(int, shape.split(",")))
+            for shape in re.findall(r"f32\[([\d,]+)\]", program.as_text())
+        }
+        return [
+            shape for shape in shapes if functools.reduce(lambda a, b: a * b, shape) >= 50 * d * c
+        ]
+
+    data = m * 3 * d  # the rows themselves
+    large = [shape for shape in of_clients(compiled["products"]) if np.prod(shape) != data]
+    assert not large
+    assert any(sorted(shape) == sorted((50, d, c)) for shape in of_clients(compiled["plain"]))
+    temporary = compiled["products"].memory_analysis().temp_size_in_bytes
+    assert temporary < 4 * m * d * c / 10
+
+
+def test_clients_that_send_products_run_as_a_batch_unless_told_otherwise():
+    message = {"kernel": Product(jnp.zeros((10, 784)), jnp.zeros((10, 10)))}
+    arrays = {"kernel": np.zeros((784, 10), np.float32)}
+    default = default_chunking(None, None, 4 * 784 * 10)
+    assert default.map == "scan"
+    # A message is 10·(784 + 10) numbers of 4 bytes: 33 of them in 2²⁰ bytes.
+    chosen = _for_messages(default, message)
+    assert (chosen.size, chosen.map) == (33, "vmap")
+    assert _for_messages(default, arrays) == default
+    own = default_chunking(8, None, 4 * 784 * 10)
+    assert _for_messages(own, message) == own
+
+
+def test_clients_who_share_a_linear_model_are_evaluated_in_batches():
+    clients = population(lambda rng, n: rng.integers(0, C, n), [5, 1, 9, 30] * 20, 300, np.float32)
+    task = softmax(linear((300,), C), C)  # of 4.8 kB, above which clients run one after another
+    hparams = Hyperparameters(learning_rate=0.1)
+    found, texts = [], []
+    for chunk_map in (None, "scan"):
+        sim = Simulation(
+            fedavg(task), task, clients, everyone(80), Minibatches(3, 1), chunk_map=chunk_map
+        )
+        state = sim.init(0, hparams)
+        found.append(sim.evaluate(state, hparams, "train"))
+        inputs = state, hparams.as_arrays(), sim.rows["train"]
+        texts.append(str(jax.make_jaxpr(sim.program.evaluate)(*inputs)))
+    for name, values in found[0].values.items():
+        np.testing.assert_allclose(values, found[1].values[name], rtol=1e-5)
+    # A pass reads 16 rows of each of 64 clients at once.
+    assert "f32[64,16,300]" in texts[0]
+    assert "f32[64,16,300]" not in texts[1]

@@ -1,0 +1,83 @@
+"""Derivatives at fixed points, against those of the runs that lead there."""
+
+import jax
+import numpy as np
+import pytest
+from problems import least_squares
+
+from fedjaxsim import closed, fedprox, local, pmtl
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.population import split
+from fedjaxsim.gradients.fixed_point import implicit_hypergradient
+from fedjaxsim.gradients.hypergradient import hypergradient, mean_metric
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.simulation import Simulation
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
+
+def simulation(algorithm, minibatches=None, sampling=None):
+    population, task = least_squares([6, 10, 15, 8])
+    population = split(population, validation=0.2)
+    minibatches = minibatches or Minibatches(1000, epochs=2)
+    sampling = sampling or everyone(4)
+    door = closed() if algorithm is local else None
+    return Simulation(algorithm(task), task, population, sampling, minibatches, door)
+
+
+def test_pmtl_has_the_derivatives_of_the_run_that_led_there():
+    # Fixed points of PMTL are a family: w̃ − η_s · (mean of w_k) is conserved.
+    with jax.enable_x64(True):
+        sim = simulation(pmtl)
+        hparams = Hyperparameters(learning_rate=0.3, lam=0.5)
+        objective = mean_metric(sim)
+        state, _ = sim.run(sim.init(0, hparams), hparams, 200)
+        implicit = implicit_hypergradient(sim, objective, ("lam", "learning_rate"))
+        value, gradient = implicit(state, hparams)
+        unrolled, slopes = hypergradient(sim, objective, 200, ("lam", "learning_rate"))(0, hparams)
+        np.testing.assert_allclose(value, unrolled, rtol=1e-12)
+        np.testing.assert_allclose(gradient["lam"], slopes["lam"], rtol=1e-6)
+        assert abs(float(gradient["lam"])) > 1e-3
+        np.testing.assert_allclose(
+            gradient["learning_rate"], slopes["learning_rate"], rtol=1e-6, atol=1e-12
+        )
+        reported = sim.evaluate(state, hparams, "validation").mean("loss")
+        np.testing.assert_allclose(value, reported, rtol=1e-12)
+
+        with pytest.raises(ValueError, match="conserve something that depends on server_learning"):
+            implicit_hypergradient(sim, objective, "server_learning_rate")(state, hparams)
+        with pytest.raises(ValueError, match=r"not at a fixed point.*run more rounds"):
+            implicit(sim.init(0, hparams), hparams)
+        with pytest.raises(ValueError, match="with noise there is no fixed point"):
+            implicit(state, hparams.replace(noise_multiplier=1.0, clip_norm=1.0))
+        with pytest.raises(ValueError, match="sampling_rate has no derivative"):
+            implicit_hypergradient(sim, objective, "sampling_rate")(state, hparams)
+
+
+def test_fedprox_meets_its_isolated_fixed_point():
+    with jax.enable_x64(True):
+        sim = simulation(fedprox)
+        hparams = Hyperparameters(learning_rate=0.3, mu=0.3)
+        objective, names = mean_metric(sim), ("mu", "learning_rate", "server_learning_rate")
+        state, _ = sim.run(sim.init(0, hparams), hparams, 200)
+        _, gradient = implicit_hypergradient(sim, objective, names)(state, hparams)
+        _, slopes = hypergradient(sim, objective, 200, names)(0, hparams)
+        for name in names:
+            np.testing.assert_allclose(gradient[name], slopes[name], rtol=1e-6, atol=1e-12)
+        assert abs(float(gradient["mu"])) > 1e-3
+        assert abs(float(gradient["learning_rate"])) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sampling": poisson(4)}, "needs everyone in every round, got 'poisson'"),
+        ({"minibatches": Minibatches(1000, steps=1)}, "needs full batches"),
+        ({"minibatches": Minibatches(11, epochs=1)}, "at least 12"),
+    ],
+)
+def test_rounds_that_differ_have_no_fixed_point(changes, message):
+    sim = simulation(pmtl, **changes)
+    with pytest.raises(ValueError, match=message):
+        implicit_hypergradient(sim, mean_metric(sim), "lam")

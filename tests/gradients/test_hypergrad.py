@@ -1,0 +1,241 @@
+"""Derivatives of whole runs against differences of whole runs, and against each other."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import least_squares
+
+from fedjaxsim import fedavg, fedprox, local, pmtl, ppsgd
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.population import Population, split
+from fedjaxsim.gradients.hypergradient import (
+    epsilon_by_sampling_rate,
+    hypergradient,
+    mean_metric,
+    over_seeds,
+    price_of_privacy,
+)
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
+from fedjaxsim.privacy.clipping import clip_by_global_norm
+from fedjaxsim.privacy.mechanisms import closed
+from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.simulation import Simulation
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+THOROUGH = pytest.mark.thorough
+T = 50
+BASE = Hyperparameters(
+    learning_rate=0.05,
+    server_learning_rate=0.8,
+    lam=0.3,
+    mu=0.2,
+    personalization=0.7,
+    clip_norm=0.4,
+    noise_multiplier=0.3,
+    sampling_rate=0.6,
+)
+RELEASED = ("clip_norm", "noise_multiplier")
+READ = {
+    pmtl: ("learning_rate", "server_learning_rate", "lam", *RELEASED),
+    ppsgd: ("learning_rate", "personalization", *RELEASED),
+    fedavg: ("learning_rate", "server_learning_rate", *RELEASED),
+    fedprox: ("learning_rate", "server_learning_rate", "mu", *RELEASED),
+    local: ("learning_rate",),
+}
+SCHEDULE = (0, 17, T - 1)
+"""Rounds of fedavg's noise schedule whose derivatives are compared."""
+
+
+def regression(broken):
+    """Five clients; the broken one has two rows, so no validation rows, and diverges at once."""
+    population, task = least_squares([5, 9, 17, 8, 12])
+    clients = [population.rows(k) for k in range(5)]
+    if broken:
+        clients.append({"x": np.full((2, 3), 1e200), "y": np.full(2, 1e200)})
+    return split(Population.from_clients(clients), validation=0.2), task
+
+
+@functools.cache
+def case(algorithm):
+    """A simulation, its hyperparameters, and its derivatives in forward mode.
+
+    Between them the algorithms have every kind of loop: epochs and steps, both chunk maps, cohorts
+    that are drawn and everyone.
+    """
+    broken = algorithm in (fedavg, fedprox)
+    population, task = regression(broken)
+    epochs = algorithm in (pmtl, fedavg, local)
+    steps = 1 if algorithm is ppsgd else 2
+    sim = Simulation(
+        algorithm(task),
+        task,
+        population,
+        everyone(5) if algorithm is local else poisson(population.num_clients, max_rate=0.6),
+        Minibatches(4, epochs=1) if epochs else Minibatches(4, steps=steps),
+        closed() if algorithm is local else None,
+        chunk_size=3,
+        chunk_map="vmap" if algorithm in (ppsgd, fedavg) else "scan",
+    )
+    hparams = BASE
+    if algorithm is local:
+        hparams = Hyperparameters(learning_rate=0.05)
+    if algorithm is fedavg:
+        hparams = BASE.replace(noise_multiplier=np.full(T, 0.3))
+    return sim, hparams, hypergradient(sim, mean_metric(sim), T, READ[algorithm])
+
+
+@functools.cache
+def reverse_of(algorithm):
+    """The derivatives of the same runs in reverse mode; 20 does not divide the rounds."""
+    sim, *_ = case(algorithm)
+    segment = 20 if algorithm is ppsgd else None
+    return hypergradient(sim, mean_metric(sim), T, READ[algorithm], mode="reverse", segment=segment)
+
+
+def difference(value, at, step):
+    """The derivative of a smooth function by central differences of the fourth order."""
+    near = value(at + step) - value(at - step)
+    far = value(at + 2 * step) - value(at - 2 * step)
+    return (8 * near - far) / (12 * step)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [pmtl, ppsgd, fedavg, *(pytest.param(a, marks=THOROUGH) for a in (fedprox, local))]
+)
+def test_derivatives_of_a_run_are_those_of_differences(algorithm):
+    with jax.enable_x64(True):
+        _, hparams, forward = case(algorithm)
+        _, gradient = forward(3, hparams)
+
+        def at(name, point, index=()):
+            leaf = np.array(getattr(hparams, name), np.float64)
+            leaf[index] = point
+            return float(forward(3, hparams.replace(**{name: leaf}))[0])
+
+        for name in READ[algorithm]:
+            leaf = np.asarray(getattr(hparams, name))
+            for index in SCHEDULE if leaf.ndim else ((),):
+                expected = difference(
+                    lambda point, name=name, index=index: at(name, point, index),
+                    leaf[index],
+                    3e-4 * leaf[index],
+                )
+                assert abs(expected) > 1e-6
+                np.testing.assert_allclose(gradient[name][index], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", [pytest.param(pmtl, marks=THOROUGH), ppsgd, fedavg])
+def test_both_modes_give_the_same_numbers(algorithm):
+    # In fedavg a client's messages are never finite, so they count as zero: forward mode and the
+    # differences above show what reverse mode must make of them.
+    with jax.enable_x64(True):
+        _, hparams, forward = case(algorithm)
+        value, gradient = forward(3, hparams)
+        same, backward = reverse_of(algorithm)(3, hparams)
+        np.testing.assert_allclose(same, value, rtol=1e-12)
+        for name in READ[algorithm]:
+            assert backward[name].shape == np.shape(getattr(hparams, name))
+            np.testing.assert_allclose(backward[name], gradient[name], rtol=1e-10, atol=1e-14)
+
+
+def test_derivatives_are_finite_at_kinks():
+    with jax.enable_x64(True):
+        # The level 1 of PP-SGD, where both step sizes have one; and no noise at all.
+        _, hparams, forward = case(ppsgd)
+        hparams = hparams.replace(personalization=1.0, noise_multiplier=0.0)
+        for function in (forward, reverse_of(ppsgd)):
+            assert all(np.all(np.isfinite(g)) for g in function(0, hparams)[1].values())
+
+        # A norm of exactly C, and next to it: between the derivatives from inside and outside.
+        def norm(v, c):
+            return jnp.linalg.norm(clip_by_global_norm(v, c).message)
+
+        for c in (5.0, np.nextafter(5.0, 6), 5 / (1 - 128 * np.finfo(float).eps)):
+            by_v, by_c = jax.grad(norm, argnums=(0, 1))(jnp.array([3.0, 4.0]), jnp.asarray(c))
+            inside = np.append([0.6, 0.8], 0.0)
+            outside = np.array([0.0, 0.0, 1.0])
+            got = np.append(by_v, by_c)
+            assert any(np.allclose(got, side, atol=1e-12) for side in (inside, outside))
+
+
+def test_the_price_of_privacy_is_paid_in_noise():
+    with jax.enable_x64(True):
+        sim, _, forward = case(pmtl)
+        delta, epsilon = 1e-2, 8.0
+        value, price = price_of_privacy(sim, mean_metric(sim), T, delta=delta)(3, BASE, epsilon)
+
+        # z(ε) spends ε, the run is the one with that z, and derivatives follow the chain rule.
+        @jax.jit
+        def z(epsilon):
+            rate = sim.sampling.rate(BASE.as_arrays())
+            return noise_multiplier_in_jit(epsilon, delta, rate, T)
+
+        hparams = BASE.replace(noise_multiplier=z(epsilon))
+        spent, _ = epsilon_by_sampling_rate(sim, hparams, T, delta)
+        np.testing.assert_allclose(spent, epsilon, rtol=1e-9)
+        same, gradient = forward(3, hparams)
+        np.testing.assert_allclose(value, same, rtol=1e-12)
+        slope = difference(lambda e: float(z(e)), epsilon, 1e-2)
+        np.testing.assert_allclose(price, gradient["noise_multiplier"] * slope, rtol=1e-7)
+
+
+def test_epsilon_has_a_derivative_in_p():
+    with jax.enable_x64(True):
+        sim, *_ = case(pmtl)
+        z = np.repeat([0.8, 1.1], [20, 30])
+        epsilon, slope = epsilon_by_sampling_rate(
+            sim, BASE.replace(sampling_rate=0.3, noise_multiplier=z), T, 1e-2
+        )
+
+        def of_rate(p):
+            hparams = BASE.replace(sampling_rate=p, noise_multiplier=z)
+            return float(epsilon_by_sampling_rate(sim, hparams, T, 1e-2)[0])
+
+        np.testing.assert_allclose(slope, difference(of_rate, 0.3, 1e-4), rtol=1e-7)
+        assert slope > 0
+        assert epsilon == of_rate(0.3)
+
+
+def test_means_over_seeds_have_standard_errors():
+    with jax.enable_x64(True):
+        _, hparams, forward = case(local)
+        keys = jax.random.split(jax.random.key(5), 4)
+        estimate = over_seeds(forward)(keys, hparams)
+        alone = [forward(key, hparams) for key in keys]
+        values = np.array([value for value, _ in alone])
+        slopes = np.array([gradient["learning_rate"] for _, gradient in alone])
+        for index, numbers in enumerate((values, slopes)):
+            mean, error = (
+                part if index == 0 else part["learning_rate"]
+                for part in (estimate.mean[index], estimate.standard_error[index])
+            )
+            np.testing.assert_allclose(mean, numbers.mean(), rtol=1e-12)
+            np.testing.assert_allclose(error, np.std(numbers, ddof=1) / 2, rtol=1e-9)
+            assert error > 0
+        with pytest.raises(ValueError, match="S at least 2"):
+            over_seeds(forward)(keys[:1], hparams)
+        with pytest.raises(ValueError, match="learning_rate must be finite"):
+            over_seeds(forward)(keys, hparams.replace(learning_rate=np.nan))
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrt", "message"),
+    [
+        ("lamda", "no hyperparameter 'lamda'; did you mean 'lam'"),
+        (("lam", "epsillon"), "did you mean 'epsilon'"),
+        ((), "at least one of"),
+        ("sampling_rate", "epsilon_by_sampling_rate gives dε/dp"),
+        ("epsilon", "with respect to epsilon needs its value"),
+    ],
+)
+def test_names_without_a_derivative_are_refused(wrt, message):
+    sim, hparams, *_ = case(pmtl)
+    with pytest.raises(ValueError, match=message):
+        hypergradient(sim, mean_metric(sim), T, wrt)(0, hparams)

@@ -1,0 +1,110 @@
+"""What must hold of private runs, seen through their derivatives, where the risk is known."""
+
+import functools
+import itertools
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from fedjaxsim import ppsgd
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.synthetic import regression_stream
+from fedjaxsim.gradients.hypergradient import mean_metric, over_seeds, price_of_privacy
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.models.known_risk import known_regression
+from fedjaxsim.privacy.sampling import everyone
+from fedjaxsim.simulation import Simulation
+from fedjaxsim.tune import Optax, SeedGradient, descend, measure_grid
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+FEATURES, ROUNDS = 20, 30
+NAMES = ("learning_rate", "personalization", "clip_norm")
+PRIVATE = Hyperparameters(noise_multiplier=10.0, clip_norm=1.0)
+POOR = {"learning_rate": 0.02, "personalization": 1.0, "clip_norm": 100.0}
+
+
+def synthetic(clients):
+    """PP-SGD's regression, whose excess risk is known in closed form."""
+    population, task = regression_stream(clients, FEATURES), known_regression(FEATURES)
+    return Simulation(
+        ppsgd(task),
+        task,
+        population,
+        everyone(clients),
+        Minibatches(10, steps=1),
+        chunk_size=50,
+        chunk_map="vmap",
+    )
+
+
+def gradient(sim, keys):
+    return SeedGradient(sim, PRIVATE, ROUNDS, NAMES, keys, metric="excess_risk", split="test")
+
+
+@functools.cache
+def tuned():
+    """A simulation, the seeds of a descent from a poor start, and the descent."""
+    sim, keys = synthetic(50), jax.random.split(jax.random.key(0), 4)
+    path = descend(
+        gradient(sim, keys), POOR, steps=40, rule=Optax(optax.adam(0.7, b1=0.5, b2=0.8), 1.5)
+    )
+    return sim, keys, path
+
+
+@pytest.mark.parametrize(
+    "crowds", [(50, 200), pytest.param((200, 800), marks=pytest.mark.thorough)]
+)
+def test_more_privacy_costs_more_and_less_so_among_many(crowds):
+    # The noise on the mean of m messages has the standard deviation zC/m.
+    keys = jax.random.split(jax.random.key(1), 16)
+    hparams = Hyperparameters(learning_rate=0.5, personalization=1.0, clip_norm=10.0)
+    prices = []
+    for clients in crowds:
+        sim = synthetic(clients)
+        objective = mean_metric(sim, "excess_risk", "test")
+        price = over_seeds(price_of_privacy(sim, objective, ROUNDS, delta=1e-4))
+        estimate = price(keys, hparams, 0.5)
+        mean, error = float(estimate.mean[1]), float(estimate.standard_error[1])
+        assert mean < -5 * error
+        prices.append(-mean)
+    assert prices[0] > 4 * prices[1]
+
+
+def test_descent_meets_the_best_of_a_grid_with_a_tenth_of_its_runs():
+    sim, keys, path = tuned()
+    axes = (
+        (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.2, 1.5, 1.8),
+        (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, np.inf),
+        (1.0, 3.0, 10.0, 30.0, 100.0),
+    )
+    points = [
+        {name: float(value) for name, value in zip(NAMES, values, strict=True)}
+        for values in itertools.product(*axes)
+    ]
+    grid = measure_grid(sim, PRIVATE, ROUNDS, points, keys, metric="excess_risk", split="test")
+    assert grid is not None
+    best = np.mean(grid.values[grid.best])
+    assert path.steps[0].value > 10 * best
+    cost = 1 + len(NAMES)
+    within = [s for s in path.steps[: len(points) // 10 // cost] if s.accepted]
+    assert min(step.value for step in within) <= best
+
+
+def test_at_the_optimum_the_gradient_vanishes_within_its_error():
+    # On other seeds than those that found it.
+    sim, _, path = tuned()
+    fresh = gradient(sim, jax.random.split(jax.random.key(2), 4))
+
+    def in_errors(step):
+        measured = fresh(step.point)
+        slopes = np.array([measured.gradients[name] for name in NAMES])
+        slopes *= np.array([step.point[name] for name in NAMES])[:, None]
+        error = np.std(slopes, axis=1, ddof=1) / 2
+        found = np.array([step.gradient_error[name] for name in NAMES])
+        return np.abs(np.mean(slopes, axis=1)) / np.hypot(error, found)
+
+    assert np.all(in_errors(path.best) < 3)
+    on_the_way = path.steps[2]
+    assert np.max(in_errors(on_the_way)) > 10

@@ -1,0 +1,345 @@
+import itertools
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.transforms import Bbox
+
+from fedjaxsim.report.default_figures import default_figures
+from fedjaxsim.report.envelopes import envelope, last
+from fedjaxsim.report.figures import envelope_figure, heat_figure
+from fedjaxsim.report.labels import combination_label, line_styles
+from fedjaxsim.report.plots import save
+from fedjaxsim.report.trade_off import trade_off_figure
+from fedjaxsim.runs.plan import Plan, make_plan
+from fedjaxsim.runs.rows import tidy
+from fedjaxsim.runs.settings import RunConfig
+
+LEVELS = (0.0, 1.0, math.inf)
+RATES = (0.1, 0.3)
+ROUNDS = (0, 5, 10)
+
+
+def accuracy(level: float, z: float, rate: float, round_: int) -> float:
+    """Local learning is best with much noise, global without, and η = 0.3 with any."""
+    share = 1.0 if math.isinf(level) else level / (1 + level)
+    return 0.01 * round_ * (0.5 + share * (0.3 - 0.1 * z)) + 0.1 * rate
+
+
+def results(noises: tuple[float, ...], metric: str = "test_accuracy") -> pa.Table:
+    """Levels of personalization × z × η, where η = 0.1 diverges for the global model."""
+    rows = [
+        {
+            "personalization": level, "noise_multiplier": z, "learning_rate": rate,
+            "round": round_, "train_loss": 1.0, metric: accuracy(level, z, rate, round_),
+            "epsilon": (None if z == 0 and round_ else 0.4 * round_ / (z or 1)),
+            "epsilon_replace": None, "delta": 0.01,
+            "diverged": math.isinf(level) and rate == RATES[0],
+        }
+        for level, z, rate, round_ in itertools.product(LEVELS, noises, RATES, ROUNDS)
+    ]  # fmt: skip
+    table = pa.table({name: [row[name] for row in rows] for name in rows[0]})
+    nothing = pa.nulls(len(rows), pa.float64())
+    return table.set_column(table.column_names.index("epsilon_replace"), "epsilon_replace", nothing)
+
+
+KEYS = ("personalization", "noise_multiplier", "learning_rate")
+
+
+def xs(line: Line2D) -> list[float]:
+    return np.asarray(line.get_xdata(), np.float64).tolist()
+
+
+def ys(line: Line2D) -> list[float]:
+    return np.asarray(line.get_ydata(), np.float64).tolist()
+
+
+def frames(axes: Axes) -> list[tuple[float, float]]:
+    """The lower left corners of the framed cells."""
+    return [patch.get_xy() for patch in axes.patches if isinstance(patch, Rectangle)]
+
+
+def left_axes(figure: Figure) -> list[Axes]:
+    return [axes for axes in figure.axes if axes.get_title()]
+
+
+def legend_texts(figure: Figure) -> list[str]:
+    [legend] = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def drawn(figure: Figure, tmp_path) -> bytes:
+    save(figure, tmp_path / "figure.png")
+    return (tmp_path / "figure.png").read_bytes()[:4]
+
+
+def level_figure(noises: tuple[float, ...], metric: str = "test_accuracy") -> Figure:
+    table = results(noises, metric)
+    best = envelope(table, KEYS, ["learning_rate"], metric)
+    over_all = envelope(table, KEYS, ["learning_rate", "personalization"], metric)
+    return envelope_figure(
+        best, panels=["noise_multiplier"], lines=["personalization"], title="t", best=over_all
+    )
+
+
+def test_an_envelope_has_a_panel_per_noise_and_a_line_per_level(tmp_path):
+    figure = level_figure((0.0, 1.0, 2.0))
+    assert [axes.get_title() for axes in left_axes(figure)] == [
+        "z = 0 (no noise)",
+        "z = 1",
+        "z = 2",
+    ]
+    assert legend_texts(figure) == [
+        "0 (local)", "1", "∞ (global)", "best of all", "spent ε (zero-out, joint DP)",
+    ]  # fmt: skip
+    assert figure.legends[0].get_title().get_text() == "personalization"
+    first = left_axes(figure)[0]
+    assert (first.get_xlabel(), first.get_ylabel()) == ("rounds", "test accuracy (fraction)")
+    local, _, both, black = (ys(line) for line in first.get_lines())
+    np.testing.assert_allclose(local, [accuracy(0, 0, 0.3, t) for t in ROUNDS])
+    np.testing.assert_allclose(both, [accuracy(math.inf, 0, 0.3, t) for t in ROUNDS])
+    np.testing.assert_allclose(black, both)
+    # ε is drawn once for all levels, and not where there is none.
+    right = [axes for axes in figure.axes if axes not in left_axes(figure)]
+    assert [[ys(line)[-1] for line in axes.get_lines()] for axes in right] == [[4.0], [2.0]]
+    assert [axes.get_ylabel() for axes in right] == ["", "ε (zero-out, joint DP)"]
+    assert drawn(figure, tmp_path) == b"\x89PNG"
+
+
+def test_ten_panels_stand_in_two_rows_and_excess_risk_on_a_log_axis(tmp_path):
+    figure = level_figure(tuple(float(z) for z in range(10)), "test_excess_risk")
+    axes = left_axes(figure)
+    drawn(figure, tmp_path)
+    corners = [panel.get_position() for panel in axes]
+    assert len({round(corner.y0, 6) for corner in corners}) == 2
+    assert len({round(corner.x0, 6) for corner in corners}) == 5
+    assert [panel.get_yscale() for panel in axes] == ["log"] * 10
+    assert [bool(panel.get_xlabel()) for panel in axes] == [False] * 5 + [True] * 5
+    assert [bool(panel.get_ylabel()) for panel in axes] == ([True] + [False] * 4) * 2
+
+
+def test_panels_and_legend_do_not_overlap_or_leave_the_figure(tmp_path):
+    figure = level_figure((0.0, 0.5, 1.0, 2.0, 4.0, 8.0))
+    drawn(figure, tmp_path)
+    # Both axes of a panel, with all their texts.
+    panels: dict[tuple[float, ...], list] = {}
+    for axes in figure.axes:
+        panels.setdefault(axes.get_position().bounds, []).append(axes.get_tightbbox())
+    assert sorted(map(len, panels.values())) == [1, 2, 2, 2, 2, 2]
+    boxes = [Bbox.union(parts) for parts in panels.values()]
+    boxes.append(figure.legends[0].get_window_extent())
+    for one, other in itertools.combinations(boxes, 2):
+        assert not one.overlaps(other)
+    width, height = figure.canvas.get_width_height()
+    assert min(min(box.x0, box.y0) for box in boxes) >= -1
+    assert max(box.x1 for box in boxes) <= width + 1
+    assert max(box.y1 for box in boxes) <= height + 1
+
+
+def test_the_band_is_one_standard_error():
+    rows = [
+        {"seed": seed, "lam": 1.0, "round": t, "train_loss": 1.0, "test_accuracy": 0.1 * seed + t,
+         "epsilon": 0.0, "epsilon_replace": 0.0, "delta": 0.1, "diverged": False}
+        for seed in (0, 2) for t in (0, 1)
+    ]  # fmt: skip
+    table = pa.table({name: [row[name] for row in rows] for name in rows[0]})
+    found = envelope(table, ("seed", "lam"), [], "test_accuracy")
+    figure = envelope_figure(found, panels=[], lines=["lam"], title="t")
+    [axes] = figure.axes
+    [band] = axes.collections
+    heights = np.asarray(band.get_paths()[0].vertices)[:, 1]
+    # Mean 0.1 and standard error 0.1 at round 0; one more at round 1.
+    assert sorted(set(np.round(heights, 9))) == [0.0, 0.2, 1.0, 1.2]
+    assert legend_texts(figure) == ["1"]
+
+
+def final(table: pa.Table, best_over: list[str], metric: str = "test_accuracy") -> pa.Table:
+    return last(envelope(table, KEYS, best_over, metric))
+
+
+def test_a_trade_off_has_a_line_per_level_the_best_in_black_and_infinity(tmp_path):
+    table = final(results((0.0, 1.0, 4.0)), ["learning_rate"])
+    figure = trade_off_figure(
+        table, noise=["noise_multiplier"], family=["personalization"], title="t"
+    )
+    [axes] = figure.axes
+    assert axes.get_xscale() == "log"
+    assert axes.get_xlabel() == "ε (zero-out, joint DP) at the end of training, nats"
+    assert legend_texts(figure) == ["0 (local)", "1", "∞ (global)", "best of all"]
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    ends = lines["∞ (global)"]
+    np.testing.assert_allclose(xs(ends), [1.0, 4.0])
+    np.testing.assert_allclose(ys(ends), [accuracy(math.inf, z, 0.3, 10) for z in (4.0, 1.0)])
+    best = lines["best of all"]
+    assert best.get_color() == "black"
+    # With z = 4 local is best, with z = 1 global is.
+    np.testing.assert_allclose(ys(best), [accuracy(0, 4, 0.3, 10), accuracy(math.inf, 1, 0.3, 10)])
+    ticks = [text.get_text() for text in axes.get_xticklabels()]
+    assert ticks == ["1", "2", "∞"]
+    at_infinity = axes.get_xticks()[-1]
+    points = [
+        y
+        for line in axes.get_lines()
+        for x, y in zip(xs(line), ys(line), strict=True)
+        if x == at_infinity
+    ]
+    assert {round(y, 9) for y in points} == {
+        round(accuracy(level, 0, 0.3, 10), 9) for level in LEVELS
+    }
+    assert drawn(figure, tmp_path) == b"\x89PNG"
+
+
+def test_what_releases_nothing_is_a_level_line_or_stands_with_the_others():
+    rows = [
+        {"algorithm": name, "noise_multiplier": z, "round": 9, "metric": "test_accuracy",
+         "value": value, "standard_error": None, "seeds": 1, "epsilon": epsilon}
+        for name, z, value, epsilon in (
+            ("local", None, 0.5, 0.0), ("still", 1.0, 0.3, 0.0), ("pmtl", 1.0, 0.4, 3.0),
+            ("pmtl", 0.5, 0.6, 6.0), ("still", 0.0, 0.2, 0.0), ("pmtl", 0.0, 0.7, None),
+        )
+    ]  # fmt: skip
+    table = pa.Table.from_pylist(rows)
+    figure = trade_off_figure(table, noise=["noise_multiplier"], family=["algorithm"], title="t")
+    [axes] = figure.axes
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    assert set(ys(lines["local"])) == {0.5}
+    assert xs(lines["still"]) == [3.0]
+    assert ys(lines["best of all"]) == [0.5, 0.6]
+
+
+def test_a_map_has_the_final_value_of_each_pair_and_frames_the_best(tmp_path):
+    table = final(results((0.0, 8.0)), [])
+    figure = heat_figure(
+        table, x="learning_rate", y="personalization", panels=["noise_multiplier"], title="t"
+    )
+    first, second = left_axes(figure)
+    assert [text.get_text() for text in first.get_xticklabels()] == ["0.1", "0.3"]
+    assert [text.get_text() for text in first.get_yticklabels()] == ["0 (local)", "1", "∞ (global)"]
+    assert (first.get_xlabel(), first.get_ylabel()) == ("η", "personalization")
+    cells = {text.get_position(): text.get_text() for text in first.texts}
+    assert cells[1, 2] == f"{accuracy(math.inf, 0, 0.3, 10):.3f}"
+    assert cells[0, 2] == "×"
+    assert len(cells) == 6
+    # The best η is 0.3; the best level is global without noise and local with much of it.
+    assert [frames(panel) for panel in (first, second)] == [[(0.5, 1.5)], [(0.5, -0.5)]]
+    assert drawn(figure, tmp_path) == b"\x89PNG"
+
+
+def test_a_map_over_noise_frames_the_best_of_each_level_of_it():
+    table = final(results((0.0, 8.0)), ["learning_rate"])
+    figure = heat_figure(table, x="noise_multiplier", y="personalization", title="t")
+    axes = figure.axes[0]
+    assert frames(axes) == [(-0.5, 1.5), (0.5, -0.5)]
+    risks = final(results((0.0, 8.0), "test_excess_risk"), ["learning_rate"], "test_excess_risk")
+    figure = heat_figure(risks, x="noise_multiplier", y="personalization", title="t")
+    assert frames(figure.axes[0]) == [(-0.5, -0.5), (0.5, 1.5)]
+
+
+def test_figures_of_a_sweep_in_which_all_diverged_are_drawn(tmp_path):
+    table = results((0.0, 1.0), "test_excess_risk")
+    position = table.column_names.index("diverged")
+    table = table.set_column(position, "diverged", pa.array([True] * len(table)))
+    found = envelope(table, KEYS, ["learning_rate"], "test_excess_risk")
+    noise, level = "noise_multiplier", "personalization"
+    figures = [
+        envelope_figure(found, panels=[noise], lines=[level], title="t"),
+        trade_off_figure(last(found), noise=[noise], family=[level], title="t"),
+        heat_figure(last(found), x=noise, y=level, title="t"),
+    ]
+    for figure in figures:
+        assert drawn(figure, tmp_path) == b"\x89PNG"
+
+
+def test_keys_that_are_not_those_of_the_envelope_are_refused():
+    found = envelope(results((1.0,)), KEYS, [], "test_accuracy")
+    message = "must be those of the envelope, personalization, noise_multiplier, learning_rate, got"
+    with pytest.raises(ValueError, match=message):
+        envelope_figure(found, panels=[], lines=["personalization"], title="t")
+    with pytest.raises(ValueError, match=message):
+        heat_figure(last(found), x="learning_rate", y="personalization", title="t")
+    with pytest.raises(ValueError, match="needs at least one row"):
+        trade_off_figure(last(found).slice(0, 0), noise=list(KEYS), family=[], title="t")
+
+
+def test_words_have_dashes_numbers_have_colours():
+    keys = ["algorithm", "lam"]
+    styles = line_styles(keys, [("a", 0.1), ("a", 0.2), ("b", 0.1), ("b", 0.2)])
+    assert [style.label for style in styles.values()] == [
+        "a, λ = 0.1", "a, λ = 0.2", "b, λ = 0.1", "b, λ = 0.2",
+    ]  # fmt: skip
+    assert [style.dashes for style in styles.values()] == ["solid"] * 2 + ["dashed"] * 2
+    assert styles["a", 0.1].colour == styles["b", 0.1].colour != styles["a", 0.2].colour
+    assert combination_label(["noise_multiplier", "target_epsilon"], (None, math.inf)) == (
+        "ε = ∞ (no noise)"
+    )
+    assert combination_label(["noise_multiplier", "target_epsilon"], (None, None)) == (
+        "z and ε not set"
+    )
+
+
+def table_of(plan: Plan) -> pa.Table:
+    """Made-up results of a plan."""
+    return tidy(
+        plan,
+        [
+            {
+                "run": index, "round": t, "train_loss": 1.0,
+                "test_accuracy": 0.01 * t + 0.1 * run.learning_rate,
+                "epsilon": run.target_epsilon if t else 0.0, "delta": 0.1,
+            }
+            for index, run in enumerate(plan.runs) for t in ROUNDS
+        ],
+    )  # fmt: skip
+
+
+def default(*tables: dict) -> dict[str, Figure]:
+    plan = make_plan(RunConfig(), tables)
+    return default_figures(plan, table_of(plan))
+
+
+def test_a_sweep_gets_the_figures_that_suit_its_keys(tmp_path):
+    rates = {"learning_rate": (0.1, 0.3), "seed": (0, 1)}
+    figures = default(rates)
+    assert set(figures) == {"envelopes.png"}
+    assert legend_texts(figures["envelopes.png"]) == ["0.1", "0.3", "best of all"]
+    figures = default({**rates, "lam": (0.1, 1.0, 3.0), "epsilon": (1.0, math.inf)})
+    assert set(figures) == {"envelopes.png", "trade_off.png", "heat.png"}
+    curves = figures["envelopes.png"]
+    assert [axes.get_title() for axes in left_axes(curves)] == ["ε = 1", "ε = ∞ (no noise)"]
+    assert legend_texts(curves)[:4] == ["0.1", "1", "3", "best of all"]
+    assert curves.get_suptitle() == "pmtl on digits; best over η; mean of 2 seeds"
+    assert legend_texts(figures["trade_off.png"]) == ["0.1", "1", "3", "best of all"]
+    axes = left_axes(figures["heat.png"])
+    assert [panel.get_title() for panel in axes] == ["ε = 1", "ε = ∞ (no noise)"]
+    assert (axes[0].get_xlabel(), axes[0].get_ylabel()) == ("η", "λ")
+    for figure in figures.values():
+        assert drawn(figure, tmp_path) == b"\x89PNG"
+
+
+def test_other_sweeps_are_drawn_too(tmp_path):
+    sweeps = [
+        [{"seed": (0, 1, 2)}],
+        [{"epsilon": (1.0, 2.0)}],
+        [{"lam": (0.1, 1.0), "epsilon": (1.0,)}],
+        [{"sampling_rate": (0.1, 0.2), "algorithm": ("pmtl", "fedavg")}],
+        [{"algorithm": ("local",)}, {"epsilon": (1.0,), "lam": (0.1,)}, {"noise_multiplier": (1,)}],
+        [{"delta": (0.1, 0.2), "epsilon": (1.0, 2.0)}],
+        [
+            {
+                "lam": tuple(range(1, 9)),
+                "server_learning_rate": (1.0, 2.0),
+                "clip": tuple(range(1, 4)),
+            }
+        ],
+        [{"model": ("mlp",), "hidden": ((3,), (4, 5)), "learning_rate": (1.0, 2.0)}],
+    ]
+    panels = [len(left_axes(default(*tables)["envelopes.png"])) for tables in sweeps]
+    assert panels == [0, 2, 0, 2, 3, 2, 0, 2]
+    for tables in sweeps:
+        for figure in default(*tables).values():
+            assert drawn(figure, tmp_path) == b"\x89PNG"

@@ -1,0 +1,117 @@
+import ctypes
+import functools
+import itertools
+import operator
+import os
+import signal
+import threading
+
+import jax
+import jax.numpy as jnp
+import pytest
+from problems import HANGS
+
+from fedjaxsim.report.progress import (
+    RunProgress,
+    describe,
+    epsilon_text,
+    print_table,
+    stop_on_interrupt,
+)
+
+RECORD = {"round": 5, "train_loss": 0.51234, "test_accuracy": 0.75, "epsilon": 1.2341}
+
+
+def test_an_evaluation_in_words():
+    assert describe(RECORD, 12.5) == "loss 0.5123  accuracy 0.75  ε 1.235  12.5 rounds/s"
+    record = {"round": 0, "train_loss": None, "test_nmse": 1.25, "epsilon": None}
+    assert describe(record, None) == "loss –  nMSE 1.25  ε ∞"
+
+
+@pytest.mark.parametrize(("epsilon", "text"), [(0.0, "0.000"), (1.0001, "1.001"), (None, "∞")])
+def test_epsilon_is_never_rounded_down(epsilon, text):
+    assert epsilon_text(epsilon) == text
+
+
+def test_without_a_terminal_there_is_one_plain_line_per_evaluation(capsys):
+    with RunProgress("pmtl", 10) as progress:
+        progress.update(RECORD, None)
+        progress.update(RECORD | {"round": 10}, 3.0)
+    output = capsys.readouterr()
+    assert output.out.splitlines() == [
+        "pmtl  5/10  loss 0.5123  accuracy 0.75  ε 1.235",
+        "pmtl  10/10  loss 0.5123  accuracy 0.75  ε 1.235  3 rounds/s",
+    ]
+    assert output.err == ""
+
+
+def test_compiling_is_said_once_between_two_evaluations(capsys):
+    with RunProgress("pmtl", 10) as progress:
+        jax.jit(lambda x: jnp.sin(x) + 1)(1.0)
+        jax.jit(lambda x: jnp.cos(x) + 2)(1.0)
+        progress.update(RECORD, None)
+        compiled = jax.jit(lambda x: jnp.tan(x) + 3)
+        compiled(1.0)
+        progress.update(RECORD, None)
+        compiled(1.0)
+        progress.update(RECORD, None)
+    jax.jit(lambda x: jnp.tan(x) + 4)(1.0)
+    said = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
+    assert said == ["compiling", "5/10", "compiling", "5/10", "5/10"]
+
+
+def test_the_table_has_the_columns_of_what_was_measured(capsys):
+    common = {
+        "epsilon": None, "epsilon_replace": None, "delta": 1e-3, "rounds": 3,
+        "rounds_planned": 3, "interrupted": False, "rounds_per_second": 2.0,
+    }  # fmt: skip
+    print_table(
+        [
+            {"run": "a", "test_accuracy": 0.5, "test_accuracy_p10": 0.25, **common},
+            {"run": "b", "test_nmse": 2.0, **common, "interrupted": True, "rounds_planned": 9},
+        ]
+    )
+    above, header, _, first, second = (
+        line.split() for line in capsys.readouterr().out.splitlines()
+    )
+    assert above == ["ε", "ε", "rounds"]
+    quality = ["accuracy", "p10", "p90", "nMSE", "p10", "p90"]
+    assert header == ["run", *quality, "zero-out", "replace", "δ", "rounds", "per", "s"]
+    assert first == ["a", "0.500", "0.250", "–", "–", "–", "–", "∞", "∞", "0.001", "3", "2"]
+    assert second[4] == "2.000"
+    assert second[-4:] == ["3", "of", "9", "2"]
+
+
+def test_ctrl_c_sets_the_event_and_the_old_handler_comes_back(capfd):
+    before = signal.getsignal(signal.SIGINT)
+    threads = threading.active_count()
+    with stop_on_interrupt() as stop:
+        assert not stop.is_set()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.wait(HANGS)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert threading.active_count() == threads
+    assert "Ctrl-C again to abort" in capfd.readouterr().err
+
+
+def test_ctrl_c_is_answered_while_the_main_thread_is_busy_in_compiled_code():
+    # All of it happens inside one call of `next`, without a bytecode between two steps: no signal
+    # handler of Python's can run. The main thread reads until the observer writes.
+    libc, (reader, writer), byte = ctypes.CDLL(None), os.pipe(), ctypes.create_string_buffer(1)
+    interrupt = functools.partial(libc.kill, os.getpid(), int(signal.SIGINT))
+    read = functools.partial(libc.read, reader, byte, ctypes.c_size_t(1))
+    calls = itertools.chain([interrupt], itertools.repeat(read))
+    noticed = []
+    with stop_on_interrupt() as stop:
+
+        def observe():
+            noticed.append(stop.wait(HANGS))
+            os.write(writer, b"x")
+
+        observer = threading.Thread(target=observe)
+        observer.start()
+        next(filter((1).__eq__, map(operator.call, calls)))
+        observer.join()
+    os.close(reader)
+    os.close(writer)
+    assert noticed == [True]

@@ -1,0 +1,223 @@
+"""Many runs as one program compute what each of them computes alone."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import classification, compilations, least_squares
+
+from fedjaxsim import fedavg, fedprox, local, pmtl, ppsgd
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.synthetic import regression_stream
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.models.known_risk import known_regression
+from fedjaxsim.models.network import mlp
+from fedjaxsim.models.task import softmax
+from fedjaxsim.privacy.doors import adaptive_clipping
+from fedjaxsim.privacy.mechanisms import closed, gaussian
+from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.runs.many import ManyRuns
+from fedjaxsim.simulation import Simulation
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+BASE = Hyperparameters(
+    learning_rate=0.05,
+    lam=0.3,
+    mu=0.2,
+    clip_norm=0.4,
+    noise_multiplier=0.5,
+    sampling_rate=0.6,
+)
+SETTINGS = [
+    BASE.replace(learning_rate=0.02, personalization=0.0, lam=0.0),
+    BASE.replace(noise_multiplier=0.0, personalization=np.inf),
+    BASE.replace(clip_norm=0.1, lam=1.0, personalization=3.0),
+]
+
+
+def agree(many, state, history, runs, simulation, settings, rtol=1e-9):
+    """Every run's state, ledger, metrics and evaluation are those of the run alone."""
+    for index, setting in enumerate(settings):
+        alone, segments = runs(simulation, setting)
+        for a, b in zip(
+            jax.tree.leaves(dataclasses.replace(many.state_of(state, index), key=None)),
+            jax.tree.leaves(dataclasses.replace(alone, key=None)),
+            strict=True,
+        ):
+            assert a.dtype == b.dtype
+            np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-12)
+        for segment, own in zip(history, segments, strict=True):
+            for name, value in own.metrics.items():
+                shared = segment.metrics[name]
+                shared = shared[:, index] if shared.ndim > 1 else shared
+                np.testing.assert_allclose(shared, value, rtol=rtol, atol=1e-12)
+            whole, single = segment.evaluation.summary(), own.evaluation.summary()
+            assert whole.keys() == single.keys()
+            for name, value in single.items():
+                np.testing.assert_allclose(whole[name][index], value, rtol=rtol, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "chunk_map"),
+    [
+        (pmtl, "scan"),
+        (ppsgd, "vmap"),
+        (fedavg, "vmap"),
+        *(
+            pytest.param(algorithm, chunk_map, marks=pytest.mark.thorough)
+            for algorithm, chunk_map in [
+                (pmtl, "vmap"),
+                (ppsgd, "scan"),
+                (fedavg, "scan"),
+                (fedprox, "scan"),
+                (fedprox, "vmap"),
+                (local, "scan"),
+                (local, "vmap"),
+            ]
+        ),
+    ],
+)
+def test_runs_are_those_that_each_setting_makes_alone(algorithm, chunk_map):
+    with jax.enable_x64(True):
+        population, task = least_squares([5, 9, 17, 8, 12], test=0.2)
+        steps = Minibatches(4, steps=1) if algorithm is ppsgd else Minibatches(4, epochs=2)
+        sim = Simulation(
+            algorithm(task),
+            task,
+            population,
+            poisson(5, max_rate=0.6),
+            steps,
+            closed() if algorithm is local else gaussian(),
+            chunk_size=2,
+            chunk_map=chunk_map,
+        )
+        many = ManyRuns(sim, SETTINGS)
+        state, history = many.run(many.init(7), 6, eval_every=3)
+        run_alone = functools.partial(_alone, seed=7, rounds=6, eval_every=3)
+        agree(many, state, history, run_alone, sim, SETTINGS)
+        assert np.std(history[-1].metrics["loss"][-1]) > 0  # the settings do differ
+
+
+def _alone(simulation, setting, seed, rounds, eval_every):
+    return simulation.run(
+        simulation.init(seed, setting, common_noise=True), setting, rounds, eval_every=eval_every
+    )
+
+
+def test_networks_and_adaptive_clipping_agree_too():
+    with jax.enable_x64(True):
+        population, _ = classification([10, 14, 20, 9])
+        model = mlp((4,), 3, hidden=(5,))
+        task = softmax(model, 3)
+        task = task._replace(init=lambda key: jax.tree.map(jnp.float64, model.init(key)))
+        sim = Simulation(
+            ppsgd(task), task, population, everyone(4), Minibatches(3, steps=1), adaptive_clipping()
+        )
+        base = BASE.replace(sampling_rate=1.0, count_noise=2.0, personalization=1.0)
+        settings = [base.replace(learning_rate=rate) for rate in (0.05, 0.1)]
+        many = ManyRuns(sim, settings)
+        state, history = many.run(many.init(1), 4)
+        run_alone = functools.partial(_alone, seed=1, rounds=4, eval_every=None)
+        agree(many, state, history, run_alone, sim, settings)
+
+
+def test_generated_data_and_noise_schedules_agree_too():
+    with jax.enable_x64(True):
+        population, task = regression_stream(6, 8, seed=3), known_regression(8)
+        sim = Simulation(ppsgd(task), task, population, everyone(6), Minibatches(5, steps=1))
+        base = BASE.replace(sampling_rate=1.0)
+        schedules = ([0.5, 0.5, 1.0], [1.0, 2.0, 2.0])
+        settings = [base.replace(noise_multiplier=np.array(z)) for z in schedules]
+        many = ManyRuns(sim, settings)
+        state, history = many.run(many.init(1), 3)
+        run_alone = functools.partial(_alone, seed=1, rounds=3, eval_every=None)
+        agree(many, state, history, run_alone, sim, settings)
+
+
+def test_a_run_that_diverges_changes_no_other():
+    population, task = least_squares([5, 9, 17, 8])
+    sim = Simulation(pmtl(task), task, population, poisson(4), Minibatches(4, steps=2))
+    settings = [BASE, BASE.replace(lam=0.1), BASE.replace(lam=0.2)]
+    wild = [BASE, BASE.replace(lam=1e30, learning_rate=1e30), BASE.replace(lam=0.2)]
+    with_lam = [
+        setting.replace(learning_rate=rate)
+        for setting, rate in zip(settings, (0.05, 0.06, 0.05), strict=True)
+    ]
+    finals = []
+    for chosen in (with_lam, wild):
+        many = ManyRuns(sim, chosen)
+        state, _ = many.run(many.init(0), 5)
+        finals.append(state.personal)
+    tame, broken = (jax.tree.leaves(final) for final in finals)
+    assert not np.all(np.isfinite(np.concatenate([np.ravel(leaf[..., 1]) for leaf in broken])))
+    for a, b in zip(tame, broken, strict=True):
+        np.testing.assert_array_equal(a[..., [0, 2]], b[..., [0, 2]])
+
+
+def test_settings_lie_on_all_devices_and_nothing_is_compiled_twice():
+    population, task = least_squares([5, 9, 17, 8])
+    sim = Simulation(pmtl(task), task, population, poisson(4), Minibatches(4, steps=2))
+    settings = [BASE.replace(lam=lam) for lam in (0.0, 0.1, 0.2)]
+    many = ManyRuns(sim, settings)
+    state, _ = many.run(many.init(0), 2)
+    leaf = state.personal["kernel"]
+    assert len(jax.devices()) == 2
+    assert leaf.shape == (4, 3, 1, 4)  # three settings, the last one repeated
+    assert leaf.sharding.device_set == set(jax.devices())
+    one = ManyRuns(sim, settings, devices=jax.devices()[:1])
+    own, _ = one.run(one.init(0), 2)
+    np.testing.assert_array_equal(own.personal["kernel"], leaf[..., :3])
+    other = many.with_runs(sim, [BASE.replace(lam=0.5), BASE.replace(lam=0.7)])
+    with compilations() as seen:
+        many.run(many.init(5), 2)
+        two, history = other.run(other.init(0), 2)
+    assert not seen
+    assert history[-1].metrics["loss"].shape == (2, 2)
+    alone, _ = sim.run(sim.init(0, BASE, common_noise=True), BASE.replace(lam=0.7), 2)
+    np.testing.assert_allclose(
+        other.state_of(two, 1).personal["kernel"], alone.personal["kernel"], rtol=1e-5
+    )
+
+
+def test_a_state_read_back_goes_on_as_the_run_would_have():
+    population, task = least_squares([5, 9, 17, 8])
+    sim = Simulation(pmtl(task), task, population, poisson(4), Minibatches(4, steps=2))
+    many = ManyRuns(sim, [BASE, BASE.replace(lam=0.1)])
+    whole, _ = many.run(many.init(0), 4)
+    half, _ = many.run(many.init(0), 2)
+    kept = jax.tree.map(
+        lambda leaf: leaf if leaf.dtype == half.key.dtype else np.asarray(leaf), half
+    )
+    resumed, _ = many.run(many.place(kept), 2)
+    for a, b in zip(
+        jax.tree.leaves(whole.personal), jax.tree.leaves(resumed.personal), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+    assert int(resumed.round) == 4
+
+
+def test_input_is_checked():
+    population, task = least_squares([5, 9, 17, 8])
+    sim = Simulation(pmtl(task), task, population, poisson(4), Minibatches(4, steps=2))
+    with pytest.raises(ValueError, match="at least one setting"):
+        ManyRuns(sim, [])
+    with pytest.raises(ValueError, match=r"one sampling_rate, got \[0.5, 0.6\]"):
+        ManyRuns(sim, [BASE, BASE.replace(sampling_rate=0.5)])
+    with pytest.raises(ValueError, match="learning_rate must be finite"):
+        ManyRuns(sim, [BASE, BASE.replace(learning_rate=np.nan)])
+    with pytest.raises(ValueError, match="noise_multiplier must have one shape"):
+        ManyRuns(sim, [BASE, BASE.replace(noise_multiplier=np.ones(3))])
+    many = ManyRuns(sim, [BASE])
+    with pytest.raises(ValueError, match="holds 1 settings, got 2"):
+        many.with_runs(sim, [BASE, BASE])
+    two = ManyRuns(sim, [BASE, BASE.replace(lam=0.1)])
+    with pytest.raises(ValueError, match="mu does not vary in this program"):
+        two.with_runs(sim, [BASE, BASE.replace(mu=0.9)])
+    with pytest.raises(ValueError, match="split must be one of"):
+        many.evaluate(many.init(0), "held-out")
+    with pytest.raises(ValueError, match="rounds must be at least 1"):
+        many.run(many.init(0), 0)
+    assert jnp.ndim(many.init(0).shared.params["bias"]) == 2

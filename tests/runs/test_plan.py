@@ -1,0 +1,205 @@
+import dataclasses
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from fedjaxsim.runs.plan import HYPERPARAMETERS, SweepOptions, make_plan, read_plan, value_type
+from fedjaxsim.runs.settings import RunConfig
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "sweep.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_table_is_a_product_whose_last_key_varies_fastest(tmp_path):
+    plan = read_plan(
+        written(
+            tmp_path,
+            """
+            rounds = 7
+            memory = 3
+            [sweep]
+            learning-rate = [0.1, 1]
+            algorithm = "fedavg"
+            seed = [4, 5]
+            """,
+        )
+    )
+    assert plan.base == RunConfig(rounds=7)
+    assert plan.options == SweepOptions(memory=3.0)
+    assert plan.keys == ("learning_rate", "algorithm", "seed")
+    assert plan.runs == tuple(
+        RunConfig(rounds=7, algorithm="fedavg", learning_rate=rate, seed=seed)
+        for rate, seed in ((0.1, 4), (0.1, 5), (1.0, 4), (1.0, 5))
+    )
+    assert plan.values(2) == {"learning_rate": 1.0, "algorithm": "fedavg", "seed": 4}
+
+
+def test_tables_stand_side_by_side_and_a_run_of_several_is_one(tmp_path):
+    plan = read_plan(
+        written(
+            tmp_path,
+            """
+            lam = 0.5
+            [[sweep]]
+            algorithm = ["pmtl"]
+            lam = [0.5, 0.1]
+            [[sweep]]
+            algorithm = ["fedprox"]
+            mu = [0.1, 0.3]
+            [[sweep]]
+            algorithm = ["fedprox", "pmtl"]
+            """,
+        )
+    )
+    # The third table's runs are the second of the defaults μ = 0.1 and the first.
+    assert [(run.algorithm, run.lam, run.mu) for run in plan.runs] == [
+        ("pmtl", 0.5, 0.1), ("pmtl", 0.1, 0.1), ("fedprox", 0.5, 0.1), ("fedprox", 0.5, 0.3),
+    ]  # fmt: skip
+    assert plan.columns == ("algorithm", "lam", "mu")
+    assert [tuple(plan.values(run).values()) for run in range(4)] == [
+        ("pmtl", 0.5, None), ("pmtl", 0.1, None), ("fedprox", None, 0.1), ("fedprox", None, 0.3),
+    ]  # fmt: skip
+
+
+def test_epsilon_and_noise_displace_each_other(tmp_path):
+    plan = read_plan(
+        written(
+            tmp_path,
+            """
+            noise-multiplier = 2
+            local-epochs = 3
+            [[sweep]]
+            epsilon = [1, inf]
+            [[sweep]]
+            noise_multiplier = [0]
+            local_steps = [5]
+            """,
+        )
+    )
+    assert [(run.epsilon, run.noise_multiplier) for run in plan.runs] == [
+        (1.0, None), (math.inf, None), (None, 0.0),
+    ]  # fmt: skip
+    assert [(run.local_epochs, run.local_steps) for run in plan.runs] == [
+        (3, None), (3, None), (None, 5),
+    ]  # fmt: skip
+    assert plan.columns == ("target_epsilon", "noise_multiplier", "local_steps")
+    assert plan.values(1)["target_epsilon"] == math.inf
+
+
+def test_lists_of_words_and_widths_are_strings_in_tables(tmp_path):
+    path = written(
+        tmp_path,
+        "model = 'mlp'\n[sweep]\nhidden = [[64], [32, 16]]\n"
+        "preprocess = ['unit-rows']\nrounds = [1]",
+    )
+    plan = read_plan(path)
+    assert [run.hidden for run in plan.runs] == [(64,), (32, 16)]
+    assert plan.values(1) == {"hidden": "32,16", "preprocess": "unit-rows", "rounds": 1}
+    assert list(map(value_type, plan.keys)) == [str, str, int]
+    assert list(map(value_type, ("epsilon", "algorithm", "local_steps"))) == [float, str, int]
+
+
+def test_groups_are_the_largest_that_differ_in_hyperparameters_alone():
+    tables = [
+        {
+            "seed": (0, 1), "algorithm": ("pmtl", "fedavg"), "learning_rate": (0.1, 0.3),
+            "epsilon": (1.0, math.inf),
+        },
+        {"noise_multiplier": (0.0, 1.0), "clip": (1.0, math.inf)},
+    ]  # fmt: skip
+    plan = make_plan(RunConfig(), tables)
+    groups = plan.groups()
+    assert sorted(itertools.chain(*groups)) == list(range(20))
+
+    def shared(run):
+        return {k: v for k, v in dataclasses.asdict(run).items() if k not in HYPERPARAMETERS}
+
+    for group in groups:
+        assert all(shared(plan.runs[run]) == shared(plan.runs[group[0]]) for run in group)
+    assert len({str(shared(plan.runs[group[0]])) for group in groups}) == len(groups) == 4
+    # PMTL with seed 0 also has the second table's runs, clipped or not.
+    assert groups[0] == (0, 1, 2, 3, 16, 17, 18, 19)
+
+
+def test_envelopes_are_best_over_the_learning_rate_else_over_what_is_tuned():
+    one = {"learning_rate": (0.1, 1.0), "lam": (1.0,), "epsilon": (1.0,), "seed": (0, 1)}
+    assert make_plan(RunConfig(), [one]).best_over == ("learning_rate",)
+    del one["learning_rate"]
+    assert make_plan(RunConfig(), [one]).best_over == ("lam",)
+    options = SweepOptions(best_over=("epsilon", "lam"))
+    assert make_plan(RunConfig(), [one], options).best_over == ("target_epsilon", "lam")
+
+
+def test_what_was_asked_for_can_be_asked_for_again(tmp_path):
+    tables = [{"epsilon": (1.0, math.inf), "hidden": ((3, 4),)}, {"local_steps": (2,)}]
+    options = SweepOptions(memory=1.5, best_over=("epsilon",))
+    base = RunConfig(model="mlp", rounds=3, preprocess=("unit-rows",))
+    plan = make_plan(base, tables, options)
+    written_down = tomli_w.dumps({**plan.settings(), "resolved": {}, "versions": {"jax": "1"}})
+    again = read_plan(written(tmp_path, written_down))
+    assert again == plan
+    assert again.fingerprint == plan.fingerprint
+
+
+def test_the_fingerprint_follows_what_results_depend_on():
+    table = {"learning_rate": (0.1, 0.3), "seed": (0,)}
+    plan = make_plan(RunConfig(), [table])
+    same = make_plan(RunConfig(out=Path("x")), [table], SweepOptions(memory=9.0, best_over=()))
+    assert same.fingerprint == plan.fingerprint
+    others = [
+        make_plan(RunConfig(rounds=99), [table]),
+        make_plan(RunConfig(), [{**table, "seed": (1,)}]),
+        make_plan(RunConfig(), [{**table, "seed": (0, 1)}]),
+        make_plan(RunConfig(), [{"learning_rate": (0.3, 0.1), "seed": (0,)}]),
+        make_plan(RunConfig(), [{"learning_rate": (0.1, 0.3)}]),
+    ]
+    assert len({plan.fingerprint, *(other.fingerprint for other in others)}) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rounds = 3", r"needs a table \[sweep\]"),
+        ("sweep = 3", r"sweep must be a table \[sweep\] or tables \[\[sweep\]\], got 3"),
+        ("sweep = []", "sweep must be a table"),
+        ("[sweep]", r"\[sweep\] is empty"),
+        ("[sweep]\nlamb = [1]", r"\[sweep\]: unknown key 'lamb' \(did you mean 'lam'\?\)"),
+        ("memori = 1\n[sweep]\nlam = 1", r"unknown key 'memori' \(did you mean 'memory'\?\)"),
+        ("[sweep]\nlam = []", r"lam in \[sweep\] must list at least one value"),
+        ("[sweep]\nseed = [0, 1.5]", r"value 2 of seed in \[sweep\] must be int, got 1.5"),
+        (
+            "[[sweep]]\nlam = 1\n[[sweep]]\nlam = [1, 'x']",
+            r"value 2 of lam in \[\[sweep\]\] number 2 must be float, got 'x'",
+        ),
+        ("[sweep]\nlam = [1, 2, 1.0]", "value 3 of lam in .sweep. repeats value 1, which is 1.0"),
+        ("[sweep]\nlam = [nan]", "must be a number, got nan"),
+        ("[sweep]\nlearning-rate = 1\nlearning_rate = 2", "learning-rate is given twice"),
+        ("[sweep]\nepsilon = 1\nnoise-multiplier = 1", "epsilon and noise-multiplier exclude"),
+        ("[sweep]\nseed = 1\nepsilon = [1, -1]", "the run with seed = 1, epsilon = -1.0: epsilon"),
+        ("out = 'x'\n[sweep]\nseed = 1", "out belongs on the command line"),
+        ("[sweep]\nquiet = [true]", "quiet belongs on the command line"),
+        ("[sweep]\nlam = 1\nmemory = 3", "memory is an option of the sweep: write it above"),
+        ("memory = 0\n[sweep]\nlam = 1", "memory must be a positive number of GB, got 0.0"),
+        ("best-over = ['mu']\n[sweep]\nlam = 1", r"best-over takes swept keys \(lam\), got 'mu'"),
+        ("best-over = ['seed']\n[sweep]\nseed = 1", "best-over cannot hold seed"),
+        ("best-over = ['lam', 'lam']\n[sweep]\nlam = 1", "best-over names 'lam' twice"),
+        ("best-over = 3\n[sweep]\nlam = 1", "best-over must be a list of str, got 3"),
+        ("[sweep", "is not a TOML file"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_name_the_place_and_what_is_allowed(tmp_path, text, message):
+    path = written(tmp_path, text)
+    with pytest.raises(ValueError, match=message) as caught:
+        read_plan(path)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no configuration file .*absent\.toml"):
+        read_plan(tmp_path / "absent.toml")

@@ -1,0 +1,215 @@
+"""`fedjaxsim sweep`, from a file to its results."""
+
+import contextlib
+import json
+import math
+import threading
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from fedjaxsim.cli import main
+from fedjaxsim.runs import sweep as command
+from fedjaxsim.runs.sweep import _cut
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
+BASE = """
+data = "synthetic-stream"
+clients = 20
+algorithm = "ppsgd"
+loss = "squared"
+sampling-rate = 1.0
+clip = 10.0
+rounds = 6
+eval-every = 2
+delta = 1e-3
+"""
+GRID = """
+[sweep]
+seed = [3, 4]
+noise-multiplier = [0, 5]
+personalization = [0.3, inf]
+learning-rate = [0.1, 0.4, 1e30]
+"""
+
+
+def written(path, text):
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def sweep(tmp_path, text, out="out", *flags):
+    file = written(tmp_path / "sweep.toml", text)
+    return main(["sweep", file, "--out", str(tmp_path / out), "--quiet", *flags])
+
+
+def table(tmp_path, out="out"):
+    return pq.read_table(tmp_path / out / "results.parquet").to_pylist()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweep")
+    assert sweep(folder, BASE + GRID) == 0
+    return folder
+
+
+def test_there_is_a_row_for_every_run_and_evaluation(finished):
+    rows = table(finished)
+    assert len(rows) == 24 * 4
+    assert [row["round"] for row in rows[:4]] == [0, 2, 4, 6]
+    assert len({(r["seed"], r["noise_multiplier"], r["personalization"], r["learning_rate"])
+                for r in rows}) == 24  # fmt: skip
+
+
+def test_a_run_of_a_sweep_is_the_run_alone(finished, tmp_path):
+    run = written(
+        tmp_path / "run.toml",
+        BASE + "seed = 4\nnoise-multiplier = 5.0\npersonalization = 0.3\nlearning-rate = 0.4\n",
+    )
+    assert main(["run", run, "--common-noise", "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    alone = [json.loads(line) for line in lines]
+    wanted = (4, 5.0, 0.3, 0.4)
+    keys = ("seed", "noise_multiplier", "personalization", "learning_rate")
+    own = [row for row in table(finished) if tuple(row[key] for key in keys) == wanted]
+    assert len(own) == len(alone) == 4
+    for one, other in zip(own, alone, strict=True):
+        assert one["round"] == other["round"]
+        assert one["epsilon"] == other["epsilon"]
+        for name in ("test_excess_risk", "test_excess_risk_p90", "train_loss"):
+            if other[name] is not None:
+                np.testing.assert_allclose(one[name], other[name], rtol=2e-4)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert own[-1]["epsilon_replace"] == summary["epsilon_replace"]
+
+
+def test_runs_that_diverge_are_marked_and_the_report_says_what_is_not_covered(finished):
+    rows = table(finished)
+    assert {row["learning_rate"] for row in rows if row["diverged"]} == {1e30}
+    assert all(row["diverged"] for row in rows if row["round"] == 6 and row["learning_rate"] > 1)
+    report = json.loads((finished / "out" / "report.json").read_text())
+    assert report["summary"]["diverged"] == 8
+    assert "Choosing the best of a sweep" in report["selection"]
+    promised = {entry["noise_multiplier"]: entry for entry in report["guarantees"]}
+    assert sorted(promised) == [0.0, 5.0]
+    assert [len(entry["runs"]) for entry in promised.values()] == [12, 12]
+    for name in ("envelopes.png", "trade_off.png", "envelopes.parquet", "sweep.toml"):
+        assert (finished / "out" / name).stat().st_size > 0
+
+
+def test_a_finished_sweep_is_not_run_again_and_another_one_is_refused(finished, capsys):
+    before = (finished / "out" / "parts" / "0000.parquet").stat().st_mtime_ns
+    assert sweep(finished, BASE + GRID) == 0
+    assert (finished / "out" / "parts" / "0000.parquet").stat().st_mtime_ns == before
+    assert sweep(finished, BASE + GRID.replace("[3, 4]", "[3, 5]")) == 2
+    assert "--overwrite" in capsys.readouterr().err
+
+
+def test_an_interrupted_sweep_goes_on_where_it_stopped(finished, tmp_path, monkeypatch, capsys):
+    stop = threading.Event()
+
+    @contextlib.contextmanager
+    def interrupted():
+        yield stop
+
+    keep = command._Chunk._keep
+
+    def keep_and_stop(self, state, segment):
+        keep(self, state, segment)
+        if segment.round == 4:
+            stop.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "stop_on_interrupt", interrupted)
+        patch.setattr(command._Chunk, "_keep", keep_and_stop)
+        assert sweep(tmp_path, BASE + GRID) == 130
+    assert "24 of 24 runs to finish" in capsys.readouterr().err
+    seen = []
+    with monkeypatch.context() as patch:
+        patch.setattr(command._Chunk, "_keep", lambda *a: (seen.append(a[2].round), keep(*a))[1])
+        assert sweep(tmp_path, BASE + GRID) == 0
+    assert seen == [6, 0, 2, 4, 6]  # one round was left of the first seed, then the second seed
+    assert_same(table(tmp_path), table(finished))
+
+
+@pytest.mark.parametrize("stops", [[(6, 4), (2, 3)], [(2, 4), (4, 3)]], ids=["between", "inside"])
+def test_a_sweep_cut_into_unequal_chunks_goes_on(tmp_path, monkeypatch, stops):
+    # Seven runs in chunks of four and three; stopped at (round, runs of the chunk).
+    grid = "[sweep]\nlearning-rate = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]\n"
+    monkeypatch.setattr(command, "bytes_per_run", lambda *_: 500_000_000)  # four fit into 2 GB
+    assert sweep(tmp_path, BASE + grid, "whole") == 0
+    keep = command._Chunk._keep
+    for round_, runs in stops:
+        stop = threading.Event()
+
+        def keep_and_stop(self, state, segment, stop=stop, at=(round_, runs)):
+            keep(self, state, segment)
+            if (segment.round, len(self.runs)) == at:
+                stop.set()
+
+        @contextlib.contextmanager
+        def interrupted(stop=stop):
+            yield stop
+
+        with monkeypatch.context() as patch:
+            patch.setattr(command, "stop_on_interrupt", interrupted)
+            patch.setattr(command._Chunk, "_keep", keep_and_stop)
+            assert sweep(tmp_path, BASE + grid) == 130
+    assert sweep(tmp_path, BASE + grid) == 0
+    assert_same(table(tmp_path), table(tmp_path, "whole"))
+
+
+def assert_same(rows, others):
+    for row, other in zip(rows, others, strict=True):
+        for name, value in row.items():
+            if isinstance(value, float) and math.isfinite(value):
+                np.testing.assert_allclose(value, other[name], rtol=1e-4, err_msg=name)
+            elif not isinstance(value, float):
+                assert value == other[name]
+
+
+def test_a_small_budget_cuts_the_sweep_into_chunks_with_the_same_results(finished, tmp_path):
+    assert sweep(tmp_path, "memory = 0.0005\n" + BASE + GRID) == 0
+    assert len(list((tmp_path / "out" / "parts").iterdir())) > 4
+    assert_same(table(tmp_path), table(finished))
+
+
+def test_privacy_targets_become_noise(tmp_path):
+    text = BASE.replace("sampling-rate = 1.0", "sampling-rate = 0.4") + (
+        "[[sweep]]\nepsilon = [1.0, 4.0, inf]\n[[sweep]]\nalgorithm = 'local'\nseed = [0, 1]\n"
+    )
+    assert sweep(tmp_path, text) == 0
+    last = [row for row in table(tmp_path) if row["round"] == 6]
+    assert [row["target_epsilon"] for row in last] == [1.0, 4.0, math.inf, None, None]
+    assert [row["algorithm"] for row in last][3:] == ["local", "local"]
+    for row in last[:2]:
+        assert 0.99 * row["target_epsilon"] < row["epsilon"] <= row["target_epsilon"]
+    assert last[2]["epsilon"] is None
+    assert last[3]["epsilon"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BASE, "needs a table"),
+        (BASE + "[sweep]\nlearning-rate = [0.1, -1]\n", "learning_rate must be finite"),
+        (BASE + "[sweep]\nlearnig-rate = [0.1]\n", "did you mean 'learning-rate'"),
+        ("memory = 0\n" + BASE + GRID, "memory must be a positive number"),
+        (BASE.replace("squared", "softmax") + GRID, "synthetic-stream is a linear regression"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_runs(tmp_path, capsys, text, message):
+    assert sweep(tmp_path, text) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_chunks_are_as_few_as_fit_and_of_about_one_size():
+    assert _cut(range(10), 4) == [(0, 1, 2, 3), (4, 5, 6), (7, 8, 9)]
+    assert _cut([7], 100) == [(7,)]
+    assert _cut([], 3) == []

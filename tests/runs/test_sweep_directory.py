@@ -1,0 +1,309 @@
+import contextlib
+import json
+import math
+import tomllib
+
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fedjaxsim.runs.plan import SweepOptions, make_plan, read_plan
+from fedjaxsim.runs.rows import records, tidy
+from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.sweep_directory import Checkpoint, SweepDirectory
+
+VERSIONS = {"fedjaxsim": "0.1.0", "jax": "0.10.0"}
+TABLES = [
+    {"algorithm": ("pmtl",), "lam": (0.1, 0.3), "epsilon": (1.0, math.inf)},
+    {"algorithm": ("local",), "local_steps": (2,)},
+]
+PLAN = make_plan(RunConfig(rounds=10), TABLES)
+
+
+def rows_of(run: int, accuracy: float = 0.5) -> list[dict]:
+    return [
+        {
+            "run": run, "round": round_, "train_loss": 1.0 / round_ if round_ else None,
+            "test_accuracy": accuracy, "epsilon": 0.1 * round_, "epsilon_replace": 0.2 * round_,
+            "delta": 1e-3,
+        }
+        for round_ in (0, 5, 10)
+    ]  # fmt: skip
+
+
+def directory(path, plan=PLAN, *, overwrite: bool = False) -> SweepDirectory:
+    return SweepDirectory.open(path, plan, VERSIONS, overwrite=overwrite)
+
+
+def test_rows_become_typed_columns_where_null_is_absent_and_nan_stays():
+    rows = [
+        {"run": 4, "round": 0, "train_loss": None, "test_loss": math.nan, "epsilon": 0.0,
+         "epsilon_replace": 0.0, "delta": 0.01},
+        {"run": np.int64(1), "round": np.int32(5), "train_loss": np.float32(0.5),
+         "test_accuracy": 0.25, "epsilon": math.inf, "epsilon_replace": None, "delta": 0.01},
+    ]  # fmt: skip
+    table = tidy(PLAN, rows)
+    expected = {
+        "run": pa.int32(), "algorithm": pa.string(), "lam": pa.float64(),
+        "target_epsilon": pa.float64(), "local_steps": pa.int64(), "round": pa.int32(),
+        "train_loss": pa.float64(), "test_accuracy": pa.float64(), "test_loss": pa.float64(),
+        "epsilon": pa.float64(), "epsilon_replace": pa.float64(), "delta": pa.float64(),
+        "diverged": pa.bool_(),
+    }  # fmt: skip
+    assert {field.name: field.type for field in table.schema} == expected
+    assert table.column_names[:7] == list(expected)[:7]
+    assert table.column_names[-4:] == list(expected)[-4:]
+    first, second = table.to_pylist()
+    assert first == {
+        "run": 1, "algorithm": "pmtl", "lam": 0.1, "target_epsilon": math.inf,
+        "local_steps": None, "round": 5, "train_loss": 0.5, "test_accuracy": 0.25,
+        "test_loss": None, "epsilon": None, "epsilon_replace": None, "delta": 0.01,
+        "diverged": False,
+    }  # fmt: skip
+    assert (second["run"], second["lam"], second["local_steps"]) == (4, None, 2)
+    assert math.isnan(second["test_loss"])
+    assert not second["diverged"]
+
+
+def test_a_swept_delta_is_the_column_that_all_rows_have():
+    plan = make_plan(RunConfig(), [{"delta": (0.1, 0.2)}])
+    table = tidy(plan, [{"run": 1, "round": 0, "train_loss": 1.0, "delta": 0.2}])
+    assert table.column_names.count("delta") == 1
+    assert table["delta"].to_pylist() == [0.2]
+
+
+def test_one_evaluation_of_many_runs_is_one_record_each():
+    columns = {"loss": np.array([0.5, 0.25]), "epsilon": [1.0, None], "delta": 0.1, "x": None}
+    assert records((3, 7), 5, columns) == [
+        {"run": 3, "round": 5, "loss": 0.5, "epsilon": 1.0, "delta": 0.1, "x": None},
+        {"run": 7, "round": 5, "loss": 0.25, "epsilon": None, "delta": 0.1, "x": None},
+    ]
+
+
+def flags(losses, accuracies) -> list[bool]:
+    rows = [
+        {"run": 0, "round": t, "train_loss": loss, "test_accuracy": accuracy, "delta": 0.1}
+        for t, (loss, accuracy) in enumerate(zip(losses, accuracies, strict=True))
+    ]
+    return tidy(PLAN, rows)["diverged"].to_pylist()
+
+
+def test_a_run_that_diverged_is_recorded_from_there_on():
+    fine = [0.5] * 4
+    assert flags([None, 1.0, math.inf, 1.0], fine) == [False, False, True, True]
+    assert flags([None, 1.0, 1.0, 1.0], [0.5, math.nan, 0.5, 0.5]) == [False, True, True, True]
+    # A run may recover from a large loss.
+    assert flags([None, 1.0, 10.5, 9.5], fine) == [False, False, True, False]
+    # A round without participants says nothing new.
+    assert flags([1.0, 10.5, None, 9.5], fine) == [False, True, True, False]
+    # Without test rows there is no metric, in any round.
+    assert flags([None, 1.0, 1.0, 1.0], [math.nan] * 4) == [False] * 4
+
+
+def test_noise_that_undoes_what_was_learned_is_no_divergence():
+    # From 5 down to 0.1 and up again to 4: worse than it was, but better than at first.
+    assert flags([None, 5.0, 0.1, 4.0], [0.5] * 4) == [False] * 4
+
+
+def test_parts_come_back_joined_and_sorted(tmp_path):
+    sweep = directory(tmp_path / "a" / "sweep")
+    assert sweep.join().num_rows == 0
+    sweep.write_part([*rows_of(3), *rows_of(1)])
+    other_metric = [{**row, "test_nmse": 2.0} for row in rows_of(0)]
+    assert sweep.write_part(other_metric).name == "0001.parquet"
+    assert sweep.finished() == {0, 1, 3}
+    table = sweep.join()
+    assert table.equals(pq.read_table(sweep.path / "results.parquet"))
+    assert table["run"].to_pylist() == [0] * 3 + [1] * 3 + [3] * 3
+    assert table["round"].to_pylist() == [0, 5, 10] * 3
+    assert table["test_nmse"].to_pylist() == [2.0] * 3 + [None] * 6
+    assert table.column_names[-5:] == [
+        "test_nmse", "epsilon", "epsilon_replace", "delta", "diverged",
+    ]  # fmt: skip
+
+
+def test_an_interrupted_sweep_goes_on(tmp_path):
+    directory(tmp_path).write_part(rows_of(2))
+    # What a killed process leaves of a part and of a checkpoint.
+    (tmp_path / "parts" / ".0001.parquet.x7a9").write_bytes(b"PAR1 half")
+    (tmp_path / "checkpoint" / ".state.npz").write_bytes(b"PK half")
+    again = directory(tmp_path, make_plan(RunConfig(rounds=10), TABLES, SweepOptions(memory=1.0)))
+    assert again.finished() == {2}
+    assert again.load_checkpoint() is None
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["0000.parquet"]
+    assert again.write_part(rows_of(0)).name == "0001.parquet"
+    assert again.join()["run"].to_pylist() == [0] * 3 + [2] * 3
+
+
+@pytest.mark.parametrize(
+    ("base", "tables", "message"),
+    [
+        (RunConfig(rounds=20), TABLES, r"\(rounds is 10 there and 20 here\)"),
+        (
+            RunConfig(rounds=10),
+            [{**TABLES[0], "lam": (0.1,)}, TABLES[1]],
+            r"\(lam in sweep 1 is \[0.1, 0.3\] there and \[0.1\] here\)",
+        ),
+        (
+            RunConfig(rounds=10),
+            TABLES[:1],
+            "algorithm in sweep 2 is ..local.. there and not set here; local-steps in sweep 2",
+        ),
+        (RunConfig(rounds=1, mu=9, lam=9, alpha=9), TABLES, "and 1 more"),
+    ],
+)
+def test_another_sweep_is_refused_and_the_difference_named(tmp_path, base, tables, message):
+    directory(tmp_path).write_part(rows_of(2))
+    (tmp_path / "heat.png").write_bytes(b"")
+    other = make_plan(base, tables)
+    with pytest.raises(ValueError, match=f"holds another sweep .*{message}.*or say --overwrite"):
+        directory(tmp_path, other)
+    assert directory(tmp_path).finished() == {2}
+    assert directory(tmp_path, other, overwrite=True).finished() == set()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "parts", "sweep.toml"]
+
+
+def test_the_description_asks_for_the_same_sweep(tmp_path):
+    sweep = directory(tmp_path)
+    assert read_plan(tmp_path / "sweep.toml") == PLAN
+    content = tomllib.loads((tmp_path / "sweep.toml").read_text())
+    assert content["versions"] == VERSIONS
+    assert content["resolved"] == {
+        "fingerprint": PLAN.fingerprint, "runs": 5, "groups": 2, "best_over": ["lam"],
+    }  # fmt: skip
+    note = pq.read_schema(sweep.write_part(rows_of(0))).metadata[b"fedjaxsim"]
+    assert json.loads(note) == {"fingerprint": PLAN.fingerprint, "versions": VERSIONS}
+
+
+def test_a_path_that_is_a_file_or_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="must be a directory, and is a file"):
+        directory(tmp_path / "file")
+    with pytest.raises(ValueError, match="cannot be written to: Not a directory"):
+        directory(tmp_path / "file" / "inside")
+
+
+STATE = {
+    "shared['w']": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "file": np.array([True, False]),
+    "allow_pickle": np.uint32(7) * np.ones((), np.uint32),
+    "personal/half": np.asarray(jnp.array([1.5, -2.25], jnp.bfloat16)),
+    "turned": np.arange(6.0).reshape(2, 3).T,
+    "empty": np.zeros((0, 4)),
+}
+
+
+def checkpoint(round_: int = 5) -> Checkpoint:
+    rows = [*rows_of(1)[:2], *rows_of(0)[:2]]
+    rows[1]["test_loss"] = math.nan
+    return Checkpoint((1, 0), round_, rows, STATE)
+
+
+def test_a_checkpoint_comes_back_bit_by_bit(tmp_path):
+    sweep = directory(tmp_path)
+    assert sweep.load_checkpoint() is None
+    sweep.write_checkpoint(checkpoint(round_=3))
+    sweep.write_checkpoint(checkpoint())
+    loaded = directory(tmp_path).load_checkpoint()
+    assert loaded is not None
+    assert (loaded.runs, loaded.round) == ((1, 0), 5)
+    assert loaded.state.keys() == STATE.keys()
+    for name, array in STATE.items():
+        assert loaded.state[name].dtype == array.dtype
+        assert loaded.state[name].shape == array.shape
+        assert loaded.state[name].tobytes() == array.tobytes()
+    # Rows that were kept and rows that follow make the table that all of them make at once.
+    rest = [*rows_of(1)[2:], *rows_of(0)[2:]]
+    whole = tidy(PLAN, [*checkpoint().rows, *rest])
+    assert str(tidy(PLAN, [*loaded.rows, *rest]).to_pylist()) == str(whole.to_pylist())
+
+
+def test_an_interruption_leaves_the_last_checkpoint(tmp_path, monkeypatch):
+    sweep = directory(tmp_path)
+    sweep.write_checkpoint(checkpoint(round_=3))
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "savez", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sweep.write_checkpoint(checkpoint())
+    loaded = sweep.load_checkpoint()
+    assert loaded is not None
+    assert loaded.round == 3
+    assert len(list((tmp_path / "checkpoint").iterdir())) == 1
+
+
+def test_a_part_takes_the_place_of_its_checkpoint(tmp_path):
+    sweep = directory(tmp_path)
+    sweep.write_checkpoint(checkpoint())
+    kept = (tmp_path / "checkpoint" / "state.npz").read_bytes()
+    sweep.write_part([*rows_of(0), *rows_of(1)])
+    assert list((tmp_path / "checkpoint").iterdir()) == []
+    # As after an interruption between the two steps.
+    (tmp_path / "checkpoint" / "state.npz").write_bytes(kept)
+    assert sweep.load_checkpoint() is None
+
+
+def test_damaged_files_are_named(tmp_path):
+    sweep = directory(tmp_path)
+    part = sweep.write_part(rows_of(2))
+    sweep.write_checkpoint(checkpoint())
+    state = tmp_path / "checkpoint" / "state.npz"
+    good = {path: path.read_bytes() for path in (part, state)}
+    # One bit inside an array, and any one inside the runs of a part.
+    column = pq.read_metadata(part).row_group(0).column(0)
+    start = column.dictionary_page_offset
+    inside = {
+        part: range(start, start + column.total_compressed_size),
+        state: [good[state].index(STATE["turned"].tobytes()) + 9],
+    }
+    for path, read in ((part, sweep.finished), (state, sweep.load_checkpoint)):
+        right = str(read())
+        for bad in (b"", good[path][:100], good[path][:-1]):
+            path.write_bytes(bad)
+            with pytest.raises(ValueError, match=f"{path.name} is damaged .*delete it"):
+                read()
+        for at in inside[path]:
+            path.write_bytes(good[path][:at] + bytes([good[path][at] ^ 1]) + good[path][at + 1 :])
+            # A bit that nothing depends on, in a page's statistics say, may be another.
+            with contextlib.suppress(ValueError):
+                assert str(read()) == right
+        path.write_bytes(good[path])
+    assert sweep.finished() == {2}
+    assert sweep.load_checkpoint() is not None
+    (tmp_path / "sweep.toml").write_text("rounds = 10")
+    with pytest.raises(ValueError, match=r"sweep\.toml is damaged"):
+        directory(tmp_path)
+
+
+def test_files_of_another_sweep_and_repeated_runs_are_refused(tmp_path):
+    other = directory(tmp_path / "other", make_plan(RunConfig(rounds=11), TABLES))
+    part = other.write_part(rows_of(2))
+    other.write_checkpoint(checkpoint())
+    sweep = directory(tmp_path / "this")
+    first = sweep.write_part(rows_of(0))
+    (sweep.path / "checkpoint" / "state.npz").write_bytes(
+        (other.path / "checkpoint" / "state.npz").read_bytes()
+    )
+    with pytest.raises(ValueError, match=r"state\.npz belongs to another sweep"):
+        sweep.load_checkpoint()
+    (sweep.path / "parts" / "0001.parquet").write_bytes(first.read_bytes())
+    with pytest.raises(ValueError, match=r"0001\.parquet holds run 0, which an earlier part"):
+        sweep.join()
+    (sweep.path / "parts" / "0001.parquet").write_bytes(part.read_bytes())
+    with pytest.raises(ValueError, match=r"0001\.parquet belongs to another sweep"):
+        sweep.finished()
+
+
+def test_the_report_says_that_choosing_is_not_covered(tmp_path):
+    sweep = directory(tmp_path)
+    sweep.write_report({"best": math.inf, "runs": 5}, {"0": {"epsilon": 1.0}})
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["summary"] == {"best": None, "runs": 5}
+    assert report["guarantees"] == {"0": {"epsilon": 1.0}}
+    assert "best of a sweep" in report["selection"]
+    assert "not covered" in report["selection"]
