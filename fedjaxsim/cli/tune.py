@@ -36,8 +36,8 @@ class Tune:
     config: Positional[Annotated[Path | None, tyro.conf.arg(metavar="[CONFIG.toml]")]] = None
     """A TOML file with the same settings; flags win over it."""
     wrt: Annotated[tuple[str, ...], _NAMES] = ()
-    """What is tuned: learning-rate, server-learning-rate, clip-norm, lam (PMTL), mu (FedProx),
-    personalization (PP-SGD)."""
+    """What is tuned: positive hyperparameters that the algorithm reads, as learning-rate,clip-norm;
+    without it, the error lists them all."""
     seeds: int = 4
     """S, the runs over whose mean is minimized; the same ones at every step."""
     steps: int = 20

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import matplotlib as mpl
 
+from fedjaxsim.hparams import ABOUT, setting_of
 from fedjaxsim.report.plots import COLOURS, DASHES, LABELS
 from fedjaxsim.report.progress import number
 
@@ -15,24 +16,14 @@ NOISE = ("noise_multiplier", "target_epsilon")
 Combination = tuple[Any, ...]
 """The values of several keys; None where a run's table does not set one."""
 
-_KEYS = {
-    "learning_rate": "η",
-    "server_learning_rate": "server η",
-    "lam": "λ",
-    "mu": "μ",
-    "clip": "C",
-    "noise_multiplier": "z",
-    "target_epsilon": "ε",
-    "sampling_rate": "p",
-    "batch_size": "b",
-    "delta": "δ",
+_KEYS = {"target_epsilon": "ε", "batch_size": "b", "delta": "δ"} | {
+    setting_of(name): about.symbol for name, about in ABOUT.items() if about.symbol
 }
 _METRICS = {"test_excess_risk": "test excess risk"} | LABELS
-_MEANING = {
-    ("noise_multiplier", 0.0): "no noise",
-    ("target_epsilon", math.inf): "no noise",
-    ("personalization", 0.0): "local",
-    ("personalization", math.inf): "global",
+_MEANING = {("target_epsilon", math.inf): "no noise"} | {
+    (setting_of(name), value): meaning
+    for name, about in ABOUT.items()
+    for value, meaning in about.meanings.items()
 }
 
 

@@ -24,6 +24,7 @@ from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.transforms import drop_constant_columns, invert, unit_rows
+from fedjaxsim.hparam_fields import HparamFields, about
 from fedjaxsim.hparams import LARGEST_NOISE, SMALLEST_NOISE, Hyperparameters, validate
 from fedjaxsim.models import task as tasks
 from fedjaxsim.models.known_risk import known_regression
@@ -128,14 +129,9 @@ def prepare(config: RunConfig, simulation: Simulation | None = None) -> Experime
     """
     config.validate()
     hparams = Hyperparameters(
-        learning_rate=config.learning_rate,
-        server_learning_rate=config.server_learning_rate,
-        lam=config.lam,
-        mu=config.mu,
-        personalization=config.personalization,
+        **{name: getattr(config, name) for name in about(HparamFields)},
         clip_norm=config.clip,
         noise_multiplier=config.noise_multiplier or 0.0,
-        sampling_rate=config.sampling_rate,
     )
     validate(hparams)
     if not config.clips:

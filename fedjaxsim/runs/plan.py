@@ -26,19 +26,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjaxsim.hparams import ABOUT, setting_of
 from fedjaxsim.runs.reads import unread
 from fedjaxsim.runs.settings import RECORDS, RunConfig, convert, flag, unknown
 
-HYPERPARAMETERS = (
-    "learning_rate",
-    "server_learning_rate",
-    "lam",
-    "mu",
-    "personalization",
-    "clip",
-    "noise_multiplier",
-    "epsilon",
-)
+HYPERPARAMETERS = (*(setting_of(name) for name in ABOUT if name != "sampling_rate"), "epsilon")
 """Settings that are arrays in the compiled program: runs that differ in them alone share it."""
 
 Values = Mapping[str, tuple[Any, ...]]

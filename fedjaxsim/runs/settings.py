@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
+from fedjaxsim.hparam_fields import HparamFields
+
 _MOST = 2**31 - 1
 _MILLION = 10**6
 _LARGEST = {
@@ -64,8 +66,8 @@ def _integers(text: str) -> tuple[int, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
-    """Everything that one run is told; a TOML file has the same keys, with - or _."""
+class _DataSettings:
+    """Where a run's clients come from."""
 
     data: str = "digits"
     """Where the clients come from: digits, synthetic, synthetic-stream (fresh examples in every
@@ -89,15 +91,13 @@ class RunConfig:
     offset_scale: float = 0.1
     """Standard deviation of what is personal in the coefficients of synthetic data."""
 
+
+@dataclasses.dataclass(frozen=True)
+class _SystemSettings:
+    """What is run, and on which model."""
+
     algorithm: Literal["pmtl", "ppsgd", "fedavg", "fedprox", "local"] = "pmtl"
     """The federated algorithm."""
-    lam: float = 0.1
-    """λ of PMTL, the pull of a personal model towards the shared one."""
-    mu: float = 0.1
-    """μ of FedProx, the weight of the proximal term."""
-    personalization: float = 1.0
-    """Level of PP-SGD: 0 is local only; the ratio of the global step to the local one (inf: global
-    only), or the paper's α."""
     parametrization: Literal["grid", "paper"] = "grid"
     """How PP-SGD's level gives its two step sizes; grid is that of the experiments."""
     objective: Literal["average", "weighted"] = "average"
@@ -114,10 +114,13 @@ class RunConfig:
     """The local loss: softmax or one-vs-all (squared; c classes), logistic (labels ±1 or 0/1) or
     squared."""
 
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig(HparamFields, _SystemSettings, _DataSettings):
+    """Everything that one run is told; a TOML file has the same keys, with - or _."""
+
     rounds: int = 100
     """T, the number of communication rounds."""
-    sampling_rate: float = 0.2
-    """p, the probability that a client takes part in a round."""
     local_steps: Annotated[int | None, optional("INT", "local epochs")] = None
     """E, minibatches with replacement per client and round; instead of local epochs (PP-SGD: 1)."""
     passes: Annotated[int | None, optional("INT", "no limit")] = None
@@ -126,17 +129,16 @@ class RunConfig:
     """E, passes over a client's rows per round; instead of local steps."""
     batch_size: int = 10
     """b, rows in a minibatch."""
-    learning_rate: float = 0.1
-    """η, the local learning rate."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """How η changes over rounds: cosine and linear decay to 0."""
     local_optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
     """The clients' optimizer."""
     server_optimizer: Literal["sgd", "momentum", "adam", "adagrad", "yogi"] = "sgd"
     """The server's optimizer, applied to the released mean update."""
-    server_learning_rate: float = 1.0
-    """The server's learning rate; 1 with sgd adds the released update as it is."""
 
+    lam: float = 0.1
+    mu: float = 0.1
+    sampling_rate: float = 0.2
     clip: float = 1.0
     """C, the L2 norm to which a message is clipped; at ε = ∞ nothing is (unless z = 0 is given)."""
     noise_multiplier: Annotated[float | None, optional("FLOAT", "from epsilon")] = None

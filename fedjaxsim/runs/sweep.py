@@ -21,7 +21,7 @@ from fedjaxsim.report.progress import stop_on_interrupt
 from fedjaxsim.runs.build import Experiment, population_of, prepare, versions
 from fedjaxsim.runs.many import ManyRuns
 from fedjaxsim.runs.memory import bytes_per_run
-from fedjaxsim.runs.plan import Plan, read_plan
+from fedjaxsim.runs.plan import HYPERPARAMETERS, Plan, read_plan
 from fedjaxsim.runs.rows import records
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.states import from_arrays, to_arrays
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from fedjaxsim.cli.sweep import Sweep
 
 _GB = 10**9
+_ALIKE: Any = {name: getattr(RunConfig(), name) for name in HYPERPARAMETERS}
+"""The hyperparameters, all alike, so that what is left tells families apart."""
 _BETWEEN_CHECKPOINTS = 60.0
 """Seconds; more where writing one takes long."""
 
@@ -100,7 +102,7 @@ def _families(plan: Plan) -> list[_Family]:
     families: dict[RunConfig, _Family] = {}
     for group in plan.groups():
         first = plan.runs[group[0]]
-        kind = dataclasses.replace(first, **_UNSET, seed=0)
+        kind = dataclasses.replace(first, **_ALIKE, seed=0)
         known = families.get(kind)
         simulation = prepare(first).simulation if known is None else known.simulation
         experiments = [(run, prepare(plan.runs[run], simulation)) for run in group]
@@ -109,19 +111,6 @@ def _families(plan: Plan) -> list[_Family]:
         else:
             known.groups.append(experiments)
     return list(families.values())
-
-
-_UNSET: dict[str, Any] = {
-    "learning_rate": 0.0,
-    "server_learning_rate": 0.0,
-    "lam": 0.0,
-    "mu": 0.0,
-    "personalization": 0.0,
-    "clip": 0.0,
-    "noise_multiplier": None,
-    "epsilon": None,
-}
-"""The hyperparameters, all alike, so that what is left tells families apart."""
 
 
 def _compute(

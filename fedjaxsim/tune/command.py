@@ -8,7 +8,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from fedjaxsim.gradients.hypergradient import EPSILON, check_names
-from fedjaxsim.hparams import SMALLEST_CLIP_NORM, Hyperparameters
+from fedjaxsim.hparams import ABOUT, Hyperparameters, setting_of
 from fedjaxsim.report import plots
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import number, print_guarantee, print_table, stop_on_interrupt
@@ -35,22 +35,11 @@ FAILED = 1
 BOUNDS = 1e4
 """Hyperparameters stay within this factor of their start."""
 
-_TUNABLE = (
-    "learning_rate",
-    "server_learning_rate",
-    "clip_norm",
-    "lam",
-    "mu",
-    "personalization",
-)
-_SETTINGS = {"clip_norm": "clip"}
-"""Settings of a run whose name is not that of the hyperparameter."""
-
 
 def tunable(algorithm: str) -> tuple[str, ...]:
     """The hyperparameters that an algorithm reads, but for those that set the guarantee."""
     read = ("learning_rate", *settings_of(algorithm))
-    return tuple(name for name in _TUNABLE if _SETTINGS.get(name, name) in read)
+    return tuple(name for name in ABOUT if ABOUT[name].tuned and setting_of(name) in read)
 
 
 def prepare_tune(command: "Tune") -> Callable[[], int]:
@@ -68,11 +57,11 @@ def prepare_tune(command: "Tune") -> Callable[[], int]:
         value = getattr(command, name)
         if value is not None and value < least:
             raise ValueError(f"{flag(name)} must be at least {least}, got {value}")
-    start = {name: float(getattr(config, _SETTINGS.get(name, name))) for name in names}
+    start = {name: float(getattr(config, setting_of(name))) for name in names}
     for name, value in start.items():
         if not 0 < value < math.inf:
             raise ValueError(
-                f"{flag(_SETTINGS.get(name, name))} must be positive and finite to be tuned on a "
+                f"{flag(setting_of(name))} must be positive and finite to be tuned on a "
                 f"logarithmic scale, got {value}"
             )
     source = find_source(config, command.public_data, clips="clip_norm" in names)
@@ -245,7 +234,7 @@ def tuned_settings(config: RunConfig, point: Point) -> RunConfig:
       config: the settings that the tuning started from.
       point: the hyperparameters.
     """
-    changes: dict[str, Any] = {_SETTINGS.get(name, name): value for name, value in point.items()}
+    changes: dict[str, Any] = {setting_of(name): value for name, value in point.items()}
     if "clip_norm" in point and not config.clips:
         # At ε = ∞ a run does not clip, unless it is told that z = 0.
         changes |= {"epsilon": None, "noise_multiplier": 0.0}
@@ -253,8 +242,7 @@ def tuned_settings(config: RunConfig, point: Point) -> RunConfig:
 
 
 def _bounds(name: str, start: float) -> tuple[float, float]:
-    least = SMALLEST_CLIP_NORM if name == "clip_norm" else 0.0
-    return max(least, start / BOUNDS), start * BOUNDS
+    return max(ABOUT[name].least, start / BOUNDS), min(ABOUT[name].most, start * BOUNDS)
 
 
 def _row(step: Step, runs: float) -> tuple[Point, float, float, float]:

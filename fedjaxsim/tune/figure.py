@@ -12,19 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from fedjaxsim.hparams import ABOUT
 from fedjaxsim.report.plots import COLOURS, STYLE
 from fedjaxsim.runs.settings import flag
 from fedjaxsim.tune.descent import Path
 from fedjaxsim.tune.objective import Grid
 
-_LABELS = {
-    "learning_rate": "η (learning rate)",
-    "server_learning_rate": "η_s (server learning rate)",
-    "lam": "λ",
-    "mu": "μ",
-    "personalization": "level of personalization",
-    "clip_norm": "C (clip norm)",
-}
 _GRID = "0.35"
 _MOST_IN_PLANES = 3
 _RUNS = "run-equivalents"
@@ -184,4 +177,5 @@ def _name_decades(axis: Axis) -> None:
 
 
 def _label(name: str) -> str:
-    return _LABELS.get(name, flag(name))
+    symbol, label = ABOUT[name].symbol, ABOUT[name].label
+    return f"{symbol} ({label})" if symbol and label else symbol or label or flag(name)

@@ -348,10 +348,10 @@ def test_the_callback_sees_every_segment_and_can_stop():
     [
         ({"sampling_rate": 1.5}, r"sampling_rate must lie in \(0, 1\], got 1\.5"),
         ({"sampling_rate": 0.0}, r"sampling_rate must lie in \(0, 1\], got 0\.0"),
-        ({"noise_multiplier": -1.0}, "noise_multiplier must be finite and at least 0, got -1"),
-        ({"noise_multiplier": np.nan}, "noise_multiplier must be finite and at least 0, got nan"),
+        ({"noise_multiplier": -1.0}, r"noise_multiplier must be finite and at least 0.* got -1"),
+        ({"noise_multiplier": np.nan}, r"noise_multiplier must be finite and at least 0.* got nan"),
         ({"clip_norm": 0.0}, r"clip_norm must be positive .* got 0\.0"),
-        ({"clip_norm": 1e-20}, "clip_norm must be at least 1e-12"),
+        ({"clip_norm": 1e-20}, r"clip_norm must be .* lie in \[1e-12, 1e\+15\], got 1e-20"),
         ({"clip_norm": np.inf}, "needs a finite clip_norm"),
         ({"learning_rate": -0.1}, r"learning_rate must be finite and at least 0, got -0\.1"),
         ({"lam": np.inf}, "lam must be finite and at least 0, got inf"),
