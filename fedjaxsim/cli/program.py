@@ -13,6 +13,7 @@ from fedjaxsim.cli.compare import Compare
 from fedjaxsim.cli.demo import Demo
 from fedjaxsim.cli.privacy import Privacy
 from fedjaxsim.cli.refusals import flags_refused_in_one_line, one_line
+from fedjaxsim.cli.resume import Resume
 from fedjaxsim.cli.run import Run
 from fedjaxsim.cli.start import INTERRUPTED
 from fedjaxsim.cli.sweep import Sweep
@@ -23,7 +24,7 @@ from fedjaxsim.runs.settings import RunConfig, combine, read_toml
 REFUSED = (ValueError, OSError, OverflowError, MemoryError)
 """What bad input raises: values, files that cannot be read, and numbers or sizes too large."""
 
-Command = Run | Sweep | Tune | Compare | Demo | Privacy | Audit | Bench
+Command = Run | Resume | Sweep | Tune | Compare | Demo | Privacy | Audit | Bench
 
 
 def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
@@ -58,6 +59,7 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
 
 def _parse(arguments: Sequence[str], defaults: RunConfig) -> Command:
     run: Any = Annotated[Run, tyro.conf.subcommand("run", default=Run(defaults))]
+    resume: Any = Annotated[Resume, tyro.conf.subcommand("resume")]
     sweep: Any = Annotated[Sweep, tyro.conf.subcommand("sweep")]
     tune: Any = Annotated[Tune, tyro.conf.subcommand("tune", default=Tune(defaults))]
     compare: Any = Annotated[Compare, tyro.conf.subcommand("compare")]
@@ -67,7 +69,7 @@ def _parse(arguments: Sequence[str], defaults: RunConfig) -> Command:
     bench: Any = Annotated[Bench, tyro.conf.subcommand("bench")]
     with flags_refused_in_one_line():
         return tyro.cli(
-            run | sweep | tune | compare | demo | privacy | audit | bench,
+            run | resume | sweep | tune | compare | demo | privacy | audit | bench,
             prog="fedjaxsim",
             description="Private, personalized federated learning, simulated. See also --version.",
             args=arguments,

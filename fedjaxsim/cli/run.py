@@ -1,7 +1,6 @@
 """`fedjaxsim run`."""
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +8,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from fedjaxsim.cli.start import INTERRUPTED, start_jax
+from fedjaxsim.cli.start import CheckpointEvery, start_jax
 from fedjaxsim.runs.settings import RunConfig
 
 
@@ -23,42 +22,12 @@ class Run:
     explain: bool = False
     """Print all of the guarantee, and what it rests on."""
 
+    checkpoint_every: CheckpointEvery = None
+    """Rounds (10) or time (30s, 5min, 2h) between checkpoints, each at the next evaluation."""
+
     def prepare(self) -> Callable[[], int]:
-        """Checks all input; what is returned runs and gives the exit code.
-
-        Raises:
-          FileNotFoundError, ValueError: for bad input.
-        """
+        """As `prepare_run`."""
         start_jax()
-        from fedjaxsim.report.progress import print_guarantee, print_table, stop_on_interrupt
-        from fedjaxsim.runs.build import prepare
-        from fedjaxsim.runs.directory import GUARANTEE, RunDirectory
-        from fedjaxsim.runs.execute import execute
+        from fedjaxsim.runs.command import prepare_run
 
-        config = self.settings
-        experiment = prepare(config)
-        directory = None
-        if config.out is not None:
-            directory = RunDirectory.create(config.out, overwrite=config.overwrite)
-
-        def work() -> int:
-            with stop_on_interrupt() as stop:
-                summary, report = execute(experiment, directory, stop, quiet=config.quiet)
-            print_table([{"run": config.algorithm, **summary}])
-            if summary["diverging"]:
-                print(
-                    "fedjaxsim: warning: the training loss grew to more than ten times its lowest "
-                    "value, so this run diverges; for PMTL with a sampling rate p below 1, a "
-                    "smaller --lam or --server-learning-rate p helps (docs/algorithms.md says why)",
-                    file=sys.stderr,
-                )
-            place = None if directory is None else directory.path / GUARANTEE
-            print_guarantee(report, place, explain=self.explain)
-            if directory is not None:
-                print(f"files in {directory.path}")
-            if not summary["interrupted"]:
-                return 0
-            print(f"stopped by Ctrl-C after {summary['rounds']} rounds", file=sys.stderr)
-            return INTERRUPTED
-
-        return work
+        return prepare_run(self)

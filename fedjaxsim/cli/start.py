@@ -1,5 +1,12 @@
 """What a command does before the first computation, and how programs end."""
 
+from typing import Annotated
+
+from fedjaxsim.runs.settings import optional
+
+CheckpointEvery = Annotated[str | None, optional("N|TIME", "1min, at most 5 %% of the time")]
+"""Of the commands that write checkpoints; `Cadence.parse` reads it."""
+
 INTERRUPTED = 130
 """The exit code of a program that Ctrl-C ended."""
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional
 
-from fedjaxsim.cli.start import start_jax
+from fedjaxsim.cli.start import CheckpointEvery, start_jax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Sweep:
     """Start anew, without the results that the directory already holds."""
     quiet: bool = False
     """No progress bar: one plain line per evaluation."""
+    checkpoint_every: CheckpointEvery = None
+    """Rounds (10) or time (30s, 5min, 2h) between checkpoints, each at the next evaluation."""
 
     def prepare(self) -> Callable[[], int]:
         """As `prepare_sweep`."""

@@ -302,6 +302,37 @@ class _Accounts:
         return found, name, composition.status(name, entries, described)
 
 
+def spent(
+    charges: Sequence[Charged],
+    delta: float,
+    adjacency: Adjacency = "zero_out",
+    view: View = "joint_dp",
+) -> float:
+    """One ε of a `report`, which takes longer; inf where nothing is guaranteed.
+
+    Args:
+      charges: the rounds so far, of one or of several kinds.
+      delta: the total δ in (0, 1).
+      adjacency: "zero_out" or "replace".
+      view: "joint_dp" or "released_sequence".
+    """
+    spent = _spent(charges)
+    if not spent:
+        return 0.0
+    if any(map(_no_guarantee, spent)):
+        return math.inf
+    return _Accounts(spent, delta, None).certified(adjacency, view)[0]
+
+
+def _spent(charges: Sequence[Charged]) -> list[Charged]:
+    """Those that cost something."""
+    return [
+        charged
+        for charged in charges
+        if charged.event.kind != "none" and (charged.entries or charged.overflowed)
+    ]
+
+
 def report(
     charges: Sequence[Charged],
     delta: float,
@@ -332,7 +363,7 @@ def report(
             if charged.event.kind != "none":
                 composition.require_match(accountant, charged.scheme, charged.event)
     open_doors = [charged for charged in charges if charged.event.kind != "none"]
-    spent = [charged for charged in open_doors if charged.entries or charged.overflowed]
+    spent = _spent(charges)
     reason = next(filter(None, map(_no_guarantee, spent)), "")
     if noise is not None and not reason:
         reason = _drawn_twice(itertools.combinations(noise, 2))

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedjaxsim.runs.rows import LAST_COLUMNS
+LAST_COLUMNS = ("epsilon", "epsilon_replace", "delta", "diverged")
+"""The columns of results after the metrics."""
 
 _SEED = "seed"
 _PREFERRED = ("excess_risk", "accuracy", "nmse", "loss")

@@ -1,16 +1,50 @@
 """Files that are written whole or not at all, and JSON that every reader takes."""
 
+import csv
+import io
 import json
 import math
 import os
+import shutil
 import tempfile
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 Record = dict[str, Any]
+
+
+def make_directory(path: Path, names: Sequence[str], kind: str, *, overwrite: bool) -> None:
+    """Makes a directory for results, and with `overwrite` removes those that it holds.
+
+    Args:
+      path: the directory.
+      names: of the files and folders that say that it holds results.
+      kind: of results, for messages.
+      overwrite: whether they are removed, pictures too.
+
+    Raises:
+      ValueError: if the path is a file, cannot be made, or holds such results and may not be
+        overwritten.
+    """
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} must be a directory, and is a file")
+    present = [name for name in names if (path / name).exists()]
+    if present and not overwrite:
+        raise ValueError(
+            f"{path} already holds a {kind} ({', '.join(present)}): choose another directory "
+            "or say --overwrite"
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if overwrite:
+            for old in [*(path / name for name in present), *path.glob("*.png")]:
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written to: {error.strerror}") from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -57,3 +91,60 @@ def write_json(path: Path, value: Any) -> None:
 def print_json(value: Any) -> None:
     """Prints strict JSON."""
     print(_json(value))
+
+
+def lines(records: Iterable[Mapping[str, Any]]) -> bytes:
+    """Records as strict JSON, one a line."""
+    return "".join(
+        json.dumps(strict(record), allow_nan=False) + "\n" for record in records
+    ).encode()
+
+
+def write_csv(path: Path, columns: Mapping[str, Any]) -> None:
+    """Writes a table, atomically; what is not finite stays empty."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*(strict(np.asarray(each)) for each in columns.values()), strict=True))
+    write_atomically(path, text.getvalue().encode())
+
+
+def read_json(path: Path) -> Any:
+    """Reads JSON.
+
+    Raises:
+      ValueError: if the file is damaged.
+    """
+    return parse_json(path.read_text(encoding="utf-8"), path)
+
+
+def parse_json(text: str, path: Path) -> Any:
+    """The content of a file, or of one line of it.
+
+    Raises:
+      ValueError: if it is damaged.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """Reads TOML.
+
+    Raises:
+      ValueError: if the file is damaged.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def write_tables(path: Path, tables: Mapping[str, Any], comment: str = "") -> None:
+    """Writes TOML, atomically, below a line of comment."""
+    import tomli_w
+
+    heading = f"# {comment}\n" if comment else ""
+    write_atomically(path, f"{heading}{tomli_w.dumps(tables)}".encode())

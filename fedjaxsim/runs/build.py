@@ -91,6 +91,7 @@ class Experiment:
         return {
             **self.config.settings(),
             "resolved": {
+                "rounds": self.config.rounds,
                 "clients": self.simulation.num_clients,
                 "capacity": self.simulation.sampling.scheme.capacity,
                 "noise_multiplier": self.noise_multiplier,

@@ -1,77 +1,77 @@
 """One run, watched and kept: from a built experiment to its files."""
 
-import contextlib
-import math
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from threading import Event
-from typing import Self
 
-import jax
 import numpy as np
 
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.privacy import calibration, ledger
+from fedjaxsim.privacy import streams
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.report.files import Record, strict
 from fedjaxsim.report.progress import RunProgress, number
-from fedjaxsim.runs.build import Experiment
+from fedjaxsim.runs.build import Experiment, versions
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.simulation import Segment, SimulationState
+from fedjaxsim.runs.loop import Cadence, OneRun, advance, diverged, fingerprint_of
+
+_OF_SWEEPS = ("run", "epsilon_replace", "delta")
+"""What a record of one run leaves out: it is the same in all of them, or in the summary."""
 
 
 def execute(
-    experiment: Experiment, directory: RunDirectory | None, stop: Event, *, quiet: bool = False
+    experiment: Experiment,
+    directory: RunDirectory | None,
+    stop: Event,
+    *,
+    quiet: bool = False,
+    cadence: Cadence = Cadence(),  # noqa: B008 - it is frozen
+    rounds: int | None = None,
 ) -> tuple[Record, Report]:
     """Runs an experiment, watches it and writes its files.
 
     Args:
       experiment: from `prepare`.
-      directory: where the files go; None writes none.
+      directory: where the files go; None writes none. A run that it holds a checkpoint of goes on.
       stop: once it is set, the run ends after the segment in flight, with all files.
       quiet: no progress bar.
+      cadence: when checkpoints are written.
+      rounds: how many are done at the end; by default those of the settings.
 
     Returns:
       The summary, as `summary.json` holds it, and the privacy report.
     """
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
+    rounds = config.rounds if rounds is None else rounds
     if directory is not None:
-        directory.write_config(experiment.resolved())
-    records: list[Record] = []
-    round_seconds = 0.0
-    with (
-        RunProgress(experiment.title, config.rounds, quiet=quiet) as progress,
-        _Clock().running() as clock,
-    ):
+        tables = experiment.resolved()
+        tables["resolved"]["rounds"] = rounds
+        directory.write_config(tables)
+    with RunProgress(experiment.title, rounds, quiet=quiet) as progress:
 
-        def keep(record: Record, rounds_per_second: float | None = None) -> None:
-            records.append(record)
+        def on_start(rows: list[Record]) -> None:
+            if directory is not None:
+                directory.write_metrics(map(_own, rows))
+
+        def on_rows(rows: list[Record], rounds_per_second: float | None) -> None:
+            [record] = map(_own, rows)
             if directory is not None:
                 directory.append_metrics(record)
             progress.update(strict(record), rounds_per_second)
 
-        def on_segment(state: SimulationState, segment: Segment) -> bool:
-            nonlocal round_seconds
-            round_seconds += clock.lap()
-            record = {
-                "round": segment.round,
-                "train_loss": _train_loss(segment),
-                **segment.evaluation.summary(),
-                "epsilon": _epsilon(experiment, state),
-            }
-            keep(record, segment.round / round_seconds)
-            clock.lap()
-            return not stop.is_set()
-
-        state = simulation.init(config.seed, hparams, common_noise=config.common_noise)
-        evaluation = simulation.evaluate(state, hparams)
-        keep({"round": 0, "train_loss": None, **evaluation.summary(), "epsilon": 0.0})
-        clock.lap()
-        state, history = simulation.run(
-            state, hparams, config.rounds, eval_every=config.eval_every, on_segment=on_segment
+        outcome = advance(
+            OneRun(simulation, hparams, config.common_noise),
+            [experiment],
+            rounds,
+            stop=stop,
+            checkpoints=None if directory is None else directory.checkpoints(about(experiment)),
+            cadence=cadence,
+            extra={"versions": versions()},
+            on_start=on_start,
+            on_rows=on_rows,
         )
-    report = simulation.guarantee(state, experiment.delta)
+    report = simulation.guarantee(outcome.state, experiment.delta)
+    records = [_own(row) for row in outcome.rows]
     last = dict(records[-1])
     done = last.pop("round")
     summary = {
@@ -80,19 +80,18 @@ def execute(
         "model": config.model,
         "clients": simulation.num_clients,
         "rounds": done,
-        "rounds_planned": config.rounds,
-        "interrupted": done < config.rounds,
-        "diverging": diverges([record["train_loss"] for record in records]),
+        "rounds_planned": rounds,
+        "interrupted": done < rounds,
+        "diverging": list(diverged(records))[-1],
         **last,
         "epsilon_replace": report.find("replace", "joint_dp").epsilon,
         "delta": experiment.delta,
         "noise_multiplier": experiment.noise_multiplier,
-        "rounds_per_second": done / round_seconds,
-        "compile_seconds": clock.compile_seconds,
+        "rounds_per_second": done / outcome.seconds,
+        "compile_seconds": outcome.compile_seconds,
     }
     if directory is not None:
-        directory.write_state(state)
-        directory.write_clients(_clients(simulation.population, history[-1].evaluation))
+        directory.write_clients(_clients(simulation.population, outcome.evaluation))
         directory.write_guarantee(report.to_json())
         from fedjaxsim.report import plots
 
@@ -102,31 +101,19 @@ def execute(
     return strict(summary), report
 
 
-def diverges(losses: Sequence[float | None]) -> bool:
-    """Whether the last training loss is not finite, or ten times the lowest one.
-
-    Accuracy can look healthy for long while a model grows without bound.
-    """
-    known = [loss for loss in losses if loss is not None]
-    if not known:
-        return False
-    return not math.isfinite(known[-1]) or known[-1] > 10 * min(known)
-
-
-def _train_loss(segment: Segment) -> float | None:
-    """The mean of the local losses during the segment, every participation with equal weight."""
-    weights = segment.metrics["participants"]
-    losses = np.where(weights > 0, segment.metrics["loss"], 0.0)
-    return float(losses @ weights / weights.sum()) if weights.sum() else None
+def about(experiment: Experiment) -> Mapping[str, str]:
+    """What a run's states follow from, as fingerprints."""
+    settings = streams.fingerprint(
+        experiment.config.settings(), experiment.simulation.noise(experiment.hparams)
+    )
+    return {
+        "settings": settings.astype(">u4").tobytes().hex(),
+        "data": fingerprint_of(experiment.simulation.population),
+    }
 
 
-def _epsilon(experiment: Experiment, state: SimulationState) -> float:
-    """ε so far, zero-out and joint DP: that number of the report alone, the others take longer."""
-    [(scheme, event, charged, _)] = ledger.charged(state.privacy)
-    if not charged:
-        return 0.0
-    [entry] = charged  # z and p are constant here.
-    return calibration.spent(*entry, experiment.delta, scheme, event)
+def _own(row: Record) -> Record:
+    return {name: value for name, value in row.items() if name not in _OF_SWEEPS}
 
 
 def _clients(population: Population, evaluation: Evaluation) -> dict[str, np.ndarray]:
@@ -149,37 +136,3 @@ def _figure_title(experiment: Experiment) -> str:
     else:
         privacy = f"z = {number(experiment.noise_multiplier)}"
     return f"{experiment.title}, {clients}, {privacy}"
-
-
-class _Clock:
-    """Tells the time spent compiling from the time spent computing.
-
-    Attributes:
-      compile_seconds: tracing, lowering and compiling, while the clock runs.
-    """
-
-    def __init__(self):
-        self.compile_seconds = 0.0
-        self._last = 0.0, 0.0
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[Self]:
-        """Listens to the compiler."""
-        jax.monitoring.register_event_duration_secs_listener(self._listen)
-        self.lap()
-        try:
-            yield self
-        finally:
-            jax.monitoring.unregister_event_duration_listener(self._listen)
-
-    def lap(self) -> float:
-        """Seconds since the last lap, without those of compilation."""
-        now = time.perf_counter(), self.compile_seconds
-        seconds = (now[0] - self._last[0]) - (now[1] - self._last[1])
-        self._last = now
-        return max(seconds, 1e-9)
-
-    def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        del kwargs
-        if event.startswith("/jax/core/compile/"):
-            self.compile_seconds += duration_secs

@@ -7,39 +7,18 @@ where nothing is promised) at `delta`; and `diverged`.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
+from fedjaxsim.report.envelopes import LAST_COLUMNS
 from fedjaxsim.report.files import Record
+from fedjaxsim.runs.loop import diverged
 from fedjaxsim.runs.plan import Plan, value_type
 
-LAST_COLUMNS = ("epsilon", "epsilon_replace", "delta", "diverged")
-"""The columns after the metrics."""
-
 _SPENT = ("epsilon", "epsilon_replace")
-_GROWTH = 10
 _TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
-
-
-def records(runs: Sequence[int], round_: int, columns: Mapping[str, Any]) -> list[Record]:
-    """One evaluation of many runs as one record per run.
-
-    Args:
-      runs: S indices of runs.
-      round_: rounds done.
-      columns: by name, (S,) values, or one value or None for all.
-    """
-    table = [
-        [value] * len(runs) if value is None or np.ndim(value) == 0 else list(value)
-        for value in columns.values()
-    ]
-    return [
-        {"run": run, "round": round_, **dict(zip(columns, values, strict=True))}
-        for run, *values in zip(runs, *table, strict=True)
-    ]
 
 
 def tidy(plan: Plan, rows: Iterable[Record]) -> pa.Table:
@@ -52,9 +31,7 @@ def tidy(plan: Plan, rows: Iterable[Record]) -> pa.Table:
         `epsilon`, `epsilon_replace` (None or inf where nothing is promised) and `delta`.
 
     Returns:
-      The table. A run counts as diverged from where its training loss, or a metric that was finite
-      at first, is not finite; and where its training loss is more than ten times its first one. (A
-      run that noise carries away from a good start is worse, and not diverging.)
+      The table; `diverged` is as `loop.diverged` says.
     """
     ordered = sorted(rows, key=lambda row: (row["run"], row["round"]))
     fixed = {"run", *plan.columns, "round", "train_loss", *LAST_COLUMNS}
@@ -63,7 +40,7 @@ def tidy(plan: Plan, rows: Iterable[Record]) -> pa.Table:
     by_run: dict[int, list[Record]] = {}
     for row in ordered:
         by_run.setdefault(int(row["run"]), []).append(row)
-    diverged = [state for of_run in by_run.values() for state in _diverged(of_run, metrics)]
+    broken = [each for of_run in by_run.values() for each in diverged(of_run)]
     swept = {run: plan.values(run) for run in by_run}
     columns: dict[str, pa.Array] = {"run": pa.array([row["run"] for row in ordered], pa.int32())}
     for key, name in zip(plan.keys, plan.columns, strict=True):
@@ -76,7 +53,7 @@ def tidy(plan: Plan, rows: Iterable[Record]) -> pa.Table:
     for name in _SPENT:
         columns[name] = _floats(_promised(row.get(name)) for row in ordered)
     columns["delta"] = _floats(row.get("delta") for row in ordered)
-    columns["diverged"] = pa.array(diverged, pa.bool_())
+    columns["diverged"] = pa.array(broken, pa.bool_())
     return pa.table(columns)
 
 
@@ -87,21 +64,3 @@ def _floats(values: Iterable[Any]) -> pa.Array:
 
 def _promised(epsilon: float | None) -> float | None:
     return None if epsilon is None or not math.isfinite(epsilon) else epsilon
-
-
-def _diverged(rows: Sequence[Record], metrics: Sequence[str]) -> Iterator[bool]:
-    """Whether one run has diverged, evaluation by evaluation."""
-
-    def finite(value: Any) -> bool:
-        return value is None or math.isfinite(value)
-
-    # A metric that has no value from the start (no client has test rows) says nothing.
-    watched = [name for name in metrics if finite(rows[0].get(name))]
-    first, broken, growing = None, False, False
-    for row in rows:
-        loss = row.get("train_loss")
-        broken |= not all(finite(value) for value in (loss, *map(row.get, watched)))
-        if loss is not None and not broken:
-            first = loss if first is None else first
-            growing = loss > _GROWTH * first
-        yield broken or growing

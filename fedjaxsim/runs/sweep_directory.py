@@ -11,26 +11,28 @@ A sweep directory holds
     *.png               figures
 """
 
-import contextlib
 import dataclasses
 import io
 import json
-import os
-import shutil
-import tomllib
-import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import tomli_w
 
-from fedjaxsim.report.files import Record, write_atomically, write_json
+from fedjaxsim.engine.checkpoint import Checkpoint, Checkpoints
+from fedjaxsim.report.envelopes import LAST_COLUMNS
+from fedjaxsim.report.files import (
+    Record,
+    make_directory,
+    read_tables,
+    write_atomically,
+    write_json,
+    write_tables,
+)
 from fedjaxsim.runs.plan import Plan
-from fedjaxsim.runs.rows import LAST_COLUMNS, tidy
+from fedjaxsim.runs.rows import tidy
 from fedjaxsim.runs.settings import flag
 
 SWEEP = "sweep.toml"
@@ -48,26 +50,6 @@ SELECTION = (
 """What every report of a sweep says."""
 
 _METADATA = b"fedjaxsim"
-_STATE = "state/"
-
-
-@dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """A chunk of runs in progress.
-
-    Attributes:
-      runs: their indices, in the order of the engine.
-      round: rounds done.
-      rows: records so far, as `tidy` takes them.
-      state: the arrays of the engine, by name.
-      places: how many runs the engine's arrays hold, repetitions included; None where not known.
-    """
-
-    runs: tuple[int, ...]
-    round: int
-    rows: Sequence[Record]
-    state: Mapping[str, np.ndarray]
-    places: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,15 +60,23 @@ class SweepDirectory:
       path: the directory.
       plan: what is run.
       versions: of the programs, which every part notes.
+      data: a fingerprint of the clients' rows, which a checkpoint belongs to.
     """
 
     path: Path
     plan: Plan
     versions: Mapping[str, str]
+    data: str = ""
 
     @classmethod
     def open(
-        cls, path: Path, plan: Plan, versions: Mapping[str, str], *, overwrite: bool = False
+        cls,
+        path: Path,
+        plan: Plan,
+        versions: Mapping[str, str],
+        data: str = "",
+        *,
+        overwrite: bool = False,
     ) -> "SweepDirectory":
         """Makes the directory, or goes on with the same sweep in it.
 
@@ -94,28 +84,29 @@ class SweepDirectory:
           path: the directory; its parents are made too.
           plan: what is run. A sweep goes on where all its runs are the same.
           versions: of the programs, by name.
+          data: a fingerprint of the clients' rows.
           overwrite: start anew, without the files of the sweep that the directory holds.
 
         Raises:
           ValueError: if the path is a file or cannot be made, or holds another sweep and may not
             be overwritten.
         """
-        if path.exists() and not path.is_dir():
-            raise ValueError(f"{path} must be a directory, and is a file")
         if not overwrite:
             _check_same(path, plan)
-        directory = cls(path, plan, versions)
-        try:
-            if overwrite:
-                directory._clear()
-            for folder in (path / PARTS, path / CHECKPOINT):
-                folder.mkdir(parents=True, exist_ok=True)
-                for unfinished in folder.glob(".*"):
-                    unfinished.unlink()
-            write_atomically(path / SWEEP, tomli_w.dumps(directory._description()).encode())
-        except OSError as error:
-            raise ValueError(f"{path} cannot be written to: {error.strerror}") from error
+        names = (PARTS, CHECKPOINT, RESULTS, ENVELOPES, REPORT, SWEEP) if overwrite else ()
+        make_directory(path, names, "sweep", overwrite=overwrite)
+        directory = cls(path, plan, versions, data)
+        (path / PARTS).mkdir(exist_ok=True)
+        for unfinished in (path / PARTS).glob(".*"):
+            unfinished.unlink()
+        write_tables(path / SWEEP, directory._description())
         return directory
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Of the chunk in progress; notes say which `runs` it has, in how many `places`."""
+        about = {"settings": self.plan.fingerprint, "data": self.data}
+        return Checkpoints(self.path / CHECKPOINT, about)
 
     def finished(self) -> set[int]:
         """The indices of the runs that are done.
@@ -147,57 +138,21 @@ class SweepDirectory:
         path = self.path / PARTS / f"{max(taken, default=-1) + 1:04}.parquet"
         note = json.dumps({"fingerprint": self.plan.fingerprint, "versions": dict(self.versions)})
         _write_table(path, tidy(self.plan, rows).replace_schema_metadata({_METADATA: note}))
-        self._checkpoint.unlink(missing_ok=True)
+        self.checkpoints.clear()
         return path
 
-    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Replaces the checkpoint: rows and state together, in one file."""
-        meta = {
-            "fingerprint": self.plan.fingerprint,
-            "runs": list(map(int, checkpoint.runs)),
-            "round": checkpoint.round,
-            "places": checkpoint.places,
-            "dtypes": {name: str(array.dtype) for name, array in checkpoint.state.items()},
-        }
-        rows = _parquet(tidy(self.plan, checkpoint.rows))
-        arrays = {f"{_STATE}{name}": _plain(array) for name, array in checkpoint.state.items()}
-        with _written(self._checkpoint) as file:
-            np.savez(
-                file,
-                allow_pickle=False,
-                meta=np.frombuffer(json.dumps(meta).encode(), np.uint8),
-                rows=np.frombuffer(rows, np.uint8),
-                **arrays,
-            )
-
-    def load_checkpoint(self) -> Checkpoint | None:
-        """The chunk in progress; None where there is none, or its runs are done.
+    def checkpoint(self) -> Checkpoint | None:
+        """That of the chunk in progress; None where there is none, or its runs are done.
 
         Raises:
-          ValueError: if the file is damaged or belongs to another sweep.
+          ValueError: if it is damaged or belongs to another sweep.
         """
-        path = self._checkpoint
-        if not path.is_file():
+        last = self.checkpoints.last()
+        # The part is written before its checkpoints are removed.
+        if last is not None and set(last.note["runs"]) <= self.finished():
+            self.checkpoints.clear()
             return None
-        try:
-            with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
-                arrays = dict(file)
-            meta = json.loads(arrays["meta"].tobytes())
-            rows = _table(pa.BufferReader(arrays["rows"].tobytes())).to_pylist()
-            state = {
-                name: arrays[f"{_STATE}{name}"].view(np.dtype(dtype))
-                for name, dtype in meta["dtypes"].items()
-            }
-        except (zipfile.BadZipFile, ValueError, EOFError, OSError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path} is damaged ({error}): delete it, and its runs start anew"
-            ) from error
-        if meta["fingerprint"] != self.plan.fingerprint:
-            raise ValueError(f"{path} belongs to another sweep: delete it")
-        # The part is written before its checkpoint is removed.
-        if set(meta["runs"]) <= self.finished():
-            return None
-        return Checkpoint(tuple(meta["runs"]), meta["round"], rows, state, meta.get("places"))
+        return last
 
     def join(self) -> pa.Table:
         """Writes all parts as one table, by run and round, and returns it.
@@ -223,10 +178,6 @@ class SweepDirectory:
         """Writes the summary and the guarantees, and that choosing among runs is not covered."""
         report = {"summary": summary, "selection": SELECTION, "guarantees": guarantees}
         write_json(self.path / REPORT, report)
-
-    @property
-    def _checkpoint(self) -> Path:
-        return self.path / CHECKPOINT / "state.npz"
 
     def _parts(self) -> list[Path]:
         return sorted((self.path / PARTS).glob("[0-9]*.parquet"), key=lambda path: int(path.stem))
@@ -257,24 +208,15 @@ class SweepDirectory:
         }
         return {**self.plan.settings(), "resolved": resolved, "versions": dict(self.versions)}
 
-    def _clear(self) -> None:
-        """Removes the files of a sweep; what says which one it was goes last."""
-        for folder in (PARTS, CHECKPOINT):
-            if (self.path / folder).is_dir():
-                shutil.rmtree(self.path / folder)
-        names = (RESULTS, ENVELOPES, REPORT, SWEEP)
-        for path in (*self.path.glob("*.png"), *(self.path / name for name in names)):
-            path.unlink(missing_ok=True)
-
 
 def _check_same(path: Path, plan: Plan) -> None:
     """That a directory holds no other sweep."""
     if not (path / SWEEP).is_file():
         return
     try:
-        stored = tomllib.loads((path / SWEEP).read_text(encoding="utf-8"))
+        stored = read_tables(path / SWEEP)
         fingerprint = stored["resolved"]["fingerprint"]
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path / SWEEP} is damaged ({error}): choose another directory or say --overwrite"
         ) from error
@@ -302,12 +244,6 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _plain(array: np.ndarray) -> np.ndarray:
-    """An array of numpy's own types, which are all that its file format knows: others as bits."""
-    array = np.ascontiguousarray(array) if array.ndim else array
-    return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
-
-
 def _parquet(table: pa.Table) -> bytes:
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
@@ -326,19 +262,3 @@ def _table(source: Any, columns: Sequence[str] | None = None) -> pa.Table:
     if table.num_rows != expected:
         raise ValueError(f"it must have {expected} rows, got {table.num_rows}")
     return table
-
-
-@contextlib.contextmanager
-def _written(path: Path) -> Iterator[io.BufferedWriter]:
-    """A file that takes the place of `path` once all of it has been written.
-
-    Engine states are too large to be held in memory a second time, as bytes.
-    """
-    temporary = path.with_name(f".{path.name}")
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

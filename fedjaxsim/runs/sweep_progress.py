@@ -1,6 +1,5 @@
 """Watching a sweep on the terminal."""
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,20 +26,20 @@ class SweepProgress(Bar):
     def __init__(self, runs: int, finished: int, *, quiet: bool = False):
         super().__init__("sweep", runs, quiet=quiet)
         self._runs, self._finished = runs, finished
-        self._chunk, self._rounds, self._since, self._first = 0, 1, 0.0, 0
+        self._chunk, self._rounds = 0, 1
 
-    def start(self, runs: int, rounds: int, done: int) -> None:
-        """A chunk of runs begins, or goes on after some rounds."""
+    def start(self, runs: int, rounds: int) -> None:
+        """A chunk of runs begins, or goes on."""
         self._chunk, self._rounds = runs, rounds
-        self._since, self._first = time.perf_counter(), done
 
-    def update(self, round_: int, rows: Sequence[Record]) -> None:
+    def update(self, rows: Sequence[Record], rounds_per_second: float | None) -> None:
         """Shows one evaluation of the chunk.
 
         Args:
-          round_: rounds done.
           rows: one record per run.
+          rounds_per_second: of the chunk, None while unknown.
         """
+        round_ = rows[0]["round"]
         finished = self._finished + self._chunk * round_ / self._rounds
         first, last = self._finished + 1, self._finished + self._chunk
         words = [f"runs {first}–{last} of {self._runs}, round {round_}/{self._rounds}"]
@@ -48,9 +47,8 @@ class SweepProgress(Bar):
             values = [row[key] for row in rows if key in row and np.isfinite(row[key])]
             if values:
                 words.append(f"{label} {number(float(best(values)))}")
-        if round_ > self._first:
-            rate = self._chunk * (round_ - self._first) / (time.perf_counter() - self._since)
-            words.append(f"{number(rate)} run-rounds/s")
+        if rounds_per_second is not None:
+            words.append(f"{number(self._chunk * rounds_per_second)} run-rounds/s")
         if not self.show(completed=finished, words="  ".join(words)):
             print("  ".join(words), flush=True)
         if round_ == self._rounds:

@@ -16,14 +16,13 @@ from problems import HANGS
 from fedjaxsim.cli import Run, main, parse
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.execute import diverges
 from fedjaxsim.runs.settings import RunConfig
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 SMALL = ["--clients", "8", "--rounds", "4", "--eval-every", "2", "--local-steps", "1"]
 FILES = {
-    "config.toml", "metrics.jsonl", "guarantee.json", "summary.json", "clients.csv", "state.npz",
+    "config.toml", "metrics.jsonl", "guarantee.json", "summary.json", "clients.csv", "checkpoints",
     "curves.png",
 }  # fmt: skip
 
@@ -305,7 +304,7 @@ def test_ctrl_c_ends_a_run_with_all_its_files(tmp_path):
         output, errors = process.communicate(timeout=HANGS)
     assert process.returncode == 130, errors
     assert "stopping after the rounds in flight" in errors
-    assert "stopped by Ctrl-C after" in errors
+    assert re.search(rf"stopped by Ctrl-C after \d+ rounds; fedjaxsim resume {out} goes on", errors)
     assert {path.name for path in out.iterdir()} == FILES
     summary = RunDirectory(out).summary()
     assert summary["interrupted"] is True
@@ -325,13 +324,6 @@ def test_a_second_ctrl_c_aborts_in_the_middle_of_a_segment(tmp_path):
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=HANGS) == 130
     assert not (out / "summary.json").exists()
-
-
-def test_a_loss_that_grows_tenfold_or_breaks_is_a_divergence():
-    assert not diverges([None])
-    assert not diverges([None, 2.0, 0.5, 4.9])
-    assert diverges([None, 2.0, 0.5, 5.1])
-    assert diverges([2.0, float("nan")])
 
 
 def test_a_diverging_run_is_warned_about(capsys):

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedjaxsim.cli import main
-from fedjaxsim.runs import execute
+from fedjaxsim.runs import command
 
 _SECONDS = 20
 """Ends a hang; nothing here takes a tenth of it."""
@@ -29,7 +29,7 @@ def answer(tmp_path, monkeypatch, capsys):
     def late(*_):
         raise AssertionError(f"no answer within {_SECONDS} seconds")
 
-    monkeypatch.setattr(execute, "execute", accepted)
+    monkeypatch.setattr(command, "execute", accepted)
     monkeypatch.chdir(tmp_path)
 
     def ask(arguments):

@@ -12,6 +12,7 @@ import pytest
 from fedjaxsim.cli import main
 from fedjaxsim.runs import sweep as command
 from fedjaxsim.runs.sweep import _cut
+from fedjaxsim.runs.sweep_progress import SweepProgress
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -115,21 +116,21 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(finished, tmp_path, monke
     def interrupted():
         yield stop
 
-    keep = command._Chunk._keep
+    show = SweepProgress.update
 
-    def keep_and_stop(self, state, segment):
-        keep(self, state, segment)
-        if segment.round == 4:
+    def show_and_stop(self, rows, speed):
+        show(self, rows, speed)
+        if rows[0]["round"] == 4:
             stop.set()
 
     with monkeypatch.context() as patch:
         patch.setattr(command, "stop_on_interrupt", interrupted)
-        patch.setattr(command._Chunk, "_keep", keep_and_stop)
+        patch.setattr(SweepProgress, "update", show_and_stop)
         assert sweep(tmp_path, BASE + GRID) == 130
     assert "24 of 24 runs to finish" in capsys.readouterr().err
     seen = []
     with monkeypatch.context() as patch:
-        patch.setattr(command._Chunk, "_keep", lambda *a: (seen.append(a[2].round), keep(*a))[1])
+        patch.setattr(SweepProgress, "update", lambda _, rows, __: seen.append(rows[0]["round"]))
         assert sweep(tmp_path, BASE + GRID) == 0
     assert seen == [6, 0, 2, 4, 6]  # one round was left of the first seed, then the second seed
     assert_same(table(tmp_path), table(finished))
@@ -141,13 +142,13 @@ def test_a_sweep_cut_into_unequal_chunks_goes_on(tmp_path, monkeypatch, stops):
     grid = "[sweep]\nlearning-rate = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]\n"
     monkeypatch.setattr(command, "bytes_per_run", lambda *_: 500_000_000)  # four fit into 2 GB
     assert sweep(tmp_path, BASE + grid, "whole") == 0
-    keep = command._Chunk._keep
+    show = SweepProgress.update
     for round_, runs in stops:
         stop = threading.Event()
 
-        def keep_and_stop(self, state, segment, stop=stop, at=(round_, runs)):
-            keep(self, state, segment)
-            if (segment.round, len(self.runs)) == at:
+        def show_and_stop(self, rows, speed, stop=stop, at=(round_, runs)):
+            show(self, rows, speed)
+            if (rows[0]["round"], len(rows)) == at:
                 stop.set()
 
         @contextlib.contextmanager
@@ -156,7 +157,7 @@ def test_a_sweep_cut_into_unequal_chunks_goes_on(tmp_path, monkeypatch, stops):
 
         with monkeypatch.context() as patch:
             patch.setattr(command, "stop_on_interrupt", interrupted)
-            patch.setattr(command._Chunk, "_keep", keep_and_stop)
+            patch.setattr(SweepProgress, "update", show_and_stop)
             assert sweep(tmp_path, BASE + grid) == 130
     assert sweep(tmp_path, BASE + grid) == 0
     assert_same(table(tmp_path), table(tmp_path, "whole"))

@@ -1,6 +1,7 @@
 import contextlib
 import json
 import math
+import shutil
 import tomllib
 
 import jax.numpy as jnp
@@ -10,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedjaxsim.runs.plan import SweepOptions, make_plan, read_plan
-from fedjaxsim.runs.rows import records, tidy
+from fedjaxsim.runs.rows import tidy
 from fedjaxsim.runs.settings import RunConfig
-from fedjaxsim.runs.sweep_directory import Checkpoint, SweepDirectory
+from fedjaxsim.runs.sweep_directory import SweepDirectory
 
 VERSIONS = {"fedjaxsim": "0.1.0", "jax": "0.10.0"}
 TABLES = [
@@ -74,14 +75,6 @@ def test_a_swept_delta_is_the_column_that_all_rows_have():
     assert table["delta"].to_pylist() == [0.2]
 
 
-def test_one_evaluation_of_many_runs_is_one_record_each():
-    columns = {"loss": np.array([0.5, 0.25]), "epsilon": [1.0, None], "delta": 0.1, "x": None}
-    assert records((3, 7), 5, columns) == [
-        {"run": 3, "round": 5, "loss": 0.5, "epsilon": 1.0, "delta": 0.1, "x": None},
-        {"run": 7, "round": 5, "loss": 0.25, "epsilon": None, "delta": 0.1, "x": None},
-    ]
-
-
 def flags(losses, accuracies) -> list[bool]:
     rows = [
         {"run": 0, "round": t, "train_loss": loss, "test_accuracy": accuracy, "delta": 0.1}
@@ -126,12 +119,11 @@ def test_parts_come_back_joined_and_sorted(tmp_path):
 
 def test_an_interrupted_sweep_goes_on(tmp_path):
     directory(tmp_path).write_part(rows_of(2))
-    # What a killed process leaves of a part and of a checkpoint.
+    # What a killed process leaves of a part.
     (tmp_path / "parts" / ".0001.parquet.x7a9").write_bytes(b"PAR1 half")
-    (tmp_path / "checkpoint" / ".state.npz").write_bytes(b"PK half")
     again = directory(tmp_path, make_plan(RunConfig(rounds=10), TABLES, SweepOptions(memory=1.0)))
     assert again.finished() == {2}
-    assert again.load_checkpoint() is None
+    assert again.checkpoint() is None
     assert [path.name for path in (tmp_path / "parts").iterdir()] == ["0000.parquet"]
     assert again.write_part(rows_of(0)).name == "0001.parquet"
     assert again.join()["run"].to_pylist() == [0] * 3 + [2] * 3
@@ -162,7 +154,7 @@ def test_another_sweep_is_refused_and_the_difference_named(tmp_path, base, table
         directory(tmp_path, other)
     assert directory(tmp_path).finished() == {2}
     assert directory(tmp_path, other, overwrite=True).finished() == set()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "parts", "sweep.toml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["parts", "sweep.toml"]
 
 
 def test_the_description_asks_for_the_same_sweep(tmp_path):
@@ -185,96 +177,58 @@ def test_a_path_that_is_a_file_or_cannot_be_made_is_refused(tmp_path):
         directory(tmp_path / "file" / "inside")
 
 
-STATE = {
-    "shared['w']": np.arange(6, dtype=np.float32).reshape(2, 3),
-    "file": np.array([True, False]),
-    "allow_pickle": np.uint32(7) * np.ones((), np.uint32),
-    "personal/half": np.asarray(jnp.array([1.5, -2.25], jnp.bfloat16)),
-    "turned": np.arange(6.0).reshape(2, 3).T,
-    "empty": np.zeros((0, 4)),
-}
-
-
-def checkpoint(round_: int = 5) -> Checkpoint:
+def keep(sweep: SweepDirectory, round_: int = 5) -> None:
+    """A checkpoint of runs 1 and 0."""
     rows = [*rows_of(1)[:2], *rows_of(0)[:2]]
     rows[1]["test_loss"] = math.nan
-    return Checkpoint((1, 0), round_, rows, STATE)
+    note = {"rows": rows, "runs": (1, 0), "places": 2}
+    sweep.checkpoints.save(round_, {"w": jnp.arange(3)}, note)
 
 
-def test_a_checkpoint_comes_back_bit_by_bit(tmp_path):
+def test_rows_that_were_kept_and_rows_that_follow_make_one_table(tmp_path):
     sweep = directory(tmp_path)
-    assert sweep.load_checkpoint() is None
-    sweep.write_checkpoint(checkpoint(round_=3))
-    sweep.write_checkpoint(checkpoint())
-    loaded = directory(tmp_path).load_checkpoint()
+    assert sweep.checkpoint() is None
+    keep(sweep)
+    loaded = directory(tmp_path).checkpoint()
     assert loaded is not None
-    assert (loaded.runs, loaded.round) == ((1, 0), 5)
-    assert loaded.state.keys() == STATE.keys()
-    for name, array in STATE.items():
-        assert loaded.state[name].dtype == array.dtype
-        assert loaded.state[name].shape == array.shape
-        assert loaded.state[name].tobytes() == array.tobytes()
-    # Rows that were kept and rows that follow make the table that all of them make at once.
+    assert (loaded.note["runs"], loaded.note["places"], loaded.round) == ([1, 0], 2, 5)
+    kept = [*rows_of(1)[:2], *rows_of(0)[:2]]
+    kept[1]["test_loss"] = math.nan
     rest = [*rows_of(1)[2:], *rows_of(0)[2:]]
-    whole = tidy(PLAN, [*checkpoint().rows, *rest])
-    assert str(tidy(PLAN, [*loaded.rows, *rest]).to_pylist()) == str(whole.to_pylist())
-
-
-def test_an_interruption_leaves_the_last_checkpoint(tmp_path, monkeypatch):
-    sweep = directory(tmp_path)
-    sweep.write_checkpoint(checkpoint(round_=3))
-
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(np, "savez", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            sweep.write_checkpoint(checkpoint())
-    loaded = sweep.load_checkpoint()
-    assert loaded is not None
-    assert loaded.round == 3
-    assert len(list((tmp_path / "checkpoint").iterdir())) == 1
+    whole = tidy(PLAN, [*kept, *rest])
+    assert str(tidy(PLAN, [*loaded.note["rows"], *rest]).to_pylist()) == str(whole.to_pylist())
 
 
 def test_a_part_takes_the_place_of_its_checkpoint(tmp_path):
     sweep = directory(tmp_path)
-    sweep.write_checkpoint(checkpoint())
-    kept = (tmp_path / "checkpoint" / "state.npz").read_bytes()
+    keep(sweep)
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "kept")
     sweep.write_part([*rows_of(0), *rows_of(1)])
-    assert list((tmp_path / "checkpoint").iterdir()) == []
+    assert not (tmp_path / "checkpoint").exists()
     # As after an interruption between the two steps.
-    (tmp_path / "checkpoint" / "state.npz").write_bytes(kept)
-    assert sweep.load_checkpoint() is None
+    shutil.copytree(tmp_path / "kept", tmp_path / "checkpoint")
+    assert sweep.checkpoint() is None
+    assert not (tmp_path / "checkpoint").exists()
 
 
 def test_damaged_files_are_named(tmp_path):
     sweep = directory(tmp_path)
     part = sweep.write_part(rows_of(2))
-    sweep.write_checkpoint(checkpoint())
-    state = tmp_path / "checkpoint" / "state.npz"
-    good = {path: path.read_bytes() for path in (part, state)}
-    # One bit inside an array, and any one inside the runs of a part.
+    good = part.read_bytes()
+    # Any bit inside the runs of a part.
     column = pq.read_metadata(part).row_group(0).column(0)
     start = column.dictionary_page_offset
-    inside = {
-        part: range(start, start + column.total_compressed_size),
-        state: [good[state].index(STATE["turned"].tobytes()) + 9],
-    }
-    for path, read in ((part, sweep.finished), (state, sweep.load_checkpoint)):
-        right = str(read())
-        for bad in (b"", good[path][:100], good[path][:-1]):
-            path.write_bytes(bad)
-            with pytest.raises(ValueError, match=f"{path.name} is damaged .*delete it"):
-                read()
-        for at in inside[path]:
-            path.write_bytes(good[path][:at] + bytes([good[path][at] ^ 1]) + good[path][at + 1 :])
-            # A bit that nothing depends on, in a page's statistics say, may be another.
-            with contextlib.suppress(ValueError):
-                assert str(read()) == right
-        path.write_bytes(good[path])
+    for bad in (b"", good[:100], good[:-1]):
+        part.write_bytes(bad)
+        with pytest.raises(ValueError, match=r"0000\.parquet is damaged .*delete it"):
+            sweep.finished()
+    for at in range(start, start + column.total_compressed_size):
+        part.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        # A bit that nothing depends on, in a page's statistics say, may be another.
+        with contextlib.suppress(ValueError):
+            assert sweep.finished() == {2}
+    part.write_bytes(good)
     assert sweep.finished() == {2}
-    assert sweep.load_checkpoint() is not None
     (tmp_path / "sweep.toml").write_text("rounds = 10")
     with pytest.raises(ValueError, match=r"sweep\.toml is damaged"):
         directory(tmp_path)
@@ -283,14 +237,12 @@ def test_damaged_files_are_named(tmp_path):
 def test_files_of_another_sweep_and_repeated_runs_are_refused(tmp_path):
     other = directory(tmp_path / "other", make_plan(RunConfig(rounds=11), TABLES))
     part = other.write_part(rows_of(2))
-    other.write_checkpoint(checkpoint())
+    keep(other)
     sweep = directory(tmp_path / "this")
     first = sweep.write_part(rows_of(0))
-    (sweep.path / "checkpoint" / "state.npz").write_bytes(
-        (other.path / "checkpoint" / "state.npz").read_bytes()
-    )
-    with pytest.raises(ValueError, match=r"state\.npz belongs to another sweep"):
-        sweep.load_checkpoint()
+    shutil.copytree(other.path / "checkpoint", sweep.path / "checkpoint")
+    with pytest.raises(ValueError, match="checkpoint/5 was made with other settings"):
+        sweep.checkpoint()
     (sweep.path / "parts" / "0001.parquet").write_bytes(first.read_bytes())
     with pytest.raises(ValueError, match=r"0001\.parquet holds run 0, which an earlier part"):
         sweep.join()

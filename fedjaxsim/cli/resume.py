@@ -1,0 +1,35 @@
+"""`fedjaxsim resume`."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import Positional
+
+from fedjaxsim.cli.start import CheckpointEvery, start_jax
+from fedjaxsim.runs.settings import optional
+
+
+@dataclasses.dataclass(frozen=True)
+class Resume:
+    """Go on with a run that was interrupted or killed, or extend a finished one."""
+
+    directory: Positional[Annotated[Path, tyro.conf.arg(metavar="DIR")]]
+    """Where the run has put its files; the settings are those of its config.toml."""
+    rounds: Annotated[int | None, optional("INT", "as many as planned")] = None
+    """Rounds in all, those that are done included; beyond the plan, more epsilon is spent."""
+    checkpoint_every: CheckpointEvery = None
+    """Rounds (10) or time (30s, 5min, 2h) between checkpoints, each at the next evaluation."""
+    quiet: bool = False
+    """No progress bar: one plain line per evaluation."""
+    explain: bool = False
+    """Print all of the guarantee, and what it rests on."""
+
+    def prepare(self) -> Callable[[], int]:
+        """As `prepare_resume`."""
+        start_jax()
+        from fedjaxsim.runs.command import prepare_resume
+
+        return prepare_resume(self)

@@ -1,0 +1,228 @@
+"""Checkpoints: the whole state of a run, or of many, with what was recorded of it, on Orbax.
+
+A folder holds a folder for each of the last few checkpoints, named by the rounds done. In it lie
+the leaves of the state by their paths in it, random keys as their words, and a note: the leaves'
+types and shapes, the accounts of the ledger, what was recorded, and checksums of all files. The
+note comes last, so a checkpoint is whole or none at all.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjaxsim.engine.program import SimulationState
+from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy.events import Event, Scheme
+
+Tree = TypeVar("Tree")
+
+KEPT = 3
+"""Checkpoints that a folder keeps, the last ones."""
+
+_STATE, _NOTE = "state", "note.json"
+
+
+class Checkpoint(NamedTuple):
+    """One checkpoint, whose state has not been read yet.
+
+    Attributes:
+      folder: where it lies.
+      about: what it is a checkpoint of.
+      note: what was recorded with it.
+      leaves: of the state, by name: type and shape.
+      accounts: of the state's ledger: sampler, mechanism and number of places.
+    """
+
+    folder: Path
+    about: Mapping[str, str]
+    note: dict[str, Any]
+    leaves: Mapping[str, tuple[str, list[int]]]
+    accounts: list[tuple[dict[str, Any], dict[str, Any], int]]
+
+    @property
+    def round(self) -> int:
+        """Rounds done."""
+        return int(self.folder.name)
+
+    def state(self, like: Tree) -> Tree:
+        """The state, with the structure and types of another one, and placed as that is.
+
+        Args:
+          like: a state of the same simulation, from its `init`; its ledger may be another one.
+
+        Raises:
+          ValueError: if the leaves are not those of `like`.
+        """
+        import orbax.checkpoint as ocp
+
+        like = self._with_accounts(like)
+        wanted = dict(_leaves(like))
+        if wanted.keys() != self.leaves.keys():
+            differing = ", ".join(sorted(wanted.keys() ^ self.leaves.keys()))
+            raise ValueError(f"{self.folder} holds another kind of state: {differing} differ")
+        found = {}
+        for name, leaf in wanted.items():
+            raw, (dtype, shape) = _raw(leaf), self.leaves[name]
+            if (str(raw.dtype), list(raw.shape)) != (dtype, shape):
+                expected = f"{raw.dtype}{list(raw.shape)}"
+                raise ValueError(f"{self.folder}: {name} must be {expected}, got {dtype}{shape}")
+            found[name] = np.empty(raw.shape, raw.dtype)
+        args = ocp.args.Composite(**{_STATE: ocp.args.StandardRestore(_filled(found))})
+        with _manager(self.folder.parent) as manager:
+            found |= manager.restore(self.round, args=args)[_STATE]
+        placed = [_placed(found[name], leaf) for name, leaf in wanted.items()]
+        return jax.tree.unflatten(jax.tree.structure(like), placed)
+
+    def _with_accounts(self, like: Any) -> Any:
+        """A state with an account for all that this one was charged for, in its order."""
+        if not isinstance(like, SimulationState):
+            return like
+        kinds = [(Scheme(**scheme), Event(**event), n) for scheme, event, n in self.accounts]
+        if [(each.scheme, each.event) for each in like.privacy.charges] == [k[:2] for k in kinds]:
+            return like
+        privacy = ledger.Ledger(
+            tuple(ledger.no_charges(*kind) for kind in kinds), like.privacy.noise
+        )
+        return dataclasses.replace(like, privacy=privacy)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints:
+    """A folder of checkpoints.
+
+    Attributes:
+      path: the folder, which need not exist.
+      about: fingerprints of what a state follows from (settings, data), by name. A checkpoint with
+        others is refused.
+    """
+
+    path: Path
+    about: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def save(self, round_: int, state: Any, note: Mapping[str, Any]) -> None:
+        """Adds a checkpoint, unless there is one of this round, and removes old ones.
+
+        Args:
+          round_: rounds done.
+          state: any pytree of arrays.
+          note: what JSON can hold; numbers may be infinite or not a number.
+        """
+        import orbax.checkpoint as ocp
+
+        folder = self.path / str(round_)
+        if (folder / _NOTE).exists():
+            return
+        if folder.exists():
+            shutil.rmtree(folder)
+        arrays = {name: _raw(leaf) for name, leaf in _leaves(state)}
+        accounts = state.privacy.charges if isinstance(state, SimulationState) else ()
+        with _manager(self.path) as manager:
+            args = {_STATE: ocp.args.StandardSave(_filled(arrays))}
+            manager.save(round_, args=ocp.args.Composite(**args))
+        content = {
+            "about": dict(self.about),
+            "note": note,
+            "leaves": {name: (str(a.dtype), a.shape) for name, a in arrays.items()},
+            "accounts": [
+                (dataclasses.asdict(a.scheme), dataclasses.asdict(a.event), len(a.rounds))
+                for a in accounts
+            ],
+        }
+        text = json.dumps(content)
+        files = [path for path in (folder / _STATE).rglob("*") if path.is_file()]
+        seal = {
+            "content": text,
+            "checksum": zlib.crc32(text.encode()),
+            "files": {str(path.relative_to(folder)): _checksum(path) for path in files},
+        }
+        # A checkpoint that has its note is whole.
+        unfinished = folder / f".{_NOTE}"
+        unfinished.write_text(json.dumps(seal), encoding="utf-8")
+        os.replace(unfinished, folder / _NOTE)
+
+    def last(self) -> Checkpoint | None:
+        """The last checkpoint, all of which has been checked; None where there is none.
+
+        Raises:
+          ValueError: if it is damaged, or of something else.
+        """
+        notes = [path for path in self.path.glob(f"*/{_NOTE}") if path.parent.name.isdigit()]
+        if not notes:
+            return None
+        folder = max((path.parent for path in notes), key=lambda path: int(path.name))
+        try:
+            seal = json.loads((folder / _NOTE).read_text(encoding="utf-8"))
+            if zlib.crc32(seal["content"].encode()) != seal["checksum"]:
+                raise ValueError(f"{_NOTE} is not what was written")
+            for name, checksum in seal["files"].items():
+                if _checksum(folder / name) != checksum:
+                    raise ValueError(f"{name} is not what was written")
+            found = Checkpoint(folder, **json.loads(seal["content"]))
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            raise ValueError(
+                f"{folder} is damaged ({error}): delete it, to go on from what came before it"
+            ) from error
+        other = [name for name, value in self.about.items() if found.about.get(name) != value]
+        if other:
+            raise ValueError(f"{folder} was made with other {' and '.join(other)} than these here")
+        return found
+
+    def clear(self) -> None:
+        """Removes all checkpoints, and what a killed process has left of one."""
+        if self.path.is_dir():
+            shutil.rmtree(self.path)
+
+
+@contextlib.contextmanager
+def _manager(path: Path) -> Iterator[Any]:
+    """Orbax's manager of a folder; it starts slowly, so that it is imported when it is needed."""
+    import orbax.checkpoint as ocp
+
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=KEPT, enable_async_checkpointing=False, cleanup_tmp_directories=True
+    )
+    manager = ocp.CheckpointManager(path.absolute(), options=options)
+    try:
+        yield manager
+    finally:
+        manager.close()
+
+
+def _leaves(tree: Any) -> list[tuple[str, Any]]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in leaves]
+
+
+def _filled(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Those that hold something: Orbax takes no others."""
+    return {name: array for name, array in arrays.items() if array.size}
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _raw(leaf: Any) -> np.ndarray:
+    """A leaf on the host; of a typed random key its words."""
+    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+
+
+def _placed(saved: np.ndarray, like: Any) -> jax.Array:
+    leaf = jnp.asarray(saved)
+    if _is_key(like):
+        leaf = jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(like))
+    return jax.device_put(leaf, like.sharding) if getattr(like, "committed", False) else leaf
+
+
+def _checksum(path: Path) -> int:
+    return zlib.crc32(path.read_bytes())

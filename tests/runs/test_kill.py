@@ -1,0 +1,258 @@
+"""What was killed and goes on is, bit for bit, what nobody disturbed."""
+
+import dataclasses
+import itertools
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from threading import Event
+
+import jax
+import numpy as np
+import pytest
+from problems import HANGS
+
+from fedjaxsim.engine import checkpoint
+from fedjaxsim.engine.checkpoint import Checkpoints
+from fedjaxsim.privacy.events import Charged, Entry
+from fedjaxsim.privacy.guarantee import report
+from fedjaxsim.runs.build import Experiment, prepare
+from fedjaxsim.runs.directory import RunDirectory
+from fedjaxsim.runs.execute import execute
+from fedjaxsim.runs.loop import Cadence
+from fedjaxsim.runs.settings import RunConfig, read_toml
+from fedjaxsim.simulation import Simulation
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
+SMALL = RunConfig(
+    data="synthetic", clients=10, loss="squared", sampling_rate=0.4, learning_rate=0.01,
+    rounds=7, eval_every=2, local_steps=1, epsilon=3.0,
+)  # fmt: skip
+EVERY = Cadence(rounds=3)
+SAME = ("metrics.jsonl", "guarantee.json", "clients.csv")
+"""Files that hold no time."""
+
+
+class KilledError(BaseException):
+    """The process ends here."""
+
+
+def assert_same(one: RunDirectory, other: RunDirectory, experiment: Experiment) -> None:
+    for name in SAME:
+        assert (one.path / name).read_bytes() == (other.path / name).read_bytes(), name
+    like = experiment.simulation.init(9, experiment.hparams)
+    states = (map(bits, jax.tree.leaves(each.load_state(like))) for each in (one, other))
+    for leaf, same in zip(*states, strict=True):
+        assert leaf == same
+    times = ("rounds_per_second", "compile_seconds")
+    one_summary, other_summary = (
+        {name: value for name, value in each.summary().items() if name not in times}
+        for each in (one, other)
+    )
+    assert one_summary == other_summary
+
+
+def bits(leaf: jax.Array) -> bytes:
+    key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if key else leaf).tobytes()
+
+
+def run(experiment: Experiment, directory: RunDirectory, rounds: int | None = None) -> None:
+    execute(experiment, directory, Event(), quiet=True, cadence=EVERY, rounds=rounds)
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    return prepare(SMALL)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(experiment, tmp_path_factory) -> RunDirectory:
+    directory = RunDirectory.create(tmp_path_factory.mktemp("undisturbed"))
+    run(experiment, directory)
+    return directory
+
+
+def killed_at(moment: int, patch: pytest.MonkeyPatch) -> None:
+    """Ends what runs before or after the so manieth thing that it does to its files."""
+    moments = itertools.count()
+
+    def killing(function):
+        def wrapped(*arguments, **options):
+            if next(moments) == moment:
+                raise KilledError
+            result = function(*arguments, **options)
+            if next(moments) == moment:
+                raise KilledError
+            return result
+
+        return wrapped
+
+    names = ("config", "metrics", "guarantee", "summary", "clients")
+    for name in (*(f"write_{each}" for each in names), "append_metrics"):
+        patch.setattr(RunDirectory, name, killing(getattr(RunDirectory, name)))
+    patch.setattr(Checkpoints, "save", killing(Checkpoints.save))
+    patch.setattr(checkpoint.os, "replace", killing(os.replace))
+
+
+def test_a_run_killed_between_any_two_writes_goes_on_bit_for_bit(
+    experiment, undisturbed, tmp_path, monkeypatch
+):
+    directory = RunDirectory.create(tmp_path)
+    moments = random.Random(1).sample(range(60), 4)
+    for moment in moments:
+        with monkeypatch.context() as patch:
+            killed_at(moment, patch)
+            try:
+                run(experiment, directory)
+            except KilledError:
+                continue
+    run(experiment, directory)
+    assert_same(directory, undisturbed, experiment)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("moment", range(0, 60, 3))
+def test_a_run_killed_at_each_moment_goes_on_bit_for_bit(
+    experiment, undisturbed, tmp_path, monkeypatch, moment
+):
+    directory = RunDirectory.create(tmp_path)
+    with monkeypatch.context() as patch:
+        killed_at(moment, patch)
+        with pytest.raises(KilledError):
+            run(experiment, directory)
+    run(experiment, directory)
+    assert_same(directory, undisturbed, experiment)
+
+
+@pytest.mark.thorough
+def test_a_run_goes_on_over_any_number_of_devices(experiment, undisturbed, tmp_path):
+    simulation = experiment.simulation
+    assert simulation.devices is not None
+    alone = Simulation(
+        simulation.algorithm, simulation.task, simulation.population, simulation.sampling,
+        simulation.minibatches, simulation.mechanism,
+    )  # fmt: skip
+    one = dataclasses.replace(experiment, simulation=alone)
+    directory = RunDirectory(tmp_path / "copy")
+    shutil.copytree(undisturbed.path, directory.path)
+    whole = RunDirectory.create(tmp_path / "whole")
+    for each in (directory, whole):
+        run(one, each, rounds=9)
+    assert directory.metrics()[:5] == undisturbed.metrics()
+    like = alone.init(9, one.hparams)
+    for leaf, same in zip(
+        jax.tree.leaves(directory.load_state(like)), jax.tree.leaves(whole.load_state(like)),
+        strict=True,
+    ):  # fmt: skip
+        if leaf.dtype == np.float32:
+            np.testing.assert_allclose(leaf, same, rtol=1e-5)
+        else:
+            assert bits(leaf) == bits(same)
+
+
+def test_a_finished_run_is_extended_and_spends_what_all_its_rounds_cost(
+    experiment, undisturbed, tmp_path
+):
+    directory = RunDirectory(tmp_path / "copy")
+    shutil.copytree(undisturbed.path, directory.path)
+    run(experiment, directory, rounds=12)
+    records = directory.metrics()
+    # The last evaluation before was of an odd round; the others are where they would have been.
+    assert [record["round"] for record in records] == [0, 2, 4, 6, 7, 8, 10, 12]
+    assert records[:5] == undisturbed.metrics()
+    assert directory.config()["resolved"]["rounds"] == 12
+    assert directory.config()["rounds"] == 7
+    spent = directory.summary()["epsilon"]
+    assert spent > 3.0
+    entry = Entry(experiment.noise_multiplier, 0.4, 12)
+    simulation = experiment.simulation
+    charged = Charged(simulation.sampling.scheme, simulation.mechanism.event, (entry,))
+    assert report([charged], experiment.delta).find("zero_out").epsilon == pytest.approx(spent)
+
+
+def test_another_run_in_its_place_and_damage_are_refused(experiment, undisturbed, tmp_path):
+    directory = RunDirectory(tmp_path / "copy")
+    shutil.copytree(undisturbed.path, directory.path)
+    other = dataclasses.replace(experiment, hparams=experiment.hparams.replace(lam=0.5))
+    with pytest.raises(ValueError, match="checkpoints/7 was made with other settings than these"):
+        run(other, directory)
+    x = experiment.simulation.population.fields["x"].copy()
+    x[0, 0] += 1
+    population = dataclasses.replace(
+        experiment.simulation.population,
+        fields={**experiment.simulation.population.fields, "x": x},
+    )
+    other = dataclasses.replace(
+        experiment, simulation=experiment.simulation.with_population(population)
+    )
+    with pytest.raises(ValueError, match="checkpoints/7 was made with other data than these"):
+        run(other, directory)
+
+
+# --- whole processes ------------------------------------------------------------------------------
+
+KILLS = 5
+PRIVATE = ["--epsilon", "3"]
+
+
+def process(arguments: list[str], devices: int) -> subprocess.Popen[str]:
+    script = (
+        "import sys, jax; from fedjaxsim.engine import sharding;"
+        "sharding.use_all_cores = lambda: None;"
+        f"jax.config.update('jax_num_cpu_devices', {devices});"
+        "from fedjaxsim.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"},
+    )
+
+
+def finish(arguments: list[str], devices: int) -> None:
+    with process(arguments, devices) as running:
+        _, errors = running.communicate(timeout=HANGS)
+    assert running.returncode == 0, errors
+
+
+def kill_after(arguments: list[str], devices: int, words: str, lines: int) -> None:
+    """Starts a process and kills it with so many lines of progress seen."""
+    with process(arguments, devices) as running:
+        assert running.stdout is not None
+        seen = 0
+        for line in running.stdout:
+            seen += words in line
+            if seen > lines:
+                running.kill()
+                break
+        running.wait(timeout=HANGS)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("private", [PRIVATE, []], ids=["private", "not private"])
+def test_processes_that_are_killed_go_on_bit_for_bit(tmp_path, devices, private):
+    flags = [
+        "--quiet", "--data", "synthetic", "--clients", "10", "--loss", "squared",
+        "--sampling-rate", "0.4", "--learning-rate", "0.01", "--local-steps", "1",
+        "--rounds", "400", "--eval-every", "2", *private,
+    ]  # fmt: skip
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    often = ["--checkpoint-every", "6"]
+    finish(["run", *flags, "--out", str(whole)], devices)
+    chance = random.Random(f"{devices}{private}")
+    kill_after(["run", *flags, *often, "--out", str(killed)], devices, "ε", chance.randrange(60))
+    for _ in range(KILLS - 1):
+        again = ["resume", str(killed), "--quiet", *often]
+        kill_after(again, devices, "ε", chance.randrange(60))
+    if not RunDirectory(killed).is_finished():
+        finish(["resume", str(killed), "--quiet"], devices)
+    experiment = prepare(RunConfig(**read_toml(Path(whole, "config.toml"))))
+    assert_same(RunDirectory(killed), RunDirectory(whole), experiment)
