@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from fedjaxsim.cli.sweep import Sweep
 
 _GB = 10**9
-_ALIKE: Any = {name: getattr(RunConfig(), name) for name in HYPERPARAMETERS}
+_ALIKE: Any = {
+    name: getattr(RunConfig(), name) for name in HYPERPARAMETERS if hasattr(RunConfig(), name)
+}
 """The hyperparameters, all alike, so that what is left tells families apart."""
 
 
