@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedjaxsim.models.model import Model
     from fedjaxsim.models.task import Task
     from fedjaxsim.privacy.mechanisms import Mechanism, closed, gaussian
+    from fedjaxsim.privacy.messages import Messages
     from fedjaxsim.privacy.sampling import Sampling, everyone, poisson
     from fedjaxsim.simulation import Segment, Simulation, SimulationState
 
@@ -36,6 +37,7 @@ __all__ = [
     "Evaluation",
     "Hyperparameters",
     "Mechanism",
+    "Messages",
     "Minibatches",
     "Model",
     "Population",
@@ -80,6 +82,7 @@ _HOMES = {
     "models.model": ("Model",),
     "models.task": ("Task",),
     "privacy.mechanisms": ("Mechanism", "closed", "gaussian"),
+    "privacy.messages": ("Messages",),
     "privacy.sampling": ("Sampling", "everyone", "poisson"),
     "simulation": ("Segment", "Simulation", "SimulationState"),
 }

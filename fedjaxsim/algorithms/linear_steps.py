@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.data.minibatches import ClientData, Minibatches
-from fedjaxsim.fast.products import Product
+from fedjaxsim.fast.products import Product, Sealed
 from fedjaxsim.models.task import Linear
 
 PyTree = Any
@@ -58,8 +58,8 @@ def linear_update(
       mu: μ of the penalty (μ/2)‖v − w‖², which shrinks v − w by 1 − ημ before every step.
 
     Returns:
-      The update: {"kernel": a `Product`, "bias": (c,) where there is one}, and the mean loss as
-      from `descend`.
+      The update: {"kernel": a sealed product, "bias": (c,) where there is one}, and the mean loss
+      as from `descend`.
     """
     kernel, bias = params["kernel"], params.get("bias")
     d, c = kernel.shape
@@ -85,7 +85,7 @@ def linear_update(
     rows = steps * size
     empty = (jnp.zeros((rows, d), kernel.dtype), jnp.zeros((rows, c), kernel.dtype))
     left, right, total = data.fold(step, (*empty, jnp.zeros(())))
-    update: PyTree = {"kernel": Product(left, right)}
+    update: PyTree = {"kernel": Sealed(Product(left, right))}
     if bias is not None:  # the kernel of a feature that is always 1
         update["bias"] = jnp.sum(right, axis=0)
     return update, total / jnp.maximum(data.num_steps(), 1)

@@ -14,7 +14,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedjaxsim.algorithm import Algorithm
-from fedjaxsim.fast.products import dense
+from fedjaxsim.fast.products import dense, unsealed
 from fedjaxsim.hparams import Hyperparameters
 
 PyTree = Any
@@ -149,7 +149,7 @@ def with_canaries(
         inner, message, metrics = algorithm.client(
             shared.inner, personal.inner, data, hparams, context
         )
-        flat, unravel = ravel_pytree(dense(message))
+        flat, unravel = ravel_pytree(dense(unsealed(message)))
         basis = shared.directions.astype(flat.dtype)
         is_mine = jnp.asarray(ids) == context.client_id
         clip_norm = hparams.clip_norm

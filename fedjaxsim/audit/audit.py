@@ -20,7 +20,6 @@ import numpy as np
 from jax_privacy.auditing import CanaryScoreAuditor, Split
 
 from fedjaxsim.audit.attacks import Attack, Evidence, likelihood_ratio, with_canaries
-from fedjaxsim.fast import products
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.guarantee import default_delta
 from fedjaxsim.simulation import Simulation, SimulationState
@@ -234,7 +233,7 @@ def _audited(
     """The simulation with canaries in it, their ids (n,) and directions (n, p)."""
     key, arrays = jax.random.key(0, impl="threefry2x32"), hparams.as_arrays()
     message = simulation.message_shapes(key, arrays)
-    size = sum(math.prod(leaf.shape) for leaf in products.leaves(message))
+    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(message))
     if size == 0:
         raise ValueError("the algorithm sends nothing, so there is nothing to audit")
     rng = np.random.default_rng((seed, 0))

@@ -21,7 +21,8 @@ from fedjaxsim.engine.rounds import LARGEST_PASS, Rows
 from fedjaxsim.fast import products
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.task import Task
-from fedjaxsim.privacy.mechanisms import Mechanism, widened
+from fedjaxsim.privacy.mechanisms import Mechanism
+from fedjaxsim.privacy.messages import widened
 from fedjaxsim.privacy.sampling import Sampling
 
 PyTree = Any
@@ -233,7 +234,7 @@ def _several(function: str, returned: Any, names: str) -> Any:
 
 def _require_arrays(function: str, what: str, tree: PyTree) -> None:
     for path, leaf in _leaves(tree):
-        if not isinstance(leaf, (jax.Array, np.ndarray, products.Product)):
+        if not isinstance(leaf, (jax.Array, np.ndarray, products.Sealed)):
             raise _RefusedError(
                 f"{function} must return {what} of arrays, got {_described(leaf)}{_at(path)}"
             )
@@ -276,7 +277,7 @@ def _message(message: PyTree, mechanism: Mechanism) -> PyTree:
             "the algorithm sends nothing, so its mechanism must be closed(): an open door "
             "would be charged for releasing nothing"
         )
-    return widened(message)
+    return products.shapes(widened(message))
 
 
 def _check_metrics(metrics: Any) -> None:
@@ -354,8 +355,8 @@ def _blame_task(functions: Functions, key: jax.Array, rows: Rows, error: Excepti
 
 
 def _leaves(tree: PyTree) -> list[tuple[Any, Any]]:
-    """The leaves of a message or a state with their paths; a product is one leaf."""
-    return jax.tree_util.tree_leaves_with_path(tree, is_leaf=products.is_product)
+    """The leaves of a message or a state with their paths."""
+    return jax.tree_util.tree_leaves_with_path(tree)
 
 
 def _at(path: Any) -> str:

@@ -22,7 +22,8 @@ from fedjaxsim.fast import products, threefry
 from fedjaxsim.fast.in_place import put, take
 from fedjaxsim.fast.products import Product
 from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism, along_clients, sum_clients, widened
+from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism
+from fedjaxsim.privacy.messages import Messages, along_clients, widened
 from fedjaxsim.privacy.sampling import Cohort
 
 PyTree = Any
@@ -304,7 +305,7 @@ def run_cohort(
     chunk = _scanned_chunk if chunking.map == "scan" else _mapped_chunk
 
     def add(accumulator, messages, mask, ids):
-        return mechanism.add(accumulator, messages, mask, ids, mechanism_state, hparams)
+        return mechanism.add(accumulator, Messages(messages), mask, ids, mechanism_state, hparams)
 
     def run_chunk(operands):
         (store, accumulator, totals), (slots, ids, mask) = operands
@@ -322,7 +323,7 @@ def run_cohort(
         return jax.lax.cond(filled, run_chunk, lambda operands: operands[0], (carry, places)), None
 
     places = _pad(slots, cohort, jax.tree.leaves(store), size)
-    start = (store, mechanism.zero(message), zero_metrics)
+    start = (store, mechanism.zero(products.shapes(message)), zero_metrics)
     (store, accumulator, totals), _ = jax.lax.scan(body, start, places)
     return CohortResult(store, accumulator, totals)
 
@@ -383,8 +384,11 @@ def _mapped_chunk(one, add, rows, ids, mask, accumulator, totals, full, remateri
         rows, accumulator, totals = operands
         rows, messages, metrics = jax.vmap(one)(rows, ids)
         accumulator = add(accumulator, messages, mask, ids)
-        present = jax.tree.map(lambda leaf: jnp.where(along_clients(mask, leaf), leaf, 0), metrics)
-        return rows, accumulator, jax.tree.map(jnp.add, totals, sum_clients(present))
+
+        def add_present(total, leaf):
+            return total + jnp.sum(jnp.where(along_clients(mask, leaf), leaf, 0), axis=0)
+
+        return rows, accumulator, jax.tree.map(add_present, totals, metrics)
 
     def unless_empty(operands):
         return jax.lax.cond(jnp.any(mask), work, lambda operands: operands, operands)

@@ -17,9 +17,10 @@ import numpy as np
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.engine.program import Program
 from fedjaxsim.fast.map_last import map_last
-from fedjaxsim.fast.products import dense
+from fedjaxsim.fast.products import dense, unsealed
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.mechanisms import Mechanism
+from fedjaxsim.privacy.messages import Messages
 
 PyTree = Any
 
@@ -109,7 +110,7 @@ def _algorithm(one: Algorithm, axes: Hyperparameters, many: Any) -> Algorithm:
             # Of a product leftᵀ·right the settings share the left factor: formed here, it is one
             # matrix product for all of them.
             personal, message, metrics = one.client(shared, personal, data, hparams, context)
-            return personal, dense(message), metrics
+            return personal, dense(unsealed(message)), metrics
 
         return many(of_one, -1, -1, axes)(shared, personal, hparams)
 
@@ -128,10 +129,17 @@ def _mechanism(one: Mechanism, axes: Hyperparameters, many: Any, size: int) -> M
         )
         return _repeat(one.zero(single), size)
 
+    def add_one(accumulator, messages, *others):
+        return one.add(accumulator, Messages(messages), *others)
+
+    def add(accumulator, messages, *others):
+        of_settings = many(add_one, -1, -1, None, None, -1, axes)
+        return of_settings(accumulator, messages.dense(), *others)
+
     return one._replace(
         init=many(one.init, axes),
         zero=zero,
-        add=many(one.add, -1, -1, None, None, -1, axes),
+        add=add,
         release=many(one.release, -1, None, None, -1, axes, None),
     )
 

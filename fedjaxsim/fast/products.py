@@ -2,7 +2,9 @@
 
 The update of a linear model by r examples is XᵀR, of rank at most r: the features X (r, d) and the
 derivatives R (r, c) with respect to the outputs say all of it. Its norm, its multiples and the sum
-of many of them need only the factors.
+of many of them need only the factors. What a function of one's own would do to the factors,
+`jax.tree.map` included, would be wrong of the matrix: so a client sends them `Sealed`, and a
+mechanism gets all messages as one `Opaque` object.
 """
 
 import dataclasses
@@ -17,10 +19,27 @@ from jax.tree_util import register_dataclass
 PyTree = Any
 
 
+class Opaque:
+    """What `jax.tree.map` passes on as it is, and no function or operator takes for an array.
+
+    JAX's own functions refuse it with a TypeError as well.
+    """
+
+    instead: str
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(f"a {type(self).__name__} object is no array: {self.instead}")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __pow__ = __rpow__ = _refuse
+    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __neg__ = __abs__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = __iter__ = __len__ = __float__ = _refuse
+    __array__ = _refuse
+
+
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """leftᵀ·right, a leaf of a message in place of an array (d, c).
+    """leftᵀ·right in place of an array (d, c); `jax.tree.map` acts on the factors.
 
     Row i of `left` and row i of `right` are one term of a sum of r outer products.
 
@@ -41,6 +60,43 @@ class Product:
     def dtype(self) -> Any:
         """The element type of that matrix."""
         return jnp.result_type(self.left.dtype, self.right.dtype)
+
+
+class Sealed(Opaque):
+    """A product as a leaf of what a client sends: its factors are the engine's alone.
+
+    Attributes:
+      product: of one client.
+    """
+
+    instead = "an update of a linear model may be kept as two factors; dense() multiplies them"
+
+    def __init__(self, product: Product):
+        self.product = product
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(d, c), of the matrix that the product stands for."""
+        return self.product.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The element type of that matrix."""
+        return self.product.dtype
+
+    def dense(self) -> jax.Array:
+        """The matrix (d, c)."""
+        return dense(self.product)
+
+
+def unsealed(message: PyTree) -> PyTree:
+    """What a client sends, with `Product`s in place of sealed ones."""
+    return jax.tree.map(lambda leaf: leaf.product if isinstance(leaf, Sealed) else leaf, message)
+
+
+def shapes(message: PyTree) -> PyTree:
+    """The message as shapes, (d, c) for a product."""
+    return tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), message)
 
 
 def leaves(message: PyTree) -> list[Any]:

@@ -18,6 +18,7 @@ import numpy as np
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.engine.program import Program, SimulationState
 from fedjaxsim.engine.rounds import Rows, bytes_of
+from fedjaxsim.fast.products import unsealed
 from fedjaxsim.hparams import Hyperparameters
 
 PyTree = Any
@@ -111,7 +112,7 @@ def _guarded(algorithm: Algorithm) -> Algorithm:
         shared, personal, hparams = put(read)
         personal, message, _ = algorithm.client(shared, personal, data, hparams, context)
         kept, put_kept = floats(personal)
-        sent, put_sent = floats(message)
+        sent, put_sent = floats(unsealed(message))
         kept, sent = _leave(kept, sent, marker)
         return put_kept(kept), put_sent(sent), {}
 

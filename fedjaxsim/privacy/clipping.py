@@ -53,7 +53,7 @@ def clip_by_global_norm(message: PyTree, clip_norm: jax.Array) -> Clipped:
     Returns:
       The clipped message with its flags.
     """
-    squared = _squared_norm(message)
+    squared = squared_norm(message)
     finite = jnp.isfinite(squared)
     # A norm is not differentiable at 0 and ∞/‖v‖ has no usable derivative: where no scaling takes
     # place, the scaling is computed from harmless numbers instead and not used.
@@ -67,7 +67,7 @@ def clip_by_global_norm(message: PyTree, clip_norm: jax.Array) -> Clipped:
     return Clipped(scaled, clipped, finite)
 
 
-def _squared_norm(message: PyTree) -> jax.Array:
+def squared_norm(message: PyTree) -> jax.Array:
     """‖v‖₂² over the whole pytree, (); never far below it through rounding."""
     leaves = products.leaves(message)
     arrays = [leaf for leaf in leaves if not isinstance(leaf, Product)]

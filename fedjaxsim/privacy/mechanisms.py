@@ -14,11 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjaxsim.fast import products
-from fedjaxsim.fast.products import Product
 from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.privacy.clipping import Clipped, clip_by_global_norm
 from fedjaxsim.privacy.events import Event
+from fedjaxsim.privacy.messages import Bounded
 from fedjaxsim.privacy.noise import normal
 
 PyTree = Any
@@ -61,16 +59,15 @@ class Release(NamedTuple):
 class Mechanism(NamedTuple):
     """A door, as pure functions. `add` is the only reduction over clients in the package.
 
-    A leaf of a message is an array or a `Product`, of float32 or float64; see `widened`.
-    Accumulators and releases hold arrays only, of the same types.
+    A leaf of a message is of float32 or float64, whatever the algorithm sends; accumulators and
+    releases have the same types.
 
     Attributes:
       event: what one release costs, for the accountants.
       init: `(hparams) -> state`: public state, such as an adaptive clip norm.
-      zero: `(message) -> Accumulator`, from the shapes of one message.
-      add: `(accumulator, messages, mask, ids, state, hparams) -> accumulator`: bounds and adds a
-        chunk of messages, leaves (k, …), of the clients `ids` (k,); those with mask (k,) False
-        count as absent.
+      zero: `(message) -> Accumulator`, from one message as a pytree of shapes.
+      add: `(accumulator, messages, mask, ids, state, hparams) -> accumulator`: bounds and adds the
+        `Messages` of the clients `ids` (k,); those with mask (k,) False count as absent.
       release: `(accumulator, denominator, key, state, hparams, round) -> Release`.
       check: `(hparams, m)`: raises ValueError where hyperparameters, as far as they are known on
         the host, or the number of clients do not suit the mechanism.
@@ -87,66 +84,13 @@ class Mechanism(NamedTuple):
     public: tuple[str, ...] = ()
 
 
-def widened(message: PyTree) -> PyTree:
-    """The message with every leaf narrower than float32 cast up to it, before anything is clipped.
-
-    A norm summed in bfloat16 may miss its bound by a hundredth, and noise of 16 bits has a thousand
-    values. The engine widens the messages of every algorithm; a release has their types.
-
-    Raises:
-      ValueError: naming a leaf that is not an array of real floating numbers. Noise on integers
-        would be rounded, and on complex numbers it would miss the imaginary part.
-    """
-
-    def one(path, leaf):
-        # A product's type may hide one of its factors'.
-        parts = (leaf.left, leaf.right) if isinstance(leaf, Product) else (leaf,)
-        for part in parts:
-            if not jnp.issubdtype(part.dtype, jnp.floating):
-                where = jax.tree_util.keystr(path) or "its only leaf"
-                raise ValueError(
-                    "a message must hold real floating numbers, which can be clipped and noised, "
-                    f"got {part.dtype}{list(leaf.shape)} at {where}"
-                )
-
-        def wide(part):
-            return part.astype(jnp.promote_types(part.dtype, jnp.float32))
-
-        return jax.tree.map(wide, leaf)
-
-    return jax.tree_util.tree_map_with_path(one, message, is_leaf=products.is_product)
-
-
 def zeros(shapes: PyTree) -> Accumulator:
-    """The accumulator of no messages, for sums of these shapes, (d, c) for a product."""
-    total = products.tree_map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    """The accumulator of no messages, for sums of these shapes."""
+    total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return Accumulator(total, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
 
-def bound(messages: PyTree, mask: jax.Array, clip_norm: jax.Array) -> Clipped:
-    """Clips each message of a chunk, leaves (k, …); absent ones, mask (k,) False, become zero."""
-    clipped = jax.vmap(clip_by_global_norm, in_axes=(0, None))(messages, clip_norm)
-    present = products.rescale(
-        lambda leaf: jnp.where(along_clients(mask, leaf), leaf, 0), clipped.message
-    )
-    return Clipped(present, clipped.clipped & mask, clipped.finite | ~mask)
-
-
-def along_clients(values: jax.Array, leaf: jax.Array) -> jax.Array:
-    """One value per client, (k,), shaped so that it broadcasts against a leaf (k, …)."""
-    return values.reshape(values.shape + (1,) * (leaf.ndim - 1))
-
-
-def sum_clients(messages: PyTree) -> PyTree:
-    """The sum over the clients of a chunk, leaves (k, …) -> (…); of products, an array (d, c)."""
-
-    def one(leaf):
-        return products.total(leaf) if isinstance(leaf, Product) else jnp.sum(leaf, axis=0)
-
-    return products.tree_map(one, messages)
-
-
-def accumulate(accumulator: Accumulator, bounded: Clipped, chunk_total: PyTree) -> Accumulator:
+def accumulate(accumulator: Accumulator, bounded: Bounded, chunk_total: PyTree) -> Accumulator:
     """Adds what a chunk of bounded messages comes to."""
     return Accumulator(
         jax.tree.map(jnp.add, accumulator.total, chunk_total),
@@ -228,14 +172,11 @@ def gaussian(weights: ArrayLike | None = None, max_weight: float | None = None) 
 
     def add(accumulator, messages, mask, ids, state, hparams):
         del state
-        bounded = bound(messages, mask, hparams.clip_norm)
-        terms = bounded.message
+        bounded = messages.bound(hparams.clip_norm, mask)
+        terms = bounded.messages
         if shares is not None:
-            share = jnp.asarray(shares, dtype=float)[ids]
-            terms = products.rescale(
-                lambda leaf: leaf * along_clients(share, leaf).astype(leaf.dtype), terms
-            )
-        return accumulate(accumulator, bounded, sum_clients(terms))
+            terms = terms.scale(jnp.asarray(shares, dtype=float)[ids])
+        return accumulate(accumulator, bounded, terms.total())
 
     def release(accumulator, denominator, key, state, hparams, round_):
         z = round_value(hparams.noise_multiplier, round_)

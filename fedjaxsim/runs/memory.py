@@ -8,6 +8,7 @@ from jax.extend.core import jaxprs_in_params
 
 from fedjaxsim.algorithm import Context
 from fedjaxsim.engine.rounds import bytes_of
+from fedjaxsim.fast.products import unsealed
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.simulation import Simulation
 
@@ -38,7 +39,7 @@ def bytes_per_run(simulation: Simulation, hparams: Hyperparameters) -> int:
         client_id = jnp.int32(0)
         data = rows.of(client_id, key, program.minibatches, jnp.int32(0), key)
         context = Context(jnp.int32(0), key, client_id, program.num_clients)
-        return program.algorithm.client(shared, personal, data, hparams, context)
+        return unsealed(program.algorithm.client(shared, personal, data, hparams, context))
 
     state = jax.eval_shape(program.init, key, hparams)
     personal, shared = bytes_of(state.personal), bytes_of((state.shared, state.mechanism))

@@ -26,6 +26,7 @@ from fedjaxsim.privacy.doors.gram import gaussian_gram
 from fedjaxsim.privacy.doors.wishart import wishart
 from fedjaxsim.privacy.events import Entry, Event
 from fedjaxsim.privacy.mechanisms import closed, gaussian
+from fedjaxsim.privacy.messages import Messages
 from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.simulation import Simulation
 
@@ -234,7 +235,12 @@ def test_the_published_epsilon_of_the_wishart_door_is_refuted(bench):
     def release(key, send):
         message = send * 2.0 * w
         total = door.add(
-            door.zero(message[0]), message, np.ones(1, bool), np.zeros(1, np.int32), (), hparams
+            door.zero(message[0]),
+            Messages(message),
+            np.ones(1, bool),
+            np.zeros(1, np.int32),
+            (),
+            hparams,
         )
         return door.release(total, 1.0, key, (), hparams, 0).value
 

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from fedjaxsim.algorithm import Context
 from fedjaxsim.algorithms import fedavg as fedavg_module
 from fedjaxsim.algorithms import fedprox as fedprox_module
 from fedjaxsim.algorithms import optimizers
@@ -20,7 +21,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.rounds import Rows, _for_messages, default_chunking
 from fedjaxsim.fast import map_last
-from fedjaxsim.fast.products import Product, dense
+from fedjaxsim.fast.products import Product, Sealed
 from fedjaxsim.gradients.hypergradient import hypergradient
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models import linear, logistic, mlp, softmax, squared
@@ -88,19 +89,19 @@ def test_one_step_by_hand():
     start = task.init(jax.random.key(0))
     assert task.linear is not None
     update, loss = linear_update(start, data, task.linear, jnp.float32(1.0))
-    assert isinstance(update["kernel"], Product)
-    np.testing.assert_array_equal(dense(update)["kernel"], [[1], [5]])
+    assert isinstance(update["kernel"], Sealed)
+    np.testing.assert_array_equal(update["kernel"].dense(), [[1], [5]])
     np.testing.assert_array_equal(update["bias"], [4])
     assert float(loss) == 10
     # The second step sees v = (1, 5), 4: errors 15 − 2 and 9 − 6, so −ηR = −(6.5, 1.5).
     data = dataclasses.replace(data, minibatches=Minibatches(2, steps=2))
     update, loss = linear_update(start, data, task.linear, jnp.float32(1.0))
-    np.testing.assert_array_equal(dense(update)["kernel"], [[1 - 6.5], [5 - 13 - 1.5]])
+    np.testing.assert_array_equal(update["kernel"].dense(), [[1 - 6.5], [5 - 13 - 1.5]])
     np.testing.assert_array_equal(update["bias"], [4 - 6.5 - 1.5])
     assert float(loss) == (10 + (13**2 + 3**2) / 4) / 2
     # With μ = 1/2 the first update is halved before the second step.
     update, _ = linear_update(start, data, task.linear, jnp.float32(1.0), jnp.float32(0.5))
-    np.testing.assert_array_equal(dense(update)["kernel"], [[0.5 - 6.5], [2.5 - 13 - 1.5]])
+    np.testing.assert_array_equal(update["kernel"].dense(), [[0.5 - 6.5], [2.5 - 13 - 1.5]])
 
 
 @pytest.mark.parametrize(
@@ -146,22 +147,24 @@ def test_a_run_is_the_same_with_products(always, kind, bias, algorithm, minibatc
             np.testing.assert_allclose(metrics[name], expected_metrics[name], rtol=1e-12)
 
 
-def message_of(algorithm, minibatches, clients, task):
-    sim = Simulation(algorithm, task, clients, everyone(clients.num_clients), minibatches)
-    hparams = Hyperparameters(learning_rate=0.1)
-    return sim.message_shapes(jax.random.key(0), hparams.as_arrays())
-
-
 def test_products_are_sent_where_they_pay():
     task, clients = task_of("softmax")
     one_step = Minibatches(2, steps=1)
+    fields = {name: jnp.asarray(values) for name, values in clients.fields.items()}
 
-    def sends_products(algorithm, minibatches=one_step, task=task):
-        message = message_of(algorithm, minibatches, clients, task)
-        return any(
-            isinstance(leaf, Product)
-            for leaf in jax.tree.leaves(message, is_leaf=lambda node: isinstance(node, Product))
-        )
+    def sends_products(algorithm, minibatches=one_step):
+        key, hparams, sent = jax.random.key(0), Hyperparameters().as_arrays(), []
+
+        def message():
+            shared, personal = algorithm.init(key, hparams)
+            data = Rows.place(clients, "train", fields).of(jnp.int32(0), key, minibatches)
+            context = Context(jnp.int32(0), key, jnp.int32(0), len(COUNTS))
+            sent.extend(
+                jax.tree.leaves(algorithm.client(shared, personal, data, hparams, context)[1])
+            )
+
+        jax.eval_shape(message)
+        return any(isinstance(leaf, Sealed) for leaf in sent)
 
     for algorithm in (fedavg, fedprox):
         assert sends_products(algorithm(task))
@@ -170,7 +173,7 @@ def test_products_are_sent_where_they_pay():
         assert not sends_products(algorithm(task), Minibatches(2, epochs=1))
         assert not sends_products(algorithm(task), Minibatches(2, steps=2))
         network = softmax(mlp((D,), C, hidden=(3,)), C)
-        assert not sends_products(algorithm(network), task=network)
+        assert not sends_products(algorithm(network))
 
 
 def test_products_pay_where_rows_are_few():

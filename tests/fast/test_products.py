@@ -13,7 +13,8 @@ from fedjaxsim.fast.products import Product, dense
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.clipping import clip_by_global_norm
 from fedjaxsim.privacy.doors import adaptive_clipping, client_noise, plain_mean, pure
-from fedjaxsim.privacy.mechanisms import bound, gaussian, sum_clients
+from fedjaxsim.privacy.mechanisms import gaussian
+from fedjaxsim.privacy.messages import Messages
 
 K, R, D, C = 4, 3, 6, 2
 IDS = jnp.arange(K)
@@ -53,12 +54,13 @@ def test_a_chunk_sums_to_what_its_matrices_sum_to(clip_norm):
         for seed in range(5):
             messages = random_messages(seed)
             ours, reference = (
-                bound(tree, mask, jnp.asarray(clip_norm)) for tree in (messages, dense(messages))
+                Messages(tree).bound(jnp.asarray(clip_norm), mask)
+                for tree in (messages, dense(messages))
             )
             np.testing.assert_array_equal(ours.clipped, reference.clipped)
             for total, expected in zip(
-                jax.tree.leaves(sum_clients(ours.message)),
-                jax.tree.leaves(sum_clients(reference.message)),
+                jax.tree.leaves(ours.messages.total()),
+                jax.tree.leaves(reference.messages.total()),
                 strict=True,
             ):
                 np.testing.assert_allclose(total, expected, rtol=1e-12, atol=1e-13)
@@ -71,7 +73,7 @@ def test_derivatives_agree_with_those_of_the_matrices(mode, clip_norm):
         messages, mask = random_messages(7), jnp.ones(K, bool)
 
         def total(form, messages, c):
-            return sum_clients(bound(form(messages), mask, c).message)
+            return Messages(form(messages)).bound(c, mask).messages.total()
 
         for argument in (0, 1):
             ours, expected = (
@@ -155,12 +157,12 @@ def test_a_client_that_is_not_finite_adds_nothing(bad, factor):
     everyone, others = jnp.ones(K, bool), jnp.arange(K) != 2
 
     def total(messages, mask):
-        bounded = bound(messages, mask, jnp.float32(1.0))
-        return bounded, sum_clients(bounded.message)
+        bounded = Messages(messages).bound(jnp.float32(1.0), mask)
+        return bounded.finite, bounded.messages.total()
 
-    bounded, with_broken = jax.jit(total)(broken, everyone)
+    finite, with_broken = jax.jit(total)(broken, everyone)
     _, without = jax.jit(total)(messages, others)
-    np.testing.assert_array_equal(bounded.finite, others)
+    np.testing.assert_array_equal(finite, others)
     for a, b in zip(jax.tree.leaves(with_broken), jax.tree.leaves(without), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -191,8 +193,10 @@ def test_doors_release_the_same_of_products_and_of_matrices(mechanism):
 
         @jax.jit
         def release(messages):
-            zero = mechanism.zero(jax.eval_shape(lambda: jax.tree.map(lambda v: v[0], messages)))
-            accumulator = mechanism.add(zero, messages, mask, IDS, state, hparams)
+            one = products.shapes(jax.tree.map(lambda v: v[0], messages))
+            accumulator = mechanism.add(
+                mechanism.zero(one), Messages(messages), mask, IDS, state, hparams
+            )
             out = mechanism.release(
                 accumulator, 4.0, jax.random.key(0), state, hparams, jnp.int32(0)
             )
@@ -209,7 +213,7 @@ def test_products_map_over_a_further_axis():
     bounds = jnp.array([0.5, 2.0, np.inf])
 
     def total(clip_norm):
-        return sum_clients(bound(messages, jnp.ones(K, bool), clip_norm).message)["kernel"]
+        return Messages(messages).bound(clip_norm, jnp.ones(K, bool)).messages.total()["kernel"]
 
     mapped = jax.jit(jax.vmap(total))(bounds)
     assert mapped.shape == (3, D, C)

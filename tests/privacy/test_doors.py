@@ -18,6 +18,7 @@ from fedjaxsim.privacy.doors.gram import gaussian_gram
 from fedjaxsim.privacy.doors.pure import pure, pure_gram
 from fedjaxsim.privacy.doors.wishart import wishart
 from fedjaxsim.privacy.mechanisms import gaussian
+from fedjaxsim.privacy.messages import Messages
 
 C, Z, SIGMA = 2.0, 1.5, 2.0
 HPARAMS = Hyperparameters(clip_norm=C, noise_multiplier=Z, count_noise=SIGMA).as_arrays()
@@ -43,7 +44,7 @@ PROTECTED = [name for name, door in DOORS.items() if door.event.kind != "unprote
 
 def add_all(door, messages, mask, hparams):
     state = door.init(hparams)
-    return door.add(door.zero(messages[0]), messages, mask, IDS, state, hparams).total
+    return door.add(door.zero(messages[0]), Messages(messages), mask, IDS, state, hparams).total
 
 
 ADD = {name: jax.jit(lambda *args, door=door: add_all(door, *args)) for name, door in DOORS.items()}
@@ -114,10 +115,14 @@ def test_chunks_and_order_change_nothing(name):
     whole = ADD[name](messages, mask, HPARAMS)
     state = door.init(HPARAMS)
     one_by_one = door.zero(messages[0])
-    add = jax.jit(door.add)
+
+    @jax.jit
+    def add(accumulator, messages, mask, ids):
+        return door.add(accumulator, Messages(messages), mask, ids, state, HPARAMS)
+
     for k in (4, 2, 0, 3, 1):
         one = slice(k, k + 1)
-        one_by_one = add(one_by_one, messages[one], mask[one], IDS[one], state, HPARAMS)
+        one_by_one = add(one_by_one, messages[one], mask[one], IDS[one])
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
         one_by_one.total,
@@ -143,7 +148,7 @@ def run(door, clip_norm, z):
     hparams = HPARAMS.replace(clip_norm=clip_norm, noise_multiplier=z)
     state = door.init(hparams)
     accumulator = door.zero(MESSAGES[0])
-    accumulator = door.add(accumulator, MESSAGES, jnp.ones(5, bool), IDS, state, hparams)
+    accumulator = door.add(accumulator, Messages(MESSAGES), jnp.ones(5, bool), IDS, state, hparams)
     release = door.release(accumulator, 5.0, jax.random.key(0), state, hparams, jnp.int32(0))
     return jnp.sum(release.value), release
 
@@ -188,7 +193,9 @@ def test_weights_give_a_weighted_mean_of_clipped_messages():
     @jax.jit
     def weighted(messages):
         accumulator = door.zero(messages[0])
-        accumulator = door.add(accumulator, messages, jnp.ones(3, bool), jnp.arange(3), (), hparams)
+        accumulator = door.add(
+            accumulator, Messages(messages), jnp.ones(3, bool), jnp.arange(3), (), hparams
+        )
         key = jax.random.key(0)
         return accumulator, door.release(accumulator, 3.0, key, (), hparams, jnp.int32(0))
 
@@ -218,7 +225,7 @@ def test_the_clip_norm_steps_towards_the_quantile():
     @jax.jit
     def adapted(messages, c):
         accumulator = door.zero(messages[0])
-        accumulator = door.add(accumulator, messages, jnp.ones(5, bool), IDS, c, hparams)
+        accumulator = door.add(accumulator, Messages(messages), jnp.ones(5, bool), IDS, c, hparams)
         key = jax.random.key(0)
         return accumulator.clipped, door.release(accumulator, 5.0, key, c, hparams, jnp.int32(0))
 
@@ -237,7 +244,7 @@ def test_the_clip_norm_finds_the_quantile():
     def step(c, key):
         accumulator = door.zero(jnp.zeros(1))
         mask = jnp.ones(500, bool)
-        accumulator = door.add(accumulator, norms[:, None], mask, mask, c, hparams)
+        accumulator = door.add(accumulator, Messages(norms[:, None]), mask, mask, c, hparams)
         return door.release(accumulator, 500.0, key, c, hparams, jnp.int32(0)).state, c
 
     _, path = jax.lax.scan(step, door.init(hparams), jax.random.split(jax.random.key(0), 300))
@@ -291,7 +298,7 @@ def test_the_pure_doors_charge_the_epsilon_of_replacing(name, sensitivity):
 def test_a_mean_over_the_realised_cohort():
     door = plain_mean()
     mask = jnp.array([True, False, True, False, False])
-    accumulator = door.add(door.zero(MESSAGES[0]), MESSAGES, mask, IDS, (), HPARAMS)
+    accumulator = door.add(door.zero(MESSAGES[0]), Messages(MESSAGES), mask, IDS, (), HPARAMS)
     out = door.release(accumulator, 5.0, jax.random.key(0), (), HPARAMS, jnp.int32(0))
     np.testing.assert_allclose(out.value, [1.5, 2, 0.5])
     for door in (plain_mean(), client_noise()):

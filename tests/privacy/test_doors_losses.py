@@ -16,6 +16,7 @@ from fedjaxsim.privacy.doors.gram import gaussian_gram, spectral_bound
 from fedjaxsim.privacy.doors.pure import pure, pure_gram
 from fedjaxsim.privacy.doors.wishart import wishart
 from fedjaxsim.privacy.mechanisms import gaussian
+from fedjaxsim.privacy.messages import Messages
 
 ALARM = 1e-6  # false-alarm rate of every statistical test here
 DRAWS = 20_000
@@ -36,7 +37,12 @@ def add(door, message):
 def add_one(door, messages):
     one = jnp.ones(1, bool)
     return door.add(
-        door.zero(messages[0]), messages, one, jnp.zeros(1, int), door.init(HPARAMS), HPARAMS
+        door.zero(messages[0]),
+        Messages(messages),
+        one,
+        jnp.zeros(1, int),
+        door.init(HPARAMS),
+        HPARAMS,
     )
 
 

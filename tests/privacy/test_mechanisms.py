@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.mechanisms import closed, gaussian, noise_like
+from fedjaxsim.privacy.messages import Messages
 
 IDS = jnp.arange(5)
 HPARAMS = Hyperparameters(clip_norm=2.0, noise_multiplier=1.5).as_arrays()
@@ -18,7 +19,9 @@ HPARAMS = Hyperparameters(clip_norm=2.0, noise_multiplier=1.5).as_arrays()
 def total(messages, mask, hparams=HPARAMS):
     mechanism = gaussian()
     one = jax.tree.map(lambda leaf: leaf[0], messages)
-    return mechanism.add(mechanism.zero(one), messages, jnp.asarray(mask), IDS, (), hparams)
+    return mechanism.add(
+        mechanism.zero(one), Messages(messages), jnp.asarray(mask), IDS, (), hparams
+    )
 
 
 any_float = st.floats(width=32, allow_nan=True, allow_infinity=True)
@@ -87,7 +90,9 @@ def test_no_noise_and_no_clipping_is_the_plain_mean():
 
 def test_the_closed_door_releases_nothing():
     mechanism = closed()
-    accumulator = mechanism.add(mechanism.zero(()), (), jnp.ones(5, bool), IDS, (), HPARAMS)
+    accumulator = mechanism.add(
+        mechanism.zero(()), Messages(()), jnp.ones(5, bool), IDS, (), HPARAMS
+    )
     out = mechanism.release(accumulator, 1.0, jax.random.key(0), (), HPARAMS, jnp.int32(0))
     assert out.value == ()
     assert mechanism.event.kind == "none"

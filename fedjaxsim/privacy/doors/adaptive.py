@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.fast import products
 from fedjaxsim.hparams import SMALLEST_CLIP_NORM, known
 from fedjaxsim.privacy.events import Event
 from fedjaxsim.privacy.mechanisms import (
@@ -12,11 +11,9 @@ from fedjaxsim.privacy.mechanisms import (
     Mechanism,
     Release,
     accumulate,
-    bound,
     noise_like,
     noised_mean,
     round_value,
-    sum_clients,
     zeros,
 )
 
@@ -57,10 +54,10 @@ def adaptive_clipping() -> Mechanism:
 
     def add(accumulator, messages, mask, ids, state, hparams):
         del ids, hparams
-        bounded = bound(messages, mask, state)
-        sends = products.nonzero(bounded.message)
+        bounded = messages.bound(state, mask)
+        sends = bounded.messages.nonzero()
         count = jnp.sum(jnp.where(sends, jnp.where(bounded.clipped, -0.5, 0.5), 0.0))
-        return accumulate(accumulator, bounded, (sum_clients(bounded.message), count))
+        return accumulate(accumulator, bounded, (bounded.messages.total(), count))
 
     def release(accumulator, denominator, key, state, hparams, round_):
         z = round_value(hparams.noise_multiplier, round_)

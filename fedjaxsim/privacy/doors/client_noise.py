@@ -8,12 +8,10 @@ from fedjaxsim.privacy.mechanisms import (
     Mechanism,
     Release,
     accumulate,
-    bound,
     noise_like,
     noise_scale,
     noised_mean,
     round_value,
-    sum_clients,
     zeros,
 )
 
@@ -23,9 +21,9 @@ def _zero(message):
 
 
 def _add(accumulator, messages, mask, clip_norm):
-    bounded = bound(messages, mask, clip_norm)
+    bounded = messages.bound(clip_norm, mask)
     present = jnp.sum(mask, dtype=jnp.result_type(float))
-    return accumulate(accumulator, bounded, (sum_clients(bounded.message), present))
+    return accumulate(accumulator, bounded, (bounded.messages.total(), present))
 
 
 def client_noise() -> Mechanism:

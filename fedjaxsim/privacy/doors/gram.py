@@ -12,7 +12,6 @@ from fedjaxsim.privacy.mechanisms import (
     Mechanism,
     Release,
     accumulate,
-    bound,
     noise_scale,
     round_value,
     zeros,
@@ -39,14 +38,11 @@ def zero_gram(message: PyTree, diagonal: bool) -> Accumulator:
 
 
 def add_gram(accumulator, messages, mask, clip_norm, diagonal: bool) -> Accumulator:
-    """Adds the Gram matrix of a chunk of vectors (k, d), each clipped, or its diagonal."""
-    bounded = bound(messages, mask, clip_norm)
-    (w,) = jax.tree.leaves(bounded.message)
-    if diagonal:
-        return accumulate(accumulator, bounded, jnp.sum(jnp.square(w), axis=0))
-    # Accelerators round factors to fewer bits by default, and w wᵀ could exceed its bound.
-    gram = jnp.matmul(w.T, w, precision=jax.lax.Precision.HIGHEST)
-    return accumulate(accumulator, bounded, gram)
+    """Adds the Gram matrix of a chunk of vectors (d,), each clipped, or its diagonal."""
+    bounded = messages.bound(clip_norm, mask)
+    vectors = bounded.messages
+    total = vectors.gram_diagonal() if diagonal else vectors.gram()
+    return accumulate(accumulator, bounded, total)
 
 
 def symmetric(matrix: jax.Array) -> jax.Array:

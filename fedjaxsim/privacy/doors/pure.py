@@ -20,12 +20,10 @@ from fedjaxsim.privacy.mechanisms import (
     Mechanism,
     Release,
     accumulate,
-    bound,
     noise_like,
     noise_scale,
     noised_mean,
     round_value,
-    sum_clients,
     zeros,
 )
 from fedjaxsim.privacy.noise import normal
@@ -65,8 +63,8 @@ def pure() -> Mechanism:
 
     def add(accumulator, messages, mask, ids, state, hparams):
         del ids, state
-        bounded = bound(messages, mask, hparams.clip_norm)
-        return accumulate(accumulator, bounded, sum_clients(bounded.message))
+        bounded = messages.bound(hparams.clip_norm, mask)
+        return accumulate(accumulator, bounded, bounded.messages.total())
 
     def release(accumulator, denominator, key, state, hparams, round_):
         z = round_value(hparams.noise_multiplier, round_)

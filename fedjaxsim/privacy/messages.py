@@ -1,0 +1,129 @@
+"""What a mechanism gets: the messages of a chunk of clients, and all that may be done with them."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.fast import products
+from fedjaxsim.fast.products import Opaque, Product
+from fedjaxsim.privacy.clipping import clip_by_global_norm, squared_norm
+
+PyTree = Any
+
+
+class Bounded(NamedTuple):
+    """Clipped messages of a chunk, and what happened to them.
+
+    Attributes:
+      messages: each of global L2 norm at most the clip norm.
+      clipped: (k,) bool, whose norm was above the bound.
+      finite: (k,) bool; False whose message was not finite and became zero.
+    """
+
+    messages: "Messages"
+    clipped: jax.Array
+    finite: jax.Array
+
+
+class Messages(Opaque):
+    """The messages of k clients, whatever form they have in memory.
+
+    Updates of linear models may be kept as factors (see `fast.products`). So this is no pytree of
+    arrays: `jax.tree.map` takes it for a leaf, and arithmetic on it raises TypeError. The methods
+    here give the same numbers for either form, up to rounding.
+    """
+
+    instead = "a mechanism may bound, scale and sum messages, or call dense() for their numbers"
+
+    def __init__(self, tree: PyTree):
+        """Messages from a pytree of arrays, leaves (k, …), or of `Product`s of k clients."""
+        self._tree = tree
+
+    def bound(self, clip_norm: jax.Array, mask: jax.Array) -> Bounded:
+        """Clips each message to a global L2 norm; absent ones, mask (k,) False, become zero."""
+        clipped = jax.vmap(clip_by_global_norm, in_axes=(0, None))(self._tree, clip_norm)
+        present = products.rescale(
+            lambda leaf: jnp.where(along_clients(mask, leaf), leaf, 0), clipped.message
+        )
+        return Bounded(Messages(present), clipped.clipped & mask, clipped.finite | ~mask)
+
+    def scale(self, factors: jax.Array) -> "Messages":
+        """Multiplies each client's message by its factor, (k,)."""
+        return Messages(
+            products.rescale(
+                lambda leaf: leaf * along_clients(factors, leaf).astype(leaf.dtype), self._tree
+            )
+        )
+
+    def total(self) -> PyTree:
+        """Σ_k v_k, a pytree of arrays."""
+
+        def one(leaf):
+            return products.total(leaf) if isinstance(leaf, Product) else jnp.sum(leaf, axis=0)
+
+        return products.tree_map(one, self._tree)
+
+    def gram(self) -> jax.Array:
+        """Σ_k v_k v_kᵀ, (d, d), of messages that are one vector (d,) each."""
+        (v,) = jax.tree.leaves(self._tree)
+        # Accelerators round factors to fewer bits by default, and v vᵀ could exceed its bound.
+        return jnp.matmul(v.T, v, precision=jax.lax.Precision.HIGHEST)
+
+    def gram_diagonal(self) -> jax.Array:
+        """Σ_k v_k², (d,), the diagonal of `gram`."""
+        (v,) = jax.tree.leaves(self._tree)
+        return jnp.sum(jnp.square(v), axis=0)
+
+    def squared_norms(self) -> jax.Array:
+        """‖v_k‖₂² over the whole message, (k,); never far below it through rounding."""
+        return jax.vmap(squared_norm)(self._tree)
+
+    def nonzero(self) -> jax.Array:
+        """Which messages have a number, or a term of a product, that is not 0, (k,) bool."""
+        return products.nonzero(self._tree)
+
+    def dense(self) -> PyTree:
+        """The numbers themselves, leaves (k, …), for what cannot be done otherwise.
+
+        They take the memory that a form of factors saves.
+        """
+        return products.dense(self._tree)
+
+
+def along_clients(values: jax.Array, leaf: jax.Array) -> jax.Array:
+    """One value per client, (k,), shaped so that it broadcasts against a leaf (k, …)."""
+    return values.reshape(values.shape + (1,) * (leaf.ndim - 1))
+
+
+def widened(message: PyTree) -> PyTree:
+    """What one client sends, every leaf narrower than float32 cast up to it, before it is clipped.
+
+    A norm summed in bfloat16 may miss its bound by a hundredth, and noise of 16 bits has a thousand
+    values. The engine widens the messages of every algorithm; a release has their types.
+
+    Returns:
+      A pytree of arrays and `Product`s.
+
+    Raises:
+      ValueError: naming a leaf that is not an array of real floating numbers. Noise on integers
+        would be rounded, and on complex numbers it would miss the imaginary part.
+    """
+
+    def one(path, leaf):
+        # A product's type may hide one of its factors'.
+        for part in jax.tree.leaves(leaf):
+            if not jnp.issubdtype(part.dtype, jnp.floating):
+                where = jax.tree_util.keystr(path) or "its only leaf"
+                raise ValueError(
+                    "a message must hold real floating numbers, which can be clipped and noised, "
+                    f"got {part.dtype}{list(leaf.shape)} at {where}"
+                )
+
+        def wide(part):
+            return part.astype(jnp.promote_types(part.dtype, jnp.float32))
+
+        return jax.tree.map(wide, leaf)
+
+    message = products.unsealed(message)
+    return jax.tree_util.tree_map_with_path(one, message, is_leaf=products.is_product)

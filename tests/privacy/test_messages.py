@@ -1,0 +1,111 @@
+"""What a mechanism may do with messages, on numbers that can be checked by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import classification
+
+import fedjaxsim as fl
+from fedjaxsim.fast.products import Product, Sealed
+from fedjaxsim.privacy.messages import Messages, widened
+
+# Two clients: (1, 2)ᵀ(3, 4) = ((3, 4), (6, 8)) with a bias of (0, 1), and zeros.
+LEFT, RIGHT = jnp.array([[[1.0, 2.0]], [[5.0, 5.0]]]), jnp.array([[[3.0, 4.0]], [[0.0, 0.0]]])
+MATRIX = np.array([[[3.0, 4], [6, 8]], [[0, 0], [0, 0]]])
+BIAS = jnp.array([[0.0, 1.0], [0.0, 0.0]])
+FORMS = {
+    "factors": Messages({"w": Product(LEFT, RIGHT), "b": BIAS}),
+    "arrays": Messages({"w": jnp.asarray(MATRIX), "b": BIAS}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_may_be_done_is_the_same_in_either_form(form):
+    messages = FORMS[form]
+    np.testing.assert_array_equal(messages.dense()["w"], MATRIX)
+    np.testing.assert_array_equal(messages.total()["w"], MATRIX[0])
+    np.testing.assert_array_equal(messages.total()["b"], [0, 1])
+    np.testing.assert_allclose(messages.squared_norms(), [126, 0], rtol=1e-5, atol=1e-30)
+    np.testing.assert_array_equal(messages.nonzero(), [True, False])
+    scaled = messages.scale(jnp.array([0.5, 7.0]))
+    np.testing.assert_array_equal(scaled.total()["w"], MATRIX[0] / 2)
+    bounded = messages.bound(jnp.float32(np.sqrt(126) / 3), jnp.ones(2, bool))
+    np.testing.assert_allclose(bounded.messages.total()["w"], MATRIX[0] / 3, rtol=1e-4)
+    np.testing.assert_array_equal(bounded.clipped, [True, False])
+    absent = messages.bound(jnp.float32(1.0), jnp.array([False, True]))
+    assert not np.any(absent.messages.dense()["w"])
+    assert not np.any(absent.clipped)
+
+
+def test_gram_matrices_are_of_one_vector_per_client():
+    messages = Messages(jnp.array([[1.0, 2.0], [0.0, 3.0]]))
+    np.testing.assert_array_equal(messages.gram(), [[1, 2], [2, 13]])
+    np.testing.assert_array_equal(messages.gram_diagonal(), [1, 13])
+
+
+REFUSED = {
+    "division": lambda v: v / 2,
+    "product with an array": lambda v: jnp.ones(2) * v,
+    "NumPy function": np.sum,
+    "index": lambda v: v[0],
+    "comparison": lambda v: v > 0,
+    "norm by hand": lambda v: sum(x**2 for x in v) ** 0.5,
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_arithmetic_on_messages_or_on_a_sealed_update_is_refused(what):
+    with pytest.raises(TypeError, match=r"a Messages object is no array: .* dense\(\)"):
+        jax.tree.map(REFUSED[what], FORMS["factors"])
+    update = {"w": Sealed(Product(LEFT[0], RIGHT[0])), "b": BIAS[0]}
+    with pytest.raises(TypeError, match=r"a Sealed object is no array: .* dense\(\)"):
+        jax.tree.map(REFUSED[what], update["w"])
+    np.testing.assert_array_equal(update["w"].dense(), MATRIX[0])
+
+
+def test_functions_of_jax_refuse_messages():
+    for function in (jnp.sum, jnp.linalg.norm, jnp.asarray, jax.jit(lambda v: v)):
+        with pytest.raises(TypeError, match="Messages"):
+            jax.tree.map(function, FORMS["factors"])
+
+
+def test_a_message_is_widened_factor_by_factor():
+    sealed = Sealed(Product(LEFT[0].astype(jnp.bfloat16), RIGHT[0]))
+    assert sealed.dtype == jnp.float32
+    assert jax.tree.leaves(widened({"w": sealed}))[0].dtype == jnp.float32
+    with pytest.raises(ValueError, match=r"got int32\[2, 2\] at \['w'\]"):
+        widened({"w": Sealed(Product(LEFT[0].astype(jnp.int32), RIGHT[0]))})
+
+
+def halving(of_numbers):
+    """A mechanism of a user's own, which halves all messages before they are summed."""
+    inner = fl.gaussian()
+
+    def add(accumulator, messages, mask, ids, state, hparams):
+        given = messages.dense() if of_numbers else messages
+        halves = jax.tree.map(lambda v: v / 2, given)
+        return inner.add(accumulator, Messages(halves), mask, ids, state, hparams)
+
+    return inner._replace(add=add)
+
+
+def test_a_users_mechanism_sees_no_factors():
+    # A linear model of 4 classes and one example a client, whose update is sent as factors: halving
+    # both would quarter it.
+    population, task = classification([3, 4, 5])
+    hparams = fl.Hyperparameters(learning_rate=0.1)
+
+    def after_a_round(door):
+        sim = fl.Simulation(
+            fl.fedavg(task), task, population, fl.everyone(3), fl.Minibatches(1, steps=1), door
+        )
+        start = sim.init(0, hparams)
+        state, _ = sim.round(start, hparams)
+        return jax.tree.map(jnp.subtract, state.shared.params, start.shared.params)
+
+    with pytest.raises(TypeError, match="a Messages object is no array"):
+        after_a_round(halving(of_numbers=False))
+    whole, half = after_a_round(fl.gaussian()), after_a_round(halving(of_numbers=True))
+    assert np.any(np.asarray(whole["kernel"]) != 0)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(2 * a, b, rtol=1e-5), half, whole)
