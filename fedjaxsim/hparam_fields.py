@@ -107,3 +107,17 @@ class HparamFields:
         1.0, allowed="lie in (0, 1]", least=math.nextafter(0, 1), most=1.0, symbol="p"
     )
     """p, the probability that a client takes part in a round."""
+    target_quantile: Number = hyperparameter(
+        0.5,
+        allowed="lie in (0, 1)",
+        least=math.nextafter(0, 1),
+        most=math.nextafter(1, 0),
+        symbol="γ",
+        label="target quantile",
+    )
+    """γ of adaptive clipping, the share of messages that should not be clipped."""
+    clip_learning_rate: Number = hyperparameter(0.2, symbol="η_C", label="step of log C")
+    """η_C of adaptive clipping, the step of log C."""
+    count_noise: Number = hyperparameter(0.0, symbol="σ_b", label="noise on the count")
+    """σ_b of adaptive clipping, the standard deviation of the noise on the number of clipped
+    messages; above z/2 where there is noise."""

@@ -6,7 +6,6 @@ mapped over a grid of hyperparameters or differentiated with respect to them.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Self
 
@@ -69,20 +68,6 @@ class Hyperparameters(HparamFields):
     )
     """z, the standard deviation of the noise on the *sum* of clipped messages divided by the clip
     norm, () or one per round (T,)."""
-    target_quantile: ArrayLike = hyperparameter(
-        0.5,
-        allowed="lie in (0, 1)",
-        least=math.nextafter(0, 1),
-        most=math.nextafter(1, 0),
-        symbol="γ",
-        label="target quantile",
-    )
-    """γ of adaptive clipping, the share of messages that should not be clipped, ()."""
-    clip_learning_rate: ArrayLike = hyperparameter(0.2, symbol="η_C", label="step of log C")
-    """η_C of adaptive clipping, the step of log C, ()."""
-    count_noise: ArrayLike = hyperparameter(0.0, symbol="σ_b", label="noise on the count")
-    """σ_b of adaptive clipping, the standard deviation of the noise on the number of clipped
-    messages, (); above z/2 where there is noise."""
 
     def replace(self, **changes: ArrayLike | Sequence[float]) -> Self:
         """Returns a copy with the named leaves changed."""

@@ -4,10 +4,15 @@ import contextlib
 
 import jax
 import numpy as np
+import pytest
 
+from fedjaxsim.algorithms import SYSTEMS
+from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population, split
 from fedjaxsim.models.model import linear
 from fedjaxsim.models.task import Task, softmax, squared
+from fedjaxsim.privacy.mechanisms import closed, gaussian
+from fedjaxsim.simulation import Simulation
 
 HANGS = 600
 """Seconds after which a test that waits for something says that it never happens."""
@@ -46,6 +51,31 @@ def common_noise_key(state, round_):
     for number in (0, 0, round_):
         key = jax.random.fold_in(key, number)
     return key
+
+
+def every_system(*quick, sending=False):
+    """Names of all systems as parameters of a test; all but the quick ones, if any, are thorough.
+
+    Args:
+      *quick: those that `make test` runs, too; all if none is given.
+      sending: only those whose clients send something.
+    """
+    slow = [pytest.mark.thorough]
+    return [
+        pytest.param(name, marks=slow if quick and name not in quick else [])
+        for name, system in SYSTEMS.items()
+        if system.sends or not sending
+    ]
+
+
+def simulation_of(name, task, population, sampling, minibatches, **settings) -> Simulation:
+    """A system behind its own door, with one minibatch where it takes only one."""
+    system = SYSTEMS[name]
+    if system.one_minibatch:
+        minibatches = Minibatches(minibatches.size, steps=1, passes=minibatches.passes)
+    door = gaussian() if system.sends else closed()
+    algorithm = system.make(task)
+    return Simulation(algorithm, task, population, sampling, minibatches, door, **settings)
 
 
 @contextlib.contextmanager

@@ -3,17 +3,14 @@
 import dataclasses
 import itertools
 from pathlib import Path
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from fedjaxsim import models
-from fedjaxsim.algorithms.fedavg import fedavg
-from fedjaxsim.algorithms.fedprox import fedprox
-from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.algorithms.ppsgd import ppsgd
+from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.bench import problems
 from fedjaxsim.bench.work import Work, cnn_flops, dense_flops, round_bytes
 from fedjaxsim.bench.workload import Load, data_bytes, simulate
@@ -29,10 +26,6 @@ from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.runs.many import ManyRuns
 from fedjaxsim.simulation import Simulation
 
-Name = Literal["fedavg", "fedprox", "pmtl", "local"]
-ALGORITHMS = {"fedavg": fedavg, "fedprox": fedprox, "pmtl": pmtl, "local": local}
-PERSONAL = ("pmtl", "local")
-"""The algorithms with parameters of each client's own."""
 BATCH = 10
 FEMNIST_COHORT = 100
 PIXELS = 28 * 28
@@ -41,7 +34,7 @@ PRIVATE = Hyperparameters(learning_rate=0.05, lam=0.1, mu=0.1, clip_norm=1.0, no
 _PLAIN = Hyperparameters(learning_rate=0.05)
 
 
-def femnist_cnn(data: str | None, algorithm: Name, clients: int = 206, rounds: int = 2) -> Load:
+def femnist_cnn(data: str | None, algorithm: str, clients: int = 206, rounds: int = 2) -> Load:
     """The papers' CNN: Poisson cohorts of 100/206 of the writers, one epoch, clip and noise.
 
     Args:
@@ -64,7 +57,7 @@ def femnist_cnn(data: str | None, algorithm: Name, clients: int = 206, rounds: i
         algorithm, task, p * population.num_clients, examples, cnn_flops(28, classes), PIXELS
     )
     loaded = simulate(
-        ALGORITHMS[algorithm](task),
+        SYSTEMS[algorithm].make(task),
         task,
         population,
         poisson(population.num_clients, max_rate=p),
@@ -85,10 +78,10 @@ def softmax_regression(clients: int, own: bool, rounds: int) -> Load:
       rounds: in one compiled segment.
     """
     task = models.softmax(models.linear((PIXELS,), 10), 10)
-    name: Name = "pmtl" if own else "fedavg"
+    name = "pmtl" if own else "fedavg"
     work = work_of(name, task, clients, clients * BATCH, dense_flops((PIXELS, 10)), PIXELS)
     return simulate(
-        ALGORITHMS[name](task),
+        SYSTEMS[name].make(task),
         task,
         problems.equal_clients(clients, 16, 4, (PIXELS,), 10),
         everyone(clients),
@@ -99,54 +92,54 @@ def softmax_regression(clients: int, own: bool, rounds: int) -> Load:
     )
 
 
-def perceptron(algorithm: Name, clients: int = 200, rounds: int = 10) -> Load:
-    """An MLP 784-128-10: half of the clients take 5 steps on batches of 10.
+def perceptron(algorithm: str, clients: int = 200, rounds: int = 10) -> Load:
+    """An MLP 784-128-10: half of the clients take 5 steps on batches of 10, or 1 for PP-SGD.
 
     Args:
       algorithm: which one.
       clients: m.
       rounds: in one compiled segment.
     """
-    p, steps, widths = 0.5, 5, (PIXELS, 128, 10)
+    system = SYSTEMS[algorithm]
+    p, steps, widths = 0.5, 1 if system.one_minibatch else 5, (PIXELS, 128, 10)
     task = models.softmax(models.mlp((PIXELS,), 10, widths[1:-1]), 10)
     examples = p * clients * steps * BATCH
     return simulate(
-        ALGORITHMS[algorithm](task),
+        system.make(task),
         task,
         problems.equal_clients(clients, 40, 10, (PIXELS,), 10),
         poisson(clients, max_rate=p),
         Minibatches(BATCH, steps=steps),
-        (_PLAIN if algorithm == "local" else PRIVATE).replace(sampling_rate=p),
+        (PRIVATE if system.sends else _PLAIN).replace(sampling_rate=p),
         work_of(algorithm, task, p * clients, examples, dense_flops(widths), PIXELS),
         rounds=rounds,
-        mechanism=closed() if algorithm == "local" else None,
+        mechanism=None if system.sends else closed(),
     )
 
 
 def work_of(
-    algorithm: Name,
+    algorithm: str,
     task: Task,
     updates: float,
     examples: float,
     flops_per_example: float,
     features: int,
 ) -> Work:
-    """The work of a round of one of `ALGORITHMS`.
+    """The work of a round of one of `SYSTEMS`.
 
     Args:
       algorithm: which one.
-      task: whose parameters are counted.
+      task: what it learns.
       updates: clients that take part.
       examples: that they compute on, all together.
       flops_per_example: see `work.py`.
       features: numbers in an example.
     """
-    shapes = jax.eval_shape(task.init, jax.random.key(0))
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-    personal = parameters if algorithm in PERSONAL else 0
-    shared = 0 if algorithm == "local" else parameters
+    system = SYSTEMS[algorithm]
+    states = jax.eval_shape(system.make(task).init, jax.random.key(0), PRIVATE)
+    shared, personal = (sum(leaf.size for leaf in jax.tree.leaves(state)) for state in states)
     moved = round_bytes(updates, personal, examples, features, shared)
-    return Work(examples * flops_per_example, moved, updates)
+    return Work(system.folds * examples * flops_per_example, moved, updates)
 
 
 def _named(loaded: Load, data: str) -> Load:

@@ -4,6 +4,7 @@ import difflib
 import functools
 from collections.abc import Callable
 
+from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.bench import growth, systems
 from fedjaxsim.bench.workload import Load, Workload
 
@@ -17,17 +18,18 @@ def _workload(name: str, summary: str, build: Callable[..., Load], *args, **kwar
     return Workload(name, summary, _on_random_data(functools.partial(build, *args, **kwargs)))
 
 
-def _femnist(algorithm: systems.Name, title: str) -> Workload:
+def _femnist(algorithm: str) -> Workload:
     return Workload(
         f"femnist-cnn-{algorithm}",
-        f"{title} of the papers' CNN, 100 of 206 writers, one epoch of batches of 10",
+        f"{SYSTEMS[algorithm].title} of the papers' CNN, 100 of 206 writers, "
+        "one epoch of batches of 10",
         lambda data: systems.femnist_cnn(data, algorithm),
     )
 
 
-SYSTEMS = (
-    _femnist("fedavg", "FedAvg"),
-    _femnist("pmtl", "PMTL"),
+OF_SYSTEMS = (
+    _femnist("fedavg"),
+    _femnist("pmtl"),
     _workload(
         "softmax-1k",
         "softmax regression with shared weights, d = 784, 1,000 clients, one step",
@@ -60,15 +62,16 @@ SYSTEMS = (
         own=True,
         rounds=1,
     ),
-    _workload(
-        "mlp-fedavg",
-        "FedAvg of an MLP 784-128-10, 100 of 200 clients, 5 steps",
-        systems.perceptron,
-        "fedavg",
+    *(
+        _workload(
+            f"mlp-{name}",
+            f"{system.title} of an MLP 784-128-10, 100 of 200 clients, "
+            f"{'1 step' if system.one_minibatch else '5 steps'}",
+            systems.perceptron,
+            name,
+        )
+        for name, system in SYSTEMS.items()
     ),
-    _workload("mlp-fedprox", "the same, FedProx", systems.perceptron, "fedprox"),
-    _workload("mlp-pmtl", "the same, PMTL", systems.perceptron, "pmtl"),
-    _workload("mlp-local", "the same, Local", systems.perceptron, "local"),
     _workload(
         "ppsgd-synthetic",
         "PP-SGD on fresh synthetic data, 1,000 clients, d = 100, batches of 10",
@@ -116,7 +119,7 @@ GROWTH = (
 )
 """What growth curves have for their points."""
 
-WORKLOADS = {workload.name: workload for workload in SYSTEMS + GROWTH}
+WORKLOADS = {workload.name: workload for workload in OF_SYSTEMS + GROWTH}
 
 
 def select(names: str | None) -> tuple[Workload, ...]:

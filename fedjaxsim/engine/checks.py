@@ -87,10 +87,15 @@ def check_parts(**parts: Any) -> None:
         if not (isinstance(public, tuple) and all(isinstance(text, str) for text in public)):
             raise ValueError(f"the {name}'s public must be a tuple of sentences, got {public!r}")
         for function, arguments in _ARGUMENTS.get(name, {}).items():
-            _check_arguments(f"the {name}'s {function}", getattr(part, function), arguments)
+            check_arguments(f"the {name}'s {function}", getattr(part, function), arguments)
 
 
-def _check_arguments(name: str, function: Any, arguments: str) -> None:
+def check_arguments(name: str, function: Any, arguments: str) -> None:
+    """Checks that a function can be called with arguments of these names, separated by commas.
+
+    Raises:
+      ValueError: naming the function, what it must take and what it takes.
+    """
     if not callable(function):
         raise ValueError(f"{name} must be a function of ({arguments}), got {_described(function)}")
     try:

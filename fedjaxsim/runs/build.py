@@ -5,20 +5,18 @@ import functools
 import importlib.metadata
 import math
 import platform
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import optax
 
 from fedjaxsim import models
-from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer
 from fedjaxsim.algorithms import optimizers
-from fedjaxsim.algorithms.fedavg import fedavg
-from fedjaxsim.algorithms.fedprox import fedprox
-from fedjaxsim.algorithms.local import local
-from fedjaxsim.algorithms.pmtl import pmtl
-from fedjaxsim.algorithms.ppsgd import average, ppsgd, weighted
+from fedjaxsim.algorithms.ppsgd import Objective, average, weighted
 from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
@@ -28,6 +26,7 @@ from fedjaxsim.hparam_fields import HparamFields, about
 from fedjaxsim.hparams import LARGEST_NOISE, SMALLEST_NOISE, Hyperparameters, validate
 from fedjaxsim.models import task as tasks
 from fedjaxsim.models.known_risk import known_regression
+from fedjaxsim.models.model import Model
 from fedjaxsim.models.task import Task
 from fedjaxsim.privacy import calibration
 from fedjaxsim.privacy.events import Event as PrivacyEvent
@@ -37,7 +36,8 @@ from fedjaxsim.privacy.mechanisms import closed, gaussian
 from fedjaxsim.privacy.sampling import check_rate, everyone, poisson
 from fedjaxsim.report.files import Record
 from fedjaxsim.runs import feasible
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.own import make_own
+from fedjaxsim.runs.settings import RunConfig, is_own
 from fedjaxsim.simulation import Simulation
 
 _MOMENTUM = functools.partial(optax.sgd, momentum=0.9)
@@ -48,7 +48,6 @@ _TRANSFORMS = {
     "invert": invert,
     "unit-rows": unit_rows,
 }
-_ALGORITHMS = {"pmtl": pmtl, "fedavg": fedavg, "fedprox": fedprox}
 _LOSSES = {"softmax": tasks.softmax, "one-vs-all": tasks.one_vs_all}
 _DIVISOR = (
     "M = Σ min(b, n_k), the divisor of the weighted objective, is made of the clients' numbers of "
@@ -145,7 +144,7 @@ def prepare(config: RunConfig, simulation: Simulation | None = None) -> Experime
         feasible.check_labels(config, population)
         simulation = simulation_of(config, population)
     delta = default_delta(simulation.num_clients) if config.delta is None else config.delta
-    if config.algorithm == "local":
+    if not config.system.sends:
         hparams = hparams.replace(noise_multiplier=0.0, clip_norm=math.inf)
     elif math.isfinite(config.target_epsilon):
         z = _calibrated(
@@ -182,8 +181,8 @@ def _calibrated(
 def _minibatches(config: RunConfig) -> Minibatches:
     steps, epochs = config.local_steps, config.local_epochs
     if steps is None and epochs is None:
-        # PP-SGD takes one minibatch a round; where examples are made afresh, there are no epochs.
-        one = config.algorithm == "ppsgd" or config.data == "synthetic-stream"
+        # Where examples are made afresh, there are no epochs.
+        one = config.system.one_minibatch or config.data == "synthetic-stream"
         steps, epochs = (1, None) if one else (None, 1)
     return Minibatches(config.batch_size, steps=steps, epochs=epochs, passes=config.passes)
 
@@ -212,7 +211,7 @@ def simulation_of(
         population,
         sampling,
         minibatches,
-        closed() if config.algorithm == "local" else gaussian(),
+        gaussian() if config.system.sends else closed(),
         chunk_size=config.chunk_size,
         chunk_map=config.chunk_map,
         devices=jax.devices() if jax.device_count() > 1 else None,
@@ -261,7 +260,9 @@ def _task(config: RunConfig, population: Population) -> Task:
         raise ValueError(f"the data must have the fields x and y, got {', '.join(fields)}")
     outputs = max(2, int(fields["y"].max()) + 1) if config.loss in _LOSSES else 1
     shape = fields["x"].shape[1:]
-    if config.model == "mlp":
+    if is_own(config.model):
+        model = make_own("model", config.model, Model, shape=shape, outputs=outputs)
+    elif config.model == "mlp":
         model = models.mlp(shape, outputs, config.hidden)
     elif config.model == "cnn":
         model = models.cnn(shape, outputs)
@@ -277,22 +278,42 @@ def _task(config: RunConfig, population: Population) -> Task:
 
 
 def _algorithm(config: RunConfig, task: Task, population: Population) -> Algorithm:
-    if config.algorithm == "ppsgd":
-        sizes = np.minimum(population.splits["train"].count, config.batch_size)
-        algorithm = ppsgd(
-            task,
-            parametrization=config.parametrization,
-            objective=weighted(sizes) if config.objective == "weighted" else average(),
-            averaged=config.averaged,
-        )
-        return algorithm._replace(public=(_DIVISOR,)) if algorithm.public else algorithm
+    if is_own(config.algorithm):
+        return make_own("algorithm", config.algorithm, Algorithm, task=task)
+
+    def argument(name: str) -> Any:
+        make = _ARGUMENTS.get(name)
+        return getattr(config, name) if make is None else make(config, population)
+
+    system = config.system
+    algorithm = system.make(task, **{name: argument(name) for name in system.arguments})
+    weighted = "objective" in system.arguments and config.objective == "weighted"
+    return algorithm._replace(public=(_DIVISOR,)) if weighted else algorithm
+
+
+def _local_optimizer(config: RunConfig, population: Population) -> LocalOptimizer:
+    del population
     schedule = {
         "constant": None,
         "cosine": optax.cosine_decay_schedule(1.0, config.rounds),
         "linear": optax.linear_schedule(1.0, 0.0, config.rounds),
     }[config.schedule]
-    local_optimizer = optimizers.local(_LOCAL_OPTIMIZERS[config.local_optimizer], schedule)
-    if config.algorithm == "local":
-        return local(task, local_optimizer)
-    server_optimizer = optimizers.server(_SERVER_OPTIMIZERS[config.server_optimizer])
-    return _ALGORITHMS[config.algorithm](task, local_optimizer, server_optimizer)
+    return optimizers.local(_LOCAL_OPTIMIZERS[config.local_optimizer], schedule)
+
+
+def _server_optimizer(config: RunConfig, population: Population) -> ServerOptimizer:
+    del population
+    return optimizers.server(_SERVER_OPTIMIZERS[config.server_optimizer])
+
+
+def _objective(config: RunConfig, population: Population) -> Objective:
+    sizes = np.minimum(population.splits["train"].count, config.batch_size)
+    return weighted(sizes) if config.objective == "weighted" else average()
+
+
+_ARGUMENTS: dict[str, Callable[[RunConfig, Population], Any]] = {
+    "local_optimizer": _local_optimizer,
+    "server_optimizer": _server_optimizer,
+    "objective": _objective,
+}
+"""What systems take that is made of settings, by the setting's name."""

@@ -129,7 +129,7 @@ def _clients(population: Population, evaluation: Evaluation) -> dict[str, np.nda
 def _figure_title(experiment: Experiment) -> str:
     config = experiment.config
     clients = f"{experiment.simulation.num_clients} clients"
-    if config.algorithm == "local":
+    if not config.system.sends:
         privacy = "nothing released"
     elif experiment.noise_multiplier == 0:
         privacy = "no privacy"

@@ -9,10 +9,10 @@ import zipfile
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from fedjaxsim.runs.settings import RunConfig, flag
+from fedjaxsim.algorithms.systems import SYSTEMS, System
+from fedjaxsim.runs.settings import MODELS, OWN_SYSTEM, RunConfig, flag, is_own
 
-_SERVER = ("server_optimizer", "server_learning_rate")
-_CLIENT = ("schedule", "local_optimizer")
+_OWN = "of one's own"
 _PRIVACY = ("clip", "noise_multiplier", "epsilon", "delta")
 _DEALT = ("clients", "partition", "alpha")
 _ROWS = ("test_fraction", "validation_fraction", "classes", "preprocess", "intercept")
@@ -50,22 +50,23 @@ def _dealing(config: RunConfig) -> str:
     return (config.partition or "dirichlet").partition(":")[0]
 
 
+def settings_of(system: System) -> tuple[str, ...]:
+    """The settings that a system reads and that not every run does, by field name."""
+    schedule = ("schedule",) if "local_optimizer" in system.arguments else ()
+    privacy = _PRIVACY if system.sends else ()
+    return (*system.reads, *system.arguments, *schedule, *privacy)
+
+
 PARTS = (
     Part(
         "algorithm",
-        lambda config: config.algorithm,
-        {
-            "pmtl": ("lam", *_CLIENT, *_SERVER, *_PRIVACY),
-            "ppsgd": ("personalization", "parametrization", "objective", "averaged", *_PRIVACY),
-            "fedavg": (*_CLIENT, *_SERVER, *_PRIVACY),
-            "fedprox": ("mu", *_CLIENT, *_SERVER, *_PRIVACY),
-            "local": _CLIENT,
-        },
+        lambda config: _OWN if is_own(config.algorithm) else config.algorithm,
+        {name: settings_of(system) for name, system in (*SYSTEMS.items(), (_OWN, OWN_SYSTEM))},
     ),
     Part(
         "model",
-        lambda config: config.model,
-        {"linear": ("intercept",), "mlp": ("hidden",), "cnn": ()},
+        lambda config: _OWN if is_own(config.model) else config.model,
+        {**dict.fromkeys((*MODELS, _OWN), ()), "linear": ("intercept",), "mlp": ("hidden",)},
     ),
     Part(
         "data",
@@ -89,11 +90,6 @@ PARTS = (
 )  # fmt: skip
 
 
-def settings_of(algorithm: str) -> tuple[str, ...]:
-    """The settings that an algorithm reads and not every one does, by field name."""
-    return PARTS[0].reads[algorithm]
-
-
 def unread(config: RunConfig, given: Iterable[str]) -> list[str]:
     """Which settings have no effect on a run, each with the reason, for people.
 
@@ -110,7 +106,7 @@ def unread(config: RunConfig, given: Iterable[str]) -> list[str]:
                 continue
             reasons.append(
                 f"{flag(name)} has no effect with {part.name} {choice}, "
-                f"only with {' or '.join(reading)}"
+                f"only with {' or '.join(one for one in reading if one != _OWN)}"
             )
             break
     return reasons

@@ -10,12 +10,14 @@ import difflib
 import math
 import tomllib
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
+from fedjaxsim.algorithms.systems import SYSTEMS, System
 from fedjaxsim.hparam_fields import HparamFields
 
 _MOST = 2**31 - 1
@@ -35,6 +37,14 @@ _LARGEST = {
 }
 """The largest whole numbers: what is counted over a run fits into int32."""
 PREPROCESS = ("drop-constant", "invert", "unit-rows")
+MODELS = ("linear", "mlp", "cnn")
+OWN_SYSTEM = System(
+    "",
+    "an algorithm of one's own",
+    "",
+    reads=tuple(dict.fromkeys(name for system in SYSTEMS.values() for name in system.reads)),
+)
+"""What is known of a user's own algorithm: it may read whatever some system reads."""
 
 _INTEGERS = PrimitiveConstructorSpec(
     nargs=1,
@@ -50,6 +60,28 @@ _STEPS = PrimitiveConstructorSpec(
     is_instance=lambda value: isinstance(value, tuple),
     str_from_instance=lambda value: [",".join(value)],
 )
+
+
+def _one_of_or_own(names: Iterable[str]) -> Any:
+    """How help shows a name from a list, in whose place one's own may stand."""
+    return tyro.conf.arg(metavar=f"{{{','.join(names)},MODULE:FACTORY}}")
+
+
+def is_own(name: str) -> bool:
+    """Whether an algorithm or a model is a user's own: "module:factory"."""
+    module, _, factory = name.partition(":")
+    return bool(module and factory)
+
+
+def _unknown_choice(key: str, value: Any) -> str | None:
+    """What is wrong with an algorithm or a model, if anything is."""
+    names = {"algorithm": SYSTEMS, "model": MODELS}.get(key)
+    if names is None or value in names or is_own(value):
+        return None
+    return (
+        f"{key} must be one of {', '.join(names)}, or MODULE:FACTORY for one of your own, "
+        f"got {value!r}"
+    )
 
 
 def optional(metavar: str, default: str) -> Any:
@@ -96,16 +128,17 @@ class _DataSettings:
 class _SystemSettings:
     """What is run, and on which model."""
 
-    algorithm: Literal["pmtl", "ppsgd", "fedavg", "fedprox", "local"] = "pmtl"
-    """The federated algorithm."""
+    algorithm: Annotated[str, _one_of_or_own(SYSTEMS)] = "pmtl"
+    """The federated algorithm; a module's factory is called with the task."""
     parametrization: Literal["grid", "paper"] = "grid"
     """How PP-SGD's level gives its two step sizes; grid is that of the experiments."""
     objective: Literal["average", "weighted"] = "average"
     """What PP-SGD minimizes: the clients' average risk, or weighted by min(batch size, rows)."""
     averaged: bool = False
     """PP-SGD predicts with the average of its iterates, as in its theorems."""
-    model: Literal["linear", "mlp", "cnn"] = "linear"
-    """The model every client has."""
+    model: Annotated[str, _one_of_or_own(MODELS)] = "linear"
+    """The model every client has; a module's factory is called with the shape of an example and the
+    number of outputs."""
     hidden: Annotated[tuple[int, ...], _INTEGERS] = (64,)
     """Comma-separated widths of the MLP's hidden layers."""
     intercept: bool = True
@@ -193,7 +226,11 @@ class RunConfig(HparamFields, _SystemSettings, _DataSettings):
         steps = [step for step in self.preprocess if step not in PREPROCESS]
         if steps:
             raise ValueError(f"preprocess takes {', '.join(PREPROCESS)}, got {steps[0]!r}")
-        if self.passes is not None and self.algorithm != "ppsgd" and self.local_steps is None:
+        for name in ("algorithm", "model"):
+            if problem := _unknown_choice(name, getattr(self, name)):
+                raise ValueError(problem)
+        one = self.system.one_minibatch
+        if self.passes is not None and not one and self.local_steps is None:
             raise ValueError(f"passes need local-steps, got passes {self.passes} alone")
         if not 0 <= self.held_out_clients < 1:
             raise ValueError(f"held-out-clients must lie in [0, 1), got {self.held_out_clients}")
@@ -217,6 +254,11 @@ class RunConfig(HparamFields, _SystemSettings, _DataSettings):
             size = max(self.hidden) if name == "hidden" else getattr(self, name)
             if size is not None and size > largest:
                 raise ValueError(f"{flag(name)} must be at most {largest}, got {size}")
+
+    @property
+    def system(self) -> System:
+        """What is known of the algorithm."""
+        return SYSTEMS.get(self.algorithm, OWN_SYSTEM)
 
     @property
     def clips(self) -> bool:
@@ -282,6 +324,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         if name in settings:
             raise ValueError(f"{path}: {flag(name)} is given twice, with - and with _")
         settings[name] = convert(flag(name), value, hints[name], path)
+        if problem := _unknown_choice(name, settings[name]):
+            raise ValueError(f"{path}: {problem}")
     return settings
 
 

@@ -36,9 +36,9 @@ BOUNDS = 1e4
 """Hyperparameters stay within this factor of their start."""
 
 
-def tunable(algorithm: str) -> tuple[str, ...]:
-    """The hyperparameters that an algorithm reads, but for those that set the guarantee."""
-    read = ("learning_rate", *settings_of(algorithm))
+def tunable(config: RunConfig) -> tuple[str, ...]:
+    """The hyperparameters that a run reads, but for those that set the guarantee."""
+    read = settings_of(config.system)
     return tuple(name for name in ABOUT if ABOUT[name].tuned and setting_of(name) in read)
 
 
@@ -52,7 +52,7 @@ def prepare_tune(command: "Tune") -> Callable[[], int]:
     config = command.settings
     if config.out is None:
         raise ValueError("tune needs a directory for its results, --out DIR")
-    names = _names(command.wrt, config.algorithm)
+    names = _names(command.wrt, config)
     for name, least in (("seeds", 2), ("steps", 1), ("compare_grid", 2)):
         value = getattr(command, name)
         if value is not None and value < least:
@@ -77,7 +77,7 @@ def prepare_tune(command: "Tune") -> Callable[[], int]:
     return work
 
 
-def _names(wrt: Sequence[str], algorithm: str) -> tuple[str, ...]:
+def _names(wrt: Sequence[str], config: RunConfig) -> tuple[str, ...]:
     """The hyperparameters that are tuned, by field name.
 
     Raises:
@@ -85,7 +85,7 @@ def _names(wrt: Sequence[str], algorithm: str) -> tuple[str, ...]:
         what the guarantee depends on.
     """
     names = tuple(name.replace("-", "_") for name in wrt)
-    allowed = ", ".join(map(flag, tunable(algorithm)))
+    allowed = ", ".join(map(flag, tunable(config)))
     if not names:
         raise ValueError(f"wrt must name at least one of {allowed}, got nothing")
     for name in names:
@@ -96,9 +96,9 @@ def _names(wrt: Sequence[str], algorithm: str) -> tuple[str, ...]:
             )
     check_names(names, Hyperparameters())
     for index, name in enumerate(names):
-        if name not in tunable(algorithm):
+        if name not in tunable(config):
             raise ValueError(
-                f"{algorithm} does not read {flag(name)}; it can be tuned in {allowed}"
+                f"{config.algorithm} does not read {flag(name)}; it can be tuned in {allowed}"
             )
         if name in names[:index]:
             raise ValueError(f"wrt names {flag(name)} twice")

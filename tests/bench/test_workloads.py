@@ -6,15 +6,16 @@ import jax
 import numpy as np
 import pytest
 
+from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.bench import growth, systems
 from fedjaxsim.bench.measure import measure
-from fedjaxsim.bench.workloads import GROWTH, SYSTEMS, WORKLOADS, select
+from fedjaxsim.bench.workloads import GROWTH, OF_SYSTEMS, WORKLOADS, select
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 
 def test_names_are_distinct_and_fit_a_command_line():
-    assert len(WORKLOADS) == len(SYSTEMS) + len(GROWTH)
+    assert len(WORKLOADS) == len(OF_SYSTEMS) + len(GROWTH)
     curves = {workload.curve for workload in GROWTH}
     for workload in WORKLOADS.values():
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", workload.name)
@@ -27,8 +28,8 @@ def test_names_are_distinct_and_fit_a_command_line():
 def test_every_system_and_the_loop_are_there():
     for name in (
         "femnist-cnn-fedavg", "femnist-cnn-pmtl", "softmax-1k", "softmax-10k", "softmax-1k-own",
-        "softmax-10k-own", "ppsgd-synthetic", "ppsgd-grid", "mlp-fedavg", "mlp-fedprox",
-        "mlp-pmtl", "mlp-local", "empty-round", "tiny-round",
+        "softmax-10k-own", "ppsgd-synthetic", "ppsgd-grid", "empty-round", "tiny-round",
+        *(f"mlp-{name}" for name in SYSTEMS),
     ):  # fmt: skip
         assert name in WORKLOADS
 
@@ -39,7 +40,7 @@ def test_a_curve_stands_for_its_points_and_the_order_is_that_of_the_list():
         "softmax-1k", "tiny-round",
         "growth-steps-1", "growth-steps-10", "growth-steps-100", "growth-steps-1000",
     ]  # fmt: skip
-    assert select(None) == (*SYSTEMS, *GROWTH)
+    assert select(None) == (*OF_SYSTEMS, *GROWTH)
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,14 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from problems import classification
+from problems import classification, every_system, simulation_of
 
 from fedjaxsim.algorithm import Algorithm
-from fedjaxsim.algorithms.fedavg import fedavg
-from fedjaxsim.algorithms.fedprox import fedprox
 from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
-from fedjaxsim.algorithms.ppsgd import ppsgd
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
+from fedjaxsim.engine.rounds import ChunkMap
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.privacy.doors.adaptive import adaptive_clipping
@@ -37,27 +35,28 @@ def build(algorithm, mechanism=None, minibatches=None, population=CLIENTS, **set
     return Simulation(algorithm, TASK, population, poisson(M), minibatches, mechanism, **settings)
 
 
+def of_system(name, chunk_map: ChunkMap):
+    minibatches = Minibatches(4, epochs=1)
+    return simulation_of(
+        name, TASK, CLIENTS, poisson(M), minibatches, chunk_size=3, chunk_map=chunk_map
+    )
+
+
 def thorough(*values):
     return pytest.param(*values, marks=pytest.mark.thorough)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "chunk_map"),
-    [
-        (pmtl, "scan"),
-        (ppsgd, "vmap"),
-        (fedavg, "scan"),
-        thorough(fedprox, "scan"),
-        thorough(pmtl, "vmap"),
-        thorough(ppsgd, "scan"),
-        thorough(fedavg, "vmap"),
-        thorough(fedprox, "vmap"),
-    ],
-)
-def test_with_the_releases_fixed_one_clients_data_reaches_nobody_else(algorithm, chunk_map):
-    minibatches = Minibatches(4, steps=1) if algorithm is ppsgd else Minibatches(4, epochs=1)
-    sim = build(algorithm(TASK), None, minibatches, chunk_size=3, chunk_map=chunk_map)
-    check(sim, HPARAMS, rounds=4)
+@pytest.mark.parametrize("name", every_system(sending=True))
+def test_with_the_releases_fixed_one_clients_data_reaches_nobody_else(name):
+    chunk_map: ChunkMap = "vmap" if name == "ppsgd" else "scan"
+    check(of_system(name, chunk_map), HPARAMS, rounds=4)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", every_system(sending=True))
+def test_the_law_does_not_depend_on_how_clients_are_mapped(name):
+    chunk_map: ChunkMap = "scan" if name == "ppsgd" else "vmap"
+    check(of_system(name, chunk_map), HPARAMS, rounds=4)
 
 
 @pytest.mark.parametrize(

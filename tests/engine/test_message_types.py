@@ -8,7 +8,7 @@ import pytest
 from problems import classification
 
 import fedjaxsim as fl
-from fedjaxsim.algorithms import optimizers
+from fedjaxsim.algorithms import SYSTEMS, optimizers
 from fedjaxsim.models import linear, softmax
 
 M = 6
@@ -110,12 +110,9 @@ def narrow_task(dtype):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda task: fl.pmtl(task),
         lambda task: fl.fedavg(task, server_optimizer=optimizers.server(optax.adam)),
-        lambda task: fl.fedprox(task),
-        lambda task: fl.ppsgd(task),
+        *(system.make for name, system in SYSTEMS.items() if system.sends and name != "fedavg"),
     ],
-    ids=["pmtl", "fedavg-adam", "fedprox", "ppsgd"],
 )
 def test_bfloat16_models_work_under_noise(problem, quickly_compiled, make):
     population, _ = problem

@@ -5,9 +5,10 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from problems import classification, least_squares
+from problems import classification, least_squares, simulation_of
 
-from fedjaxsim import closed, fedavg, local, pmtl
+from fedjaxsim import fedavg, pmtl
+from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.sharding import place_rows
 from fedjaxsim.hparams import Hyperparameters
@@ -26,30 +27,31 @@ def numbers(tree):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "counts", "rate", "minibatches", "chunk_map"),
+    ("name", "counts", "rate", "minibatches", "chunk_map"),
     [
-        (pmtl, [6, 9, 11, 4, 8], 0.6, EPOCHS, "scan"),  # an odd number: states are padded
-        (pmtl, [6, 9, 11, 4, 8, 7], 1.0, PASSES, "vmap"),
-        pytest.param(fedavg, [6, 9, 11, 4, 8, 7], 0.5, EPOCHS, "scan", marks=THOROUGH),
-        pytest.param(local, [6, 9, 11], 1.0, EPOCHS, "scan", marks=THOROUGH),
+        ("pmtl", [6, 9, 11, 4, 8], 0.6, EPOCHS, "scan"),  # an odd number: states are padded
+        ("pmtl", [6, 9, 11, 4, 8, 7], 1.0, PASSES, "vmap"),
+        *(
+            pytest.param(name, [6, 9, 11, 4, 8, 7], 0.5, EPOCHS, "scan", marks=THOROUGH)
+            for name in SYSTEMS
+        ),
     ],
 )
-def test_two_devices_give_what_one_gives(algorithm, counts, rate, minibatches, chunk_map):
+def test_two_devices_give_what_one_gives(name, counts, rate, minibatches, chunk_map):
     with jax.enable_x64(True):
         population, task = least_squares(counts, test=0.3)
         m = len(counts)
         sampling = everyone(m) if rate == 1 else poisson(m, max_rate=rate)
-        hparams = Hyperparameters(learning_rate=0.1) if algorithm is local else HPARAMS
+        hparams = HPARAMS if SYSTEMS[name].sends else Hyperparameters(learning_rate=0.1)
         hparams = hparams.replace(sampling_rate=rate)
         results = []
         for devices in (None, jax.devices()[:2]):
-            sim = Simulation(
-                algorithm(task),
+            sim = simulation_of(
+                name,
                 task,
                 population,
                 sampling,
                 minibatches,
-                closed() if algorithm is local else None,
                 chunk_size=2,
                 chunk_map=chunk_map,
                 devices=devices,
@@ -66,10 +68,10 @@ def test_two_devices_give_what_one_gives(algorithm, counts, rate, minibatches, c
                 np.testing.assert_allclose(numbers(b.personal), numbers(a.personal), rtol=1e-11)
             if a.taken is not None:
                 np.testing.assert_array_equal(b.taken, a.taken)
-        for name in segment.metrics:
-            np.testing.assert_allclose(others.metrics[name], segment.metrics[name], rtol=1e-11)
-        for name, values in segment.evaluation.values.items():
-            np.testing.assert_allclose(others.evaluation.values[name], values, rtol=1e-11)
+        for key in segment.metrics:
+            np.testing.assert_allclose(others.metrics[key], segment.metrics[key], rtol=1e-11)
+        for key, values in segment.evaluation.values.items():
+            np.testing.assert_allclose(others.evaluation.values[key], values, rtol=1e-11)
         np.testing.assert_allclose(other_epsilon, epsilon, rtol=1e-12)
 
 

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import least_squares
+from problems import every_system, least_squares, simulation_of
 
-from fedjaxsim import fedavg, fedprox, local, pmtl, ppsgd
+from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population, split
 from fedjaxsim.gradients.hypergradient import (
@@ -21,9 +21,7 @@ from fedjaxsim.gradients.hypergradient import (
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
 from fedjaxsim.privacy.clipping import clip_by_global_norm
-from fedjaxsim.privacy.mechanisms import closed
 from fedjaxsim.privacy.sampling import everyone, poisson
-from fedjaxsim.simulation import Simulation
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 THOROUGH = pytest.mark.thorough
@@ -40,11 +38,7 @@ BASE = Hyperparameters(
 )
 RELEASED = ("clip_norm", "noise_multiplier")
 READ = {
-    pmtl: ("learning_rate", "server_learning_rate", "lam", *RELEASED),
-    ppsgd: ("learning_rate", "personalization", *RELEASED),
-    fedavg: ("learning_rate", "server_learning_rate", *RELEASED),
-    fedprox: ("learning_rate", "server_learning_rate", "mu", *RELEASED),
-    local: ("learning_rate",),
+    name: (*system.reads, *(RELEASED if system.sends else ())) for name, system in SYSTEMS.items()
 }
 SCHEDULE = (0, 17, T - 1)
 """Rounds of fedavg's noise schedule whose derivatives are compared."""
@@ -60,40 +54,37 @@ def regression(broken):
 
 
 @functools.cache
-def case(algorithm):
+def case(name):
     """A simulation, its hyperparameters, and its derivatives in forward mode.
 
     Between them the algorithms have every kind of loop: epochs and steps, both chunk maps, cohorts
     that are drawn and everyone.
     """
-    broken = algorithm in (fedavg, fedprox)
+    broken = name in ("fedavg", "fedprox")
     population, task = regression(broken)
-    epochs = algorithm in (pmtl, fedavg, local)
-    steps = 1 if algorithm is ppsgd else 2
-    sim = Simulation(
-        algorithm(task),
+    epochs = name in ("pmtl", "fedavg", "local")
+    sends = SYSTEMS[name].sends
+    sim = simulation_of(
+        name,
         task,
         population,
-        everyone(5) if algorithm is local else poisson(population.num_clients, max_rate=0.6),
-        Minibatches(4, epochs=1) if epochs else Minibatches(4, steps=steps),
-        closed() if algorithm is local else None,
+        poisson(population.num_clients, max_rate=0.6) if sends else everyone(5),
+        Minibatches(4, epochs=1) if epochs else Minibatches(4, steps=2),
         chunk_size=3,
-        chunk_map="vmap" if algorithm in (ppsgd, fedavg) else "scan",
+        chunk_map="vmap" if name in ("ppsgd", "fedavg") else "scan",
     )
-    hparams = BASE
-    if algorithm is local:
-        hparams = Hyperparameters(learning_rate=0.05)
-    if algorithm is fedavg:
+    hparams = BASE if sends else Hyperparameters(learning_rate=0.05)
+    if name == "fedavg":
         hparams = BASE.replace(noise_multiplier=np.full(T, 0.3))
-    return sim, hparams, hypergradient(sim, mean_metric(sim), T, READ[algorithm])
+    return sim, hparams, hypergradient(sim, mean_metric(sim), T, READ[name])
 
 
 @functools.cache
-def reverse_of(algorithm):
+def reverse_of(name):
     """The derivatives of the same runs in reverse mode; 20 does not divide the rounds."""
-    sim, *_ = case(algorithm)
-    segment = 20 if algorithm is ppsgd else None
-    return hypergradient(sim, mean_metric(sim), T, READ[algorithm], mode="reverse", segment=segment)
+    sim, *_ = case(name)
+    segment = 20 if name == "ppsgd" else None
+    return hypergradient(sim, mean_metric(sim), T, READ[name], mode="reverse", segment=segment)
 
 
 def difference(value, at, step):
@@ -103,12 +94,10 @@ def difference(value, at, step):
     return (8 * near - far) / (12 * step)
 
 
-@pytest.mark.parametrize(
-    "algorithm", [pmtl, ppsgd, fedavg, *(pytest.param(a, marks=THOROUGH) for a in (fedprox, local))]
-)
-def test_derivatives_of_a_run_are_those_of_differences(algorithm):
+@pytest.mark.parametrize("system", every_system("pmtl", "ppsgd", "fedavg"))
+def test_derivatives_of_a_run_are_those_of_differences(system):
     with jax.enable_x64(True):
-        _, hparams, forward = case(algorithm)
+        _, hparams, forward = case(system)
         _, gradient = forward(3, hparams)
 
         def at(name, point, index=()):
@@ -116,7 +105,7 @@ def test_derivatives_of_a_run_are_those_of_differences(algorithm):
             leaf[index] = point
             return float(forward(3, hparams.replace(**{name: leaf}))[0])
 
-        for name in READ[algorithm]:
+        for name in READ[system]:
             leaf = np.asarray(getattr(hparams, name))
             for index in SCHEDULE if leaf.ndim else ((),):
                 expected = difference(
@@ -128,16 +117,16 @@ def test_derivatives_of_a_run_are_those_of_differences(algorithm):
                 np.testing.assert_allclose(gradient[name][index], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("algorithm", [pytest.param(pmtl, marks=THOROUGH), ppsgd, fedavg])
-def test_both_modes_give_the_same_numbers(algorithm):
+@pytest.mark.parametrize("system", every_system("ppsgd", "fedavg"))
+def test_both_modes_give_the_same_numbers(system):
     # In fedavg a client's messages are never finite, so they count as zero: forward mode and the
     # differences above show what reverse mode must make of them.
     with jax.enable_x64(True):
-        _, hparams, forward = case(algorithm)
+        _, hparams, forward = case(system)
         value, gradient = forward(3, hparams)
-        same, backward = reverse_of(algorithm)(3, hparams)
+        same, backward = reverse_of(system)(3, hparams)
         np.testing.assert_allclose(same, value, rtol=1e-12)
-        for name in READ[algorithm]:
+        for name in READ[system]:
             assert backward[name].shape == np.shape(getattr(hparams, name))
             np.testing.assert_allclose(backward[name], gradient[name], rtol=1e-10, atol=1e-14)
 
@@ -145,9 +134,9 @@ def test_both_modes_give_the_same_numbers(algorithm):
 def test_derivatives_are_finite_at_kinks():
     with jax.enable_x64(True):
         # The level 1 of PP-SGD, where both step sizes have one; and no noise at all.
-        _, hparams, forward = case(ppsgd)
+        _, hparams, forward = case("ppsgd")
         hparams = hparams.replace(personalization=1.0, noise_multiplier=0.0)
-        for function in (forward, reverse_of(ppsgd)):
+        for function in (forward, reverse_of("ppsgd")):
             assert all(np.all(np.isfinite(g)) for g in function(0, hparams)[1].values())
 
         # A norm of exactly C, and next to it: between the derivatives from inside and outside.
@@ -164,7 +153,7 @@ def test_derivatives_are_finite_at_kinks():
 
 def test_the_price_of_privacy_is_paid_in_noise():
     with jax.enable_x64(True):
-        sim, _, forward = case(pmtl)
+        sim, _, forward = case("pmtl")
         delta, epsilon = 1e-2, 8.0
         value, price = price_of_privacy(sim, mean_metric(sim), T, delta=delta)(3, BASE, epsilon)
 
@@ -185,7 +174,7 @@ def test_the_price_of_privacy_is_paid_in_noise():
 
 def test_epsilon_has_a_derivative_in_p():
     with jax.enable_x64(True):
-        sim, *_ = case(pmtl)
+        sim, *_ = case("pmtl")
         z = np.repeat([0.8, 1.1], [20, 30])
         epsilon, slope = epsilon_by_sampling_rate(
             sim, BASE.replace(sampling_rate=0.3, noise_multiplier=z), T, 1e-2
@@ -202,7 +191,7 @@ def test_epsilon_has_a_derivative_in_p():
 
 def test_means_over_seeds_have_standard_errors():
     with jax.enable_x64(True):
-        _, hparams, forward = case(local)
+        _, hparams, forward = case("local")
         keys = jax.random.split(jax.random.key(5), 4)
         estimate = over_seeds(forward)(keys, hparams)
         alone = [forward(key, hparams) for key in keys]
@@ -236,6 +225,6 @@ def test_means_over_seeds_have_standard_errors():
     ],
 )
 def test_names_without_a_derivative_are_refused(wrt, message):
-    sim, hparams, *_ = case(pmtl)
+    sim, hparams, *_ = case("pmtl")
     with pytest.raises(ValueError, match=message):
         hypergradient(sim, mean_metric(sim), T, wrt)(0, hparams)

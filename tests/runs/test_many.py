@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification, compilations, least_squares
+from problems import classification, compilations, least_squares, simulation_of
 
-from fedjaxsim import fedavg, fedprox, local, pmtl, ppsgd
+from fedjaxsim import pmtl, ppsgd
+from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.hparams import Hyperparameters
@@ -17,12 +18,12 @@ from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.models.network import mlp
 from fedjaxsim.models.task import softmax
 from fedjaxsim.privacy.doors import adaptive_clipping
-from fedjaxsim.privacy.mechanisms import closed, gaussian
 from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.runs.many import ManyRuns
 from fedjaxsim.simulation import Simulation
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
+THOROUGH = pytest.mark.thorough
 BASE = Hyperparameters(
     learning_rate=0.05,
     lam=0.3,
@@ -60,37 +61,26 @@ def agree(many, state, history, runs, simulation, settings, rtol=1e-9):
                 np.testing.assert_allclose(whole[name][index], value, rtol=rtol, atol=1e-12)
 
 
+QUICK = [("pmtl", "scan"), ("ppsgd", "vmap"), ("fedavg", "vmap")]
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "chunk_map"),
+    ("name", "chunk_map"),
     [
-        (pmtl, "scan"),
-        (ppsgd, "vmap"),
-        (fedavg, "vmap"),
-        *(
-            pytest.param(algorithm, chunk_map, marks=pytest.mark.thorough)
-            for algorithm, chunk_map in [
-                (pmtl, "vmap"),
-                (ppsgd, "scan"),
-                (fedavg, "scan"),
-                (fedprox, "scan"),
-                (fedprox, "vmap"),
-                (local, "scan"),
-                (local, "vmap"),
-            ]
-        ),
+        pytest.param(name, chunk_map, marks=[] if (name, chunk_map) in QUICK else THOROUGH)
+        for name in SYSTEMS
+        for chunk_map in ("scan", "vmap")
     ],
 )
-def test_runs_are_those_that_each_setting_makes_alone(algorithm, chunk_map):
+def test_runs_are_those_that_each_setting_makes_alone(name, chunk_map):
     with jax.enable_x64(True):
         population, task = least_squares([5, 9, 17, 8, 12], test=0.2)
-        steps = Minibatches(4, steps=1) if algorithm is ppsgd else Minibatches(4, epochs=2)
-        sim = Simulation(
-            algorithm(task),
+        sim = simulation_of(
+            name,
             task,
             population,
             poisson(5, max_rate=0.6),
-            steps,
-            closed() if algorithm is local else gaussian(),
+            Minibatches(4, epochs=2),
             chunk_size=2,
             chunk_map=chunk_map,
         )

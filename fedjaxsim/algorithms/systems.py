@@ -1,0 +1,86 @@
+"""The list of systems. A new one is a file beside this one, and an entry here.
+
+The command line, its checks, sweeps, tuning, the bench and the tests of what holds for all systems
+are derived from it. JAX is not imported, so that the command line knows the systems at once.
+"""
+
+import dataclasses
+import pkgutil
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedjaxsim.algorithm import Algorithm
+
+_OPTIMIZERS = ("local_optimizer", "server_optimizer")
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """What is known of a system.
+
+    Attributes:
+      factory: `(task, **arguments) -> Algorithm`, as "module:function".
+      title: its name for people.
+      paper: where it is described.
+      reads: the hyperparameters that the algorithm reads, besides those of mechanism and sampler.
+      arguments: what the factory takes besides the task: settings of a run, or what is made of them
+        in `runs.build`.
+      sends: whether clients send anything; if not, its mechanism is the closed one.
+      one_minibatch: whether a round is one minibatch instead of local steps or epochs.
+      folds: how often a client goes over the minibatches of a round.
+    """
+
+    factory: str
+    title: str
+    paper: str
+    reads: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+    sends: bool = True
+    one_minibatch: bool = False
+    folds: int = 1
+
+    def make(self, task: Any, **arguments: Any) -> "Algorithm":
+        """The algorithm for a task."""
+        return pkgutil.resolve_name(self.factory)(task, **arguments)
+
+
+SYSTEMS = {
+    "pmtl": System(
+        "fedjaxsim.algorithms.pmtl:pmtl",
+        "PMTL",
+        "Hu, Wu, Smith; TMLR 2023",
+        reads=("learning_rate", "server_learning_rate", "lam"),
+        arguments=_OPTIMIZERS,
+    ),
+    "ppsgd": System(
+        "fedjaxsim.algorithms.ppsgd:ppsgd",
+        "PP-SGD",
+        "Bietti, Wei, Dudík, Langford, Wu; ICML 2022",
+        reads=("learning_rate", "personalization"),
+        arguments=("parametrization", "objective", "averaged"),
+        one_minibatch=True,
+    ),
+    "fedavg": System(
+        "fedjaxsim.algorithms.fedavg:fedavg",
+        "FedAvg",
+        "McMahan, Moore, Ramage, Hampson, Agüera y Arcas; AISTATS 2017",
+        reads=("learning_rate", "server_learning_rate"),
+        arguments=_OPTIMIZERS,
+    ),
+    "fedprox": System(
+        "fedjaxsim.algorithms.fedprox:fedprox",
+        "FedProx",
+        "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith; MLSys 2020",
+        reads=("learning_rate", "server_learning_rate", "mu"),
+        arguments=_OPTIMIZERS,
+    ),
+    "local": System(
+        "fedjaxsim.algorithms.local:local",
+        "Local",
+        "the baseline without communication",
+        reads=("learning_rate",),
+        arguments=("local_optimizer",),
+        sends=False,
+    ),
+}
+"""All systems by name, in the order in which they are listed."""

@@ -1,0 +1,87 @@
+"""Algorithms and models of one's own, named on the command line, in files and in sweeps."""
+
+import re
+import sys
+
+import jax
+import pytest
+
+from fedjaxsim.cli import main
+from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.plan import read_plan
+from fedjaxsim.runs.settings import RunConfig, read_toml
+
+CODE = """
+import fedjaxsim as fl
+
+def algorithm(task):
+    return fl.fedprox(task)
+
+def model(shape, outputs):
+    return fl.models.mlp(shape, outputs, (3,))
+
+def two(task, other):
+    return fl.fedprox(task)
+
+def seven(task):
+    return 7
+
+def broken(task):
+    return {}["key"]
+
+number = 3
+"""
+OWN = {"algorithm": "mycode:algorithm", "model": "mycode:model"}
+
+
+@pytest.fixture(autouse=True)
+def mycode(tmp_path, monkeypatch):
+    (tmp_path / "mycode.py").write_text(CODE)
+    (tmp_path / "halfway.py").write_text("import absent_module\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    sys.modules.pop("mycode", None)
+
+
+def test_a_run_takes_an_algorithm_and_a_model_of_ones_own():
+    config = RunConfig(clients=6, rounds=1, mu=0.3, hidden=(5,), **OWN)
+    simulation = prepare(config).simulation
+    params = jax.eval_shape(simulation.task.init, jax.random.key(0))
+    shapes = {name: leaf["kernel"].shape for name, leaf in params.items()}
+    assert shapes == {"Dense_0": (64, 3), "Dense_1": (3, 10)}
+    assert "fedprox" in simulation.algorithm.client.__qualname__
+
+
+def test_files_and_sweeps_name_them_too(tmp_path):
+    (tmp_path / "run.toml").write_text("algorithm = 'mycode:algorithm'\nmodel = 'mycode:model'\n")
+    assert read_toml(tmp_path / "run.toml") == OWN
+    (tmp_path / "sweep.toml").write_text(
+        "[sweep]\nalgorithm = ['fedavg', 'mycode:algorithm']\nmu = [1, 2]\n"
+    )
+    runs = read_plan(tmp_path / "sweep.toml").runs
+    assert [run.algorithm for run in runs] == ["fedavg"] * 2 + ["mycode:algorithm"] * 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--algorithm fedsgd", "algorithm must be one of pmtl, .*, or MODULE:FACTORY .*'fedsgd'"),
+        ("--model mycode:", "model must be one of linear, mlp, cnn, or MODULE:FACTORY"),
+        ("--algorithm absent_module:x", "absent_module:x: there is no module 'absent_module'"),
+        ("--algorithm halfway:x", "fails at .*halfway.py:1: ModuleNotFoundError: No module named"),
+        ("--algorithm mycode:algoritm", r"mycode has no 'algoritm' \(did you mean 'algorithm'\?\)"),
+        ("--algorithm mycode:number", "mycode:number must be a function of .task., got an? int"),
+        ("--algorithm mycode:two", r"must take \(task\), but takes \(task, other\)"),
+        ("--algorithm mycode:seven", "mycode:seven must return Algorithm, got int"),
+        ("--algorithm mycode:broken", "fails at .*mycode.py:17: KeyError: 'key'"),
+        ("--model mycode:algorithm", r"must take \(shape, outputs\), but takes \(task\)"),
+        ("--algorithm mycode:algorithm --averaged", "averaged has no effect with algorithm of"),
+    ],
+)
+def test_what_is_wrong_with_them_is_one_line(flags, message, tmp_path, capsys):
+    assert main(["run", "--clients", "6", *flags.split(), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(message, error), error
+    assert not (tmp_path / "out").exists()
