@@ -9,7 +9,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 from tyro.constructors import PrimitiveConstructorSpec
 
-from fedjaxsim.cli.start import start_jax
+from fedjaxsim.cli.start import CheckpointEvery, start_jax
 from fedjaxsim.runs.settings import RunConfig, optional
 
 _NAMES = PrimitiveConstructorSpec(
@@ -50,6 +50,9 @@ class Tune:
     """Data to tune on instead of those of the run; they are read without protection."""
     compare_grid: Annotated[int | None, optional("N", "no grid")] = None
     """Also run a grid of N values of each hyperparameter, from a tenth to ten times the start."""
+    checkpoint_every: CheckpointEvery = None
+    """Rounds (10) or time (30s, 5min, 2h) between checkpoints of the final run; the path is kept
+    after every step."""
     explain: bool = False
     """Print all of the final run's guarantee, and what it rests on."""
 

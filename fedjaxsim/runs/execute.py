@@ -7,13 +7,12 @@ import numpy as np
 
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.privacy import streams
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.report.files import Record, strict
 from fedjaxsim.report.progress import RunProgress, number
 from fedjaxsim.runs.build import Experiment, versions
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.loop import Cadence, OneRun, advance, diverged, fingerprint_of
+from fedjaxsim.runs.loop import Cadence, OneRun, advance, digest, diverged, fingerprint_of
 
 _OF_SWEEPS = ("run", "epsilon_replace", "delta")
 """What a record of one run leaves out: it is the same in all of them, or in the summary."""
@@ -103,11 +102,9 @@ def execute(
 
 def about(experiment: Experiment) -> Mapping[str, str]:
     """What a run's states follow from, as fingerprints."""
-    settings = streams.fingerprint(
-        experiment.config.settings(), experiment.simulation.noise(experiment.hparams)
-    )
+    noise = experiment.simulation.noise(experiment.hparams)
     return {
-        "settings": settings.astype(">u4").tobytes().hex(),
+        "settings": digest(experiment.config.settings(), noise),
         "data": fingerprint_of(experiment.simulation.population),
     }
 

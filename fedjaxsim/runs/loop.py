@@ -327,8 +327,12 @@ def diverged(records: Sequence[Record]) -> Iterator[bool]:
 def fingerprint_of(population: Population) -> str:
     """A hash of all rows, and of who has which."""
     splits = {name: (each.start, each.count) for name, each in population.splits.items()}
-    words = streams.fingerprint(population.fields, splits, population.names, population.generate)
-    return words.astype(">u4").tobytes().hex()
+    return digest(population.fields, splits, population.names, population.generate)
+
+
+def digest(*settings: Any) -> str:
+    """A hash of whatever settings are, see `streams.fingerprint`."""
+    return streams.fingerprint(*settings).astype(">u4").tobytes().hex()
 
 
 def _train_loss(segment: Segment) -> Any:

@@ -15,10 +15,11 @@ from fedjaxsim.report.progress import number, print_guarantee, print_table, stop
 from fedjaxsim.runs.build import prepare, versions
 from fedjaxsim.runs.directory import GUARANTEE
 from fedjaxsim.runs.execute import execute
+from fedjaxsim.runs.loop import Cadence, digest, fingerprint_of
 from fedjaxsim.runs.reads import settings_of
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.tune import descent
-from fedjaxsim.tune.descent import Point, Step, descend
+from fedjaxsim.tune.descent import Measured, Point, Step, descend
 from fedjaxsim.tune.figure import path_figure
 from fedjaxsim.tune.files import PICTURE, RUN, TuneDirectory
 from fedjaxsim.tune.objective import Grid, SeedGradient, grid_around, measure_grid
@@ -68,11 +69,18 @@ def prepare_tune(command: "Tune") -> Callable[[], int]:
     simulation = source.simulation
     metric = metric_of(simulation.task, simulation.population, command.metric)
     simulation.check_start(config.seed, source.hparams)
-    directory = TuneDirectory.create(config.out, overwrite=config.overwrite)
+    cadence = Cadence.parse(command.checkpoint_every)
+    asked = dataclasses.replace(command, explain=False, checkpoint_every=None)
+    asked = [
+        config.settings(),
+        {name: value for name, value in vars(asked).items() if name not in ("settings", "config")},
+    ]
+    data = [fingerprint_of(each.population) for each in (simulation, source.final.simulation)]
+    directory = TuneDirectory.open(config.out, digest(asked, data), overwrite=config.overwrite)
 
     def work() -> int:
         with stop_on_interrupt() as stop:
-            return _Tuning(command, source, start, metric, directory, stop).run()
+            return _Tuning(command, source, start, metric, directory, stop, cadence).run()
 
     return work
 
@@ -115,6 +123,7 @@ class _Tuning:
     metric: str
     directory: TuneDirectory
     stop: Event
+    cadence: Cadence
 
     def run(self) -> int:
         """Descends, compares, runs, writes and prints; gives the exit code."""
@@ -125,17 +134,30 @@ class _Tuning:
             source.simulation, source.hparams, config.rounds, tuple(self.start), keys, **at
         )
         record = self._record(measure)
+        known, known_grid = self.directory.known()
         seen: list[Step] = []
+        measured: list[Measured] = []
+
+        def remembered(point: Point) -> Measured:
+            """What was measured before this command was interrupted is not measured again."""
+            if known and known[0][0] == point:
+                measured.append(known.pop(0)[1])
+            else:
+                known.clear()
+                measured.append(measure(point))
+            return measured[-1]
+
         with TuneProgress(self.metric, self.command.steps, quiet=config.quiet) as progress:
 
             def on_step(step: Step) -> bool:
                 seen.append(step)
-                self.directory.write_path(record, seen)
+                if not known:
+                    self.directory.write_path(record, seen, measured)
                 progress.update(step)
-                return not self.stop.is_set()
+                return bool(known) or not self.stop.is_set()
 
             path = descend(
-                measure,
+                remembered,
                 self.start,
                 steps=self.command.steps,
                 rule=RULES[self.command.rule],
@@ -146,12 +168,14 @@ class _Tuning:
         grid = None
         if self.command.compare_grid is not None and not self.stop.is_set():
             points = grid_around(self.start, self.command.compare_grid)
+            if known_grid is not None:
+                return self._finish(record, path, measured, Grid(points, *known_grid))
             print(f"grid: {len(points)} points, {len(points) * len(keys)} runs", flush=True)
             grid = measure_grid(
                 source.simulation, source.hparams, config.rounds, points, keys,
                 stop=self.stop, **at,
             )  # fmt: skip
-        return self._finish(record, path, grid)
+        return self._finish(record, path, measured, grid)
 
     def _record(self, measure: SeedGradient) -> Record:
         """What was done, as the file of the path says it."""
@@ -178,7 +202,9 @@ class _Tuning:
             "versions": versions(),
         }
 
-    def _finish(self, record: Record, path: descent.Path, grid: Grid | None) -> int:
+    def _finish(
+        self, record: Record, path: descent.Path, measured: Sequence[Measured], grid: Grid | None
+    ) -> int:
         """Writes what was found, and runs with it unless that makes no sense any more."""
         directory, source, best = self.directory, self.source, path.best
         gain, error = path.gain
@@ -188,7 +214,7 @@ class _Tuning:
             "gain": {"value": gain, "standard_error": error},
             "grid": None if grid is None else _grid_record(grid),
         }
-        directory.write_path(record, path.steps)
+        directory.write_path(record, path.steps, measured)
         title = f"Tuning of {source.final.title}, {self.command.seeds} seeds"
         plots.save(path_figure(path, self.metric, title, grid), directory.path / PICTURE)
         if path.stopped == descent.NOT_FINITE:
@@ -215,13 +241,16 @@ class _Tuning:
         print(source.statement)
         print(f"files in {directory.path}")
         if code == INTERRUPTED:
-            print("stopped by Ctrl-C; the path so far is kept", file=sys.stderr)
+            print("stopped by Ctrl-C; the path so far is kept", end="; ", file=sys.stderr)
+            print("the same command goes on from here", file=sys.stderr)
         return code
 
     def _run(self, config: RunConfig) -> int:
         """The final run, with its report."""
         experiment = prepare(config, self.source.final.simulation)
-        summary, report = execute(experiment, self.directory.run, self.stop, quiet=config.quiet)
+        summary, report = execute(
+            experiment, self.directory.run, self.stop, quiet=config.quiet, cadence=self.cadence
+        )
         print_table([{"run": config.algorithm, **summary}])
         print_guarantee(report, self.directory.run.path / GUARANTEE, explain=self.command.explain)
         return INTERRUPTED if summary["interrupted"] else 0

@@ -9,18 +9,24 @@ A tuning's directory holds
     run/        the final run, as `fedjaxsim run` writes it
 """
 
-import csv
 import dataclasses
-import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import tomli_w
+import numpy as np
 
-from fedjaxsim.report.files import Record, strict, write_atomically, write_json
+from fedjaxsim.report.files import (
+    Record,
+    make_directory,
+    read_json,
+    write_csv,
+    write_json,
+    write_tables,
+)
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import RunConfig
-from fedjaxsim.tune.descent import Step
+from fedjaxsim.tune.descent import NOT_FINITE, Measured, Point, Step
 
 PATH_JSON = "path.json"
 PATH_CSV = "path.csv"
@@ -35,52 +41,85 @@ class TuneDirectory:
 
     Attributes:
       path: the directory.
-      run: that of the final run.
+      fingerprint: of all that the tuning follows from.
     """
 
     path: Path
-    run: RunDirectory
+    fingerprint: str
 
     @classmethod
-    def create(cls, path: Path, *, overwrite: bool = False) -> "TuneDirectory":
-        """Makes the directory, and with `overwrite` removes the files of the tuning it holds.
+    def open(cls, path: Path, fingerprint: str, *, overwrite: bool = False) -> "TuneDirectory":
+        """Makes the directory, or goes on with the same tuning in it if it is not finished.
+
+        Args:
+          path: the directory; its parents are made too.
+          fingerprint: of all that the tuning follows from.
+          overwrite: start anew, without the files of the tuning that the directory holds.
 
         Raises:
-          ValueError: if the path is a file, cannot be made, or holds a tuning and may not be
-            overwritten.
+          ValueError: if the path is a file, cannot be made, or holds a finished or another tuning
+            and may not be overwritten.
         """
-        names = (PATH_JSON, PATH_CSV, TUNED)
-        present = [name for name in names if (path / name).exists()]
-        if present and not overwrite:
-            raise ValueError(
-                f"{path} already holds a tuning ({', '.join(present)}): choose another directory "
-                "or say --overwrite"
-            )
-        if path.exists() and not path.is_dir():
-            raise ValueError(f"{path} must be a directory, and is a file")
-        run = RunDirectory.create(path / RUN, overwrite=overwrite)
-        for name in (*names, PICTURE):
-            (path / name).unlink(missing_ok=True)
-        return cls(path, run)
+        directory = cls(path, fingerprint)
+        if overwrite or not directory._goes_on():
+            make_directory(path, (PATH_JSON, PATH_CSV, TUNED), "tuning", overwrite=overwrite)
+            RunDirectory.create(directory.run.path, overwrite=overwrite)
+        return directory
 
-    def write_path(self, record: Record, steps: Sequence[Step]) -> None:
+    @property
+    def run(self) -> RunDirectory:
+        """That of the final run."""
+        return RunDirectory(self.path / RUN)
+
+    def _goes_on(self) -> bool:
+        if not (self.path / PATH_JSON).is_file():
+            return False
+        record = read_json(self.path / PATH_JSON)
+        ended = self.run.is_finished() or record.get("stopped") == NOT_FINITE
+        return record.get("fingerprint") == self.fingerprint and not ended
+
+    def known(self) -> tuple[list[tuple[Point, Measured]], tuple[np.ndarray, int] | None]:
+        """What was measured before: at the points of the descent, and on the grid."""
+        if not (self.path / PATH_JSON).is_file():
+            return [], None
+        record = read_json(self.path / PATH_JSON)
+        grid = record.get("grid")
+        steps = [
+            (
+                step["point"],
+                Measured(
+                    _numbers(step["values"]), {k: _numbers(v) for k, v in step["slopes"].items()}
+                ),
+            )
+            for step in record["steps"]
+        ]
+        return steps, grid and (_numbers(grid["values"]), grid["runs"])
+
+    def write_path(
+        self, record: Record, steps: Sequence[Step], measured: Sequence[Measured]
+    ) -> None:
         """Writes the path so far, as JSON and as CSV, where what is not finite stays empty."""
-        rows = [_step_record(index, step) for index, step in enumerate(steps)]
-        write_json(self.path / PATH_JSON, {**record, "steps": rows})
-        text = io.StringIO(newline="")
+        rows = [
+            _step_record(index, *step)
+            for index, step in enumerate(zip(steps, measured, strict=True))
+        ]
+        whole = {"fingerprint": self.fingerprint, **record, "steps": rows}
+        write_json(self.path / PATH_JSON, whole)
         flat = [_flat(row) for row in rows]
-        writer = csv.DictWriter(text, flat[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(strict(flat))
-        write_atomically(self.path / PATH_CSV, text.getvalue().encode())
+        write_csv(self.path / PATH_CSV, {name: [row[name] for row in flat] for name in flat[0]})
 
     def write_tuned(self, config: RunConfig, statement: str) -> None:
         """Writes the settings of the final run, with the statement as a comment."""
-        text = f"# {statement}\n{tomli_w.dumps(config.settings())}"
-        write_atomically(self.path / TUNED, text.encode())
+        write_tables(self.path / TUNED, config.settings(), statement)
 
 
-def _step_record(index: int, step: Step) -> Record:
+def _numbers(values: Any) -> np.ndarray:
+    """Numbers from JSON, where null was not finite."""
+    return np.asarray(values, np.float64)
+
+
+def _step_record(index: int, step: Step, measured: Measured) -> Record:
+    """A step, with its values and its derivatives (in the hyperparameters themselves) by seed."""
     return {
         "step": index,
         "runs": step.runs,
@@ -92,17 +131,18 @@ def _step_record(index: int, step: Step) -> Record:
         "point": step.point,
         "gradient": step.gradient,
         "gradient_error": step.gradient_error,
+        "slopes": measured.gradients,
     }
 
 
 def _flat(row: Record) -> Record:
-    """A step without its values by seed, and with one column for each number."""
+    """A step without its numbers by seed, and with one column for each of the others."""
     flat: Record = {}
     for key, value in row.items():
         if key == "point":
             flat |= value
-        elif isinstance(value, dict):
+        elif key in ("gradient", "gradient_error"):
             flat |= {f"{key}_{name}": each for name, each in value.items()}
-        elif key != "values":
+        elif key not in ("values", "slopes"):
             flat[key] = value
     return flat

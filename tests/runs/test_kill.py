@@ -256,3 +256,61 @@ def test_processes_that_are_killed_go_on_bit_for_bit(tmp_path, devices, private)
         finish(["resume", str(killed), "--quiet"], devices)
     experiment = prepare(RunConfig(**read_toml(Path(whole, "config.toml"))))
     assert_same(RunDirectory(killed), RunDirectory(whole), experiment)
+
+
+SWEEP = """
+data = "synthetic-stream"
+clients = 20
+algorithm = "ppsgd"
+loss = "squared"
+sampling-rate = 0.5
+rounds = 40
+eval-every = 2
+[sweep]
+seed = [3, 4]
+noise-multiplier = [0, 5]
+learning-rate = [0.1, 0.4]
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_sweep_that_is_killed_goes_on_bit_for_bit(tmp_path, devices):
+    file = tmp_path / "sweep.toml"
+    file.write_text(SWEEP)
+
+    def command(out: str) -> list[str]:
+        return ["sweep", str(file), "--out", str(tmp_path / out), "--quiet",
+                "--checkpoint-every", "4"]  # fmt: skip
+
+    finish(command("whole"), devices)
+    chance = random.Random(devices)
+    for _ in range(KILLS):
+        kill_after(command("killed"), devices, "round", chance.randrange(12))
+    finish(command("killed"), devices)
+    for name in ("results.parquet", "envelopes.parquet", "report.json"):
+        whole, killed = ((tmp_path / out / name).read_bytes() for out in ("whole", "killed"))
+        assert whole == killed
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("private", [PRIVATE, []], ids=["private", "not private"])
+def test_a_tuning_that_is_killed_goes_on_bit_for_bit(tmp_path, private):
+    def command(out: str) -> list[str]:
+        return [
+            "tune", "--quiet", "--data", "synthetic", "--clients", "10", "--loss", "squared",
+            "--learning-rate", "0.01", "--local-steps", "1", "--rounds", "6", "--eval-every", "1",
+            "--wrt", "learning-rate", "--seeds", "2", "--steps", "4", "--compare-grid", "2",
+            "--checkpoint-every", "2", *private, "--out", str(tmp_path / out),
+        ]  # fmt: skip
+
+    finish(command("whole"), 2)
+    chance = random.Random(str(private))
+    for _ in range(KILLS):
+        kill_after(command("killed"), 2, "", chance.randrange(20))
+    if not RunDirectory(tmp_path / "killed" / "run").is_finished():
+        finish(command("killed"), 2)
+    names = ("path.json", "path.csv", "tuned.toml", *(f"run/{name}" for name in SAME))
+    for name in names:
+        whole, killed = ((tmp_path / out / name).read_bytes() for out in ("whole", "killed"))
+        assert whole == killed, name

@@ -103,7 +103,9 @@ def test_the_tuned_settings_are_those_of_the_final_run(finished):
     assert tuned.settings.held_out_clients == 0.5
 
 
-def test_the_same_seed_gives_the_same_path_until_ctrl_c(finished, tmp_path, monkeypatch, capsys):
+def test_the_same_seed_gives_the_same_path_until_ctrl_c_and_after_it(
+    finished, tmp_path, monkeypatch, capsys
+):
     folder, _ = finished
     stopping = command.stop_on_interrupt
     events = []
@@ -134,6 +136,11 @@ def test_the_same_seed_gives_the_same_path_until_ctrl_c(finished, tmp_path, monk
     assert (tmp_path / "path.png").exists()
     assert (tmp_path / "tuned.toml").exists()
     assert "stopped by Ctrl-C; the path so far is kept" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert main([*SMALL, *PRIVATE, "--compare-grid", "2", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "path.json").read_bytes() == (folder / "path.json").read_bytes()
+    for name in ("metrics.jsonl", "guarantee.json", "clients.csv"):
+        assert (tmp_path / "run" / name).read_bytes() == (folder / "run" / name).read_bytes()
 
 
 def test_a_tuning_is_not_overwritten(finished, capsys):
