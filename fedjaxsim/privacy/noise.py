@@ -56,9 +56,17 @@ def normal(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float3
     size = math.prod(shape)
     if size >= 2**32:
         raise ValueError(f"a draw of noise must have fewer than 2**32 numbers, got {size}")
-    index = jax.lax.iota(jnp.uint32, size).reshape(shape)
-    high, low = threefry.words(jax.random.key_data(key), jnp.zeros_like(index), index)
-    return from_words(high, low, dtype)
+    words, half = jax.random.key_data(key), -(-size // 2)
+
+    def draw(first: jax.Array) -> jax.Array:
+        index = first + jax.lax.iota(jnp.uint32, half)
+        high, low = threefry.words(words, jnp.zeros_like(index), index)
+        return from_words(high, low, dtype)
+
+    # Two steps of a loop: what is in none, or in a loop of one step, XLA compiles into each of the
+    # operations that use it.
+    halves = jax.lax.map(draw, np.array([0, half], np.uint32))
+    return halves.reshape(2 * half)[:size].reshape(shape)
 
 
 def from_words(high: jax.Array, low: jax.Array, dtype: DTypeLike = jnp.float32) -> jax.Array:

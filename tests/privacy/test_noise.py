@@ -9,8 +9,9 @@ import pytest
 import scipy.stats
 from scipy.special import ndtri_exp
 
+from fedjaxsim.fast import threefry
 from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.privacy.mechanisms import gaussian
+from fedjaxsim.privacy.mechanisms import gaussian, noise_like
 from fedjaxsim.privacy.noise import from_words, normal
 
 LARGEST = 2**63 - 1
@@ -108,6 +109,26 @@ def test_keys_shapes_and_types():
         normal(jax.random.key(0), (3,), jnp.bfloat16)
     with pytest.raises(ValueError, match="fewer than"):
         jax.eval_shape(lambda key: normal(key, (2**16, 2**16)), jax.random.key(0))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1001])
+def test_a_draw_in_two_halves_is_that_of_the_words_of_the_key(size):
+    counts = np.arange(size, dtype=np.uint32)
+    words = threefry.words(jax.random.key_data(jax.random.key(7)), 0 * counts, counts)
+    np.testing.assert_array_equal(_normal(jax.random.key(7), (size,)), _sizes(*words))
+
+
+def test_the_draw_is_compiled_once_however_many_leaves_use_it():
+    def hashes(leaves):
+        shapes = [jax.ShapeDtypeStruct((3 + leaf,), jnp.float32) for leaf in range(leaves)]
+
+        def noised(key, total):
+            return jax.tree.map(jnp.add, total, noise_like(key, total, jnp.float32(2)))
+
+        compiled = jax.jit(noised).lower(jax.random.key(0), shapes).compile()
+        return str(compiled.as_text()).count(" xor(")
+
+    assert 20 <= hashes(5) == hashes(1)  # a hash has 20 rounds with one each
 
 
 def test_the_gaussian_door_draws_from_them():
