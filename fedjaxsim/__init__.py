@@ -7,10 +7,13 @@ door is through which everything private must pass.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fedjaxsim.algorithms.systems import SYSTEMS
+
 if TYPE_CHECKING:
     from fedjaxsim import data, models, testing
     from fedjaxsim.algorithm import Algorithm, Context
     from fedjaxsim.algorithms import optimizers
+    from fedjaxsim.algorithms.ditto import ditto
     from fedjaxsim.algorithms.fedavg import fedavg
     from fedjaxsim.algorithms.fedprox import fedprox
     from fedjaxsim.algorithms.local import local
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "SYSTEMS",
     "Algorithm",
     "Batch",
     "ClientData",
@@ -48,6 +52,7 @@ __all__ = [
     "Task",
     "closed",
     "data",
+    "ditto",
     "everyone",
     "fedavg",
     "fedprox",
@@ -70,11 +75,7 @@ _MODULES = {
 }
 _HOMES = {
     "algorithm": ("Algorithm", "Context"),
-    "algorithms.fedavg": ("fedavg",),
-    "algorithms.fedprox": ("fedprox",),
-    "algorithms.local": ("local",),
-    "algorithms.pmtl": ("pmtl",),
-    "algorithms.ppsgd": ("ppsgd",),
+    **{f"algorithms.{name}": (name,) for name in SYSTEMS},
     "data.minibatches": ("Batch", "ClientData", "Minibatches"),
     "data.population": ("Population", "split"),
     "engine.evaluation": ("Evaluation",),

@@ -52,6 +52,14 @@ SYSTEMS = {
         reads=("learning_rate", "server_learning_rate", "lam"),
         arguments=_OPTIMIZERS,
     ),
+    "ditto": System(
+        "fedjaxsim.algorithms.ditto:ditto",
+        "Ditto",
+        "Li, Hu, Beirami, Smith; ICML 2021",
+        reads=("learning_rate", "server_learning_rate", "lam"),
+        arguments=_OPTIMIZERS,
+        folds=2,
+    ),
     "ppsgd": System(
         "fedjaxsim.algorithms.ppsgd:ppsgd",
         "PP-SGD",

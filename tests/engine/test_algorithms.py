@@ -8,6 +8,7 @@ import pytest
 from problems import classification, common_noise_key, least_squares
 
 from fedjaxsim.algorithms import optimizers
+from fedjaxsim.algorithms.ditto import ditto
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.fedprox import fedprox
 from fedjaxsim.algorithms.local import local
@@ -148,6 +149,52 @@ def test_pmtl_is_algorithm_1_written_in_numpy():
             np.testing.assert_allclose(coefficients(state.personal), models, rtol=1e-10)
             np.testing.assert_allclose(coefficients(state.shared.params), center, rtol=1e-10)
         assert 0 < clipped < 12  # both cases occurred
+
+
+def test_ditto_is_its_formula_worked_by_hand():
+    # One weight and one row per client, (x, y) = (1, 2) and (1, 6); E = 2, η = 1/2, λ = 1, so that
+    # w moves by (y − w)/2 a step and v by (y − v)/2 + (w − v)/2.
+    with jax.enable_x64(True):
+        population = Population.from_clients(
+            [{"x": np.ones((1, 1)), "y": np.array([y])} for y in (2.0, 6.0)]
+        )
+        task = squared(linear((1,), 1, bias=False))
+        sim = Simulation(ditto(task), task, population, everyone(2), Minibatches(1, epochs=2))
+        hparams = Hyperparameters(learning_rate=0.5, lam=1.0)
+        state = sim.init(0, hparams)
+        expected = [
+            # From 0 the w of the clients is 1, 1.5 and 3, 4.5; their mean is 3. v is 1, 1 and 3, 3.
+            (3.0, [1.0, 3.0]),
+            # From 3: 2.5, 2.25 and 4.5, 5.25, their mean 3.75. v = (y + 3)/2 after every step.
+            (3.75, [2.5, 4.5]),
+        ]
+        for w, v in expected:
+            state, _ = sim.round(state, hparams)
+            np.testing.assert_allclose(state.shared.params["kernel"], [[w]], rtol=1e-12)
+            np.testing.assert_allclose(np.ravel(state.personal["kernel"]), v, rtol=1e-12)
+
+
+def test_the_releases_of_ditto_are_those_of_fedavg_and_without_lam_its_models_those_of_local():
+    # FedAvg's own functions compute w, in Ditto's programs too, so that not a bit differs.
+    population, task = classification([10, 12, 14, 9])
+    hparams = Hyperparameters(clip_norm=0.2, noise_multiplier=0.5, sampling_rate=0.6)
+    states = {}
+    for algorithm in (fedavg, ditto, local):
+        door = closed() if algorithm is local else None
+        sim = Simulation(
+            algorithm(task), task, population, poisson(4), Minibatches(4, steps=3), door
+        )
+        state = sim.init(0, hparams, common_noise=True)
+        states[algorithm], _ = sim.run(state, hparams, 5)
+        if algorithm is not local:
+            states[algorithm, "report"] = sim.guarantee(states[algorithm]).guarantees
+    for w, same in zip(*(jax.tree.leaves(states[a].shared) for a in (fedavg, ditto)), strict=True):
+        np.testing.assert_array_equal(w, same)
+    assert states[fedavg, "report"] == states[ditto, "report"]
+    v, alone = (jax.tree.leaves(states[a].personal) for a in (ditto, local))
+    assert np.std(np.asarray(v[1]), axis=0).max() > 0.01
+    for one, other in zip(v, alone, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_fedprox_is_its_formula_and_without_mu_fedavg():

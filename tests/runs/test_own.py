@@ -2,6 +2,7 @@
 
 import re
 import sys
+from typing import Any
 
 import jax
 import pytest
@@ -31,7 +32,7 @@ def broken(task):
 
 number = 3
 """
-OWN = {"algorithm": "mycode:algorithm", "model": "mycode:model"}
+OWN: Any = {"algorithm": "mycode:algorithm", "model": "mycode:model"}
 
 
 @pytest.fixture(autouse=True)
