@@ -39,7 +39,7 @@ from fedjaxsim.bench.systems import BATCH, FEMNIST_COHORT, PRIVATE, femnist_cnn,
 from fedjaxsim.bench.work import cnn_flops
 from fedjaxsim.bench.workload import Load, simulate
 from fedjaxsim.data.minibatches import Batch, Minibatches
-from fedjaxsim.engine.sharding import use_all_cores
+from fedjaxsim.engine.devices import use_all_cores
 from fedjaxsim.privacy.sampling import everyone, poisson
 
 CLASSES, BATCHES, STEPS = problems.FEMNIST_CLASSES, 3, 100

@@ -30,7 +30,7 @@ from rich.progress import track
 import fedjaxsim as fl
 from fedjaxsim.data import load
 from fedjaxsim.data.transforms import invert
-from fedjaxsim.engine.sharding import use_all_cores
+from fedjaxsim.engine.devices import use_all_cores
 from fedjaxsim.models import cnn, linear, mlp, softmax
 from fedjaxsim.privacy.calibration import noise_multiplier
 

@@ -36,8 +36,8 @@ from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.bench.children import of_script
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.rounds import ChunkMap
-from fedjaxsim.engine.sharding import use_all_cores
+from fedjaxsim.engine.devices import use_all_cores
+from fedjaxsim.engine.layout import ChunkMap
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models import model, task
 from fedjaxsim.privacy.sampling import everyone
@@ -74,7 +74,7 @@ def engine(
         devices=jax.devices(),
     )
     hparams = Hyperparameters(learning_rate=ETA, clip_norm=CLIP, noise_multiplier=Z).as_arrays()
-    rows = simulation._placed("train")
+    rows = simulation._placed["train"]
 
     def compiled(rounds):
         program = simulation._segment.lower(state, hparams, rows, rounds=rounds).compile()

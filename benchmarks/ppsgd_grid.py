@@ -45,7 +45,7 @@ from fedjaxsim.bench.children import of_script
 from fedjaxsim.bench.systems import LEVELS, NOISES, RATES
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import feature_variances, regression_stream
-from fedjaxsim.engine.sharding import use_all_cores
+from fedjaxsim.engine.devices import use_all_cores
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.privacy.sampling import everyone

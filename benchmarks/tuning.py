@@ -33,7 +33,7 @@ from matplotlib.figure import Figure
 import fedjaxsim as fl
 from fedjaxsim.bench.systems import LEVELS, RATES
 from fedjaxsim.data.synthetic import regression_stream
-from fedjaxsim.engine.sharding import use_all_cores
+from fedjaxsim.engine.devices import use_all_cores
 from fedjaxsim.gradients.hypergradient import mean_metric, over_seeds, price_of_privacy
 from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit

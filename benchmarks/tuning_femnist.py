@@ -24,7 +24,7 @@ import fedjaxsim as fl
 from fedjaxsim.data import load
 from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.transforms import invert
-from fedjaxsim.engine.sharding import use_all_cores
+from fedjaxsim.engine.devices import use_all_cores
 from fedjaxsim.models import linear, softmax
 from fedjaxsim.privacy.calibration import noise_multiplier
 from fedjaxsim.tune import Optax, SeedGradient, descend, measure_grid

@@ -52,6 +52,11 @@ class Algorithm(NamedTuple):
       predict: `(shared, personal, hparams, client_id) -> params`: what the client predicts with.
       check: `(hparams)`: raises ValueError where hyperparameters, as far as they are known on the
         host, do not suit the algorithm.
+      published: `(shared) -> params`: the parameters on the billboard with which another algorithm
+        may start, or None where there are none.
+      start: `(hparams, published, own) -> (shared, personal)`: as `init`, from what an earlier run
+        left: the parameters that it published, and those that ONE client predicted with. The
+        billboard may depend on the published ones only. None where it starts from `init` alone.
       public: sentences on numbers that may be made of private data but are taken as public, such as
         the server's divisor; a guarantee names them among its assumptions.
     """
@@ -62,3 +67,5 @@ class Algorithm(NamedTuple):
     predict: Callable[[PyTree, PyTree, Hyperparameters, jax.Array], PyTree]
     check: Callable[[Hyperparameters], None] = lambda hparams: None
     public: tuple[str, ...] = ()
+    published: Callable[[PyTree], PyTree | None] = lambda shared: None
+    start: Callable[..., tuple[PyTree, PyTree]] | None = None

@@ -22,9 +22,15 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine import checks
 from fedjaxsim.engine.evaluation import Evaluation, summarize
-from fedjaxsim.engine.program import Program, SimulationState, measure_with
-from fedjaxsim.engine.rounds import Chunking, ChunkMap, Rows, bytes_of, default_chunking
-from fedjaxsim.engine.sharding import ShardedProgram, place_rows
+from fedjaxsim.engine.layout import ChunkMap, Layout, bytes_of, default_layout
+from fedjaxsim.engine.placement import Placement
+from fedjaxsim.engine.placement.devices import OverDevices
+from fedjaxsim.engine.placement.memory import InMemory
+from fedjaxsim.engine.program import Program, measure_with
+from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.share import Whole
+from fedjaxsim.engine.stages import first_states, stage_key
+from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hparams import Hyperparameters, known, validate
 from fedjaxsim.models.task import Task
 from fedjaxsim.privacy import ledger, streams
@@ -106,7 +112,7 @@ class Simulation:
       chunk_map: "scan" or "vmap" inside a chunk. By default "vmap", and "scan" on a CPU for models
         above 4 kB.
       devices: JAX devices over which the clients are divided; by default the first one. A CPU has
-        one for each core after `sharding.use_all_cores()`.
+        one for each core after `engine.devices.use_all_cores()`.
 
     Attributes:
       program: the pure functions of a run on one device; see `engine/program.py`.
@@ -153,29 +159,25 @@ class Simulation:
         self.minibatches, self.ledger_entries = minibatches, ledger_entries
         self._chunk_size = chunk_size
         self._chunk_map: ChunkMap | None = chunk_map
-        self.chunking = self.chunking_of(1)
+        self.layout = self.layout_of(1)
         self.devices = None if devices is None else tuple(devices)
-        if self.devices is not None and not self.devices:
-            raise ValueError("a simulation needs at least one device, got none")
-        self._place(population)
+        self.placement: Placement = InMemory() if devices is None else OverDevices(devices)
+        self._take(population)
         self.program = Program(
             algorithm,
             self.mechanism,
             sampling,
             measure_with(task),
             minibatches,
-            self.chunking,
-            population.num_clients,
+            self.layout,
+            Whole(population.num_clients),
             self._no_charges,
-            linear=task.linear is not None,
         )
-        program: Program | ShardedProgram = self.program
-        if self.devices is not None:
-            program = ShardedProgram(self.program, self.devices)
-        self._init = jax.jit(program.init)
-        self._one_round = jax.jit(program.round)
-        self._segment = jax.jit(program.rounds, static_argnames="rounds", donate_argnums=0)
-        self._evaluate = jax.jit(program.evaluate)
+        functions = self.placement.functions(self.program)
+        self._init = jax.jit(functions.init)
+        self._one_round = jax.jit(functions.round)
+        self._segment = jax.jit(functions.rounds, static_argnames="rounds", donate_argnums=0)
+        self._evaluate = jax.jit(functions.evaluate)
 
     def _no_charges(self) -> ledger.Charges:
         return ledger.no_charges(self.sampling.scheme, self.mechanism.event, self.ledger_entries)
@@ -191,7 +193,7 @@ class Simulation:
             self.num_clients,
         )
 
-    def _place(self, population: Population) -> None:
+    def _take(self, population: Population) -> None:
         """Checks a population and takes it; it goes to the device when it is first needed."""
         self.task.check(population.fields)
         if population.generate is not None and (
@@ -207,20 +209,13 @@ class Simulation:
     @functools.cached_property
     def rows(self) -> dict[str, Rows]:
         """Where each split's rows lie on the first device, by its name."""
-        population = self.population
-        with jax.ensure_compile_time_eval():  # also where a run is being traced
-            fields = {name: jax.device_put(value) for name, value in population.fields.items()}
-            return {split: Rows.place(population, split, fields) for split in population.splits}
+        return InMemory().rows(self.population)
 
     @functools.cached_property
-    def _divided_rows(self) -> dict[str, Rows]:
-        assert self.devices is not None
-        with jax.ensure_compile_time_eval():
-            return place_rows(self.population, self.devices)
-
-    def _placed(self, split: str) -> Rows:
-        """One split's rows on the devices of the simulation."""
-        return (self.rows if self.devices is None else self._divided_rows)[split]
+    def _placed(self) -> dict[str, Any]:
+        """Each split's rows as they are placed, by its name."""
+        in_memory = isinstance(self.placement, InMemory)
+        return self.rows if in_memory else self.placement.rows(self.population)
 
     def with_population(self, population: Population) -> Self:
         """The same simulation on other data of as many clients, sharing compiled code.
@@ -232,9 +227,9 @@ class Simulation:
                 f"the population must have {self.num_clients} clients, got {population.num_clients}"
             )
         other = copy.copy(self)
-        for cached in ("rows", "_divided_rows"):
+        for cached in ("rows", "_placed"):
             other.__dict__.pop(cached, None)
-        other._place(population)
+        other._take(population)
         return other
 
     def with_algorithm(self, algorithm: Algorithm) -> "Simulation":
@@ -260,10 +255,11 @@ class Simulation:
             devices=self.devices,
         )
 
-    def chunking_of(self, models: int) -> Chunking:
-        """How a cohort is laid out where every client has so many models at once."""
-        model = jax.eval_shape(self.task.init, jax.random.key(0))
-        return default_chunking(self._chunk_size, self._chunk_map, models * bytes_of(model))
+    def layout_of(self, models: int) -> Layout:
+        """The layout where every client has so many models at once."""
+        model = bytes_of(jax.eval_shape(self.task.init, jax.random.key(0)))
+        linear = self.task.linear is not None
+        return default_layout(models * model, self._chunk_size, self._chunk_map, linear=linear)
 
     @property
     def public(self) -> tuple[str, ...]:
@@ -313,6 +309,69 @@ class Simulation:
         state = self._init(key, self.check(hparams))
         return self.drawing_from(streams.COMMON if common_noise else self.noise(hparams), state)
 
+    def start_from(
+        self,
+        state: SimulationState,
+        hparams: Hyperparameters,
+        earlier: "Simulation | None" = None,
+        earlier_hparams: Hyperparameters | None = None,
+    ) -> SimulationState:
+        """The state before the first round of a stage that goes on where another run ended.
+
+        The ledger goes along, so that `guarantee` composes the charges of all stages. Rounds are
+        counted from 0 again, with random numbers of their own, and the mechanism starts anew.
+
+        Args:
+          state: of a run on the same clients; it stays usable.
+          hparams: of this stage.
+          earlier: the simulation whose state it is, where its algorithm is another: clients then
+            start from the models that they predicted with, and the billboard from what was
+            published, or from the `init` of the task where nothing was. Without it, billboard and
+            personal states are taken as they are.
+          earlier_hparams: what that simulation ran with; by default `hparams`.
+
+        Raises:
+          ValueError: as `init`; if the states or models are not of this simulation's kind, the
+            clients not as many, or the algorithm cannot start from models.
+        """
+        key = stage_key(state.key, state.round)
+        self.check_start(key, hparams)
+        hparams = self.check(hparams)
+        others = {charges.scheme.clients for charges in state.privacy.charges} - {self.num_clients}
+        if others:
+            raise ValueError(
+                f"the state must be of {self.num_clients} clients, as those here, "
+                f"got {others.pop()}"
+            )
+        if earlier is None:
+            shared, personal = jax.tree.map(jnp.copy, (state.shared, state.personal))
+        else:
+            if self.algorithm.start is None:
+                raise ValueError("the algorithm cannot start from models: it has no `start`")
+            earlier_hparams = hparams if earlier_hparams is None else earlier_hparams.as_arrays()
+            begin = functools.partial(
+                first_states,
+                self.algorithm,
+                self.task,
+                earlier.algorithm,
+                num_clients=self.num_clients,
+            )
+            shared, personal = jax.jit(begin)(
+                key, hparams, state=state, earlier_hparams=earlier_hparams
+            )
+        fresh = self._init(key, hparams)
+        checks.require_same_shapes("billboard", fresh.shared, shared)
+        checks.require_same_shapes("personal states", fresh.personal, personal)
+        new = dataclasses.replace(
+            fresh,
+            shared=shared,
+            personal=personal,
+            privacy=jax.tree.map(jnp.copy, state.privacy),
+        )
+        if state.taken is not None and new.taken is not None:
+            new = dataclasses.replace(new, taken=jnp.copy(state.taken))
+        return self.drawing_from(self.noise(hparams), self._with_account(new))
+
     def round(
         self, state: SimulationState, hparams: Hyperparameters
     ) -> tuple[SimulationState, Metrics]:
@@ -324,7 +383,7 @@ class Simulation:
           The next state, and the round's metrics by name (see `Segment`), each ().
         """
         state = self._with_account(state)
-        return self._one_round(state, self.check(hparams), self._placed("train"))
+        return self._one_round(state, self.check(hparams), self._placed["train"])
 
     def run(
         self,
@@ -361,7 +420,7 @@ class Simulation:
         state = self.drawing_from(noise, self._with_account(state))
 
         def advance(state, length):
-            return self._segment(state, hparams, self._placed("train"), rounds=length)
+            return self._segment(state, hparams, self._placed["train"], rounds=length)
 
         return run_segments(
             advance,
@@ -386,7 +445,7 @@ class Simulation:
           ValueError: if there is no such split.
         """
         self.check_split(split)
-        sums = self._evaluate(state, hparams.as_arrays(), self._placed(split))
+        sums = self._evaluate(state, hparams.as_arrays(), self._placed[split])
         return self.summarize(split, sums)
 
     def summarize(self, split: str, sums: Mapping[str, jax.typing.ArrayLike]) -> Evaluation:

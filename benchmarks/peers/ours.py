@@ -13,7 +13,7 @@ import jax
 
 import fedjaxsim as fl
 from fedjaxsim.data.npz import load_npz
-from fedjaxsim.engine.sharding import use_all_cores
+from fedjaxsim.engine.devices import use_all_cores
 from fedjaxsim.models import cnn, linear, softmax
 
 EVALUATIONS = 3

@@ -9,6 +9,7 @@ import optax
 
 from fedjaxsim.algorithm import ServerOptimizer
 from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.models.task import Task
 
 PyTree = Any
 
@@ -30,6 +31,23 @@ def publish(
 ) -> Billboard:
     """The first billboard."""
     return Billboard(params, server_optimizer(hparams).init(params))
+
+
+def published(shared: Billboard) -> PyTree:
+    """The `published` function of an `Algorithm`."""
+    return shared.params
+
+
+def from_one_model(
+    task: Task, start: Callable[[Hyperparameters, PyTree, PyTree], tuple[PyTree, PyTree]]
+) -> Callable[[jax.Array, Hyperparameters], tuple[PyTree, PyTree]]:
+    """The `init` function of algorithms that start everybody from one random model."""
+
+    def init(key, hparams):
+        w = task.init(key)
+        return start(hparams, w, w)
+
+    return init
 
 
 def server_step(

@@ -5,7 +5,13 @@ import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer
 from fedjaxsim.algorithms import optimizers
-from fedjaxsim.algorithms.billboard import predict_with_shared, publish, server_step
+from fedjaxsim.algorithms.billboard import (
+    from_one_model,
+    predict_with_shared,
+    publish,
+    published,
+    server_step,
+)
 from fedjaxsim.algorithms.linear_steps import linear_update, pays
 from fedjaxsim.algorithms.local_steps import descend
 from fedjaxsim.models.task import Task
@@ -30,8 +36,9 @@ def fedprox(
     local_optimizer = local_optimizer or optimizers.local()
     server_optimizer = server_optimizer or optimizers.server()
 
-    def init(key, hparams):
-        return publish(task.init(key), server_optimizer, hparams), ()
+    def start(hparams, shared_model, own_model):
+        del own_model
+        return publish(shared_model, server_optimizer, hparams), ()
 
     def client(shared, personal, data, hparams, context):
         w = shared.params
@@ -45,4 +52,11 @@ def fedprox(
         v, loss = descend(w, data, local_optimizer(hparams, context.round), task.loss, proximal)
         return personal, jax.tree.map(jnp.subtract, v, w), {"loss": loss}
 
-    return Algorithm(init, client, server_step(server_optimizer), predict_with_shared)
+    return Algorithm(
+        from_one_model(task, start),
+        client,
+        server_step(server_optimizer),
+        predict_with_shared,
+        published=published,
+        start=start,
+    )

@@ -2,6 +2,7 @@
 
 from fedjaxsim.algorithm import Algorithm, LocalOptimizer
 from fedjaxsim.algorithms import optimizers
+from fedjaxsim.algorithms.billboard import from_one_model
 from fedjaxsim.algorithms.local_steps import descend
 from fedjaxsim.models.task import Task
 
@@ -18,9 +19,9 @@ def local(task: Task, local_optimizer: LocalOptimizer | None = None) -> Algorith
     """
     local_optimizer = local_optimizer or optimizers.local()
 
-    def init(key, hparams):
-        del hparams
-        return (), task.init(key)
+    def start(hparams, published, own):
+        del hparams, published
+        return (), own
 
     def client(shared, personal, data, hparams, context):
         del shared
@@ -35,4 +36,4 @@ def local(task: Task, local_optimizer: LocalOptimizer | None = None) -> Algorith
         del shared, hparams, client_id
         return personal
 
-    return Algorithm(init, client, server, predict)
+    return Algorithm(from_one_model(task, start), client, server, predict, start=start)

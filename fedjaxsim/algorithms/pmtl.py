@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer
 from fedjaxsim.algorithms import optimizers
-from fedjaxsim.algorithms.billboard import publish, server_step
+from fedjaxsim.algorithms.billboard import from_one_model, publish, published, server_step
 from fedjaxsim.algorithms.local_steps import descend
 from fedjaxsim.models.task import Task
 
@@ -33,9 +33,8 @@ def pmtl(
     local_optimizer = local_optimizer or optimizers.local()
     server_optimizer = server_optimizer or optimizers.server()
 
-    def init(key, hparams):
-        w = task.init(key)
-        return publish(w, server_optimizer, hparams), w
+    def start(hparams, w_tilde, w_k):
+        return publish(w_tilde, server_optimizer, hparams), w_k
 
     def client(shared, personal, data, hparams, context):
         w_k, w_tilde = personal, shared.params
@@ -50,4 +49,11 @@ def pmtl(
         del shared, hparams, client_id
         return personal
 
-    return Algorithm(init, client, server_step(server_optimizer), predict)
+    return Algorithm(
+        from_one_model(task, start),
+        client,
+        server_step(server_optimizer),
+        predict,
+        published=published,
+        start=start,
+    )

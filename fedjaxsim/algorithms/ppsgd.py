@@ -252,6 +252,11 @@ def ppsgd(
         zero = jax.tree.map(jnp.zeros_like, head)
         return _first(merge(zero, trunk), averaged), _first(zero, averaged)
 
+    def start(hparams, published, own):
+        del hparams
+        theta = jax.tree.map(jnp.subtract, split(own, selection)[0], split(published, selection)[0])
+        return _first(published, averaged), _first(theta, averaged)
+
     def client(shared, personal, data, hparams, context):
         _require_one_minibatch(data.minibatches)
         objective.check(data.minibatches, context.num_clients)
@@ -274,7 +279,16 @@ def ppsgd(
         return add(_average_at(shared, rounds), _average_at(personal, rounds))
 
     check = _require_finite if parametrization == "paper" else lambda hparams: None
-    return Algorithm(init, client, server, predict, check, objective.public)
+    return Algorithm(
+        init,
+        client,
+        server,
+        predict,
+        check,
+        objective.public,
+        published=lambda shared: shared.value,
+        start=start,
+    )
 
 
 def _descend(params: PyTree, rate: jax.Array, gradient: PyTree) -> PyTree:

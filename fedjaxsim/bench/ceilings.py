@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
+
+from fedjaxsim.engine.devices import across, divided, mesh_of
 
 SIDE = 2048
 """Rows of the float32 matrices that are multiplied, one pair on each device."""
@@ -26,15 +27,13 @@ class Ceilings:
     """
 
     def __init__(self, devices: Sequence[Any]):
-        mesh = Mesh(np.array(devices), ("devices",), axis_types=(AxisType.Auto,))
-        spec = PartitionSpec("devices")
+        mesh, spec = mesh_of(devices, "devices"), divided("devices")
         count = len(devices)
         shares = count if devices[0].platform == "cpu" else 1
         length = BUFFER_BYTES // 4 // shares
 
         def on_each(function, **options):
-            divided = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec)
-            return jax.jit(divided, **options)
+            return jax.jit(across(function, mesh, spec, spec), **options)
 
         def filled(*shape):
             return jax.device_put(jnp.ones(shape), NamedSharding(mesh, spec))

@@ -24,8 +24,8 @@ from fedjaxsim.bench.ceilings import Ceilings
 from fedjaxsim.bench.machine import machine
 from fedjaxsim.bench.workload import Load
 from fedjaxsim.bench.workloads import WORKLOADS
-from fedjaxsim.engine.rounds import bytes_of
-from fedjaxsim.engine.sharding import use_all_cores
+from fedjaxsim.engine.devices import use_all_cores
+from fedjaxsim.engine.layout import bytes_of
 from fedjaxsim.runs.settings import RunConfig
 
 Record = dict[str, Any]

@@ -101,7 +101,7 @@ def simulate(
     hparams = simulation.check(hparams)
 
     def advance(state, rounds):
-        return simulation._segment(state, hparams, simulation._placed("train"), rounds=rounds)
+        return simulation._segment(state, hparams, simulation._placed["train"], rounds=rounds)
 
     return Load(
         init=lambda: simulation.init(0, hparams),

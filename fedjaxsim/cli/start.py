@@ -14,7 +14,7 @@ INTERRUPTED = 130
 def start_jax() -> None:
     """Imports JAX and sets it up as a program wants it; to be called before it computes."""
     from fedjaxsim.cli.compiled import keep_compiled_programs
-    from fedjaxsim.engine.sharding import use_all_cores
+    from fedjaxsim.engine.devices import use_all_cores
 
     use_all_cores()
     keep_compiled_programs()

@@ -44,6 +44,25 @@ class Batch(NamedTuple):
         return self.sum(values) / jnp.maximum(jnp.sum(self.weight), 1.0).astype(values.dtype)
 
 
+class Reading(NamedTuple):
+    """How a client's rows are read, as suits the machine; no result changes beyond rounding.
+
+    Attributes:
+      pass_size: rows in a batch of an exact pass.
+      most_rows: no fewer rows than any client has. Given, loops over a client's own rows have that
+        static bound, so that reverse mode applies to them.
+      cuts_halves: whether a batch of which at most half is filled is computed as one of half the
+        size. It pays where clients run one after another: mapped together, both would be computed.
+    """
+
+    pass_size: int = 16
+    most_rows: int | None = None
+    cuts_halves: bool = False
+
+
+_PLAINLY = Reading()
+
+
 @dataclasses.dataclass(frozen=True)
 class Minibatches:
     """How many minibatches a client takes in a round, and how they are drawn.
@@ -138,14 +157,7 @@ class ClientData:
     _order: jax.Array | None = None
     # Makes batches afresh instead of drawing them from the rows (see `Population`).
     _generate: Generate | None = None
-    # Rows in a batch of `full_pass`.
-    _pass_size: int = 16
-    # No fewer rows than any client has. Given, loops over a client's own rows have that static
-    # bound, so that reverse mode applies to them.
-    _longest: int | None = None
-    # Whether a batch of which at most half is filled is computed as one of half the size. It pays
-    # where clients run one after another: mapped together, both would be computed.
-    _halves: bool = False
+    _reading: Reading = _PLAINLY
 
     if not TYPE_CHECKING:
 
@@ -244,7 +256,7 @@ class ClientData:
 
         The number of batches is the client's own, and reverse mode needs a static bound on it.
         """
-        size = self._pass_size
+        size = self._reading.pass_size
 
         def of_rows(index):
             position = index * size + jnp.arange(size)
@@ -255,7 +267,7 @@ class ClientData:
         return _repeat(self._halved(step), of_rows, carry, -(-self.count // size), most)
 
     def _halved(self, step: Callable[[Carry, Batch], Carry]) -> Callable[[Carry, Batch], Carry]:
-        """The step, for which the empty half of a batch is cut off where `_halves` says so."""
+        """The step, for which the empty half of a batch is cut off where the reading says so."""
 
         def either(carry, batch):
             half = -(-batch.weight.shape[0] // 2)
@@ -269,11 +281,12 @@ class ClientData:
                 carry,
             )
 
-        return either if self._halves else step
+        return either if self._reading.cuts_halves else step
 
     def _most_batches(self, size: int) -> int | None:
         """A static bound on the batches of one pass, where there is one."""
-        return None if self._longest is None else -(-self._longest // size)
+        most = self._reading.most_rows
+        return None if most is None else -(-most // size)
 
 
 def _repeat(

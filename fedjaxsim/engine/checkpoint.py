@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.engine.program import SimulationState
+from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.events import Event, Scheme
 

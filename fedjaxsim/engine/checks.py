@@ -5,7 +5,6 @@ arguments are checked when the simulation is made, and what it returns when a ru
 alone: every function is traced once.
 """
 
-import dataclasses
 import inspect
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -17,7 +16,8 @@ import numpy as np
 from fedjaxsim.algorithm import Algorithm, Context
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.rounds import LARGEST_PASS, Rows
+from fedjaxsim.engine.layout import Layout
+from fedjaxsim.engine.rows import Rows
 from fedjaxsim.fast import products
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.task import Task
@@ -185,12 +185,11 @@ def _rows(population: Population) -> Rows:
         name: jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
         for name, value in population.fields.items()
     }
-    rows = Rows.place(population, "train", fields)
-    return dataclasses.replace(rows, pass_size=LARGEST_PASS)
+    return Rows.place(population, "train", fields).for_training()
 
 
 def _view(functions: Functions, rows: Rows, key: jax.Array) -> ClientData:
-    return rows.of(jnp.int32(0), key, functions.minibatches, jnp.int32(0), key)
+    return rows.of(jnp.int32(0), key, functions.minibatches, Layout(2, "vmap"), jnp.int32(0), key)
 
 
 def _a_round(functions: Functions, key: jax.Array, hparams: Hyperparameters, rows: Rows) -> PyTree:
@@ -354,6 +353,21 @@ def _blame_task(functions: Functions, key: jax.Array, rows: Rows, error: Excepti
         raise ValueError(
             f"the task's loss must be one number for a batch, got shape {max(shapes)}"
         ) from error
+
+
+def require_same_shapes(what: str, wanted: PyTree, got: PyTree) -> None:
+    """Checks that states which come from elsewhere are of the kind that a simulation has.
+
+    Raises:
+      ValueError: with both kinds.
+    """
+    alike = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(wanted)] == [
+        (leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(got)
+    ]
+    if not alike or jax.tree.structure(wanted) != jax.tree.structure(got):
+        raise ValueError(
+            f"the {what} must be {_shapes_of(wanted)} to go on from, got {_shapes_of(got)}"
+        )
 
 
 # --- words ----------------------------------------------------------------------------------------

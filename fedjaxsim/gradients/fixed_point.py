@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 from scipy.sparse.linalg import LinearOperator, gmres
 
-from fedjaxsim.engine.program import SimulationState
+from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.gradients.hypergradient import Gradient, Objective, check_names
 from fedjaxsim.gradients.reverse import floats
 from fedjaxsim.hparams import Hyperparameters

@@ -22,8 +22,9 @@ from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.program import SimulationState
-from fedjaxsim.engine.rounds import Rows, map_clients
+from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.engine.work import map_clients
 from fedjaxsim.gradients.reverse import bounded, reversible, run_rounds, segment_length
 from fedjaxsim.hparams import Hyperparameters, known
 from fedjaxsim.privacy import ledger
@@ -80,11 +81,12 @@ def mean_metric(
     if present == 0:
         raise ValueError(f"the {split} split has no rows, so it has no mean {metric}")
     program = simulation.program
+    layout = bounded(program.layout, rows)
 
     def value(rows, state, hparams):
         def one(personal, client_id):
             params = program.algorithm.predict(state.shared, personal, hparams, client_id)
-            data = rows.of(client_id, state.key, program.minibatches)
+            data = rows.of(client_id, state.key, program.minibatches, layout)
             sums = program.measure(params, data)
             if metric not in sums:
                 raise ValueError(f"metric must be one of {sorted(sums)}, got {metric!r}")
@@ -92,10 +94,10 @@ def mean_metric(
 
         again = jax.checkpoint(one, prevent_cse=False)
         ids = jnp.arange(program.num_clients, dtype=jnp.int32)
-        means = map_clients(again, state.personal, ids, program.chunking)
+        means = map_clients(again, state.personal, ids, layout)
         return jnp.sum(means) / present
 
-    return Partial(value, bounded(rows))
+    return Partial(value, rows)
 
 
 # --- derivatives of a run -------------------------------------------------------------------------
@@ -154,7 +156,6 @@ def hypergradient(
     run = _run(simulation, rounds, mode, delta, segment)
     differentiate = jax.jit(_forward(run) if mode == "forward" else jax.value_and_grad(run))
     rows = simulation.rows["train"]
-    rows = bounded(rows) if mode == "reverse" else rows
 
     def function(key, hparams, epsilon=None):
         check_names(names, hparams, epsilon)
@@ -173,7 +174,9 @@ def hypergradient(
 
 def _run(simulation: Simulation, rounds: int, mode: Mode, delta: float, segment: int | None):
     """The objective of a run as a pure function, of the chosen hyperparameters first."""
-    program = simulation.program if mode == "forward" else reversible(simulation.program)
+    program = simulation.program
+    if mode == "reverse":
+        program = reversible(program, simulation.rows["train"])
 
     def run(chosen, epsilon, key, hparams, rows, objective):
         simulation.check_start(key, hparams)

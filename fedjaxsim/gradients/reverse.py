@@ -1,7 +1,7 @@
 """What reverse mode needs of a run: clients whose derivatives are guarded, and rounds in segments.
 
 Reverse mode walks through a run backwards, so it needs again what the rounds computed. A client's
-work is done again instead of kept (`Program.rematerialize`), and the rounds of a segment likewise
+work is done again instead of kept (`Layout.rematerialize`), and the rounds of a segment likewise
 (Griewank 1992; Chen, Xu, Zhang, Guestrin 2016). What is left to keep are the cohort's rows and the
 billboard of each round in one segment, and the state at the start of every segment.
 """
@@ -16,26 +16,29 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.algorithm import Algorithm
-from fedjaxsim.engine.program import Program, SimulationState
-from fedjaxsim.engine.rounds import Rows, bytes_of
+from fedjaxsim.engine.layout import Layout, bytes_of
+from fedjaxsim.engine.program import Program
+from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.fast.products import unsealed
 from fedjaxsim.hparams import Hyperparameters
 
 PyTree = Any
 
 
-def reversible(program: Program) -> Program:
+def reversible(program: Program, rows: Rows) -> Program:
     """The program as reverse mode needs it; forward mode does not apply to it.
 
     A message that is not finite counts as zero, and so does its derivative. Plain reverse mode
     multiplies that zero by infinite derivatives of the client's work, which gives NaN for all.
     """
-    return dataclasses.replace(program, algorithm=_guarded(program.algorithm), rematerialize=True)
+    layout = dataclasses.replace(bounded(program.layout, rows), rematerialize=True)
+    return dataclasses.replace(program, algorithm=_guarded(program.algorithm), layout=layout)
 
 
-def bounded(rows: Rows) -> Rows:
-    """The rows, whose loops have static bounds: no client has more rows than the largest one."""
-    return dataclasses.replace(rows, longest=max(1, int(np.max(np.asarray(rows.count)))))
+def bounded(layout: Layout, rows: Rows) -> Layout:
+    """The layout with static bounds of loops: no client has more rows than the largest one."""
+    return dataclasses.replace(layout, most_rows=max(1, int(np.max(np.asarray(rows.count)))))
 
 
 def run_rounds(

@@ -87,7 +87,9 @@ def drawn(history: jax.Array, charged: int) -> tuple[Stream, ...] | None:
         return None if charged else ()
     ends = [*rows[1:, -1].astype(int), charged]
     found = [
-        Stream(row[:_DIGEST_WORDS].astype(">u4").tobytes().hex(), int(row[-2]), end - int(row[-1]))
+        Stream(
+            row[:_DIGEST_WORDS].astype(">u4").tobytes().hex(), int(row[-2]), int(end) - int(row[-1])
+        )
         for row, end in zip(rows, ends, strict=True)
     ]
     return tuple(stream for stream in found if stream.rounds)

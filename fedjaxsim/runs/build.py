@@ -98,8 +98,8 @@ class Experiment:
                 "delta": self.delta,
                 "local_epochs": minibatches.epochs or 0,
                 "local_steps": minibatches.steps or 0,
-                "chunk_size": self.simulation.chunking.size,
-                "chunk_map": self.simulation.chunking.map,
+                "chunk_size": self.simulation.layout.chunk_size,
+                "chunk_map": self.simulation.layout.chunk_map,
             },
             "versions": versions(),
         }

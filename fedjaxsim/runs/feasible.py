@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.rounds import bytes_of
+from fedjaxsim.engine.layout import bytes_of
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy import calibration
 from fedjaxsim.runs.settings import RunConfig
@@ -56,7 +56,7 @@ def check_start(
     """
     fields = simulation.population.fields.values()
     row = sum(value.nbytes // len(value) for value in fields)
-    batches = simulation.chunking.size * config.batch_size * row
+    batches = simulation.layout.chunk_size * config.batch_size * row
     _check_memory(batches, "minibatches", "batch-size or chunk-size")
     simulation.check_start(config.seed, hparams)
     program, key = simulation.program, jax.random.key(0, impl="threefry2x32")

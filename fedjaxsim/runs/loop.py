@@ -20,7 +20,7 @@ import numpy as np
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.checkpoint import Checkpoints
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.engine.program import SimulationState
+from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy import guarantee, ledger, streams
 from fedjaxsim.report.files import Record

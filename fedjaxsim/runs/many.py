@@ -8,20 +8,21 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
+from fedjaxsim.engine.devices import SAME, across, divided, mesh_of
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.engine.program import Program, SimulationState
-from fedjaxsim.engine.rounds import CACHE, Chunking, bytes_of
+from fedjaxsim.engine.layout import bytes_of
+from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.settings_axis import over_settings, stack, varying
+from fedjaxsim.engine.state import SimulationState, map_parts
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy import streams
 from fedjaxsim.simulation import Segment, Simulation, run_segments
 
 PyTree = Any
 _AXIS = "settings"
-_SHARED = PartitionSpec()
-_DIVIDED = PartitionSpec(_AXIS)
+_DIVIDED = divided(_AXIS)
 
 
 class ManyRuns:
@@ -60,7 +61,7 @@ class ManyRuns:
         self._check(simulation, settings)
         self.simulation, self.settings, self.size = simulation, tuple(settings), len(settings)
         devices = list(jax.devices() if devices is None else devices)[: self.size]
-        self._mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
+        self._mesh = mesh_of(devices, _AXIS)
         self.capacity = self.size + -self.size % len(devices)
         self._axes = varying(settings) if axes is None else axes
         self._hparams = self._stack(settings)
@@ -107,7 +108,7 @@ class ManyRuns:
 
     def _compile(self) -> None:
         """Maps the program over the settings of each device, and over the devices."""
-        axes, one = self._axes, self._in_cache(self.simulation.program)
+        axes, one = self._axes, self._laid_out(self.simulation.program)
         whole = over_settings(one, axes, self.capacity)
         part = over_settings(one, axes, self.capacity // self._mesh.size)
         key = jax.random.key(0, impl="threefry2x32")
@@ -115,57 +116,30 @@ class ManyRuns:
         state = jax.eval_shape(whole.init, key, self._hparams)
         _, metrics = jax.eval_shape(whole.round, state, self._hparams, rows)
         self.state_shapes = state
-        together: Any = _SHARED
-        state_specs = SimulationState(
-            round=together,
-            shared=_last_axis(state.shared),
-            personal=_last_axis(state.personal),
-            mechanism=_last_axis(state.mechanism),
-            privacy=dataclasses.replace(
-                state.privacy, charges=_last_axis(state.privacy.charges), noise=together
-            ),
-            key=together,
-            fingerprint=together,
-            taken=None if state.taken is None else together,
+        self._specs = map_parts(
+            lambda part, tree: _last_axis(tree) if part.varies else jax.tree.map(_same, tree), state
         )
         hparams_specs: Any = jax.tree.map(
-            lambda axis: _SHARED if axis is None else _DIVIDED,
-            axes,
-            is_leaf=lambda axis: axis is None,
+            lambda axis: SAME if axis is None else _DIVIDED, axes, is_leaf=lambda axis: axis is None
         )
-        metric_specs = jax.tree.map(
-            lambda leaf: PartitionSpec(None, _AXIS) if leaf.ndim else _SHARED, metrics
-        )
-        inputs = (state_specs, hparams_specs, _SHARED)
-
-        def divided(function, in_specs, out_specs):
-            # That what is replicated stays so needs no proof: nothing here crosses devices.
-            return jax.shard_map(
-                function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-            )
+        metric_specs = jax.tree.map(lambda leaf: divided(_AXIS, 1) if leaf.ndim else SAME, metrics)
+        inputs = (self._specs, hparams_specs, SAME)
 
         def several(state, hparams, rows, rounds):
             of_device = functools.partial(part.rounds, rounds=rounds)
-            return divided(of_device, inputs, (state_specs, metric_specs))(state, hparams, rows)
+            outputs = (self._specs, metric_specs)
+            return across(of_device, self._mesh, inputs, outputs)(state, hparams, rows)
 
-        self._specs = state_specs
-        self._init = jax.jit(divided(part.init, (_SHARED, hparams_specs), state_specs))
+        self._init = jax.jit(across(part.init, self._mesh, (SAME, hparams_specs), self._specs))
         self._rounds = jax.jit(several, static_argnames="rounds", donate_argnums=0)
-        self._evaluate = jax.jit(divided(part.evaluate, inputs, PartitionSpec(None, _AXIS)))
+        self._evaluate = jax.jit(across(part.evaluate, self._mesh, inputs, divided(_AXIS, 1)))
 
-    def _in_cache(self, program: Program) -> Program:
-        """The program with chunks so small that the rows of all settings fit into a core's cache.
-
-        Of a cohort that fills few of its places, small chunks are skipped more often, too.
-        """
-        chunking = self.simulation.chunking_of(self.capacity)
-        if chunking.map == "vmap":
-            return dataclasses.replace(program, chunking=chunking)
+    def _laid_out(self, program: Program) -> Program:
+        """The program with a layout for the models of all settings."""
         state = jax.eval_shape(program.init, jax.random.key(0), self.settings[0].as_arrays())
-        row = bytes_of(state.personal) / program.num_clients
-        fitting = int(CACHE * self._mesh.size // max(1.0, row * self.capacity))
-        size = max(2, min(chunking.size, fitting))
-        return dataclasses.replace(program, chunking=Chunking(size, "scan"))
+        row = bytes_of(state.personal) / program.num_clients * self.capacity / self._mesh.size
+        layout = self.simulation.layout_of(self.capacity).for_settings(row)
+        return dataclasses.replace(program, layout=layout)
 
     def init(self, key: jax.Array | int) -> SimulationState:
         """The state before the first round: what differs between runs has a last axis of them.
@@ -231,21 +205,11 @@ class ManyRuns:
             split, {name: np.asarray(value)[:, : self.size] for name, value in sums.items()}
         )
 
-    def state_of(self, state: SimulationState, run: int) -> SimulationState:
-        """The state of one run, as `Simulation` has it."""
 
-        def own(tree):
-            return jax.tree.map(lambda leaf: leaf[..., run], tree)
-
-        return dataclasses.replace(
-            state,
-            shared=own(state.shared),
-            personal=own(state.personal),
-            mechanism=own(state.mechanism),
-            privacy=dataclasses.replace(state.privacy, charges=own(state.privacy.charges)),
-        )
+def _same(_: Any) -> Any:
+    return SAME
 
 
 def _last_axis(tree: PyTree) -> PyTree:
     """Specs that divide the last axis of every leaf."""
-    return jax.tree.map(lambda leaf: PartitionSpec(*[None] * (leaf.ndim - 1), _AXIS), tree)
+    return jax.tree.map(lambda leaf: divided(_AXIS, leaf.ndim - 1), tree)

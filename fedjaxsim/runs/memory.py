@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
 from fedjaxsim.algorithm import Context
-from fedjaxsim.engine.rounds import bytes_of
+from fedjaxsim.engine.layout import bytes_of
 from fedjaxsim.fast.products import unsealed
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.simulation import Simulation
@@ -37,16 +37,16 @@ def bytes_per_run(simulation: Simulation, hparams: Hyperparameters) -> int:
     def one(key, hparams, rows):
         shared, personal = program.algorithm.init(key, hparams)
         client_id = jnp.int32(0)
-        data = rows.of(client_id, key, program.minibatches, jnp.int32(0), key)
+        data = rows.of(client_id, key, program.minibatches, program.layout, jnp.int32(0), key)
         context = Context(jnp.int32(0), key, client_id, program.num_clients)
         return unsealed(program.algorithm.client(shared, personal, data, hparams, context))
 
     state = jax.eval_shape(program.init, key, hparams)
     personal, shared = bytes_of(state.personal), bytes_of((state.shared, state.mechanism))
     client = _intermediate_bytes(jax.make_jaxpr(one)(key, hparams, rows).jaxpr)
-    chunking = simulation.chunking_of(_MANY)
-    at_once = 1 if chunking.map == "scan" else chunking.size
-    rows_of_chunk = chunking.size * personal // program.num_clients
+    layout = simulation.layout_of(_MANY)
+    at_once = 1 if layout.scans else layout.chunk_size
+    rows_of_chunk = layout.chunk_size * personal // program.num_clients
     return _STATE_COPIES * (personal + 4 * shared) + _ROW_COPIES * rows_of_chunk + at_once * client
 
 

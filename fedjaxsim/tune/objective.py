@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, PartitionSpec
 
+from fedjaxsim.engine.devices import SAME, across, divided, mesh_of
 from fedjaxsim.engine.settings_axis import varying
 from fedjaxsim.gradients.hypergradient import (
     Mode,
@@ -34,7 +34,7 @@ GRID_SPAN = 10.0
 """A grid goes from a tenth of the start to ten times the start."""
 _GRID_MEMORY = 2 * 10**9
 """Bytes for the runs of a grid that are computed at once."""
-_SEEDS = PartitionSpec("seeds")
+_SEEDS = divided("seeds")
 
 
 def mode_for(count: int) -> Mode:
@@ -100,14 +100,8 @@ class SeedGradient:
             return map_seeds(lambda key: run(key, hparams), keys)
 
         count = math.gcd(keys.shape[0], len(jax.devices()))
-        mesh = Mesh(np.array(jax.devices()[:count]), ("seeds",), axis_types=(AxisType.Auto,))
-        # That what is replicated stays so needs no proof: nothing here crosses devices.
-        self._measure = jax.jit(
-            jax.shard_map(
-                for_seeds, mesh=mesh, in_specs=(_SEEDS, PartitionSpec()), out_specs=_SEEDS,
-                check_vma=False,
-            )
-        )  # fmt: skip
+        mesh = mesh_of(jax.devices()[:count], "seeds")
+        self._measure = jax.jit(across(for_seeds, mesh, (_SEEDS, SAME), _SEEDS))
 
     def __call__(self, point: Point) -> Measured:
         """The metric and its gradient at a point.

@@ -10,7 +10,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjaxsim.data.minibatches import _ROUNDS, ClientData, Minibatches, permuted
+from fedjaxsim.data.minibatches import _ROUNDS, ClientData, Minibatches, Reading, permuted
 
 TOTAL = 64  # rows of all clients together
 
@@ -23,7 +23,12 @@ def compiled(minibatches, pass_size):
     def rows_seen(start, count, seed):
         key = jax.random.key(seed)
         data = ClientData(
-            {"row": jnp.arange(TOTAL)}, start, count, key, minibatches, _pass_size=pass_size or 16
+            {"row": jnp.arange(TOTAL)},
+            start,
+            count,
+            key,
+            minibatches,
+            _reading=Reading(pass_size or 16),
         )
 
         def step(carry, batch):

@@ -9,6 +9,7 @@ import pytest
 from problems import classification
 
 import fedjaxsim as fl
+from fedjaxsim.engine.state import state_of
 from fedjaxsim.privacy.accounting import gaussian as gdp
 from fedjaxsim.privacy.doors import client_noise
 from fedjaxsim.privacy.guarantee import together_published
@@ -151,7 +152,7 @@ def test_the_runs_of_a_sweep_share_their_noise_and_their_guarantees_know_it(ever
     settings = [HPARAMS, HPARAMS.replace(learning_rate=0.2)]
     many = ManyRuns(everyone, settings)
     state, _ = many.run(many.init(0), 2)
-    reports = [everyone.guarantee(many.state_of(state, run), DELTA) for run in (0, 1)]
+    reports = [everyone.guarantee(state_of(state, run), DELTA) for run in (0, 1)]
     assert reports[0].noise == reports[1].noise
     assert [stream.rounds for stream in reports[0].noise] == [2]
     with pytest.raises(ValueError, match="share noise"):

@@ -17,7 +17,7 @@ from problems import classification, least_squares, simulation_of
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data import minibatches as minibatches_module
 from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.engine.rounds import ChunkMap
+from fedjaxsim.engine.layout import ChunkMap
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.samplers.passes import passes
 from fedjaxsim.privacy.sampling import everyone, poisson

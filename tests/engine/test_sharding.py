@@ -10,7 +10,7 @@ from problems import classification, least_squares, simulation_of
 from fedjaxsim import fedavg, pmtl
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.engine.sharding import place_rows
+from fedjaxsim.engine.placement.devices import OverDevices
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.simulation import Simulation
@@ -83,7 +83,7 @@ def test_a_device_holds_its_own_clients_and_their_rows():
     for leaf in jax.tree.leaves(state.personal):
         assert [shard.data.shape[0] for shard in leaf.addressable_shards] == [2, 2]
     x = population.fields["x"].astype(np.float32)
-    pieces = [np.asarray(s.data) for s in sim._placed("train").fields["x"].addressable_shards]
+    pieces = [np.asarray(s.data) for s in sim._placed["train"].fields["x"].addressable_shards]
     np.testing.assert_array_equal(pieces[0], x[:43])  # the larger half
     np.testing.assert_array_equal(pieces[1], x[35:])
     assert len(pieces[1]) == 43
@@ -113,7 +113,7 @@ def test_devices_of_a_cpu_share_the_memory_of_the_population():
     sim = Simulation(pmtl(task), task, population, everyone(4), EPOCHS)
     assert sim.rows["train"].fields["x"].unsafe_buffer_pointer() == first
     # Rows have 128 bytes. Of 78 rows, the first two clients have 43, and pieces are equally long.
-    divided = place_rows(population, jax.devices()[:2])["train"].fields["x"]
+    divided = OverDevices(jax.devices()[:2]).rows(population)["train"].fields["x"]
     for piece, row in zip(divided.addressable_shards, (0, 35), strict=True):
         assert piece.data.unsafe_buffer_pointer() == first + row * 32 * x.itemsize
     again = dataclasses.replace(population, names=population.names[::-1])

@@ -19,7 +19,8 @@ from fedjaxsim.algorithms.fedprox import fedprox
 from fedjaxsim.algorithms.linear_steps import linear_update, pays
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.rounds import Rows, _for_messages, default_chunking
+from fedjaxsim.engine.layout import Layout, default_layout
+from fedjaxsim.engine.rows import Rows
 from fedjaxsim.fast import map_last
 from fedjaxsim.fast.products import Product, Sealed
 from fedjaxsim.gradients.hypergradient import hypergradient
@@ -85,7 +86,7 @@ def test_one_step_by_hand():
     fields = {"x": jnp.array([[1.0, 2.0], [0.0, 1.0]]), "y": jnp.array([2.0, 6.0])}
     task = squared(linear((2,), 1))
     rows = Rows(fields, jnp.array([0]), jnp.array([2]), generate=lambda key, row, size: fields)
-    data = rows.of(jnp.int32(0), jax.random.key(0), Minibatches(2, steps=1))
+    data = rows.of(jnp.int32(0), jax.random.key(0), Minibatches(2, steps=1), Layout(2, "vmap"))
     start = task.init(jax.random.key(0))
     assert task.linear is not None
     update, loss = linear_update(start, data, task.linear, jnp.float32(1.0))
@@ -157,7 +158,8 @@ def test_products_are_sent_where_they_pay():
 
         def message():
             shared, personal = algorithm.init(key, hparams)
-            data = Rows.place(clients, "train", fields).of(jnp.int32(0), key, minibatches)
+            rows, layout = Rows.place(clients, "train", fields), Layout(2, "vmap")
+            data = rows.of(jnp.int32(0), key, minibatches, layout)
             context = Context(jnp.int32(0), key, jnp.int32(0), len(COUNTS))
             sent.extend(
                 jax.tree.leaves(algorithm.client(shared, personal, data, hparams, context)[1])
@@ -282,14 +284,14 @@ def test_a_round_holds_no_gradient_of_a_client():
 def test_clients_that_send_products_run_as_a_batch_unless_told_otherwise():
     message = {"kernel": Product(jnp.zeros((10, 784)), jnp.zeros((10, 10)))}
     arrays = {"kernel": np.zeros((784, 10), np.float32)}
-    default = default_chunking(None, None, 4 * 784 * 10)
-    assert default.map == "scan"
+    default = default_layout(4 * 784 * 10)
+    assert default.chunk_map == "scan"
     # A message is 10·(784 + 10) numbers of 4 bytes: 33 of them in 2²⁰ bytes.
-    chosen = _for_messages(default, message)
-    assert (chosen.size, chosen.map) == (33, "vmap")
-    assert _for_messages(default, arrays) == default
-    own = default_chunking(8, None, 4 * 784 * 10)
-    assert _for_messages(own, message) == own
+    chosen = default.for_messages(message)
+    assert (chosen.chunk_size, chosen.chunk_map) == (33, "vmap")
+    assert default.for_messages(arrays) == default
+    own = default_layout(4 * 784 * 10, chunk_size=8)
+    assert own.for_messages(message) == own
 
 
 def test_clients_who_share_a_linear_model_are_evaluated_in_batches():

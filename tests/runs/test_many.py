@@ -13,6 +13,7 @@ from fedjaxsim import pmtl, ppsgd
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
+from fedjaxsim.engine.state import state_of
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.models.network import mlp
@@ -44,7 +45,7 @@ def agree(many, state, history, runs, simulation, settings, rtol=1e-9):
     for index, setting in enumerate(settings):
         alone, segments = runs(simulation, setting)
         for a, b in zip(
-            jax.tree.leaves(dataclasses.replace(many.state_of(state, index), key=None)),
+            jax.tree.leaves(dataclasses.replace(state_of(state, index), key=None)),
             jax.tree.leaves(dataclasses.replace(alone, key=None)),
             strict=True,
         ):
@@ -168,7 +169,7 @@ def test_settings_lie_on_all_devices_and_nothing_is_compiled_twice():
     assert history[-1].metrics["loss"].shape == (2, 2)
     alone, _ = sim.run(sim.init(0, BASE, common_noise=True), BASE.replace(lam=0.7), 2)
     np.testing.assert_allclose(
-        other.state_of(two, 1).personal["kernel"], alone.personal["kernel"], rtol=1e-5
+        state_of(two, 1).personal["kernel"], alone.personal["kernel"], rtol=1e-5
     )
 
 

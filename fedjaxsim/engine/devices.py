@@ -1,0 +1,50 @@
+"""Devices in a row, and functions whose inputs and outputs are divided over them."""
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+SAME: Any = PartitionSpec()
+"""The whole on every device."""
+
+
+def use_all_cores() -> None:
+    """One device per core of a CPU, for clients or settings to be divided over.
+
+    What needs one device takes the first, which still uses all cores inside an operation. To be
+    called before JAX computes anything: later, devices stay what they are.
+    """
+    # As in a notebook, or in tests.
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+
+
+def mesh_of(devices: Sequence[Any], axis: str) -> Mesh:
+    """Devices along one named axis."""
+    return Mesh(np.array(devices), (axis,), axis_types=(AxisType.Auto,))
+
+
+def divided(axis: str, place: int = 0) -> Any:
+    """Divided over the devices along one axis of an array, by default the first."""
+    return PartitionSpec(*[None] * place, axis)
+
+
+def across(function: Callable[..., Any], mesh: Mesh, inputs: Any, outputs: Any) -> Any:
+    """A function of one device's part as a function of the whole.
+
+    The part may hold scans over rounds and gradients of a client: what is replicated stays each
+    device's own there (`check_vma=False`), where derivatives would otherwise be summed over the
+    devices. Sums over devices are the part's own affair.
+
+    Args:
+      function: of the parts.
+      mesh: of devices.
+      inputs: how each argument is divided: specs, as prefixes of their pytrees.
+      outputs: likewise of what it returns.
+    """
+    return jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)

@@ -1,0 +1,58 @@
+"""The first part of a round: who takes part, and from which keys, known from the key alone."""
+
+from typing import NamedTuple
+
+import jax
+
+from fedjaxsim.fast import threefry
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy.sampling import Cohort, Sampling
+
+_ORDER = 2**32 - 1
+"""Folded into the clients' key for what lasts the whole run; rounds are numbered below 2³¹."""
+
+
+class Draw(NamedTuple):
+    """All that is random about one round.
+
+    Attributes:
+      cohort: who takes part.
+      rate: () the probability p that each client was drawn with.
+      clients: the round's key for clients; each one's own is `fold_in(key, id)`.
+      order: likewise, the run's key for the orders in which minibatches are consumed.
+      noise: the key of the mechanism's noise.
+    """
+
+    cohort: Cohort
+    rate: jax.Array
+    clients: jax.Array
+    order: jax.Array
+    noise: jax.Array
+
+
+def draw(
+    sampling: Sampling,
+    key: jax.Array,
+    fingerprint: jax.Array,
+    round_: jax.Array,
+    hparams: Hyperparameters,
+) -> Draw:
+    """Draws a round. It reads no data and no models, so it can be known any number of rounds ahead.
+
+    Args:
+      sampling: who takes part.
+      key: the run's.
+      fingerprint: (2,) uint32, which stream of noise.
+      round_: () int32.
+      hparams: hyperparameters.
+    """
+    keys = threefry.split(key, 3)
+    for_sampling, for_clients, for_noise = keys[0], keys[1], keys[2]
+    stream = threefry.fold_in(threefry.fold_in(for_noise, fingerprint[0]), fingerprint[1])
+    return Draw(
+        cohort=sampling.draw(for_sampling, round_, hparams),
+        rate=sampling.rate(hparams),
+        clients=threefry.fold_in(for_clients, round_),
+        order=threefry.fold_in(for_clients, _ORDER),
+        noise=threefry.fold_in(stream, round_),
+    )

@@ -1,0 +1,124 @@
+"""What is chosen for speed and memory, in one record; it changes no result beyond rounding."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+
+from fedjaxsim.data.minibatches import Reading
+from fedjaxsim.fast import products
+from fedjaxsim.fast.products import Product
+
+PyTree = Any
+ChunkMap = Literal["scan", "vmap"]
+
+LARGEST_PASS = 16
+"""Rows in a batch of an exact pass, unless every client has fewer."""
+CACHE = 2**20
+"""Bytes, of a core's second-level cache."""
+SMALL_MODEL = 2**12
+"""Bytes of a model up to which a CPU, too, runs the clients of a chunk as one batch."""
+_IN_SCAN, _IN_BATCH = 16, 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How clients and their work are laid out in time and memory.
+
+    Attributes:
+      chunk_size: clients per chunk; at least 2, because writing one row at a time into a large
+        array makes XLA copy the whole array.
+      chunk_map: inside a chunk, "scan" runs one client after another, which keeps a client's work
+        in cache and skips empty places; "vmap" runs them as one batch.
+      chosen: whether somebody asked for this; otherwise it follows what clients send and keep.
+      linear: whether the model is linear, so that rows of clients who share it are one product.
+      rematerialize: whether reverse mode does a client's work again instead of keeping what it
+        needs of it, and writes into the clients' states in place. Of no effect otherwise.
+      most_rows: no fewer rows than any client has, where reverse mode needs a static bound.
+    """
+
+    chunk_size: int
+    chunk_map: ChunkMap
+    chosen: bool = True
+    linear: bool = False
+    rematerialize: bool = False
+    most_rows: int | None = None
+
+    def __post_init__(self):
+        if self.chunk_size < 2:
+            raise ValueError(f"chunk_size must be at least 2, got {self.chunk_size}")
+        if self.chunk_map not in ("scan", "vmap"):
+            raise ValueError(f"chunk_map must be 'scan' or 'vmap', got {self.chunk_map!r}")
+
+    @property
+    def scans(self) -> bool:
+        """Whether the clients of a chunk run one after another."""
+        return self.chunk_map == "scan"
+
+    def reading(self, pass_size: int) -> Reading:
+        """How a client reads its rows, exact passes in batches of so many."""
+        # Reverse mode would keep what both branches need.
+        return Reading(pass_size, self.most_rows, self.scans and self.most_rows is None)
+
+    def batched(self, size: int = _IN_BATCH) -> "Layout":
+        """The same with chunks of so many clients, each one batch."""
+        return dataclasses.replace(self, chunk_size=max(2, size), chunk_map="vmap")
+
+    def for_messages(self, message: PyTree) -> "Layout":
+        """What suits messages of these shapes.
+
+        Products are summed by one matrix product a chunk, so on a CPU, too, clients run as one
+        batch, as many as have their messages in a core's cache.
+        """
+        send_products = any(isinstance(leaf, Product) for leaf in products.leaves(message))
+        if self.chosen or not send_products or jax.default_backend() != "cpu":
+            return self
+        return self.batched(CACHE // bytes_of(message))
+
+    def for_evaluation(self, personal: PyTree) -> "Layout":
+        """What suits an evaluation: clients who share one linear model go in batches."""
+        shared = not jax.tree.leaves(personal)
+        return self.batched() if self.linear and shared and not self.chosen else self
+
+    def for_settings(self, row_bytes: float) -> "Layout":
+        """Chunks so small that rows of so many bytes, of all settings, fit into a core's cache.
+
+        Of a cohort that fills few of its places, small chunks are skipped more often, too.
+        """
+        if not self.scans:
+            return self
+        fitting = max(2, int(CACHE // max(1.0, row_bytes)))
+        return dataclasses.replace(self, chunk_size=min(self.chunk_size, fitting), chosen=True)
+
+
+def default_layout(
+    model_bytes: int,
+    chunk_size: int | None = None,
+    chunk_map: ChunkMap | None = None,
+    *,
+    linear: bool = False,
+) -> Layout:
+    """What suits the default backend, where nothing is asked for.
+
+    On a CPU clients run one after another, so that what each of them works on stays in cache;
+    unless models are so small that starting every operation takes longer than carrying it out.
+
+    Args:
+      model_bytes: of one client's parameters.
+      chunk_size: clients per chunk, where it is asked for.
+      chunk_map: likewise.
+      linear: whether the model is linear.
+    """
+    chosen = chunk_size is not None or chunk_map is not None
+    scans = jax.default_backend() == "cpu" and model_bytes > SMALL_MODEL
+    if chunk_map is None:
+        chunk_map = "scan" if scans else "vmap"
+    if chunk_size is None:
+        chunk_size = _IN_SCAN if chunk_map == "scan" else _IN_BATCH
+    return Layout(chunk_size, chunk_map, chosen, linear)
+
+
+def bytes_of(arrays: PyTree) -> int:
+    """The size of a pytree of arrays, or of their shapes."""
+    leaves = jax.tree.leaves(arrays)
+    return sum(leaf.size * getattr(leaf.dtype, "itemsize", 4) for leaf in leaves)

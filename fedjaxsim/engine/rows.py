@@ -1,0 +1,80 @@
+"""Where the rows of all clients lie, and one client's view of its own."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import register_dataclass
+
+from fedjaxsim.data.minibatches import ClientData, Generate, Minibatches
+from fedjaxsim.data.population import Population
+from fedjaxsim.engine.layout import LARGEST_PASS, Layout
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Where every client's rows of one split lie: flat fields and ranges.
+
+    Attributes:
+      fields: each (N, ...).
+      start: (m,) int32.
+      count: (m,) int32.
+      generate: static; what makes fresh minibatches, where the population has it.
+      pass_size: static; rows in a batch of an exact pass.
+    """
+
+    fields: dict[str, jax.Array]
+    start: jax.Array
+    count: jax.Array
+    generate: Generate | None = dataclasses.field(default=None, metadata={"static": True})
+    pass_size: int = dataclasses.field(default=LARGEST_PASS, metadata={"static": True})
+
+    @classmethod
+    def place(cls, population: Population, split: str, fields: dict[str, jax.Array]) -> "Rows":
+        """One split of a population, its fields being on the device already."""
+        ranges = population.splits[split]
+        # Small batches where every client has few rows; a cap, so that what is compiled depends
+        # little on the data.
+        pass_size = max(1, min(LARGEST_PASS, int(ranges.count.max())))
+        start, count = jnp.asarray(ranges.start), jnp.asarray(ranges.count)
+        return cls(fields, start, count, population.generate, pass_size)
+
+    def for_training(self) -> "Rows":
+        """The rows, read by every client in the same batches.
+
+        How many rows the others have must not show in the rounding of a client's own sums.
+        """
+        return dataclasses.replace(self, pass_size=LARGEST_PASS)
+
+    def of(
+        self,
+        client_id: jax.Array,
+        key: jax.Array,
+        minibatches: Minibatches,
+        layout: Layout,
+        taken: jax.Array | None = None,
+        order: jax.Array | None = None,
+    ) -> ClientData:
+        """One client's view.
+
+        Args:
+          client_id: () int32, whose.
+          key: what the choice of minibatches in this round depends on.
+          minibatches: of the local steps.
+          layout: static settings; they change no result beyond rounding.
+          taken: () int32, how many minibatches the client has consumed in earlier rounds; None
+            where minibatches are not consumed.
+          order: the key of the orders in which they are consumed, the same in all rounds; or None.
+        """
+        return ClientData(
+            self.fields,
+            self.start[client_id],
+            self.count[client_id],
+            key,
+            minibatches,
+            taken,
+            order,
+            self.generate,
+            layout.reading(self.pass_size),
+        )

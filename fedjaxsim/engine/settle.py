@@ -1,0 +1,91 @@
+"""The third part of a round: the release, the server's step, and what the ledger is charged."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.algorithm import Algorithm, Metrics
+from fedjaxsim.engine.draw import Draw
+from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.engine.work import Worked
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy.events import Scheme
+from fedjaxsim.privacy.ledger import Charges
+from fedjaxsim.privacy.mechanisms import Mechanism
+
+PyTree = Any
+
+
+def settle(
+    algorithm: Algorithm,
+    mechanism: Mechanism,
+    scheme: Scheme,
+    charge: Callable[..., Charges],
+    state: SimulationState,
+    hparams: Hyperparameters,
+    drawn: Draw,
+    worked: Worked,
+) -> tuple[SimulationState, Metrics]:
+    """The state after a round, and the round's metrics.
+
+    Args:
+      algorithm: whose `server` steps.
+      mechanism: whose `release` is all that the server sees.
+      scheme: how cohorts are drawn.
+      charge: `(charges, noise multiplier, sampling rate, round) -> charges`.
+      state: before the round.
+      hparams: hyperparameters.
+      drawn: who took part.
+      worked: what they did, added up over all of them.
+    """
+    accumulator = worked.accumulator
+    release = mechanism.release(
+        accumulator,
+        drawn.rate * scheme.clients,
+        drawn.noise,
+        state.mechanism,
+        hparams,
+        state.round,
+    )
+    # From here on the server sees the release alone.
+    privacy = state.privacy
+    if mechanism.event.kind != "none":
+        privacy = ledger.update(
+            privacy,
+            scheme,
+            mechanism.event,
+            lambda charges: charge(charges, release.noise_multiplier, drawn.rate, state.round),
+        )
+    shared = algorithm.server(state.shared, release.value, hparams, state.round)
+    after = dataclasses.replace(
+        state,
+        round=state.round + 1,
+        shared=_with_types_of(state.shared, shared),
+        personal=worked.store.personal,
+        mechanism=release.state,
+        privacy=privacy,
+        taken=worked.store.taken,
+    )
+    participants = jnp.sum(drawn.cohort.mask, dtype=jnp.int32)
+    means = jax.tree.map(lambda total: total / participants, worked.metrics)
+    return after, means | {
+        "participants": participants,
+        "overflow": drawn.cohort.overflow,
+        "clipped": accumulator.clipped,
+        "nonfinite": accumulator.nonfinite,
+        "noise_multiplier": release.noise_multiplier,
+    }
+
+
+def _with_types_of(old: PyTree, new: PyTree) -> PyTree:
+    """The new billboard with the floating types of the old one: releases are float32 at least."""
+
+    def one(before, after):
+        both = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in (before, after))
+        return after.astype(before.dtype) if both else after
+
+    return jax.tree.map(one, old, new)

@@ -1,0 +1,107 @@
+"""The state of a run, and whose each part of it is.
+
+That is declared here and nowhere else. Placements, sweeps, seeds and checkpoints read it: what
+belongs to clients has a leading axis of them, (m, ...), and may be divided; what differs between
+runs that share their randomness gets an axis of runs, the last one.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+from jax.tree_util import register_dataclass
+
+from fedjaxsim.privacy.ledger import Ledger
+
+PyTree = Any
+
+
+class Part(NamedTuple):
+    """What is known of a part of the state.
+
+    Attributes:
+      owner: "clients", whose leaves are (m, ...), or "server".
+      varies: whether it differs between runs of one key that differ in hyperparameters.
+    """
+
+    owner: Literal["clients", "server"]
+    varies: bool
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SimulationState:
+    """Everything a run carries from round to round, as one pytree. Nothing else holds state.
+
+    Attributes:
+      round: () int32, rounds done.
+      shared: the billboard.
+      personal: all clients' personal states, leaves (m, ...).
+      mechanism: the mechanism's public state.
+      privacy: the ledger of what was released.
+      key: the run's random key; rounds and clients fold their numbers into it.
+      fingerprint: (2,) uint32, folded into the noise's part of the key; see `privacy/streams.py`.
+      taken: (m,) int32, how many minibatches each client has consumed; None where minibatches are
+        not consumed.
+    """
+
+    round: jax.Array
+    shared: PyTree
+    personal: PyTree
+    mechanism: PyTree
+    privacy: Ledger
+    key: jax.Array
+    fingerprint: jax.Array
+    taken: jax.Array | None = None
+
+
+PARTS = {
+    "round": Part("server", varies=False),
+    "shared": Part("server", varies=True),
+    "personal": Part("clients", varies=True),
+    "mechanism": Part("server", varies=True),
+    "privacy": Part("server", varies=True),
+    "key": Part("server", varies=False),
+    "fingerprint": Part("server", varies=False),
+    "taken": Part("clients", varies=False),
+}
+"""Of the state, by field."""
+
+
+def map_parts(function: Callable[[Part, PyTree], PyTree], state: SimulationState) -> Any:
+    """The state with `function(part, subtree)` in place of every part of it."""
+    changed = {}
+    for name, part in PARTS.items():
+        tree = getattr(state, name)
+        if isinstance(tree, Ledger):
+            # Which noise was drawn is a matter of the key, and runs of one key share it.
+            tree = dataclasses.replace(
+                tree,
+                charges=function(part, tree.charges),
+                noise=function(part._replace(varies=False), tree.noise),
+            )
+        else:
+            tree = function(part, tree)
+        changed[name] = tree
+    return dataclasses.replace(state, **changed)
+
+
+def map_clients_leaves(
+    function: Callable[[jax.Array], jax.Array], state: SimulationState
+) -> SimulationState:
+    """The state with a function applied to every leaf that belongs to clients."""
+
+    def of(part, tree):
+        return jax.tree.map(function, tree) if part.owner == "clients" else tree
+
+    return map_parts(of, state)
+
+
+def state_of(state: SimulationState, run: int) -> SimulationState:
+    """One run out of a state whose varying parts have a last axis of runs."""
+
+    def own(part, tree):
+        return jax.tree.map(lambda leaf: leaf[..., run], tree) if part.varies else tree
+
+    return map_parts(own, state)

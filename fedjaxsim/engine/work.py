@@ -1,0 +1,256 @@
+"""The second part of a round, and the only one that costs: what the cohort's clients do.
+
+It works on a store of personal states and the slots of the cohort in it. The store may be the whole
+population, one device's share of it, or only the cohort's states fetched from elsewhere: the
+functions here see rows and slots, never which of these it is. No array of cohort × parameters
+exists: a chunk of clients is gathered, run, added to the mechanism's accumulator and scattered back
+before the next.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.algorithm import Algorithm, Context, Metrics
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.engine.layout import Layout
+from fedjaxsim.engine.rows import Rows
+from fedjaxsim.fast import products, threefry
+from fedjaxsim.fast.in_place import put, take
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism
+from fedjaxsim.privacy.messages import Messages, along_clients, widened
+
+PyTree = Any
+
+
+class Store(NamedTuple):
+    """What each of some clients keeps from round to round, leaves (s, ...).
+
+    Attributes:
+      personal: the algorithm's personal states.
+      taken: int32, how many minibatches each has consumed; None where they are not consumed.
+    """
+
+    personal: PyTree
+    taken: jax.Array | None
+
+
+class Places(NamedTuple):
+    """The part of a cohort that is worked on in one place.
+
+    Attributes:
+      slots: (q,) int32, distinct: where in the store each client's state lies.
+      ids: (q,) int32, who they are.
+      mask: (q,) bool, which of the places are filled; those come first.
+    """
+
+    slots: jax.Array
+    ids: jax.Array
+    mask: jax.Array
+
+
+class Told(NamedTuple):
+    """What every client of a round is told.
+
+    Attributes:
+      shared: the billboard.
+      mechanism: the mechanism's public state.
+      hparams: hyperparameters.
+      round: () int32.
+      key: the round's key for clients; each one's own is `fold_in(key, id)`.
+      order: likewise, the run's key for the orders in which minibatches are consumed.
+    """
+
+    shared: PyTree
+    mechanism: PyTree
+    hparams: Hyperparameters
+    round: jax.Array
+    key: jax.Array
+    order: jax.Array
+
+
+class Worked(NamedTuple):
+    """What a cohort's work comes to.
+
+    Attributes:
+      store: the clients' states, those of the cohort updated.
+      accumulator: the sum of the bounded messages; for the mechanism's `release` only.
+      metrics: sums over the cohort of the clients' metrics; for the researcher only.
+    """
+
+    store: Store
+    accumulator: Accumulator
+    metrics: Metrics
+
+
+def work(
+    algorithm: Algorithm,
+    mechanism: Mechanism,
+    minibatches: Minibatches,
+    num_clients: int,
+    layout: Layout,
+    store: Store,
+    places: Places,
+    rows: Rows,
+    told: Told,
+    *,
+    filled: bool,
+) -> Worked:
+    """Runs `algorithm.client` for every client of a cohort and adds up the bounded messages.
+
+    Args:
+      algorithm: whose `client` is run.
+      mechanism: whose `add` takes the messages.
+      minibatches: of the local steps.
+      num_clients: m.
+      layout: static settings; they change no result beyond rounding.
+      store: the clients' states.
+      places: the cohort.
+      rows: the training rows.
+      told: what all clients are told.
+      filled: static; whether every place of the cohort is filled.
+    """
+    rows = rows.for_training()
+
+    def one(row, client_id):
+        batch_key, context_key = threefry.split(threefry.fold_in(told.key, client_id))
+        own_order = threefry.fold_in(told.order, client_id)
+        data = rows.of(client_id, batch_key, minibatches, layout, row.taken, own_order)
+        context = Context(told.round, context_key, client_id, num_clients)
+        personal, message, metrics = algorithm.client(
+            told.shared, row.personal, data, told.hparams, context
+        )
+        taken = None if row.taken is None else row.taken + data.num_steps()
+        return Store(personal, taken), widened(message), metrics
+
+    row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), store)
+    _, message, metrics = jax.eval_shape(one, row, jax.ShapeDtypeStruct((), jnp.int32))
+    zero_metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), metrics)
+    layout = layout.for_messages(message)
+    rematerialize = layout.rematerialize
+    count = places.ids.shape[0]
+    size = _even_size(count, layout.chunk_size) if filled else layout.chunk_size
+    full = filled and count % size == 0
+    chunk = _scanned_chunk if layout.scans else _mapped_chunk
+
+    def add(accumulator, messages, mask, ids):
+        return mechanism.add(
+            accumulator, Messages(messages), mask, ids, told.mechanism, told.hparams
+        )
+
+    def run_chunk(operands):
+        (store, accumulator, totals), (slots, ids, mask) = operands
+        old, store = take(store, slots, reverse=rematerialize)
+        new, accumulator, totals = chunk(
+            one, add, old, ids, mask, accumulator, totals, full, rematerialize
+        )
+        return put(store, slots, new, reverse=rematerialize), accumulator, totals
+
+    def body(carry, places):
+        if full or rematerialize:
+            return run_chunk((carry, places)), None
+        # The filled places come first, so the first one tells whether any of the chunk is.
+        return jax.lax.cond(
+            places.mask[0], run_chunk, lambda operands: operands[0], (carry, places)
+        ), None
+
+    start = (store, mechanism.zero(products.shapes(message)), zero_metrics)
+    chunks = _chunks(places, jax.tree.leaves(store), size)
+    (store, accumulator, totals), _ = jax.lax.scan(body, start, chunks)
+    return Worked(store, accumulator, totals)
+
+
+def _even_size(places: int, size: int) -> int:
+    """The largest size of at most `size`, and at least 2, that divides the places; else `size`.
+
+    Without empty places nothing need be skipped, and a branch per client costs copies.
+    """
+    return next((s for s in range(size, 1, -1) if places % s == 0), size)
+
+
+def _chunks(places: Places, store_leaves: list[jax.Array], size: int) -> Places:
+    """The places in chunks, (chunks, size); empty ones point outside the store."""
+    slots, ids, mask = places
+    count = slots.shape[0]
+    chunks = math.ceil(count / size)
+    extra = chunks * size - count
+    outside = (store_leaves[0].shape[0] if store_leaves else count) + jnp.arange(chunks * size)
+    mask = jnp.pad(mask, (0, extra))
+    slots = jnp.where(mask, jnp.pad(slots, (0, extra)), outside)
+    ids = jnp.where(mask, jnp.pad(ids, (0, extra)), 0)
+    return jax.tree.map(lambda leaf: leaf.reshape(chunks, size), Places(slots, ids, mask))
+
+
+def _scanned_chunk(one, add, rows, ids, mask, accumulator, totals, full, rematerialize):
+    """One client after another; each is bounded and added before the next one starts."""
+
+    def run(operands):
+        row, client_id, accumulator, totals = operands
+        row, message, metrics = one(row, client_id)
+        messages = jax.tree.map(lambda leaf: leaf[None], message)
+        accumulator = add(accumulator, messages, jnp.ones(1, bool), client_id[None])
+        return row, accumulator, jax.tree.map(jnp.add, totals, metrics)
+
+    def skip(operands):
+        row, _, accumulator, totals = operands
+        return row, accumulator, totals
+
+    def body(carry, place):
+        accumulator, totals = carry
+        row, client_id, present = place
+        operands = (row, client_id, accumulator, totals)
+        row, accumulator, totals = (
+            run(operands) if full else jax.lax.cond(present, run, skip, operands)
+        )
+        return (accumulator, totals), row
+
+    # Around the branch and not inside it, where all that a client reads would be kept.
+    body = jax.checkpoint(body, prevent_cse=False) if rematerialize else body
+    (accumulator, totals), rows = jax.lax.scan(body, (accumulator, totals), (rows, ids, mask))
+    return rows, accumulator, totals
+
+
+def _mapped_chunk(one, add, rows, ids, mask, accumulator, totals, full, rematerialize):
+    """All clients of the chunk as one batch; a chunk without clients is skipped."""
+
+    def run(operands):
+        rows, accumulator, totals = operands
+        rows, messages, metrics = jax.vmap(one)(rows, ids)
+        accumulator = add(accumulator, messages, mask, ids)
+
+        def add_present(total, leaf):
+            return total + jnp.sum(jnp.where(along_clients(mask, leaf), leaf, 0), axis=0)
+
+        return rows, accumulator, jax.tree.map(add_present, totals, metrics)
+
+    def unless_empty(operands):
+        return jax.lax.cond(jnp.any(mask), run, lambda operands: operands, operands)
+
+    chunk = run if full else unless_empty
+    chunk = jax.checkpoint(chunk, prevent_cse=False) if rematerialize else chunk
+    return chunk((rows, accumulator, totals))
+
+
+def map_clients(
+    function: Callable[[PyTree, jax.Array], PyTree],
+    store: PyTree,
+    ids: jax.Array,
+    layout: Layout,
+) -> PyTree:
+    """Maps `(personal, client_id) -> outputs` over clients, in chunks.
+
+    Args:
+      function: of one client.
+      store: the clients' personal states, leaves (s, ...).
+      ids: (s,) int32, whose they are.
+      layout: static settings; they change no result beyond rounding.
+
+    Returns:
+      outputs, leaves (s, ...).
+    """
+    batch = None if layout.scans else layout.chunk_size
+    return jax.lax.map(lambda args: function(*args), (store, ids), batch_size=batch)

@@ -1,0 +1,149 @@
+"""A run in stages: what is carried from one simulation to the next, and what all of them cost."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import least_squares
+
+from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.algorithms.local import local
+from fedjaxsim.algorithms.pmtl import pmtl
+from fedjaxsim.algorithms.ppsgd import ppsgd
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.engine.state import PARTS, SimulationState
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy.doors.pure import pure
+from fedjaxsim.privacy.mechanisms import closed
+from fedjaxsim.privacy.sampling import everyone
+from fedjaxsim.simulation import Simulation
+
+HPARAMS = Hyperparameters(learning_rate=0.1, lam=0.3, clip_norm=0.5, noise_multiplier=2.0)
+POPULATION, TASK = least_squares([4, 5, 6], features=2, test=0.3)
+
+
+def simulation(factory, mechanism=None, population=POPULATION):
+    door = closed() if factory is local else mechanism
+    clients = everyone(population.num_clients)
+    return Simulation(factory(TASK), TASK, population, clients, Minibatches(2, steps=1), door)
+
+
+@pytest.fixture(scope="module")
+def ended():
+    """Simulations by algorithm, each with a state after two rounds."""
+    found = {}
+    for factory in (fedavg, local, pmtl, ppsgd):
+        sim = simulation(factory)
+        found[factory] = sim, sim.run(sim.init(0, HPARAMS), HPARAMS, 2)[0]
+    return found
+
+
+def epsilon(sim, state):
+    found = sim.guarantee(state).find("zero_out", "joint_dp").epsilon
+    assert found is not None
+    return found
+
+
+def predictions(sim, state):
+    ids = jnp.arange(sim.num_clients)
+    predict = jax.vmap(sim.algorithm.predict, (None, 0, None, 0))
+    return np.asarray(predict(state.shared, state.personal, HPARAMS.as_arrays(), ids)["kernel"])
+
+
+def test_every_part_of_the_state_is_declared():
+    assert set(PARTS) == {field.name for field in dataclasses.fields(SimulationState)}
+
+
+@pytest.mark.parametrize("then", [local, pmtl, ppsgd])
+@pytest.mark.parametrize("first", [fedavg, local, pmtl, ppsgd])
+def test_clients_start_from_the_models_that_they_predicted_with(ended, first, then):
+    sim, state = ended[first]
+    new, _ = ended[then]
+    begun = new.start_from(state, HPARAMS, sim)
+    np.testing.assert_allclose(predictions(new, begun), predictions(sim, state), rtol=1e-6)
+    assert int(begun.round) == 0
+
+
+def test_the_billboard_starts_from_what_was_published(ended):
+    sim, state = ended[fedavg]
+    new, _ = ended[pmtl]
+    begun = new.start_from(state, HPARAMS, sim)
+    np.testing.assert_array_equal(begun.shared.params["kernel"], state.shared.params["kernel"])
+
+
+def test_models_that_were_never_published_do_not_reach_the_billboard(ended):
+    sim, state = ended[local]
+    others = dataclasses.replace(state, personal=jax.tree.map(lambda w: w + 1, state.personal))
+    new, _ = ended[pmtl]
+    one, other = (new.start_from(each, HPARAMS, sim) for each in (state, others))
+    assert np.all(one.personal["kernel"] != other.personal["kernel"])
+    for a, b in zip(jax.tree.leaves(one.shared), jax.tree.leaves(other.shared), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+    def leaks(hparams, published, own):
+        del hparams, published
+        return own, own
+
+    bad = new.with_algorithm(new.algorithm._replace(start=leaks, published=lambda shared: shared))
+    with pytest.raises(ValueError, match="out_axes"):
+        bad.start_from(state, HPARAMS, sim)
+
+
+def test_stages_of_one_kind_cost_what_one_run_of_all_rounds_does(ended):
+    sim, state = ended[fedavg]
+    new, _ = ended[pmtl]
+    state, _ = new.run(new.start_from(state, HPARAMS, sim), HPARAMS, 3)
+    whole, _ = sim.run(sim.init(0, HPARAMS), HPARAMS, 5)
+    both = [new.guarantee(state), sim.guarantee(whole)]
+    assert both[0].guarantees == both[1].guarantees
+
+
+def test_a_stage_behind_another_door_adds_its_own_charge(ended):
+    sim, state = ended[fedavg]
+    new = simulation(fedavg, pure())
+    begun = new.start_from(state, HPARAMS)
+    np.testing.assert_array_equal(begun.shared.params["kernel"], state.shared.params["kernel"])
+    after, _ = new.run(begun, HPARAMS, 1)
+    epsilons = [epsilon(sim, state), epsilon(new, after)]
+    # Gaussian noise of two rounds, and then 1/z more with δ = 0.
+    assert epsilons[0] < epsilons[1] <= epsilons[0] + 0.5 + 1e-6
+    free = simulation(local)
+    done, _ = free.run(free.start_from(after, HPARAMS, new), HPARAMS, 1)
+    assert epsilon(free, done) == epsilons[1]
+
+
+def test_a_stage_draws_noise_of_its_own(ended):
+    sim, state = ended[fedavg]
+    quiet = HPARAMS.replace(learning_rate=0.0)
+    first, _ = sim.run(sim.init(0, quiet), quiet, 1)
+    start = sim.init(0, quiet)
+    second, _ = sim.run(sim.start_from(start, quiet), quiet, 1)
+    moved = [
+        np.asarray(each.shared.params["kernel"] - start.shared.params["kernel"])
+        for each in (first, second)
+    ]
+    assert np.all(np.abs(moved[0] - moved[1]) > 1e-4)
+    assert sim.guarantee(state).noise != sim.guarantee(second).noise
+
+
+def test_the_state_that_a_stage_starts_from_stays_usable(ended):
+    sim, state = ended[pmtl]
+    before = np.array(state.personal["kernel"])
+    sim.run(sim.start_from(state, HPARAMS), HPARAMS, 1)
+    np.testing.assert_array_equal(state.personal["kernel"], before)
+
+
+def test_states_of_another_kind_are_refused(ended):
+    _, state = ended[fedavg]
+    with pytest.raises(ValueError, match=r"personal states must be .*kernel.*, got nothing"):
+        ended[pmtl][0].start_from(state, HPARAMS)
+    fewer = simulation(fedavg, population=least_squares([4, 5], features=2, test=0.3)[0])
+    with pytest.raises(ValueError, match="2 clients, as those here, got 3"):
+        fewer.start_from(state, HPARAMS)
+    sim, _ = ended[pmtl]
+    with pytest.raises(ValueError, match="has no `start`"):
+        sim.with_algorithm(sim.algorithm._replace(start=None)).start_from(
+            state, HPARAMS, ended[fedavg][0]
+        )
