@@ -112,19 +112,20 @@ def _search(
       tolerance: see above.
 
     Returns:
-      x; where the cost jumps over the interval, the last x found below it; None if every x tried
-      costs too much.
+      x; where the cost jumps over the interval, the last x found below it, and where no x allowed
+      costs that much, the costliest one; None if every x tried costs too much.
     """
     aim = math.log(epsilon) + math.log1p(-tolerance / 2)
     good = bad = best = previous = None
     close = 1e-5
-    slope, u = power, math.log(min(start, most))
+    costliest = most if power > 0 else least
+    slope, u = power, math.log(max(min(start, most), least))
     for _ in range(80):
-        x = min(most, float(np.float32(math.exp(u))))
+        x = max(least, min(most, float(np.float32(math.exp(u)))))
         value = cost(x)
         if value <= epsilon:
             good, best = u, x
-            if value >= (1 - tolerance) * epsilon or (x == most and power > 0):
+            if value >= (1 - tolerance) * epsilon or x == costliest:
                 return x
         else:
             bad, close = u, 1e-5 if value < math.inf else tolerance
@@ -167,8 +168,8 @@ def noise_multiplier(
       view: "joint_dp" or "released_sequence".
 
     Raises:
-      ValueError: for values outside these ranges, or if cohorts exceed the capacity so often that
-        no noise is enough.
+      ValueError: for values outside these ranges, if cohorts exceed the capacity so often that no
+        noise is enough, or if next to none is, as where δ exceeds the probability to take part.
     """
     _check(epsilon, delta, event)
     if rounds < 1:
@@ -190,9 +191,14 @@ def noise_multiplier(
         return rdp.epsilon(values, delta, rdp.INTEGER_ORDERS)
 
     start = _search(bound, epsilon, p * math.sqrt(rounds) / epsilon + 0.5, -1.0, tolerance=0.05)
-    z = _search(cost, epsilon, start or 1.0, -1.2)
+    z = _search(cost, epsilon, start or 1.0, -1.2, least=SMALLEST_NOISE)
     if z is None:
         raise ValueError(f"no noise_multiplier was found for epsilon {epsilon} at delta {delta}")
+    if not SMALLEST_NOISE < z <= LARGEST_NOISE:
+        raise ValueError(
+            f"epsilon {epsilon} at delta {delta:.3g} asks for a noise multiplier outside "
+            f"[{SMALLEST_NOISE}, {LARGEST_NOISE}]: change epsilon, delta or rounds"
+        )
     return z
 
 

@@ -153,3 +153,53 @@ def test_the_sensitivity_of_a_replacement_counts_where_nothing_is_sampled():
     assert pld.profile(full, GRAM, True).epsilon(1e-5) == pytest.approx(
         gaussian.epsilon(1e-5, math.sqrt(20) / 4)
     )
+
+
+@pytest.mark.parametrize(
+    ("z", "rounds", "delta"),
+    [
+        (1e6, 1, 1e-9),
+        (1e8, 1, 1e-10),  # ε is a few units of the grid
+        (1e10, 1, 1e-12),  # and here less than one
+        (1000.0, 10**6, 1e-5),
+        (1e4, 10**6, 1e-3),
+        (30.0, 1000, 2e-12),  # near the rounding errors of the transform
+        (0.05, 3, 1e-5),
+        (0.001, 1, 1e-5),
+        (0.001, 100, 0.5),
+        (1e-6, 1, 1e-5),
+    ],
+)
+def test_at_the_limits_of_the_grid_epsilon_is_a_bound_from_above(z, rounds, delta):
+    # With p so close to 1 the sampled form is the exact one, up to what the grid adds.
+    entries = [Entry(z, 1 - 1e-12, rounds)]
+    epsilon = pld.profile(entries, GAUSSIAN, False).epsilon(delta)
+    exact = gaussian.epsilon(delta, math.sqrt(rounds) / z)
+    assert exact <= epsilon <= 1.02 * exact + pld.interval(entries)
+    assert epsilon <= rdp.epsilon(rdp.compose(entries), delta) + pld.interval(entries)
+
+
+@pytest.mark.thorough
+def test_where_the_library_ends_the_losses_of_very_many_rounds_epsilon_is_a_bound():
+    exact = gaussian.epsilon(1e-6, 0.01)
+    epsilon = pld.profile([Entry(1e6, 1 - 1e-12, 10**8)], GAUSSIAN, False).epsilon(1e-6)
+    assert exact <= epsilon <= 1.1 * exact
+
+
+@pytest.mark.parametrize(("z", "p"), [(1.0, 0.1), (0.3, 0.999), (0.1, 0.5)])
+@pytest.mark.parametrize("replace", [False, True])
+def test_what_a_coarse_grid_cuts_off_below_and_above_only_adds(z, p, replace):
+    # Each grid holds the points of the next one, so each cut and each rounding is upwards.
+    fine, middle, coarse = (losses.one_round(z, p, replace, 0.032 * 2**k) for k in (0, 5, 7))
+    for epsilon in (0.0, 0.3, 1.0, 3.0, 10.0):
+        exact = one_release_delta(epsilon, z, p, replace)
+        deltas = [one.get_delta_for_epsilon(epsilon) for one in (fine, middle, coarse)]
+        assert exact - 1e-9 <= deltas[0]
+        assert np.all(np.diff(deltas) >= -1e-12)
+    assert coarse.get_delta_for_epsilon(-1e3) == pytest.approx(1, abs=1e-14)
+
+
+def test_a_run_that_hardly_anyone_is_in_costs_nothing_at_a_large_delta():
+    # Nobody can tell more than whether the client took part at all: δ(0) ≤ 1 − (1 − p)^T.
+    for z in (1e-6, 0.0435, 1.0):
+        assert pld.profile([Entry(z, 0.1, 3)], GAUSSIAN, False).epsilon(1 - 0.9**3 + 1e-6) == 0

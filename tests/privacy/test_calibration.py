@@ -132,6 +132,81 @@ def test_only_poisson_sampling_has_a_rate_to_choose():
         )
 
 
+EVERYONE = Scheme("everyone", 205, 205)
+
+
+@pytest.mark.parametrize("epsilon", [calibration.LEAST, calibration.MOST])
+def test_both_ends_of_the_range_of_epsilon_are_met(epsilon):
+    plan = {"rounds": 3, "sampling_rate": 1.0, "scheme": EVERYONE}
+    z = calibration.noise_multiplier(epsilon, 1e-5, **plan)
+    exact = math.sqrt(3) / gaussian.largest_mu(epsilon, 1e-5)
+    assert exact * (1 - 1e-6) <= z <= exact * (1 + calibration.TOLERANCE)
+    count = calibration.rounds(
+        epsilon, 1e-5, noise_multiplier=z, sampling_rate=1.0, scheme=EVERYONE
+    )
+    assert count == 3
+
+
+@pytest.mark.parametrize("epsilon", [0.99 * calibration.LEAST, 1.01 * calibration.MOST])
+def test_beyond_the_range_of_epsilon_nothing_is_looked_for(epsilon):
+    plan = {"sampling_rate": 1.0, "scheme": EVERYONE}
+    with pytest.raises(ValueError, match=r"epsilon must lie in \[1e-06, 1000000.0\]"):
+        calibration.noise_multiplier(epsilon, 1e-5, rounds=3, **plan)
+    with pytest.raises(ValueError, match="epsilon must lie in"):
+        calibration.rounds(epsilon, 1e-5, noise_multiplier=1.0, **plan)
+
+
+def test_where_a_client_hardly_takes_part_no_noise_is_found():
+    # Whoever is out of all rounds is protected by that: δ(0) ≤ 1 − 0.9³ = 0.271 without any noise.
+    with pytest.raises(ValueError, match="asks for a noise multiplier outside"):
+        calibration.noise_multiplier(1.0, 0.3, rounds=3, sampling_rate=0.1, scheme=POISSON)
+
+
+@pytest.mark.parametrize("z", [300.0, 1e4])
+def test_very_many_rounds_meet_the_target_to_the_tolerance(z):
+    # Without sampling, T is the integer part of (μ z)²: some 10⁵ and 10⁸.
+    count = calibration.rounds(2.0, 1e-5, noise_multiplier=z, sampling_rate=1.0, scheme=EVERYONE)
+    most = (z * gaussian.largest_mu(2.0, 1e-5)) ** 2
+    # ε grows at least as the root of T, so that it is met to less than twice the tolerance in T.
+    assert (1 - 2 * calibration.TOLERANCE) * most <= count <= most
+    assert calibration.spent(z, 1.0, count, 1e-5, EVERYONE) <= 2.0
+
+
+class TestSecants:
+    """The search behind all three, on costs whose inverse is known."""
+
+    @pytest.mark.parametrize("power", [-3.0, -1.0, -0.3, 0.5, 1.0, 4.0])
+    @pytest.mark.parametrize("start", [1e-4, 1.0, 1e4])
+    def test_powers_are_met_from_any_start(self, power, start):
+        calls = []
+
+        def cost(x):
+            calls.append(x)
+            return 7 * x**power
+
+        x = calibration._search(cost, 0.5, start, math.copysign(1.0, power))
+        assert x == float(np.float32(x))
+        assert_meets(cost(x), 0.5)
+        assert len(calls) < 20
+
+    def test_a_cost_that_is_zero_and_infinite_at_its_ends_is_met_in_between(self):
+        def cost(x):
+            return math.inf if x < 0.01 else max(0.0, 1 / x - 1)
+
+        for start in (1e-3, 0.5, 100.0):
+            x = calibration._search(cost, 3.0, start, -1.0)
+            assert_meets(cost(x), 3.0)
+
+    def test_where_the_cost_jumps_over_the_target_the_cheap_side_is_taken(self):
+        x = calibration._search(lambda x: 1.0 if x >= 2 else 5.0, 3.0, 1.0, -1.0)
+        assert 2 <= x < 2 * (1 + 1e-4)
+
+    def test_the_ends_of_what_is_allowed(self):
+        assert calibration._search(lambda x: x, 3.0, 1.0, 1.0, most=2.0) == 2.0
+        assert calibration._search(lambda x: 1 / x, 3.0, 1.0, -1.0, least=0.5) == 0.5
+        assert calibration._search(lambda x: math.inf, 3.0, 1.0, 1.0, most=2.0, least=1.0) is None
+
+
 def test_a_plan_that_releases_nothing_is_free():
     assert calibration.spent(0.0, 1.0, 5, 1e-5, POISSON, Event("none")) == 0
     with pytest.raises(ValueError, match="no accountant describes 'unprotected'"):

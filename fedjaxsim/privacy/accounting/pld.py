@@ -152,7 +152,12 @@ def composed(
 
     def epsilon(target):
         left = target - rounding
+        if left <= 0:
+            return math.inf
         with np.errstate(over="ignore"):
-            return float(whole.get_epsilon_for_delta(left)) if left > 0 else math.inf
+            # The library goes through all losses one by one, and fails at those far below zero.
+            if whole.get_delta_for_epsilon(0.0) <= left:
+                return 0.0
+            return float(whole.get_epsilon_for_delta(left))
 
     return Profile(delta, epsilon)
