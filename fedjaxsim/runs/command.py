@@ -9,6 +9,7 @@ from fedjaxsim.report.progress import print_guarantee, print_table, stop_on_inte
 from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.directory import CONFIG, GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import about, execute
+from fedjaxsim.runs.feasible import labels_like_classes
 from fedjaxsim.runs.loop import Cadence
 from fedjaxsim.runs.settings import RunConfig, read_toml
 
@@ -33,8 +34,11 @@ def prepare_run(command: "Run") -> Callable[[], int]:
     directory = None
     if config.out is not None:
         directory = RunDirectory.create(config.out, overwrite=config.overwrite)
+    doubt = labels_like_classes(config, experiment.simulation.population)
 
     def work() -> int:
+        if doubt is not None:
+            _warn(doubt)
         return _run(
             experiment, directory, config.rounds, cadence,
             quiet=config.quiet, explain=command.explain,

@@ -46,6 +46,20 @@ def check_labels(config: RunConfig, population: Population) -> None:
             )
 
 
+def labels_like_classes(config: RunConfig, population: Population) -> str | None:
+    """What to say where loss squared meets labels 0 … c − 1, which may well number c classes."""
+    labels = population.fields.get("y")
+    if config.loss != "squared" or labels is None or population.generate is not None:
+        return None
+    values = np.unique(labels)
+    if len(values) < 3 or not np.array_equal(values, np.arange(len(values))):
+        return None
+    return (
+        f"the labels are 0 to {len(values) - 1}, which loss squared takes for numbers: if they are "
+        "classes, loss must be softmax or one-vs-all"
+    )
+
+
 def check_start(
     config: RunConfig, simulation: Simulation, hparams: Hyperparameters, delta: float
 ) -> None:

@@ -104,6 +104,23 @@ def test_labels_that_number_no_classes_are_refused(answer, tmp_path):
     assert answer(["run", "--data", "npz:a.npz", "--out", "r"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("labels", "warns"), [([0, 1, 2], True), ([1, 2, 3], False), ([0, 1], False)]
+)
+def test_labels_that_look_like_classes_are_worth_a_warning_where_they_are_numbers(
+    tmp_path, monkeypatch, capsys, labels, warns
+):
+    monkeypatch.setattr(command, "_run", lambda *_, **options: 0)
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.ones((12, 2)), y=np.resize(labels, 12), client=np.arange(12) // 6)
+    assert main(["run", "--data", f"npz:{path}", "--loss", "squared"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == warns
+    assert all(
+        "the labels are 0 to 2, which loss squared takes for numbers" in one for one in lines
+    )
+
+
 def test_a_file_may_say_more_than_a_system_reads(answer, tmp_path):
     (tmp_path / "a.toml").write_text("algorithm = 'fedavg'\nlam = 5\nclients = 6\n")
     assert answer(["run", "a.toml"]) == 0

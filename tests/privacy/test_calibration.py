@@ -185,6 +185,7 @@ class TestSecants:
             return 7 * x**power
 
         x = calibration._search(cost, 0.5, start, math.copysign(1.0, power))
+        assert x is not None
         assert x == float(np.float32(x))
         assert_meets(cost(x), 0.5)
         assert len(calls) < 20
@@ -195,10 +196,12 @@ class TestSecants:
 
         for start in (1e-3, 0.5, 100.0):
             x = calibration._search(cost, 3.0, start, -1.0)
+            assert x is not None
             assert_meets(cost(x), 3.0)
 
     def test_where_the_cost_jumps_over_the_target_the_cheap_side_is_taken(self):
         x = calibration._search(lambda x: 1.0 if x >= 2 else 5.0, 3.0, 1.0, -1.0)
+        assert x is not None
         assert 2 <= x < 2 * (1 + 1e-4)
 
     def test_the_ends_of_what_is_allowed(self):

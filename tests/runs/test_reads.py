@@ -1,0 +1,115 @@
+"""Each setting is read by what the table says reads it, and by nothing else."""
+
+import functools
+import hashlib
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjaxsim.algorithms.systems import SYSTEMS
+from fedjaxsim.runs.build import population_of, prepare
+from fedjaxsim.runs.reads import settings_of, unread
+from fedjaxsim.runs.settings import RunConfig
+
+CHANGED = {
+    "learning_rate": 0.7, "lam": 0.7, "mu": 0.7, "personalization": 0.7, "parametrization": "paper",
+    "objective": "weighted", "averaged": True, "schedule": "cosine", "local_optimizer": "adam",
+    "server_optimizer": "adam", "server_learning_rate": 0.5, "clip": 2.0, "delta": 1e-4,
+    "epsilon": 5.0, "noise_multiplier": 3.0,
+}  # fmt: skip
+DATA = {
+    "clients": 7, "partition": "shards", "alpha": 9.0, "offset_scale": 3.0, "test_fraction": 0.5,
+    "validation_fraction": 0.3, "classes": 3, "preprocess": ("unit-rows",),
+}  # fmt: skip
+KINDS = {
+    "digits": RunConfig(clients=9),
+    "digits, dealt evenly": RunConfig(clients=9, partition="iid"),
+    "synthetic": RunConfig(data="synthetic", clients=9, loss="squared"),
+    "clients of their own": RunConfig(data="npz:own.npz"),
+    "one data set": RunConfig(data="npz:one.npz", clients=4, partition="iid"),
+}
+
+
+@functools.cache
+def computed(algorithm: str, name: str | None) -> str:
+    """What two rounds and an evaluation compute, as code and numbers, with one setting changed."""
+    settings: dict[str, Any] = {
+        "data": "synthetic",
+        "loss": "squared",
+        "clients": 5,
+        "rounds": 2,
+        "epsilon": 2.0,
+    }
+    if name == "noise_multiplier":
+        settings["epsilon"] = None
+    changed = {} if name is None else {name: CHANGED[name]}
+    experiment = prepare(
+        RunConfig(algorithm=algorithm, sampling_rate=1.0, **{**settings, **changed})
+    )
+    simulation, hparams = experiment.simulation, experiment.hparams.as_arrays()
+    program, key = simulation.program, jax.random.key(0)
+
+    def work(rows):
+        state = program.init(key, hparams)
+        state, metrics = program.rounds(state, hparams, rows["train"], 2)
+        return state, metrics, program.evaluate(state, hparams, rows["test"])
+
+    # Numbers that nothing reads do not become constants of the code.
+    code = jax.make_jaxpr(work)(simulation.rows)
+    numbers = [np.asarray(const).tolist() for const in code.consts if not _is_key(const)]
+    return re.sub(r"0x[0-9a-f]+", "", str(code)) + str(numbers)
+
+
+def _is_key(const) -> bool:
+    return jnp.issubdtype(const.dtype, jax.dtypes.prng_key)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        pytest.param(name, marks=() if name in ("ppsgd", "local") else pytest.mark.thorough)
+        for name in SYSTEMS
+    ],
+)
+def test_a_system_reads_what_its_table_says_and_nothing_else(algorithm):
+    plain = computed(algorithm, None)
+    known = {name for system in SYSTEMS.values() for name in settings_of(system)}
+    assert known == set(CHANGED)
+    for name in sorted(known):
+        reads = name in settings_of(SYSTEMS[algorithm])
+        assert (computed(algorithm, name) != plain) == reads, name
+        config = RunConfig(algorithm=algorithm)
+        assert bool(unread(config, [name])) != reads
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_read_what_their_table_says_and_nothing_else(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    one = {"x": rng.normal(size=(60, 3)).astype(np.float32), "y": np.arange(60) % 4}
+    np.savez("one.npz", **one)
+    np.savez("own.npz", **one, client=np.arange(60) // 20)
+
+    def content(config):
+        population = population_of(config)
+        arrays = [*population.fields.values(), population.splits["train"].start]
+        arrays += [population.splits[split].count for split in population.splits]
+        return hashlib.sha256(b"|".join(array.tobytes() for array in arrays)).hexdigest()
+
+    config = KINDS[kind]
+    plain = content(config)
+    for name, value in DATA.items():
+        settings = {**vars(config), name: value}
+        if not unread(config, [name]):
+            # Of synthetic data, which have no classes, all rows may go: refused or another content.
+            if (name, kind) != ("classes", "synthetic"):
+                assert content(RunConfig(**settings)) != plain, name
+        elif name == "partition":  # not only ignored
+            with pytest.raises(ValueError, match="has its own clients"):
+                content(RunConfig(**settings))
+        else:
+            assert content(RunConfig(**settings)) == plain, name
