@@ -4,6 +4,7 @@ import jax
 
 from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer
 from fedjaxsim.algorithms import optimizers
+from fedjaxsim.algorithms.billboard import from_one_model
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local_steps import descend
 from fedjaxsim.models.task import Task
@@ -32,9 +33,10 @@ def ditto(
     of_w = fedavg(task, local_optimizer, server_optimizer)
     own_optimizer = local_optimizer or optimizers.local()
 
-    def init(key, hparams):
-        shared, _ = of_w.init(key, hparams)
-        return shared, shared.params
+    def start(hparams, w, v_k):
+        assert of_w.start is not None
+        shared, _ = of_w.start(hparams, w, v_k)
+        return shared, v_k
 
     def client(shared, personal, data, hparams, context):
         _, update, _ = of_w.client(shared, (), data, hparams, context)
@@ -50,4 +52,11 @@ def ditto(
         del shared, hparams, client_id
         return personal
 
-    return Algorithm(init, client, of_w.server, predict)
+    return Algorithm(
+        from_one_model(task, start),
+        client,
+        of_w.server,
+        predict,
+        published=of_w.published,
+        start=start,
+    )

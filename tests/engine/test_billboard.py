@@ -13,7 +13,7 @@ from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
-from fedjaxsim.engine.rounds import ChunkMap
+from fedjaxsim.engine.layout import ChunkMap
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.privacy.doors.adaptive import adaptive_clipping
