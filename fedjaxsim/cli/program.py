@@ -19,7 +19,7 @@ from fedjaxsim.cli.start import INTERRUPTED
 from fedjaxsim.cli.sweep import Sweep
 from fedjaxsim.cli.tune import Tune
 from fedjaxsim.runs.reads import different, given_flags, require_read, unread
-from fedjaxsim.runs.settings import RunConfig, combine, read_toml
+from fedjaxsim.runs.settings import RunConfig, combine, displaced, read_toml
 
 REFUSED = (ValueError, OSError, OverflowError, MemoryError)
 """What bad input raises: values, files that cannot be read, and numbers or sizes too large."""
@@ -44,14 +44,18 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
     """
     command = _parse(arguments, RunConfig())
     if isinstance(command, Run | Tune | Audit):
-        if command.config is not None:
-            settings = read_toml(command.config)
+        inherited: dict[str, Any] = {}
+        if isinstance(command, Run) and command.from_ is not None:
+            inherited = read_toml(command.from_ / "config.toml")
+        if inherited or command.config is not None:
+            settings = {} if command.config is None else read_toml(command.config)
+            settings = displaced(inherited, settings) | settings
             command = _parse(arguments, combine(settings, command.settings))
             assert isinstance(command, Run | Tune | Audit)
         command.settings.validate()
         given = given_flags(arguments)
         require_read(command.settings, given)
-        left = unread(command.settings, sorted(different(command.settings) - given))
+        left = unread(command.settings, sorted(different(command.settings) - given - {*inherited}))
         if notes is not None and left:
             notes.append(f"{command.config}: {'; '.join(left)}")
     return command

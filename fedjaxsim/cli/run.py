@@ -19,6 +19,11 @@ class Run:
     settings: OmitArgPrefixes[RunConfig]
     config: Positional[Annotated[Path | None, tyro.conf.arg(metavar="[CONFIG.toml]")]] = None
     """A TOML file with the same settings; flags win over it."""
+    from_: Annotated[
+        Path | None, tyro.conf.arg(name="from", metavar="DIR", help_behavior_hint="(default: none)")
+    ] = None
+    """Start from the state of the run in DIR, on the same data; its settings hold where no flag and
+    no file says otherwise, and its charges go along."""
     explain: bool = False
     """Print all of the guarantee, and what it rests on."""
 

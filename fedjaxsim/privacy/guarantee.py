@@ -133,6 +133,18 @@ class Report:
         known = ", ".join(f"({g.adjacency}, {g.view})" for g in self.guarantees)
         raise ValueError(f"the report has {known}, but not ({adjacency}, {view})")
 
+    def resting_on(self, sentences: Sequence[str]) -> "Report":
+        """The same, with more that it rests on."""
+
+        def wider(known: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(dict.fromkeys((*known, *sentences)))
+
+        found = [
+            dataclasses.replace(each, assumptions=wider(each.assumptions))
+            for each in self.guarantees
+        ]
+        return dataclasses.replace(self, guarantees=tuple(found), assumed=wider(self.assumed))
+
     def short(self) -> str:
         """One line, as in `ε ≤ 1 zero-out, ε ≤ 2.23 replace, δ = 0.001 (joint DP, upper bound)`."""
         shown = [each for each in self.guarantees if each.view == "joint_dp"] or self.guarantees

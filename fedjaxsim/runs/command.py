@@ -2,16 +2,19 @@
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from fedjaxsim.engine.program import SimulationState
+from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import print_guarantee, print_table, stop_on_interrupt
 from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.directory import CONFIG, GUARANTEE, RunDirectory
-from fedjaxsim.runs.execute import about, execute
+from fedjaxsim.runs.execute import about, describe, execute
 from fedjaxsim.runs.feasible import labels_like_classes
 from fedjaxsim.runs.loop import Cadence
 from fedjaxsim.runs.settings import RunConfig, read_toml
+from fedjaxsim.runs.stages import start_from
 
 if TYPE_CHECKING:
     from fedjaxsim.cli.resume import Resume
@@ -31,6 +34,11 @@ def prepare_run(command: "Run") -> Callable[[], int]:
     config = command.settings
     cadence = Cadence.parse(command.checkpoint_every)
     experiment = prepare(config)
+    begin, earlier = None, []
+    if command.from_ is not None:
+        if config.out is not None and config.out.resolve() == command.from_.resolve():
+            raise ValueError(f"out must be another directory than from, got {config.out} for both")
+        begin, earlier = start_from(command.from_, experiment)
     directory = None
     if config.out is not None:
         directory = RunDirectory.create(config.out, overwrite=config.overwrite)
@@ -40,7 +48,7 @@ def prepare_run(command: "Run") -> Callable[[], int]:
         if doubt is not None:
             _warn(doubt)
         return _run(
-            experiment, directory, config.rounds, cadence,
+            experiment, directory, config.rounds, cadence, begin, earlier,
             quiet=config.quiet, explain=command.explain,
         )  # fmt: skip
 
@@ -61,10 +69,16 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
                 f"{path} holds a {kind}: the command that began it, repeated, goes on with it"
             )
     directory = RunDirectory(path)
-    planned = directory.config().get("resolved", {}).get("rounds")
+    tables = directory.config()
+    planned, earlier = tables.get("resolved", {}).get("rounds"), tables.get("stages", [])
     config = RunConfig(**read_toml(path / CONFIG))
     experiment = prepare(config)
     last = directory.checkpoints(about(experiment)).last()
+    if earlier and last is None:
+        raise ValueError(
+            f"{path} was killed before it had a checkpoint: repeat the command that began it, with "
+            "--overwrite"
+        )
     done = 0 if last is None else last.round
     rounds = command.rounds or planned or config.rounds
     if command.rounds is not None and rounds < max(done, 1):
@@ -86,8 +100,9 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
                 "their last digits from an undisturbed run"
             )
         return _run(
-            experiment, directory, rounds, cadence, quiet=command.quiet, explain=command.explain
-        )
+            experiment, directory, rounds, cadence, None, earlier,
+            quiet=command.quiet, explain=command.explain,
+        )  # fmt: skip
 
     return work
 
@@ -103,6 +118,8 @@ def _run(
     directory: RunDirectory | None,
     rounds: int,
     cadence: Cadence,
+    begin: SimulationState | None,
+    earlier: Sequence[Record],
     *,
     quiet: bool,
     explain: bool,
@@ -110,8 +127,9 @@ def _run(
     """Runs, prints what came of it, and gives the exit code."""
     with stop_on_interrupt() as stop:
         summary, report = execute(
-            experiment, directory, stop, quiet=quiet, cadence=cadence, rounds=rounds
-        )
+            experiment, directory, stop, quiet=quiet, cadence=cadence, rounds=rounds,
+            begin=begin, earlier=earlier,
+        )  # fmt: skip
     print_table([{"run": experiment.config.algorithm, **summary}])
     if summary["diverging"]:
         _warn(
@@ -119,12 +137,13 @@ def _run(
             "for PMTL with a sampling rate p below 1, a smaller --lam or --server-learning-rate p "
             "helps (docs/algorithms.md says why)"
         )
-    asked = experiment.config.target_epsilon
+    algorithm, asked = experiment.config.algorithm, experiment.config.target_epsilon
     if summary["epsilon"] is not None and summary["epsilon"] > asked:
-        _warn(
-            f"all {summary['rounds']} rounds together spend ε {summary['epsilon']:.4g}, more than "
-            f"the {asked:g} asked for"
-        )
+        of = "stages" if earlier else f"{summary['rounds']} rounds"
+        _warn(f"all {of} together spend ε {summary['epsilon']:.4g}, more than the {asked:g} asked")
+    if earlier:
+        stages = describe(earlier, algorithm, summary["rounds"])
+        print(f"stages: {stages}; the guarantee is of all of them")
     place = None if directory is None else directory.path / GUARANTEE
     print_guarantee(report, place, explain=explain)
     if directory is not None:

@@ -118,7 +118,7 @@ class RunDirectory:
         """
         saved = self.checkpoints().last()
         if saved is None:
-            raise self._missing(CHECKPOINTS)
+            raise self.missing(CHECKPOINTS)
         return saved.state(like)
 
     def config(self) -> dict[str, Any]:
@@ -144,10 +144,11 @@ class RunDirectory:
 
     def _existing(self, name: str) -> Path:
         if not (self.path / name).is_file():
-            raise self._missing(name)
+            raise self.missing(name)
         return self.path / name
 
-    def _missing(self, name: str) -> FileNotFoundError:
+    def missing(self, name: str) -> FileNotFoundError:
+        """What to raise where a file is wanted that the directory does not hold."""
         if not self.path.is_dir():
             return FileNotFoundError(f"no directory {self.path}")
         return FileNotFoundError(f"{self.path} holds no {name}: not a run, or not a finished one")

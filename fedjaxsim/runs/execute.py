@@ -1,12 +1,13 @@
 """One run, watched and kept: from a built experiment to its files."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from threading import Event
 
 import numpy as np
 
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.engine.program import SimulationState
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.report.files import Record, strict
 from fedjaxsim.report.progress import RunProgress, number
@@ -26,6 +27,8 @@ def execute(
     quiet: bool = False,
     cadence: Cadence = Cadence(),  # noqa: B008 - it is frozen
     rounds: int | None = None,
+    begin: SimulationState | None = None,
+    earlier: Sequence[Record] = (),
 ) -> tuple[Record, Report]:
     """Runs an experiment, watches it and writes its files.
 
@@ -36,6 +39,8 @@ def execute(
       quiet: no progress bar.
       cadence: when checkpoints are written.
       rounds: how many are done at the end; by default those of the settings.
+      begin: the state before the first round, where this is a stage after others.
+      earlier: the stages before, as `config.toml` lists them.
 
     Returns:
       The summary, as `summary.json` holds it, and the privacy report.
@@ -45,6 +50,8 @@ def execute(
     if directory is not None:
         tables = experiment.resolved()
         tables["resolved"]["rounds"] = rounds
+        if earlier:
+            tables["stages"] = list(earlier)
         directory.write_config(tables)
     with RunProgress(experiment.title, rounds, quiet=quiet) as progress:
 
@@ -63,6 +70,7 @@ def execute(
             [experiment],
             rounds,
             stop=stop,
+            begin=None if begin is None else lambda: begin,
             checkpoints=None if directory is None else directory.checkpoints(about(experiment)),
             cadence=cadence,
             extra={"versions": versions()},
@@ -70,6 +78,14 @@ def execute(
             on_rows=on_rows,
         )
     report = simulation.guarantee(outcome.state, experiment.delta)
+    if earlier:
+        stages = describe(earlier, config.algorithm, outcome.round)
+        report = report.resting_on(
+            [
+                *(sentence for stage in earlier for sentence in stage["public"]),
+                f"The charges of all stages are composed: {stages}.",
+            ]
+        )
     records = [_own(row) for row in outcome.rows]
     last = dict(records[-1])
     done = last.pop("round")
@@ -98,6 +114,12 @@ def execute(
         plots.save(figure, directory.path / "curves.png")
         directory.write_summary(summary)
     return strict(summary), report
+
+
+def describe(earlier: Sequence[Record], algorithm: str, rounds: int) -> str:
+    """All stages in words, as in `fedavg (100 rounds), then pmtl (50 rounds)`."""
+    stages = [(stage["algorithm"], stage["rounds"]) for stage in earlier]
+    return ", then ".join(f"{name} ({n} rounds)" for name, n in [*stages, (algorithm, rounds)])
 
 
 def about(experiment: Experiment) -> Mapping[str, str]:

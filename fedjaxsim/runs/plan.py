@@ -28,7 +28,7 @@ from typing import Any
 
 from fedjaxsim.hparams import ABOUT, setting_of
 from fedjaxsim.runs.reads import unread
-from fedjaxsim.runs.settings import RECORDS, RunConfig, convert, flag, unknown
+from fedjaxsim.runs.settings import EXCLUSIVE, RECORDS, RunConfig, convert, flag, unknown
 
 HYPERPARAMETERS = (*(setting_of(name) for name in ABOUT if name != "sampling_rate"), "epsilon")
 """Settings that are arrays in the compiled program: runs that differ in them alone share it."""
@@ -37,7 +37,6 @@ Values = Mapping[str, tuple[Any, ...]]
 """One table of a sweep: the values of each key, by field name."""
 
 _OUTPUT = ("out", "overwrite", "quiet")
-_EXCLUSIVE = (("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"))
 _PRIVACY = ("epsilon", "noise_multiplier")
 _COLUMNS = {"epsilon": "target_epsilon"}
 _HINTS = {
@@ -269,7 +268,7 @@ def _fields(
     """The (field name, key for people, value) of a table whose keys are all known, once each."""
     found: dict[str, tuple[str, str, Any]] = {}
     for key, value in table.items():
-        if key in RECORDS and isinstance(value, dict):
+        if key in RECORDS and isinstance(value, dict | list):
             continue
         name = key.replace("-", "_")
         where = f"{path}: {place}: " if place else f"{path}: "
@@ -314,7 +313,7 @@ def _list(values: list[Any], name: str, place: str, path: Path) -> tuple[Any, ..
 
 
 def _check_exclusive(table: Values) -> None:
-    for pair in _EXCLUSIVE:
+    for pair in EXCLUSIVE:
         if all(name in table for name in pair):
             one, other = map(flag, pair)
             raise ValueError(
@@ -325,7 +324,7 @@ def _check_exclusive(table: Values) -> None:
 
 def _displaced(changes: Mapping[str, Any]) -> dict[str, None]:
     """The settings of the base that a table's keys take the place of."""
-    pairs = [*_EXCLUSIVE, *(pair[::-1] for pair in _EXCLUSIVE)]
+    pairs = [*EXCLUSIVE, *(pair[::-1] for pair in EXCLUSIVE)]
     return {displaced: None for given, displaced in pairs if given in changes}
 
 

@@ -10,7 +10,7 @@ import difflib
 import math
 import tomllib
 import typing
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -284,7 +284,7 @@ class RunConfig(HparamFields, _SystemSettings, _DataSettings):
         return table
 
 
-RECORDS = ("resolved", "versions")
+RECORDS = ("resolved", "versions", "stages")
 """Tables that a run adds to the configuration it writes; reading one back ignores them."""
 
 
@@ -316,7 +316,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     hints = typing.get_type_hints(RunConfig)
     settings: dict[str, Any] = {}
     for key, value in table.items():
-        if key in RECORDS and isinstance(value, dict):
+        if key in RECORDS and isinstance(value, dict | list):
             continue
         name = key.replace("-", "_")
         if name not in hints:
@@ -379,9 +379,15 @@ def combine(settings: dict[str, Any], flags: RunConfig) -> RunConfig:
       settings: as from `read_toml`.
       flags: the command line parsed without the file.
     """
-    settings = dict(settings)
-    for one, other in (("epsilon", "noise_multiplier"), ("local_steps", "local_epochs")):
-        for given, displaced in ((one, other), (other, one)):
-            if getattr(flags, given) is not None:
-                settings.pop(displaced, None)
-    return RunConfig(**settings)
+    given = [name for pair in EXCLUSIVE for name in pair if getattr(flags, name) is not None]
+    return RunConfig(**displaced(settings, given))
+
+
+EXCLUSIVE = (("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"))
+"""Settings of which a run is given one at most."""
+
+
+def displaced(settings: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """Settings without those that exclude some that are given."""
+    out = {pair[1 - place] for pair in EXCLUSIVE for place in (0, 1) if pair[place] in given}
+    return {name: value for name, value in settings.items() if name not in out}

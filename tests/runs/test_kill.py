@@ -103,7 +103,7 @@ def test_a_run_killed_between_any_two_writes_goes_on_bit_for_bit(
     experiment, undisturbed, tmp_path, monkeypatch
 ):
     directory = RunDirectory.create(tmp_path)
-    moments = random.Random(1).sample(range(60), 4)
+    moments = random.Random(1).sample(range(40), 4)
     for moment in moments:
         with monkeypatch.context() as patch:
             killed_at(moment, patch)
@@ -116,7 +116,7 @@ def test_a_run_killed_between_any_two_writes_goes_on_bit_for_bit(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("moment", range(0, 60, 3))
+@pytest.mark.parametrize("moment", range(0, 40, 2))
 def test_a_run_killed_at_each_moment_goes_on_bit_for_bit(
     experiment, undisturbed, tmp_path, monkeypatch, moment
 ):

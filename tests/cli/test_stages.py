@@ -1,0 +1,130 @@
+"""`fedjaxsim run --from` and `fedjaxsim resume`, from flags to files."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedjaxsim.cli import Run, main, parse
+from fedjaxsim.privacy.events import Charged, Entry
+from fedjaxsim.privacy.guarantee import spent
+from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.directory import RunDirectory
+from fedjaxsim.runs.settings import RunConfig, read_toml
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
+DATA = ["--data", "synthetic", "--loss", "squared", "--clients", "6", "--seed", "3"]
+FIRST = [
+    *DATA, "--algorithm", "fedavg", "--rounds", "2", "--eval-every", "1", "--local-steps", "1",
+    "--learning-rate", "0.01", "--sampling-rate", "0.5", "--noise-multiplier", "2", "--quiet",
+]  # fmt: skip
+NEXT = ["--algorithm", "pmtl", "--lam", "0.3", "--rounds", "3", "--noise-multiplier", "3"]
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory) -> Path:
+    """FedAvg, and PMTL that goes on from there."""
+    folder = tmp_path_factory.mktemp("stages")
+    assert main(["run", *FIRST, "--out", f"{folder}/first"]) == 0
+    command = ["run", "--from", f"{folder}/first", *NEXT, "--quiet", "--out", f"{folder}/second"]
+    with pytest.MonkeyPatch.context() as patch:
+        lines = []
+        patch.setattr("builtins.print", lambda *words, **_: lines.append(" ".join(map(str, words))))
+        assert main(command) == 0
+    (folder / "printed").write_text("\n".join(lines))
+    return folder
+
+
+def test_what_neither_flag_nor_file_says_is_that_of_the_run_before(stages, tmp_path):
+    file = tmp_path / "next.toml"
+    file.write_text("mu = 0.5\nepsilon = 2.0\nalgorithm = 'fedprox'")
+    flags = ["--learning-rate", "0.02"]
+    command = parse(["run", str(file), "--from", f"{stages}/first", *flags])
+    assert isinstance(command, Run)
+    before = RunConfig(**read_toml(stages / "first" / "config.toml"))
+    assert (before.clients, before.seed, before.sampling_rate) == (6, 3, 0.5)
+    settings = command.settings
+    assert (settings.clients, settings.seed, settings.sampling_rate) == (6, 3, 0.5)
+    assert (settings.mu, settings.algorithm, settings.learning_rate) == (0.5, "fedprox", 0.02)
+    # The file's ε takes the place of the other run's noise.
+    assert (settings.epsilon, settings.noise_multiplier) == (2.0, None)
+
+
+def test_the_charges_of_both_stages_are_composed(stages):
+    first, second = (RunDirectory(stages / name) for name in ("first", "second"))
+    simulation = prepare(RunConfig(**read_toml(first.path / "config.toml"))).simulation
+    delta = first.summary()["delta"]
+
+    def epsilon(*entries: Entry) -> float:
+        scheme, event = simulation.sampling.scheme, simulation.mechanism.event
+        return spent([Charged(scheme, event, entries)], delta)
+
+    both = epsilon(Entry(2.0, 0.5, 2), Entry(3.0, 0.5, 3))
+    assert first.summary()["epsilon"] == epsilon(Entry(2.0, 0.5, 2))
+    assert second.summary()["epsilon"] == pytest.approx(both, rel=1e-12)
+    [found] = second.guarantee()["zero_out"]["joint_dp"].values()
+    assert found["epsilon"] == second.summary()["epsilon"]
+    words = "fedavg (2 rounds), then pmtl (3 rounds)"
+    assert f"The charges of all stages are composed: {words}." in found["assumptions"]
+    assert f"stages: {words}; the guarantee is of all of them" in (stages / "printed").read_text()
+
+
+def test_a_stage_starts_with_what_was_spent_and_learnt(stages):
+    first, second = (RunDirectory(stages / name) for name in ("first", "second"))
+    records = second.metrics()
+    assert [record["round"] for record in records] == [0, 1, 2, 3]
+    last = first.metrics()[-1]
+    assert records[0]["epsilon"] == last["epsilon"]
+    # Clients of PMTL start from the model that FedAvg predicted with.
+    assert records[0]["test_nmse"] == pytest.approx(last["test_nmse"], rel=1e-6)
+    [stage] = second.config()["stages"]
+    assert (stage["directory"], stage["algorithm"], stage["rounds"]) == (
+        f"{stages}/first", "fedavg", 2,
+    )  # fmt: skip
+
+
+@pytest.mark.thorough
+def test_a_stage_goes_on_as_any_run_does(stages, tmp_path, capsys):
+    third = tmp_path / "third"
+    shutil.copytree(stages / "second", third)
+    assert main(["resume", str(third), "--rounds", "4", "--quiet"]) == 0
+    directory = RunDirectory(third)
+    assert directory.metrics()[:4] == RunDirectory(stages / "second").metrics()
+    assert directory.summary()["epsilon"] > RunDirectory(stages / "second").summary()["epsilon"]
+    assert "fedavg (2 rounds), then pmtl (4 rounds)" in capsys.readouterr().out
+    shutil.rmtree(third / "checkpoints")
+    assert main(["resume", str(third)]) == 2
+    assert "repeat the command that began it, with --overwrite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("run --from {}/first --seed 4", "2 was made with other data than these here"),
+        ("run --from {}/first --clients 7", "2 was made with other settings and data"),
+        ("run --from {}/first --out {}/first", "out must be another directory than from"),
+        ("run --from {}/absent", "no configuration file"),
+        ("resume {}/absent", "no directory"),
+        ("resume {}", "holds no config.toml"),
+        ("resume {}/first", "has done its 2 rounds: say --rounds N for N rounds in all"),
+        ("resume {}/first --rounds 1", "rounds must be at least the 2 that are done, got 1"),
+        ("resume {}/first --checkpoint-every soon", "checkpoint-every must be rounds"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(stages, arguments, message, capsys):
+    before = sorted(stages.rglob("*"))
+    assert main(arguments.replace("{}", str(stages)).split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fedjaxsim: error: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert sorted(stages.rglob("*")) == before
+
+
+def test_sweeps_and_tunings_go_on_by_their_own_command(tmp_path, capsys):
+    for name, kind in (("sweep.toml", "sweep"), ("path.json", "tuning")):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / name).touch()
+        assert main(["resume", str(tmp_path / kind)]) == 2
+        assert f"holds a {kind}: the command that began it" in capsys.readouterr().err
