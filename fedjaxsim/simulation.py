@@ -23,11 +23,13 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine import checks
 from fedjaxsim.engine.evaluation import Evaluation, summarize
 from fedjaxsim.engine.layout import ChunkMap, Layout, bytes_of, default_layout
+from fedjaxsim.engine.noise_of_state import drawing_from, draws_common_noise
 from fedjaxsim.engine.placement import Placement
 from fedjaxsim.engine.placement.devices import OverDevices
 from fedjaxsim.engine.placement.memory import InMemory
 from fedjaxsim.engine.program import Program, measure_with
 from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.segments import Segment, run_segments
 from fedjaxsim.engine.share import Whole
 from fedjaxsim.engine.stages import first_states, stage_key
 from fedjaxsim.engine.state import SimulationState
@@ -44,54 +46,6 @@ PyTree = Any
 
 LEDGER_ENTRIES = 8
 """Places for different (z, p) that a run with a constant z can be charged for over its life."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Segment:
-    """What the rounds between two evaluations gave.
-
-    Attributes:
-      round: rounds done at its end.
-      metrics: per-round metrics by name, each (rounds,) numpy arrays: the means over the cohort of
-        the algorithm's own, and "participants", "overflow", "clipped", "nonfinite",
-        "noise_multiplier".
-      evaluation: on the test split, after the last round.
-    """
-
-    round: int
-    metrics: dict[str, np.ndarray]
-    evaluation: Evaluation
-
-
-def run_segments(
-    advance: Callable[[SimulationState, int], tuple[SimulationState, Metrics]],
-    evaluate: Callable[[SimulationState], Evaluation],
-    state: SimulationState,
-    rounds: int,
-    eval_every: int | None,
-    on_segment: Callable[[SimulationState, Segment], bool | None] | None,
-) -> tuple[SimulationState, list[Segment]]:
-    """Runs rounds in compiled segments, evaluating after each; see `Simulation.run`.
-
-    Args:
-      advance: `(state, rounds) -> (state, metrics)`.
-      evaluate: `(state) -> Evaluation`.
-      state: where to start.
-      rounds: how many.
-      eval_every: rounds in one segment; None for all.
-      on_segment: called after each; returning False stops.
-    """
-    done = int(state.round)
-    last = done + rounds
-    history = []
-    while done < last:
-        length = min(eval_every or rounds, last - done)
-        state, metrics = advance(state, length)
-        done += length
-        history.append(Segment(done, jax.tree.map(np.asarray, metrics), evaluate(state)))
-        if on_segment is not None and on_segment(state, history[-1]) is False:
-            break
-    return state, history
 
 
 class Simulation:
@@ -415,7 +369,7 @@ class Simulation:
         """
         self.check_rounds(hparams, int(state.round), rounds, eval_every)
         hparams = self.check(hparams)
-        common = np.array_equal(state.fingerprint, streams.COMMON)
+        common = draws_common_noise(state)
         noise = streams.COMMON if common else self.noise(hparams)
         state = self.drawing_from(noise, self._with_account(state))
 
@@ -468,7 +422,7 @@ class Simulation:
         delta = default_delta(self.num_clients) if delta is None else delta
         state = self._with_account(state)
         noise = streams.drawn(state.privacy.noise, ledger.rounds_charged(state.privacy))
-        common = np.array_equal(state.fingerprint, streams.COMMON)
+        common = draws_common_noise(state)
         return report(
             ledger.charged(state.privacy),
             delta,
@@ -516,18 +470,7 @@ class Simulation:
         """
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(state)):
             return state
-        noise = streams.opened(
-            state.privacy.noise,
-            state.key,
-            fingerprint,
-            int(state.round),
-            ledger.rounds_charged(state.privacy),
-        )
-        return dataclasses.replace(
-            state,
-            fingerprint=_like(state.fingerprint, fingerprint),
-            privacy=dataclasses.replace(state.privacy, noise=_like(state.privacy.noise, noise)),
-        )
+        return drawing_from(fingerprint, state)
 
     def _with_account(self, state: SimulationState) -> SimulationState:
         """The state of this or another simulation, with a place for what this one releases."""
@@ -575,16 +518,7 @@ class Simulation:
         Raises:
           ValueError: as `run`.
         """
-        if rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {rounds}")
-        if eval_every is not None and eval_every < 1:
-            raise ValueError(f"eval_every must be at least 1, got {eval_every}")
-        self._check_schedule(hparams, done + rounds)
-        if self.sampling.rounds is not None and done + rounds > self.sampling.rounds:
-            raise ValueError(
-                f"the sampler serves {self.sampling.rounds} rounds in all, "
-                f"got {done} done and {rounds} more"
-            )
+        checks.check_rounds(self.sampling, hparams, self.ledger_entries, done, rounds, eval_every)
 
     def check_split(self, split: str) -> None:
         """Checks the name of a split.
@@ -595,21 +529,6 @@ class Simulation:
         splits = self.population.splits
         if split not in splits:
             raise ValueError(f"split must be one of {sorted(splits)}, got {split!r}")
-
-    def _check_schedule(self, hparams: Hyperparameters, last_round: int) -> None:
-        z = hparams.noise_multiplier
-        if np.ndim(z) == 0:
-            return
-        if np.shape(z)[0] < last_round:
-            raise ValueError(
-                f"the noise schedule has {np.shape(z)[0]} values, too few for {last_round} rounds"
-            )
-        distinct = len(np.unique(np.asarray(z)[:last_round]))
-        if distinct > self.ledger_entries:
-            raise ValueError(
-                f"the noise schedule has {distinct} distinct values, but the ledger has "
-                f"{self.ledger_entries} places; set ledger_entries={distinct} or more"
-            )
 
     def message_shapes(self, key: jax.Array, hparams: Hyperparameters) -> PyTree:
         """What one client's message is at the door, as shapes.
@@ -628,11 +547,3 @@ class Simulation:
         if traced not in self._messages:
             self._messages[traced] = checks.message_shapes(self.functions, key, hparams)
         return self._messages[traced]
-
-
-def _like(old: jax.Array, new: jax.typing.ArrayLike) -> jax.Array:
-    """Other numbers where the old ones lie, so that nothing is compiled anew for them."""
-    if np.array_equal(old, new):
-        return old
-    fresh = jnp.array(new)
-    return jax.device_put(fresh, old.sharding) if old.committed else fresh

@@ -43,6 +43,8 @@ _ARGUMENTS = {
         "server": "shared, release, hparams, round",
         "predict": "shared, personal, hparams, client_id",
         "check": "hparams",
+        "published": "shared",
+        "start": "hparams, published, own",
     },
     "task": {
         "init": "key",
@@ -353,6 +355,50 @@ def _blame_task(functions: Functions, key: jax.Array, rows: Rows, error: Excepti
         raise ValueError(
             f"the task's loss must be one number for a batch, got shape {max(shapes)}"
         ) from error
+
+
+def check_rounds(
+    sampling: Sampling,
+    hparams: Hyperparameters,
+    ledger_entries: int,
+    done: int,
+    rounds: int,
+    eval_every: int | None,
+) -> None:
+    """Checks whether a run can go on for so many rounds.
+
+    Args:
+      sampling: which may serve so many rounds and no more.
+      hparams: with a noise schedule, perhaps.
+      ledger_entries: how many different (z, p) can be charged.
+      done: rounds before.
+      rounds: how many more.
+      eval_every: rounds between evaluations.
+
+    Raises:
+      ValueError: naming what is wrong.
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    if eval_every is not None and eval_every < 1:
+        raise ValueError(f"eval_every must be at least 1, got {eval_every}")
+    if sampling.rounds is not None and done + rounds > sampling.rounds:
+        raise ValueError(
+            f"the sampler serves {sampling.rounds} rounds in all, got {done} done and {rounds} more"
+        )
+    z, last = hparams.noise_multiplier, done + rounds
+    if np.ndim(z) == 0:
+        return
+    if np.shape(z)[0] < last:
+        raise ValueError(
+            f"the noise schedule has {np.shape(z)[0]} values, too few for {last} rounds"
+        )
+    distinct = len(np.unique(np.asarray(z)[:last]))
+    if distinct > ledger_entries:
+        raise ValueError(
+            f"the noise schedule has {distinct} distinct values, but the ledger has "
+            f"{ledger_entries} places; set ledger_entries={distinct} or more"
+        )
 
 
 def require_same_shapes(what: str, wanted: PyTree, got: PyTree) -> None:

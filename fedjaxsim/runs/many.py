@@ -14,11 +14,12 @@ from fedjaxsim.engine.devices import SAME, across, divided, mesh_of
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.layout import bytes_of
 from fedjaxsim.engine.program import Program
+from fedjaxsim.engine.segments import Segment, run_segments
 from fedjaxsim.engine.settings_axis import over_settings, stack, varying
 from fedjaxsim.engine.state import SimulationState, map_parts
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy import streams
-from fedjaxsim.simulation import Segment, Simulation, run_segments
+from fedjaxsim.simulation import Simulation
 
 PyTree = Any
 _AXIS = "settings"
