@@ -122,8 +122,9 @@ class Checkpoints:
         folder = self.path / str(round_)
         if (folder / _NOTE).exists():
             return
-        if folder.exists():
-            shutil.rmtree(folder)
+        for other in self.path.glob("*"):
+            if other.name.isdigit() and not (other / _NOTE).exists():
+                shutil.rmtree(other)  # left by a killed process
         arrays = {name: _raw(leaf) for name, leaf in _leaves(state)}
         accounts = state.privacy.charges if isinstance(state, SimulationState) else ()
         with _manager(self.path) as manager:

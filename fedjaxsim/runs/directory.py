@@ -140,7 +140,7 @@ class RunDirectory:
 
     def is_finished(self) -> bool:
         """Whether all files are there, and the run was not interrupted."""
-        return (self.path / SUMMARY).is_file() and not self.summary()["interrupted"]
+        return (self.path / SUMMARY).is_file() and self.summary().get("interrupted") is False
 
     def _existing(self, name: str) -> Path:
         if not (self.path / name).is_file():

@@ -70,7 +70,7 @@ def execute(
             [experiment],
             rounds,
             stop=stop,
-            begin=None if begin is None else lambda: begin,
+            begin=begin,
             checkpoints=None if directory is None else directory.checkpoints(about(experiment)),
             cadence=cadence,
             extra={"versions": versions()},

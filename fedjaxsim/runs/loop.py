@@ -159,7 +159,7 @@ def advance(
     rounds: int,
     *,
     stop: Event,
-    begin: Callable[[], SimulationState] | None = None,
+    begin: SimulationState | None = None,
     numbers: Sequence[int] = (0,),
     checkpoints: Checkpoints | None = None,
     cadence: Cadence = Cadence(),
@@ -173,9 +173,9 @@ def advance(
     Args:
       runs: what is run.
       experiments: S of them, which give δ, evaluation and seed.
-      rounds: how many are done at the end, over the whole life of the state.
+      rounds: how many are done at the end.
       stop: once it is set, the loop ends after the segment in flight, with a checkpoint.
-      begin: gives the state to start from; by default that before the first round.
+      begin: the state to start from, which is kept at once; by default that before the first round.
       numbers: S names of the runs in records.
       checkpoints: where states are kept; None keeps none.
       cadence: when.
@@ -188,14 +188,13 @@ def advance(
     """
     config = experiments[0].config
     with _Clock().running() as clock:
-        state = runs.init(config.seed) if begin is None else begin()
-        first = int(state.round)
+        state = runs.init(config.seed) if begin is None else begin
         rows: list[Record] = []
         seconds = 0.0
         saved = None if checkpoints is None else checkpoints.last()
         if saved is not None:
             state = saved.state(state)
-            rows, seconds, first = (saved.note[name] for name in ("rows", "seconds", "first"))
+            rows, seconds = saved.note["rows"], saved.note["seconds"]
         if on_start is not None:
             on_start(rows)
         done = int(state.round)
@@ -209,14 +208,14 @@ def advance(
             found = records(runs, experiments, numbers, state, segment, replace=both)
             rows.extend(found)
             if on_rows is not None:
-                on_rows(found, (done - first) / seconds if seconds else None)
+                on_rows(found, done / seconds if seconds else None)
 
         def save() -> None:
             nonlocal saved_at, saved_round, writing
             if checkpoints is None:
                 return
             start = time.monotonic()
-            note = {"rows": rows, "seconds": seconds, "first": first, **(extra or {})}
+            note = {"rows": rows, "seconds": seconds, **(extra or {})}
             checkpoints.save(done, state, note)
             saved_at, saved_round = time.monotonic(), done
             writing = saved_at - start
@@ -225,10 +224,10 @@ def advance(
             keep(Segment(done, {}, runs.evaluate(state)))
             if begin is not None:
                 save()
-        while done < rounds and not (done > first and stop.is_set()):
+        while done < rounds and not (done and stop.is_set()):
             clock.lap()
             # A segment at a time: what a run returns of its evaluations would add up.
-            length = min(config.eval_every - (done - first) % config.eval_every, rounds - done)
+            length = min(config.eval_every - done % config.eval_every, rounds - done)
             state, [segment] = runs.run(state, length)
             done += length
             seconds += clock.lap()

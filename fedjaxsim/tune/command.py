@@ -13,8 +13,8 @@ from fedjaxsim.report import plots
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import number, print_guarantee, print_table, stop_on_interrupt
 from fedjaxsim.runs.build import prepare, versions
-from fedjaxsim.runs.directory import GUARANTEE
-from fedjaxsim.runs.execute import execute
+from fedjaxsim.runs.directory import GUARANTEE, RunDirectory
+from fedjaxsim.runs.execute import about, execute
 from fedjaxsim.runs.loop import Cadence, digest, fingerprint_of
 from fedjaxsim.runs.reads import settings_of
 from fedjaxsim.runs.settings import RunConfig, flag
@@ -248,6 +248,10 @@ class _Tuning:
     def _run(self, config: RunConfig) -> int:
         """The final run, with its report."""
         experiment = prepare(config, self.source.final.simulation)
+        try:
+            self.directory.run.checkpoints(about(experiment)).last()
+        except ValueError:  # It is damaged, or of what other versions have found.
+            RunDirectory.create(self.directory.run.path, overwrite=True)
         summary, report = execute(
             experiment, self.directory.run, self.stop, quiet=config.quiet, cadence=self.cadence
         )

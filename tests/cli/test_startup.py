@@ -10,7 +10,7 @@ from problems import HANGS
 import fedjaxsim
 
 _HEAVY = {"jax", "flax", "optax", "matplotlib", "sklearn", "scipy", "numpy", "dp_accounting"}
-_COMMANDS = ("run", "sweep", "tune", "compare", "demo", "privacy", "audit", "bench")
+_COMMANDS = ("run", "resume", "sweep", "tune", "compare", "demo", "privacy", "audit", "bench")
 _SCRIPT = """
 import contextlib, json, os, sys
 from fedjaxsim.cli import main

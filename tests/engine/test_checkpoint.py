@@ -83,9 +83,11 @@ def test_what_a_killed_process_left_is_no_checkpoint(tmp_path):
     checkpoints.save(6, state(9), {})
     (tmp_path / "6" / "note.json").unlink()
     assert last(checkpoints).round == 3
+    checkpoints.save(4, state(4), {})
+    assert same(last(checkpoints).state(state(0)), state(4))
     checkpoints.save(6, state(6), {})
     assert same(last(checkpoints).state(state(0)), state(6))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "6"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4", "6"]
 
 
 def test_a_state_of_another_simulation_is_refused(tmp_path):

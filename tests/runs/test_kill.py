@@ -202,8 +202,8 @@ PRIVATE = ["--epsilon", "3"]
 
 def process(arguments: list[str], devices: int) -> subprocess.Popen[str]:
     script = (
-        "import sys, jax; from fedjaxsim.engine import sharding;"
-        "sharding.use_all_cores = lambda: None;"
+        "import sys, jax; from fedjaxsim.engine import devices;"
+        "devices.use_all_cores = lambda: None;"
         f"jax.config.update('jax_num_cpu_devices', {devices});"
         "from fedjaxsim.cli import main; sys.exit(main(sys.argv[1:]))"
     )
