@@ -89,7 +89,9 @@ def check_parts(**parts: Any) -> None:
         if not (isinstance(public, tuple) and all(isinstance(text, str) for text in public)):
             raise ValueError(f"the {name}'s public must be a tuple of sentences, got {public!r}")
         for function, arguments in _ARGUMENTS.get(name, {}).items():
-            check_arguments(f"the {name}'s {function}", getattr(part, function), arguments)
+            given = getattr(part, function)
+            if given is not None or function != "start":  # which an algorithm need not have
+                check_arguments(f"the {name}'s {function}", given, arguments)
 
 
 def check_arguments(name: str, function: Any, arguments: str) -> None:
