@@ -118,6 +118,3 @@ class HparamFields:
     """γ of adaptive clipping, the share of messages that should not be clipped."""
     clip_learning_rate: Number = hyperparameter(0.2, symbol="η_C", label="step of log C")
     """η_C of adaptive clipping, the step of log C."""
-    count_noise: Number = hyperparameter(0.0, symbol="σ_b", label="noise on the count")
-    """σ_b of adaptive clipping, the standard deviation of the noise on the number of clipped
-    messages; above z/2 where there is noise."""

@@ -68,6 +68,9 @@ class Hyperparameters(HparamFields):
     )
     """z, the standard deviation of the noise on the *sum* of clipped messages divided by the clip
     norm, () or one per round (T,)."""
+    count_noise: ArrayLike = hyperparameter(0.0, symbol="σ_b", label="noise on the count")
+    """σ_b of adaptive clipping, the standard deviation of the noise on the number of clipped
+    messages; above z/2 where there is noise."""
 
     def replace(self, **changes: ArrayLike | Sequence[float]) -> Self:
         """Returns a copy with the named leaves changed."""

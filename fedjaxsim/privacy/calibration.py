@@ -32,6 +32,7 @@ def spent(
     event: Event = _GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
+    accountant: str | None = None,
 ) -> float:
     """The ε that a planned run of equal rounds will report; inf where nothing is guaranteed.
 
@@ -44,6 +45,7 @@ def spent(
       event: what one round releases.
       adjacency: "zero_out" or "replace".
       view: "joint_dp" or "released_sequence".
+      accountant: one by name; by default the tightest.
 
     Raises:
       ValueError: if δ lies outside (0, 1) or no accountant describes the scheme and the event.
@@ -53,8 +55,10 @@ def spent(
     if event.kind == "none":
         return 0.0
     entries = [Entry(noise_multiplier, sampling_rate, rounds)]
-    described = composition.effective_scheme(entries, scheme)
-    names = composition.default_accountants(described, event, adjacency, view)
+    described, names = scheme, (accountant or "",)
+    if accountant is None:
+        described = composition.effective_scheme(entries, scheme)
+        names = composition.default_accountants(described, event, adjacency, view)
     if not names:
         raise ValueError(f"no accountant describes {event.kind!r} releases")
     return min(
@@ -154,6 +158,7 @@ def noise_multiplier(
     event: Event = _GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
+    accountant: str | None = None,
 ) -> float:
     """The smallest z whose whole run reports at most (ε, δ): ε is met to 0.1 %, never exceeded.
 
@@ -166,6 +171,7 @@ def noise_multiplier(
       event: what one round releases.
       adjacency: "zero_out" or "replace".
       view: "joint_dp" or "released_sequence".
+      accountant: one by name; by default the tightest.
 
     Raises:
       ValueError: for values outside these ranges, if cohorts exceed the capacity so often that no
@@ -177,7 +183,7 @@ def noise_multiplier(
     p = _as_drawn(sampling_rate)
 
     def cost(z):
-        return spent(z, p, rounds, delta, scheme, event, adjacency, view)
+        return spent(z, p, rounds, delta, scheme, event, adjacency, view, accountant)
 
     overflow = composition.overflow_probability([Entry(1.0, p, rounds)], scheme)
     if 2 * overflow >= delta:

@@ -319,6 +319,7 @@ def spent(
     delta: float,
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
+    accountant: str | None = None,
 ) -> float:
     """One ε of a `report`, which takes longer; inf where nothing is guaranteed.
 
@@ -327,13 +328,16 @@ def spent(
       delta: the total δ in (0, 1).
       adjacency: "zero_out" or "replace".
       view: "joint_dp" or "released_sequence".
+      accountant: one by name, which may not know the adjacency and view; by default the tightest.
     """
     spent = _spent(charges)
     if not spent:
         return 0.0
     if any(map(_no_guarantee, spent)):
         return math.inf
-    return _Accounts(spent, delta, None).certified(adjacency, view)[0]
+    if accountant is not None and not composition.knows(accountant, adjacency, view):
+        return math.inf
+    return _Accounts(spent, delta, accountant).certified(adjacency, view)[0]
 
 
 def _spent(charges: Sequence[Charged]) -> list[Charged]:

@@ -29,11 +29,10 @@ from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.models.model import Model
 from fedjaxsim.models.task import Task
 from fedjaxsim.privacy import calibration
+from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.events import Event as PrivacyEvent
 from fedjaxsim.privacy.events import Scheme
 from fedjaxsim.privacy.guarantee import default_delta
-from fedjaxsim.privacy.mechanisms import closed, gaussian
-from fedjaxsim.privacy.sampling import check_rate, everyone, poisson
 from fedjaxsim.report.files import Record
 from fedjaxsim.runs import feasible
 from fedjaxsim.runs.own import make_own
@@ -132,8 +131,11 @@ def prepare(config: RunConfig, simulation: Simulation | None = None) -> Experime
         **{name: getattr(config, name) for name in about(HparamFields)},
         clip_norm=config.clip,
         noise_multiplier=config.noise_multiplier or 0.0,
+        count_noise=config.count_noise or 0.0,
     )
     validate(hparams)
+    if "noise_multiplier" not in config.door.reads:
+        hparams = hparams.replace(noise_multiplier=0.0)
     if not config.clips:
         hparams = hparams.replace(clip_norm=math.inf)
     if math.isfinite(config.target_epsilon) and not math.isfinite(config.clip):
@@ -144,19 +146,26 @@ def prepare(config: RunConfig, simulation: Simulation | None = None) -> Experime
         feasible.check_labels(config, population)
         simulation = simulation_of(config, population)
     delta = default_delta(simulation.num_clients) if config.delta is None else config.delta
-    if not config.system.sends:
-        hparams = hparams.replace(noise_multiplier=0.0, clip_norm=math.inf)
-    elif math.isfinite(config.target_epsilon):
+    scheme = simulation.sampling.scheme
+    if scheme.kind != "poisson":
+        hparams = hparams.replace(sampling_rate=scheme.capacity / scheme.clients)
+    p = float(np.asarray(hparams.sampling_rate))
+    if math.isfinite(config.target_epsilon) and "epsilon" in config.door.reads:
         z = _calibrated(
             config.target_epsilon,
             delta,
             config.rounds,
-            config.sampling_rate,
-            simulation.sampling.scheme,
+            p,
+            scheme,
             simulation.mechanism.event,
+            simulation.accountant,
         )
         hparams = hparams.replace(noise_multiplier=z)
+    private = float(np.asarray(hparams.noise_multiplier)) > 0
+    if private and "count_noise" in config.door.reads and config.count_noise is None:
+        hparams = hparams.replace(count_noise=p * scheme.clients / 20)
     simulation.check(hparams)
+    simulation.check_rounds(hparams, 0, config.rounds, config.eval_every)
     if new:
         feasible.check_start(config, simulation, hparams, delta)
     return Experiment(config, simulation, hparams, delta)
@@ -164,11 +173,23 @@ def prepare(config: RunConfig, simulation: Simulation | None = None) -> Experime
 
 @functools.cache
 def _calibrated(
-    epsilon: float, delta: float, rounds: int, rate: float, scheme: Scheme, charge: PrivacyEvent
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    rate: float,
+    scheme: Scheme,
+    charge: PrivacyEvent,
+    accountant: str | None,
 ) -> float:
     """The z that meets a target; the runs of a sweep ask for the same ones again and again."""
     return calibration.noise_multiplier(
-        epsilon, delta, rounds=rounds, sampling_rate=rate, scheme=scheme, event=charge
+        epsilon,
+        delta,
+        rounds=rounds,
+        sampling_rate=rate,
+        scheme=scheme,
+        event=charge,
+        accountant=accountant,
     )
 
 
@@ -196,20 +217,37 @@ def simulation_of(
     """
     minibatches = _minibatches(config)
     task = _task(config, population) if task is None else task
-    clients, rate = population.num_clients, config.sampling_rate
-    sampling = everyone(clients) if rate == 1 else poisson(clients, max_rate=rate)
-    check_rate(sampling, rate)
+    given = [getattr(config, name) for name in config.sampler.reads]
+    sampling = config.sampler.make(population.num_clients, *given)
+    mechanism = config.door.make()
+    if config.accountant is not None:
+        _check_accountant(config, sampling.scheme, mechanism.event)
     return Simulation(
         _algorithm(config, task, population),
         task,
         population,
         sampling,
         minibatches,
-        gaussian() if config.system.sends else closed(),
+        mechanism,
+        accountant=config.accountant,
         chunk_size=config.chunk_size,
         chunk_map=config.chunk_map,
         devices=jax.devices() if jax.device_count() > 1 else None,
     )
+
+
+def _check_accountant(config: RunConfig, scheme: Scheme, event: PrivacyEvent) -> None:
+    """That an accountant gives the ε that is shown as a run goes on, and aimed at."""
+    name = config.accountant
+    assert name is not None
+    composition.require_match(name, scheme, event)
+    if not composition.knows(name, "zero_out", "joint_dp"):
+        raise ValueError(
+            f"accountant {name!r} has no ε for zero-out in joint_dp, which a run shows; use "
+            f"`fedjaxsim privacy epsilon --accountant {name}`"
+        )
+    if math.isfinite(config.target_epsilon) and composition.is_approximate(name):
+        raise ValueError(f"epsilon cannot be aimed at with accountant {name!r}, which is no bound")
 
 
 def population_of(config: RunConfig) -> Population:

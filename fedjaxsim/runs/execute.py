@@ -99,7 +99,7 @@ def execute(
         "interrupted": done < rounds,
         "diverging": list(diverged(records))[-1],
         **last,
-        "epsilon_replace": report.find("replace", "joint_dp").epsilon,
+        "epsilon_replace": _replacing(report),
         "delta": experiment.delta,
         "noise_multiplier": experiment.noise_multiplier,
         "rounds_per_second": done / outcome.seconds,
@@ -129,6 +129,12 @@ def about(experiment: Experiment) -> Mapping[str, str]:
         "settings": digest(experiment.config.settings(), noise),
         "data": fingerprint_of(experiment.simulation.population),
     }
+
+
+def _replacing(report: Report) -> float | None:
+    """ε for replacement; None where nothing is promised or the accountant knows none."""
+    found = [g for g in report.guarantees if (g.adjacency, g.view) == ("replace", "joint_dp")]
+    return found[0].epsilon if found else None
 
 
 def _own(row: Record) -> Record:

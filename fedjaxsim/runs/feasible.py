@@ -85,6 +85,7 @@ def check_start(
             delta,
             simulation.sampling.scheme,
             simulation.mechanism.event,
+            accountant=simulation.accountant,
         )
 
 

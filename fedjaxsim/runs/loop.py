@@ -269,12 +269,15 @@ def records(
     charged = [charges_of(state, index, len(experiments)) for index in range(len(experiments))]
     deltas = [experiment.delta for experiment in experiments]
     pairs = list(zip(charged, deltas, strict=True))
+    by = experiments[0].simulation.accountant
     nothing = [None] * len(experiments)
     columns = {
         "train_loss": _train_loss(segment),
         **segment.evaluation.summary(),
-        "epsilon": [epsilon(*pair) for pair in pairs],
-        "epsilon_replace": [epsilon(*pair, "replace") for pair in pairs] if replace else nothing,
+        "epsilon": [epsilon(*pair, accountant=by) for pair in pairs],
+        "epsilon_replace": (
+            [epsilon(*pair, "replace", accountant=by) for pair in pairs] if replace else nothing
+        ),
         "delta": deltas,
     }
     values = [

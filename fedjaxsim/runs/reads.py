@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from fedjaxsim.algorithms.systems import SYSTEMS, System
+from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 from fedjaxsim.runs.settings import MODELS, OWN_SYSTEM, RunConfig, flag, is_own
 
 _OWN = "of one's own"
-_PRIVACY = ("clip", "noise_multiplier", "epsilon", "delta")
 _DEALT = ("clients", "partition", "alpha")
 _ROWS = ("test_fraction", "validation_fraction", "classes", "preprocess", "intercept")
 
@@ -53,8 +53,7 @@ def _dealing(config: RunConfig) -> str:
 def settings_of(system: System) -> tuple[str, ...]:
     """The settings that a system reads and that not every run does, by field name."""
     schedule = ("schedule",) if "local_optimizer" in system.arguments else ()
-    privacy = _PRIVACY if system.sends else ()
-    return (*system.reads, *system.arguments, *schedule, *privacy)
+    return (*system.reads, *system.arguments, *schedule)
 
 
 PARTS = (
@@ -62,6 +61,16 @@ PARTS = (
         "algorithm",
         lambda config: _OWN if is_own(config.algorithm) else config.algorithm,
         {name: settings_of(system) for name, system in (*SYSTEMS.items(), (_OWN, OWN_SYSTEM))},
+    ),
+    Part(
+        "mechanism",
+        lambda config: config.door_name,
+        {name: choice.reads for name, choice in MECHANISMS.items()},
+    ),
+    Part(
+        "sampling",
+        lambda config: config.sampling or "poisson",
+        {name: choice.reads for name, choice in SAMPLERS.items()},
     ),
     Part(
         "model",

@@ -19,6 +19,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from fedjaxsim.algorithms.systems import SYSTEMS, System
 from fedjaxsim.hparam_fields import HparamFields
+from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS, Choice
 
 _MOST = 2**31 - 1
 _MILLION = 10**6
@@ -34,10 +35,15 @@ _LARGEST = {
     "local_epochs": _MILLION,
     "passes": _MILLION,
     "hidden": _MILLION,
+    "cohort": _MOST,
+    "max_participations": _MOST,
 }
 """The largest whole numbers: what is counted over a run fits into int32."""
 PREPROCESS = ("drop-constant", "invert", "unit-rows")
 MODELS = ("linear", "mlp", "cnn")
+_CHOICES = {
+    "algorithm": SYSTEMS, "model": MODELS, "mechanism": MECHANISMS, "sampling": SAMPLERS
+}  # fmt: skip
 OWN_SYSTEM = System(
     "",
     "an algorithm of one's own",
@@ -67,6 +73,10 @@ def _one_of_or_own(names: Iterable[str]) -> Any:
     return tyro.conf.arg(metavar=f"{{{','.join(names)},MODULE:FACTORY}}")
 
 
+def _optional_one_of(names: Iterable[str], default: str) -> Any:
+    return optional(f"{{{','.join(names)}}}", default)
+
+
 def is_own(name: str) -> bool:
     """Whether an algorithm or a model is a user's own: "module:factory"."""
     module, _, factory = name.partition(":")
@@ -74,14 +84,13 @@ def is_own(name: str) -> bool:
 
 
 def _unknown_choice(key: str, value: Any) -> str | None:
-    """What is wrong with an algorithm or a model, if anything is."""
-    names = {"algorithm": SYSTEMS, "model": MODELS}.get(key)
-    if names is None or value in names or is_own(value):
+    """What is wrong with a name from a list, if anything is."""
+    names = _CHOICES.get(key)
+    own = key in ("algorithm", "model")
+    if names is None or value is None or value in names or (own and is_own(value)):
         return None
-    return (
-        f"{key} must be one of {', '.join(names)}, or MODULE:FACTORY for one of your own, "
-        f"got {value!r}"
-    )
+    other = ", or MODULE:FACTORY for one of your own" if own else ""
+    return f"{key} must be one of {', '.join(names)}{other}, got {value!r}"
 
 
 def optional(metavar: str, default: str) -> Any:
@@ -172,6 +181,21 @@ class RunConfig(HparamFields, _SystemSettings, _DataSettings):
     lam: float = 0.1
     mu: float = 0.1
     sampling_rate: float = 0.2
+    sampling: Annotated[str | None, _optional_one_of(SAMPLERS, "poisson")] = None
+    """How cohorts are drawn: poisson and everyone; fixed and passes take a cohort's size."""
+    cohort: Annotated[int | None, optional("INT", "none")] = None
+    """q, the clients in every cohort (fixed, passes), instead of a sampling rate."""
+    max_participations: Annotated[int | None, optional("INT", "none")] = None
+    """How often one client takes part at most (passes)."""
+
+    mechanism: Annotated[str | None, _optional_one_of(MECHANISMS, "gaussian, or closed")] = None
+    """How messages are released; client-noise and plain-mean, as published, have no ε. By default
+    gaussian, and closed where nothing is sent."""
+    count_noise: Annotated[float | None, optional("FLOAT", "cohort / 20")] = None
+    """σ_b of adaptive clipping, the noise on the number of clipped messages; by default a twentieth
+    of the expected cohort."""
+    accountant: Annotated[str | None, optional("NAME", "the tightest")] = None
+    """The accountant that the guarantee comes from, as `fedjaxsim privacy` knows them by name."""
     clip: float = 1.0
     """C, the L2 norm to which a message is clipped; at ε = ∞ nothing is (unless z = 0 is given)."""
     noise_multiplier: Annotated[float | None, optional("FLOAT", "from epsilon")] = None
@@ -226,12 +250,13 @@ class RunConfig(HparamFields, _SystemSettings, _DataSettings):
         steps = [step for step in self.preprocess if step not in PREPROCESS]
         if steps:
             raise ValueError(f"preprocess takes {', '.join(PREPROCESS)}, got {steps[0]!r}")
-        for name in ("algorithm", "model"):
+        for name in _CHOICES:
             if problem := _unknown_choice(name, getattr(self, name)):
                 raise ValueError(problem)
         one = self.system.one_minibatch
         if self.passes is not None and not one and self.local_steps is None:
             raise ValueError(f"passes need local-steps, got passes {self.passes} alone")
+        self._check_release()
         if not 0 <= self.held_out_clients < 1:
             raise ValueError(f"held-out-clients must lie in [0, 1), got {self.held_out_clients}")
         if self.classes is not None and self.classes < 2:
@@ -240,6 +265,17 @@ class RunConfig(HparamFields, _SystemSettings, _DataSettings):
             raise ValueError(
                 "synthetic-stream is a linear regression: model must be linear and loss squared, "
                 f"got model {self.model} and loss {self.loss}"
+            )
+
+    def _check_release(self) -> None:
+        for name in ("cohort", "max_participations"):
+            if name in self.sampler.reads and getattr(self, name) is None:
+                raise ValueError(f"sampling {self.sampling} needs {flag(name)}")
+        aims = math.isfinite(self.target_epsilon)
+        if aims and "epsilon" not in self.door.reads and self.door_name != "closed":
+            raise ValueError(
+                f"epsilon cannot be aimed at with mechanism {self.door_name}: give the noise, "
+                f"noise-multiplier, got epsilon {self.epsilon}"
             )
 
     def _check_sizes(self) -> None:
@@ -261,9 +297,28 @@ class RunConfig(HparamFields, _SystemSettings, _DataSettings):
         return SYSTEMS.get(self.algorithm, OWN_SYSTEM)
 
     @property
+    def door_name(self) -> str:
+        """The name of the mechanism."""
+        return self.mechanism or ("gaussian" if self.system.sends else "closed")
+
+    @property
+    def door(self) -> Choice:
+        """What is known of the mechanism."""
+        return MECHANISMS[self.door_name]
+
+    @property
+    def sampler(self) -> Choice:
+        """What is known of the sampler."""
+        everyone = self.sampling is None and self.sampling_rate == 1
+        return SAMPLERS["everyone" if everyone else self.sampling or "poisson"]
+
+    @property
     def clips(self) -> bool:
-        """Whether messages are clipped: where z was given, or a finite ε."""
-        return self.noise_multiplier is not None or math.isfinite(self.target_epsilon)
+        """Whether messages are clipped: where z was given, or a finite ε; adaptively, always."""
+        if "clip" not in self.door.reads:
+            return False
+        noise = self.noise_multiplier is not None or math.isfinite(self.target_epsilon)
+        return noise or "target_quantile" in self.door.reads
 
     @property
     def target_epsilon(self) -> float:

@@ -39,7 +39,7 @@ BOUNDS = 1e4
 
 def tunable(config: RunConfig) -> tuple[str, ...]:
     """The hyperparameters that a run reads, but for those that set the guarantee."""
-    read = settings_of(config.system)
+    read = (*settings_of(config.system), *config.door.reads)
     return tuple(name for name in ABOUT if ABOUT[name].tuned and setting_of(name) in read)
 
 

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.runs.settings import RunConfig, combine, read_toml
 
 
@@ -51,7 +52,10 @@ def test_keys_take_dashes_and_underscores_and_values_become_the_fields_types(tmp
         ("rounds = true", "rounds must be int, got True"),
         ("clip = '1'", "clip must be float, got '1'"),
         ("hidden = [1.5]", r"hidden must be a list of int, got \[1.5\]"),
-        ("algorithm = 'fedsgd'", "algorithm must be one of pmtl, ppsgd, fedavg, fedprox, local"),
+        (
+            "algorithm = 'fedsgd'",
+            f"algorithm must be one of {', '.join(SYSTEMS)}, or MODULE:FACTORY",
+        ),
         ("rounds = ", "is not a TOML file"),
     ],
 )

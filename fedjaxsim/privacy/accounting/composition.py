@@ -118,6 +118,11 @@ def knows(accountant: str, adjacency: Adjacency, view: View) -> bool:
     return adjacency in scope.adjacencies and view in scope.views
 
 
+def is_approximate(accountant: str) -> bool:
+    """Whether what an accountant gives is no bound."""
+    return _SCOPES[accountant].status == "approximate"
+
+
 def default_accountants(
     scheme: Scheme, event: Event, adjacency: Adjacency, view: View
 ) -> tuple[str, ...]:

@@ -1,0 +1,47 @@
+"""The mechanisms and samplers that a run takes by name. A new one is a file, and an entry here.
+
+JAX is not imported, so that the command line knows them at once.
+"""
+
+import pkgutil
+from typing import Any, NamedTuple
+
+_NOISE = ("clip", "noise_multiplier")
+
+
+class Choice(NamedTuple):
+    """What is known of a mechanism or a sampler.
+
+    Attributes:
+      factory: what makes it, as "module:function".
+      reads: the settings of a run that it reads and that not every run does; a mechanism that reads
+        "epsilon" is one whose noise can be calibrated.
+    """
+
+    factory: str
+    reads: tuple[str, ...] = ()
+
+    def make(self, *arguments: Any) -> Any:
+        """What the factory makes of these."""
+        return pkgutil.resolve_name(self.factory)(*arguments)
+
+
+MECHANISMS = {
+    "gaussian": Choice("fedjaxsim.privacy.mechanisms:gaussian", (*_NOISE, "epsilon", "delta")),
+    "adaptive": Choice(
+        "fedjaxsim.privacy.doors.adaptive:adaptive_clipping",
+        (*_NOISE, "epsilon", "delta", "target_quantile", "clip_learning_rate", "count_noise"),
+    ),
+    "pure": Choice("fedjaxsim.privacy.doors.pure:pure", (*_NOISE, "delta")),
+    "client-noise": Choice("fedjaxsim.privacy.doors.client_noise:client_noise", _NOISE),
+    "plain-mean": Choice("fedjaxsim.privacy.doors.client_noise:plain_mean"),
+    "closed": Choice("fedjaxsim.privacy.mechanisms:closed"),
+}
+"""Factories without arguments, for messages of any shape."""
+SAMPLERS = {
+    "poisson": Choice("fedjaxsim.privacy.sampling:poisson", ("sampling_rate",)),
+    "everyone": Choice("fedjaxsim.privacy.sampling:everyone"),
+    "fixed": Choice("fedjaxsim.privacy.samplers.fixed:fixed_size", ("cohort",)),
+    "passes": Choice("fedjaxsim.privacy.samplers.passes:passes", ("cohort", "max_participations")),
+}
+"""Factories that take the number of clients and then what they read, in this order."""

@@ -1,0 +1,153 @@
+"""Mechanism, sampling and accountant of a run: what each flag makes, costs and refuses."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from fedjaxsim.cli import Run, main, parse
+from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
+from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.directory import RunDirectory
+from fedjaxsim.runs.plan import read_plan
+
+CLIENTS = 20
+SMALL = ["--clients", str(CLIENTS), "--rounds", "2", "--local-steps", "1"]
+DELTA = ["--delta", "1e-3"]
+NEEDS = {
+    "fixed": ["--cohort", "5"],
+    "passes": ["--cohort", "10", "--max-participations", "1"],
+}
+
+
+def experiment(*flags):
+    command = parse(["run", *flags])
+    assert isinstance(command, Run)
+    return prepare(command.settings)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """`(flags) -> (summary, guarantee)` of a run."""
+
+    def run(*flags):
+        out = tmp_path_factory.mktemp("run") / "run"
+        assert main(["run", *SMALL, *DELTA, *flags, "--quiet", "--out", str(out)]) == 0
+        return RunDirectory(out).summary(), RunDirectory(out).guarantee()
+
+    return run
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_every_mechanism_has_a_flag(name):
+    noise = ["--noise-multiplier", "0.1"] if "noise_multiplier" in MECHANISMS[name].reads else []
+    system = ["--algorithm", "local"] if name == "closed" else []
+    found = experiment(*SMALL, "--mechanism", name, *noise, *system)
+    kinds = {"gaussian": "gaussian", "adaptive": "gaussian", "pure": "pure", "closed": "none"}
+    assert found.simulation.mechanism.event.kind == kinds.get(name, "unprotected")
+    assert found.noise_multiplier == (0.1 if noise else 0.0)
+    assert np.all(np.isfinite(found.hparams.clip_norm)) == bool(noise)
+    # A twentieth of the cohort of 4 that is expected.
+    assert found.hparams.count_noise == (pytest.approx(0.2) if name == "adaptive" else 0.0)
+
+
+@pytest.mark.parametrize(("name", "rate"), list(zip(SAMPLERS, (0.3, 1.0, 0.25, 0.5), strict=True)))
+def test_every_sampler_has_a_flag(name, rate):
+    given = ["--sampling-rate", "0.3"] if name == "poisson" else NEEDS.get(name, [])
+    found = experiment(*SMALL, "--sampling", name, *given, "--epsilon", "2")
+    assert found.hparams.sampling_rate == rate
+    scheme = found.simulation.sampling.scheme
+    assert scheme.kind == {"passes": "capped"}.get(name, name)
+    assert found.noise_multiplier > 0
+
+
+def test_a_pure_release_costs_one_over_z(ran):
+    # One round of everyone: ε = 1/z, and 2/z for replacement, whatever δ is.
+    summary, _ = ran(
+        "--mechanism", "pure", "--noise-multiplier", "4", "--sampling", "everyone",
+        "--rounds", "1",
+    )  # fmt: skip
+    assert summary["epsilon"] == pytest.approx(1 / 4, rel=1e-6)
+    assert summary["epsilon_replace"] == pytest.approx(2 / 4, rel=1e-6)
+
+
+def test_in_one_pass_every_client_is_in_one_release(ran):
+    # Two rounds, but each client meets one of them: the Gaussian mechanism of sensitivity 1 at z.
+    summary, _ = ran("--sampling", "passes", *NEEDS["passes"], "--noise-multiplier", "2")
+    epsilon, z = summary["epsilon"], 2.0
+    spent = norm.cdf(0.5 / z - epsilon * z) - math.exp(epsilon) * norm.cdf(-0.5 / z - epsilon * z)
+    assert spent == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_a_door_without_a_guarantee_has_no_epsilon(tmp_path, capsys):
+    flags = ["--mechanism", "client-noise", "--noise-multiplier", "1", "--out", str(tmp_path / "r")]
+    assert main(["run", *SMALL, *flags, "--quiet"]) == 0
+    assert RunDirectory(tmp_path / "r").summary()["epsilon"] is None
+    assert "no guarantee is known for this mechanism" in capsys.readouterr().out
+
+
+def test_what_is_aimed_at_and_shown_is_what_the_accountant_reports(ran):
+    tight = experiment(*SMALL, *DELTA, "--epsilon", "2").noise_multiplier
+    summary, guarantee = ran("--epsilon", "2", "--accountant", "rdp")
+    assert summary["noise_multiplier"] > tight
+    assert 1.99 < summary["epsilon"] <= 2
+    assert guarantee["zero_out"]["joint_dp"]["rdp"]["epsilon"] == pytest.approx(
+        summary["epsilon"], rel=1e-6
+    )
+    assert summary["epsilon_replace"] is None
+    assert "replace" not in guarantee
+
+
+def test_they_may_be_swept(tmp_path):
+    (tmp_path / "a.toml").write_text(
+        "noise-multiplier = 1\ncohort = 5\n[[sweep]]\nmechanism = ['gaussian', 'pure']\n"
+        "[[sweep]]\nmechanism = 'adaptive'\ntarget-quantile = [0.3, 0.5]\nsampling = 'fixed'\n"
+    )
+    plan = read_plan(tmp_path / "a.toml")
+    assert [run.mechanism for run in plan.runs] == ["gaussian", "pure", "adaptive", "adaptive"]
+    assert plan.groups() == ((0,), (1,), (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--mechanism gram", "mechanism must be one of gaussian, adaptive, .*, got 'gram'"),
+        ("--sampling shuffled", "sampling must be one of poisson, everyone, .*, got 'shuffled'"),
+        ("--mechanism pure --epsilon 1", "epsilon cannot be aimed at with mechanism pure"),
+        ("--mechanism closed", "which a closed door would lose"),
+        ("--algorithm local --mechanism gaussian", "its mechanism must be closed"),
+        ("--count-noise 1", "count-noise has no effect with mechanism gaussian, only with adap"),
+        (
+            "--mechanism adaptive --noise-multiplier 1 --count-noise 0.4",
+            "count_noise must be",
+        ),
+        ("--target-quantile 1 --mechanism adaptive", r"target_quantile must lie in \(0, 1\)"),
+        ("--mechanism plain-mean --clip 1", "clip has no effect with mechanism plain-mean"),
+        ("--sampling fixed", "sampling fixed needs cohort"),
+        ("--sampling passes --cohort 5", "sampling passes needs max-participations"),
+        ("--sampling fixed --cohort 21", r"cohort must lie in \[1, 20\], got 21"),
+        ("--sampling fixed --cohort 5 --sampling-rate 0.25", "sampling-rate has no effect with"),
+        ("--cohort 5", "cohort has no effect with sampling poisson, only with fixed or passes"),
+        (
+            "--sampling passes --cohort 10 --max-participations 1 --rounds 3",
+            "the sampler serves 2 rounds in all",
+        ),
+        ("--accountant tight", "accountant must be one of gaussian, pld, .*, got 'tight'"),
+        ("--accountant mixture", "not 'gaussian' releases under 'poisson' sampling"),
+        ("--accountant pld --mechanism pure", "for those use kov"),
+        ("--accountant clt --epsilon 1", "accountant 'clt', which is no bound"),
+        (
+            "--accountant rdp_without_replacement --sampling fixed --cohort 5",
+            "has no ε for zero-out in joint_dp",
+        ),
+    ],
+)
+def test_what_is_unsound_is_refused_in_one_line(flags, message, tmp_path, capsys):
+    small = SMALL[:2] if "--rounds" in flags else SMALL
+    assert main(["run", *small, *flags.split(), "--out", str(tmp_path / "r")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(message, error), error
+    assert not (tmp_path / "r").exists()
