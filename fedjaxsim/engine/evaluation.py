@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from fedjaxsim.metrics import metric
+
 PERCENTILES = (10, 50, 90)
 
 
@@ -57,7 +59,7 @@ class Evaluation:
             if not np.any(self.count > 0):
                 result[key] = np.full(self.values[name].shape[1:], np.nan)[()]
                 continue
-            if name == "nmse":
+            if metric(name).pooled:
                 result[key] = self.weighted_mean(name)
                 result[f"{key}_unweighted"] = self.mean(name)
             else:

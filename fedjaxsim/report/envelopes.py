@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fedjaxsim.metrics import METRICS, judged_by, of_column
+
 LAST_COLUMNS = ("epsilon", "epsilon_replace", "delta", "diverged")
 """The columns of results after the metrics."""
 
 _SEED = "seed"
-_PREFERRED = ("excess_risk", "accuracy", "nmse", "loss")
 _SPENT = ("epsilon", "epsilon_replace", "delta")
 _STRICT = pc.ScalarAggregateOptions(skip_nulls=False)
 
@@ -31,22 +32,16 @@ def metrics(results: pa.Table, settings: Sequence[str]) -> list[str]:
 
 
 def default_metric(results: pa.Table, settings: Sequence[str]) -> str:
-    """The metric by which runs are judged: excess risk, else accuracy, nMSE or loss on test rows.
+    """The metric on test rows by which runs are judged, see `METRICS`.
 
     Raises:
-      ValueError: if the results hold none of them.
+      ValueError: if the results hold none.
     """
     names = metrics(results, settings)
-    for metric in _PREFERRED:
-        for name in names:
-            if name.endswith(metric) and name != "train_loss":
-                return name
-    raise ValueError(f"the results must have a metric among {', '.join(_PREFERRED)}, got {names}")
-
-
-def larger_is_better(metric: str) -> bool:
-    """The direction of a metric: up for accuracies, down for risks, errors and losses."""
-    return "accuracy" in metric
+    found = judged_by(names)
+    if found is None:
+        raise ValueError(f"the results must have a metric among {', '.join(METRICS)}, got {names}")
+    return found
 
 
 def envelope(
@@ -83,9 +78,8 @@ def envelope(
     # `delta` may be a swept key itself.
     spent = [name for name in _SPENT if name not in tuned]
     means = _over_seeds(results, [*place, *best_over], spent, metric)
-    ranked = _sorted(
-        means, [*place, "value", *best_over], {"value"} if larger_is_better(metric) else set()
-    )
+    descending = {"value"} if of_column(metric).larger_is_better else set()
+    ranked = _sorted(means, [*place, "value", *best_over], descending)
     first = _first_of_each(ranked, place)
     usable = first["value"].is_valid()
     columns = {name: first[name] for name in place}

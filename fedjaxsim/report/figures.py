@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from fedjaxsim.report.envelopes import larger_is_better
+from fedjaxsim import metrics
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import (
     NOISE,
@@ -23,7 +23,6 @@ from fedjaxsim.report.labels import (
     key_label,
     legend_title,
     line_styles,
-    metric_label,
     value_label,
 )
 from fedjaxsim.report.panels import (
@@ -84,7 +83,7 @@ def envelope_figure(
                 panel.plot(*_points(best_rows[values], "value"), **BEST_STYLE)
             panel.set_yscale("log" if is_logarithmic(metric, rows) else "linear")
             spent.append(_spent_axis(panel, list(of_lines.values())))
-        name_axes(axes, "rounds", metric_label(metric))
+        name_axes(axes, "rounds", metrics.label(metric))
         _name_spent(spent)
         shown = [*styles.values()] if lines else []
         handles = [Line2D([], [], color=line.colour, ls=line.dashes, label=line.label)
@@ -118,7 +117,7 @@ def heat_figure(
     check_keys(final, [*panels, x, y, "round"])
     rows = [row for row in final.to_pylist() if row[x] is not None and row[y] is not None]
     metric = final["metric"][0].as_py()
-    upwards = larger_is_better(metric)
+    upwards = metrics.of_column(metric).larger_is_better
     across, up = (sorted({row[key] for row in rows}) for key in (x, y))
     known = [row["value"] for row in rows if row["value"] is not None]
     colours = mpl.colormaps["viridis" if upwards else "viridis_r"].with_extremes(bad="0.85")
@@ -145,7 +144,7 @@ def heat_figure(
             panel.set_yticks(range(len(up)), [value_label(y, v) for v in up])
         name_axes(axes, key_label(x), key_label(y))
         mappable = ScalarMappable(norm, colours)
-        figure.colorbar(mappable, ax=list(axes), label=metric_label(metric))
+        figure.colorbar(mappable, ax=list(axes), label=metrics.label(metric))
     return figure
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 
 from fedjaxsim.hparams import ABOUT, setting_of
-from fedjaxsim.report.plots import COLOURS, DASHES, LABELS
+from fedjaxsim.report.plots import COLOURS, DASHES
 from fedjaxsim.report.progress import number
 
 NOISE = ("noise_multiplier", "target_epsilon")
@@ -19,7 +19,6 @@ Combination = tuple[Any, ...]
 _KEYS = {"target_epsilon": "ε", "batch_size": "b", "delta": "δ"} | {
     setting_of(name): about.symbol for name, about in ABOUT.items() if about.symbol
 }
-_METRICS = {"test_excess_risk": "test excess risk"} | LABELS
 _MEANING = {("target_epsilon", math.inf): "no noise"} | {
     (setting_of(name), value): meaning
     for name, about in ABOUT.items()
@@ -44,11 +43,6 @@ class LineStyle(NamedTuple):
 def key_label(key: str) -> str:
     """A key as axes and legends name it."""
     return _KEYS.get(key, key.replace("_", " "))
-
-
-def metric_label(metric: str) -> str:
-    """A metric as axes name it, with its unit where it has one."""
-    return _METRICS.get(metric, metric.replace("_", " "))
 
 
 def value_label(key: str, value: Any) -> str:

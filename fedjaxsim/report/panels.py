@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from fedjaxsim.metrics import of_column
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import Combination
 
@@ -103,7 +104,7 @@ def name_axes(axes: Sequence[Axes], x: str, y: str) -> None:
 def is_logarithmic(metric: str, rows: Sequence[Record]) -> bool:
     """Whether a metric belongs on a logarithmic axis, and has the values for one."""
     values = [row["value"] for row in rows if row["value"] is not None]
-    return metric.endswith("excess_risk") and bool(values) and min(values) > 0
+    return of_column(metric).logarithmic and bool(values) and min(values) > 0
 
 
 def beside_or_below(figure: Figure, handles: list[Line2D], title: str | None, panels: int) -> None:

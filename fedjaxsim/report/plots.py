@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedjaxsim import metrics
 from fedjaxsim.report.files import write_atomically
 
 Records = Sequence[Mapping[str, Any]]
@@ -32,11 +33,6 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.handlelength": 1.6,
     "lines.linewidth": 1.6,
-}
-LABELS = {
-    "test_accuracy": "test accuracy (fraction)",
-    "test_nmse": "test nMSE (MSE / variance)",
-    "test_excess_risk": "excess risk",
 }
 
 
@@ -65,8 +61,8 @@ def curves(runs: Mapping[str, Records]) -> list[Curve]:
 
 
 def quality_key(records: Records) -> str:
-    """The metric by which a run is judged: accuracy where there is one, else nMSE."""
-    return next((key for key in LABELS if any(key in record for record in records)), "test_loss")
+    """The metric by which a run is judged."""
+    return metrics.judged_by(key for record in records for key in record) or "test_loss"
 
 
 def run_figure(records: Records, title: str) -> Figure:
@@ -85,7 +81,7 @@ def run_figure(records: Records, title: str) -> Figure:
         _legend_above(loss)
         _line(middle, records, quality, color=COLOURS[0], label="mean")
         _band(middle, records, quality)
-        middle.set_ylabel(LABELS.get(quality, "test loss"))
+        middle.set_ylabel(metrics.label(quality))
         _legend_above(middle)
         _epsilon_axis(privacy, [Curve("ε", records, 0)])
     return figure
@@ -104,7 +100,7 @@ def comparison_figure(runs: Sequence[Curve], title: str) -> Figure:
         figure, (left, privacy) = _panels(title, 2)
         for run, style in zip(runs, _styles(runs), strict=True):
             _line(left, run.records, quality, label=run.label, **style)
-        left.set_ylabel(f"{LABELS.get(quality, 'test loss')}\nmean over clients")
+        left.set_ylabel(f"{metrics.label(quality)}\nmean over clients")
         _epsilon_axis(privacy, runs)
         handles, labels = left.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside right center")

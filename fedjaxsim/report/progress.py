@@ -15,15 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedjaxsim.metrics import METRICS, in_tables
+
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
 
-_QUALITY = (
-    ("test_accuracy", "accuracy"),
-    ("test_nmse", "nMSE"),
-    ("test_excess_risk", "excess risk"),
-)
-_SHOWN = (("train_loss", "loss"), *_QUALITY)
 COUNT = "{task.completed}/{task.total}"
 """The column of a bar that counts."""
 COMPILING = "compiling …"
@@ -46,7 +42,8 @@ def epsilon_text(value: float | None) -> str:
 
 def describe(record: Mapping[str, Any], rounds_per_second: float | None) -> str:
     """One evaluation in words, e.g. `loss 0.52  accuracy 0.81  ε 1.9  40 rounds/s`."""
-    parts = [f"{label} {number(record[key])}" for key, label in _SHOWN if key in record]
+    shown = [("train_loss", METRICS["loss"]), *in_tables()]
+    parts = [f"{metric.title} {number(record[key])}" for key, metric in shown if key in record]
     parts.append(f"ε {epsilon_text(record['epsilon'])}")
     if rounds_per_second is not None:
         parts.append(f"{number(rounds_per_second)} rounds/s")
@@ -68,9 +65,9 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
         padding=0,  # 80 columns are enough then
     )
     table.add_column("run", overflow="fold")
-    qualities = [(key, label) for key, label in _QUALITY if any(key in row for row in rows)]
-    for _, label in qualities:
-        for heading in (label, "p10", "p90"):
+    qualities = [(key, metric) for key, metric in in_tables() if any(key in row for row in rows)]
+    for _, metric in qualities:
+        for heading in (metric.title, "p10", "p90"):
             table.add_column(heading, justify="right")
     for heading in ("ε\nzero-out", "ε\nreplace", "δ", "rounds", "rounds\nper s"):
         table.add_column(heading, justify="right")

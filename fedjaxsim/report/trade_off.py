@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
-from fedjaxsim.report.envelopes import larger_is_better
+from fedjaxsim import metrics
 from fedjaxsim.report.files import Record
-from fedjaxsim.report.labels import Combination, legend_title, line_styles, metric_label
+from fedjaxsim.report.labels import Combination, legend_title, line_styles
 from fedjaxsim.report.panels import (
     BEST_LABEL,
     BEST_STYLE,
@@ -54,7 +54,7 @@ def trade_off_figure(
     styles = line_styles(family, combinations(final.to_pylist(), family))
     spent = [row["epsilon"] for row in rows if row["epsilon"]]
     infinite = _beyond(spent)
-    upwards = larger_is_better(metric)
+    upwards = metrics.of_column(metric).larger_is_better
     points, levels = _trade_off_points(rows, noise, family, infinite)
     points = {values: _one_beyond(line, infinite, upwards) for values, line in points.items()}
     with mpl.rc_context(STYLE):
@@ -76,7 +76,7 @@ def trade_off_figure(
             _trade_off_line(axes, best, infinite, label=BEST_LABEL, ms=8, **BEST_STYLE)
         _epsilon_ticks(axes, spent, infinite)
         axes.set_xlabel(f"{EPSILON} at the end of training, nats")
-        axes.set_ylabel(metric_label(metric))
+        axes.set_ylabel(metrics.label(metric))
         axes.set_yscale("log" if is_logarithmic(metric, rows) else "linear")
         if family:
             figure.legend(title=legend_title(family), loc="outside right center")

@@ -4,14 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedjaxsim.metrics import in_tables
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import Bar, number
-
-_SHOWN = (
-    ("test_excess_risk", "least excess risk", np.nanmin),
-    ("test_accuracy", "best accuracy", np.nanmax),
-    ("test_nmse", "least nMSE", np.nanmin),
-)
 
 
 class SweepProgress(Bar):
@@ -43,10 +38,12 @@ class SweepProgress(Bar):
         finished = self._finished + self._chunk * round_ / self._rounds
         first, last = self._finished + 1, self._finished + self._chunk
         words = [f"runs {first}–{last} of {self._runs}, round {round_}/{self._rounds}"]
-        for key, label, best in _SHOWN:
+        for key, metric in in_tables():
             values = [row[key] for row in rows if key in row and np.isfinite(row[key])]
-            if values:
-                words.append(f"{label} {number(float(best(values)))}")
+            if values and metric.larger_is_better:
+                words.append(f"best {metric.title} {number(max(values))}")
+            elif values:
+                words.append(f"least {metric.title} {number(min(values))}")
         if rounds_per_second is not None:
             words.append(f"{number(self._chunk * rounds_per_second)} run-rounds/s")
         if not self.show(completed=finished, words="  ".join(words)):

@@ -8,11 +8,12 @@ import pyarrow as pa
 import rich.box
 from rich.table import Table
 
+from fedjaxsim import metrics
 from fedjaxsim.privacy.events import Charged, Entry
 from fedjaxsim.privacy.guarantee import COMMON_NOISE, report
 from fedjaxsim.report.envelopes import default_metric, envelope, last
 from fedjaxsim.report.files import Record
-from fedjaxsim.report.labels import key_label, metric_label, value_label
+from fedjaxsim.report.labels import key_label, value_label
 from fedjaxsim.report.progress import epsilon_text, number, print_whole
 from fedjaxsim.runs.build import Experiment
 from fedjaxsim.runs.plan import Plan
@@ -53,7 +54,7 @@ def print_report(plan: Plan, results: pa.Table) -> None:
     metric = default_metric(results, plan.columns)
     best = last(envelope(results, plan.columns, plan.best_over, metric))
     over = ", ".join(key_label(key) for key in plan.best_over)
-    title = f"{metric_label(metric)} at the end" + (f", best over {over}" if over else "")
+    title = f"{metrics.label(metric)} at the end" + (f", best over {over}" if over else "")
     table = Table(title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, show_edge=False)
     keys = [key for key in plan.columns if key in best.column_names and key not in plan.best_over]
     for key in (*keys, *plan.best_over):

@@ -11,6 +11,7 @@ from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.data.population import Population
 from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.metrics import metric
 from fedjaxsim.models.task import Task
 from fedjaxsim.runs.build import (
     Experiment,
@@ -94,6 +95,11 @@ def find_source(config: RunConfig, public_data: str | None, *, clips: bool) -> S
             "validation",
             _of_validation(final),
         )
+    if config.cohort is not None:
+        raise ValueError(
+            "tuning on other clients needs a sampling rate: cohorts of one size are another share "
+            f"of them, with other noise on their mean, got cohort {config.cohort}"
+        )
     simulation = simulation_of(config, others, final.simulation.task)
     hparams = _at(final, others.num_clients / final.simulation.num_clients, clips)
     if not others.splits["test"].count.any():
@@ -118,12 +124,13 @@ def metric_of(task: Task, population: Population, asked: str | None) -> str:
     Raises:
       ValueError: if the task has no such metric, or it is a step function.
     """
-    smooth = [name for name in _metrics(task, population) if name != "accuracy"]
+    names = _metrics(task, population)
+    smooth = [n for n in names if metric(n).smooth and not metric(n).larger_is_better]
     if asked is None:
         return "loss" if "loss" in smooth else smooth[0]
-    if asked == "accuracy":
+    if asked in names and not metric(asked).smooth:
         raise ValueError(
-            "accuracy has no derivative: it is a step function of the models. Metrics to tune on: "
+            f"{asked} has no derivative: it is a step function of the models. Metrics to tune on: "
             + ", ".join(smooth)
         )
     if asked not in smooth:
@@ -155,7 +162,10 @@ def _with_validation_rows(config: RunConfig) -> Experiment:
 
 def _at(final: Experiment, scale: float, clips: bool) -> Hyperparameters:
     """The hyperparameters of the final run, for more or fewer clients, clipped where that is."""
-    hparams = final.hparams.replace(noise_multiplier=final.noise_multiplier * scale)
+    hparams = final.hparams.replace(
+        noise_multiplier=final.noise_multiplier * scale,
+        count_noise=float(np.asarray(final.hparams.count_noise)) * scale,
+    )
     if clips and not math.isfinite(float(np.asarray(hparams.clip_norm))):
         hparams = hparams.replace(clip_norm=final.config.clip)
     return hparams

@@ -4,7 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fedjaxsim.report.envelopes import default_metric, envelope, larger_is_better, last, metrics
+from fedjaxsim.metrics import METRICS, Metric, judged_by, label, of_column
+from fedjaxsim.report.envelopes import default_metric, envelope, last, metrics
 
 SETTINGS = ("learning_rate", "noise_multiplier", "seed")
 
@@ -133,8 +134,19 @@ def test_the_metric_is_excess_risk_or_accuracy_before_loss():
     assert default_metric(known, SETTINGS) == "test_excess_risk"
     with pytest.raises(ValueError, match=r"must have a metric among .*got \['train_loss'\]"):
         default_metric(results.drop(["test_accuracy", "test_loss"]), SETTINGS)
-    up = [larger_is_better(f"test_{name}") for name in ("accuracy_p10", "nmse", "excess_risk")]
+    up = [of_column(f"test_{name}").larger_is_better for name in ("accuracy_p10", "nmse", "loss")]
     assert up == [True, False, False]
+
+
+def test_a_metric_of_ones_own_works_with_and_without_a_record(monkeypatch):
+    columns = ["train_loss", "test_own_score", "test_own_score_p10"]
+    assert judged_by(columns) == "test_own_score"
+    assert not of_column("test_own_score").larger_is_better
+    assert label("test_own_score") == "test own score"
+    monkeypatch.setitem(METRICS, "own_score", Metric("score", "points", larger_is_better=True))
+    assert of_column("test_own_score_p10").larger_is_better
+    assert label("test_own_score") == "test score (points)"
+    assert judged_by([*columns, "test_loss"]) == "test_loss"
 
 
 @pytest.mark.parametrize(
