@@ -1,6 +1,5 @@
 """Each setting is read by what the table says reads it, and by nothing else."""
 
-import functools
 import hashlib
 import re
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedjaxsim.algorithms.systems import SYSTEMS
+from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.runs.build import population_of, prepare
 from fedjaxsim.runs.reads import settings_of, unread
 from fedjaxsim.runs.settings import RunConfig
@@ -20,6 +20,10 @@ CHANGED = {
     "objective": "weighted", "averaged": True, "schedule": "cosine", "local_optimizer": "adam",
     "server_optimizer": "adam", "server_learning_rate": 0.5, "clip": 2.0, "delta": 1e-4,
     "epsilon": 5.0, "noise_multiplier": 3.0,
+}  # fmt: skip
+RELEASE = {
+    "clip": 2.0, "noise_multiplier": 0.4, "target_quantile": 0.7, "clip_learning_rate": 0.7,
+    "count_noise": 2.0,
 }  # fmt: skip
 DATA = {
     "clients": 7, "partition": "shards", "alpha": 9.0, "offset_scale": 3.0, "test_fraction": 0.5,
@@ -34,19 +38,15 @@ KINDS = {
 }
 
 
-@functools.cache
-def computed(algorithm: str, name: str | None) -> str:
-    """What two rounds and an evaluation compute, as code and numbers, with one setting changed."""
+def computed(algorithm: str, **changed: Any) -> str:
+    """What two rounds and an evaluation compute, as code and numbers, of changed settings."""
     settings: dict[str, Any] = {
         "data": "synthetic",
         "loss": "squared",
         "clients": 5,
         "rounds": 2,
-        "epsilon": 2.0,
+        "epsilon": None if "noise_multiplier" in changed else 2.0,
     }
-    if name == "noise_multiplier":
-        settings["epsilon"] = None
-    changed = {} if name is None else {name: CHANGED[name]}
     experiment = prepare(
         RunConfig(algorithm=algorithm, sampling_rate=1.0, **{**settings, **changed})
     )
@@ -76,14 +76,27 @@ def _is_key(const) -> bool:
     ],
 )
 def test_a_system_reads_what_its_table_says_and_nothing_else(algorithm):
-    plain = computed(algorithm, None)
+    plain, config = computed(algorithm), RunConfig(algorithm=algorithm)
     known = {name for system in SYSTEMS.values() for name in settings_of(system)}
-    assert known == set(CHANGED)
-    for name in sorted(known):
-        reads = name in settings_of(SYSTEMS[algorithm])
-        assert (computed(algorithm, name) != plain) == reads, name
-        config = RunConfig(algorithm=algorithm)
+    assert known | set(MECHANISMS["gaussian"].reads) == set(CHANGED)
+    for name, value in CHANGED.items():
+        reads = name in (*settings_of(SYSTEMS[algorithm]), *config.door.reads)
+        assert (computed(algorithm, **{name: value}) != plain) == reads, name
         assert bool(unread(config, [name])) != reads
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_mechanism_reads_what_its_table_says_and_nothing_else(mechanism):
+    base = {"mechanism": mechanism, "noise_multiplier": 0.3, "count_noise": 1.0}
+    algorithm = "local" if mechanism == "closed" else "fedavg"
+    plain, config = computed(algorithm, **base), RunConfig(algorithm=algorithm, mechanism=mechanism)
+    for name, value in RELEASE.items():
+        reads = name in config.door.reads
+        assert (computed(algorithm, **{**base, name: value}) != plain) == reads, name
+        assert bool(unread(config, [name])) != reads
+    # δ is part of the report, and of the noise where that follows from ε.
+    left = {"delta", "epsilon"}
+    assert {name for choice in MECHANISMS.values() for name in choice.reads} - left == set(RELEASE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
