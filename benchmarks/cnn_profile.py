@@ -34,7 +34,7 @@ from fedjaxsim.bench.ceilings import Ceilings
 from fedjaxsim.bench.children import of_script
 from fedjaxsim.bench.machine import machine
 from fedjaxsim.bench.measure import seconds
-from fedjaxsim.bench.spread import spread
+from fedjaxsim.bench.results import spread
 from fedjaxsim.bench.systems import BATCH, FEMNIST_COHORT, PRIVATE, femnist_cnn, work_of
 from fedjaxsim.bench.work import cnn_flops
 from fedjaxsim.bench.workload import Load, simulate

@@ -32,7 +32,7 @@ from matplotlib.figure import Figure
 import fedjaxsim as fl
 from fedjaxsim.bench.children import of_script
 from fedjaxsim.bench.measure import forget_peak, peak_bytes, seconds
-from fedjaxsim.bench.spread import spread
+from fedjaxsim.bench.results import spread
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.gradients.hypergradient import Mode, hypergradient, mean_metric
 from fedjaxsim.models import linear, softmax

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjaxsim.bench.machine import processor
-from fedjaxsim.bench.spread import spread
+from fedjaxsim.bench.results import spread
 from fedjaxsim.data import load
 from fedjaxsim.data.npz import save_npz
 

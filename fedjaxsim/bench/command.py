@@ -10,10 +10,11 @@ from fedjaxsim.bench.children import in_child
 from fedjaxsim.bench.figure import growth_figure, systems_figure
 from fedjaxsim.bench.report import print_comparison, print_list, print_results
 from fedjaxsim.bench.results import Results
-from fedjaxsim.bench.watch import BenchProgress
 from fedjaxsim.bench.workload import Workload
 from fedjaxsim.bench.workloads import select
 from fedjaxsim.report import plots
+from fedjaxsim.report.files import make_directory
+from fedjaxsim.report.progress import COUNT, Bar, number
 
 if TYPE_CHECKING:
     from fedjaxsim.cli.bench import Bench
@@ -37,18 +38,18 @@ def prepare_bench(command: "Bench") -> Callable[[], int]:
     """
     workloads = select(command.workloads)
     if command.list:
-        return _always(lambda: print_list(workloads))
+        return lambda: print_list(workloads) or 0
     if len(command.compare) > 2:
         raise ValueError(f"compare takes one file or two, got {len(command.compare)}")
     earlier = [Results.read(path) for path in command.compare]
     if len(earlier) == 2:
         old, new = earlier
-        return _always(lambda: print_comparison(new, old, str(command.compare[0])))
+        return lambda: print_comparison(new, old, str(command.compare[0])) or 0
     if command.processes < 1:
         raise ValueError(f"processes must be at least 1, got {command.processes}")
     data = _data(command.data)
     if command.out is not None:
-        _make_directory(command.out, overwrite=command.overwrite)
+        make_directory(command.out, [RESULTS], "benchmark", overwrite=command.overwrite)
 
     def work() -> int:
         results, failures, interrupted = _measure(workloads, command.processes, data, command.out)
@@ -66,14 +67,6 @@ def prepare_bench(command: "Bench") -> Callable[[], int]:
             print(f"stopped by Ctrl-C{kept}", file=sys.stderr)
             return 130
         return 1 if failures else 0
-
-    return work
-
-
-def _always(action: Callable[[], None]) -> Callable[[], int]:
-    def work() -> int:
-        action()
-        return 0
 
     return work
 
@@ -97,20 +90,6 @@ def _data(spec: str | None) -> str | None:
     return spec
 
 
-def _make_directory(path: Path, *, overwrite: bool) -> None:
-    """Makes the directory of results.
-
-    Raises:
-      ValueError: if it holds results already, or cannot be made.
-    """
-    if (path / RESULTS).exists() and not overwrite:
-        raise ValueError(f"{path} already holds results; use --overwrite or another directory")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot make the directory {path}: {error.strerror}") from error
-
-
 def _measure(
     workloads: Sequence[Workload], processes: int, data: str | None, out: Path | None
 ) -> tuple[Results, dict[str, str], bool]:
@@ -121,29 +100,39 @@ def _measure(
     """
     results, failures = Results({}), {}
     plan = list(_plan(workloads, processes))
-    with BenchProgress(len(plan)) as progress:
+    with _Watch("bench", len(plan), before=(COUNT,)) as watch:
         try:
             idle = in_child(None, None, 0)
             results.machine, results.idle_mb = idle["machine"], idle["peak_mb"]
-            for workload in plan:
+            for done, workload in enumerate(plan):
+                watch.show(completed=done, words=workload.name)
                 if workload.name in failures:
-                    progress.skip()
                     continue
-                progress.start(workload.name)
                 repeats = _REPEATS if workload.curve is None else _CURVE_REPEATS
                 try:
                     numbers = in_child(workload.name, data, repeats)
                 except ChildProcessError as error:
                     failures[workload.name] = str(error)
-                    progress.skip()
                     continue
                 results.add(workload.name, numbers)
-                progress.update(workload.name, numbers)
+                speed = f"{workload.name}  {number(numbers['rounds_per_second'])} rounds/s"
+                watch.tell(speed, f"{done + 1}/{len(plan)}")
                 if out is not None:
                     results.write(out / RESULTS)
+            watch.show(completed=len(plan))
         except KeyboardInterrupt:
             return results, failures, True
     return results, failures, False
+
+
+class _Watch(Bar):
+    """A bar on a terminal, with a line above it for each process; elsewhere the lines alone."""
+
+    def tell(self, words: str, done: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(words)
+        else:
+            print(f"{done}  {words}", flush=True)
 
 
 def _plan(workloads: Sequence[Workload], processes: int) -> Iterator[Workload]:

@@ -1,6 +1,6 @@
 """Pictures of results: speed and ceilings of the systems, and growth curves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedjaxsim.bench.report import BOUNDS
-from fedjaxsim.bench.results import Results
-from fedjaxsim.bench.spread import Spread
+from fedjaxsim.bench.results import Results, Spread
 from fedjaxsim.bench.workload import Workload
 from fedjaxsim.report.plots import COLOURS, STYLE
 
 _COLOUR = {"gemm": COLOURS[0], "memory": COLOURS[1], None: "0.5"}
+_BOUND = {bound: f"bound by {name}" for bound, name in BOUNDS.items()} | {None: "the loop alone"}
 
 
 def systems_figure(results: Results, names: Sequence[str]) -> Figure:
@@ -30,39 +30,34 @@ def systems_figure(results: Results, names: Sequence[str]) -> Figure:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11.4, 1.5 + 0.28 * len(names)), layout="constrained")
         figure.suptitle(_title(results, names), fontsize=10)
-        panels = figure.subplots(1, 3, sharey=True, width_ratios=(1.2, 1, 0.7))
-        speed, ceiling, compilation = panels
+        speed, ceiling, compilation = figure.subplots(1, 3, sharey=True, width_ratios=(1.2, 1, 0.7))
         for place, name in enumerate(names):
             colour = _COLOUR[results.bound(name)]
-            _point(speed, place, results.spread(name, "rounds_per_second"), colour, _speed)
-            _point(ceiling, place, results.fraction(name), colour, "{:.0%}".format)
-            _point(compilation, place, results.spread(name, "compile_seconds"), colour, _speed)
+            for axes, found, text in (
+                (speed, results.spread(name, "rounds_per_second"), _speed),
+                (ceiling, results.fraction(name), "{:.0%}".format),
+                (compilation, results.spread(name, "compile_seconds"), _speed),
+            ):
+                if found is not None:
+                    _point(axes, place, found, colour, text(found.median))
         speed.set(xscale="log", xlabel="rounds/s")
         speed.margins(x=0.2)
         speed.set_yticks(range(len(names)), names)
         speed.set_ylim(len(names) - 0.4, -0.6)
-        reached = [each.greatest for each in map(results.fraction, names) if each is not None]
         # Forms with fewer products than are counted go beyond 1.
+        reached = [each.greatest for each in map(results.fraction, names) if each is not None]
         limit = 1.05 * max([1.0, *reached])
         ceiling.set(xlim=(0, limit), xlabel="fraction of the ceiling that is reached")
         ceiling.xaxis.set_major_formatter("{x:.0%}")
         compilation.set(xlabel="s to compile a segment")
         compilation.margins(x=0.25)
         compilation.set_xlim(left=0)
-        bounds = dict.fromkeys(results.bound(name) for name in names)
         marks = [
             Line2D([], [], color=_COLOUR[bound], marker="o", ls="", ms=5, label=_BOUND[bound])
-            for bound in bounds
+            for bound in dict.fromkeys(map(results.bound, names))
         ]
         figure.legend(handles=marks, loc="outside lower right", ncols=len(marks))
     return figure
-
-
-_BOUND = {
-    "gemm": f"bound by {BOUNDS['gemm']}",
-    "memory": f"bound by {BOUNDS['memory']}",
-    None: "the loop alone",
-}
 
 
 def growth_figure(results: Results, workloads: Sequence[Workload]) -> Figure:
@@ -74,20 +69,17 @@ def growth_figure(results: Results, workloads: Sequence[Workload]) -> Figure:
       results: with the processes of these workloads.
       workloads: points of curves, at least one.
     """
-    curves: dict[str, list[Workload]] = {}
-    for workload in workloads:
-        assert workload.curve is not None
-        curves.setdefault(workload.curve, []).append(workload)
+    curves = list(dict.fromkeys(workload.curve for workload in workloads))
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(0.6 + 2.5 * len(curves), 4.8), layout="constrained")
         figure.suptitle(_title(results, [w.name for w in workloads]), fontsize=10, wrap=True)
         panels = figure.subplots(2, len(curves), squeeze=False, sharex="col")
-        for (curve, points), (speed, memory) in zip(curves.items(), panels.T, strict=True):
-            sizes = np.array([point.size for point in points])
-            names = [point.name for point in points]
-            _curve(speed, sizes, [results.spread(name, "rounds_per_second") for name in names], 0)
-            _curve(memory, sizes, [results.spread(name, "memory_mb") for name in names], 1)
-            least = [_state_and_data(results, name) for name in names]
+        for curve, (speed, memory) in zip(curves, panels.T, strict=True):
+            points = [workload for workload in workloads if workload.curve == curve]
+            for axes, key, colour in ((speed, "rounds_per_second", 0), (memory, "memory_mb", 1)):
+                _curve(axes, results, points, key, color=COLOURS[colour])
+            least = [_state_and_data(results, point.name) for point in points]
+            sizes = [point.size for point in points]
             memory.plot(sizes, least, color="0.4", ls="dashed", lw=1.2, label="state + data")
             speed.set(xscale="log", yscale="log", title=curve)
             memory.set(xscale="log", yscale="log", xlabel=points[0].summary)
@@ -103,35 +95,24 @@ def _state_and_data(results: Results, name: str) -> float:
     return sum(part.median for part in parts if part is not None)
 
 
-def _point(
-    axes: Axes, place: int, found: Spread | None, colour: str, text: Callable[[float], str]
-) -> None:
-    if found is None:
-        return
+def _point(axes: Axes, place: int, found: Spread, colour: str, text: str) -> None:
     axes.plot([found.least, found.greatest], [place, place], color=colour, lw=3, alpha=0.4)
     axes.plot([found.median], [place], color=colour, marker="o", ms=5)
     # To the right of the whole range, where no other mark can be.
     axes.annotate(
-        text(found.median),
-        (found.greatest, place),
-        xytext=(6, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=8,
-    )
+        text, (found.greatest, place), xytext=(6, 0), textcoords="offset points",
+        va="center", fontsize=8,
+    )  # fmt: skip
 
 
-def _curve(axes: Axes, sizes: np.ndarray, spreads: Sequence[Spread | None], colour: int) -> None:
-    known = [(size, s) for size, s in zip(sizes, spreads, strict=True) if s is not None]
-    x = [size for size, _ in known]
-    median = np.array([s.median for _, s in known])
-    reach: Any = [
-        median - [s.least for _, s in known],
-        np.array([s.greatest for _, s in known]) - median,
-    ]
-    axes.errorbar(
-        x, median, yerr=reach, color=COLOURS[colour], marker="o", ms=4, capsize=3, label="measured"
-    )
+def _curve(
+    axes: Axes, results: Results, points: Sequence[Workload], key: str, **looks: Any
+) -> None:
+    found = {point.size: results.spread(point.name, key) for point in points}
+    known = np.array([(size, *each) for size, each in found.items() if each is not None])
+    sizes, median, least, greatest = known.reshape(-1, 4).T
+    reach = [median - least, greatest - median]
+    axes.errorbar(sizes, median, reach, marker="o", ms=4, capsize=3, label="measured", **looks)
 
 
 def _speed(value: float) -> str:

@@ -1,15 +1,39 @@
-"""The numbers of all processes, as one JSON file."""
+"""The numbers of all processes, as one JSON file, and their medians and ranges."""
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from fedjaxsim.bench.spread import Spread, spread
 from fedjaxsim.report.files import write_json
 
 Record = dict[str, Any]
+
+
+class Spread(NamedTuple):
+    """A number as several processes measured it.
+
+    Attributes:
+      median: of the processes.
+      least: the smallest one.
+      greatest: the largest one.
+    """
+
+    median: float
+    least: float
+    greatest: float
+
+    def over(self, old: "Spread") -> "Spread":
+        """The ratio of two medians, and the range of the ratios of any two processes."""
+        ratios = self.median / old.median, self.least / old.greatest, self.greatest / old.least
+        return Spread(*ratios)
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median and range of at least one value."""
+    return Spread(statistics.median(values), min(values), max(values))
 
 
 @dataclasses.dataclass
@@ -30,22 +54,13 @@ class Results:
         """Keeps what one process gave."""
         peak, running = (numbers[name] - self.idle_mb for name in ("peak_mb", "running_mb"))
         rest = running - numbers["state_mb"] - numbers["data_mb"]
-        self.processes.setdefault(workload, []).append(
-            {**numbers, "compiling_memory_mb": peak, "memory_mb": running, "rest_mb": rest}
-        )
+        memory = {"compiling_memory_mb": peak, "memory_mb": running, "rest_mb": rest}
+        self.processes.setdefault(workload, []).append({**numbers, **memory})
 
     def spread(self, workload: str, name: str) -> Spread | None:
-        """Median and range of one number of a workload; None where it was not measured."""
-        processes = self.processes[workload]
-        values = [each[name] for each in processes if each.get(name) is not None]
-        return spread(values) if len(values) == len(processes) else None
-
-    def summary(self, workload: str) -> dict[str, Record]:
-        """Median and range of all numbers of a workload that were measured."""
-        first = self.processes[workload][0]
-        names = [name for name, value in first.items() if isinstance(value, int | float)]
-        spreads = {name: self.spread(workload, name) for name in names}
-        return {name: each._asdict() for name, each in spreads.items() if each is not None}
+        """Median and range of one number of a workload; None where a process lacks it."""
+        values: list[Any] = [each.get(name) for each in self.processes[workload]]
+        return None if None in values else spread(values)
 
     def bound(self, workload: str) -> str | None:
         """Which ceiling is nearer, "gemm" or "memory"; None where there is none to come near."""
@@ -61,14 +76,13 @@ class Results:
 
     def write(self, path: Path) -> None:
         """Writes everything as strict JSON, atomically."""
-        workloads = {
-            name: {
-                "bound": self.bound(name),
-                "summary": self.summary(name),
-                "processes": processes,
-            }
-            for name, processes in self.processes.items()
-        }
+        workloads = {}
+        for name, processes in self.processes.items():
+            numbers = [key for key, value in processes[0].items() if isinstance(value, int | float)]
+            spreads = {key: self.spread(name, key) for key in numbers}
+            summary = {key: each._asdict() for key, each in spreads.items() if each is not None}
+            bound = self.bound(name)
+            workloads[name] = {"bound": bound, "summary": summary, "processes": processes}
         record = {"machine": self.machine, "idle_mb": self.idle_mb, "workloads": workloads}
         write_json(path, record)
 

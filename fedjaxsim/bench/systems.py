@@ -69,51 +69,51 @@ def femnist_cnn(data: str | None, algorithm: str, clients: int = 206, rounds: in
     return loaded if data is None else _named(loaded, data)
 
 
-def softmax_regression(clients: int, own: bool, rounds: int) -> Load:
-    """Softmax regression, d = 784, c = 10: everyone takes one step on a batch of 10.
-
-    Args:
-      clients: m.
-      own: whether every client has weights of its own (PMTL), or all share them (FedAvg).
-      rounds: in one compiled segment.
-    """
-    task = models.softmax(models.linear((PIXELS,), 10), 10)
-    name = "pmtl" if own else "fedavg"
-    work = work_of(name, task, clients, clients * BATCH, dense_flops((PIXELS, 10)), PIXELS)
-    return simulate(
-        SYSTEMS[name].make(task),
-        task,
-        problems.equal_clients(clients, 16, 4, (PIXELS,), 10),
-        everyone(clients),
-        Minibatches(BATCH, steps=1),
-        PRIVATE,
-        work,
-        rounds=rounds,
-    )
-
-
-def perceptron(algorithm: str, clients: int = 200, rounds: int = 10) -> Load:
-    """An MLP 784-128-10: half of the clients take 5 steps on batches of 10, or 1 for PP-SGD.
+def dense(
+    algorithm: str,
+    widths: tuple[int, ...],
+    *,
+    clients: int,
+    rows: tuple[int, int] = (10, 0),
+    expected: int | None = None,
+    batch: int = BATCH,
+    steps: int = 1,
+    rounds: int,
+    divided: bool = True,
+) -> Load:
+    """Softmax regression or an MLP on random rows, with clip and noise where clients send.
 
     Args:
       algorithm: which one.
+      widths: features, those of hidden layers, and classes.
       clients: m.
+      rows: for training and for testing, of every client; evaluations are timed if there are any.
+      expected: size of Poisson cohorts; None where everyone takes part.
+      batch: rows in a minibatch.
+      steps: minibatches of a client in a round.
       rounds: in one compiled segment.
+      divided: see `simulate`.
     """
-    system = SYSTEMS[algorithm]
-    p, steps, widths = 0.5, 1 if system.one_minibatch else 5, (PIXELS, 128, 10)
-    task = models.softmax(models.mlp((PIXELS,), 10, widths[1:-1]), 10)
-    examples = p * clients * steps * BATCH
+    system, (features, *hidden, classes) = SYSTEMS[algorithm], widths
+    model = (
+        models.mlp((features,), classes, hidden) if hidden else models.linear((features,), classes)
+    )
+    task = models.softmax(model, classes)
+    updates = clients if expected is None else expected
+    p = updates / clients
+    flops = dense_flops(widths)
     return simulate(
         system.make(task),
         task,
-        problems.equal_clients(clients, 40, 10, (PIXELS,), 10),
-        poisson(clients, max_rate=p),
-        Minibatches(BATCH, steps=steps),
+        problems.equal_clients(clients, *rows, (features,), classes),
+        everyone(clients) if expected is None else poisson(clients, max_rate=p),
+        Minibatches(batch, steps=steps),
         (PRIVATE if system.sends else _PLAIN).replace(sampling_rate=p),
-        work_of(algorithm, task, p * clients, examples, dense_flops(widths), PIXELS),
+        work_of(algorithm, task, updates, updates * steps * batch, flops, features),
         rounds=rounds,
         mechanism=None if system.sends else closed(),
+        evaluates=rows[1] > 0,
+        divided=divided,
     )
 
 
@@ -249,36 +249,15 @@ def empty_round(rounds: int = 2000) -> Load:
     )
     task = models.softmax(layers, 2)
     # No client is likely to be drawn in 10⁸ rounds.
-    hparams = PRIVATE.replace(sampling_rate=2.0**-32)
+    p = 2.0**-32
     return simulate(
         pmtl(task),
         task,
         problems.equal_clients(10, 10, 0, (10,), 2),
-        poisson(10, max_rate=2.0**-32, capacity=10),
+        poisson(10, max_rate=p, capacity=10),
         Minibatches(BATCH, steps=1),
-        hparams,
+        PRIVATE.replace(sampling_rate=p),
         Work(0.0, 0.0, 0.0),
-        rounds=rounds,
-        evaluates=False,
-        divided=False,
-    )
-
-
-def tiny_round(rounds: int = 500) -> Load:
-    """10 clients with 22 parameters each, everyone, one step on a batch of 10.
-
-    Args:
-      rounds: in one compiled segment.
-    """
-    task = models.softmax(models.linear((10,), 2), 2)
-    return simulate(
-        pmtl(task),
-        task,
-        problems.equal_clients(10, 10, 0, (10,), 2),
-        everyone(10),
-        Minibatches(BATCH, steps=1),
-        PRIVATE,
-        work_of("pmtl", task, 10, 100, dense_flops((10, 2)), 10),
         rounds=rounds,
         evaluates=False,
         divided=False,

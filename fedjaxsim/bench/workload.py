@@ -1,7 +1,7 @@
 """What a workload is: how it is built, and what it takes to run and to judge it."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -52,17 +52,28 @@ class Workload:
     Attributes:
       name: on the command line.
       summary: what it is, in a line.
-      build: `(data) -> Load`; `data` is a specification such as "leaf:PATH", for workloads that
-        can run on real data, or None.
+      builder: what builds it.
+      settings: that it is built with; `data` among them where it can run on real data.
       curve: the growth curve to which it belongs, or None.
       size: where on that curve.
     """
 
     name: str
     summary: str
-    build: Callable[[str | None], Load]
+    builder: Callable[..., Load]
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     curve: str | None = None
     size: int | None = None
+
+    def build(self, data: str | None = None, **changes: Any) -> Load:
+        """Builds it.
+
+        Args:
+          data: a specification such as "leaf:PATH", if there are real data.
+          changes: to its settings, e.g. to make it small.
+        """
+        real = {"data": data} if "data" in self.settings else {}
+        return self.builder(**{**self.settings, **real, **changes})
 
 
 def simulate(

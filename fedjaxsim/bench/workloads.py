@@ -1,121 +1,136 @@
-"""The list of workloads. A new one is one entry, with a function that builds it."""
+"""The list of workloads. A new one is one entry, with the function that builds it."""
 
 import difflib
-import functools
-from collections.abc import Callable
+from typing import Any
 
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.bench import growth, systems
-from fedjaxsim.bench.workload import Load, Workload
+from fedjaxsim.bench.systems import (
+    PIXELS,
+    dense,
+    empty_round,
+    femnist_cnn,
+    ppsgd_grid,
+    ppsgd_synthetic,
+)
+from fedjaxsim.bench.workload import Workload
 
 
-def _on_random_data(build: Callable[[], Load]) -> Callable[[str | None], Load]:
-    """What builds a workload that has no use for real data."""
-    return lambda data: build()
+def _softmax(name: str, summary: str, algorithm: str, clients: int) -> Workload:
+    sizes: dict[str, Any] = {"clients": clients, "rows": (16, 4), "rounds": 10_000 // clients}
+    settings = {"algorithm": algorithm, "widths": (PIXELS, 10), **sizes}
+    return Workload(name, summary, dense, settings)
 
 
-def _workload(name: str, summary: str, build: Callable[..., Load], *args, **kwargs) -> Workload:
-    return Workload(name, summary, _on_random_data(functools.partial(build, *args, **kwargs)))
-
-
-def _femnist(algorithm: str) -> Workload:
+def _perceptron(name: str) -> Workload:
+    system = SYSTEMS[name]
+    steps = 1 if system.one_minibatch else 5
+    sizes: dict[str, Any] = {"clients": 200, "rows": (40, 10), "expected": 100, "rounds": 10}
     return Workload(
-        f"femnist-cnn-{algorithm}",
-        f"{SYSTEMS[algorithm].title} of the papers' CNN, 100 of 206 writers, "
-        "one epoch of batches of 10",
-        lambda data: systems.femnist_cnn(data, algorithm),
+        f"mlp-{name}",
+        f"{system.title} of an MLP 784-128-10, 100 of 200 clients, "
+        f"{steps} step{'s' if steps > 1 else ''}",
+        dense,
+        {"algorithm": name, "widths": (PIXELS, 128, 10), "steps": steps, **sizes},
     )
 
 
 OF_SYSTEMS = (
-    _femnist("fedavg"),
-    _femnist("pmtl"),
-    _workload(
+    *(
+        Workload(
+            f"femnist-cnn-{name}",
+            f"{SYSTEMS[name].title} of the papers' CNN, 100 of 206 writers, "
+            "one epoch of batches of 10",
+            femnist_cnn,
+            {"data": None, "algorithm": name},
+        )
+        for name in ("fedavg", "pmtl")
+    ),
+    _softmax(
         "softmax-1k",
         "softmax regression with shared weights, d = 784, 1,000 clients, one step",
-        systems.softmax_regression,
+        "fedavg",
         1000,
-        own=False,
-        rounds=10,
     ),
-    _workload(
-        "softmax-10k",
-        "the same with 10,000 clients",
-        systems.softmax_regression,
-        10_000,
-        own=False,
-        rounds=1,
-    ),
-    _workload(
+    _softmax("softmax-10k", "the same with 10,000 clients", "fedavg", 10_000),
+    _softmax(
         "softmax-1k-own",
         "softmax regression with weights of each client's own, 1,000 clients, one step",
-        systems.softmax_regression,
+        "pmtl",
         1000,
-        own=True,
-        rounds=10,
     ),
-    _workload(
-        "softmax-10k-own",
-        "the same with 10,000 clients",
-        systems.softmax_regression,
-        10_000,
-        own=True,
-        rounds=1,
-    ),
-    *(
-        _workload(
-            f"mlp-{name}",
-            f"{system.title} of an MLP 784-128-10, 100 of 200 clients, "
-            f"{'1 step' if system.one_minibatch else '5 steps'}",
-            systems.perceptron,
-            name,
-        )
-        for name, system in SYSTEMS.items()
-    ),
-    _workload(
+    _softmax("softmax-10k-own", "the same with 10,000 clients", "pmtl", 10_000),
+    *map(_perceptron, SYSTEMS),
+    Workload(
         "ppsgd-synthetic",
         "PP-SGD on fresh synthetic data, 1,000 clients, d = 100, batches of 10",
-        systems.ppsgd_synthetic,
+        ppsgd_synthetic,
     ),
-    _workload("ppsgd-grid", "990 settings of it as one program", systems.ppsgd_grid),
-    _workload("empty-round", "nobody is drawn, 20 leaves of state", systems.empty_round),
-    _workload("tiny-round", "10 clients with 22 parameters each", systems.tiny_round),
+    Workload("ppsgd-grid", "990 settings of it as one program", ppsgd_grid),
+    Workload("empty-round", "nobody is drawn, 20 leaves of state", empty_round),
+    Workload(
+        "tiny-round",
+        "10 clients with 22 parameters each",
+        dense,
+        {"algorithm": "pmtl", "widths": (10, 2), "clients": 10, "rounds": 500, "divided": False},
+    ),
 )
 """What a table of the systems has in its lines."""
 
 
-def _curve(
-    name: str, summary: str, build: Callable[[int], Load], sizes: dict[int, int]
-) -> tuple[Workload, ...]:
-    """One workload for each size; `sizes` gives what `build` takes for it."""
+def _curve(name: str, summary: str, sizes: dict[int, dict[str, Any]]) -> tuple[Workload, ...]:
+    """One workload of PMTL for each size, with its settings."""
     return tuple(
-        Workload(
-            f"{name}-{size}",
-            summary,
-            _on_random_data(functools.partial(build, argument)),
-            name,
-            size,
-        )
-        for size, argument in sizes.items()
+        Workload(f"{name}-{size}", summary, dense, {"algorithm": "pmtl", **settings}, name, size)
+        for size, settings in sizes.items()
     )
 
 
-def _powers(first: int, last: int) -> dict[int, int]:
-    return {10**k: 10**k for k in range(first, last + 1)}
-
-
 GROWTH = (
-    *_curve("growth-cohort", "expected cohort, of 20,000 clients", growth.cohort, _powers(1, 4)),
     *_curve(
-        "growth-population", "clients, of which 100 are drawn", growth.population, _powers(2, 6)
+        "growth-cohort",
+        "expected cohort, of 20,000 clients",
+        {
+            q: {"widths": (32, 10), "clients": 20_000, "expected": q, "rounds": max(2, 10_000 // q)}
+            for q in (10, 100, 1000, 10_000)
+        },
+    ),
+    *_curve(
+        "growth-population",
+        "clients, of which 100 are drawn",
+        {
+            m: {
+                "widths": (10, 2),
+                "clients": m,
+                "rows": (2, 0),
+                "expected": 100,
+                "batch": 2,
+                "rounds": 100,
+            }
+            for m in (100, 1000, 10_000, 100_000, 1_000_000)
+        },
     ),
     *_curve(
         "growth-parameters",
         "parameters of each of 100 clients",
-        growth.parameters,
-        {75 * hidden + 10: hidden for hidden in (13, 133, 1333, 13_333)},
+        {
+            75 * h + 10: {"widths": (64, h, 10), "clients": 100, "rounds": 4}
+            for h in (13, 133, 1333, 13_333)
+        },
     ),
-    *_curve("growth-steps", "local steps of 100 clients", growth.steps, _powers(0, 3)),
+    *_curve(
+        "growth-steps",
+        "local steps of 100 clients",
+        {
+            steps: {
+                "widths": (64, 10),
+                "clients": 100,
+                "rows": (20, 0),
+                "steps": steps,
+                "rounds": max(1, 100 // steps),
+            }
+            for steps in (1, 10, 100, 1000)
+        },
+    ),
 )
 """What growth curves have for their points."""
 

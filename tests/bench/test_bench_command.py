@@ -99,28 +99,43 @@ def test_a_comparison_says_what_is_faster_beyond_the_spread(files):
         "rounds/s old": "11",
         "rounds/s new": "22",
         "rounds/s ratio": "2 (1.667–2.4)",
-        "faster": "faster",
+        "speed is": "faster",
         "MB old": "100",
         "MB new": "100",
         "MB ratio": "1 (1–1)",
-        "more": "",
+        "memory is": "",
         "compile s old": "2",
         "compile s new": "2",
         "compile s ratio": "1 (1–1)",
-        "longer": "",
+        "compiling is": "",
     }
     # 4 to 6 against 5 to 7.
-    assert (softmax["workload"], softmax["faster"]) == ("softmax-1k", "")
+    assert (softmax["workload"], softmax["speed is"]) == ("softmax-1k", "")
     [slower, _] = compare(old, new)
-    assert slower["faster"] == "slower"
+    assert slower["speed is"] == "slower"
 
 
-def test_more_memory_is_told(files):
+@pytest.mark.parametrize(
+    ("new", "old", "verdict"),
+    [
+        ([3, 4], [1, 2], "faster"),
+        ([1, 2], [3, 4], "slower"),
+        ([1, 3], [2, 4], ""),
+        ([1, 2], [2, 3], ""),
+        ([1, 1], [1, 1], ""),
+    ],
+)
+def test_only_processes_that_all_lie_apart_differ(new, old, verdict):
+    [row] = compare(results(a=new), results(a=old))
+    assert row["speed is"] == verdict
+
+
+def test_more_memory_is_told():
     old, new = results(a=[1.0, 1.0]), Results(dict(MACHINE), idle_mb=400.0)
     for peak in (610.0, 590.0):
         new.add("a", numbers(1.0, peak=peak))
     [line] = compare(new, old)
-    assert (line["MB ratio"], line["more"]) == ("2 (1.9–2.1)", "more")
+    assert (line["MB ratio"], line["memory is"]) == ("2 (1.9–2.1)", "more")
 
 
 def test_longer_compilation_is_told_and_may_be_missing_in_old_files(tmp_path):
@@ -129,12 +144,16 @@ def test_longer_compilation_is_told_and_may_be_missing_in_old_files(tmp_path):
         process["compile_seconds"] = took
     # 2 s against 0.25 in the median, 0.5, and less than 0.1, which is not told apart from none.
     [line] = compare(new, old)
-    assert (line["compile s ratio"], line["longer"]) == ("8 (4–20)", "longer")
+    assert (line["compile s ratio"], line["compiling is"]) == ("8 (4–20)", "longer")
     for process in old.processes["a"]:
         del process["compile_seconds"]
     old.write(tmp_path / "old.json")
     [line] = compare(new, Results.read(tmp_path / "old.json"))
-    assert (line["compile s old"], line["longer"], line["rounds/s ratio"]) == ("–", "", "1 (1–1)")
+    assert (line["compile s old"], line["compiling is"], line["rounds/s ratio"]) == (
+        "–",
+        "",
+        "1 (1–1)",
+    )
 
 
 def test_two_files_are_compared_without_measuring(files, capsys, monkeypatch):
@@ -185,7 +204,7 @@ def test_results_are_not_overwritten_unless_asked_to(tmp_path, capsys, monkeypat
     monkeypatch.setattr(command, "in_child", None)
     (tmp_path / "bench.json").write_text("{}")
     assert main(["bench", "--out", str(tmp_path)]) == 2
-    assert "already holds results" in capsys.readouterr().err
+    assert "already holds a benchmark (bench.json)" in capsys.readouterr().err
 
 
 def test_the_list_has_every_workload_and_measures_nothing(capsys, monkeypatch):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjaxsim.algorithms import SYSTEMS
-from fedjaxsim.bench import growth, systems
+from fedjaxsim.bench import systems
 from fedjaxsim.bench.measure import measure
 from fedjaxsim.bench.workloads import GROWTH, OF_SYSTEMS, WORKLOADS, select
 
@@ -58,10 +58,9 @@ def test_no_names_are_refused():
 
 
 def test_the_growth_in_parameters_is_what_the_points_say():
-    load = growth.parameters(13, clients=2)
+    load = WORKLOADS["growth-parameters-985"].build(clients=2)
     personal = load.init().personal
-    assert sum(leaf[0].size for leaf in jax.tree.leaves(personal)) == 75 * 13 + 10
-    assert "growth-parameters-985" in WORKLOADS
+    assert sum(leaf[0].size for leaf in jax.tree.leaves(personal)) == 985
 
 
 def test_nobody_is_drawn_in_the_empty_round_and_its_state_has_20_leaves():
@@ -74,30 +73,30 @@ def test_nobody_is_drawn_in_the_empty_round_and_its_state_has_20_leaves():
 
 
 def test_everyone_takes_part_in_the_tiny_round():
-    load = systems.tiny_round(rounds=3)
+    load = WORKLOADS["tiny-round"].build(rounds=3)
     _, metrics = load.advance(load.init(), load.rounds)
     np.testing.assert_array_equal(metrics["participants"], [10, 10, 10])
 
 
 @pytest.mark.parametrize(
-    ("build", "updates"),
+    ("name", "changes", "updates"),
     [
         # The expected cohort of 6 of 206/100 clients.
-        (lambda: systems.femnist_cnn(None, "pmtl", clients=6, rounds=1), 600 / 206),
-        (lambda: systems.softmax_regression(4, own=False, rounds=1), 4),
-        (lambda: systems.perceptron("local", clients=4, rounds=1), 2),
-        (lambda: systems.ppsgd_synthetic(clients=4, rounds=1), 4),
-        (lambda: growth.cohort(3, clients=20, rounds=1), 3),
-        (lambda: growth.population(200, expected=10, rounds=1), 10),
-        (lambda: growth.steps(2, clients=4, rounds=1), 4),
+        ("femnist-cnn-pmtl", {"clients": 6}, 600 / 206),
+        ("softmax-1k", {"clients": 4}, 4),
+        ("mlp-local", {"clients": 4, "expected": 2}, 2),
+        ("ppsgd-synthetic", {"clients": 4}, 4),
+        ("growth-cohort-10", {"clients": 20, "expected": 3}, 3),
+        ("growth-population-100", {"clients": 200, "expected": 10}, 10),
+        ("growth-steps-10", {"clients": 4}, 4),
     ],
-    ids=["femnist", "softmax", "perceptron", "ppsgd", "cohort", "population", "steps"],
 )
-def test_workloads_count_the_updates_of_their_expected_cohort(build, updates):
-    load = build()
+def test_workloads_count_the_updates_of_their_expected_cohort(name, changes, updates):
+    load = WORKLOADS[name].build(rounds=1, **changes)
     assert load.work.updates == pytest.approx(updates)
     assert min(load.work.flops, load.work.bytes, load.data_bytes) > 0
     assert load.data == "synthetic"
+    assert (load.evaluate is None) == name.startswith("growth")
 
 
 def test_a_small_grid_is_measured_with_all_its_numbers():
