@@ -1,12 +1,9 @@
 """Ditto (Li, Hu, Beirami, Smith; ICML 2021): personal models pulled towards a global one."""
 
-import jax
-
 from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer
-from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.billboard import from_one_model
 from fedjaxsim.algorithms.fedavg import fedavg
-from fedjaxsim.algorithms.local_steps import descend
+from fedjaxsim.algorithms.local_steps import Pull, local_steps
 from fedjaxsim.models.task import Task
 
 
@@ -31,7 +28,6 @@ def ditto(
       server_optimizer: applies the release to w; by default adds it.
     """
     of_w = fedavg(task, local_optimizer, server_optimizer)
-    own_optimizer = local_optimizer or optimizers.local()
 
     def start(hparams, w, v_k):
         assert of_w.start is not None
@@ -40,12 +36,8 @@ def ditto(
 
     def client(shared, personal, data, hparams, context):
         _, update, _ = of_w.client(shared, (), data, hparams, context)
-
-        def pull(v):  # the gradient of (λ/2)‖v − w‖²
-            return jax.tree.map(lambda a, b: hparams.lam * (a - b), v, shared.params)
-
-        optimizer = own_optimizer(hparams, context.round)
-        v_k, loss = descend(personal, data, optimizer, task.loss, pull)
+        pull = Pull(hparams.lam, shared.params)
+        v_k, loss = local_steps(personal, data, task, local_optimizer, hparams, context.round, pull)
         return v_k, update, {"loss": loss}
 
     def predict(shared, personal, hparams, client_id):

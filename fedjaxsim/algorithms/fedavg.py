@@ -1,8 +1,5 @@
 """FedAvg (McMahan et al. 2017), and with the Gaussian mechanism DP-FedAvg (McMahan et al. 2018)."""
 
-import jax
-import jax.numpy as jnp
-
 from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.billboard import (
@@ -12,8 +9,7 @@ from fedjaxsim.algorithms.billboard import (
     published,
     server_step,
 )
-from fedjaxsim.algorithms.linear_steps import linear_update, pays
-from fedjaxsim.algorithms.local_steps import descend
+from fedjaxsim.algorithms.local_steps import local_update
 from fedjaxsim.models.task import Task
 
 
@@ -24,9 +20,6 @@ def fedavg(
 ) -> Algorithm:
     """FedAvg: local SGD from the global w; clients send v − w; one model for all.
 
-    A client of a linear task sends v − w as a product of thin matrices where that saves work (see
-    `linear_steps`): the same update, up to rounding.
-
     With `optimizers.server(optax.adam)` it is FedAdam, and so on (Reddi et al. 2021).
 
     Args:
@@ -34,8 +27,6 @@ def fedavg(
       local_optimizer: of the local steps; by default SGD with `hparams.learning_rate`.
       server_optimizer: applies the release to w; by default adds it.
     """
-    linear = task.linear if local_optimizer is None else None
-    local_optimizer = local_optimizer or optimizers.local()
     server_optimizer = server_optimizer or optimizers.server()
 
     def start(hparams, shared_model, own_model):
@@ -44,11 +35,8 @@ def fedavg(
 
     def client(shared, personal, data, hparams, context):
         w = shared.params
-        if linear is not None and pays(w, data.minibatches):
-            update, loss = linear_update(w, data, linear, hparams.learning_rate)
-            return personal, update, {"loss": loss}
-        v, loss = descend(w, data, local_optimizer(hparams, context.round), task.loss)
-        return personal, jax.tree.map(jnp.subtract, v, w), {"loss": loss}
+        update, loss = local_update(w, data, task, local_optimizer, hparams, context.round)
+        return personal, update, {"loss": loss}
 
     return Algorithm(
         from_one_model(task, start),

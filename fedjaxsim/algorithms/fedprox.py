@@ -1,8 +1,5 @@
 """FedProx (Li et al. 2020): FedAvg with a proximal term in the local objective."""
 
-import jax
-import jax.numpy as jnp
-
 from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.billboard import (
@@ -12,8 +9,7 @@ from fedjaxsim.algorithms.billboard import (
     published,
     server_step,
 )
-from fedjaxsim.algorithms.linear_steps import linear_update, pays
-from fedjaxsim.algorithms.local_steps import descend
+from fedjaxsim.algorithms.local_steps import Pull, local_update
 from fedjaxsim.models.task import Task
 
 
@@ -25,15 +21,12 @@ def fedprox(
     """FedProx: local SGD on ℓ_k(v) + (μ/2)‖v − w‖² from the global w; one model for all.
 
     A client sends its update v − w; the server adds the clipped, noised mean of the updates to w.
-    For a linear task it is a product of thin matrices where that saves work, as in FedAvg.
 
     Args:
       task: model and loss.
       local_optimizer: of the local steps; by default SGD with `hparams.learning_rate`.
       server_optimizer: applies the release to w; by default adds it.
     """
-    linear = task.linear if local_optimizer is None else None
-    local_optimizer = local_optimizer or optimizers.local()
     server_optimizer = server_optimizer or optimizers.server()
 
     def start(hparams, shared_model, own_model):
@@ -42,15 +35,9 @@ def fedprox(
 
     def client(shared, personal, data, hparams, context):
         w = shared.params
-        if linear is not None and pays(w, data.minibatches):
-            update, loss = linear_update(w, data, linear, hparams.learning_rate, hparams.mu)
-            return personal, update, {"loss": loss}
-
-        def proximal(v):  # the gradient of (μ/2)‖v − w‖²
-            return jax.tree.map(lambda a, b: hparams.mu * (a - b), v, w)
-
-        v, loss = descend(w, data, local_optimizer(hparams, context.round), task.loss, proximal)
-        return personal, jax.tree.map(jnp.subtract, v, w), {"loss": loss}
+        pull = Pull(hparams.mu, w)
+        update, loss = local_update(w, data, task, local_optimizer, hparams, context.round, pull)
+        return personal, update, {"loss": loss}
 
     return Algorithm(
         from_one_model(task, start),

@@ -1,9 +1,8 @@
 """Local, or single-task learning (STL): every client learns alone."""
 
 from fedjaxsim.algorithm import Algorithm, LocalOptimizer
-from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.billboard import from_one_model
-from fedjaxsim.algorithms.local_steps import descend
+from fedjaxsim.algorithms.local_steps import local_steps
 from fedjaxsim.models.task import Task
 
 
@@ -17,7 +16,6 @@ def local(task: Task, local_optimizer: LocalOptimizer | None = None) -> Algorith
       task: model and loss.
       local_optimizer: of the local steps; by default SGD with `hparams.learning_rate`.
     """
-    local_optimizer = local_optimizer or optimizers.local()
 
     def start(hparams, published, own):
         del hparams, published
@@ -25,7 +23,7 @@ def local(task: Task, local_optimizer: LocalOptimizer | None = None) -> Algorith
 
     def client(shared, personal, data, hparams, context):
         del shared
-        w_k, loss = descend(personal, data, local_optimizer(hparams, context.round), task.loss)
+        w_k, loss = local_steps(personal, data, task, local_optimizer, hparams, context.round)
         return w_k, (), {"loss": loss}
 
     def server(shared, release, hparams, round_):

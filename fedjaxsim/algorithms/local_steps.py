@@ -1,46 +1,93 @@
 """Local training, which several algorithms share: a client's minibatch steps with an optimizer."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
-from fedjaxsim.data.minibatches import Batch, ClientData
+from fedjaxsim.algorithm import LocalOptimizer
+from fedjaxsim.algorithms import optimizers
+from fedjaxsim.data.minibatches import ClientData
+from fedjaxsim.fast.linear_steps import linear_update, pays
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.models.task import Task
 
 PyTree = Any
 
 
-def descend(
+class Pull(NamedTuple):
+    """The penalty (strength/2)·‖v − centre‖² on top of the loss.
+
+    Attributes:
+      strength: ().
+      centre: pytree like the params.
+    """
+
+    strength: ArrayLike
+    centre: PyTree
+
+
+def local_steps(
     params: PyTree,
     data: ClientData,
-    optimizer: optax.GradientTransformation,
-    loss: Callable[[PyTree, Batch], jax.Array],
-    penalty_grad: Callable[[PyTree], PyTree] | None = None,
+    task: Task,
+    local_optimizer: LocalOptimizer | None,
+    hparams: Hyperparameters,
+    round_: jax.Array,
+    pull: Pull | None = None,
 ) -> tuple[PyTree, jax.Array]:
-    """Takes this round's local steps on `loss` plus a penalty.
+    """Takes this round's local steps on a client's own rows.
 
     Args:
-      params: where to start; a pytree.
+      params: w, where to start.
       data: the client's rows.
-      optimizer: started afresh.
-      loss: `(params, batch) -> ()`.
-      penalty_grad: `(params) -> pytree`, the gradient of the penalty, added to that of the loss.
+      task: model and loss.
+      local_optimizer: started afresh; None for SGD with `hparams.learning_rate`.
+      hparams: hyperparameters.
+      round_: () int32.
+      pull: a penalty, whose gradient is added to that of the loss.
 
     Returns:
-      The parameters after the last step, and the mean over the steps of the minibatch losses, each
-      taken before its step, (); 0 where the client's data are used up.
+      v, the parameters after the last step, and the mean over the steps of the minibatch losses,
+      each taken before its step, (); 0 where the client's data are used up.
     """
+    optimizer = (local_optimizer or optimizers.local())(hparams, round_)
 
     def step(carry, batch):
         params, state, total = carry
-        value, grads = jax.value_and_grad(loss)(params, batch)
-        if penalty_grad is not None:
-            grads = jax.tree.map(jnp.add, grads, penalty_grad(params))
+        value, grads = jax.value_and_grad(task.loss)(params, batch)
+        if pull is not None:
+            strength, centre = pull
+            grads = jax.tree.map(lambda g, v, c: g + strength * (v - c), grads, params, centre)
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state, total + value
 
     start = (params, optimizer.init(params), jnp.zeros(()))
     params, _, total = data.fold(step, start)
     return params, total / jnp.maximum(data.num_steps(), 1)
+
+
+def local_update(
+    params: PyTree,
+    data: ClientData,
+    task: Task,
+    local_optimizer: LocalOptimizer | None,
+    hparams: Hyperparameters,
+    round_: jax.Array,
+    pull: Pull | None = None,
+) -> tuple[PyTree, jax.Array]:
+    """What `local_steps` change, v − w, as a message, and their loss.
+
+    SGD of a linear task, pulled to w if at all, makes it a product of thin matrices where that
+    saves work (see `fast.linear_steps`): the same update, up to rounding.
+    """
+    steps, size, linear = data.minibatches.steps, data.minibatches.size, task.linear
+    plain = local_optimizer is None and (pull is None or pull.centre is params)
+    if linear is None or steps is None or not plain or not pays(params, steps, size):
+        v, loss = local_steps(params, data, task, local_optimizer, hparams, round_, pull)
+        return jax.tree.map(jnp.subtract, v, params), loss
+    eta, mu = jnp.asarray(hparams.learning_rate), 0.0 if pull is None else pull.strength
+    update, total = linear_update(params, data.fold, steps, size, linear, eta, mu)
+    return update, total / jnp.maximum(data.num_steps(), 1)

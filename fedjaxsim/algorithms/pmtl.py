@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.billboard import from_one_model, publish, published, server_step
-from fedjaxsim.algorithms.local_steps import descend
+from fedjaxsim.algorithms.local_steps import Pull, local_steps
 from fedjaxsim.models.task import Task
 
 
@@ -30,7 +30,6 @@ def pmtl(
       local_optimizer: of the local steps; by default SGD with `hparams.learning_rate`.
       server_optimizer: applies the release to w̃; by default adds it, as in the paper.
     """
-    local_optimizer = local_optimizer or optimizers.local()
     server_optimizer = server_optimizer or optimizers.server()
 
     def start(hparams, w_tilde, w_k):
@@ -38,11 +37,8 @@ def pmtl(
 
     def client(shared, personal, data, hparams, context):
         w_k, w_tilde = personal, shared.params
-
-        def pull(w):  # the gradient of (λ/2)‖w − w̃‖²
-            return jax.tree.map(lambda a, b: hparams.lam * (a - b), w, w_tilde)
-
-        w, loss = descend(w_k, data, local_optimizer(hparams, context.round), task.loss, pull)
+        pull = Pull(hparams.lam, w_tilde)
+        w, loss = local_steps(w_k, data, task, local_optimizer, hparams, context.round, pull)
         return w, jax.tree.map(jnp.subtract, w, w_k), {"loss": loss}
 
     def predict(shared, personal, hparams, client_id):

@@ -9,24 +9,10 @@ import numpy as np
 import optax
 
 from fedjaxsim.data.minibatches import Batch
+from fedjaxsim.fast.linear_steps import Linear
 from fedjaxsim.models.model import Model
 
 PyTree = Any
-
-
-class Linear(NamedTuple):
-    """What makes a task linear: outputs = features @ kernel, plus the bias where there is one.
-
-    Its params are {"kernel": (d, c)}, with or without {"bias": (c,)}. Algorithms use this for
-    speed only.
-
-    Attributes:
-      features: `(batch) -> (b, d)`.
-      loss: `(outputs (b, c), batch) -> ()`; `Task.loss` is this loss of these outputs.
-    """
-
-    features: Callable[[Batch], jax.Array]
-    loss: Callable[[jax.Array, Batch], jax.Array]
 
 
 class Task(NamedTuple):
@@ -39,7 +25,7 @@ class Task(NamedTuple):
         each client's rows. "squared_error" is reported as nMSE besides.
       check: `(fields) -> None`, raises ValueError where the rows do not suit the task. Host only.
       output_layer: that of the model, see `Model`.
-      linear: of a task that is linear; else None.
+      linear: of a task that is linear; else None. For speed only.
       public: sentences on numbers that may be made of private data but are taken as public, such as
         a number of classes; see `Algorithm`.
     """

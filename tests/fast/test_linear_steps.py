@@ -11,17 +11,15 @@ import optax
 import pytest
 
 from fedjaxsim.algorithm import Context
-from fedjaxsim.algorithms import fedavg as fedavg_module
-from fedjaxsim.algorithms import fedprox as fedprox_module
-from fedjaxsim.algorithms import optimizers
+from fedjaxsim.algorithms import local_steps, optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.fedprox import fedprox
-from fedjaxsim.algorithms.linear_steps import linear_update, pays
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import Layout, default_layout
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.fast import map_last
+from fedjaxsim.fast.linear_steps import linear_update, pays
 from fedjaxsim.fast.products import Product, Sealed
 from fedjaxsim.gradients.hypergradient import hypergradient
 from fedjaxsim.hparams import Hyperparameters
@@ -72,8 +70,7 @@ def task_of(kind, bias=True):
 @pytest.fixture
 def always(monkeypatch):
     """Products also where they would not pay, as in small problems; and compiled quickly."""
-    for module in (fedavg_module, fedprox_module):
-        monkeypatch.setattr(module, "pays", lambda params, minibatches: True)
+    monkeypatch.setattr(local_steps, "pays", lambda params, steps, size: True)
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
@@ -89,19 +86,19 @@ def test_one_step_by_hand():
     data = rows.of(jnp.int32(0), jax.random.key(0), Minibatches(2, steps=1), Layout(2, "vmap"))
     start = task.init(jax.random.key(0))
     assert task.linear is not None
-    update, loss = linear_update(start, data, task.linear, jnp.float32(1.0))
+    update, loss = linear_update(start, data.fold, 1, 2, task.linear, jnp.float32(1.0))
     assert isinstance(update["kernel"], Sealed)
     np.testing.assert_array_equal(update["kernel"].dense(), [[1], [5]])
     np.testing.assert_array_equal(update["bias"], [4])
     assert float(loss) == 10
     # The second step sees v = (1, 5), 4: errors 15 − 2 and 9 − 6, so −ηR = −(6.5, 1.5).
     data = dataclasses.replace(data, minibatches=Minibatches(2, steps=2))
-    update, loss = linear_update(start, data, task.linear, jnp.float32(1.0))
+    update, loss = linear_update(start, data.fold, 2, 2, task.linear, jnp.float32(1.0))
     np.testing.assert_array_equal(update["kernel"].dense(), [[1 - 6.5], [5 - 13 - 1.5]])
     np.testing.assert_array_equal(update["bias"], [4 - 6.5 - 1.5])
-    assert float(loss) == (10 + (13**2 + 3**2) / 4) / 2
+    assert float(loss) == 10 + (13**2 + 3**2) / 4
     # With μ = 1/2 the first update is halved before the second step.
-    update, _ = linear_update(start, data, task.linear, jnp.float32(1.0), jnp.float32(0.5))
+    update, _ = linear_update(start, data.fold, 2, 2, task.linear, jnp.float32(1.0), mu=0.5)
     np.testing.assert_array_equal(update["kernel"].dense(), [[0.5 - 6.5], [2.5 - 13 - 1.5]])
 
 
@@ -181,12 +178,11 @@ def test_products_are_sent_where_they_pay():
 def test_products_pay_where_rows_are_few():
     # r²·d·(1 for one step, 2 for more) against r·d·c multiplications.
     params = {"kernel": jnp.zeros((784, 10))}
-    assert pays(params, Minibatches(10, steps=1))
-    assert not pays(params, Minibatches(11, steps=1))
-    assert not pays(params, Minibatches(5, steps=2))
-    assert not pays(params, Minibatches(10, epochs=1))
-    assert pays({"kernel": jnp.zeros((784, 62))}, Minibatches(10, steps=3))
-    assert not pays({"kernel": jnp.zeros((4, 10))}, Minibatches(5, steps=1))
+    assert pays(params, steps=1, size=10)
+    assert not pays(params, steps=1, size=11)
+    assert not pays(params, steps=2, size=5)
+    assert pays({"kernel": jnp.zeros((784, 62))}, steps=3, size=10)
+    assert not pays({"kernel": jnp.zeros((4, 10))}, steps=1, size=5)
 
 
 def test_a_grid_of_runs_is_that_of_the_plain_form(always, monkeypatch):

@@ -10,19 +10,33 @@ X_e v = X_e w + (X_e Xᵀ)(−ηR): a client holds r·(d + c) numbers instead of
 product for all clients, as w is the same for all.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
-from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.fast.products import Product, Sealed
-from fedjaxsim.models.task import Linear
 
 PyTree = Any
 
 
-def pays(params: PyTree, minibatches: Minibatches) -> bool:
+class Linear(NamedTuple):
+    """What makes a task linear: outputs = features @ kernel, plus the bias where there is one.
+
+    Its params are {"kernel": (d, c)}, with or without {"bias": (c,)}.
+
+    Attributes:
+      features: `(batch) -> (b, d)`.
+      loss: `(outputs (b, c), batch) -> ()`; `Task.loss` is this loss of these outputs.
+    """
+
+    features: Callable[[Any], jax.Array]
+    loss: Callable[[jax.Array, Any], jax.Array]
+
+
+def pays(params: PyTree, steps: int, size: int) -> bool:
     """Whether a product needs fewer multiplications than the matrix it stands for.
 
     Its norm needs the r × r Gram matrix of the features, r²·d multiplications, and steps after the
@@ -31,40 +45,40 @@ def pays(params: PyTree, minibatches: Minibatches) -> bool:
 
     Args:
       params: {"kernel": (d, c), …}.
-      minibatches: of the local steps. Of epochs the number of batches is the client's own, so that
-        r is not known, and products are not used.
+      steps: E. Of epochs the number of batches is the client's own, so that r is not known, and
+        products are not used.
+      size: b.
     """
-    if minibatches.steps is None:
-        return False
     d, c = params["kernel"].shape
-    rows, grams = minibatches.steps * minibatches.size, min(2, minibatches.steps)
+    rows, grams = steps * size, min(2, steps)
     return rows <= d and rows * grams <= c
 
 
 def linear_update(
     params: PyTree,
-    data: ClientData,
+    fold: Callable[..., Any],
+    steps: int,
+    size: int,
     linear: Linear,
     learning_rate: jax.Array,
-    mu: jax.Array | float = 0.0,
+    mu: ArrayLike = 0.0,
 ) -> tuple[PyTree, jax.Array]:
-    """What this round's local steps of plain SGD change, v − w, and the loss.
+    """What local steps of plain SGD change, v − w, and the sum of the minibatch losses.
 
     Args:
       params: w, where to start.
-      data: the client's rows, of minibatches with a number of steps.
+      fold: `(step, carry) -> carry`, over minibatches of a client's rows.
+      steps: E, the most minibatches there are.
+      size: b, of a minibatch.
       linear: of the task.
       learning_rate: η.
       mu: μ of the penalty (μ/2)‖v − w‖², which shrinks v − w by 1 − ημ before every step.
 
     Returns:
-      The update: {"kernel": a sealed product, "bias": (c,) where there is one}, and the mean loss
-      as from `descend`.
+      The update: {"kernel": a sealed product, "bias": (c,) where there is one}, and the losses.
     """
     kernel, bias = params["kernel"], params.get("bias")
     d, c = kernel.shape
-    steps, size = data.minibatches.steps, data.minibatches.size
-    assert steps is not None
 
     def outputs_at(x, left, right):
         outputs = x @ kernel
@@ -84,8 +98,8 @@ def linear_update(
 
     rows = steps * size
     empty = (jnp.zeros((rows, d), kernel.dtype), jnp.zeros((rows, c), kernel.dtype))
-    left, right, total = data.fold(step, (*empty, jnp.zeros(())))
+    left, right, total = fold(step, (*empty, jnp.zeros(())))
     update: PyTree = {"kernel": Sealed(Product(left, right))}
     if bias is not None:  # the kernel of a feature that is always 1
         update["bias"] = jnp.sum(right, axis=0)
-    return update, total / jnp.maximum(data.num_steps(), 1)
+    return update, total
