@@ -8,7 +8,7 @@ else. No algorithm knows that there is a client axis: the engine maps `client` o
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import optax
@@ -39,6 +39,20 @@ class Context(NamedTuple):
     num_clients: int
 
 
+class Client(Protocol):
+    """One client's round, as in `Algorithm`; `data` is its `ClientData`."""
+
+    def __call__(  # noqa: D102
+        self,
+        shared: PyTree,
+        personal: PyTree,
+        data: Any,
+        hparams: Hyperparameters,
+        context: Context,
+        /,
+    ) -> tuple[PyTree, PyTree, Metrics]: ...
+
+
 class Algorithm(NamedTuple):
     """A federated algorithm, for one client.
 
@@ -62,7 +76,7 @@ class Algorithm(NamedTuple):
     """
 
     init: Callable[[jax.Array, Hyperparameters], tuple[PyTree, PyTree]]
-    client: Callable[..., tuple[PyTree, PyTree, Metrics]]
+    client: Client
     server: Callable[[PyTree, PyTree, Hyperparameters, jax.Array], PyTree]
     predict: Callable[[PyTree, PyTree, Hyperparameters, jax.Array], PyTree]
     check: Callable[[Hyperparameters], None] = lambda hparams: None

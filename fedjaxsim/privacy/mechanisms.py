@@ -7,7 +7,7 @@ of all personal models.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.events import Event
-from fedjaxsim.privacy.messages import Bounded
+from fedjaxsim.privacy.messages import Bounded, Messages
 from fedjaxsim.privacy.noise import normal
 
 PyTree = Any
@@ -56,6 +56,36 @@ class Release(NamedTuple):
     noise_multiplier: jax.Array
 
 
+class Add(Protocol):
+    """Adds a chunk of messages to an accumulator, as in `Mechanism`."""
+
+    def __call__(  # noqa: D102
+        self,
+        accumulator: Accumulator,
+        messages: Messages,
+        mask: jax.Array,
+        ids: jax.Array,
+        state: PyTree,
+        hparams: Hyperparameters,
+        /,
+    ) -> Accumulator: ...
+
+
+class Releases(Protocol):
+    """Makes the release of an accumulator, as in `Mechanism`; denominator and round are ()."""
+
+    def __call__(  # noqa: D102
+        self,
+        accumulator: Accumulator,
+        denominator: Any,
+        key: jax.Array,
+        state: PyTree,
+        hparams: Hyperparameters,
+        round_: Any,
+        /,
+    ) -> Release: ...
+
+
 class Mechanism(NamedTuple):
     """A door, as pure functions. `add` is the only reduction over clients in the package.
 
@@ -78,8 +108,8 @@ class Mechanism(NamedTuple):
     event: Event
     init: Callable[[Hyperparameters], PyTree]
     zero: Callable[[PyTree], Accumulator]
-    add: Callable[..., Accumulator]
-    release: Callable[..., Release]
+    add: Add
+    release: Releases
     check: Callable[[Hyperparameters, int], None] = lambda hparams, num_clients: None
     public: tuple[str, ...] = ()
 

@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
@@ -237,8 +238,8 @@ def test_the_published_epsilon_of_the_wishart_door_is_refuted(bench):
         total = door.add(
             door.zero(message[0]),
             Messages(message),
-            np.ones(1, bool),
-            np.zeros(1, np.int32),
+            jnp.ones(1, bool),
+            jnp.zeros(1, jnp.int32),
             (),
             hparams,
         )
