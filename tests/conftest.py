@@ -47,8 +47,3 @@ def fully_optimized():
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
-
-
-@pytest.fixture
-def quickly_compiled():
-    """As all tests are."""

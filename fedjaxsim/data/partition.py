@@ -116,7 +116,8 @@ def by_column(fields: Fields, column: str) -> Population:
 
 
 def _num_rows(fields: Fields) -> int:
-    return common_length({field: len(values) for field, values in fields.items()}, "data set")
+    lengths = {field: len(values) if np.ndim(values) else 0 for field, values in fields.items()}
+    return common_length(lengths, "data set")
 
 
 def _check_count(name: str, value: int, largest: int) -> None:

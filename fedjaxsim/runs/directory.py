@@ -14,7 +14,8 @@ JSON has no infinity: null stands for "no finite number", e.g. for ε where noth
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +38,11 @@ GUARANTEE = "guarantee.json"
 SUMMARY = "summary.json"
 CLIENTS = "clients.csv"
 CHECKPOINTS = "checkpoints"
+_TEXTS = ("algorithm", "data", "model")
+_SUMMARIZED = (
+    "rounds", "rounds_planned", "interrupted", "epsilon", "epsilon_replace", "delta",
+    "rounds_per_second",
+)  # fmt: skip
 
 Tree = TypeVar("Tree")
 
@@ -128,7 +134,8 @@ class RunDirectory:
     def metrics(self) -> list[Record]:
         """All evaluations, in the order of rounds."""
         path = self._existing(METRICS)
-        return [parse_json(line, path) for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = path.read_text(encoding="utf-8").splitlines() or ["null"]
+        return [_checked(parse_json(line, path), path, ("round",)) for line in lines]
 
     def guarantee(self) -> Record:
         """The privacy report."""
@@ -136,7 +143,8 @@ class RunDirectory:
 
     def summary(self) -> Record:
         """The summary."""
-        return read_json(self._existing(SUMMARY))
+        path = self._existing(SUMMARY)
+        return _checked(read_json(path), path, _SUMMARIZED)
 
     def is_finished(self) -> bool:
         """Whether all files are there, and the run was not interrupted."""
@@ -152,3 +160,13 @@ class RunDirectory:
         if not self.path.is_dir():
             return FileNotFoundError(f"no directory {self.path}")
         return FileNotFoundError(f"{self.path} holds no {name}: not a run, or not a finished one")
+
+
+def _checked(content: Any, path: Path, needed: Collection[str]) -> Record:
+    """The content of a file, if it is a record of a run: finite numbers, or null, by name."""
+    if isinstance(content, dict) and all(name in content for name in needed):
+        values = [value for name, value in content.items() if name not in _TEXTS]
+        numbers = [value for value in values if value is not None]
+        if all(isinstance(value, int | float) and math.isfinite(value) for value in numbers):
+            return content
+    raise ValueError(f"{path} is damaged: it does not hold what a run writes")

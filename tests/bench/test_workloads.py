@@ -11,8 +11,6 @@ from fedjaxsim.bench import systems
 from fedjaxsim.bench.measure import measure
 from fedjaxsim.bench.workloads import GROWTH, OF_SYSTEMS, WORKLOADS, select
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 
 def test_names_are_distinct_and_fit_a_command_line():
     assert len(WORKLOADS) == len(OF_SYSTEMS) + len(GROWTH)

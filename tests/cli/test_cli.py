@@ -18,8 +18,6 @@ from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import RunConfig
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 SMALL = ["--clients", "8", "--rounds", "4", "--eval-every", "2", "--local-steps", "1"]
 FILES = {
     "config.toml", "metrics.jsonl", "guarantee.json", "summary.json", "clients.csv", "checkpoints",

@@ -1,10 +1,14 @@
 """Whatever is wrong with a command, a configuration or a file: one line, exit code 2, no file."""
 
+import io
+import os
+import shutil
 import signal
+import zipfile
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from fedjaxsim.cli import main
@@ -19,17 +23,18 @@ class _AcceptedError(Exception):
     """A run would start now."""
 
 
+def _start(*arguments, **options):
+    raise _AcceptedError
+
+
 @pytest.fixture
 def answer(tmp_path, monkeypatch, capsys):
     """`(arguments) -> exit code`, 0 where a run would start; checks what every answer must be."""
 
-    def accepted(*arguments, **options):
-        raise _AcceptedError
-
     def late(*_):
         raise AssertionError(f"no answer within {_SECONDS} seconds")
 
-    monkeypatch.setattr(command, "execute", accepted)
+    monkeypatch.setattr(command, "execute", _start)
     monkeypatch.chdir(tmp_path)
 
     def ask(arguments):
@@ -92,6 +97,27 @@ def answer(tmp_path, monkeypatch, capsys):
         "tune --wrt lam --algorithm fedavg --out t",
         "sweep absent.toml --out s",
         "bogus",
+        "run --epsilon 1 --delta 0.9 --sampling-rate 0.02 --rounds 100 --clients 6 --out r",
+        "run --data leaf:. --out r",
+        "run --data npz:. --out r",
+        "run --data npz:. --partition iid --out r",
+        "run --data mat:. --out r",
+        "run --data npz:/dev/null --out r",
+        "run .",
+        "sweep . --out s",
+        "resume .",
+        "run --out /proc/ü",
+        "compare . .",
+        "compare --out c.png",
+        "bench --compare .",
+        "bench --workloads empty-round --processes 0",
+        "bench --workloads empty-round --compare absent.json",
+        "bench --workloads empty-round --data leaf:absent",
+        "audit --runs 0",
+        "audit --confidence 2",
+        "audit --canaries 0",
+        "audit --out a",
+        "privacy tradeoff --noise-multiplier 1 --rounds 5 --sampling-rate 0.1 --out x.doc",
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(answer, command):
@@ -135,6 +161,14 @@ _FLAG_WORDS = (
     "lam mu personalization hidden rounds sampling-rate local-steps passes local-epochs "
     "batch-size learning-rate server-learning-rate clip noise-multiplier delta eval-every "
     "seed chunk-size epsilon data partition preprocess model loss algorithm bogus "
+)
+_SUMMARY = """{{"rounds": {}, "rounds_planned": 3, "interrupted": {}, "epsilon": {}, "delta": 1e-5,
+"epsilon_replace": null, "rounds_per_second": 1.5, "test_accuracy": {}, "round": {}}}"""
+_TOKEN = st.sampled_from(["1", "null", '"a"', "[]", "{}", "true", "NaN", "1e999"])
+_JSON = st.one_of(
+    st.text(max_size=20, alphabet=st.characters(exclude_categories=["Cs"])),
+    st.sampled_from(["null", "1", "[]", "{}", "[[]]", '{"a": 1}', '[{"a": 1}]', "{}\n{}"]),
+    st.tuples(*5 * [_TOKEN]).map(lambda tokens: _SUMMARY.replace("\n", " ").format(*tokens)),
 )
 _FLAG = st.sampled_from(_FLAG_WORDS.split())
 _VALUE = st.sampled_from(_VALUE_WORDS.split())
@@ -181,3 +215,151 @@ def test_any_configuration(answer, tmp_path, text, command):
 def test_any_data_file(answer, tmp_path, content, kind):
     (tmp_path / "a").write_bytes(content)
     assert answer(["run", "--data", f"{kind}:a", "--out", "r"]) == 2
+
+
+_ARRAYS = {
+    "a matrix": np.ones((6, 2)),
+    "numbers": np.arange(6),
+    "labels": np.arange(6) % 2,
+    "negative": -np.arange(6),
+    "huge": np.full(6, 2**62),
+    "bytes": np.full(6, 255, np.uint8),
+    "not a number": np.full((6, 2), np.nan),
+    "infinite": np.full(6, np.inf),
+    "complex": np.full((6, 2), 1j),
+    "strings": np.array(list("abcdef")),
+    "letters": np.array([b"a"] * 6),
+    "dates": np.zeros(6, "M8[D]"),
+    "booleans": np.zeros(6, bool),
+    "records": np.zeros(6, [("a", float)]),
+    "halves": np.ones((6, 2), np.float16),
+    "quads": np.ones((6, 2), np.longdouble),
+    "one": np.ones((1, 2)),
+    "none": np.ones((0, 2)),
+    "no columns": np.ones((6, 0)),
+    "a number": np.float64(1),
+    "a picture": np.ones((6, 2, 2)),
+}
+_ARRAY = st.sampled_from(sorted(_ARRAYS))
+
+
+@pytest.mark.thorough
+@generated(200)
+@given(
+    arrays=st.dictionaries(
+        st.sampled_from(["x", "y", "client", "counts", "names", "split", "public", "z", "file"]),
+        _ARRAY,
+        max_size=5,
+    ),
+    loss=st.sampled_from(["softmax", "one-vs-all", "logistic", "squared"]),
+    more=st.sampled_from([[], ["--partition", "iid"], ["--partition", "column:z"]]),
+)
+@example(arrays={"x": "a matrix", "y": "labels", "client": "numbers"}, loss="softmax", more=[])
+def test_any_arrays(answer, tmp_path, arrays, loss, more):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        for name, kind in arrays.items():
+            with archive.open(f"{name}.npy", "w") as file:
+                np.save(file, _ARRAYS[kind])
+    few = ["--local-steps", "1", "--rounds", "1"]
+    answer(["run", "--data", "npz:a.npz", "--loss", loss, *few, *more])
+
+
+@pytest.mark.thorough
+@generated(100)
+@given(
+    end=st.integers(0, 800),
+    place=st.integers(0, 800),
+    value=st.integers(0, 255),
+    kind=st.sampled_from(["npz", "leaf", "mat"]),
+)
+def test_any_damage_to_a_file(answer, tmp_path, end, place, value, kind):
+    whole = io.BytesIO()
+    np.savez_compressed(whole, x=np.ones((6, 2)), y=np.arange(6) % 2, client=np.arange(6) // 3)
+    content = bytearray(whole.getvalue()[:end])
+    if place < len(content):
+        content[place] = value
+    (tmp_path / "a.npz").write_bytes(content)
+    few = ["--local-steps", "1", "--rounds", "1"]
+    answer(["run", "--data", f"{kind}:a.npz", *few])
+
+
+_NAMES = st.one_of(st.text(max_size=12), st.sampled_from(["a" * 300, "ü", "a/b", "..", ".", " "]))
+
+
+@pytest.mark.thorough
+@generated(60)
+@given(name=_NAMES, kind=st.sampled_from(["file", "folder", "nothing"]))
+def test_any_place_for_results(answer, tmp_path, name, kind):
+    """What is accepted may make the directory; nothing else may."""
+    place = tmp_path / "r"
+    if kind == "file":
+        place.touch()
+    elif kind == "folder":
+        place.mkdir(exist_ok=True)
+        (place / "notes").touch()
+    try:
+        answer(["run", *_SMALL.split(), "--seed", "-1", "--out", f"r/{name}"])
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        place.unlink(missing_ok=True)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("kind", ["npz", "leaf", "mat"])
+def test_a_file_without_permission_is_refused(answer, tmp_path, kind):
+    (tmp_path / "a").touch(mode=0)
+    assert answer(["run", "--data", f"{kind}:a", "--out", "r"]) == 2
+
+
+_PRIVACY = st.sampled_from(["epsilon", "noise", "rounds", "rate", "tradeoff"])
+_PRIVACY_WORDS = (
+    "noise-multiplier rounds delta sampling-rate clients capacity max-participations epsilon "
+    "sampling accountant adjacency view out "
+)
+_PRIVACY_FLAGS = st.sampled_from(_PRIVACY_WORDS.split())
+
+
+@pytest.mark.thorough
+@generated(100)
+@given(question=_PRIVACY, flag=_PRIVACY_FLAGS, value=_VALUE)
+def test_any_privacy_question(answer, question, flag, value):
+    # Billions of rounds are composed in half a minute.
+    assume(question != "rounds" or flag not in ("noise-multiplier", "epsilon"))
+    plan = {"sampling-rate": "0.1", "delta": "1e-5", "rounds": "5"}
+    if question in ("noise", "rounds", "rate"):
+        plan["epsilon"] = "1"
+    if question != "noise":
+        plan["noise-multiplier"] = "2"
+    if question == "rounds":
+        del plan["rounds"]
+    if question == "rate":
+        del plan["sampling-rate"]
+    if question == "tradeoff":
+        plan = {k: v for k, v in plan.items() if k != "delta"} | {"out": "/dev/null/t.png"}
+    plan[flag] = value
+    answer(["privacy", question, *(word for k, v in plan.items() for word in (f"--{k}", v))])
+
+
+@pytest.mark.thorough
+@generated(60)
+@given(flag=st.sampled_from(["runs", "canaries", "confidence", "delta", "seed"]), value=_VALUE)
+def test_any_audit(answer, monkeypatch, flag, value):
+    # What passes all checks would start its runs now.
+    monkeypatch.setattr("fedjaxsim.audit.audit._run", _start)
+    answer(["audit", *_SMALL.split(), "--noise-multiplier", "1", f"--{flag}", value])
+
+
+@pytest.mark.thorough
+@generated(40)
+@given(content=_JSON, file=st.sampled_from(["summary.json", "metrics.jsonl", "bench.json"]))
+def test_any_results(answer, tmp_path, content, file):
+    folder = tmp_path / "r"
+    folder.mkdir(exist_ok=True)
+    fine = _SUMMARY.replace("\n", " ").format(1, "true", 1, 1, 1)
+    for name in ("summary.json", "metrics.jsonl"):
+        (folder / name).write_text(fine)
+    (folder / file).write_text(content, encoding="utf-8")
+    answer(["compare", "r"])
+    answer(["compare", "r", "--out", "c.png"])
+    (tmp_path / "c.png").unlink(missing_ok=True)
+    answer(["bench", "--compare", "r/bench.json", "r/bench.json"])

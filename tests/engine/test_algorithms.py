@@ -22,7 +22,6 @@ from fedjaxsim.privacy.mechanisms import closed, noise_like
 from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.simulation import Simulation
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 FULL_BATCH = Minibatches(1000, epochs=1)
 
 

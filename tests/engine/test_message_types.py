@@ -114,7 +114,7 @@ def narrow_task(dtype):
         *(system.make for name, system in SYSTEMS.items() if system.sends and name != "fedavg"),
     ],
 )
-def test_bfloat16_models_work_under_noise(problem, quickly_compiled, make):
+def test_bfloat16_models_work_under_noise(problem, make):
     population, _ = problem
     task = narrow_task(jnp.bfloat16)
     sim = fl.Simulation(make(task), task, population, fl.everyone(M), fl.Minibatches(2, steps=1))

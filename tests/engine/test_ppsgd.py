@@ -27,7 +27,6 @@ from fedjaxsim.privacy.mechanisms import noise_like
 from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.simulation import Simulation
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 COUNTS = [5, 9, 17, 6]
 N, D = len(COUNTS), 4  # clients; coefficients, the bias last
 SIZES = [1, 4, 2, 3]

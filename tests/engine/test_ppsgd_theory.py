@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-import pytest
 
 from fedjaxsim.algorithms.ppsgd import noise_multiplier_from_paper, ppsgd, weighted
 from fedjaxsim.data.minibatches import Minibatches
@@ -13,7 +12,6 @@ from fedjaxsim.models.task import squared
 from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.simulation import Simulation
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 V = np.array([1.0, -2.0, 0.5])
 D = len(V)
 TASK = squared(linear((D,), 1, bias=False))

@@ -15,7 +15,6 @@ from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.simulation import Simulation
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 THOROUGH = pytest.mark.thorough
 HPARAMS = Hyperparameters(learning_rate=0.1, lam=0.3, clip_norm=0.2, noise_multiplier=0.5)
 EPOCHS, PASSES = Minibatches(4, epochs=2), Minibatches(4, steps=1, passes=2)

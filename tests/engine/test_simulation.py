@@ -23,8 +23,6 @@ from fedjaxsim.privacy.samplers.passes import passes
 from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.simulation import Simulation
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 PRIVATE = Hyperparameters(
     learning_rate=0.1, lam=0.2, clip_norm=0.3, noise_multiplier=0.8, sampling_rate=0.4
 )

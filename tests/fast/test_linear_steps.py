@@ -28,8 +28,6 @@ from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.runs.many import ManyRuns
 from fedjaxsim.simulation import Simulation
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 D, C, COUNTS = 7, 4, [5, 9, 3, 12, 6, 8]
 
 

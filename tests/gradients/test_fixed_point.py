@@ -14,8 +14,6 @@ from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.simulation import Simulation
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 
 def simulation(algorithm, minibatches=None, sampling=None):
     population, task = least_squares([6, 10, 15, 8])

@@ -23,7 +23,6 @@ from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
 from fedjaxsim.privacy.clipping import clip_by_global_norm
 from fedjaxsim.privacy.sampling import everyone, poisson
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 THOROUGH = pytest.mark.thorough
 T = 50
 BASE = Hyperparameters(

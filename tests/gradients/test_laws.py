@@ -18,7 +18,6 @@ from fedjaxsim.privacy.sampling import everyone
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tune import Optax, SeedGradient, descend, measure_grid
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 FEATURES, ROUNDS = 20, 30
 NAMES = ("learning_rate", "personalization", "clip_norm")
 PRIVATE = Hyperparameters(noise_multiplier=10.0, clip_norm=1.0)

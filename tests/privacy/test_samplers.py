@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 
+from fedjaxsim.fast import threefry
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.samplers.fixed import fixed_size
 from fedjaxsim.privacy.samplers.passes import passes
@@ -35,6 +37,21 @@ def test_every_subset_of_a_fixed_size_is_equally_likely(q):
     observed = [np.count_nonzero(codes == np.dot(s, 7 ** np.arange(q))) for s in subsets]
     assert sum(observed) == 20_000  # no other set comes up
     assert scipy.stats.chisquare(observed).pvalue > ALARM
+
+
+@pytest.mark.parametrize(("m", "q"), [(3, 1), (10, 5), (129, 64), (205, 100), (10**6, 10**4)])
+def test_too_few_different_clients_are_as_rare_as_is_said(monkeypatch, m, q):
+    drawn, round_ = [], jnp.zeros((), jnp.int32)
+
+    def bits(key, shape):
+        drawn.append(shape[0])
+        return jnp.zeros(shape, jnp.uint32)
+
+    monkeypatch.setattr(threefry, "bits", bits)
+    jax.eval_shape(lambda key: fixed_size(m, q).draw(key, round_, HPARAMS), jax.random.key(0))
+    # Even the last new client comes with probability (m − q + 1)/2^bits; fewer than q successes.
+    chance = (m - q + 1) / 2 ** (m - 1).bit_length()
+    assert scipy.special.betainc(drawn[0] - q + 1, q, 1 - chance) < 1e-18
 
 
 def test_a_large_population_is_drawn_from_evenly_and_without_repetition():

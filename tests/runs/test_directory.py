@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjaxsim.report.files import strict
+from fedjaxsim.report.files import read_json, strict
 from fedjaxsim.runs.directory import RunDirectory
 
 
@@ -73,5 +73,12 @@ def test_a_failed_write_leaves_the_old_content_and_nothing_else(tmp_path):
     directory.write_summary({"round": 1})
     with pytest.raises(TypeError):
         directory.write_summary({"round": object()})
-    assert directory.summary() == {"round": 1}
+    assert read_json(tmp_path / "summary.json") == {"round": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+@pytest.mark.parametrize("text", ["", "null", '{"a": 1}', '{"round": "a"}', '{"round": Infinity}'])
+def test_metrics_that_no_run_wrote_are_refused(tmp_path, text):
+    (tmp_path / "metrics.jsonl").write_text(text)
+    with pytest.raises(ValueError, match="is damaged"):
+        RunDirectory(tmp_path).metrics()

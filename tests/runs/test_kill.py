@@ -26,8 +26,6 @@ from fedjaxsim.runs.loop import Cadence
 from fedjaxsim.runs.settings import RunConfig, read_toml
 from fedjaxsim.simulation import Simulation
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 SMALL = RunConfig(
     data="synthetic", clients=10, loss="squared", sampling_rate=0.4, learning_rate=0.01,
     rounds=7, eval_every=2, local_steps=1, epsilon=3.0,

@@ -23,7 +23,6 @@ from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.runs.many import ManyRuns
 from fedjaxsim.simulation import Simulation
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 THOROUGH = pytest.mark.thorough
 BASE = Hyperparameters(
     learning_rate=0.05,

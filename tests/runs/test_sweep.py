@@ -14,8 +14,6 @@ from fedjaxsim.runs import sweep as command
 from fedjaxsim.runs.sweep import _cut
 from fedjaxsim.runs.sweep_progress import SweepProgress
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 BASE = """
 data = "synthetic-stream"
 clients = 20

@@ -13,7 +13,6 @@ from fedjaxsim.privacy.sampling import poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tune.objective import SeedGradient, grid_around, measure_grid, mode_for
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 T = 12
 START = {"learning_rate": 0.05, "clip_norm": 0.4}
 

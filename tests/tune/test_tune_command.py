@@ -16,7 +16,6 @@ from fedjaxsim.tune import command
 from fedjaxsim.tune.command import tuned_settings
 from fedjaxsim.tune.watch import TuneProgress
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SMALL = [
     "tune", "--clients", "12", "--local-steps", "1", "--sampling-rate", "0.5", "--rounds", "4",
     "--eval-every", "4", "--seeds", "2", "--steps", "2", "--wrt", "learning-rate,clip-norm",

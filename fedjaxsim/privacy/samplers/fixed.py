@@ -45,7 +45,8 @@ def fixed_size(num_clients: int, cohort: int) -> Sampling:
 
     Formal guarantees:
       * Every subset of q clients is equally likely, whatever the data and the rounds before, and
-        q is public. (With probability below 1e-18 a round, the cohort has fewer members.)
+        q is public. (But with probability below 1e-18 a round: the cohort then has fewer members,
+        or, where q is more than half of m, is one of those that low ids are more often in.)
       * Each client is in with probability q/m, which the ledger is charged, but clients are *not*
         independent: whoever knows the bits of all others knows a client's own. So in the joint-DP
         view sampling hides nothing, and only the number of a client's participations, Bin(T, q/m),
