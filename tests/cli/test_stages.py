@@ -12,8 +12,6 @@ from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import RunConfig, read_toml
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 DATA = ["--data", "synthetic", "--loss", "squared", "--clients", "6", "--seed", "3"]
 FIRST = [
     *DATA, "--algorithm", "fedavg", "--rounds", "2", "--eval-every", "1", "--local-steps", "1",
