@@ -23,6 +23,7 @@ from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy import guarantee, ledger, streams
+from fedjaxsim.privacy.events import Charged
 from fedjaxsim.report.files import Record
 from fedjaxsim.runs.build import Experiment
 from fedjaxsim.simulation import Segment, Simulation
@@ -205,7 +206,7 @@ def advance(
             nonlocal evaluation
             evaluation = segment.evaluation
             both = of_sweep and done == rounds
-            found = records(runs, experiments, numbers, state, segment, replace=both)
+            found = records(experiments, numbers, state, segment, replace=both)
             rows.extend(found)
             if on_rows is not None:
                 on_rows(found, done / seconds if seconds else None)
@@ -243,7 +244,6 @@ def advance(
 
 
 def records(
-    runs: Runs,
     experiments: Sequence[Experiment],
     numbers: Sequence[int],
     state: SimulationState,
@@ -254,7 +254,6 @@ def records(
     """One evaluation of S runs as S records.
 
     Args:
-      runs: what is run.
       experiments: S of them.
       numbers: S names of the runs.
       state: after the segment.
@@ -266,7 +265,8 @@ def records(
       every participation with equal weight; None where no one took part), the evaluation's metrics,
       `epsilon` and `epsilon_replace` so far (joint DP; inf where nothing is promised) and `delta`.
     """
-    charged = [charges_of(state, index, len(experiments)) for index in range(len(experiments))]
+    privacy = jax.tree.map(np.asarray, state.privacy)
+    charged = [_charges(privacy, index) for index in range(len(experiments))]
     deltas = [experiment.delta for experiment in experiments]
     pairs = list(zip(charged, deltas, strict=True))
     by = experiments[0].simulation.accountant
@@ -290,13 +290,12 @@ def records(
     ]
 
 
-def charges_of(state: SimulationState, run: int, runs: int) -> tuple[Any, ...]:
-    """What one of several runs was charged for, on the host."""
-    own = jax.tree.map(np.asarray, state.privacy)
-    if own.charges[0].rounds.ndim > 1:
-        charges = jax.tree.map(lambda leaf: leaf[..., run], own.charges)
-        own = dataclasses.replace(own, charges=charges)
-    return tuple(ledger.charged(own))
+def _charges(privacy: ledger.Ledger, run: int) -> tuple[Charged, ...]:
+    """What one run was charged for, where the ledger may be that of many."""
+    if privacy.charges[0].rounds.ndim > 1:
+        own = jax.tree.map(lambda leaf: leaf[..., run], privacy.charges)
+        privacy = dataclasses.replace(privacy, charges=own)
+    return tuple(ledger.charged(privacy))
 
 
 def diverged(records: Sequence[Record]) -> Iterator[bool]:

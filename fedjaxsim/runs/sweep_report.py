@@ -1,7 +1,6 @@
 """What a sweep says at its end: envelopes, guarantees, and what they do not cover."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -87,24 +86,20 @@ def _diverged(results: pa.Table) -> set[int]:
 
 def _guarantees(experiments: Mapping[int, Experiment]) -> list[Record]:
     """The report of each different plan of noise, with the runs that have it."""
-    runs: dict[tuple[Any, ...], list[int]] = {}
+    runs: dict[tuple[Charged, float, float, tuple[str, ...]], list[int]] = {}
     for run, experiment in experiments.items():
         simulation = experiment.simulation
-        kind = (
-            np.float32(experiment.noise_multiplier).item(),
-            float(simulation.sampling.rate(experiment.hparams.as_arrays())),
-            experiment.config.rounds,
-            experiment.delta,
-            simulation.sampling.scheme,
-            simulation.mechanism.event,
-            simulation.public,
-        )
-        runs.setdefault(kind, []).append(run)
-    found = []
-    for (z, rate, rounds, delta, scheme, event, public), members in runs.items():
+        z = np.float32(experiment.noise_multiplier).item()
+        rate = float(simulation.sampling.rate(experiment.hparams.as_arrays()))
+        event, rounds = simulation.mechanism.event, experiment.config.rounds
         spent = () if event.kind == "none" else (Entry(z, rate, rounds),)
-        promised = report(
-            [Charged(scheme, event, spent)], delta, assumed=[*public, COMMON_NOISE]
-        ).to_json()
-        found.append({"runs": members, "noise_multiplier": z, "guarantee": promised})
-    return found
+        charged = Charged(simulation.sampling.scheme, event, spent)
+        runs.setdefault((charged, z, experiment.delta, simulation.public), []).append(run)
+    return [
+        {
+            "runs": members,
+            "noise_multiplier": z,
+            "guarantee": report([charged], delta, assumed=[*public, COMMON_NOISE]).to_json(),
+        }
+        for (charged, z, delta, public), members in runs.items()
+    ]
