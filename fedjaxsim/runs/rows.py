@@ -58,8 +58,9 @@ def tidy(plan: Plan, rows: Iterable[Record]) -> pa.Table:
 
 
 def _floats(values: Iterable[Any]) -> pa.Array:
-    """NaN stays NaN, None becomes null."""
-    return pa.array([None if value is None else float(value) for value in values], pa.float64())
+    """NaN stays NaN, with the one sign that JSON leaves it; None becomes null."""
+    numbers = (None if value is None else float(value) for value in values)
+    return pa.array([math.nan if each != each else each for each in numbers], pa.float64())
 
 
 def _promised(epsilon: float | None) -> float | None:
