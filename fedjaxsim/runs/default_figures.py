@@ -1,5 +1,6 @@
 """Which figures a sweep gets, and what they show, where nobody has said."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,7 +69,9 @@ def default_figures(plan: Plan, results: pa.Table, metric: str | None = None) ->
         )
     numbers = [key for key in rest if not pa.types.is_string(results[key].type)]
     numbers.sort(key=lambda key: key not in plan.best_over)
-    pair = [*noise, *numbers] if len(noise) == len(numbers) == 1 else numbers[:2]
+    one_each = len(noise) == len(numbers) == 1
+    pairs = itertools.combinations([*noise, *numbers] if one_each else numbers, 2)
+    pair = next((pair for pair in pairs if _set_together(results, pair)), ())
     small = [key for key in panels if key not in pair]
     if len(pair) == 2 and _combinations(results, small) <= _MOST_PANELS:
         keys = [*small, *pair]
@@ -101,6 +104,11 @@ def _line_keys(plan: Plan, results: pa.Table, keys: Sequence[str]) -> list[str]:
 
 def _combinations(results: pa.Table, keys: Sequence[str]) -> int:
     return len(results.group_by(list(keys), use_threads=False).aggregate([])) if keys else 1
+
+
+def _set_together(results: pa.Table, keys: Sequence[str]) -> bool:
+    """Whether some run is given a value for each of these keys."""
+    return len(results.select(list(keys)).drop_null()) > 0
 
 
 def _subject(plan: Plan) -> str:
