@@ -46,15 +46,8 @@ class Runs(Protocol):
         """The state before the first round."""
         ...
 
-    def run(
-        self,
-        state: SimulationState,
-        rounds: int,
-        *,
-        eval_every: int | None = None,
-        on_segment: Callable[[SimulationState, Segment], bool | None] | None = None,
-    ) -> tuple[SimulationState, list[Segment]]:
-        """So many more rounds; per-round metrics are (rounds,) or (rounds, S)."""
+    def run(self, state: SimulationState, rounds: int) -> tuple[SimulationState, list[Segment]]:
+        """So many more rounds, as one segment; its metrics are (rounds,) or (rounds, S)."""
         ...
 
     def evaluate(self, state: SimulationState) -> Evaluation:
@@ -80,11 +73,9 @@ class OneRun:
         """As `Runs.init`."""
         return self.simulation.init(key, self.hparams, common_noise=self.common_noise)
 
-    def run(self, state, rounds, *, eval_every=None, on_segment=None):
+    def run(self, state: SimulationState, rounds: int) -> tuple[SimulationState, list[Segment]]:
         """As `Runs.run`."""
-        return self.simulation.run(
-            state, self.hparams, rounds, eval_every=eval_every, on_segment=on_segment
-        )
+        return self.simulation.run(state, self.hparams, rounds)
 
     def evaluate(self, state: SimulationState) -> Evaluation:
         """As `Runs.evaluate`."""

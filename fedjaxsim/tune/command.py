@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 RULES: dict[str, Rule] = {"adam": Optax(), "quadratic": Quadratic()}
 INTERRUPTED = 130
 FAILED = 1
+_ASKED = ("wrt", "seeds", "steps", "rule", "metric", "public_data", "compare_grid")
+"""What a tuning follows from, besides the settings of a run."""
 BOUNDS = 1e4
 """Hyperparameters stay within this factor of their start."""
 
@@ -70,11 +72,7 @@ def prepare_tune(command: "Tune") -> Callable[[], int]:
     metric = metric_of(simulation.task, simulation.population, command.metric)
     simulation.check_start(config.seed, source.hparams)
     cadence = Cadence.parse(command.checkpoint_every)
-    asked = dataclasses.replace(command, explain=False, checkpoint_every=None)
-    asked = [
-        config.settings(),
-        {name: value for name, value in vars(asked).items() if name not in ("settings", "config")},
-    ]
+    asked = [config.settings(), *(getattr(command, name) for name in _ASKED)]
     data = [fingerprint_of(each.population) for each in (simulation, source.final.simulation)]
     directory = TuneDirectory.open(config.out, digest(asked, data), overwrite=config.overwrite)
 
