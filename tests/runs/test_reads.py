@@ -85,7 +85,13 @@ def test_a_system_reads_what_its_table_says_and_nothing_else(algorithm):
         assert bool(unread(config, [name])) != reads
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        pytest.param(name, marks=() if name == "adaptive" else pytest.mark.thorough)
+        for name in MECHANISMS
+    ],
+)
 def test_a_mechanism_reads_what_its_table_says_and_nothing_else(mechanism):
     base = {"mechanism": mechanism, "noise_multiplier": 0.3, "count_noise": 1.0}
     algorithm = "local" if mechanism == "closed" else "fedavg"
