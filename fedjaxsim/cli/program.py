@@ -19,7 +19,8 @@ from fedjaxsim.cli.start import INTERRUPTED
 from fedjaxsim.cli.sweep import Sweep
 from fedjaxsim.cli.tune import Tune
 from fedjaxsim.runs.reads import different, given_flags, require_read, unread
-from fedjaxsim.runs.settings import RunConfig, combine, displaced, read_toml
+from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings_files import combine, displaced, read_toml
 
 REFUSED = (ValueError, OSError, OverflowError, MemoryError)
 """What bad input raises: values, files that cannot be read, and numbers or sizes too large."""

@@ -13,7 +13,8 @@ from fedjaxsim.runs.directory import CONFIG, GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import about, describe, execute
 from fedjaxsim.runs.feasible import labels_like_classes
 from fedjaxsim.runs.loop import Cadence
-from fedjaxsim.runs.settings import RunConfig, read_toml
+from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.stages import start_from
 
 if TYPE_CHECKING:

@@ -28,7 +28,8 @@ from typing import Any
 
 from fedjaxsim.hparams import ABOUT, setting_of
 from fedjaxsim.runs.reads import unread
-from fedjaxsim.runs.settings import EXCLUSIVE, RECORDS, RunConfig, convert, flag, unknown
+from fedjaxsim.runs.settings import RunConfig, flag
+from fedjaxsim.runs.settings_files import EXCLUSIVE, RECORDS, convert, unknown
 
 HYPERPARAMETERS = (*(setting_of(name) for name in ABOUT if name != "sampling_rate"), "epsilon")
 """Settings that are arrays in the compiled program: runs that differ in them alone share it."""

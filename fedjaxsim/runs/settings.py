@@ -4,13 +4,9 @@ A `RunConfig` says what the user asked for. What follows from it (the noise mult
 the default δ, the cohort's capacity) is worked out where the run is built.
 """
 
-import contextlib
 import dataclasses
-import difflib
 import math
-import tomllib
-import typing
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -55,14 +51,14 @@ OWN_SYSTEM = System(
 _INTEGERS = PrimitiveConstructorSpec(
     nargs=1,
     metavar="INT[,INT...]",
-    instance_from_str=lambda words: _integers(words[0]),
+    instance_from_str=lambda given: integers(given[0]),
     is_instance=lambda value: isinstance(value, tuple),
     str_from_instance=lambda value: [",".join(map(str, value))],
 )
 _STEPS = PrimitiveConstructorSpec(
     nargs=1,
     metavar="STEP[,STEP...]",
-    instance_from_str=lambda words: _words(words[0]),
+    instance_from_str=lambda given: words(given[0]),
     is_instance=lambda value: isinstance(value, tuple),
     str_from_instance=lambda value: [",".join(value)],
 )
@@ -83,7 +79,7 @@ def is_own(name: str) -> bool:
     return bool(module and factory)
 
 
-def _unknown_choice(key: str, value: Any) -> str | None:
+def unknown_choice(key: str, value: Any) -> str | None:
     """What is wrong with a name from a list, if anything is."""
     names = _CHOICES.get(key)
     own = key in ("algorithm", "model")
@@ -98,12 +94,14 @@ def optional(metavar: str, default: str) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
+    """What stands between commas."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def _integers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in _words(text))
+def integers(text: str) -> tuple[int, ...]:
+    """The whole numbers between commas."""
+    return tuple(int(word) for word in words(text))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,7 +249,7 @@ class RunConfig(HparamFields, _SystemSettings, _DataSettings):
         if steps:
             raise ValueError(f"preprocess takes {', '.join(PREPROCESS)}, got {steps[0]!r}")
         for name in _CHOICES:
-            if problem := _unknown_choice(name, getattr(self, name)):
+            if problem := unknown_choice(name, getattr(self, name)):
                 raise ValueError(problem)
         one = self.system.one_minibatch
         if self.passes is not None and not one and self.local_steps is None:
@@ -339,110 +337,6 @@ class RunConfig(HparamFields, _SystemSettings, _DataSettings):
         return table
 
 
-RECORDS = ("resolved", "versions", "stages")
-"""Tables that a run adds to the configuration it writes; reading one back ignores them."""
-
-
 def flag(name: str) -> str:
     """The spelling of a setting on the command line, without the dashes in front."""
     return name.replace("_", "-")
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Reads settings from a TOML file.
-
-    Args:
-      path: a file with the keys of `RunConfig`; also one that a run wrote.
-
-    Returns:
-      The settings in the file, by field name, with the types of the fields.
-
-    Raises:
-      FileNotFoundError: if there is no such file.
-      ValueError: for a file that is not TOML, an unknown key (with the closest known one) or a
-        value of the wrong type.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"no configuration file {path}")
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a TOML file: {error}") from error
-    hints = typing.get_type_hints(RunConfig)
-    settings: dict[str, Any] = {}
-    for key, value in table.items():
-        if key in RECORDS and isinstance(value, dict | list):
-            continue
-        name = key.replace("-", "_")
-        if name not in hints:
-            raise ValueError(f"{path}: {unknown(key, [flag(known) for known in hints])}")
-        if name in settings:
-            raise ValueError(f"{path}: {flag(name)} is given twice, with - and with _")
-        settings[name] = convert(flag(name), value, hints[name], path)
-        if problem := _unknown_choice(name, settings[name]):
-            raise ValueError(f"{path}: {problem}")
-    return settings
-
-
-def unknown(key: str, known: list[str]) -> str:
-    """What to say about a key that is not known, with the closest one that is."""
-    close = difflib.get_close_matches(flag(key), known, n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    return f"unknown key {key!r}{hint}; known keys: {', '.join(known)}"
-
-
-def convert(key: str, value: Any, hint: Any, path: Path) -> Any:
-    """One TOML value as the type of its field; `bool` is not taken for a number.
-
-    Raises:
-      ValueError: naming the key, what is wanted and what was got.
-    """
-    kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
-    if type(None) in typing.get_args(hint):
-        return convert(key, value, kinds[0], path)
-    if typing.get_origin(hint) is Literal:
-        if value not in kinds:
-            raise ValueError(f"{path}: {key} must be one of {', '.join(kinds)}, got {value!r}")
-        return value
-    if typing.get_origin(hint) is tuple:
-        parse = _integers if kinds[0] is int else _words
-        if isinstance(value, str):
-            with contextlib.suppress(ValueError):
-                return parse(value)
-        if isinstance(value, list) and all(type(item) is kinds[0] for item in value):
-            return tuple(value)
-    elif hint is float and type(value) in (int, float):
-        with contextlib.suppress(OverflowError):
-            return float(value)
-    elif hint is float and value in ("inf", "∞"):
-        return math.inf
-    elif hint is Path and isinstance(value, str):
-        return Path(value)
-    elif type(value) is hint:
-        return value
-    wanted = f"a list of {kinds[0].__name__}" if kinds else hint.__name__
-    raise ValueError(f"{path}: {key} must be {wanted}, got {value!r}")
-
-
-def combine(settings: dict[str, Any], flags: RunConfig) -> RunConfig:
-    """The defaults for the command line: a file's settings, less those that a flag displaces.
-
-    Settings that exclude each other displace each other: `--epsilon` wins over a file's
-    `noise-multiplier`, `--local-steps` over its `local-epochs`.
-
-    Args:
-      settings: as from `read_toml`.
-      flags: the command line parsed without the file.
-    """
-    given = [name for pair in EXCLUSIVE for name in pair if getattr(flags, name) is not None]
-    return RunConfig(**displaced(settings, given))
-
-
-EXCLUSIVE = (("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"))
-"""Settings of which a run is given one at most."""
-
-
-def displaced(settings: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Settings without those that exclude some that are given."""
-    out = {pair[1 - place] for pair in EXCLUSIVE for place in (0, 1) if pair[place] in given}
-    return {name: value for name, value in settings.items() if name not in out}

@@ -10,7 +10,8 @@ from fedjaxsim.report.files import Record
 from fedjaxsim.runs.build import Experiment, prepare, simulation_of
 from fedjaxsim.runs.directory import CHECKPOINTS, CONFIG, RunDirectory
 from fedjaxsim.runs.execute import about
-from fedjaxsim.runs.settings import RunConfig, read_toml
+from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.simulation import Simulation
 
 

@@ -15,7 +15,8 @@ from problems import HANGS
 from fedjaxsim.cli import compiled
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.settings import RunConfig, read_toml
+from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings_files import read_toml
 
 RUN = """run --quiet --data synthetic --loss squared --clients 6 --rounds 4 --eval-every 2
 --local-steps 1 --noise-multiplier 1 --sampling-rate 0.5"""

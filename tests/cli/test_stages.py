@@ -10,7 +10,8 @@ from fedjaxsim.privacy.events import Charged, Entry
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.settings import RunConfig, read_toml
+from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings_files import read_toml
 
 DATA = ["--data", "synthetic", "--loss", "squared", "--clients", "6", "--seed", "3"]
 FIRST = [

@@ -23,7 +23,8 @@ from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.execute import execute
 from fedjaxsim.runs.loop import Cadence
-from fedjaxsim.runs.settings import RunConfig, read_toml
+from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.simulation import Simulation
 
 SMALL = RunConfig(

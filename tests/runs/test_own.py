@@ -10,7 +10,8 @@ import pytest
 from fedjaxsim.cli import main
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.plan import read_plan
-from fedjaxsim.runs.settings import RunConfig, read_toml
+from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings_files import read_toml
 
 CODE = """
 import fedjaxsim as fl
@@ -51,7 +52,7 @@ def test_a_run_takes_an_algorithm_and_a_model_of_ones_own():
     params = jax.eval_shape(simulation.task.init, jax.random.key(0))
     shapes = {name: leaf["kernel"].shape for name, leaf in params.items()}
     assert shapes == {"Dense_0": (64, 3), "Dense_1": (3, 10)}
-    assert "fedprox" in simulation.algorithm.client.__qualname__
+    assert "fedprox" in repr(simulation.algorithm.client)
 
 
 def test_files_and_sweeps_name_them_too(tmp_path):

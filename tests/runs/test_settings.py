@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from fedjaxsim.algorithms import SYSTEMS
-from fedjaxsim.runs.settings import RunConfig, combine, read_toml
+from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings_files import combine, read_toml
 
 
 def written(folder: Path, text: str) -> Path:

@@ -1,0 +1,115 @@
+"""Settings in TOML files: reading them, with what a flag displaces."""
+
+import contextlib
+import difflib
+import math
+import tomllib
+import typing
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Literal
+
+from fedjaxsim.runs.settings import RunConfig, flag, integers, unknown_choice, words
+
+RECORDS = ("resolved", "versions", "stages")
+"""Tables that a run adds to the configuration it writes; reading one back ignores them."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Reads settings from a TOML file.
+
+    Args:
+      path: a file with the keys of `RunConfig`; also one that a run wrote.
+
+    Returns:
+      The settings in the file, by field name, with the types of the fields.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      ValueError: for a file that is not TOML, an unknown key (with the closest known one) or a
+        value of the wrong type.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no configuration file {path}")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from error
+    hints = typing.get_type_hints(RunConfig)
+    settings: dict[str, Any] = {}
+    for key, value in table.items():
+        if key in RECORDS and isinstance(value, dict | list):
+            continue
+        name = key.replace("-", "_")
+        if name not in hints:
+            raise ValueError(f"{path}: {unknown(key, [flag(known) for known in hints])}")
+        if name in settings:
+            raise ValueError(f"{path}: {flag(name)} is given twice, with - and with _")
+        settings[name] = convert(flag(name), value, hints[name], path)
+        if problem := unknown_choice(name, settings[name]):
+            raise ValueError(f"{path}: {problem}")
+    return settings
+
+
+def unknown(key: str, known: list[str]) -> str:
+    """What to say about a key that is not known, with the closest one that is."""
+    close = difflib.get_close_matches(flag(key), known, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"unknown key {key!r}{hint}; known keys: {', '.join(known)}"
+
+
+def convert(key: str, value: Any, hint: Any, path: Path) -> Any:
+    """One TOML value as the type of its field; `bool` is not taken for a number.
+
+    Raises:
+      ValueError: naming the key, what is wanted and what was got.
+    """
+    kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+    if type(None) in typing.get_args(hint):
+        return convert(key, value, kinds[0], path)
+    if typing.get_origin(hint) is Literal:
+        if value not in kinds:
+            raise ValueError(f"{path}: {key} must be one of {', '.join(kinds)}, got {value!r}")
+        return value
+    if typing.get_origin(hint) is tuple:
+        parse = integers if kinds[0] is int else words
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                return parse(value)
+        if isinstance(value, list) and all(type(item) is kinds[0] for item in value):
+            return tuple(value)
+    elif hint is float and type(value) in (int, float):
+        with contextlib.suppress(OverflowError):
+            return float(value)
+    elif hint is float and value in ("inf", "∞"):
+        return math.inf
+    elif hint is Path and isinstance(value, str):
+        return Path(value)
+    elif type(value) is hint:
+        return value
+    wanted = f"a list of {kinds[0].__name__}" if kinds else hint.__name__
+    raise ValueError(f"{path}: {key} must be {wanted}, got {value!r}")
+
+
+def combine(settings: dict[str, Any], flags: RunConfig) -> RunConfig:
+    """The defaults for the command line: a file's settings, less those that a flag displaces.
+
+    Settings that exclude each other displace each other: `--epsilon` wins over a file's
+    `noise-multiplier`, `--local-steps` over its `local-epochs`.
+
+    Args:
+      settings: as from `read_toml`.
+      flags: the command line parsed without the file.
+    """
+    given = [name for pair in EXCLUSIVE for name in pair if getattr(flags, name) is not None]
+    return RunConfig(**displaced(settings, given))
+
+
+EXCLUSIVE = (("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"))
+"""Settings of which a run is given one at most."""
+
+
+def displaced(settings: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """Settings without those that exclude some that are given."""
+    out = {pair[1 - place] for pair in EXCLUSIVE for place in (0, 1) if pair[place] in given}
+    return {name: value for name, value in settings.items() if name not in out}
