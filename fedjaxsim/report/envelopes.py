@@ -5,19 +5,22 @@ chosen on the very metrics that it shows, so it is optimistic, and no run's ε c
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from fedjaxsim.metrics import METRICS, judged_by, of_column
+from fedjaxsim.report.files import Record
 
+Frame = Any
+"""A `pandas.DataFrame` or a part of one: its annotations do not tell type checkers which."""
 LAST_COLUMNS = ("epsilon", "epsilon_replace", "delta", "diverged")
 """The columns of results after the metrics."""
 
 _SEED = "seed"
 _SPENT = ("epsilon", "epsilon_replace", "delta")
-_STRICT = pc.ScalarAggregateOptions(skip_nulls=False)
 
 
 def metrics(results: pa.Table, settings: Sequence[str]) -> list[str]:
@@ -46,7 +49,7 @@ def default_metric(results: pa.Table, settings: Sequence[str]) -> str:
 
 def envelope(
     results: pa.Table, settings: Sequence[str], best_over: Sequence[str], metric: str
-) -> pa.Table:
+) -> pd.DataFrame:
     """The best value over some swept keys, for each combination of the others and each round.
 
     Args:
@@ -57,11 +60,11 @@ def envelope(
 
     Returns:
       One row per combination and round, in their order: the columns of the other keys, `round`,
-      `metric` (its name), `value`, `standard_error` over seeds (null for a single one), `seeds`
+      `metric` (its name), `value`, `standard_error` over seeds (NA for a single one), `seeds`
       (their number), the columns of `best_over` (the setting that was best; on ties the first in
       order), and `epsilon`, `epsilon_replace` and `delta` of that setting. A setting of which some
       seed has diverged, or has no finite value, is never the best; where there is no other, value
-      and setting are null.
+      and setting are NA. Columns have the types of Arrow.
 
     Raises:
       ValueError: for a metric that the results lack, a key to be best over that is not swept or is
@@ -77,70 +80,38 @@ def envelope(
     place = [*(name for name in tuned if name not in best_over), "round"]
     # `delta` may be a swept key itself.
     spent = [name for name in _SPENT if name not in tuned]
-    means = _over_seeds(results, [*place, *best_over], spent, metric)
-    descending = {"value"} if of_column(metric).larger_is_better else set()
-    ranked = _sorted(means, [*place, "value", *best_over], descending)
-    first = _first_of_each(ranked, place)
-    usable = first["value"].is_valid()
-    columns = {name: first[name] for name in place}
-    columns["metric"] = pa.array([metric] * len(first), pa.string())
-    columns |= {name: first[name] for name in ("value", "standard_error", "seeds")}
-    for name in [*best_over, *spent]:
-        nothing = pa.scalar(None, first[name].type)
-        columns[name] = pc.call_function("if_else", [usable, first[name], nothing])
-    return pa.table(columns)
+    frame = results.to_pandas(types_mapper=pd.ArrowDtype)
+    usable = np.isfinite(results[metric].to_numpy()) & ~results["diverged"].to_numpy()
+    frame["value"] = frame[metric].where(usable)
+    of_seeds = frame.groupby([*place, *best_over], dropna=False)
+    means = of_seeds[spent].max()
+    means.insert(0, "value", of_seeds["value"].mean())
+    counts = of_seeds[["value", *spent]].count()
+    means = means.where(counts.eq(of_seeds.size(), axis=0))
+    error = of_seeds["value"].std() / np.sqrt(of_seeds.size())
+    means["standard_error"] = error.where(means["value"].notna() & (of_seeds.size() > 1))
+    means["seeds"] = of_seeds.size().astype("int32[pyarrow]")
+    means["metric"] = pd.Series(metric, means.index, pd.ArrowDtype(pa.string()))
+    # Sorting is stable, and the settings are in order.
+    ranked = means.reset_index().sort_values(
+        "value", ascending=not of_column(metric).larger_is_better, kind="stable"
+    )
+    best = ranked.drop_duplicates(place).sort_values(place, kind="stable", ignore_index=True)
+    best[[*best_over, *spent]] = best[[*best_over, *spent]].where(best["value"].notna())
+    return best[[*place, "metric", "value", "standard_error", "seeds", *best_over, *spent]]
 
 
-def last(envelope: pa.Table) -> pa.Table:
+def last(envelope: pd.DataFrame) -> pd.DataFrame:
     """The rows of an envelope at the final round of each combination of its other keys.
 
     Args:
       envelope: from `envelope`.
     """
-    combination = envelope.column_names[: envelope.column_names.index("round")]
-    return _first_of_each(_sorted(envelope, [*combination, "round"], {"round"}), combination)
+    keys = list(envelope.columns[: envelope.columns.get_loc("round")])
+    rows = envelope.sort_values([*keys, "round"], kind="stable")
+    return rows.drop_duplicates(keys, keep="last") if keys else rows.tail(1)
 
 
-def _over_seeds(
-    results: pa.Table, keys: Sequence[str], spent: Sequence[str], metric: str
-) -> pa.Table:
-    """Mean and standard error of each setting, null where any of its seeds is unusable."""
-    values = results[metric].to_numpy()
-    usable = np.isfinite(values) & ~results["diverged"].to_numpy()
-    table = results.select([*keys, *spent]).append_column("value", pa.array(values, mask=~usable))
-    grouped = table.group_by(list(keys), use_threads=False).aggregate(
-        [
-            ("value", "mean", _STRICT),
-            ("value", "stddev", pc.VarianceOptions(ddof=1, skip_nulls=False)),
-            ("value", "count", pc.CountOptions(mode="all")),
-            *((name, "max", _STRICT) for name in spent),
-        ]
-    )
-    seeds = grouped["value_count"]
-    deviation = grouped["value_stddev"].to_numpy()
-    error = np.divide(deviation, np.sqrt(seeds.to_numpy()))
-    return pa.table(
-        {
-            **{name: grouped[name] for name in keys},
-            "value": grouped["value_mean"],
-            "standard_error": pa.array(error, mask=~np.isfinite(error)),
-            "seeds": seeds.cast(pa.int32()),
-            **{name: grouped[f"{name}_max"] for name in spent},
-        }
-    )
-
-
-def _sorted(table: pa.Table, columns: Sequence[str], descending: set[str]) -> pa.Table:
-    """The rows in order of these columns; nulls come last either way."""
-    return table.sort_by(
-        [(name, "descending" if name in descending else "ascending") for name in columns]
-    )
-
-
-def _first_of_each(table: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The first row of each combination of the keys, in the order of the table."""
-    if not keys:
-        return table.slice(0, 1)
-    numbered = table.select(keys).append_column("row", pa.array(np.arange(len(table))))
-    first = numbered.group_by(list(keys), use_threads=False).aggregate([("row", "min")])
-    return table.take(pa.array(np.sort(first["row_min"].to_numpy())))
+def records(frame: Frame) -> list[Record]:
+    """The rows as dictionaries, with None for what is NA."""
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")

@@ -1,12 +1,11 @@
 """Figures of a sweep: envelopes over rounds, accuracy against ε, and a map of two keys."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-import pyarrow as pa
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
@@ -15,10 +14,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from fedjaxsim import metrics
-from fedjaxsim.report.files import Record
+from fedjaxsim.report.envelopes import Frame
 from fedjaxsim.report.labels import (
     NOISE,
-    LineStyle,
     combination_label,
     key_label,
     legend_title,
@@ -31,25 +29,24 @@ from fedjaxsim.report.panels import (
     EPSILON,
     EPSILON_STYLE,
     beside_or_below,
-    check_keys,
-    combinations,
     grouped,
     in_a_row,
-    is_logarithmic,
     make_panels,
     name_axes,
+    placed,
+    scale_of,
 )
-from fedjaxsim.report.plots import STYLE
+from fedjaxsim.report.plots import STYLE, line
 from fedjaxsim.report.progress import number
 
 
 def envelope_figure(
-    envelope: pa.Table,
+    envelope: pd.DataFrame,
     *,
     panels: Sequence[str],
     lines: Sequence[str],
     title: str,
-    best: pa.Table | None = None,
+    best: pd.DataFrame | None = None,
 ) -> Figure:
     """Lines over rounds, with the ε spent on an axis of its own to the right.
 
@@ -65,29 +62,32 @@ def envelope_figure(
     Raises:
       ValueError: if panels and lines together are not the keys of the envelope.
     """
-    check_keys(envelope, [*panels, *lines, "round"])
-    rows = envelope.to_pylist()
-    metric = rows[0]["metric"]
-    styles = line_styles(lines, combinations(rows, lines))
+    rows = placed(envelope, [*panels, *lines])
+    metric = rows["metric"].iloc[0]
+    styles = line_styles(lines, [values for values, _ in grouped(rows, lines)])
+    best_of = {} if best is None else dict(grouped(placed(best, panels), panels))
+    groups = list(grouped(rows, panels))
     with mpl.rc_context(STYLE):
-        groups = list(grouped(rows, panels))
         figure, axes = make_panels(len(groups), title)
-        best_rows = dict(grouped([] if best is None else best.to_pylist(), panels))
         spent: list[Axes | None] = []
         for panel, (values, of_panel) in zip(axes, groups, strict=True):
             panel.set_title(combination_label(panels, values))
             of_lines = dict(grouped(of_panel, lines))
-            for line, of_line in of_lines.items():
-                _draw(panel, of_line, styles[line])
-            if values in best_rows:
-                panel.plot(*_points(best_rows[values], "value"), **BEST_STYLE)
-            panel.set_yscale("log" if is_logarithmic(metric, rows) else "linear")
+            for name, one in of_lines.items():
+                _, colour, dashes = styles[name]
+                value, error = one["value"], one["standard_error"]
+                band = (value - error, value + error) if error.notna().any() else None
+                line(panel, one["round"], value, band, color=colour, ls=dashes, lw=1.4)
+            if values in best_of:
+                panel.plot(best_of[values]["round"], best_of[values]["value"], **BEST_STYLE)
+            panel.set_yscale(scale_of(metric, rows["value"]))
             spent.append(_spent_axis(panel, list(of_lines.values())))
         name_axes(axes, "rounds", metrics.label(metric))
         _name_spent(spent)
-        shown = [*styles.values()] if lines else []
-        handles = [Line2D([], [], color=line.colour, ls=line.dashes, label=line.label)
-                   for line in shown]  # fmt: skip
+        handles = [
+            Line2D([], [], color=colour, ls=dashes, label=label)
+            for label, colour, dashes in (styles.values() if lines else ())
+        ]
         if best is not None:
             handles.append(Line2D([], [], label=BEST_LABEL, **BEST_STYLE))
         if any(spent):
@@ -97,7 +97,7 @@ def envelope_figure(
 
 
 def heat_figure(
-    final: pa.Table, *, x: str, y: str, title: str, panels: Sequence[str] = ()
+    final: pd.DataFrame, *, x: str, y: str, title: str, panels: Sequence[str] = ()
 ) -> Figure:
     """The final metric for all pairs of values of two keys, with the best of each panel framed.
 
@@ -114,16 +114,15 @@ def heat_figure(
     Raises:
       ValueError: if x, y and panels together are not the keys of the envelope.
     """
-    check_keys(final, [*panels, x, y, "round"])
-    rows = [row for row in final.to_pylist() if row[x] is not None and row[y] is not None]
-    metric = final["metric"][0].as_py()
+    everything = placed(final, [*panels, x, y])
+    metric = everything["metric"].iloc[0]
+    rows = everything.dropna(subset=[x, y])
     upwards = metrics.of_column(metric).larger_is_better
-    across, up = (sorted({row[key] for row in rows}) for key in (x, y))
-    known = [row["value"] for row in rows if row["value"] is not None]
+    across, up = (sorted(rows[key].unique()) for key in (x, y))
     colours = mpl.colormaps["viridis" if upwards else "viridis_r"].with_extremes(bad="0.85")
-    norm = (LogNorm if is_logarithmic(metric, rows) else Normalize)(
-        min(known, default=0), max(known, default=1)
-    )
+    known = rows["value"].dropna()
+    limits = (known.min(), known.max()) if len(known) else (0, 1)
+    norm = (LogNorm if scale_of(metric, known) == "log" else Normalize)(*limits)
     without_grid: dict[Any, Any] = {**STYLE, "axes.grid": False}
     with mpl.rc_context(without_grid):
         groups = list(grouped(rows, panels))
@@ -131,10 +130,8 @@ def heat_figure(
         figure, axes = make_panels(len(groups), f"{title}; best framed", size)
         for panel, (values, of_panel) in zip(axes, groups, strict=True):
             panel.set_title(combination_label(panels, values))
-            grid = np.full((len(up), len(across)), np.nan)
-            for row in of_panel:
-                value = np.nan if row["value"] is None else row["value"]
-                grid[up.index(row[y]), across.index(row[x])] = value
+            cells = of_panel.pivot(index=y, columns=x, values="value")
+            grid = cells.reindex(index=up, columns=across).to_numpy()
             panel.imshow(grid, cmap=colours, norm=norm, origin="lower", aspect="auto")
             _write_cells(panel, grid, colours, norm)
             columns = np.eye(len(across), dtype=bool) if x in NOISE else np.ones((1, len(across)))
@@ -148,36 +145,18 @@ def heat_figure(
     return figure
 
 
-def _points(rows: Sequence[Record], name: str) -> tuple[list[int], list[float]]:
-    """Rounds and values; where there is none, a gap."""
-    return (
-        [row["round"] for row in rows],
-        [math.nan if row[name] is None else row[name] for row in rows],
-    )
-
-
-def _draw(axes: Axes, rows: Sequence[Record], style: LineStyle) -> None:
-    """One line over rounds, with its band; a single evaluation is a dot."""
-    rounds, values = _points(rows, "value")
-    marker = "o" if len(rounds) == 1 else None
-    axes.plot(rounds, values, color=style.colour, ls=style.dashes, lw=1.4, marker=marker, ms=4)
-    _, errors = _points(rows, "standard_error")
-    if np.isfinite(errors).any():
-        low, high = np.subtract(values, errors), np.add(values, errors)
-        axes.fill_between(rounds, low, high, color=style.colour, alpha=0.15, lw=0)
-
-
-def _spent_axis(axes: Axes, lines: Sequence[Sequence[Record]]) -> Axes | None:
+def _spent_axis(axes: Axes, lines: Sequence[Frame]) -> Axes | None:
     """The ε of the lines, once where they spend the same; None if there is none to draw."""
-    curves = dict.fromkeys(
-        tuple((row["round"], row["epsilon"]) for row in rows if row["epsilon"] is not None)
-        for rows in lines
-    )
-    drawn = [curve for curve in curves if any(epsilon > 0 for _, epsilon in curve)]
-    if not drawn:
+    known = [rows.dropna(subset="epsilon") for rows in lines]
+    curves = {
+        tuple(zip(rows["round"], rows["epsilon"], strict=True)): None
+        for rows in known
+        if rows["epsilon"].max() > 0
+    }
+    if not curves:
         return None
     right = axes.twinx()
-    for curve in drawn:
+    for curve in curves:
         right.plot(*zip(*curve, strict=True), **EPSILON_STYLE)
     right.set_ylim(bottom=0)
     right.grid(visible=False)
@@ -207,7 +186,7 @@ def _frame_best(axes: Axes, grid: np.ndarray, upwards: bool) -> None:
 def _write_cells(axes: Axes, grid: np.ndarray, colours: Any, norm: Any) -> None:
     """The numbers, in black or white; a cross where all settings diverged."""
     for (row, column), value in np.ndenumerate(grid):
-        known = math.isfinite(value)
+        known = np.isfinite(value)
         *rgb, _ = colours(norm(value)) if known else (1, 1, 1, 1)
         luminance = np.dot(rgb, (0.299, 0.587, 0.114))
         axes.text(

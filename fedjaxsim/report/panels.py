@@ -4,14 +4,15 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import pyarrow as pa
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedjaxsim.metrics import of_column
-from fedjaxsim.report.files import Record
+from fedjaxsim.report.envelopes import Frame
 from fedjaxsim.report.labels import Combination
+from fedjaxsim.report.plots import picture
 
 _IN_A_ROW = 5
 EPSILON = "ε (zero-out, joint DP)"
@@ -22,43 +23,35 @@ BEST_STYLE: dict[str, Any] = {"color": "black", "lw": 3.4, "zorder": 1.9}
 BEST_LABEL = "best of all"
 
 
-def check_keys(table: pa.Table, given: Sequence[str]) -> None:
-    """Checks that a figure places every row of an envelope.
+def placed(envelope: pd.DataFrame, given: Sequence[str]) -> Frame:
+    """The rows of an envelope, all of which a figure places; what is drawn as NumPy's floats.
 
     Args:
-      table: from `envelopes`.
-      given: the keys that the figure uses, `round` last.
+      envelope: from `envelopes`.
+      given: the keys that the figure uses.
 
     Raises:
       ValueError: if they are not those of the envelope, or it has no rows.
     """
-    names = table.column_names[: table.column_names.index("round") + 1]
-    if sorted(names) != sorted(given):
+    keys = list(envelope.columns[: envelope.columns.get_loc("round")])
+    if sorted(keys) != sorted(given):
         raise ValueError(
-            f"the keys of the figure must be those of the envelope, {', '.join(names[:-1])}, "
-            f"got {', '.join(given[:-1])}"
+            f"the keys of the figure must be those of the envelope, {', '.join(keys)}, "
+            f"got {', '.join(given)}"
         )
-    if not len(table):
+    if envelope.empty:
         raise ValueError("a figure needs at least one row of an envelope, got none")
+    return envelope.astype(dict.fromkeys(("value", "standard_error", "epsilon"), float))
 
 
-def combinations(rows: Sequence[Record], keys: Sequence[str]) -> list[Combination]:
-    """The values of the keys that occur, in order; what is not set comes last."""
-    found = {tuple(row[key] for key in keys) for row in rows}
-    return sorted(
-        found,
-        key=lambda values: [(value is None, 0 if value is None else value) for value in values],
-    )
-
-
-def grouped(
-    rows: Sequence[Record], keys: Sequence[str]
-) -> Iterator[tuple[Combination, list[Record]]]:
-    """The rows of each combination of the keys, in order of the combinations."""
-    groups: dict[Combination, list[Record]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
-    return ((values, groups[values]) for values in combinations(rows, keys))
+def grouped(frame: Frame, keys: Sequence[str]) -> Iterator[tuple[Combination, Frame]]:
+    """The rows of each combination of the keys, in order; what is not set comes last, as None."""
+    if not keys and len(frame):
+        yield (), frame
+    if not keys or frame.empty:
+        return
+    for values, rows in frame.groupby(list(keys), dropna=False):
+        yield tuple(None if pd.isna(value) else value for value in values), rows
 
 
 def in_a_row(count: int) -> int:
@@ -79,12 +72,8 @@ def make_panels(
     columns = in_a_row(count)
     rows = math.ceil(count / columns)
     width, height = size or (2.8 if columns > 2 else 3.6, 2.3 if rows > 1 else 2.7)
-    figure = Figure(
-        figsize=(max(width * columns + 0.8, 5.0), height * rows + 0.9), layout="constrained"
-    )
-    figure.suptitle(title, fontsize=10)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    axes = list(grid.flat)
+    figure = picture(title, max(width * columns + 0.8, 5.0), height * rows + 0.9)
+    axes = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
     for unused in axes[count:]:
         unused.remove()
     return figure, axes[:count]
@@ -101,10 +90,9 @@ def name_axes(axes: Sequence[Axes], x: str, y: str) -> None:
             panel.set_ylabel(y)
 
 
-def is_logarithmic(metric: str, rows: Sequence[Record]) -> bool:
-    """Whether a metric belongs on a logarithmic axis, and has the values for one."""
-    values = [row["value"] for row in rows if row["value"] is not None]
-    return of_column(metric).logarithmic and bool(values) and min(values) > 0
+def scale_of(metric: str, values: Frame) -> str:
+    """Whether a metric belongs on a "log" axis and has the values for one, or on a "linear" one."""
+    return "log" if of_column(metric).logarithmic and values.min() > 0 else "linear"
 
 
 def beside_or_below(figure: Figure, handles: list[Line2D], title: str | None, panels: int) -> None:

@@ -12,6 +12,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from fedjaxsim import metrics
 from fedjaxsim.report.files import write_atomically
@@ -34,6 +35,64 @@ STYLE: dict[Any, Any] = {
     "legend.handlelength": 1.6,
     "lines.linewidth": 1.6,
 }
+
+
+def picture(title: str, width: float, height: float) -> Figure:
+    """An empty figure of so many inches, whose parts make room for one another."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def line(
+    axes: Axes,
+    x: Any,
+    y: Any,
+    band: Sequence[Any] | None = None,
+    *,
+    band_label: str | None = None,
+    **style: Any,
+) -> None:
+    """A line, or a dot where there is one point only, before its band from low to high."""
+    axes.plot(x, y, **{"marker": "o" if len(x) == 1 else None, "ms": 4, **style})
+    if band is not None:
+        low, high = band
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.15, lw=0, label=band_label)
+
+
+def legend_above(axes: Axes, *handles: Line2D, ncols: int = 2) -> None:
+    """A legend outside the axes, where it hides no data; by default of what has a label."""
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
+    if handles:
+        place["handles"] = handles
+    axes.legend(ncols=ncols, **place)
+
+
+def check_path(path: Path) -> None:
+    """Checks where a figure is to be written.
+
+    Raises:
+      ValueError: if the path does not end in .png, or its folder does not exist.
+    """
+    if path.suffix != ".png":
+        raise ValueError(f"a figure must be written to a .png file, got {path}")
+    if not path.parent.is_dir():
+        raise ValueError(f"the folder of a figure must exist, got {path}")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure as PNG, atomically.
+
+    Raises:
+      ValueError: as `check_path`.
+    """
+    check_path(path)
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=150)
+    write_atomically(path, stream.getvalue())
+
+
+# --- runs -----------------------------------------------------------------------------------------
 
 
 class Curve(NamedTuple):
@@ -76,13 +135,16 @@ def run_figure(records: Records, title: str) -> Figure:
     with mpl.rc_context(STYLE):
         figure, (loss, middle, privacy) = _panels(title, 3)
         for colour, key in zip(COLOURS, ("train_loss", "test_loss"), strict=False):
-            _line(loss, records, key, color=colour, label=key.replace("_", " "))
+            line(loss, *_points(records, key), color=colour, label=key.replace("_", " "))
         loss.set_ylabel("loss (mean over clients)")
-        _legend_above(loss)
-        _line(middle, records, quality, color=COLOURS[0], label="mean")
-        _band(middle, records, quality)
+        rounds, mean = _points(records, quality)
+        _, *band = _points(records, f"{quality}_p10", f"{quality}_p90")
+        shown = band if len(band[0]) == len(rounds) else None
+        looks: dict[str, Any] = {"color": COLOURS[0], "label": "mean"}
+        line(middle, rounds, mean, shown, band_label="10–90 % of clients", **looks)
         middle.set_ylabel(metrics.label(quality))
-        _legend_above(middle)
+        for panel in (loss, middle):
+            legend_above(panel)
         _epsilon_axis(privacy, [Curve("ε", records, 0)])
     return figure
 
@@ -99,7 +161,7 @@ def comparison_figure(runs: Sequence[Curve], title: str) -> Figure:
     with mpl.rc_context(STYLE):
         figure, (left, privacy) = _panels(title, 2)
         for run, style in zip(runs, _styles(runs), strict=True):
-            _line(left, run.records, quality, label=run.label, **style)
+            line(left, *_points(run.records, quality), label=run.label, **style)
         left.set_ylabel(f"{metrics.label(quality)}\nmean over clients")
         _epsilon_axis(privacy, runs)
         handles, labels = left.get_legend_handles_labels()
@@ -132,61 +194,19 @@ def trade_off_figure(type_one: np.ndarray, curves: Mapping[str, np.ndarray], tit
     return figure
 
 
-def check_path(path: Path) -> None:
-    """Checks where a figure is to be written.
-
-    Raises:
-      ValueError: if the path does not end in .png, or its folder does not exist.
-    """
-    if path.suffix != ".png":
-        raise ValueError(f"a figure must be written to a .png file, got {path}")
-    if not path.parent.is_dir():
-        raise ValueError(f"the folder of a figure must exist, got {path}")
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Writes a figure as PNG, atomically.
-
-    Raises:
-      ValueError: as `check_path`.
-    """
-    check_path(path)
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=150)
-    write_atomically(path, stream.getvalue())
-
-
 def _panels(title: str, count: int) -> tuple[Figure, Sequence[Axes]]:
-    figure = Figure(figsize=(9.6, 3.2), layout="constrained")
-    figure.suptitle(title, fontsize=10)
+    figure = picture(title, 9.6, 3.2)
     panels = figure.subplots(1, count, sharex=True)
     for panel in panels:
         panel.set_xlabel("rounds")
     return figure, panels
 
 
-def _legend_above(axes: Axes) -> None:
-    """A legend outside the axes, where it hides no data."""
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
-
-
-def _points(records: Records, key: str) -> tuple[list[int], list[float]]:
-    pairs = [(record["round"], record[key]) for record in records if record.get(key) is not None]
-    return [x for x, _ in pairs], [y for _, y in pairs]
-
-
-def _line(axes: Axes, records: Records, key: str, **style: Any) -> None:
-    rounds, values = _points(records, key)
-    # A single evaluation has no line to it.
-    axes.plot(rounds, values, marker="o" if len(rounds) == 1 else None, markersize=4, **style)
-
-
-def _band(axes: Axes, records: Records, quality: str) -> None:
-    rounds, low = _points(records, f"{quality}_p10")
-    _, high = _points(records, f"{quality}_p90")
-    if rounds and len(low) == len(high):
-        label = "10–90 % of clients"
-        axes.fill_between(rounds, low, high, color=COLOURS[0], alpha=0.15, lw=0, label=label)
+def _points(records: Records, *keys: str) -> np.ndarray:
+    """Rounds and values where all of these are known, (1 + keys, evaluations)."""
+    columns = ("round", *keys)
+    rows: list[Any] = [[record.get(key) for key in columns] for record in records]
+    return np.reshape([row for row in rows if None not in row], (-1, len(columns))).T
 
 
 def _styles(runs: Sequence[Curve]) -> list[dict[str, Any]]:
@@ -204,7 +224,7 @@ def _epsilon_axis(axes: Axes, runs: Sequence[Curve]) -> None:
     for run, style in zip(runs, _styles(runs), strict=True):
         # Nothing is spent before the first round, also where ε is infinite from then on.
         if run.records[-1]["epsilon"] is not None:
-            _line(axes, run.records, "epsilon", **style)
+            line(axes, *_points(run.records, "epsilon"), **style)
             drawn = True
     # Room below 0, for the line of a run that spends nothing.
     axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])

@@ -1,38 +1,32 @@
 """What privacy costs in a sweep: quality at the end of training against the ε spent."""
 
-import itertools
 import math
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
-import pyarrow as pa
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
 from fedjaxsim import metrics
-from fedjaxsim.report.files import Record
-from fedjaxsim.report.labels import Combination, legend_title, line_styles
+from fedjaxsim.report.envelopes import Frame
+from fedjaxsim.report.labels import legend_title, line_styles
 from fedjaxsim.report.panels import (
     BEST_LABEL,
     BEST_STYLE,
     EPSILON,
-    check_keys,
-    combinations,
     grouped,
-    is_logarithmic,
+    placed,
+    scale_of,
 )
-from fedjaxsim.report.plots import STYLE
-
-Points = list[tuple[float, Record]]
-"""Of one line of a trade-off: ε and the row that it comes from."""
+from fedjaxsim.report.plots import STYLE, picture
 
 
 def trade_off_figure(
-    final: pa.Table, *, noise: Sequence[str], family: Sequence[str], title: str
+    final: pd.DataFrame, *, noise: Sequence[str], family: Sequence[str], title: str
 ) -> Figure:
     """Quality at the end of training against the ε spent, one line per family.
 
@@ -48,130 +42,99 @@ def trade_off_figure(
     Raises:
       ValueError: if noise and family together are not the keys of the envelope.
     """
-    check_keys(final, [*noise, *family, "round"])
-    rows = [row for row in final.to_pylist() if row["value"] is not None]
-    metric = final["metric"][0].as_py()
-    styles = line_styles(family, combinations(final.to_pylist(), family))
-    spent = [row["epsilon"] for row in rows if row["epsilon"]]
-    infinite = _beyond(spent)
+    everything = placed(final, [*noise, *family])
+    metric = everything["metric"].iloc[0]
     upwards = metrics.of_column(metric).larger_is_better
-    points, levels = _trade_off_points(rows, noise, family, infinite)
-    points = {values: _one_beyond(line, infinite, upwards) for values, line in points.items()}
+    styles = line_styles(family, [values for values, _ in grouped(everything, family)])
+    # The best first, so that of several rows the first is kept.
+    rows = everything.dropna(subset="value").sort_values(
+        "value", ascending=not upwards, kind="stable", ignore_index=True
+    )
+    spent = rows["epsilon"][rows["epsilon"] > 0]
+    infinite = _beyond(spent)
+    rows["at"] = _places(rows, noise, infinite)
+    points, levels = rows[rows["at"] > 0], rows[rows["at"] == 0]
+    points_of, level_of = dict(grouped(points, family)), dict(grouped(levels, family))
     with mpl.rc_context(STYLE):
         # Room for the legend beside the axes.
         longest = max(len(style.label) for style in styles.values())
-        figure = Figure(figsize=(5.2 + 0.075 * longest, 3.8), layout="constrained")
-        figure.suptitle(textwrap.fill(title, 64), fontsize=10)
+        figure = picture(textwrap.fill(title, 64), 5.2 + 0.075 * longest, 3.8)
         axes = figure.subplots()
         axes.set_xscale("log")
-        for values, style in styles.items():
-            looks: dict[str, Any] = {"color": style.colour, "ls": style.dashes, "lw": 1.4}
-            if values in levels:
-                axes.axhline(levels[values]["value"], label=style.label, **looks)
-            if values in points:
-                _trade_off_line(axes, points[values], infinite, label=style.label, ms=4, **looks)
+        for values, (label, colour, dashes) in styles.items():
+            looks: dict[str, Any] = {"color": colour, "ls": dashes, "lw": 1.4}
+            if values in level_of:
+                axes.axhline(level_of[values]["value"].iloc[0], label=label, **looks)
+            if values in points_of:
+                _draw_line(axes, points_of[values], infinite, label=label, ms=4, **looks)
         if family:
             best = _best_at_each(points, levels, noise, upwards)
-            best = _one_beyond(best, infinite, upwards)
-            _trade_off_line(axes, best, infinite, label=BEST_LABEL, ms=8, **BEST_STYLE)
+            _draw_line(axes, best, infinite, label=BEST_LABEL, ms=8, **BEST_STYLE)
         _epsilon_ticks(axes, spent, infinite)
         axes.set_xlabel(f"{EPSILON} at the end of training, nats")
         axes.set_ylabel(metrics.label(metric))
-        axes.set_yscale("log" if is_logarithmic(metric, rows) else "linear")
+        axes.set_yscale(scale_of(metric, rows["value"]))
         if family:
             figure.legend(title=legend_title(family), loc="outside right center")
     return figure
 
 
-def _beyond(spent: Sequence[float]) -> float:
+def _beyond(spent: Frame) -> float:
     """Where ∞ stands on a logarithmic axis of these ε."""
-    if not spent:
+    if spent.empty:
         return 1.0
-    return max(spent) * max(2.0, (max(spent) / min(spent)) ** 0.2)
+    return spent.max() * max(2.0, (spent.max() / spent.min()) ** 0.2)
 
 
-def _trade_off_points(
-    rows: Sequence[Record], noise: Sequence[str], family: Sequence[str], infinite: float
-) -> tuple[dict[Combination, Points], dict[Combination, Record]]:
-    """For each family its (ε, row) in order of ε; and the rows of those that spend nothing.
+def _places(rows: Frame, noise: Sequence[str], infinite: float) -> Frame:
+    """Where rows stand on the axis of ε; 0 for a level line.
 
-    A family that spends nothing where others do (a local algorithm among private ones) stands at
-    the ε of the others.
+    What spends nothing where others do (a local algorithm among private ones) stands at the ε of
+    the others.
     """
-    at_noise = {
-        values: max(infinite if row["epsilon"] is None else row["epsilon"] for row in of_noise)
-        for values, of_noise in grouped(rows, noise)
-    }
-    points: dict[Combination, Points] = {}
-    levels: dict[Combination, Record] = {}
-    for values, of_family in grouped(rows, family):
-        for row in of_family:
-            epsilon = infinite if row["epsilon"] is None else row["epsilon"]
-            epsilon = epsilon or at_noise[tuple(row[key] for key in noise)]
-            if epsilon:
-                points.setdefault(values, []).append((epsilon, row))
-            else:
-                levels[values] = row
-        points.get(values, []).sort(key=lambda point: point[0])
-    return points, levels
+    at = rows["epsilon"].fillna(infinite)
+    of_others = at.groupby([rows[key] for key in noise], dropna=False).transform("max")
+    return at.where(at > 0, of_others)
 
 
-def _one_beyond(points: Points, infinite: float, upwards: bool) -> Points:
-    """The points, of which those without a finite ε are the best one only.
+def _best_at_each(points: Frame, levels: Frame, noise: Sequence[str], upwards: bool) -> Frame:
+    """The best family at the largest ε of each noise, level lines included."""
+    at = points.groupby(list(noise), dropna=False)["at"].transform("max")
+    everywhere = [levels.head(1).assign(at=epsilon) for epsilon in at.unique()]
+    rows: Frame = pd.concat([points.assign(at=at), *everywhere])
+    return rows.sort_values("value", ascending=not upwards, kind="stable").drop_duplicates("at")
 
-    Besides runs without noise they may be runs with so little that no accountant certifies any ε.
+
+def _draw_line(axes: Axes, rows: Frame, infinite: float, **style: Any) -> None:
+    """Points joined by a line, which is thin and dotted on its way to ∞.
+
+    Of those without a finite ε only the first is drawn: besides runs without noise they may be runs
+    with so little that no accountant certifies any ε.
     """
-    sign = 1 if upwards else -1
-    beyond = [point for point in points if point[0] == infinite]
-    best = [max(beyond, key=lambda point: sign * point[1]["value"])] if beyond else []
-    return [point for point in points if point[0] < infinite] + best
+    beyond = rows[rows["at"] == infinite].head(1)
+    finite = rows[rows["at"] < infinite].sort_values("at", kind="stable")
+    way = pd.concat([finite.tail(1), beyond])
+    axes.plot(finite["at"], finite["value"], marker="o", **style)
+    thin: dict[str, Any] = {"ls": "dotted", "lw": 0.6 * style["lw"], "label": None}
+    axes.plot(way["at"], way["value"], marker="o", **style | thin)
+    bars: Frame = pd.concat([finite, beyond]).dropna(subset="standard_error")
+    looks = {"lw": 0.8, "color": style["color"], "zorder": style.get("zorder", 2)}
+    axes.errorbar(bars["at"], bars["value"], bars["standard_error"], ls="none", **looks)
 
 
-def _best_at_each(
-    points: dict[Combination, Points],
-    levels: dict[Combination, Record],
-    noise: Sequence[str],
-    upwards: bool,
-) -> Points:
-    """The best family at each noise, level lines included."""
-    by_noise: dict[Combination, Points] = {}
-    for epsilon, row in itertools.chain.from_iterable(points.values()):
-        by_noise.setdefault(tuple(row[key] for key in noise), []).append((epsilon, row))
-    sign = 1 if upwards else -1
-    best = []
-    for candidates in by_noise.values():
-        epsilon = max(epsilon for epsilon, _ in candidates)
-        rows = [row for _, row in candidates] + list(levels.values())
-        best.append((epsilon, max(rows, key=lambda row: sign * row["value"])))
-    return sorted(best, key=lambda point: point[0])
-
-
-def _trade_off_line(axes: Axes, points: Points, infinite: float, **style: Any) -> None:
-    """Points joined by a line, which is thin and dotted on its way to ∞."""
-    finite = [(epsilon, row["value"]) for epsilon, row in points if epsilon < infinite]
-    beyond = [(epsilon, row["value"]) for epsilon, row in points if epsilon == infinite]
-    axes.plot(*np.reshape(finite, (-1, 2)).T, marker="o", **style)
-    way: dict[str, Any] = {"ls": "dotted", "lw": 0.6 * style["lw"], "label": None}
-    axes.plot(*np.reshape(finite[-1:] + beyond, (-1, 2)).T, marker="o", **style | way)
-    for epsilon, row in points:
-        if row["standard_error"] is not None:
-            bar = {"lw": 0.8, "color": style["color"], "zorder": style.get("zorder", 2)}
-            axes.errorbar(epsilon, row["value"], row["standard_error"], **bar)
-
-
-def _epsilon_ticks(axes: Axes, spent: Sequence[float], infinite: float) -> None:
+def _epsilon_ticks(axes: Axes, spent: Frame, infinite: float) -> None:
     """Ticks at 1, 2 and 5 times powers of ten, and at ∞."""
     ticks = []
-    if spent:
+    if len(spent):
         # Room for the markers at both ends.
-        margin = max(1.15, (infinite / min(spent)) ** 0.05)
-        low, high = min(spent) / margin, max(spent) * margin
+        margin = max(1.15, (infinite / spent.min()) ** 0.05)
+        low, high = spent.min() / margin, spent.max() * margin
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         steps = (1, 2, 5) if high / low < 200 else (1,)
         ticks = [step * 10.0**power for power in powers for step in steps]
         ticks = [tick for tick in ticks if low <= tick <= high]
         axes.set_xlim(low, infinite * margin)
-        axes.axvline(math.sqrt(max(spent) * infinite), color="0.6", lw=0.8, ls=(0, (1, 2)))
+        axes.axvline(math.sqrt(spent.max() * infinite), color="0.6", lw=0.8, ls=(0, (1, 2)))
     axes.xaxis.set_major_locator(FixedLocator([*ticks, infinite]))
     axes.set_xticks([*ticks, infinite], [*(f"{tick:g}" for tick in ticks), "∞"])
     axes.xaxis.set_minor_locator(NullLocator())

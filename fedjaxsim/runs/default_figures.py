@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 from matplotlib.figure import Figure
 
@@ -42,7 +43,7 @@ def default_figures(plan: Plan, results: pa.Table, metric: str | None = None) ->
     panels = noise or _panel_keys(plan, rest, counts)
     lines = _line_keys(plan, results, [key for key in rest if key not in panels])
 
-    def best(keys: Sequence[str]) -> pa.Table:
+    def best(keys: Sequence[str]) -> pd.DataFrame:
         return envelope(results, plan.columns, [key for key in counts if key not in keys], metric)
 
     def title(keys: Sequence[str]) -> str:

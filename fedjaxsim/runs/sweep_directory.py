@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -170,9 +171,10 @@ class SweepDirectory:
         _write_table(self.path / RESULTS, table)
         return table
 
-    def write_envelopes(self, table: pa.Table) -> None:
+    def write_envelopes(self, envelope: pd.DataFrame) -> None:
         """Writes the best of the sweep, from `envelopes.envelope`."""
-        _write_table(self.path / ENVELOPES, table)
+        table = pa.Table.from_pandas(envelope, preserve_index=False)
+        _write_table(self.path / ENVELOPES, table.replace_schema_metadata(None))
 
     def write_report(self, summary: Mapping[str, Any], guarantees: Any) -> None:
         """Writes the summary and the guarantees, and that choosing among runs is not covered."""

@@ -10,7 +10,7 @@ from rich.table import Table
 from fedjaxsim import metrics
 from fedjaxsim.privacy.events import Charged, Entry
 from fedjaxsim.privacy.guarantee import COMMON_NOISE, report
-from fedjaxsim.report.envelopes import default_metric, envelope, last
+from fedjaxsim.report.envelopes import default_metric, envelope, last, records
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import key_label, value_label
 from fedjaxsim.report.progress import epsilon_text, number, print_whole
@@ -55,12 +55,12 @@ def print_report(plan: Plan, results: pa.Table) -> None:
     over = ", ".join(key_label(key) for key in plan.best_over)
     title = f"{metrics.label(metric)} at the end" + (f", best over {over}" if over else "")
     table = Table(title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, show_edge=False)
-    keys = [key for key in plan.columns if key in best.column_names and key not in plan.best_over]
+    keys = [key for key in plan.columns if key in best.columns and key not in plan.best_over]
     for key in (*keys, *plan.best_over):
         table.add_column(key_label(key), justify="right")
     for heading in ("value", "ε\nzero-out", "ε\nreplace", "δ"):
         table.add_column(heading, justify="right")
-    rows = best.to_pylist()
+    rows = records(best)
     for row in rows[:_MOST_LINES]:
         table.add_row(
             *(value_label(key, row[key]) for key in (*keys, *plan.best_over)),

@@ -9,7 +9,17 @@ from problems import HANGS
 
 import fedjaxsim
 
-_HEAVY = {"jax", "flax", "optax", "matplotlib", "sklearn", "scipy", "numpy", "dp_accounting"}
+_HEAVY = {
+    "jax",
+    "flax",
+    "optax",
+    "matplotlib",
+    "sklearn",
+    "scipy",
+    "numpy",
+    "dp_accounting",
+    "pandas",
+}
 _COMMANDS = ("run", "resume", "sweep", "tune", "compare", "demo", "privacy", "audit", "bench")
 _SCRIPT = """
 import contextlib, json, os, sys

@@ -1,11 +1,12 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
 from fedjaxsim.metrics import METRICS, Metric, judged_by, label, of_column
-from fedjaxsim.report.envelopes import default_metric, envelope, last, metrics
+from fedjaxsim.report.envelopes import default_metric, envelope, last, metrics, records
 
 SETTINGS = ("learning_rate", "noise_multiplier", "seed")
 
@@ -47,11 +48,11 @@ ROWS = [
 
 def test_the_best_is_taken_after_the_mean_over_seeds():
     found = envelope(table(ROWS), SETTINGS, ["learning_rate"], "test_accuracy")
-    assert found.column_names == [
+    assert list(found.columns) == [
         "noise_multiplier", "round", "metric", "value", "standard_error", "seeds",
         "learning_rate", "epsilon", "epsilon_replace", "delta",
     ]  # fmt: skip
-    rows = found.to_pylist()
+    rows = records(found)
     assert [(row["noise_multiplier"], row["round"]) for row in rows] == [(1, 0), (1, 5), (2, 5)]
     assert [row["learning_rate"] for row in rows] == [0.1, 0.3, 0.1]
     np.testing.assert_allclose([row["value"] for row in rows], [0.6, 0.6, 0.25])
@@ -64,13 +65,13 @@ def test_the_best_is_taken_after_the_mean_over_seeds():
 
 def test_losses_are_best_where_they_are_smallest():
     found = envelope(table(ROWS), SETTINGS, ["learning_rate"], "test_loss")
-    assert found["learning_rate"].to_pylist() == [0.1, 0.3, 0.1]
+    assert found["learning_rate"].tolist() == [0.1, 0.3, 0.1]
     np.testing.assert_allclose(found["value"], [0.4, 0.4, 0.75])
 
 
 def test_where_every_setting_fails_there_is_no_best():
     rows = [(0.1, 2.0, 0, 5, math.inf), (0.3, 2.0, 0, 5, None), (1.0, 2.0, 0, 5, 0.5, True)]
-    [row] = envelope(table(rows), SETTINGS, ["learning_rate"], "test_accuracy").to_pylist()
+    [row] = records(envelope(table(rows), SETTINGS, ["learning_rate"], "test_accuracy"))
     for name in ("value", "standard_error", "learning_rate", "epsilon", "delta"):
         assert row[name] is None
     assert (row["noise_multiplier"], row["round"]) == (2.0, 5)
@@ -80,7 +81,7 @@ def test_a_single_seed_has_no_standard_error_and_ties_go_to_the_first_setting():
     rows = [(1.0, 0.0, 0, 5, 0.5), (0.3, 0.0, 0, 5, 0.5), (0.1, 0.0, 0, 5, 0.4)]
     shuffled = table(rows).select([name for name in table(rows).column_names if name != "seed"])
     tuned = ["learning_rate", "noise_multiplier"]
-    [row] = envelope(shuffled, tuned, ["learning_rate"], "test_accuracy").to_pylist()
+    [row] = records(envelope(shuffled, tuned, ["learning_rate"], "test_accuracy"))
     assert row["standard_error"] is None
     assert (row["learning_rate"], row["seeds"], row["epsilon"]) == (0.3, 1, None)
 
@@ -88,16 +89,15 @@ def test_a_single_seed_has_no_standard_error_and_ties_go_to_the_first_setting():
 def test_without_a_key_to_be_best_over_all_means_are_kept():
     found = envelope(table(ROWS), SETTINGS, [], "test_accuracy")
     assert len(found) == 7
-    values = dict(zip(zip(*(found[k].to_pylist() for k in (
-        "learning_rate", "noise_multiplier", "round")), strict=True),
-        found["value"].to_pylist(), strict=True))  # fmt: skip
+    keys = ("learning_rate", "noise_multiplier", "round")
+    values = {tuple(row[key] for key in keys): row["value"] for row in records(found)}
     assert values[1.0, 2.0, 5] is None
     assert values[0.3, 1.0, 5] == pytest.approx(0.6)
 
 
 def test_what_a_table_does_not_set_is_a_setting_of_its_own():
     rows = [(0.1, None, 0, 5, 0.5), (None, None, 0, 5, 0.9), (0.1, math.inf, 0, 5, 0.1)]
-    found = envelope(table(rows), SETTINGS, ["learning_rate"], "test_accuracy").to_pylist()
+    found = records(envelope(table(rows), SETTINGS, ["learning_rate"], "test_accuracy"))
     assert [(row["noise_multiplier"], row["learning_rate"], row["value"]) for row in found] == [
         (math.inf, 0.1, 0.1), (None, None, 0.9),
     ]  # fmt: skip
@@ -106,12 +106,12 @@ def test_what_a_table_does_not_set_is_a_setting_of_its_own():
 def test_the_last_envelope_is_that_of_each_final_round():
     found = envelope(table(ROWS[:-6]), SETTINGS, ["learning_rate"], "test_accuracy")
     more = envelope(table([(0.1, 0.0, 0, 3, 0.5)]), SETTINGS, ["learning_rate"], "test_accuracy")
-    ends = last(pa.concat_tables([found, more]))
-    assert ends["noise_multiplier"].to_pylist() == [0.0, 1.0]
-    assert ends["round"].to_pylist() == [3, 5]
+    ends = last(pd.concat([found, more]))
+    assert ends["noise_multiplier"].tolist() == [0.0, 1.0]
+    assert ends["round"].tolist() == [3, 5]
     every = ["learning_rate", "noise_multiplier"]
     whole = last(envelope(table(ROWS), SETTINGS, every, "test_accuracy"))
-    assert whole.select(["round", *every]).to_pylist() == [
+    assert records(whole[["round", *every]]) == [
         {"round": 5, "learning_rate": 0.3, "noise_multiplier": 1.0}
     ]
 
@@ -121,8 +121,8 @@ def test_a_swept_delta_is_a_key_and_no_result():
         [{"noise_multiplier": "delta", "delta": "z"}.get(n, n) for n in table(ROWS).column_names]
     )
     found = envelope(deltas, ("learning_rate", "delta", "seed"), ["learning_rate"], "test_accuracy")
-    assert found.column_names[0] == "delta"
-    assert found["delta"].to_pylist() == [1, 1, 2]
+    assert found.columns[0] == "delta"
+    assert found["delta"].tolist() == [1, 1, 2]
 
 
 def test_the_metric_is_excess_risk_or_accuracy_before_loss():

@@ -2,6 +2,7 @@ import itertools
 import math
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from matplotlib.axes import Axes
@@ -158,7 +159,7 @@ def test_the_band_is_one_standard_error():
     assert legend_texts(figure) == ["1"]
 
 
-def final(table: pa.Table, best_over: list[str], metric: str = "test_accuracy") -> pa.Table:
+def final(table: pa.Table, best_over: list[str], metric: str = "test_accuracy") -> pd.DataFrame:
     return last(envelope(table, KEYS, best_over, metric))
 
 
@@ -203,7 +204,7 @@ def test_what_releases_nothing_is_a_level_line_or_stands_with_the_others():
             ("pmtl", 0.5, 0.6, 6.0), ("still", 0.0, 0.2, 0.0), ("pmtl", 0.0, 0.7, None),
         )
     ]  # fmt: skip
-    table = pa.Table.from_pylist(rows)
+    table = pd.DataFrame(rows)
     figure = trade_off_figure(table, noise=["noise_multiplier"], family=["algorithm"], title="t")
     [axes] = figure.axes
     lines = {line.get_label(): line for line in axes.get_lines()}
@@ -263,7 +264,7 @@ def test_keys_that_are_not_those_of_the_envelope_are_refused():
     with pytest.raises(ValueError, match=message):
         heat_figure(last(found), x="learning_rate", y="personalization", title="t")
     with pytest.raises(ValueError, match="needs at least one row"):
-        trade_off_figure(last(found).slice(0, 0), noise=list(KEYS), family=[], title="t")
+        trade_off_figure(last(found).head(0), noise=list(KEYS), family=[], title="t")
 
 
 def test_words_have_dashes_numbers_have_colours():
