@@ -41,6 +41,7 @@ from fedjaxsim.bench.workload import Load, simulate
 from fedjaxsim.data.minibatches import Batch, Minibatches
 from fedjaxsim.engine.devices import use_all_cores
 from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.simulation import Simulation
 
 CLASSES, BATCHES, STEPS = problems.FEMNIST_CLASSES, 3, 100
 FLOPS = cnn_flops(problems.IMAGE[0], CLASSES)
@@ -93,17 +94,16 @@ def even(clients: int) -> Load:
     task = models.softmax(models.cnn(problems.IMAGE, CLASSES), CLASSES)
     p = FEMNIST_COHORT / clients
     examples = FEMNIST_COHORT * BATCHES * BATCH
-    return simulate(
+    simulation = Simulation(
         fedavg(task),
         task,
         population,
         everyone(clients) if p == 1 else poisson(clients, max_rate=p),
         Minibatches(BATCH, epochs=1),
-        PRIVATE.replace(sampling_rate=p),
-        work_of("fedavg", task, FEMNIST_COHORT, examples, FLOPS, rows[0]),
-        rounds=4,
-        evaluates=False,
+        devices=jax.devices(),
     )
+    work = work_of("fedavg", task, FEMNIST_COHORT, examples, FLOPS, rows[0])
+    return simulate(simulation, PRIVATE.replace(sampling_rate=p), work, rounds=4)
 
 
 def of_load(load: Load) -> Timed:

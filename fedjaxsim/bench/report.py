@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from fedjaxsim.bench.results import Results, Spread
 from fedjaxsim.bench.workload import Workload
-from fedjaxsim.report.progress import number
-from fedjaxsim.report.tables import print_rows
+from fedjaxsim.report.progress import number, print_rows
 
 BOUNDS = {"gemm": "GEMM", "memory": "memory", None: "–"}
 _COMPARED = (
@@ -25,33 +24,41 @@ def range_of(spread: Spread | None) -> str:
 
 def print_results(results: Results) -> None:
     """Prints one line per workload: speed, memory, compilation and the ceiling's fraction."""
-
-    def median(spread: Spread | None) -> str:
-        return number(spread and spread.median)
-
-    def percent(spread: Spread | None) -> str:
-        return "–" if spread is None else f"{100 * spread.median:.3g} %"
-
     rows = []
     for name in results.processes:
-
-        def of(key: str, name: str = name) -> Spread | None:
-            return results.spread(name, key)
-
+        speed, updates, compilation, memory, compiling, evaluation = (
+            results.spread(name, key)
+            for key in (
+                "rounds_per_second", "updates_per_second", "compile_seconds", "memory_mb",
+                "compiling_memory_mb", "evaluation_share",
+            )
+        )  # fmt: skip
         rows.append(
-            {
-                "workload": name,
-                "rounds/s": range_of(of("rounds_per_second")),
-                "updates/s": median(of("updates_per_second")),
-                "of ceiling": percent(results.fraction(name)),
-                "bound": BOUNDS[results.bound(name)],
-                "compile s": range_of(of("compile_seconds")),
-                "MB": median(of("memory_mb")),
-                "MB compiling": median(of("compiling_memory_mb")),
-                "evaluation": percent(of("evaluation_share")),
-            }
+            [
+                name,
+                range_of(speed),
+                _median(updates),
+                _percent(results.fraction(name)),
+                BOUNDS[results.bound(name)],
+                range_of(compilation),
+                _median(memory),
+                _median(compiling),
+                _percent(evaluation),
+            ]
         )
-    print_rows(rows)
+    headings = [
+        "workload", "rounds/s", "updates/s", "of ceiling", "bound", "compile s", "MB",
+        "MB compiling", "evaluation",
+    ]  # fmt: skip
+    print_rows(headings, rows, no_wrap=True)
+
+
+def _median(spread: Spread | None) -> str:
+    return number(spread and spread.median)
+
+
+def _percent(spread: Spread | None) -> str:
+    return "–" if spread is None else f"{100 * spread.median:.3g} %"
 
 
 def compare(new: Results, old: Results) -> list[dict[str, str]]:
@@ -96,7 +103,7 @@ def print_comparison(new: Results, old: Results, name: str) -> None:
     if not rows:
         print(f"no workload of {name} was measured here")
         return
-    print_rows(rows)
+    print_rows(list(rows[0]), [list(row.values()) for row in rows], no_wrap=True)
     print("ratios are new/old; in brackets the range over pairs of processes")
     for key in ("name", "processor", "cores", "device_kind", "devices"):
         was, now = old.machine.get(key), new.machine.get(key)
@@ -110,5 +117,5 @@ def print_list(workloads: Sequence[Workload]) -> None:
     for curve in dict.fromkeys(w.curve or w.name for w in workloads):
         members = [w for w in workloads if curve in (w.curve, w.name)]
         sizes = f": {', '.join(f'{w.size:,}' for w in members)}" if members[0].curve else ""
-        rows.append({"workload": curve, "what it is": members[0].summary + sizes})
-    print_rows(rows, justify="left")
+        rows.append([curve, members[0].summary + sizes])
+    print_rows(["workload", "what it is"], rows, left=2, no_wrap=True)

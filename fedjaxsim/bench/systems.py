@@ -2,7 +2,9 @@
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,17 +58,20 @@ def femnist_cnn(data: str | None, algorithm: str, clients: int = 206, rounds: in
     work = work_of(
         algorithm, task, p * population.num_clients, examples, cnn_flops(28, classes), PIXELS
     )
-    loaded = simulate(
+    simulation = Simulation(
         SYSTEMS[algorithm].make(task),
         task,
         population,
         poisson(population.num_clients, max_rate=p),
         Minibatches(BATCH, epochs=1),
-        PRIVATE.replace(sampling_rate=p),
-        work,
-        rounds=rounds,
+        devices=jax.devices(),
     )
-    return loaded if data is None else _named(loaded, data)
+    loaded = simulate(simulation, PRIVATE.replace(sampling_rate=p), work, rounds)
+    if data is None:
+        return loaded
+    # The name of the data, without where they lie on this machine.
+    kind, _, path = data.partition(":")
+    return dataclasses.replace(loaded, data=f"{kind}:{Path(path).name}")
 
 
 def dense(
@@ -92,7 +97,7 @@ def dense(
       batch: rows in a minibatch.
       steps: minibatches of a client in a round.
       rounds: in one compiled segment.
-      divided: see `simulate`.
+      divided: whether the clients are divided over all devices, or run on the first.
     """
     system, (features, *hidden, classes) = SYSTEMS[algorithm], widths
     model = (
@@ -101,20 +106,19 @@ def dense(
     task = models.softmax(model, classes)
     updates = clients if expected is None else expected
     p = updates / clients
-    flops = dense_flops(widths)
-    return simulate(
+    simulation = Simulation(
         system.make(task),
         task,
         problems.equal_clients(clients, *rows, (features,), classes),
         everyone(clients) if expected is None else poisson(clients, max_rate=p),
         Minibatches(batch, steps=steps),
-        (PRIVATE if system.sends else _PLAIN).replace(sampling_rate=p),
-        work_of(algorithm, task, updates, updates * steps * batch, flops, features),
-        rounds=rounds,
-        mechanism=None if system.sends else closed(),
-        evaluates=rows[1] > 0,
-        divided=divided,
+        None if system.sends else closed(),
+        devices=jax.devices() if divided else None,
     )
+    hparams = (PRIVATE if system.sends else _PLAIN).replace(sampling_rate=p)
+    examples = updates * steps * batch
+    work = work_of(algorithm, task, updates, examples, dense_flops(widths), features)
+    return simulate(simulation, hparams, work, rounds)
 
 
 def work_of(
@@ -140,12 +144,6 @@ def work_of(
     shared, personal = (sum(leaf.size for leaf in jax.tree.leaves(state)) for state in states)
     moved = round_bytes(updates, personal, examples, features, shared)
     return Work(system.folds * examples * flops_per_example, moved, updates)
-
-
-def _named(loaded: Load, data: str) -> Load:
-    """With the name of the data in the result, without where they lie on this machine."""
-    kind, _, path = data.partition(":")
-    return dataclasses.replace(loaded, data=f"{kind}:{Path(path).name}")
 
 
 # --- PP-SGD ---------------------------------------------------------------------------------------
@@ -176,6 +174,15 @@ def _ppsgd_work(clients: int, runs: int) -> Work:
     return Work(updates * 4 * BATCH * PPSGD_FEATURES, moved, updates)
 
 
+def _ppsgd(clients: int, devices: Sequence[Any] | None) -> Simulation:
+    task = known_regression(PPSGD_FEATURES)
+    population = regression_stream(clients, PPSGD_FEATURES)
+    minibatches = Minibatches(BATCH, steps=1)
+    return Simulation(
+        ppsgd(task), task, population, everyone(clients), minibatches, devices=devices
+    )
+
+
 def ppsgd_synthetic(clients: int = PPSGD_CLIENTS, rounds: int = 100) -> Load:
     """PP-SGD on its synthetic problem: fresh batches of 10, d = 100, everyone.
 
@@ -183,17 +190,8 @@ def ppsgd_synthetic(clients: int = PPSGD_CLIENTS, rounds: int = 100) -> Load:
       clients: m.
       rounds: in one compiled segment.
     """
-    task = known_regression(PPSGD_FEATURES)
-    return simulate(
-        ppsgd(task),
-        task,
-        regression_stream(clients, PPSGD_FEATURES),
-        everyone(clients),
-        Minibatches(BATCH, steps=1),
-        Hyperparameters(learning_rate=0.1, clip_norm=10.0, noise_multiplier=1.0),
-        _ppsgd_work(clients, 1),
-        rounds=rounds,
-    )
+    hparams = Hyperparameters(learning_rate=0.1, clip_norm=10.0, noise_multiplier=1.0)
+    return simulate(_ppsgd(clients, jax.devices()), hparams, _ppsgd_work(clients, 1), rounds)
 
 
 def ppsgd_grid(
@@ -206,16 +204,8 @@ def ppsgd_grid(
       clients: m.
       rounds: in one compiled segment.
     """
-    task = known_regression(PPSGD_FEATURES)
     settings = grid_settings() if settings is None else settings
-    simulation = Simulation(
-        ppsgd(task),
-        task,
-        regression_stream(clients, PPSGD_FEATURES),
-        everyone(clients),
-        Minibatches(BATCH, steps=1),
-    )
-    devices = tuple(jax.devices())
+    simulation, devices = _ppsgd(clients, None), tuple(jax.devices())
     many = ManyRuns(simulation, settings, devices)
     rows = simulation.rows["train"]
     return Load(
@@ -250,15 +240,11 @@ def empty_round(rounds: int = 2000) -> Load:
     task = models.softmax(layers, 2)
     # No client is likely to be drawn in 10⁸ rounds.
     p = 2.0**-32
-    return simulate(
+    simulation = Simulation(
         pmtl(task),
         task,
         problems.equal_clients(10, 10, 0, (10,), 2),
         poisson(10, max_rate=p, capacity=10),
         Minibatches(BATCH, steps=1),
-        PRIVATE.replace(sampling_rate=p),
-        Work(0.0, 0.0, 0.0),
-        rounds=rounds,
-        evaluates=False,
-        divided=False,
     )
+    return simulate(simulation, PRIVATE.replace(sampling_rate=p), Work(0.0, 0.0, 0.0), rounds)

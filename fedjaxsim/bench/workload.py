@@ -6,14 +6,9 @@ from typing import Any
 
 import jax
 
-from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.bench.work import Work
-from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.task import Task
-from fedjaxsim.privacy.mechanisms import Mechanism
-from fedjaxsim.privacy.sampling import Sampling
 from fedjaxsim.simulation import Simulation
 
 PyTree = Any
@@ -76,40 +71,17 @@ class Workload:
         return self.builder(**{**self.settings, **real, **changes})
 
 
-def simulate(
-    algorithm: Algorithm,
-    task: Task,
-    population: Population,
-    sampling: Sampling,
-    minibatches: Minibatches,
-    hparams: Hyperparameters,
-    work: Work,
-    *,
-    rounds: int,
-    mechanism: Mechanism | None = None,
-    evaluates: bool = True,
-    divided: bool = True,
-) -> Load:
-    """The load of one simulation, with the settings that a user gets by default.
+def simulate(simulation: Simulation, hparams: Hyperparameters, work: Work, rounds: int) -> Load:
+    """The load of one simulation; evaluations are timed, too, where clients have rows for testing.
 
     Args:
-      algorithm: as all others up to `hparams`, of `Simulation`.
-      task: see there.
-      population: see there.
-      sampling: see there.
-      minibatches: see there.
+      simulation: the parts together, on the devices that compute.
       hparams: of `Simulation.run`.
       work: of one round.
       rounds: in one compiled segment.
-      mechanism: as of `Simulation`.
-      evaluates: whether evaluations are timed, too.
-      divided: whether the clients are divided over all devices, or run on the first.
     """
-    devices = tuple(jax.devices()) if divided else None
-    simulation = Simulation(
-        algorithm, task, population, sampling, minibatches, mechanism, devices=devices
-    )
     hparams = simulation.check(hparams)
+    tests = simulation.population.splits["test"].count.any()
 
     def advance(state, rounds):
         return simulation._segment(state, hparams, simulation._placed["train"], rounds=rounds)
@@ -117,11 +89,11 @@ def simulate(
     return Load(
         init=lambda: simulation.init(0, hparams),
         advance=advance,
-        evaluate=(lambda state: simulation.evaluate(state, hparams)) if evaluates else None,
+        evaluate=(lambda state: simulation.evaluate(state, hparams)) if tests else None,
         rounds=rounds,
         work=work,
-        data_bytes=data_bytes(population),
-        devices=devices or tuple(jax.devices()[:1]),
+        data_bytes=data_bytes(simulation.population),
+        devices=simulation.devices or tuple(jax.devices()[:1]),
     )
 
 

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -57,36 +57,24 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
       rows: summaries of runs, with a `run` each to name it.
       title: above the table.
     """
-    table = Table(
-        title=title,
-        title_justify="left",
-        box=rich.box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=0,  # 80 columns are enough then
-    )
-    table.add_column("run", overflow="fold")
     qualities = [(key, metric) for key, metric in in_tables() if any(key in row for row in rows)]
-    for _, metric in qualities:
-        for heading in (metric.title, "p10", "p90"):
-            table.add_column(heading, justify="right")
-    for heading in ("ε\nzero-out", "ε\nreplace", "δ", "rounds", "rounds\nper s"):
-        table.add_column(heading, justify="right")
+    ends = ("", "_p10", "_p90")
+    lines = []
     for row in rows:
         planned = f" of {row['rounds_planned']}" if row["interrupted"] else ""
-        table.add_row(
-            row["run"],
-            *(
-                _decimals(row.get(key + end))
-                for key, _ in qualities
-                for end in ("", "_p10", "_p90")
-            ),
-            epsilon_text(row["epsilon"]),
-            epsilon_text(row["epsilon_replace"]),
-            number(row["delta"]),
-            f"{row['rounds']}{planned}",
-            number(row["rounds_per_second"]),
+        lines.append(
+            [
+                row["run"],
+                *(_decimals(row.get(key + end)) for key, _ in qualities for end in ends),
+                *(epsilon_text(row[key]) for key in ("epsilon", "epsilon_replace")),
+                number(row["delta"]),
+                f"{row['rounds']}{planned}",
+                number(row["rounds_per_second"]),
+            ]
         )
-    print_whole(table)
+    measured = [heading for _, one in qualities for heading in (one.title, "p10", "p90")]
+    headings = ["run", *measured, "ε\nzero-out", "ε\nreplace", "δ", "rounds", "rounds\nper s"]
+    print_rows(headings, lines, title, padding=0)  # 80 columns are enough then
 
 
 def print_guarantee(report: "Report", place: Path | None, *, explain: bool) -> None:
@@ -103,8 +91,33 @@ def print_guarantee(report: "Report", place: Path | None, *, explain: bool) -> N
         print(f"privacy: {report.short()}; in full: {place or '--explain'}")
 
 
-def print_whole(table: Table) -> None:
-    """Prints a table, as wide as it is where there is no terminal to fit into, in a log say."""
+def print_rows(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str | None = None,
+    *,
+    left: int = 1,
+    no_wrap: bool = False,
+    padding: Any = (0, 1),
+) -> None:
+    """Prints a table, as wide as it is where there is no terminal to fit into, in a log say.
+
+    Args:
+      headings: of the columns.
+      rows: texts, one for each column.
+      title: above the table.
+      left: so many columns are flush left, and the others flush right.
+      no_wrap: whether the first column stays as wide as it is, however narrow a terminal is.
+      padding: of cells, as rich's.
+    """
+    looks: dict[str, Any] = {"title_justify": "left", "box": rich.box.SIMPLE_HEAD}
+    table = Table(title=title, show_edge=False, padding=padding, **looks)
+    for index, heading in enumerate(headings):
+        justify = "left" if index < left else "right"
+        first: dict[str, Any] = {} if index else {"no_wrap": no_wrap, "overflow": "fold"}
+        table.add_column(heading, justify=justify, **first)
+    for row in rows:
+        table.add_row(*row)
     console = Console()
     Console(width=None if console.is_terminal else 200).print(table)
 

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
-import rich.box
-from rich.table import Table
 
 from fedjaxsim import metrics
 from fedjaxsim.privacy.events import Charged, Entry
@@ -13,7 +11,7 @@ from fedjaxsim.privacy.guarantee import COMMON_NOISE, report
 from fedjaxsim.report.envelopes import default_metric, envelope, last, records
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import key_label, value_label
-from fedjaxsim.report.progress import epsilon_text, number, print_whole
+from fedjaxsim.report.progress import epsilon_text, number, print_rows
 from fedjaxsim.runs.build import Experiment
 from fedjaxsim.runs.plan import Plan
 from fedjaxsim.runs.sweep_directory import REPORT, SELECTION, SweepDirectory
@@ -54,21 +52,20 @@ def print_report(plan: Plan, results: pa.Table) -> None:
     best = last(envelope(results, plan.columns, plan.best_over, metric))
     over = ", ".join(key_label(key) for key in plan.best_over)
     title = f"{metrics.label(metric)} at the end" + (f", best over {over}" if over else "")
-    table = Table(title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, show_edge=False)
     keys = [key for key in plan.columns if key in best.columns and key not in plan.best_over]
-    for key in (*keys, *plan.best_over):
-        table.add_column(key_label(key), justify="right")
-    for heading in ("value", "ε\nzero-out", "ε\nreplace", "δ"):
-        table.add_column(heading, justify="right")
+    keys += plan.best_over
     rows = records(best)
-    for row in rows[:_MOST_LINES]:
-        table.add_row(
-            *(value_label(key, row[key]) for key in (*keys, *plan.best_over)),
+    lines = [
+        [
+            *(value_label(key, row[key]) for key in keys),
             number(row["value"]),
             *(epsilon_text(row[name]) for name in ("epsilon", "epsilon_replace")),
             number(row["delta"]),
-        )
-    print_whole(table)
+        ]
+        for row in rows[:_MOST_LINES]
+    ]
+    headings = [*map(key_label, keys), "value", "ε\nzero-out", "ε\nreplace", "δ"]
+    print_rows(headings, lines, title, left=0)
     if len(rows) > _MOST_LINES:
         print(f"… and {len(rows) - _MOST_LINES} more in envelopes.parquet")
     diverged = _diverged(results)

@@ -2,10 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-import rich.box
-from rich.table import Table
-
-from fedjaxsim.report.progress import COUNT, Bar, number, print_whole
+from fedjaxsim.report.progress import COUNT, Bar, number, print_rows
 from fedjaxsim.runs.settings import flag
 from fedjaxsim.tune.descent import Point, Step
 
@@ -51,11 +48,10 @@ def print_points(metric: str, rows: Mapping[str, tuple[Point, float, float, floa
       rows: by name, the hyperparameters, the metric with its standard error over seeds, and the
         run-equivalents it took to find them.
     """
-    table = Table(box=rich.box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     names: Sequence[str] = list(next(iter(rows.values()))[0])
-    for heading in ("", *map(flag, names), f"{metric} on seeds", "run-equivalents"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    for name, (point, value, error, runs) in rows.items():
-        values = [number(point[each]) for each in names]
-        table.add_row(name, *values, with_error(value, error), number(runs))
-    print_whole(table)
+    lines = [
+        [name, *(number(point[each]) for each in names), with_error(value, error), number(runs)]
+        for name, (point, value, error, runs) in rows.items()
+    ]
+    headings = ["", *map(flag, names), f"{metric} on seeds", "run-equivalents"]
+    print_rows(headings, lines, padding=(0, 1, 0, 0))
