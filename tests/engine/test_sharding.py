@@ -11,6 +11,8 @@ from fedjaxsim import fedavg, pmtl
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.placement.devices import OverDevices
+from fedjaxsim.engine.settings_axis import over_settings, stack, varying
+from fedjaxsim.engine.state import state_of
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.simulation import Simulation
@@ -117,3 +119,25 @@ def test_devices_of_a_cpu_share_the_memory_of_the_population():
         assert piece.data.unsafe_buffer_pointer() == first + row * 32 * x.itemsize
     again = dataclasses.replace(population, names=population.names[::-1])
     assert again.fields["x"] is x
+
+
+def test_a_settings_axis_composes_with_clients_on_several_devices():
+    population, task = least_squares([4, 4, 5], test=0.3)
+    sim = Simulation(pmtl(task), task, population, everyone(3), EPOCHS)
+    settings = [HPARAMS.replace(learning_rate=rate).as_arrays() for rate in (0.01, 0.1)]
+    axes = varying(settings)
+    program = over_settings(sim.program, axes, 2)
+    placement = OverDevices(jax.devices()[:2])
+    functions, rows = placement.functions(program), placement.rows(population)["train"]
+    key, hparams = jax.random.key(0, impl="threefry2x32"), stack(settings, axes).as_arrays()
+    state = jax.jit(functions.init)(key, hparams)
+    several = jax.jit(functions.rounds, static_argnames="rounds")
+    state, _ = several(state, hparams, rows, rounds=2)
+    for run, setting in enumerate(settings):
+        start = sim.init(key, setting, common_noise=True)
+        alone, _ = sim.run(start, setting, 2)
+        one = state_of(state, run)
+        for name in ("shared", "personal"):
+            np.testing.assert_allclose(
+                numbers(getattr(one, name)), numbers(getattr(alone, name)), rtol=1e-5, atol=1e-6
+            )
