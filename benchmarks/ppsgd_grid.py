@@ -17,6 +17,10 @@ Two parts, each in processes of its own that alternate engine and numpy:
   chosen by hand on 2 cores: clients so small are slower one at a time ("scan"), and other sizes of
   chunks are a little slower.
 
+* map: a part of the grid, once as above, and once by plain `jax.vmap` of the same rounds over the
+  settings, on the same devices, in turn. Runs are then a first axis of all arrays; clients go one
+  after another as above ("scan"), or in batches as by default ("vmap").
+
 The parent reports medians and ranges over the processes. GFLOP count the two matrix products of a
 gradient, 4bd a client and round; bytes, one read and one write of all θ_i a round. The ceilings are
 measured in the same process, after the run: a product of float32 matrices of 2048 rows, and adding
@@ -25,6 +29,8 @@ exceeds a process that has only the same imports.
 """
 
 import argparse
+import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -45,7 +51,10 @@ from fedjaxsim.bench.children import of_script
 from fedjaxsim.bench.systems import LEVELS, NOISES, RATES
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import feature_variances, regression_stream
-from fedjaxsim.engine.devices import use_all_cores
+from fedjaxsim.engine.devices import SAME, across, divided, mesh_of, use_all_cores
+from fedjaxsim.engine.layout import Layout
+from fedjaxsim.engine.settings_axis import stack, varying
+from fedjaxsim.engine.state import map_parts
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.privacy.sampling import everyone
@@ -54,9 +63,11 @@ from fedjaxsim.simulation import Simulation
 
 N, D, BATCH, CLIP, LABEL_NOISE, EVAL_EVERY = 1000, 100, 10, 10.0, 0.01, 10
 SETTINGS = list(itertools.product(RATES, LEVELS, NOISES))
+MAPPED = SETTINGS[::5]
+"""The part of them on which two ways of mapping are compared."""
 SINGLE = (0.1, 1.0, 1.0)
 """Learning rate, level and noise multiplier of the single run."""
-PARTS = ("grid", "single")
+PARTS = ("grid", "single", "map")
 GFLOP = 4e-9 * N * BATCH * D
 """Of one round of one run."""
 RESULTS = Path(__file__).parent / "results" / "ppsgd_grid.json"
@@ -221,6 +232,71 @@ def single_process(rounds: int, repeats: int) -> dict[str, Any]:
     }
 
 
+def plain_vmap(simulation: Simulation, layout: Layout) -> tuple[Any, Any]:
+    """A state of the runs of `MAPPED`, and `(state, rounds) -> state` by `jax.vmap` alone."""
+    program = dataclasses.replace(simulation.program, layout=layout)
+    settings = [hyperparameters(setting) for setting in MAPPED]
+    axes = varying(settings)
+    hparams = stack(settings, axes).as_arrays()
+    key, rows = jax.random.key(0, impl="threefry2x32"), simulation.rows["train"]
+    shapes = jax.eval_shape(program.init, key, settings[0].as_arrays())
+
+    def by_part(varies, same):
+        def of(part, tree):
+            return jax.tree.map(lambda _: varies if part.varies else same, tree)
+
+        return map_parts(of, shapes)
+
+    first, mesh = by_part(0, None), mesh_of(jax.devices(), "settings")
+    specs, of_settings = by_part(divided("settings"), SAME), divided("settings")
+    by_setting = jax.tree.map(
+        lambda axis: SAME if axis is None else of_settings, axes, is_leaf=lambda axis: axis is None
+    )
+
+    def several(state, hparams, rounds):
+        def one(state, hparams):
+            return program.rounds(state, hparams, rows, rounds)[0]
+
+        return jax.vmap(one, (first, axes), first)(state, hparams)
+
+    def advance(state, hparams, rounds):
+        part = functools.partial(several, rounds=rounds)
+        return across(part, mesh, (specs, by_setting), specs)(state, hparams)
+
+    run = jax.jit(advance, static_argnames="rounds", donate_argnums=0)
+    start = jax.vmap(program.init, (None, axes), first)(key, hparams)
+    return start, lambda state, rounds: run(state, hparams, rounds=rounds)
+
+
+def map_process(rounds: int, repeats: int) -> dict[str, Any]:
+    """The same rounds of many runs with their axis last, and by plain `jax.vmap`, in turn."""
+    simulation, _ = make_simulation()
+    many = ManyRuns(simulation, [hyperparameters(setting) for setting in MAPPED])
+    scan = simulation.layout_of(len(MAPPED))
+
+    def one_program(state, rounds):
+        rows = simulation.rows["train"]
+        return many._rounds(state, many._hparams, rows, rounds=rounds)[0]
+
+    forms = {
+        "axis_last": (many.init(0), one_program),
+        "vmap_in_scan": plain_vmap(simulation, scan),
+        "vmap_in_vmap": plain_vmap(simulation, simulation.layout_of(1)),
+    }
+    states = {name: advance(state, rounds) for name, (state, advance) in forms.items()}
+    times: dict[str, list[float]] = {name: [] for name in forms}
+    for _ in range(repeats):
+        for name, (_, advance) in forms.items():
+            jax.block_until_ready(states[name])
+            begin = time.perf_counter()
+            states[name] = jax.block_until_ready(advance(states[name], rounds))
+            times[name].append(time.perf_counter() - begin)
+    numbers = {name: rounds / statistics.median(each) for name, each in times.items()}
+    best = max(numbers["vmap_in_scan"], numbers["vmap_in_vmap"])
+    per_s = {f"{name}_rounds_per_s": value for name, value in numbers.items()}
+    return per_s | {"ratio": numbers["axis_last"] / best, "peak_mb": megabytes()}
+
+
 def idle_process() -> dict[str, Any]:
     """What a process takes that imports all this and starts JAX."""
     jax.block_until_ready(jnp.zeros(()) + 1)
@@ -236,6 +312,8 @@ def measure(part: str, args: argparse.Namespace) -> dict[str, Any]:
         return grid_process(args.rounds)
     if part == "single":
         return single_process(args.single_rounds, args.repeats)
+    if part == "map":
+        return map_process(EVAL_EVERY, args.repeats)
     return idle_process()
 
 
@@ -281,7 +359,7 @@ def main() -> None:
     parser.add_argument("--child", choices=(*PARTS, "idle"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     # Before JAX starts. The single run has one device, which uses all cores in an operation.
-    if args.child == "grid":
+    if args.child in ("grid", "map"):
         use_all_cores()
     if args.child:
         print(json.dumps(measure(args.child, args)))
@@ -295,7 +373,8 @@ def main() -> None:
             numbers = in_new_process(part, args)
             numbers["peak_above_idle_mb"] = numbers["peak_mb"] - idle["peak_mb"]
             processes[part].append(numbers)
-            print(f"process {index + 1}, {part}: {numbers['ratio']:.2f} times numpy", flush=True)
+            other = "plain vmap" if part == "map" else "numpy"
+            print(f"process {index + 1}, {part}: {numbers['ratio']:.2f} times {other}", flush=True)
     for part, several in processes.items():
         results[part] = {"summary": summarize(several), "processes": several}
         print(f"{part}, median (range) over {args.processes} processes:")

@@ -90,7 +90,7 @@ class Hyperparameters(HparamFields):
         return jax.tree.map(as_array, self, is_leaf=lambda leaf: isinstance(leaf, list | tuple))
 
 
-def known(value: ArrayLike | Sequence[float]) -> np.ndarray | None:
+def on_host(value: ArrayLike | Sequence[float]) -> np.ndarray | None:
     """The value on the host, or None while it is being traced (mapped or differentiated)."""
     return None if isinstance(value, Tracer) else np.asarray(value, dtype=np.float64)
 
@@ -111,10 +111,10 @@ def validate(hparams: Hyperparameters) -> None:
       ValueError: naming the hyperparameter, its value and what is allowed.
     """
     for name, record in about(hparams).items():
-        value = known(getattr(hparams, name))
+        value = on_host(getattr(hparams, name))
         if value is not None:
             record.check(name, value)
-    z, clip_norm = known(hparams.noise_multiplier), known(hparams.clip_norm)
+    z, clip_norm = on_host(hparams.noise_multiplier), on_host(hparams.clip_norm)
     if z is None or clip_norm is None:
         return
     if np.any(z > 0) and not np.all(np.isfinite(clip_norm)):

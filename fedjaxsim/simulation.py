@@ -33,7 +33,7 @@ from fedjaxsim.engine.segments import Segment, run_segments
 from fedjaxsim.engine.share import Whole
 from fedjaxsim.engine.stages import first_states, stage_key
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.hparams import Hyperparameters, known, validate
+from fedjaxsim.hparams import Hyperparameters, on_host, validate
 from fedjaxsim.models.task import Task
 from fedjaxsim.privacy import ledger, streams
 from fedjaxsim.privacy.accounting.composition import require_match
@@ -322,8 +322,8 @@ class Simulation:
             personal=personal,
             privacy=jax.tree.map(jnp.copy, state.privacy),
         )
-        if state.taken is not None and new.taken is not None:
-            new = dataclasses.replace(new, taken=jnp.copy(state.taken))
+        if state.consumed is not None and new.consumed is not None:
+            new = dataclasses.replace(new, consumed=jnp.copy(state.consumed))
         return self.drawing_from(self.noise(hparams), self._with_account(new))
 
     def round(
@@ -489,7 +489,7 @@ class Simulation:
         validate(hparams)
         self.algorithm.check(hparams)
         self.mechanism.check(hparams, self.num_clients)
-        rate = known(hparams.sampling_rate)
+        rate = on_host(hparams.sampling_rate)
         if rate is not None:
             for value in np.ravel(rate):
                 check_rate(self.sampling, float(value))

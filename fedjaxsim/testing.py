@@ -237,7 +237,7 @@ class _Comparison:
             for where, a, b in self._leaves(when, name, getattr(one, name), getattr(two, name)):
                 if _bits(a) != _bits(b):
                     raise AssertionError(self._message(when, f"`{name}`{where}"))
-        for name in ("personal", "taken"):
+        for name in ("personal", "consumed"):
             self._by_client(when, name, getattr(one, name), getattr(two, name), everybody)
 
     def predictions(self, one: PyTree, two: PyTree) -> None:
@@ -280,7 +280,7 @@ def _differ(one: PyTree, two: PyTree) -> bool:
 
 
 def _of_client(state: SimulationState, client: int) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[client], (state.personal, state.taken))
+    return jax.tree.map(lambda leaf: leaf[client], (state.personal, state.consumed))
 
 
 def _predictions(

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms.layers import Selection, merge, split
 from fedjaxsim.data.minibatches import ClientData, Minibatches
-from fedjaxsim.hparams import Hyperparameters, known
+from fedjaxsim.hparams import Hyperparameters, on_host
 from fedjaxsim.models.task import Task
 
 PyTree = Any
@@ -336,7 +336,7 @@ def _require_one_minibatch(minibatches: Minibatches) -> None:
 
 
 def _require_finite(hparams: Hyperparameters) -> None:
-    level = known(hparams.personalization)
+    level = on_host(hparams.personalization)
     if level is not None and not np.all(np.isfinite(level)):
         raise ValueError(
             "personalization must be finite in the paper's parametrization (use 'grid' for global "

@@ -153,7 +153,7 @@ class ClientData:
     minibatches: Minibatches
     # () int32, the minibatches consumed in earlier rounds, and the key of the orders in which they
     # are consumed, the same in all rounds; None where they are not consumed.
-    _taken: jax.Array | None = None
+    _consumed: jax.Array | None = None
     _order: jax.Array | None = None
     # Makes batches afresh instead of drawing them from the rows (see `Population`).
     _generate: Generate | None = None
@@ -223,7 +223,7 @@ class ClientData:
 
         def consumed(carry, index):
             assert self._order is not None
-            number = self._taken + index
+            number = self._consumed + index
             key = threefry.fold_in(self._order, number // self._batches())
             batch = self._of_pass(key, number % self._batches())
             left = index < self.num_steps()
@@ -243,8 +243,8 @@ class ClientData:
     def num_steps(self) -> jax.Array:
         """How many minibatches `fold` takes, () int32; 0 where a client's data are used up."""
         if self.minibatches.passes is not None:
-            assert self._taken is not None
-            left = self.minibatches.passes * self._batches() - self._taken
+            assert self._consumed is not None
+            left = self.minibatches.passes * self._batches() - self._consumed
             return jnp.clip(left, 0, self.minibatches.steps)
         if self.minibatches.steps is not None:
             return jnp.int32(self.minibatches.steps)

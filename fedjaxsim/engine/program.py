@@ -78,7 +78,7 @@ class Program:
             privacy=ledger.empty(self.no_charges()),
             key=run_key,
             fingerprint=jnp.asarray(streams.COMMON),
-            taken=jnp.zeros(clients, jnp.int32) if consumes else None,
+            consumed=jnp.zeros(clients, jnp.int32) if consumes else None,
         )
 
     def round(
@@ -103,7 +103,7 @@ class Program:
             self.minibatches,
             self.num_clients,
             self.layout,
-            Store(state.personal, state.taken),
+            Store(state.personal, state.consumed),
             self.share.places(drawn.cohort, everyone=everyone),
             rows,
             Told(state.shared, state.mechanism, hparams, state.round, drawn.clients, drawn.order),

@@ -53,7 +53,7 @@ class Rows:
         key: jax.Array,
         minibatches: Minibatches,
         layout: Layout,
-        taken: jax.Array | None = None,
+        consumed: jax.Array | None = None,
         order: jax.Array | None = None,
     ) -> ClientData:
         """One client's view.
@@ -63,7 +63,7 @@ class Rows:
           key: what the choice of minibatches in this round depends on.
           minibatches: of the local steps.
           layout: static settings; they change no result beyond rounding.
-          taken: () int32, how many minibatches the client has consumed in earlier rounds; None
+          consumed: () int32, how many minibatches the client has consumed in earlier rounds; None
             where minibatches are not consumed.
           order: the key of the orders in which they are consumed, the same in all rounds; or None.
         """
@@ -73,7 +73,7 @@ class Rows:
             self.count[client_id],
             key,
             minibatches,
-            taken,
+            consumed,
             order,
             self.generate,
             layout.reading(self.pass_size),

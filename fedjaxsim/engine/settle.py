@@ -68,7 +68,7 @@ def settle(
         personal=worked.store.personal,
         mechanism=release.state,
         privacy=privacy,
-        taken=worked.store.taken,
+        consumed=worked.store.consumed,
     )
     participants = jnp.sum(drawn.cohort.mask, dtype=jnp.int32)
     means = jax.tree.map(lambda total: total / participants, worked.metrics)

@@ -42,7 +42,7 @@ class SimulationState:
       privacy: the ledger of what was released.
       key: the run's random key; rounds and clients fold their numbers into it.
       fingerprint: (2,) uint32, folded into the noise's part of the key; see `privacy/streams.py`.
-      taken: (m,) int32, how many minibatches each client has consumed; None where minibatches are
+      consumed: (m,) int32, how many minibatches each client has consumed; None where minibatches are
         not consumed.
     """
 
@@ -53,7 +53,7 @@ class SimulationState:
     privacy: Ledger
     key: jax.Array
     fingerprint: jax.Array
-    taken: jax.Array | None = None
+    consumed: jax.Array | None = None
 
 
 PARTS = {
@@ -64,7 +64,7 @@ PARTS = {
     "privacy": Part("server", varies=True),
     "key": Part("server", varies=False),
     "fingerprint": Part("server", varies=False),
-    "taken": Part("clients", varies=False),
+    "consumed": Part("clients", varies=False),
 }
 """Of the state, by field."""
 

@@ -32,11 +32,11 @@ class Store(NamedTuple):
 
     Attributes:
       personal: the algorithm's personal states.
-      taken: int32, how many minibatches each has consumed; None where they are not consumed.
+      consumed: int32, how many minibatches each has consumed; None where they are not consumed.
     """
 
     personal: PyTree
-    taken: jax.Array | None
+    consumed: jax.Array | None
 
 
 class Places(NamedTuple):
@@ -119,13 +119,13 @@ def work(
     def one(row, client_id):
         batch_key, context_key = threefry.split(threefry.fold_in(told.key, client_id))
         own_order = threefry.fold_in(told.order, client_id)
-        data = rows.of(client_id, batch_key, minibatches, layout, row.taken, own_order)
+        data = rows.of(client_id, batch_key, minibatches, layout, row.consumed, own_order)
         context = Context(told.round, context_key, client_id, num_clients)
         personal, message, metrics = algorithm.client(
             told.shared, row.personal, data, told.hparams, context
         )
-        taken = None if row.taken is None else row.taken + data.num_steps()
-        return Store(personal, taken), widened(message), metrics
+        consumed = None if row.consumed is None else row.consumed + data.num_steps()
+        return Store(personal, consumed), widened(message), metrics
 
     row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), store)
     _, message, metrics = jax.eval_shape(one, row, jax.ShapeDtypeStruct((), jnp.int32))

@@ -26,7 +26,7 @@ from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import map_clients
 from fedjaxsim.gradients.reverse import bounded, reversible, run_rounds, segment_length
-from fedjaxsim.hparams import Hyperparameters, known
+from fedjaxsim.hparams import Hyperparameters, on_host
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit, noise_multiplier_in_jit
 from fedjaxsim.privacy.guarantee import default_delta
@@ -389,7 +389,7 @@ def check_names(
         return
     if epsilon is not None:
         raise ValueError("noise_multiplier follows from epsilon, so it is not free to vary")
-    clip_norm = known(hparams.clip_norm)
+    clip_norm = on_host(hparams.clip_norm)
     if clip_norm is not None and not np.all(np.isfinite(clip_norm)):
         raise ValueError(
             f"noise_multiplier has no derivative without a finite clip_norm, got {clip_norm}"
@@ -407,10 +407,10 @@ def _check(
                 "z(ε) is known for Gaussian noise with Poisson sampling or everyone, got a "
                 f"{event.kind!r} mechanism with {scheme.kind!r} sampling"
             )
-        value = known(epsilon)
+        value = on_host(epsilon)
         if value is not None and not (value.ndim == 0 and 0 < value < np.inf):
             raise ValueError(f"epsilon must be one positive, finite number, got {epsilon}")
         hparams = hparams.replace(noise_multiplier=1.0)
     simulation.check(hparams)
-    if known(hparams.noise_multiplier) is not None:
+    if on_host(hparams.noise_multiplier) is not None:
         simulation.check_rounds(hparams, 0, rounds, None)

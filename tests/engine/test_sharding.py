@@ -67,8 +67,8 @@ def test_two_devices_give_what_one_gives(name, counts, rate, minibatches, chunk_
             if a.personal:
                 assert jax.tree.leaves(b.personal)[0].shape[0] == m
                 np.testing.assert_allclose(numbers(b.personal), numbers(a.personal), rtol=1e-11)
-            if a.taken is not None:
-                np.testing.assert_array_equal(b.taken, a.taken)
+            if a.consumed is not None:
+                np.testing.assert_array_equal(b.consumed, a.consumed)
         for key in segment.metrics:
             np.testing.assert_allclose(others.metrics[key], segment.metrics[key], rtol=1e-11)
         for key, values in segment.evaluation.values.items():

@@ -438,8 +438,8 @@ def test_passes_bound_how_often_a_row_is_seen():
     sim = Simulation(fedavg(task), task, population, everyone(5), minibatches, chunk_size=2)
     hparams = Hyperparameters(learning_rate=0.5)
     state, _ = sim.run(sim.init(0, hparams), hparams, 2)
-    assert state.taken is not None
-    assert state.taken.tolist() == [2] * 5
+    assert state.consumed is not None
+    assert state.consumed.tolist() == [2] * 5
     before = jax.tree.map(np.array, state.shared.params)
     assert np.any(before["kernel"] != 0)
     state, _ = sim.run(state, hparams, 3)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.hparams import SMALLEST_CLIP_NORM, known
+from fedjaxsim.hparams import SMALLEST_CLIP_NORM, on_host
 from fedjaxsim.privacy.events import Event
 from fedjaxsim.privacy.mechanisms import (
     Accumulator,
