@@ -42,8 +42,7 @@ class SimulationState:
       privacy: the ledger of what was released.
       key: the run's random key; rounds and clients fold their numbers into it.
       fingerprint: (2,) uint32, folded into the noise's part of the key; see `privacy/streams.py`.
-      consumed: (m,) int32, how many minibatches each client has consumed; None where minibatches are
-        not consumed.
+      consumed: (m,) int32, how many minibatches each client has consumed; None where they are not.
     """
 
     round: jax.Array

@@ -198,7 +198,9 @@ def test_the_arguments_that_are_checked_are_those_of_the_protocols():
         ("sampling", Sampling),
     ]:
         functions = {
-            field for field, hint in kind.__annotations__.items() if "Callable" in str(hint)
+            field
+            for field, hint in kind.__annotations__.items()
+            if "Callable" in str(hint) or getattr(hint, "_is_protocol", False)
         }
         assert set(_ARGUMENTS[name]) == functions
 

@@ -79,7 +79,7 @@ def adaptive_clipping() -> Mechanism:
     def check(hparams, num_clients):
         del num_clients
         first, z, sigma = map(
-            known, (hparams.clip_norm, hparams.noise_multiplier, hparams.count_noise)
+            on_host, (hparams.clip_norm, hparams.noise_multiplier, hparams.count_noise)
         )
         if first is not None and not np.all(first <= LARGEST_CLIP_NORM):
             raise ValueError(
