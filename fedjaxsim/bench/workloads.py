@@ -3,7 +3,7 @@
 import difflib
 from typing import Any
 
-from fedjaxsim.algorithms.systems import SYSTEMS
+from fedjaxsim.algorithms.systems import SYSTEMS, System
 from fedjaxsim.bench.systems import (
     PIXELS,
     dense,
@@ -15,24 +15,33 @@ from fedjaxsim.bench.systems import (
 from fedjaxsim.bench.workload import Workload
 
 
-def _softmax(name: str, summary: str, algorithm: str, clients: int) -> Workload:
-    sizes: dict[str, Any] = {"clients": clients, "rows": (16, 4), "rounds": 10_000 // clients}
-    settings = {"algorithm": algorithm, "widths": (PIXELS, 10), **sizes}
-    return Workload(name, summary, dense, settings)
+def _dense(
+    name: str, summary: str, *widths: int, curve: str | None = None, size: int | None = None,
+    algorithm: str = "pmtl", **settings: Any,
+) -> Workload:  # fmt: skip
+    given = {"algorithm": algorithm, "widths": widths, **settings}
+    return Workload(name, summary, dense, given, curve, size)
 
 
-def _perceptron(name: str) -> Workload:
-    system = SYSTEMS[name]
+def _mlp(name: str, system: System) -> Workload:
     steps = 1 if system.one_minibatch else 5
-    sizes: dict[str, Any] = {"clients": 200, "rows": (40, 10), "expected": 100, "rounds": 10}
-    return Workload(
-        f"mlp-{name}",
-        f"{system.title} of an MLP 784-128-10, 100 of 200 clients, "
-        f"{steps} step{'s' if steps > 1 else ''}",
-        dense,
-        {"algorithm": name, "widths": (PIXELS, 128, 10), "steps": steps, **sizes},
-    )
+    words = "1 step" if steps == 1 else f"{steps} steps"
+    return _dense(
+        f"mlp-{name}", f"{system.title} of an MLP 784-128-10, 100 of 200 clients, {words}",
+        PIXELS, 128, 10, algorithm=name, clients=200, expected=100, rows=(40, 10), steps=steps,
+        rounds=10,
+    )  # fmt: skip
 
+
+def _softmax(name: str, summary: str, algorithm: str, clients: int) -> Workload:
+    sizes = {"clients": clients, "rows": (16, 4), "rounds": 10_000 // clients}
+    return _dense(name, summary, PIXELS, 10, algorithm=algorithm, **sizes)
+
+
+_SHARED = "softmax regression with shared weights, d = 784, 1,000 clients, one step"
+_OWN = "softmax regression with weights of each client's own, 1,000 clients, one step"
+_STREAM = "PP-SGD on fresh synthetic data, 1,000 clients, d = 100, batches of 10"
+_TINY = "10 clients with 22 parameters each"
 
 OF_SYSTEMS = (
     *(
@@ -45,94 +54,46 @@ OF_SYSTEMS = (
         )
         for name in ("fedavg", "pmtl")
     ),
-    _softmax(
-        "softmax-1k",
-        "softmax regression with shared weights, d = 784, 1,000 clients, one step",
-        "fedavg",
-        1000,
-    ),
+    _softmax("softmax-1k", _SHARED, "fedavg", 1000),
     _softmax("softmax-10k", "the same with 10,000 clients", "fedavg", 10_000),
-    _softmax(
-        "softmax-1k-own",
-        "softmax regression with weights of each client's own, 1,000 clients, one step",
-        "pmtl",
-        1000,
-    ),
+    _softmax("softmax-1k-own", _OWN, "pmtl", 1000),
     _softmax("softmax-10k-own", "the same with 10,000 clients", "pmtl", 10_000),
-    *map(_perceptron, SYSTEMS),
-    Workload(
-        "ppsgd-synthetic",
-        "PP-SGD on fresh synthetic data, 1,000 clients, d = 100, batches of 10",
-        ppsgd_synthetic,
-    ),
+    *(_mlp(*item) for item in SYSTEMS.items()),
+    Workload("ppsgd-synthetic", _STREAM, ppsgd_synthetic),
     Workload("ppsgd-grid", "990 settings of it as one program", ppsgd_grid),
     Workload("empty-round", "nobody is drawn, 20 leaves of state", empty_round),
-    Workload(
-        "tiny-round",
-        "10 clients with 22 parameters each",
-        dense,
-        {"algorithm": "pmtl", "widths": (10, 2), "clients": 10, "rounds": 500, "divided": False},
-    ),
+    _dense("tiny-round", _TINY, 10, 2, clients=10, rounds=500, divided=False),
 )
 """What a table of the systems has in its lines."""
 
 
-def _curve(name: str, summary: str, sizes: dict[int, dict[str, Any]]) -> tuple[Workload, ...]:
-    """One workload of PMTL for each size, with its settings."""
-    return tuple(
-        Workload(f"{name}-{size}", summary, dense, {"algorithm": "pmtl", **settings}, name, size)
-        for size, settings in sizes.items()
-    )
+def _point(curve: str, summary: str, size: int, *widths: int, **settings: Any) -> Workload:
+    return _dense(f"{curve}-{size}", summary, *widths, curve=curve, size=size, **settings)
 
 
 GROWTH = (
-    *_curve(
-        "growth-cohort",
-        "expected cohort, of 20,000 clients",
-        {
-            q: {"widths": (32, 10), "clients": 20_000, "expected": q, "rounds": max(2, 10_000 // q)}
-            for q in (10, 100, 1000, 10_000)
-        },
+    *(
+        _point("growth-cohort", "expected cohort, of 20,000 clients", q, 32, 10,
+               clients=20_000, expected=q, rounds=max(2, 10_000 // q))
+        for q in (10, 100, 1000, 10_000)
     ),
-    *_curve(
-        "growth-population",
-        "clients, of which 100 are drawn",
-        {
-            m: {
-                "widths": (10, 2),
-                "clients": m,
-                "rows": (2, 0),
-                "expected": 100,
-                "batch": 2,
-                "rounds": 100,
-            }
-            for m in (100, 1000, 10_000, 100_000, 1_000_000)
-        },
+    *(
+        _point("growth-population", "clients, of which 100 are drawn", m, 10, 2,
+               clients=m, expected=100, rows=(2, 0), batch=2, rounds=100)
+        for m in (100, 1000, 10_000, 100_000, 1_000_000)
     ),
-    *_curve(
-        "growth-parameters",
-        "parameters of each of 100 clients",
-        {
-            75 * h + 10: {"widths": (64, h, 10), "clients": 100, "rounds": 4}
-            for h in (13, 133, 1333, 13_333)
-        },
+    *(
+        _point("growth-parameters", "parameters of each of 100 clients", 75 * h + 10, 64, h, 10,
+               clients=100, rounds=4)
+        for h in (13, 133, 1333, 13_333)
     ),
-    *_curve(
-        "growth-steps",
-        "local steps of 100 clients",
-        {
-            steps: {
-                "widths": (64, 10),
-                "clients": 100,
-                "rows": (20, 0),
-                "steps": steps,
-                "rounds": max(1, 100 // steps),
-            }
-            for steps in (1, 10, 100, 1000)
-        },
+    *(
+        _point("growth-steps", "local steps of 100 clients", steps, 64, 10,
+               clients=100, rows=(20, 0), steps=steps, rounds=max(1, 100 // steps))
+        for steps in (1, 10, 100, 1000)
     ),
-)
-"""What growth curves have for their points."""
+)  # fmt: skip
+"""What growth curves have for their points: PMTL at ever larger sizes."""
 
 WORKLOADS = {workload.name: workload for workload in OF_SYSTEMS + GROWTH}
 
