@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from fedjaxsim.bench.report import BOUNDS
 from fedjaxsim.bench.results import Results, Spread
 from fedjaxsim.bench.workload import Workload
-from fedjaxsim.report.plots import COLOURS, STYLE
+from fedjaxsim.report.plots import COLOURS, STYLE, picture
 
 _COLOUR = {"gemm": COLOURS[0], "memory": COLOURS[1], None: "0.5"}
 _BOUND = {bound: f"bound by {name}" for bound, name in BOUNDS.items()} | {None: "the loop alone"}
@@ -28,8 +28,7 @@ def systems_figure(results: Results, names: Sequence[str]) -> Figure:
       names: workloads, at least one; the first at the top.
     """
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(11.4, 1.5 + 0.28 * len(names)), layout="constrained")
-        figure.suptitle(_title(results, names), fontsize=10)
+        figure = picture(_title(results, names), 11.4, 1.5 + 0.28 * len(names))
         speed, ceiling, compilation = figure.subplots(1, 3, sharey=True, width_ratios=(1.2, 1, 0.7))
         for place, name in enumerate(names):
             colour = _COLOUR[results.bound(name)]
@@ -71,8 +70,8 @@ def growth_figure(results: Results, workloads: Sequence[Workload]) -> Figure:
     """
     curves = list(dict.fromkeys(workload.curve for workload in workloads))
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(0.6 + 2.5 * len(curves), 4.8), layout="constrained")
-        figure.suptitle(_title(results, [w.name for w in workloads]), fontsize=10, wrap=True)
+        title = _title(results, [workload.name for workload in workloads])
+        figure = picture(title, 0.6 + 2.5 * len(curves), 4.8)
         panels = figure.subplots(2, len(curves), squeeze=False, sharex="col")
         for curve, (speed, memory) in zip(curves, panels.T, strict=True):
             points = [workload for workload in workloads if workload.curve == curve]

@@ -72,10 +72,11 @@ def measure(load: Load, repeats: int, *, ceilings: bool) -> Record:
     give_back_heap()
     forget_peak()
     second = both()
+    device_peak = device_peak_bytes(load)
     memory = {
         "peak_mb": peak / MB,
         "running_mb": peak_bytes() / MB,
-        "device_peak_mb": _optional(device_peak_bytes(load), MB),
+        "device_peak_mb": None if device_peak is None else device_peak / MB,
         "state_mb": state_bytes / MB,
         "data_mb": load.data_bytes / MB,
     }
@@ -113,10 +114,6 @@ def _fractions(load: Load, took: float, flops: float, bandwidth: float) -> dict[
         "gemm_fraction": load.work.flops / flops / took,
         "memory_fraction": load.work.bytes / bandwidth / took,
     }
-
-
-def _optional(value: float | None, unit: float) -> float | None:
-    return None if value is None else value / unit
 
 
 def seconds(function: Callable[[], Any]) -> float:

@@ -99,7 +99,7 @@ def _prepare_trade_off(question: TradeOff) -> Callable[[], int]:
     title = f"{question.sampling} sampling, p = {p:.4g}, z = {z:.4g}, T = {T}, {question.view}"
 
     def work() -> int:
-        plots.save(plots.trade_off_figure(type_one, curves, title), question.out)
+        plots.save(plots.errors_figure(type_one, curves, title), question.out)
         print(question.out)
         return 0
 

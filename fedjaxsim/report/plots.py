@@ -40,7 +40,7 @@ STYLE: dict[Any, Any] = {
 def picture(title: str, width: float, height: float) -> Figure:
     """An empty figure of so many inches, whose parts make room for one another."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(title, fontsize=10, wrap=True)
     return figure
 
 
@@ -169,7 +169,7 @@ def comparison_figure(runs: Sequence[Curve], title: str) -> Figure:
     return figure
 
 
-def trade_off_figure(type_one: np.ndarray, curves: Mapping[str, np.ndarray], title: str) -> Figure:
+def errors_figure(type_one: np.ndarray, curves: Mapping[str, np.ndarray], title: str) -> Figure:
     """The errors that a guarantee leaves to any test, below the diagonal of perfect privacy.
 
     Args:
@@ -178,8 +178,7 @@ def trade_off_figure(type_one: np.ndarray, curves: Mapping[str, np.ndarray], tit
       title: what is shown.
     """
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(4.6, 4.4), layout="constrained")
-        figure.suptitle(title, fontsize=9, wrap=True)
+        figure = picture(title, 4.6, 4.4)
         axes = figure.subplots()
         axes.plot([0, 1], [1, 0], color="0.45", lw=1, ls="dotted", label="perfect privacy")
         for index, (label, type_two) in enumerate(curves.items()):
