@@ -41,6 +41,6 @@ class Bench:
 
     def prepare(self) -> Callable[[], int]:
         """As `prepare_bench`."""
-        from fedjaxsim.bench.command import prepare_bench
+        from fedjaxsim.cli.work.bench import prepare_bench
 
         return prepare_bench(self)

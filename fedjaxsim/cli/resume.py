@@ -30,6 +30,6 @@ class Resume:
     def prepare(self) -> Callable[[], int]:
         """As `prepare_resume`."""
         start_jax()
-        from fedjaxsim.runs.command import prepare_resume
+        from fedjaxsim.cli.work.run import prepare_resume
 
         return prepare_resume(self)

@@ -33,6 +33,6 @@ class Run:
     def prepare(self) -> Callable[[], int]:
         """As `prepare_run`."""
         start_jax()
-        from fedjaxsim.runs.command import prepare_run
+        from fedjaxsim.cli.work.run import prepare_run
 
         return prepare_run(self)

@@ -59,6 +59,6 @@ class Tune:
     def prepare(self) -> Callable[[], int]:
         """As `prepare_tune`."""
         start_jax()
-        from fedjaxsim.tune.command import prepare_tune
+        from fedjaxsim.cli.work.tune import prepare_tune
 
         return prepare_tune(self)

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from problems import HANGS
 
-from fedjaxsim.bench import command
 from fedjaxsim.bench.children import in_child
-from fedjaxsim.bench.command import _data, _plan
 from fedjaxsim.bench.figure import growth_figure, systems_figure
 from fedjaxsim.bench.report import compare
 from fedjaxsim.bench.results import Results
 from fedjaxsim.bench.workloads import GROWTH, select
 from fedjaxsim.cli import main
+from fedjaxsim.cli.work import bench as command
+from fedjaxsim.cli.work.bench import _data, _plan
 
 MACHINE = {
     "name": "here",

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedjaxsim.cli import main
-from fedjaxsim.runs import sweep as command
-from fedjaxsim.runs.sweep import _cut
+from fedjaxsim.cli.work import sweep as command
+from fedjaxsim.cli.work.sweep import _cut
 from fedjaxsim.runs.sweep_progress import SweepProgress
 
 BASE = """

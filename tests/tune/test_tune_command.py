@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from fedjaxsim.cli import Run, main, parse
+from fedjaxsim.cli.work import tune as command
+from fedjaxsim.cli.work.tune import tuned_settings
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import RunConfig
-from fedjaxsim.tune import command
-from fedjaxsim.tune.command import tuned_settings
 from fedjaxsim.tune.watch import TuneProgress
 
 SMALL = [
