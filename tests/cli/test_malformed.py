@@ -8,7 +8,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fedjaxsim.cli import main
@@ -117,6 +117,7 @@ def answer(tmp_path, monkeypatch, capsys):
         "audit --confidence 2",
         "audit --canaries 0",
         "audit --out a",
+        "privacy rounds --sampling-rate 0.1 --delta 1e-5 --epsilon 1 --noise-multiplier 1e13",
         "privacy tradeoff --noise-multiplier 1 --rounds 5 --sampling-rate 0.1 --out x.doc",
     ],
 )
@@ -321,10 +322,12 @@ _PRIVACY_FLAGS = st.sampled_from(_PRIVACY_WORDS.split())
 
 @pytest.mark.thorough
 @generated(100)
-@given(question=_PRIVACY, flag=_PRIVACY_FLAGS, value=_VALUE)
-def test_any_privacy_question(answer, question, flag, value):
-    # Billions of rounds are composed in half a minute.
-    assume(question != "rounds" or flag not in ("noise-multiplier", "epsilon"))
+@given(question=_PRIVACY, changes=st.dictionaries(_PRIVACY_FLAGS, _VALUE, min_size=1, max_size=2))
+@example(question="rounds", changes={"noise-multiplier": "1e6"})
+@example(question="rounds", changes={"epsilon": "1e6"})
+@example(question="rounds", changes={"noise-multiplier": "1e6", "epsilon": "1e-6"})
+@example(question="epsilon", changes={"noise-multiplier": "1e3", "rounds": "2147483647"})
+def test_any_privacy_question(answer, question, changes):
     plan = {"sampling-rate": "0.1", "delta": "1e-5", "rounds": "5"}
     if question in ("noise", "rounds", "rate"):
         plan["epsilon"] = "1"
@@ -336,7 +339,7 @@ def test_any_privacy_question(answer, question, flag, value):
         del plan["sampling-rate"]
     if question == "tradeoff":
         plan = {k: v for k, v in plan.items() if k != "delta"} | {"out": "/dev/null/t.png"}
-    plan[flag] = value
+    plan |= changes
     answer(["privacy", question, *(word for k, v in plan.items() for word in (f"--{k}", v))])
 
 

@@ -17,6 +17,31 @@ _TAIL = 10.0
 """Standard deviations beyond which losses count as infinite (probability 1e-23 a round)."""
 
 
+class _Masses(DensePLDPmf):
+    """Losses whose sum over very many rounds is cut off close to where its mass ends.
+
+    The library tries Chernoff's bounds at the orders 1/size to 20/size. All of these are too large
+    for more rounds than about size², so that the ends lie far out, hundreds of millions of losses
+    apart. Masses of zero behind the others bring the orders down.
+    """
+
+    def self_compose(self, num_times: int, tail_mass_truncation: float = 1e-15) -> DensePLDPmf:
+        places = np.arange(self.size)
+        mean = np.average(places, weights=self._probs)
+        variance = np.average((places - mean) ** 2, weights=self._probs)
+        best_order = math.sqrt(2 * math.log(2 / tail_mass_truncation) / (num_times * variance))
+        size = int(4 / best_order)
+        if size <= 16 * self.size:
+            return super().self_compose(num_times, tail_mass_truncation)
+        return DensePLDPmf(
+            self._discretization,
+            self._lower_loss,
+            np.pad(self._probs, (0, size - self.size)),
+            self._infinity_mass,
+            self._pessimistic_estimate,
+        ).self_compose(num_times, tail_mass_truncation)
+
+
 def largest_loss(z: float, p: float) -> float:
     """The loss of one release where the grid ends, for noise multiplier z and sampling rate p."""
     exponent = _TAIL / z + 1 / (2 * z**2)
@@ -37,7 +62,7 @@ def _cell_masses(edges: np.ndarray, mean: float) -> np.ndarray:
 
 def _round_up(
     upper: np.ndarray, lower: np.ndarray, first: int, interval: float, infinite: float
-) -> DensePLDPmf:
+) -> _Masses:
     """Empties cells to their ends, keeping the mass of both distributions.
 
     Args:
@@ -57,7 +82,7 @@ def _round_up(
     masses[1:] += to_upper_end
     masses[:-1] += upper - to_upper_end
     # Composition divides by masses; adding 1e-250 costs nothing and cannot overflow there.
-    return DensePLDPmf(interval, first, masses + 1e-250, infinite, True)
+    return _Masses(interval, first, masses + 1e-250, infinite, True)
 
 
 def _edges_zero_out(losses: np.ndarray, z: float, p: float) -> np.ndarray:
