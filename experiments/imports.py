@@ -15,63 +15,16 @@ from pathlib import Path, PurePosixPath
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-BEFORE = [
-    "cli",
-    "demo",
-    "tune",
-    "bench",
-    "sweep",
-    "hypergrad",
-    "fixed_point",
-    "reverse",
-    "testing",
-    "experiment",
-    "reads",
-    "feasible",
-    "config",
-    "plans",
-    "rundir",
-    "states",
-    "plots",
-    "progress",
-    "files",
-    "simulation",
-    "sharding",
-    "checks",
-    "loop",
-    "evaluation",
-    "rounds",
-    "algorithms",
-    "optimizers",
-    "privacy",
-    "algorithm",
-    "models",
-    "data",
-    "hparams",
-    "exchange",
-    "products",
-    "threefry",
-]
-AFTER = [
-    "cli",
-    "tune",
-    "bench",
-    "runs",
-    "report",
-    "testing",
-    "audit",
-    "gradients",
-    "simulation",
-    "engine",
-    "algorithms",
-    "privacy",
-    "algorithm",
-    "models",
-    "data",
-    "hparams",
-    "hparam_fields",
-    "fast",
-]
+BEFORE = """
+cli demo tune bench sweep hypergrad fixed_point reverse testing experiment reads feasible
+config plans rundir states plots progress files simulation sharding checks loop evaluation
+rounds algorithms optimizers privacy algorithm models data hparams exchange products threefry
+"""
+AFTER = """
+cli tune bench runs report testing audit gradients simulation engine algorithms privacy
+algorithm models data hparams hparam_fields metrics fast
+"""
+"""What lies at the top of the package, from the highest layer down."""
 
 
 def imports(revision: str) -> collections.Counter[tuple[str, str]]:
