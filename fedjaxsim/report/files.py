@@ -17,14 +17,17 @@ import numpy as np
 Record = dict[str, Any]
 
 
-def make_directory(path: Path, names: Sequence[str], kind: str, *, overwrite: bool) -> None:
+def make_directory(
+    path: Path, names: Sequence[str], kind: str, *, overwrite: bool, pictures: Sequence[str] = ()
+) -> None:
     """Makes a directory for results, and with `overwrite` removes those that it holds.
 
     Args:
       path: the directory.
       names: of the files and folders that say that it holds results.
       kind: of results, for messages.
-      overwrite: whether they are removed, pictures too.
+      overwrite: whether they are removed.
+      pictures: of theirs, which are removed too; other files of the directory stay.
 
     Raises:
       ValueError: if the path is a file, cannot be made, or holds such results and may not be
@@ -41,8 +44,8 @@ def make_directory(path: Path, names: Sequence[str], kind: str, *, overwrite: bo
     try:
         path.mkdir(parents=True, exist_ok=True)
         if overwrite:
-            for old in [*(path / name for name in present), *path.glob("*.png")]:
-                shutil.rmtree(old) if old.is_dir() else old.unlink()
+            for old in (path / name for name in (*present, *pictures)):
+                shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
     except OSError as error:
         raise ValueError(f"{path} cannot be written to: {error.strerror}") from error
 

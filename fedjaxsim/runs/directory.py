@@ -8,7 +8,7 @@ A run directory holds
     guarantee.json  adjacency -> view -> accountant -> ε, δ and what they rest on
     summary.json    the last metrics, speed, whether the run was interrupted; written last
     clients.csv     one line of test metrics per client
-    *.png           curves
+    curves.png      loss, quality and ε over rounds
 
 JSON has no infinity: null stands for "no finite number", e.g. for ε where nothing is promised.
 """
@@ -36,6 +36,7 @@ CONFIG = "config.toml"
 METRICS = "metrics.jsonl"
 GUARANTEE = "guarantee.json"
 SUMMARY = "summary.json"
+CURVES = "curves.png"
 CLIENTS = "clients.csv"
 CHECKPOINTS = "checkpoints"
 _TEXTS = ("algorithm", "data", "model")
@@ -66,7 +67,7 @@ class RunDirectory:
             overwritten.
         """
         names = (CONFIG, METRICS, GUARANTEE, SUMMARY, CLIENTS, CHECKPOINTS)
-        make_directory(path, names, "run", overwrite=overwrite)
+        make_directory(path, names, "run", overwrite=overwrite, pictures=[CURVES])
         return cls(path)
 
     def checkpoints(self, about: Mapping[str, str] | None = None) -> Any:

@@ -12,7 +12,7 @@ from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.report.files import Record, strict
 from fedjaxsim.report.progress import RunProgress, number
 from fedjaxsim.runs.build import Experiment, versions
-from fedjaxsim.runs.directory import RunDirectory
+from fedjaxsim.runs.directory import CURVES, RunDirectory
 from fedjaxsim.runs.loop import Cadence, OneRun, advance, digest, diverged, fingerprint_of
 
 _OF_SWEEPS = ("run", "epsilon_replace", "delta")
@@ -111,7 +111,7 @@ def execute(
         from fedjaxsim.report import plots
 
         figure = plots.run_figure(strict(records), _figure_title(experiment))
-        plots.save(figure, directory.path / "curves.png")
+        plots.save(figure, directory.path / CURVES)
         directory.write_summary(summary)
     return strict(summary), report
 

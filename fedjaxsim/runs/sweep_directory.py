@@ -37,6 +37,7 @@ from fedjaxsim.runs.rows import tidy
 from fedjaxsim.runs.settings import flag
 
 SWEEP = "sweep.toml"
+PICTURES = ("envelopes.png", "trade_off.png", "heat.png")
 PARTS = "parts"
 CHECKPOINT = "checkpoint"
 RESULTS = "results.parquet"
@@ -95,7 +96,7 @@ class SweepDirectory:
         if not overwrite:
             _check_same(path, plan)
         names = (PARTS, CHECKPOINT, RESULTS, ENVELOPES, REPORT, SWEEP) if overwrite else ()
-        make_directory(path, names, "sweep", overwrite=overwrite)
+        make_directory(path, names, "sweep", overwrite=overwrite, pictures=PICTURES)
         directory = cls(path, plan, versions, data)
         (path / PARTS).mkdir(exist_ok=True)
         for unfinished in (path / PARTS).glob(".*"):

@@ -62,7 +62,8 @@ class TuneDirectory:
         """
         directory = cls(path, fingerprint)
         if overwrite or not directory._goes_on():
-            make_directory(path, (PATH_JSON, PATH_CSV, TUNED), "tuning", overwrite=overwrite)
+            names = (PATH_JSON, PATH_CSV, TUNED)
+            make_directory(path, names, "tuning", overwrite=overwrite, pictures=[PICTURE])
             RunDirectory.create(directory.run.path, overwrite=overwrite)
         return directory
 

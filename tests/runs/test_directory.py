@@ -82,3 +82,11 @@ def test_metrics_that_no_run_wrote_are_refused(tmp_path, text):
     (tmp_path / "metrics.jsonl").write_text(text)
     with pytest.raises(ValueError, match="is damaged"):
         RunDirectory(tmp_path).metrics()
+
+
+def test_overwriting_a_run_leaves_what_is_not_the_runs(tmp_path):
+    RunDirectory.create(tmp_path).write_summary({})
+    for name in ("curves.png", "mine.png"):
+        (tmp_path / name).write_bytes(b"")
+    RunDirectory.create(tmp_path, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.png"]

@@ -49,7 +49,14 @@ def prepare_bench(command: "Bench") -> Callable[[], int]:
         raise ValueError(f"processes must be at least 1, got {command.processes}")
     data = _data(command.data)
     if command.out is not None:
-        make_directory(command.out, [RESULTS], "benchmark", overwrite=command.overwrite)
+        pictures = (SYSTEMS_FIGURE, GROWTH_FIGURE)
+        make_directory(
+            command.out,
+            [RESULTS],
+            "benchmark",
+            overwrite=command.overwrite,
+            pictures=pictures,
+        )
 
     def work() -> int:
         results, failures, interrupted = _measure(workloads, command.processes, data, command.out)
