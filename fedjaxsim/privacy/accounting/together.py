@@ -8,6 +8,7 @@ The adversary of joint differential privacy knows when it took part, and the rea
 sequence less: where only the first is described here, its number bounds the second's.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -42,9 +43,9 @@ class _Parts(NamedTuple):
     """
 
     mu: float
-    sampled: list[Entry]
-    known: list[Entry]
-    pure: list[Entry]
+    sampled: tuple[Entry, ...]
+    known: tuple[Entry, ...]
+    pure: tuple[Entry, ...]
 
 
 def _sensitivity(event: Event, adjacency: Adjacency) -> float:
@@ -78,7 +79,7 @@ def _parts(charges: Sequence[Charged], adjacency: Adjacency) -> _Parts:
             for entry in noisy
             if scheme.kind == "poisson" and entry.sampling_rate < 1
         ]
-    return _Parts(math.sqrt(math.fsum(squared)), sampled, known, pure)
+    return _Parts(math.sqrt(math.fsum(squared)), tuple(sampled), tuple(known), tuple(pure))
 
 
 def accountants(charges: Sequence[Charged], adjacency: Adjacency) -> tuple[str, ...]:
@@ -169,7 +170,9 @@ def _interval(parts: _Parts) -> float:
     return max(finest, pld.coarsest(max(one), whole, rounds))
 
 
+@functools.lru_cache(maxsize=2)
 def _convolved(parts: _Parts, adjacency: Adjacency) -> Profile:
+    """The last few are kept, as a report asks for the same ones in both views."""
     interval = _interval(parts)
     pieces: list[PrivacyLossDistribution] = []
     for z, p, rounds in pld.merge(parts.sampled):
