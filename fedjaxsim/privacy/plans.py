@@ -37,7 +37,7 @@ class Cohorts:
     """How often one client takes part at most (passes)."""
 
 
-class Plan(NamedTuple):
+class Planned(NamedTuple):
     """Cohorts as the accountants take them.
 
     Attributes:
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
     assumed: tuple[str, ...] = ()
 
 
-def plan(cohorts: Cohorts, delta: float = 0.1) -> Plan:
+def plan(cohorts: Cohorts, delta: float = 0.1) -> Planned:
     """Fills in what was not given, where ε does not depend on it.
 
     Args:
@@ -80,17 +80,17 @@ def plan(cohorts: Cohorts, delta: float = 0.1) -> Plan:
     if kind in ("fixed", "passes"):
         cohort = _cohort(cohorts, m)
         scheme = "fixed" if kind == "fixed" else "capped"
-        return Plan(Scheme(scheme, m, cohort, cohorts.max_participations), cohort / m, assumed)
+        return Planned(Scheme(scheme, m, cohort, cohorts.max_participations), cohort / m, assumed)
     capacity = m if cohorts.capacity is None else cohorts.capacity
     if kind == "everyone":
         if p not in (None, 1):
             raise ValueError(f"sampling_rate must be 1 where everyone takes part, got {p}")
-        return Plan(Scheme(kind, m, capacity), 1.0, assumed)
+        return Planned(Scheme(kind, m, capacity), 1.0, assumed)
     if p is None:
         raise ValueError("sampling_rate must be given for poisson sampling, got none")
     if capacity == m:
         assumed += ("Cohorts have room for all clients, so no overflow is charged to δ.",)
-    return Plan(Scheme(kind, m, capacity), p, assumed)
+    return Planned(Scheme(kind, m, capacity), p, assumed)
 
 
 def _any_clients(share: float | None, delta: float) -> int:
@@ -140,7 +140,7 @@ def check(noise_multiplier: float, rounds: int) -> None:
 
 
 def report(
-    plan: Plan, noise_multiplier: float, rounds: int, delta: float, accountant: str | None = None
+    plan: Planned, noise_multiplier: float, rounds: int, delta: float, accountant: str | None = None
 ) -> "Report":
     """The guarantees of equal rounds, with what was assumed of the cohorts.
 

@@ -26,7 +26,7 @@ from fedjaxsim.report.labels import (
 from fedjaxsim.report.panels import (
     BEST_LABEL,
     BEST_STYLE,
-    EPSILON,
+    EPSILON_LABEL,
     EPSILON_STYLE,
     beside_or_below,
     grouped,
@@ -91,7 +91,7 @@ def envelope_figure(
         if best is not None:
             handles.append(Line2D([], [], label=BEST_LABEL, **BEST_STYLE))
         if any(spent):
-            handles.append(Line2D([], [], label=f"spent {EPSILON}", **EPSILON_STYLE))
+            handles.append(Line2D([], [], label=f"spent {EPSILON_LABEL}", **EPSILON_STYLE))
         beside_or_below(figure, handles, legend_title(lines), len(groups))
     return figure
 
@@ -170,7 +170,7 @@ def _name_spent(axes: Sequence[Axes | None]) -> None:
     for start in range(0, len(axes), length):
         drawn = [axis for axis in axes[start : start + length] if axis is not None]
         if drawn:
-            drawn[-1].set_ylabel(EPSILON, color=EPSILON_STYLE["color"])
+            drawn[-1].set_ylabel(EPSILON_LABEL, color=EPSILON_STYLE["color"])
 
 
 def _frame_best(axes: Axes, grid: np.ndarray, upwards: bool) -> None:

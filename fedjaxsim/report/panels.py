@@ -15,7 +15,7 @@ from fedjaxsim.report.labels import Combination
 from fedjaxsim.report.plots import picture
 
 _IN_A_ROW = 5
-EPSILON = "ε (zero-out, joint DP)"
+EPSILON_LABEL = "ε (zero-out, joint DP)"
 """What ε in figures is."""
 EPSILON_STYLE: dict[str, Any] = {"color": "#D55E00", "ls": (0, (4, 2)), "lw": 1.1}
 BEST_STYLE: dict[str, Any] = {"color": "black", "lw": 3.4, "zorder": 1.9}

@@ -17,7 +17,7 @@ from fedjaxsim.report.labels import legend_title, line_styles
 from fedjaxsim.report.panels import (
     BEST_LABEL,
     BEST_STYLE,
-    EPSILON,
+    EPSILON_LABEL,
     grouped,
     placed,
     scale_of,
@@ -71,7 +71,7 @@ def trade_off_figure(
             best = _best_at_each(points, levels, noise, upwards)
             _draw_line(axes, best, infinite, label=BEST_LABEL, ms=8, **BEST_STYLE)
         _epsilon_ticks(axes, spent, infinite)
-        axes.set_xlabel(f"{EPSILON} at the end of training, nats")
+        axes.set_xlabel(f"{EPSILON_LABEL} at the end of training, nats")
         axes.set_ylabel(metrics.label(metric))
         axes.set_yscale(scale_of(metric, rows["value"]))
         if family:

@@ -15,7 +15,7 @@ from fedjaxsim.runs.execute import execute
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.simulation import Simulation
 
-EPSILON = 1.0
+TARGET = 1.0
 """The finite ε of the private runs, at the default δ = 1/(10·100)."""
 
 _BASE = RunConfig(
@@ -32,7 +32,7 @@ _BASE = RunConfig(
     mu=1.0,
     eval_every=5,
 )
-_LAM = {EPSILON: 0.03, math.inf: 0.1}
+_LAM = {TARGET: 0.03, math.inf: 0.1}
 """λ of PMTL for each ε: the noisier w̃ is, the weaker the best pull towards it."""
 
 
@@ -42,7 +42,7 @@ def configurations(seed: int) -> dict[str, RunConfig]:
     Local appears once: it releases nothing, so it is the same run at every ε.
     """
     runs = {"local": dataclasses.replace(_BASE, algorithm="local", seed=seed)}
-    for epsilon in (EPSILON, math.inf):
+    for epsilon in (TARGET, math.inf):
         for algorithm in ("pmtl", "fedavg", "fedprox"):
             runs[f"{algorithm}-eps-{epsilon:g}"] = dataclasses.replace(
                 _BASE, algorithm=algorithm, epsilon=epsilon, lam=_LAM[epsilon], seed=seed
