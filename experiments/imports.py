@@ -65,7 +65,9 @@ def draw(panels: dict[str, tuple[list[str], collections.Counter[tuple[str, str]]
             panel.set_xticks(range(len(order)), order, rotation=90)
             panel.set_yticks(range(len(order)), order)
             panel.set(xlim=(-0.5, len(order) - 0.5), ylim=(len(order) - 0.5, -0.5), aspect="equal")
-            panel.set_title(f"{title}: {len(order)} names at the top, {uphill} arrows uphill")
+            panel.set_title(
+                f"{title}: {len(order)} names at the top, {uphill} arrows uphill (orange)"
+            )
             panel.set_xlabel("is imported")
             panel.set_ylabel("imports")
     return figure

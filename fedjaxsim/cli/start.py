@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fedjaxsim.runs.settings import optional
 
-CheckpointEvery = Annotated[str | None, optional("N|TIME", "1min, at most 5 %% of the time")]
+CheckpointEvery = Annotated[str | None, optional("N|TIME", "1min, at most a twentieth of the time")]
 """Of the commands that write checkpoints; `Cadence.parse` reads it."""
 
 INTERRUPTED = 130

@@ -159,7 +159,8 @@ class Report:
             words.append(f"ε {sign} {value:.5g} {adjacency}")
             kinds.append(each.status.replace("_", " "))
         if not kinds:
-            return f"no guarantee: {'; '.join(reasons)}"
+            why = "; ".join(reasons)
+            return why if why.startswith("no guarantee") else f"no guarantee: {why}"
         view = "joint DP" if shown[0].view == "joint_dp" else "released sequence"
         kind = " and ".join(dict.fromkeys(kinds))
         return f"{', '.join(words)}, δ = {shown[0].delta:.3g} ({view}, {kind})"

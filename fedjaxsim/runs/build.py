@@ -161,9 +161,10 @@ def prepare(config: RunConfig, simulation: Simulation | None = None) -> Experime
             simulation.accountant,
         )
         hparams = hparams.replace(noise_multiplier=z)
-    private = float(np.asarray(hparams.noise_multiplier)) > 0
-    if private and "count_noise" in config.door.reads and config.count_noise is None:
-        hparams = hparams.replace(count_noise=p * scheme.clients / 20)
+    z = float(np.asarray(hparams.noise_multiplier))
+    if z > 0 and "count_noise" in config.door.reads and config.count_noise is None:
+        # A twentieth of the expected cohort is usual; where that is small, it must be above z/2.
+        hparams = hparams.replace(count_noise=max(p * scheme.clients / 20, z))
     simulation.check(hparams)
     simulation.check_rounds(hparams, 0, config.rounds, config.eval_every)
     if new:

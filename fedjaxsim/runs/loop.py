@@ -253,8 +253,9 @@ def records(
 
     Returns:
       For each run `run`, `round`, `train_loss` (the mean of the local losses during the segment,
-      every participation with equal weight; None where no one took part), the evaluation's metrics,
-      `epsilon` and `epsilon_replace` so far (joint DP; inf where nothing is promised) and `delta`.
+      every participation with equal weight; None where nobody took part or measured it), the
+      evaluation's metrics, `epsilon` and `epsilon_replace` so far (joint DP; inf where nothing is
+      promised) and `delta`.
     """
     privacy = jax.tree.map(np.asarray, state.privacy)
     charged = [_charges(privacy, index) for index in range(len(experiments))]
@@ -329,11 +330,11 @@ def digest(*settings: Any) -> str:
 
 def _train_loss(segment: Segment) -> Any:
     weights = segment.metrics.get("participants", np.zeros(0))
-    if not weights.sum():
-        return None
-    losses = segment.metrics["loss"]
-    taken = (weights > 0).reshape(-1, *[1] * (losses.ndim - 1))
-    return weights @ np.where(taken, losses, 0.0) / weights.sum()
+    losses = segment.metrics.get("loss")
+    if losses is None or not weights.sum():
+        return None  # an algorithm of one's own need not measure it
+    present = (weights > 0).reshape(-1, *[1] * (losses.ndim - 1))
+    return weights @ np.where(present, losses, 0.0) / weights.sum()
 
 
 class _Clock:

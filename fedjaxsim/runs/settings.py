@@ -149,7 +149,7 @@ class _SystemSettings:
     hidden: Annotated[tuple[int, ...], _INTEGERS] = (64,)
     """Comma-separated widths of the MLP's hidden layers."""
     intercept: bool = True
-    """Whether the linear model has one."""
+    """The linear model has one; --no-intercept leaves it out."""
     loss: Literal["softmax", "one-vs-all", "squared", "logistic"] = "softmax"
     """The local loss: softmax or one-vs-all (squared; c classes), logistic (labels ±1 or 0/1) or
     squared."""

@@ -28,6 +28,7 @@ from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.runs.many import ManyRuns
 from fedjaxsim.simulation import Simulation
 
+THOROUGH = pytest.mark.thorough
 D, C, COUNTS = 7, 4, [5, 9, 3, 12, 6, 8]
 
 
@@ -104,8 +105,8 @@ def test_one_step_by_hand():
     ("kind", "bias", "algorithm", "minibatches", "clip_norm"),
     [
         ("softmax", True, fedavg, Minibatches(2, steps=1), 0.4),
-        ("softmax", False, fedprox, Minibatches(2, steps=3), 0.6),
-        ("logistic", True, fedavg, Minibatches(2, steps=2), 0.3),
+        pytest.param("softmax", False, fedprox, Minibatches(2, steps=3), 0.6, marks=THOROUGH),
+        pytest.param("logistic", True, fedavg, Minibatches(2, steps=2), 0.3, marks=THOROUGH),
         ("squared", True, fedprox, Minibatches(2, steps=3, passes=2), 0.6),
     ],
 )

@@ -116,7 +116,7 @@ def test_derivatives_of_a_run_are_those_of_differences(system):
                 np.testing.assert_allclose(gradient[name][index], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("system", every_system("ppsgd", "fedavg"))
+@pytest.mark.parametrize("system", every_system("ppsgd"))
 def test_both_modes_give_the_same_numbers(system):
     # In fedavg a client's messages are never finite, so they count as zero: forward mode and the
     # differences above show what reverse mode must make of them.

@@ -1,7 +1,10 @@
 """Algorithms and models of one's own, named on the command line, in files and in sweeps."""
 
+import json
 import re
 import sys
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -87,3 +90,19 @@ def test_what_is_wrong_with_them_is_one_line(flags, message, tmp_path, capsys):
     assert error.count("\n") == 1
     assert re.search(message, error), error
     assert not (tmp_path / "out").exists()
+
+
+def test_the_algorithm_of_the_readme_runs_and_resumes(tmp_path):
+    text = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
+    code = text.partition("FedAvg from scratch:")[2].split("```")[1].removeprefix("python\n")
+    (tmp_path / "mine.py").write_text(
+        "import jax, jax.numpy as jnp, fedjaxsim as fl\n\ndef factory(task):\n"
+        + textwrap.indent(code, "    ")
+        + "    return my_fedavg\n"
+    )
+    run = "run --algorithm mine:factory --clients 6 --rounds 1 --local-steps 1 --quiet --out a"
+    assert main(run.split()) == 0
+    assert main(["resume", "a", "--rounds", "2", "--quiet"]) == 0
+    records = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").open()]
+    assert [record["round"] for record in records] == [0, 1, 2]
+    assert [record["train_loss"] for record in records] == [None] * 3

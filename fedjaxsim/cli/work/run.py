@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 from fedjaxsim.engine.program import SimulationState
 from fedjaxsim.report.files import Record
-from fedjaxsim.report.progress import print_guarantee, print_table, stop_on_interrupt
+from fedjaxsim.report.progress import (
+    epsilon_text,
+    print_guarantee,
+    print_table,
+    stop_on_interrupt,
+)
 from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.directory import CONFIG, GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import about, describe, execute
@@ -141,7 +146,8 @@ def _run(
     algorithm, asked = experiment.config.algorithm, experiment.config.target_epsilon
     if summary["epsilon"] is not None and summary["epsilon"] > asked:
         of = "stages" if earlier else f"{summary['rounds']} rounds"
-        _warn(f"all {of} together spend ε {summary['epsilon']:.4g}, more than the {asked:g} asked")
+        spent = epsilon_text(summary["epsilon"])
+        _warn(f"all {of} together spend ε {spent}, more than the {asked:g} asked")
     if earlier:
         stages = describe(earlier, algorithm, summary["rounds"])
         print(f"stages: {stages}; the guarantee is of all of them")
