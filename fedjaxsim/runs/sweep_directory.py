@@ -33,8 +33,8 @@ from fedjaxsim.report.files import (
     write_tables,
 )
 from fedjaxsim.runs.plan import Plan
-from fedjaxsim.runs.rows import tidy
 from fedjaxsim.runs.settings import flag
+from fedjaxsim.runs.table import tidy
 
 SWEEP = "sweep.toml"
 PICTURES = ("envelopes.png", "trade_off.png", "heat.png")

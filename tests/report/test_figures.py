@@ -18,8 +18,8 @@ from fedjaxsim.report.plots import save
 from fedjaxsim.report.trade_off import trade_off_figure
 from fedjaxsim.runs.default_figures import default_figures
 from fedjaxsim.runs.plan import Plan, make_plan
-from fedjaxsim.runs.rows import tidy
 from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.table import tidy
 
 LEVELS = (0.0, 1.0, math.inf)
 RATES = (0.1, 0.3)

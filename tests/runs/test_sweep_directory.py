@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedjaxsim.runs.plan import SweepOptions, make_plan, read_plan
-from fedjaxsim.runs.rows import tidy
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.sweep_directory import SweepDirectory
+from fedjaxsim.runs.table import tidy
 
 VERSIONS = {"fedjaxsim": "0.1.0", "jax": "0.10.0"}
 TABLES = [
