@@ -103,6 +103,7 @@ def test_the_algorithm_of_the_readme_runs_and_resumes(tmp_path):
     run = "run --algorithm mine:factory --clients 6 --rounds 1 --local-steps 1 --quiet --out a"
     assert main(run.split()) == 0
     assert main(["resume", "a", "--rounds", "2", "--quiet"]) == 0
-    records = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").open()]
+    lines = (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
     assert [record["round"] for record in records] == [0, 1, 2]
     assert [record["train_loss"] for record in records] == [None] * 3
