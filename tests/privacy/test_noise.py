@@ -115,7 +115,9 @@ def test_keys_shapes_and_types():
 def test_a_draw_in_two_halves_is_that_of_the_words_of_the_key(size):
     counts = np.arange(size, dtype=np.uint32)
     words = threefry.words(jax.random.key_data(jax.random.key(7)), 0 * counts, counts)
-    np.testing.assert_array_equal(_normal(jax.random.key(7), (size,)), _sizes(*words))
+    drawn = _normal(jax.random.key(7), (size,))
+    # Programs of their own may round the last bit of a logarithm their own way.
+    np.testing.assert_array_max_ulp(np.asarray(drawn), np.asarray(_sizes(*words)), maxulp=4)
 
 
 def test_the_draw_is_compiled_once_however_many_leaves_use_it():
