@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.engine.program import SimulationState
+from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.report.files import Record, strict
 from fedjaxsim.report.progress import RunProgress, number

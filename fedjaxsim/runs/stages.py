@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjaxsim.engine.program import SimulationState
+from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.report.files import Record
 from fedjaxsim.runs.build import Experiment, prepare, simulation_of
 from fedjaxsim.runs.directory import CHECKPOINTS, CONFIG, RunDirectory

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from fedjaxsim.engine.program import SimulationState
+from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import (
     epsilon_text,
