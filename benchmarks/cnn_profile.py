@@ -102,7 +102,7 @@ def even(clients: int) -> Load:
         Minibatches(BATCH, epochs=1),
         devices=jax.devices(),
     )
-    work = work_of("fedavg", task, FEMNIST_COHORT, examples, FLOPS, rows[0])
+    work = work_of("fedavg", task, clients, FEMNIST_COHORT, examples, FLOPS, rows[0])
     return simulate(simulation, PRIVATE.replace(sampling_rate=p), work, rounds=4)
 
 

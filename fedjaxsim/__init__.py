@@ -75,7 +75,12 @@ _MODULES = {
 }
 _HOMES = {
     "algorithm": ("Algorithm", "Context"),
-    **{f"algorithms.{name}": (name,) for name in SYSTEMS},
+    "algorithms.ditto": ("ditto",),
+    "algorithms.fedavg": ("fedavg",),
+    "algorithms.fedprox": ("fedprox",),
+    "algorithms.local": ("local",),
+    "algorithms.pmtl": ("pmtl",),
+    "algorithms.ppsgd": ("ppsgd",),
     "data.minibatches": ("Batch", "ClientData", "Minibatches"),
     "data.population": ("Population", "split"),
     "engine.evaluation": ("Evaluation",),

@@ -11,7 +11,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population, split
 from fedjaxsim.models.model import linear
 from fedjaxsim.models.task import Task, softmax, squared
-from fedjaxsim.privacy.mechanisms import closed, gaussian
+from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.simulation import Simulation
 
 HANGS = 600
@@ -73,8 +73,8 @@ def simulation_of(name, task, population, sampling, minibatches, **settings) -> 
     system = SYSTEMS[name]
     if system.one_minibatch:
         minibatches = Minibatches(minibatches.size, steps=1, passes=minibatches.passes)
-    door = gaussian() if system.sends else closed()
-    algorithm = system.make(task)
+    door = MECHANISMS[system.door].make(population.num_clients)
+    algorithm = system.make(task, population.num_clients)
     return Simulation(algorithm, task, population, sampling, minibatches, door, **settings)
 
 

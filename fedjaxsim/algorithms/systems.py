@@ -25,7 +25,8 @@ class System:
       reads: the hyperparameters that the algorithm reads, besides those of mechanism and sampler.
       arguments: what the factory takes besides the task: settings of a run, or what is made of them
         in `runs.build`.
-      sends: whether clients send anything; if not, its mechanism is the closed one.
+      door: the mechanism that it has by default, from `privacy.choices.MECHANISMS`; "closed" where
+        nothing is sent.
       one_minibatch: whether a round is one minibatch instead of local steps or epochs.
       folds: how often a client goes over the minibatches of a round.
     """
@@ -35,12 +36,25 @@ class System:
     paper: str
     reads: tuple[str, ...]
     arguments: tuple[str, ...] = ()
-    sends: bool = True
+    door: str = "gaussian"
     one_minibatch: bool = False
     folds: int = 1
 
-    def make(self, task: Any, **arguments: Any) -> "Algorithm":
-        """The algorithm for a task."""
+    @property
+    def sends(self) -> bool:
+        """Whether clients send anything."""
+        return self.door != "closed"
+
+    def make(self, task: Any, num_clients: int, **arguments: Any) -> "Algorithm":
+        """The algorithm for a task.
+
+        Args:
+          task: model and loss.
+          num_clients: m, for the systems with it among their arguments.
+          **arguments: others of its arguments; the factory's defaults stand in for the rest.
+        """
+        if "num_clients" in self.arguments:
+            arguments["num_clients"] = num_clients
         return pkgutil.resolve_name(self.factory)(task, **arguments)
 
 
@@ -88,7 +102,7 @@ SYSTEMS = {
         "the baseline without communication",
         reads=("learning_rate",),
         arguments=("local_optimizer",),
-        sends=False,
+        door="closed",
     ),
 }
 """All systems by name, in the order in which they are listed."""

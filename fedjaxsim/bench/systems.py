@@ -23,7 +23,7 @@ from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.models.model import Model
 from fedjaxsim.models.task import Task
-from fedjaxsim.privacy.mechanisms import closed
+from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.runs.many import ManyRuns
 from fedjaxsim.simulation import Simulation
@@ -52,17 +52,15 @@ def femnist_cnn(data: str | None, algorithm: str, clients: int = 206, rounds: in
     else:
         population = load(data, test=0.2)
         classes = max(2, int(population.fields["y"].max()) + 1)
-    p = FEMNIST_COHORT / problems.FEMNIST_WRITERS
+    p, m = FEMNIST_COHORT / problems.FEMNIST_WRITERS, population.num_clients
     examples = p * float(population.splits["train"].count.sum())
     task = models.softmax(models.cnn(population.fields["x"].shape[1:], classes), classes)
-    work = work_of(
-        algorithm, task, p * population.num_clients, examples, cnn_flops(28, classes), PIXELS
-    )
+    work = work_of(algorithm, task, m, p * m, examples, cnn_flops(28, classes), PIXELS)
     simulation = Simulation(
-        SYSTEMS[algorithm].make(task),
+        SYSTEMS[algorithm].make(task, m),
         task,
         population,
-        poisson(population.num_clients, max_rate=p),
+        poisson(m, max_rate=p),
         Minibatches(BATCH, epochs=1),
         devices=jax.devices(),
     )
@@ -107,23 +105,24 @@ def dense(
     updates = clients if expected is None else expected
     p = updates / clients
     simulation = Simulation(
-        system.make(task),
+        system.make(task, clients),
         task,
         problems.equal_clients(clients, *rows, (features,), classes),
         everyone(clients) if expected is None else poisson(clients, max_rate=p),
         Minibatches(batch, steps=steps),
-        None if system.sends else closed(),
+        MECHANISMS[system.door].make(clients),
         devices=jax.devices() if divided else None,
     )
     hparams = (PRIVATE if system.sends else _PLAIN).replace(sampling_rate=p)
     examples = updates * steps * batch
-    work = work_of(algorithm, task, updates, examples, dense_flops(widths), features)
+    work = work_of(algorithm, task, clients, updates, examples, dense_flops(widths), features)
     return simulate(simulation, hparams, work, rounds)
 
 
 def work_of(
     algorithm: str,
     task: Task,
+    num_clients: int,
     updates: float,
     examples: float,
     flops_per_example: float,
@@ -134,13 +133,15 @@ def work_of(
     Args:
       algorithm: which one.
       task: what it learns.
+      num_clients: m.
       updates: clients that take part.
       examples: that they compute on, all together.
       flops_per_example: see `work.py`.
       features: numbers in an example.
     """
     system = SYSTEMS[algorithm]
-    states = jax.eval_shape(system.make(task).init, jax.random.key(0), PRIVATE)
+    init = system.make(task, num_clients).init
+    states = jax.eval_shape(init, jax.random.key(0), PRIVATE)
     shared, personal = (sum(leaf.size for leaf in jax.tree.leaves(state)) for state in states)
     moved = round_bytes(updates, personal, examples, features, shared)
     return Work(system.folds * examples * flops_per_example, moved, updates)

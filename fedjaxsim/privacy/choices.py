@@ -16,14 +16,17 @@ class Choice(NamedTuple):
       factory: what makes it, as "module:function".
       reads: the settings of a run that it reads and that not every run does; a mechanism that reads
         "epsilon" is one whose noise can be calibrated.
+      takes_clients: whether the factory takes the number of clients.
     """
 
     factory: str
     reads: tuple[str, ...] = ()
+    takes_clients: bool = False
 
-    def make(self, *arguments: Any) -> Any:
-        """What the factory makes of these."""
-        return pkgutil.resolve_name(self.factory)(*arguments)
+    def make(self, num_clients: int, *arguments: Any) -> Any:
+        """What the factory makes of the number of clients, where it takes that, and of others."""
+        clients = (num_clients,) if self.takes_clients else ()
+        return pkgutil.resolve_name(self.factory)(*clients, *arguments)
 
 
 MECHANISMS = {
@@ -37,11 +40,13 @@ MECHANISMS = {
     "plain-mean": Choice("fedjaxsim.privacy.doors.client_noise:plain_mean"),
     "closed": Choice("fedjaxsim.privacy.mechanisms:closed"),
 }
-"""Factories without arguments, for messages of any shape."""
+"""For messages of any shape; factories without further arguments."""
 SAMPLERS = {
-    "poisson": Choice("fedjaxsim.privacy.sampling:poisson", ("sampling_rate",)),
-    "everyone": Choice("fedjaxsim.privacy.sampling:everyone"),
-    "fixed": Choice("fedjaxsim.privacy.samplers.fixed:fixed_size", ("cohort",)),
-    "passes": Choice("fedjaxsim.privacy.samplers.passes:passes", ("cohort", "max_participations")),
+    "poisson": Choice("fedjaxsim.privacy.sampling:poisson", ("sampling_rate",), True),
+    "everyone": Choice("fedjaxsim.privacy.sampling:everyone", (), True),
+    "fixed": Choice("fedjaxsim.privacy.samplers.fixed:fixed_size", ("cohort",), True),
+    "passes": Choice(
+        "fedjaxsim.privacy.samplers.passes:passes", ("cohort", "max_participations"), True
+    ),
 }
-"""Factories that take the number of clients and then what they read, in this order."""
+"""Factories that take, after the number of clients, what they read, in this order."""

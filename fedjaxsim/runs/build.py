@@ -220,7 +220,7 @@ def simulation_of(
     task = _task(config, population) if task is None else task
     given = [getattr(config, name) for name in config.sampler.reads]
     sampling = config.sampler.make(population.num_clients, *given)
-    mechanism = config.door.make()
+    mechanism = config.door.make(population.num_clients)
     if config.accountant is not None:
         _check_accountant(config, sampling.scheme, mechanism.event)
     return Simulation(
@@ -319,7 +319,8 @@ def _algorithm(config: RunConfig, task: Task, population: Population) -> Algorit
         return getattr(config, name) if make is None else make(config, population)
 
     system = config.system
-    algorithm = system.make(task, **{name: argument(name) for name in system.arguments})
+    given = {name: argument(name) for name in system.arguments if name != "num_clients"}
+    algorithm = system.make(task, population.num_clients, **given)
     weighted = "objective" in system.arguments and config.objective == "weighted"
     return algorithm._replace(public=(_DIVISOR,)) if weighted else algorithm
 

@@ -53,7 +53,8 @@ def _dealing(config: RunConfig) -> str:
 def settings_of(system: System) -> tuple[str, ...]:
     """The settings that a system reads and that not every run does, by field name."""
     schedule = ("schedule",) if "local_optimizer" in system.arguments else ()
-    return (*system.reads, *system.arguments, *schedule)
+    given = (name for name in system.arguments if name != "num_clients")
+    return (*system.reads, *given, *schedule)
 
 
 PARTS = (

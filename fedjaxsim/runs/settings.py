@@ -186,9 +186,9 @@ class RunConfig(HparamFields, _SystemSettings, _DataSettings):
     max_participations: Annotated[int | None, optional("INT", "none")] = None
     """How often one client takes part at most (passes)."""
 
-    mechanism: Annotated[str | None, _optional_one_of(MECHANISMS, "gaussian, or closed")] = None
+    mechanism: Annotated[str | None, _optional_one_of(MECHANISMS, "the algorithm's own")] = None
     """How messages are released; client-noise and plain-mean, as published, have no ε. By default
-    gaussian, and closed where nothing is sent."""
+    gaussian for most algorithms, and closed where nothing is sent."""
     count_noise: Annotated[float | None, optional("FLOAT", "cohort / 20")] = None
     """σ_b of adaptive clipping, the noise on the number of clipped messages; by default a twentieth
     of the expected cohort."""
@@ -297,7 +297,7 @@ class RunConfig(HparamFields, _SystemSettings, _DataSettings):
     @property
     def door_name(self) -> str:
         """The name of the mechanism."""
-        return self.mechanism or ("gaussian" if self.system.sends else "closed")
+        return self.mechanism or self.system.door
 
     @property
     def door(self) -> Choice:

@@ -41,7 +41,7 @@ def test_own_parameters_move_twice_a_client_and_shared_ones_twice_a_round():
 )
 def test_only_personal_algorithms_move_parameters_of_every_client(algorithm, floats):
     task = softmax(linear((3,), 2), 2)
-    work = work_of(algorithm, task, 10, 20, dense_flops((3, 2)), 3)
+    work = work_of(algorithm, task, 10, 10, 20, dense_flops((3, 2)), 3)
     assert work == (20 * 24, 4 * floats, 10)
 
 

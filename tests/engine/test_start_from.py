@@ -1,6 +1,7 @@
 """A run in stages: what is carried from one simulation to the next, and what all of them cost."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.state import PARTS, SimulationState
 from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.privacy.doors.pure import pure
 from fedjaxsim.privacy.mechanisms import closed
 from fedjaxsim.privacy.sampling import everyone
@@ -62,7 +64,8 @@ def test_every_part_of_the_state_is_declared():
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_clients_start_from_the_models_that_they_predicted_with(ended, name):
     system = SYSTEMS[name]
-    new = simulation(system.make, None if system.sends else closed())
+    make = functools.partial(system.make, num_clients=POPULATION.num_clients)
+    new = simulation(make, MECHANISMS[system.door].make(POPULATION.num_clients))
     for sim, state in ended.values():
         begun = new.start_from(state, HPARAMS, sim)
         found = predictions(new, begun)
