@@ -1,5 +1,7 @@
 """PMTL: private mean-regularized multi-task learning (Hu, Wu, Smith; TMLR 2023), Algorithm 1."""
 
+from typing import Literal, get_args
+
 import jax
 import jax.numpy as jnp
 
@@ -9,11 +11,15 @@ from fedjaxsim.algorithms.billboard import from_one_model, publish, published, s
 from fedjaxsim.algorithms.local_steps import Pull, local_steps
 from fedjaxsim.models.task import Task
 
+Message = Literal["update", "offset"]
+
 
 def pmtl(
     task: Task,
     local_optimizer: LocalOptimizer | None = None,
     server_optimizer: ServerOptimizer | None = None,
+    *,
+    message: Message = "update",
 ) -> Algorithm:
     """PMTL: every client keeps its own w_k, pulled towards w̃, the noised mean of all of them.
 
@@ -21,15 +27,27 @@ def pmtl(
 
         w ← w − η (∇ℓ_k(w) + λ (w − w̃))
 
-    and sends w − w_k (line 6); the server adds the clipped, noised mean of the updates to w̃
+    and sends w − w_k (line 6); the server adds the clipped, noised mean of the messages to w̃
     (line 8). All clients and w̃ start from one data-independent w⁰: a w̃⁰ that is the mean of w_k
     fitted to data would publish data without noise. Clients predict with w_k.
+
+    The message may be one of two; both are bounded, noised and charged alike:
+
+        "update":  w − w_k, the paper's: w̃ is w⁰ and the sum of all releases, their noise included
+        "offset":  w − w̃, that of the authors' code: it draws w̃ back to the models, so that of
+                   earlier noise little or nothing stays
 
     Args:
       task: model and loss.
       local_optimizer: of the local steps; by default SGD with `hparams.learning_rate`.
       server_optimizer: applies the release to w̃; by default adds it, as in the paper.
+      message: what a client sends.
+
+    Raises:
+      ValueError: for an unknown message.
     """
+    if message not in get_args(Message):
+        raise ValueError(f"message must be 'update' or 'offset', got {message!r}")
     server_optimizer = server_optimizer or optimizers.server()
 
     def start(hparams, w_tilde, w_k):
@@ -39,7 +57,8 @@ def pmtl(
         w_k, w_tilde = personal, shared.params
         pull = Pull(hparams.lam, w_tilde)
         w, loss = local_steps(w_k, data, task, local_optimizer, hparams, context.round, pull)
-        return w, jax.tree.map(jnp.subtract, w, w_k), {"loss": loss}
+        origin = w_k if message == "update" else w_tilde
+        return w, jax.tree.map(jnp.subtract, w, origin), {"loss": loss}
 
     def predict(shared, personal, hparams, client_id):
         del shared, hparams, client_id

@@ -64,7 +64,7 @@ SYSTEMS = {
         "PMTL",
         "Hu, Wu, Smith; TMLR 2023",
         reads=("learning_rate", "server_learning_rate", "lam"),
-        arguments=_OPTIMIZERS,
+        arguments=(*_OPTIMIZERS, "message"),
     ),
     "ditto": System(
         "fedjaxsim.algorithms.ditto:ditto",

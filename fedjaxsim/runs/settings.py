@@ -137,6 +137,8 @@ class _SystemSettings:
 
     algorithm: Annotated[str, _one_of_or_own(SYSTEMS)] = "pmtl"
     """The federated algorithm; a module's factory is called with the task."""
+    message: Literal["update", "offset"] = "update"
+    """What PMTL's clients send: their model's update, as in the paper, or its offset from w̃."""
     parametrization: Literal["grid", "paper"] = "grid"
     """How PP-SGD's level gives its two step sizes; grid is that of the experiments."""
     objective: Literal["average", "weighted"] = "average"

@@ -75,6 +75,70 @@ def test_pmtl_center_never_forgets_noise():
             np.testing.assert_allclose(gap, noise, rtol=1e-10)
 
 
+def test_the_offset_forgets_all_but_the_last_noise():
+    # The mean of w_k − w̃ takes w̃ to the mean of the models wherever it was: w̃ = mean of w_k + the
+    # noise of this round, whatever λ is. (With everyone and no clip binding.) Without noise and λ
+    # the models are those of clients alone, and w̃ is their mean.
+    with jax.enable_x64(True):
+        population, task = least_squares([5, 9, 17])
+        algorithm = pmtl(task, message="offset")
+        sim = Simulation(algorithm, task, population, everyone(3), Minibatches(17, epochs=2))
+        for lam, z in [(0.3, 0.01), (0.0, 0.0)]:
+            hparams = Hyperparameters(
+                learning_rate=0.05, lam=lam, clip_norm=100.0, noise_multiplier=z
+            )
+            state = sim.init(0, hparams, common_noise=True)
+            for t in range(4):
+                key = common_noise_key(state, t)
+                noise = noise_like(key, state.shared.params, jnp.asarray(100.0 * z / 3))
+                state, _ = sim.round(state, hparams)
+                gap = coefficients(state.shared.params) - coefficients(state.personal).mean(axis=0)
+                np.testing.assert_allclose(gap, coefficients(noise), rtol=1e-10, atol=1e-14)
+        alone = [gradient_descent(x, y, np.zeros(4), 0.05, 8) for x, y in designs(population)]
+        np.testing.assert_allclose(
+            coefficients(state.shared.params), np.mean(alone, axis=0), rtol=1e-10
+        )
+
+
+@pytest.mark.parametrize("message", ["update", "offset"])
+def test_both_messages_of_pmtl_are_their_formulas_worked_by_hand(message):
+    # One weight and one row per client, (x, y) = (1, 2) and (1, 6), E = 1, η = 1/2, λ = 1: a step
+    # takes w to w − (w − y)/2 − (w − w̃)/2 = (y + w̃)/2, wherever it was. p·m = 1, and C = 1.
+    with jax.enable_x64(True):
+        population = Population.from_clients(
+            [{"x": np.ones((1, 1)), "y": np.array([y])} for y in (2.0, 6.0)]
+        )
+        task = squared(linear((1,), 1, bias=False))
+        sim = Simulation(
+            pmtl(task, message=message), task, population, poisson(2), Minibatches(1, epochs=1)
+        )
+        hparams = Hyperparameters(learning_rate=0.5, lam=1.0, clip_norm=1.0, sampling_rate=0.5)
+        state = sim.init(0, hparams)
+        w_tilde, w, cohorts = 0.0, [0.0, 0.0], set()
+        for _ in range(8):
+            before = np.ravel(state.personal["kernel"])
+            state, metrics = sim.round(state, hparams)
+            after = np.ravel(state.personal["kernel"])
+            cohort = tuple(k for k in range(2) if after[k] != before[k])
+            assert len(cohort) == int(metrics["participants"])
+            sent = 0.0
+            for k in cohort:
+                new = ((2.0, 6.0)[k] + w_tilde) / 2
+                sent += np.clip(new - (w[k] if message == "update" else w_tilde), -1, 1)
+                w[k] = new
+            w_tilde += sent
+            cohorts.add(cohort)
+            np.testing.assert_allclose(after, w, rtol=1e-12)
+            np.testing.assert_allclose(state.shared.params["kernel"], [[w_tilde]], rtol=1e-12)
+        assert len(cohorts) > 2
+
+
+def test_an_unknown_message_is_refused():
+    _, task = least_squares([5])
+    with pytest.raises(ValueError, match="message must be 'update' or 'offset', got 'sum'"):
+        pmtl(task, message="sum")  # pyright: ignore[reportArgumentType]
+
+
 def test_pmtl_reaches_the_mean_regularized_minimizer():
     with jax.enable_x64(True):
         population, task = least_squares([6, 10, 15, 8])

@@ -16,10 +16,10 @@ from fedjaxsim.runs.reads import settings_of, unread
 from fedjaxsim.runs.settings import RunConfig
 
 CHANGED = {
-    "learning_rate": 0.7, "lam": 0.7, "mu": 0.7, "personalization": 0.7, "parametrization": "paper",
-    "objective": "weighted", "averaged": True, "schedule": "cosine", "local_optimizer": "adam",
-    "server_optimizer": "adam", "server_learning_rate": 0.5, "clip": 2.0, "delta": 1e-4,
-    "epsilon": 5.0, "noise_multiplier": 3.0,
+    "learning_rate": 0.7, "lam": 0.7, "mu": 0.7, "personalization": 0.7, "message": "offset",
+    "parametrization": "paper", "objective": "weighted", "averaged": True, "schedule": "cosine",
+    "local_optimizer": "adam", "server_optimizer": "adam", "server_learning_rate": 0.5, "clip": 2.0,
+    "delta": 1e-4, "epsilon": 5.0, "noise_multiplier": 3.0,
 }  # fmt: skip
 RELEASE = {
     "clip": 2.0, "noise_multiplier": 0.4, "target_quantile": 0.7, "clip_learning_rate": 0.7,
