@@ -1,0 +1,94 @@
+"""The maps Σ → M of MP-MTL, with derivatives that exist wherever the maps are smooth.
+
+With Σ = WWᵀ, MW is the proximal point of W for the trace norm (Ji and Ye 2009), and on diagonals
+that for the ℓ2,1 norm (Liu, Ji, Ye 2009).
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+_HIGHEST = jax.lax.Precision.HIGHEST
+
+
+def shrinkage(gram: ArrayLike, threshold: ArrayLike) -> jax.Array:
+    """M = U max(0, 1 − τ/√Λ) Uᵀ of Σ = UΛUᵀ, or max(0, 1 − τ/√Σ_jj) of a diagonal.
+
+    MP-MTL, Algorithm 2 (steps 6 to 8) and Algorithm 3 (steps 6 and 7), with all d directions: the
+    paper's i ≤ min(d, m) would drop d − m of them. Eigenvalues that are not positive, as noise can
+    make them, count as 0. Where τ = 0, M is the identity, whatever Σ is.
+
+    The derivative is that of the spectral function (Daleckii and Krein), first order in both modes.
+    It is finite at repeated eigenvalues, where that of `eigh` is not: at Σ = cI, too. At the kink
+    Λ = τ² it is that from below, 0.
+
+    Args:
+      gram: Σ, (d, d) symmetric, or its diagonal (d,).
+      threshold: τ = ηλ, () ≥ 0.
+
+    Returns:
+      M, of the shape of Σ.
+    """
+    gram = jnp.asarray(gram)
+    threshold = jnp.asarray(threshold, gram.dtype)
+    return _kept(gram, threshold) if gram.ndim == 1 else _spectral(gram, threshold)
+
+
+def _kept(values: jax.Array, threshold: jax.Array) -> jax.Array:
+    """max(0, 1 − τ/√λ), and 1 where τ = 0."""
+    root, active = _roots(values, threshold)
+    return jnp.where(active, 1 - threshold / root, jnp.where(threshold > 0, 0.0, 1.0))
+
+
+def _roots(values: jax.Array, threshold: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """√λ, or 1 where λ ≤ 0, and whether it exceeds τ."""
+    positive = values > 0
+    root = jnp.sqrt(jnp.where(positive, values, 1.0))
+    return root, positive & (root > threshold)
+
+
+@jax.custom_jvp
+def _spectral(gram: jax.Array, threshold: jax.Array) -> jax.Array:
+    values, vectors = jnp.linalg.eigh(gram)
+    return _matrix(vectors, _kept(values, threshold))
+
+
+def _matrix(vectors: jax.Array, values: jax.Array) -> jax.Array:
+    """U diag(values) Uᵀ."""
+    return jnp.matmul(vectors * values, vectors.T, precision=_HIGHEST)
+
+
+@_spectral.defjvp
+def _spectral_jvp(primals, tangents):
+    """With F_ij = (f(λ_i) − f(λ_j))/(λ_i − λ_j): dM = U (F ∘ UᵀdΣU + diag(∂f/∂τ) dτ) Uᵀ."""
+    gram, threshold = primals
+    change, threshold_change = tangents
+    values, vectors = jnp.linalg.eigh(gram)
+    root, active = _roots(values, threshold)
+    inner = jnp.matmul(vectors.T, (change + change.T) / 2, precision=_HIGHEST)
+    inner = jnp.matmul(inner, vectors, precision=_HIGHEST)
+    moved = _divided_differences(values, threshold) * inner
+    moved += jnp.diag(jnp.where(active, -1 / root, 0.0) * threshold_change)
+    change = jnp.matmul(
+        jnp.matmul(vectors, moved, precision=_HIGHEST), vectors.T, precision=_HIGHEST
+    )
+    return _matrix(vectors, _kept(values, threshold)), change
+
+
+def _divided_differences(values: jax.Array, threshold: jax.Array) -> jax.Array:
+    """F, (d, d), of max(0, 1 − τ/√λ); its derivative on the diagonal.
+
+    Between two eigenvalues above τ² it is τ/(√a √b (√a + √b)), in which nothing cancels. Across the
+    kink it is at most the function's largest slope, 1/(2τ²), which bounds the rounding there.
+    """
+    root, active = _roots(values, threshold)
+    a, b = root[:, None], root[None, :]
+    both = active[:, None] & active[None, :]
+    above = threshold / (a * b * (a + b))
+    kept = _kept(values, threshold)
+    apart = jnp.abs(values[:, None] - values[None, :])
+    across = jnp.abs(kept[:, None] - kept[None, :]) / jnp.where(apart > 0, apart, 1.0)
+    steepest = 0.5 / jnp.where(threshold > 0, threshold, 1.0) ** 2
+    across = jnp.where(threshold > 0, jnp.minimum(across, steepest), 0.0)
+    one = active[:, None] ^ active[None, :]
+    return jnp.where(both, above, jnp.where(one, across, 0.0))
