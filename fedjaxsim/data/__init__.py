@@ -8,6 +8,7 @@ from fedjaxsim.data.npz import load_npz, save_npz
 from fedjaxsim.data.partition import by_column, dirichlet, iid, shards
 from fedjaxsim.data.population import Population, Ranges, split
 from fedjaxsim.data.synthetic import regression_stream, synthetic_regression
+from fedjaxsim.data.table import load_csv, load_parquet
 from fedjaxsim.data.transforms import drop_constant_columns, unit_rows
 
 __all__ = [
@@ -19,9 +20,11 @@ __all__ = [
     "drop_constant_columns",
     "iid",
     "load",
+    "load_csv",
     "load_leaf",
     "load_matlab",
     "load_npz",
+    "load_parquet",
     "regression_stream",
     "save_npz",
     "shards",

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from fedjaxsim.data.files import in_file
 from fedjaxsim.data.population import Population, consecutive, to_float32
 
 Users = dict[str, dict[str, np.ndarray]]
@@ -51,10 +52,8 @@ def load_leaf(path: str | os.PathLike[str]) -> Population:
             raise ValueError(f"{path} is not a readable zip file: {error}") from error
     else:
         splits = {"train": _read_all([path])}
-    try:
+    with in_file(path):
         return _population(splits["train"], splits.get("test", {}))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def _find_files(folder: Traversable) -> dict[str, list[Traversable]]:

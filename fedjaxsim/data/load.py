@@ -1,20 +1,24 @@
 """One name for every source of data, for the command line."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from fedjaxsim.data.digits import digits
+from fedjaxsim.data.files import in_file
 from fedjaxsim.data.leaf import load_leaf
 from fedjaxsim.data.matlab import load_matlab
-from fedjaxsim.data.npz import assemble, has_clients, read_arrays
+from fedjaxsim.data.npz import assemble, described, fields_of, has_clients, read_arrays
 from fedjaxsim.data.partition import by_column, dirichlet, iid, shards
 from fedjaxsim.data.population import Population, check_fractions, check_seed, split
 from fedjaxsim.data.synthetic import regression_stream, synthetic_regression
+from fedjaxsim.data.table import Columns, arrays_of, read_csv, read_parquet
 from fedjaxsim.data.transforms import first_classes
 
-_SOURCES = "digits, leaf:PATH, mat:PATH, npz:PATH, synthetic or synthetic-stream"
+_WHOLE = ("digits", "synthetic", "synthetic-stream")
+_IN_FILES = ("csv", "leaf", "mat", "npz", "parquet")
+_SOURCES = f"{', '.join(_WHOLE)}, or one of {', '.join(_IN_FILES)} with a path as in csv:PATH"
 _PARTITIONS = "dirichlet, iid, shards or column:NAME"
 _DEFAULT_TEST = 0.2
 
@@ -29,20 +33,22 @@ def load(
     min_rows: int = 5,
     classes: int | None = None,
     offset_scale: float = 0.1,
+    columns: Columns | None = None,
     seed: int = 0,
     validation: float = 0.0,
     test: float | None = None,
 ) -> Population:
     """Load the data a specification names and split every client's rows.
 
-    The clients of `leaf`, `mat`, `synthetic` and of an `npz` with owners are given: options of
-    partitions do not touch them, only `num_clients` sizes `synthetic`. `digits` and an `npz`
-    without owners are one data set, divided among 100 clients by label-Dirichlet unless told
-    otherwise.
+    The clients of `leaf`, `mat`, `synthetic`, of an `npz` with owners and of a table with a column
+    of clients are given: options of partitions do not touch them, only `num_clients` sizes
+    `synthetic`. `digits`, an `npz` without owners and a table without clients are one data set,
+    divided among 100 clients by label-Dirichlet unless told otherwise.
 
     Args:
-        spec: digits, leaf:PATH, mat:PATH, npz:PATH, synthetic, or synthetic-stream, which makes
-            fresh examples in every round and has one test row a client, its true parameters.
+        spec: csv:PATH, digits, leaf:PATH, mat:PATH, npz:PATH, parquet:PATH, synthetic, or
+            synthetic-stream, which makes fresh examples in every round and has one test row a
+            client, its true parameters.
         partition: dirichlet, iid, shards or column:NAME; by default dirichlet.
         num_clients: m; by default 100, and 1000 for synthetic.
         alpha: concentration of dirichlet, positive.
@@ -50,6 +56,8 @@ def load(
         min_rows: the least rows of a client, of dirichlet.
         classes: keep rows with labels 0 … classes − 1 only, and the clients that have some.
         offset_scale: of the synthetic data, see `synthetic_regression`.
+        columns: of csv and parquet, what their columns are. Where none is the client, a partition
+            must be given, lest the clients of a table be forgotten.
         seed: of the partition, the split and the synthetic data; a non-negative integer.
         validation: fraction of each client's training rows, in [0, 1).
         test: the same for testing. None keeps the test rows that the source brought, or takes
@@ -61,11 +69,9 @@ def load(
             given for data that has its own clients.
     """
     kind, colon, path = spec.partition(":")
-    if kind not in ("digits", "leaf", "mat", "npz", "synthetic", "synthetic-stream"):
+    known = not colon if kind in _WHOLE else kind in _IN_FILES and path
+    if not known:
         raise ValueError(f"data must be {_SOURCES}, got {spec!r}")
-    whole = kind in ("digits", "synthetic", "synthetic-stream")
-    if whole == bool(colon) or whole == bool(path):
-        raise ValueError(f"data must be {_SOURCES}, with a path or without, got {spec!r}")
     check_fractions(validation, test or 0.0)
     check_seed(seed)
     if kind == "synthetic-stream":
@@ -75,36 +81,66 @@ def load(
                 f"validation and testing out, got {partition!r}, {validation} and {test}"
             )
         return regression_stream(num_clients or 1000, offset_scale=offset_scale, seed=seed)
-    source = _read(kind, path, num_clients, offset_scale, seed)
-    if isinstance(source, Population):
-        if partition is not None:
-            raise ValueError(
-                f"{spec} has its own clients, so partition must be None: {partition!r}"
-            )
-        population = source
-    else:
+
+    def divided(fields: Mapping[str, np.ndarray]) -> Population:
         clients = 100 if num_clients is None else num_clients
-        population = _divide(
-            source, partition or "dirichlet", clients, alpha, shards_per_client, min_rows, seed
-        )
+        kind_of_partition = partition or "dirichlet"
+        return _divide(fields, kind_of_partition, clients, alpha, shards_per_client, min_rows, seed)
+
+    if kind == "digits":
+        population = divided(digits())
+    elif kind in ("npz", "csv", "parquet"):
+        population = _of_arrays(kind, path, columns, partition, divided)
+    elif partition is not None:
+        raise _own_clients(spec, partition)
+    elif kind == "synthetic":
+        clients = 1000 if num_clients is None else num_clients
+        population = synthetic_regression(clients, offset_scale=offset_scale, seed=seed)[0]
+    else:
+        population = load_leaf(path) if kind == "leaf" else load_matlab(path)
     if classes is not None:
         population = first_classes(population, classes)
     return _split(population, validation, test, seed)
 
 
-def _read(
-    kind: str, path: str, num_clients: int | None, offset_scale: float, seed: int
-) -> Population | dict[str, np.ndarray]:
-    """A population where the source has clients of its own, otherwise flat fields."""
-    if kind == "digits":
-        return digits()
-    if kind == "synthetic":
-        clients = 1000 if num_clients is None else num_clients
-        return synthetic_regression(clients, offset_scale=offset_scale, seed=seed)[0]
-    if kind == "npz":
-        arrays = read_arrays(path)
-        return assemble(arrays, path) if has_clients(arrays) else arrays
-    return load_leaf(path) if kind == "leaf" else load_matlab(path)
+def _of_arrays(
+    kind: str,
+    path: str,
+    columns: Columns | None,
+    partition: str | None,
+    divided: Callable[[Mapping[str, np.ndarray]], Population],
+) -> Population:
+    """The population in a file of arrays or a table; where nobody owns the rows, divided."""
+    arrays = (
+        read_arrays(path) if kind == "npz" else _arrays_of_table(kind, path, columns, partition)
+    )
+    if has_clients(arrays):
+        if partition is not None:
+            raise _own_clients(f"{kind}:{path}", partition)
+        with in_file(path):
+            return assemble(arrays)
+    return described(divided(fields_of(arrays)), arrays)
+
+
+def _arrays_of_table(
+    kind: str, path: str, columns: Columns | None, partition: str | None
+) -> dict[str, np.ndarray]:
+    if columns is None:
+        raise ValueError(f"{kind} needs the column that is to be predicted (target)")
+    if columns.client is None and partition is None:
+        raise ValueError(
+            f"{kind} needs the column that says whose a row is (client), or a partition of rows "
+            "that are nobody's"
+        )
+    if columns.client is None and columns.split is not None:
+        raise ValueError("a column of splits needs one of clients: rows of no client are dealt")
+    with in_file(path):
+        table = read_csv(path, columns) if kind == "csv" else read_parquet(path)
+        return arrays_of(table, columns)
+
+
+def _own_clients(spec: str, partition: str) -> ValueError:
+    return ValueError(f"{spec} has its own clients, so partition must be None: {partition!r}")
 
 
 def _divide(
@@ -134,5 +170,7 @@ def _split(population: Population, validation: float, test: float | None, seed: 
     elif population.splits["test"].count.any():
         clients = [population.rows(k) for k in range(population.num_clients)]
         pooled = Population.from_clients(clients, population.names)
-        population = dataclasses.replace(pooled, public=population.public)
+        population = dataclasses.replace(
+            pooled, public=population.public, categories=population.categories
+        )
     return split(population, validation=validation, test=test, seed=seed)

@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 
+from fedjaxsim.data.files import in_file
 from fedjaxsim.data.population import Population, to_float32
 
 
@@ -37,10 +38,8 @@ def load_matlab(path: str | os.PathLike[str], x: str = "X", y: str = "Y") -> Pop
         {"x": _narrow(a), "y": b.reshape(-1) if b.size == max(b.shape, default=0) else b}
         for a, b in zip(features, labels, strict=True)
     ]
-    try:
+    with in_file(path):
         return Population.from_clients(clients)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def _cells(variables: dict, name: str, path: str) -> list[np.ndarray]:

@@ -8,7 +8,8 @@ The arrays of a file:
   `counts`: (m,) integers, where the rows of client 0 come first, then those of client 1, ...;
 - optionally `names`: (m,) strings; with `client`, ids are then positions in `names`;
 - optionally `split`: (N,) integers, 0 for rows to train on, 1 to validate, 2 to test;
-- optionally `public`: strings, what `Population.public` says.
+- optionally `public`: strings, what `Population.public` says;
+- optionally `categories.FIELD`: strings, what the integers 0, 1, … of a field stand for.
 """
 
 import dataclasses
@@ -18,9 +19,11 @@ import zlib
 
 import numpy as np
 
+from fedjaxsim.data.files import in_file
 from fedjaxsim.data.population import SPLITS, Population, common_length, consecutive
 
 _RESERVED = ("client", "counts", "names", "split", "public")
+_CATEGORIES = "categories."
 
 
 def load_npz(path: str | os.PathLike[str]) -> Population:
@@ -30,7 +33,9 @@ def load_npz(path: str | os.PathLike[str]) -> Population:
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged or its arrays do not fit the format.
     """
-    return assemble(read_arrays(path), os.fspath(path))
+    arrays = read_arrays(path)
+    with in_file(path):
+        return assemble(arrays)
 
 
 def save_npz(path: str | os.PathLike[str], population: Population) -> None:
@@ -39,9 +44,11 @@ def save_npz(path: str | os.PathLike[str], population: Population) -> None:
     Raises:
         ValueError: a field has a name that the format reserves.
     """
-    taken = sorted(set(population.fields) & set(_RESERVED))
+    taken = sorted(name for name in population.fields if _is_reserved(name))
     if taken:
-        raise ValueError(f"fields may not be called {_RESERVED} in a .npz file, got {taken}")
+        raise ValueError(
+            f"fields may not be called {_RESERVED} or {_CATEGORIES}… in a .npz file, got {taken}"
+        )
     client = np.empty(population.num_rows, dtype=np.int32)
     split = np.empty(population.num_rows, dtype=np.int8)
     for s, name in enumerate(SPLITS):
@@ -53,6 +60,8 @@ def save_npz(path: str | os.PathLike[str], population: Population) -> None:
     arrays = {"client": client, "split": split, "names": population.names, **population.fields}
     if population.public:
         arrays["public"] = np.array(population.public)
+    for field, names in population.categories.items():
+        arrays[_CATEGORIES + field] = np.array(names)
     # np.savez would append .npz to other paths, and fail for fields named like its arguments.
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, values in arrays.items():
@@ -84,18 +93,39 @@ def has_clients(arrays: dict[str, np.ndarray]) -> bool:
     return "client" in arrays or "counts" in arrays
 
 
-def assemble(arrays: dict[str, np.ndarray], path: str) -> Population:
-    """The population that the arrays of a file at this path describe; see `load_npz`."""
-    try:
-        return _population(arrays)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+def fields_of(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The fields among the arrays of a file."""
+    return {name: values for name, values in arrays.items() if not _is_reserved(name)}
 
 
-def _population(arrays: dict[str, np.ndarray]) -> Population:
+def described(population: Population, arrays: dict[str, np.ndarray]) -> Population:
+    """The population with what the arrays of a file say of it besides.
+
+    Raises:
+        ValueError: they hold no strings, or do not suit the population.
+    """
+    texts = {n: v for n, v in arrays.items() if n == "public" or n.startswith(_CATEGORIES)}
+    for name, values in texts.items():
+        if values.dtype.kind != "U" or values.ndim != 1:
+            raise ValueError(f"{name} must hold strings, got type {values.dtype}")
+    return dataclasses.replace(
+        population,
+        public=(*population.public, *texts.pop("public", np.array([], dtype=str)).tolist()),
+        categories={
+            name.removeprefix(_CATEGORIES): tuple(values.tolist()) for name, values in texts.items()
+        },
+    )
+
+
+def assemble(arrays: dict[str, np.ndarray]) -> Population:
+    """The population that arrays describe in which clients own the rows; see `load_npz`.
+
+    Raises:
+        ValueError: they do not fit the format.
+    """
     if ("client" in arrays) == ("counts" in arrays):
         raise ValueError("exactly one of the arrays 'client' and 'counts' must say who owns rows")
-    fields = {name: values for name, values in arrays.items() if name not in _RESERVED}
+    fields = fields_of(arrays)
     n = common_length(
         {name: values.shape[0] if values.ndim else 0 for name, values in fields.items()}, "file"
     )
@@ -109,12 +139,11 @@ def _population(arrays: dict[str, np.ndarray]) -> Population:
         {name: values[order] for name, values in fields.items()}, sizes, names
     )
     counts = [np.bincount(client[split == s], minlength=len(names)) for s in range(len(SPLITS))]
-    public = arrays.get("public", np.array([], dtype=str))
-    if public.dtype.kind != "U" or public.ndim != 1:
-        raise ValueError(f"public must hold strings, got type {public.dtype}")
-    return dataclasses.replace(
-        population, splits=consecutive(*counts), public=tuple(public.tolist())
-    )
+    return described(dataclasses.replace(population, splits=consecutive(*counts)), arrays)
+
+
+def _is_reserved(name: str) -> bool:
+    return name in _RESERVED or name.startswith(_CATEGORIES)
 
 
 def _owners(arrays: dict[str, np.ndarray], n: int) -> tuple[np.ndarray, np.ndarray]:

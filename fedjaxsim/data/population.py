@@ -5,11 +5,14 @@ Axes: m clients, N rows of all clients together, n rows of one client, d feature
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from fedjaxsim.data.minibatches import Generate
+
+if TYPE_CHECKING:
+    from narwhals.typing import IntoDataFrame
 
 SPLITS = ("train", "validation", "test")
 _ALIGNMENT = 64
@@ -50,6 +53,8 @@ class Population:
         public: sentences on what was made of all clients' data before the run and is taken as
             public, such as which features were dropped; a guarantee names them among its
             assumptions. Whoever changes a population keeps them.
+        categories: of fields of integers, by name: what 0, 1, … stand for, such as the names of
+            classes. There may be more than occur.
 
     Raises:
         ValueError: an attribute breaks one of the rules above, or a value is not finite.
@@ -60,9 +65,11 @@ class Population:
     names: np.ndarray
     generate: Generate | None = None
     public: tuple[str, ...] = ()
+    categories: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         _check_structure(self)
+        _check_categories(self)
         _check_finite(self)
         kept = {name: _shareable(values) for name, values in self.fields.items()}
         object.__setattr__(self, "fields", kept)
@@ -142,6 +149,43 @@ class Population:
             consecutive(sizes, none, none),
             labels,
         )
+
+    @classmethod
+    def from_dataframe(
+        cls,
+        frame: "IntoDataFrame",
+        *,
+        client: str,
+        target: str,
+        split: str | None = None,
+        one_hot: Sequence[str] = (),
+        drop: Sequence[str] = (),
+    ) -> "Population":
+        """A population from a table with one row per example: pandas, polars, a pyarrow table.
+
+        Every other column is a feature, in the order of the columns: "x" is (N, d) float32. Clients
+        are sorted by name, as numbers where all are whole numbers, and keep the order of their
+        rows. A target of numbers stays; of text, "y" holds classes 0 … c − 1 in sorted order, whose
+        names `categories` keeps.
+
+        Args:
+            frame: a data frame that narwhals knows.
+            client: the column that says whose a row is.
+            target: the column that is to be predicted.
+            split: a column of "train", "validation" and "test"; without it, all rows are for
+                training.
+            one_hot: columns of which each becomes one column of 0 and 1 per value that occurs.
+            drop: columns that are no features.
+
+        Raises:
+            TypeError: the frame is none.
+            ValueError: names the column that is absent, has missing values or holds no numbers.
+        """
+        from fedjaxsim.data.npz import assemble
+        from fedjaxsim.data.table import Columns, arrays_of
+
+        columns = Columns(target, client, split, tuple(one_hot), tuple(drop))
+        return assemble(arrays_of(frame, columns))
 
     @property
     def num_clients(self) -> int:
@@ -236,12 +280,10 @@ def split(
         order += pieces
         counts.append([len(piece) for piece in pieces])
     rows = np.concatenate(order)
-    return Population(
-        {field: values[rows] for field, values in population.fields.items()},
-        consecutive(*np.asarray(counts).T),
-        population.names,
-        population.generate,
-        population.public,
+    return dataclasses.replace(
+        population,
+        fields={field: values[rows] for field, values in population.fields.items()},
+        splits=consecutive(*np.asarray(counts).T),
     )
 
 
@@ -383,6 +425,18 @@ def _check_structure(population: Population) -> None:
         raise ValueError("the ranges of clients and splits must not overlap or leave gaps")
     if ends[-1] != rows:
         raise ValueError(f"the ranges of clients and splits must end at row {rows}, got {ends[-1]}")
+
+
+def _check_categories(population: Population) -> None:
+    for field, names in population.categories.items():
+        values = population.fields.get(field)
+        if values is None or values.dtype.kind not in "iu":
+            raise ValueError(f"categories name what integers of a field stand for, got {field!r}")
+        if len(set(names)) < len(names) or int(values.max()) >= len(names):
+            raise ValueError(
+                f"categories of field {field!r} must be distinct names of 0 to {values.max()}, "
+                f"got {len(names)}, {len(set(names))} of them distinct"
+            )
 
 
 def _check_finite(population: Population) -> None:

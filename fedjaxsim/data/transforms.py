@@ -99,8 +99,12 @@ def first_classes(population: Population, classes: int) -> Population:
         f"Which {len(names)} of {population.num_clients} clients have training rows of the first "
         f"{classes} classes, and so take part, is read from their labels and taken as public."
     )
+    categories = dict(population.categories)
+    if "y" in categories:
+        categories["y"] = categories["y"][:classes]
     return dataclasses.replace(
         whole,
         splits=consecutive(*np.array(counts).T),
         public=(*population.public, sentence),
+        categories=categories,
     )

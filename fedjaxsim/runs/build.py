@@ -21,6 +21,7 @@ from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.table import Columns
 from fedjaxsim.data.transforms import drop_constant_columns, invert, unit_rows
 from fedjaxsim.hparam_fields import HparamFields, about
 from fedjaxsim.hparams import Hyperparameters, validate
@@ -269,6 +270,9 @@ def whole_population_of(config: RunConfig) -> Population:
     Raises:
       FileNotFoundError, ValueError: as `prepare`.
     """
+    columns = None
+    if config.target is not None:
+        columns = Columns(config.target, config.client, config.split, config.one_hot, config.drop)
     population = load(
         config.data,
         partition=config.partition,
@@ -276,6 +280,7 @@ def whole_population_of(config: RunConfig) -> Population:
         alpha=config.alpha,
         classes=config.classes,
         offset_scale=config.offset_scale,
+        columns=columns,
         seed=config.seed,
         validation=config.validation_fraction,
         test=config.test_fraction,
@@ -291,7 +296,10 @@ def _task(config: RunConfig, population: Population) -> Task:
         return known_regression(fields["theta"].shape[1])
     if "x" not in fields or "y" not in fields:
         raise ValueError(f"the data must have the fields x and y, got {', '.join(fields)}")
-    outputs = max(2, int(fields["y"].max()) + 1) if config.loss in _LOSSES else 1
+    classes = population.categories.get("y")
+    outputs = 1
+    if config.loss in _LOSSES:
+        outputs = max(2, int(fields["y"].max()) + 1 if classes is None else len(classes))
     shape = fields["x"].shape[1:]
     if is_own(config.model):
         model = make_own("model", config.model, Model, shape=shape, outputs=outputs)
@@ -302,11 +310,14 @@ def _task(config: RunConfig, population: Population) -> Task:
     else:
         model = models.linear(shape, outputs, bias=config.intercept)
     if config.loss in _LOSSES:
+        task = _LOSSES[config.loss](model, outputs)
+        if classes is not None:  # their names say how many there are
+            return task
         sentence = (
             f"The number of classes, {outputs}, is the largest label of all clients and one more; "
             "it is taken as public."
         )
-        return _LOSSES[config.loss](model, outputs)._replace(public=(sentence,))
+        return task._replace(public=(sentence,))
     return {"logistic": tasks.logistic, "squared": tasks.squared}[config.loss](model)
 
 

@@ -31,7 +31,7 @@ def check_labels(config: RunConfig, population: Population) -> None:
             f"more rows, got test-fraction {config.test_fraction}"
         )
     kind = config.data.partition(":")[0]
-    if config.loss == "squared" and kind in _CLASSES:
+    if config.loss == "squared" and (kind in _CLASSES or "y" in population.categories):
         raise ValueError(
             f"the labels of {kind} are classes, which loss squared would take for numbers: loss "
             "must be softmax or one-vs-all"

@@ -15,6 +15,7 @@ from fedjaxsim.runs.settings import MODELS, OWN_SYSTEM, RunConfig, flag, is_own
 
 _OWN = "of one's own"
 _DEALT = ("clients", "partition", "alpha")
+_COLUMNS = ("client", "target", "one_hot", "drop")
 _ROWS = ("test_fraction", "validation_fraction", "classes", "preprocess", "intercept")
 
 
@@ -34,8 +35,10 @@ class Part(NamedTuple):
 
 
 def _kind_of_data(config: RunConfig) -> str | None:
-    """The kind of data, where a .npz file has clients of its own or not."""
+    """The kind of data, where a .npz file or a table has clients of its own or not."""
     kind, _, path = config.data.partition(":")
+    if kind in ("csv", "parquet"):
+        return f"table {'without' if config.client is None else 'with'} clients"
     if kind != "npz":
         return kind
     try:
@@ -85,6 +88,8 @@ PARTS = (
             "digits": (*_DEALT, *_ROWS),
             "npz without clients": (*_DEALT, *_ROWS),
             "npz with clients": _ROWS,
+            "table with clients": (*_COLUMNS, "split", *_ROWS),
+            "table without clients": (*_COLUMNS, *_DEALT, *_ROWS),
             "leaf": _ROWS,
             "mat": _ROWS,
             "synthetic": ("clients", "offset_scale", *_ROWS),

@@ -55,13 +55,17 @@ _INTEGERS = PrimitiveConstructorSpec(
     is_instance=lambda value: isinstance(value, tuple),
     str_from_instance=lambda value: [",".join(map(str, value))],
 )
-_STEPS = PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="STEP[,STEP...]",
-    instance_from_str=lambda given: words(given[0]),
-    is_instance=lambda value: isinstance(value, tuple),
-    str_from_instance=lambda value: [",".join(value)],
-)
+
+
+def _words(metavar: str) -> PrimitiveConstructorSpec:
+    """What stands between commas, each called by `metavar` in help."""
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=f"{metavar}[,{metavar}...]",
+        instance_from_str=lambda given: words(given[0]),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda value: [",".join(value)],
+    )
 
 
 def _one_of_or_own(names: Iterable[str]) -> Any:
@@ -110,13 +114,24 @@ class _DataSettings:
 
     data: str = "digits"
     """Where the clients come from: digits, synthetic, synthetic-stream (fresh examples in every
-    round, evaluated by the excess risk), leaf:PATH, mat:PATH or npz:PATH."""
+    round, evaluated by the excess risk), csv:PATH, leaf:PATH, mat:PATH, npz:PATH or
+    parquet:PATH."""
     clients: Annotated[int | None, optional("INT", "100; synthetic 1000")] = None
     """Number of clients of synthetic data and of data that come without clients of their own."""
     partition: Annotated[str | None, optional("NAME", "dirichlet")] = None
     """How data without clients of their own are dealt: dirichlet, iid, shards or column:NAME."""
     alpha: float = 0.5
     """Concentration of the Dirichlet partition: small is heterogeneous."""
+    client: Annotated[str | None, optional("COLUMN", "none")] = None
+    """Of csv and parquet: the column that says whose a row is; without it, give a partition."""
+    target: Annotated[str | None, optional("COLUMN", "none")] = None
+    """Of csv and parquet: the column that is to be predicted."""
+    split: Annotated[str | None, optional("COLUMN", "none")] = None
+    """Of csv and parquet with clients: the column that holds train, validation or test."""
+    one_hot: Annotated[tuple[str, ...], _words("COLUMN")] = ()
+    """Of csv and parquet: columns of which each becomes one of 0 and 1 per value."""
+    drop: Annotated[tuple[str, ...], _words("COLUMN")] = ()
+    """Of csv and parquet: columns that are no features."""
     test_fraction: Annotated[float | None, optional("FLOAT", "the data's test rows, or 0.2")] = None
     """Part of each client's rows kept for testing; given, it replaces the data's own split."""
     validation_fraction: float = 0.0
@@ -125,7 +140,7 @@ class _DataSettings:
     """Part of the clients that the run leaves out; `fedjaxsim tune` tunes on them."""
     classes: Annotated[int | None, optional("INT", "all")] = None
     """Keep the rows of the first so many classes only, and the clients that have some."""
-    preprocess: Annotated[tuple[str, ...], _STEPS] = ()
+    preprocess: Annotated[tuple[str, ...], _words("STEP")] = ()
     """Comma-separated steps, in the order given: drop-constant, invert (x to 1 - x), unit-rows."""
     offset_scale: float = 0.1
     """Standard deviation of what is personal in the coefficients of synthetic data."""

@@ -120,7 +120,7 @@ def test_an_npz_without_owners_is_divided(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"spec": "mnist"}, "data must be digits, leaf:PATH.*got 'mnist'"),
+        ({"spec": "mnist"}, "data must be digits, .*leaf, .*as in csv:PATH, got 'mnist'"),
         ({"spec": "leaf"}, "data must be .*got 'leaf'"),
         ({"spec": "digits:here"}, "data must be .*got 'digits:here'"),
         ({"spec": "digits", "partition": "random"}, "partition must be dirichlet.*got 'random'"),

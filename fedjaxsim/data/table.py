@@ -1,0 +1,295 @@
+"""Tables, one row per example: data frames, CSV and Parquet files.
+
+What a table says is put into the arrays of the .npz format; see `fedjaxsim.data.npz`.
+"""
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedjaxsim.data.files import in_file
+from fedjaxsim.data.npz import assemble
+from fedjaxsim.data.population import SPLITS, Population, to_float32
+
+if TYPE_CHECKING:
+    from narwhals.stable.v2 import DataFrame, Series
+    from pyarrow import Table
+
+_SHOWN = 20
+"""So many names of columns fit into a message."""
+
+
+class Columns(NamedTuple):
+    """What the columns of a table are; see `Population.from_dataframe`.
+
+    Attributes:
+        target: what is to be predicted.
+        client: whose a row is; None for data without clients.
+        split: "train", "validation" or "test"; None for rows that are all to train on.
+        one_hot: columns of which each becomes one per value that occurs.
+        drop: columns that are no features.
+    """
+
+    target: str
+    client: str | None = None
+    split: str | None = None
+    one_hot: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+
+
+def load_csv(
+    path: str | os.PathLike[str],
+    *,
+    client: str,
+    target: str,
+    split: str | None = None,
+    one_hot: tuple[str, ...] = (),
+    drop: tuple[str, ...] = (),
+) -> Population:
+    """Read a CSV file (UTF-8, commas, a line of names first; also .gz) with a column of clients.
+
+    The columns are as in `Population.from_dataframe`; the names of clients stay as they are
+    written. In a column of numbers an empty cell, NA, NaN and null are missing; in text only an
+    empty one is.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: names the file, and what is wrong in which column.
+    """
+    columns = Columns(target, client, split, tuple(one_hot), tuple(drop))
+    with in_file(path):
+        return assemble(arrays_of(read_csv(path, columns), columns))
+
+
+def load_parquet(
+    path: str | os.PathLike[str],
+    *,
+    client: str,
+    target: str,
+    split: str | None = None,
+    one_hot: tuple[str, ...] = (),
+    drop: tuple[str, ...] = (),
+) -> Population:
+    """Read a Parquet file with a column of clients; columns as in `Population.from_dataframe`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: names the file, and what is wrong in which column.
+    """
+    columns = Columns(target, client, split, tuple(one_hot), tuple(drop))
+    with in_file(path):
+        return assemble(arrays_of(read_parquet(path), columns))
+
+
+def read_csv(path: str | os.PathLike[str], columns: Columns) -> "Table":
+    """The table in a CSV file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is no CSV.
+    """
+    import pyarrow
+    from pyarrow import csv
+
+    _require_file(path, "CSV")
+    try:
+        with pyarrow.input_stream(os.fspath(path)) as stream:
+            content = stream.read()
+    except OSError as error:
+        raise ValueError(f"not readable: {error}") from error
+    if content.count(b'"') % 2:
+        raise ValueError("a quoted cell does not end: the file is truncated or not CSV")
+    text = {} if columns.client is None else {columns.client: pyarrow.string()}
+    return csv.read_csv(
+        pyarrow.BufferReader(content),
+        # In one block, or types would be guessed by the first of several.
+        read_options=csv.ReadOptions(block_size=max(1, len(content))),
+        parse_options=csv.ParseOptions(newlines_in_values=True),
+        convert_options=csv.ConvertOptions(column_types=text),
+    )
+
+
+def read_parquet(path: str | os.PathLike[str]) -> "Table":
+    """The table in a Parquet file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is no Parquet file, or damaged.
+    """
+    _require_file(path, "Parquet")
+    from pyarrow import parquet
+
+    try:
+        return parquet.ParquetFile(os.fspath(path)).read()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"not a readable Parquet file: {error}") from error
+
+
+def _require_file(path: str | os.PathLike[str], kind: str) -> None:
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"no {kind} file at {os.fspath(path)}")
+
+
+def arrays_of(frame: Any, columns: Columns) -> dict[str, np.ndarray]:
+    """The arrays of the .npz format that a data frame holds.
+
+    Args:
+        frame: of pandas, polars, pyarrow, or whatever else narwhals knows.
+        columns: what its columns are.
+
+    Raises:
+        TypeError: the frame is none.
+        ValueError: names the column that is absent, has missing values or holds no numbers.
+    """
+    import narwhals.stable.v2 as nw
+    from narwhals.exceptions import DuplicateError
+
+    try:
+        table = nw.from_native(frame, eager_only=True)
+        features = _features(table, columns)
+    except DuplicateError as error:
+        raise ValueError(f"columns must have distinct names: {error}") from error
+    for name in (columns.client, columns.target, columns.split, *features):
+        if name is not None:
+            _require_complete(table[name])
+    x, one_hot = _numbers(table, features, columns.one_hot)
+    arrays = {"x": x} | _target(table[columns.target])
+    if columns.client is not None:
+        arrays |= _clients(table[columns.client])
+    if columns.split is not None:
+        arrays["split"] = _splits(table[columns.split])
+    public = []
+    if "categories.y" in arrays:
+        public.append("The names of the classes are read from all clients' labels")
+    if one_hot:
+        public.append(f"Which values {_listed(one_hot)} may have is read from all clients' rows")
+    arrays["public"] = np.array([f"{one} and taken as public." for one in public], dtype=str)
+    return arrays
+
+
+def _features(table: "DataFrame", columns: Columns) -> list[str]:
+    """The names of the columns of features; raises ValueError where a name is not as it must be."""
+    named = [name for name in (columns.client, columns.target, columns.split) if name is not None]
+    every = [*named, *columns.one_hot, *columns.drop]
+    absent = [name for name in every if name not in table.columns]
+    if absent:
+        raise ValueError(f"there is no column {absent[0]!r}, only {_listed(table.columns)}")
+    if len(set(every)) < len(every):
+        twice = next(name for name in every if every.count(name) > 1)
+        raise ValueError(
+            f"a column is either the client, the target, the split, one-hot or dropped, but "
+            f"{twice!r} is named twice"
+        )
+    if "" in table.columns:
+        raise ValueError(
+            "a column has no name: where it numbers the rows, write the file without it (pandas: "
+            "to_csv(index=False)), otherwise give it one"
+        )
+    if len(table) == 0:
+        raise ValueError("the table has no rows")
+    features = [name for name in table.columns if name not in (*named, *columns.drop)]
+    if not features:
+        raise ValueError(f"no column is left for features, of {_listed(table.columns)}")
+    return features
+
+
+def _require_complete(column: "Series") -> None:
+    missing = column.is_null()
+    if column.dtype.is_float():
+        missing = missing | column.is_nan()
+    elif _is_text(column):
+        missing = missing | (column == "")
+    count = int(missing.sum())
+    if count:
+        raise ValueError(
+            f"column {column.name!r} has {count} missing values in {len(column)} rows: fill them "
+            "in, or leave the rows or the column out"
+        )
+
+
+def _is_text(column: "Series") -> bool:
+    import narwhals.stable.v2 as nw
+
+    return column.dtype in (nw.String, nw.Categorical, nw.Enum)
+
+
+def _numbers(
+    table: "DataFrame", features: list[str], one_hot: tuple[str, ...]
+) -> tuple[np.ndarray, list[str]]:
+    """The features, (N, d) float32, and which of them were made one-hot."""
+    import narwhals.stable.v2 as nw
+
+    parts = []
+    for name in features:
+        column = table[name]
+        if name in one_hot:
+            values = column.to_numpy().astype(str)
+            parts.append((values[:, None] == np.unique(values)).astype(np.float32))
+        elif column.dtype.is_numeric() or column.dtype == nw.Boolean:
+            values = to_float32(column.to_numpy())
+            if not np.isfinite(values).all():
+                raise ValueError(
+                    f"column {name!r} must hold finite numbers that fit into float32, got "
+                    f"{column.to_numpy()[~np.isfinite(values)][0]}"
+                )
+            parts.append(values[:, None])
+        elif _is_text(column):
+            raise ValueError(
+                f"column {name!r} holds text, such as {str(column[0])!r}: encode it (one-hot) or "
+                "leave it out (drop)"
+            )
+        else:
+            raise ValueError(
+                f"column {name!r} holds {column.dtype}, no numbers: make numbers of it, or leave "
+                "it out (drop)"
+            )
+    return np.concatenate(parts, axis=1), [name for name in features if name in one_hot]
+
+
+def _target(column: "Series") -> dict[str, np.ndarray]:
+    """The array y, (N,), and with it the names of its classes where it is text."""
+    import narwhals.stable.v2 as nw
+
+    values = column.to_numpy()
+    if _is_text(column):
+        names, classes = np.unique(values.astype(str), return_inverse=True)
+        found = {"y": classes.astype(np.int32), "categories.y": names}
+    elif column.dtype.is_numeric() or column.dtype == nw.Boolean:
+        found = {"y": values.astype(np.float64) if values.dtype.kind == "O" else values}
+    else:
+        raise ValueError(
+            f"the target {column.name!r} must hold numbers or text, got {column.dtype}"
+        )
+    if len(np.unique(found["y"])) == 1:
+        raise ValueError(
+            f"the target {column.name!r} is {values[0]} in all {len(values)} rows: there is "
+            "nothing to predict"
+        )
+    return found
+
+
+def _clients(column: "Series") -> dict[str, np.ndarray]:
+    """The arrays client, (N,), and names, (m,), sorted, as numbers where all of them are."""
+    names, client = np.unique(column.to_numpy().astype(str), return_inverse=True)
+    if all(name.removeprefix("-").isdecimal() for name in names):
+        order = np.array(sorted(range(len(names)), key=lambda k: (int(names[k]), k)))
+        names, client = names[order], np.argsort(order)[client]
+    return {"client": client, "names": names}
+
+
+def _splits(column: "Series") -> np.ndarray:
+    """The array split, (N,)."""
+    values = column.to_numpy().astype(str)
+    unknown = np.setdiff1d(values, SPLITS)
+    if len(unknown):
+        raise ValueError(
+            f"the split {column.name!r} must hold {', '.join(SPLITS)}, got {str(unknown[0])!r}"
+        )
+    return np.argmax(values[:, None] == np.array(SPLITS), axis=1)
+
+
+def _listed(names: list[str]) -> str:
+    """Names of columns for a message, the first of many."""
+    more = [f"… ({len(names)} in all)"] if len(names) > _SHOWN else []
+    return ", ".join([*map(repr, names[:_SHOWN]), *more])

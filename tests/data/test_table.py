@@ -1,0 +1,224 @@
+"""Data frames, CSV and Parquet files with a column of clients."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from numpy.testing import assert_array_equal
+from pyarrow import parquet
+
+from fedjaxsim.data import Population, load, load_csv, load_npz, load_parquet, save_npz
+from fedjaxsim.data.table import Columns
+
+ROWS = {
+    "who": ["10", "9", "10", "9", "9"],
+    "age": [1, 2, 3, 4, 5],
+    "y": ["yes", "no", "no", "yes", "maybe"],
+    "member": [True, False, True, True, False],
+    "part": ["train", "test", "test", "train", "validation"],
+}
+NAMES: dict[str, Any] = {"client": "who", "target": "y"}
+CSV = """who,age,y,member,part
+10,1,yes,true,train
+9,2,no,false,test
+10,3,no,true,test
+9,4,yes,true,train
+9,5,maybe,false,validation
+"""
+
+
+def polars_frame(rows):
+    return pytest.importorskip("polars").DataFrame(rows)
+
+
+FRAMES: dict[str, Callable[[Any], Any]] = {
+    "pandas": pd.DataFrame,
+    "pyarrow": pa.table,
+    "polars": polars_frame,
+}
+
+
+def check(population):
+    """That a population is that of `ROWS`: clients as numbers in order, their rows by split."""
+    assert population.names.tolist() == ["9", "10"]
+    assert_array_equal(population.rows(0, "train")["x"], [[4, 1]])
+    assert_array_equal(population.rows(0, "validation")["x"], [[5, 0]])
+    assert_array_equal(population.rows(0, "test")["x"], [[2, 0]])
+    assert_array_equal(population.rows(1)["x"], [[1, 1], [3, 1]])
+    assert population.fields["x"].dtype == "float32"
+    assert population.categories == {"y": ("maybe", "no", "yes")}
+    assert_array_equal(population.rows(0)["y"], [2, 0, 1])
+    assert_array_equal(population.rows(1)["y"], [2, 1])
+    assert population.public == (
+        "The names of the classes are read from all clients' labels and taken as public.",
+    )
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_a_data_frame_is_a_population(kind):
+    check(Population.from_dataframe(FRAMES[kind](ROWS), client="who", target="y", split="part"))
+
+
+def test_files_are_populations(tmp_path):
+    columns: dict[str, Any] = {**NAMES, "split": "part"}
+    (tmp_path / "a.csv").write_text(CSV)
+    parquet.write_table(pa.table(ROWS), tmp_path / "a.parquet")
+    check(load_csv(tmp_path / "a.csv", **columns))
+    check(load_parquet(tmp_path / "a.parquet", **columns))
+    check(load(f"csv:{tmp_path}/a.csv", columns=Columns(**columns)))
+    check(load(f"parquet:{tmp_path}/a.parquet", columns=Columns(**columns)))
+    pd.DataFrame(ROWS).to_csv(tmp_path / "a.csv.gz", index=False)
+    check(load_csv(tmp_path / "a.csv.gz", **columns))
+    save_npz(tmp_path / "a.npz", load_csv(tmp_path / "a.csv", **columns))
+    check(load_npz(tmp_path / "a.npz"))
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_the_order_of_columns_is_that_of_features_and_one_hot_ones_stay_in_place(kind):
+    frame = FRAMES[kind]({
+        "z": [1.5, 2.5], "city": ["b", "a"], "a": [3, 4], "y": [0.5, -1], "k": ["u", "v"],
+        "id": [8, 9],
+    })  # fmt: skip
+    population = Population.from_dataframe(
+        frame, client="k", target="y", one_hot=["city"], drop=["id"]
+    )
+    assert_array_equal(population.fields["x"], [[1.5, 0, 1, 3], [2.5, 1, 0, 4]])
+    assert_array_equal(population.fields["y"], [0.5, -1])
+    assert population.categories == {}
+    assert population.public == (
+        "Which values 'city' may have is read from all clients' rows and taken as public.",
+    )
+
+
+def test_categories_and_numbers_of_pandas_count_as_text_and_numbers():
+    frame = pd.DataFrame({
+        "who": pd.Categorical(["b", "a"]),
+        "y": pd.Categorical(["no", "yes"], categories=["yes", "no"]),
+        "x": pd.array([1, 2], dtype="Int64"),
+    })  # fmt: skip
+    population = Population.from_dataframe(frame, client="who", target="y")
+    assert population.names.tolist() == ["a", "b"]
+    assert population.categories == {"y": ("no", "yes")}
+    assert_array_equal(population.fields["y"], [1, 0])
+    assert_array_equal(population.fields["x"], [[2], [1]])
+
+
+def test_the_names_of_clients_stay_as_they_are_written(tmp_path):
+    (tmp_path / "a.csv").write_text("who,x,y\n007,1,0\n7,2,1\nNA,3,1\n")
+    population = load_csv(tmp_path / "a.csv", client="who", target="y")
+    assert population.names.tolist() == ["007", "7", "NA"]
+
+
+def test_a_type_is_that_of_the_whole_column_however_late_its_first_fraction(tmp_path):
+    lines = [f"{k % 2},{k},{k % 3}" for k in range(150_000)]  # more than the megabyte of a block
+    (tmp_path / "a.csv").write_text("\n".join(["who,x,y", *lines, "1,0.5,0"]))
+    population = load_csv(tmp_path / "a.csv", client="who", target="y")
+    assert population.fields["x"][-1, 0] == 0.5
+
+
+def test_a_table_without_clients_is_divided(tmp_path):
+    (tmp_path / "a.csv").write_text("age,y\n" + "".join(f"{k},{'ab'[k % 2]}\n" for k in range(20)))
+    population = load(
+        f"csv:{tmp_path}/a.csv", columns=Columns("y"), partition="iid", num_clients=4, test=0.2
+    )
+    assert population.splits["train"].count.tolist() == [4] * 4
+    assert_array_equal(population.fields["y"], population.fields["x"][:, 0] % 2)
+    assert population.categories == {"y": ("a", "b")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "message"),
+    [
+        ({}, {"client": "whom"}, r"no column 'whom', only 'who', 'age', 'y', 'member', 'part'"),
+        ({}, {"drop": ["part", "nope"]}, "no column 'nope'"),
+        ({}, {"client": "y"}, "'y' is named twice"),
+        ({}, {"drop": ["age", "member", "part"]}, "no column is left for features"),
+        ({}, {}, r"column 'part' holds text, such as 'train': encode it \(one-hot\).*\(drop\)"),
+        ({"part": [1, None, 3, None, 5]}, {}, "column 'part' has 2 missing values in 5 rows"),
+        ({"part": [1.0, math.nan, 3.0, 4.0, 5.0]}, {}, "column 'part' has 1 missing values"),
+        ({"who": ["a", None, "b", "b", ""]}, {"drop": ["part"]}, "column 'who' has 2 missing"),
+        ({"y": ["a", None, "b", "b", "b"]}, {"drop": ["part"]}, "column 'y' has 1 missing"),
+        ({"part": [1.0, 2.0, 3.0, 4.0, math.inf]}, {}, "'part' must hold finite numbers.*got inf"),
+        ({"part": [1.0, 2.0, 3.0, 4.0, 1e39]}, {}, r"'part' must hold finite numbers.*got 1e\+39"),
+        ({"part": pd.date_range("2020", periods=5)}, {}, "'part' holds Datetime.*no numbers"),
+        ({"y": ["a"] * 5}, {"drop": ["part"]}, "the target 'y' is a in all 5 rows"),
+        ({"y": [2] * 5}, {"drop": ["part"]}, "the target 'y' is 2 in all 5 rows"),
+        ({"y": pd.date_range("2020", periods=5)}, {"drop": ["part"]}, "'y' must hold numbers or"),
+        ({"part": ["dev"] * 5}, {"split": "part"}, "must hold train, validation, test, got 'dev'"),
+        ({"part": ["test"] * 5}, {"split": "part"}, "client '9' has no training rows"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["pandas", "polars"])
+def test_what_is_wrong_in_a_table_is_named(kind, changes, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Population.from_dataframe(FRAMES[kind]({**ROWS, **changes}), **{**NAMES, **arguments})
+
+
+def test_what_is_no_table_is_refused():
+    with pytest.raises(TypeError, match="dataframe"):
+        Population.from_dataframe([1, 2], **NAMES)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="distinct names"):
+        Population.from_dataframe(pd.DataFrame([[1, 2]], columns=["y", "y"]), **NAMES)
+    with pytest.raises(ValueError, match="no rows"):
+        Population.from_dataframe(pd.DataFrame(ROWS).head(0), **NAMES)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "Empty CSV"),
+        ("who,x,y\n", "no rows"),
+        (CSV[:-24], "Expected 5 columns, got 2"),
+        ('who,x,y\n1,2,"yes', "a quoted cell does not end"),
+        (",who,x,y\n0,1,2,3\n", r"a column has no name.*to_csv\(index=False\)"),
+        ("who,who,y\n0,1,2\n", "distinct names"),
+        ("who;x;y\n0;1;2\n", "no column 'who', only 'who;x;y'"),
+        ("who,x,y\n0,1,a\n1,NA,b\n", "column 'x' has 1 missing values in 2 rows"),
+    ],
+)
+def test_what_is_wrong_in_a_csv_file_is_named(tmp_path, content, message):
+    (tmp_path / "odd.csv").write_text(content)
+    with pytest.raises(ValueError, match=rf"odd\.csv: .*{message}"):
+        load_csv(tmp_path / "odd.csv", **NAMES)
+
+
+def test_a_file_in_another_encoding_is_refused(tmp_path):
+    (tmp_path / "odd.csv").write_bytes("who,x,y\nJosé,1,a\nb,2,b\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"odd\.csv: .*UTF"):
+        load_csv(tmp_path / "odd.csv", **NAMES)
+    (tmp_path / "odd.csv").write_bytes("who,x,y\na,1,José\nb,2,b\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"odd\.csv: .*'y' must hold numbers or text, got Binary"):
+        load_csv(tmp_path / "odd.csv", **NAMES)
+
+
+def test_a_truncated_parquet_file_is_named(tmp_path):
+    parquet.write_table(pa.table(ROWS), tmp_path / "a.parquet")
+    content = (tmp_path / "a.parquet").read_bytes()
+    for end in range(0, len(content), 97):
+        (tmp_path / "cut.parquet").write_bytes(content[:end])
+        with pytest.raises(ValueError, match=r"cut\.parquet: not a readable Parquet file"):
+            load_parquet(tmp_path / "cut.parquet", **NAMES)
+
+
+@pytest.mark.parametrize(("kind", "read"), [("CSV", load_csv), ("Parquet", load_parquet)])
+def test_a_missing_file_is_not_found(tmp_path, kind, read):
+    with pytest.raises(FileNotFoundError, match=f"no {kind} file at .*absent"):
+        read(tmp_path / "absent", **NAMES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, r"csv needs the column that is to be predicted \(target\)"),
+        ({"columns": Columns("y")}, "csv needs the column that says whose a row is"),
+        ({"columns": Columns("y", "who"), "partition": "iid"}, "has its own clients"),
+        ({"columns": Columns("y", split="part"), "partition": "iid"}, "a column of splits needs"),
+    ],
+)
+def test_a_table_needs_a_target_and_clients_or_a_partition(tmp_path, arguments, message):
+    (tmp_path / "a.csv").write_text("who,part,age,y\na,1,1,0\nb,2,2,1\n")
+    with pytest.raises(ValueError, match=message):
+        load(f"csv:{tmp_path}/a.csv", **arguments)
