@@ -51,6 +51,7 @@ _ARGUMENTS = {
         "loss": "params, batch",
         "metrics": "params, batch",
         "check": "fields",
+        "divergence": "params, other, batch",
     },
     "sampling": {"draw": "key, round, hparams", "rate": "hparams"},
     "mechanism": {
@@ -61,6 +62,8 @@ _ARGUMENTS = {
         "check": "hparams, num_clients",
     },
 }
+_OPTIONAL = ("start", "divergence")
+"""Functions that a part need not have."""
 
 
 class _RefusedError(ValueError):
@@ -90,7 +93,7 @@ def check_parts(**parts: Any) -> None:
             raise ValueError(f"the {name}'s public must be a tuple of sentences, got {public!r}")
         for function, arguments in _ARGUMENTS.get(name, {}).items():
             given = getattr(part, function)
-            if given is not None or function != "start":  # which an algorithm need not have
+            if given is not None or function not in _OPTIONAL:
                 check_arguments(f"the {name}'s {function}", given, arguments)
 
 

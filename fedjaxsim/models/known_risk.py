@@ -26,6 +26,10 @@ def known_regression(num_features: int) -> Task:
         predictions = model.apply(params, batch.fields["x"])[:, 0]
         return batch.mean(optax.losses.l2_loss(predictions, batch.fields["y"]))
 
+    def divergence(params, other, batch):
+        means, others = (model.apply(w, batch.fields["x"])[:, 0] for w in (params, other))
+        return jnp.square(means - others)
+
     def metrics(params, batch):
         error = params["kernel"][:, 0] - batch.fields["theta"]
         return {"excess_risk": jnp.square(error) @ jnp.asarray(variances, error.dtype)}
@@ -38,4 +42,4 @@ def known_regression(num_features: int) -> Task:
                 + ", ".join(f"{name!r} {list(value.shape)}" for name, value in fields.items())
             )
 
-    return Task(model.init, loss, metrics, check)
+    return Task(model.init, loss, metrics, check, divergence=divergence)

@@ -13,6 +13,8 @@ from fedjaxsim.fast.linear_steps import Linear
 from fedjaxsim.models.model import Model
 
 PyTree = Any
+Divergence = Callable[[jax.Array, jax.Array], jax.Array]
+"""(outputs (b, c), other outputs) -> (b,)."""
 
 
 class Task(NamedTuple):
@@ -28,6 +30,8 @@ class Task(NamedTuple):
       linear: of a task that is linear; else None. For speed only.
       public: sentences on numbers that may be made of private data but are taken as public, such as
         a number of classes; see `Algorithm`.
+      divergence: `(params, other, batch) -> (b,)`, per example the symmetrized KL divergence,
+        KL(p‖q) + KL(q‖p), between what two sets of parameters predict; None where a task has none.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -37,6 +41,7 @@ class Task(NamedTuple):
     output_layer: str | None = None
     linear: Linear | None = None
     public: tuple[str, ...] = ()
+    divergence: Callable[[PyTree, PyTree, Batch], jax.Array] | None = None
 
 
 def _require_xy(fields: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -62,8 +67,9 @@ def _task(
     losses: Callable[[jax.Array, Batch], jax.Array],
     metrics: Callable[[jax.Array, Batch], dict[str, jax.Array]],
     check: Callable[[Mapping[str, np.ndarray]], None],
+    divergence: Divergence,
 ) -> Task:
-    """The task of functions of the outputs: `losses`, (b,), and `metrics`."""
+    """The task of functions of the outputs: `losses`, (b,), `metrics` and `divergence`, (b,)."""
 
     def loss(outputs, batch):
         return batch.mean(losses(outputs, batch))
@@ -71,13 +77,27 @@ def _task(
     def of_params(function):
         return lambda params, batch: function(model.apply(params, batch.fields["x"]), batch)
 
+    def between(params, other, batch):
+        x = batch.fields["x"]
+        return divergence(model.apply(params, x), model.apply(other, x))
+
     features, linear = model.features, None
     if features is not None:
         linear = Linear(lambda batch: features(batch.fields["x"]), loss)
-    return Task(model.init, of_params(loss), of_params(metrics), check, model.output_layer, linear)
+    return Task(
+        model.init,
+        of_params(loss),
+        of_params(metrics),
+        check,
+        model.output_layer,
+        linear,
+        divergence=between,
+    )
 
 
-def _classification(model: Model, losses: Callable, correct: Callable, check: Callable) -> Task:
+def _classification(
+    model: Model, losses: Callable, correct: Callable, check: Callable, divergence: Divergence
+) -> Task:
     """The task of functions of outputs and labels: `losses`, (b,), and `correct`, (b,) bool."""
 
     def losses_of(outputs, batch):
@@ -88,7 +108,28 @@ def _classification(model: Model, losses: Callable, correct: Callable, check: Ca
         is_correct = correct(outputs, batch.fields["y"])
         return {"loss": values, "accuracy": is_correct.astype(values.dtype)}
 
-    return _task(model, losses_of, metrics, check)
+    return _task(model, losses_of, metrics, check, divergence)
+
+
+# KL(p‖q) + KL(q‖p) of an exponential family is (mean of p − mean of q)·(natural parameter of p −
+# that of q), which is small where both are alike, without cancellation.
+
+
+def _of_categories(logits: jax.Array, others: jax.Array) -> jax.Array:
+    """The divergence of two categorical distributions, (b,)."""
+    log_p, log_q = jax.nn.log_softmax(logits), jax.nn.log_softmax(others)
+    return jnp.sum((jnp.exp(log_p) - jnp.exp(log_q)) * (log_p - log_q), axis=-1)
+
+
+def _of_coins(logits: jax.Array, others: jax.Array) -> jax.Array:
+    """That of independent Bernoulli variables with these log-odds, (b,)."""
+    p, q = jax.nn.sigmoid(logits), jax.nn.sigmoid(others)
+    return jnp.sum((p - q) * (logits - others), axis=-1)
+
+
+def _of_normals(means: jax.Array, others: jax.Array) -> jax.Array:
+    """That of independent normal variables of variance 1, (b,)."""
+    return jnp.sum(jnp.square(means - others), axis=-1)
 
 
 def _largest(outputs: jax.Array, labels: jax.Array) -> jax.Array:
@@ -108,7 +149,7 @@ def softmax(model: Model, num_classes: int) -> Task:
         _require_classes(fields, num_classes, "softmax")
 
     losses = optax.losses.softmax_cross_entropy_with_integer_labels
-    return _classification(model, losses, _largest, check)
+    return _classification(model, losses, _largest, check, _of_categories)
 
 
 def one_vs_all(
@@ -146,7 +187,8 @@ def one_vs_all(
     def check(fields):
         _require_classes(fields, num_classes, "one_vs_all")
 
-    return _classification(model, losses, _largest, check)
+    divergence = _of_normals if loss == "squared" else _of_coins
+    return _classification(model, losses, _largest, check, divergence)
 
 
 def logistic(model: Model) -> Task:
@@ -171,7 +213,7 @@ def logistic(model: Model) -> Task:
                 f"logistic needs labels -1 and 1, or 0 and 1, got {sorted(values)[:10]}"
             )
 
-    return _classification(model, losses, correct, check)
+    return _classification(model, losses, correct, check, _of_coins)
 
 
 def squared(model: Model) -> Task:
@@ -196,4 +238,4 @@ def squared(model: Model) -> Task:
         if y.ndim != 1:
             raise ValueError(f"squared needs one target per row, y of shape (n,), got {y.shape}")
 
-    return _task(model, losses, metrics, check)
+    return _task(model, losses, metrics, check, _of_normals)
