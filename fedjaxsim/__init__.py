@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedjaxsim.algorithms.ditto import ditto
     from fedjaxsim.algorithms.fedavg import fedavg
     from fedjaxsim.algorithms.fedprox import fedprox
+    from fedjaxsim.algorithms.finetune import finetune
     from fedjaxsim.algorithms.local import local
     from fedjaxsim.algorithms.pmtl import pmtl
     from fedjaxsim.algorithms.ppsgd import ppsgd
@@ -56,6 +57,7 @@ __all__ = [
     "everyone",
     "fedavg",
     "fedprox",
+    "finetune",
     "gaussian",
     "local",
     "models",
@@ -78,6 +80,7 @@ _HOMES = {
     "algorithms.ditto": ("ditto",),
     "algorithms.fedavg": ("fedavg",),
     "algorithms.fedprox": ("fedprox",),
+    "algorithms.finetune": ("finetune",),
     "algorithms.local": ("local",),
     "algorithms.pmtl": ("pmtl",),
     "algorithms.ppsgd": ("ppsgd",),

@@ -71,6 +71,8 @@ class Algorithm(NamedTuple):
       start: `(hparams, published, own) -> (shared, personal)`: as `init`, from what an earlier run
         left: the parameters that it published, and those that ONE client predicted with. The
         billboard may depend on the published ones only. None where it starts from `init` alone.
+      needs_published: whether `start` is refused where the earlier run published no parameters;
+        otherwise those of the task's `init` stand in.
       public: sentences on numbers that may be made of private data but are taken as public, such as
         the server's divisor; a guarantee names them among its assumptions.
     """
@@ -83,3 +85,4 @@ class Algorithm(NamedTuple):
     public: tuple[str, ...] = ()
     published: Callable[[PyTree], PyTree | None] = lambda shared: None
     start: Callable[..., tuple[PyTree, PyTree]] | None = None
+    needs_published: bool = False

@@ -1,5 +1,6 @@
 """Local training, which several algorithms share: a client's minibatch steps with an optimizer."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ from jax.typing import ArrayLike
 
 from fedjaxsim.algorithm import LocalOptimizer
 from fedjaxsim.algorithms import optimizers
-from fedjaxsim.data.minibatches import ClientData
+from fedjaxsim.data.minibatches import Batch, ClientData
 from fedjaxsim.fast.linear_steps import linear_update, pays
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.task import Task
@@ -37,6 +38,7 @@ def local_steps(
     hparams: Hyperparameters,
     round_: jax.Array,
     pull: Pull | None = None,
+    penalty: Callable[[PyTree, Batch], jax.Array] | None = None,
 ) -> tuple[PyTree, jax.Array]:
     """Takes this round's local steps on a client's own rows.
 
@@ -48,6 +50,7 @@ def local_steps(
       hparams: hyperparameters.
       round_: () int32.
       pull: a penalty, whose gradient is added to that of the loss.
+      penalty: likewise, any `(params, batch) -> ()`.
 
     Returns:
       v, the parameters after the last step, and the mean over the steps of the minibatch losses,
@@ -61,6 +64,8 @@ def local_steps(
         if pull is not None:
             strength, centre = pull
             grads = jax.tree.map(lambda g, v, c: g + strength * (v - c), grads, params, centre)
+        if penalty is not None:
+            grads = jax.tree.map(jnp.add, grads, jax.grad(penalty)(params, batch))
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state, total + value
 

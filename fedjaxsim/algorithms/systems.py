@@ -104,5 +104,13 @@ SYSTEMS = {
         arguments=("local_optimizer",),
         door="closed",
     ),
+    "finetune": System(
+        "fedjaxsim.algorithms.finetune:finetune",
+        "Fine-tuning",
+        "Hu, Wu, Smith; TMLR 2023, section 5.3",
+        reads=("learning_rate", "lam"),
+        arguments=("penalty", "origin", "local_optimizer"),
+        door="closed",
+    ),
 }
 """All systems by name, in the order in which they are listed."""

@@ -173,6 +173,11 @@ class ClientData:
                 "count, minibatches and batch_shapes"
             )
 
+    @property
+    def generates(self) -> bool:
+        """Whether minibatches are made afresh, so that no exact pass over examples exists."""
+        return self._generate is not None
+
     def batch_shapes(self, size: int = 1) -> Batch:
         """A batch of so many rows, as shapes: for `jax.eval_shape`, and to make a carry."""
         fields: Any = {

@@ -47,9 +47,17 @@ def first_states(
 
     Returns:
       The billboard, and personal states (m, ...).
+
+    Raises:
+      ValueError: if it needs a published model, and there is none.
     """
     assert algorithm.start is not None
     start, published = algorithm.start, earlier.published(state.shared)
+    if published is None and algorithm.needs_published:
+        raise ValueError(
+            "the algorithm needs the model that the stage before published, as FedAvg's w or "
+            "PMTL's w̃, but that stage published none"
+        )
     if published is None:
         published = task.init(jax.random.split(key)[0])
 

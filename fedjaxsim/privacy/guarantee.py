@@ -42,6 +42,11 @@ SIMULATION = (
     "hardened deployment."
 )
 
+CLOSED_DOOR = (
+    "Rounds behind a closed door (local training, fine-tuning) release nothing and cost nothing. "
+    "Publishing personal models is another matter: each protects all others, not its owner."
+)
+
 
 def default_delta(num_clients: int) -> float:
     """δ = 1/(10 m), the largest that is reported without a remark.
@@ -387,6 +392,8 @@ def report(
     if not reason:
         for charged in spent:
             composition.check_entries(charged.entries, charged.scheme)
+    if spent and len(open_doors) < len(charges):
+        assumed = (*assumed, CLOSED_DOOR)
     sentences = tuple(_assumptions(open_doors, assumed, delta))
     described = spent or open_doors or charges
     sampling = " and ".join(dict.fromkeys(charged.scheme.kind for charged in described)) or "none"

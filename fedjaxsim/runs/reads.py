@@ -67,6 +67,11 @@ PARTS = (
         {name: settings_of(system) for name, system in (*SYSTEMS.items(), (_OWN, OWN_SYSTEM))},
     ),
     Part(
+        "penalty",
+        lambda config: config.penalty if "penalty" in config.system.arguments else None,
+        {"vanilla": (), **dict.fromkeys(("mean", "kl", "ewc"), ("lam",))},
+    ),
+    Part(
         "mechanism",
         lambda config: config.door_name,
         {name: choice.reads for name, choice in MECHANISMS.items()},

@@ -160,6 +160,10 @@ class _SystemSettings:
     """What PP-SGD minimizes: the clients' average risk, or weighted by min(batch size, rows)."""
     averaged: bool = False
     """PP-SGD predicts with the average of its iterates, as in its theorems."""
+    penalty: Literal["vanilla", "mean", "kl", "ewc"] = "mean"
+    """What fine-tuning adds to the loss: nothing, or a penalty towards what was published."""
+    origin: Literal["personal", "global"] = "personal"
+    """Where fine-tuning starts: from clients' own models or from what was published."""
     model: Annotated[str, _one_of_or_own(MODELS)] = "linear"
     """The model every client has; a module's factory is called with the shape of an example and the
     number of outputs."""

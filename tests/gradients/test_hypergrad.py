@@ -72,7 +72,7 @@ def case(name):
         chunk_size=3,
         chunk_map="vmap" if name in ("ppsgd", "fedavg") else "scan",
     )
-    hparams = BASE if sends else Hyperparameters(learning_rate=0.05)
+    hparams = BASE if sends else Hyperparameters(learning_rate=0.05, lam=BASE.lam)
     if name == "fedavg":
         hparams = BASE.replace(noise_multiplier=np.full(T, 0.3))
     return sim, hparams, hypergradient(sim, mean_metric(sim), T, READ[name])

@@ -19,7 +19,8 @@ CHANGED = {
     "learning_rate": 0.7, "lam": 0.7, "mu": 0.7, "personalization": 0.7, "message": "offset",
     "parametrization": "paper", "objective": "weighted", "averaged": True, "schedule": "cosine",
     "local_optimizer": "adam", "server_optimizer": "adam", "server_learning_rate": 0.5, "clip": 2.0,
-    "delta": 1e-4, "epsilon": 5.0, "noise_multiplier": 3.0,
+    "delta": 1e-4, "epsilon": 5.0, "noise_multiplier": 3.0, "penalty": "kl",
+    "origin": "global",
 }  # fmt: skip
 RELEASE = {
     "clip": 2.0, "noise_multiplier": 0.4, "target_quantile": 0.7, "clip_learning_rate": 0.7,
@@ -39,7 +40,7 @@ KINDS = {
 
 
 def computed(algorithm: str, **changed: Any) -> str:
-    """What two rounds and an evaluation compute, as code and numbers, of changed settings."""
+    """What a start, two rounds and an evaluation compute, as code and numbers."""
     settings: dict[str, Any] = {
         "data": "synthetic",
         "loss": "squared",
@@ -51,15 +52,18 @@ def computed(algorithm: str, **changed: Any) -> str:
         RunConfig(algorithm=algorithm, sampling_rate=1.0, **{**settings, **changed})
     )
     simulation, hparams = experiment.simulation, experiment.hparams.as_arrays()
-    program, key = simulation.program, jax.random.key(0)
+    program, key, start = simulation.program, jax.random.key(0), simulation.algorithm.start
+    assert start is not None
 
-    def work(rows):
+    def work(rows, published, own):
+        begun = start(hparams, published, own)
         state = program.init(key, hparams)
         state, metrics = program.rounds(state, hparams, rows["train"], 2)
-        return state, metrics, program.evaluate(state, hparams, rows["test"])
+        return begun, state, metrics, program.evaluate(state, hparams, rows["test"])
 
     # Numbers that nothing reads do not become constants of the code.
-    code = jax.make_jaxpr(work)(simulation.rows)
+    model = simulation.task.init(key)
+    code = jax.make_jaxpr(work)(simulation.rows, model, model)
     numbers = [np.asarray(const).tolist() for const in code.consts if not _is_key(const)]
     return re.sub(r"0x[0-9a-f]+", "", str(code)) + str(numbers)
 

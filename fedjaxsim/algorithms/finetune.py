@@ -1,0 +1,162 @@
+"""Fine-tuning (Hu, Wu, Smith; TMLR 2023, section 5.3): each client alone, after another stage."""
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.algorithm import Algorithm, LocalOptimizer
+from fedjaxsim.algorithms.billboard import from_one_model
+from fedjaxsim.algorithms.local_steps import local_steps
+from fedjaxsim.data.minibatches import Batch, ClientData
+from fedjaxsim.models.task import Task
+
+PyTree = Any
+Penalty = Literal["vanilla", "mean", "kl", "ewc"]
+Origin = Literal["personal", "global"]
+
+
+def finetune(
+    task: Task,
+    penalty: Penalty = "mean",
+    origin: Origin = "personal",
+    local_optimizer: LocalOptimizer | None = None,
+) -> Algorithm:
+    """Fine-tuning: client k takes its steps on ℓ_k plus a penalty towards w̃; nothing is sent.
+
+    w̃ is what the earlier stage published (`Simulation.start_from`); it stays as it is. The
+    penalties, with λ = `hparams.lam`:
+
+        vanilla: none
+        mean:    (λ/2) ‖w − w̃‖²
+        kl:      (λ/2) [KL(p_w‖p_w̃) + KL(p_w̃‖p_w)], averaged over the minibatch
+        ewc:     (λ/2) Σ_j F_j (w_j − w̃_j)², F of `fisher` at w̃ on the client's own rows
+
+    (EWC: Kirkpatrick et al. 2017; all four: Yu, Bagdasaryan, Shmatikov 2020.) One round with
+    everybody is a whole stage; more rounds go on, and are for evaluations in between. In each of
+    them the optimizer starts afresh, and F is computed anew, by one pass over the client's rows.
+
+    What clients read is their own and w̃, so all of it is post-processing of the earlier releases:
+    ε stays what it was.
+
+    Args:
+      task: model and loss; for "kl" with a `divergence`.
+      penalty: which one.
+      origin: where clients start: from the "personal" model that they predicted with, or from the
+        "global" one, w̃.
+      local_optimizer: of the steps; by default SGD with `hparams.learning_rate`.
+
+    Raises:
+      ValueError: for an unknown penalty or origin, or "kl" of a task without a divergence.
+    """
+    for name, value, known in (("penalty", penalty, Penalty), ("origin", origin, Origin)):
+        if value not in get_args(known):
+            raise ValueError(f"{name} must be one of {', '.join(get_args(known))}, got {value!r}")
+    if penalty == "kl" and task.divergence is None:
+        raise ValueError(
+            "penalty 'kl' needs a task with a `divergence`, the symmetrized KL divergence of its "
+            "predictions; this one has none"
+        )
+    reads_published = penalty != "vanilla" or origin == "global"
+
+    def start(hparams, w_tilde, w_k):
+        del hparams
+        return w_tilde if reads_published else (), w_tilde if origin == "global" else w_k
+
+    def client(shared, personal, data, hparams, context):
+        towards = _towards(penalty, task, shared, data, hparams.lam)
+        w_k, loss = local_steps(
+            personal, data, task, local_optimizer, hparams, context.round, penalty=towards
+        )
+        return w_k, (), {"loss": loss}
+
+    def server(shared, release, hparams, round_):
+        del release, hparams, round_
+        return shared
+
+    def predict(shared, personal, hparams, client_id):
+        del shared, hparams, client_id
+        return personal
+
+    return Algorithm(
+        from_one_model(task, start),
+        client,
+        server,
+        predict,
+        published=lambda shared: shared if reads_published else None,
+        start=start,
+        needs_published=reads_published,
+    )
+
+
+def _towards(
+    penalty: Penalty, task: Task, w_tilde: PyTree, data: ClientData, lam: jax.Array
+) -> Callable[[PyTree, Batch], jax.Array] | None:
+    """The penalty of parameters on a minibatch, ()."""
+
+    def mean(w, batch):
+        del batch
+        return lam / 2 * _sum(jax.tree.map(lambda a, b: jnp.square(a - b), w, w_tilde))
+
+    def kl(w, batch):
+        assert task.divergence is not None
+        return lam / 2 * batch.mean(task.divergence(w, w_tilde, batch))
+
+    if penalty == "mean":
+        return mean
+    if penalty == "kl":
+        return kl
+    if penalty == "vanilla":
+        return None
+    information = fisher(task, w_tilde, data)
+
+    def ewc(w, batch):
+        del batch
+        terms = jax.tree.map(lambda f, a, b: f * jnp.square(a - b), information, w, w_tilde)
+        return lam / 2 * _sum(terms)
+
+    return ewc
+
+
+def fisher(task: Task, params: PyTree, data: ClientData) -> PyTree:
+    """The diagonal of the empirical Fisher information, F_j = (1/n) Σ_i (∂ℓ_i/∂w_j)².
+
+    An exact pass over the client's n rows, with their own labels; ℓ_i is the loss of row i, taken
+    for its negative log-likelihood.
+
+    Args:
+      task: model and loss.
+      params: w.
+      data: the client's rows.
+
+    Returns:
+      A pytree like the params.
+
+    Raises:
+      ValueError: where a client has no rows, as its minibatches are made afresh.
+    """
+    if data.generates:
+        raise ValueError(
+            "penalty 'ewc' needs the rows of a client for its Fisher information, but this "
+            "population makes minibatches afresh and has none"
+        )
+
+    def squares(fields):
+        row = Batch(jax.tree.map(lambda value: value[None], fields), jnp.ones(1))
+        return jax.tree.map(jnp.square, jax.grad(task.loss)(params, row))
+
+    def add(total, batch):
+        weight = batch.weight
+        return jax.tree.map(
+            lambda t, s: t + jnp.tensordot(weight.astype(s.dtype), s, 1),
+            total,
+            jax.vmap(squares)(batch.fields),
+        )
+
+    total = data.full_pass(add, jax.tree.map(jnp.zeros_like, params))
+    return jax.tree.map(lambda leaf: leaf / data.count.astype(leaf.dtype), total)
+
+
+def _sum(tree: PyTree) -> jax.Array:
+    return jax.tree.reduce(jnp.add, jax.tree.map(jnp.sum, tree))

@@ -1,0 +1,202 @@
+"""Fine-tuning: its penalties in closed form, alone and among all, what it costs and refuses."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import classification, least_squares
+
+from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.algorithms.finetune import finetune, fisher
+from fedjaxsim.algorithms.local import local
+from fedjaxsim.algorithms.pmtl import pmtl
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.synthetic import regression_stream
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.models.known_risk import known_regression
+from fedjaxsim.privacy.guarantee import CLOSED_DOOR
+from fedjaxsim.privacy.mechanisms import closed, gaussian
+from fedjaxsim.privacy.sampling import everyone
+from fedjaxsim.simulation import Simulation
+from fedjaxsim.testing import check_billboard
+
+PENALTIES = ("vanilla", "mean", "kl", "ewc")
+FEW = Minibatches(1000, epochs=20)
+HPARAMS = Hyperparameters(learning_rate=0.1, lam=0.7, clip_norm=0.5, noise_multiplier=2.0)
+POPULATION, TASK = least_squares([12, 15, 9], features=2)
+
+
+def simulation(algorithm, mechanism=None, minibatches=FEW, population=POPULATION, task=TASK):
+    clients = everyone(population.num_clients)
+    return Simulation(algorithm, task, population, clients, minibatches, mechanism or closed())
+
+
+@pytest.fixture(scope="module")
+def ended():
+    """PMTL after two rounds, in float64: three models, and another one that was published."""
+    with jax.enable_x64(True):
+        sim = simulation(pmtl(TASK), gaussian())
+        return sim, sim.run(sim.init(0, HPARAMS), HPARAMS, 2)[0]
+
+
+@functools.cache
+def tuning(penalty):
+    """Fine-tuning with a penalty; further rounds of it compile nothing."""
+    return simulation(finetune(TASK, penalty))
+
+
+def rounds(sim, state, count):
+    for _ in range(count):
+        state, _ = sim.round(state, HPARAMS)
+    return state
+
+
+def coefficients(params):
+    """(…, d + 1) of linear parameters with leading axes: the bias is the last one."""
+    return np.concatenate([np.asarray(params["kernel"])[..., 0], params["bias"]], axis=-1)
+
+
+def design(client):
+    """X (n, d + 1) with a column of ones, and y (n,)."""
+    rows = POPULATION.rows(client)
+    return np.column_stack([rows["x"], np.ones(len(rows["y"]))]), rows["y"]
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_it_reaches_the_minimizer_that_a_linear_system_gives(ended, penalty):
+    # Of ‖Xw − y‖²/(2n) + (λ/2) (w − w̃)ᵀ M (w − w̃): M = I, XᵀX/n (the predictions are normal
+    # variables of variance 1, whose divergence is (xᵀw − xᵀw̃)²) or the diagonal of F.
+    with jax.enable_x64(True):
+        sim = tuning(penalty)
+        state = rounds(sim, sim.start_from(ended[1], HPARAMS, ended[0]), 100)
+        w_tilde = coefficients(ended[1].shared.params)
+        for k, found in enumerate(coefficients(state.personal)):
+            x, y = design(k)
+            gram = x.T @ x / len(y)
+            information = np.mean(((x @ w_tilde - y)[:, None] * x) ** 2, axis=0)
+            metric = {
+                "vanilla": 0 * gram, "mean": np.eye(3), "kl": gram, "ewc": np.diag(information)
+            }[penalty]  # fmt: skip
+            pull = HPARAMS.lam * metric
+            expected = np.linalg.solve(gram + pull, x.T @ y / len(y) + pull @ w_tilde)
+            assert np.abs(expected - w_tilde).max() > 0.1
+            np.testing.assert_allclose(found, expected, rtol=1e-9)
+        if penalty != "vanilla":  # the billboard stays as it is
+            np.testing.assert_array_equal(coefficients(state.shared), w_tilde)
+
+
+@pytest.mark.parametrize(
+    "penalty",
+    [
+        "kl",
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("vanilla", "mean", "ewc")),
+    ],
+)
+def test_a_client_alone_is_tuned_as_among_all(ended, penalty):
+    with jax.enable_x64(True):
+        among = tuning(penalty)
+        begun = among.start_from(ended[1], HPARAMS, ended[0])
+        alone = simulation(
+            finetune(TASK, penalty), population=Population.from_clients([POPULATION.rows(1)])
+        )
+        own = jax.tree.map(lambda leaf: leaf[1:2], begun.personal)
+        first = dataclasses.replace(
+            alone.init(0, HPARAMS), shared=jax.tree.map(jnp.copy, begun.shared), personal=own
+        )
+        state, others = rounds(alone, first, 2), rounds(among, begun, 2)
+        np.testing.assert_allclose(
+            coefficients(state.personal)[0], coefficients(others.personal)[1], rtol=1e-12
+        )
+
+
+def test_fisher_information_of_softmax_regression():
+    # The gradient of a row is x_j (p_c − [y = c]) for the kernel and p_c − [y = c] for the bias.
+    with jax.enable_x64(True):
+        population, task = classification([40, 9])
+        sim = simulation(local(task), population=population, task=task)
+        params = {
+            "kernel": jax.random.normal(jax.random.key(0), (4, 3)),
+            "bias": jnp.array([0.3, -0.2, 0.1]),
+        }
+        for client in range(2):
+            rows = sim.rows["train"].for_training()
+            data = rows.of(jnp.int32(client), jax.random.key(0), FEW, sim.layout)
+            found = fisher(task, params, data)
+            x, y = (population.rows(client, "train")[name] for name in ("x", "y"))
+            outputs = np.exp(x.astype(float) @ params["kernel"] + params["bias"])
+            residual = outputs / outputs.sum(axis=1, keepdims=True) - np.eye(3)[y]
+            expected = {"kernel": (x.T**2) @ residual**2 / len(y), "bias": (residual**2).mean(0)}
+            for name, leaf in found.items():
+                np.testing.assert_allclose(leaf, expected[name], rtol=1e-6)
+
+
+@pytest.mark.parametrize("origin", ["personal", "global"])
+def test_clients_start_from_their_own_or_the_published_model(ended, origin):
+    with jax.enable_x64(True):
+        sim, state = ended
+        begun = simulation(finetune(TASK, origin=origin)).start_from(state, HPARAMS, sim)
+        published = coefficients(state.shared.params)
+        expected = np.stack([published] * 3)
+        if origin == "personal":
+            expected = coefficients(state.personal)
+            assert np.all(np.abs(expected - published) > 0)
+        np.testing.assert_array_equal(coefficients(begun.personal), expected)
+
+
+def test_it_costs_nothing_and_says_what_is_another_matter(ended):
+    with jax.enable_x64(True):
+        before, state = ended
+        sim = tuning("mean")
+        first = before.guarantee(state)
+        state = rounds(sim, sim.start_from(state, HPARAMS, before), 2)
+        both = sim.guarantee(state)
+        assert [each.epsilon for each in both.guarantees] == [
+            each.epsilon for each in first.guarantees
+        ]
+        assert both.charges == first.charges
+        assert CLOSED_DOOR not in first.guarantees[0].assumptions
+        assert CLOSED_DOOR in both.guarantees[0].assumptions
+
+
+@pytest.mark.parametrize("penalty", ["kl", "ewc"])
+def test_one_clients_data_reaches_nobody_else(penalty):
+    population, task = classification([9, 10, 11])
+    sim = simulation(finetune(task, penalty), population=population, task=task)
+    check_billboard(sim, Hyperparameters(lam=0.2), rounds=2, client=1)
+
+
+def test_bad_input_says_what_is_allowed(ended):
+    with pytest.raises(ValueError, match="penalty must be one of vanilla, mean, kl, ewc, got 'l2'"):
+        finetune(TASK, "l2")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="origin must be one of personal, global, got 'both'"):
+        finetune(TASK, origin="both")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="'kl' needs a task with a `divergence`"):
+        finetune(TASK._replace(divergence=None), "kl")
+    with pytest.raises(ValueError, match="lam must be finite and at least 0"):
+        simulation(finetune(TASK)).init(0, HPARAMS.replace(lam=-0.1))
+    # Of rows that are made afresh there is no exact pass. (A client without rows is no client of a
+    # population.)
+    task = known_regression(5)
+    stream = regression_stream(3, 5)
+    sim = simulation(finetune(task, "ewc"), None, Minibatches(2, steps=1), stream, task)
+    with pytest.raises(ValueError, match="'ewc' needs the rows of a client"):
+        sim.init(0, HPARAMS)
+    population, task = least_squares([12, 15, 9], features=4)
+    larger = simulation(finetune(task), population=population, task=task)
+    with jax.enable_x64(True), pytest.raises(ValueError, match=r"billboard must be .*\[4, 1\] at "):
+        larger.start_from(ended[1], HPARAMS, ended[0])
+
+
+def test_what_was_never_published_is_no_place_to_be_pulled_to():
+    before = simulation(local(TASK))
+    state = before.init(0, HPARAMS)
+    for algorithm in (finetune(TASK, "ewc"), finetune(TASK, "vanilla", "global")):
+        with pytest.raises(ValueError, match="that stage published none"):
+            simulation(algorithm).start_from(state, HPARAMS, before)
+    simulation(finetune(TASK, "vanilla")).start_from(state, HPARAMS, before)
+    one_model = simulation(fedavg(TASK), gaussian())
+    simulation(finetune(TASK, "ewc")).start_from(one_model.init(0, HPARAMS), HPARAMS, one_model)
