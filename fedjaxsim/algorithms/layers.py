@@ -1,14 +1,16 @@
 """Splitting parameters by path: the personal part of a model and the rest that is shared."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 PyTree = Any
-Selection = str | Callable[[str], bool] | None
-"""Which parameters: the name of a top-level layer, a predicate on the path of a leaf, whose keys
-are joined by "/" as in "Dense_1/kernel", or None for all of them."""
+Selection = str | Sequence[str] | Callable[[str], bool] | None
+"""Which parameters, by the paths of leaves, whose keys are joined by "/" as in "Dense_1/kernel": a
+name, which is a path or the first keys of paths, as "Dense_1"; several names; a predicate on paths;
+or None for all parameters."""
+_NAME = "a name must be a path, or what paths begin with up to a '/'"
 
 
 def split(params: PyTree, selection: Selection) -> tuple[PyTree, PyTree]:
@@ -23,26 +25,17 @@ def split(params: PyTree, selection: Selection) -> tuple[PyTree, PyTree]:
       in place of the leaves of the other part.
 
     Raises:
-      ValueError: if nothing is selected.
+      ValueError: if nothing is selected, by one of several names, too; or if the selection is of
+        another type.
     """
+    chosen = _chosen(selection, paths_of(params))
+    leaves, structure = jax.tree.flatten(params)
 
-    def chosen(path, leaf):
-        del leaf
-        if selection is None:
-            return True
-        if callable(selection):
-            return bool(selection(jax.tree_util.keystr(path, simple=True, separator="/")))
-        return jax.tree_util.keystr(path[:1], simple=True) == selection
+    def part(wanted: bool) -> PyTree:
+        kept = [leaf if c == wanted else None for leaf, c in zip(leaves, chosen, strict=True)]
+        return jax.tree.unflatten(structure, kept)
 
-    marks = jax.tree_util.tree_map_with_path(chosen, params)
-    if not any(jax.tree.leaves(marks)):
-        leaves, _ = jax.tree_util.tree_flatten_with_path(params)
-        paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
-        what = repr(selection) if isinstance(selection, str) else "the predicate"
-        raise ValueError(f"{what} selects none of the parameters, which are {paths}")
-    selected = jax.tree.map(lambda mark, leaf: leaf if mark else None, marks, params)
-    rest = jax.tree.map(lambda mark, leaf: None if mark else leaf, marks, params)
-    return selected, rest
+    return part(True), part(False)
 
 
 def merge(selected: PyTree, rest: PyTree) -> PyTree:
@@ -50,3 +43,35 @@ def merge(selected: PyTree, rest: PyTree) -> PyTree:
     return jax.tree.map(
         lambda a, b: b if a is None else a, selected, rest, is_leaf=lambda leaf: leaf is None
     )
+
+
+def paths_of(params: PyTree) -> list[str]:
+    """The paths of all leaves, as a selection names them."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+
+
+def _chosen(selection: Selection, paths: list[str]) -> list[bool]:
+    """Which of the paths are selected."""
+    if selection is None:
+        return [True] * len(paths)
+    if callable(selection):
+        chosen = [bool(selection(path)) for path in paths]
+        if not any(chosen):
+            raise ValueError(f"the predicate selects none of the parameters, which are {paths}")
+        return chosen
+    names = [selection] if isinstance(selection, str) else selection
+    listed = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
+    if not listed or not names:
+        raise ValueError(
+            "a selection of parameters must be a name, names, a predicate on paths, or None for "
+            f"all; got {selection!r}, of parameters {paths}"
+        )
+    for name in names:
+        if not any(_under(path, name) for path in paths):
+            raise ValueError(f"{name!r} selects none of the parameters, which are {paths}; {_NAME}")
+    return [any(_under(path, name) for name in names) for path in paths]
+
+
+def _under(path: str, name: str) -> bool:
+    return path == name or path.startswith(f"{name}/")

@@ -242,7 +242,8 @@ def test_a_task_that_does_not_suit_the_data_or_the_algorithm():
     )
     unsplit = TASK._replace(output_layer="Dense_7")
     assert refusal(lambda: build(ppsgd(unsplit), unsplit, minibatches=Minibatches(4, steps=1))) == (
-        "'Dense_7' selects none of the parameters, which are ['bias', 'kernel']"
+        "'Dense_7' selects none of the parameters, which are ['bias', 'kernel']; "
+        "a name must be a path, or what paths begin with up to a '/'"
     )
 
 

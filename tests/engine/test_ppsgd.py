@@ -323,6 +323,10 @@ def test_parameters_split_by_path_and_merge_again():
     for selection, selected in [
         (None, [1, 2, 3, 4]),
         ("ab", [4]),
+        ("a", [1, 2, 3]),  # and not "ab", which only begins with the same letter
+        ("a/y", [2, 3]),
+        (["a/y/1", "ab"], [3, 4]),
+        (("a", "a/x"), [1, 2, 3]),
         (lambda path: path in ("a/x", "a/y/1"), [1, 3]),
     ]:
         part, rest = split(params, selection)
@@ -331,6 +335,13 @@ def test_parameters_split_by_path_and_merge_again():
         assert merge(part, rest) == merge(rest, part) == params
     with pytest.raises(ValueError, match=r"'x' selects none.*'a/x', 'a/y/0', 'a/y/1', 'ab'"):
         split(params, "x")
+    with pytest.raises(ValueError, match=r"'a/z' selects none.*; a name must be a path"):
+        split(params, ["a/x", "a/z"])
+    with pytest.raises(ValueError, match="predicate selects none"):
+        split(params, lambda path: path == "a")
+    for wrong in ([], 3, ["a", 3]):
+        with pytest.raises(ValueError, match=r"must be a name.*got .*'a/x'"):
+            split(params, wrong)
 
 
 # --- sizes, units and refusals --------------------------------------------------------------------
