@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedjaxsim.algorithm import Algorithm, Context
     from fedjaxsim.algorithms import optimizers
     from fedjaxsim.algorithms.ditto import ditto
+    from fedjaxsim.algorithms.dpfedmtl import dpfedmtl, dpfedmtl_as_published
     from fedjaxsim.algorithms.fedavg import fedavg
     from fedjaxsim.algorithms.fedprox import fedprox
     from fedjaxsim.algorithms.finetune import finetune
@@ -54,6 +55,8 @@ __all__ = [
     "closed",
     "data",
     "ditto",
+    "dpfedmtl",
+    "dpfedmtl_as_published",
     "everyone",
     "fedavg",
     "fedprox",
@@ -78,6 +81,7 @@ _MODULES = {
 _HOMES = {
     "algorithm": ("Algorithm", "Context"),
     "algorithms.ditto": ("ditto",),
+    "algorithms.dpfedmtl": ("dpfedmtl", "dpfedmtl_as_published"),
     "algorithms.fedavg": ("fedavg",),
     "algorithms.fedprox": ("fedprox",),
     "algorithms.finetune": ("finetune",),

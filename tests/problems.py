@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population, split
@@ -68,13 +69,19 @@ def every_system(*quick, sending=False):
     ]
 
 
+def algorithm_of(name, task, num_clients) -> Algorithm:
+    """A system on a task; a linear model's bias is what a client keeps, where it keeps a part."""
+    parts = "head" in SYSTEMS[name].arguments and task.output_layer is None
+    return SYSTEMS[name].make(task, num_clients, **({"head": "bias"} if parts else {}))
+
+
 def simulation_of(name, task, population, sampling, minibatches, **settings) -> Simulation:
     """A system behind its own door, with one minibatch where it takes only one."""
     system = SYSTEMS[name]
     if system.one_minibatch:
         minibatches = Minibatches(minibatches.size, steps=1, passes=minibatches.passes)
     door = MECHANISMS[system.door].make(population.num_clients)
-    algorithm = system.make(task, population.num_clients)
+    algorithm = algorithm_of(name, task, population.num_clients)
     return Simulation(algorithm, task, population, sampling, minibatches, door, **settings)
 
 

@@ -29,6 +29,8 @@ class System:
         nothing is sent.
       one_minibatch: whether a round is one minibatch instead of local steps or epochs.
       folds: how often a client goes over the minibatches of a round.
+      noised_by_clients: whether clients clip and add noise themselves, by the clip norm and the
+        noise multiplier that are a mechanism's otherwise.
     """
 
     factory: str
@@ -39,6 +41,7 @@ class System:
     door: str = "gaussian"
     one_minibatch: bool = False
     folds: int = 1
+    noised_by_clients: bool = False
 
     @property
     def sends(self) -> bool:
@@ -81,6 +84,22 @@ SYSTEMS = {
         reads=("learning_rate", "personalization"),
         arguments=("parametrization", "objective", "averaged"),
         one_minibatch=True,
+    ),
+    "dpfedmtl": System(
+        "fedjaxsim.algorithms.dpfedmtl:dpfedmtl",
+        "DPFedMTL",
+        "Wu, Chen, Wang; 2020",
+        reads=("learning_rate", "server_learning_rate"),
+        arguments=("head", "order", *_OPTIMIZERS),
+    ),
+    "dpfedmtl-as-published": System(
+        "fedjaxsim.algorithms.dpfedmtl:dpfedmtl_as_published",
+        "DPFedMTL as published",
+        "Wu, Chen, Wang; 2020, Algorithm 1",
+        reads=("learning_rate", "server_learning_rate"),
+        arguments=("head", "order", *_OPTIMIZERS),
+        door="plain-mean",
+        noised_by_clients=True,
     ),
     "fedavg": System(
         "fedjaxsim.algorithms.fedavg:fedavg",

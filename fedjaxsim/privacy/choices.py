@@ -6,7 +6,8 @@ JAX is not imported, so that the command line knows them at once.
 import pkgutil
 from typing import Any, NamedTuple
 
-_NOISE = ("clip", "noise_multiplier")
+NOISE = ("clip", "noise_multiplier")
+"""The settings of whoever clips and adds noise: a mechanism, or the clients of some systems."""
 
 
 class Choice(NamedTuple):
@@ -30,13 +31,13 @@ class Choice(NamedTuple):
 
 
 MECHANISMS = {
-    "gaussian": Choice("fedjaxsim.privacy.mechanisms:gaussian", (*_NOISE, "epsilon", "delta")),
+    "gaussian": Choice("fedjaxsim.privacy.mechanisms:gaussian", (*NOISE, "epsilon", "delta")),
     "adaptive": Choice(
         "fedjaxsim.privacy.doors.adaptive:adaptive_clipping",
-        (*_NOISE, "epsilon", "delta", "target_quantile", "clip_learning_rate", "count_noise"),
+        (*NOISE, "epsilon", "delta", "target_quantile", "clip_learning_rate", "count_noise"),
     ),
-    "pure": Choice("fedjaxsim.privacy.doors.pure:pure", (*_NOISE, "delta")),
-    "client-noise": Choice("fedjaxsim.privacy.doors.client_noise:client_noise", _NOISE),
+    "pure": Choice("fedjaxsim.privacy.doors.pure:pure", (*NOISE, "delta")),
+    "client-noise": Choice("fedjaxsim.privacy.doors.client_noise:client_noise", NOISE),
     "plain-mean": Choice("fedjaxsim.privacy.doors.client_noise:plain_mean"),
     "closed": Choice("fedjaxsim.privacy.mechanisms:closed"),
 }

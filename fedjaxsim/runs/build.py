@@ -135,7 +135,7 @@ def prepare(config: RunConfig, simulation: Simulation | None = None) -> Experime
         count_noise=config.count_noise or 0.0,
     )
     validate(hparams)
-    if "noise_multiplier" not in config.door.reads:
+    if "noise_multiplier" not in config.release_reads:
         hparams = hparams.replace(noise_multiplier=0.0)
     if not config.clips:
         hparams = hparams.replace(clip_norm=math.inf)
@@ -360,5 +360,6 @@ _ARGUMENTS: dict[str, Callable[[RunConfig, Population], Any]] = {
     "local_optimizer": _local_optimizer,
     "server_optimizer": _server_optimizer,
     "objective": _objective,
+    "head": lambda config, population: config.head or None,
 }
 """What systems take that is made of settings, by the setting's name."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from fedjaxsim.algorithms.systems import SYSTEMS, System
-from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
+from fedjaxsim.privacy.choices import MECHANISMS, NOISE, SAMPLERS
 from fedjaxsim.runs.settings import MODELS, OWN_SYSTEM, RunConfig, flag, is_own
 
 _OWN = "of one's own"
@@ -53,6 +53,11 @@ def _dealing(config: RunConfig) -> str:
     return (config.partition or "dirichlet").partition(":")[0]
 
 
+def _noised_by(config: RunConfig) -> str:
+    """Who clips and adds noise: the mechanism, or the system whose clients do it themselves."""
+    return config.algorithm if config.noised_by_clients else config.door_name
+
+
 def settings_of(system: System) -> tuple[str, ...]:
     """The settings that a system reads and that not every run does, by field name."""
     schedule = ("schedule",) if "local_optimizer" in system.arguments else ()
@@ -73,8 +78,11 @@ PARTS = (
     ),
     Part(
         "mechanism",
-        lambda config: config.door_name,
-        {name: choice.reads for name, choice in MECHANISMS.items()},
+        _noised_by,
+        {
+            **{name: choice.reads for name, choice in MECHANISMS.items()},
+            **{name: NOISE for name, system in SYSTEMS.items() if system.noised_by_clients},
+        },
     ),
     Part(
         "sampling",

@@ -15,7 +15,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from fedjaxsim.algorithms.systems import SYSTEMS, System
 from fedjaxsim.hparam_fields import HparamFields
-from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS, Choice
+from fedjaxsim.privacy.choices import MECHANISMS, NOISE, SAMPLERS, Choice
 
 _MOST = 2**31 - 1
 _MILLION = 10**6
@@ -45,6 +45,7 @@ OWN_SYSTEM = System(
     "an algorithm of one's own",
     "",
     reads=tuple(dict.fromkeys(name for system in SYSTEMS.values() for name in system.reads)),
+    noised_by_clients=True,
 )
 """What is known of a user's own algorithm: it may read whatever some system reads."""
 
@@ -164,6 +165,11 @@ class _SystemSettings:
     """What fine-tuning adds to the loss: nothing, or a penalty towards what was published."""
     origin: Literal["personal", "global"] = "personal"
     """Where fine-tuning starts: from clients' own models or from what was published."""
+    head: Annotated[tuple[str, ...], _words("NAME")] = ()
+    """Comma-separated layers or parameters, as Dense_1 or Dense_1/bias, that DPFedMTL leaves with
+    their client; by default the model's output layer."""
+    order: Literal["together", "head-first"] = "together"
+    """How DPFedMTL takes its local steps: of head and trunk at once, or all of the head's first."""
     model: Annotated[str, _one_of_or_own(MODELS)] = "linear"
     """The model every client has; a module's factory is called with the shape of an example and the
     number of outputs."""
@@ -326,6 +332,16 @@ class RunConfig(HparamFields, _SystemSettings, _DataSettings):
         return MECHANISMS[self.door_name]
 
     @property
+    def noised_by_clients(self) -> bool:
+        """Whether clip and noise are the clients' own work, and not the mechanism's."""
+        return self.system.noised_by_clients and "clip" not in self.door.reads
+
+    @property
+    def release_reads(self) -> tuple[str, ...]:
+        """The settings of clip and noise that the run reads."""
+        return (*self.door.reads, *(NOISE if self.noised_by_clients else ()))
+
+    @property
     def sampler(self) -> Choice:
         """What is known of the sampler."""
         everyone = self.sampling is None and self.sampling_rate == 1
@@ -334,7 +350,7 @@ class RunConfig(HparamFields, _SystemSettings, _DataSettings):
     @property
     def clips(self) -> bool:
         """Whether messages are clipped: where z was given, or a finite ε; adaptively, always."""
-        if "clip" not in self.door.reads:
+        if "clip" not in self.release_reads:
             return False
         noise = self.noise_multiplier is not None or math.isfinite(self.target_epsilon)
         return noise or "target_quantile" in self.door.reads

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import classification
+from problems import algorithm_of, classification
 
 import fedjaxsim as fl
 from fedjaxsim.algorithms import SYSTEMS, optimizers
@@ -114,7 +114,7 @@ def narrow_task(dtype):
     [
         lambda task: fl.fedavg(task, server_optimizer=optimizers.server(optax.adam)),
         *(
-            functools.partial(system.make, num_clients=M)
+            functools.partial(algorithm_of, name, num_clients=M)
             for name, system in SYSTEMS.items()
             if system.door == "gaussian" and name != "fedavg"
         ),

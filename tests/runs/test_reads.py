@@ -20,7 +20,7 @@ CHANGED = {
     "parametrization": "paper", "objective": "weighted", "averaged": True, "schedule": "cosine",
     "local_optimizer": "adam", "server_optimizer": "adam", "server_learning_rate": 0.5, "clip": 2.0,
     "delta": 1e-4, "epsilon": 5.0, "noise_multiplier": 3.0, "penalty": "kl",
-    "origin": "global",
+    "origin": "global", "head": ("kernel",), "order": "head-first",
 }  # fmt: skip
 RELEASE = {
     "clip": 2.0, "noise_multiplier": 0.4, "target_quantile": 0.7, "clip_learning_rate": 0.7,
@@ -46,8 +46,10 @@ def computed(algorithm: str, **changed: Any) -> str:
         "loss": "squared",
         "clients": 5,
         "rounds": 2,
-        "epsilon": None if "noise_multiplier" in changed else 2.0,
+        **_noise(algorithm, changed),
     }
+    if "head" in SYSTEMS[algorithm].arguments:
+        settings["head"] = ("bias",)
     experiment = prepare(
         RunConfig(algorithm=algorithm, sampling_rate=1.0, **{**settings, **changed})
     )
@@ -68,6 +70,13 @@ def computed(algorithm: str, **changed: Any) -> str:
     return re.sub(r"0x[0-9a-f]+", "", str(code)) + str(numbers)
 
 
+def _noise(algorithm: str, changed: dict[str, Any]) -> dict[str, float]:
+    """Some noise, which is calibrated where it can be."""
+    if "noise_multiplier" in changed or "epsilon" in changed:
+        return {}
+    return {"noise_multiplier": 0.5} if SYSTEMS[algorithm].noised_by_clients else {"epsilon": 2.0}
+
+
 def _is_key(const) -> bool:
     return jnp.issubdtype(const.dtype, jax.dtypes.prng_key)
 
@@ -84,9 +93,13 @@ def test_a_system_reads_what_its_table_says_and_nothing_else(algorithm):
     known = {name for system in SYSTEMS.values() for name in settings_of(system)}
     assert known | set(MECHANISMS["gaussian"].reads) == set(CHANGED)
     for name, value in CHANGED.items():
-        reads = name in (*settings_of(SYSTEMS[algorithm]), *config.door.reads)
-        assert (computed(algorithm, **{name: value}) != plain) == reads, name
+        reads = name in (*settings_of(SYSTEMS[algorithm]), *config.release_reads)
         assert bool(unread(config, [name])) != reads
+        if name == "epsilon" and config.noised_by_clients:
+            with pytest.raises(ValueError, match="epsilon cannot be aimed at"):
+                computed(algorithm, epsilon=value)
+        else:
+            assert (computed(algorithm, **{name: value}) != plain) == reads, name
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,213 @@
+"""DPFedMTL (Wu, Chen, Wang 2020): a shared trunk, and a head of each client's own (Algorithm 1)."""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjaxsim.algorithm import Algorithm, Context, LocalOptimizer, ServerOptimizer
+from fedjaxsim.algorithms import optimizers
+from fedjaxsim.algorithms.billboard import Billboard, from_one_model, publish, server_step
+from fedjaxsim.algorithms.layers import Selection, merge, paths_of, split
+from fedjaxsim.algorithms.local_steps import local_steps
+from fedjaxsim.fast import threefry
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.models.task import Task
+from fedjaxsim.privacy.clipping import clip_by_global_norm
+from fedjaxsim.privacy.mechanisms import noise_like, noise_scale, round_value
+from fedjaxsim.privacy.messages import widened
+
+PyTree = Any
+Order = Literal["together", "head-first"]
+_ORDERS = {"together": (("head", "trunk"),), "head-first": (("head",), ("trunk",))}
+"""Which parts move together, one such set after the other."""
+
+
+class Shared(NamedTuple):
+    """What everybody may read.
+
+    Attributes:
+      trunk: w_{M+1}, the layers that all clients share.
+      head: the one that all clients began with. No client's data ever reach it; with the trunk it
+        is a whole model, from which another algorithm may start.
+    """
+
+    trunk: Billboard
+    head: PyTree
+
+
+def dpfedmtl(
+    task: Task,
+    head: Selection = None,
+    *,
+    order: Order = "together",
+    local_optimizer: LocalOptimizer | None = None,
+    server_optimizer: ServerOptimizer | None = None,
+) -> Algorithm:
+    """DPFedMTL: client i predicts with the shared trunk w_{M+1} and a head w_i of its own.
+
+    Client i of the cohort copies the trunk and takes H local steps (lines "Local Update"), with
+    order "together" of both parts at once,
+
+        w_{M+1,i} ← w_{M+1,i} − η ∂ℓ_i/∂w_{M+1},    w_i ← w_i − η ∂ℓ_i/∂w_i
+
+    which is FedPer (Arivazhagan et al. 2019); with "head-first", H steps of the head with the trunk
+    as it came, and then H steps of the trunk with that head, on the same minibatches: FedRep
+    (Collins et al. 2021). It keeps w_i and sends how its copy of the trunk moved. The mechanism
+    clips and noises that once, whatever H, and the server adds the mean to the trunk (equation 6).
+    Without noise it is the paper's FedMTL.
+
+    The paper draws a cohort at every step and averages every H; here one cohort takes the H steps
+    between two averages. A stage that starts from another system's state takes the trunk from what
+    was published, and each client's head from its own model.
+
+    Args:
+      task: model and loss.
+      head: the parameters that stay with their client; by default the output layer of the task's
+        model. See `layers.Selection`.
+      order: "together" or "head-first".
+      local_optimizer: of the local steps; by default SGD with `hparams.learning_rate`.
+      server_optimizer: applies the release to the trunk; by default adds it.
+
+    Raises:
+      ValueError: for an unknown order; if the head is not given and the model names no output
+        layer, or if nothing is left for the head or for the trunk.
+    """
+    return _algorithm(task, head, order, local_optimizer, server_optimizer, noised=False)
+
+
+def dpfedmtl_as_published(
+    task: Task,
+    head: Selection = None,
+    *,
+    order: Order = "together",
+    local_optimizer: LocalOptimizer | None = None,
+    server_optimizer: ServerOptimizer | None = None,
+) -> Algorithm:
+    """`dpfedmtl` with the paper's noise: in every local step of every client, and no ε.
+
+    The gradient of the trunk is clipped at C = `hparams.clip_norm` and gets noise (equation 3),
+
+        clip(∂ℓ_i/∂w_{M+1}, C) + N(0, (σS)² I),    S = 2CK/M = 2Cp
+
+    with σ = `hparams.noise_multiplier` and p = `hparams.sampling_rate`; that of the head is plain.
+    The local optimizer is fed the sum. It belongs to the mechanism `plain_mean`, which averages
+    over whoever took part (equation 6).
+
+    There is no ε: Lemma 4.1 takes 2CK/M for the sensitivity of the average, which is 2C/K. It
+    divides by the sampling rate, and Lemma 4.3 then amplifies by it once more. The noise belongs to
+    client, round and step, and unlike a mechanism's it is the same for all settings under one seed.
+
+    Args:
+      task: model and loss.
+      head: as in `dpfedmtl`.
+      order: as in `dpfedmtl`.
+      local_optimizer: as in `dpfedmtl`.
+      server_optimizer: as in `dpfedmtl`.
+
+    Raises:
+      ValueError: as `dpfedmtl`.
+    """
+    return _algorithm(task, head, order, local_optimizer, server_optimizer, noised=True)
+
+
+def _algorithm(
+    task: Task,
+    head: Selection,
+    order: Order,
+    local_optimizer: LocalOptimizer | None,
+    server_optimizer: ServerOptimizer | None,
+    *,
+    noised: bool,
+) -> Algorithm:
+    if order not in _ORDERS:
+        raise ValueError(f"order must be 'together' or 'head-first', got {order!r}")
+    selection = _require_two_parts(task, task.output_layer if head is None else head)
+    local_optimizer = local_optimizer or optimizers.local()
+    server_optimizer = server_optimizer or optimizers.server()
+    of_trunk = server_step(server_optimizer)
+
+    def start(hparams, published, own):
+        public_head, trunk = split(published, selection)
+        own_head, _ = split(own, selection)
+        return Shared(publish(trunk, server_optimizer, hparams), public_head), own_head
+
+    def client(shared, personal, data, hparams, context):
+        parts = {"head": personal, "trunk": shared.trunk.params}
+        losses = []
+
+        def optimizer(hparams, round_):
+            plain = local_optimizer(hparams, round_)
+            return optax.chain(_noise(hparams, context), plain) if noised else plain
+
+        for moving in _ORDERS[order]:
+
+            def loss(moved, batch, parts=parts):
+                both = parts | moved
+                return task.loss(merge(both["head"], both["trunk"]), batch)
+
+            begun = {name: parts[name] for name in moving}
+            moved, value = local_steps(
+                begun, data, task._replace(loss=loss), optimizer, hparams, context.round
+            )
+            parts = parts | moved
+            losses.append(value)
+        update = jax.tree.map(jnp.subtract, parts["trunk"], shared.trunk.params)
+        return parts["head"], update, {"loss": sum(losses[1:], losses[0]) / len(losses)}
+
+    def server(shared, release, hparams, round_):
+        return shared._replace(trunk=of_trunk(shared.trunk, release, hparams, round_))
+
+    def predict(shared, personal, hparams, client_id):
+        del hparams, client_id
+        return merge(personal, shared.trunk.params)
+
+    def published(shared):
+        return merge(shared.head, shared.trunk.params)
+
+    return Algorithm(
+        from_one_model(task, start), client, server, predict, published=published, start=start
+    )
+
+
+def _require_two_parts(task: Task, head: Selection) -> Selection:
+    """The head, of which it is known that it leaves a trunk."""
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    paths = paths_of(params)
+    if head is None:
+        raise ValueError(
+            "the task's model names no output layer, so head must say which parameters stay with "
+            f"their client, such as {paths[-1]!r}; they are {paths}"
+        )
+    _, trunk = split(params, head)
+    if not jax.tree.leaves(trunk):
+        raise ValueError(
+            "head selects all parameters and leaves none for the trunk, which the clients share "
+            f"(use local(task) for that): {paths}"
+        )
+    return head
+
+
+def _noise(hparams: Hyperparameters, context: Context) -> optax.GradientTransformation:
+    """Clips the trunk's gradient and adds noise, one draw for each step; its state counts them."""
+    sigma = round_value(jnp.asarray(hparams.noise_multiplier), context.round)
+    clip_norm = jnp.asarray(hparams.clip_norm)
+    scale = noise_scale(sigma, clip_norm) * 2 * hparams.sampling_rate
+
+    def init(params):
+        del params
+        return jnp.zeros((), jnp.int32)
+
+    def update(updates, state, params=None):
+        del params
+        if "trunk" not in updates:
+            return updates, state
+        clipped = clip_by_global_norm(widened(updates["trunk"]), clip_norm).message
+        noise = noise_like(threefry.fold_in(context.key, state), clipped, scale)
+        noised = jax.tree.map(
+            lambda g, c, n: (c + n).astype(g.dtype), updates["trunk"], clipped, noise
+        )
+        return updates | {"trunk": noised}, state + 1
+
+    return optax.GradientTransformation(init, update)

@@ -1,0 +1,316 @@
+"""DPFedMTL: by hand, against plain loops, its noise as published, and what stays with a client."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import classification
+
+import fedjaxsim as fl
+from fedjaxsim.algorithms import optimizers
+from fedjaxsim.algorithms.dpfedmtl import dpfedmtl, dpfedmtl_as_published
+from fedjaxsim.algorithms.layers import paths_of
+from fedjaxsim.algorithms.pmtl import pmtl
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.population import Population
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.models import cnn, mlp, softmax
+from fedjaxsim.models.task import Task
+from fedjaxsim.privacy.doors.client_noise import plain_mean
+from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.reads import unread
+from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.simulation import Simulation
+from fedjaxsim.testing import check_billboard
+
+CLIENTS, LINEAR = classification([10, 12, 14, 9])
+MLP = softmax(mlp((4,), 3, hidden=(5,)), 3)
+
+
+def batches(steps):
+    """So many steps on all of a client's rows."""
+    return Minibatches(100, epochs=steps)
+
+
+# --- what is computed -----------------------------------------------------------------------------
+
+
+def product_of_two():
+    """Parameters a and b, one row y per client, loss (ab − y)²/2, at first a = b = 1."""
+
+    def residual(params, batch):
+        return params["a"] * params["b"] - batch.fields["y"]
+
+    return Task(
+        init=lambda key: {"a": jnp.ones(()), "b": jnp.ones(())},
+        loss=lambda params, batch: batch.mean(residual(params, batch) ** 2) / 2,
+        metrics=lambda params, batch: {"squared_error": residual(params, batch) ** 2},
+    )
+
+
+@pytest.mark.parametrize(
+    ("order", "steps", "clip", "trunk", "heads"),
+    [
+        # η = 1/2, y = 3 and 5. From (1, 1) the residuals are −2 and −4: (a, b) = (2, 2) and (3, 3).
+        ("together", 1, np.inf, (2 + 3) / 2, [2, 3]),
+        # Then they are 1 and 4: a − 1/2·1·2 = 1, and 3 − 1/2·4·3 = −3; b is a.
+        ("together", 2, np.inf, (1 - 3) / 2, [1, -3]),
+        # The copies moved by 0 and −4, of which −1 is left.
+        ("together", 2, 1.0, 1 + (0 - 1) / 2, [1, -3]),
+        # b first, with a = 1: 2 and 3. The residuals are −1 and −2: a = 1 + 1/2·1·2, 1 + 1/2·2·3.
+        ("head-first", 1, np.inf, (2 + 4) / 2, [2, 3]),
+        # b halves its distance to y twice: 2.5 and 4. Then a, with residuals −1/2 and 17/16 of the
+        # first client and −1 and 7 of the second: 1, 13/8, 19/64 and 1, 3, −11.
+        ("head-first", 2, np.inf, (19 / 64 - 11) / 2, [2.5, 4]),
+    ],
+)
+def test_a_round_is_worked_by_hand(order, steps, clip, trunk, heads):
+    with jax.enable_x64(True):
+        population = Population.from_clients([{"y": np.array([y])} for y in (3.0, 5.0)])
+        task = product_of_two()
+        algorithm = dpfedmtl(task, "b", order=order)
+        sim = Simulation(algorithm, task, population, everyone(2), Minibatches(1, epochs=steps))
+        hparams = Hyperparameters(learning_rate=0.5, clip_norm=clip)
+        state, _ = sim.round(sim.init(0, hparams), hparams)
+        np.testing.assert_allclose(state.shared.trunk.params["a"], trunk, rtol=1e-12)
+        np.testing.assert_allclose(state.personal["b"], heads, rtol=1e-12)
+        assert state.shared.trunk.params["b"] is None
+        assert state.personal["a"] is None
+
+
+def momentum(learning_rate):
+    return optax.sgd(learning_rate, momentum=0.5)
+
+
+def gradient(parts, x, y):
+    """Of the mean cross-entropy of a network with one hidden layer: (kernel, bias) of each part."""
+    trunk, head = parts
+    hidden = np.maximum(x @ trunk[0] + trunk[1], 0)
+    outputs = hidden @ head[0] + head[1]
+    error = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True) - np.eye(3)[y]
+    error /= len(y)
+    below = (error @ head[0].T) * (hidden > 0)
+    return [x.T @ below, below.sum(axis=0)], [hidden.T @ error, error.sum(axis=0)]
+
+
+@pytest.mark.parametrize("order", ["together", "head-first"])
+def test_without_noise_it_is_fedper_and_fedrep_written_in_numpy(order):
+    # Arivazhagan et al. 2019 and Collins et al. 2021, with momentum, H = 3 and two rounds.
+    algorithm = dpfedmtl(MLP, order=order, local_optimizer=optimizers.local(momentum))
+    sim = Simulation(algorithm, MLP, CLIENTS, everyone(4), batches(3))
+    hparams = Hyperparameters(learning_rate=0.3)
+    state = sim.init(0, hparams)
+    trunk = layer(state.shared.trunk.params["Dense_0"])
+    heads = [[leaf[k] for leaf in layer(state.personal["Dense_1"])] for k in range(4)]
+
+    def steps(parts, moving, x, y):
+        velocity = [0.0] * 4
+        for _ in range(3):
+            both = [g for part in gradient(parts, x, y) for g in part]
+            velocity = [g + 0.5 * v for g, v in zip(both, velocity, strict=True)]
+            moves = [velocity[:2], velocity[2:]]
+            parts = [
+                [w - 0.3 * v for w, v in zip(part, move, strict=True)] if index in moving else part
+                for index, (part, move) in enumerate(zip(parts, moves, strict=True))
+            ]
+        return parts
+
+    for _ in range(2):
+        copies = []
+        for k in range(4):
+            rows = CLIENTS.rows(k, "train")
+            parts = [trunk, heads[k]]
+            for moving in [(0, 1)] if order == "together" else [(1,), (0,)]:
+                parts = steps(parts, moving, rows["x"], rows["y"])
+            copies.append(parts[0])
+            heads[k] = parts[1]
+        trunk = [np.mean(leaves, axis=0) for leaves in zip(*copies, strict=True)]
+        state, _ = sim.round(state, hparams)
+    expected = [*trunk, *(np.stack(leaves) for leaves in zip(*heads, strict=True))]
+    found = [*layer(state.shared.trunk.params["Dense_0"]), *layer(state.personal["Dense_1"])]
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def layer(params):
+    return [np.asarray(params[name], np.float64) for name in ("kernel", "bias")]
+
+
+def test_the_papers_cnn_splits_at_its_output_layer():
+    algorithm = dpfedmtl(softmax(cnn((28, 28), 62), 62))
+    shared, head = jax.eval_shape(algorithm.init, jax.random.key(0), Hyperparameters())
+    assert paths_of(head) == ["Dense_0/bias", "Dense_0/kernel"]
+    sizes = [
+        sum(leaf.size for leaf in jax.tree.leaves(part)) for part in (shared.trunk.params, head)
+    ]
+    assert sizes == [832 + 51_264, 63_550]
+
+
+# --- noise as published ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk_map", ["vmap", "scan"])
+def test_noise_as_published_has_the_mean_and_the_variance_of_equation_3(chunk_map):
+    # The trunk's gradient is v everywhere, of norm 4, so clip(v) = v/2. After H steps of each of K
+    # clients the trunk has mean −ηHv/2 and variance η²·H·(σS)²/K, if all draws are independent.
+    d, steps, rate, clip, sigma, p = 4000, 3, 0.1, 2.0, 0.7, 0.5
+    v = np.full(d, 4 / np.sqrt(d), np.float32)
+    task = Task(
+        init=lambda key: {"trunk": jnp.zeros(d), "head": jnp.zeros(2)},
+        loss=lambda params, batch: params["trunk"] @ v + jnp.sum(params["head"]),
+        metrics=lambda params, batch: {"squared_error": batch.weight},
+    )
+    sim = Simulation(
+        dpfedmtl_as_published(task, "head"),
+        task,
+        CLIENTS,
+        poisson(4, max_rate=p),
+        batches(steps),
+        plain_mean(),
+        chunk_size=2,
+        chunk_map=chunk_map,
+    )
+    hparams = Hyperparameters(
+        learning_rate=rate, clip_norm=clip, noise_multiplier=sigma, sampling_rate=p
+    )
+    state, metrics = sim.round(sim.init(1, hparams), hparams)
+    present = int(metrics["participants"])
+    assert present > 1
+    moved = np.asarray(state.shared.trunk.params["trunk"], np.float64)
+    expected = rate * sigma * 2 * clip * p * np.sqrt(steps / present)
+    noise = (moved + rate * steps * v / 2) / expected
+    assert abs(noise.mean()) < 5 / np.sqrt(d)
+    assert abs(noise.std() - 1) < 5 / np.sqrt(2 * d)
+    # The head's gradient is plain.
+    heads = np.asarray(state.personal["head"])
+    np.testing.assert_allclose(heads[np.any(heads != 0, axis=1)], [[-rate * steps] * 2] * present)
+
+
+def test_the_sound_default_costs_what_fedavg_does_and_the_published_noise_has_no_epsilon():
+    hparams = Hyperparameters(clip_norm=0.2, noise_multiplier=0.5, sampling_rate=0.6)
+    sims = {
+        name: Simulation(algorithm, LINEAR, CLIENTS, poisson(4), Minibatches(4, steps=1), door)
+        for name, algorithm, door in [
+            ("fedavg", fl.fedavg(LINEAR), None),
+            ("central", dpfedmtl(LINEAR, "bias"), None),
+            ("published", dpfedmtl_as_published(LINEAR, "bias"), plain_mean()),
+        ]
+    }
+    states = {name: sim.run(sim.init(0, hparams), hparams, 2)[0] for name, sim in sims.items()}
+    # A report is made of the sampler, the event and the charges.
+    assert sims["central"].mechanism.event == sims["fedavg"].mechanism.event
+    charges = [jax.tree.leaves(states[name].privacy.charges) for name in ("central", "fedavg")]
+    assert sum(np.sum(leaf) for leaf in charges[0]) > 0
+    for ours, theirs in zip(*charges, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    report = sims["published"].guarantee(states["published"])
+    assert len(report.guarantees) > 0
+    assert all(found.epsilon is None for found in report.guarantees)
+
+
+# --- what stays with a client ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["together", "head-first"])
+def test_a_head_never_leaves_its_client(order):
+    sim = Simulation(dpfedmtl(MLP, order=order), MLP, CLIENTS, everyone(4), batches(1))
+    hparams = Hyperparameters(learning_rate=0.3, clip_norm=0.5, noise_multiplier=0.1)
+    message = sim.message_shapes(jax.random.key(0), hparams.as_arrays())
+    assert paths_of(message) == ["Dense_0/bias", "Dense_0/kernel"]
+    check_billboard(sim, hparams, rounds=2, client=1)
+
+
+def test_stages_hand_over_the_trunk_and_each_clients_own_head():
+    hparams = Hyperparameters(learning_rate=0.3)
+    sims = [
+        Simulation(factory(MLP), MLP, CLIENTS, everyone(4), batches(1))
+        for factory in (dpfedmtl, pmtl)
+    ]
+    ours, theirs = sims
+    head = jax.tree.map(np.array, ours.init(0, hparams).shared.head)
+    state, _ = ours.run(ours.init(0, hparams), hparams, 2)
+    other = theirs.start_from(state, hparams, ours)
+    # What was published: the trunk, with the head that all began with.
+    for found, layer in [(state.shared.trunk.params, "Dense_0"), (head, "Dense_1")]:
+        for a, b in zip(
+            jax.tree.leaves(other.shared.params[layer]), jax.tree.leaves(found), strict=True
+        ):
+            np.testing.assert_array_equal(a, b)
+    back = ours.start_from(other, hparams, theirs)
+    for found, expected in [
+        (other.personal["Dense_1"], state.personal["Dense_1"]),
+        (back.personal, state.personal),
+        (back.shared.trunk.params, state.shared.trunk.params),
+        (back.shared.head, head),
+    ]:
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (
+            None,
+            r"names no output layer, so head must say .* such as 'kernel'.*\['bias', 'kernel'\]",
+        ),
+        (["kernel", "bias"], r"leaves none for the trunk, .*\['bias', 'kernel'\]"),
+        (lambda path: True, "leaves none for the trunk"),
+        (lambda path: False, "the predicate selects none"),
+        ("Dense_7", r"'Dense_7' selects none .*\['bias', 'kernel'\]; a name must be a path"),
+        (["bias", "kern"], "'kern' selects none"),
+    ],
+)
+def test_a_split_that_leaves_a_part_empty_is_refused_at_once(head, message):
+    for factory in (dpfedmtl, dpfedmtl_as_published):
+        with pytest.raises(ValueError, match=message):
+            factory(LINEAR, head)
+
+
+def test_other_bad_input_is_refused():
+    with pytest.raises(ValueError, match="order must be 'together' or 'head-first', got 'heads'"):
+        dpfedmtl(MLP, order="heads")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="local steps must be at least 1, got 0"):
+        Minibatches(4, steps=0)
+    algorithm = dpfedmtl_as_published(MLP)
+    sim = Simulation(algorithm, MLP, CLIENTS, everyone(4), batches(1), plain_mean())
+    with pytest.raises(ValueError, match="noise_multiplier > 0 needs a finite clip_norm"):
+        sim.init(0, Hyperparameters(noise_multiplier=1.0))
+
+
+# --- as a run -------------------------------------------------------------------------------------
+
+
+def config(algorithm="dpfedmtl-as-published", **settings):
+    return RunConfig(algorithm=algorithm, data="synthetic", loss="squared", clients=5, **settings)
+
+
+def test_a_run_reads_head_clip_and_noise():
+    prepared = prepare(config(head=("bias",), clip=2.0, noise_multiplier=0.4, order="head-first"))
+    assert (prepared.hparams.clip_norm, prepared.hparams.noise_multiplier) == (2.0, 0.4)
+    message = prepared.simulation.message_shapes(jax.random.key(0), prepared.hparams.as_arrays())
+    assert paths_of(message) == ["kernel"]
+    # Without noise nothing is clipped, as elsewhere.
+    assert prepare(config(head=("bias",))).hparams.clip_norm == np.inf
+    assert unread(config(), ["clip", "noise_multiplier", "head"]) == []
+    assert unread(config(mechanism="gaussian"), ["clip", "epsilon"]) == []
+    assert unread(config("pmtl", mechanism="plain-mean"), ["clip"]) != []
+    assert "only with dpfedmtl" in unread(config("pmtl"), ["head"])[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"algorithm": "dpfedmtl"}, "head must say"),
+        ({"head": ("bias", "kernel")}, "none for the trunk"),
+        ({"head": ("bias",), "epsilon": 1.0}, "epsilon cannot be aimed at with mechanism plain-me"),
+    ],
+)
+def test_runs_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        prepare(config(**settings))
