@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedjaxsim.algorithms.fedprox import fedprox
     from fedjaxsim.algorithms.finetune import finetune
     from fedjaxsim.algorithms.local import local
+    from fedjaxsim.algorithms.naive import naive_dp
     from fedjaxsim.algorithms.pmtl import pmtl
     from fedjaxsim.algorithms.ppsgd import ppsgd
     from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
@@ -64,6 +65,7 @@ __all__ = [
     "gaussian",
     "local",
     "models",
+    "naive_dp",
     "optimizers",
     "pmtl",
     "poisson",
@@ -86,6 +88,7 @@ _HOMES = {
     "algorithms.fedprox": ("fedprox",),
     "algorithms.finetune": ("finetune",),
     "algorithms.local": ("local",),
+    "algorithms.naive": ("naive_dp",),
     "algorithms.pmtl": ("pmtl",),
     "algorithms.ppsgd": ("ppsgd",),
     "data.minibatches": ("Batch", "ClientData", "Minibatches"),

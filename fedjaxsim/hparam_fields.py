@@ -90,7 +90,7 @@ class HparamFields:
     server_learning_rate: Number = hyperparameter(1.0, symbol="server η", tuned=True)
     """The server's step on the released mean update; 1 with sgd adds the update as it is."""
     lam: Number = hyperparameter(0.0, symbol="λ", tuned=True)
-    """λ of PMTL and Ditto, the pull of a personal model towards the shared one."""
+    """λ of PMTL, Ditto and naive DP, the pull of a client's model towards the shared one."""
     mu: Number = hyperparameter(0.0, symbol="μ", tuned=True)
     """μ of FedProx, the weight of the proximal term."""
     personalization: Number = hyperparameter(

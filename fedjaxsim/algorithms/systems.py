@@ -115,6 +115,14 @@ SYSTEMS = {
         reads=("learning_rate", "server_learning_rate", "mu"),
         arguments=_OPTIMIZERS,
     ),
+    "naive-dp": System(
+        "fedjaxsim.algorithms.naive:naive_dp",
+        "Naive DP",
+        "Hu, Wu, Smith; TMLR 2023, Figure 1",
+        reads=("learning_rate", "lam"),
+        arguments=("local_optimizer", "num_clients"),
+        door="every-row",
+    ),
     "local": System(
         "fedjaxsim.algorithms.local:local",
         "Local",

@@ -39,9 +39,12 @@ MECHANISMS = {
     "pure": Choice("fedjaxsim.privacy.doors.pure:pure", (*NOISE, "delta")),
     "client-noise": Choice("fedjaxsim.privacy.doors.client_noise:client_noise", NOISE),
     "plain-mean": Choice("fedjaxsim.privacy.doors.client_noise:plain_mean"),
+    "every-row": Choice(
+        "fedjaxsim.privacy.doors.every_row:every_row", (*NOISE, "epsilon", "delta"), True
+    ),
     "closed": Choice("fedjaxsim.privacy.mechanisms:closed"),
 }
-"""For messages of any shape; factories without further arguments."""
+"""For messages of any shape; factories that take the number of clients at most."""
 SAMPLERS = {
     "poisson": Choice("fedjaxsim.privacy.sampling:poisson", ("sampling_rate",), True),
     "everyone": Choice("fedjaxsim.privacy.sampling:everyone", (), True),

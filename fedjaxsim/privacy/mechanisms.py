@@ -122,8 +122,13 @@ def zeros(shapes: PyTree) -> Accumulator:
 
 def accumulate(accumulator: Accumulator, bounded: Bounded, chunk_total: PyTree) -> Accumulator:
     """Adds what a chunk of bounded messages comes to."""
+    return counted(accumulator, bounded, jax.tree.map(jnp.add, accumulator.total, chunk_total))
+
+
+def counted(accumulator: Accumulator, bounded: Bounded, total: PyTree) -> Accumulator:
+    """The accumulator with a new total, to which a chunk of bounded messages has been added."""
     return Accumulator(
-        jax.tree.map(jnp.add, accumulator.total, chunk_total),
+        total,
         accumulator.clipped + jnp.sum(bounded.clipped, dtype=jnp.int32),
         accumulator.nonfinite + jnp.sum(~bounded.finite, dtype=jnp.int32),
     )

@@ -64,6 +64,15 @@ class Messages(Opaque):
 
         return products.tree_map(one, self._tree)
 
+    def add_rows(self, rows: PyTree, ids: jax.Array) -> PyTree:
+        """Adds each client's message to its own row of `rows`, leaves (m, …).
+
+        Args:
+          rows: a pytree of arrays.
+          ids: (k,) int32, whose the messages are; those of one id are added up.
+        """
+        return jax.tree.map(lambda leaf, v: leaf.at[ids].add(v), rows, self.dense())
+
     def gram(self) -> jax.Array:
         """Σ_k v_k v_kᵀ, (d, d), of messages that are one vector (d,) each."""
         (v,) = jax.tree.leaves(self._tree)

@@ -107,10 +107,11 @@ def test_derivatives_of_a_run_are_those_of_differences(system):
         for name in READ[system]:
             leaf = np.asarray(getattr(hparams, name))
             for index in SCHEDULE if leaf.ndim else ((),):
+                # So near that no message's norm crosses the clip norm, where there is a kink.
                 expected = difference(
                     lambda point, name=name, index=index: at(name, point, index),
                     leaf[index],
-                    3e-4 * leaf[index],
+                    1e-4 * leaf[index],
                 )
                 assert abs(expected) > 1e-6
                 np.testing.assert_allclose(gradient[name][index], expected, rtol=1e-6)

@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.doors.adaptive import adaptive_clipping
 from fedjaxsim.privacy.doors.client_noise import client_noise, plain_mean
+from fedjaxsim.privacy.doors.every_row import every_row
 from fedjaxsim.privacy.doors.gram import gaussian_gram
 from fedjaxsim.privacy.doors.pure import pure, pure_gram
 from fedjaxsim.privacy.doors.wishart import wishart
@@ -29,6 +30,7 @@ DOORS = {
     "gaussian": gaussian(),
     "weighted": gaussian(WEIGHTS),
     "adaptive": adaptive_clipping(),
+    "every row": every_row(5),
     "gram": gaussian_gram(),
     "gram diagonal": gaussian_gram(diagonal=True),
     "pure": pure(),
@@ -87,6 +89,7 @@ WORST = {
     "gaussian": (FAR, NEAR),
     "weighted": (FAR, NEAR),
     "adaptive": (FAR, NEAR),
+    "every row": (FAR, NEAR),
     "gram": (FAR, [0, 9.0, 0]),
     "gram diagonal": (FAR, [0, 9.0, 0]),
     "pure": (FAR, NEAR),
@@ -133,6 +136,7 @@ def test_chunks_and_order_change_nothing(name):
 MESSAGES = np.array([[3.0, 4, 0], [1, 0, 2], [0, 0, 1], [2, 2, 2], [0, 1, 0]], np.float32)
 GRAM = MESSAGES.T @ MESSAGES
 PLAIN = {
+    "every row": MESSAGES,
     "weighted": np.array(WEIGHTS) @ MESSAGES / sum(WEIGHTS),
     "gram": GRAM,
     "pure gram": GRAM,
@@ -305,3 +309,38 @@ def test_a_mean_over_the_realised_cohort():
         empty = door.zero(MESSAGES[0])
         out = door.release(empty, 5.0, jax.random.key(0), (), HPARAMS, jnp.int32(0))
         np.testing.assert_array_equal(out.value, np.zeros(3))
+
+
+def test_every_row_gets_the_same_noise_whoever_takes_part():
+    # Clients 1 and 3 send, one of them clipped from a norm of 5 to 2.
+    door, draws = DOORS["every row"], 4000
+    nobody = door.zero(MESSAGES[0])
+    senders, ids = Messages(MESSAGES[np.array([0, 2])]), jnp.array([3, 1])
+    two = door.add(nobody, senders, jnp.ones(2, bool), ids, (), HPARAMS)
+    expected = np.zeros((5, 3))
+    expected[3], expected[1] = MESSAGES[0] * 2 / 5, MESSAGES[2]
+    np.testing.assert_allclose(two.total, expected, rtol=3e-5)  # clipping rounds down
+
+    @jax.jit
+    @jax.vmap
+    def released(key):
+        return [door.release(a, 5.0, key, (), HPARAMS, jnp.int32(0)).value for a in (nobody, two)]
+
+    without, with_two = (
+        np.asarray(v, float) for v in released(jax.random.split(jax.random.key(0), draws))
+    )
+    added = np.broadcast_to(two.total, (draws, 5, 3))
+    np.testing.assert_allclose(with_two - without, added, atol=1e-5)  # float32 sums
+    # All 15 numbers are independent with variance (zC)² = 9, within five standard errors.
+    noise = without.reshape(draws, 15) / (Z * C)
+    covariance = noise.T @ noise / draws
+    assert np.abs(np.diag(covariance) - 1).max() < 5 * math.sqrt(2 / draws)
+    assert np.abs(covariance - np.diag(np.diag(covariance))).max() < 5 / math.sqrt(draws)
+    assert np.abs(noise.mean(axis=0)).max() < 5 / math.sqrt(draws)
+
+
+def test_every_row_is_of_the_clients_of_the_run():
+    with pytest.raises(ValueError, match="num_clients must be at least 1, got 0"):
+        every_row(0)
+    with pytest.raises(ValueError, match="every_row must be of the 6 clients of the run, got 5"):
+        DOORS["every row"].check(HPARAMS, 6)

@@ -43,9 +43,10 @@ def ran(tmp_path_factory):
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_every_mechanism_has_a_flag(name):
     noise = ["--noise-multiplier", "0.1"] if "noise_multiplier" in MECHANISMS[name].reads else []
-    system = ["--algorithm", "local"] if name == "closed" else []
-    found = experiment(*SMALL, "--mechanism", name, *noise, *system)
-    kinds = {"gaussian": "gaussian", "adaptive": "gaussian", "pure": "pure", "closed": "none"}
+    system = {"closed": "local", "every-row": "naive-dp"}.get(name, "pmtl")
+    found = experiment(*SMALL, "--mechanism", name, *noise, "--algorithm", system)
+    kinds = dict.fromkeys(("gaussian", "adaptive", "every-row"), "gaussian")
+    kinds |= {"pure": "pure", "closed": "none"}
     assert found.simulation.mechanism.event.kind == kinds.get(name, "unprotected")
     assert found.noise_multiplier == (0.1 if noise else 0.0)
     assert np.all(np.isfinite(found.hparams.clip_norm)) == bool(noise)

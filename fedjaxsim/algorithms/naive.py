@@ -1,0 +1,95 @@
+"""Client-level DP of all models, the naive way (PMTL, Figure 1): a baseline that must fail."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.algorithm import Algorithm, LocalOptimizer
+from fedjaxsim.algorithms.billboard import from_one_model
+from fedjaxsim.algorithms.local_steps import Pull, local_steps
+from fedjaxsim.models.task import Task
+
+PyTree = Any
+
+
+class Matrix(NamedTuple):
+    """What everybody may read: all models.
+
+    Attributes:
+      rows: W, the released model of every client, leaves (m, ...).
+      mean: w̄, the mean of the rows, leaves (...).
+    """
+
+    rows: PyTree
+    mean: PyTree
+
+
+def naive_dp(
+    task: Task, num_clients: int, local_optimizer: LocalOptimizer | None = None
+) -> Algorithm:
+    """PMTL's objective with differential privacy of all models instead of joint DP.
+
+    The matrix W of all models is the billboard. Client k of the cohort takes E steps
+
+        w ← w − η (∇ℓ_k(w) + λ (w − w̄))
+
+    from its released row w_k, w̄ being the mean of all rows, and sends w − w_k. The mechanism,
+    `privacy.doors.every_row(num_clients)`, clips that and noises every row; the server adds the
+    release to W. Clients predict with their released row, so a client's own model, too, tells no
+    more of its data than (ε, δ) allow. At the ε of PMTL the noise is as large, but meets the update
+    of one client instead of the sum of a cohort's.
+
+    The billboard takes the memory of m models, on every device.
+
+    Args:
+      task: model and loss.
+      num_clients: m.
+      local_optimizer: of the local steps; by default SGD with `hparams.learning_rate`.
+
+    Raises:
+      ValueError: when the algorithm is first traced, if the clients are not so many, or the release
+        has not one row for each.
+    """
+
+    def start(hparams, published, own):
+        del hparams, own
+        rows = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), published
+        )
+        return Matrix(rows, published), ()
+
+    def client(shared, personal, data, hparams, context):
+        if context.num_clients != num_clients:
+            raise ValueError(
+                f"naive_dp must be of the {context.num_clients} clients of the run, "
+                f"got num_clients {num_clients}"
+            )
+        w_k = predict(shared, personal, hparams, context.client_id)
+        pull = Pull(hparams.lam, shared.mean)
+        w, loss = local_steps(w_k, data, task, local_optimizer, hparams, context.round, pull)
+        return personal, jax.tree.map(jnp.subtract, w, w_k), {"loss": loss}
+
+    def server(shared, release, hparams, round_):
+        del hparams, round_
+        # A release of one row would be added to all of them without a word.
+        if jax.tree.map(jnp.shape, release) != jax.tree.map(jnp.shape, shared.rows):
+            raise ValueError(
+                f"naive_dp needs a release of {num_clients} rows; its mechanism must be "
+                f"every_row({num_clients})"
+            )
+        rows = jax.tree.map(jnp.add, shared.rows, release)
+        return Matrix(rows, jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), rows))
+
+    def predict(shared, personal, hparams, client_id):
+        del personal, hparams
+        return jax.tree.map(lambda leaf: leaf[client_id], shared.rows)
+
+    return Algorithm(
+        from_one_model(task, start),
+        client,
+        server,
+        predict,
+        published=lambda shared: shared.mean,
+        start=start,
+    )

@@ -1,0 +1,73 @@
+"""Noise on the matrix of all clients' messages, one row each: client-level DP of every model."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.privacy.events import Event
+from fedjaxsim.privacy.mechanisms import (
+    Mechanism,
+    Release,
+    counted,
+    noise_like,
+    noise_scale,
+    round_value,
+    zeros,
+)
+
+
+def every_row(num_clients: int) -> Mechanism:
+    """The Gaussian mechanism on the matrix of all clients' messages (PMTL, Figure 1).
+
+    release = V + N(0, (zC)² I), leaves (m, …) for messages (…). Row k of V is clip(v_k, C) if
+    client k is in the cohort, and 0 if not. Nothing is divided, and every row is noised in every
+    round, whoever takes part: so a model that is the sum of its row's releases gets one client's
+    signal and the noise of all rounds. It is what client-level DP asks of multi-task learning where
+    all models are published, and why nobody would.
+
+    Accumulator and release take the memory of m messages, on every device.
+
+    Formal guarantees:
+      * Setting one client's message to zero moves V by at most C in the norm over all of it, and in
+        one row alone; replacing its data by at most 2C. The noise has standard deviation zC in
+        every coordinate. So in units of z the sensitivity is 1 (zero-out) and 2 (replace), and a
+        release costs what that of `gaussian` costs, sampled or not.
+      * Who took part does not show in the noise, which is the same for all rows.
+      * With z = 0 there is no guarantee.
+
+    Args:
+      num_clients: m.
+
+    Raises:
+      ValueError: if there is no client; before a run, if the clients are not as many.
+    """
+    if num_clients < 1:
+        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
+
+    def zero(message):
+        return zeros(
+            jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct((num_clients, *leaf.shape), leaf.dtype), message
+            )
+        )
+
+    def add(accumulator, messages, mask, ids, state, hparams):
+        del state
+        bounded = messages.bound(hparams.clip_norm, mask)
+        return counted(accumulator, bounded, bounded.messages.add_rows(accumulator.total, ids))
+
+    def release(accumulator, denominator, key, state, hparams, round_):
+        del denominator
+        z = round_value(hparams.noise_multiplier, round_)
+        noise = noise_like(key, accumulator.total, noise_scale(z, hparams.clip_norm))
+        return Release(jax.tree.map(jnp.add, accumulator.total, noise), state, z)
+
+    def check(hparams, num_clients_of_run):
+        del hparams
+        if num_clients_of_run != num_clients:
+            raise ValueError(
+                f"every_row must be of the {num_clients_of_run} clients of the run, "
+                f"got {num_clients}"
+            )
+
+    event = Event("gaussian", zero_out=1.0, replace=2.0)
+    return Mechanism(event, lambda _: (), zero, add, release, check)

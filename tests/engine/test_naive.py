@@ -1,0 +1,102 @@
+"""Client-level DP of all models: what reaches which row, what it costs, and what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import classification
+
+import fedjaxsim as fl
+from fedjaxsim.data.population import Population
+from fedjaxsim.models.model import linear
+from fedjaxsim.models.task import squared
+from fedjaxsim.privacy.doors.every_row import every_row
+
+M, VICTIM = 4, 2
+HPARAMS = fl.Hyperparameters(
+    learning_rate=0.5, lam=0.3, clip_norm=0.1, noise_multiplier=0.7, sampling_rate=0.75
+)
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return classification([10, 12, 14, 9])
+
+
+def simulation(problem, algorithm=None, mechanism=None):
+    population, task = problem
+    return fl.Simulation(
+        algorithm or fl.naive_dp(task, M), task, population, fl.poisson(M),
+        fl.Minibatches(4, steps=2), mechanism or every_row(M),
+    )  # fmt: skip
+
+
+def test_it_is_its_formula_worked_by_hand():
+    # One weight and one row per client, (x, y) = (1, 2), (1, 6) and (1, 9), E = 1, η = 1/2, λ = 1:
+    # a step from w_k is (y − w_k)/2 + (w̄ − w_k)/2, clipped at C = 2 and added to the row as it is.
+    with jax.enable_x64(True):
+        y = np.array([2.0, 6.0, 9.0])
+        population = Population.from_clients(
+            [{"x": np.ones((1, 1)), "y": y[[k]]} for k in range(3)]
+        )
+        task = squared(linear((1,), 1, bias=False))
+        sim = fl.Simulation(
+            fl.naive_dp(task, 3), task, population, fl.poisson(3), fl.Minibatches(1, epochs=1),
+            every_row(3),
+        )  # fmt: skip
+        hparams = fl.Hyperparameters(learning_rate=0.5, lam=1.0, clip_norm=2.0, sampling_rate=0.5)
+        state, w = sim.init(0, hparams), np.zeros(3)
+        sizes = set()
+        for _ in range(6):
+            before = np.ravel(state.shared.rows["kernel"])
+            state, metrics = sim.round(state, hparams)
+            after = np.ravel(state.shared.rows["kernel"])
+            moved = before != after
+            assert moved.sum() == int(metrics["participants"])
+            sizes.add(int(moved.sum()))
+            w = w + np.where(moved, np.clip((y - w) / 2 + (w.mean() - w) / 2, -2, 2), 0)
+            np.testing.assert_allclose(after, w, rtol=1e-12)
+            np.testing.assert_allclose(state.shared.mean["kernel"], [[w.mean()]], rtol=1e-12)
+        assert len(sizes) > 1
+        predict = jax.vmap(sim.algorithm.predict, (None, None, None, 0))
+        predicted = predict(state.shared, (), hparams, jnp.arange(3))
+        np.testing.assert_allclose(np.ravel(predicted["kernel"]), w, rtol=1e-12)
+
+
+def test_without_one_clients_message_its_row_moves_by_the_clip_norm_and_no_other(problem):
+    _, task = problem
+    whole = fl.naive_dp(task, M)
+
+    def client(shared, personal, data, hparams, context):
+        # All messages whole, but the victim's times μ, which naive DP has no other use for.
+        personal, message, metrics = whole.client(shared, personal, data, hparams, context)
+        factor = jnp.where(context.client_id == VICTIM, hparams.mu, 1.0)
+        return personal, jax.tree.map(lambda leaf: factor * leaf, message), metrics
+
+    sim = simulation(problem, whole._replace(client=client))
+    settings = [HPARAMS.replace(mu=mu) for mu in (1.0, 0.0)]
+    (one, metrics), (other, _) = (
+        sim.round(sim.init(1, hparams, common_noise=True), hparams) for hparams in settings
+    )
+    assert int(metrics["clipped"]) == int(metrics["participants"]) > 1
+    moves = jax.tree.map(lambda a, b: np.asarray(a, float) - b, one.shared.rows, other.shared.rows)
+    norms = np.sqrt(sum(np.square(v.reshape(M, -1)).sum(axis=1) for v in jax.tree.leaves(moves)))
+    np.testing.assert_array_equal(norms[np.arange(M) != VICTIM], 0)
+    np.testing.assert_allclose(norms[VICTIM], 0.1, rtol=1e-4)
+    # Such a round is charged as one of the Gaussian mechanism.
+    (charges,) = one.privacy.charges
+    assert charges.event == fl.gaussian().event
+    assert (charges.noise_multiplier[0], charges.sampling_rate[0]) == (np.float32(0.7), 0.75)
+    assert int(charges.rounds[0]) == 1
+
+
+def test_a_release_or_a_population_of_another_size_is_refused(problem):
+    _, task = problem
+    for sim, message in [
+        (simulation(problem, mechanism=fl.gaussian()), r"its mechanism must be every_row\(4\)"),
+        (simulation(problem, fl.naive_dp(task, 3)), "must be of the 4 clients of the run"),
+        (simulation(problem, mechanism=every_row(5)), "must be of the 4 clients of the run"),
+        (simulation(problem, fl.fedavg(task)), "server must return a billboard of the shapes"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            sim.init(0, HPARAMS)
