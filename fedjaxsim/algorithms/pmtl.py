@@ -4,10 +4,12 @@ from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
+from numpy.typing import ArrayLike
 
 from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.billboard import from_one_model, publish, published, server_step
+from fedjaxsim.algorithms.clusters import in_clusters
 from fedjaxsim.algorithms.local_steps import Pull, local_steps
 from fedjaxsim.models.task import Task
 
@@ -20,6 +22,7 @@ def pmtl(
     server_optimizer: ServerOptimizer | None = None,
     *,
     message: Message = "update",
+    clusters: ArrayLike | None = None,
 ) -> Algorithm:
     """PMTL: every client keeps its own w_k, pulled towards w̃, the noised mean of all of them.
 
@@ -42,9 +45,11 @@ def pmtl(
       local_optimizer: of the local steps; by default SGD with `hparams.learning_rate`.
       server_optimizer: applies the release to w̃; by default adds it, as in the paper.
       message: what a client sends.
+      clusters: the cluster of each client, (m,): a w̃ for every cluster in place of one for all, at
+        the same price; public, see `in_clusters`.
 
     Raises:
-      ValueError: for an unknown message.
+      ValueError: for an unknown message; for clusters as `in_clusters`.
     """
     if message not in get_args(Message):
         raise ValueError(f"message must be 'update' or 'offset', got {message!r}")
@@ -64,7 +69,7 @@ def pmtl(
         del shared, hparams, client_id
         return personal
 
-    return Algorithm(
+    algorithm = Algorithm(
         from_one_model(task, start),
         client,
         server_step(server_optimizer),
@@ -72,3 +77,4 @@ def pmtl(
         published=published,
         start=start,
     )
+    return algorithm if clusters is None else in_clusters(algorithm, clusters)

@@ -1,0 +1,107 @@
+"""Clients in public, fixed clusters: a billboard for each cluster, at the price of one for all."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.fast import products
+
+PyTree = Any
+_PUBLIC = (
+    "The clusters of the clients, by whose sizes releases are divided, are taken as public; where "
+    "they are made of data, the guarantee does not cover what they tell."
+)
+
+
+def in_clusters(algorithm: Algorithm, clusters: ArrayLike) -> Algorithm:
+    """The algorithm in each of g clusters: a client reads and moves its cluster's billboard alone.
+
+    A message is placed in its cluster's slot of g, which leaves its norm as it is: one message, one
+    clip and one release, with noise in every slot. So it costs what the algorithm costs. A release
+    is a sum divided by p·m; the server multiplies slot c by m/m_c, and p·m_c is the divisor of a
+    cluster of m_c clients. Its noise is m/m_c times as large as that of one cluster for all. (PMTL,
+    remark on the generality of Corollary 2.)
+
+    A message takes the memory of g.
+
+    Args:
+      algorithm: whose server takes a mean message.
+      clusters: (m,) whole numbers, the cluster of each client, from 0 to g − 1, none of them empty.
+        Public and fixed before the run, and named among the assumptions of a guarantee.
+
+    Raises:
+      ValueError: if they are not such numbers; when the algorithm is first traced, if there is not
+        one for each client.
+    """
+    ids = np.asarray(clusters)
+    whole = ids.ndim == 1 and ids.size > 0 and ids.dtype.kind in "iu"
+    if not whole or not np.array_equal(np.unique(ids), np.arange(ids.max() + 1)):
+        raise ValueError(
+            "clusters must be whole numbers (m,), from 0 to g − 1 and each of them taken, "
+            f"got {clusters!r}"
+        )
+    sizes = np.bincount(ids)
+    g, m, ids = len(sizes), len(ids), ids.astype(np.int32)
+
+    def for_all(shared: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (g, *jnp.shape(leaf))), shared)
+
+    def of_client(shared: PyTree, client_id: jax.Array) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[jnp.asarray(ids)[client_id]], shared)
+
+    def along_clusters(values: np.ndarray, leaf: jax.Array) -> jax.Array:
+        return jnp.asarray(values.reshape(g, *(1,) * (leaf.ndim - 1)), leaf.dtype)
+
+    def init(key, hparams):
+        shared, personal = algorithm.init(key, hparams)
+        return for_all(shared), personal
+
+    def client(shared, personal, data, hparams, context):
+        if context.num_clients != m:
+            raise ValueError(
+                f"clusters must have a number for each of the {context.num_clients} clients, "
+                f"got {m}"
+            )
+        own = of_client(shared, context.client_id)
+        personal, message, metrics = algorithm.client(own, personal, data, hparams, context)
+
+        def place(leaf):
+            slots = jnp.zeros((g, *leaf.shape), leaf.dtype)
+            return slots.at[jnp.asarray(ids)[context.client_id]].set(leaf)
+
+        message = products.dense(products.unsealed(message))
+        return personal, jax.tree.map(place, message), metrics
+
+    def server(shared, release, hparams, round_):
+        release = jax.tree.map(lambda leaf: leaf * along_clusters(m / sizes, leaf), release)
+        step = jax.vmap(algorithm.server, in_axes=(0, 0, None, None))
+        return step(shared, release, hparams, round_)
+
+    def predict(shared, personal, hparams, client_id):
+        return algorithm.predict(of_client(shared, client_id), personal, hparams, client_id)
+
+    def published(shared):
+        params = jax.vmap(algorithm.published)(shared)
+        return jax.tree.map(
+            lambda leaf: jnp.sum(leaf * along_clusters(sizes / m, leaf), axis=0), params
+        )
+
+    def start(hparams, published, own):
+        assert algorithm.start is not None
+        shared, personal = algorithm.start(hparams, published, own)
+        return for_all(shared), personal
+
+    return Algorithm(
+        init,
+        client,
+        server,
+        predict,
+        algorithm.check,
+        (*algorithm.public, _PUBLIC),
+        published,
+        None if algorithm.start is None else start,
+    )
