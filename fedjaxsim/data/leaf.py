@@ -17,6 +17,7 @@ import numpy as np
 
 from fedjaxsim.data.files import in_file
 from fedjaxsim.data.population import Population, consecutive, to_float32
+from fedjaxsim.data.text import encode, filled_up
 
 Users = dict[str, dict[str, np.ndarray]]
 
@@ -31,7 +32,10 @@ def load_leaf(path: str | os.PathLike[str]) -> Population:
     `users` lists. A user may appear in one file per split only: twice would mean that the same
     rows were likely to be both counted twice and trained and tested on.
 
-    x becomes float32, each row flat as stored; nested labels such as [[-1], [1]] are flattened.
+    x becomes float32, each row flat as stored, where it holds fractions; whole numbers stay
+    integers. Nested labels such as [[-1], [1]] are flattened. Text, as in Shakespeare, becomes
+    integers: rows that are strings their characters, rows that are lists of strings their words;
+    labels are characters or words as well, or names of classes: see `fedjaxsim.data.text.encode`.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
@@ -122,12 +126,29 @@ def _compact(node: dict[str, Any]) -> dict[str, Any]:
     if not (isinstance(node.get("x"), list) and isinstance(node.get("y"), list)):
         return node
     try:
-        x, y = np.asarray(node["x"]), np.asarray(node["y"])
+        x, y = _array(node["x"]), _array(node["y"])
     except ValueError:
         return node
-    if x.dtype.kind in "fiub":
+    if x.dtype.kind == "f":
         x = to_float32(x)
-    return {"x": x, "y": y.reshape(-1) if y.size == len(y) else y}
+    is_column = y.size == len(y) and y.dtype.kind != "U"  # a list of one word stays a list
+    return {"x": x, "y": y.reshape(-1) if is_column else y}
+
+
+def _array(rows: list[Any]) -> np.ndarray:
+    """Rows of numbers, strings, or lists of strings, which are filled up to equal length."""
+    words = bool(rows) and all(isinstance(row, list) and _are_strings(row) for row in rows)
+    if words:
+        longest = max(map(len, rows))
+        rows = [[*row, *[""] * (longest - len(row))] for row in rows]
+    array = np.asarray(rows)
+    if array.dtype.kind == "U" and not words and not _are_strings(rows):
+        raise ValueError("numbers and strings in one field")
+    return array
+
+
+def _are_strings(values: list[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _checked(data: Any, size: Any, where: str) -> dict[str, np.ndarray]:
@@ -135,8 +156,8 @@ def _checked(data: Any, size: Any, where: str) -> dict[str, np.ndarray]:
         raise ValueError(f"{where} must have lists 'x' and 'y'")
     for field in ("x", "y"):
         values = data[field]
-        if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiub":
-            raise ValueError(f"{where}: {field!r} must be numbers in rows of equal length")
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiubU":
+            raise ValueError(f"{where}: {field!r} must be numbers in rows of equal length, or text")
         if len(values) != len(data["x"]) or len(values) != size:
             raise ValueError(
                 f"{where} has {len(values)} rows of {field!r}, {len(data['x'])} of 'x' "
@@ -158,13 +179,17 @@ def _population(train: Users, test: Users) -> Population:
     untested = {u: {f: a[:0] for f, a in train[u].items()} for u in train if u not in test}
     tests = {**test, **untested}
     joined = cast(Users, tree.map_structure_with_path(_append, train, tests))
-    population = Population.from_clients([joined[user] for user in train], list(train))
+    clients, categories, public = encode([joined[user] for user in train])
+    population = Population.from_clients(clients, list(train))
     counts = [[len(users[user]["y"]) for user in train] for users in (train, tests)]
     splits = consecutive(counts[0], np.zeros(len(train)), counts[1])
-    return dataclasses.replace(population, splits=splits)
+    return dataclasses.replace(population, splits=splits, categories=categories, public=public)
 
 
 def _append(path: tuple[str, str], train: np.ndarray, test: np.ndarray) -> np.ndarray:
+    if train.dtype.kind == test.dtype.kind == "U" and train.ndim == test.ndim == 2:
+        width = max(train.shape[1], test.shape[1])
+        train, test = filled_up(train, width), filled_up(test, width)
     if train.shape[1:] != test.shape[1:]:
         user, field = path
         raise ValueError(

@@ -34,6 +34,7 @@ def load(
     classes: int | None = None,
     offset_scale: float = 0.1,
     columns: Columns | None = None,
+    cells: tuple[str, str] | None = None,
     seed: int = 0,
     validation: float = 0.0,
     test: float | None = None,
@@ -58,6 +59,7 @@ def load(
         offset_scale: of the synthetic data, see `synthetic_regression`.
         columns: of csv and parquet, what their columns are. Where none is the client, a partition
             must be given, lest the clients of a table be forgotten.
+        cells: of mat, the names of the features and the labels; see `load_matlab`.
         seed: of the partition, the split and the synthetic data; a non-negative integer.
         validation: fraction of each client's training rows, in [0, 1).
         test: the same for testing. None keeps the test rows that the source brought, or takes
@@ -97,7 +99,7 @@ def load(
         clients = 1000 if num_clients is None else num_clients
         population = synthetic_regression(clients, offset_scale=offset_scale, seed=seed)[0]
     else:
-        population = load_leaf(path) if kind == "leaf" else load_matlab(path)
+        population = load_leaf(path) if kind == "leaf" else load_matlab(path, *(cells or ()))
     if classes is not None:
         population = first_classes(population, classes)
     return _split(population, validation, test, seed)

@@ -1,5 +1,6 @@
 """MATLAB files with one cell per client, as the School and Landmine data sets come in."""
 
+import itertools
 import os
 
 import numpy as np
@@ -8,47 +9,87 @@ from fedjaxsim.data.files import in_file
 from fedjaxsim.data.population import Population, to_float32
 
 
-def load_matlab(path: str | os.PathLike[str], x: str = "X", y: str = "Y") -> Population:
+def load_matlab(
+    path: str | os.PathLike[str], x: str | None = None, y: str | None = None
+) -> Population:
     """Read two cell arrays of m matrices each: features (n, d) and labels (n, 1) or (1, n).
 
     Features become float32; clients are named by position, "0", "1", ...
 
     Args:
         path: a .mat file of version 4 to 7.2.
-        x: name of the cell array with the features.
-        y: name of the cell array with the labels.
+        x: name of the cell array with the features. By default X and Y are read where the file has
+            both, otherwise the only two cell arrays that fit together, of which one holds a label
+            for every row of the other.
+        y: name of the cell array with the labels; given with x.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, lacks a variable, or its cells do not fit together.
+        ValueError: the file is damaged, lacks a variable, or its cells do not fit together; or
+            there is not one pair that does, and none is named.
     """
     path = os.fspath(path)
+    if (x is None) != (y is None):
+        raise ValueError(f"cells of features and of labels are named together, got {x} and {y}")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"no MATLAB file at {path}")
     from scipy.io import loadmat
 
     try:
-        variables = loadmat(path, variable_names=[x, y])
+        variables = loadmat(path, variable_names=None if x is None else [x, y])
     except Exception as error:  # scipy raises errors of many types on damaged files
         raise ValueError(f"{path} is not a readable MATLAB file (v4 to v7.2): {error}") from error
-    features, labels = (_cells(variables, name, path) for name in (x, y))
-    if len(features) != len(labels):
-        raise ValueError(f"{path}: {x} has {len(features)} cells but {y} has {len(labels)}")
-    clients = [
-        {"x": _narrow(a), "y": b.reshape(-1) if b.size == max(b.shape, default=0) else b}
-        for a, b in zip(features, labels, strict=True)
-    ]
     with in_file(path):
+        if x is None or y is None:
+            x, y = _found(variables)
+        features, labels = (_cells(variables, name) for name in (x, y))
+        if len(features) != len(labels):
+            raise ValueError(f"{x} has {len(features)} cells but {y} has {len(labels)}")
+        clients = [
+            {"x": _narrow(a), "y": b.reshape(-1) if _is_vector(b) else b}
+            for a, b in zip(features, labels, strict=True)
+        ]
         return Population.from_clients(clients)
 
 
-def _cells(variables: dict, name: str, path: str) -> list[np.ndarray]:
+def _found(variables: dict) -> tuple[str, str]:
+    """The names of the cells with the features and the labels, by their shapes."""
+    if {"X", "Y"} <= set(variables):
+        return "X", "Y"
+    cells = {name: _cells(variables, name) for name, v in variables.items() if _is_cells(v)}
+    pairs = [(x, y) for x, y in itertools.permutations(cells, 2) if _fit(cells[x], cells[y])]
+    if len(pairs) != 1:
+        raise ValueError(
+            f"of the cell arrays {', '.join(cells) or '(none)'}, {len(pairs)} pairs could be "
+            "features and labels: name the two (fields)"
+        )
+    return pairs[0]
+
+
+def _fit(features: list[np.ndarray], labels: list[np.ndarray]) -> bool:
+    """Whether there are several features, and of each client a label for each row."""
+    return (
+        len(features) == len(labels)
+        and all(a.ndim == 2 and a.dtype.kind in "fiub" for a in [*features, *labels])
+        and all(len(a) == b.size and _is_vector(b) for a, b in zip(features, labels, strict=True))
+        and not all(_is_vector(a) for a in features)
+    )
+
+
+def _is_vector(array: np.ndarray) -> bool:
+    return array.size == max(array.shape, default=0)
+
+
+def _is_cells(variable: object) -> bool:
+    return isinstance(variable, np.ndarray) and variable.dtype == object
+
+
+def _cells(variables: dict, name: str) -> list[np.ndarray]:
     if name not in variables:
-        raise ValueError(f"{path} has no variable {name!r}")
-    cells = variables[name]
-    if not isinstance(cells, np.ndarray) or cells.dtype != object:
-        raise ValueError(f"{path}: {name} must be a cell array with one matrix per client")
-    return list(cells.reshape(-1))
+        raise ValueError(f"there is no variable {name!r}")
+    if not _is_cells(variables[name]):
+        raise ValueError(f"{name} must be a cell array with one matrix per client")
+    return list(variables[name].reshape(-1))
 
 
 def _narrow(matrix: np.ndarray) -> np.ndarray:

@@ -36,9 +36,10 @@ class Ranges:
 class Population:
     """All clients' examples, one client after another, so nobody pays for the largest client.
 
-    Use `from_clients` or `from_flat` to build one: they also bring fields to their types, which
-    are float32 for features (float64 is kept) and, for the labels "y", int32 where all values are
-    integers and otherwise the same floating types, always of shape (N,).
+    Use `from_clients` or `from_flat` to build one: they also bring fields to their types. Integers
+    stay integers (of 64 bits, int32 where that can hold them), so that they can be tokens; all else
+    becomes float32 (float64 is kept). Labels "y" are int32 where all values are whole numbers, and
+    otherwise of the same floating types; their shape is (N,), or (N, L) for one label per token.
 
     Attributes:
         fields: arrays of shape (N, ...); by convention "x" are features and "y" labels. They are
@@ -369,18 +370,27 @@ def _join(field: str, parts: list[np.ndarray], owners: list[str]) -> np.ndarray:
                 f"{owner}{field!r} has rows of shape {part.shape[1:]}, "
                 f"but {owners[0]}{field!r} of {parts[0].shape[1:]}; all must agree"
             )
-    if field == "y" and parts[0].ndim > 1:
+    if field == "y" and parts[0].ndim > 2:
         raise ValueError(
-            f"{owners[0]}'y' must have shape (n,) or (n, 1): one class or target per row, "
+            f"{owners[0]}'y' must have shape (n,) or (n, L): one label per row, or one per token, "
             f"got {parts[0].shape}"
         )
-    if field == "y" and all(_is_integral(part) for part in parts):
-        return np.concatenate([part.astype(np.int32, copy=False) for part in parts])
+    integers = np.int32 if field == "y" else _type_of_integers(parts)
+    if integers is not None and all(_is_integral(part) for part in parts):
+        return np.concatenate([part.astype(integers, copy=False) for part in parts])
     wide = any(part.dtype.kind == "f" and part.dtype.itemsize >= 8 for part in parts)
     dtype = np.float64 if wide else np.float32
     if len(parts) == 1:
         return parts[0].astype(dtype, copy=False)
     return np.concatenate([part.astype(dtype, copy=False) for part in parts])
+
+
+def _type_of_integers(parts: list[np.ndarray]) -> np.dtype | None:
+    """The type that all integers of features go by; None where there are others than integers."""
+    if any(part.dtype.kind not in "iu" for part in parts):
+        return None
+    common = np.result_type(*parts)
+    return common if common.itemsize < 4 else np.dtype(np.int32)
 
 
 def _without_trailing_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import dataclasses
 
 import numpy as np
 
-from fedjaxsim.data.population import SPLITS, Population, consecutive
+from fedjaxsim.data.population import SPLITS, Population, consecutive, to_float32
 
 
 def drop_constant_columns(population: Population) -> Population:
@@ -40,6 +40,8 @@ def unit_rows(population: Population) -> Population:
         ValueError: x is not (N, d).
     """
     x = _matrix(population)
+    if x.dtype.kind != "f":
+        x = to_float32(x)
     # Dividing by the largest entry first keeps the squares from over- or underflowing.
     scaled = _divide(x, np.abs(x).max(axis=1, keepdims=True, initial=0))
     unit = _divide(scaled, np.linalg.norm(scaled, axis=1, keepdims=True))
@@ -82,8 +84,8 @@ def first_classes(population: Population, classes: int) -> Population:
         ValueError: there are no integer labels, or no client has a row of these classes.
     """
     labels = population.fields.get("y")
-    if labels is None or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError("classes need integer labels in the field 'y'")
+    if labels is None or labels.dtype.kind not in "iu" or labels.ndim != 1:
+        raise ValueError("classes need integer labels in the field 'y', one for each row")
     clients, names, counts = [], [], []
     for k, name in enumerate(population.names):
         parts = [population.rows(k, split) for split in SPLITS]

@@ -32,6 +32,11 @@ class Model(NamedTuple):
     features: Callable[[jax.Array], jax.Array] | None = None
 
 
+def as_floats(x: jax.Array) -> jax.Array:
+    """The features as numbers to calculate with: integers of any kind as floats."""
+    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(float)
+
+
 def from_flax(
     module: nn.Module, input_shape: Sequence[int], output_layer: str | None = None
 ) -> Model:
@@ -63,7 +68,7 @@ def linear(input_shape: Sequence[int], num_outputs: int, bias: bool = True) -> M
     num_features = math.prod(input_shape)
 
     def features(x):
-        return x.reshape((x.shape[0], num_features))
+        return as_floats(x.reshape((x.shape[0], num_features)))
 
     def init(key):
         del key

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import flax.linen as nn
 
 from fedjaxsim.models.convolution import conv2d, max_pool2d
-from fedjaxsim.models.model import Model, from_flax
+from fedjaxsim.models.model import Model, as_floats, from_flax
 
 
 class _MLP(nn.Module):
@@ -15,7 +15,7 @@ class _MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        x = x.reshape((x.shape[0], -1))
+        x = as_floats(x.reshape((x.shape[0], -1)))
         for width in self.hidden:
             x = nn.relu(nn.Dense(width)(x))
         return nn.Dense(self.num_outputs)(x)
@@ -44,7 +44,7 @@ class _CNN(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        x = x.reshape((x.shape[0], self.side, self.side, -1))
+        x = as_floats(x.reshape((x.shape[0], self.side, self.side, -1)))
         for features in (32, 64):
             x = _Conv(features)(x)
         return nn.Dense(self.num_outputs)(x.reshape((x.shape[0], -1)))

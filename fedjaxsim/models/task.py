@@ -207,6 +207,8 @@ def logistic(model: Model) -> Task:
 
     def check(fields):
         y = _require_xy(fields)
+        if y.ndim != 1:
+            raise ValueError(f"logistic needs one label per row, y of shape (n,), got {y.shape}")
         values = set(np.unique(y).tolist())
         if not (values <= {-1, 1} or values <= {0, 1}):
             raise ValueError(

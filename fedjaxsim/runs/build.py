@@ -144,7 +144,7 @@ def prepare(config: RunConfig, simulation: Simulation | None = None) -> Experime
     new = simulation is None
     if simulation is None:
         population = population_of(config)
-        feasible.check_labels(config, population)
+        feasible.check_data(config, population)
         simulation = simulation_of(config, population)
     delta = default_delta(simulation.num_clients) if config.delta is None else config.delta
     scheme = simulation.sampling.scheme
@@ -281,6 +281,7 @@ def whole_population_of(config: RunConfig) -> Population:
         classes=config.classes,
         offset_scale=config.offset_scale,
         columns=columns,
+        cells=(config.fields[0], config.fields[1]) if config.fields else None,
         seed=config.seed,
         validation=config.validation_fraction,
         test=config.test_fraction,

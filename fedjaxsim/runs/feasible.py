@@ -9,7 +9,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import bytes_of
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy import calibration
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings import MODELS, RunConfig
 from fedjaxsim.simulation import Simulation
 
 _CLASSES = ("digits", "leaf")
@@ -18,12 +18,12 @@ _SPARSE = 10
 """With so many times as many outputs as labels occur, labels are no numbers of classes."""
 
 
-def check_labels(config: RunConfig, population: Population) -> None:
-    """Checks that there are rows to test on, and that the labels suit the loss.
+def check_data(config: RunConfig, population: Population) -> None:
+    """Checks that there are rows to test on, and that they suit the model and the loss.
 
     Raises:
-      ValueError: if no client has test rows, classes are to be predicted as numbers, or labels are
-        far from 0 … c − 1.
+      ValueError: if no client has test rows, text or classes would be taken for numbers, or labels
+        are far from 0 … c − 1.
     """
     if not population.splits["test"].count.any():
         raise ValueError(
@@ -31,6 +31,11 @@ def check_labels(config: RunConfig, population: Population) -> None:
             f"more rows, got test-fraction {config.test_fraction}"
         )
     kind = config.data.partition(":")[0]
+    if "x" in population.categories and config.model in MODELS:
+        raise ValueError(
+            f"the features are text, whose characters or words model {config.model} would take for "
+            "numbers: model must be one of your own, MODULE:FACTORY"
+        )
     if config.loss == "squared" and (kind in _CLASSES or "y" in population.categories):
         raise ValueError(
             f"the labels of {kind} are classes, which loss squared would take for numbers: loss "

@@ -104,7 +104,7 @@ PARTS = (
             "table with clients": (*_COLUMNS, "split", *_ROWS),
             "table without clients": (*_COLUMNS, *_DEALT, *_ROWS),
             "leaf": _ROWS,
-            "mat": _ROWS,
+            "mat": ("fields", *_ROWS),
             "synthetic": ("clients", "offset_scale", *_ROWS),
             "synthetic-stream": ("clients", "offset_scale"),
         },

@@ -133,6 +133,8 @@ class _DataSettings:
     """Of csv and parquet: columns of which each becomes one of 0 and 1 per value."""
     drop: Annotated[tuple[str, ...], _words("COLUMN")] = ()
     """Of csv and parquet: columns that are no features."""
+    fields: Annotated[tuple[str, ...], _words("NAME")] = ()
+    """Of mat: the cell arrays of features and labels; by default X,Y or the only two that fit."""
     test_fraction: Annotated[float | None, optional("FLOAT", "the data's test rows, or 0.2")] = None
     """Part of each client's rows kept for testing; given, it replaces the data's own split."""
     validation_fraction: float = 0.0
@@ -284,6 +286,8 @@ class RunConfig(HparamFields, _SystemSettings, _DataSettings):
         self._check_release()
         if not 0 <= self.held_out_clients < 1:
             raise ValueError(f"held-out-clients must lie in [0, 1), got {self.held_out_clients}")
+        if len(self.fields) not in (0, 2):
+            raise ValueError(f"fields must be two names, got {', '.join(self.fields)}")
         if self.classes is not None and self.classes < 2:
             raise ValueError(f"classes must be at least 2, got {self.classes}")
         if self.data == "synthetic-stream" and (self.model, self.loss) != ("linear", "squared"):

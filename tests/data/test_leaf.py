@@ -158,7 +158,7 @@ def changed(**changes):
         (changed(num_samples=[2, 3]), "user 'bob' has 1 rows of 'x'.*num_samples 3"),
         (document({"ann": (ANN[0], [1])}), "user 'ann' has 1 rows of 'y'|has 2 rows of 'x'"),
         (document({"ann": ([[1, 2], [3]], [0, 1])}), "user 'ann': 'x' must be numbers"),
-        (document({"ann": (["text"], [0])}), "user 'ann': 'x' must be numbers"),
+        (document({"ann": (["text"], [0]), "bob": BOB}), "'x' must be text of one form or numbers"),
         (document({"ann": ([[1, 2]], [None])}), "user 'ann': 'y' must be numbers"),
         (changed(user_data={"ann": {"x": [[1]]}, "bob": []}), "user 'ann' must have lists"),
         (document({"ann": ([[1, float("nan")]], [0])}), "client 'ann', field 'x'.*nan"),

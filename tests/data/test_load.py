@@ -90,6 +90,12 @@ def test_sources_with_clients_keep_them(own_clients, kind):
         load(own_clients[kind], partition="iid")
 
 
+def test_cells_of_a_matlab_file_have_names(own_clients):
+    load(own_clients["mat"], cells=("X", "Y"))
+    with pytest.raises(ValueError, match="no variable 'feature'"):
+        load(own_clients["mat"], cells=("feature", "label"))
+
+
 def test_synthetic_has_clients_of_its_own():
     population = load("synthetic", num_clients=3, test=0.5)
     assert sizes(population, "train") == sizes(population, "test") == [10] * 3

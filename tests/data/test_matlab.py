@@ -37,12 +37,27 @@ def test_a_cell_is_a_client(tmp_path, labels):
 def test_variables_may_have_other_names(tmp_path):
     path = save(tmp_path / "a.mat", feature=X, score=Y)
     assert load_matlab(path, x="feature", y="score").num_clients == 2
+    with pytest.raises(ValueError, match=r"a\.mat: there is no variable 'label'"):
+        load_matlab(path, x="feature", y="label")
+    with pytest.raises(ValueError, match="named together, got feature and None"):
+        load_matlab(path, x="feature")
+
+
+@pytest.mark.parametrize("labels", [Y, cells([[7, 8]], [[9]])], ids=["columns", "rows"])
+def test_the_only_cells_that_fit_together_are_found(tmp_path, labels):
+    others = {"task": cells("a", "b"), "sizes": np.array([2, 1]), "few": cells([[7], [8]])}
+    found = load_matlab(save(tmp_path / "a.mat", label=labels, feature=X, **others))
+    named = load_matlab(tmp_path / "a.mat", "feature", "label")
+    for field in ("x", "y"):
+        np.testing.assert_array_equal(found.fields[field], named.fields[field])
 
 
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"X": X}, "no variable 'Y'"),
+        ({"X": X}, r"of the cell arrays X, 0 pairs.*name the two \(fields\)"),
+        ({"A": np.eye(2)}, r"of the cell arrays \(none\), 0 pairs"),
+        ({"a": X, "b": Y, "c": Y}, "of the cell arrays a, b, c, 2 pairs could be"),
         ({"X": X, "Y": np.zeros((2, 1))}, "Y must be a cell array"),
         ({"X": X, "Y": cells([[1], [2]])}, "X has 2 cells but Y has 1"),
         ({"X": X, "Y": cells([[1], [2]], [[1], [2]])}, "client '1': 'x' has 1 rows, 'y' has 2"),

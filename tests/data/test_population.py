@@ -47,17 +47,49 @@ def test_both_constructors_agree_and_name_clients_by_position():
 @pytest.mark.parametrize(
     ("values", "dtype"),
     [
-        (np.array([[1], [2]], np.uint8), np.float32),
         (np.array([[1], [2]], np.float16), np.float32),
         (np.array([[1], [2]], np.float64), np.float64),
         ([[1.0], [2.0]], np.float32),
         (np.array([[True], [False]]), np.float32),
     ],
 )
-def test_features_become_float32_unless_given_in_float64(values, dtype):
+def test_fractions_become_float32_unless_given_in_float64(values, dtype):
     x = Population.from_flat({"x": values, "y": [0, 1]}, [1, 1]).fields["x"]
     assert x.dtype == dtype
     assert x.shape == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([np.array([[1], [2]], np.uint8), np.array([[3]], np.uint8)], np.uint8),
+        ([np.array([[1], [2]], np.uint8), np.array([[-3]], np.int8)], np.int16),
+        ([[[1], [2]], [[3]]], np.int32),
+        ([np.array([[1], [2**31]]), [[3]]], np.float32),
+        ([[[1], [2]], [[0.5]]], np.float32),
+    ],
+)
+def test_integers_stay_integers(values, dtype):
+    clients = [{"x": x, "y": [0] * len(x)} for x in values]
+    x = Population.from_clients(clients).fields["x"]
+    np.testing.assert_array_equal(x, np.concatenate(values).astype(dtype), strict=True)
+
+
+def test_a_row_may_have_a_label_for_each_token():
+    tokens, labels = np.arange(6, dtype=np.uint8).reshape(2, 3), [[1, 2, -1], [0, -1, -1]]
+    population = Population.from_flat({"x": tokens, "y": labels}, [1, 1])
+    np.testing.assert_array_equal(population.rows(1)["x"], [[3, 4, 5]])
+    np.testing.assert_array_equal(population.fields["y"], np.array(labels, np.int32), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("field", "names"), [("x", ("a", "b")), ("y", ("a",)), ("y", ("a", "a")), ("z", ("a", "b"))]
+)
+def test_categories_name_the_integers_of_a_field(field, names):
+    population = Population.from_flat({"x": [0.5, 1.0], "y": [0, 1]}, [1, 1])
+    assert dataclasses.replace(population, categories={"y": ("a", "b", "c")}).categories
+    with pytest.raises(ValueError, match=f"categories.*{field!r}"):
+        dataclasses.replace(population, categories={field: names})
 
 
 @pytest.mark.parametrize(
@@ -106,7 +138,7 @@ good = {"x": [[1.0, 2.0]], "y": [1]}
         ([good, {"x": [[1.0, 2.0], [1.0]], "y": [1, 1]}], ["a", "b"], "client 'b', field 'x'"),
         ([good, {"x": ["left"], "y": [1]}], ["a", "b"], "client 'b', field 'x' must be an array"),
         ([good, {"x": 1.0, "y": [1]}], ["a", "b"], "client 'b', field 'x' must be an array"),
-        ([{"x": [1.0], "y": [[0, 1]]}], ["a"], "client 'a', field 'y' must have shape"),
+        ([{"x": [1.0], "y": [[[0, 1]]]}], ["a"], "client 'a', field 'y' must have shape"),
         ([good, good], ["a", "a"], "names must be distinct, got 'a'"),
         ([good, good], ["a"], "names must name all 2 clients, got 1"),
     ],

@@ -32,6 +32,11 @@ def test_rows_get_norm_one_and_zero_rows_stay():
     assert unit.dtype == np.float32
 
 
+def test_rows_of_integers_get_norm_one_as_floats():
+    unit = unit_rows(population(np.array([[3, 4], [0, 0]], np.uint8))).fields["x"]
+    np.testing.assert_array_equal(unit, np.array([[0.6, 0.8], [0, 0]], np.float32), strict=True)
+
+
 def test_splits_and_names_stay():
     divided = split(Population.from_flat({"x": np.eye(4)}, [4], ["a"]), test=0.5)
     changed = unit_rows(divided)

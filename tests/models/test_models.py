@@ -55,6 +55,15 @@ def test_a_linear_model_without_bias():
     np.testing.assert_array_equal(model.apply(params, x), [[0 + 18, 1 + 20, 2 + 22]])
 
 
+@pytest.mark.parametrize("model", [linear((2,), 3), mlp((2,), 3, (4,))], ids=["linear", "mlp"])
+def test_integers_are_the_numbers_that_they_are(model):
+    params = model.init(jax.random.key(0))
+    params = jax.tree.map(lambda leaf: leaf + jnp.arange(leaf.size).reshape(leaf.shape), params)
+    pixels = np.array([[0, 255], [200, 100]], np.uint8)
+    expected = model.apply(params, jnp.asarray(pixels, jnp.float32))
+    np.testing.assert_array_equal(model.apply(params, jnp.asarray(pixels)), expected)
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "width"),
     [

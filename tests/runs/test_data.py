@@ -1,5 +1,7 @@
 """Runs on tables: their flags, and what is known of their labels."""
 
+import json
+
 import pytest
 
 from fedjaxsim.cli import main
@@ -47,6 +49,21 @@ def test_flags_name_columns(table):
 def test_flags_that_do_not_suit_a_table_are_refused(table, flags, message, capsys):
     assert main(["run", "--data", table, *flags.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_text_is_no_number_to_a_model(tmp_path, capsys):
+    users = {"users": ["a", "b"], "num_samples": [2, 2]}
+    data = {user: {"x": ["ab", "bc"], "y": ["c", "d"]} for user in "ab"}
+    (tmp_path / "a.json").write_text(json.dumps({**users, "user_data": data}))
+    assert main(["run", "--data", f"leaf:{tmp_path}/a.json", "--test-fraction", "0.5"]) == 2
+    assert "words model linear would take for numbers" in capsys.readouterr().err
+
+
+def test_cells_have_two_names(capsys):
+    assert main(["run", "--data", "mat:a.mat", "--fields", "x"]) == 2
+    assert "fields must be two names, got x" in capsys.readouterr().err
+    assert main(["run", "--fields", "x,y"]) == 2
+    assert "fields has no effect with data digits, only with mat" in capsys.readouterr().err
 
 
 def test_the_columns_of_other_data_have_no_effect(capsys):

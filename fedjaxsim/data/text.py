@@ -1,0 +1,144 @@
+"""Text as integers: characters of strings, words of lists, and names of classes."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""The 80 characters of Shakespeare, in the order of LEAF (`models/utils/language_utils.py`)."""
+_PADDED = -1
+_LARGEST_CODE = 0x10FFFF
+
+Client = dict[str, np.ndarray]
+
+
+class Encoded(NamedTuple):
+    """Clients without text, and what was made of it.
+
+    Attributes:
+        clients: the fields x and y of each, as numbers.
+        categories: see `Population`.
+        public: see `Population`.
+    """
+
+    clients: list[Client]
+    categories: dict[str, tuple[str, ...]]
+    public: tuple[str, ...]
+
+
+def encode(clients: Sequence[Client]) -> Encoded:
+    """Numbers for whatever is text in the clients' fields x and y.
+
+    Strings in x, (n,), become their characters and lists of words, (n, L), their words: both are
+    integers (n, L), where shorter rows end in an integer of their own, whose name is empty. Labels
+    are characters of the same alphabet, (n,), where each is one, or (n, L) where they are as long
+    as x; words, (n, L), where they are lists. Their padding is −1. Any other text in y names
+    classes, in sorted order.
+
+    Characters are numbered as in LEAF's Shakespeare where no others occur; otherwise, as words
+    always are, in the sorted order of what occurs.
+
+    Raises:
+        ValueError: some clients have text and others numbers, or a word holds white space.
+    """
+    if not clients:
+        return Encoded([], {}, ())
+    fields = {name: [client[name] for client in clients] for name in ("x", "y")}
+    for name, arrays in fields.items():
+        if len({(array.dtype.kind == "U", array.ndim) for array in arrays}) > 1:
+            raise ValueError(f"{name!r} must be text of one form or numbers, for all clients alike")
+    categories: dict[str, tuple[str, ...]] = {}
+    public = []
+    if fields["x"][0].dtype.kind == "U":
+        texts = ["x", "y"] if _continue(fields["x"], fields["y"]) else ["x"]
+        symbols, known = _symbols([array for name in texts for array in fields[name]])
+        for name in texts:
+            fields[name], padded = _numbered(fields[name], symbols)
+            categories[name] = symbols
+            if padded and name == "x":
+                categories[name] = (*symbols, "")
+            elif padded:
+                fields[name] = [_without(array, len(symbols)) for array in fields[name]]
+        if not known:
+            public.append("Which characters or words there are")
+    if fields["y"][0].dtype.kind == "U":
+        names, numbers = np.unique(np.concatenate(fields["y"]), return_inverse=True)
+        sizes = np.cumsum([len(array) for array in fields["y"]])[:-1]
+        fields["y"] = np.split(numbers, sizes)
+        categories["y"] = tuple(names.tolist())
+        public.append("Which classes there are, by name,")
+    return Encoded(
+        [{"x": x, "y": y} for x, y in zip(fields["x"], fields["y"], strict=True)],
+        categories,
+        tuple(f"{what} is read from all clients' rows and taken as public." for what in public),
+    )
+
+
+def filled_up(words: np.ndarray, width: int) -> np.ndarray:
+    """Rows of words, (n, L), with empty ones behind the last, (n, width)."""
+    return np.pad(words, ((0, 0), (0, width - words.shape[1])), constant_values="")
+
+
+def _continue(x: list[np.ndarray], y: list[np.ndarray]) -> bool:
+    """Whether labels are of the same symbols as x: what follows it, or what stands beside it."""
+    if y[0].dtype.kind != "U" or y[0].ndim != x[0].ndim:
+        # Words beside words are lists; a string beside a list names a class.
+        return False
+    return y[0].ndim == 2 or _width(y) in (1, _width(x))
+
+
+def _width(texts: list[np.ndarray]) -> int:
+    """The number of symbols in the longest row."""
+    if texts[0].ndim == 2:
+        return max(text.shape[1] for text in texts)
+    return max(text.dtype.itemsize for text in texts) // np.dtype("U1").itemsize
+
+
+def _codes(text: np.ndarray, width: int) -> np.ndarray:
+    """The characters of strings, (n, width) uint32, and 0 behind the last one."""
+    return np.ascontiguousarray(text.astype(f"U{width}")).view(np.uint32).reshape(-1, width)
+
+
+def _symbols(texts: list[np.ndarray]) -> tuple[tuple[str, ...], bool]:
+    """All that occur, or more that are known beforehand, and whether they are."""
+    if texts[0].ndim == 1:
+        seen = np.zeros(_LARGEST_CODE + 1, bool)
+        for text in texts:
+            seen[_codes(text, _width([text]))] = True
+        seen[0] = False
+        found = [chr(code) for code in np.flatnonzero(seen)]
+        known = set(found) <= set(CHARACTERS)
+        return tuple(CHARACTERS) if known else tuple(found), known
+    words = sorted(set().union(*(np.unique(text).tolist() for text in texts)) - {""})
+    spaced = next((word for word in words if word.split() != [word]), None)
+    if spaced is not None:
+        raise ValueError(
+            f"rows that are lists of strings must hold words, without white space, got {spaced!r}: "
+            "for characters, let each row be one string"
+        )
+    return tuple(words), False
+
+
+def _numbered(texts: list[np.ndarray], symbols: tuple[str, ...]) -> tuple[list[np.ndarray], bool]:
+    """Each text as integers, (n, L) or, of single characters, (n,); and whether any is padded."""
+    width = _width(texts)
+    dtype = np.uint8 if len(symbols) < 256 else np.int32
+    if texts[0].ndim == 1:
+        number = np.zeros(_LARGEST_CODE + 1, dtype)
+        number[[ord(symbol) for symbol in symbols]] = np.arange(len(symbols))
+        number[0] = len(symbols)
+        numbers = [number[_codes(text, width)] for text in texts]
+    else:
+        # The empty word comes first in sorted order, and its number last.
+        words, order = np.array(["", *symbols]), np.r_[len(symbols), : len(symbols)].astype(dtype)
+        numbers = [order[np.searchsorted(words, filled_up(text, width))] for text in texts]
+    padded = any(bool((array == len(symbols)).any()) for array in numbers)
+    if texts[0].ndim == 1 and width == 1 and not padded:
+        numbers = [array[:, 0] for array in numbers]
+    return numbers, padded
+
+
+def _without(numbers: np.ndarray, padding: int) -> np.ndarray:
+    """Labels whose padding is marked as none."""
+    return np.where(numbers == padding, _PADDED, numbers.astype(np.int32))

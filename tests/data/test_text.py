@@ -1,0 +1,125 @@
+"""Text becomes integers: Shakespeare of LEAF, words, names of classes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedjaxsim.data import load_leaf, load_npz, save_npz
+from fedjaxsim.data.text import CHARACTERS
+
+
+def written(path, users):
+    """LEAF JSON of {user: (x, y)}, read."""
+    document = {
+        "users": list(users),
+        "num_samples": [len(y) for _, y in users.values()],
+        "user_data": {user: {"x": x, "y": y} for user, (x, y) in users.items()},
+    }
+    path.write_text(json.dumps(document))
+    return load_leaf(path)
+
+
+def read(population, field):
+    """The text that a field stands for."""
+    names = population.categories[field]
+    return [
+        "".join(names[k] for k in np.atleast_1d(row) if k >= 0) for row in population.fields[field]
+    ]
+
+
+def test_the_next_character_of_shakespeare(tmp_path):
+    speeches = {"LEAR": (["No, no,", "o, no, "], [" ", "n"]), "FOOL": (["Canst t"], ["h"])}
+    population = written(tmp_path / "a.json", speeches)
+    assert population.names.tolist() == ["LEAR", "FOOL"]
+    assert population.fields["x"].dtype == np.uint8
+    assert population.fields["x"].shape == (3, 7)
+    assert population.fields["y"].shape == (3,)
+    assert read(population, "x") == ["No, no,", "o, no, ", "Canst t"]
+    assert read(population, "y") == [" ", "n", "h"]
+    # The numbers are those of LEAF, of which nothing is learnt from the data.
+    assert CHARACTERS[:3] == "\n !"
+    assert population.fields["x"][0, 3] == CHARACTERS.index(" ") == 1
+    assert len(population.categories["y"]) == 80
+    assert population.public == ()
+
+
+def test_other_characters_make_an_alphabet_of_their_own(tmp_path):
+    population = written(
+        tmp_path / "a.json", {"a": (["αβ", "β"], ["β", "γ"]), "b": (["αα"], ["α"])}
+    )
+    assert population.categories == {"x": ("α", "β", "γ", ""), "y": ("α", "β", "γ")}
+    np.testing.assert_array_equal(population.fields["x"], [[0, 1], [1, 3], [0, 0]])
+    np.testing.assert_array_equal(population.fields["y"], [1, 2, 0])
+    assert population.public == (
+        "Which characters or words there are is read from all clients' rows and taken as public.",
+    )
+    save_npz(tmp_path / "a.npz", population)
+    assert load_npz(tmp_path / "a.npz").categories == population.categories
+
+
+def test_labels_as_long_as_their_texts_are_one_character_per_place(tmp_path):
+    population = written(
+        tmp_path / "a.json", {"a": (["abc", "b"], ["bca", "c"]), "b": (["a"], ["c"])}
+    )
+    np.testing.assert_array_equal(population.fields["y"][0], population.fields["x"][0] + [1, 1, -2])
+    np.testing.assert_array_equal(population.fields["y"][1:, 1:], -1)
+    assert population.fields["y"].dtype == np.int32
+    assert read(population, "y") == ["bca", "c", "c"]
+    assert set(population.fields["x"][1:, 1:].ravel()) == {80}
+
+
+def test_lists_of_words_are_filled_up_to_the_longest(tmp_path):
+    users = {
+        "a": ([["to", "be"], ["or", "not", "to"]], [["be", "or"], ["not", "to", "be"]]),
+        "b": ([["not"]], [["be"]]),
+    }
+    population = written(tmp_path / "a.json", users)
+    assert population.categories == {
+        "x": ("be", "not", "or", "to", ""),
+        "y": ("be", "not", "or", "to"),
+    }
+    np.testing.assert_array_equal(population.fields["x"], [[3, 0, 4], [2, 1, 3], [1, 4, 4]])
+    np.testing.assert_array_equal(population.fields["y"], [[0, 2, -1], [1, 3, 0], [0, -1, -1]])
+
+
+def test_train_and_test_words_are_of_one_vocabulary(tmp_path):
+    for name, words in (("train", ["b", "a"]), ("test", ["c"])):
+        (tmp_path / name).mkdir()
+        written(tmp_path / name / "a.json", {"a": ([words], [0])})
+    population = load_leaf(tmp_path)
+    assert population.categories == {"x": ("a", "b", "c", "")}
+    np.testing.assert_array_equal(population.rows(0, "train")["x"], [[1, 0]])
+    np.testing.assert_array_equal(population.rows(0, "test")["x"], [[2, 3]])
+
+
+@pytest.mark.parametrize("x", [["abc", "b"], [["a", "c"], ["b"]], [[0.5], [1.0]]])
+def test_other_text_names_classes(tmp_path, x):
+    population = written(tmp_path / "a.json", {"a": (x, ["good", "bad"]), "b": (x, ["bad", "bad"])})
+    assert population.categories["y"] == ("bad", "good")
+    np.testing.assert_array_equal(population.fields["y"], [1, 0, 0, 0])
+    assert any("Which classes there are, by name," in sentence for sentence in population.public)
+
+
+def test_whole_numbers_are_tokens_already(tmp_path):
+    population = written(tmp_path / "a.json", {"a": ([[5, 6]], [1]), "b": ([[7, 8]], [0])})
+    np.testing.assert_array_equal(
+        population.fields["x"], np.array([[5, 6], [7, 8]], np.int32), strict=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("users", "message"),
+    [
+        ({"a": (["abc"], [0]), "b": ([[1.0]], [0])}, "'x' must be text of one form or numbers"),
+        ({"a": (["abc"], [0]), "b": ([["w"]], [0])}, "'x' must be text of one form or numbers"),
+        ({"a": (["abc"], ["u"]), "b": (["abc"], [0])}, "'y' must be text of one form or numbers"),
+        ({"a": ([["1467", "Mon Apr 06", "so sad"]], [0])}, "without white space, got '1467'|Mon"),
+        ({"a": ([["a", 1]], [0])}, "'x' must be numbers in rows of equal length, or text"),
+        ({"a": (["a", 1], [0, 1])}, "'x' must be numbers in rows of equal length, or text"),
+        ({"a": (["a"], [{"target_tokens": [["a"]]}])}, "'y' must be numbers"),
+    ],
+)
+def test_text_that_is_none_is_refused(tmp_path, users, message):
+    with pytest.raises(ValueError, match=rf"a\.json: .*{message}"):
+        written(tmp_path / "a.json", users)
