@@ -1,6 +1,8 @@
 """Populations of clients: readers, partitions and transformations of their data."""
 
 from fedjaxsim.data.digits import digits
+from fedjaxsim.data.hugging_face import from_hf
+from fedjaxsim.data.images import load_images
 from fedjaxsim.data.leaf import load_leaf
 from fedjaxsim.data.load import load
 from fedjaxsim.data.matlab import load_matlab
@@ -18,9 +20,11 @@ __all__ = [
     "digits",
     "dirichlet",
     "drop_constant_columns",
+    "from_hf",
     "iid",
     "load",
     "load_csv",
+    "load_images",
     "load_leaf",
     "load_matlab",
     "load_npz",

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedjaxsim.data.digits import digits
 from fedjaxsim.data.files import in_file
+from fedjaxsim.data.images import arrays_of_folder
 from fedjaxsim.data.leaf import load_leaf
 from fedjaxsim.data.matlab import load_matlab
 from fedjaxsim.data.npz import assemble, described, fields_of, has_clients, read_arrays
@@ -17,7 +18,7 @@ from fedjaxsim.data.table import Columns, arrays_of, read_csv, read_parquet
 from fedjaxsim.data.transforms import first_classes
 
 _WHOLE = ("digits", "synthetic", "synthetic-stream")
-_IN_FILES = ("csv", "leaf", "mat", "npz", "parquet")
+_IN_FILES = ("csv", "images", "leaf", "mat", "npz", "parquet")
 _SOURCES = f"{', '.join(_WHOLE)}, or one of {', '.join(_IN_FILES)} with a path as in csv:PATH"
 _PARTITIONS = "dirichlet, iid, shards or column:NAME"
 _DEFAULT_TEST = 0.2
@@ -43,12 +44,13 @@ def load(
 
     The clients of `leaf`, `mat`, `synthetic`, of an `npz` with owners and of a table with a column
     of clients are given: options of partitions do not touch them, only `num_clients` sizes
-    `synthetic`. `digits`, an `npz` without owners and a table without clients are one data set,
-    divided among 100 clients by label-Dirichlet unless told otherwise.
+    `synthetic`. `digits`, an `npz` without owners, a table without clients and, where a partition
+    is given, a folder of images are one data set, divided among 100 clients, by label-Dirichlet
+    unless told otherwise.
 
     Args:
-        spec: csv:PATH, digits, leaf:PATH, mat:PATH, npz:PATH, parquet:PATH, synthetic, or
-            synthetic-stream, which makes fresh examples in every round and has one test row a
+        spec: csv:PATH, digits, images:PATH, leaf:PATH, mat:PATH, npz:PATH, parquet:PATH, synthetic,
+            or synthetic-stream, which makes fresh examples in every round and has one test row a
             client, its true parameters.
         partition: dirichlet, iid, shards or column:NAME; by default dirichlet.
         num_clients: m; by default 100, and 1000 for synthetic.
@@ -91,7 +93,7 @@ def load(
 
     if kind == "digits":
         population = divided(digits())
-    elif kind in ("npz", "csv", "parquet"):
+    elif kind in ("csv", "images", "npz", "parquet"):
         population = _of_arrays(kind, path, columns, partition, divided)
     elif partition is not None:
         raise _own_clients(spec, partition)
@@ -113,9 +115,13 @@ def _of_arrays(
     divided: Callable[[Mapping[str, np.ndarray]], Population],
 ) -> Population:
     """The population in a file of arrays or a table; where nobody owns the rows, divided."""
-    arrays = (
-        read_arrays(path) if kind == "npz" else _arrays_of_table(kind, path, columns, partition)
-    )
+    if kind == "npz":
+        arrays = read_arrays(path)
+    elif kind == "images":
+        with in_file(path):
+            arrays = arrays_of_folder(path, has_clients=partition is None)
+    else:
+        arrays = _arrays_of_table(kind, path, columns, partition)
     if has_clients(arrays):
         if partition is not None:
             raise _own_clients(f"{kind}:{path}", partition)

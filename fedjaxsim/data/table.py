@@ -4,6 +4,7 @@ What a table says is put into the arrays of the .npz format; see `fedjaxsim.data
 """
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -131,12 +132,14 @@ def _require_file(path: str | os.PathLike[str], kind: str) -> None:
         raise FileNotFoundError(f"no {kind} file at {os.fspath(path)}")
 
 
-def arrays_of(frame: Any, columns: Columns) -> dict[str, np.ndarray]:
+def arrays_of(frame: Any, columns: Columns, x: np.ndarray | None = None) -> dict[str, np.ndarray]:
     """The arrays of the .npz format that a data frame holds.
 
     Args:
         frame: of pandas, polars, pyarrow, or whatever else narwhals knows.
         columns: what its columns are.
+        x: the features, (N, ...), where the frame does not hold them; all its other columns are
+            left out then.
 
     Raises:
         TypeError: the frame is none.
@@ -147,31 +150,37 @@ def arrays_of(frame: Any, columns: Columns) -> dict[str, np.ndarray]:
 
     try:
         table = nw.from_native(frame, eager_only=True)
-        features = _features(table, columns)
+        _check_names(table, columns)
     except DuplicateError as error:
         raise ValueError(f"columns must have distinct names: {error}") from error
+    features = _features(table, columns) if x is None else []
     for name in (columns.client, columns.target, columns.split, *features):
         if name is not None:
             _require_complete(table[name])
-    x, one_hot = _numbers(table, features, columns.one_hot)
-    arrays = {"x": x} | _target(table[columns.target])
+    arrays = {"x": _numbers(table, features, columns.one_hot) if x is None else x}
+    arrays |= _target(table[columns.target])
     if columns.client is not None:
-        arrays |= _clients(table[columns.client])
+        arrays |= owners(table[columns.client].to_numpy().astype(str))
     if columns.split is not None:
         arrays["split"] = _splits(table[columns.split])
     public = []
     if "categories.y" in arrays:
         public.append("The names of the classes are read from all clients' labels")
-    if one_hot:
-        public.append(f"Which values {_listed(one_hot)} may have is read from all clients' rows")
+    if columns.one_hot:
+        of = _listed(columns.one_hot)
+        public.append(f"Which values {of} may have is read from all clients' rows")
     arrays["public"] = np.array([f"{one} and taken as public." for one in public], dtype=str)
     return arrays
 
 
-def _features(table: "DataFrame", columns: Columns) -> list[str]:
-    """The names of the columns of features; raises ValueError where a name is not as it must be."""
-    named = [name for name in (columns.client, columns.target, columns.split) if name is not None]
-    every = [*named, *columns.one_hot, *columns.drop]
+def _roles(columns: Columns) -> list[str]:
+    """The columns of clients, targets and splits."""
+    return [name for name in (columns.client, columns.target, columns.split) if name is not None]
+
+
+def _check_names(table: "DataFrame", columns: Columns) -> None:
+    """Raises ValueError where the name of a column is not as it must be, or there is no row."""
+    every = [*_roles(columns), *columns.one_hot, *columns.drop]
     absent = [name for name in every if name not in table.columns]
     if absent:
         raise ValueError(f"there is no column {absent[0]!r}, only {_listed(table.columns)}")
@@ -188,7 +197,12 @@ def _features(table: "DataFrame", columns: Columns) -> list[str]:
         )
     if len(table) == 0:
         raise ValueError("the table has no rows")
-    features = [name for name in table.columns if name not in (*named, *columns.drop)]
+
+
+def _features(table: "DataFrame", columns: Columns) -> list[str]:
+    """The names of the columns of features."""
+    others = {*_roles(columns), *columns.drop}
+    features = [name for name in table.columns if name not in others]
     if not features:
         raise ValueError(f"no column is left for features, of {_listed(table.columns)}")
     return features
@@ -214,12 +228,12 @@ def _is_text(column: "Series") -> bool:
     return column.dtype in (nw.String, nw.Categorical, nw.Enum)
 
 
-def _numbers(
-    table: "DataFrame", features: list[str], one_hot: tuple[str, ...]
-) -> tuple[np.ndarray, list[str]]:
-    """The features, (N, d) float32, and which of them were made one-hot."""
+def _numbers(table: "DataFrame", features: list[str], one_hot: tuple[str, ...]) -> np.ndarray:
+    """The features, (N, d) float32; or, of one column of lists, (N, ...) of their type."""
     import narwhals.stable.v2 as nw
 
+    if len(features) == 1 and _holds_lists(table[features[0]]):
+        return _stacked(table[features[0]])
     parts = []
     for name in features:
         column = table[name]
@@ -239,12 +253,41 @@ def _numbers(
                 f"column {name!r} holds text, such as {str(column[0])!r}: encode it (one-hot) or "
                 "leave it out (drop)"
             )
+        elif _holds_lists(column):
+            raise ValueError(
+                f"column {name!r} holds lists, which must be the only feature, of "
+                f"{_listed(features)}: leave the others out (drop)"
+            )
         else:
             raise ValueError(
                 f"column {name!r} holds {column.dtype}, no numbers: make numbers of it, or leave "
                 "it out (drop)"
             )
-    return np.concatenate(parts, axis=1), [name for name in features if name in one_hot]
+    return np.concatenate(parts, axis=1)
+
+
+def _holds_lists(column: "Series") -> bool:
+    import narwhals.stable.v2 as nw
+
+    if column.dtype in (nw.List, nw.Array):
+        return True
+    return column.dtype == nw.Object and isinstance(column[0], list | tuple | np.ndarray)
+
+
+def _stacked(column: "Series") -> np.ndarray:
+    def row(value: Any) -> np.ndarray:
+        array = np.asarray(value)
+        return np.array(array.tolist()) if array.dtype == object else array  # lists of lists
+
+    try:
+        values = np.stack([row(value) for value in column.to_numpy()])
+    except ValueError:
+        values = np.array(None)
+    if values.dtype.kind not in "fiub":
+        raise ValueError(
+            f"column {column.name!r} must hold lists of numbers, of equal length in all rows"
+        )
+    return to_float32(values) if values.dtype.kind == "f" else values
 
 
 def _target(column: "Series") -> dict[str, np.ndarray]:
@@ -269,9 +312,12 @@ def _target(column: "Series") -> dict[str, np.ndarray]:
     return found
 
 
-def _clients(column: "Series") -> dict[str, np.ndarray]:
-    """The arrays client, (N,), and names, (m,), sorted, as numbers where all of them are."""
-    names, client = np.unique(column.to_numpy().astype(str), return_inverse=True)
+def owners(clients: np.ndarray) -> dict[str, np.ndarray]:
+    """The arrays client, (N,), and names, (m,), of the names of the clients of rows, (N,) strings.
+
+    Clients are sorted by name, as numbers where all of them are whole numbers.
+    """
+    names, client = np.unique(clients, return_inverse=True)
     if all(name.removeprefix("-").isdecimal() for name in names):
         order = np.array(sorted(range(len(names)), key=lambda k: (int(names[k]), k)))
         names, client = names[order], np.argsort(order)[client]
@@ -289,7 +335,7 @@ def _splits(column: "Series") -> np.ndarray:
     return np.argmax(values[:, None] == np.array(SPLITS), axis=1)
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     """Names of columns for a message, the first of many."""
     more = [f"… ({len(names)} in all)"] if len(names) > _SHOWN else []
     return ", ".join([*map(repr, names[:_SHOWN]), *more])

@@ -35,8 +35,10 @@ class Part(NamedTuple):
 
 
 def _kind_of_data(config: RunConfig) -> str | None:
-    """The kind of data, where a .npz file or a table has clients of its own or not."""
+    """The kind of data, where a file, a table or a folder has clients of its own or not."""
     kind, _, path = config.data.partition(":")
+    if kind == "images":
+        return f"images {'with' if config.partition is None else 'without'} clients"
     if kind in ("csv", "parquet"):
         return f"table {'without' if config.client is None else 'with'} clients"
     if kind != "npz":
@@ -101,6 +103,8 @@ PARTS = (
             "digits": (*_DEALT, *_ROWS),
             "npz without clients": (*_DEALT, *_ROWS),
             "npz with clients": _ROWS,
+            "images with clients": _ROWS,
+            "images without clients": (*_DEALT, *_ROWS),
             "table with clients": (*_COLUMNS, "split", *_ROWS),
             "table without clients": (*_COLUMNS, *_DEALT, *_ROWS),
             "leaf": _ROWS,

@@ -115,7 +115,7 @@ class _DataSettings:
 
     data: str = "digits"
     """Where the clients come from: digits, synthetic, synthetic-stream (fresh examples in every
-    round, evaluated by the excess risk), csv:PATH, leaf:PATH, mat:PATH, npz:PATH or
+    round, evaluated by the excess risk), csv:PATH, images:PATH, leaf:PATH, mat:PATH, npz:PATH or
     parquet:PATH."""
     clients: Annotated[int | None, optional("INT", "100; synthetic 1000")] = None
     """Number of clients of synthetic data and of data that come without clients of their own."""

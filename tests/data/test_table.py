@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -91,6 +92,18 @@ def test_the_order_of_columns_is_that_of_features_and_one_hot_ones_stay_in_place
     assert population.public == (
         "Which values 'city' may have is read from all clients' rows and taken as public.",
     )
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_one_column_of_lists_is_x_as_it_is(kind):
+    rows = {"who": ["a", "b"], "y": [1, 2], "x": [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]}
+    population = Population.from_dataframe(FRAMES[kind](rows), client="who", target="y")
+    assert_array_equal(population.fields["x"], np.array(rows["x"], np.int32), strict=True)
+    flat = FRAMES[kind]({**rows, "x": [[0.5, 1.0], [1.5, 2.0]], "z": [1, 2]})
+    fractions = Population.from_dataframe(flat, client="who", target="y", drop=["z"])
+    assert_array_equal(fractions.fields["x"], [[0.5, 1], [1.5, 2]])
+    with pytest.raises(ValueError, match="'x' holds lists, which must be the only feature, of 'x'"):
+        Population.from_dataframe(flat, client="who", target="y")
 
 
 def test_categories_and_numbers_of_pandas_count_as_text_and_numbers():

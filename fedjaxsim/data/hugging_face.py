@@ -1,0 +1,107 @@
+"""Data sets of Hugging Face's `datasets` library."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedjaxsim.data.images import pixels_of, stacked
+from fedjaxsim.data.npz import assemble
+from fedjaxsim.data.population import SPLITS, Population
+from fedjaxsim.data.table import Columns, arrays_of
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
+
+def from_hf(
+    dataset: "Dataset | DatasetDict",
+    *,
+    client: str,
+    target: str,
+    x: str | None = None,
+    one_hot: Sequence[str] = (),
+    drop: Sequence[str] = (),
+) -> Population:
+    """A population from a data set of the `datasets` library, loaded or made.
+
+    The columns are as in `Population.from_dataframe`. Classes (`ClassLabel`) keep their names and
+    numbers.
+
+    Args:
+        dataset: of a `DatasetDict`, "train", "validation" and "test" become the splits.
+        client: the column that says whose a row is.
+        target: the column that is to be predicted.
+        x: the only column to be read as features, which may hold images (x is then
+            (N, height, width, channels) float32 in [0, 1]), lists of one length, or numbers. By
+            default every other column is a feature.
+        one_hot: columns of which each becomes one column of 0 and 1 per value that occurs.
+        drop: columns that are no features.
+
+    Raises:
+        TypeError: it is no data set, or one that is streamed.
+        ValueError: names the column or the split that is not as it must be.
+    """
+    import datasets
+
+    splits = None
+    if isinstance(dataset, Mapping):
+        unknown = set(dataset) - set(SPLITS)
+        if unknown:
+            raise ValueError(f"splits must be {', '.join(SPLITS)}, got {sorted(map(str, unknown))}")
+        splits = np.repeat(
+            [SPLITS.index(str(name)) for name in dataset], [*map(len, dataset.values())]
+        )
+        dataset = datasets.concatenate_datasets(list(dataset.values()))
+    if not isinstance(dataset, datasets.Dataset):
+        raise TypeError(
+            f"from_hf needs a datasets.Dataset or DatasetDict, not streamed, got {type(dataset)}"
+        )
+    if x is not None:
+        absent = [name for name in (x, client, target) if name not in dataset.column_names]
+        if absent:
+            raise ValueError(f"there is no column {absent[0]!r}, only {dataset.column_names}")
+        dataset = dataset.select_columns([x, client, target])
+    columns = Columns(target, client, None, tuple(one_hot), tuple(drop))
+    arrays = _arrays(dataset, columns)
+    if splits is not None:
+        arrays["split"] = splits
+    return assemble(arrays)
+
+
+def _arrays(dataset: "Dataset", columns: Columns) -> dict[str, np.ndarray]:
+    """The arrays of the .npz format."""
+    import datasets
+    import pyarrow
+
+    kinds = dataset.features
+    images = [name for name, kind in kinds.items() if isinstance(kind, datasets.Image)]
+    pixels = None
+    if images and not set(images) <= set(columns.drop):
+        used = [name for name in dataset.column_names if name not in columns.drop]
+        features = [name for name in used if name not in (columns.client, columns.target)]
+        if features != images[:1]:
+            raise ValueError(
+                f"column {images[0]!r} holds images, so no other may be a feature: name it as x, "
+                f"of the columns {', '.join(features)}"
+            )
+        pixels = stacked(
+            (f"row {k}", pixels_of(image)) for k, image in enumerate(dataset[images[0]])
+        )
+        dataset = dataset.remove_columns(images)
+    table: Any = dataset.with_format("arrow")[:]
+    # Classes that are no target are text again, such as the names of clients.
+    for name, kind in kinds.items():
+        if isinstance(kind, datasets.ClassLabel) and name != columns.target:
+            column = pyarrow.array(kind.names).take(table[name])
+            table = table.set_column(table.column_names.index(name), name, column)
+    arrays = arrays_of(table, columns, pixels)
+    label = kinds[columns.target]
+    if isinstance(label, datasets.ClassLabel):
+        missing = int((arrays["y"] < 0).sum())
+        if missing:
+            raise ValueError(
+                f"the target {columns.target!r} has {missing} rows without a class (-1)"
+            )
+        arrays["categories.y"] = np.array(label.names)
+    return arrays

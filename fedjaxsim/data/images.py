@@ -1,0 +1,151 @@
+"""Folders of images: PATH/client/class/image.png, or PATH/train/client/class/image.png and so on.
+
+Of data without clients: PATH/class/image.png.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedjaxsim.data.files import in_file
+from fedjaxsim.data.npz import assemble
+from fedjaxsim.data.population import SPLITS, Population
+from fedjaxsim.data.table import owners
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_ENDINGS = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
+_GREY = ("1", "L", "LA")
+_CLASSES = "Which classes there are, by name, is read from all clients' rows and taken as public."
+
+
+def load_images(path: str | os.PathLike[str]) -> Population:
+    """Read a folder with a folder for each client, in which is one for each class.
+
+    A folder that holds nothing but `train` and `test` or `validation` gives those splits. Images
+    are .png, .jpg, .bmp or .webp; other files, and names that start with a dot, are skipped.
+
+    Returns:
+        x: (N, height, width, channels) float32 in [0, 1], with one channel for grey images and
+        three for others; y: the class, in the sorted order of the folders' names. Clients are
+        sorted, by number where all are whole numbers, and their images by name.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: names the file that cannot be read, or differs from others in size or colour;
+            or the folder that holds no images, or fewer or more folders than it must.
+    """
+    with in_file(path):
+        return assemble(arrays_of_folder(path, has_clients=True))
+
+
+def arrays_of_folder(path: str | os.PathLike[str], *, has_clients: bool) -> dict[str, np.ndarray]:
+    """The arrays of the .npz format in a folder of images; see `load_images`.
+
+    Args:
+        path: the folder.
+        has_clients: whether classes lie in folders of clients.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_images`.
+    """
+    top = Path(path)
+    if not top.is_dir():
+        raise FileNotFoundError(f"no folder of images at {top}")
+    parts = {folder.name: folder for folder in _folders(top)}
+    has_splits = "train" in parts and set(parts) <= set(SPLITS)
+    if has_splits and not has_clients:
+        raise ValueError(
+            "images of no client are dealt to clients and have no splits: give one folder, as train"
+        )
+    roots = [(SPLITS.index(name), parts[name]) for name in parts] if has_splits else [(0, top)]
+    found = []  # (split, client, class, file)
+    for split, root in roots:
+        clients = _folders(root) if has_clients else [root]
+        for client in clients:
+            files = [(one.name, file) for one in _folders(client) for file in _images(one)]
+            found += [(split, client.name, name, file) for name, file in files]
+            if not files:
+                raise ValueError(_emptiness(client, has_clients))
+    if not found:
+        raise ValueError(_emptiness(top, has_clients))
+    splits, clients, classes, files = zip(*found, strict=True)
+    names, y = np.unique(classes, return_inverse=True)
+    if len(names) == 1:
+        raise ValueError(f"all images are of the class {names[0]}: there is nothing to predict")
+    arrays = {
+        "x": stacked(_read(files)),
+        "y": y.astype(np.int32),
+        "categories.y": names,
+        "public": np.array([_CLASSES]),
+    }
+    if has_clients:
+        arrays |= {"split": np.array(splits), **owners(np.array(clients))}
+    return arrays
+
+
+def _emptiness(folder: Path, has_clients: bool) -> str:
+    """What to say of a folder in which there should be folders of images."""
+    layout = "PATH/client/class/image.png" if has_clients else "PATH/class/image.png"
+    other = "; PATH/class/image.png needs a partition" if has_clients else ""
+    return f"{folder} holds no folders of images: the layout must be {layout}{other}"
+
+
+def _folders(folder: Path) -> list[Path]:
+    inside = [one for one in folder.iterdir() if one.is_dir()]
+    return sorted(one for one in inside if not one.name.startswith((".", "__MACOSX")))
+
+
+def _images(folder: Path) -> list[Path]:
+    inside = (one for one in folder.iterdir() if one.suffix.lower() in _ENDINGS)
+    return sorted(one for one in inside if not one.name.startswith("."))
+
+
+def _read(files: Iterable[Path]) -> Iterator[tuple[str, np.ndarray]]:
+    from PIL import Image
+
+    for file in files:
+        try:
+            with Image.open(file) as image:
+                yield str(file), pixels_of(image)
+        except (OSError, SyntaxError, ValueError) as error:  # as Pillow says it
+            raise ValueError(f"{file} is not a readable image: {error}") from error
+
+
+def stacked(images: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
+    """Images of one size, (n, height, width, channels) float32 in [0, 1].
+
+    Args:
+        images: where each is from, and its pixels, as of `pixels_of`.
+
+    Raises:
+        ValueError: names two that differ in size or colour.
+    """
+    found: list[np.ndarray] = []
+    first = ""
+    for place, pixels in images:
+        first = first or place
+        if found and pixels.shape != found[0].shape:
+            raise ValueError(
+                f"images must be of one size and colour: {first} is {found[0].shape} "
+                f"(height, width, channels), but {place} is {pixels.shape}"
+            )
+        found.append(pixels)
+    return np.stack(found).astype(np.float32) / 255
+
+
+def pixels_of(image: "Image") -> np.ndarray:
+    """A Pillow image as (height, width, 1) or (height, width, 3) uint8.
+
+    Raises:
+        ValueError: it has more than 8 bits a channel.
+    """
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(f"it must have 8 bits a channel, got mode {image.mode}")
+    if image.mode in _GREY:
+        return np.asarray(image.convert("L"))[:, :, None]
+    return np.asarray(image.convert("RGB"))

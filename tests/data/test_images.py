@@ -1,0 +1,100 @@
+"""Folders of images, made here."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjaxsim.data import load, load_images
+
+
+def drawn(path, pixels, mode="L"):
+    """A file whose image has these pixels, (height, width, ...)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.asarray(pixels, np.uint8)).convert(mode).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Clients 9 and 10; 9 has two cats and a dog, 10 a dog. Image k is 10 k in every pixel."""
+    for k, name in enumerate(("9/cat/a.png", "9/cat/b.bmp", "9/dog/c.png", "10/dog/d.png")):
+        drawn(tmp_path / "all" / name, np.full((2, 3), 10 * k))
+    (tmp_path / "all/9/cat/.hidden.png").write_text("litter")
+    (tmp_path / "all/9/notes.txt").write_text("litter")
+    return tmp_path / "all"
+
+
+def test_a_folder_is_a_client_and_one_in_it_a_class(folder):
+    population = load_images(folder)
+    assert population.names.tolist() == ["9", "10"]
+    assert population.categories == {"y": ("cat", "dog")}
+    assert population.fields["x"].shape == (4, 2, 3, 1)
+    assert population.fields["x"].dtype == np.float32
+    np.testing.assert_allclose(population.fields["x"][:, 1, 2, 0], np.arange(4) * 10 / 255)
+    assert population.fields["y"].tolist() == [0, 0, 1, 1]
+    assert load(f"images:{folder}", test=0.5).splits["test"].count.tolist() == [2, 0]
+
+
+def test_folders_of_splits_become_splits(folder, tmp_path):
+    folder.rename(tmp_path / "train")
+    drawn(tmp_path / "test/10/cat/e.png", np.full((2, 3), 40))
+    population = load_images(tmp_path)
+    assert population.splits["train"].count.tolist() == [3, 1]
+    assert population.splits["test"].count.tolist() == [0, 1]
+    assert population.rows(1)["y"].tolist() == [1, 0]
+
+
+def test_classes_without_clients_are_dealt(folder):
+    population = load(f"images:{folder}/9", partition="iid", num_clients=3, test=0.0)
+    assert population.num_clients == 3
+    assert sorted(population.fields["y"]) == [0, 0, 1]
+    assert population.categories == {"y": ("cat", "dog")}
+
+
+def test_colours_are_three_channels(tmp_path):
+    red = np.zeros((2, 2, 3))
+    red[..., 0] = 255
+    for k, (mode, ending) in enumerate([("RGB", "png"), ("RGBA", "png"), ("RGB", "bmp")]):
+        drawn(tmp_path / f"a/{'uv'[k % 2]}/{k}.{ending}", red, mode)
+    x = load_images(tmp_path).fields["x"]
+    np.testing.assert_array_equal(x, np.broadcast_to([1, 0, 0], (3, 2, 2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("file", "make", "message"),
+    [
+        (
+            "9/dog/e.png",
+            lambda p: drawn(p, np.zeros((3, 3))),
+            r"\(2, 3, 1\).*e\.png is \(3, 3, 1\)",
+        ),
+        ("9/dog/e.png", lambda p: drawn(p, np.zeros((2, 3)), "RGB"), r"e\.png is \(2, 3, 3\)"),
+        (
+            "9/dog/e.png",
+            lambda p: Image.fromarray(np.zeros((2, 3), np.uint16)).save(p),
+            r"e\.png.*8 bits a channel",
+        ),
+        ("9/dog/e.png", lambda p: p.write_text("text"), r"e\.png is not a readable image"),
+        ("9/dog/c.png", lambda p: p.write_bytes(p.read_bytes()[:45]), r"c\.png is not a readable"),
+        ("8/cat", lambda p: p.mkdir(parents=True), "8 holds no folders of images"),
+    ],
+)
+def test_what_is_wrong_in_a_folder_is_named(folder, file, make, message):
+    make(folder / file)
+    with pytest.raises(ValueError, match=rf"all: .*{message}"):
+        load_images(folder)
+
+
+def test_folders_of_another_layout_are_refused(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"PATH/client/class/image\.png; PATH/class.*a partition"):
+        load_images(folder / "9")
+    with pytest.raises(ValueError, match=r"all holds no folders.*PATH/class/image\.png$"):
+        load(f"images:{folder}", partition="iid")
+    drawn(tmp_path / "one/10/dog/a.png", np.zeros((2, 3)))
+    with pytest.raises(ValueError, match="all images are of the class dog"):
+        load_images(tmp_path / "one")
+    folder.rename(tmp_path / "train")
+    (tmp_path / "one").rename(tmp_path / "test")
+    with pytest.raises(ValueError, match="dealt to clients and have no splits"):
+        load(f"images:{tmp_path}", partition="iid")
+    with pytest.raises(FileNotFoundError, match=r"no folder of images at .*absent"):
+        load_images(tmp_path / "absent")
