@@ -1,0 +1,36 @@
+"""Table 1 of DPFedMTL for any data: how many rows the clients have, and how unequally.
+
+python experiments/dpfedmtl/table_1.py --data digits
+"""
+
+import numpy as np
+import scipy.stats
+import tyro
+
+from fedjaxsim.runs.build import population_of
+from fedjaxsim.runs.settings import RunConfig
+
+SPLITS = ("train", "test")
+
+
+def statistics(counts: np.ndarray) -> dict[str, float]:
+    """Sum, mean, standard deviation and skewness (of the population) of rows per client, (m,)."""
+    return {
+        "samples": float(counts.sum()),
+        "mean": float(counts.mean()),
+        "std.": float(counts.std()),
+        "skewness": float(scipy.stats.skew(counts)),
+    }
+
+
+def main(config: RunConfig) -> None:
+    """Prints the table's line, of the population that a run with these settings has."""
+    population = population_of(config)
+    print(f"clients   {population.num_clients}")
+    for split in SPLITS:
+        numbers = statistics(np.asarray(population.splits[split].count))
+        print(split.ljust(9), "  ".join(f"{name} {value:.2f}" for name, value in numbers.items()))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(RunConfig))

@@ -1,0 +1,92 @@
+"""Figure 3 of DPFedMTL: the trade-off curves of its settings, approximate and exact.
+
+python experiments/dpfedmtl/trade_off.py docs/figures/dpfedmtl-3.png
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+
+from fedjaxsim.privacy.accounting import clt
+from fedjaxsim.privacy.accounting.trade_off import of_gaussian, trade_off
+from fedjaxsim.privacy.events import Entry
+from fedjaxsim.privacy.mechanisms import gaussian
+from fedjaxsim.privacy.sampling import poisson
+from fedjaxsim.report.plots import COLOURS, DASHES, STYLE, check_path, picture
+
+SIGMAS = (0.0, 0.11, 0.65, 2.42, 9.69)
+TYPE_ONE = (1 - np.cos(np.linspace(0, np.pi, 161))) / 2
+"""Closer together at both ends, where curves are steep."""
+
+
+class Setting(NamedTuple):
+    """How the paper runs one data set: K of M clients a round, T rounds."""
+
+    name: str
+    clients: int
+    cohort: int
+    rounds: int
+
+    def exact(self, noise_multiplier: float) -> np.ndarray:
+        """The curve of the Gaussian mechanism on the sum of clipped messages, zero-out."""
+        if noise_multiplier == 0:
+            return np.zeros_like(TYPE_ONE)
+        p = self.cohort / self.clients
+        entries = [Entry(noise_multiplier, p, self.rounds)]
+        return trade_off(entries, poisson(self.clients).scheme, gaussian().event, TYPE_ONE)
+
+    def by_limit(self, sigma: float) -> np.ndarray:
+        """Theorem 4.2, with its √T counted once."""
+        if sigma == 0:
+            return np.zeros_like(TYPE_ONE)
+        entries = [Entry(sigma, self.cohort / self.clients, self.rounds)]
+        return of_gaussian(clt.mu(entries), TYPE_ONE)
+
+    def of_own_scale(self, sigma: float) -> np.ndarray:
+        """K clients with noise of 2σCK/M each: on their sum z = 2σK^1.5/M."""
+        return self.exact(2 * sigma * self.cohort**1.5 / self.clients)
+
+
+SETTINGS = (Setting("CelebA", 9343, 20, 400), Setting("FEMNIST", 174, 3, 1000))
+PANELS: dict[str, Callable[[Setting, float], np.ndarray]] = {
+    "the paper's limit, at σ": Setting.by_limit,
+    "exact, central door, z = σ": Setting.exact,
+    "exact, at its own z = 2σK$^{1.5}$/M": Setting.of_own_scale,
+}
+
+
+def main(path: Path) -> None:
+    """Draws the figure."""
+    check_path(path)
+    with mpl.rc_context(STYLE):
+        figure = picture("DPFedMTL, Figure 3: the errors left to any test", 7.4, 5.1)
+        rows = figure.subplots(2, 3, sharex=True, sharey=True)
+        for setting, row in zip(SETTINGS, rows, strict=True):
+            p = f"{setting.cohort}/{setting.clients}"
+            row[0].set_ylabel(
+                f"{setting.name}, p = {p}, T = {setting.rounds}\ntype II error (miss)"
+            )
+            for (name, curve), axes in zip(PANELS.items(), row, strict=True):
+                axes.plot([0, 1], [1, 0], color="0.45", lw=1, ls=(0, (1, 2)))
+                for index, sigma in enumerate(SIGMAS):
+                    axes.plot(
+                        TYPE_ONE,
+                        curve(setting, sigma),
+                        color=COLOURS[index],
+                        ls=DASHES[index % len(DASHES)],
+                        label=f"σ = {sigma:g}",
+                        clip_on=False,
+                    )
+                axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title=name)
+        for axes in rows[1]:
+            axes.set_xlabel("type I error (false alarm)")
+        rows[0, 2].legend(loc="upper right")
+    figure.savefig(path, dpi=120, pil_kwargs={"optimize": True})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
