@@ -52,7 +52,7 @@ OF_SYSTEMS = (
             femnist_cnn,
             {"data": None, "algorithm": name},
         )
-        for name in ("fedavg", "pmtl")
+        for name in ("fedavg", "pmtl", "dpfedmtl")
     ),
     _softmax("softmax-1k", _SHARED, "fedavg", 1000),
     _softmax("softmax-10k", "the same with 10,000 clients", "fedavg", 10_000),

@@ -25,8 +25,9 @@ def test_names_are_distinct_and_fit_a_command_line():
 
 def test_every_system_and_the_loop_are_there():
     for name in (
-        "femnist-cnn-fedavg", "femnist-cnn-pmtl", "softmax-1k", "softmax-10k", "softmax-1k-own",
-        "softmax-10k-own", "ppsgd-synthetic", "ppsgd-grid", "empty-round", "tiny-round",
+        "femnist-cnn-fedavg", "femnist-cnn-pmtl", "femnist-cnn-dpfedmtl", "softmax-1k",
+        "softmax-10k", "softmax-1k-own", "softmax-10k-own", "ppsgd-synthetic", "ppsgd-grid",
+        "empty-round", "tiny-round",
         *(f"mlp-{name}" for name in SYSTEMS),
     ):  # fmt: skip
         assert name in WORKLOADS
