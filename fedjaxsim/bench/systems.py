@@ -36,7 +36,9 @@ PRIVATE = Hyperparameters(learning_rate=0.05, lam=0.1, mu=0.1, clip_norm=1.0, no
 _PLAIN = Hyperparameters(learning_rate=0.05)
 
 
-def femnist_cnn(data: str | None, algorithm: str, clients: int = 206, rounds: int = 2) -> Load:
+def femnist_cnn(
+    data: str | None, algorithm: str, clients: int = 206, rounds: int = 2, **arguments: Any
+) -> Load:
     """The papers' CNN: Poisson cohorts of 100/206 of the writers, one epoch, clip and noise.
 
     Args:
@@ -44,6 +46,7 @@ def femnist_cnn(data: str | None, algorithm: str, clients: int = 206, rounds: in
       algorithm: which one.
       clients: of random data.
       rounds: in one compiled segment.
+      **arguments: of the algorithm, besides its defaults.
     """
     if data is None:
         train, test = problems.femnist_counts(clients)
@@ -57,7 +60,7 @@ def femnist_cnn(data: str | None, algorithm: str, clients: int = 206, rounds: in
     task = models.softmax(models.cnn(population.fields["x"].shape[1:], classes), classes)
     work = work_of(algorithm, task, m, p * m, examples, cnn_flops(28, classes), PIXELS)
     simulation = Simulation(
-        SYSTEMS[algorithm].make(task, m),
+        SYSTEMS[algorithm].make(task, m, **arguments),
         task,
         population,
         poisson(m, max_rate=p),

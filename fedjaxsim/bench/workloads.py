@@ -23,6 +23,12 @@ def _dense(
     return Workload(name, summary, dense, given, curve, size)
 
 
+def _cnn(name: str, title: str, algorithm: str, **arguments: str) -> Workload:
+    words = f"{title} of the papers' CNN, 100 of 206 writers, one epoch of batches of 10"
+    given = {"data": None, "algorithm": algorithm, **arguments}
+    return Workload(f"femnist-cnn-{name}", words, femnist_cnn, given)
+
+
 def _mlp(name: str, system: System) -> Workload:
     steps = 1 if system.one_minibatch else 5
     words = "1 step" if steps == 1 else f"{steps} steps"
@@ -44,16 +50,10 @@ _STREAM = "PP-SGD on fresh synthetic data, 1,000 clients, d = 100, batches of 10
 _TINY = "10 clients with 22 parameters each"
 
 OF_SYSTEMS = (
-    *(
-        Workload(
-            f"femnist-cnn-{name}",
-            f"{SYSTEMS[name].title} of the papers' CNN, 100 of 206 writers, "
-            "one epoch of batches of 10",
-            femnist_cnn,
-            {"data": None, "algorithm": name},
-        )
-        for name in ("fedavg", "pmtl", "dpfedmtl")
-    ),
+    _cnn("fedavg", "FedAvg", "fedavg"),
+    _cnn("pmtl", "PMTL", "pmtl"),
+    _cnn("pmtl-offset", "PMTL with offsets", "pmtl", message="offset"),
+    _cnn("dpfedmtl", "DPFedMTL", "dpfedmtl"),
     _softmax("softmax-1k", _SHARED, "fedavg", 1000),
     _softmax("softmax-10k", "the same with 10,000 clients", "fedavg", 10_000),
     _softmax("softmax-1k-own", _OWN, "pmtl", 1000),

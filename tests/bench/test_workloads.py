@@ -25,9 +25,9 @@ def test_names_are_distinct_and_fit_a_command_line():
 
 def test_every_system_and_the_loop_are_there():
     for name in (
-        "femnist-cnn-fedavg", "femnist-cnn-pmtl", "femnist-cnn-dpfedmtl", "softmax-1k",
-        "softmax-10k", "softmax-1k-own", "softmax-10k-own", "ppsgd-synthetic", "ppsgd-grid",
-        "empty-round", "tiny-round",
+        "femnist-cnn-fedavg", "femnist-cnn-pmtl", "femnist-cnn-pmtl-offset", "femnist-cnn-dpfedmtl",
+        "softmax-1k", "softmax-10k", "softmax-1k-own", "softmax-10k-own", "ppsgd-synthetic",
+        "ppsgd-grid", "empty-round", "tiny-round",
         *(f"mlp-{name}" for name in SYSTEMS),
     ):  # fmt: skip
         assert name in WORKLOADS
@@ -81,7 +81,7 @@ def test_everyone_takes_part_in_the_tiny_round():
     ("name", "changes", "updates"),
     [
         # The expected cohort of 6 of 206/100 clients.
-        ("femnist-cnn-pmtl", {"clients": 6}, 600 / 206),
+        ("femnist-cnn-pmtl-offset", {"clients": 6}, 600 / 206),
         ("softmax-1k", {"clients": 4}, 4),
         ("mlp-local", {"clients": 4, "expected": 2}, 2),
         ("ppsgd-synthetic", {"clients": 4}, 4),

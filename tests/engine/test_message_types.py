@@ -12,6 +12,7 @@ from problems import algorithm_of, classification
 import fedjaxsim as fl
 from fedjaxsim.algorithms import SYSTEMS, optimizers
 from fedjaxsim.models import linear, softmax
+from fedjaxsim.privacy.choices import MECHANISMS
 
 M = 6
 
@@ -110,20 +111,23 @@ def narrow_task(dtype):
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "door"),
     [
-        lambda task: fl.fedavg(task, server_optimizer=optimizers.server(optax.adam)),
+        (lambda task: fl.fedavg(task, server_optimizer=optimizers.server(optax.adam)), "gaussian"),
         *(
-            functools.partial(algorithm_of, name, num_clients=M)
+            (functools.partial(algorithm_of, name, num_clients=M), system.door)
             for name, system in SYSTEMS.items()
-            if system.door == "gaussian" and name != "fedavg"
+            if system.door in ("gaussian", "every-row") and name != "fedavg"
         ),
     ],
 )
-def test_bfloat16_models_work_under_noise(problem, make):
+def test_bfloat16_models_work_under_noise(problem, make, door):
     population, _ = problem
     task = narrow_task(jnp.bfloat16)
-    sim = fl.Simulation(make(task), task, population, fl.everyone(M), fl.Minibatches(2, steps=1))
+    sim = fl.Simulation(
+        make(task), task, population, fl.everyone(M), fl.Minibatches(2, steps=1),
+        MECHANISMS[door].make(M),
+    )  # fmt: skip
     hparams = fl.Hyperparameters(
         lam=0.1, mu=0.1, clip_norm=1.0, noise_multiplier=0.5, learning_rate=0.1
     )
