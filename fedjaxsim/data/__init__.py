@@ -7,7 +7,7 @@ from fedjaxsim.data.leaf import load_leaf
 from fedjaxsim.data.load import load
 from fedjaxsim.data.matlab import load_matlab
 from fedjaxsim.data.npz import load_npz, save_npz
-from fedjaxsim.data.partition import by_column, dirichlet, iid, shards
+from fedjaxsim.data.partition import by_column, dirichlet, feature_noise, iid, quantity, shards
 from fedjaxsim.data.population import Population, Ranges, split
 from fedjaxsim.data.synthetic import regression_stream, synthetic_regression
 from fedjaxsim.data.table import load_csv, load_parquet
@@ -20,6 +20,7 @@ __all__ = [
     "digits",
     "dirichlet",
     "drop_constant_columns",
+    "feature_noise",
     "from_hf",
     "iid",
     "load",
@@ -29,6 +30,7 @@ __all__ = [
     "load_matlab",
     "load_npz",
     "load_parquet",
+    "quantity",
     "regression_stream",
     "save_npz",
     "shards",

@@ -11,7 +11,7 @@ from fedjaxsim.data.images import arrays_of_folder
 from fedjaxsim.data.leaf import load_leaf
 from fedjaxsim.data.matlab import load_matlab
 from fedjaxsim.data.npz import assemble, described, fields_of, has_clients, read_arrays
-from fedjaxsim.data.partition import by_column, dirichlet, iid, shards
+from fedjaxsim.data.partition import by_column, dirichlet, feature_noise, iid, quantity, shards
 from fedjaxsim.data.population import Population, check_fractions, check_seed, split
 from fedjaxsim.data.synthetic import regression_stream, synthetic_regression
 from fedjaxsim.data.table import Columns, arrays_of, read_csv, read_parquet
@@ -20,7 +20,7 @@ from fedjaxsim.data.transforms import first_classes
 _WHOLE = ("digits", "synthetic", "synthetic-stream")
 _IN_FILES = ("csv", "images", "leaf", "mat", "npz", "parquet")
 _SOURCES = f"{', '.join(_WHOLE)}, or one of {', '.join(_IN_FILES)} with a path as in csv:PATH"
-_PARTITIONS = "dirichlet, iid, shards or column:NAME"
+_PARTITIONS = "dirichlet, feature-noise, iid, quantity, shards or column:NAME"
 _DEFAULT_TEST = 0.2
 
 
@@ -30,6 +30,7 @@ def load(
     partition: str | None = None,
     num_clients: int | None = None,
     alpha: float = 0.5,
+    noise_variance: float = 0.1,
     shards_per_client: int = 2,
     min_rows: int = 5,
     classes: int | None = None,
@@ -52,11 +53,13 @@ def load(
         spec: csv:PATH, digits, images:PATH, leaf:PATH, mat:PATH, npz:PATH, parquet:PATH, synthetic,
             or synthetic-stream, which makes fresh examples in every round and has one test row a
             client, its true parameters.
-        partition: dirichlet, iid, shards or column:NAME; by default dirichlet.
+        partition: dirichlet, feature-noise, iid, quantity, shards or column:NAME; by default
+            dirichlet.
         num_clients: m; by default 100, and 1000 for synthetic.
-        alpha: concentration of dirichlet, positive.
+        alpha: concentration of dirichlet and quantity, positive.
+        noise_variance: of feature-noise, that of the last client.
         shards_per_client: of shards.
-        min_rows: the least rows of a client, of dirichlet.
+        min_rows: the least rows of a client, of dirichlet and quantity.
         classes: keep rows with labels 0 … classes − 1 only, and the clients that have some.
         offset_scale: of the synthetic data, see `synthetic_regression`.
         columns: of csv and parquet, what their columns are. Where none is the client, a partition
@@ -87,9 +90,20 @@ def load(
         return regression_stream(num_clients or 1000, offset_scale=offset_scale, seed=seed)
 
     def divided(fields: Mapping[str, np.ndarray]) -> Population:
-        clients = 100 if num_clients is None else num_clients
-        kind_of_partition = partition or "dirichlet"
-        return _divide(fields, kind_of_partition, clients, alpha, shards_per_client, min_rows, seed)
+        m = 100 if num_clients is None else num_clients
+        how = partition or "dirichlet"
+        if how.startswith("column:"):
+            return by_column(fields, how.removeprefix("column:"))
+        deals: dict[str, Callable[[], Population]] = {
+            "dirichlet": lambda: dirichlet(fields, m, alpha, seed, min_rows=min_rows),
+            "feature-noise": lambda: feature_noise(fields, m, noise_variance, seed),
+            "iid": lambda: iid(fields, m, seed),
+            "quantity": lambda: quantity(fields, m, alpha, seed, min_rows=min_rows),
+            "shards": lambda: shards(fields, m, shards_per_client, seed),
+        }
+        if how not in deals:
+            raise ValueError(f"partition must be {_PARTITIONS}, got {how!r}")
+        return deals[how]()
 
     if kind == "digits":
         population = divided(digits())
@@ -149,27 +163,6 @@ def _arrays_of_table(
 
 def _own_clients(spec: str, partition: str) -> ValueError:
     return ValueError(f"{spec} has its own clients, so partition must be None: {partition!r}")
-
-
-def _divide(
-    fields: Mapping[str, np.ndarray],
-    partition: str,
-    num_clients: int,
-    alpha: float,
-    shards_per_client: int,
-    min_rows: int,
-    seed: int,
-) -> Population:
-    kind, _, column = partition.partition(":")
-    if kind == "column" and column:
-        return by_column(fields, column)
-    if partition == "dirichlet":
-        return dirichlet(fields, num_clients, alpha, seed, min_rows=min_rows)
-    if partition == "iid":
-        return iid(fields, num_clients, seed)
-    if partition == "shards":
-        return shards(fields, num_clients, shards_per_client, seed)
-    raise ValueError(f"partition must be {_PARTITIONS}, got {partition!r}")
 
 
 def _split(population: Population, validation: float, test: float | None, seed: int) -> Population:

@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedjaxsim.data.population import Population, check_seed, common_length
+from fedjaxsim.data.population import Population, check_seed, common_length, to_float32
 
 Fields = Mapping[str, np.ndarray]
 _BY_LABEL = (
     "Which rows are whose was drawn by the labels of all rows; the division is taken as given."
 )
+
+_NOISE = 0x6E_6F_69_73
+"""Tells the noise on features from other random numbers of the same seed."""
 
 
 def iid(fields: Fields, num_clients: int, seed: int) -> Population:
@@ -58,12 +61,7 @@ def dirichlet(
         ValueError: an argument is out of its range, or there is no such label.
     """
     n = _num_rows(fields)
-    _check_count("num_clients", num_clients, n)
-    if not (0 < alpha < np.inf):
-        raise ValueError(f"alpha must be positive and finite, got {alpha}")
-    _check_count("min_rows", min_rows, n // num_clients)
-    check_seed(seed)
-    rng = np.random.default_rng(seed)
+    rng = _generator(n, num_clients, alpha, seed, min_rows)
     _, classes = np.unique(_column(fields, label), return_inverse=True)
     client = np.empty(n, dtype=np.int64)
     for c in range(classes.max() + 1):
@@ -100,6 +98,67 @@ def shards(
     return dataclasses.replace(_gather(fields, client, num_clients), public=(_BY_LABEL,))
 
 
+def quantity(
+    fields: Fields, num_clients: int, alpha: float, seed: int, min_rows: int = 1
+) -> Population:
+    """Deal random rows to clients of unequal sizes: shares of all rows ~ Dirichlet(α, …, α).
+
+    The quantity skew of Li, Diao, Chen, He, "Federated learning on non-IID data silos" (2022),
+    section 4: clients differ in nothing but their number of rows, the more the smaller α is. As in
+    `dirichlet`, the smallest clients take rows from the largest until each has `min_rows`.
+
+    Args:
+        fields: arrays of shape (N, ...).
+        num_clients: m, at least 1.
+        alpha: concentration, positive.
+        seed: a non-negative integer.
+        min_rows: the least number of rows of a client, at least 1; m · min_rows may not exceed N.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+    n = _num_rows(fields)
+    rng = _generator(n, num_clients, alpha, seed, min_rows)
+    ends = np.rint(np.cumsum(rng.dirichlet(np.full(num_clients, alpha)))[:-1] * n).astype(int)
+    client = np.empty(n, dtype=np.int64)
+    client[rng.permutation(n)] = np.searchsorted(ends, np.arange(n), side="right")
+    _level(client, num_clients, min_rows, rng)
+    return _gather(fields, client, num_clients)
+
+
+def feature_noise(
+    fields: Fields, num_clients: int, variance: float, seed: int, field: str = "x"
+) -> Population:
+    """Deal random rows, then give each client's features noise of its own strength.
+
+    The noise-based feature skew of Li, Diao, Chen, He (2022), section 4: clients are as in `iid`,
+    and the features of client k = 1 … m get independent N(0, σ k/m) noise, in which σ k/m is a
+    variance, as it is in the paper's text. Test rows have it like all others.
+
+    Args:
+        fields: arrays of shape (N, ...).
+        num_clients: m, at least 1.
+        variance: σ ≥ 0, that of the last client.
+        seed: a non-negative integer.
+        field: the one that gets the noise; as float32, or float64 where it was.
+
+    Raises:
+        ValueError: an argument is out of its range, or there are no such numbers.
+    """
+    if not 0 <= variance < np.inf:
+        raise ValueError(f"feature_noise must be non-negative and finite, got {variance}")
+    dealt = iid(fields, num_clients, seed)
+    if field not in dealt.fields:
+        raise ValueError(f"there is no field {field!r} to add noise to, only {sorted(fields)}")
+    values = dealt.fields[field]
+    values = values if values.dtype.kind == "f" else to_float32(values)
+    scale = np.sqrt(variance * np.arange(1, num_clients + 1) / num_clients)
+    of_row = np.repeat(scale, dealt.splits["train"].count).reshape(-1, *[1] * (values.ndim - 1))
+    noise = np.random.default_rng((seed, _NOISE)).standard_normal(values.shape)
+    noised = values + (of_row * noise).astype(values.dtype)
+    return dataclasses.replace(dealt, fields={**dealt.fields, field: noised})
+
+
 def by_column(fields: Fields, column: str) -> Population:
     """Make one client of the rows with the same value in a column, named after that value.
 
@@ -118,6 +177,18 @@ def by_column(fields: Fields, column: str) -> Population:
 def _num_rows(fields: Fields) -> int:
     lengths = {field: len(values) if np.ndim(values) else 0 for field, values in fields.items()}
     return common_length(lengths, "data set")
+
+
+def _generator(
+    n: int, num_clients: int, alpha: float, seed: int, min_rows: int
+) -> np.random.Generator:
+    """The random numbers of a partition that draws from Dirichlet(α), with checked arguments."""
+    _check_count("num_clients", num_clients, n)
+    if not (0 < alpha < np.inf):
+        raise ValueError(f"alpha must be positive and finite, got {alpha}")
+    _check_count("min_rows", min_rows, n // num_clients)
+    check_seed(seed)
+    return np.random.default_rng(seed)
 
 
 def _check_count(name: str, value: int, largest: int) -> None:

@@ -278,6 +278,7 @@ def whole_population_of(config: RunConfig) -> Population:
         partition=config.partition,
         num_clients=config.clients,
         alpha=config.alpha,
+        noise_variance=config.feature_noise,
         classes=config.classes,
         offset_scale=config.offset_scale,
         columns=columns,

@@ -14,7 +14,7 @@ from fedjaxsim.privacy.choices import MECHANISMS, NOISE, SAMPLERS
 from fedjaxsim.runs.settings import MODELS, OWN_SYSTEM, RunConfig, flag, is_own
 
 _OWN = "of one's own"
-_DEALT = ("clients", "partition", "alpha")
+_DEALT = ("clients", "partition", "alpha", "feature_noise")
 _COLUMNS = ("client", "target", "one_hot", "drop")
 _ROWS = ("test_fraction", "validation_fraction", "classes", "preprocess", "intercept")
 
@@ -116,8 +116,9 @@ PARTS = (
     Part(
         "partition",
         _dealing,
-        {"dirichlet": ("clients", "alpha"), "iid": ("clients",), "shards": ("clients",),
-         "column": ()},
+        {"dirichlet": ("clients", "alpha"), "quantity": ("clients", "alpha"),
+         "feature-noise": ("clients", "feature_noise"), "iid": ("clients",),
+         "shards": ("clients",), "column": ()},
     ),
 )  # fmt: skip
 

@@ -120,9 +120,12 @@ class _DataSettings:
     clients: Annotated[int | None, optional("INT", "100; synthetic 1000")] = None
     """Number of clients of synthetic data and of data that come without clients of their own."""
     partition: Annotated[str | None, optional("NAME", "dirichlet")] = None
-    """How data without clients of their own are dealt: dirichlet, iid, shards or column:NAME."""
+    """How data without clients of their own are dealt: dirichlet (labels), quantity (numbers of
+    rows), feature-noise, iid, shards or column:NAME."""
     alpha: float = 0.5
-    """Concentration of the Dirichlet partition: small is heterogeneous."""
+    """Concentration of the partitions dirichlet and quantity: small is heterogeneous."""
+    feature_noise: float = 0.1
+    """σ of the partition feature-noise: features of client k of m get noise of variance σ k/m."""
     client: Annotated[str | None, optional("COLUMN", "none")] = None
     """Of csv and parquet: the column that says whose a row is; without it, give a partition."""
     target: Annotated[str | None, optional("COLUMN", "none")] = None

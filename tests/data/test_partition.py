@@ -4,12 +4,14 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjaxsim.data import by_column, dirichlet, iid, shards
+from fedjaxsim.data import by_column, dirichlet, feature_noise, iid, quantity, shards
 
 PARTITIONS = {
     "iid": lambda fields, m, seed: iid(fields, m, seed),
     "dirichlet": lambda fields, m, seed: dirichlet(fields, m, 0.1, seed),
     "shards": lambda fields, m, seed: shards(fields, m, 1 + len(fields["x"]) // (2 * m), seed),
+    "quantity": lambda fields, m, seed: quantity(fields, m, 0.1, seed),
+    "feature_noise": lambda fields, m, seed: feature_noise(fields, m, 0.0, seed),
     "by_column": lambda fields, m, seed: by_column(fields, "writer"),
 }
 
@@ -32,7 +34,7 @@ def test_every_row_goes_to_exactly_one_client(kind, data):
     assert population.splits["train"].count.sum() == n
 
 
-@pytest.mark.parametrize("kind", ["iid", "dirichlet", "shards"])
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "quantity", "feature_noise", "shards"])
 def test_partitions_are_seeded(kind):
     fields = {"x": np.arange(200), "y": np.arange(200) % 4}
     rows = [PARTITIONS[kind](fields, 5, seed).fields["x"] for seed in (1, 1, 2)]
@@ -62,6 +64,42 @@ def test_dirichlet_leaves_no_client_below_its_least(alpha):
     counts = dirichlet({"y": labels}, 60, alpha, seed=2, min_rows=5).splits["train"].count
     assert counts.tolist() == [5] * 60  # 60 · 5 = 300 forces equality
     assert dirichlet({"y": labels}, 60, alpha, seed=2, min_rows=3).splits["train"].count.min() >= 3
+
+
+def test_the_sizes_of_a_quantity_skew_are_of_a_dirichlet_law():
+    # With two clients the share of the first is Beta(α, α): of 20,000 rows, rounding is nothing.
+    fields = {"x": np.zeros(20_000)}
+    shares = [
+        quantity(fields, 2, 0.5, seed).splits["train"].count[0] / 20_000 for seed in range(300)
+    ]
+    assert scipy.stats.kstest(shares, scipy.stats.beta(0.5, 0.5).cdf).pvalue > 1e-6
+
+
+def test_a_quantity_skew_leaves_classes_as_they_are():
+    labels = np.arange(10_000) % 4
+    population = quantity({"y": labels}, 5, 1.0, seed=3, min_rows=200)
+    assert population.splits["train"].count.min() >= 200
+    for k in range(5):
+        observed = np.bincount(population.rows(k)["y"], minlength=4)
+        assert scipy.stats.chisquare(observed).pvalue > 1e-6
+
+
+def test_quantity_leaves_no_client_below_its_least():
+    assert (
+        quantity({"x": np.zeros(30)}, 6, 1e-3, seed=2, min_rows=5).splits["train"].count.tolist()
+        == [5] * 6
+    )
+
+
+def test_the_noise_on_features_grows_with_the_client():
+    fields = {"x": np.tile(np.arange(4000.0)[:, None], 3), "y": np.arange(4000)}
+    population = feature_noise(fields, 4, 0.8, seed=1)
+    for k in range(4):
+        rows = population.rows(k)
+        noise = rows["x"] - rows["y"][:, None]
+        statistic = np.sum(noise.astype(np.float64) ** 2) / (0.8 * (k + 1) / 4)
+        law = scipy.stats.chi2(noise.size)
+        assert 2 * min(law.cdf(statistic), law.sf(statistic)) > 1e-6
 
 
 def test_dirichlet_reads_another_label():
@@ -118,6 +156,10 @@ FIELDS = {"x": np.zeros((6, 2)), "y": np.arange(6), "w": np.array([0.0, np.nan, 
         (lambda: dirichlet(FIELDS, 3, 1.0, 0, label="z"), "no field 'z' to divide by"),
         (lambda: dirichlet(FIELDS, 3, 1.0, 0, label="x"), "one value per row"),
         (lambda: shards(FIELDS, 3, 3, 0), r"shards_per_client must lie in \[1, 2\].*got 3"),
+        (lambda: quantity(FIELDS, 2, -1.0, 0), "alpha must be positive and finite, got -1.0"),
+        (lambda: quantity(FIELDS, 3, 1.0, 0, min_rows=3), r"min_rows must lie in \[1, 2\]"),
+        (lambda: feature_noise(FIELDS, 2, -0.1, 0), "feature_noise must be non-negative.*-0.1"),
+        (lambda: feature_noise({"y": np.arange(2)}, 2, 0.1, 0), "no field 'x' to add noise to"),
         (lambda: by_column(FIELDS, "writer"), "no field 'writer' to divide by"),
         (lambda: by_column(FIELDS, "w"), "'w' must be finite"),
     ],
