@@ -10,6 +10,7 @@ import tyro
 from fedjaxsim.cli.audit import Audit
 from fedjaxsim.cli.bench import Bench
 from fedjaxsim.cli.compare import Compare
+from fedjaxsim.cli.data import Data
 from fedjaxsim.cli.demo import Demo
 from fedjaxsim.cli.privacy import Privacy
 from fedjaxsim.cli.refusals import flags_refused_in_one_line, one_line
@@ -25,7 +26,7 @@ from fedjaxsim.runs.settings_files import combine, displaced, read_toml
 REFUSED = (ValueError, OSError, OverflowError, MemoryError)
 """What bad input raises: values, files that cannot be read, and numbers or sizes too large."""
 
-Command = Run | Resume | Sweep | Tune | Compare | Demo | Privacy | Audit | Bench
+Command = Run | Resume | Sweep | Tune | Compare | Data | Demo | Privacy | Audit | Bench
 
 
 def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
@@ -59,6 +60,9 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
         left = unread(command.settings, sorted(different(command.settings) - given - {*inherited}))
         if notes is not None and left:
             notes.append(f"{command.config}: {'; '.join(left)}")
+    elif isinstance(command, Data):
+        command.config.validate()
+        require_read(command.config, given_flags(arguments))
     return command
 
 
@@ -68,13 +72,14 @@ def _parse(arguments: Sequence[str], defaults: RunConfig) -> Command:
     sweep: Any = Annotated[Sweep, tyro.conf.subcommand("sweep")]
     tune: Any = Annotated[Tune, tyro.conf.subcommand("tune", default=Tune(defaults))]
     compare: Any = Annotated[Compare, tyro.conf.subcommand("compare")]
+    data: Any = Annotated[Data, tyro.conf.subcommand("data")]
     demo: Any = Annotated[Demo, tyro.conf.subcommand("demo")]
     privacy: Any = Annotated[Privacy, tyro.conf.subcommand("privacy")]
     audit: Any = Annotated[Audit, tyro.conf.subcommand("audit", default=Audit(defaults))]
     bench: Any = Annotated[Bench, tyro.conf.subcommand("bench")]
     with flags_refused_in_one_line():
         return tyro.cli(
-            run | resume | sweep | tune | compare | demo | privacy | audit | bench,
+            run | resume | sweep | tune | compare | data | demo | privacy | audit | bench,
             prog="fedjaxsim",
             description="Private, personalized federated learning, simulated. See also --version.",
             args=arguments,

@@ -110,7 +110,7 @@ def integers(text: str) -> tuple[int, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _DataSettings:
+class DataSettings:
     """Where a run's clients come from."""
 
     data: str = "digits"
@@ -150,6 +150,8 @@ class _DataSettings:
     """Comma-separated steps, in the order given: drop-constant, invert (x to 1 - x), unit-rows."""
     offset_scale: float = 0.1
     """Standard deviation of what is personal in the coefficients of synthetic data."""
+    seed: int = 0
+    """Seed of everything random: partition, initial models, cohorts, minibatches, noise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +190,7 @@ class _SystemSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig(HparamFields, _SystemSettings, _DataSettings):
+class RunConfig(HparamFields, _SystemSettings, DataSettings):
     """Everything that one run is told; a TOML file has the same keys, with - or _."""
 
     rounds: int = 100
@@ -237,8 +239,6 @@ class RunConfig(HparamFields, _SystemSettings, _DataSettings):
 
     eval_every: int = 10
     """Rounds between evaluations; rounds in between are one compiled segment."""
-    seed: int = 0
-    """Seed of everything random: partition, initial models, cohorts, minibatches, noise."""
     common_noise: bool = False
     """Draw the noise that all settings share under a seed, as sweeps do; of such runs, publish one
     at most."""

@@ -20,7 +20,18 @@ _HEAVY = {
     "dp_accounting",
     "pandas",
 }
-_COMMANDS = ("run", "resume", "sweep", "tune", "compare", "demo", "privacy", "audit", "bench")
+_COMMANDS = (
+    "run",
+    "resume",
+    "sweep",
+    "tune",
+    "compare",
+    "data",
+    "demo",
+    "privacy",
+    "audit",
+    "bench",
+)
 _SCRIPT = """
 import contextlib, json, os, sys
 from fedjaxsim.cli import main

@@ -1,0 +1,102 @@
+"""Who has what: numbers of rows and labels of the clients, and what a constant answer scores."""
+
+from typing import Any
+
+import numpy as np
+
+from fedjaxsim.data.population import SPLITS, Population
+
+
+def rows_per_client(population: Population) -> np.ndarray:
+    """The rows of each client in all splits, (m,)."""
+    return np.sum([population.splits[split].count for split in SPLITS], axis=0)
+
+
+def skewness(values: np.ndarray) -> float:
+    """The third standardized moment, as of a population; 0 where all values are the same."""
+    apart = values - values.mean()
+    variance = np.mean(apart**2)
+    return float(np.mean(apart**3) / variance**1.5) if variance > 0 else 0.0
+
+
+def label_counts(population: Population, *splits: str) -> tuple[np.ndarray, np.ndarray]:
+    """How often each client has each label that occurs anywhere, in some splits or in all.
+
+    Of labels per token all count but −1, which marks padding.
+
+    Returns:
+        The labels in sorted order, (c,), and the counts, (m, c).
+
+    Raises:
+        ValueError: there are no integer labels "y".
+    """
+    y = population.fields.get("y")
+    if y is None or y.dtype.kind not in "iu":
+        raise ValueError("only integer labels 'y' can be counted")
+    labels, index = np.unique(y, return_inverse=True)
+    index = index.reshape(y.shape)
+    counts = np.zeros((population.num_clients, len(labels)), np.int64)
+    for split in splits or SPLITS:
+        ranges = population.splits[split]
+        for k, (start, count) in enumerate(zip(ranges.start, ranges.count, strict=True)):
+            rows = index[start : start + count].ravel()
+            counts[k] += np.bincount(rows, minlength=len(labels))
+    real = labels != -1 if y.ndim > 1 else np.full(len(labels), True)
+    return labels[real], counts[:, real]
+
+
+def majority_accuracy(population: Population, split: str = "test", *, own: bool = False) -> float:
+    """The accuracy of always saying the label that is most frequent in the training rows.
+
+    Args:
+        population: with integer labels.
+        split: whose rows are predicted.
+        own: whether each client says the most frequent label of its own training rows; by default
+            all say that of all clients together. The smallest label wins a tie.
+
+    Returns:
+        The mean over the clients that have labels in the split; NaN where none has.
+
+    Raises:
+        ValueError: as `label_counts`.
+    """
+    _, train = label_counts(population, "train")
+    _, asked = label_counts(population, split)
+    said = np.argmax(train if own else np.broadcast_to(train.sum(axis=0), train.shape), axis=1)
+    total = asked.sum(axis=1)
+    hits = asked[np.arange(len(asked)), said]
+    return float(np.mean(hits[total > 0] / total[total > 0])) if total.any() else float("nan")
+
+
+def describe(population: Population) -> dict[str, Any]:
+    """Numbers that say what a population is like, by name; None where one does not apply.
+
+    `rows_…` are of all splits together; the accuracies are those of `majority_accuracy` on test
+    rows, the second with each client's own label.
+    """
+    sizes = rows_per_client(population)
+    found: dict[str, Any] = {
+        "clients": population.num_clients,
+        "rows": population.num_rows,
+        **{f"rows_{split}": int(population.splits[split].count.sum()) for split in SPLITS},
+        "rows_min": int(sizes.min()),
+        "rows_median": float(np.median(sizes)),
+        "rows_max": int(sizes.max()),
+        "rows_skewness": skewness(sizes),
+        "fields": {
+            name: [str(values.dtype), *values.shape[1:]]
+            for name, values in population.fields.items()
+        },
+        "labels": None,
+        "majority_accuracy": None,
+        "own_majority_accuracy": None,
+    }
+    y = population.fields.get("y")
+    if y is not None and y.dtype.kind in "iu":
+        names = population.categories.get("y")
+        labels, _ = label_counts(population)
+        found["labels"] = [names[k] if names else int(k) for k in labels]
+        if population.splits["test"].count.any():
+            found["majority_accuracy"] = majority_accuracy(population)
+            found["own_majority_accuracy"] = majority_accuracy(population, own=True)
+    return found

@@ -1,0 +1,42 @@
+"""`fedjaxsim data show`."""
+
+import json
+
+from fedjaxsim.cli import main
+
+
+def test_what_a_run_would_have_is_shown(tmp_path, capsys):
+    rows = "".join(f"{'ab'[k % 2]},{k},{k % 4}\n" for k in range(20))
+    (tmp_path / "a.csv").write_text("who,age,y\n" + rows)
+    flags = f"--data csv:{tmp_path}/a.csv --client who --target y --test-fraction 0.2"
+    assert main(["data", "show", *flags.split(), "--out", str(tmp_path / "a.png")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["clients: 2", "rows: 20 (train 16, validation 0, test 4)"]
+    assert "labels: 4 different: 0, 1, 2, 3" in lines
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_partitions_and_held_out_clients_count(capsys):
+    flags = "--clients 10 --partition quantity --held-out-clients 0.3 --seed 3 --json"
+    assert main(["data", "show", *flags.split()]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["clients"] == 7
+    assert 0 < found["majority_accuracy"] < 0.5
+
+
+def test_data_without_labels_are_shown(capsys):
+    assert main(["data", "show", "--data", "synthetic-stream", "--clients", "5"]) == 0
+    assert "theta: float32, 100 per row" in capsys.readouterr().out
+
+
+def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path, capsys):
+    for flags, message in (
+        ("--data csv:absent --client who --target y", "no CSV file at absent"),
+        ("--data synthetic --alpha 1", "alpha has no effect with data synthetic"),
+        ("--classes 1", "classes must be at least 2"),
+        ("--out a.pdf", "a figure must be written to a .png file"),
+    ):
+        assert main(["data", "show", *flags.split()]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
