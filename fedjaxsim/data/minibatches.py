@@ -135,9 +135,10 @@ def permuted(key: jax.Array, position: jax.Array, count: jax.Array) -> jax.Array
 class ClientData:
     """One client's view of its own rows in one split.
 
-    It offers `fold`, `full_pass`, `num_steps()`, `count`, `minibatches` and `batch_shapes`, and
-    nothing by which a client could read the rows of another. It is no pytree, as its leaves would
-    be everybody's rows: a function that is mapped or checkpointed closes over it.
+    It offers `fold`, `full_pass`, `num_steps()`, `count`, `generates`, `minibatches` and
+    `batch_shapes`, and nothing by which a client could read the rows of another. It is no pytree,
+    as its leaves would be everybody's rows: a function that is mapped or checkpointed closes over
+    it.
 
     Attributes:
       count: () int32, how many rows the client has.
@@ -170,7 +171,7 @@ class ClientData:
                 )
             raise AttributeError(
                 f"a client's data have no {name!r}; they offer fold, full_pass, num_steps(), "
-                "count, minibatches and batch_shapes"
+                "count, generates, minibatches and batch_shapes"
             )
 
     @property
