@@ -15,8 +15,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from fedjaxsim.data.arrays import to_float32
 from fedjaxsim.data.files import in_file
-from fedjaxsim.data.population import Population, consecutive, to_float32
+from fedjaxsim.data.population import Population, consecutive
 from fedjaxsim.data.text import encode, filled_up
 
 Users = dict[str, dict[str, np.ndarray]]

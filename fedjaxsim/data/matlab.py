@@ -5,8 +5,9 @@ import os
 
 import numpy as np
 
+from fedjaxsim.data.arrays import to_float32
 from fedjaxsim.data.files import in_file
-from fedjaxsim.data.population import Population, to_float32
+from fedjaxsim.data.population import Population
 
 
 def load_matlab(

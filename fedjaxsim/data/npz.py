@@ -19,8 +19,9 @@ import zlib
 
 import numpy as np
 
+from fedjaxsim.data.arrays import common_length
 from fedjaxsim.data.files import in_file
-from fedjaxsim.data.population import SPLITS, Population, common_length, consecutive
+from fedjaxsim.data.population import SPLITS, Population, consecutive
 
 _RESERVED = ("client", "counts", "names", "split", "public")
 _CATEGORIES = "categories."

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedjaxsim.data.population import Population, check_seed, common_length, to_float32
+from fedjaxsim.data.arrays import common_length, to_float32
+from fedjaxsim.data.population import Population, check_seed
 
 Fields = Mapping[str, np.ndarray]
 _BY_LABEL = (

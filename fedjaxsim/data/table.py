@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedjaxsim.data.arrays import to_float32
 from fedjaxsim.data.files import in_file
 from fedjaxsim.data.npz import assemble
-from fedjaxsim.data.population import SPLITS, Population, to_float32
+from fedjaxsim.data.population import SPLITS, Population
 
 if TYPE_CHECKING:
     from narwhals.stable.v2 import DataFrame, Series

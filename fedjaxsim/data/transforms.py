@@ -9,7 +9,8 @@ import dataclasses
 
 import numpy as np
 
-from fedjaxsim.data.population import SPLITS, Population, consecutive, to_float32
+from fedjaxsim.data.arrays import to_float32
+from fedjaxsim.data.population import SPLITS, Population, consecutive
 
 
 def drop_constant_columns(population: Population) -> Population:

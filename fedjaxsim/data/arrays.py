@@ -1,0 +1,101 @@
+"""Arrays of the fields of a population: their types, their lengths, where they lie in memory."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+_ALIGNMENT = 64
+_LARGEST_INT32 = np.iinfo(np.int32).max
+
+
+def to_float32(array: np.ndarray) -> np.ndarray:
+    """Round to float32; what is too large becomes infinite, which a population refuses by name."""
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)
+
+
+def as_numbers(value: Any, where: str) -> np.ndarray:
+    """An array of numbers; floats that come in lists rather than arrays count as float32."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{where} is not an array: its rows differ in shape") from error
+    if array.dtype.kind not in "fiub" or array.ndim == 0:
+        raise ValueError(
+            f"{where} must be an array of numbers with one row per example, "
+            f"got type {array.dtype} and shape {array.shape}"
+        )
+    given_as_array = hasattr(value, "dtype")
+    return array if given_as_array or array.dtype.kind != "f" else to_float32(array)
+
+
+def common_length(lengths: Mapping[str, int], where: str) -> int:
+    """The number of rows that all fields have; raises ValueError if they disagree or are empty."""
+    if len(lengths) == 0:
+        raise ValueError(f"{where} has no fields; it needs at least one")
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{field!r} has {n} rows" for field, n in lengths.items())
+        raise ValueError(f"{where}: {listed}; all fields must have equally many")
+    length = next(iter(lengths.values()))
+    if length == 0:
+        raise ValueError(f"{where} has no rows; each client needs at least one")
+    return length
+
+
+def join(field: str, parts: list[np.ndarray], owners: list[str]) -> np.ndarray:
+    """Concatenate the clients' parts of one field, in the type that all of them call for."""
+    if field == "y":
+        parts = [part.reshape(_without_trailing_ones(part.shape)) for part in parts]
+    for part, owner in zip(parts, owners, strict=True):
+        if part.shape[1:] != parts[0].shape[1:]:
+            raise ValueError(
+                f"{owner}{field!r} has rows of shape {part.shape[1:]}, "
+                f"but {owners[0]}{field!r} of {parts[0].shape[1:]}; all must agree"
+            )
+    if field == "y" and parts[0].ndim > 2:
+        raise ValueError(
+            f"{owners[0]}'y' must have shape (n,) or (n, L): one label per row, or one per token, "
+            f"got {parts[0].shape}"
+        )
+    integers = np.int32 if field == "y" else _type_of_integers(parts)
+    if integers is not None and all(_is_integral(part) for part in parts):
+        return np.concatenate([part.astype(integers, copy=False) for part in parts])
+    wide = any(part.dtype.kind == "f" and part.dtype.itemsize >= 8 for part in parts)
+    dtype = np.float64 if wide else np.float32
+    if len(parts) == 1:
+        return parts[0].astype(dtype, copy=False)
+    return np.concatenate([part.astype(dtype, copy=False) for part in parts])
+
+
+def _type_of_integers(parts: list[np.ndarray]) -> np.dtype | None:
+    """The type that all integers of features go by; None where there are others than integers."""
+    if any(part.dtype.kind not in "iu" for part in parts):
+        return None
+    common = np.result_type(*parts)
+    return common if common.itemsize < 4 else np.dtype(np.int32)
+
+
+def _without_trailing_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    while len(shape) > 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+def _is_integral(values: np.ndarray) -> bool:
+    """All are integers that int32 can hold (so neither infinity nor NaN)."""
+    largest = np.float64(_LARGEST_INT32)  # compared in float64: float32 would round it up
+    fits = np.all((values >= -largest) & (values <= largest))
+    return bool(fits and (values.dtype.kind != "f" or np.all(values == np.rint(values))))
+
+
+def shareable(values: np.ndarray) -> np.ndarray:
+    """The values in read-only memory that begins at a multiple of 64 bytes, as JAX's CPU wants."""
+    if values.ctypes.data % _ALIGNMENT == 0 and not values.flags.writeable:
+        return values
+    memory = np.empty(values.nbytes + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    shared = memory[begin : begin + values.nbytes].view(values.dtype).reshape(values.shape)
+    shared[...] = values
+    shared.flags.writeable = False
+    return shared
