@@ -59,7 +59,7 @@ class Simulation:
       minibatches: local steps or epochs, and the batch size.
       mechanism: the door; `closed()` for an algorithm that sends nothing.
       accountant: the one that `guarantee` reports, by name; by default the tightest sound one for
-        each adjacency and view.
+        each adjacency and view. (Behind a closed door it is that of the stages before.)
       ledger_entries: how many different (z, p) the run may be charged for; raise it to the number
         of distinct values where z follows a schedule.
       chunk_size: clients run together, at least 2. By default 16 in a scan and 64 in a batch.
@@ -107,7 +107,7 @@ class Simulation:
                 f"but the population has {population.num_clients}"
             )
         self.algorithm, self.task, self.sampling = algorithm, task, sampling
-        if accountant is not None:
+        if accountant is not None and self.mechanism.event.kind != "none":
             require_match(accountant, sampling.scheme, self.mechanism.event)
         self.accountant = accountant
         self.minibatches, self.ledger_entries = minibatches, ledger_entries
@@ -286,7 +286,8 @@ class Simulation:
 
         Raises:
           ValueError: as `init`; if the states or models are not of this simulation's kind, the
-            clients not as many, or the algorithm cannot start from models.
+            clients not as many, or the algorithm cannot start from models, or needs a published
+            one and there is none.
         """
         key = stage_key(state.key, state.round)
         self.check_start(key, hparams)

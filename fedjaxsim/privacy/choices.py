@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 NOISE = ("clip", "noise_multiplier")
 """The settings of whoever clips and adds noise: a mechanism, or the clients of some systems."""
+_REPORT = ("delta", "accountant")
 
 
 class Choice(NamedTuple):
@@ -31,16 +32,16 @@ class Choice(NamedTuple):
 
 
 MECHANISMS = {
-    "gaussian": Choice("fedjaxsim.privacy.mechanisms:gaussian", (*NOISE, "epsilon", "delta")),
+    "gaussian": Choice("fedjaxsim.privacy.mechanisms:gaussian", (*NOISE, "epsilon", *_REPORT)),
     "adaptive": Choice(
         "fedjaxsim.privacy.doors.adaptive:adaptive_clipping",
-        (*NOISE, "epsilon", "delta", "target_quantile", "clip_learning_rate", "count_noise"),
+        (*NOISE, "epsilon", *_REPORT, "target_quantile", "clip_learning_rate", "count_noise"),
     ),
-    "pure": Choice("fedjaxsim.privacy.doors.pure:pure", (*NOISE, "delta")),
+    "pure": Choice("fedjaxsim.privacy.doors.pure:pure", (*NOISE, *_REPORT)),
     "client-noise": Choice("fedjaxsim.privacy.doors.client_noise:client_noise", NOISE),
     "plain-mean": Choice("fedjaxsim.privacy.doors.client_noise:plain_mean"),
     "every-row": Choice(
-        "fedjaxsim.privacy.doors.every_row:every_row", (*NOISE, "epsilon", "delta"), True
+        "fedjaxsim.privacy.doors.every_row:every_row", (*NOISE, "epsilon", *_REPORT), True
     ),
     "closed": Choice("fedjaxsim.privacy.mechanisms:closed"),
 }

@@ -115,13 +115,19 @@ def versions() -> dict[str, str]:
     }
 
 
-def prepare(config: RunConfig, simulation: Simulation | None = None) -> Experiment:
+def prepare(
+    config: RunConfig,
+    simulation: Simulation | None = None,
+    *,
+    population: Population | None = None,
+) -> Experiment:
     """Checks everything about a run before it computes anything.
 
     Args:
       config: the settings.
       simulation: of an earlier experiment whose settings differ in hyperparameters only (ε, z, C,
         λ, μ, learning rates), to share its data and compiled code; by default a new one.
+      population: that of an earlier experiment on the same data; by default it is loaded.
 
     Raises:
       FileNotFoundError: if there are no data where the configuration says.
@@ -143,7 +149,7 @@ def prepare(config: RunConfig, simulation: Simulation | None = None) -> Experime
         raise ValueError(f"clip must be finite where epsilon is, got {config.clip}")
     new = simulation is None
     if simulation is None:
-        population = population_of(config)
+        population = population_of(config) if population is None else population
         feasible.check_data(config, population)
         simulation = simulation_of(config, population)
     delta = default_delta(simulation.num_clients) if config.delta is None else config.delta
@@ -222,7 +228,7 @@ def simulation_of(
     given = [getattr(config, name) for name in config.sampler.reads]
     sampling = config.sampler.make(population.num_clients, *given)
     mechanism = config.door.make(population.num_clients)
-    if config.accountant is not None:
+    if config.accountant is not None and config.door_name != "closed":
         _check_accountant(config, sampling.scheme, mechanism.event)
     return Simulation(
         _algorithm(config, task, population),
