@@ -47,16 +47,20 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
     command = _parse(arguments, RunConfig())
     if isinstance(command, Run | Tune | Audit):
         inherited: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         if isinstance(command, Run) and command.from_ is not None:
             inherited = read_toml(command.from_ / "config.toml")
         if inherited or command.config is not None:
             settings = {} if command.config is None else read_toml(command.config)
-            settings = displaced(inherited, settings) | settings
-            command = _parse(arguments, combine(settings, command.settings))
+            both = displaced(inherited, settings) | settings
+            command = _parse(arguments, combine(both, command.settings))
             assert isinstance(command, Run | Tune | Audit)
         command.settings.validate()
         given = given_flags(arguments)
         require_read(command.settings, given)
+        if isinstance(command, Run):
+            alone = command.from_ is not None
+            command.finetuning.require_read(command.settings, {*given, *settings}, alone=alone)
         left = unread(command.settings, sorted(different(command.settings) - given - {*inherited}))
         if notes is not None and left:
             notes.append(f"{command.config}: {'; '.join(left)}")

@@ -9,6 +9,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from fedjaxsim.cli.start import CheckpointEvery, start_jax
+from fedjaxsim.runs.finetuning import Finetuning
 from fedjaxsim.runs.settings import RunConfig
 
 
@@ -24,6 +25,7 @@ class Run:
     ] = None
     """Start from the state of the run in DIR, on the same data; its settings hold where no flag and
     no file says otherwise, and its charges go along."""
+    finetuning: OmitArgPrefixes[Finetuning] = Finetuning()  # noqa: RUF009 - it is frozen
     explain: bool = False
     """Print all of the guarantee, and what it rests on."""
 

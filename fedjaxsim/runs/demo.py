@@ -79,8 +79,9 @@ def prepare_demo(
         rows, curves, reports = [], [], {}
         with stop_on_interrupt() as stop:
             for name, experiment in experiments.items():
-                summary, reports[name] = execute(experiment, directories[name], stop, quiet=quiet)
-                rows.append({"run": name, **summary})
+                done = execute(experiment, directories[name], stop, quiet=quiet)
+                rows.append({"run": name, **done.summary})
+                reports[name] = done.report
                 curves.append(_curve(name, experiment.config, directories[name]))
                 if stop.is_set():
                     break

@@ -9,6 +9,7 @@ A run directory holds
     summary.json    the last metrics, speed, whether the run was interrupted; written last
     clients.csv     one line of test metrics per client
     curves.png      loss, quality and ε over rounds
+    finetune/       the directory of the fine-tuning that came right after, where one did
 
 JSON has no infinity: null stands for "no finite number", e.g. for ε where nothing is promised.
 """
@@ -39,6 +40,7 @@ SUMMARY = "summary.json"
 CURVES = "curves.png"
 CLIENTS = "clients.csv"
 CHECKPOINTS = "checkpoints"
+FINETUNE = "finetune"
 _TEXTS = ("algorithm", "data", "model")
 _SUMMARIZED = (
     "rounds", "rounds_planned", "interrupted", "epsilon", "epsilon_replace", "delta",
@@ -66,7 +68,7 @@ class RunDirectory:
           ValueError: if the path is a file, cannot be made, or holds a run and may not be
             overwritten.
         """
-        names = (CONFIG, METRICS, GUARANTEE, SUMMARY, CLIENTS, CHECKPOINTS)
+        names = (CONFIG, METRICS, GUARANTEE, SUMMARY, CLIENTS, CHECKPOINTS, FINETUNE)
         make_directory(path, names, "run", overwrite=overwrite, pictures=[CURVES])
         return cls(path)
 

@@ -1,14 +1,16 @@
 """One run, watched and kept: from a built experiment to its files."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from threading import Event
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.privacy.guarantee import Report
+from fedjaxsim.privacy.guarantee import COMMON_NOISE, Report
 from fedjaxsim.report.files import Record, strict
 from fedjaxsim.report.progress import RunProgress, number
 from fedjaxsim.runs.build import Experiment, versions
@@ -17,6 +19,20 @@ from fedjaxsim.runs.loop import Cadence, OneRun, advance, digest, diverged, fing
 
 _OF_SWEEPS = ("run", "epsilon_replace", "delta")
 """What a record of one run leaves out: it is the same in all of them, or in the summary."""
+
+
+class Executed(NamedTuple):
+    """What came of a run.
+
+    Attributes:
+      summary: as `summary.json` holds it.
+      report: its guarantee.
+      state: after the last round.
+    """
+
+    summary: Record
+    report: Report
+    state: SimulationState
 
 
 def execute(
@@ -29,7 +45,7 @@ def execute(
     rounds: int | None = None,
     begin: SimulationState | None = None,
     earlier: Sequence[Record] = (),
-) -> tuple[Record, Report]:
+) -> Executed:
     """Runs an experiment, watches it and writes its files.
 
     Args:
@@ -40,10 +56,7 @@ def execute(
       cadence: when checkpoints are written.
       rounds: how many are done at the end; by default those of the settings.
       begin: the state before the first round, where this is a stage after others.
-      earlier: the stages before, as `config.toml` lists them.
-
-    Returns:
-      The summary, as `summary.json` holds it, and the privacy report.
+      earlier: the stages before, as `stage_of` describes them.
     """
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
     rounds = config.rounds if rounds is None else rounds
@@ -113,7 +126,28 @@ def execute(
         figure = plots.run_figure(strict(records), _figure_title(experiment))
         plots.save(figure, directory.path / CURVES)
         directory.write_summary(summary)
-    return strict(summary), report
+    return Executed(strict(summary), report, outcome.state)
+
+
+def stage_of(experiment: Experiment, rounds: int, directory: Path | None) -> Record:
+    """What the next stages keep of a run, as `config.toml` lists it.
+
+    Args:
+      experiment: the run.
+      rounds: how many were done.
+      directory: its own.
+
+    Returns:
+      `algorithm`, `rounds`, `public`, sentences that the guarantee of all stages rests on, and
+      `directory`, where there is one.
+    """
+    common = (COMMON_NOISE,) if experiment.config.common_noise else ()
+    return {
+        **({} if directory is None else {"directory": str(directory)}),
+        "algorithm": experiment.config.algorithm,
+        "rounds": rounds,
+        "public": [*experiment.simulation.public, *common],
+    }
 
 
 def describe(earlier: Sequence[Record], algorithm: str, rounds: int) -> str:

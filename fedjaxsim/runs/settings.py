@@ -37,6 +37,8 @@ _LARGEST = {
 """The largest whole numbers: what is counted over a run fits into int32."""
 PREPROCESS = ("drop-constant", "invert", "unit-rows")
 MODELS = ("linear", "mlp", "cnn")
+Penalty = Literal["vanilla", "mean", "kl", "ewc"]
+Origin = Literal["personal", "global"]
 _CHOICES = {
     "algorithm": SYSTEMS, "model": MODELS, "mechanism": MECHANISMS, "sampling": SAMPLERS
 }  # fmt: skip
@@ -168,9 +170,9 @@ class _SystemSettings:
     """What PP-SGD minimizes: the clients' average risk, or weighted by min(batch size, rows)."""
     averaged: bool = False
     """PP-SGD predicts with the average of its iterates, as in its theorems."""
-    penalty: Literal["vanilla", "mean", "kl", "ewc"] = "mean"
+    penalty: Penalty = "mean"
     """What fine-tuning adds to the loss: nothing, or a penalty towards what was published."""
-    origin: Literal["personal", "global"] = "personal"
+    origin: Origin = "personal"
     """Where fine-tuning starts: from clients' own models or from what was published."""
     head: Annotated[tuple[str, ...], _words("NAME")] = ()
     """Comma-separated layers or parameters, as Dense_1 or Dense_1/bias, that DPFedMTL leaves with

@@ -1,5 +1,6 @@
 """Stages: a run that starts from the state of another one, whose charges go along."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +10,8 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.report.files import Record
 from fedjaxsim.runs.build import Experiment, prepare, simulation_of
 from fedjaxsim.runs.directory import CHECKPOINTS, CONFIG, RunDirectory
-from fedjaxsim.runs.execute import about
+from fedjaxsim.runs.execute import Executed, about, stage_of
+from fedjaxsim.runs.finetuning import of_the_stage
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.simulation import Simulation
@@ -20,8 +22,7 @@ class Start(NamedTuple):
 
     Attributes:
       state: before its first round.
-      earlier: the stages before, as `config.toml` lists them: `directory`, `algorithm`, `rounds`
-        and `public`, sentences that their guarantee rests on.
+      earlier: the stages before, as `stage_of` describes them.
     """
 
     state: SimulationState
@@ -31,8 +32,9 @@ class Start(NamedTuple):
 def start_from(path: Path, experiment: Experiment) -> Start:
     """Reads the last state of a run, as that before the first round of another one.
 
-    Where algorithm and shapes are the same it is taken as it is. Otherwise clients start from the
-    models that they predicted with; see `Simulation.start_from`.
+    Where algorithm and shapes are the same it is taken as it is, unless the algorithm starts from
+    what was published. Otherwise clients start from the models that they predicted with; see
+    `Simulation.start_from`.
 
     Args:
       path: the directory of the run.
@@ -52,17 +54,56 @@ def start_from(path: Path, experiment: Experiment) -> Start:
         raise directory.missing(CHECKPOINTS)
     state = last.state(before.simulation.init(config.seed, before.hparams))
     alike = config.algorithm == experiment.config.algorithm
+    alike = alike and not simulation.algorithm.needs_published
     if alike and _shapes(before.simulation, before) == _shapes(simulation, experiment):
         state = simulation.start_from(state, experiment.hparams)
     else:
-        state = simulation.start_from(state, experiment.hparams, before.simulation, before.hparams)
-    stage = {
-        "directory": str(path),
-        "algorithm": config.algorithm,
-        "rounds": last.round,
-        "public": list(before.simulation.public),
-    }
-    return Start(state, [*tables.get("stages", []), stage])
+        state = _begin(state, before, experiment)
+    return Start(state, [*tables.get("stages", []), stage_of(before, last.round, path)])
+
+
+def prepare_next(before: Experiment, config: RunConfig) -> Experiment:
+    """Checks everything about a stage that follows a run before that computes anything.
+
+    Args:
+      before: the run.
+      config: the settings of the stage, on the same data.
+
+    Raises:
+      ValueError: as `prepare`, or if it cannot start from the models of the run.
+    """
+    with of_the_stage():
+        experiment = prepare(config, population=before.simulation.population)
+        key = jax.random.key(0, impl="threefry2x32")
+        state = jax.eval_shape(before.simulation.program.init, key, before.hparams.as_arrays())
+        jax.eval_shape(lambda state: _begin(state, before, experiment), state)
+    return experiment
+
+
+def go_on(
+    done: Executed,
+    before: Experiment,
+    experiment: Experiment,
+    directory: Path | None,
+    earlier: Sequence[Record],
+) -> Start:
+    """Where a stage starts that follows a run.
+
+    Args:
+      done: what came of the run.
+      before: the run.
+      experiment: the stage, as from `prepare_next`.
+      directory: of the run.
+      earlier: the stages before the run.
+    """
+    stage = stage_of(before, done.summary["rounds"], directory)
+    return Start(_begin(done.state, before, experiment), [*earlier, stage])
+
+
+def _begin(state: SimulationState, before: Experiment, experiment: Experiment) -> SimulationState:
+    return experiment.simulation.start_from(
+        state, experiment.hparams, before.simulation, before.hparams
+    )
 
 
 def _shapes(simulation: Simulation, experiment: Experiment) -> Any:

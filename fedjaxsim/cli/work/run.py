@@ -3,9 +3,12 @@
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.privacy.guarantee import CLOSED_DOOR
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import (
     epsilon_text,
@@ -14,13 +17,13 @@ from fedjaxsim.report.progress import (
     stop_on_interrupt,
 )
 from fedjaxsim.runs.build import Experiment, prepare, versions
-from fedjaxsim.runs.directory import CONFIG, GUARANTEE, RunDirectory
-from fedjaxsim.runs.execute import about, describe, execute
+from fedjaxsim.runs.directory import CONFIG, FINETUNE, GUARANTEE, RunDirectory
+from fedjaxsim.runs.execute import Executed, about, describe, execute
 from fedjaxsim.runs.feasible import labels_like_classes
 from fedjaxsim.runs.loop import Cadence
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import read_toml
-from fedjaxsim.runs.stages import start_from
+from fedjaxsim.runs.stages import go_on, prepare_next, start_from
 
 if TYPE_CHECKING:
     from fedjaxsim.cli.resume import Resume
@@ -30,6 +33,28 @@ INTERRUPTED = 130
 _REPEATED = {"sweep.toml": "sweep", "path.json": "tuning"}
 
 
+class _Planned(NamedTuple):
+    """A run that was checked, and where it starts; see `execute`."""
+
+    experiment: Experiment
+    directory: RunDirectory | None
+    rounds: int
+    begin: SimulationState | None
+    earlier: Sequence[Record]
+
+    @property
+    def path(self) -> Path | None:
+        return None if self.directory is None else self.directory.path
+
+
+class _Then(NamedTuple):
+    """The fine-tuning that comes after a run, and the command that does it alone."""
+
+    experiment: Experiment
+    directory: RunDirectory | None
+    command: Sequence[str]
+
+
 def prepare_run(command: "Run") -> Callable[[], int]:
     """Checks all input of a run; what is returned runs it and gives the exit code.
 
@@ -37,26 +62,41 @@ def prepare_run(command: "Run") -> Callable[[], int]:
       FileNotFoundError: if there are no data where the settings say.
       ValueError: naming what is wrong, what is allowed and what was got.
     """
-    config = command.settings
+    config, tuning = command.settings, command.finetuning
     cadence = Cadence.parse(command.checkpoint_every)
-    experiment = prepare(config)
-    begin, earlier = None, []
-    if command.from_ is not None:
+    begin, earlier, next_ = None, [], None
+    if command.from_ is None:
+        experiment = prepare(config)
+        if experiment.simulation.algorithm.needs_published:
+            raise ValueError(
+                f"algorithm {config.algorithm} goes on from what a run has published: say --from "
+                "DIR, or --finetune with another algorithm"
+            )
+        if tuning.finetune is not None:
+            next_ = prepare_next(experiment, tuning.settings_after(config))
+    else:
         if config.out is not None and config.out.resolve() == command.from_.resolve():
             raise ValueError(f"out must be another directory than from, got {config.out} for both")
+        if tuning.finetune is not None:
+            config = tuning.settings_after(config)
+        experiment = prepare(config)
         begin, earlier = start_from(command.from_, experiment)
-    directory = None
+    directory, then = None, None
     if config.out is not None:
         directory = RunDirectory.create(config.out, overwrite=config.overwrite)
+    if next_ is not None:
+        inside, words = None, ["fedjaxsim", "run", *tuning.flags()]
+        if config.out is not None:
+            inside = RunDirectory.create(config.out / FINETUNE)
+            words += ["--from", str(config.out), "--out", str(inside.path)]
+        then = _Then(next_, inside, words)
+    planned = _Planned(experiment, directory, config.rounds, begin, earlier)
     doubt = labels_like_classes(config, experiment.simulation.population)
 
     def work() -> int:
         if doubt is not None:
             _warn(doubt)
-        return _run(
-            experiment, directory, config.rounds, cadence, begin, earlier,
-            quiet=config.quiet, explain=command.explain,
-        )  # fmt: skip
+        return _run(planned, cadence, quiet=config.quiet, explain=command.explain, then=then)
 
     return work
 
@@ -98,6 +138,7 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
         )
     simulation = experiment.simulation
     simulation.check_rounds(experiment.hparams, 0, rounds, config.eval_every)
+    planned = _Planned(experiment, directory, rounds, None, earlier)
 
     def work() -> int:
         if last is not None and last.note["versions"] != versions():
@@ -105,10 +146,7 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
                 f"{last.folder} was written with {_words(last.note)}, so numbers may differ in "
                 "their last digits from an undisturbed run"
             )
-        return _run(
-            experiment, directory, rounds, cadence, None, earlier,
-            quiet=command.quiet, explain=command.explain,
-        )  # fmt: skip
+        return _run(planned, cadence, quiet=command.quiet, explain=command.explain)
 
     return work
 
@@ -120,48 +158,70 @@ def _words(note: dict[str, dict[str, str]]) -> str:
 
 
 def _run(
-    experiment: Experiment,
-    directory: RunDirectory | None,
-    rounds: int,
-    cadence: Cadence,
-    begin: SimulationState | None,
-    earlier: Sequence[Record],
-    *,
-    quiet: bool,
-    explain: bool,
+    planned: _Planned, cadence: Cadence, *, quiet: bool, explain: bool, then: _Then | None = None
 ) -> int:
     """Runs, prints what came of it, and gives the exit code."""
     with stop_on_interrupt() as stop:
-        summary, report = execute(
-            experiment, directory, stop, quiet=quiet, cadence=cadence, rounds=rounds,
-            begin=begin, earlier=earlier,
-        )  # fmt: skip
-    print_table([{"run": experiment.config.algorithm, **summary}])
-    if summary["diverging"]:
-        _warn(
-            "the training loss grew to more than ten times its first value, so this run diverges; "
-            "for PMTL with a sampling rate p below 1, a smaller --lam or --server-learning-rate p "
-            "helps (docs/algorithms.md says why)"
-        )
-    algorithm, asked = experiment.config.algorithm, experiment.config.target_epsilon
-    if summary["epsilon"] is not None and summary["epsilon"] > asked:
-        of = "stages" if earlier else f"{summary['rounds']} rounds"
-        spent = epsilon_text(summary["epsilon"])
-        _warn(f"all {of} together spend ε {spent}, more than the {asked:g} asked")
-    if earlier:
-        stages = describe(earlier, algorithm, summary["rounds"])
+        done = _execute(planned, cadence, stop, quiet=quiet)
+        both = [(planned, done)]
+        if then is not None and not done.summary["interrupted"]:
+            begin, earlier = go_on(
+                done, planned.experiment, then.experiment, planned.path, planned.earlier
+            )
+            rounds = then.experiment.config.rounds
+            next_ = _Planned(then.experiment, then.directory, rounds, begin, earlier)
+            both.append((next_, _execute(next_, cadence, stop, quiet=quiet)))
+    print_table([{"run": _name(each.experiment), **found.summary} for each, found in both])
+    for each, found in both:
+        _warn_of(each, found)
+    last, done = both[-1]
+    if last.earlier:
+        stages = describe(last.earlier, last.experiment.config.algorithm, done.summary["rounds"])
         print(f"stages: {stages}; the guarantee is of all of them")
-    place = None if directory is None else directory.path / GUARANTEE
-    print_guarantee(report, place, explain=explain)
-    if directory is not None:
-        print(f"files in {directory.path}")
-    if not summary["interrupted"]:
+    place = None if last.path is None else last.path / GUARANTEE
+    print_guarantee(done.report, place, explain=explain)
+    if CLOSED_DOOR in done.report.assumed and not explain:
+        print(CLOSED_DOOR)
+    if planned.path is not None:
+        print(f"files in {planned.path}")
+    if not done.summary["interrupted"]:
         return 0
-    stopped = f"stopped by Ctrl-C after {summary['rounds']} rounds"
-    if directory is not None:
-        stopped += f"; fedjaxsim resume {shlex.quote(str(directory.path))} goes on"
+    stopped = f"stopped by Ctrl-C after {done.summary['rounds']} rounds"
+    if last.path is not None:
+        stopped += f"; fedjaxsim resume {shlex.quote(str(last.path))} goes on"
+    if then is not None and len(both) == 1 and planned.path is not None:
+        stopped += f"; then {shlex.join(then.command)} fine-tunes"
     print(stopped, file=sys.stderr)
     return INTERRUPTED
+
+
+def _execute(planned: _Planned, cadence: Cadence, stop: Event, *, quiet: bool) -> Executed:
+    return execute(
+        planned.experiment, planned.directory, stop, quiet=quiet, cadence=cadence,
+        rounds=planned.rounds, begin=planned.begin, earlier=planned.earlier,
+    )  # fmt: skip
+
+
+def _name(experiment: Experiment) -> str:
+    """What a run is called in a table."""
+    config = experiment.config
+    penalty = f" {config.penalty}" if "penalty" in config.system.arguments else ""
+    return f"{config.algorithm}{penalty}"
+
+
+def _warn_of(planned: _Planned, done: Executed) -> None:
+    """Says what is wrong with a run that went to its end."""
+    summary, asked = done.summary, planned.experiment.config.target_epsilon
+    if summary["diverging"]:
+        _warn(
+            "the training loss grew to more than ten times its first value, so this run diverges: "
+            "a smaller learning rate or λ may help, and for PMTL with a sampling rate p below 1 "
+            "--server-learning-rate p (docs/algorithms.md says why)"
+        )
+    if summary["epsilon"] is not None and summary["epsilon"] > asked:
+        of = "stages" if planned.earlier else f"{summary['rounds']} rounds"
+        spent = epsilon_text(summary["epsilon"])
+        _warn(f"all {of} together spend ε {spent}, more than the {asked:g} asked")
 
 
 def _warn(text: str) -> None:

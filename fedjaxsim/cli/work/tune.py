@@ -250,7 +250,7 @@ class _Tuning:
             self.directory.run.checkpoints(about(experiment)).last()
         except ValueError:  # It is damaged, or of what other versions have found.
             RunDirectory.create(self.directory.run.path, overwrite=True)
-        summary, report = execute(
+        summary, report, _ = execute(
             experiment, self.directory.run, self.stop, quiet=config.quiet, cadence=self.cadence
         )
         print_table([{"run": config.algorithm, **summary}])

@@ -1,0 +1,117 @@
+"""`fedjaxsim run --finetune`: right after a run, after a finished one, after an interrupted one."""
+
+import contextlib
+import io
+import re
+import shlex
+import threading
+from pathlib import Path
+
+import pytest
+
+from fedjaxsim.cli import main
+from fedjaxsim.cli.work import run as run_command
+from fedjaxsim.privacy.guarantee import CLOSED_DOOR
+from fedjaxsim.runs.directory import RunDirectory
+
+DATA = ["--data", "synthetic", "--loss", "squared", "--clients", "6", "--quiet"]
+FIRST = [
+    *DATA, "--algorithm", "pmtl", "--rounds", "2", "--eval-every", "1", "--local-steps", "1",
+    "--learning-rate", "0.01", "--sampling-rate", "0.5", "--noise-multiplier", "2",
+]  # fmt: skip
+NEXT = ["--finetune", "mean", "--finetune-rounds", "3", "--finetune-lam", "0.2"]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory) -> Path:
+    """PMTL, and fine-tuning right after it."""
+    folder = tmp_path_factory.mktemp("finetuning")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main(["run", *FIRST, *NEXT, "--out", f"{folder}/run"]) == 0
+    (folder / "printed").write_text(printed.getvalue())
+    return folder
+
+
+def directories(folder: Path) -> tuple[RunDirectory, RunDirectory]:
+    return RunDirectory(folder), RunDirectory(folder / "finetune")
+
+
+def test_the_second_stage_starts_where_the_first_ended_and_costs_nothing(both):
+    first, second = directories(both / "run")
+    last, records = first.metrics()[-1], second.metrics()
+    assert [record["round"] for record in records] == [0, 1, 2, 3]
+    assert records[0]["test_nmse"] == pytest.approx(last["test_nmse"], rel=1e-6)
+    assert records[-1]["test_nmse"] < records[0]["test_nmse"]
+    assert {record["epsilon"] for record in records} == {last["epsilon"]}
+    for name in ("epsilon", "epsilon_replace", "delta"):
+        assert second.summary()[name] == first.summary()[name]
+    [found] = second.guarantee()["zero_out"]["joint_dp"].values()
+    words = "pmtl (2 rounds), then finetune (3 rounds)"
+    assert f"The charges of all stages are composed: {words}." in found["assumptions"]
+    assert CLOSED_DOOR in found["assumptions"]
+    printed = (both / "printed").read_text()
+    assert f"stages: {words}; the guarantee is of all of them" in printed
+    assert CLOSED_DOOR in printed
+    rows = re.findall(r"^(pmtl|finetune mean) .* (\d) ", printed, re.MULTILINE)
+    assert rows == [("pmtl", "2"), ("finetune mean", "3")]
+
+
+def test_after_a_finished_run_it_is_the_same(both, tmp_path, capsys):
+    first, second = directories(both / "run")
+    command = ["run", "--from", str(first.path), *NEXT, "--quiet", "--out", f"{tmp_path}/later"]
+    assert main(command) == 0
+    later = RunDirectory(tmp_path / "later")
+    assert later.metrics() == second.metrics()
+    assert later.guarantee() == second.guarantee()
+    assert "finetune mean" in capsys.readouterr().out
+
+
+@pytest.mark.thorough
+def test_an_interrupted_run_says_how_to_go_on(both, tmp_path, capsys, monkeypatch):
+    @contextlib.contextmanager
+    def stopped():
+        stop = threading.Event()
+        stop.set()
+        yield stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_command, "stop_on_interrupt", stopped)
+        assert main(["run", *FIRST, *NEXT, "--out", f"{tmp_path}/run"]) == 130
+        said = capsys.readouterr().err
+        found = re.search(r"; fedjaxsim (resume .*) goes on; then fedjaxsim (.*) fine-tunes", said)
+        assert found is not None, said
+        resume, finetune = map(shlex.split, found.groups())
+    assert main([*resume, "--quiet"]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(run_command, "stop_on_interrupt", stopped)
+        assert main([*finetune, "--quiet"]) == 130
+        assert f"resume {tmp_path}/run/finetune goes on" in capsys.readouterr().err
+    assert main(["resume", f"{tmp_path}/run/finetune", "--quiet"]) == 0
+    for one, other in zip(directories(both / "run"), directories(tmp_path / "run"), strict=True):
+        assert other.metrics() == one.metrics()
+        assert other.guarantee() == one.guarantee()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("{first} --algorithm local {next}", "fine-tuning: the algorithm needs the model"),
+        ("{first} --algorithm finetune", "say --from DIR, or --finetune with another algorithm"),
+        ("{first} {next} --finetune-lam -1", "fine-tuning: lam must be finite and at least 0"),
+        ("--from {run} {next} --epsilon 2", "epsilon has no effect with from and finetune"),
+        ("--from {run} {next} --out {run}", "out must be another directory than from"),
+        ("--from {run} {next} --clients 7", "was made with other settings and data"),
+        ("--from {run} {next} --model mlp", "['Dense_0']['kernel'], float32[1] at ['Dense_1']"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(both, arguments, message, capsys):
+    plain = " ".join(FIRST).replace("--algorithm pmtl", "").replace("--noise-multiplier 2", "")
+    words = {"first": plain, "next": " ".join(NEXT), "run": both / "run"}
+    before = sorted(both.rglob("*"))
+    assert main(["run", *arguments.format(**words).split()]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fedjaxsim: error: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert sorted(both.rglob("*")) == before

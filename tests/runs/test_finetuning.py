@@ -1,0 +1,67 @@
+"""The settings of a fine-tuning stage follow from those of the run and a few of its own."""
+
+import dataclasses
+
+import pytest
+
+from fedjaxsim.cli import Run, parse
+from fedjaxsim.runs.finetuning import Finetuning
+from fedjaxsim.runs.settings import RunConfig
+
+PRIVATE = RunConfig(
+    data="synthetic", loss="squared", clients=9, algorithm="ditto", epsilon=2.0, delta=1e-4,
+    accountant="pld", clip=0.3, sampling="fixed", cohort=3, lam=0.4, learning_rate=0.02,
+    server_optimizer="adam", local_steps=3, passes=2, batch_size=7, schedule="cosine", seed=5,
+)  # fmt: skip
+
+
+def test_what_fine_tuning_reads_is_as_in_the_run_and_the_rest_as_if_nobody_had_said_it():
+    stage = Finetuning("kl").settings_after(PRIVATE)
+    expected = RunConfig(
+        data="synthetic", loss="squared", clients=9, algorithm="finetune", penalty="kl", rounds=10,
+        delta=1e-4, accountant="pld", sampling_rate=1.0, lam=0.4, learning_rate=0.02,
+        local_steps=3, batch_size=7, seed=5,
+    )  # fmt: skip
+    assert stage == expected
+    assert (stage.door_name, stage.sampler.factory) == (
+        "closed", "fedjaxsim.privacy.sampling:everyone",
+    )  # fmt: skip
+
+
+def test_its_own_settings_win():
+    own = Finetuning(
+        "ewc", finetune_origin="global", finetune_rounds=2, finetune_local_epochs=4,
+        finetune_batch_size=3, finetune_local_optimizer="adam", finetune_learning_rate=0.5,
+        finetune_lam=0.0,
+    )  # fmt: skip
+    stage = own.settings_after(PRIVATE)
+    given = {
+        field.name.removeprefix("finetune_"): getattr(own, field.name)
+        for field in dataclasses.fields(own)[1:]
+    }
+    assert {name: getattr(stage, name) for name in given} == given
+    assert stage.local_steps is None  # its own epochs displace them
+    # They are flags of those names, and the flags that it writes are read back.
+    command = parse(["run", *own.flags()])
+    assert isinstance(command, Run)
+    assert command.finetuning == own
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--finetune-lam 1 --finetune-rounds 3", "finetune-lam has no effect without finetune"),
+        ("--finetune vanilla --finetune-lam 1", "finetune-lam has no effect with penalty vanilla"),
+        ("--finetune l2", "invalid choice 'l2' for argument '--finetune'"),
+        ("--finetune ewc --finetune-rounds 0", "fine-tuning: rounds must be at least 1, got 0"),
+        (
+            "--finetune ewc --finetune-local-steps 2 --finetune-local-epochs 3",
+            "fine-tuning: local-steps and local-epochs exclude each other",
+        ),
+        ("--penalty ewc", "penalty has no effect with algorithm pmtl, only with finetune"),
+        ("--algorithm finetune --penalty vanilla --lam 2", "lam has no effect with penalty"),
+    ],
+)
+def test_what_has_no_effect_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        parse(["run", *arguments.split()])
