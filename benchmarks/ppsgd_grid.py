@@ -6,7 +6,7 @@ other, with `np.random.default_rng`.
 
     python benchmarks/ppsgd_grid.py [--processes 5] [--rounds 300] [--out FILE]
 
-Two parts, each in processes of its own that alternate engine and numpy:
+Three parts, each in processes of its own; the first two alternate engine and numpy:
 
 * grid: the 990 runs of appendix A with C = 10 (learning rates × levels × noise multipliers), as
   `ManyRuns` over one host device per core, with an evaluation of every client's excess risk every
@@ -17,9 +17,11 @@ Two parts, each in processes of its own that alternate engine and numpy:
   chosen by hand on 2 cores: clients so small are slower one at a time ("scan"), and other sizes of
   chunks are a little slower.
 
-* map: a part of the grid, once as above, and once by plain `jax.vmap` of the same rounds over the
-  settings, on the same devices, in turn. Runs are then a first axis of all arrays; clients go one
-  after another as above ("scan"), or in batches as by default ("vmap").
+* map: several numbers of settings of the grid, each once as above, and once by plain `jax.vmap` of
+  the same rounds over the settings, on the same devices, in turn. Runs are then a first axis of all
+  arrays; clients go one after another as above ("scan"), or in batches as by default ("vmap").
+  Numbers are rounds of one run per second, S times the rounds of the program; the ratio is that of
+  the best of each form, over all numbers of settings.
 
 The parent reports medians and ranges over the processes. GFLOP count the two matrix products of a
 gradient, 4bd a client and round; bytes, one read and one write of all θ_i a round. The ceilings are
@@ -63,8 +65,8 @@ from fedjaxsim.simulation import Simulation
 
 N, D, BATCH, CLIP, LABEL_NOISE, EVAL_EVERY = 1000, 100, 10, 10.0, 0.01, 10
 SETTINGS = list(itertools.product(RATES, LEVELS, NOISES))
-MAPPED = SETTINGS[::5]
-"""The part of them on which two ways of mapping are compared."""
+MAP_SIZES = (16, 32, 64, 128, 256, len(SETTINGS))
+"""How many of them two ways of mapping are compared on."""
 SINGLE = (0.1, 1.0, 1.0)
 """Learning rate, level and noise multiplier of the single run."""
 PARTS = ("grid", "single", "map")
@@ -232,10 +234,11 @@ def single_process(rounds: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def plain_vmap(simulation: Simulation, layout: Layout) -> tuple[Any, Any]:
-    """A state of the runs of `MAPPED`, and `(state, rounds) -> state` by `jax.vmap` alone."""
+def plain_vmap(
+    simulation: Simulation, settings: list[Hyperparameters], layout: Layout
+) -> tuple[Any, Any]:
+    """A state of one run per setting, and `(state, rounds) -> state` by `jax.vmap` alone."""
     program = dataclasses.replace(simulation.program, layout=layout)
-    settings = [hyperparameters(setting) for setting in MAPPED]
     axes = varying(settings)
     hparams = stack(settings, axes).as_arrays()
     key, rows = jax.random.key(0, impl="threefry2x32"), simulation.rows["train"]
@@ -268,11 +271,10 @@ def plain_vmap(simulation: Simulation, layout: Layout) -> tuple[Any, Any]:
     return start, lambda state, rounds: run(state, hparams, rounds=rounds)
 
 
-def map_process(rounds: int, repeats: int) -> dict[str, Any]:
-    """The same rounds of many runs with their axis last, and by plain `jax.vmap`, in turn."""
-    simulation, _ = make_simulation()
-    many = ManyRuns(simulation, [hyperparameters(setting) for setting in MAPPED])
-    scan = simulation.layout_of(len(MAPPED))
+def mapped(simulation: Simulation, size: int, rounds: int, repeats: int) -> dict[str, float]:
+    """Rounds of one run per second of each form, for `size` settings of the grid, in turn."""
+    settings = [hyperparameters(setting) for setting in SETTINGS[:: len(SETTINGS) // size][:size]]
+    many = ManyRuns(simulation, settings)
 
     def one_program(state, rounds):
         rows = simulation.rows["train"]
@@ -280,8 +282,8 @@ def map_process(rounds: int, repeats: int) -> dict[str, Any]:
 
     forms = {
         "axis_last": (many.init(0), one_program),
-        "vmap_in_scan": plain_vmap(simulation, scan),
-        "vmap_in_vmap": plain_vmap(simulation, simulation.layout_of(1)),
+        "vmap_in_scan": plain_vmap(simulation, settings, simulation.layout_of(len(SETTINGS))),
+        "vmap_in_vmap": plain_vmap(simulation, settings, simulation.layout_of(1)),
     }
     states = {name: advance(state, rounds) for name, (state, advance) in forms.items()}
     times: dict[str, list[float]] = {name: [] for name in forms}
@@ -291,10 +293,21 @@ def map_process(rounds: int, repeats: int) -> dict[str, Any]:
             begin = time.perf_counter()
             states[name] = jax.block_until_ready(advance(states[name], rounds))
             times[name].append(time.perf_counter() - begin)
-    numbers = {name: rounds / statistics.median(each) for name, each in times.items()}
-    best = max(numbers["vmap_in_scan"], numbers["vmap_in_vmap"])
-    per_s = {f"{name}_rounds_per_s": value for name, value in numbers.items()}
-    return per_s | {"ratio": numbers["axis_last"] / best, "peak_mb": megabytes()}
+    return {name: size * rounds / statistics.median(each) for name, each in times.items()}
+
+
+def map_process(sizes: list[int], rounds: int, repeats: int) -> dict[str, Any]:
+    """Rounds of a run per second by form and number of settings, and the best ones' ratio."""
+    simulation, _ = make_simulation()
+    per_s = {
+        f"{form}_{size}_per_s": value
+        for size in sizes
+        for form, value in mapped(simulation, size, rounds, repeats).items()
+    }
+    last = max(value for form, value in per_s.items() if form.startswith("axis_last"))
+    plain = max(value for form, value in per_s.items() if form.startswith("vmap"))
+    best = {"best_axis_last_per_s": last, "best_vmap_per_s": plain}
+    return per_s | best | {"ratio": last / plain, "peak_mb": megabytes()}
 
 
 def idle_process() -> dict[str, Any]:
@@ -313,7 +326,7 @@ def measure(part: str, args: argparse.Namespace) -> dict[str, Any]:
     if part == "single":
         return single_process(args.single_rounds, args.repeats)
     if part == "map":
-        return map_process(EVAL_EVERY, args.repeats)
+        return map_process(args.sizes, EVAL_EVERY, args.repeats)
     return idle_process()
 
 
@@ -321,6 +334,7 @@ def in_new_process(part: str, args: argparse.Namespace) -> dict[str, Any]:
     flags: list[Any] = []
     for name in ("rounds", "single_rounds", "repeats"):
         flags += ["--" + name.replace("_", "-"), getattr(args, name)]
+    flags += ["--sizes", *args.sizes]
     return of_script(__file__, part, *flags)
 
 
@@ -335,7 +349,7 @@ def summarize(processes: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def show(numbers: dict[str, dict[str, float]]) -> None:
     for name, n in numbers.items():
-        print(f"  {name:20} {n['median']:10.4g} ({n['least']:.4g} to {n['greatest']:.4g})")
+        print(f"  {name:24} {n['median']:10.4g} ({n['least']:.4g} to {n['greatest']:.4g})")
 
 
 def multiple(text: str) -> int:
@@ -354,7 +368,16 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rounds", type=multiple, default=300, help="of the grid's runs")
     parser.add_argument("--single-rounds", type=int, default=100, help="in one repetition")
-    parser.add_argument("--repeats", type=int, default=5, help="of the single run")
+    parser.add_argument("--repeats", type=int, default=5, help="of the single run and of a map")
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        type=int,
+        choices=range(1, len(SETTINGS) + 1),
+        metavar="S",
+        default=MAP_SIZES,
+        help="how many settings, in the part map",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--child", choices=(*PARTS, "idle"), help=argparse.SUPPRESS)
     args = parser.parse_args()
