@@ -326,6 +326,7 @@ def test_a_second_ctrl_c_aborts_in_the_middle_of_a_segment(tmp_path):
 
 def test_a_diverging_run_is_warned_about(capsys):
     arguments = ["run", "--quiet", "--data", "synthetic", "--loss", "squared", "--rounds", "6"]
+    arguments += ["--clients", "8"]
     flags = ["--learning-rate", "30", "--eval-every", "2", "--algorithm", "fedavg"]
     assert main([*arguments, *flags]) == 0
     output = capsys.readouterr()
@@ -338,7 +339,7 @@ def test_ppsgd_runs_from_the_command_line(tmp_path, capsys):
     flags = ["--algorithm", "ppsgd", "--model", "mlp", "--hidden", "4", "--loss", "one-vs-all"]
     own = ["--objective", "weighted", "--passes", "1", "--averaged", "--personalization", "0.5"]
     small = [flag for flag in SMALL if flag not in ("--local-steps", "1")]
-    noise = ["--noise-multiplier", "1", "--explain"]
+    noise = ["--noise-multiplier", "1", "--explain", "--eval-every", "4"]
     assert main(["run", *small, *flags, *own, *noise, "--out", f"{tmp_path}/a"]) == 0
     printed = capsys.readouterr().out
     assert "zero_out, released_sequence: ε ≤" in printed

@@ -19,7 +19,7 @@ from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import read_toml
 
 RUN = """run --quiet --data synthetic --loss squared --clients 6 --rounds 4 --eval-every 2
---local-steps 1 --noise-multiplier 1 --sampling-rate 0.5"""
+--local-steps 1 --noise-multiplier 1 --sampling-rate 1"""
 # Two devices, whatever the machine has: the clients are divided over them.
 SCRIPT = """
 import json, sys

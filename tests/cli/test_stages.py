@@ -16,7 +16,7 @@ from fedjaxsim.runs.settings_files import read_toml
 DATA = ["--data", "synthetic", "--loss", "squared", "--clients", "6", "--seed", "3"]
 FIRST = [
     *DATA, "--algorithm", "fedavg", "--rounds", "2", "--eval-every", "1", "--local-steps", "1",
-    "--learning-rate", "0.01", "--sampling-rate", "0.5", "--noise-multiplier", "2", "--quiet",
+    "--learning-rate", "0.01", "--sampling-rate", "1", "--noise-multiplier", "2", "--quiet",
 ]  # fmt: skip
 NEXT = ["--algorithm", "pmtl", "--lam", "0.3", "--rounds", "3", "--noise-multiplier", "3"]
 
@@ -42,9 +42,9 @@ def test_what_neither_flag_nor_file_says_is_that_of_the_run_before(stages, tmp_p
     command = parse(["run", str(file), "--from", f"{stages}/first", *flags])
     assert isinstance(command, Run)
     before = RunConfig(**read_toml(stages / "first" / "config.toml"))
-    assert (before.clients, before.seed, before.sampling_rate) == (6, 3, 0.5)
+    assert (before.clients, before.seed, before.sampling_rate) == (6, 3, 1.0)
     settings = command.settings
-    assert (settings.clients, settings.seed, settings.sampling_rate) == (6, 3, 0.5)
+    assert (settings.clients, settings.seed, settings.sampling_rate) == (6, 3, 1.0)
     assert (settings.mu, settings.algorithm, settings.learning_rate) == (0.5, "fedprox", 0.02)
     # The file's ε takes the place of the other run's noise.
     assert (settings.epsilon, settings.noise_multiplier) == (2.0, None)
@@ -59,8 +59,8 @@ def test_the_charges_of_both_stages_are_composed(stages):
         scheme, event = simulation.sampling.scheme, simulation.mechanism.event
         return spent([Charged(scheme, event, entries)], delta)
 
-    both = epsilon(Entry(2.0, 0.5, 2), Entry(3.0, 0.5, 3))
-    assert first.summary()["epsilon"] == epsilon(Entry(2.0, 0.5, 2))
+    both = epsilon(Entry(2.0, 1.0, 2), Entry(3.0, 1.0, 3))
+    assert first.summary()["epsilon"] == epsilon(Entry(2.0, 1.0, 2))
     assert second.summary()["epsilon"] == pytest.approx(both, rel=1e-12)
     [found] = second.guarantee()["zero_out"]["joint_dp"].values()
     assert found["epsilon"] == second.summary()["epsilon"]

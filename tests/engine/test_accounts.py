@@ -10,13 +10,11 @@ import pytest
 from problems import classification
 
 import fedjaxsim as fl
-from fedjaxsim.engine.state import state_of
 from fedjaxsim.privacy.accounting import gaussian as gdp
 from fedjaxsim.privacy.doors import client_noise
 from fedjaxsim.privacy.guarantee import together_published
 from fedjaxsim.privacy.samplers.fixed import fixed_size
 from fedjaxsim.privacy.samplers.passes import passes
-from fedjaxsim.runs.many import ManyRuns
 
 M, DELTA = 12, 1e-3
 HPARAMS = fl.Hyperparameters(clip_norm=1.0, noise_multiplier=4.0, lam=0.1)
@@ -54,12 +52,17 @@ def epsilon(sim, state, adjacency="zero_out", view="joint_dp"):
     return sim.guarantee(state, DELTA).find(adjacency, view).epsilon
 
 
+def run(sim, state, hparams, rounds):
+    """One round after the other, so that one program serves runs of any length."""
+    return sim.run(state, hparams, rounds, eval_every=1)[0]
+
+
 def copied(state):
     return jax.tree.map(jnp.copy, state)
 
 
 def test_a_closed_door_does_not_forget_what_was_released(everyone, fine_tuning):
-    state, _ = everyone.run(everyone.init(0, HPARAMS), HPARAMS, 20)
+    state = run(everyone, everyone.init(0, HPARAMS), HPARAMS, 20)
     paid = epsilon(everyone, state)
     assert paid == pytest.approx(gdp.epsilon(DELTA, np.sqrt(20) / 4), rel=1e-6)
     still = HPARAMS.replace(noise_multiplier=0.0, clip_norm=np.inf)
@@ -68,13 +71,13 @@ def test_a_closed_door_does_not_forget_what_was_released(everyone, fine_tuning):
         personal=jax.tree.map(lambda leaf: jnp.stack([leaf] * M), state.shared.params),
         privacy=state.privacy,
     )
-    tuned, _ = fine_tuning.run(tuned, still, 3)
+    tuned = run(fine_tuning, tuned, still, 3)
     assert epsilon(fine_tuning, tuned) == paid
     assert float(fine_tuning.epsilon(tuned, DELTA)) >= paid
 
 
 def test_another_sampler_does_not_make_charges_cheaper(everyone, fixed, poisson):
-    state, _ = fixed.run(fixed.init(0, QUARTER), QUARTER, 30)
+    state = run(fixed, fixed.init(0, QUARTER), QUARTER, 30)
 
     def epsilons(report):
         places = itertools.product(("zero_out", "replace"), ("joint_dp", "released_sequence"))
@@ -84,8 +87,8 @@ def test_another_sampler_does_not_make_charges_cheaper(everyone, fixed, poisson)
     for other in (poisson, everyone, simulation(passes(M, 3, 1))):
         assert epsilons(other.guarantee(state, DELTA)) == own
     # Going on under another sampler costs more, in every view, whoever reads it.
-    continued, _ = poisson.run(copied(state), QUARTER, 5)
-    alone, _ = poisson.run(poisson.init(1, QUARTER), QUARTER, 5)
+    continued = run(poisson, copied(state), QUARTER, 5)
+    alone = run(poisson, poisson.init(1, QUARTER), QUARTER, 5)
     both = poisson.guarantee(continued, DELTA)
     assert {each.status for each in both.guarantees} == {"upper_bound"}
     assert {each.sampling for each in both.guarantees} == {"fixed and poisson"}
@@ -96,21 +99,21 @@ def test_another_sampler_does_not_make_charges_cheaper(everyone, fixed, poisson)
 
 def test_rounds_of_a_door_without_guarantee_have_none_for_any_reader(everyone):
     unprotected = simulation(fl.everyone(M), client_noise())
-    state, _ = unprotected.run(unprotected.init(0, HPARAMS), HPARAMS, 1)
+    state = run(unprotected, unprotected.init(0, HPARAMS), HPARAMS, 1)
     found = everyone.guarantee(state, DELTA).find("zero_out")
     assert found.epsilon is None
     assert "no guarantee is known" in found.reason
     assert float(everyone.epsilon(state, DELTA)) == np.inf
-    state, _ = everyone.run(state, HPARAMS, 1)
+    state = run(everyone, state, HPARAMS, 1)
     assert epsilon(everyone, state) is None
 
 
 def test_a_cap_does_not_survive_a_second_start():
     capped = simulation(passes(M, 3, 1))
-    state, _ = capped.run(capped.init(0, QUARTER), QUARTER, 4)
+    state = run(capped, capped.init(0, QUARTER), QUARTER, 4)
     assert epsilon(capped, state) == pytest.approx(gdp.epsilon(DELTA, 1 / 4), rel=1e-6)
     again = dataclasses.replace(capped.init(1, QUARTER), privacy=state.privacy)
-    again, _ = capped.run(again, QUARTER, 1)
+    again = run(capped, again, QUARTER, 1)
     assert epsilon(capped, again) is None
 
 
@@ -127,8 +130,7 @@ def test_runs_with_other_settings_do_not_share_their_noise(everyone):
     scale = 10 * 100 / M  # of the noise in the mean
 
     def after_one_round(hparams, **options):
-        state, _ = everyone.run(everyone.init(0, hparams, **options), hparams, 1)
-        return state
+        return run(everyone, everyone.init(0, hparams, **options), hparams, 1)
 
     one, same, two = (after_one_round(hparams) for hparams in (loud, loud, other))
     np.testing.assert_array_equal(parameters(one), parameters(same))
@@ -149,21 +151,10 @@ def test_runs_with_other_settings_do_not_share_their_noise(everyone):
     assert both.epsilon == pytest.approx(gdp.epsilon(DELTA, np.sqrt(2) / 10), rel=1e-6)
 
 
-def test_the_runs_of_a_sweep_share_their_noise_and_their_guarantees_know_it(everyone):
-    settings = [HPARAMS, HPARAMS.replace(learning_rate=0.2)]
-    many = ManyRuns(everyone, settings)
-    state, _ = many.run(many.init(0), 2)
-    reports = [everyone.guarantee(state_of(state, run), DELTA) for run in (0, 1)]
-    assert reports[0].noise == reports[1].noise
-    assert [stream.rounds for stream in reports[0].noise] == [2]
-    with pytest.raises(ValueError, match="share noise"):
-        together_published(reports)
-
-
 def test_a_state_that_forks_shares_the_noise_before_the_fork_only(everyone):
-    state, _ = everyone.run(everyone.init(0, HPARAMS), HPARAMS, 3)
+    state = run(everyone, everyone.init(0, HPARAMS), HPARAMS, 3)
     forks = [HPARAMS.replace(learning_rate=rate) for rate in (0.2, 0.3)]
-    ends = [everyone.run(copied(state), hparams, 2)[0] for hparams in forks]
+    ends = [run(everyone, copied(state), hparams, 2) for hparams in forks]
     assert np.abs(parameters(ends[0]) - parameters(ends[1])).max() > 0.01
     reports = [everyone.guarantee(end, DELTA) for end in ends]
     for report in reports:
@@ -173,9 +164,9 @@ def test_a_state_that_forks_shares_the_noise_before_the_fork_only(everyone):
 
 
 def test_a_run_that_repeats_its_rounds_has_no_guarantee(everyone):
-    state, _ = everyone.run(everyone.init(0, HPARAMS), HPARAMS, 2)
+    state = run(everyone, everyone.init(0, HPARAMS), HPARAMS, 2)
     again = dataclasses.replace(state, round=jnp.zeros_like(state.round))
-    again, _ = everyone.run(again, HPARAMS, 1)
+    again = run(everyone, again, HPARAMS, 1)
     found = everyone.guarantee(again, DELTA).find("zero_out")
     assert found.epsilon is None
     assert "twice" in found.reason
@@ -185,7 +176,7 @@ def test_rounds_one_by_one_are_the_run_and_its_noise(everyone):
     state = everyone.init(0, HPARAMS)
     for _ in range(3):
         state, _ = everyone.round(state, HPARAMS)
-    whole, _ = everyone.run(everyone.init(0, HPARAMS), HPARAMS, 3)
+    whole = run(everyone, everyone.init(0, HPARAMS), HPARAMS, 3)
     np.testing.assert_allclose(parameters(state), parameters(whole), rtol=1e-5)
     assert everyone.guarantee(state, DELTA).noise == everyone.guarantee(whole, DELTA).noise
 
@@ -203,5 +194,5 @@ def test_noise_that_nobody_knows_is_not_composed(everyone):
 
 
 def test_guarantees_say_that_seed_and_key_are_secret(everyone):
-    state, _ = everyone.run(everyone.init(0, HPARAMS), HPARAMS, 1)
+    state = run(everyone, everyone.init(0, HPARAMS), HPARAMS, 1)
     assert "Seed and key are secret" in str(everyone.guarantee(state, DELTA))

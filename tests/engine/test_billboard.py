@@ -46,7 +46,7 @@ def thorough(*values):
     return pytest.param(*values, marks=pytest.mark.thorough)
 
 
-@pytest.mark.parametrize("name", every_system("pmtl", "ppsgd", "ditto", sending=True))
+@pytest.mark.parametrize("name", every_system("pmtl", "ppsgd", sending=True))
 def test_with_the_releases_fixed_one_clients_data_reaches_nobody_else(name):
     chunk_map: ChunkMap = "vmap" if name == "ppsgd" else "scan"
     check(of_system(name, chunk_map), HPARAMS, rounds=4)

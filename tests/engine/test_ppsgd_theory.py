@@ -62,7 +62,7 @@ N = len(NOISES)
 L = 2.0
 SIZES = np.array([1, 3, 2, 2])
 M = int(SIZES.sum())
-ROUNDS, SEEDS = 300, 30
+ROUNDS, SEEDS = 300, 10
 
 
 def noisy_clients():

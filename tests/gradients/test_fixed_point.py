@@ -53,6 +53,7 @@ def test_pmtl_has_the_derivatives_of_the_run_that_led_there():
             implicit_hypergradient(sim, objective, "sampling_rate")(state, hparams)
 
 
+@pytest.mark.thorough
 def test_fedprox_meets_its_isolated_fixed_point():
     with jax.enable_x64(True):
         sim = simulation(fedprox)

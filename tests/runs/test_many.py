@@ -19,6 +19,7 @@ from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.models.network import mlp
 from fedjaxsim.models.task import softmax
 from fedjaxsim.privacy.doors import adaptive_clipping
+from fedjaxsim.privacy.guarantee import together_published
 from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.runs.many import ManyRuns
 from fedjaxsim.simulation import Simulation
@@ -127,66 +128,77 @@ def test_generated_data_and_noise_schedules_agree_too():
         agree(many, state, history, run_alone, sim, settings)
 
 
-def test_a_run_that_diverges_changes_no_other():
+# --- one program, which the tests below share -----------------------------------------------------
+
+ALL = BASE.replace(sampling_rate=1.0)
+
+
+@functools.cache
+def three() -> ManyRuns:
+    """Three runs that may differ in η and λ, in segments of two rounds."""
     population, task = least_squares([5, 9, 17, 8])
-    sim = Simulation(pmtl(task), task, population, poisson(4), Minibatches(4, steps=2))
-    settings = [BASE, BASE.replace(lam=0.1), BASE.replace(lam=0.2)]
-    wild = [BASE, BASE.replace(lam=1e30, learning_rate=1e30), BASE.replace(lam=0.2)]
-    with_lam = [
-        setting.replace(learning_rate=rate)
-        for setting, rate in zip(settings, (0.05, 0.06, 0.05), strict=True)
+    sim = Simulation(pmtl(task), task, population, everyone(4), Minibatches(4, steps=2))
+    return ManyRuns(sim, [ALL, ALL.replace(learning_rate=0.06, lam=0.1), ALL.replace(lam=0.2)])
+
+
+def after(many, rounds, seed=0):
+    return many.run(many.init(seed), rounds, eval_every=2)[0]
+
+
+def test_a_run_that_diverges_changes_no_other():
+    tame, wild = list(three().settings), list(three().settings)
+    wild[1] = ALL.replace(lam=1e30, learning_rate=1e30)
+    finals = [
+        jax.tree.leaves(after(three().with_runs(three().simulation, chosen), 4).personal)
+        for chosen in (tame, wild)
     ]
-    finals = []
-    for chosen in (with_lam, wild):
-        many = ManyRuns(sim, chosen)
-        state, _ = many.run(many.init(0), 5)
-        finals.append(state.personal)
-    tame, broken = (jax.tree.leaves(final) for final in finals)
-    assert not np.all(np.isfinite(np.concatenate([np.ravel(leaf[..., 1]) for leaf in broken])))
-    for a, b in zip(tame, broken, strict=True):
+    assert not np.all(np.isfinite(np.concatenate([np.ravel(leaf[..., 1]) for leaf in finals[1]])))
+    for a, b in zip(*finals, strict=True):
         np.testing.assert_array_equal(a[..., [0, 2]], b[..., [0, 2]])
 
 
 def test_settings_lie_on_all_devices_and_nothing_is_compiled_twice():
-    population, task = least_squares([5, 9, 17, 8])
-    sim = Simulation(pmtl(task), task, population, poisson(4), Minibatches(4, steps=2))
-    settings = [BASE.replace(lam=lam) for lam in (0.0, 0.1, 0.2)]
-    many = ManyRuns(sim, settings)
-    state, _ = many.run(many.init(0), 2)
-    leaf = state.personal["kernel"]
+    many, sim = three(), three().simulation
+    leaf = after(many, 2).personal["kernel"]
     assert len(jax.devices()) == 2
     assert leaf.shape == (4, 3, 1, 4)  # three settings, the last one repeated
     assert leaf.sharding.device_set == set(jax.devices())
-    one = ManyRuns(sim, settings, devices=jax.devices()[:1])
-    own, _ = one.run(one.init(0), 2)
-    np.testing.assert_array_equal(own.personal["kernel"], leaf[..., :3])
-    other = many.with_runs(sim, [BASE.replace(lam=0.5), BASE.replace(lam=0.7)])
+    one = ManyRuns(sim, many.settings, devices=jax.devices()[:1])
+    np.testing.assert_array_equal(after(one, 2).personal["kernel"], leaf[..., :3])
+    other = many.with_runs(sim, [ALL.replace(lam=0.5), ALL.replace(lam=0.7)])
     with compilations() as seen:
-        many.run(many.init(5), 2)
+        after(many, 2, seed=5)
         two, history = other.run(other.init(0), 2)
     assert not seen
     assert history[-1].metrics["loss"].shape == (2, 2)
-    alone, _ = sim.run(sim.init(0, BASE, common_noise=True), BASE.replace(lam=0.7), 2)
+    alone, _ = sim.run(sim.init(0, ALL, common_noise=True), ALL.replace(lam=0.7), 2)
     np.testing.assert_allclose(
         state_of(two, 1).personal["kernel"], alone.personal["kernel"], rtol=1e-5
     )
 
 
 def test_a_state_read_back_goes_on_as_the_run_would_have():
-    population, task = least_squares([5, 9, 17, 8])
-    sim = Simulation(pmtl(task), task, population, poisson(4), Minibatches(4, steps=2))
-    many = ManyRuns(sim, [BASE, BASE.replace(lam=0.1)])
-    whole, _ = many.run(many.init(0), 4)
-    half, _ = many.run(many.init(0), 2)
+    many, half = three(), after(three(), 2)
     kept = jax.tree.map(
         lambda leaf: leaf if leaf.dtype == half.key.dtype else np.asarray(leaf), half
     )
     resumed, _ = many.run(many.place(kept), 2)
     for a, b in zip(
-        jax.tree.leaves(whole.personal), jax.tree.leaves(resumed.personal), strict=True
+        jax.tree.leaves(after(many, 4).personal), jax.tree.leaves(resumed.personal), strict=True
     ):
         np.testing.assert_array_equal(a, b)
     assert int(resumed.round) == 4
+
+
+def test_the_runs_of_a_sweep_share_their_noise_and_their_guarantees_know_it():
+    state = after(three(), 2)
+    reports = [three().simulation.guarantee(state_of(state, run)) for run in (0, 1)]
+    noise, same = (report.noise for report in reports)
+    assert noise is not None
+    assert [stream.rounds for stream in noise] == [2]
+    assert noise == same
+    with pytest.raises(ValueError, match="share noise"):
+        together_published(reports)
 
 
 def test_input_is_checked():
@@ -200,12 +212,11 @@ def test_input_is_checked():
         ManyRuns(sim, [BASE, BASE.replace(learning_rate=np.nan)])
     with pytest.raises(ValueError, match="noise_multiplier must have one shape"):
         ManyRuns(sim, [BASE, BASE.replace(noise_multiplier=np.ones(3))])
-    many = ManyRuns(sim, [BASE])
-    with pytest.raises(ValueError, match="holds 1 settings, got 2"):
-        many.with_runs(sim, [BASE, BASE])
-    two = ManyRuns(sim, [BASE, BASE.replace(lam=0.1)])
+    many, sim = three(), three().simulation
+    with pytest.raises(ValueError, match="holds 4 settings, got 5"):
+        many.with_runs(sim, [ALL] * 5)
     with pytest.raises(ValueError, match="mu does not vary in this program"):
-        two.with_runs(sim, [BASE, BASE.replace(mu=0.9)])
+        many.with_runs(sim, [ALL, ALL.replace(mu=0.9)])
     with pytest.raises(ValueError, match="split must be one of"):
         many.evaluate(many.init(0), "held-out")
     with pytest.raises(ValueError, match="rounds must be at least 1"):

@@ -74,6 +74,7 @@ def test_a_pure_release_costs_one_over_z(ran):
     assert summary["epsilon_replace"] == pytest.approx(2 / 4, rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_in_one_pass_every_client_is_in_one_release(ran):
     # Two rounds, but each client meets one of them: the Gaussian mechanism of sensitivity 1 at z.
     summary, _ = ran("--sampling", "passes", *NEEDS["passes"], "--noise-multiplier", "2")
@@ -82,6 +83,7 @@ def test_in_one_pass_every_client_is_in_one_release(ran):
     assert spent == pytest.approx(1e-3, rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_a_door_without_a_guarantee_has_no_epsilon(tmp_path, capsys):
     flags = ["--mechanism", "client-noise", "--noise-multiplier", "1", "--out", str(tmp_path / "r")]
     assert main(["run", *SMALL, *flags, "--quiet"]) == 0
