@@ -2,18 +2,16 @@
 
 import dataclasses
 import math
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 SchemeKind = Literal["poisson", "fixed", "capped", "everyone"]
 EventKind = Literal["gaussian", "pure", "none", "unprotected"]
 Adjacency = Literal["zero_out", "replace"]
 View = Literal["joint_dp", "released_sequence"]
 
-ADJACENCIES: tuple[Adjacency, ...] = ("zero_out", "replace")
-VIEWS: tuple[View, ...] = ("joint_dp", "released_sequence")
-
-_SCHEMES = ("poisson", "fixed", "capped", "everyone")
-_EVENTS = ("gaussian", "pure", "none", "unprotected")
+ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
+VIEWS: tuple[View, ...] = get_args(View)
+_SCHEMES, _EVENTS = get_args(SchemeKind), get_args(EventKind)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +95,10 @@ class Event:
             raise ValueError(
                 f"replace must lie in [{self.zero_out}, {2 * self.zero_out}], got {self.replace}"
             )
+
+    def sensitivity(self, adjacency: Adjacency) -> float:
+        """`replace` or `zero_out`."""
+        return self.replace if adjacency == "replace" else self.zero_out
 
 
 class Entry(NamedTuple):

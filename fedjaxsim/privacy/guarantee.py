@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.accounting.composition import ADJACENCIES, VIEWS, Adjacency, Status, View
-from fedjaxsim.privacy.accounting.profile import Profile
 from fedjaxsim.privacy.events import Charged, Scheme, Stream
 
 _ADJACENCY_TEXT = {
@@ -265,59 +264,38 @@ def _no_epsilon(charges: Sequence[Charged], delta: float) -> str:
     return f"δ = {delta:.3g} is below what the accountant resolves for so many rounds"
 
 
-class _Accounts:
-    """What accountants say of some charges, at one δ.
+def _certified(
+    charges: Sequence[Charged],
+    delta: float,
+    accountant: str | None,
+    adjacency: Adjacency,
+    view: View,
+) -> tuple[float, str, Status]:
+    """ε of charges that all have a guarantee, the accountant's name and its status.
 
-    Args:
-      charges: with rounds, all of which have a guarantee.
-      delta: the total δ.
-      accountant: one by name, or None for the tightest.
+    Of unlike charges the ε is never below that of one of them alone: what is certified of the
+    whole holds for its parts, but parts may have tighter accountants with other rounding.
     """
+    if len(charges) == 1:
+        return _alone(charges[0], delta, accountant, adjacency, view)
+    from fedjaxsim.privacy.accounting import together  # it starts slowly, and is rarely asked
 
-    def __init__(self, charges: Sequence[Charged], delta: float, accountant: str | None):
-        self._charges, self._delta, self._accountant = charges, delta, accountant
-        self._profiles: dict[tuple[int, Adjacency, str], Profile] = {}
+    names = together.accountants(charges, adjacency) if accountant is None else (accountant,)
+    epsilon, name = min(
+        (together.profile(charges, adjacency, view, name).epsilon(delta), name) for name in names
+    )
+    if accountant is None:
+        parts = [_alone(charged, delta, None, adjacency, view)[0] for charged in charges]
+        epsilon = max(epsilon, *parts)
+    return epsilon, name, "upper_bound"
 
-    def certified(self, adjacency: Adjacency, view: View) -> tuple[float, str, Status]:
-        """ε, the accountant's name and its status.
 
-        Of unlike charges the ε is never below that of one of them alone: what is certified of the
-        whole holds for its parts, but parts may have tighter accountants with other rounding.
-        """
-        if len(self._charges) == 1:
-            return self._alone(0, adjacency, view)
-        from fedjaxsim.privacy.accounting import together  # it starts slowly, and is rarely asked
-
-        names = together.accountants(self._charges, adjacency)
-        names = names if self._accountant is None else (self._accountant,)
-
-        def whole(name):
-            return together.profile(self._charges, adjacency, view, name).epsilon(self._delta)
-
-        epsilon, name = min((whole(name), name) for name in names)
-        if self._accountant is None:
-            parts = [self._alone(k, adjacency, view)[0] for k in range(len(self._charges))]
-            epsilon = max(epsilon, *parts)
-        return epsilon, name, "upper_bound"
-
-    def _alone(self, place: int, adjacency: Adjacency, view: View) -> tuple[float, str, Status]:
-        scheme, event, entries, _ = self._charges[place]
-        described = scheme
-        names: Sequence[str] = (self._accountant or "",)
-        if self._accountant is None:
-            described = composition.effective_scheme(entries, scheme)
-            names = composition.default_accountants(described, event, adjacency, view)
-
-        def epsilon(name):
-            key = place, adjacency, name  # An accountant that knows both views has one profile.
-            if key not in self._profiles:
-                self._profiles[key] = composition.profile(
-                    entries, described, event, adjacency, view, name
-                )
-            return self._profiles[key].epsilon(self._delta)
-
-        found, name = min((epsilon(name), name) for name in names)
-        return found, name, composition.status(name, entries, described)
+def _alone(
+    charged: Charged, delta: float, accountant: str | None, adjacency: Adjacency, view: View
+) -> tuple[float, str, Status]:
+    found = composition.profiles(charged, adjacency, view, accountant)
+    epsilon, name = min((profile.epsilon(delta), name) for name, profile in found.items())
+    return epsilon, name, composition.status(name, charged.entries, charged.scheme)
 
 
 def spent(
@@ -343,7 +321,7 @@ def spent(
         return math.inf
     if accountant is not None and not composition.knows(accountant, adjacency, view):
         return math.inf
-    return _Accounts(spent, delta, accountant).certified(adjacency, view)[0]
+    return _certified(spent, delta, accountant, adjacency, view)[0]
 
 
 def _spent(charges: Sequence[Charged]) -> list[Charged]:
@@ -397,14 +375,13 @@ def report(
     sentences = tuple(_assumptions(open_doors, assumed, delta))
     described = spent or open_doors or charges
     sampling = " and ".join(dict.fromkeys(charged.scheme.kind for charged in described)) or "none"
-    accounts = _Accounts(spent, delta, accountant)
 
     def guarantee(adjacency: Adjacency, view: View) -> Guarantee:
         epsilon, name, status, why = None, accountant or "none", "none", reason
         if not spent:
             epsilon, status = 0.0, "exact"
         elif not why:
-            epsilon, name, status = accounts.certified(adjacency, view)
+            epsilon, name, status = _certified(spent, delta, accountant, adjacency, view)
         if epsilon is not None and math.isinf(epsilon):
             epsilon, status, why = None, "none", _no_epsilon(spent, delta)
         return Guarantee(epsilon, delta, adjacency, view, sampling, name, status, sentences, why)

@@ -1,5 +1,6 @@
 """Which accountant describes a run, and what it says of it."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -7,7 +8,16 @@ from typing import Literal, NamedTuple
 from fedjaxsim.privacy import binomial
 from fedjaxsim.privacy.accounting import clt, gaussian, kov, rdp
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, with_failure
-from fedjaxsim.privacy.events import ADJACENCIES, VIEWS, Adjacency, Entry, Event, Scheme, View
+from fedjaxsim.privacy.events import (
+    ADJACENCIES,
+    VIEWS,
+    Adjacency,
+    Charged,
+    Entry,
+    Event,
+    Scheme,
+    View,
+)
 
 Status = Literal["exact", "upper_bound", "approximate", "none"]
 
@@ -101,12 +111,13 @@ def check_entries(entries: Sequence[Entry], scheme: Scheme) -> None:
 
 
 def met_by_one_client(entries: Sequence[Entry], scheme: Scheme, event: Event) -> list[Entry]:
-    """The rounds that one client can have met: all, or the costliest ones up to its cap."""
+    """The rounds with a cost that one client can have met: all, or the costliest up to its cap."""
+    spent = [entry for entry in entries if entry.rounds and entry.sampling_rate > 0]
     if scheme.max_participations is None:
-        return list(entries)
+        return spent
     chosen, left = [], scheme.max_participations
     # A release costs more with less noise, or with more ε where that is what the entry holds.
-    for z, p, rounds in sorted(entries, reverse=event.kind == "pure"):
+    for z, p, rounds in sorted(spent, reverse=event.kind == "pure"):
         chosen.append(Entry(z, p, min(rounds, left)))
         left -= chosen[-1].rounds
     return [entry for entry in chosen if entry.rounds]
@@ -148,6 +159,21 @@ def status(accountant: str, entries: Sequence[Entry], scheme: Scheme) -> Status:
     return _SCOPES[accountant].status
 
 
+def profiles(
+    charged: Charged, adjacency: Adjacency, view: View, accountant: str | None = None
+) -> dict[str, Profile]:
+    """By the name of each accountant asked for, `profile` of rounds of one kind.
+
+    By default that are all of `default_accountants`, of which there may be none.
+    """
+    scheme, event, entries, _ = charged
+    names: tuple[str, ...] = (accountant or "",)
+    if accountant is None:
+        scheme = effective_scheme(entries, scheme)
+        names = default_accountants(scheme, event, adjacency, view)
+    return {name: profile(entries, scheme, event, adjacency, view, name) for name in names}
+
+
 def profile(
     entries: Sequence[Entry],
     scheme: Scheme,
@@ -178,11 +204,16 @@ def profile(
             f"the views {', '.join(scope.views)}, not {adjacency!r} with {view!r}"
         )
     check_entries(entries, scheme)
-    spent = [entry for entry in entries if entry.rounds and entry.sampling_rate > 0]
-    spent = met_by_one_client(spent, scheme, event)
-    if not spent:
-        return NOTHING
-    sensitivity = event.replace if adjacency == "replace" else event.zero_out
+    met = tuple(met_by_one_client(entries, scheme, event))
+    return _described(met, scheme, event, adjacency, accountant) if met else NOTHING
+
+
+@functools.lru_cache(maxsize=4)
+def _described(
+    spent: tuple[Entry, ...], scheme: Scheme, event: Event, adjacency: Adjacency, accountant: str
+) -> Profile:
+    """The last few are kept, as a report asks for the same ones in both views."""
+    sensitivity = event.sensitivity(adjacency)
     if accountant == "kov":
         return kov.profile([Entry(sensitivity * epsilon, p, n) for epsilon, p, n in spent])
     if any(entry.noise_multiplier == 0 for entry in spent):

@@ -69,7 +69,7 @@ def _round_rdp(
 ) -> jax.Array:
     """RDP of one round at INTEGER_ORDERS, (72,), for z > 0."""
     alphas = jnp.asarray(_ALPHAS, z.dtype)
-    sensitivity = event.replace if adjacency == "replace" else event.zero_out
+    sensitivity = event.sensitivity(adjacency)
     if event.kind == "pure":
         # Bun and Steinke 2016, Proposition 3.3; the ledger's entry is the ε of sensitivity 1.
         epsilon = z * sensitivity

@@ -42,10 +42,8 @@ _MOST_POINTS_OF_ONE_ROUND = 1e6
 _MOST_GROUPS = 32
 
 
-@functools.lru_cache(maxsize=4 * _MOST_GROUPS)
-def _one_round(z: float, p: float, replace: bool, interval: float) -> PrivacyLossDistribution:
-    """Cached, as ε is asked for after every evaluation of a run."""
-    return losses.one_round(z, p, replace, interval)
+_one_round = functools.lru_cache(maxsize=4 * _MOST_GROUPS)(losses.one_round)
+"""Cached, as ε is asked for after every evaluation of a run."""
 
 
 def interval(entries: Sequence[Entry]) -> float:
@@ -90,10 +88,16 @@ def merge(entries: Sequence[Entry]) -> list[Entry]:
     return list(groups.values())
 
 
+def sampled_rounds(
+    entries: Sequence[Entry], replace: bool, interval: float
+) -> list[PrivacyLossDistribution]:
+    """The losses of rounds with 0 < p < 1, z in units of one message's norm, on a grid."""
+    merged = merge(entries)
+    return [_one_round(z, p, replace, interval).self_compose(rounds) for z, p, rounds in merged]
+
+
 def profile(entries: Sequence[Entry], event: Event, replace: bool) -> Profile:
     """The privacy profile of Poisson-sampled Gaussian releases.
-
-    The last few are kept, as a report asks for the same ones in both views.
 
     Args:
       entries: the rounds, with z > 0. Rounds of which every client is part (p = 1) are composed
@@ -101,15 +105,10 @@ def profile(entries: Sequence[Entry], event: Event, replace: bool) -> Profile:
       event: the sensitivities of one release.
       replace: whether a client's data is replaced, or its message zeroed.
     """
-    return _profile(tuple(entries), event, replace)
-
-
-@functools.lru_cache(maxsize=2)
-def _profile(entries: tuple[Entry, ...], event: Event, replace: bool) -> Profile:
     if any(0 < entry.noise_multiplier < _LEAST_NOISE for entry in entries):
         return Profile(lambda _: 1.0, lambda _: math.inf)
     everyone = [entry for entry in entries if entry.sampling_rate == 1]
-    mu = gaussian.mu(everyone, event.replace if replace else event.zero_out)
+    mu = gaussian.mu(everyone, event.sensitivity("replace" if replace else "zero_out"))
     sampled = [
         entry._replace(noise_multiplier=entry.noise_multiplier / event.zero_out)
         for entry in entries
@@ -118,9 +117,7 @@ def _profile(entries: tuple[Entry, ...], event: Event, replace: bool) -> Profile
     if not sampled:
         return gaussian.profile(mu) if mu > 0 else NOTHING
     width = interval(sampled)
-    pieces = [
-        _one_round(z, p, replace, width).self_compose(rounds) for z, p, rounds in merge(sampled)
-    ]
+    pieces = sampled_rounds(sampled, replace, width)
     return composed(pieces, mu, width, sum(entry.rounds for entry in sampled))
 
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 from dp_accounting.pld import common, privacy_loss_distribution
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from fedjaxsim.privacy.accounting import (
     composition,
@@ -27,7 +26,7 @@ from fedjaxsim.privacy.accounting import (
 )
 from fedjaxsim.privacy.accounting.composition import Adjacency, View
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, with_failure
-from fedjaxsim.privacy.events import Charged, Entry, Event
+from fedjaxsim.privacy.events import Charged, Entry
 
 _ALPHAS = np.array(rdp.INTEGER_ORDERS, np.float64)
 
@@ -48,22 +47,16 @@ class _Parts(NamedTuple):
     pure: tuple[Entry, ...]
 
 
-def _sensitivity(event: Event, adjacency: Adjacency) -> float:
-    return event.replace if adjacency == "replace" else event.zero_out
-
-
 def _met(charged: Charged) -> list[Entry]:
-    """The rounds of one kind that one client can have met, which cost something."""
     composition.check_entries(charged.entries, charged.scheme)
-    spent = [entry for entry in charged.entries if entry.rounds and entry.sampling_rate > 0]
-    return composition.met_by_one_client(spent, charged.scheme, charged.event)
+    return composition.met_by_one_client(charged.entries, charged.scheme, charged.event)
 
 
 def _parts(charges: Sequence[Charged], adjacency: Adjacency) -> _Parts:
     squared, sampled, known, pure = [], [], [], []
     for charged in charges:
         scheme, event = charged.scheme, charged.event
-        s, spent = _sensitivity(event, adjacency), _met(charged)
+        s, spent = event.sensitivity(adjacency), _met(charged)
         if event.kind == "pure":
             pure += [entry._replace(noise_multiplier=s * entry[0]) for entry in spent]
             continue
@@ -125,7 +118,7 @@ def profile(
 def _rdp(charged: Charged, adjacency: Adjacency, view: View) -> np.ndarray:
     """RDP of the rounds of one kind at INTEGER_ORDERS, (72,)."""
     scheme, event = charged.scheme, charged.event
-    s, spent = _sensitivity(event, adjacency), _met(charged)
+    s, spent = event.sensitivity(adjacency), _met(charged)
     if event.kind == "pure":
         # Bun and Steinke 2016, Proposition 3.3.
         return sum(
@@ -174,10 +167,7 @@ def _interval(parts: _Parts) -> float:
 def _convolved(parts: _Parts, adjacency: Adjacency) -> Profile:
     """The last few are kept, as a report asks for the same ones in both views."""
     interval = _interval(parts)
-    pieces: list[PrivacyLossDistribution] = []
-    for z, p, rounds in pld.merge(parts.sampled):
-        one = losses.one_round(z, p, adjacency == "replace", interval)
-        pieces.append(one.self_compose(rounds))
+    pieces = pld.sampled_rounds(parts.sampled, adjacency == "replace", interval)
     for z, q, rounds in pld.merge(parts.known):
         pieces.append(losses.one_known_round(z, q, interval).self_compose(rounds))
     for epsilon, _, rounds in parts.pure:

@@ -13,7 +13,7 @@ from scipy.special import ndtr, ndtri
 from fedjaxsim.privacy.accounting import composition, gaussian
 from fedjaxsim.privacy.accounting.composition import Adjacency, View
 from fedjaxsim.privacy.accounting.profile import Profile
-from fedjaxsim.privacy.events import Entry, Event, Scheme
+from fedjaxsim.privacy.events import Charged, Entry, Event, Scheme
 
 _SLOPES = 129
 
@@ -82,13 +82,11 @@ def trade_off(
     if event.kind == "none" or not entries:
         return 1 - alphas
     described = composition.effective_scheme(entries, scheme)
-    names = composition.default_accountants(described, event, adjacency, view)
-    if names == ("gaussian",):
-        sensitivity = event.replace if adjacency == "replace" else event.zero_out
+    if composition.default_accountants(described, event, adjacency, view) == ("gaussian",):
         spent = composition.met_by_one_client(entries, described, event)
-        return of_gaussian(gaussian.mu(spent, sensitivity), alphas)
+        return of_gaussian(gaussian.mu(spent, event.sensitivity(adjacency)), alphas)
+    charged = Charged(scheme, event, tuple(entries))
     curve = np.zeros_like(alphas)
-    for name in names:
-        profile = composition.profile(entries, described, event, adjacency, view, name)
+    for profile in composition.profiles(charged, adjacency, view).values():
         curve = np.maximum(curve, of_profile(profile, alphas))
     return curve
