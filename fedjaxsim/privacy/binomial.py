@@ -3,6 +3,8 @@
 `scipy.stats` has them too, and takes longer to import than JAX.
 """
 
+import bisect
+
 from scipy.special import betainc, betaincinv
 
 
@@ -27,14 +29,9 @@ def least_count(tail: float, trials: int, probability: float) -> int:
       trials: n.
       probability: p in [0, 1].
     """
-    low, high = 0, trials
-    while low < high:
-        middle = (low + high) // 2
-        if excess(middle, trials, probability) <= tail:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return bisect.bisect_left(
+        range(trials), True, key=lambda count: excess(count, trials, probability) <= tail
+    )
 
 
 def largest_probability(tail: float, count: int, trials: int) -> float:

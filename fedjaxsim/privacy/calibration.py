@@ -4,6 +4,7 @@ All three use the accountants whose number is reported, overflow of cohorts incl
 exceed the target: what they return was checked in float64 at the very float32 value returned.
 """
 
+import bisect
 import math
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ import numpy as np
 from fedjaxsim.hparams import LARGEST_NOISE, SMALLEST_NOISE
 from fedjaxsim.privacy.accounting import composition, rdp
 from fedjaxsim.privacy.accounting.composition import Adjacency, View
-from fedjaxsim.privacy.events import Entry, Event, Scheme
+from fedjaxsim.privacy.events import Charged, Entry, Event, Scheme
 
 TOLERANCE = 1e-3
 """How far below the target, relative to it, the ε of a calibrated run may lie."""
@@ -54,17 +55,11 @@ def spent(
         raise ValueError(f"delta must lie in (0, 1), got {delta}")
     if event.kind == "none":
         return 0.0
-    entries = [Entry(noise_multiplier, sampling_rate, rounds)]
-    described, names = scheme, (accountant or "",)
-    if accountant is None:
-        described = composition.effective_scheme(entries, scheme)
-        names = composition.default_accountants(described, event, adjacency, view)
-    if not names:
+    charged = Charged(scheme, event, (Entry(noise_multiplier, sampling_rate, rounds),))
+    found = composition.profiles(charged, adjacency, view, accountant)
+    if not found:
         raise ValueError(f"no accountant describes {event.kind!r} releases")
-    return min(
-        composition.profile(entries, described, event, adjacency, view, name).epsilon(delta)
-        for name in names
-    )
+    return min(profile.epsilon(delta) for profile in found.values())
 
 
 def _check(epsilon: float, delta: float, event: Event) -> None:
@@ -246,11 +241,8 @@ def rounds(
     step = 1
     while cost(good + step) <= epsilon:
         good, step = good + step, 2 * step
-    bad = good + step
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if cost(middle) <= epsilon else (good, middle)
-    return good
+    # So many more are too many, and none is not.
+    return good + bisect.bisect_left(range(1, step), True, key=lambda n: cost(good + n) > epsilon)
 
 
 def sampling_rate(

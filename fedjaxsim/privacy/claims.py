@@ -12,16 +12,11 @@ from typing import Literal, NamedTuple
 
 from fedjaxsim.privacy.accounting import clt, composition, gaussian, rdp
 from fedjaxsim.privacy.accounting.composition import Adjacency
-from fedjaxsim.privacy.events import Entry, Event, Scheme
+from fedjaxsim.privacy.events import Charged, Entry, Event, Scheme
 
 Method = Literal["rdp", "clt", "per_step", "kov"]
-
-_METHOD_TEXT = {
-    "rdp": "moments accountant with Poisson sampling",
-    "clt": "central limit theorem",
-    "per_step": "√(2 ln(1.25/δ))/σ for one step",
-    "kov": "composition of pure-ε steps",
-}
+"""Moments accountant with Poisson sampling, central limit theorem, √(2 ln(1.25/δ))/σ for one step,
+and composition of pure-ε steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,14 +211,12 @@ def sound(claim: Claim, adjacency: Adjacency, delta: float | None = None) -> flo
         return None
     capacity = claim.cohort if claim.sampling == "fixed" else claim.clients
     scheme = Scheme(claim.sampling, claim.clients, capacity)
-    entries = [Entry(claim.noise_multiplier, claim.cohort / claim.clients, claim.rounds)]
-    event = Event("gaussian")
-    epsilon = min(
-        composition.profile(entries, scheme, event, adjacency, "joint_dp", name).epsilon(
-            claim.delta if delta is None else delta
-        )
-        for name in composition.default_accountants(scheme, event, adjacency, "joint_dp")
+    entries = (Entry(claim.noise_multiplier, claim.cohort / claim.clients, claim.rounds),)
+    delta = claim.delta if delta is None else delta
+    profiles = composition.profiles(
+        Charged(scheme, Event("gaussian"), entries), adjacency, "joint_dp"
     )
+    epsilon = min(profile.epsilon(delta) for profile in profiles.values())
     return None if math.isinf(epsilon) else epsilon
 
 
@@ -233,25 +226,3 @@ def table(claims: Iterable[Claim] = CLAIMS) -> list[Verdict]:
         Verdict(claim, published(claim), sound(claim, "zero_out"), sound(claim, "replace"))
         for claim in claims
     ]
-
-
-def markdown(verdicts: Iterable[Verdict]) -> str:
-    """The table as Markdown."""
-
-    def number(value: float | None) -> str:
-        return "none" if value is None else f"{value:.3g}"
-
-    lines = [
-        "| paper | source | setting | ε stated | ε by its method | sound ε, zero-out | "
-        "sound ε, replace | δ | method | why they differ |",
-        "|" + "---|" * 10,
-    ]
-    for claim, by_method, zero_out, replace in verdicts:
-        stated = "(curve)" if claim.epsilon is None else f"{claim.epsilon:g}"
-        method = "not computable" if by_method is None else number(by_method)
-        cells = (
-            claim.paper, claim.source, claim.setting, stated, method, number(zero_out),
-            number(replace), f"{claim.delta:.3g}", _METHOD_TEXT[claim.method], claim.why,
-        )  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)

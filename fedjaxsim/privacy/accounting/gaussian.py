@@ -108,23 +108,3 @@ def profile(mu: float) -> Profile:
     if mu == 0:
         return NOTHING
     return Profile(lambda value: delta(value, mu), lambda value: epsilon(value, mu))
-
-
-def largest_mu(epsilon: float, delta: float) -> float:
-    """The largest μ whose profile meets (ε, δ), never rounded above it.
-
-    Args:
-      epsilon: ε ≥ 0.
-      delta: in (0, 1).
-    """
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}")
-    target = math.log(delta)
-    lower = 1.0
-    while log_delta(epsilon, lower) > target:
-        lower /= 2
-
-    def of_inverse(inverse):
-        return float(log_delta(epsilon, 1 / inverse)) if inverse > 0 else 0.0
-
-    return 1 / smallest(of_inverse, target, 1 / lower)
