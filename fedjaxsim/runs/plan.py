@@ -20,7 +20,6 @@ import hashlib
 import itertools
 import json
 import math
-import tomllib
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ from typing import Any
 from fedjaxsim.hparams import ABOUT, setting_of
 from fedjaxsim.runs.reads import unread
 from fedjaxsim.runs.settings import RunConfig, flag
-from fedjaxsim.runs.settings_files import EXCLUSIVE, RECORDS, convert, unknown
+from fedjaxsim.runs.settings_files import EXCLUSIVE, content, convert, excluded, named
 
 HYPERPARAMETERS = (*(setting_of(name) for name in ABOUT if name != "sampling_rate"), "epsilon")
 """Settings that are arrays in the compiled program: runs that differ in them alone share it."""
@@ -38,6 +37,9 @@ Values = Mapping[str, tuple[Any, ...]]
 """One table of a sweep: the values of each key, by field name."""
 
 _OUTPUT = ("out", "overwrite", "quiet")
+_NO_OUTPUT: dict[str, str] = dict.fromkeys(
+    _OUTPUT, "belongs on the command line, not in a sweep's file"
+)
 _PRIVACY = ("epsilon", "noise_multiplier")
 _COLUMNS = {"epsilon": "target_epsilon"}
 _HINTS = {
@@ -154,7 +156,10 @@ class Plan:
         if self.options.best_over is not None:
             options["best_over"] = list(self.options.best_over)
         tables = [
-            {key: [_toml(value) for value in values] for key, values in table.items()}
+            {
+                key: [list(value) if isinstance(value, tuple) else value for value in values]
+                for key, values in table.items()
+            }
             for table in self.tables
         ]
         return {**self.base.settings(), **options, "sweep": tables}
@@ -169,7 +174,8 @@ def value_type(key: str) -> type:
     """How tables of results hold the values of a swept key: as float, int, bool or str."""
     hint = _HINTS[key]
     kinds = [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
-    return kinds[0] if kinds[0] in (bool, int, float) and not _is_tuple(hint) else str
+    is_number = kinds[0] in (bool, int, float) and typing.get_origin(hint) is not tuple
+    return kinds[0] if is_number else str
 
 
 def make_plan(
@@ -195,7 +201,7 @@ def make_plan(
         _check_exclusive(table)
         for values in itertools.product(*table.values()):
             changes = dict(zip(table, values, strict=True))
-            run = dataclasses.replace(base, **_displaced(changes), **changes)
+            run = dataclasses.replace(base, **dict.fromkeys(excluded(changes)), **changes)
             try:
                 run.validate()
             except ValueError as error:
@@ -230,17 +236,12 @@ def read_plan(path: Path, data: str | None = None) -> Plan:
         known one), an empty list, a repeated value, or a value of the wrong type, each with its
         place; and as `make_plan`.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"no configuration file {path}")
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a TOML file: {error}") from error
-    if "sweep" not in content:
+    whole = content(path)
+    if "sweep" not in whole:
         raise ValueError(
             f"{path} needs a table [sweep] that lists values, as in learning-rate = [0.1, 0.3]"
         )
-    sweep = content.pop("sweep")
+    sweep = whole.pop("sweep")
     if isinstance(sweep, dict):
         tables = [_table(sweep, "[sweep]", path)]
     elif isinstance(sweep, list) and sweep and all(isinstance(table, dict) for table in sweep):
@@ -250,11 +251,9 @@ def read_plan(path: Path, data: str | None = None) -> Plan:
         raise ValueError(f"{path}: sweep must be a table [sweep] or tables [[sweep]], got {sweep}")
     hints = typing.get_type_hints(SweepOptions)
     settings, options = {}, {}
-    for name, key, value in _fields(content, [*_HINTS, *hints], "", path):
-        if name in hints:
-            options[name] = convert(key, value, hints[name], path)
-        else:
-            settings[name] = convert(key, value, _HINTS[name], path)
+    for name, value in named(whole, [*_HINTS, *hints], f"{path}: ", _NO_OUTPUT):
+        kept, hint = (options, hints[name]) if name in hints else (settings, _HINTS[name])
+        kept[name] = convert(flag(name), value, hint, path)
     if data is not None:
         settings["data"] = data
     try:
@@ -263,35 +262,18 @@ def read_plan(path: Path, data: str | None = None) -> Plan:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _fields(
-    table: Mapping[str, Any], known: Sequence[str], place: str, path: Path
-) -> list[tuple[str, str, Any]]:
-    """The (field name, key for people, value) of a table whose keys are all known, once each."""
-    found: dict[str, tuple[str, str, Any]] = {}
-    for key, value in table.items():
-        if key in RECORDS and isinstance(value, dict | list):
-            continue
-        name = key.replace("-", "_")
-        where = f"{path}: {place}: " if place else f"{path}: "
-        if name in _OUTPUT:
-            raise ValueError(f"{where}{key} belongs on the command line, not in a sweep's file")
-        if place and name in typing.get_type_hints(SweepOptions):
-            raise ValueError(f"{where}{key} is an option of the sweep: write it above the tables")
-        if name not in known:
-            raise ValueError(f"{where}{unknown(key, [flag(each) for each in known])}")
-        if name in found:
-            raise ValueError(f"{where}{flag(name)} is given twice, with - and with _")
-        found[name] = name, flag(name), value
-    return list(found.values())
-
-
 def _table(table: Mapping[str, Any], place: str, path: Path) -> Values:
     """One table with the types of the fields; a value that is no list counts as a list of one."""
     if not table:
         raise ValueError(f"{path}: {place} is empty: it needs at least one key with its values")
+    above = dict.fromkeys(
+        typing.get_type_hints(SweepOptions), "is an option of the sweep: write it above the tables"
+    )
     return {
-        name: _list(value if isinstance(value, list) else [value], name, f"{key} in {place}", path)
-        for name, key, value in _fields(table, list(_HINTS), place, path)
+        name: _list(
+            value if isinstance(value, list) else [value], name, f"{flag(name)} in {place}", path
+        )
+        for name, value in named(table, _HINTS, f"{path}: {place}: ", above | _NO_OUTPUT)
     }
 
 
@@ -323,22 +305,8 @@ def _check_exclusive(table: Values) -> None:
             )
 
 
-def _displaced(changes: Mapping[str, Any]) -> dict[str, None]:
-    """The settings of the base that a table's keys take the place of."""
-    pairs = [*EXCLUSIVE, *(pair[::-1] for pair in EXCLUSIVE)]
-    return {displaced: None for given, displaced in pairs if given in changes}
-
-
 def _cell(value: Any) -> Any:
     """A setting as one value of a table."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return value if isinstance(value, bool | int | float) else str(value)
-
-
-def _is_tuple(hint: Any) -> bool:
-    return typing.get_origin(hint) is tuple
-
-
-def _toml(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

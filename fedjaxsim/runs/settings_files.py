@@ -5,7 +5,7 @@ import difflib
 import math
 import tomllib
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,33 +29,56 @@ def read_toml(path: Path) -> dict[str, Any]:
       ValueError: for a file that is not TOML, an unknown key (with the closest known one) or a
         value of the wrong type.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"no configuration file {path}")
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a TOML file: {error}") from error
     hints = typing.get_type_hints(RunConfig)
     settings: dict[str, Any] = {}
-    for key, value in table.items():
-        if key in RECORDS and isinstance(value, dict | list):
-            continue
-        name = key.replace("-", "_")
-        if name not in hints:
-            raise ValueError(f"{path}: {unknown(key, [flag(known) for known in hints])}")
-        if name in settings:
-            raise ValueError(f"{path}: {flag(name)} is given twice, with - and with _")
+    for name, value in named(content(path), hints, f"{path}: "):
         settings[name] = convert(flag(name), value, hints[name], path)
         if problem := unknown_choice(name, settings[name]):
             raise ValueError(f"{path}: {problem}")
     return settings
 
 
-def unknown(key: str, known: list[str]) -> str:
-    """What to say about a key that is not known, with the closest one that is."""
-    close = difflib.get_close_matches(flag(key), known, n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    return f"unknown key {key!r}{hint}; known keys: {', '.join(known)}"
+def content(path: Path) -> dict[str, Any]:
+    """All that a TOML file holds.
+
+    Raises:
+      FileNotFoundError, ValueError: as `read_toml`.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no configuration file {path}")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from error
+
+
+def named(
+    table: Mapping[str, Any], known: Collection[str], place: str, refused: Mapping[str, str] = {}
+) -> Iterator[tuple[str, Any]]:
+    """The field names and values of a table whose keys are all known, once each.
+
+    Args:
+      table: keys take - or _; what a run adds (`RECORDS`) is left out.
+      known: field names.
+      place: where the table stands, as an error begins.
+      refused: by field name, why a key does not belong there.
+    """
+    seen = set()
+    for key, value in table.items():
+        if key in RECORDS and isinstance(value, dict | list):
+            continue
+        name = key.replace("-", "_")
+        if name in refused:
+            raise ValueError(f"{place}{key} {refused[name]}")
+        if name not in known:
+            flags = [flag(each) for each in known]
+            close = difflib.get_close_matches(flag(key), flags, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise ValueError(f"{place}unknown key {key!r}{hint}; known keys: {', '.join(flags)}")
+        if name in seen:
+            raise ValueError(f"{place}{flag(name)} is given twice, with - and with _")
+        seen.add(name)
+        yield name, value
 
 
 def convert(key: str, value: Any, hint: Any, path: Path) -> Any:
@@ -109,7 +132,11 @@ EXCLUSIVE = (("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"))
 """Settings of which a run is given one at most."""
 
 
+def excluded(given: Container[str]) -> set[str]:
+    """The settings that exclude some that are given."""
+    return {pair[1 - place] for pair in EXCLUSIVE for place in (0, 1) if pair[place] in given}
+
+
 def displaced(settings: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
     """Settings without those that exclude some that are given."""
-    out = {pair[1 - place] for pair in EXCLUSIVE for place in (0, 1) if pair[place] in given}
-    return {name: value for name, value in settings.items() if name not in out}
+    return {name: value for name, value in settings.items() if name not in excluded(given)}
