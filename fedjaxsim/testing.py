@@ -181,9 +181,7 @@ def _altered(population: Population, client: int, seed: int) -> Population:
     one that occurs, and the largest the smallest.
     """
     rng = np.random.default_rng((seed, client))
-    rows = np.concatenate(
-        [r.start[client] + np.arange(r.count[client]) for r in population.splits.values()]
-    )
+    rows = np.concatenate([ranges.rows(client) for ranges in population.splits.values()])
     fields = {}
     for name, values in population.fields.items():
         new = np.array(values)

@@ -1,10 +1,8 @@
 """Clients set apart from those that a run uses, to choose hyperparameters on."""
 
-import dataclasses
-
 import numpy as np
 
-from fedjaxsim.data.population import SPLITS, Population, check_seed, consecutive
+from fedjaxsim.data.population import SPLITS, Population, check_seed
 
 _STREAM = 0x68_6F_6C_64
 """Tells this choice from other random numbers of the same seed."""
@@ -37,24 +35,11 @@ def hold_out(population: Population, fraction: float, seed: int) -> tuple[Popula
             f"clients are {count}"
         )
     order = np.random.default_rng((seed, _STREAM)).permutation(clients)
-    return _clients(population, np.sort(order[count:])), _clients(
-        population, np.sort(order[:count])
-    )
-
-
-def _clients(population: Population, chosen: np.ndarray) -> Population:
-    """The population of the chosen clients alone, (k,) indices."""
+    left, held_out = np.sort(order[count:]), np.sort(order[:count])
     ranges = [population.splits[split] for split in SPLITS]
-    rows = [
-        each.start[client] + np.arange(int(each.count[client]))
-        for client in chosen
-        for each in ranges
-    ]
-    counts = [each.count[chosen] for each in ranges]
-    index = np.concatenate(rows)
-    return dataclasses.replace(
-        population,
-        fields={name: values[index] for name, values in population.fields.items()},
-        splits=consecutive(*counts),
-        names=population.names[chosen],
-    )
+
+    def of(chosen: np.ndarray) -> Population:
+        rows = [[each.rows(client) for each in ranges] for client in chosen]
+        return population.of_rows(rows, chosen)
+
+    return of(left), of(held_out)

@@ -31,6 +31,10 @@ class Ranges:
     start: np.ndarray
     count: np.ndarray
 
+    def rows(self, client: int) -> np.ndarray:
+        """The indices of one client's rows, (n,)."""
+        return self.start[client] + np.arange(self.count[client])
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Population:
@@ -209,9 +213,24 @@ class Population:
         if split is not None and split not in SPLITS:
             raise ValueError(f"split must be one of {SPLITS} or None, got {split!r}")
         chosen = SPLITS if split is None else (split,)
-        ranges = [self.splits[name] for name in chosen]
-        index = np.concatenate([r.start[client] + np.arange(r.count[client]) for r in ranges])
+        index = np.concatenate([self.splits[name].rows(client) for name in chosen])
         return {field: values[index] for field, values in self.fields.items()}
+
+    def of_rows(self, rows: Sequence[Sequence[np.ndarray]], clients: Any = slice(None)) -> Self:
+        """A population of some rows, in another order.
+
+        Args:
+            rows: for each client the indices of its rows in each of `SPLITS`.
+            clients: the indices of these clients, (k,); by default they are all.
+        """
+        index = np.concatenate([part for parts in rows for part in parts])
+        counts = np.array([[len(part) for part in parts] for parts in rows])
+        return dataclasses.replace(
+            self,
+            fields={field: values[index] for field, values in self.fields.items()},
+            splits=consecutive(*counts.T),
+            names=self.names[clients],
+        )
 
 
 def consecutive(train: Any, validation: Any, test: Any) -> dict[str, Ranges]:
@@ -265,27 +284,22 @@ def split(
             raise ValueError(
                 f"the population has {name} rows already, so {name} must be 0, got {fraction}"
             )
-    order, counts = [], []
+    rows = []
     for k in range(population.num_clients):
-        old = {s: r.start[k] + np.arange(r.count[k]) for s, r in population.splits.items()}
+        old = {name: ranges.rows(k) for name, ranges in population.splits.items()}
         n = len(old["train"])
         tests = min(int(np.floor(test * n + 0.5)), n - 1)
         validations = min(int(np.floor(validation * n + 0.5)), n - 1 - tests)
         shuffled = np.random.default_rng((seed, k)).permutation(old["train"])
         train, new_validation, new_test = np.split(shuffled, [n - tests - validations, n - tests])
-        pieces = [
-            train,
-            np.concatenate([new_validation, old["validation"]]),
-            np.concatenate([new_test, old["test"]]),
-        ]
-        order += pieces
-        counts.append([len(piece) for piece in pieces])
-    rows = np.concatenate(order)
-    return dataclasses.replace(
-        population,
-        fields={field: values[rows] for field, values in population.fields.items()},
-        splits=consecutive(*np.asarray(counts).T),
-    )
+        rows.append(
+            [
+                train,
+                np.concatenate([new_validation, old["validation"]]),
+                np.concatenate([new_test, old["test"]]),
+            ]
+        )
+    return population.of_rows(rows)
 
 
 def check_fractions(validation: float, test: float) -> None:

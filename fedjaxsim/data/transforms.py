@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 
 from fedjaxsim.data.arrays import to_float32
-from fedjaxsim.data.population import SPLITS, Population, consecutive
+from fedjaxsim.data.population import SPLITS, Population
 
 
 def drop_constant_columns(population: Population) -> Population:
@@ -87,27 +87,19 @@ def first_classes(population: Population, classes: int) -> Population:
     labels = population.fields.get("y")
     if labels is None or labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise ValueError("classes need integer labels in the field 'y', one for each row")
-    clients, names, counts = [], [], []
-    for k, name in enumerate(population.names):
-        parts = [population.rows(k, split) for split in SPLITS]
-        kept = [{f: v[part["y"] < classes] for f, v in part.items()} for part in parts]
-        if len(kept[0]["y"]):
-            clients.append({f: np.concatenate([part[f] for part in kept]) for f in kept[0]})
-            names.append(str(name))
-            counts.append([len(part["y"]) for part in kept])
-    if not clients:
+    parts = [population.splits[split] for split in SPLITS]
+    every = [[part.rows(k) for part in parts] for k in range(population.num_clients)]
+    kept = [[rows[labels[rows] < classes] for rows in of_client] for of_client in every]
+    chosen = [k for k, (train, *_) in enumerate(kept) if len(train)]
+    if not chosen:
         raise ValueError(f"no client has training rows of the first {classes} classes")
-    whole = Population.from_clients(clients, names)
     sentence = (
-        f"Which {len(names)} of {population.num_clients} clients have training rows of the first "
+        f"Which {len(chosen)} of {population.num_clients} clients have training rows of the first "
         f"{classes} classes, and so take part, is read from their labels and taken as public."
     )
     categories = dict(population.categories)
     if "y" in categories:
         categories["y"] = categories["y"][:classes]
-    return dataclasses.replace(
-        whole,
-        splits=consecutive(*np.array(counts).T),
-        public=(*population.public, sentence),
-        categories=categories,
-    )
+    whole = population.of_rows([kept[k] for k in chosen], chosen)
+    public = (*population.public, sentence)
+    return dataclasses.replace(whole, public=public, categories=categories)
