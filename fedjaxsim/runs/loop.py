@@ -20,10 +20,9 @@ import numpy as np
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.checkpoint import Checkpoints
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.engine.state import SimulationState, state_of
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy import guarantee, ledger, streams
-from fedjaxsim.privacy.events import Charged
 from fedjaxsim.report.files import Record
 from fedjaxsim.runs.build import Experiment
 from fedjaxsim.simulation import Segment, Simulation
@@ -258,7 +257,10 @@ def records(
       promised) and `delta`.
     """
     privacy = jax.tree.map(np.asarray, state.privacy)
-    charged = [_charges(privacy, index) for index in range(len(experiments))]
+    bare = dataclasses.replace(state, shared=(), personal=(), mechanism=(), privacy=privacy)
+    several = privacy.charges[0].rounds.ndim > 1
+    own = [state_of(bare, index) if several else bare for index in range(len(experiments))]
+    charged = [tuple(ledger.charged(one.privacy)) for one in own]
     deltas = [experiment.delta for experiment in experiments]
     pairs = list(zip(charged, deltas, strict=True))
     by = experiments[0].simulation.accountant
@@ -280,14 +282,6 @@ def records(
         {"run": run, "round": segment.round, **dict(zip(columns, of_run, strict=True))}
         for run, *of_run in zip(numbers, *values, strict=True)
     ]
-
-
-def _charges(privacy: ledger.Ledger, run: int) -> tuple[Charged, ...]:
-    """What one run was charged for, where the ledger may be that of many."""
-    if privacy.charges[0].rounds.ndim > 1:
-        own = jax.tree.map(lambda leaf: leaf[..., run], privacy.charges)
-        privacy = dataclasses.replace(privacy, charges=own)
-    return tuple(ledger.charged(privacy))
 
 
 def diverged(records: Sequence[Record]) -> Iterator[bool]:

@@ -116,16 +116,7 @@ class SweepDirectory:
         Raises:
           ValueError: if a part is damaged, comes from another sweep, or repeats a run.
         """
-        runs: set[int] = set()
-        for path in self._parts():
-            of_part = set(self._read(path, ["run"])["run"].to_pylist())
-            if runs & of_part:
-                raise ValueError(
-                    f"{path} holds run {min(runs & of_part)}, which an earlier part holds too: "
-                    "delete it"
-                )
-            runs |= of_part
-        return runs
+        return {run for table in self._tables(["run"]) for run in table["run"].to_pylist()}
 
     def write_part(self, rows: Iterable[Record]) -> Path:
         """Writes all evaluations of runs that are done; their checkpoint is then gone.
@@ -162,8 +153,7 @@ class SweepDirectory:
         Raises:
           ValueError: as `finished`.
         """
-        self.finished()
-        tables = [self._read(path) for path in self._parts()] or [tidy(self.plan, [])]
+        tables = self._tables() or [tidy(self.plan, [])]
         table = pa.concat_tables(tables, promote_options="default").replace_schema_metadata(None)
         # A metric that the first part lacks has come last.
         first = [name for name in table.column_names if name not in LAST_COLUMNS]
@@ -184,6 +174,21 @@ class SweepDirectory:
 
     def _parts(self) -> list[Path]:
         return sorted((self.path / PARTS).glob("[0-9]*.parquet"), key=lambda path: int(path.stem))
+
+    def _tables(self, columns: Sequence[str] | None = None) -> list[pa.Table]:
+        """All parts, or some of their columns, `run` among them."""
+        tables: list[pa.Table] = []
+        known: set[int] = set()
+        for path in self._parts():
+            tables.append(self._read(path, columns))
+            runs = set(tables[-1]["run"].to_pylist())
+            if known & runs:
+                raise ValueError(
+                    f"{path} holds run {min(known & runs)}, which an earlier part holds too: "
+                    "delete it"
+                )
+            known |= runs
+        return tables
 
     def _read(self, path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         """A part, or some of its columns."""

@@ -35,7 +35,7 @@ def write_report(
     """
     metric = default_metric(results, plan.columns)
     directory.write_envelopes(envelope(results, plan.columns, plan.best_over, metric))
-    finished = sorted(directory.finished())
+    finished = sorted(set(results["run"].to_pylist()))
     summary = {
         "runs": len(plan.runs),
         "finished": len(finished),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedjaxsim.cli.start import INTERRUPTED
 from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.engine.settings_axis import varying
 from fedjaxsim.report import plots
@@ -86,7 +87,7 @@ def prepare_sweep(command: "Sweep") -> Callable[[], int]:
                 plots.save(figure, directory.path / name)
             print_report(plan, results)
         print(f"files in {directory.path}")
-        left = len(plan.runs) - len(directory.finished())
+        left = len(plan.runs) - len(results["run"].unique())
         if not left:
             return 0
         print(
@@ -94,7 +95,7 @@ def prepare_sweep(command: "Sweep") -> Callable[[], int]:
             "the same command goes on from here",
             file=sys.stderr,
         )
-        return 130
+        return INTERRUPTED
 
     return work
 
