@@ -21,8 +21,6 @@ from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
-from fedjaxsim.data.population import Population
-from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import map_clients
 from fedjaxsim.gradients.reverse import bounded, reversible, run_rounds, segment_length
@@ -49,7 +47,6 @@ def mean_metric(
     simulation: Simulation,
     metric: str = "loss",
     split: str = "validation",
-    population: Population | None = None,
 ) -> Objective:
     """The mean over clients of a metric of the models they predict with, for either mode.
 
@@ -60,23 +57,13 @@ def mean_metric(
       simulation: whose clients and task these are.
       metric: one of the task's.
       split: which rows.
-      population: other data of the same m clients; by default those of the simulation.
 
     Raises:
-      ValueError: if there is no such split, it has no rows, or the clients are not as many. When
-        the objective is first used, if the task has no such metric.
+      ValueError: if there is no such split or it has no rows. When the objective is first used, if
+        the task has no such metric.
     """
     simulation.check_split(split)
     rows, counts = simulation.rows[split], simulation.population.splits[split].count
-    if population is not None:
-        if population.num_clients != simulation.num_clients:
-            raise ValueError(
-                f"the population must have {simulation.num_clients} clients, "
-                f"got {population.num_clients}"
-            )
-        simulation.task.check(population.fields)
-        fields = {name: jax.device_put(value) for name, value in population.fields.items()}
-        rows, counts = Rows.place(population, split, fields), population.splits[split].count
     present = int(np.sum(counts > 0))
     if present == 0:
         raise ValueError(f"the {split} split has no rows, so it has no mean {metric}")

@@ -177,20 +177,19 @@ class Bar:
         if self._bar is not None:
             self._bar.stop()
 
-    def show(self, **changes: Any) -> bool:
-        """Changes `completed` or `words`; False where there is no bar to show them on."""
+    def show(self, otherwise: str | None = None, **changes: Any) -> None:
+        """Changes `completed` or `words`; where there is no bar, prints a line instead."""
         self._said_compiling = False
-        if self._bar is None:
-            return False
-        self._bar.update(self._task, **changes)
-        return True
+        if self._bar is not None:
+            self._bar.update(self._task, **changes)
+        elif otherwise is not None:
+            print(otherwise, flush=True)
 
     def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         """Hears of a program as soon as a first part of it is traced."""
         del duration_secs, kwargs
         if event.startswith("/jax/core/compile/") and not self._said_compiling:
-            if not self.show(words=COMPILING):
-                print(f"{self._title}  {COMPILING}", flush=True)
+            self.show(f"{self._title}  {COMPILING}", words=COMPILING)
             self._said_compiling = True
 
 
@@ -214,9 +213,8 @@ class RunProgress(Bar):
           record: with `round` (rounds done), `epsilon` and metrics.
           rounds_per_second: speed without compilation, None while unknown.
         """
-        words = describe(record, rounds_per_second)
-        if not self.show(completed=record["round"], words=words):
-            print(f"{self._title}  {record['round']}/{self._rounds}  {words}", flush=True)
+        words, done = describe(record, rounds_per_second), record["round"]
+        self.show(f"{self._title}  {done}/{self._rounds}  {words}", completed=done, words=words)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ _MOST_LINES = 12
 _FIRST_LINES = ("algorithm", "personalization", "lam")
 
 
-def default_figures(plan: Plan, results: pa.Table, metric: str | None = None) -> dict[str, Figure]:
+def default_figures(plan: Plan, results: pa.Table) -> dict[str, Figure]:
     """The figures that suit the keys of a sweep.
 
     Panels are levels of noise or, without any, of a key that is no hyperparameter. Lines are the
@@ -29,13 +29,12 @@ def default_figures(plan: Plan, results: pa.Table, metric: str | None = None) ->
     Args:
       plan: of the sweep.
       results: its table, not empty.
-      metric: what to show; by default as `envelopes.default_metric`.
 
     Returns:
       By file name: `envelopes.png`; `trade_off.png` where runs differ in ε; `heat.png` where two
       numbers are swept besides it, or one with it, in at most ten panels.
     """
-    metric = metric or default_metric(results, plan.columns)
+    metric = default_metric(results, plan.columns)
     counts = {key: len(results[key].unique()) for key in plan.columns if key != "seed"}
     varied = [key for key in counts if counts[key] > 1]
     noise = [key for key in varied if key in NOISE and key not in plan.best_over]

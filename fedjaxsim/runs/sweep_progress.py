@@ -46,7 +46,6 @@ class SweepProgress(Bar):
                 words.append(f"least {metric.title} {number(min(values))}")
         if rounds_per_second is not None:
             words.append(f"{number(self._chunk * rounds_per_second)} run-rounds/s")
-        if not self.show(completed=finished, words="  ".join(words)):
-            print("  ".join(words), flush=True)
+        self.show("  ".join(words), completed=finished, words="  ".join(words))
         if round_ == self._rounds:
             self._finished += self._chunk

@@ -24,8 +24,8 @@ class TuneProgress(Bar):
         """Shows the start, or a step that was tried."""
         self._done += 1
         words = describe(self._metric, step)
-        if not self.show(completed=self._done, words=words):
-            print(f"step {self._done}/{self._steps}  {words}", flush=True)
+        line = f"step {self._done}/{self._steps}  {words}"
+        self.show(line, completed=self._done, words=words)
 
 
 def describe(metric: str, step: Step) -> str:

@@ -12,6 +12,7 @@ from fedjaxsim.bench.report import print_comparison, print_list, print_results
 from fedjaxsim.bench.results import Results
 from fedjaxsim.bench.workload import Workload
 from fedjaxsim.bench.workloads import select
+from fedjaxsim.cli.start import INTERRUPTED
 from fedjaxsim.report import plots
 from fedjaxsim.report.files import make_directory
 from fedjaxsim.report.progress import COUNT, Bar, number
@@ -72,7 +73,7 @@ def prepare_bench(command: "Bench") -> Callable[[], int]:
         if interrupted:
             kept = "" if command.out is None else "; what was measured is kept"
             print(f"stopped by Ctrl-C{kept}", file=sys.stderr)
-            return 130
+            return INTERRUPTED
         return 1 if failures else 0
 
     return work

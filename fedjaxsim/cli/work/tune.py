@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from fedjaxsim.cli.start import INTERRUPTED
 from fedjaxsim.gradients.hypergradient import EPSILON, check_names
 from fedjaxsim.hparams import ABOUT, Hyperparameters, setting_of
 from fedjaxsim.report import plots
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from fedjaxsim.cli.tune import Tune
 
 RULES: dict[str, Rule] = {"adam": Optax(), "quadratic": Quadratic()}
-INTERRUPTED = 130
 FAILED = 1
 _ASKED = ("wrt", "seeds", "steps", "rule", "metric", "public_data", "compare_grid")
 """What a tuning follows from, besides the settings of a run."""
