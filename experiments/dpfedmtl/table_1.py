@@ -4,9 +4,9 @@ python experiments/dpfedmtl/table_1.py --data digits
 """
 
 import numpy as np
-import scipy.stats
 import tyro
 
+from fedjaxsim.data.describe import skewness
 from fedjaxsim.runs.build import population_of
 from fedjaxsim.runs.settings import RunConfig
 
@@ -19,7 +19,7 @@ def statistics(counts: np.ndarray) -> dict[str, float]:
         "samples": float(counts.sum()),
         "mean": float(counts.mean()),
         "std.": float(counts.std()),
-        "skewness": float(scipy.stats.skew(counts)),
+        "skewness": skewness(counts),
     }
 
 
