@@ -25,6 +25,7 @@ from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.testing import check_billboard
 
+THOROUGH = pytest.mark.thorough
 CLIENTS, LINEAR = classification([10, 12, 14, 9])
 MLP = softmax(mlp((4,), 3, hidden=(5,)), 3)
 
@@ -54,13 +55,13 @@ def product_of_two():
     ("order", "steps", "clip", "trunk", "heads"),
     [
         # η = 1/2, y = 3 and 5. From (1, 1) the residuals are −2 and −4: (a, b) = (2, 2) and (3, 3).
-        ("together", 1, np.inf, (2 + 3) / 2, [2, 3]),
+        pytest.param("together", 1, np.inf, (2 + 3) / 2, [2, 3], marks=THOROUGH),
         # Then they are 1 and 4: a − 1/2·1·2 = 1, and 3 − 1/2·4·3 = −3; b is a.
         ("together", 2, np.inf, (1 - 3) / 2, [1, -3]),
         # The copies moved by 0 and −4, of which −1 is left.
         ("together", 2, 1.0, 1 + (0 - 1) / 2, [1, -3]),
         # b first, with a = 1: 2 and 3. The residuals are −1 and −2: a = 1 + 1/2·1·2, 1 + 1/2·2·3.
-        ("head-first", 1, np.inf, (2 + 4) / 2, [2, 3]),
+        pytest.param("head-first", 1, np.inf, (2 + 4) / 2, [2, 3], marks=THOROUGH),
         # b halves its distance to y twice: 2.5 and 4. Then a, with residuals −1/2 and 17/16 of the
         # first client and −1 and 7 of the second: 1, 13/8, 19/64 and 1, 3, −11.
         ("head-first", 2, np.inf, (19 / 64 - 11) / 2, [2.5, 4]),
@@ -95,7 +96,7 @@ def gradient(parts, x, y):
     return [x.T @ below, below.sum(axis=0)], [hidden.T @ error, error.sum(axis=0)]
 
 
-@pytest.mark.parametrize("order", ["together", "head-first"])
+@pytest.mark.parametrize("order", [pytest.param("together", marks=THOROUGH), "head-first"])
 def test_without_noise_it_is_fedper_and_fedrep_written_in_numpy(order):
     # Arivazhagan et al. 2019 and Collins et al. 2021, with momentum, H = 3 and two rounds.
     algorithm = dpfedmtl(MLP, order=order, local_optimizer=optimizers.local(momentum))
@@ -151,7 +152,7 @@ def test_the_papers_cnn_splits_at_its_output_layer():
 # --- noise as published ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunk_map", ["vmap", "scan"])
+@pytest.mark.parametrize("chunk_map", ["vmap", pytest.param("scan", marks=THOROUGH)])
 def test_noise_as_published_has_the_mean_and_the_variance_of_equation_3(chunk_map):
     # The trunk's gradient is v everywhere, of norm 4, so clip(v) = v/2. After H steps of each of K
     # clients the trunk has mean −ηHv/2 and variance η²·H·(σS)²/K, if all draws are independent.
@@ -213,7 +214,7 @@ def test_the_sound_default_costs_what_fedavg_does_and_the_published_noise_has_no
 # --- what stays with a client ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ["together", "head-first"])
+@pytest.mark.parametrize("order", ["together", pytest.param("head-first", marks=THOROUGH)])
 def test_a_head_never_leaves_its_client(order):
     sim = Simulation(dpfedmtl(MLP, order=order), MLP, CLIENTS, everyone(4), batches(1))
     hparams = Hyperparameters(learning_rate=0.3, clip_norm=0.5, noise_multiplier=0.1)

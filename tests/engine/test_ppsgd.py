@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -344,7 +345,8 @@ def test_parameters_split_by_path_and_merge_again():
         split(params, ["a/x", "a/z"])
     with pytest.raises(ValueError, match="predicate selects none"):
         split(params, lambda path: path == "a")
-    for wrong in ([], 3, ["a", 3]):
+    refused: list[Any] = [[], 3, ["a", 3]]
+    for wrong in refused:
         with pytest.raises(ValueError, match=r"must be a name.*got .*'a/x'"):
             split(params, wrong)
 
