@@ -20,7 +20,7 @@ class Metric(NamedTuple):
       smooth: whether it has a derivative in the models' parameters.
       pooled: whether its plain value is the mean over examples, and `_unweighted` that over
         clients; else the plain one is the mean over clients, and `_weighted` that over examples.
-      in_tables: whether tables of runs have columns for it.
+      in_tables: endings of its columns in tables of runs; one without any is in no table.
     """
 
     title: str
@@ -29,14 +29,23 @@ class Metric(NamedTuple):
     logarithmic: bool = False
     smooth: bool = True
     pooled: bool = False
-    in_tables: bool = True
+    in_tables: tuple[str, ...] = ("", "_p10", "_p90")
 
 
+MAJORITY = "majority_accuracy"
+"""The accuracy of always saying the class that is most frequent in the training rows."""
 METRICS = {
     "excess_risk": Metric("excess risk", logarithmic=True),
     "accuracy": Metric("accuracy", "fraction", larger_is_better=True, smooth=False),
     "nmse": Metric("nMSE", "MSE / variance", pooled=True),
-    "loss": Metric("loss", in_tables=False),
+    "loss": Metric("loss", in_tables=()),
+    "auc": Metric("aAUC", larger_is_better=True, smooth=False, in_tables=("",)),
+    "balanced_accuracy": Metric(
+        "balanced accuracy", "fraction", larger_is_better=True, smooth=False, in_tables=()
+    ),
+    MAJORITY: Metric(
+        "majority accuracy", "fraction", larger_is_better=True, smooth=False, in_tables=()
+    ),
 }
 """All that are known, by a task's name for them; runs are judged by the first that they have."""
 

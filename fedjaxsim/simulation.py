@@ -9,7 +9,7 @@ evaluations are one compiled `lax.scan` whose state is donated.
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
@@ -21,13 +21,13 @@ from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine import checks
-from fedjaxsim.engine.evaluation import Evaluation, summarize
+from fedjaxsim.engine.evaluation import Evaluation, Facts, summarize
 from fedjaxsim.engine.layout import ChunkMap, Layout, bytes_of, default_layout
 from fedjaxsim.engine.noise_of_state import drawing_from, draws_common_noise
 from fedjaxsim.engine.placement import Placement
 from fedjaxsim.engine.placement.devices import OverDevices
 from fedjaxsim.engine.placement.memory import InMemory
-from fedjaxsim.engine.program import Program, measure_with
+from fedjaxsim.engine.program import Measured, Program, measure_with
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.segments import Segment, run_segments
 from fedjaxsim.engine.share import Whole
@@ -159,6 +159,7 @@ class Simulation:
             )
         self.population = population
         self._messages: dict[Any, PyTree] = {}
+        self._facts: dict[str, Facts] = {}
 
     @functools.cached_property
     def rows(self) -> dict[str, Rows]:
@@ -400,18 +401,14 @@ class Simulation:
           ValueError: if there is no such split.
         """
         self.check_split(split)
-        sums = self._evaluate(state, hparams.as_arrays(), self._placed[split])
-        return self.summarize(split, sums)
+        measured = self._evaluate(state, hparams.as_arrays(), self._placed[split])
+        return self.summarize(split, measured)
 
-    def summarize(self, split: str, sums: Mapping[str, jax.typing.ArrayLike]) -> Evaluation:
-        """What sums over each client's rows, (m,) or (m, S), come to."""
-        ranges = self.population.splits[split]
-        targets = None
-        if "squared_error" in sums:
-            y = self.population.fields["y"]
-            spans = zip(ranges.start, ranges.count, strict=True)
-            targets = np.concatenate([y[start : start + count] for start, count in spans])
-        return summarize(split, jax.tree.map(np.asarray, dict(sums)), ranges.count, targets)
+    def summarize(self, split: str, measured: Measured) -> Evaluation:
+        """What metrics of each client, (m,) or (m, S), come to."""
+        if split not in self._facts:
+            self._facts[split] = Facts.of(self.population, split, measured.sums)
+        return summarize(split, jax.tree.map(np.asarray, measured), self._facts[split])
 
     def guarantee(self, state: SimulationState, delta: float | None = None) -> Report:
         """What the releases so far cost, computed on the host in float64 from the ledger.

@@ -159,6 +159,9 @@ class ClientData:
     # Makes batches afresh instead of drawing them from the rows (see `Population`).
     _generate: Generate | None = None
     _reading: Reading = _PLAINLY
+    # () int32, for how many rows an exact pass goes on, those beyond the own being padding; None
+    # for its own rows.
+    _longest: jax.Array | None = None
 
     if not TYPE_CHECKING:
 
@@ -270,7 +273,8 @@ class ClientData:
             return self._gather(jnp.where(inside, position, 0), inside.astype(float))
 
         most = self._most_batches(size)
-        return _repeat(self._halved(step), of_rows, carry, -(-self.count // size), most)
+        rows = self.count if self._longest is None else self._longest
+        return _repeat(self._halved(step), of_rows, carry, -(-rows // size), most)
 
     def _halved(self, step: Callable[[Carry, Batch], Carry]) -> Callable[[Carry, Batch], Carry]:
         """The step, for which the empty half of a batch is cut off where the reading says so."""

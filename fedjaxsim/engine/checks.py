@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.algorithm import Algorithm, Context
-from fedjaxsim.data.minibatches import ClientData, Minibatches
+from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.fast import products
 from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.models.folds import Fold
 from fedjaxsim.models.task import Task
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.messages import widened
@@ -312,9 +313,9 @@ def _check_evaluation(
     functions: Functions, key: jax.Array, params: PyTree, data: ClientData
 ) -> None:
     """The task must take what clients predict with, and give a value for each example."""
-    task = functions.task
+    task, batch = functions.task, data.batch_shapes(_EXAMPLES)
     try:
-        values = jax.eval_shape(task.metrics, params, data.batch_shapes(_EXAMPLES))
+        values = jax.eval_shape(task.metrics, params, batch)
     except Exception as error:
         model = jax.eval_shape(task.init, key)
         if _shapes_of(params) == _shapes_of(model):
@@ -328,12 +329,27 @@ def _check_evaluation(
             "the task's metrics must be a dict of per-example values (b,) by name, "
             f"got {_described(values)}"
         )
+    for name, fold in task.folds.items():
+        if name in values:
+            raise _RefusedError(f"{name!r} must be a metric or a fold of the task, and is both")
+        jax.eval_shape(lambda *args, of=(name, fold): _check_fold(*of, *args), params, batch)
     for name, value in values.items():
         if value.shape != (_EXAMPLES,):
             raise _RefusedError(
                 f"the task's metrics must be per-example values, of shape ({_EXAMPLES},) for "
                 f"{_EXAMPLES} rows, got {name!r} of shape {value.shape}"
             )
+
+
+def _check_fold(name: str, fold: Fold, params: PyTree, batch: Batch) -> None:
+    carry = fold.start(_EXAMPLES)
+    after = fold.add(carry, params, batch)
+    _require_alike(f"add of the fold {name!r}", "a carry", carry, after)
+    value = fold.value(after)
+    if np.shape(value) != ():
+        raise _RefusedError(
+            f"value of the fold {name!r} must be one number, got shape {np.shape(value)}"
+        )
 
 
 def _blame_task(functions: Functions, key: jax.Array, rows: Rows, error: Exception) -> None:

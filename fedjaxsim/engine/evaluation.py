@@ -5,12 +5,15 @@ simulation. They never reach the training state.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 
-from fedjaxsim.metrics import metric
+from fedjaxsim.data.describe import majority_accuracy
+from fedjaxsim.data.population import Population
+from fedjaxsim.engine.program import Measured
+from fedjaxsim.metrics import MAJORITY, metric
 
 PERCENTILES = (10, 50, 90)
 
@@ -19,46 +22,74 @@ PERCENTILES = (10, 50, 90)
 class Evaluation:
     """Per-client metrics on one split, and how they are summarized.
 
-    Of S runs at once, values are (m, S), and every summary is (S,).
+    Of S runs at once, values are (m, S), and every summary is (S,). Clients without a value are
+    left out of all summaries, which are NaN where no client has one.
 
     Attributes:
       split: "train", "validation" or "test".
       count: (m,) int, each client's rows in the split.
-      values: by name, (m,) float64: the mean over the client's rows; NaN for a client without any.
+      values: by name, (m,) float64: the mean over the client's rows, or what a fold gives; NaN for
+        a client without any.
+      folded: the names of those that folds give, which are NaN for some clients with rows, too.
+      majority: for tasks with an accuracy, that of a constant answer, see `majority_accuracy`.
     """
 
     split: str
     count: np.ndarray
     values: Mapping[str, np.ndarray]
+    folded: Collection[str] = ()
+    majority: float | None = None
 
     def mean(self, name: str) -> Any:
-        """The unweighted mean over clients that have rows."""
-        return np.mean(self._present(name), axis=0)
+        """The unweighted mean over clients."""
+        return self._over_clients(name, lambda values, _: np.mean(values, axis=0))
 
     def weighted_mean(self, name: str) -> Any:
-        """The mean over examples: clients weighted by their rows; of nMSE, the pooled one."""
-        return np.average(self._present(name), weights=self.count[self.count > 0], axis=0)
+        """The mean over clients weighted by their rows.
+
+        Of a mean over rows that is the mean over examples; of nMSE, the pooled one.
+        """
+        return self._over_clients(name, lambda v, rows: np.average(v, weights=rows, axis=0))
+
+    def std(self, name: str) -> Any:
+        """The standard deviation over the clients, as a population: divided by their number."""
+        return self._over_clients(name, lambda values, _: np.std(values, axis=0))
+
+    def worst_tenth(self, name: str) -> Any:
+        """The mean over the worst ⌈k/10⌉ of k clients: the smallest values, or largest errors."""
+
+        def worst(values, _):
+            size = -(-len(values) // 10)
+            if metric(name).larger_is_better:
+                return np.mean(np.partition(values, size - 1, axis=0)[:size], axis=0)
+            return np.mean(np.partition(values, -size, axis=0)[-size:], axis=0)
+
+        return self._over_clients(name, worst)
 
     def percentiles(self, name: str) -> np.ndarray:
-        """The 10th, 50th and 90th percentile over clients that have rows, (3,)."""
-        # Between infinities there is nothing to interpolate: NaN, without a warning.
-        with np.errstate(invalid="ignore"):
-            return np.percentile(self._present(name), PERCENTILES, axis=0)
+        """The 10th, 50th and 90th percentile over clients, (3,) or (3, S)."""
+        found = self._over_clients(name, lambda v, _: np.percentile(v, PERCENTILES, axis=0))
+        return np.broadcast_to(found, (len(PERCENTILES), *self.values[name].shape[1:]))
+
+    def undefined(self, name: str) -> Any:
+        """How many clients have rows and no value, such as an AUC of rows of one class."""
+        with_rows = self.values[name][self.count > 0]
+        return np.sum(np.isnan(with_rows), axis=0)
 
     def summary(self) -> dict[str, Any]:
         """All metrics as flat numbers, prefixed by the split: `test_accuracy`, `test_accuracy_p10`.
 
         The plain name is the unweighted mean over clients, `_weighted` the mean over examples,
-        `_p10`, `_p50`, `_p90` percentiles over clients. nMSE is the exception the field makes: the
-        plain `nmse` is pooled (total squared error over the variance of all targets) and
-        `nmse_unweighted` the mean over clients. NaN throughout if no client has rows.
+        `_p10`, `_p50`, `_p90` percentiles over clients, `_std` the standard deviation over clients
+        (population), `_worst_tenth` the mean over the worst tenth of them. nMSE is the exception
+        the field makes: the plain `nmse` is pooled (total squared error over the variance of all
+        targets) and `nmse_unweighted` the mean over clients. What a fold gives has `_undefined`
+        besides, the number of clients with rows and without a value. `majority_accuracy` is that of
+        a constant answer, beside `accuracy`.
         """
         result = {}
-        for name in self.values:
+        for name, values in self.values.items():
             key = f"{self.split}_{name}"
-            if not np.any(self.count > 0):
-                result[key] = np.full(self.values[name].shape[1:], np.nan)[()]
-                continue
             if metric(name).pooled:
                 result[key] = self.weighted_mean(name)
                 result[f"{key}_unweighted"] = self.mean(name)
@@ -67,31 +98,76 @@ class Evaluation:
                 result[f"{key}_weighted"] = self.weighted_mean(name)
             for q, value in zip(PERCENTILES, self.percentiles(name), strict=True):
                 result[f"{key}_p{q}"] = value
+            result[f"{key}_std"] = self.std(name)
+            result[f"{key}_worst_tenth"] = self.worst_tenth(name)
+            if name in self.folded:
+                result[f"{key}_undefined"] = self.undefined(name)
+            if name == "accuracy" and self.majority is not None:
+                result[f"{self.split}_{MAJORITY}"] = np.full(values.shape[1:], self.majority)[()]
         return result
 
-    def _present(self, name: str) -> np.ndarray:
-        return self.values[name][self.count > 0]
+    def _over_clients(self, name: str, summary: Callable[[np.ndarray, np.ndarray], Any]) -> Any:
+        """A summary of the values (k, ...) and rows (k,) of the clients that have a value."""
+        values, has = self.values[name], self.count > 0
+        if name in self.folded:
+            defined = ~np.isnan(values)
+            if defined.ndim > 1 and np.any(defined != defined[:, :1]):
+                columns = (dataclasses.replace(self, values={name: column}) for column in values.T)
+                of_runs = [column._over_clients(name, summary) for column in columns]
+                return np.stack(np.broadcast_arrays(*of_runs), axis=-1)
+            has = has & (defined[:, 0] if defined.ndim > 1 else defined)
+        if not np.any(has):
+            return np.full(values.shape[1:], np.nan)[()]
+        # Between infinities there is nothing to interpolate: NaN, without a warning.
+        with np.errstate(invalid="ignore"):
+            return summary(values[has], self.count[has])
 
 
-def summarize(
-    split: str,
-    sums: Mapping[str, np.ndarray],
-    count: np.ndarray,
-    targets: np.ndarray | None,
-) -> Evaluation:
-    """Turns sums over rows into an `Evaluation`.
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What evaluations of one split need to know of its data.
+
+    Attributes:
+      count: (m,) int, each client's rows.
+      variance: of all targets "y", where there is a squared error; else None.
+      majority: see `Evaluation`.
+    """
+
+    count: np.ndarray
+    variance: float | None
+    majority: float | None
+
+    @classmethod
+    def of(cls, population: Population, split: str, metrics: Collection[str]) -> "Facts":
+        """The facts of a split, for metrics of these names."""
+        count, y = population.splits[split].count, population.fields.get("y")
+        variance = majority = None
+        if y is not None and "squared_error" in metrics and np.any(count > 0):
+            start = population.splits[split].start
+            targets = [y[a : a + n] for a, n in zip(start, count, strict=True)]
+            variance = float(np.var(np.concatenate(targets), dtype=np.float64))
+        if y is not None and "accuracy" in metrics and y.dtype.kind in "iu":
+            majority = majority_accuracy(population, split)
+        return cls(count, variance, majority)
+
+
+def summarize(split: str, measured: Measured, facts: Facts) -> Evaluation:
+    """Turns what was measured of each client into an `Evaluation`.
+
+    "squared_error" divided by the variance of all targets is reported as "nmse", too, as in the
+    experiments of MP-MTL.
 
     Args:
       split: its name.
-      sums: by metric name, (m,) or, of S runs, (m, S): the sum over each client's rows.
-      count: (m,) rows.
-      targets: (n,) all targets of the split; "squared_error" divided by their variance is reported
-        as "nmse" (as in MP-MTL's experiments). None where there are none.
+      measured: numpy arrays, (m,) or, of S runs, (m, S).
+      facts: of the split.
     """
-    divisor = np.where(count > 0, count, np.nan)
-    values = {name: (np.asarray(total, np.float64).T / divisor).T for name, total in sums.items()}
-    if "squared_error" in values and targets is not None and len(targets):
-        variance = float(np.var(np.asarray(targets, np.float64)))
-        if variance > 0:
-            values["nmse"] = values["squared_error"] / variance
-    return Evaluation(split, count, values)
+    rows = np.where(facts.count > 0, facts.count, np.nan)
+
+    def over(divisor, found):
+        return {name: (np.asarray(v, np.float64).T / divisor).T for name, v in found.items()}
+
+    values, folds = over(rows, measured.sums), over(rows / rows, measured.values)
+    if "squared_error" in values and facts.variance:
+        values["nmse"] = values["squared_error"] / facts.variance
+    return Evaluation(split, facts.count, values | folds, tuple(folds), facts.majority)

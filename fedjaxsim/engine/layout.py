@@ -35,6 +35,10 @@ class Layout:
       rematerialize: whether reverse mode does a client's work again instead of keeping what it
         needs of it, and writes into the clients' states in place. Of no effect otherwise.
       most_rows: no fewer rows than any client has, where reverse mode needs a static bound.
+      in_step: whether the exact passes of clients that are mapped together are of one length, at
+        the end with batches of padding alone. Of unlike lengths, they copy what they carry in every
+        step, to keep it for those who have come to their end. Never in training: how many rows the
+        others have is none of a client's business.
     """
 
     chunk_size: int
@@ -43,6 +47,7 @@ class Layout:
     linear: bool = False
     rematerialize: bool = False
     most_rows: int | None = None
+    in_step: bool = False
 
     def __post_init__(self):
         if self.chunk_size < 2:
@@ -78,7 +83,8 @@ class Layout:
     def for_evaluation(self, personal: PyTree) -> "Layout":
         """What suits an evaluation: clients who share one linear model go in batches."""
         shared = not jax.tree.leaves(personal)
-        return self.batched() if self.linear and shared and not self.chosen else self
+        layout = self.batched() if self.linear and shared and not self.chosen else self
+        return dataclasses.replace(layout, in_step=True)
 
     def for_settings(self, row_bytes: float) -> "Layout":
         """Chunks so small that rows of so many bytes, of all settings, fit into a core's cache.

@@ -5,7 +5,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,18 @@ from fedjaxsim.privacy.sampling import Sampling
 PyTree = Any
 
 
+class Measured(NamedTuple):
+    """Metrics of clients by name, each () of one client, (m,) or, of S runs, (m, S).
+
+    Attributes:
+      sums: of the task's metrics, over each client's rows.
+      values: of the task's folds; NaN for a client that has none.
+    """
+
+    sums: dict[str, jax.Array]
+    values: dict[str, jax.Array]
+
+
 @dataclasses.dataclass(frozen=True)
 class Program:
     """The parts of a simulation as pure functions, with the settings that fix shapes.
@@ -37,7 +49,7 @@ class Program:
       algorithm: four functions for one client.
       mechanism: the door.
       sampling: who takes part.
-      measure: `(params, data) -> {name: ()}`: sums of metrics over all rows of one client.
+      measure: `(params, data, most_rows) -> Measured`, of one client; none has more rows.
       minibatches: of the local steps.
       layout: how clients and their work are laid out.
       share: the clients that are worked on here: all of them, or those of one device.
@@ -48,7 +60,7 @@ class Program:
     algorithm: Algorithm
     mechanism: Mechanism
     sampling: Sampling
-    measure: Callable[[PyTree, ClientData], dict[str, jax.Array]]
+    measure: Callable[[PyTree, ClientData, int], Measured]
     minibatches: Minibatches
     layout: Layout
     share: Share
@@ -127,29 +139,36 @@ class Program:
         """So many rounds, and their metrics, each (rounds, ...)."""
         return jax.lax.scan(lambda state, _: self.round(state, hparams, rows), state, length=rounds)
 
-    def evaluate(
-        self, state: SimulationState, hparams: Hyperparameters, rows: Rows
-    ) -> dict[str, jax.Array]:
-        """Sums of the metrics over each client's rows, (m, ...)."""
+    def evaluate(self, state: SimulationState, hparams: Hyperparameters, rows: Rows) -> Measured:
+        """The metrics of each client on its rows, (m, ...)."""
         layout = self.layout.for_evaluation(state.personal)
 
         def one(personal, client_id):
             params = self.algorithm.predict(state.shared, personal, hparams, client_id)
-            return self.measure(params, rows.of(client_id, state.key, self.minibatches, layout))
+            data = rows.of(client_id, state.key, self.minibatches, layout)
+            return self.measure(params, data, rows.most_rows)
 
         ids, _ = self.share.ids()
         return map_clients(one, state.personal, ids, layout)
 
 
-def measure_with(task: Task) -> Callable[[PyTree, ClientData], dict[str, jax.Array]]:
-    """The `measure` of a `Program`: sums of the task's metrics, in one pass over the rows."""
+def measure_with(task: Task) -> Callable[[PyTree, ClientData, int], Measured]:
+    """The `measure` of a `Program`: the task's metrics and folds, in one pass over the rows."""
 
-    def measure(params, data):
-        def add(totals, batch):
+    def measure(params, data, most_rows):
+        def add(carry, batch):
+            sums, carries = carry
+            # Folds ask the model again for the same batch: the compiler does it once.
             values = task.metrics(params, batch)
-            return {name: totals[name] + batch.sum(values[name]) for name in totals}
+            return (
+                {name: sums[name] + batch.sum(values[name]) for name in sums},
+                {name: task.folds[name].add(carries[name], params, batch) for name in carries},
+            )
 
         shapes = jax.eval_shape(task.metrics, params, data.batch_shapes())
-        return data.full_pass(add, {name: jnp.zeros((), v.dtype) for name, v in shapes.items()})
+        sums = {name: jnp.zeros((), v.dtype) for name, v in shapes.items()}
+        carries = {name: fold.start(most_rows) for name, fold in task.folds.items()}
+        sums, carries = data.full_pass(add, (sums, carries))
+        return Measured(sums, {name: task.folds[name].value(carries[name]) for name in carries})
 
     return measure

@@ -22,6 +22,7 @@ class Rows:
       count: (m,) int32.
       generate: static; what makes fresh minibatches, where the population has it.
       pass_size: static; rows in a batch of an exact pass.
+      most_rows: static; no client has more rows, the padding of its last batch included.
     """
 
     fields: dict[str, jax.Array]
@@ -29,16 +30,19 @@ class Rows:
     count: jax.Array
     generate: Generate | None = dataclasses.field(default=None, metadata={"static": True})
     pass_size: int = dataclasses.field(default=LARGEST_PASS, metadata={"static": True})
+    most_rows: int = dataclasses.field(default=LARGEST_PASS, metadata={"static": True})
 
     @classmethod
     def place(cls, population: Population, split: str, fields: dict[str, jax.Array]) -> "Rows":
         """One split of a population, its fields being on the device already."""
         ranges = population.splits[split]
-        # Small batches where every client has few rows; a cap, so that what is compiled depends
-        # little on the data.
-        pass_size = max(1, min(LARGEST_PASS, int(ranges.count.max())))
+        # Small batches where every client has few rows; a cap, and a power of two, so that what is
+        # compiled depends little on the data.
+        largest = int(ranges.count.max())
+        pass_size = max(1, min(LARGEST_PASS, largest))
+        most_rows = max(LARGEST_PASS, 1 << (largest - 1).bit_length())
         start, count = jnp.asarray(ranges.start), jnp.asarray(ranges.count)
-        return cls(fields, start, count, population.generate, pass_size)
+        return cls(fields, start, count, population.generate, pass_size, most_rows)
 
     def for_training(self) -> "Rows":
         """The rows, read by every client in the same batches.
@@ -77,4 +81,17 @@ class Rows:
             order,
             self.generate,
             layout.reading(self.pass_size),
+            _largest_of_all(self.count[client_id]) if layout.in_step else None,
         )
+
+
+@jax.custom_batching.custom_vmap
+def _largest_of_all(number: jax.Array) -> jax.Array:
+    """The largest of the numbers that `jax.vmap` maps over, where it does."""
+    return number
+
+
+@_largest_of_all.def_vmap
+def _(axis_size, in_batched, number):
+    del axis_size, in_batched
+    return jnp.max(number), False

@@ -94,11 +94,14 @@ def over_settings(program: Program, axes: Hyperparameters, size: int) -> Program
     def many(function, *in_axes):
         return map_last(function, in_axes, size)
 
+    def measure(params, data, most_rows):
+        return many(lambda params: program.measure(params, data, most_rows), -1)(params)
+
     return dataclasses.replace(
         program,
         algorithm=_algorithm(program.algorithm, axes, many),
         mechanism=_mechanism(program.mechanism, axes, many, size),
-        measure=lambda params, data: many(lambda params: program.measure(params, data), -1)(params),
+        measure=measure,
         no_charges=lambda: _repeat(program.no_charges(), size),
         charge=many(program.charge, -1, -1, None, None),
     )

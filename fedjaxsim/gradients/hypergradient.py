@@ -21,6 +21,7 @@ from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
+from fedjaxsim.engine.program import measure_with
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import map_clients
 from fedjaxsim.gradients.reverse import bounded, reversible, run_rounds, segment_length
@@ -55,7 +56,7 @@ def mean_metric(
 
     Args:
       simulation: whose clients and task these are.
-      metric: one of the task's.
+      metric: one of the task's `metrics`.
       split: which rows.
 
     Raises:
@@ -69,12 +70,13 @@ def mean_metric(
         raise ValueError(f"the {split} split has no rows, so it has no mean {metric}")
     program = simulation.program
     layout = bounded(program.layout, rows)
+    measure = measure_with(simulation.task._replace(folds={}))  # which have no derivatives
 
     def value(rows, state, hparams):
         def one(personal, client_id):
             params = program.algorithm.predict(state.shared, personal, hparams, client_id)
             data = rows.of(client_id, state.key, program.minibatches, layout)
-            sums = program.measure(params, data)
+            sums = measure(params, data, rows.most_rows).sums
             if metric not in sums:
                 raise ValueError(f"metric must be one of {sorted(sums)}, got {metric!r}")
             return sums[metric] / jnp.maximum(data.count, 1).astype(sums[metric].dtype)

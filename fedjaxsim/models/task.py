@@ -1,6 +1,7 @@
 """What is learned: a model with a loss and the per-example values that evaluation reports."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ import optax
 
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.fast.linear_steps import Linear
+from fedjaxsim.models.folds import Fold, area_under_roc, balanced_accuracy
 from fedjaxsim.models.model import Model
 
 PyTree = Any
@@ -32,6 +34,8 @@ class Task(NamedTuple):
         a number of classes; see `Algorithm`.
       divergence: `(params, other, batch) -> (b,)`, per example the symmetrized KL divergence,
         KL(p‖q) + KL(q‖p), between what two sets of parameters predict; None where a task has none.
+      folds: by name, metrics that are no sums over rows, such as "auc"; evaluation computes them in
+        the same pass. Clients for whom one is NaN are left out of its means and percentiles.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -42,6 +46,7 @@ class Task(NamedTuple):
     linear: Linear | None = None
     public: tuple[str, ...] = ()
     divergence: Callable[[PyTree, PyTree, Batch], jax.Array] | None = None
+    folds: Mapping[str, Fold] = MappingProxyType({})
 
 
 def _require_xy(fields: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -96,7 +101,12 @@ def _task(
 
 
 def _classification(
-    model: Model, losses: Callable, correct: Callable, check: Callable, divergence: Divergence
+    model: Model,
+    losses: Callable,
+    correct: Callable,
+    check: Callable,
+    divergence: Divergence,
+    folds: Mapping[str, Fold],
 ) -> Task:
     """The task of functions of outputs and labels: `losses`, (b,), and `correct`, (b,) bool."""
 
@@ -108,7 +118,36 @@ def _classification(
         is_correct = correct(outputs, batch.fields["y"])
         return {"loss": values, "accuracy": is_correct.astype(values.dtype)}
 
-    return _task(model, losses_of, metrics, check, divergence)
+    return _task(model, losses_of, metrics, check, divergence)._replace(folds=folds)
+
+
+def _folds(model: Model, num_classes: int, correct: Callable, score: Callable) -> dict[str, Fold]:
+    """The folds of a classification: of outputs and labels `correct`, (b,) bool.
+
+    Of two classes `score` is a function of the outputs: (b,), larger for the one of positive label.
+    """
+
+    def outputs_of(params, batch):
+        return model.apply(params, batch.fields["x"])
+
+    def label(batch):
+        labels = batch.fields["y"]
+        return (labels > 0).astype(int) if num_classes == 2 else labels
+
+    def is_correct(params, batch):
+        return correct(outputs_of(params, batch), batch.fields["y"])
+
+    folds = {"balanced_accuracy": balanced_accuracy(is_correct, label, num_classes)}
+    if num_classes == 2:
+        folds["auc"] = area_under_roc(
+            lambda params, batch: score(outputs_of(params, batch)), lambda batch: label(batch) > 0
+        )
+    return folds
+
+
+def _second_over_first(outputs: jax.Array) -> jax.Array:
+    """How much larger the second output is, (b,)."""
+    return outputs[:, 1] - outputs[:, 0]
 
 
 # KL(p‖q) + KL(q‖p) of an exponential family is (mean of p − mean of q)·(natural parameter of p −
@@ -149,7 +188,8 @@ def softmax(model: Model, num_classes: int) -> Task:
         _require_classes(fields, num_classes, "softmax")
 
     losses = optax.losses.softmax_cross_entropy_with_integer_labels
-    return _classification(model, losses, _largest, check, _of_categories)
+    folds = _folds(model, num_classes, _largest, _second_over_first)
+    return _classification(model, losses, _largest, check, _of_categories, folds)
 
 
 def one_vs_all(
@@ -188,7 +228,8 @@ def one_vs_all(
         _require_classes(fields, num_classes, "one_vs_all")
 
     divergence = _of_normals if loss == "squared" else _of_coins
-    return _classification(model, losses, _largest, check, divergence)
+    folds = _folds(model, num_classes, _largest, _second_over_first)
+    return _classification(model, losses, _largest, check, divergence, folds)
 
 
 def logistic(model: Model) -> Task:
@@ -215,7 +256,8 @@ def logistic(model: Model) -> Task:
                 f"logistic needs labels -1 and 1, or 0 and 1, got {sorted(values)[:10]}"
             )
 
-    return _classification(model, losses, correct, check, _of_coins)
+    folds = _folds(model, 2, correct, lambda logits: logits[:, 0])
+    return _classification(model, losses, correct, check, _of_coins, folds)
 
 
 def squared(model: Model) -> Task:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedjaxsim.metrics import METRICS, in_tables
+from fedjaxsim.metrics import MAJORITY, METRICS, in_tables
 
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
@@ -58,23 +58,28 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
       title: above the table.
     """
     qualities = [(key, metric) for key, metric in in_tables() if any(key in row for row in rows)]
-    ends = ("", "_p10", "_p90")
     lines = []
     for row in rows:
         planned = f" of {row['rounds_planned']}" if row["interrupted"] else ""
         lines.append(
             [
                 row["run"],
-                *(_decimals(row.get(key + end)) for key, _ in qualities for end in ends),
+                *(_decimals(row.get(key + end)) for key, one in qualities for end in one.in_tables),
                 *(epsilon_text(row[key]) for key in ("epsilon", "epsilon_replace")),
                 number(row["delta"]),
                 f"{row['rounds']}{planned}",
                 number(row["rounds_per_second"]),
             ]
         )
-    measured = [heading for _, one in qualities for heading in (one.title, "p10", "p90")]
+    measured = [end[1:] or one.title for _, one in qualities for end in one.in_tables]
     headings = ["run", *measured, "ε\nzero-out", "ε\nreplace", "δ", "rounds", "rounds\nper s"]
     print_rows(headings, lines, title, padding=0)  # 80 columns are enough then
+    constant = {row["run"]: row.get(f"test_{MAJORITY}") for row in rows}
+    known = {run: _decimals(value) for run, value in constant.items() if value is not None}
+    if known:
+        alike = len(set(known.values())) == 1
+        values = [next(iter(known.values()))] if alike else map(" ".join, known.items())
+        print(f"accuracy of always saying the most frequent label: {', '.join(values)}")
 
 
 def print_guarantee(report: "Report", place: Path | None, *, explain: bool) -> None:

@@ -201,10 +201,9 @@ class ManyRuns:
           ValueError: if there is no such split.
         """
         self.simulation.check_split(split)
-        sums = self._evaluate(state, self._hparams, self.simulation.rows[split])
-        return self.simulation.summarize(
-            split, {name: np.asarray(value)[:, : self.size] for name, value in sums.items()}
-        )
+        measured = self._evaluate(state, self._hparams, self.simulation.rows[split])
+        own = jax.tree.map(lambda values: np.asarray(values)[:, : self.size], measured)
+        return self.simulation.summarize(split, own)
 
 
 def _same(_: Any) -> Any:

@@ -14,7 +14,7 @@ class Functions(NamedTuple):
       init: `(key, hparams) -> state`.
       round: `(state, hparams, rows) -> (state, metrics)`.
       rounds: `(state, hparams, rows, rounds) -> (state, metrics)`.
-      evaluate: `(state, hparams, rows) -> sums`.
+      evaluate: `(state, hparams, rows) -> Measured`.
     """
 
     init: Callable[..., Any]

@@ -72,8 +72,8 @@ class OverDevices:
         def evaluate(state, hparams, rows):
             inputs = (_specs_of(state), SAME, _specs_of_rows(rows))
             whole = across(part.evaluate, self._mesh, inputs, _DIVIDED)
-            sums = whole(_with_padding(state, shard), hparams, rows)
-            return jax.tree.map(lambda leaf: leaf[: shard.num_clients], sums)
+            measured = whole(_with_padding(state, shard), hparams, rows)
+            return jax.tree.map(lambda leaf: leaf[: shard.num_clients], measured)
 
         return Functions(init, functools.partial(advance, function=part.round), rounds, evaluate)
 

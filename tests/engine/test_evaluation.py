@@ -1,0 +1,199 @@
+"""What evaluation reports: summaries by hand, and folds as each client alone would compute them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from fedjaxsim import pmtl
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.population import Population, consecutive
+from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.gradients.hypergradient import mean_metric
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.models.folds import Fold
+from fedjaxsim.models.model import linear
+from fedjaxsim.models.task import logistic
+from fedjaxsim.privacy.sampling import everyone
+from fedjaxsim.runs.many import ManyRuns
+from fedjaxsim.simulation import Simulation
+from fedjaxsim.tune.source import metric_of
+
+HPARAMS = Hyperparameters(learning_rate=0.3, lam=0.1, clip_norm=1.0)
+NAMES = ("auc", "balanced_accuracy", "largest_loss")
+TASK = logistic(linear((2,), 1))
+LARGEST_LOSS = Fold(  # a metric of one's own
+    start=lambda most_rows: jnp.zeros(()),
+    add=lambda carry, params, batch: jnp.maximum(
+        carry, jnp.max(jnp.where(batch.weight > 0, TASK.metrics(params, batch)["loss"], 0))
+    ),
+    value=lambda carry: carry,
+)
+OWN = TASK._replace(folds={**TASK.folds, "largest_loss": LARGEST_LOSS})
+
+
+# --- summaries ------------------------------------------------------------------------------------
+
+
+def test_the_spread_and_the_worst_tenth_by_hand():
+    # Of twelve clients with rows the worst tenth are two.
+    values = np.array([7.0, *range(12)])
+    count = np.array([0, *[1] * 11, 9])
+    evaluation = Evaluation("test", count, {"accuracy": values, "loss": values})
+    summary = evaluation.summary()
+    assert summary["test_accuracy_worst_tenth"] == 0.5  # of 0 and 1
+    assert summary["test_loss_worst_tenth"] == 10.5  # of 10 and 11
+    assert summary["test_accuracy"] == 5.5
+    # Population variance of 0 … n−1: (n² − 1)/12.
+    np.testing.assert_allclose(summary["test_loss_std"] ** 2, 143 / 12, rtol=1e-12)
+    assert summary["test_loss_weighted"] == (sum(range(11)) + 9 * 11) / 20
+    assert "test_loss_undefined" not in summary
+
+
+def test_clients_without_a_value_are_left_out_and_counted():
+    nan, count = np.nan, np.array([3, 1, 2, 0, 4])
+    one = np.array([0.5, nan, 1.0, nan, 0.0])
+    other = np.array([nan, nan, 0.25, nan, 0.75])  # defined elsewhere
+    for columns in ((one, one), (one, other), (other, np.full(5, nan))):
+        whole = Evaluation("test", count, {"auc": np.stack(columns, axis=-1)}, ["auc"]).summary()
+        for index, column in enumerate(columns):
+            alone = Evaluation("test", count, {"auc": column}, ["auc"]).summary()
+            assert whole.keys() == alone.keys()
+            for name, value in alone.items():
+                np.testing.assert_array_equal(whole[name][index], value)
+    summary = Evaluation("test", count, {"auc": one}, ["auc"]).summary()
+    assert (summary["test_auc"], summary["test_auc_undefined"]) == (0.5, 1)
+    assert summary["test_auc_weighted"] == (3 * 0.5 + 2 * 1) / 9
+    assert summary["test_auc_worst_tenth"] == 0
+    assert summary["test_auc_p50"] == 0.5
+
+
+def test_a_model_that_diverged_is_not_left_out():
+    evaluation = Evaluation("test", np.ones(3, int), {"loss": np.array([1.0, np.nan, 2.0])})
+    assert np.isnan(evaluation.mean("loss"))
+    assert np.isnan(evaluation.worst_tenth("loss"))
+
+
+# --- folds in a simulation ------------------------------------------------------------------------
+
+
+def population() -> Population:
+    """Clients of unlike sizes: one has rows of one class alone, and one has no test rows."""
+    rng = np.random.default_rng(0)
+    sizes, train = [70, 5, 3, 8, 33], [10, 2, 3, 4, 6]
+    x = np.round(rng.normal(size=(sum(sizes), 2)), 1).astype(np.float32)
+    y = (x[:, 0] + rng.normal(size=len(x)) > 0.5).astype(int)
+    start = np.cumsum([0, *sizes[:-1]])
+    y[start[1] : start[1] + 5] = 1
+    splits = consecutive(train, [0] * 5, np.array(sizes) - train)
+    return Population({"x": x, "y": y.astype(np.int32)}, splits, np.array(list("abcde")))
+
+
+CLIENTS = population()
+
+
+def simulation(**layout) -> Simulation:
+    return Simulation(
+        pmtl(OWN), OWN, CLIENTS, everyone(5), Minibatches(4, steps=2), chunk_size=2, **layout
+    )
+
+
+def expected(personal):
+    """By name, (m,): what scikit-learn and numpy say of each client's own rows."""
+    found = {name: np.full(5, np.nan) for name in NAMES}
+    for k in (0, 1, 3, 4):
+        rows = CLIENTS.rows(k, "test")
+        kernel, bias = np.asarray(personal["kernel"][k]), np.asarray(personal["bias"][k])
+        score = (rows["x"] @ kernel + bias)[:, 0]
+        recalls = [np.mean((score > 0)[rows["y"] == label] == label) for label in set(rows["y"])]
+        found["balanced_accuracy"][k] = np.mean(recalls)
+        found["largest_loss"][k] = np.max(np.log1p(np.exp(np.where(rows["y"] > 0, -score, score))))
+        if len(set(rows["y"])) > 1:
+            found["auc"][k] = roc_auc_score(rows["y"], score)
+    return found
+
+
+@functools.cache
+def trained():
+    sim = simulation(chunk_map="scan")
+    return sim, sim.run(sim.init(0, HPARAMS), HPARAMS, 3)[0]
+
+
+@pytest.mark.parametrize("layout", [{"chunk_map": "scan"}, {"chunk_map": "vmap"}, "devices"])
+def test_folds_are_those_of_each_clients_own_rows(layout):
+    layout = {"devices": jax.devices()[:2]} if layout == "devices" else layout
+    _, state = trained()
+    evaluation = simulation(**layout).evaluate(state, HPARAMS)
+    for name, values in expected(state.personal).items():
+        np.testing.assert_allclose(evaluation.values[name], values, rtol=1e-5, err_msg=name)
+    summary = evaluation.summary()
+    assert summary["test_auc_undefined"] == 1
+    assert np.isfinite(summary["test_auc"])
+    assert summary["test_largest_loss"] == np.mean(evaluation.values["largest_loss"][[0, 1, 3, 4]])
+
+
+def test_folds_of_many_runs_are_those_of_each_alone():
+    sim, _ = trained()
+    many = ManyRuns(sim, [HPARAMS.replace(learning_rate=rate) for rate in (0.1, 1.0)])
+    state, [segment] = many.run(many.init(1), 2)
+    for index in range(2):
+        personal = {name: leaf[..., index] for name, leaf in state.personal.items()}
+        for name, values in expected(personal).items():
+            found = segment.evaluation.values[name][:, index]
+            np.testing.assert_allclose(found, values, rtol=1e-5, err_msg=name)
+    assert segment.evaluation.summary()["test_majority_accuracy"].shape == (2,)
+
+
+def test_the_model_is_asked_once_for_a_batch(fully_optimized):
+    del fully_optimized
+
+    def products(task):
+        sim = Simulation(pmtl(task), task, CLIENTS, everyone(5), Minibatches(4, steps=2))
+        state = sim.init(0, HPARAMS)
+        compiled = sim._evaluate.lower(state, HPARAMS.as_arrays(), sim._placed["test"]).compile()
+        return str(compiled.as_text()).count(" dot(")
+
+    assert products(OWN) == products(TASK._replace(folds={})) > 0
+
+
+def test_the_majoritys_accuracy_is_that_of_a_constant_answer():
+    y = np.concatenate([CLIENTS.rows(k, "train")["y"] for k in range(5)])
+    most = int(np.mean(y) > 0.5)
+    shares = [np.mean(CLIENTS.rows(k, "test")["y"] == most) for k in (0, 1, 3, 4)]
+    sim, state = trained()
+    found = sim.evaluate(state, HPARAMS).summary()["test_majority_accuracy"]
+    np.testing.assert_allclose(found, np.mean(shares), rtol=1e-12)
+
+
+def test_folds_have_no_derivative():
+    sim, state = trained()
+    with pytest.raises(
+        ValueError, match=r"metric must be one of \['accuracy', 'loss'\], got 'auc'"
+    ):
+        mean_metric(sim, "auc", "test")(state, HPARAMS)
+    with pytest.raises(ValueError, match="auc has no derivative"):
+        metric_of(OWN, CLIENTS, "auc")
+
+
+@pytest.mark.parametrize(
+    ("fold", "message"),
+    [
+        (LARGEST_LOSS._replace(value=lambda carry: carry[None]), "must be one number, got shape"),
+        (LARGEST_LOSS._replace(add=lambda carry, params, batch: batch.weight), "a carry of the"),
+    ],
+)
+def test_a_fold_that_gives_something_else(fold, message):
+    task = TASK._replace(folds={"own": fold})
+    sim = Simulation(pmtl(task), task, CLIENTS, everyone(5), Minibatches(4, steps=2))
+    with pytest.raises(ValueError, match=f"fold 'own' .*{message}"):
+        sim.init(0, HPARAMS)
+
+
+def test_a_fold_needs_a_name_of_its_own():
+    task = TASK._replace(folds={"loss": LARGEST_LOSS})
+    sim = Simulation(pmtl(task), task, CLIENTS, everyone(5), Minibatches(4, steps=2))
+    with pytest.raises(ValueError, match="'loss' must be a metric or a fold of the task"):
+        sim.init(0, HPARAMS)
