@@ -74,12 +74,14 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
     measured = [end[1:] or one.title for _, one in qualities for end in one.in_tables]
     headings = ["run", *measured, "ε\nzero-out", "ε\nreplace", "δ", "rounds", "rounds\nper s"]
     print_rows(headings, lines, title, padding=0)  # 80 columns are enough then
-    constant = {row["run"]: row.get(f"test_{MAJORITY}") for row in rows}
-    known = {run: _decimals(value) for run, value in constant.items() if value is not None}
-    if known:
-        alike = len(set(known.values())) == 1
-        values = [next(iter(known.values()))] if alike else map(" ".join, known.items())
-        print(f"accuracy of always saying the most frequent label: {', '.join(values)}")
+    notes = {f"test_{MAJORITY}": "accuracy of always saying the most frequent label"}
+    notes |= {f"{key}_undefined": f"clients left out of {one.title}" for key, one in qualities}
+    for key, words in notes.items():
+        known = {row["run"]: number(row[key]) for row in rows if row.get(key)}
+        if len(set(known.values())) > 1 or len(known) < len(rows):
+            known = {run: f"{run} {value}" for run, value in known.items()}
+        if known:
+            print(f"{words}: {', '.join(dict.fromkeys(known.values()))}")
 
 
 def print_guarantee(report: "Report", place: Path | None, *, explain: bool) -> None:

@@ -87,17 +87,17 @@ def test_below_the_table_is_what_a_constant_answer_reaches(capsys):
         "epsilon": 0, "epsilon_replace": 0, "delta": 1e-3, "rounds": 3, "rounds_planned": 3,
         "interrupted": False, "rounds_per_second": 2.0, "test_accuracy": 0.94, "test_auc": 0.7,
     }  # fmt: skip
-    print_table([{"run": "a", "test_majority_accuracy": 0.935, **row}, {"run": "b", **row}])
+    row |= {"test_majority_accuracy": 0.935, "test_auc_undefined": 0}
+    print_table([{"run": "a", **row}, {"run": "b", **row}])
     *_, header, _, _, _, last = capsys.readouterr().out.splitlines()
     assert header.split()[:5] == ["run", "accuracy", "p10", "p90", "aAUC"]
     assert last == "accuracy of always saying the most frequent label: 0.935"
-    print_table(
-        [
-            {"run": "a", "test_majority_accuracy": 0.5, **row},
-            {"run": "b", "test_majority_accuracy": 1, **row},
-        ]
-    )
-    assert capsys.readouterr().out.splitlines()[-1].endswith("label: a 0.500, b 1.000")
+    other = row | {"test_majority_accuracy": 0.5, "test_auc_undefined": 19}
+    print_table([{"run": "a", **row}, {"run": "b", **other}])
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "accuracy of always saying the most frequent label: a 0.935, b 0.5",
+        "clients left out of aAUC: b 19",
+    ]
 
 
 def test_ctrl_c_sets_the_event_and_the_old_handler_comes_back(capfd):
