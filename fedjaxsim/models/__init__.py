@@ -4,7 +4,7 @@ from fedjaxsim.models.convolution import conv2d, max_pool2d
 from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.models.model import Model, from_flax, linear
 from fedjaxsim.models.network import cnn, mlp
-from fedjaxsim.models.task import Task, logistic, one_vs_all, softmax, squared
+from fedjaxsim.models.task import Task, logistic, one_vs_all, softmax, softmax_sequence, squared
 
 __all__ = [
     "Model",
@@ -19,5 +19,6 @@ __all__ = [
     "mlp",
     "one_vs_all",
     "softmax",
+    "softmax_sequence",
     "squared",
 ]

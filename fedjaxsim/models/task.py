@@ -36,6 +36,9 @@ class Task(NamedTuple):
         KL(p‖q) + KL(q‖p), between what two sets of parameters predict; None where a task has none.
       folds: by name, metrics that are no sums over rows, such as "auc"; evaluation computes them in
         the same pass. Clients for whom one is NaN are left out of its means and percentiles.
+      targets: `(fields) -> (n,)`, how many targets each row has, such as tokens; host only. Metrics
+        are then sums over the targets of an example, and a client's are divided by the number of
+        its targets. None where every row has one.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -47,6 +50,7 @@ class Task(NamedTuple):
     public: tuple[str, ...] = ()
     divergence: Callable[[PyTree, PyTree, Batch], jax.Array] | None = None
     folds: Mapping[str, Fold] = MappingProxyType({})
+    targets: Callable[[Mapping[str, np.ndarray]], np.ndarray] | None = None
 
 
 def _require_xy(fields: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -190,6 +194,57 @@ def softmax(model: Model, num_classes: int) -> Task:
     losses = optax.losses.softmax_cross_entropy_with_integer_labels
     folds = _folds(model, num_classes, _largest, _second_over_first)
     return _classification(model, losses, _largest, check, _of_categories, folds)
+
+
+def softmax_sequence(model: Model, num_classes: int) -> Task:
+    """Softmax cross-entropy of every token (optax), such as the next one of each place of a text.
+
+    "y" holds integers in [0, c), (n, L), and −1 where there is no token: padding counts in no loss
+    and no accuracy. The loss of a minibatch is the mean over its tokens, and so are a client's
+    metrics: a long example counts for more than a short one.
+
+    Args:
+      model: outputs (b, L, c) logits.
+      num_classes: c.
+    """
+
+    def tokens(batch):
+        """Which there are, (b, L) bool."""
+        return batch.fields["y"] >= 0
+
+    def of_tokens(params, batch):
+        outputs, labels = model.apply(params, batch.fields["x"]), jnp.maximum(batch.fields["y"], 0)
+        losses = optax.losses.softmax_cross_entropy_with_integer_labels(outputs, labels)
+        return jnp.where(tokens(batch), losses, 0), tokens(batch) & _largest(outputs, labels)
+
+    def loss(params, batch):
+        losses, _ = of_tokens(params, batch)
+        count = batch.sum(tokens(batch).sum(axis=1).astype(losses.dtype))
+        return batch.sum(losses.sum(axis=1)) / jnp.maximum(count, 1)
+
+    def metrics(params, batch):
+        losses, correct = of_tokens(params, batch)
+        return {
+            "loss": losses.sum(axis=1),
+            "accuracy": correct.sum(axis=1).astype(losses.dtype),
+        }
+
+    def check(fields):
+        y = _require_xy(fields)
+        if y.dtype.kind != "i" or y.ndim != 2:
+            raise ValueError(
+                f"softmax_sequence needs integer labels (n, L), got {y.dtype} {y.shape}"
+            )
+        if y.min() < -1 or y.max() >= num_classes:
+            raise ValueError(
+                f"labels must lie in [0, {num_classes}), the model's classes, or be -1 for "
+                f"padding, got labels from {y.min()} to {y.max()}"
+            )
+
+    return Task(
+        model.init, loss, metrics, check, model.output_layer,
+        targets=lambda fields: (fields["y"] >= 0).sum(axis=1),
+    )  # fmt: skip
 
 
 def one_vs_all(

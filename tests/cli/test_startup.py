@@ -19,6 +19,9 @@ _HEAVY = {
     "numpy",
     "dp_accounting",
     "pandas",
+    "pyarrow",
+    "narwhals",
+    "PIL",
 }
 _COMMANDS = (
     "run",
@@ -122,6 +125,7 @@ print(*set(sys.modules) - before)
 """)
     assert "fedjaxsim.simulation" in modules
     assert not modules & {"matplotlib", "sklearn", "rich", "tyro", "dp_accounting", "pyarrow"}
+    assert not modules & {"narwhals", "PIL", "datasets"}
     assert not modules & {"scipy.stats", "scipy.optimize", "scipy.signal", "scipy.io", "tree"}
 
 
