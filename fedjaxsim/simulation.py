@@ -407,7 +407,7 @@ class Simulation:
     def summarize(self, split: str, measured: Measured) -> Evaluation:
         """What metrics of each client, (m,) or (m, S), come to."""
         if split not in self._facts:
-            self._facts[split] = Facts.of(self.population, split, measured.sums)
+            self._facts[split] = Facts.of(self.population, split, self.task, measured.sums)
         return summarize(split, jax.tree.map(np.asarray, measured), self._facts[split])
 
     def guarantee(self, state: SimulationState, delta: float | None = None) -> Report:

@@ -6,6 +6,8 @@ import numpy as np
 
 from fedjaxsim.data.population import SPLITS, Population
 
+_PADDING = -1
+
 
 def rows_per_client(population: Population) -> np.ndarray:
     """The rows of each client in all splits, (m,)."""
@@ -30,19 +32,39 @@ def label_counts(population: Population, *splits: str) -> tuple[np.ndarray, np.n
     Raises:
         ValueError: there are no integer labels "y".
     """
-    y = population.fields.get("y")
-    if y is None or y.dtype.kind not in "iu":
-        raise ValueError("only integer labels 'y' can be counted")
+    y = _labels(population)
     labels, index = np.unique(y, return_inverse=True)
     index = index.reshape(y.shape)
     counts = np.zeros((population.num_clients, len(labels)), np.int64)
     for split in splits or SPLITS:
-        ranges = population.splits[split]
-        for k, (start, count) in enumerate(zip(ranges.start, ranges.count, strict=True)):
-            rows = index[start : start + count].ravel()
-            counts[k] += np.bincount(rows, minlength=len(labels))
-    real = labels != -1 if y.ndim > 1 else np.full(len(labels), True)
+        client, own = _of_clients(population, split, index)
+        pairs = np.bincount(client * len(labels) + own, minlength=counts.size)
+        counts += pairs.reshape(counts.shape)
+    real = _real(labels, y)
     return labels[real], counts[:, real]
+
+
+def _labels(population: Population) -> np.ndarray:
+    y = population.fields.get("y")
+    if y is None or y.dtype.kind not in "iu":
+        raise ValueError("only integer labels 'y' can be counted")
+    return y
+
+
+def _of_clients(
+    population: Population, split: str, values: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The clients and the values of all labels in a split, (k,) each; values are like "y"."""
+    ranges = population.splits[split]
+    client = np.repeat(np.arange(population.num_clients), ranges.count)
+    before = np.cumsum(ranges.count) - ranges.count
+    own = values[np.arange(len(client)) + (ranges.start - before)[client]]
+    return np.repeat(client, own.size // max(1, len(own))), own.ravel()
+
+
+def _real(labels: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Which labels, (k,), are no padding: among labels per token, y (N, L), there may be some."""
+    return np.full(len(labels), True) if y.ndim == 1 else labels != _PADDING
 
 
 def majority_accuracy(population: Population, split: str = "test", *, own: bool = False) -> float:
@@ -60,11 +82,18 @@ def majority_accuracy(population: Population, split: str = "test", *, own: bool 
     Raises:
         ValueError: as `label_counts`.
     """
-    _, train = label_counts(population, "train")
-    _, asked = label_counts(population, split)
-    said = np.argmax(train if own else np.broadcast_to(train.sum(axis=0), train.shape), axis=1)
-    total = asked.sum(axis=1)
-    hits = asked[np.arange(len(asked)), said]
+    y, m = _labels(population), population.num_clients
+    if own:
+        labels, counts = label_counts(population, "train")
+        said = labels[np.argmax(counts, axis=1)]
+    else:
+        _, train = _of_clients(population, "train", y)
+        labels, sizes = np.unique(train[_real(train, y)], return_counts=True)
+        said = np.full(m, labels[np.argmax(sizes)])
+    client, asked = _of_clients(population, split, y)
+    client, asked = (array[_real(asked, y)] for array in (client, asked))
+    total = np.bincount(client, minlength=m)
+    hits = np.bincount(client, asked == said[client], m)
     return float(np.mean(hits[total > 0] / total[total > 0])) if total.any() else float("nan")
 
 

@@ -14,6 +14,7 @@ from fedjaxsim.data.describe import majority_accuracy
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.program import Measured
 from fedjaxsim.metrics import MAJORITY, metric
+from fedjaxsim.models.task import Task
 
 PERCENTILES = (10, 50, 90)
 
@@ -27,9 +28,9 @@ class Evaluation:
 
     Attributes:
       split: "train", "validation" or "test".
-      count: (m,) int, each client's rows in the split.
-      values: by name, (m,) float64: the mean over the client's rows, or what a fold gives; NaN for
-        a client without any.
+      count: (m,) int, each client's rows in the split, or the tokens in them: see `targets_of`.
+      values: by name, (m,) float64: the mean over what is counted, or what a fold gives; NaN for a
+        client without any.
       folded: the names of those that folds give, which are NaN for some clients with rows, too.
       majority: for tasks with an accuracy, that of a constant answer, see `majority_accuracy`.
     """
@@ -128,7 +129,7 @@ class Facts:
     """What evaluations of one split need to know of its data.
 
     Attributes:
-      count: (m,) int, each client's rows.
+      count: (m,) int, see `targets_of`.
       variance: of all targets "y", where there is a squared error; else None.
       majority: see `Evaluation`.
     """
@@ -138,9 +139,11 @@ class Facts:
     majority: float | None
 
     @classmethod
-    def of(cls, population: Population, split: str, metrics: Collection[str]) -> "Facts":
-        """The facts of a split, for metrics of these names."""
-        count, y = population.splits[split].count, population.fields.get("y")
+    def of(
+        cls, population: Population, split: str, task: Task, metrics: Collection[str]
+    ) -> "Facts":
+        """The facts of a split, for a task's metrics of these names."""
+        count, y = targets_of(population, split, task), population.fields.get("y")
         variance = majority = None
         if y is not None and "squared_error" in metrics and np.any(count > 0):
             start = population.splits[split].start
@@ -149,6 +152,18 @@ class Facts:
         if y is not None and "accuracy" in metrics and y.dtype.kind in "iu":
             majority = majority_accuracy(population, split)
         return cls(count, variance, majority)
+
+
+def targets_of(population: Population, split: str, task: Task) -> np.ndarray:
+    """How many targets each client has, (m,): its rows, or the tokens in them where a task says so.
+
+    A client's metrics are sums that are divided by it.
+    """
+    ranges = population.splits[split]
+    if task.targets is None:
+        return ranges.count
+    before = np.concatenate([[0], np.cumsum(task.targets(population.fields))])
+    return before[ranges.start + ranges.count] - before[ranges.start]
 
 
 def summarize(split: str, measured: Measured, facts: Facts) -> Evaluation:

@@ -21,6 +21,7 @@ from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
+from fedjaxsim.engine.evaluation import targets_of
 from fedjaxsim.engine.program import measure_with
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import map_clients
@@ -64,12 +65,14 @@ def mean_metric(
         the task has no such metric.
     """
     simulation.check_split(split)
-    rows, counts = simulation.rows[split], simulation.population.splits[split].count
+    rows, population = simulation.rows[split], simulation.population
+    counts = targets_of(population, split, simulation.task)
     present = int(np.sum(counts > 0))
     if present == 0:
         raise ValueError(f"the {split} split has no rows, so it has no mean {metric}")
     program = simulation.program
     layout = bounded(program.layout, rows)
+    targets = jnp.maximum(counts, 1)
     measure = measure_with(simulation.task._replace(folds={}))  # which have no derivatives
 
     def value(rows, state, hparams):
@@ -79,7 +82,7 @@ def mean_metric(
             sums = measure(params, data, rows.most_rows).sums
             if metric not in sums:
                 raise ValueError(f"metric must be one of {sorted(sums)}, got {metric!r}")
-            return sums[metric] / jnp.maximum(data.count, 1).astype(sums[metric].dtype)
+            return sums[metric] / targets[client_id].astype(sums[metric].dtype)
 
         again = jax.checkpoint(one, prevent_cse=False)
         ids = jnp.arange(program.num_clients, dtype=jnp.int32)

@@ -318,7 +318,8 @@ def _task(config: RunConfig, population: Population) -> Task:
     else:
         model = models.linear(shape, outputs, bias=config.intercept)
     if config.loss in _LOSSES:
-        task = _LOSSES[config.loss](model, outputs)
+        per_token = config.loss == "softmax" and fields["y"].ndim == 2
+        task = (tasks.softmax_sequence if per_token else _LOSSES[config.loss])(model, outputs)
         if classes is not None:  # their names say how many there are
             return task
         sentence = (

@@ -180,7 +180,7 @@ def _clients(population: Population, evaluation: Evaluation) -> dict[str, np.nda
     return {
         "name": population.names,
         "train_rows": population.splits["train"].count,
-        "test_rows": evaluation.count,
+        "test_rows": population.splits["test"].count,
         **{f"test_{name}": values for name, values in evaluation.values.items()},
     }
 

@@ -187,8 +187,8 @@ class _SystemSettings:
     intercept: bool = True
     """The linear model has one; --no-intercept leaves it out."""
     loss: Literal["softmax", "one-vs-all", "squared", "logistic"] = "softmax"
-    """The local loss: softmax or one-vs-all (squared; c classes), logistic (labels ±1 or 0/1) or
-    squared."""
+    """The local loss: softmax (of rows, or of tokens where each has a label), one-vs-all (squared;
+    c classes), logistic (labels ±1 or 0/1) or squared."""
 
 
 @dataclasses.dataclass(frozen=True)

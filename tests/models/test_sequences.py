@@ -8,6 +8,7 @@ import scipy.special
 
 import fedjaxsim as fl
 from fedjaxsim.data.minibatches import Batch
+from fedjaxsim.gradients.hypergradient import mean_metric
 from fedjaxsim.models import softmax_sequence
 
 CLASSES = 4
@@ -44,7 +45,7 @@ def test_the_loss_is_the_mean_over_real_tokens(logits, weight):
         -likelihood[k, t, LABELS[k, t]] for k, t in zip(*np.nonzero(LABELS >= 0), strict=True)
         if weight[k]
     ]  # fmt: skip
-    loss, slope = jax.value_and_grad(task.loss)(jnp.asarray(logits), batch(weight))
+    loss, slope = jax.jit(jax.value_and_grad(task.loss))(jnp.asarray(logits), batch(weight))
     np.testing.assert_allclose(loss, np.mean(losses), rtol=1e-5)
     real = (LABELS >= 0) & (np.array(weight) > 0)[:, None]
     assert np.all(np.any(slope != 0, axis=-1) == real)
@@ -79,3 +80,35 @@ def test_labels_that_do_not_fit_are_refused(labels, message):
     task = softmax_sequence(logits_are_parameters(), CLASSES)
     with pytest.raises(ValueError, match=message):
         task.check({"x": labels, "y": labels})
+
+
+@pytest.fixture(scope="module")
+def simulation():
+    """Two clients with sequences of unlike lengths; the next token is the token and one."""
+    x = np.array([[0, 1, 2], [1, 2, 3], [3, 0, 4], [2, 4, 4]], np.uint8)
+    y = np.where(x == CLASSES, -1, (x.astype(np.int32) + 1) % CLASSES)
+    y[0, 2] = 0  # but once
+    population = fl.Population.from_flat({"x": x, "y": y}, [2, 2])
+    task = softmax_sequence(embedding(CLASSES + 1), CLASSES)
+    minibatches = fl.Minibatches(2, epochs=1)
+    return fl.Simulation(fl.fedavg(task), task, population, fl.everyone(2), minibatches)
+
+
+def test_every_token_of_a_client_counts_once(simulation):
+    hparams = fl.Hyperparameters(learning_rate=1.0)
+    state, _ = simulation.run(simulation.init(0, hparams), hparams, rounds=6, eval_every=6)
+    train = simulation.evaluate(state, hparams, "train")
+    # Of client 0's six tokens all but one follow the rule, and client 1 has three.
+    assert train.count.tolist() == [6, 3]
+    np.testing.assert_allclose(train.values["accuracy"], [5 / 6, 1])
+    table = np.asarray(state.shared.params)
+    fields = simulation.population.fields
+    losses = -scipy.special.log_softmax(table[fields["x"]], axis=-1)
+    own = np.take_along_axis(losses, np.maximum(fields["y"], 0)[..., None], -1)[..., 0]
+    real = fields["y"] >= 0
+    expected = [np.mean(own[rows][real[rows]]) for rows in (slice(0, 2), slice(2, 4))]
+    np.testing.assert_allclose(train.values["loss"], expected, rtol=1e-5)
+    # The constant answer is 0, as three of the nine are: two of six, and one of three.
+    assert train.majority == pytest.approx(1 / 3)
+    objective = mean_metric(simulation, "loss", "train")
+    np.testing.assert_allclose(objective(state, hparams.as_arrays()), train.mean("loss"), rtol=1e-6)

@@ -1,6 +1,7 @@
 """Runs on tables: their flags, and what is known of their labels."""
 
 import json
+import sys
 
 import pytest
 
@@ -57,6 +58,25 @@ def test_text_is_no_number_to_a_model(tmp_path, capsys):
     (tmp_path / "a.json").write_text(json.dumps({**users, "user_data": data}))
     assert main(["run", "--data", f"leaf:{tmp_path}/a.json", "--test-fraction", "0.5"]) == 2
     assert "words model linear would take for numbers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("labels", "per_token"), [(["bb", "ca"], True), (["b", "c"], False)])
+def test_labels_per_token_have_a_loss_per_token(tmp_path, monkeypatch, labels, per_token):
+    data = {user: {"x": ["ab", "bc"], "y": labels} for user in "ab"}
+    leaf = {"users": ["a", "b"], "num_samples": [2, 2], "user_data": data}
+    (tmp_path / "a.json").write_text(json.dumps(leaf))
+    (tmp_path / "mychars.py").write_text(
+        "import jax.numpy as jnp, fedjaxsim as fl\n"
+        "def table(shape, outputs):\n"
+        "    assert (shape, outputs) == ((2,), 80)\n"
+        "    return fl.Model(lambda key: jnp.zeros((outputs, outputs)), lambda w, x: w[x])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mychars", raising=False)
+    config = RunConfig(data="leaf:a.json", model="mychars:table", test_fraction=0.5)
+    population = whole_population_of(config)
+    assert (simulation_of(config, population).task.targets is not None) == per_token
 
 
 def test_cells_have_two_names(capsys):
