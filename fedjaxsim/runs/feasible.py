@@ -42,6 +42,8 @@ def check_data(config: RunConfig, population: Population) -> None:
             "must be softmax or one-vs-all"
         )
     labels = population.fields.get("y")
+    if labels is not None and labels.min() == labels.max():
+        raise ValueError(f"y is {labels.flat[0]} in all rows: there is nothing to predict")
     if config.loss in ("softmax", "one-vs-all") and labels is not None and labels.dtype.kind == "i":
         occurring, outputs = len(np.unique(labels)), int(labels.max()) + 1
         if outputs > _SPARSE * max(2, occurring):

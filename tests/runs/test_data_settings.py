@@ -3,6 +3,7 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 
 from fedjaxsim.cli import main
@@ -77,6 +78,12 @@ def test_labels_per_token_have_a_loss_per_token(tmp_path, monkeypatch, labels, p
     config = RunConfig(data="leaf:a.json", model="mychars:table", test_fraction=0.5)
     population = whole_population_of(config)
     assert (simulation_of(config, population).task.targets is not None) == per_token
+
+
+def test_labels_that_are_all_the_same_are_refused(tmp_path, capsys):
+    np.savez(tmp_path / "a.npz", x=np.ones((8, 2)), y=np.full(8, 3), client=np.arange(8) // 4)
+    assert main(["run", "--data", f"npz:{tmp_path}/a.npz"]) == 2
+    assert "y is 3 in all rows: there is nothing to predict" in capsys.readouterr().err
 
 
 def test_cells_have_two_names(capsys):
