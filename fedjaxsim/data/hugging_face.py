@@ -75,12 +75,12 @@ def _arrays(dataset: "Dataset", columns: Columns) -> dict[str, np.ndarray]:
     import pyarrow
 
     kinds = dataset.features
-    images = [name for name, kind in kinds.items() if isinstance(kind, datasets.Image)]
+    others = (columns.client, columns.target, *columns.drop)
+    features = [name for name in dataset.column_names if name not in others]
+    images = [name for name in features if isinstance(kinds[name], datasets.Image)]
     pixels = None
-    if images and not set(images) <= set(columns.drop):
-        used = [name for name in dataset.column_names if name not in columns.drop]
-        features = [name for name in used if name not in (columns.client, columns.target)]
-        if features != images[:1]:
+    if images:
+        if len(features) > 1:
             raise ValueError(
                 f"column {images[0]!r} holds images, so no other may be a feature: name it as x, "
                 f"of the columns {', '.join(features)}"
@@ -91,10 +91,11 @@ def _arrays(dataset: "Dataset", columns: Columns) -> dict[str, np.ndarray]:
         dataset = dataset.remove_columns(images)
     table: Any = dataset.with_format("arrow")[:]
     # Classes that are no target are text again, such as the names of clients.
-    for name, kind in kinds.items():
-        if isinstance(kind, datasets.ClassLabel) and name != columns.target:
-            column = pyarrow.array(kind.names).take(table[name])
-            table = table.set_column(table.column_names.index(name), name, column)
+    for place, name in enumerate(table.column_names):
+        if isinstance(kinds[name], datasets.ClassLabel) and name != columns.target:
+            names = np.array([*kinds[name].names, None], object)  # -1 is no class
+            column = pyarrow.array(names[table[name].to_numpy()])
+            table = table.set_column(place, name, column)
     arrays = arrays_of(table, columns, pixels)
     label = kinds[columns.target]
     if isinstance(label, datasets.ClassLabel):

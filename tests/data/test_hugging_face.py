@@ -67,6 +67,8 @@ def test_images_are_pixels():
     assert population.fields["x"].shape == (3, 2, 4, 1)
     np.testing.assert_allclose(population.fields["x"][:, 0, 0, 0], [0, 0.4, 0.2])
     assert_array_equal(population.fields["y"], [2, 0, 1])
+    assert_array_equal(from_hf(whole, **NAMES, drop=["hand"]).fields["x"], population.fields["x"])
+    assert_array_equal(from_hf(whole, **NAMES, drop=["image"]).fields["x"], [[5], [7], [6]])
     with pytest.raises(ValueError, match="'image' holds images, so no other may be a feature"):
         from_hf(whole, **NAMES)
 
@@ -90,6 +92,12 @@ def test_images_are_pixels():
             {},
             ValueError,
             r"'a' holds text, such as 'u': encode it \(one-hot\)",
+        ),
+        (
+            made({"who": [0, -1], "y": [1, 2], "a": [0, 1]}, who=datasets.ClassLabel(names=["u"])),
+            {},
+            ValueError,
+            "column 'who' has 1 missing values",
         ),
         (TABLE.to_iterable_dataset(), {}, TypeError, "not streamed, got"),
         ([1], {}, TypeError, "from_hf needs a datasets.Dataset"),
