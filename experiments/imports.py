@@ -10,6 +10,7 @@ import argparse
 import ast
 import collections
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import matplotlib as mpl
@@ -49,7 +50,9 @@ def git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], check=True, capture_output=True, text=True).stdout
 
 
-def draw(panels: dict[str, tuple[list[str], collections.Counter[tuple[str, str]]]]) -> Figure:
+def draw(
+    panels: Mapping[str, tuple[Sequence[str], collections.Counter[tuple[str, str]]]],
+) -> Figure:
     """One matrix for each version."""
     with mpl.rc_context({"font.size": 7, "axes.grid": True, "grid.alpha": 0.25}):
         figure = Figure(figsize=(12, 6.4), layout="constrained")
@@ -75,7 +78,7 @@ def draw(panels: dict[str, tuple[list[str], collections.Counter[tuple[str, str]]
 
 def main() -> None:
     """Reads two revisions and draws them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--before", default="86a6070", help="a revision with the old layout")
     parser.add_argument("--after", default="HEAD", help="a revision with the new one")

@@ -1,0 +1,199 @@
+"""The data sets that the methods are compared on, each with its task, rounds and tuning."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fedjaxsim as fl
+from fedjaxsim.data import load
+from fedjaxsim.data.transforms import drop_constant_columns, invert
+from fedjaxsim.models import linear, logistic, mlp, softmax, squared
+from fedjaxsim.privacy.calibration import noise_multiplier, spent
+
+SMALL = (0.5, 2.0, 8.0)
+MANY = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 4.0, 8.0)
+BATCH = 10
+_PERCENTAGES = [3, 4]
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A data set of many clients and what is learned from it.
+
+    Attributes:
+      title: for people.
+      read: `(folder, seed, validation) -> Population`, split by `seed`.
+      model: `(population) -> Task`.
+      rate: p, the part of the clients in a round.
+      rounds: T.
+      epsilons: the finite targets.
+      metric: by which methods are chosen and judged.
+      points: how many points every method is tuned at, for every ε.
+      seeds: of the final runs: 0, 1, ….
+      tuning_seeds: of the runs whose mean validation score chooses: 1000, 1001, ….
+      box: see `methods`.
+      at_once: how many settings make one program.
+      chunk_size: clients that are run together; None for the default.
+      every: rounds between evaluations, where results are wanted on the way.
+    """
+
+    title: str
+    read: Callable[[Path, int, float], fl.Population]
+    model: Callable[[fl.Population], fl.Task]
+    rate: float
+    rounds: int
+    epsilons: tuple[float, ...] = SMALL
+    metric: str = "accuracy"
+    points: int = 128
+    seeds: int = 10
+    tuning_seeds: int = 3
+    box: Any = dataclasses.field(
+        default_factory=lambda: {
+            "learning_rate": (0.01, 5.0),
+            "clip_norm": (0.003, 3.0),
+            "lam": (0.003, 1.5),
+            "mu": (0.003, 1.5),
+        }
+    )
+    at_once: int = 512
+    chunk_size: int | None = None
+    every: int | None = None
+
+    def sampling(self, clients: int) -> fl.Sampling:
+        """Poisson cohorts, or everyone where p = 1."""
+        everyone = self.rate == 1
+        return fl.everyone(clients) if everyone else fl.poisson(clients, max_rate=self.rate)
+
+    def noise(self, epsilon: float, clients: int) -> float:
+        """The z for ε of the whole run, zero-out in the joint-DP view, at δ = 1/(10 m)."""
+        scheme = self.sampling(clients).scheme
+        delta = 1 / (10 * clients)
+        return noise_multiplier(
+            epsilon, delta, rounds=self.rounds, sampling_rate=self.rate, scheme=scheme
+        )
+
+    def spent(self, z: float, clients: int) -> dict[str, float]:
+        """ε of the whole run for both adjacencies, and as PMTL's paper counts it, at δ = 1/m."""
+        scheme, run = self.sampling(clients).scheme, (z, self.rate, self.rounds)
+        delta = 1 / (10 * clients)
+        moments = "gaussian" if self.rate == 1 else "rdp"
+        return {
+            "zero_out": spent(*run, delta, scheme),
+            "replace": spent(*run, delta, scheme, adjacency="replace"),
+            "as_the_paper_counts": spent(*run, 1 / clients, scheme, accountant=moments),
+        }
+
+
+def _digits(folder: Path, seed: int, validation: float) -> fl.Population:
+    del folder
+    return load("digits", alpha=0.3, test=0.3, validation=validation, seed=seed)
+
+
+def _femnist(folder: Path, seed: int, validation: float) -> fl.Population:
+    source = f"leaf:{folder}/femnist/mytest.json.zip"
+    return invert(load(source, test=0.2, validation=validation, seed=seed))
+
+
+def _school(folder: Path, seed: int, validation: float) -> fl.Population:
+    source = f"mat:{folder}/school/school.mat"
+    rows = drop_constant_columns(load(source, test=0.2, validation=validation, seed=seed))
+    x, y = rows.fields["x"].copy(), rows.fields["y"]
+    # Two of the features are percentages and the others 0 or 1; a score lies between 1 and 70.
+    x[:, _PERCENTAGES] /= 100
+    return dataclasses.replace(rows, fields={**rows.fields, "x": x, "y": (y - 35) / 35})
+
+
+def _vehicle(folder: Path, seed: int, validation: float) -> fl.Population:
+    source = f"leaf:{folder}/vehicle/mytrain.json"
+    return load(source, test=0.3, validation=validation, seed=seed)
+
+
+def _landmine(folder: Path, seed: int, validation: float) -> fl.Population:
+    source = f"mat:{folder}/landmine/small.mat"
+    return load(source, test=0.3, validation=validation, seed=seed)
+
+
+def _inputs(population: fl.Population) -> tuple[int, ...]:
+    return population.fields["x"].shape[1:]
+
+
+PROBLEMS = {
+    "digits": Problem(
+        "digits, softmax regression",
+        _digits,
+        lambda population: softmax(linear(_inputs(population), 10), 10),
+        rate=1.0,
+        rounds=100,
+        epsilons=MANY,
+        points=64,
+    ),
+    "digits-sampled": Problem(
+        "digits, a fifth of the clients a round",
+        _digits,
+        lambda population: softmax(linear(_inputs(population), 10), 10),
+        rate=0.2,
+        rounds=100,
+        points=64,
+    ),
+    "school": Problem(
+        "School, linear regression",
+        _school,
+        lambda population: squared(linear(_inputs(population), 1)),
+        rate=1.0,
+        rounds=50,
+        metric="nmse",
+    ),
+    "vehicle": Problem(
+        "Vehicle, logistic regression",
+        _vehicle,
+        lambda population: logistic(linear(_inputs(population), 1)),
+        rate=1.0,
+        rounds=50,
+    ),
+    "landmine": Problem(
+        "Landmine, logistic regression",
+        _landmine,
+        lambda population: logistic(linear(_inputs(population), 1)),
+        rate=1.0,
+        rounds=50,
+        metric="auc",
+        tuning_seeds=10,
+    ),
+    "femnist": Problem(
+        "FEMNIST-206, softmax regression",
+        _femnist,
+        lambda population: softmax(linear(_inputs(population), 62), 62),
+        rate=100 / 206,
+        rounds=50,
+        epsilons=MANY,
+        points=18,
+        seeds=3,
+        tuning_seeds=1,
+        box={
+            "learning_rate": (0.03, 1.0),
+            "clip_norm": (0.05, 2.0),
+            "lam": (0.003, 1.5),
+            "mu": (0.003, 1.5),
+        },
+        at_once=5,
+    ),
+    "femnist-mlp": Problem(
+        "FEMNIST-206, 784–128–62",
+        _femnist,
+        lambda population: softmax(mlp(_inputs(population), 62), 62),
+        rate=100 / 206,
+        rounds=40,
+        epsilons=(0.1, 0.8, 2.0),
+        points=12,
+        seeds=3,
+        tuning_seeds=1,
+        box={
+            "learning_rate": (0.03, 1.0),
+            "clip_norm": (0.05, 2.0),
+            "lam": (0.003, 1.5),
+            "mu": (0.003, 1.5),
+        },
+        at_once=4,
+    ),
+}

@@ -1,0 +1,184 @@
+"""Tuning by validation, and final runs on other seeds.
+
+Every method gets the same number of points for every ε. Settings of one method are one program
+(`ManyRuns`), in which z is an axis like the others: the whole grid at all ε runs at once, as far as
+`Problem.at_once` allows. What is finished is kept, so that a command that was stopped goes on.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from data_sets import BATCH, Problem
+from methods import Method, Point, at_edge, hyperparameters
+from rich.progress import track
+
+import fedjaxsim as fl
+from fedjaxsim.engine.settings_axis import varying
+from fedjaxsim.metrics import metric
+from fedjaxsim.report.files import write_atomically
+from fedjaxsim.runs.many import ManyRuns
+
+FIRST_TUNING_SEED = 1000
+VALIDATION = 0.2
+"""The part of a client's training rows on which hyperparameters are chosen."""
+Record = dict[str, Any]
+
+
+class Parts:
+    """Finished parts of an experiment, one JSON file each.
+
+    Args:
+      folder: where they lie. It has to be emptied when the code changes.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def get(self, name: str, of: Any, compute: Callable[[], Any]) -> Any:
+        """A part that was made of the same before, or else made now and kept.
+
+        Args:
+          name: of the file.
+          of: all that it depends on, but for the code; JSON.
+          compute: gives the part, as JSON.
+        """
+        path = self.folder / f"{name}.json"
+        if path.exists() and (kept := json.loads(path.read_text()))["of"] == of:
+            return kept["part"]
+        part = compute()
+        write_atomically(path, (json.dumps({"of": of, "part": part}) + "\n").encode())
+        return part
+
+
+class Trial:
+    """One method on one problem.
+
+    Args:
+      problem: its data, rounds and sampling.
+      method: what learns.
+      folder: where data lie.
+      parts: what is finished.
+      name: of its parts.
+    """
+
+    def __init__(self, problem: Problem, method: Method, folder: Path, parts: Parts, name: str):
+        self.problem, self.method, self.folder = problem, method, folder
+        self.parts, self.name = parts, name
+        self._compiled: dict[tuple[float, int], ManyRuns] = {}
+
+    def simulation(self, seed: int, validation: float) -> fl.Simulation:
+        """The method on the data as this seed splits them."""
+        population = self.problem.read(self.folder, seed, validation)
+        task, clients = self.problem.model(population), population.num_clients
+        algorithm, mechanism = self.method.make(task, clients)
+        sampling, minibatches = self.problem.sampling(clients), fl.Minibatches(BATCH, epochs=1)
+        return fl.Simulation(
+            algorithm, task, population, sampling, minibatches, mechanism,
+            chunk_size=self.problem.chunk_size,
+        )  # fmt: skip
+
+    def run(self, stage: str, plan: Sequence[Record], seed: int, validation: float) -> list[Record]:
+        """Runs points at their noise, and evaluates each on the validation or the test split.
+
+        Args:
+          stage: in the names of the parts.
+          plan: each point, with its "noise_multiplier".
+          seed: of the split, the first model, the cohorts, the minibatches and the noise.
+          validation: the part of the training rows to evaluate on; 0 for the test split.
+
+        Returns:
+          For each, the summary of its last evaluation, and what is judged of those on the way as
+          "curve", if there are any. Numbers that are not finite are None.
+        """
+        settings = [hyperparameters(point, self.problem.rate) for point in plan]
+        size, rounds = self.problem.at_once, self.problem.rounds
+        found, here = [], None
+        for start in range(0, len(plan), size):
+            group = slice(start, start + size)
+
+            def compute(group=group):
+                nonlocal here
+                here = here or self.simulation(seed, validation)
+                many = self._many(here, settings, settings[group], validation)
+                every = None if validation else self.problem.every
+                state, segments = many.run(many.init(seed), rounds, eval_every=every)
+                if validation:
+                    summaries = [many.evaluate(state, "validation").summary()]
+                else:
+                    summaries = [segment.evaluation.summary() for segment in segments]
+                return [
+                    _of_setting(summaries, index, self.problem.metric)
+                    for index in range(len(settings[group]))
+                ]
+
+            of = [self.problem.rate, rounds, validation, plan[group]]
+            found += self.parts.get(f"{self.name}-{stage}-{seed}-{start}", of, compute)
+        return found
+
+    def _many(
+        self,
+        simulation: fl.Simulation,
+        settings: Sequence[fl.Hyperparameters],
+        group: Sequence[fl.Hyperparameters],
+        validation: float,
+    ) -> ManyRuns:
+        """The program of a group of all settings, compiled once for all seeds."""
+        key = validation, len(settings)
+        if key not in self._compiled:
+            self._compiled[key] = ManyRuns(simulation, group, axes=varying(settings))
+        first = self._compiled[key]
+        return first.with_runs(first.simulation.with_population(simulation.population), group)
+
+    def choose(self, noise: dict[float, float]) -> dict[float, Record]:
+        """For each ε the point with the best mean validation score over the tuning seeds.
+
+        Args:
+          noise: z of each ε.
+
+        Returns:
+          For each ε the "point", its "score", and what lies "at_edge" of its box.
+        """
+        problem = self.problem
+        points = self.method.points(problem.points, problem.box)
+        plan = [{**point, "noise_multiplier": z} for z in noise.values() for point in points]
+        seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + problem.tuning_seeds)
+        column = f"validation_{problem.metric}"
+        worst = -math.inf if metric(problem.metric).larger_is_better else math.inf
+        runs = [
+            self.run("tune", plan, seed, VALIDATION)
+            for seed in track(seeds, self.name, transient=True)
+        ]
+        found = [[worst if one[column] is None else one[column] for one in run] for run in runs]
+        scores = np.mean(found, axis=0).reshape(len(noise), len(points))
+        chosen = scores.argmax(1) if worst < 0 else scores.argmin(1)
+        return {
+            epsilon: {
+                "point": points[index],
+                "score": float(row[index]),
+                "at_edge": at_edge(points[index], problem.box, private=z > 0),
+            }
+            for (epsilon, z), index, row in zip(noise.items(), chosen, scores, strict=True)
+        }
+
+    def judge(self, noise: dict[float, float], chosen: dict[float, Point]) -> list[list[Record]]:
+        """The test results of the chosen points with each of the final seeds, by ε and seed."""
+        plan = [{**chosen[epsilon], "noise_multiplier": z} for epsilon, z in noise.items()]
+        of_seeds = [self.run("test", plan, seed, 0.0) for seed in range(self.problem.seeds)]
+        return [list(row) for row in zip(*of_seeds, strict=True)]
+
+
+def _of_setting(summaries: Sequence[Record], index: int, name: str) -> Record:
+    last = {column: finite(values[index]) for column, values in summaries[-1].items()}
+    if len(summaries) == 1:
+        return last
+    return last | {"curve": [finite(summary[f"test_{name}"][index]) for summary in summaries]}
+
+
+def finite(value: float) -> float | None:
+    """A number as JSON has it; None where it is not finite."""
+    return float(value) if math.isfinite(value) else None

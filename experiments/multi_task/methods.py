@@ -1,0 +1,142 @@
+"""The methods that are compared, and the points at which each of them is tuned."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import fedjaxsim as fl
+from fedjaxsim.privacy.choices import MECHANISMS
+from fedjaxsim.report.plots import COLOURS
+
+Point = dict[str, float]
+Box = Mapping[str, tuple[float, float]]
+"""From where to where each hyperparameter is looked for, on a logarithmic scale."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A system as it is compared.
+
+    Attributes:
+      title: its name in tables and figures.
+      system: its name in `fl.SYSTEMS`.
+      colour: in every figure.
+      arguments: of its factory.
+      door: the mechanism by name, where it is not the system's own.
+    """
+
+    title: str
+    system: str
+    colour: str
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    door: str | None = None
+
+    @property
+    def sends(self) -> bool:
+        """Whether clients send anything; else it is at ε = 0 whatever the target."""
+        return fl.SYSTEMS[self.system].sends
+
+    @property
+    def tuned(self) -> tuple[str, ...]:
+        """The hyperparameters that are chosen."""
+        reads = fl.SYSTEMS[self.system].reads
+        names = tuple(name for name in reads if name != "server_learning_rate")
+        return (*names, "clip_norm") if self.sends else names
+
+    def make(self, task: fl.Task, clients: int) -> tuple[fl.Algorithm, fl.Mechanism]:
+        """The algorithm for a task, and its mechanism."""
+        system = fl.SYSTEMS[self.system]
+        door = MECHANISMS[self.door or system.door].make(clients)
+        return system.make(task, clients, **self.arguments), door
+
+    def points(self, count: int, box: Box) -> list[Point]:
+        """So many points, spread evenly over the logarithms of what is tuned.
+
+        Args:
+          count: as many as for every other method.
+          box: of all hyperparameters.
+        """
+        low, high = np.log([box[name] for name in self.tuned]).T
+        values = np.exp(low + (high - low) * spread(count, len(self.tuned)))
+        return [_point(dict(zip(self.tuned, row, strict=True))) for row in values]
+
+
+METHODS = {
+    "pmtl": Method("PMTL update", "pmtl", COLOURS[0]),
+    "pmtl-offset": Method("PMTL offset", "pmtl", COLOURS[1], {"message": "offset"}),
+    "ditto": Method("Ditto", "ditto", COLOURS[2]),
+    "fedavg": Method("FedAvg", "fedavg", COLOURS[3]),
+    "fedprox": Method("FedProx", "fedprox", COLOURS[4]),
+    "local": Method("Local", "local", COLOURS[6]),
+    "naive-dp": Method("naive DP of all models", "naive-dp", COLOURS[5]),
+    "fedavg-as-published": Method(
+        "DPFedAvg, noise at clients", "fedavg", COLOURS[3], door="client-noise"
+    ),
+    "dpfedmtl": Method("FedMTL", "dpfedmtl", COLOURS[5]),
+    "dpfedmtl-head-first": Method(
+        "FedMTL, head first", "dpfedmtl", COLOURS[4], {"order": "head-first"}
+    ),
+    "dpfedmtl-as-published": Method("DPFedMTL as published", "dpfedmtl-as-published", COLOURS[0]),
+}
+COMPARED = ("pmtl", "pmtl-offset", "ditto", "fedavg", "fedprox", "local")
+"""The methods of the comparison at equal ε."""
+
+
+PULLS = ("lam", "mu")
+"""Hyperparameters that pull a model to the shared one. In a box they are meant times the learning
+rate: the part of the way that one step takes, which is stable below 2."""
+
+
+def _point(place: Mapping[str, float]) -> Point:
+    """The hyperparameters at a place of the box, to three digits."""
+    values = {
+        name: value / place["learning_rate"] if name in PULLS else value
+        for name, value in place.items()
+    }
+    return {name: float(f"{value:.3g}") for name, value in values.items()}
+
+
+def spread(count: int, dimensions: int) -> np.ndarray:
+    """Points in the unit cube, evenly spread however many they are, (count, dimensions).
+
+    Roberts' additive recurrence, whose steps are powers of the root of x^(d+1) = x + 1: each
+    coordinate alone is spread evenly too.
+    """
+    root = 2.0
+    for _ in range(60):
+        root = (1 + root) ** (1 / (dimensions + 1))
+    steps = root ** -np.arange(1.0, dimensions + 1)
+    return (0.5 + np.arange(1, count + 1)[:, None] * steps) % 1
+
+
+def at_edge(point: Point, box: Box, *, private: bool, margin: float = 0.05) -> list[str]:
+    """The hyperparameters that lie at an end of where they were looked for.
+
+    Args:
+      point: what was chosen.
+      box: where it was looked for.
+      private: whether clip norms mean anything.
+      margin: what counts as an end, as a part of the box.
+    """
+    found = []
+    for name, value in point.items():
+        if name == "clip_norm" and not private:
+            continue
+        low, high = np.log(box[name])
+        if name in PULLS:
+            value *= point["learning_rate"]
+        place = (np.log(value) - low) / (high - low)
+        if not margin <= place <= 1 - margin:
+            found.append(f"{name} {'low' if place < margin else 'high'}")
+    return found
+
+
+def hyperparameters(point: Point, sampling_rate: float) -> fl.Hyperparameters:
+    """A point with its noise multiplier; without noise nothing is clipped."""
+    changes: dict[str, Any] = dict(point)
+    if not point["noise_multiplier"]:
+        changes["clip_norm"] = math.inf
+    return fl.Hyperparameters(sampling_rate=sampling_rate, **changes)
