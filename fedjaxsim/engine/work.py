@@ -7,6 +7,7 @@ exists: a chunk of clients is gathered, run, added to the mechanism's accumulato
 before the next.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -135,7 +136,8 @@ def work(
     count = places.ids.shape[0]
     size = _even_size(count, layout.chunk_size) if filled else layout.chunk_size
     full = filled and count % size == 0
-    chunk = _scanned_chunk if layout.scans else _mapped_chunk
+    scanned = functools.partial(_scanned_chunk, message if mechanism.adds_chunks else None)
+    chunk = scanned if layout.scans else _mapped_chunk
 
     def add(accumulator, messages, mask, ids):
         return mechanism.add(
@@ -185,32 +187,43 @@ def _chunks(places: Places, store_leaves: list[jax.Array], size: int) -> Places:
     return jax.tree.map(lambda leaf: leaf.reshape(chunks, size), Places(slots, ids, mask))
 
 
-def _scanned_chunk(one, add, rows, ids, mask, accumulator, totals, full, rematerialize):
-    """One client after another; each is bounded and added before the next one starts."""
+def _scanned_chunk(kept, one, add, rows, ids, mask, accumulator, totals, full, rematerialize):
+    """One client after another; each is bounded and added before the next one starts.
+
+    Or, where `kept` is given, a message as shapes, all are kept and added when the last is done.
+    """
 
     def run(operands):
         row, client_id, accumulator, totals = operands
         row, message, metrics = one(row, client_id)
+        totals = jax.tree.map(jnp.add, totals, metrics)
+        if kept is not None:
+            return row, accumulator, totals, message
         messages = jax.tree.map(lambda leaf: leaf[None], message)
         accumulator = add(accumulator, messages, jnp.ones(1, bool), client_id[None])
-        return row, accumulator, jax.tree.map(jnp.add, totals, metrics)
+        return row, accumulator, totals, None
 
     def skip(operands):
         row, _, accumulator, totals = operands
-        return row, accumulator, totals
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), kept)
+        return row, accumulator, totals, nothing
 
     def body(carry, place):
         accumulator, totals = carry
         row, client_id, present = place
         operands = (row, client_id, accumulator, totals)
-        row, accumulator, totals = (
+        row, accumulator, totals, message = (
             run(operands) if full else jax.lax.cond(present, run, skip, operands)
         )
-        return (accumulator, totals), row
+        return (accumulator, totals), (row, message)
 
     # Around the branch and not inside it, where all that a client reads would be kept.
     body = jax.checkpoint(body, prevent_cse=False) if rematerialize else body
-    (accumulator, totals), rows = jax.lax.scan(body, (accumulator, totals), (rows, ids, mask))
+    (accumulator, totals), (rows, messages) = jax.lax.scan(
+        body, (accumulator, totals), (rows, ids, mask)
+    )
+    if kept is not None:
+        accumulator = add(accumulator, messages, mask, ids)
     return rows, accumulator, totals
 
 

@@ -103,6 +103,8 @@ class Mechanism(NamedTuple):
         the host, or the number of clients do not suit the mechanism.
       public: sentences on numbers that may be made of private data but are taken as public; see
         `Algorithm`.
+      adds_chunks: whether `add` is to get the messages of a chunk of clients all at once, also
+        where those run one after another: it pays where a chunk's messages are one matrix product.
     """
 
     event: Event
@@ -112,6 +114,7 @@ class Mechanism(NamedTuple):
     release: Releases
     check: Callable[[Hyperparameters, int], None] = lambda hparams, num_clients: None
     public: tuple[str, ...] = ()
+    adds_chunks: bool = False
 
 
 def zeros(shapes: PyTree) -> Accumulator:

@@ -74,15 +74,16 @@ class Messages(Opaque):
         return jax.tree.map(lambda leaf, v: leaf.at[ids].add(v), rows, self.dense())
 
     def gram(self) -> jax.Array:
-        """Σ_k v_k v_kᵀ, (d, d), of messages that are one vector (d,) each."""
+        """Σ_k V_k V_kᵀ, (d, d), of messages that are one vector (d,) or matrix (d, c) each."""
         (v,) = jax.tree.leaves(self._tree)
-        # Accelerators round factors to fewer bits by default, and v vᵀ could exceed its bound.
-        return jnp.matmul(v.T, v, precision=jax.lax.Precision.HIGHEST)
+        summed = (0, *range(2, v.ndim))
+        # Accelerators round factors to fewer bits by default, and V Vᵀ could exceed its bound.
+        return jnp.tensordot(v, v, (summed, summed), precision=jax.lax.Precision.HIGHEST)
 
     def gram_diagonal(self) -> jax.Array:
-        """Σ_k v_k², (d,), the diagonal of `gram`."""
+        """The diagonal of `gram`, (d,)."""
         (v,) = jax.tree.leaves(self._tree)
-        return jnp.sum(jnp.square(v), axis=0)
+        return jnp.sum(jnp.square(v), axis=(0, *range(2, v.ndim)))
 
     def squared_norms(self) -> jax.Array:
         """‖v_k‖₂² over the whole message, (k,); never far below it through rounding."""

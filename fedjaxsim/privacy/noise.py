@@ -69,6 +69,20 @@ def normal(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float3
     return halves.reshape(2 * half)[:size].reshape(shape)
 
 
+def radius(key: jax.Array, dimension: int) -> jax.Array:
+    """The norm of n + 1 standard normals, (): times n others, noise of density ∝ exp(−‖x‖₂).
+
+    Half its square is V ~ Gamma((n + 1)/2), and mixed over V, normals of variance 2V have at
+    distance r the density ∫ v^(−n/2) v^((n−1)/2) e^(−v − r²/(4v)) dv ∝ e^(−r). Compared with a
+    uniform direction times a Gamma(n) radius, nothing is divided by a norm that may be zero.
+
+    Args:
+      key: a typed threefry key.
+      dimension: n.
+    """
+    return jnp.linalg.norm(normal(key, (dimension + 1,), jnp.result_type(float)))
+
+
 def from_words(high: jax.Array, low: jax.Array, dtype: DTypeLike = jnp.float32) -> jax.Array:
     """The normal numbers that two random words stand for.
 

@@ -16,6 +16,7 @@ from fedjaxsim.privacy.doors.adaptive import adaptive_clipping
 from fedjaxsim.privacy.doors.client_noise import client_noise, plain_mean
 from fedjaxsim.privacy.doors.every_row import every_row
 from fedjaxsim.privacy.doors.gram import gaussian_gram
+from fedjaxsim.privacy.doors.gram_of_clients import gaussian_gram_of_clients
 from fedjaxsim.privacy.doors.pure import pure, pure_gram
 from fedjaxsim.privacy.doors.wishart import wishart
 from fedjaxsim.privacy.mechanisms import gaussian
@@ -284,8 +285,25 @@ def test_the_shift_has_the_size_of_the_noise():
         np.testing.assert_allclose(values[0], values[0].T, rtol=1e-6, atol=1e-6)
 
 
-def test_a_gram_matrix_needs_vectors():
-    for message in (jnp.zeros((2, 3)), (jnp.zeros(2), jnp.zeros(2))):
+def test_the_columns_of_matrices_count_alike():
+    # Two clients with two columns each: the Gram matrix of the four columns, or its diagonal.
+    columns = np.array([[3.0, 4, 0], [1, 0, 2], [0, 0, 1], [2, 2, 2]], np.float32)
+    messages = np.stack([columns[:2].T, columns[2:].T])
+    hparams = HPARAMS.replace(clip_norm=jnp.inf)
+    for name, expected in (("gram", columns.T @ columns), ("gram diagonal", [14.0, 20, 9])):
+        door = DOORS[name]
+        total = jax.jit(
+            lambda v, door=door: (
+                door.add(
+                    door.zero(v[0]), Messages(v), jnp.ones(2, bool), IDS[:2], (), hparams
+                ).total
+            )
+        )(messages)
+        np.testing.assert_allclose(total, expected, rtol=1e-6)
+
+
+def test_a_gram_matrix_needs_vectors_or_matrices():
+    for message in (jnp.zeros((2, 3, 4)), (jnp.zeros(2), jnp.zeros(2))):
         with pytest.raises(ValueError, match="one vector"):
             gaussian_gram().zero(message)
     with pytest.raises(ValueError, match="psd_deviations must be finite and at least 0"):
@@ -344,3 +362,53 @@ def test_every_row_is_of_the_clients_of_the_run():
         every_row(0)
     with pytest.raises(ValueError, match="every_row must be of the 6 clients of the run, got 5"):
         DOORS["every row"].check(HPARAMS, 6)
+
+
+@functools.cache
+def gram_of_three(z):
+    """A release of the three clients' Gram matrix at K = 2, compiled once."""
+    door = gaussian_gram_of_clients(3)
+    hparams = HPARAMS.replace(noise_multiplier=z)
+
+    @jax.jit
+    def release(messages):
+        state, ids = door.init(hparams), jnp.array([2, 0, 1])
+        start = door.zero(messages[0])
+        total = door.add(start, Messages(messages), jnp.ones(3, bool), ids, state, hparams)
+        return door.release(total, 3.0, jax.random.key(0), state, hparams, jnp.int32(0)).value
+
+    return release
+
+
+def test_a_client_moves_its_row_and_column_of_the_gram_matrix_of_clients():
+    # All three at (2, 0): every entry is 4. Without one of them 5 of the 9 vanish; where it is
+    # reversed, 4 change their sign.
+    event, of_rows = gaussian_gram_of_clients(3).event, gram_of_three(0.0)
+    same = np.tile(np.array([9.0, 0], np.float32), (3, 1))
+    whole = np.asarray(of_rows(same))
+    np.testing.assert_allclose(whole, 4, rtol=1e-4)
+    unit = C**2 * math.sqrt(5)
+    for factor, sensitivity in ((0, event.zero_out), (-1, event.replace)):
+        changed = same.copy()
+        changed[0] *= factor
+        moved = np.linalg.norm(whole - np.asarray(of_rows(changed))) / unit
+        assert sensitivity * (1 - 1e-3) < moved <= sensitivity
+    assert event.zero_out == 1
+    np.testing.assert_allclose(event.replace, 4 / math.sqrt(5))
+    # The noise on it, without the shift of s(√6 + 4), has the size s = zK²√5, on average over 9.
+    noised = np.asarray(gram_of_three(1.0)(np.zeros((3, 2), np.float32)))
+    np.testing.assert_allclose(noised, noised.T)
+    s = 4 * math.sqrt(5)
+    noise = noised - s * (math.sqrt(6) + 4) * np.eye(3)
+    assert 0.2 < np.linalg.norm(noise) / s / math.sqrt(6) < 2
+    assert gaussian_gram_of_clients(1).event.replace == 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(messages=hnp.arrays(np.float32, (3, 2), elements=any_float), other=st.integers(0, 2))
+def test_no_client_moves_the_gram_matrix_of_clients_further(messages, other):
+    event, of_rows = gaussian_gram_of_clients(3).event, gram_of_three(0.0)
+    whole, changed = np.asarray(of_rows(messages), np.float64), messages.copy()
+    changed[0] = -messages[other]
+    moved = np.linalg.norm(whole - np.asarray(of_rows(changed)))
+    assert moved <= event.replace * C**2 * math.sqrt(5) * (1 + 1e-5)

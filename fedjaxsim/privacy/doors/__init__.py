@@ -4,6 +4,7 @@ from fedjaxsim.privacy.doors.adaptive import adaptive_clipping
 from fedjaxsim.privacy.doors.client_noise import client_noise, plain_mean
 from fedjaxsim.privacy.doors.every_row import every_row
 from fedjaxsim.privacy.doors.gram import gaussian_gram
+from fedjaxsim.privacy.doors.gram_of_clients import gaussian_gram_of_clients
 from fedjaxsim.privacy.doors.pure import pure, pure_gram
 from fedjaxsim.privacy.doors.wishart import wishart
 
@@ -12,6 +13,7 @@ __all__ = [
     "client_noise",
     "every_row",
     "gaussian_gram",
+    "gaussian_gram_of_clients",
     "plain_mean",
     "pure",
     "pure_gram",

@@ -1,4 +1,4 @@
-"""Gram matrices of clipped vectors, Σ_k w_k w_kᵀ, with symmetric Gaussian noise."""
+"""Gram matrices of clipped messages, Σ_k W_k W_kᵀ, with symmetric Gaussian noise."""
 
 import math
 from typing import Any
@@ -25,23 +25,23 @@ def zero_gram(message: PyTree, diagonal: bool) -> Accumulator:
     """The accumulator of a (d, d) Gram matrix, or of its diagonal (d,).
 
     Raises:
-      ValueError: if a message is not one vector.
+      ValueError: if a message is not one vector or matrix.
     """
     leaves = jax.tree.leaves(message)
-    if len(leaves) != 1 or leaves[0].ndim != 1:
+    if len(leaves) != 1 or leaves[0].ndim not in (1, 2):
         raise ValueError(
-            "a Gram matrix is made of one vector (d,) per client, got shapes "
+            "a Gram matrix is made of one vector (d,) or matrix (d, c) per client, got shapes "
             f"{[leaf.shape for leaf in leaves]}"
         )
-    (d,), dtype = leaves[0].shape, leaves[0].dtype
+    d, dtype = leaves[0].shape[0], leaves[0].dtype
     return zeros(jax.ShapeDtypeStruct((d,) if diagonal else (d, d), dtype))
 
 
 def add_gram(accumulator, messages, mask, clip_norm, diagonal: bool) -> Accumulator:
-    """Adds the Gram matrix of a chunk of vectors (d,), each clipped, or its diagonal."""
+    """Adds the Gram matrix of a chunk of messages, each clipped, or its diagonal."""
     bounded = messages.bound(clip_norm, mask)
-    vectors = bounded.messages
-    total = vectors.gram_diagonal() if diagonal else vectors.gram()
+    terms = bounded.messages
+    total = terms.gram_diagonal() if diagonal else terms.gram()
     return accumulate(accumulator, bounded, total)
 
 
@@ -93,18 +93,19 @@ def check_deviations(psd_deviations: float | None) -> None:
 
 
 def gaussian_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> Mechanism:
-    """The Gram matrix of clipped vectors with symmetric Gaussian noise: a sound MP-MTL door.
+    """The Gram matrix of clipped messages with symmetric Gaussian noise: a sound MP-MTL door.
 
-    release = Σ_k w̃_k w̃_kᵀ + E + c·I, w̃_k = clip(w_k, K), K = `hparams.clip_norm`. E is symmetric
+    release = Σ_k W̃_k W̃_kᵀ + E + c·I, W̃_k = clip(W_k, K), K = `hparams.clip_norm`. A message is one
+    vector (d,), as in the paper, or one matrix (d, c), whose columns count alike. E is symmetric
     with N(0, s²) on the diagonal and N(0, s²/2) off it, s = zK². It is a sum, as in MP-MTL
     (Algorithm 1, steps 3 to 5), and not divided by the size of the cohort. The shift c does not
     depend on data: s(√(2d) + t), for the diagonal s(√(2 ln d) + t). It keeps the matrix positive
     definite, and lets all coupling vanish, M → I, as noise grows.
 
     Formal guarantees:
-      * ‖w̃w̃ᵀ‖_F ≤ K² and ‖w̃w̃ᵀ − ṽṽᵀ‖_F ≤ √2 K², as ⟨w̃w̃ᵀ, ṽṽᵀ⟩ = ⟨w̃, ṽ⟩² ≥ 0. The same holds for
-        diagonals. E is isotropic in that norm with standard deviation zK², so in units of z the
-        sensitivity is 1 (zero-out) and √2 (replace).
+      * ‖W̃W̃ᵀ‖_F ≤ ‖W̃‖²_F ≤ K² and ‖W̃W̃ᵀ − ṼṼᵀ‖_F ≤ √2 K², as ⟨W̃W̃ᵀ, ṼṼᵀ⟩ = ‖W̃ᵀṼ‖²_F ≥ 0. The
+        same holds for diagonals. E is isotropic in that norm with standard deviation zK², so in
+        units of z the sensitivity is 1 (zero-out) and √2 (replace).
       * Σ + E + c·I is positive definite with probability at least 1 − e^(−t²/2), whatever Σ is.
       * With z = 0 there is no guarantee.
 
@@ -113,7 +114,7 @@ def gaussian_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) ->
       psd_deviations: t ≥ 0 of the shift; None for no shift.
 
     Raises:
-      ValueError: if t is negative. `zero` raises it if a message is not one vector.
+      ValueError: if t is negative. `zero` raises it if a message is not one vector or matrix.
     """
     check_deviations(psd_deviations)
 
@@ -137,4 +138,5 @@ def gaussian_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) ->
         lambda message: zero_gram(message, diagonal),
         add,
         release,
+        adds_chunks=True,
     )

@@ -26,17 +26,7 @@ from fedjaxsim.privacy.mechanisms import (
     round_value,
     zeros,
 )
-from fedjaxsim.privacy.noise import normal
-
-
-def _radius(key: jax.Array, dimension: int) -> jax.Array:
-    """The norm of n + 1 standard normals: times n others, noise of density ∝ exp(−‖x‖).
-
-    Half its square is V ~ Gamma((n + 1)/2), and mixed over V, normals of variance 2V have at
-    distance r the density ∫ v^(−n/2) v^((n−1)/2) e^(−v − r²/(4v)) dv ∝ e^(−r). Compared with a
-    uniform direction times a Gamma(n) radius, nothing is divided by a norm that may be zero.
-    """
-    return jnp.linalg.norm(normal(key, (dimension + 1,), jnp.result_type(float)))
+from fedjaxsim.privacy.noise import radius
 
 
 def _epsilon(noise_multiplier: jax.Array, sensitivity: float) -> jax.Array:
@@ -70,7 +60,7 @@ def pure() -> Mechanism:
         z = round_value(hparams.noise_multiplier, round_)
         radius_key, normal_key = jax.random.split(key)
         n = sum(leaf.size for leaf in jax.tree.leaves(accumulator.total))
-        scale = noise_scale(z, hparams.clip_norm) * _radius(radius_key, n)
+        scale = noise_scale(z, hparams.clip_norm) * radius(radius_key, n)
         noise = noise_like(normal_key, accumulator.total, scale)
         value = noised_mean(accumulator.total, noise, denominator)
         return Release(value, state, _epsilon(z, 2.0))
@@ -79,9 +69,9 @@ def pure() -> Mechanism:
 
 
 def pure_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> Mechanism:
-    """The Gram matrix of clipped vectors with noise of density ∝ exp(−‖E‖_F/(zK²)): pure ε-DP.
+    """The Gram matrix of clipped messages with noise of density ∝ exp(−‖E‖_F/(zK²)): pure ε-DP.
 
-    release = Σ_k w̃_k w̃_kᵀ + E + c·I, as `gaussian_gram` but for the noise, in the Frobenius
+    release = Σ_k W̃_k W̃_kᵀ + E + c·I, as `gaussian_gram` but for the noise, in the Frobenius
     geometry of the n = d(d + 1)/2 coordinates of a symmetric matrix (n = d for a diagonal). A
     release that costs ε takes `noise_multiplier` = √2/ε.
 
@@ -97,7 +87,7 @@ def pure_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> Mec
       psd_deviations: t ≥ 0 of the shift; None for no shift.
 
     Raises:
-      ValueError: if t is negative. `zero` raises it if a message is not one vector.
+      ValueError: if t is negative. `zero` raises it if a message is not one vector or matrix.
     """
     check_deviations(psd_deviations)
 
@@ -113,8 +103,8 @@ def pure_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> Mec
         radius_key, normal_key = jax.random.split(key)
         d = total.shape[0]
         n = d if diagonal else d * (d + 1) // 2
-        radius = _radius(radius_key, n).astype(total.dtype)
-        value = total + scale * radius * symmetric_normal(normal_key, total)
+        size = radius(radius_key, n).astype(total.dtype)
+        value = total + scale * size * symmetric_normal(normal_key, total)
         if psd_deviations is not None:
             # Norm and normals stay within their quantiles, but for a probability of e^(−t²/2) each.
             tail = math.exp(-(psd_deviations**2) / 2)
@@ -129,4 +119,5 @@ def pure_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> Mec
         lambda message: zero_gram(message, diagonal),
         add,
         release,
+        adds_chunks=True,
     )

@@ -10,9 +10,9 @@ from fedjaxsim.privacy.noise import normal
 
 
 def wishart(diagonal: bool = False) -> Mechanism:
-    """The Gram matrix of clipped vectors with Wishart noise (MP-MTL, Algorithm 1, step 5).
+    """The Gram matrix of clipped messages with Wishart noise (MP-MTL, Algorithm 1, step 5).
 
-    release = Σ_k w̃_k w̃_kᵀ + E, w̃_k = clip(w_k, K), E ~ W_d(d + 1, (K²/(2ε)) I), with the paper's
+    release = Σ_k W̃_k W̃_kᵀ + E, W̃_k = clip(W_k, K), E ~ W_d(d + 1, (K²/(2ε)) I), with the paper's
     ε = 1/z: `noise_multiplier` = 1/ε.
 
     Formal guarantees:
@@ -29,7 +29,7 @@ def wishart(diagonal: bool = False) -> Mechanism:
         degrees of freedom.
 
     Raises:
-      ValueError: `zero` raises it if a message is not one vector.
+      ValueError: `zero` raises it if a message is not one vector or matrix.
     """
 
     def add(accumulator, messages, mask, ids, state, hparams):
@@ -56,4 +56,5 @@ def wishart(diagonal: bool = False) -> Mechanism:
         lambda message: zero_gram(message, diagonal),
         add,
         release,
+        adds_chunks=True,
     )
