@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedjaxsim.algorithms.fedprox import fedprox
     from fedjaxsim.algorithms.finetune import finetune
     from fedjaxsim.algorithms.local import local
+    from fedjaxsim.algorithms.mpmtl import mpmtl
     from fedjaxsim.algorithms.naive import naive_dp
     from fedjaxsim.algorithms.pmtl import pmtl
     from fedjaxsim.algorithms.ppsgd import ppsgd
@@ -65,6 +66,7 @@ __all__ = [
     "gaussian",
     "local",
     "models",
+    "mpmtl",
     "naive_dp",
     "optimizers",
     "pmtl",
@@ -88,6 +90,7 @@ _HOMES = {
     "algorithms.fedprox": ("fedprox",),
     "algorithms.finetune": ("finetune",),
     "algorithms.local": ("local",),
+    "algorithms.mpmtl": ("mpmtl",),
     "algorithms.naive": ("naive_dp",),
     "algorithms.pmtl": ("pmtl",),
     "algorithms.ppsgd": ("ppsgd",),

@@ -90,7 +90,22 @@ class HparamFields:
     server_learning_rate: Number = hyperparameter(1.0, symbol="server η", tuned=True)
     """The server's step on the released mean update; 1 with sgd adds the update as it is."""
     lam: Number = hyperparameter(0.0, symbol="λ", tuned=True)
-    """λ of PMTL, Ditto and naive DP, the pull of a client's model towards the shared one."""
+    """λ, the weight of what ties clients together: the pull of a model towards a shared one (PMTL,
+    Ditto, naive DP, fine-tuning), or the penalty on the matrix of all models (MP-MTL)."""
+    lam2: Number = hyperparameter(0.0, symbol="λ₂", tuned=True)
+    """λ₂ of a decomposed MP-MTL, the weight of the penalty on what clients keep to themselves."""
+    ridge: Number = hyperparameter(0.0, symbol="ridge")
+    """μ of MP-MTL, the weight of ½‖w‖² in every client's own objective."""
+    example_epsilon: Number = hyperparameter(
+        math.inf,
+        allowed="be positive (inf: examples are not protected by themselves)",
+        least=SMALLEST_CLIP_NORM,
+        also=(math.inf,),
+        symbol="ε of an example",
+        meanings={math.inf: "none"},
+    )
+    """ε of one round for every single example, for which MP-MTL's clients add noise of their own;
+    besides the guarantee of clients."""
     mu: Number = hyperparameter(0.0, symbol="μ", tuned=True)
     """μ of FedProx, the weight of the proximal term."""
     personalization: Number = hyperparameter(

@@ -6,6 +6,7 @@ are derived from it. JAX is not imported, so that the command line knows the sys
 
 import dataclasses
 import pkgutil
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ class System:
         nothing is sent.
       one_minibatch: whether a round is one minibatch instead of local steps or epochs.
       folds: how often a client goes over the minibatches of a round.
+      whole_pass: whether a round is instead one exact pass over a client's rows.
+      linear: whether it is for linear models alone.
+      everyone: whether all clients take part in every round, unless told otherwise.
+      penalties: the choices of its argument "penalty", the default first, and the settings that
+        each of them reads; `reads` has those of the default.
       noised_by_clients: whether clients clip and add noise themselves, by the clip norm and the
         noise multiplier that are a mechanism's otherwise.
     """
@@ -41,6 +47,10 @@ class System:
     door: str = "gaussian"
     one_minibatch: bool = False
     folds: int = 1
+    whole_pass: bool = False
+    linear: bool = False
+    everyone: bool = False
+    penalties: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     noised_by_clients: bool = False
 
     @property
@@ -115,6 +125,23 @@ SYSTEMS = {
         reads=("learning_rate", "server_learning_rate", "mu"),
         arguments=_OPTIMIZERS,
     ),
+    "mpmtl": System(
+        "fedjaxsim.algorithms.mpmtl:mpmtl",
+        "MP-MTL",
+        "Liang, Liu, Zhou, Jiang, Zhang, Wang; TPAMI 2020",
+        reads=("learning_rate", "lam", "ridge"),
+        arguments=("penalty", "outliers", "acceleration", "protect_examples"),
+        door="gaussian-gram",
+        whole_pass=True,
+        linear=True,
+        everyone=True,
+        penalties={
+            "low-rank": ("lam",),
+            "group-sparse": ("lam",),
+            "decomposed": ("lam", "lam2", "outliers"),
+            "decomposed-group-sparse": ("lam", "lam2", "outliers"),
+        },
+    ),
     "naive-dp": System(
         "fedjaxsim.algorithms.naive:naive_dp",
         "Naive DP",
@@ -138,6 +165,7 @@ SYSTEMS = {
         reads=("learning_rate", "lam"),
         arguments=("penalty", "origin", "local_optimizer"),
         door="closed",
+        penalties={"mean": ("lam",), "kl": ("lam",), "ewc": ("lam",), "vanilla": ()},
     ),
 }
 """All systems by name, in the order in which they are listed."""

@@ -117,7 +117,7 @@ def dense(
         devices=jax.devices() if divided else None,
     )
     hparams = (PRIVATE if system.sends else _PLAIN).replace(sampling_rate=p)
-    examples = updates * steps * batch
+    examples = updates * (rows[0] if system.whole_pass else steps * batch)
     work = work_of(algorithm, task, clients, updates, examples, dense_flops(widths), features)
     return simulate(simulation, hparams, work, rounds)
 

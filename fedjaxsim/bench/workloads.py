@@ -39,6 +39,13 @@ def _mlp(name: str, system: System) -> Workload:
     )  # fmt: skip
 
 
+def _linear(name: str, system: System) -> Workload:
+    return _dense(
+        f"linear-{name}", f"{system.title} of softmax regression, d = 100, 1,000 clients, one pass",
+        100, 2, algorithm=name, clients=1000, rows=(16, 4), rounds=10,
+    )  # fmt: skip
+
+
 def _softmax(name: str, summary: str, algorithm: str, clients: int) -> Workload:
     sizes = {"clients": clients, "rows": (16, 4), "rounds": 10_000 // clients}
     return _dense(name, summary, PIXELS, 10, algorithm=algorithm, **sizes)
@@ -58,7 +65,7 @@ OF_SYSTEMS = (
     _softmax("softmax-10k", "the same with 10,000 clients", "fedavg", 10_000),
     _softmax("softmax-1k-own", _OWN, "pmtl", 1000),
     _softmax("softmax-10k-own", "the same with 10,000 clients", "pmtl", 10_000),
-    *(_mlp(*item) for item in SYSTEMS.items()),
+    *((_linear if item[1].linear else _mlp)(*item) for item in SYSTEMS.items()),
     Workload("ppsgd-synthetic", _STREAM, ppsgd_synthetic),
     Workload("ppsgd-grid", "990 settings of it as one program", ppsgd_grid),
     Workload("empty-round", "nobody is drawn, 20 leaves of state", empty_round),

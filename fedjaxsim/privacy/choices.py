@@ -19,16 +19,23 @@ class Choice(NamedTuple):
       reads: the settings of a run that it reads and that not every run does; a mechanism that reads
         "epsilon" is one whose noise can be calibrated.
       takes_clients: whether the factory takes the number of clients.
+      options: what else it takes, by name: properties of a run's settings.
     """
 
     factory: str
     reads: tuple[str, ...] = ()
     takes_clients: bool = False
+    options: tuple[str, ...] = ()
 
-    def make(self, num_clients: int, *arguments: Any) -> Any:
+    def make(self, num_clients: int, *arguments: Any, **options: Any) -> Any:
         """What the factory makes of the number of clients, where it takes that, and of others."""
         clients = (num_clients,) if self.takes_clients else ()
-        return pkgutil.resolve_name(self.factory)(*clients, *arguments)
+        return pkgutil.resolve_name(self.factory)(*clients, *arguments, **options)
+
+
+def _gram(factory: str, *reads: str) -> Choice:
+    """One for the Gram matrices of MP-MTL, of which some penalties need the diagonal only."""
+    return Choice(f"fedjaxsim.privacy.doors.{factory}", (*NOISE, *reads), options=("diagonal",))
 
 
 MECHANISMS = {
@@ -43,9 +50,12 @@ MECHANISMS = {
     "every-row": Choice(
         "fedjaxsim.privacy.doors.every_row:every_row", (*NOISE, "epsilon", *_REPORT), True
     ),
+    "gaussian-gram": _gram("gram:gaussian_gram", "epsilon", *_REPORT),
+    "pure-gram": _gram("pure:pure_gram", *_REPORT),
+    "wishart": _gram("wishart:wishart"),
     "closed": Choice("fedjaxsim.privacy.mechanisms:closed"),
 }
-"""For messages of any shape; factories that take the number of clients at most."""
+"""For messages of any shape; those of a Gram matrix for one vector or matrix."""
 SAMPLERS = {
     "poisson": Choice("fedjaxsim.privacy.sampling:poisson", ("sampling_rate",), True),
     "everyone": Choice("fedjaxsim.privacy.sampling:everyone", (), True),

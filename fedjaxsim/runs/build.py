@@ -227,7 +227,8 @@ def simulation_of(
     task = _task(config, population) if task is None else task
     given = [getattr(config, name) for name in config.sampler.reads]
     sampling = config.sampler.make(population.num_clients, *given)
-    mechanism = config.door.make(population.num_clients)
+    options = {name: getattr(config, name) for name in config.door.options}
+    mechanism = config.door.make(population.num_clients, **options)
     if config.accountant is not None and config.door_name != "closed":
         _check_accountant(config, sampling.scheme, mechanism.event)
     return Simulation(
@@ -369,6 +370,7 @@ _ARGUMENTS: dict[str, Callable[[RunConfig, Population], Any]] = {
     "local_optimizer": _local_optimizer,
     "server_optimizer": _server_optimizer,
     "objective": _objective,
+    "penalty": lambda config, population: config.penalty_name,
     "head": lambda config, population: config.head or None,
 }
 """What systems take that is made of settings, by the setting's name."""

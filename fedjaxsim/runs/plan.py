@@ -30,7 +30,9 @@ from fedjaxsim.runs.reads import unread
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.runs.settings_files import EXCLUSIVE, content, convert, excluded, named
 
-HYPERPARAMETERS = (*(setting_of(name) for name in ABOUT if name != "sampling_rate"), "epsilon")
+_STATIC = ("sampling_rate", "example_epsilon")
+"""Hyperparameters on which the program itself depends."""
+HYPERPARAMETERS = (*(setting_of(name) for name in ABOUT if name not in _STATIC), "epsilon")
 """Settings that are arrays in the compiled program: runs that differ in them alone share it."""
 
 Values = Mapping[str, tuple[Any, ...]]

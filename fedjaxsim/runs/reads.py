@@ -16,6 +16,9 @@ from fedjaxsim.runs.settings import MODELS, OWN_SYSTEM, RunConfig, flag, is_own
 _OWN = "of one's own"
 _DEALT = ("clients", "partition", "alpha", "feature_noise")
 _COLUMNS = ("client", "target", "one_hot", "drop")
+_MADE = {"num_clients": (), "protect_examples": ("example_epsilon",)}
+"""Arguments of systems that are no settings, and the settings that they are made of."""
+_MINIBATCHES = ("batch_size", "local_steps", "local_epochs", "passes")
 _ROWS = ("test_fraction", "validation_fraction", "classes", "preprocess", "intercept")
 
 
@@ -60,23 +63,41 @@ def _noised_by(config: RunConfig) -> str:
     return config.algorithm if config.noised_by_clients else config.door_name
 
 
-def settings_of(system: System) -> tuple[str, ...]:
-    """The settings that a system reads and that not every run does, by field name."""
+def settings_of(system: System, penalty: str | None = None) -> tuple[str, ...]:
+    """The settings that a system reads and that not every run does, by field name.
+
+    Args:
+      system: which one.
+      penalty: by default its first.
+    """
+    of_penalties = {name for names in system.penalties.values() for name in names}
+    read = system.penalties.get(penalty or next(iter(system.penalties), ""), ())
+    return tuple(
+        name for name in _all_settings_of(system) if name not in of_penalties or name in read
+    )
+
+
+def _all_settings_of(system: System) -> tuple[str, ...]:
+    """Those that it reads with some penalty or other."""
     schedule = ("schedule",) if "local_optimizer" in system.arguments else ()
-    given = (name for name in system.arguments if name != "num_clients")
-    return (*system.reads, *given, *schedule)
+    given = (name for argument in system.arguments for name in _MADE.get(argument, (argument,)))
+    of_penalties = (name for names in system.penalties.values() for name in names)
+    return tuple(dict.fromkeys((*system.reads, *given, *of_penalties, *schedule)))
 
 
 PARTS = (
     Part(
         "algorithm",
         lambda config: _OWN if is_own(config.algorithm) else config.algorithm,
-        {name: settings_of(system) for name, system in (*SYSTEMS.items(), (_OWN, OWN_SYSTEM))},
+        {
+            name: (*_all_settings_of(system), *(() if system.whole_pass else _MINIBATCHES))
+            for name, system in (*SYSTEMS.items(), (_OWN, OWN_SYSTEM))
+        },
     ),
     Part(
         "penalty",
-        lambda config: config.penalty if "penalty" in config.system.arguments else None,
-        {"vanilla": (), **dict.fromkeys(("mean", "kl", "ewc"), ("lam",))},
+        lambda config: config.penalty_name,
+        {name: read for system in SYSTEMS.values() for name, read in system.penalties.items()},
     ),
     Part(
         "mechanism",
@@ -88,7 +109,7 @@ PARTS = (
     ),
     Part(
         "sampling",
-        lambda config: config.sampling or "poisson",
+        lambda config: config.sampling or ("everyone" if config.system.everyone else "poisson"),
         {name: choice.reads for name, choice in SAMPLERS.items()},
     ),
     Part(

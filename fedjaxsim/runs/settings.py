@@ -42,11 +42,14 @@ Origin = Literal["personal", "global"]
 _CHOICES = {
     "algorithm": SYSTEMS, "model": MODELS, "mechanism": MECHANISMS, "sampling": SAMPLERS
 }  # fmt: skip
+_READ = (
+    names for system in SYSTEMS.values() for names in (system.reads, *system.penalties.values())
+)
 OWN_SYSTEM = System(
     "",
     "an algorithm of one's own",
     "",
-    reads=tuple(dict.fromkeys(name for system in SYSTEMS.values() for name in system.reads)),
+    reads=tuple(dict.fromkeys(n for names in _READ for n in names if hasattr(HparamFields, n))),
     noised_by_clients=True,
 )
 """What is known of a user's own algorithm: it may read whatever some system reads."""
@@ -78,6 +81,9 @@ def _one_of_or_own(names: Iterable[str]) -> Any:
 
 def _optional_one_of(names: Iterable[str], default: str) -> Any:
     return optional(f"{{{','.join(names)}}}", default)
+
+
+_PENALTIES = tuple(dict.fromkeys(name for s in SYSTEMS.values() for name in s.penalties))
 
 
 def is_own(name: str) -> bool:
@@ -170,8 +176,13 @@ class _SystemSettings:
     """What PP-SGD minimizes: the clients' average risk, or weighted by min(batch size, rows)."""
     averaged: bool = False
     """PP-SGD predicts with the average of its iterates, as in its theorems."""
-    penalty: Penalty = "mean"
-    """What fine-tuning adds to the loss: nothing, or a penalty towards what was published."""
+    penalty: Annotated[str | None, _optional_one_of(_PENALTIES, "mean; low-rank")] = None
+    """What fine-tuning adds to the loss, a penalty towards what was published (vanilla: none); or
+    MP-MTL's on the matrix of all models."""
+    outliers: Literal["entries", "columns", "frobenius"] = "entries"
+    """What a decomposed MP-MTL penalizes in the part of a model that its client keeps."""
+    acceleration: Literal["none", "convex", "strongly-convex"] = "none"
+    """MP-MTL's momentum; the strongly convex one needs a ridge."""
     origin: Origin = "personal"
     """Where fine-tuning starts: from clients' own models or from what was published."""
     head: Annotated[tuple[str, ...], _words("NAME")] = ()
@@ -213,6 +224,8 @@ class RunConfig(HparamFields, _SystemSettings, DataSettings):
     """The server's optimizer, applied to the released mean update."""
 
     lam: float = 0.1
+    lam2: float = 0.1
+    example_epsilon: float = math.inf
     mu: float = 0.1
     sampling_rate: float = 0.2
     sampling: Annotated[str | None, _optional_one_of(SAMPLERS, "poisson")] = None
@@ -285,6 +298,11 @@ class RunConfig(HparamFields, _SystemSettings, DataSettings):
         for name in _CHOICES:
             if problem := unknown_choice(name, getattr(self, name)):
                 raise ValueError(problem)
+        if self.system.penalties and self.penalty_name not in self.system.penalties:
+            raise ValueError(
+                f"penalty must be one of {', '.join(self.system.penalties)} with algorithm "
+                f"{self.algorithm}, got {self.penalty!r}"
+            )
         one = self.system.one_minibatch
         if self.passes is not None and not one and self.local_steps is None:
             raise ValueError(f"passes need local-steps, got passes {self.passes} alone")
@@ -341,6 +359,22 @@ class RunConfig(HparamFields, _SystemSettings, DataSettings):
         return MECHANISMS[self.door_name]
 
     @property
+    def penalty_name(self) -> str | None:
+        """The name of the penalty; None where the algorithm has none."""
+        known = self.system.penalties
+        return (self.penalty or next(iter(known))) if known else None
+
+    @property
+    def diagonal(self) -> bool:
+        """Whether the diagonal is all that is needed of a Gram matrix."""
+        return (self.penalty_name or "").endswith("group-sparse")
+
+    @property
+    def protect_examples(self) -> bool:
+        """Whether clients noise what they send for the sake of single examples."""
+        return math.isfinite(self.example_epsilon)
+
+    @property
     def noised_by_clients(self) -> bool:
         """Whether clip and noise are the clients' own work, and not the mechanism's."""
         return self.system.noised_by_clients and "clip" not in self.door.reads
@@ -353,8 +387,8 @@ class RunConfig(HparamFields, _SystemSettings, DataSettings):
     @property
     def sampler(self) -> Choice:
         """What is known of the sampler."""
-        everyone = self.sampling is None and self.sampling_rate == 1
-        return SAMPLERS["everyone" if everyone else self.sampling or "poisson"]
+        everyone = self.system.everyone or self.sampling_rate == 1
+        return SAMPLERS[self.sampling or ("everyone" if everyone else "poisson")]
 
     @property
     def clips(self) -> bool:

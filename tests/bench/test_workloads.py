@@ -28,7 +28,7 @@ def test_every_system_and_the_loop_are_there():
         "femnist-cnn-fedavg", "femnist-cnn-pmtl", "femnist-cnn-pmtl-offset", "femnist-cnn-dpfedmtl",
         "softmax-1k", "softmax-10k", "softmax-1k-own", "softmax-10k-own", "ppsgd-synthetic",
         "ppsgd-grid", "empty-round", "tiny-round",
-        *(f"mlp-{name}" for name in SYSTEMS),
+        *(f"{'linear' if system.linear else 'mlp'}-{name}" for name, system in SYSTEMS.items()),
     ):  # fmt: skip
         assert name in WORKLOADS
 
@@ -84,6 +84,7 @@ def test_everyone_takes_part_in_the_tiny_round():
         ("femnist-cnn-pmtl-offset", {"clients": 6}, 600 / 206),
         ("softmax-1k", {"clients": 4}, 4),
         ("mlp-local", {"clients": 4, "expected": 2}, 2),
+        ("linear-mpmtl", {"clients": 4}, 4),
         ("ppsgd-synthetic", {"clients": 4}, 4),
         ("growth-cohort-10", {"clients": 20, "expected": 3}, 3),
         ("growth-population-100", {"clients": 200, "expected": 10}, 10),

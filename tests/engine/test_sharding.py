@@ -61,7 +61,9 @@ def test_two_devices_give_what_one_gives(name, counts, rate, minibatches, chunk_
             state, (segment, _) = sim.run(sim.init(3, hparams), hparams, 6, eval_every=3)
             results.append((state, segment))
         (state, segment), (other, others) = results
-        np.testing.assert_allclose(numbers(other.shared), numbers(state.shared), rtol=1e-12)
+        # MP-MTL's billboard is a matrix near the identity, right to the rounding of that.
+        shared = numbers(other.shared), numbers(state.shared)
+        np.testing.assert_allclose(*shared, rtol=1e-12, atol=2e-15)
         if state.personal:
             assert jax.tree.leaves(other.personal)[0].shape[0] == m
             np.testing.assert_allclose(numbers(other.personal), numbers(state.personal), rtol=1e-11)

@@ -30,6 +30,7 @@ BASE = Hyperparameters(
     server_learning_rate=0.8,
     lam=0.3,
     mu=0.2,
+    ridge=0.1,
     personalization=0.7,
     clip_norm=0.4,
     noise_multiplier=0.3,

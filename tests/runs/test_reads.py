@@ -20,6 +20,7 @@ CHANGED = {
     "parametrization": "paper", "objective": "weighted", "averaged": True, "schedule": "cosine",
     "local_optimizer": "adam", "server_optimizer": "adam", "server_learning_rate": 0.5, "clip": 2.0,
     "delta": 1e-4, "epsilon": 5.0, "noise_multiplier": 3.0, "penalty": "kl",
+    "acceleration": "convex", "ridge": 0.5, "example_epsilon": 2.0,
     "origin": "global", "head": ("kernel",), "order": "head-first",
 }  # fmt: skip
 RELEASE = {
@@ -94,7 +95,8 @@ def test_a_system_reads_what_its_table_says_and_nothing_else(algorithm):
     # An accountant is part of the report, and an error where it does not describe the run.
     known |= {*MECHANISMS["gaussian"].reads} - {"accountant"}
     assert known == set(CHANGED)
-    for name, value in CHANGED.items():
+    changed = CHANGED | ({"penalty": "group-sparse"} if algorithm == "mpmtl" else {})
+    for name, value in changed.items():
         reads = name in (*settings_of(SYSTEMS[algorithm]), *config.release_reads)
         assert bool(unread(config, [name])) != reads
         if name == "epsilon" and config.noised_by_clients:
@@ -113,7 +115,9 @@ def test_a_system_reads_what_its_table_says_and_nothing_else(algorithm):
 )
 def test_a_mechanism_reads_what_its_table_says_and_nothing_else(mechanism):
     base = {"mechanism": mechanism, "noise_multiplier": 0.3, "count_noise": 1.0}
-    algorithm = {"closed": "local", "every-row": "naive-dp"}.get(mechanism, "fedavg")
+    grams = dict.fromkeys(("gaussian-gram", "pure-gram", "wishart"), "mpmtl")
+    behind = {"closed": "local", "every-row": "naive-dp", **grams}
+    algorithm = behind.get(mechanism, "fedavg")
     plain, config = computed(algorithm, **base), RunConfig(algorithm=algorithm, mechanism=mechanism)
     for name, value in RELEASE.items():
         reads = name in config.door.reads

@@ -205,7 +205,7 @@ def _execute(planned: _Planned, cadence: Cadence, stop: Event, *, quiet: bool) -
 def _name(experiment: Experiment) -> str:
     """What a run is called in a table."""
     config = experiment.config
-    penalty = f" {config.penalty}" if "penalty" in config.system.arguments else ""
+    penalty = f" {config.penalty_name}" if config.system.penalties else ""
     return f"{config.algorithm}{penalty}"
 
 

@@ -41,7 +41,7 @@ BOUNDS = 1e4
 
 def tunable(config: RunConfig) -> tuple[str, ...]:
     """The hyperparameters that a run reads, but for those that set the guarantee."""
-    read = (*settings_of(config.system), *config.release_reads)
+    read = (*settings_of(config.system, config.penalty_name), *config.release_reads)
     return tuple(name for name in ABOUT if ABOUT[name].tuned and setting_of(name) in read)
 
 

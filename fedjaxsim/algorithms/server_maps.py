@@ -1,0 +1,77 @@
+"""What MP-MTL's server makes of noised Gram matrices: a map Σ^(1:t) → M that clients apply."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.algorithms.spectral import shrinkage
+from fedjaxsim.hparams import Hyperparameters
+
+PyTree = Any
+
+
+def apply_matrix(matrix: jax.Array, w: jax.Array, client_id: jax.Array) -> jax.Array:
+    """M·w, M being a matrix (d, d) or a diagonal (d,), of one client's w (d, c)."""
+    del client_id
+    matrix = matrix.astype(w.dtype)
+    if matrix.ndim == 1:
+        return matrix[:, None] * w
+    # Where M is the identity, as at the start, w stays what it is.
+    return jnp.matmul(matrix, w, precision=jax.lax.Precision.HIGHEST)
+
+
+class ServerMap(NamedTuple):
+    """A map f: Σ^(1:t) → M^(t) (MP-MTL, Algorithm 1, step 6), and what a client does with M.
+
+    The server works on the releases alone and each client applies M to its own model, so any f is
+    as private as the releases are.
+
+    Attributes:
+      init: `(d) -> (M, memory)`: M⁰, and what the server remembers of earlier releases, a pytree of
+        arrays.
+      step: `(gram, memory, hparams, round) -> (M, memory)`: the next M, from the release Σ.
+      apply: `(M, w (d, c), client_id) -> ŵ (d, c)`, of one client. With M⁰ it must be the identity.
+    """
+
+    init: Callable[[int], tuple[PyTree, PyTree]]
+    step: Callable[[jax.Array, PyTree, Hyperparameters, jax.Array], tuple[PyTree, PyTree]]
+    apply: Callable[[PyTree, jax.Array, jax.Array], jax.Array] = apply_matrix
+
+
+def low_rank() -> ServerMap:
+    """M = U max(0, 1 − ηλ/√Λ) Uᵀ of Σ = UΛUᵀ, for the trace norm (Algorithm 2, steps 6 to 8)."""
+
+    def step(gram, memory, hparams, round_):
+        del round_
+        _require_gram(gram, dimensions=(2,))
+        return shrinkage(gram, hparams.learning_rate * hparams.lam), memory
+
+    return ServerMap(lambda d: (jnp.eye(d), ()), step)
+
+
+def group_sparse() -> ServerMap:
+    """M = diag(max(0, 1 − ηλ/√Σ_jj)), for the ℓ2,1 norm (Algorithm 3, steps 6 and 7).
+
+    Of a release of the whole Σ it takes the diagonal, which is noised more than one that is
+    released alone.
+    """
+
+    def step(gram, memory, hparams, round_):
+        del round_
+        _require_gram(gram, dimensions=(1, 2))
+        diagonal = jnp.diagonal(gram) if gram.ndim == 2 else gram
+        return shrinkage(diagonal, hparams.learning_rate * hparams.lam), memory
+
+    return ServerMap(lambda d: (jnp.ones(d), ()), step)
+
+
+def _require_gram(release: PyTree, dimensions: tuple[int, ...]) -> None:
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(release)]
+    if len(shapes) == 1 and len(shapes[0]) in dimensions and len(set(shapes[0])) == 1:
+        return
+    raise ValueError(
+        "MP-MTL's mechanism must release a Gram matrix (d, d), or for group sparsity its diagonal "
+        f"(d,), as gaussian_gram() does; the release has the shapes {shapes}"
+    )

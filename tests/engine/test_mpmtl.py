@@ -1,0 +1,302 @@
+"""MP-MTL against independent solvers, its formulas written in numpy, and the paper's statements."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import classification
+from scipy.stats import gamma, kstest, norm
+
+from fedjaxsim.algorithms.mpmtl import Acceleration, Penalty, example_guarantee, mpmtl
+from fedjaxsim.algorithms.server_maps import ServerMap
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.population import Population
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.models.model import linear
+from fedjaxsim.models.network import mlp
+from fedjaxsim.models.task import softmax, squared
+from fedjaxsim.privacy.doors.gram import gaussian_gram
+from fedjaxsim.privacy.mechanisms import gaussian
+from fedjaxsim.privacy.sampling import everyone
+from fedjaxsim.simulation import Simulation
+from fedjaxsim.testing import check_billboard
+
+M, N, D = 8, 6, 4
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(M, N, D)) * [3.0, 1.0, 0.5, 0.2]
+TRUTH = RNG.normal(size=(D, 2)) @ RNG.normal(size=(2, M))
+Y = np.einsum("mnd,dm->mn", X, TRUTH) + 0.3 * RNG.normal(size=(M, N))
+POPULATION = Population.from_clients([{"x": X[i], "y": Y[i]} for i in range(M)])
+TASK = squared(linear((D,), 1, bias=False))
+SMOOTHNESS = max(np.linalg.eigvalsh(x.T @ x / N)[-1] for x in X)  # L, of every client's loss
+ETA, LAM = 1 / SMOOTHNESS, 0.3
+PLAIN = Hyperparameters(learning_rate=ETA, lam=LAM)
+ROUNDS = 800
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    with jax.enable_x64(True):
+        yield
+
+
+def behind(algorithm, door, population=POPULATION, task=TASK, **settings):
+    m = population.num_clients
+    one = Minibatches(1, steps=1)
+    return Simulation(algorithm, task, population, everyone(m), one, door, **settings)
+
+
+@functools.cache
+def path(
+    penalty: Penalty = "low-rank",
+    acceleration: Acceleration = "none",
+    rounds: int = ROUNDS,
+    server_map: ServerMap | None = None,
+):
+    """(hparams) -> what all clients predict with after each round, (T, d, m); compiled once."""
+    algorithm = mpmtl(TASK, penalty, acceleration=acceleration, server_map=server_map)
+    sim = behind(algorithm, gaussian_gram(penalty.endswith("group-sparse")))
+    program, rows = sim.program, sim.rows["train"]
+
+    @jax.jit
+    def run(hparams):
+        def step(state, _):
+            state, _ = program.round(state, hparams, rows)
+            return state, predict(state.shared, state.personal, hparams, jnp.arange(M))["kernel"]
+
+        return jax.lax.scan(step, program.init(jax.random.key(0), hparams), length=rounds)[1]
+
+    predict = jax.vmap(algorithm.predict, (None, 0, None, 0))
+    return lambda hparams: np.moveaxis(np.asarray(run(sim.check(hparams)))[..., 0], 1, 2)
+
+
+def gradient(w):
+    return np.einsum("mnd,mn->dm", X, np.einsum("mnd,dm->mn", X, w) - Y) / N
+
+
+def proximal(w, threshold, penalty):
+    if penalty == "group-sparse":
+        norms = np.maximum(np.linalg.norm(w, axis=1, keepdims=True), 1e-300)
+        return w * np.maximum(1 - threshold / norms, 0)
+    u, s, vt = np.linalg.svd(w, full_matrices=False)
+    return u @ np.diag(np.maximum(s - threshold, 0)) @ vt
+
+
+def objective(w, penalty):
+    errors = np.einsum("mnd,dm->mn", X, w) - Y
+    norms = np.linalg.svd(w)[1] if penalty == "low-rank" else np.linalg.norm(w, axis=1)
+    return np.sum(errors**2) / (2 * N) + LAM * norms.sum()
+
+
+@functools.cache
+def minimum(penalty):
+    """Of the convex problem, by another solver: proximal gradient in numpy, 5,000 steps."""
+    w = np.zeros((D, M))
+    for _ in range(5000):
+        w = proximal(w - ETA * gradient(w), ETA * LAM, penalty)
+    return w, objective(w, penalty)
+
+
+@pytest.mark.parametrize("penalty", ["low-rank", "group-sparse"])
+def test_without_noise_it_reaches_the_minimum_and_acceleration_gets_there_sooner(penalty):
+    best, least = minimum(penalty)
+    rank = np.linalg.matrix_rank(best, 1e-6)
+    zeros = np.sum(np.linalg.norm(best, axis=1) < 1e-6)
+    assert rank < D if penalty == "low-rank" else zeros > 0  # the penalty is not idle
+    rounds = {}
+    for acceleration in ("none", "convex"):
+        models = path(penalty, acceleration)(PLAIN)
+        excess = np.array([objective(w, penalty) - least for w in models[::20]])
+        assert -1e-9 < excess[-1] < 1e-6
+        rounds[acceleration] = np.argmax(excess < 1e-6)
+    assert rounds["convex"] < rounds["none"] / 1.5
+
+
+def test_it_is_the_paper_written_in_numpy():
+    # Algorithm 2 with clipping, a ridge and the acceleration for strong convexity, whose β is
+    # (1 − √(μη))/(1 + √(μη)); W⁰ is one step of each client alone, from 0.
+    mu, k, rounds = 0.1, 1.2, 4
+    hparams = PLAIN.replace(ridge=mu, clip_norm=k)
+    found = path("low-rank", "strongly-convex", rounds)(hparams)
+    root = math.sqrt(mu * ETA)
+    beta = (1 - root) / (1 + root)
+    w = -ETA * gradient(np.zeros((D, M)))
+    previous = None
+    for t in range(rounds):
+        clipped = w / np.maximum(1, np.linalg.norm(w, axis=0) / k)
+        previous = clipped if previous is None else previous
+        values, vectors = np.linalg.eigh(clipped @ clipped.T)
+        kept = np.maximum(0, 1 - ETA * LAM / np.sqrt(np.maximum(values, 1e-300)))
+        hat = vectors @ np.diag(kept) @ vectors.T @ clipped
+        z = hat + beta * (hat - previous)
+        w, previous = z - ETA * (gradient(z) + mu * z), hat
+        np.testing.assert_allclose(found[t], hat, rtol=1e-9, atol=1e-12)
+    assert np.any(np.linalg.norm(w, axis=0) > k)  # something was clipped
+
+
+def test_the_decomposed_model_is_algorithm_4_written_in_numpy():
+    # η = 1/(2L); both parts take one gradient, and Q starts at 0.
+    eta, lam2, rounds = ETA / 2, 0.1, 20
+    hparams = PLAIN.replace(learning_rate=eta, lam2=lam2)
+    found = path("decomposed", "convex", rounds)(hparams)
+    p = q = -eta * gradient(np.zeros((D, M)))
+    old_p, old_q = p, q
+    for t in range(1, rounds + 1):
+        p = proximal(p, eta * LAM, "low-rank")
+        q = np.sign(q) * np.maximum(np.abs(q) - eta * lam2, 0)
+        beta = (t - 1) / (t + 2)
+        z_p, z_q = p + beta * (p - old_p), q + beta * (q - old_q)
+        old_p, old_q = p, q
+        p, q = (z - eta * gradient(z_p + z_q) for z in (z_p, z_q))
+        np.testing.assert_allclose(found[t - 1], old_p + old_q, rtol=1e-8, atol=1e-10)
+    assert np.any(old_q != 0)
+    assert np.any(old_q == 0)
+
+
+def test_as_noise_grows_the_models_are_those_of_each_client_alone():
+    # Proposition 1: M → I, and what is left is gradient descent with the same η, T and ridge.
+    hparams = PLAIN.replace(lam=0.5, ridge=0.05, clip_norm=4.0)
+    w, alone = np.zeros((D, M)), []
+    for _ in range(30):
+        w = w - ETA * (gradient(w) + 0.05 * w)
+        alone.append(w)
+    assert np.linalg.norm(w, axis=0).max() < 4
+    without_penalty = path()(hparams.replace(lam=0.0))
+    np.testing.assert_allclose(without_penalty[:30], alone, rtol=1e-9)
+    apart = [
+        np.abs(path()(hparams.replace(noise_multiplier=z))[:30] - alone).max()
+        for z in (1.0, 1e2, 1e4, 1e6, 1e8)
+    ]
+    # 1 − ηλ/√Λ with Λ in proportion to z: a hundred times the noise is a tenth of the difference.
+    assert apart[0] > 1e-3
+    np.testing.assert_allclose(np.divide(apart[1:-1], apart[2:]), 10, rtol=0.3)
+    diagonal = path("group-sparse")(hparams.replace(noise_multiplier=1e10))[:30]
+    np.testing.assert_allclose(diagonal, alone, atol=1e-5)
+
+
+NOISED = PLAIN.replace(clip_norm=2.0, noise_multiplier=1.5, lam2=0.1, example_epsilon=5.0)
+
+
+def test_the_gram_matrix_is_one_product_a_chunk_and_costs_what_its_noise_says():
+    door, added = gaussian_gram(), []
+
+    def add(accumulator, messages, *others):
+        added.append(messages.dense().shape)
+        return door.add(accumulator, messages, *others)
+
+    sim = behind(mpmtl(TASK), door._replace(add=add), chunk_map="scan", chunk_size=4)
+    state, metrics = sim.round(sim.init(0, NOISED), NOISED)
+    assert set(added) == {(4, D, 1)}
+    w = -ETA * gradient(np.zeros((D, M)))
+    norms = np.linalg.norm(w, axis=0)
+    np.testing.assert_allclose(
+        state.personal.sent.w[:, :, 0].T, w / np.maximum(1, norms / 2.0), rtol=1e-6
+    )
+    assert int(metrics["clipped"]) == np.sum(norms > 2.0)
+    for _ in range(2):
+        state, _ = sim.round(state, NOISED)
+    report = sim.guarantee(state, 1e-3)
+    exact = (report.find("zero_out"), 1.0), (report.find("replace"), math.sqrt(2))
+    for found, sensitivity in exact:
+        mu = sensitivity * math.sqrt(3) / 1.5
+        assert found.status == "exact"
+        assert found.epsilon is not None
+        above = norm.cdf(-found.epsilon / mu + mu / 2)
+        delta = above - math.exp(found.epsilon) * norm.cdf(-found.epsilon / mu - mu / 2)
+        assert delta == pytest.approx(1e-3, rel=1e-6)
+
+
+def test_others_learn_of_a_client_through_the_releases_alone():
+    algorithm = mpmtl(TASK, "decomposed", "columns", "convex", protect_examples=True)
+    check_billboard(behind(algorithm, gaussian_gram()), NOISED, client=2)
+
+
+def test_several_outputs_and_intercepts_are_columns_and_coordinates():
+    # With M = I and no noise a round is a gradient step on each client's own loss.
+    population, task = classification([5, 7, 4], features=3, classes=3)
+    sim = behind(mpmtl(task), gaussian_gram(), population, task)
+    hparams = Hyperparameters(learning_rate=0.5)
+    state, _ = sim.run(sim.init(0, hparams), hparams, 2)
+    assert state.shared.matrix.shape == (4, 4)
+    for client in range(3):
+        rows = population.rows(client, "train")
+        x, y = rows["x"].astype(np.float64), np.eye(3)[rows["y"]]
+        w, b = np.zeros((3, 3)), np.zeros(3)
+        for _ in range(2):
+            p = np.exp(x @ w + b)
+            p /= p.sum(axis=1, keepdims=True)
+            w, b = w - 0.5 * x.T @ (p - y) / len(y), b - 0.5 * (p - y).mean(axis=0)
+        found = np.asarray(state.personal.sent.w[client])
+        np.testing.assert_allclose(found, np.vstack([w, b]), rtol=1e-5, atol=1e-6)
+
+
+def test_a_server_may_map_all_releases_to_anything_that_clients_can_apply():
+    # f(Σ^(1:t)) = 0.1 times the trace of all releases so far; client i multiplies by 1 + i f.
+    own = ServerMap(
+        init=lambda d: (jnp.zeros(()), jnp.zeros(())),
+        step=lambda gram, memory, hparams, round_: (
+            0.1 * (memory + jnp.trace(gram)),
+            memory + jnp.trace(gram),
+        ),
+        apply=lambda f, w, client_id: w * (1 + client_id * f),
+    )
+    found = path(server_map=own, rounds=2)(PLAIN)
+    w, total = np.zeros((D, M)), 0.0
+    for t in range(2):
+        w = w - ETA * gradient(w)
+        total += np.sum(w**2)
+        w = w * (1 + 0.1 * total * np.arange(M))
+        np.testing.assert_allclose(found[t], w, rtol=1e-9)
+
+
+def test_examples_are_protected_by_noise_of_the_right_law():
+    # Zero data: what a client goes on from is the noise alone, whose norm is Gamma(d, 2K/ε).
+    m = 3000
+    population = Population.from_clients([{"x": np.zeros((1, D)), "y": np.zeros(1)}] * m)
+    sim = behind(mpmtl(TASK, protect_examples=True), gaussian_gram(), population)
+    hparams = Hyperparameters(clip_norm=1000.0, example_epsilon=500.0)
+    state = sim.init(0, hparams)
+    b = np.asarray(sim.round(state, hparams)[0].personal.sent.w)[:, :, 0]
+    assert kstest(np.linalg.norm(b, axis=1), gamma(D, scale=4.0).cdf).pvalue > 1e-4
+    directions = b / np.linalg.norm(b, axis=1, keepdims=True)
+    assert np.linalg.norm(directions.mean(axis=0)) < 5 / math.sqrt(m)
+    much = hparams.replace(clip_norm=0.5, example_epsilon=0.01)
+    clipped = np.asarray(sim.round(state, much)[0].personal.sent.w)[:, :, 0]
+    norms = np.linalg.norm(clipped, axis=1)
+    assert np.all(norms <= 0.5)
+    assert np.mean(norms > 0.499) > 0.99
+    assert any("example_guarantee" in sentence for sentence in sim.public)
+
+
+def test_the_guarantee_of_examples_composes_over_rounds():
+    found = example_guarantee(0.1, 50)
+    assert found.epsilon == pytest.approx(5.0)
+    assert (found.unit, found.adjacency, found.delta) == ("example", "replace", 0.0)
+    # Equation 6, third line: 50 · 0.1 tanh(0.05) + √(2 · 50 · 0.1² ln(e + √(50 · 0.1²)/10⁻⁵)).
+    expected = 5 * math.tanh(0.05) + math.sqrt(math.log(math.e + math.sqrt(0.5) * 1e5))
+    assert example_guarantee(0.1, 50, 1e-5).epsilon == pytest.approx(expected)
+    assert example_guarantee(math.inf, 1).epsilon is None
+    with pytest.raises(ValueError, match="example_epsilon must be positive and rounds at least 0"):
+        example_guarantee(0.0, 1)
+
+
+def test_what_does_not_suit_is_refused():
+    with pytest.raises(ValueError, match="mpmtl is for linear models"):
+        mpmtl(softmax(mlp((D,), 2), 2))
+    with pytest.raises(ValueError, match="penalty must be one of low-rank, group-sparse, decomp"):
+        mpmtl(TASK, "lowrank")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="acceleration must be one of none, convex, strongly"):
+        mpmtl(TASK, acceleration="fast")  # pyright: ignore[reportArgumentType]
+    for door in (gaussian(), gaussian_gram(diagonal=True)):
+        with pytest.raises(ValueError, match=r"must release a Gram matrix \(d, d\)"):
+            behind(mpmtl(TASK), door).init(0, PLAIN)
+    fast = behind(mpmtl(TASK, acceleration="strongly-convex"), gaussian_gram())
+    with pytest.raises(ValueError, match="ridge must be positive for the acceleration"):
+        fast.init(0, PLAIN)
+    with pytest.raises(ValueError, match="learning_rate must be at most 1/ridge"):
+        fast.init(0, PLAIN.replace(learning_rate=3.0, ridge=0.5))
+    with pytest.raises(ValueError, match="clip_norm must be finite where examples are protected"):
+        behind(mpmtl(TASK, protect_examples=True), gaussian_gram()).init(0, PLAIN)
