@@ -37,7 +37,7 @@ from fedjaxsim.metrics import metric
 RESULTS = Path(__file__).parents[1] / "results"
 PICTURES = Path(__file__).parents[2] / "docs" / "figures"
 QUESTION = ("digits", "school", "vehicle", "landmine", "femnist")
-MESSAGES = ("pmtl", "pmtl-offset")
+MESSAGES, AGAINST = ("pmtl", "pmtl-offset"), ("local", "fedavg")
 _DETAILS = ("_p10", "_p50", "_p90", "_weighted", "_unweighted")
 
 
@@ -141,7 +141,7 @@ def answer(results: dict[str, Record]) -> str:
             for name in MESSAGES:
                 gains = [
                     difference(values(result, name, level), values(result, other, level), larger)
-                    for other in ("local", "fedavg")
+                    for other in AGAINST
                 ]
                 cells += map(str, gains)
                 if all(gain.sure and gain.mean > 0 for gain in gains):
@@ -154,7 +154,8 @@ def answer(results: dict[str, Record]) -> str:
                     " and ".join(wins) or "–",
                 ]
             )
-    pairs = [f"{METHODS[n].title} − {other}" for n in MESSAGES for other in ("Local", "FedAvg")]
+    titles = {name: METHODS[name].title for name in (*MESSAGES, *AGAINST)}
+    pairs = [f"{titles[n]} − {titles[other]}" for n in MESSAGES for other in AGAINST]
     return markdown(["data", "ε", *pairs, "beats both"], rows)
 
 
@@ -178,7 +179,8 @@ def main() -> None:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / f"compare-{name}.json").write_text(json.dumps(result) + "\n")
         print(f"\n{result['title']}\n\n{table(result)}\n\n{edges(result)}", flush=True)
-    print(f"\n{answer(results)}")
+    if {*MESSAGES, *AGAINST} <= methods.keys():
+        print(f"\n{answer(results)}")
     if args.picture:
         figures.save(figures.against_epsilon(results), args.picture)
 
