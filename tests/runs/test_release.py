@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.cli import Run, main, parse
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 from fedjaxsim.runs.build import prepare
@@ -43,10 +44,13 @@ def ran(tmp_path_factory):
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_every_mechanism_has_a_flag(name):
     noise = ["--noise-multiplier", "0.1"] if "noise_multiplier" in MECHANISMS[name].reads else []
-    system = {"closed": "local", "every-row": "naive-dp"}.get(name, "pmtl")
-    found = experiment(*SMALL, "--mechanism", name, *noise, "--algorithm", system)
-    kinds = dict.fromkeys(("gaussian", "adaptive", "every-row"), "gaussian")
-    kinds |= {"pure": "pure", "closed": "none"}
+    systems = dict.fromkeys(("gaussian-gram", "pure-gram", "wishart"), "mpmtl")
+    systems |= {"closed": "local", "every-row": "naive-dp"}
+    system = systems.get(name, "pmtl")
+    small = SMALL[:-2] if SYSTEMS[system].whole_pass else SMALL
+    found = experiment(*small, "--mechanism", name, *noise, "--algorithm", system)
+    kinds = dict.fromkeys(("gaussian", "adaptive", "every-row", "gaussian-gram"), "gaussian")
+    kinds |= {"pure": "pure", "pure-gram": "pure", "closed": "none"}
     assert found.simulation.mechanism.event.kind == kinds.get(name, "unprotected")
     assert found.noise_multiplier == (0.1 if noise else 0.0)
     assert np.all(np.isfinite(found.hparams.clip_norm)) == bool(noise)
