@@ -53,6 +53,7 @@ _ARGUMENTS = {
         "metrics": "params, batch",
         "check": "fields",
         "divergence": "params, other, batch",
+        "targets": "fields",
     },
     "sampling": {"draw": "key, round, hparams", "rate": "hparams"},
     "mechanism": {
@@ -63,7 +64,7 @@ _ARGUMENTS = {
         "check": "hparams, num_clients",
     },
 }
-_OPTIONAL = ("start", "divergence")
+_OPTIONAL = ("start", "divergence", "targets")
 """Functions that a part need not have."""
 
 

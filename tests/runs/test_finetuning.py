@@ -58,7 +58,7 @@ def test_its_own_settings_win():
             "--finetune ewc --finetune-local-steps 2 --finetune-local-epochs 3",
             "fine-tuning: local-steps and local-epochs exclude each other",
         ),
-        ("--penalty ewc", "penalty has no effect with algorithm pmtl, only with finetune"),
+        ("--penalty ewc", "penalty has no effect with algorithm pmtl, only with mpmtl or finetune"),
         ("--algorithm finetune --penalty vanilla --lam 2", "lam has no effect with penalty"),
     ],
 )
