@@ -1,5 +1,6 @@
 """What evaluation reports: summaries by hand, and folds as each client alone would compute them."""
 
+import dataclasses
 import functools
 
 import jax
@@ -116,17 +117,28 @@ def expected(personal):
     return found
 
 
+def with_models(state):
+    """The state, its personal models drawn at random."""
+    rng = np.random.default_rng(1)
+
+    def draw(leaf):
+        return jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype)
+
+    return dataclasses.replace(state, personal=jax.tree.map(draw, state.personal))
+
+
 @functools.cache
-def trained():
+def drawn():
     sim = simulation(chunk_map="scan")
-    return sim, sim.run(sim.init(0, HPARAMS), HPARAMS, 3)[0]
+    return sim, with_models(sim.init(0, HPARAMS))
 
 
 @pytest.mark.parametrize("layout", [{"chunk_map": "scan"}, {"chunk_map": "vmap"}, "devices"])
 def test_folds_are_those_of_each_clients_own_rows(layout):
     layout = {"devices": jax.devices()[:2]} if layout == "devices" else layout
-    _, state = trained()
-    evaluation = simulation(**layout).evaluate(state, HPARAMS)
+    sim, state = drawn()
+    sim = sim if layout == {"chunk_map": "scan"} else simulation(**layout)
+    evaluation = sim.evaluate(state, HPARAMS)
     for name, values in expected(state.personal).items():
         np.testing.assert_allclose(evaluation.values[name], values, rtol=1e-5, err_msg=name)
     summary = evaluation.summary()
@@ -136,15 +148,16 @@ def test_folds_are_those_of_each_clients_own_rows(layout):
 
 
 def test_folds_of_many_runs_are_those_of_each_alone():
-    sim, _ = trained()
+    sim, _ = drawn()
     many = ManyRuns(sim, [HPARAMS.replace(learning_rate=rate) for rate in (0.1, 1.0)])
-    state, [segment] = many.run(many.init(1), 2)
+    state = with_models(many.init(1))
+    evaluation = many.evaluate(state)
     for index in range(2):
         personal = {name: leaf[..., index] for name, leaf in state.personal.items()}
         for name, values in expected(personal).items():
-            found = segment.evaluation.values[name][:, index]
+            found = evaluation.values[name][:, index]
             np.testing.assert_allclose(found, values, rtol=1e-5, err_msg=name)
-    assert segment.evaluation.summary()["test_majority_accuracy"].shape == (2,)
+    assert evaluation.summary()["test_majority_accuracy"].shape == (2,)
 
 
 def test_the_model_is_asked_once_for_a_batch(fully_optimized):
@@ -163,13 +176,13 @@ def test_the_majoritys_accuracy_is_that_of_a_constant_answer():
     y = np.concatenate([CLIENTS.rows(k, "train")["y"] for k in range(5)])
     most = int(np.mean(y) > 0.5)
     shares = [np.mean(CLIENTS.rows(k, "test")["y"] == most) for k in (0, 1, 3, 4)]
-    sim, state = trained()
+    sim, state = drawn()
     found = sim.evaluate(state, HPARAMS).summary()["test_majority_accuracy"]
     np.testing.assert_allclose(found, np.mean(shares), rtol=1e-12)
 
 
 def test_folds_have_no_derivative():
-    sim, state = trained()
+    sim, state = drawn()
     with pytest.raises(
         ValueError, match=r"metric must be one of \['accuracy', 'loss'\], got 'auc'"
     ):
