@@ -20,7 +20,7 @@ from typing import Any, get_args
 import numpy as np
 from data_sets import BATCH, PROBLEMS
 from equal_privacy import RESULTS
-from harness import FIRST_TUNING_SEED, VALIDATION, Parts, Record, Trial
+from harness import FIRST_TUNING_SEED, Parts, Record, Trial
 from methods import METHODS, Method, Point, at_edge, hyperparameters
 from tables import difference, epsilon_text, markdown, spread
 
@@ -60,7 +60,7 @@ class Second:
     """
 
     def __init__(self, trial: Trial):
-        self.trial, self.first = trial, trial.simulation(0, 0.0)
+        self.trial, self.first = trial, trial.simulation(0)
         clients = self.first.num_clients
         self.tasks = {
             penalty: fl.Simulation(
@@ -75,19 +75,18 @@ class Second:
         }
 
     def run(
-        self, point: Point, seed: int, validation: float, tries: dict[str, list[Point]]
+        self, point: Point, seed: int, split: str, tries: dict[str, list[Point]]
     ) -> dict[str, Any]:
         """Accuracy of one first stage, and after each try of each objective.
 
         Args:
           point: of the first stage, with its noise.
           seed: of the split and of all random numbers.
-          validation: the part of the training rows to evaluate on; 0 for the test split.
+          split: on which they are evaluated.
           tries: points by objective.
         """
         problem = self.trial.problem
-        population = problem.read(self.trial.folder, seed, validation)
-        split = "validation" if validation else "test"
+        population = self.trial.population(seed)
         hparams = hyperparameters(point, problem.rate)
         first = self.first.with_population(population)
         state, _ = first.run(first.init(seed, hparams, common_noise=True), hparams, problem.rounds)
@@ -120,7 +119,7 @@ def stages(system: str, rows: list[Record], levels: list[Record], trial: Trial) 
             f"{system}-{level}-tune",
             [point, grid, EPOCHS],
             lambda point=point, tries=tries: second.run(
-                point, FIRST_TUNING_SEED, VALIDATION, tries
+                point, FIRST_TUNING_SEED, "validation", tries
             ),
         )
         chosen = {penalty: grid[int(np.nanargmax(scores[penalty]))] for penalty in tries}
@@ -129,7 +128,7 @@ def stages(system: str, rows: list[Record], levels: list[Record], trial: Trial) 
                 f"{system}-{level}-test-{seed}",
                 [point, chosen, EPOCHS],
                 lambda point=point, chosen=chosen, seed=seed: second.run(
-                    point, seed, 0.0, {penalty: [one] for penalty, one in chosen.items()}
+                    point, seed, "test", {penalty: [one] for penalty, one in chosen.items()}
                 ),
             )
             for seed in range(trial.problem.seeds)

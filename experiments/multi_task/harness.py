@@ -24,7 +24,8 @@ from fedjaxsim.runs.many import ManyRuns
 
 FIRST_TUNING_SEED = 1000
 VALIDATION = 0.2
-"""The part of a client's training rows on which hyperparameters are chosen."""
+"""The part of a client's training rows on which hyperparameters are chosen. The final runs leave it
+out too: with more rows an epoch has more steps, and other hyperparameters would be best."""
 Record = dict[str, Any]
 
 
@@ -69,11 +70,15 @@ class Trial:
     def __init__(self, problem: Problem, method: Method, folder: Path, parts: Parts, name: str):
         self.problem, self.method, self.folder = problem, method, folder
         self.parts, self.name = parts, name
-        self._compiled: dict[tuple[float, int], ManyRuns] = {}
+        self._compiled: dict[int, ManyRuns] = {}
 
-    def simulation(self, seed: int, validation: float) -> fl.Simulation:
-        """The method on the data as this seed splits them."""
-        population = self.problem.read(self.folder, seed, validation)
+    def population(self, seed: int) -> fl.Population:
+        """The data as this seed splits them."""
+        return self.problem.read(self.folder, seed, VALIDATION)
+
+    def simulation(self, seed: int) -> fl.Simulation:
+        """The method on the data of this seed."""
+        population = self.population(seed)
         task, clients = self.problem.model(population), population.num_clients
         algorithm, mechanism = self.method.make(task, clients)
         sampling, minibatches = self.problem.sampling(clients), fl.Minibatches(BATCH, epochs=1)
@@ -82,14 +87,13 @@ class Trial:
             chunk_size=self.problem.chunk_size,
         )  # fmt: skip
 
-    def run(self, stage: str, plan: Sequence[Record], seed: int, validation: float) -> list[Record]:
-        """Runs points at their noise, and evaluates each on the validation or the test split.
+    def run(self, split: str, plan: Sequence[Record], seed: int) -> list[Record]:
+        """Runs points at their noise, and evaluates each.
 
         Args:
-          stage: in the names of the parts.
+          split: "validation" or "test", on which they are evaluated.
           plan: each point, with its "noise_multiplier".
           seed: of the split, the first model, the cohorts, the minibatches and the noise.
-          validation: the part of the training rows to evaluate on; 0 for the test split.
 
         Returns:
           For each, the summary of its last evaluation, and what is judged of those on the way as
@@ -103,21 +107,20 @@ class Trial:
 
             def compute(group=group):
                 nonlocal here
-                here = here or self.simulation(seed, validation)
-                many = self._many(here, settings, settings[group], validation)
-                every = None if validation else self.problem.every
+                here = here or self.simulation(seed)
+                many = self._many(here, settings, settings[group])
+                every = self.problem.every if split == "test" else None
                 state, segments = many.run(many.init(seed), rounds, eval_every=every)
-                if validation:
-                    summaries = [many.evaluate(state, "validation").summary()]
-                else:
-                    summaries = [segment.evaluation.summary() for segment in segments]
+                summaries = [segment.evaluation.summary() for segment in segments]
+                if split != "test":
+                    summaries = [many.evaluate(state, split).summary()]
                 return [
                     _of_setting(summaries, index, self.problem.metric)
                     for index in range(len(settings[group]))
                 ]
 
-            of = [self.problem.rate, rounds, validation, plan[group]]
-            found += self.parts.get(f"{self.name}-{stage}-{seed}-{start}", of, compute)
+            of = [self.problem.rate, rounds, split, plan[group]]
+            found += self.parts.get(f"{self.name}-{split}-{seed}-{start}", of, compute)
         return found
 
     def _many(
@@ -125,10 +128,9 @@ class Trial:
         simulation: fl.Simulation,
         settings: Sequence[fl.Hyperparameters],
         group: Sequence[fl.Hyperparameters],
-        validation: float,
     ) -> ManyRuns:
         """The program of a group of all settings, compiled once for all seeds."""
-        key = validation, len(settings)
+        key = len(settings)
         if key not in self._compiled:
             self._compiled[key] = ManyRuns(simulation, group, axes=varying(settings))
         first = self._compiled[key]
@@ -150,8 +152,7 @@ class Trial:
         column = f"validation_{problem.metric}"
         worst = -math.inf if metric(problem.metric).larger_is_better else math.inf
         runs = [
-            self.run("tune", plan, seed, VALIDATION)
-            for seed in track(seeds, self.name, transient=True)
+            self.run("validation", plan, seed) for seed in track(seeds, self.name, transient=True)
         ]
         found = [[worst if one[column] is None else one[column] for one in run] for run in runs]
         scores = np.mean(found, axis=0).reshape(len(noise), len(points))
@@ -168,7 +169,7 @@ class Trial:
     def judge(self, noise: dict[float, float], chosen: dict[float, Point]) -> list[list[Record]]:
         """The test results of the chosen points with each of the final seeds, by ε and seed."""
         plan = [{**chosen[epsilon], "noise_multiplier": z} for epsilon, z in noise.items()]
-        of_seeds = [self.run("test", plan, seed, 0.0) for seed in range(self.problem.seeds)]
+        of_seeds = [self.run("test", plan, seed) for seed in range(self.problem.seeds)]
         return [list(row) for row in zip(*of_seeds, strict=True)]
 
 

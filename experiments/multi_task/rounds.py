@@ -55,7 +55,7 @@ def curves(trial: Trial, point: Record, seed: int, rounds: int, every: int) -> R
         )
         for noise in noises()
     ]
-    many = ManyRuns(trial.simulation(seed, 0.0), settings)
+    many = ManyRuns(trial.simulation(seed), settings)
     _, segments = many.run(many.init(seed), rounds, eval_every=every)
     return {
         "accuracy": [list(segment.evaluation.mean("accuracy")) for segment in segments],

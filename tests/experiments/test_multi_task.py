@@ -64,7 +64,7 @@ def test_what_is_finished_is_not_computed_again(script, compared, monkeypatch):
 
 def test_the_best_mean_of_the_validation_scores_chooses(compared):
     result, _, folder = compared
-    files = [folder / f"fedavg-tune-{seed}-0.json" for seed in (1000, 1001)]
+    files = [folder / f"fedavg-validation-{seed}-0.json" for seed in (1000, 1001)]
     runs = [json.loads(file.read_text()) for file in files]
     scores = np.mean([[one["validation_nmse"] for one in run["part"]] for run in runs], axis=0)
     plan = runs[0]["of"][-1]
