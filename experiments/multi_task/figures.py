@@ -24,7 +24,7 @@ def against_epsilon(results: dict[str, Any]) -> Figure:
     across = min(3, len(results))
     down = -(-len(results) // across)
     with mpl.rc_context(STYLE):
-        figure = picture("Equal ε: mean ± standard deviation over seeds", 3.3 * across, 2.9 * down)
+        figure = picture("Equal ε: mean ± standard deviation over seeds", 2.9 * across, 2.5 * down)
         panels = figure.subplots(down, across, squeeze=False).ravel()
         for panel, result in zip(panels, results.values(), strict=False):
             _panel(panel, result)
