@@ -2,7 +2,8 @@
 
 from fedjaxsim.models.convolution import conv2d, max_pool2d
 from fedjaxsim.models.known_risk import known_regression
-from fedjaxsim.models.model import Model, from_flax, linear
+from fedjaxsim.models.model import Model, linear
+from fedjaxsim.models.modules import from_equinox, from_flax, from_nnx
 from fedjaxsim.models.network import cnn, mlp
 from fedjaxsim.models.task import Task, logistic, one_vs_all, softmax, softmax_sequence, squared
 
@@ -11,7 +12,9 @@ __all__ = [
     "Task",
     "cnn",
     "conv2d",
+    "from_equinox",
     "from_flax",
+    "from_nnx",
     "known_regression",
     "linear",
     "logistic",

@@ -1,13 +1,13 @@
 """Models as pairs of pure functions, and the linear one.
 
-A flax module is one way to get such a pair; a user's own functions are another.
+A module of some library is one way to get such a pair (`modules.py`); a user's own functions are
+another.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -35,26 +35,6 @@ class Model(NamedTuple):
 def as_floats(x: jax.Array) -> jax.Array:
     """The features as numbers to calculate with: integers of any kind as floats."""
     return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(float)
-
-
-def from_flax(
-    module: nn.Module, input_shape: Sequence[int], output_layer: str | None = None
-) -> Model:
-    """The pure pair of a flax module without mutable state.
-
-    Args:
-      module: a flax.linen module whose only variables are parameters.
-      input_shape: the shape of one example, without the batch axis.
-      output_layer: the name of its output layer, where there is one, such as "Dense_1".
-    """
-    example = jnp.zeros((1, *input_shape))
-
-    def apply(params, x):
-        outputs = module.apply({"params": params}, x)
-        assert isinstance(outputs, jax.Array)
-        return outputs
-
-    return Model(lambda key: module.init(key, example)["params"], apply, output_layer)
 
 
 def linear(input_shape: Sequence[int], num_outputs: int, bias: bool = True) -> Model:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import flax.linen as nn
 
 from fedjaxsim.models.convolution import conv2d, max_pool2d
-from fedjaxsim.models.model import Model, as_floats, from_flax
+from fedjaxsim.models.model import Model, as_floats
+from fedjaxsim.models.modules import from_flax
 
 
 class _MLP(nn.Module):

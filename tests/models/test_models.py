@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedjaxsim.data.minibatches import Batch
-from fedjaxsim.models.model import Model, from_flax, linear
+from fedjaxsim.models.model import Model, linear
 from fedjaxsim.models.network import cnn, mlp
 from fedjaxsim.models.task import logistic, one_vs_all, softmax, squared
 
@@ -86,14 +86,6 @@ def test_the_output_layer_is_named(model, shape, width):
 def test_cnn_refuses_other_images(shape):
     with pytest.raises(ValueError, match="cnn needs square images"):
         cnn(shape, 10)
-
-
-def test_from_flax_is_the_module():
-    module = nn.Dense(2)
-    model = from_flax(module, (3,))
-    params = model.init(jax.random.key(0))
-    x = jnp.ones((4, 3))
-    np.testing.assert_array_equal(model.apply(params, x), module.apply({"params": params}, x))
 
 
 # --- tasks; a user's own pair of functions is a model ------------------------------------------

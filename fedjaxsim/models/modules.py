@@ -1,0 +1,175 @@
+"""Modules of other libraries as models: their parameters as nested dicts of arrays, by name.
+
+A model has parameters and nothing else. A module that also keeps statistics of its batches, or
+draws random numbers when it is called, is refused where the model is made.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.errors import InvalidRngError
+
+from fedjaxsim.models.model import Model
+
+if TYPE_CHECKING:
+    import equinox
+    from flax import nnx
+
+PyTree = Any
+
+_STATISTICS = (
+    "what a module keeps besides parameters would be neither bounded nor noised: use GroupNorm or "
+    "LayerNorm in place of BatchNorm"
+)
+_DROPOUT = (
+    "a loss here is a function of parameters and data alone: leave dropout out, or make it "
+    "deterministic"
+)
+
+
+def from_flax(
+    module: nn.Module,
+    input_shape: Sequence[int],
+    output_layer: str | None = None,
+    dtype: Any = jnp.float32,
+) -> Model:
+    """The pure pair of a flax.linen module.
+
+    Args:
+      module: called with x (b, ...); its only variables are parameters.
+      input_shape: the shape of one example, without the batch axis.
+      output_layer: the name of its output layer, where there is one, such as "Dense_1".
+      dtype: of the examples, such as `jnp.int32` for tokens.
+
+    Raises:
+      ValueError: if the module has other variables, such as batch statistics, or uses dropout.
+    """
+
+    def example():
+        return jnp.zeros((1, *input_shape), dtype)
+
+    def init(key):
+        return module.init(key, example())["params"]
+
+    def apply(params, x):
+        outputs = module.apply({"params": params}, x)
+        assert isinstance(outputs, jax.Array)
+        return outputs
+
+    kinds = jax.eval_shape(lambda key: module.init(key, example()), jax.random.key(0))
+    _refuse_statistics(module, (kind for kind in kinds if kind != "params"))
+    try:
+        jax.eval_shape(lambda params: apply(params, example()), kinds["params"])
+    except InvalidRngError as error:
+        raise _refused(module, "draws random numbers when it is called", _DROPOUT) from error
+    return Model(init, apply, output_layer)
+
+
+def from_nnx(make: Callable[["nnx.Rngs"], "nnx.Module"], output_layer: str | None = None) -> Model:
+    """The pure pair of a flax.nnx module.
+
+    Args:
+      make: `(rngs) -> module`, such as `lambda rngs: nnx.Linear(64, 10, rngs=rngs)`. The module is
+        called with x (b, ...); its only variables are of type `nnx.Param`.
+      output_layer: the name of its output layer, where there is one: an attribute of the module.
+
+    Raises:
+      ValueError: if the module has other variables, such as batch statistics or the random state of
+        dropout.
+    """
+    from flax import nnx
+
+    module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+    graph, like, others = nnx.split(module, nnx.Param, ...)
+    kinds = [type(variable) for _, variable in nnx.to_flat_state(others)]
+    if any(issubclass(kind, nnx.RngState) for kind in kinds):
+        raise _refused(module, "keeps random state", _DROPOUT)
+    _refuse_statistics(module, (kind.__name__ for kind in kinds))
+    like = nnx.to_flat_state(like)
+
+    def init(key):
+        params = nnx.to_flat_state(nnx.state(make(nnx.Rngs(key)), nnx.Param))
+        return _nested((map(str, path), variable[...]) for path, variable in params)
+
+    def apply(params, x):
+        flat = [(path, param.replace(_at(params, map(str, path)))) for path, param in like]
+        return nnx.merge(graph, nnx.from_flat_state(flat))(x)
+
+    return Model(init, apply, output_layer)
+
+
+def from_equinox(
+    make: Callable[[jax.Array], "equinox.Module"], output_layer: str | None = None
+) -> Model:
+    """The pure pair of an equinox module.
+
+    Args:
+      make: `(key) -> module`, such as `lambda key: eqx.nn.MLP(64, 10, 32, 1, key=key)`. As is usual
+        in equinox, the module is called with one example, without the batch axis. Its floating
+        arrays are the parameters; whatever else it holds must not depend on the key.
+      output_layer: the name of its output layer, where there is one: an attribute of the module.
+
+    Raises:
+      ValueError: if the module keeps state, as `BatchNorm` does, or uses dropout.
+    """
+    import equinox as eqx
+
+    module = make(jax.random.key(0))
+    special = (eqx.nn.StateIndex, eqx.nn.Dropout)
+    parts = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, special))
+    if any(
+        isinstance(part, eqx.nn.Dropout) and part.p > 0 and not part.inference for part in parts
+    ):
+        raise _refused(module, "draws random numbers when it is called", _DROPOUT)
+    _refuse_statistics(
+        module, (type(part).__name__ for part in parts if isinstance(part, eqx.nn.StateIndex))
+    )
+    rest = eqx.filter(module, eqx.is_inexact_array, inverse=True)
+    like = jax.eval_shape(lambda: eqx.filter(module, eqx.is_inexact_array))
+
+    def init(key):
+        params = eqx.filter(make(key), eqx.is_inexact_array)
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        return _nested((_names(path), leaf) for path, leaf in leaves)
+
+    def apply(params, x):
+        own = jax.tree_util.tree_map_with_path(lambda path, _: _at(params, _names(path)), like)
+        return jax.vmap(eqx.combine(own, rest))(x)
+
+    return Model(init, apply, output_layer)
+
+
+def _refused(module: Any, what: str, instead: str) -> ValueError:
+    return ValueError(f"{type(module).__name__} {what}; {instead}")
+
+
+def _refuse_statistics(module: Any, kinds: Iterable[str]) -> None:
+    names = ", ".join(dict.fromkeys(kinds))
+    if names:
+        raise _refused(module, f"has variables that are no parameters ({names})", _STATISTICS)
+
+
+def _names(path: Any) -> list[str]:
+    return jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+
+
+def _nested(leaves: Iterable[tuple[Iterable[str], Any]]) -> dict[str, Any]:
+    """Leaves as dicts of dicts, by the names that lead to each."""
+    nested: dict[str, Any] = {}
+    for names, leaf in leaves:
+        *above, name = names
+        place = nested
+        for each in above:
+            place = place.setdefault(each, {})
+        place[name] = leaf
+    return nested
+
+
+def _at(nested: PyTree, names: Iterable[str]) -> Any:
+    """The leaf to which names lead."""
+    for name in names:
+        nested = nested[name]
+    return nested
