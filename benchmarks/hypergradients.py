@@ -29,7 +29,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.bench.children import of_script
 from fedjaxsim.bench.measure import forget_peak, peak_bytes, seconds
 from fedjaxsim.bench.results import spread
@@ -44,7 +44,7 @@ FEATURES, BATCH = 100, 10
 ROOT = Path(__file__).parent
 RESULTS = ROOT / "results" / "hypergradients.json"
 FIGURE = ROOT.parent / "docs" / "figures" / "hypergradient-memory.png"
-Problem = tuple[fl.Simulation, fl.Hyperparameters, tuple[str, ...], str]
+Problem = tuple[fjs.Simulation, fjs.Hyperparameters, tuple[str, ...], str]
 """Simulation, hyperparameters, the names of three of them, and the metric."""
 
 
@@ -54,10 +54,12 @@ Problem = tuple[fl.Simulation, fl.Hyperparameters, tuple[str, ...], str]
 def synthetic(clients: int, rate: float, **chunking: Any) -> Problem:
     """PP-SGD's synthetic problem; everyone at rate 1, else Poisson cohorts."""
     population, task = regression_stream(clients, FEATURES), known_regression(FEATURES)
-    sampling = fl.everyone(clients) if rate == 1 else fl.poisson(clients, max_rate=rate)
-    minibatches = fl.Minibatches(BATCH, steps=1)
-    simulation = fl.Simulation(fl.ppsgd(task), task, population, sampling, minibatches, **chunking)
-    hparams = fl.Hyperparameters(
+    sampling = fjs.everyone(clients) if rate == 1 else fjs.poisson(clients, max_rate=rate)
+    minibatches = fjs.Minibatches(BATCH, steps=1)
+    simulation = fjs.Simulation(
+        fjs.ppsgd(task), task, population, sampling, minibatches, **chunking
+    )
+    hparams = fjs.Hyperparameters(
         learning_rate=0.1,
         personalization=0.5,
         clip_norm=10.0,
@@ -75,17 +77,17 @@ def personal_models(clients: int = 1000, features: int = 784, classes: int = 10)
         "x": rng.normal(size=(clients * rows, features)).astype(np.float32),
         "y": rng.integers(0, classes, clients * rows).astype(np.int32),
     }
-    population = fl.split(fl.Population.from_flat(fields, [rows] * clients), test=0.2)
+    population = fjs.split(fjs.Population.from_flat(fields, [rows] * clients), test=0.2)
     task = softmax(linear((features,), classes), classes)
     rate = 100 / clients
-    simulation = fl.Simulation(
-        fl.pmtl(task),
+    simulation = fjs.Simulation(
+        fjs.pmtl(task),
         task,
         population,
-        fl.poisson(clients, max_rate=rate),
-        fl.Minibatches(BATCH, steps=5),
+        fjs.poisson(clients, max_rate=rate),
+        fjs.Minibatches(BATCH, steps=5),
     )
-    hparams = fl.Hyperparameters(
+    hparams = fjs.Hyperparameters(
         learning_rate=0.01, lam=0.1, clip_norm=1.0, noise_multiplier=1.0, sampling_rate=rate
     )
     return simulation, hparams, ("learning_rate", "lam", "clip_norm"), "loss"

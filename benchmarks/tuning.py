@@ -30,7 +30,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.bench.systems import LEVELS, RATES
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.engine.devices import use_all_cores
@@ -56,11 +56,13 @@ Point = dict[str, float]
 # --- PP-SGD's synthetic problem -------------------------------------------------------------------
 
 
-def synthetic(clients: int, parametrization: str = "grid", **chunking: Any) -> fl.Simulation:
+def synthetic(clients: int, parametrization: str = "grid", **chunking: Any) -> fjs.Simulation:
     population, task = regression_stream(clients, FEATURES), known_regression(FEATURES)
-    algorithm = fl.ppsgd(task, parametrization="paper" if parametrization == "paper" else "grid")
-    minibatches = fl.Minibatches(BATCH, steps=1)
-    return fl.Simulation(algorithm, task, population, fl.everyone(clients), minibatches, **chunking)
+    algorithm = fjs.ppsgd(task, parametrization="paper" if parametrization == "paper" else "grid")
+    minibatches = fjs.Minibatches(BATCH, steps=1)
+    return fjs.Simulation(
+        algorithm, task, population, fjs.everyone(clients), minibatches, **chunking
+    )
 
 
 def noise_for(epsilon: float) -> float:
@@ -133,7 +135,7 @@ def tune_synthetic(epsilon: float, seeds: int, most: int, simulations: Any) -> d
     sweep, single = simulations
     keys = jax.random.split(jax.random.key(1), 2 * seeds)
     search, fresh = keys[:seeds], keys[seeds:]
-    base = fl.Hyperparameters(clip_norm=1.0, noise_multiplier=noise_for(epsilon))
+    base = fjs.Hyperparameters(clip_norm=1.0, noise_multiplier=noise_for(epsilon))
     begin = time.perf_counter()
 
     def grid(points, keys):
@@ -296,7 +298,7 @@ def _columns(points: Sequence[Mapping[str, float]]) -> tuple[list[float], list[f
 def prices(seeds: int) -> list[dict[str, Any]]:
     """Its mean over seeds with standard error, for populations of three sizes."""
     rows = []
-    hparams = fl.Hyperparameters(learning_rate=0.7, personalization=3.0, clip_norm=3.0)
+    hparams = fjs.Hyperparameters(learning_rate=0.7, personalization=3.0, clip_norm=3.0)
     keys = jax.random.split(jax.random.key(2), seeds)
     for clients, epsilon in itertools.product((50, 200, 800), (0.5, 2.0, 8.0)):
         simulation = synthetic(clients, chunk_map="vmap", chunk_size=50)

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.data import load
 from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.transforms import invert
@@ -42,9 +42,9 @@ def tune(source: str, seeds: int, most: int) -> dict[str, Any]:
     task = softmax(linear(writers.fields["x"].shape[1:], 62), 62)
 
     def simulation(population):
-        sampling = fl.poisson(population.num_clients, max_rate=RATE)
-        minibatches = fl.Minibatches(BATCH, epochs=1)
-        return fl.Simulation(fl.pmtl(task), task, population, sampling, minibatches)
+        sampling = fjs.poisson(population.num_clients, max_rate=RATE)
+        minibatches = fjs.Minibatches(BATCH, epochs=1)
+        return fjs.Simulation(fjs.pmtl(task), task, population, sampling, minibatches)
 
     final, public = simulation(others), simulation(third)
     z = noise_multiplier(
@@ -56,7 +56,7 @@ def tune(source: str, seeds: int, most: int) -> dict[str, Any]:
     )
     # The noise on the mean message is what the run on the others will have.
     scaled = z * third.num_clients / others.num_clients
-    base = fl.Hyperparameters(clip_norm=CLIP, noise_multiplier=scaled, sampling_rate=RATE)
+    base = fjs.Hyperparameters(clip_norm=CLIP, noise_multiplier=scaled, sampling_rate=RATE)
     keys = jax.random.split(jax.random.key(3), seeds)
     names = tuple(START)
     measure = SeedGradient(public, base, ROUNDS, names, keys)

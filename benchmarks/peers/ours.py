@@ -11,7 +11,7 @@ from pathlib import Path
 import child
 import jax
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.data.npz import load_npz
 from fedjaxsim.engine.devices import use_all_cores
 from fedjaxsim.models import cnn, linear, softmax
@@ -19,23 +19,23 @@ from fedjaxsim.models import cnn, linear, softmax
 EVALUATIONS = 3
 
 
-def femnist(what: str, path: Path) -> tuple[fl.Simulation, fl.Hyperparameters]:
+def femnist(what: str, path: Path) -> tuple[fjs.Simulation, fjs.Hyperparameters]:
     """FedAvg or PMTL with the CNN, or PMTL with softmax regression."""
     population = load_npz(path)
     m, inputs = population.num_clients, population.fields["x"].shape[1:]
     rate = child.COHORT / m
     network = (linear if what == "pmtl-linear" else cnn)(inputs, child.CLASSES)
     task = softmax(network, child.CLASSES)
-    algorithm = fl.fedavg(task) if what == "fedavg" else fl.pmtl(task)
-    simulation = fl.Simulation(
+    algorithm = fjs.fedavg(task) if what == "fedavg" else fjs.pmtl(task)
+    simulation = fjs.Simulation(
         algorithm,
         task,
         population,
-        fl.poisson(m, max_rate=rate),
-        fl.Minibatches(child.BATCH, epochs=1),
+        fjs.poisson(m, max_rate=rate),
+        fjs.Minibatches(child.BATCH, epochs=1),
         devices=jax.devices(),
     )
-    hparams = fl.Hyperparameters(
+    hparams = fjs.Hyperparameters(
         learning_rate=child.LEARNING_RATE,
         lam=child.LAM,
         clip_norm=child.CLIP,
@@ -45,7 +45,7 @@ def femnist(what: str, path: Path) -> tuple[fl.Simulation, fl.Hyperparameters]:
     return simulation, hparams
 
 
-def ppsgd() -> tuple[fl.Simulation, fl.Hyperparameters]:
+def ppsgd() -> tuple[fjs.Simulation, fjs.Hyperparameters]:
     """PP-SGD on its synthetic problem."""
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from benchmarks import ppsgd_grid
@@ -77,7 +77,7 @@ def main() -> None:
     evaluation = segments[-1].evaluation
     name = "excess_risk" if args.what == "ppsgd" else "accuracy"
     learned = {name: float(evaluation.weighted_mean(name))}
-    versions = {"fedjaxsim": fl.__version__, "jax": jax.__version__}
+    versions = {"fedjaxsim": fjs.__version__, "jax": jax.__version__}
     spent = statistics.median(evaluations)
     numbers = child.report(args, second - spent, first, learned, versions)
     child.emit(numbers | {"evaluation_seconds": spent, "devices": jax.device_count()})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from problems import classification
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.privacy.accounting import gaussian as gdp
 from fedjaxsim.privacy.doors import client_noise
 from fedjaxsim.privacy.guarantee import together_published
@@ -17,20 +17,20 @@ from fedjaxsim.privacy.samplers.fixed import fixed_size
 from fedjaxsim.privacy.samplers.passes import passes
 
 M, DELTA = 12, 1e-3
-HPARAMS = fl.Hyperparameters(clip_norm=1.0, noise_multiplier=4.0, lam=0.1)
+HPARAMS = fjs.Hyperparameters(clip_norm=1.0, noise_multiplier=4.0, lam=0.1)
 QUARTER = HPARAMS.replace(sampling_rate=0.25)
 
 
-def simulation(sampling, mechanism=None, algorithm=fl.fedavg):
+def simulation(sampling, mechanism=None, algorithm=fjs.fedavg):
     population, task = classification([4] * M)
-    return fl.Simulation(
-        algorithm(task), task, population, sampling, fl.Minibatches(2, steps=1), mechanism
+    return fjs.Simulation(
+        algorithm(task), task, population, sampling, fjs.Minibatches(2, steps=1), mechanism
     )
 
 
 @pytest.fixture(scope="module")
 def everyone():
-    return simulation(fl.everyone(M))
+    return simulation(fjs.everyone(M))
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +40,12 @@ def fixed():
 
 @pytest.fixture(scope="module")
 def poisson():
-    return simulation(fl.poisson(M))
+    return simulation(fjs.poisson(M))
 
 
 @pytest.fixture(scope="module")
 def fine_tuning():
-    return simulation(fl.everyone(M), fl.closed(), lambda task: fl.local(task))
+    return simulation(fjs.everyone(M), fjs.closed(), lambda task: fjs.local(task))
 
 
 def epsilon(sim, state, adjacency="zero_out", view="joint_dp"):
@@ -98,7 +98,7 @@ def test_another_sampler_does_not_make_charges_cheaper(everyone, fixed, poisson)
 
 
 def test_rounds_of_a_door_without_guarantee_have_none_for_any_reader(everyone):
-    unprotected = simulation(fl.everyone(M), client_noise())
+    unprotected = simulation(fjs.everyone(M), client_noise())
     state = run(unprotected, unprotected.init(0, HPARAMS), HPARAMS, 1)
     found = everyone.guarantee(state, DELTA).find("zero_out")
     assert found.epsilon is None

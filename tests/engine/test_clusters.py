@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from problems import least_squares
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.algorithms.pmtl import Message
 
 COUNTS = [5, 9, 7, 4, 11]
@@ -19,18 +19,18 @@ def coefficients(params):
 
 
 def run(population, task, clusters, hparams, minibatches, sampling, message: Message = "update"):
-    algorithm = fl.pmtl(task, message=message, clusters=clusters)
-    sim = fl.Simulation(algorithm, task, population, sampling, minibatches)
+    algorithm = fjs.pmtl(task, message=message, clusters=clusters)
+    sim = fjs.Simulation(algorithm, task, population, sampling, minibatches)
     return sim, sim.run(sim.init(0, hparams, common_noise=True), hparams, 4)[0]
 
 
 def test_one_cluster_is_the_plain_algorithm():
     with jax.enable_x64(True):
         population, task = least_squares(COUNTS)
-        hparams = fl.Hyperparameters(
+        hparams = fjs.Hyperparameters(
             learning_rate=0.1, lam=0.3, clip_norm=0.2, noise_multiplier=0.5, sampling_rate=0.6
         )
-        given = hparams, fl.Minibatches(4, steps=2), fl.poisson(5)
+        given = hparams, fjs.Minibatches(4, steps=2), fjs.poisson(5)
         (sim, plain), (other, one) = (
             run(population, task, clusters, *given) for clusters in (None, [0] * 5)
         )
@@ -53,8 +53,8 @@ def test_clusters_are_runs_of_their_own(message):
     with jax.enable_x64(True):
         population, task = least_squares(COUNTS)
         eta, lam, clip = 0.1, 0.3, 0.2
-        hparams = fl.Hyperparameters(learning_rate=eta, lam=lam, clip_norm=clip)
-        given = hparams, fl.Minibatches(11, epochs=2), fl.everyone(5)
+        hparams = fjs.Hyperparameters(learning_rate=eta, lam=lam, clip_norm=clip)
+        given = hparams, fjs.Minibatches(11, epochs=2), fjs.everyone(5)
         sim, state = run(population, task, CLUSTERS, *given, message)
         centers = np.zeros((2, 4))
         for cluster, members in enumerate(([0, 2], [1, 3, 4])):
@@ -83,7 +83,7 @@ def test_clusters_are_runs_of_their_own(message):
 
 def test_a_client_sends_in_its_own_slot_and_a_release_is_divided_by_its_clusters_size():
     population, task = least_squares(COUNTS)
-    algorithm = fl.pmtl(task, clusters=CLUSTERS)
+    algorithm = fjs.pmtl(task, clusters=CLUSTERS)
     sent = []
 
     def client(*arguments):
@@ -92,8 +92,8 @@ def test_a_client_sends_in_its_own_slot_and_a_release_is_divided_by_its_clusters
         return personal, message, metrics
 
     watched = algorithm._replace(client=client)
-    sim = fl.Simulation(watched, task, population, fl.everyone(5), fl.Minibatches(4, steps=1))
-    hparams = fl.Hyperparameters()
+    sim = fjs.Simulation(watched, task, population, fjs.everyone(5), fjs.Minibatches(4, steps=1))
+    hparams = fjs.Hyperparameters()
     state = sim.init(0, hparams)
     assert sent[0] == {"kernel": (2, 3, 1), "bias": (2, 1)}
     ones = jax.tree.map(jnp.ones_like, state.shared.params)
@@ -105,13 +105,17 @@ def test_a_client_sends_in_its_own_slot_and_a_release_is_divided_by_its_clusters
 def test_clusters_that_are_none_are_refused(clusters):
     _, task = least_squares([5])
     with pytest.raises(ValueError, match="clusters must be whole numbers"):
-        fl.pmtl(task, clusters=clusters)
+        fjs.pmtl(task, clusters=clusters)
 
 
 def test_clusters_of_other_clients_are_refused():
     population, task = least_squares(COUNTS)
-    sim = fl.Simulation(
-        fl.pmtl(task, clusters=[0, 1]), task, population, fl.everyone(5), fl.Minibatches(4, steps=1)
+    sim = fjs.Simulation(
+        fjs.pmtl(task, clusters=[0, 1]),
+        task,
+        population,
+        fjs.everyone(5),
+        fjs.Minibatches(4, steps=1),
     )
     with pytest.raises(ValueError, match="a number for each of the 5 clients, got 2"):
-        sim.init(0, fl.Hyperparameters())
+        sim.init(0, fjs.Hyperparameters())

@@ -7,7 +7,7 @@ import optax
 import pytest
 from problems import classification
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.dpfedmtl import dpfedmtl, dpfedmtl_as_published
 from fedjaxsim.algorithms.layers import paths_of
@@ -194,7 +194,7 @@ def test_the_sound_default_costs_what_fedavg_does_and_the_published_noise_has_no
     sims = {
         name: Simulation(algorithm, LINEAR, CLIENTS, poisson(4), Minibatches(4, steps=1), door)
         for name, algorithm, door in [
-            ("fedavg", fl.fedavg(LINEAR), None),
+            ("fedavg", fjs.fedavg(LINEAR), None),
             ("central", dpfedmtl(LINEAR, "bias"), None),
             ("published", dpfedmtl_as_published(LINEAR, "bias"), plain_mean()),
         ]

@@ -9,7 +9,7 @@ import optax
 import pytest
 from problems import algorithm_of, classification
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.algorithms import SYSTEMS, optimizers
 from fedjaxsim.models import linear, softmax
 from fedjaxsim.privacy.choices import MECHANISMS
@@ -28,14 +28,14 @@ def sending(message, problem, mechanism=None):
     def client(shared, personal, data, hparams, context):
         return personal, message(context.client_id), {}
 
-    algorithm = fl.Algorithm(
+    algorithm = fjs.Algorithm(
         init,
         client,
         lambda shared, release, hparams, round_: release,
         lambda shared, personal, hparams, client_id: task.init(jax.random.key(0)),
     )
-    return fl.Simulation(
-        algorithm, task, population, fl.everyone(M), fl.Minibatches(2, steps=1), mechanism
+    return fjs.Simulation(
+        algorithm, task, population, fjs.everyone(M), fjs.Minibatches(2, steps=1), mechanism
     )
 
 
@@ -56,20 +56,20 @@ def problem():
 def test_leaves_that_are_no_real_floating_numbers_are_refused_at_init(problem, leaf, name):
     sim = sending(lambda k: {"update": jnp.zeros(3), "other": leaf}, problem)
     with pytest.raises(ValueError, match=f"real floating numbers.* got {name}"):
-        sim.init(0, fl.Hyperparameters(clip_norm=1.0, noise_multiplier=1.0))
+        sim.init(0, fjs.Hyperparameters(clip_norm=1.0, noise_multiplier=1.0))
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_narrow_messages_are_clipped_and_noised_in_float32(problem, dtype):
     # 0.3 is not a number of 16 bits, and 1000 of its neighbour have a norm of 9.5.
     sim = sending(lambda k: jnp.full(1000, 0.3, dtype), problem)
-    hparams = fl.Hyperparameters(clip_norm=1.0)
+    hparams = fjs.Hyperparameters(clip_norm=1.0)
     shapes = jax.eval_shape(sim.program.init, jax.random.key(0), hparams.as_arrays())
     assert shapes.shared.dtype == dtype
     seen = {}
 
     def release(accumulator, denominator, key, state, hparams, round_):
-        out = fl.gaussian().release(accumulator, denominator, key, state, hparams, round_)
+        out = fjs.gaussian().release(accumulator, denominator, key, state, hparams, round_)
         seen.update(total=accumulator.total.dtype, value=out.value.dtype)
         return out
 
@@ -77,7 +77,7 @@ def test_narrow_messages_are_clipped_and_noised_in_float32(problem, dtype):
         return jnp.linalg.norm(state.astype(jnp.float32))
 
     watched = sending(
-        lambda k: jnp.full(1000, 0.3, dtype), problem, fl.gaussian()._replace(release=release)
+        lambda k: jnp.full(1000, 0.3, dtype), problem, fjs.gaussian()._replace(release=release)
     )
     state, _ = watched.run(watched.init(0, hparams), hparams, 1)
     assert seen == {"total": jnp.float32, "value": jnp.float32}
@@ -89,12 +89,12 @@ def test_narrow_messages_are_clipped_and_noised_in_float32(problem, dtype):
 def test_noise_on_a_narrow_billboard_has_the_values_of_float32(problem):
     # Float16 noise had 1,024 values. The billboard rounds, but the release does not.
     def release(accumulator, denominator, key, state, hparams, round_):
-        out = fl.gaussian().release(accumulator, denominator, key, state, hparams, round_)
+        out = fjs.gaussian().release(accumulator, denominator, key, state, hparams, round_)
         return out._replace(state=out.value)
 
-    door = fl.gaussian()._replace(init=lambda _: jnp.zeros(4000), release=release)
+    door = fjs.gaussian()._replace(init=lambda _: jnp.zeros(4000), release=release)
     sim = sending(lambda k: jnp.zeros(4000, jnp.float16), problem, door)
-    hparams = fl.Hyperparameters(clip_norm=1.0, noise_multiplier=1.0)
+    hparams = fjs.Hyperparameters(clip_norm=1.0, noise_multiplier=1.0)
     state, _ = sim.run(sim.init(0, hparams), hparams, 1)
     values = np.asarray(state.mechanism)
     assert len(np.unique(values)) > 3990
@@ -103,7 +103,7 @@ def test_noise_on_a_narrow_billboard_has_the_values_of_float32(problem):
 
 def narrow_task(dtype):
     base = linear((4,), 3)
-    model = fl.Model(
+    model = fjs.Model(
         init=lambda key: jax.tree.map(lambda leaf: leaf.astype(dtype), base.init(key)),
         apply=lambda params, x: base.apply(params, x.astype(dtype)).astype(jnp.float32),
     )
@@ -113,7 +113,7 @@ def narrow_task(dtype):
 @pytest.mark.parametrize(
     ("make", "door"),
     [
-        (lambda task: fl.fedavg(task, server_optimizer=optimizers.server(optax.adam)), "gaussian"),
+        (lambda task: fjs.fedavg(task, server_optimizer=optimizers.server(optax.adam)), "gaussian"),
         *(
             (functools.partial(algorithm_of, name, num_clients=M), system.door)
             for name, system in SYSTEMS.items()
@@ -124,11 +124,11 @@ def narrow_task(dtype):
 def test_bfloat16_models_work_under_noise(problem, make, door):
     population, _ = problem
     task = narrow_task(jnp.bfloat16)
-    sim = fl.Simulation(
-        make(task), task, population, fl.everyone(M), fl.Minibatches(2, steps=1),
+    sim = fjs.Simulation(
+        make(task), task, population, fjs.everyone(M), fjs.Minibatches(2, steps=1),
         MECHANISMS[door].make(M),
     )  # fmt: skip
-    hparams = fl.Hyperparameters(
+    hparams = fjs.Hyperparameters(
         lam=0.1, mu=0.1, clip_norm=1.0, noise_multiplier=0.5, learning_rate=0.1
     )
     before = jax.tree.map(lambda leaf: leaf.dtype, sim.init(0, hparams).shared)

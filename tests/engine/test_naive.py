@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from problems import classification
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.data.population import Population
 from fedjaxsim.models.model import linear
 from fedjaxsim.models.task import squared
 from fedjaxsim.privacy.doors.every_row import every_row
 
 M, VICTIM = 4, 2
-HPARAMS = fl.Hyperparameters(
+HPARAMS = fjs.Hyperparameters(
     learning_rate=0.5, lam=0.3, clip_norm=0.1, noise_multiplier=0.7, sampling_rate=0.75
 )
 
@@ -25,9 +25,9 @@ def problem():
 
 def simulation(problem, algorithm=None, mechanism=None):
     population, task = problem
-    return fl.Simulation(
-        algorithm or fl.naive_dp(task, M), task, population, fl.poisson(M),
-        fl.Minibatches(4, steps=2), mechanism or every_row(M),
+    return fjs.Simulation(
+        algorithm or fjs.naive_dp(task, M), task, population, fjs.poisson(M),
+        fjs.Minibatches(4, steps=2), mechanism or every_row(M),
     )  # fmt: skip
 
 
@@ -40,11 +40,11 @@ def test_it_is_its_formula_worked_by_hand():
             [{"x": np.ones((1, 1)), "y": y[[k]]} for k in range(3)]
         )
         task = squared(linear((1,), 1, bias=False))
-        sim = fl.Simulation(
-            fl.naive_dp(task, 3), task, population, fl.poisson(3), fl.Minibatches(1, epochs=1),
+        sim = fjs.Simulation(
+            fjs.naive_dp(task, 3), task, population, fjs.poisson(3), fjs.Minibatches(1, epochs=1),
             every_row(3),
         )  # fmt: skip
-        hparams = fl.Hyperparameters(learning_rate=0.5, lam=1.0, clip_norm=2.0, sampling_rate=0.5)
+        hparams = fjs.Hyperparameters(learning_rate=0.5, lam=1.0, clip_norm=2.0, sampling_rate=0.5)
         state, w = sim.init(0, hparams), np.zeros(3)
         sizes = set()
         for _ in range(6):
@@ -65,7 +65,7 @@ def test_it_is_its_formula_worked_by_hand():
 
 def test_without_one_clients_message_its_row_moves_by_the_clip_norm_and_no_other(problem):
     _, task = problem
-    whole = fl.naive_dp(task, M)
+    whole = fjs.naive_dp(task, M)
 
     def client(shared, personal, data, hparams, context):
         # All messages whole, but the victim's times μ, which naive DP has no other use for.
@@ -85,7 +85,7 @@ def test_without_one_clients_message_its_row_moves_by_the_clip_norm_and_no_other
     np.testing.assert_allclose(norms[VICTIM], 0.1, rtol=1e-4)
     # Such a round is charged as one of the Gaussian mechanism.
     (charges,) = one.privacy.charges
-    assert charges.event == fl.gaussian().event
+    assert charges.event == fjs.gaussian().event
     assert (charges.noise_multiplier[0], charges.sampling_rate[0]) == (np.float32(0.7), 0.75)
     assert int(charges.rounds[0]) == 1
 
@@ -93,10 +93,10 @@ def test_without_one_clients_message_its_row_moves_by_the_clip_norm_and_no_other
 def test_a_release_or_a_population_of_another_size_is_refused(problem):
     _, task = problem
     for sim, message in [
-        (simulation(problem, mechanism=fl.gaussian()), r"its mechanism must be every_row\(4\)"),
-        (simulation(problem, fl.naive_dp(task, 3)), "must be of the 4 clients of the run"),
+        (simulation(problem, mechanism=fjs.gaussian()), r"its mechanism must be every_row\(4\)"),
+        (simulation(problem, fjs.naive_dp(task, 3)), "must be of the 4 clients of the run"),
         (simulation(problem, mechanism=every_row(5)), "must be of the 4 clients of the run"),
-        (simulation(problem, fl.fedavg(task)), "server must return a billboard of the shapes"),
+        (simulation(problem, fjs.fedavg(task)), "server must return a billboard of the shapes"),
     ]:
         with pytest.raises(ValueError, match=message):
             sim.init(0, HPARAMS)

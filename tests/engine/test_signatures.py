@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from problems import classification
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 
 POPULATION, TASK = classification([4, 5, 6, 7])
-GOOD, DOOR = fl.fedavg(TASK), fl.gaussian()
+GOOD, DOOR = fjs.fedavg(TASK), fjs.gaussian()
 
 
 def a_client(
     shared: Any,
     personal: Any,
-    data: fl.ClientData,
-    hparams: fl.Hyperparameters,
-    context: fl.Context,
+    data: fjs.ClientData,
+    hparams: fjs.Hyperparameters,
+    context: fjs.Context,
 ) -> tuple[Any, Any, dict]:
     return personal, shared, {}
 
@@ -33,36 +33,36 @@ def a_server_with_messages(shared: Any, release: Any, messages: Any, hparams: An
     return shared
 
 
-def add_without_state(accumulator: Any, messages: fl.Messages, mask: Any, ids: Any, hparams: Any):
+def add_without_state(accumulator: Any, messages: fjs.Messages, mask: Any, ids: Any, hparams: Any):
     return accumulator
 
 
-def release_of_messages(messages: fl.Messages, key: Any):
+def release_of_messages(messages: fjs.Messages, key: Any):
     return messages
 
 
-RIGHT = fl.Algorithm(GOOD.init, a_client, GOOD.server, GOOD.predict)
+RIGHT = fjs.Algorithm(GOOD.init, a_client, GOOD.server, GOOD.predict)
 WRONG = {
-    r"the algorithm's client must take \(shared, personal, data, hparams, context\)": fl.Algorithm(
+    r"the algorithm's client must take \(shared, personal, data, hparams, context\)": fjs.Algorithm(
         GOOD.init,
         without_context,  # pyright: ignore[reportArgumentType]
         GOOD.server,
         GOOD.predict,
     ),
-    r"the algorithm's server must take \(shared, release, hparams, round\)": fl.Algorithm(
+    r"the algorithm's server must take \(shared, release, hparams, round\)": fjs.Algorithm(
         GOOD.init,
         a_client,
         a_server_with_messages,  # pyright: ignore[reportArgumentType]
         GOOD.predict,
     ),
-    r"the mechanism's add must take \(accumulator, messages, mask, ids": fl.Mechanism(
+    r"the mechanism's add must take \(accumulator, messages, mask, ids": fjs.Mechanism(
         DOOR.event,
         DOOR.init,
         DOOR.zero,
         add_without_state,  # pyright: ignore[reportArgumentType]
         DOOR.release,
     ),
-    r"the mechanism's release must take \(accumulator, denominator": fl.Mechanism(
+    r"the mechanism's release must take \(accumulator, denominator": fjs.Mechanism(
         DOOR.event,
         DOOR.init,
         DOOR.zero,
@@ -73,9 +73,9 @@ WRONG = {
 
 
 def simulation(part):
-    algorithm, mechanism = (part, None) if isinstance(part, fl.Algorithm) else (GOOD, part)
-    return fl.Simulation(
-        algorithm, TASK, POPULATION, fl.everyone(4), fl.Minibatches(2, steps=1), mechanism
+    algorithm, mechanism = (part, None) if isinstance(part, fjs.Algorithm) else (GOOD, part)
+    return fjs.Simulation(
+        algorithm, TASK, POPULATION, fjs.everyone(4), fjs.Minibatches(2, steps=1), mechanism
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.models import linear, squared
 
 SCRIPTS = Path(__file__).parents[2] / "experiments" / "multi_task"
@@ -27,8 +27,8 @@ def read(folder, seed, validation):
     del folder
     rng = np.random.default_rng(seed)
     clients = [{"x": rng.normal(size=(8, 2)), "y": rng.normal(size=8)} for _ in range(4)]
-    whole = fl.Population.from_clients(clients)
-    return fl.split(whole, validation=validation, test=0.25, seed=seed)
+    whole = fjs.Population.from_clients(clients)
+    return fjs.split(whole, validation=validation, test=0.25, seed=seed)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from problems import classification
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.models import from_equinox, from_flax, from_nnx, softmax
 
 FEATURES, WIDTH, CLASSES = 4, 5, 3
@@ -105,10 +105,10 @@ def test_a_module_trains_under_noise_and_keeps_its_head(library):
     model, _ = library
     population, _ = classification([12, 9, 15], FEATURES, CLASSES)
     task = softmax(model, CLASSES)
-    sim = fl.Simulation(
-        fl.dpfedmtl(task), task, population, fl.everyone(3), fl.Minibatches(5, steps=4)
+    sim = fjs.Simulation(
+        fjs.dpfedmtl(task), task, population, fjs.everyone(3), fjs.Minibatches(5, steps=4)
     )
-    hparams = fl.Hyperparameters(learning_rate=0.5, clip_norm=1.0, noise_multiplier=0.1)
+    hparams = fjs.Hyperparameters(learning_rate=0.5, clip_norm=1.0, noise_multiplier=0.1)
     state = sim.init(0, hparams)
     start = np.mean(sim.evaluate(state, hparams, "train").values["loss"])
     for _ in range(8):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.gradients.hypergradient import mean_metric
 from fedjaxsim.models import softmax_sequence
@@ -17,12 +17,12 @@ LABELS = np.array([[1, 3, -1], [2, -1, -1], [0, 0, 1]], np.int32)
 
 def logits_are_parameters():
     """A model whose outputs are its parameters, (b, L, c), whatever x is."""
-    return fl.Model(lambda key: jnp.zeros((3, 3, CLASSES)), lambda params, x: params)
+    return fjs.Model(lambda key: jnp.zeros((3, 3, CLASSES)), lambda params, x: params)
 
 
 def embedding(tokens):
     """A user's own model of sequences: a table of logits for each token of x (b, L)."""
-    return fl.Model(
+    return fjs.Model(
         lambda key: jnp.zeros((tokens, CLASSES)), lambda table, x: table[x.astype(jnp.int32)]
     )
 
@@ -88,14 +88,14 @@ def simulation():
     x = np.array([[0, 1, 2], [1, 2, 3], [3, 0, 4], [2, 4, 4]], np.uint8)
     y = np.where(x == CLASSES, -1, (x.astype(np.int32) + 1) % CLASSES)
     y[0, 2] = 0  # but once
-    population = fl.Population.from_flat({"x": x, "y": y}, [2, 2])
+    population = fjs.Population.from_flat({"x": x, "y": y}, [2, 2])
     task = softmax_sequence(embedding(CLASSES + 1), CLASSES)
-    minibatches = fl.Minibatches(2, epochs=1)
-    return fl.Simulation(fl.fedavg(task), task, population, fl.everyone(2), minibatches)
+    minibatches = fjs.Minibatches(2, epochs=1)
+    return fjs.Simulation(fjs.fedavg(task), task, population, fjs.everyone(2), minibatches)
 
 
 def test_every_token_of_a_client_counts_once(simulation):
-    hparams = fl.Hyperparameters(learning_rate=1.0)
+    hparams = fjs.Hyperparameters(learning_rate=1.0)
     state, _ = simulation.run(simulation.init(0, hparams), hparams, rounds=6, eval_every=6)
     train = simulation.evaluate(state, hparams, "train")
     # Of client 0's six tokens all but one follow the rule, and client 1 has three.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from problems import classification
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.fast.products import Product, Sealed
 from fedjaxsim.privacy.messages import Messages, widened
 
@@ -83,7 +83,7 @@ def test_a_message_is_widened_factor_by_factor():
 
 def halving(of_numbers):
     """A mechanism of a user's own, which halves all messages before they are summed."""
-    inner = fl.gaussian()
+    inner = fjs.gaussian()
 
     def add(accumulator, messages, mask, ids, state, hparams):
         given = messages.dense() if of_numbers else messages
@@ -97,11 +97,11 @@ def test_a_users_mechanism_sees_no_factors():
     # A linear model of 4 classes and one example a client, whose update is sent as factors: halving
     # both would quarter it.
     population, task = classification([3, 4, 5])
-    hparams = fl.Hyperparameters(learning_rate=0.1)
+    hparams = fjs.Hyperparameters(learning_rate=0.1)
 
     def after_a_round(door):
-        sim = fl.Simulation(
-            fl.fedavg(task), task, population, fl.everyone(3), fl.Minibatches(1, steps=1), door
+        sim = fjs.Simulation(
+            fjs.fedavg(task), task, population, fjs.everyone(3), fjs.Minibatches(1, steps=1), door
         )
         start = sim.init(0, hparams)
         state, _ = sim.round(start, hparams)
@@ -109,6 +109,6 @@ def test_a_users_mechanism_sees_no_factors():
 
     with pytest.raises(TypeError, match="a Messages object is no array"):
         after_a_round(halving(of_numbers=False))
-    whole, half = after_a_round(fl.gaussian()), after_a_round(halving(of_numbers=True))
+    whole, half = after_a_round(fjs.gaussian()), after_a_round(halving(of_numbers=True))
     assert np.any(np.asarray(whole["kernel"]) != 0)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(2 * a, b, rtol=1e-5), half, whole)

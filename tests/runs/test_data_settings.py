@@ -67,10 +67,10 @@ def test_labels_per_token_have_a_loss_per_token(tmp_path, monkeypatch, labels, p
     leaf = {"users": ["a", "b"], "num_samples": [2, 2], "user_data": data}
     (tmp_path / "a.json").write_text(json.dumps(leaf))
     (tmp_path / "mychars.py").write_text(
-        "import jax.numpy as jnp, fedjaxsim as fl\n"
+        "import jax.numpy as jnp, fedjaxsim as fjs\n"
         "def table(shape, outputs):\n"
         "    assert (shape, outputs) == ((2,), 80)\n"
-        "    return fl.Model(lambda key: jnp.zeros((outputs, outputs)), lambda w, x: w[x])\n"
+        "    return fjs.Model(lambda key: jnp.zeros((outputs, outputs)), lambda w, x: w[x])\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -17,16 +17,16 @@ from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import read_toml
 
 CODE = """
-import fedjaxsim as fl
+import fedjaxsim as fjs
 
 def algorithm(task):
-    return fl.fedprox(task)
+    return fjs.fedprox(task)
 
 def model(shape, outputs):
-    return fl.models.mlp(shape, outputs, (3,))
+    return fjs.models.mlp(shape, outputs, (3,))
 
 def two(task, other):
-    return fl.fedprox(task)
+    return fjs.fedprox(task)
 
 def seven(task):
     return 7
@@ -96,7 +96,7 @@ def test_the_algorithm_of_the_readme_runs_and_resumes(tmp_path):
     text = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
     code = text.partition("FedAvg from scratch:")[2].split("```")[1].removeprefix("python\n")
     (tmp_path / "mine.py").write_text(
-        "import jax, jax.numpy as jnp, fedjaxsim as fl\n\ndef factory(task):\n"
+        "import jax, jax.numpy as jnp, fedjaxsim as fjs\n\ndef factory(task):\n"
         + textwrap.indent(code, "    ")
         + "    return my_fedavg\n"
     )
