@@ -32,6 +32,25 @@ def classification(
     return Population(fields, splits, np.arange(len(train)).astype(str))
 
 
+def texts(clients: int, train: int, test: int, length: int, tokens: int) -> Population:
+    """Random tokens, each with a label, (rows, L) for every client.
+
+    Args:
+      clients: m.
+      train: training rows of each.
+      test: test rows.
+      length: L.
+      tokens: how many different ones there are, and labels.
+    """
+    rng, shape = np.random.default_rng(0), (clients * (train + test), length)
+    fields = {
+        "x": rng.integers(0, tokens, shape, dtype=np.uint8),
+        "y": rng.integers(0, tokens, shape, dtype=np.int32),
+    }
+    rows = np.full(clients, train), np.zeros(clients, int), np.full(clients, test)
+    return Population(fields, consecutive(*rows), np.arange(clients).astype(str))
+
+
 def equal_clients(
     clients: int, train: int, test: int, shape: Sequence[int], num_classes: int
 ) -> Population:

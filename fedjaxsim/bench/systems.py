@@ -14,11 +14,20 @@ from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.algorithms.ppsgd import ppsgd
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.bench import problems
-from fedjaxsim.bench.work import Work, cnn_flops, dense_flops, round_bytes
+from fedjaxsim.bench.work import (
+    FLOAT,
+    Work,
+    cnn_flops,
+    dense_flops,
+    gru_flops,
+    round_bytes,
+    transformer_flops,
+)
 from fedjaxsim.bench.workload import Load, data_bytes, simulate
 from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
+from fedjaxsim.data.text import CHARACTERS
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.models.model import Model
@@ -120,6 +129,55 @@ def dense(
     examples = updates * (rows[0] if system.whole_pass else steps * batch)
     work = work_of(algorithm, task, clients, updates, examples, dense_flops(widths), features)
     return simulate(simulation, hparams, work, rounds)
+
+
+def text(
+    model: str,
+    algorithm: str,
+    hidden: tuple[int, ...],
+    *,
+    clients: int,
+    expected: int,
+    rows: tuple[int, int],
+    length: int,
+    steps: int,
+    rounds: int,
+    compute: str = "float32",
+) -> Load:
+    """The next character at every place of random texts, with clip and noise.
+
+    Args:
+      model: "gru" or "transformer".
+      algorithm: which one.
+      hidden: of the model.
+      clients: m.
+      expected: size of Poisson cohorts.
+      rows: for training and for testing, of every client.
+      length: L, characters in a row.
+      steps: minibatches of a client in a round.
+      rounds: in one compiled segment.
+      compute: as of `fedjaxsim run`.
+    """
+    characters = len(CHARACTERS)
+    flops = {"gru": gru_flops, "transformer": transformer_flops}[model]
+    made = getattr(models, model)((length,), characters, characters, hidden)
+    made = models.in_bfloat16(made) if compute == "bfloat16" else made
+    task = models.softmax_sequence(made, characters)
+    p = expected / clients
+    simulation = Simulation(
+        SYSTEMS[algorithm].make(task, clients),
+        task,
+        problems.texts(clients, *rows, length, characters),
+        poisson(clients, max_rate=p),
+        Minibatches(BATCH, steps=steps),
+        devices=jax.devices(),
+    )
+    per_example = flops(length, hidden, characters)
+    # An example is read as a byte a token, and labels of four.
+    features = length * 5 // FLOAT
+    examples = expected * steps * BATCH
+    work = work_of(algorithm, task, clients, expected, examples, per_example, features)
+    return simulate(simulation, PRIVATE.replace(sampling_rate=p), work, rounds)
 
 
 def work_of(

@@ -58,6 +58,38 @@ def cnn_flops(side: int, num_outputs: int) -> int:
     return 4 * products[0] + 6 * (products[1] + products[2])
 
 
+def gru_flops(length: int, hidden: Sequence[int], num_outputs: int) -> int:
+    """Forward and backward pass of `models.gru` with outputs at every token, for one example.
+
+    A layer from a to h units multiplies a token by (a, 3h) and the state by (h, 3h). Tokens are
+    embedded, so that all products count three times, as those after the first in `dense_flops`.
+
+    Args:
+      length: L, the tokens of an example.
+      hidden: units of each layer; tokens are embedded in as many as the first has.
+      num_outputs: c.
+    """
+    inputs = (hidden[0], *hidden[:-1])
+    layers = sum(3 * h * (a + h) for a, h in zip(inputs, hidden, strict=True))
+    return 6 * length * (layers + hidden[-1] * num_outputs)
+
+
+def transformer_flops(length: int, hidden: Sequence[int], num_outputs: int) -> int:
+    """As `gru_flops`, of `models.transformer`.
+
+    A block of width w multiplies a token by (w, 3w), (w, w), (w, 4w) and (4w, w), and attention
+    takes two products of w numbers for each pair of a token and one that is not behind it.
+
+    Args:
+      length: L.
+      hidden: the width of each block.
+      num_outputs: c.
+    """
+    pairs = length * (length + 1) // 2
+    blocks = sum(12 * w * w * length + 2 * w * pairs for w in hidden)
+    return 6 * (blocks + hidden[-1] * num_outputs * length)
+
+
 def round_bytes(
     updates: float, personal: int, examples: float, features: int, shared: int
 ) -> float:

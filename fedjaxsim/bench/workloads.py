@@ -11,6 +11,7 @@ from fedjaxsim.bench.systems import (
     femnist_cnn,
     ppsgd_grid,
     ppsgd_synthetic,
+    text,
 )
 from fedjaxsim.bench.workload import Workload
 
@@ -51,6 +52,13 @@ def _softmax(name: str, summary: str, algorithm: str, clients: int) -> Workload:
     return _dense(name, summary, PIXELS, 10, algorithm=algorithm, **sizes)
 
 
+def _text(model: str, title: str, algorithm: str, system: str) -> Workload:
+    words = f"{system} of a {title}, 80 characters a row, 20 of 100 clients, 2 steps"
+    given = {"model": model, "algorithm": algorithm, "hidden": (64,), "clients": 100,
+             "expected": 20, "rows": (20, 4), "length": 80, "steps": 2, "rounds": 2}  # fmt: skip
+    return Workload(f"text-{model}-{algorithm}", words, text, given)
+
+
 _SHARED = "softmax regression with shared weights, d = 784, 1,000 clients, one step"
 _OWN = "softmax regression with weights of each client's own, 1,000 clients, one step"
 _STREAM = "PP-SGD on fresh synthetic data, 1,000 clients, d = 100, batches of 10"
@@ -66,6 +74,10 @@ OF_SYSTEMS = (
     _softmax("softmax-1k-own", _OWN, "pmtl", 1000),
     _softmax("softmax-10k-own", "the same with 10,000 clients", "pmtl", 10_000),
     *((_linear if item[1].linear else _mlp)(*item) for item in SYSTEMS.items()),
+    _text("gru", "GRU with 64 units", "fedavg", "FedAvg"),
+    _text("gru", "GRU with 64 units", "pmtl", "PMTL"),
+    _text("transformer", "transformer of one block of width 64", "fedavg", "FedAvg"),
+    _text("transformer", "transformer of one block of width 64", "pmtl", "PMTL"),
     Workload("ppsgd-synthetic", _STREAM, ppsgd_synthetic),
     Workload("ppsgd-grid", "990 settings of it as one program", ppsgd_grid),
     Workload("empty-round", "nobody is drawn, 20 leaves of state", empty_round),

@@ -2,9 +2,10 @@
 
 from fedjaxsim.models.convolution import conv2d, max_pool2d
 from fedjaxsim.models.known_risk import known_regression
-from fedjaxsim.models.model import Model, linear
+from fedjaxsim.models.model import Model, in_bfloat16, linear
 from fedjaxsim.models.modules import from_equinox, from_flax, from_nnx
 from fedjaxsim.models.network import cnn, mlp
+from fedjaxsim.models.sequences import gru, transformer
 from fedjaxsim.models.task import Task, logistic, one_vs_all, softmax, softmax_sequence, squared
 
 __all__ = [
@@ -15,6 +16,8 @@ __all__ = [
     "from_equinox",
     "from_flax",
     "from_nnx",
+    "gru",
+    "in_bfloat16",
     "known_regression",
     "linear",
     "logistic",
@@ -24,4 +27,5 @@ __all__ = [
     "softmax",
     "softmax_sequence",
     "squared",
+    "transformer",
 ]

@@ -33,8 +33,34 @@ class Model(NamedTuple):
 
 
 def as_floats(x: jax.Array) -> jax.Array:
-    """The features as numbers to calculate with: integers of any kind as floats."""
-    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(float)
+    """The features as numbers to calculate with: integers of any kind as floats.
+
+    Their type is weak, so that products with parameters have the type of those.
+    """
+    return x if jnp.issubdtype(x.dtype, jnp.floating) else x * 1.0
+
+
+def in_bfloat16(model: Model) -> Model:
+    """The model computed in bfloat16, with parameters, outputs and gradients in float32.
+
+    Losses, optimizers, messages and noise see float32 alone. The fast path of linear models is not
+    taken.
+
+    Args:
+      model: any.
+    """
+
+    def rounded(tree):
+        def of(leaf):
+            floats = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+            return leaf.astype(jnp.bfloat16) if floats else leaf
+
+        return jax.tree.map(of, tree)
+
+    def apply(params, x):
+        return model.apply(rounded(params), rounded(x)).astype(jnp.float32)
+
+    return model._replace(apply=apply, features=None)
 
 
 def linear(input_shape: Sequence[int], num_outputs: int, bias: bool = True) -> Model:

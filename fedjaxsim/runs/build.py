@@ -37,7 +37,7 @@ from fedjaxsim.privacy.guarantee import default_delta
 from fedjaxsim.report.files import Record
 from fedjaxsim.runs import feasible
 from fedjaxsim.runs.own import make_own
-from fedjaxsim.runs.settings import RunConfig, is_own
+from fedjaxsim.runs.settings import OF_TOKENS, RunConfig, is_own
 from fedjaxsim.simulation import Simulation
 
 _MOMENTUM = functools.partial(optax.sgd, momentum=0.9)
@@ -310,25 +310,39 @@ def _task(config: RunConfig, population: Population) -> Task:
     if config.loss in _LOSSES:
         outputs = max(2, int(fields["y"].max()) + 1 if classes is None else len(classes))
     shape = fields["x"].shape[1:]
+    public = []
+    per_token = config.loss == "softmax" and fields["y"].ndim == 2
     if is_own(config.model):
         model = make_own("model", config.model, Model, shape=shape, outputs=outputs)
+    elif config.model in OF_TOKENS:
+        tokens = population.categories.get("x", ())
+        num_tokens = len(tokens) or int(fields["x"].max()) + 1
+        if not tokens:
+            public.append(f"The number of tokens, {num_tokens}, is the largest of them")
+        model = getattr(models, config.model)(
+            shape,
+            outputs,
+            num_tokens,
+            config.hidden,
+            last=not per_token,
+            padding=tokens.index("") if "" in tokens else None,
+        )
     elif config.model == "mlp":
         model = models.mlp(shape, outputs, config.hidden)
     elif config.model == "cnn":
         model = models.cnn(shape, outputs)
     else:
         model = models.linear(shape, outputs, bias=config.intercept)
+    if config.compute == "bfloat16":
+        model = models.in_bfloat16(model)
     if config.loss in _LOSSES:
-        per_token = config.loss == "softmax" and fields["y"].ndim == 2
         task = (tasks.softmax_sequence if per_token else _LOSSES[config.loss])(model, outputs)
-        if classes is not None:  # their names say how many there are
-            return task
-        sentence = (
-            f"The number of classes, {outputs}, is the largest label of all clients and one more; "
-            "it is taken as public."
-        )
-        return task._replace(public=(sentence,))
-    return {"logistic": tasks.logistic, "squared": tasks.squared}[config.loss](model)
+        if classes is None:  # otherwise their names say how many there are
+            public.append(f"The number of classes, {outputs}, is the largest label")
+    else:
+        task = {"logistic": tasks.logistic, "squared": tasks.squared}[config.loss](model)
+    made = " of all clients and one more; it is taken as public."
+    return task._replace(public=tuple(f"{sentence}{made}" for sentence in public))
 
 
 def _algorithm(config: RunConfig, task: Task, population: Population) -> Algorithm:

@@ -9,7 +9,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import bytes_of
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy import calibration
-from fedjaxsim.runs.settings import MODELS, RunConfig
+from fedjaxsim.runs.settings import MODELS, OF_TOKENS, RunConfig
 from fedjaxsim.simulation import Simulation
 
 _CLASSES = ("digits", "leaf")
@@ -31,10 +31,17 @@ def check_data(config: RunConfig, population: Population) -> None:
             f"more rows, got test-fraction {config.test_fraction}"
         )
     kind = config.data.partition(":")[0]
-    if "x" in population.categories and config.model in MODELS:
+    numbers = [model for model in MODELS if model not in OF_TOKENS]
+    if "x" in population.categories and config.model in numbers:
         raise ValueError(
             f"the features are text, whose characters or words model {config.model} would take for "
-            "numbers: model must be one of your own, MODULE:FACTORY"
+            f"numbers: model must be {', '.join(OF_TOKENS)} or one of your own, MODULE:FACTORY"
+        )
+    x = population.fields.get("x")
+    if config.model in OF_TOKENS and x is not None and not _are_tokens(x):
+        raise ValueError(
+            f"model {config.model} needs rows of tokens, integers (n, L) from 0 on, got x "
+            f"{x.dtype} {x.shape}"
         )
     if config.loss == "squared" and (kind in _CLASSES or "y" in population.categories):
         raise ValueError(
@@ -44,13 +51,18 @@ def check_data(config: RunConfig, population: Population) -> None:
     labels = population.fields.get("y")
     if labels is not None and labels.min() == labels.max():
         raise ValueError(f"y is {labels.flat[0]} in all rows: there is nothing to predict")
-    if config.loss in ("softmax", "one-vs-all") and labels is not None and labels.dtype.kind == "i":
+    of_classes = config.loss in ("softmax", "one-vs-all") and "y" not in population.categories
+    if of_classes and labels is not None and labels.dtype.kind == "i":
         occurring, outputs = len(np.unique(labels)), int(labels.max()) + 1
         if outputs > _SPARSE * max(2, occurring):
             raise ValueError(
                 f"labels must number the classes from 0: only {occurring} different ones occur, "
                 f"but the largest is {outputs - 1}, which asks for {outputs} outputs"
             )
+
+
+def _are_tokens(x: np.ndarray) -> bool:
+    return x.dtype.kind in "iu" and x.ndim == 2 and x.min() >= 0
 
 
 def labels_like_classes(config: RunConfig, population: Population) -> str | None:

@@ -19,7 +19,7 @@ _COLUMNS = ("client", "target", "one_hot", "drop")
 _MADE = {"num_clients": (), "protect_examples": ("example_epsilon",)}
 """Arguments of systems that are no settings, and the settings that they are made of."""
 _MINIBATCHES = ("batch_size", "local_steps", "local_epochs", "passes")
-_ROWS = ("test_fraction", "validation_fraction", "classes", "preprocess", "intercept")
+_ROWS = ("test_fraction", "validation_fraction", "classes", "preprocess", "intercept", "compute")
 
 
 class Part(NamedTuple):
@@ -115,7 +115,7 @@ PARTS = (
     Part(
         "model",
         lambda config: _OWN if is_own(config.model) else config.model,
-        {**dict.fromkeys((*MODELS, _OWN), ()), "linear": ("intercept",), "mlp": ("hidden",)},
+        {**dict.fromkeys(MODELS, ("hidden",)), "linear": ("intercept",), "cnn": (), _OWN: ()},
     ),
     Part(
         "data",

@@ -36,7 +36,9 @@ _LARGEST = {
 }
 """The largest whole numbers: what is counted over a run fits into int32."""
 PREPROCESS = ("drop-constant", "invert", "unit-rows")
-MODELS = ("linear", "mlp", "cnn")
+OF_TOKENS = ("gru", "transformer")
+"""The models of text; all others take integers for numbers."""
+MODELS = ("linear", "mlp", "cnn", *OF_TOKENS)
 Penalty = Literal["vanilla", "mean", "kl", "ewc"]
 Origin = Literal["personal", "global"]
 _CHOICES = {
@@ -194,7 +196,9 @@ class _SystemSettings:
     """The model every client has; a module's factory is called with the shape of an example and the
     number of outputs."""
     hidden: Annotated[tuple[int, ...], _INTEGERS] = (64,)
-    """Comma-separated widths of the MLP's hidden layers."""
+    """Comma-separated widths of the hidden layers of MLP and GRU, and of a transformer's blocks."""
+    compute: Literal["float32", "bfloat16"] = "float32"
+    """What models compute in; parameters, messages and noise are float32 always."""
     intercept: bool = True
     """The linear model has one; --no-intercept leaves it out."""
     loss: Literal["softmax", "one-vs-all", "squared", "logistic"] = "softmax"

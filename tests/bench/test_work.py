@@ -5,7 +5,13 @@ import pytest
 
 from fedjaxsim.bench import problems
 from fedjaxsim.bench.systems import work_of
-from fedjaxsim.bench.work import cnn_flops, dense_flops, round_bytes
+from fedjaxsim.bench.work import (
+    cnn_flops,
+    dense_flops,
+    gru_flops,
+    round_bytes,
+    transformer_flops,
+)
 from fedjaxsim.models import linear, softmax
 
 
@@ -27,6 +33,17 @@ def test_the_cnn_of_the_papers_counts_what_its_shapes_say():
     assert cnn_flops(28, 62) == forward + backward
     # The round of docs/benchmarks.md: 100 clients with 3 batches of 10.
     assert 100 * 30 * cnn_flops(28, 62) == pytest.approx(65.6e9, rel=1e-3)
+
+
+def test_gates_and_outputs_of_a_gru_count_for_every_token():
+    # 2 embedded numbers and 2 units into 6 gates, then 2 and 3 units into 9; 3 units into 5.
+    assert gru_flops(7, (2, 3), 5) == 3 * 2 * 7 * ((2 + 2) * 6 + (2 + 3) * 9 + 3 * 5)
+
+
+def test_attention_counts_the_pairs_that_are_not_behind():
+    # 4 tokens make 10 pairs, each with a score and a share of 6 numbers.
+    dense = 6 * 18 + 6 * 6 + 6 * 24 + 24 * 6
+    assert transformer_flops(4, (6,), 5) == 3 * 2 * (4 * dense + 10 * 2 * 6 + 4 * 6 * 5)
 
 
 def test_own_parameters_move_twice_a_client_and_shared_ones_twice_a_round():

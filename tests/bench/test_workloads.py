@@ -27,7 +27,8 @@ def test_every_system_and_the_loop_are_there():
     for name in (
         "femnist-cnn-fedavg", "femnist-cnn-pmtl", "femnist-cnn-pmtl-offset", "femnist-cnn-dpfedmtl",
         "softmax-1k", "softmax-10k", "softmax-1k-own", "softmax-10k-own", "ppsgd-synthetic",
-        "ppsgd-grid", "empty-round", "tiny-round",
+        "ppsgd-grid", "empty-round", "tiny-round", "text-gru-fedavg", "text-gru-pmtl",
+        "text-transformer-fedavg", "text-transformer-pmtl",
         *(f"{'linear' if system.linear else 'mlp'}-{name}" for name, system in SYSTEMS.items()),
     ):  # fmt: skip
         assert name in WORKLOADS
@@ -86,6 +87,13 @@ def test_everyone_takes_part_in_the_tiny_round():
         ("mlp-local", {"clients": 4, "expected": 2}, 2),
         ("linear-mpmtl", {"clients": 4}, 4),
         ("ppsgd-synthetic", {"clients": 4}, 4),
+        ("text-gru-fedavg", {"clients": 4, "expected": 2, "length": 3, "hidden": (4,)}, 2),
+        pytest.param(
+            "text-transformer-pmtl",
+            {"clients": 4, "expected": 2, "length": 3, "hidden": (4,)},
+            2,
+            marks=pytest.mark.thorough,
+        ),
         ("growth-cohort-10", {"clients": 20, "expected": 3}, 3),
         ("growth-population-100", {"clients": 200, "expected": 10}, 10),
         ("growth-steps-10", {"clients": 4}, 4),

@@ -1,0 +1,172 @@
+"""Models of sequences of tokens, such as the characters of a text: a GRU and a transformer.
+
+Both read from left to right: what they say at a place depends on the tokens up to it alone.
+"""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.models.model import Model
+from fedjaxsim.models.modules import from_flax
+
+
+class _GRU(nn.Module):
+    """A layer of gated recurrent units, as of `flax.linen.GRUCell`.
+
+    The products with inputs are one for all places and gates; only those with the state are made
+    one after another.
+    """
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        width = self.width
+        inputs = nn.Dense(3 * width, name="inputs")(x)
+        kernel = self.param("recurrent", _orthogonal_blocks, (width, 3 * width))
+        bias = self.param("bias", nn.initializers.zeros_init(), (width,))
+
+        def step(state, given):
+            own = state @ kernel
+            gates = jax.nn.sigmoid(given[:, : 2 * width] + own[:, : 2 * width])
+            reset, keep = gates[:, :width], gates[:, width:]
+            new = jnp.tanh(given[:, 2 * width :] + reset * (own[:, 2 * width :] + bias))
+            state = (1 - keep) * new + keep * state
+            return state, state
+
+        start = jnp.zeros((x.shape[0], width), inputs.dtype)
+        return jax.lax.scan(step, start, inputs.swapaxes(0, 1))[1].swapaxes(0, 1)
+
+
+def _orthogonal_blocks(key, shape, dtype=jnp.float32):
+    """Of a kernel (h, 3h), an orthogonal matrix for each gate."""
+    block = nn.initializers.orthogonal()
+    keys = jax.random.split(key, shape[1] // shape[0])
+    return jnp.concatenate([block(k, (shape[0], shape[0]), dtype) for k in keys], axis=1)
+
+
+class _Block(nn.Module):
+    """Attention to earlier places, then a perceptron, each on normalized inputs and added."""
+
+    heads: int
+
+    @nn.compact
+    def __call__(self, x):
+        b, length, width = x.shape
+        parts = nn.Dense(3 * width, name="attention")(nn.LayerNorm()(x))
+        parts = parts.reshape((b, length, 3, self.heads, width // self.heads))
+        # The softmax is in float32 whatever the products are in.
+        mixed = jax.nn.dot_product_attention(*jnp.moveaxis(parts, 2, 0), is_causal=True)
+        x = x + nn.Dense(width, name="mixed")(mixed.reshape(x.shape))
+        h = nn.gelu(nn.Dense(4 * width, name="inner")(nn.LayerNorm()(x)))
+        return x + nn.Dense(width, name="outer")(h)
+
+
+class _OfTokens(nn.Module):
+    """Tokens embedded, layers one after another, and logits at every place or at the last."""
+
+    length: int
+    hidden: tuple[int, ...]
+    num_outputs: int
+    num_tokens: int
+    heads: int | None
+    last: bool
+    padding: int | None
+
+    @nn.compact
+    def __call__(self, tokens):
+        x = nn.Embed(self.num_tokens, self.hidden[0], name="embedding")(tokens.astype(jnp.int32))
+        if self.heads is None:
+            for width in self.hidden:
+                x = _GRU(width)(x)
+        else:
+            place = nn.initializers.normal(0.02)
+            places = self.param("places", place, (self.length, self.hidden[0]))
+            x = x + places[: tokens.shape[1]]
+            for _ in self.hidden:
+                x = _Block(self.heads)(x)
+            x = nn.LayerNorm()(x)
+        if self.last:
+            x = self._last(x, tokens)
+        return nn.Dense(self.num_outputs, name="output")(x)
+
+    def _last(self, x, tokens):
+        """What stands at the last token of each row, (b, d); a row of padding has its first."""
+        if self.padding is None:
+            return x[:, -1]
+        count = jnp.sum(tokens != self.padding, axis=1)
+        return jnp.take_along_axis(x, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
+
+
+def gru(
+    input_shape: Sequence[int],
+    num_outputs: int,
+    num_tokens: int,
+    hidden: Sequence[int] = (64,),
+    *,
+    last: bool = False,
+    padding: int | None = None,
+) -> Model:
+    """Gated recurrent units (Cho et al. 2014) over embedded tokens.
+
+    Args:
+      input_shape: (L,), integers in [0, num_tokens).
+      num_outputs: c.
+      num_tokens: how many different tokens there are; each is embedded in as many dimensions as the
+        first layer has units.
+      hidden: the units of each layer.
+      last: whether outputs are (b, c), at the last token of each row; else (b, L, c), at every one.
+      padding: the token that stands behind the end of shorter rows, where there is one; only read
+        with `last`.
+
+    Raises:
+      ValueError: if examples are not (L,).
+    """
+    return _of_tokens("gru", input_shape, num_outputs, num_tokens, hidden, None, last, padding)
+
+
+def transformer(
+    input_shape: Sequence[int],
+    num_outputs: int,
+    num_tokens: int,
+    hidden: Sequence[int] = (64,),
+    *,
+    heads: int = 4,
+    last: bool = False,
+    padding: int | None = None,
+) -> Model:
+    """A decoder (Vaswani et al. 2017), normalized before each part, with learnt places.
+
+    Args:
+      input_shape: (L,), integers in [0, num_tokens).
+      num_outputs: c.
+      num_tokens: how many different tokens there are.
+      hidden: the width of each block, all alike; the perceptrons within are four times as wide.
+      heads: of attention, into which the width is divided.
+      last: as of `gru`.
+      padding: as of `gru`.
+
+    Raises:
+      ValueError: if examples are not (L,), or widths are unlike or not divided by the heads.
+    """
+    if len(set(hidden)) != 1 or hidden[0] % heads:
+        raise ValueError(
+            f"a transformer's blocks must have one width, a multiple of its {heads} heads, got "
+            f"hidden {', '.join(map(str, hidden))}"
+        )
+    return _of_tokens(
+        "transformer", input_shape, num_outputs, num_tokens, hidden, heads, last, padding
+    )
+
+
+def _of_tokens(name, input_shape, num_outputs, num_tokens, hidden, heads, last, padding) -> Model:
+    if len(input_shape) != 1:
+        raise ValueError(
+            f"{name} needs rows of tokens, x of shape (n, L), got examples of shape "
+            f"{tuple(input_shape)}"
+        )
+    module = _OfTokens(input_shape[0], tuple(hidden), num_outputs, num_tokens, heads, last, padding)
+    return from_flax(module, input_shape, "output", dtype=jnp.int32)
