@@ -9,7 +9,7 @@ from fedjaxsim.data.matlab import load_matlab
 from fedjaxsim.data.npz import load_npz, save_npz
 from fedjaxsim.data.partition import by_column, dirichlet, feature_noise, iid, quantity, shards
 from fedjaxsim.data.population import Population, Ranges, split
-from fedjaxsim.data.synthetic import regression_stream, synthetic_regression
+from fedjaxsim.data.synthetic import regression_stream, related_regression, synthetic_regression
 from fedjaxsim.data.table import load_csv, load_parquet
 from fedjaxsim.data.transforms import drop_constant_columns, unit_rows
 
@@ -32,6 +32,7 @@ __all__ = [
     "load_parquet",
     "quantity",
     "regression_stream",
+    "related_regression",
     "save_npz",
     "shards",
     "split",

@@ -13,11 +13,20 @@ from fedjaxsim.data.matlab import load_matlab
 from fedjaxsim.data.npz import assemble, described, fields_of, has_clients, read_arrays
 from fedjaxsim.data.partition import by_column, dirichlet, feature_noise, iid, quantity, shards
 from fedjaxsim.data.population import Population, check_fractions, check_seed, split
-from fedjaxsim.data.synthetic import regression_stream, synthetic_regression
+from fedjaxsim.data.synthetic import (
+    Pattern,
+    regression_stream,
+    related_regression,
+    synthetic_regression,
+)
 from fedjaxsim.data.table import Columns, arrays_of, read_csv, read_parquet
 from fedjaxsim.data.transforms import first_classes
 
-_WHOLE = ("digits", "synthetic", "synthetic-stream")
+_PATTERNS: dict[str, Pattern] = {
+    "synthetic-low-rank": "low-rank",
+    "synthetic-group-sparse": "group-sparse",
+}
+_WHOLE = ("digits", "synthetic", *_PATTERNS, "synthetic-stream")
 _IN_FILES = ("csv", "images", "leaf", "mat", "npz", "parquet")
 _SOURCES = f"{', '.join(_WHOLE)}, or one of {', '.join(_IN_FILES)} with a path as in csv:PATH"
 _PARTITIONS = "dirichlet, feature-noise, iid, quantity, shards or column:NAME"
@@ -43,19 +52,20 @@ def load(
 ) -> Population:
     """Load the data a specification names and split every client's rows.
 
-    The clients of `leaf`, `mat`, `synthetic`, of an `npz` with owners and of a table with a column
-    of clients are given: options of partitions do not touch them, only `num_clients` sizes
-    `synthetic`. `digits`, an `npz` without owners, a table without clients and, where a partition
-    is given, a folder of images are one data set, divided among 100 clients, by label-Dirichlet
-    unless told otherwise.
+    The clients of `leaf`, `mat`, the `synthetic` ones, of an `npz` with owners and of a table with
+    a column of clients are given: options of partitions do not touch them, only `num_clients` sizes
+    the `synthetic` ones. `digits`, an `npz` without owners, a table without clients and, where a
+    partition is given, a folder of images are one data set, divided among 100 clients, by
+    label-Dirichlet unless told otherwise.
 
     Args:
         spec: csv:PATH, digits, images:PATH, leaf:PATH, mat:PATH, npz:PATH, parquet:PATH, synthetic,
-            or synthetic-stream, which makes fresh examples in every round and has one test row a
-            client, its true parameters.
+            synthetic-low-rank or synthetic-group-sparse, which bring test rows (see
+            `related_regression`), or synthetic-stream, which makes fresh examples in every round
+            and has one test row a client, its true parameters.
         partition: dirichlet, feature-noise, iid, quantity, shards or column:NAME; by default
             dirichlet.
-        num_clients: m; by default 100, and 1000 for synthetic.
+        num_clients: m; by default 100; 320 for the patterns of synthetic data, 1000 for the others.
         alpha: concentration of dirichlet and quantity, positive.
         noise_variance: of feature-noise, that of the last client.
         shards_per_client: of shards.
@@ -114,6 +124,9 @@ def load(
     elif kind == "synthetic":
         clients = 1000 if num_clients is None else num_clients
         population = synthetic_regression(clients, offset_scale=offset_scale, seed=seed)[0]
+    elif kind in _PATTERNS:
+        clients = 320 if num_clients is None else num_clients
+        population = related_regression(_PATTERNS[kind], clients, seed=seed)[0]
     else:
         population = load_leaf(path) if kind == "leaf" else load_matlab(path, *(cells or ()))
     if classes is not None:

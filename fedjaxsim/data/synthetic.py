@@ -1,6 +1,7 @@
 """Synthetic problems whose true parameters are known."""
 
 import dataclasses
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,9 @@ from fedjaxsim.data.normal import normal
 from fedjaxsim.data.population import Population, check_seed, consecutive
 
 _PERSONAL_FEATURES = 5
+_BLOCKS = 5
+_USED_FEATURES = 4
+Pattern = Literal["low-rank", "group-sparse"]
 
 
 def feature_variances(num_features: int) -> np.ndarray:
@@ -115,6 +119,80 @@ def regression_stream(
     )
 
 
+def related_regression(
+    pattern: Pattern,
+    num_clients: int = 320,
+    num_features: int = 30,
+    num_rows: int = 30,
+    num_test_rows: int | None = None,
+    *,
+    seed: int = 0,
+) -> tuple[Population, np.ndarray]:
+    """Draw linear regressions whose coefficients W (d, m) have a pattern in common.
+
+    The two problems of MP-MTL, section 5.4: rows x ~ N(0, I), scaled to norm 1, and
+    y = ⟨x, w_i⟩ + N(0, 1).
+
+    "low-rank": W ~ MVN(0, I, Σ), where Σ consists of blocks: clients are in five groups, one after
+    another, in each of which Σ_ij = 10² between the clients of one half and −10² between those of
+    different halves. So W has rank 5 and a mean close to 0. The paper shows its Σ in a picture
+    only.
+
+    "group-sparse": the first four features count, with coefficients uniform in ±[1, 50]; all other
+    rows of W are 0.
+
+    Args:
+        pattern: of W.
+        num_clients: m.
+        num_features: d, for "group-sparse" at least 4.
+        num_rows: n, training rows of each client.
+        num_test_rows: of each client; by default 9n.
+        seed: a non-negative integer.
+
+    Returns:
+        The population, x (·, d) and y (·,) float32, and W, (d, m) float64.
+
+    Raises:
+        ValueError: there is no such pattern, or a size is too small.
+    """
+    if pattern not in get_args(Pattern):
+        raise ValueError(f"pattern must be one of {', '.join(get_args(Pattern))}, got {pattern!r}")
+    num_test_rows = 9 * num_rows if num_test_rows is None else num_test_rows
+    _check_sizes(
+        ("num_clients", num_clients, 1),
+        ("num_features", num_features, _USED_FEATURES if pattern == "group-sparse" else 1),
+        ("num_rows", num_rows, 1),
+        ("num_test_rows", num_test_rows, 0),
+    )
+    check_seed(seed)
+    rng = np.random.default_rng(seed)
+    w = np.zeros((num_features, num_clients))
+    if pattern == "low-rank":
+        halves = np.arange(num_clients) * 2 * _BLOCKS // num_clients
+        w = rng.normal(0, 10, (num_features, _BLOCKS))[:, halves // 2] * (1 - 2 * (halves % 2))
+    else:
+        used = (_USED_FEATURES, num_clients)
+        w[:_USED_FEATURES] = rng.uniform(1, 50, used) * rng.choice([-1, 1], used)
+    rows = num_rows + num_test_rows
+    x = rng.normal(size=(num_clients, rows, num_features))
+    x /= np.linalg.norm(x, axis=2, keepdims=True)
+    y = np.einsum("mnd,dm->mn", x, w) + rng.normal(size=(num_clients, rows))
+    train, none = np.full(num_clients, num_rows), np.zeros(num_clients, int)
+    fields = {
+        "x": x.reshape(-1, num_features).astype(np.float32),
+        "y": y.reshape(-1).astype(np.float32),
+    }
+    splits = consecutive(train, none, none + num_test_rows)
+    return Population(fields, splits, np.arange(num_clients).astype(str)), w
+
+
+def _check_sizes(*sizes: tuple[str, int, int]) -> None:
+    """Raises ValueError where a size, given as (name, size, least), is too small."""
+    for name, size, least in sizes:
+        if size < least:
+            raise ValueError(f"{name} must be at least {least}, got {size}")
+
+
 def _true_parameters(
     num_clients: int,
     num_features: int,
@@ -124,14 +202,11 @@ def _true_parameters(
     seed: int,
 ) -> tuple[np.ndarray, np.random.Generator]:
     """θ* of each client, (m, d) float64, and the generator after drawing them."""
-    sizes = (
+    _check_sizes(
         ("num_clients", num_clients, 1),
         ("num_features", num_features, _PERSONAL_FEATURES),
         ("num_rows", num_rows, 1),
     )
-    for name, size, least in sizes:
-        if size < least:
-            raise ValueError(f"{name} must be at least {least}, got {size}")
     for name, scale in (("offset_scale", offset_scale), ("label_noise", label_noise)):
         if not 0 <= scale < np.inf:
             raise ValueError(f"{name} must be non-negative and finite, got {scale}")

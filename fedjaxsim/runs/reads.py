@@ -131,6 +131,8 @@ PARTS = (
             "leaf": _ROWS,
             "mat": ("fields", *_ROWS),
             "synthetic": ("clients", "offset_scale", *_ROWS),
+            "synthetic-low-rank": ("clients", *_ROWS),
+            "synthetic-group-sparse": ("clients", *_ROWS),
             "synthetic-stream": ("clients", "offset_scale"),
         },
     ),

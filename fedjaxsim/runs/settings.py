@@ -124,10 +124,10 @@ class DataSettings:
     """Where a run's clients come from."""
 
     data: str = "digits"
-    """Where the clients come from: digits, synthetic, synthetic-stream (fresh examples in every
-    round, evaluated by the excess risk), csv:PATH, images:PATH, leaf:PATH, mat:PATH, npz:PATH or
-    parquet:PATH."""
-    clients: Annotated[int | None, optional("INT", "100; synthetic 1000")] = None
+    """Where the clients come from: digits, synthetic, synthetic-low-rank, synthetic-group-sparse,
+    synthetic-stream (fresh examples in every round, evaluated by the excess risk), csv:PATH,
+    images:PATH, leaf:PATH, mat:PATH, npz:PATH or parquet:PATH."""
+    clients: Annotated[int | None, optional("INT", "100; synthetic 1000 or 320")] = None
     """Number of clients of synthetic data and of data that come without clients of their own."""
     partition: Annotated[str | None, optional("NAME", "dirichlet")] = None
     """How data without clients of their own are dealt: dirichlet (labels), quantity (numbers of

@@ -107,6 +107,12 @@ def test_synthetic_has_clients_of_its_own():
         load("synthetic", partition="shards")
 
 
+def test_the_patterns_of_synthetic_data_bring_test_rows():
+    population = load("synthetic-low-rank", num_clients=10, validation=0.2)
+    assert [sizes(population, name)[0] for name in population.splits] == [24, 6, 270]
+    assert load("synthetic-group-sparse", test=0.5).num_clients == 320
+
+
 def test_test_rows_of_the_source_stay_unless_a_fraction_is_given(tmp_path):
     once = split(Population.from_flat({"x": np.arange(20)}, [10, 10]), test=0.3, seed=9)
     save_npz(tmp_path / "a.npz", once)
