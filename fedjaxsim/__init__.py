@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedjaxsim.algorithm import Algorithm, Context
     from fedjaxsim.algorithms import optimizers
     from fedjaxsim.algorithms.ditto import ditto
+    from fedjaxsim.algorithms.dp_mtrl import dp_mtrl
     from fedjaxsim.algorithms.dpfedmtl import dpfedmtl, dpfedmtl_as_published
     from fedjaxsim.algorithms.fedavg import fedavg
     from fedjaxsim.algorithms.fedprox import fedprox
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fedjaxsim.algorithms.naive import naive_dp
     from fedjaxsim.algorithms.pmtl import pmtl
     from fedjaxsim.algorithms.ppsgd import ppsgd
+    from fedjaxsim.algorithms.stl import stl
     from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
     from fedjaxsim.data.population import Population, split
     from fedjaxsim.engine.evaluation import Evaluation
@@ -57,6 +59,7 @@ __all__ = [
     "closed",
     "data",
     "ditto",
+    "dp_mtrl",
     "dpfedmtl",
     "dpfedmtl_as_published",
     "everyone",
@@ -73,6 +76,7 @@ __all__ = [
     "poisson",
     "ppsgd",
     "split",
+    "stl",
     "testing",
 ]
 
@@ -85,6 +89,7 @@ _MODULES = {
 _HOMES = {
     "algorithm": ("Algorithm", "Context"),
     "algorithms.ditto": ("ditto",),
+    "algorithms.dp_mtrl": ("dp_mtrl",),
     "algorithms.dpfedmtl": ("dpfedmtl", "dpfedmtl_as_published"),
     "algorithms.fedavg": ("fedavg",),
     "algorithms.fedprox": ("fedprox",),
@@ -94,6 +99,7 @@ _HOMES = {
     "algorithms.naive": ("naive_dp",),
     "algorithms.pmtl": ("pmtl",),
     "algorithms.ppsgd": ("ppsgd",),
+    "algorithms.stl": ("stl",),
     "data.minibatches": ("Batch", "ClientData", "Minibatches"),
     "data.population": ("Population", "split"),
     "engine.evaluation": ("Evaluation",),

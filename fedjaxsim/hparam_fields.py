@@ -91,11 +91,12 @@ class HparamFields:
     """The server's step on the released mean update; 1 with sgd adds the update as it is."""
     lam: Number = hyperparameter(0.0, symbol="λ", tuned=True)
     """λ, the weight of what ties clients together: the pull of a model towards a shared one (PMTL,
-    Ditto, naive DP, fine-tuning), or the penalty on the matrix of all models (MP-MTL)."""
+    Ditto, naive DP, fine-tuning), the penalty on the matrix of all models (MP-MTL, DP-MTRL), or on
+    ‖w‖₁ (STL)."""
     lam2: Number = hyperparameter(0.0, symbol="λ₂", tuned=True)
     """λ₂ of a decomposed MP-MTL, the weight of the penalty on what clients keep to themselves."""
     ridge: Number = hyperparameter(0.0, symbol="ridge")
-    """μ of MP-MTL, the weight of ½‖w‖² in every client's own objective."""
+    """μ of MP-MTL, DP-MTRL and STL, the weight of ½‖w‖² in every client's own objective."""
     example_epsilon: Number = hyperparameter(
         math.inf,
         allowed="be positive (inf: examples are not protected by themselves)",

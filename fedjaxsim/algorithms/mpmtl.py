@@ -1,7 +1,6 @@
 """MP-MTL: model-protected multi-task learning (Liang et al. 2020), Algorithms 1 to 5."""
 
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +8,16 @@ import numpy as np
 
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms.billboard import from_one_model
-from fedjaxsim.algorithms.server_maps import ServerMap, group_sparse, low_rank
-from fedjaxsim.algorithms.spectral import shrinkage
-from fedjaxsim.data.minibatches import ClientData
+from fedjaxsim.algorithms.proximal import (
+    SHRINK,
+    Acceleration,
+    check_acceleration,
+    loss_and_gradient,
+    matrices,
+    momentum,
+    require_choice,
+)
+from fedjaxsim.algorithms.server_maps import ServerMap, group_sparse, low_rank, relationship
 from fedjaxsim.fast import threefry
 from fedjaxsim.hparams import Hyperparameters, on_host
 from fedjaxsim.models.task import Task
@@ -22,9 +28,16 @@ from fedjaxsim.privacy.guarantee import Guarantee
 from fedjaxsim.privacy.noise import normal, radius
 
 PyTree = Any
-Penalty = Literal["low-rank", "group-sparse", "decomposed", "decomposed-group-sparse"]
+Penalty = Literal[
+    "low-rank", "group-sparse", "relationship", "decomposed", "decomposed-group-sparse"
+]
 Outliers = Literal["entries", "columns", "frobenius"]
-Acceleration = Literal["none", "convex", "strongly-convex"]
+_MAPS = {
+    "low-rank": low_rank,
+    "decomposed": low_rank,
+    "group-sparse": group_sparse,
+    "relationship": relationship,
+}
 
 _NOISED_EXAMPLES = (
     "Clients add noise of their own, for the sake of single examples: that guarantee is no part of "
@@ -83,9 +96,10 @@ def mpmtl(
 
         Σ_i L_i(w_i) + (μ/2) Σ_i ‖w_i‖² + λ ‖W‖_*       (low-rank; λ ‖W‖_{2,1} for group-sparse)
 
-    over the matrix W of all clients' linear models; L_i is the mean loss of client i over all its
-    own rows. The proximal map is a product M·W whose M follows from WWᵀ, and that is all that is
-    released. In a round, with the M of the last release (I in the first round), client i does
+    over the matrix W of all clients' linear models (λ/2 ‖W‖_*² for relationship); L_i is the mean
+    loss of client i over all its own rows. The proximal map is a product M·W whose M follows from
+    WWᵀ, and that is all that is released. In a round, with the M of the last release (I in the
+    first round), client i does
 
         ŵ_i = M w̃_i                                          (Algorithm 2, step 9)
         z_i = ŵ_i + β_t (ŵ_i − ŵ_i of the round before)       (step 10)
@@ -107,6 +121,10 @@ def mpmtl(
     the Lipschitz constant 2L: η ≤ 1/(2L). P starts where the client starts, and Q at 0; the paper
     starts both from W⁰, which predicts with 2 W⁰.
 
+    "relationship" is multi-task relationship learning, MTRL (Zhang and Yeung 2010), which learns a
+    covariance Ω of the tasks besides: min over Ω ⪰ 0, tr Ω = 1 of tr(W Ω⁻¹ Wᵀ) is ‖W‖_*², reached
+    at Ω = (WᵀW)^½/tr (WᵀW)^½.
+
     With an intercept, that is one more coordinate of w_i. With c outputs, a client has c columns of
     W, and a message is a matrix (d, c), clipped in Frobenius norm.
 
@@ -125,13 +143,12 @@ def mpmtl(
       ValueError: if the task is not linear, or there is no such penalty or acceleration; when a run
         starts, if the mechanism releases something else.
     """
-    _require(penalty, Penalty, "penalty")
-    _require(outliers, Outliers, "outliers")
-    _require(acceleration, Acceleration, "acceleration")
-    to_matrix, to_params = _matrices(task)
-    common = group_sparse if penalty.endswith("group-sparse") else low_rank
-    server_map = server_map or common()
-    decomposed, shrink = penalty.startswith("decomposed"), _SHRINK[outliers]
+    require_choice(penalty, Penalty, "penalty")
+    require_choice(outliers, Outliers, "outliers")
+    require_choice(acceleration, Acceleration, "acceleration")
+    to_matrix, to_params = matrices(task, "mpmtl")
+    server_map = server_map or _MAPS[penalty.removeprefix("decomposed-")]()
+    decomposed, shrink = penalty.startswith("decomposed"), SHRINK[outliers]
 
     def start(hparams, published, own):
         del hparams, published
@@ -149,11 +166,11 @@ def mpmtl(
 
     def client(shared, personal, data, hparams, context):
         hat, hat_q = proximal(shared, personal, hparams, context.client_id)
-        beta = _beta(acceleration, context.round, hparams)
+        beta = momentum(acceleration, context.round, hparams)
         z = hat + beta * (hat - personal.sent.previous)
         z_q = None if hat_q is None else hat_q + beta * (hat_q - personal.kept.previous)
         whole = z if z_q is None else z + z_q
-        loss, gradient = _loss_and_gradient(task, to_params, whole, data)
+        loss, gradient = loss_and_gradient(task, to_params, whole, data)
         step = hparams.learning_rate * (gradient + hparams.ridge * whole)
 
         def after(w, hat):
@@ -176,7 +193,9 @@ def mpmtl(
         return to_params(hat if hat_q is None else hat + hat_q)
 
     def check(hparams):
-        _check_hyperparameters(acceleration, protect_examples, hparams)
+        check_acceleration(acceleration, hparams)
+        if protect_examples:
+            _check_clip_norm(hparams)
 
     return Algorithm(
         from_one_model(task, start),
@@ -229,67 +248,6 @@ def example_guarantee(example_epsilon: float, rounds: int, delta: float = 0.0) -
     )
 
 
-def _require(value: str, kind: Any, name: str) -> None:
-    if value not in get_args(kind):
-        raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}")
-
-
-def _matrices(
-    task: Task,
-) -> tuple[Callable[[PyTree], jax.Array], Callable[[jax.Array], PyTree]]:
-    """A linear task's parameters as a matrix (d, c), the intercept being its last row, and back."""
-    if task.linear is None:
-        raise ValueError(
-            "mpmtl is for linear models, whose parameters are a column of W each: give a task of "
-            "models.linear()"
-        )
-
-    def to_matrix(params):
-        rows = [params["kernel"], *([params["bias"][None]] if "bias" in params else [])]
-        w = jnp.concatenate(rows)
-        return w.astype(jnp.promote_types(w.dtype, jnp.float32))
-
-    def to_params(matrix):
-        like = jax.eval_shape(task.init, jax.random.key(0))
-        w = matrix.astype(like["kernel"].dtype)
-        return {"kernel": w[:-1], "bias": w[-1]} if "bias" in like else {"kernel": w}
-
-    return to_matrix, to_params
-
-
-def _beta(
-    acceleration: Acceleration, round_: jax.Array, hparams: Hyperparameters
-) -> jax.Array | float:
-    """β_t, with t = 0 in the first round."""
-    if acceleration == "none":
-        return 0.0
-    if acceleration == "convex":
-        t = round_.astype(float)
-        return jnp.maximum(t - 1, 0) / (t + 2)
-    root = jnp.sqrt(jnp.asarray(hparams.ridge) * hparams.learning_rate)
-    return (1 - root) / (1 + root)
-
-
-def _loss_and_gradient(
-    task: Task, to_params: Callable[[jax.Array], PyTree], w: jax.Array, data: ClientData
-) -> tuple[jax.Array, jax.Array]:
-    """L_i and ∇L_i at w (d, c), over all rows of a client; 0 where it has none."""
-
-    def of_batch(batch):
-        value, gradient = jax.value_and_grad(lambda w: task.loss(to_params(w), batch))(w)
-        count = jnp.sum(batch.weight)
-        return value * count, gradient * count.astype(gradient.dtype)
-
-    def add(total, batch):
-        return jax.tree.map(jnp.add, total, of_batch(batch))
-
-    shapes = jax.eval_shape(of_batch, data.batch_shapes())
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    total = data.full_pass(add, zero)
-    count = jnp.maximum(data.count, 1)
-    return jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
-
-
 def _noised(w: jax.Array, hparams: Hyperparameters, key: jax.Array) -> jax.Array:
     """A clipped model with noise for the sake of single examples, clipped again."""
     radius_key, normal_key = threefry.split(key)
@@ -300,41 +258,9 @@ def _noised(w: jax.Array, hparams: Hyperparameters, key: jax.Array) -> jax.Array
     return clip_by_global_norm(w + scale * size * direction, clip_norm).message
 
 
-def _check_hyperparameters(
-    acceleration: Acceleration, protect_examples: bool, hparams: Hyperparameters
-) -> None:
-    ridge, eta = on_host(hparams.ridge), on_host(hparams.learning_rate)
-    if acceleration == "strongly-convex" and ridge is not None:
-        if np.any(ridge <= 0):
-            raise ValueError(
-                f"ridge must be positive for the acceleration 'strongly-convex', got {ridge}"
-            )
-        if eta is not None and np.any(ridge * eta > 1):
-            raise ValueError(
-                "learning_rate must be at most 1/ridge for the acceleration 'strongly-convex', "
-                f"got {eta} with ridge {ridge}"
-            )
+def _check_clip_norm(hparams: Hyperparameters) -> None:
     clip_norm = on_host(hparams.clip_norm)
-    if protect_examples and clip_norm is not None and not np.all(np.isfinite(clip_norm)):
+    if clip_norm is not None and not np.all(np.isfinite(clip_norm)):
         raise ValueError(
             f"clip_norm must be finite where examples are protected, got clip_norm {clip_norm}"
         )
-
-
-def _soften(q: jax.Array, threshold: jax.Array) -> jax.Array:
-    """sign(q) max(0, |q| − τ), for λ₂ ‖q‖₁."""
-    return jnp.sign(q) * jnp.maximum(jnp.abs(q) - threshold, 0)
-
-
-def _shorten(q: jax.Array, threshold: jax.Array) -> jax.Array:
-    """max(0, 1 − τ/‖q‖₂) q of every column, for λ₂ ‖q‖₂."""
-    return q * shrinkage(jnp.sum(jnp.square(q), axis=0), threshold)
-
-
-def _scale(q: jax.Array, threshold: jax.Array) -> jax.Array:
-    """q/(1 + 2τ), for λ₂ ‖q‖²_F."""
-    return q / (1 + 2 * threshold)
-
-
-_SHRINK = {"entries": _soften, "columns": _shorten, "frobenius": _scale}
-"""The proximal maps of the penalties on Q, (q (d, c), τ = ηλ₂) -> q̂ (d, c)."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim.algorithms.spectral import shrinkage
+from fedjaxsim.algorithms.spectral import common_threshold, shrinkage
 from fedjaxsim.hparams import Hyperparameters
 
 PyTree = Any
@@ -65,6 +65,73 @@ def group_sparse() -> ServerMap:
         return shrinkage(diagonal, hparams.learning_rate * hparams.lam), memory
 
     return ServerMap(lambda d: (jnp.ones(d), ()), step)
+
+
+def relationship() -> ServerMap:
+    """M = U max(0, 1 − θ/√Λ) Uᵀ, for λ/2 times the squared trace norm: MTRL (see `mpmtl`).
+
+    θ = ηλ Σ_j max(0, √Λ_j − θ): the threshold grows with what it leaves.
+    """
+
+    def step(gram, memory, hparams, round_):
+        del round_
+        _require_gram(gram, dimensions=(2,))
+        return _relate(gram, hparams), memory
+
+    return ServerMap(lambda d: (jnp.eye(d), ()), step)
+
+
+def _relate(gram: jax.Array, hparams: Hyperparameters) -> jax.Array:
+    """The M of `relationship`."""
+    return shrinkage(gram, common_threshold(gram, hparams.learning_rate * hparams.lam))
+
+
+class Rows(NamedTuple):
+    """What `relationship_of_rows` publishes.
+
+    Attributes:
+      matrix: M.
+      rows: M times every client's released model, (m, d, c).
+      released: (), whether there was a release.
+    """
+
+    matrix: jax.Array
+    rows: jax.Array
+    released: jax.Array
+
+
+def relationship_of_rows(num_clients: int, num_outputs: int = 1) -> ServerMap:
+    """`relationship`, of a release of all clients' models, with which they go on: DP-MTRL.
+
+    The mechanism is `every_row(num_clients)`; Σ is made of the noised rows, and the client's own
+    noised row takes the place of its model.
+
+    Args:
+      num_clients: m.
+      num_outputs: c.
+    """
+
+    def init(d):
+        rows = jnp.zeros((num_clients, d, num_outputs))
+        return Rows(jnp.eye(d), rows, jnp.zeros((), bool)), ()
+
+    def step(release, memory, hparams, round_):
+        del round_
+        if jnp.ndim(release) != 3 or len(release) != num_clients:
+            raise ValueError(
+                f"DP-MTRL needs a release of {num_clients} models; its mechanism must be "
+                f"every_row({num_clients})"
+            )
+        flat = jnp.moveaxis(release, 1, 0).reshape(release.shape[1], -1)
+        gram = jnp.matmul(flat, flat.T, precision=jax.lax.Precision.HIGHEST)
+        matrix = _relate(gram, hparams)
+        rows = jnp.einsum("de,mec->mdc", matrix, release, precision=jax.lax.Precision.HIGHEST)
+        return Rows(matrix, rows, jnp.ones((), bool)), memory
+
+    def apply(published, w, client_id):
+        return jnp.where(published.released, published.rows[client_id].astype(w.dtype), w)
+
+    return ServerMap(init, step, apply)
 
 
 def _require_gram(release: PyTree, dimensions: tuple[int, ...]) -> None:

@@ -34,6 +34,27 @@ def shrinkage(gram: ArrayLike, threshold: ArrayLike) -> jax.Array:
     return _kept(gram, threshold) if gram.ndim == 1 else _spectral(gram, threshold)
 
 
+def common_threshold(gram: ArrayLike, weight: ArrayLike) -> jax.Array:
+    """θ = κ Σ_j max(0, √Λ_j − θ): with it `shrinkage` is the proximal map of (κ/2) ‖·‖_*².
+
+    Over the k largest roots, with sum S_k, that is θ = κ S_k/(1 + kκ), which rises as long as the
+    next root exceeds it: the right k has the largest.
+
+    Args:
+      gram: Σ, (d, d) symmetric; eigenvalues that are not positive count as 0.
+      weight: κ = ηλ, () ≥ 0.
+
+    Returns:
+      θ, ().
+    """
+    values = jnp.linalg.eigvalsh(jnp.asarray(gram))[::-1]
+    positive = values > 0
+    roots = jnp.where(positive, jnp.sqrt(jnp.where(positive, values, 1.0)), 0.0)
+    weight = jnp.asarray(weight, roots.dtype)
+    count = jnp.arange(1, len(values) + 1)
+    return jnp.max(weight * jnp.cumsum(roots) / (1 + weight * count))
+
+
 def _kept(values: jax.Array, threshold: jax.Array) -> jax.Array:
     """max(0, 1 − τ/√λ), and 1 where τ = 0."""
     root, active = _roots(values, threshold)

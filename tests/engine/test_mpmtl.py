@@ -8,18 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import classification
+from scipy.optimize import minimize
 from scipy.stats import gamma, kstest, norm
 
-from fedjaxsim.algorithms.mpmtl import Acceleration, Penalty, example_guarantee, mpmtl
+from fedjaxsim.algorithms.dp_mtrl import dp_mtrl
+from fedjaxsim.algorithms.fedprox import fedprox
+from fedjaxsim.algorithms.mpmtl import Penalty, example_guarantee, mpmtl
+from fedjaxsim.algorithms.proximal import Acceleration
 from fedjaxsim.algorithms.server_maps import ServerMap
+from fedjaxsim.algorithms.stl import stl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.model import linear
 from fedjaxsim.models.network import mlp
 from fedjaxsim.models.task import softmax, squared
+from fedjaxsim.privacy.doors.every_row import every_row
 from fedjaxsim.privacy.doors.gram import gaussian_gram
-from fedjaxsim.privacy.mechanisms import gaussian
+from fedjaxsim.privacy.mechanisms import closed, gaussian
 from fedjaxsim.privacy.sampling import everyone
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.testing import check_billboard
@@ -113,6 +119,122 @@ def test_without_noise_it_reaches_the_minimum_and_acceleration_gets_there_sooner
         assert -1e-9 < excess[-1] < 1e-6
         rounds[acceleration] = np.argmax(excess < 1e-6)
     assert rounds["convex"] < rounds["none"] / 1.5
+
+
+def test_relationship_is_mtrl():
+    # Zhang and Yeung: W for Ω, all clients at once, in closed form; then Ω = (WᵀW)^½/tr, here by
+    # its dual, D = (WWᵀ)^½/tr for each feature. A small λ: directions that vanish would freeze.
+    lam = 0.001
+    w, d = np.zeros((D, M)), np.eye(D) / D
+    squares, right = np.einsum("mnd,mne->mde", X, X) / N, np.einsum("mnd,mn->md", X, Y) / N
+    for _ in range(500):
+        w = np.linalg.solve(squares + lam * np.linalg.inv(d), right[..., None])[..., 0].T
+        values, vectors = np.linalg.eigh(w @ w.T)
+        root = vectors * np.sqrt(values) @ vectors.T
+        d = root / np.trace(root)
+
+    def value(w, lam):
+        errors = np.einsum("mnd,dm->mn", X, w) - Y
+        return np.sum(errors**2) / (2 * N) + lam / 2 * np.linalg.svd(w)[1].sum() ** 2
+
+    found = path("relationship", "convex", 4 * ROUNDS)(PLAIN.replace(lam=lam))[-1]
+    assert value(found, lam) == pytest.approx(value(w, lam), abs=1e-6)
+    # That penalty is the one on Ω: tr(WΩ⁻¹Wᵀ) = ‖W‖_*² (for Ω of the clients' own space).
+    u, s, vt = np.linalg.svd(found, full_matrices=False)
+    omega_inverse = vt.T / s @ vt * s.sum()
+    assert np.trace(found @ omega_inverse @ found.T) == pytest.approx(s.sum() ** 2)
+    # With a large λ: minus the gradient is λ ‖W‖_* (UVᵀ + Z), Z orthogonal to U and V, ‖Z‖ ≤ 1.
+    found = path("relationship", "convex", 4 * ROUNDS)(PLAIN)[-1]
+    u, s, vt = np.linalg.svd(found, full_matrices=False)
+    rank = np.sum(s > 1e-6)
+    assert rank < D
+    dual = -gradient(found) / (LAM * s.sum())
+    rest = dual - u[:, :rank] @ vt[:rank]
+    np.testing.assert_allclose(u[:, :rank].T @ rest, 0, atol=1e-6)
+    np.testing.assert_allclose(rest @ vt[:rank].T, 0, atol=1e-6)
+    assert np.linalg.norm(rest, 2) <= 1
+
+
+@functools.cache
+def published_rows(rounds):
+    """DP-MTRL's simulation, and what its clients predict with after so many rounds."""
+    sim = behind(dp_mtrl(TASK, M, "convex"), every_row(M))
+
+    def run(hparams):
+        return sim.run(sim.init(0, hparams), hparams, rounds)[0]
+
+    return sim, run
+
+
+def test_dp_mtrl_without_noise_is_mtrl_and_with_it_clients_have_their_noised_models():
+    sim, run = published_rows(3)
+    predict = jax.vmap(sim.algorithm.predict, (None, 0, None, 0))
+    ids = jnp.arange(M)
+    state = run(PLAIN)
+    found = predict(state.shared, state.personal, PLAIN, ids)["kernel"][:, :, 0].T
+    np.testing.assert_allclose(found, path("relationship", "convex")(PLAIN)[2], rtol=1e-6)
+    noised = PLAIN.replace(clip_norm=2.0, noise_multiplier=1.5)
+    state = run(noised)
+    # What clients predict with is a function of the releases: their own state does not matter.
+    anything = jax.tree.map(lambda leaf: leaf + 1.0, state.personal)
+    for own in (state.personal, anything):
+        models = predict(state.shared, own, noised, ids)["kernel"]
+        np.testing.assert_array_equal(models, state.shared.matrix.rows)
+    check_billboard(sim, noised, client=2)
+
+
+def test_stl_without_a_penalty_is_mp_mtl_without_one_and_with_it_it_solves_the_lasso():
+    sim = behind(stl(TASK, "convex"), closed())
+
+    def models(hparams, rounds):
+        state, _ = sim.run(sim.init(0, hparams), hparams, rounds)
+        assert sim.guarantee(state).find("replace").epsilon == 0
+        return np.asarray(state.personal.w)[:, :, 0].T
+
+    ridge = PLAIN.replace(lam=0.0, ridge=0.1)
+    np.testing.assert_allclose(
+        models(ridge, 5), path("low-rank", "convex")(ridge)[4], rtol=1e-6, atol=1e-9
+    )
+    w = models(PLAIN.replace(lam=1.0), 3000)
+    slopes = gradient(w)
+    zero = w == 0
+    assert 0 < zero.sum() < w.size
+    assert np.all(np.abs(slopes[zero]) <= 1.0)
+    np.testing.assert_allclose(slopes[~zero], -np.sign(w[~zero]), atol=1e-6)
+
+
+def test_one_round_of_fedprox_is_the_average_of_ridge_regressions():
+    # DP-AGGR: from w = 0 the pull towards w is a ridge. A batch is all rows of a client.
+    mu = 0.5
+    steps = Minibatches(N, epochs=1000)
+    door = gaussian()
+    sim = Simulation(fedprox(TASK), TASK, POPULATION, everyone(M), steps, door)
+    hparams = Hyperparameters(learning_rate=ETA, mu=mu)
+    state, _ = sim.run(sim.init(0, hparams), hparams, 1)
+    alone = [
+        np.linalg.solve(X[i].T @ X[i] / N + mu * np.eye(D), X[i].T @ Y[i] / N) for i in range(M)
+    ]
+    found = np.asarray(state.shared.params["kernel"])[:, 0]
+    np.testing.assert_allclose(found, np.mean(alone, axis=0), rtol=1e-6)
+
+
+def test_replacing_all_examples_moves_a_ridge_minimizer_no_further_than_group_privacy_says():
+    # Logistic loss and ‖x‖ ≤ 1: G = 1. One of n examples moves the minimizer by at most 2G/(nμ), so
+    # all n by 2G/μ, which is what a clip to C = G/μ allows. Attacks: the worst examples there are.
+    mu, n = 0.3, 5
+    towards = np.array([1.0, 0.0])
+
+    def minimizer(x):
+        def value(w):
+            return np.mean(np.logaddexp(0, -x @ w)) + mu / 2 * w @ w
+
+        return minimize(value, np.zeros(2), tol=1e-12).x
+
+    path_ = [minimizer(np.array([-towards] * k + [towards] * (n - k))) for k in range(n + 1)]
+    moves = np.linalg.norm(np.diff(path_, axis=0), axis=1)
+    assert np.all(moves <= 2 / (n * mu))
+    assert max(np.linalg.norm(w) for w in path_) <= 1 / mu
+    assert np.linalg.norm(path_[0] - path_[-1]) > 0.25 * 2 / mu  # and it is not far below
 
 
 def test_it_is_the_paper_written_in_numpy():
@@ -286,13 +408,17 @@ def test_the_guarantee_of_examples_composes_over_rounds():
 def test_what_does_not_suit_is_refused():
     with pytest.raises(ValueError, match="mpmtl is for linear models"):
         mpmtl(softmax(mlp((D,), 2), 2))
-    with pytest.raises(ValueError, match="penalty must be one of low-rank, group-sparse, decomp"):
+    with pytest.raises(
+        ValueError, match="penalty must be one of low-rank, group-sparse, relationship"
+    ):
         mpmtl(TASK, "lowrank")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="acceleration must be one of none, convex, strongly"):
         mpmtl(TASK, acceleration="fast")  # pyright: ignore[reportArgumentType]
     for door in (gaussian(), gaussian_gram(diagonal=True)):
         with pytest.raises(ValueError, match=r"must release a Gram matrix \(d, d\)"):
             behind(mpmtl(TASK), door).init(0, PLAIN)
+    with pytest.raises(ValueError, match=r"its mechanism must be every_row\(8\)"):
+        behind(dp_mtrl(TASK, M), gaussian()).init(0, PLAIN)
     fast = behind(mpmtl(TASK, acceleration="strongly-convex"), gaussian_gram())
     with pytest.raises(ValueError, match="ridge must be positive for the acceleration"):
         fast.init(0, PLAIN)

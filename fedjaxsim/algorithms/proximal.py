@@ -1,0 +1,120 @@
+"""What proximal gradient descent of linear models consists of, for one client."""
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjaxsim.algorithms.spectral import shrinkage
+from fedjaxsim.data.minibatches import ClientData
+from fedjaxsim.hparams import Hyperparameters, on_host
+from fedjaxsim.models.task import Task
+
+PyTree = Any
+Acceleration = Literal["none", "convex", "strongly-convex"]
+
+
+def require_choice(value: str, kind: Any, name: str) -> None:
+    """Raises ValueError where a value is none of a `Literal`."""
+    if value not in get_args(kind):
+        raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}")
+
+
+def matrices(
+    task: Task, name: str
+) -> tuple[Callable[[PyTree], jax.Array], Callable[[jax.Array], PyTree]]:
+    """A linear task's parameters as a matrix (d, c), the intercept being its last row, and back.
+
+    Args:
+      task: a linear one.
+      name: of whom it is for, for people.
+
+    Raises:
+      ValueError: if the task is not linear.
+    """
+    if task.linear is None:
+        raise ValueError(
+            f"{name} is for linear models, whose parameters are a column of W each: give a task of "
+            "models.linear()"
+        )
+
+    def to_matrix(params):
+        rows = [params["kernel"], *([params["bias"][None]] if "bias" in params else [])]
+        w = jnp.concatenate(rows)
+        return w.astype(jnp.promote_types(w.dtype, jnp.float32))
+
+    def to_params(matrix):
+        like = jax.eval_shape(task.init, jax.random.key(0))
+        w = matrix.astype(like["kernel"].dtype)
+        return {"kernel": w[:-1], "bias": w[-1]} if "bias" in like else {"kernel": w}
+
+    return to_matrix, to_params
+
+
+def momentum(
+    acceleration: Acceleration, round_: jax.Array, hparams: Hyperparameters
+) -> jax.Array | float:
+    """β_t, with t = 0 in the first round."""
+    if acceleration == "none":
+        return 0.0
+    if acceleration == "convex":
+        t = round_.astype(float)
+        return jnp.maximum(t - 1, 0) / (t + 2)
+    root = jnp.sqrt(jnp.asarray(hparams.ridge) * hparams.learning_rate)
+    return (1 - root) / (1 + root)
+
+
+def loss_and_gradient(
+    task: Task, to_params: Callable[[jax.Array], PyTree], w: jax.Array, data: ClientData
+) -> tuple[jax.Array, jax.Array]:
+    """L_i and ∇L_i at w (d, c), over all rows of a client; 0 where it has none."""
+
+    def of_batch(batch):
+        value, gradient = jax.value_and_grad(lambda w: task.loss(to_params(w), batch))(w)
+        count = jnp.sum(batch.weight)
+        return value * count, gradient * count.astype(gradient.dtype)
+
+    def add(total, batch):
+        return jax.tree.map(jnp.add, total, of_batch(batch))
+
+    shapes = jax.eval_shape(of_batch, data.batch_shapes())
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    total = data.full_pass(add, zero)
+    count = jnp.maximum(data.count, 1)
+    return jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
+
+
+def check_acceleration(acceleration: Acceleration, hparams: Hyperparameters) -> None:
+    """Raises ValueError where a known ridge and η do not suit the acceleration."""
+    ridge, eta = on_host(hparams.ridge), on_host(hparams.learning_rate)
+    if acceleration == "strongly-convex" and ridge is not None:
+        if np.any(ridge <= 0):
+            raise ValueError(
+                f"ridge must be positive for the acceleration 'strongly-convex', got {ridge}"
+            )
+        if eta is not None and np.any(ridge * eta > 1):
+            raise ValueError(
+                "learning_rate must be at most 1/ridge for the acceleration 'strongly-convex', "
+                f"got {eta} with ridge {ridge}"
+            )
+
+
+def soften(q: jax.Array, threshold: jax.Array) -> jax.Array:
+    """sign(q) max(0, |q| − τ), for λ₂ ‖q‖₁."""
+    return jnp.sign(q) * jnp.maximum(jnp.abs(q) - threshold, 0)
+
+
+def shorten(q: jax.Array, threshold: jax.Array) -> jax.Array:
+    """max(0, 1 − τ/‖q‖₂) q of every column, for λ₂ ‖q‖₂."""
+    return q * shrinkage(jnp.sum(jnp.square(q), axis=0), threshold)
+
+
+def scale(q: jax.Array, threshold: jax.Array) -> jax.Array:
+    """q/(1 + 2τ), for λ₂ ‖q‖²_F."""
+    return q / (1 + 2 * threshold)
+
+
+SHRINK = {"entries": soften, "columns": shorten, "frobenius": scale}
+"""The proximal maps of the penalties on Q, (q (d, c), τ = ηλ₂) -> q̂ (d, c)."""

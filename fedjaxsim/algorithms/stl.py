@@ -1,0 +1,79 @@
+"""Single-task learning by proximal gradient descent: every client learns its linear model alone."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.algorithms.billboard import from_one_model
+from fedjaxsim.algorithms.proximal import (
+    Acceleration,
+    check_acceleration,
+    loss_and_gradient,
+    matrices,
+    momentum,
+    require_choice,
+    soften,
+)
+from fedjaxsim.models.task import Task
+
+
+class Personal(NamedTuple):
+    """What a client keeps.
+
+    Attributes:
+      w: (d, c), its model.
+      previous: (d, c), that of the round before.
+    """
+
+    w: jax.Array
+    previous: jax.Array
+
+
+def stl(task: Task, acceleration: Acceleration = "none") -> Algorithm:
+    """STL with ℓ1 and ℓ2 penalties: client i minimizes L_i(w) + (μ/2) ‖w‖² + λ ‖w‖₁.
+
+    L_i is the mean loss over all its own rows, μ = `hparams.ridge` and λ = `hparams.lam`. A round
+    is one step of proximal gradient descent, as in `mpmtl`, which for λ = 0 does the same.
+    Nothing is sent, ε = 0.
+
+    Args:
+      task: a linear model with its loss.
+      acceleration: as for `mpmtl`.
+
+    Raises:
+      ValueError: if the task is not linear, or there is no such acceleration.
+    """
+    require_choice(acceleration, Acceleration, "acceleration")
+    to_matrix, to_params = matrices(task, "stl")
+
+    def start(hparams, published, own):
+        del hparams, published
+        w = to_matrix(own)
+        return (), Personal(w, w)
+
+    def client(shared, personal, data, hparams, context):
+        del shared
+        w, previous = personal
+        z = w + momentum(acceleration, context.round, hparams) * (w - previous)
+        loss, gradient = loss_and_gradient(task, to_params, z, data)
+        step = z - hparams.learning_rate * (gradient + hparams.ridge * z)
+        new = soften(step, hparams.learning_rate * hparams.lam)
+        # As in `mpmtl`, where the first step only makes the paper's first model.
+        previous = jnp.where(context.round == 0, new, w)
+        return Personal(new, previous), (), {"loss": loss}
+
+    def server(shared, release, hparams, round_):
+        del release, hparams, round_
+        return shared
+
+    def predict(shared, personal, hparams, client_id):
+        del shared, hparams, client_id
+        return to_params(personal.w)
+
+    def check(hparams):
+        check_acceleration(acceleration, hparams)
+
+    init = from_one_model(task, start)
+    return Algorithm(init, client, server, predict, check, start=start)
