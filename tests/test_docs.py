@@ -1,12 +1,17 @@
-"""What the documents point to exists: links, headings, files, names and commands."""
+"""What the documents point to exists (links, headings, files, names), and what they show runs."""
 
 import pkgutil
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
+import fedjaxsim as fjs
+from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +29,14 @@ _TEST_NAMES = {
     if path.name.startswith("test_")
     for name in re.findall(r"def (test_\w+)", path.read_text())
 }
+
+BUILD_ON_THE_README = {"algorithms", "audit", "privacy", "sweeps", "your-algorithm"}
+"""Pages whose Python starts with what that of the README has made."""
+WITH_PYTHON = [
+    document
+    for document in DOCUMENTS[1:]
+    if "```python" in document.read_text() and document.stem != "data"  # see test_your_data.py
+]
 
 
 def anchors(document: Path) -> set[str]:
@@ -84,3 +97,62 @@ def test_commands_are_understood(document, monkeypatch):
             parse(arguments)
         except FileNotFoundError:  # What only a run before this one writes.
             assert "runs/" in command
+
+
+def python(document: Path) -> str:
+    """All Python of a document, on the lines where it stands."""
+    lines, inside = [], False
+    for line in document.read_text().splitlines():
+        lines.append(line if inside and line != "```" else "")
+        if line.startswith("```"):
+            inside = line == "```python"
+    return "\n".join(lines)
+
+
+def run_python(document: Path, names: dict[str, Any]) -> dict[str, Any]:
+    exec(compile(python(document), document, "exec"), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def readme():
+    """What the Python of the README leaves."""
+    return run_python(DOCUMENTS[0], {})
+
+
+@pytest.mark.thorough
+def test_the_python_of_the_readme_spends_its_epsilon_and_its_ditto_is_ditto(readme):
+    sim, ours = readme["sim"], []
+    assert 0.99 < sim.guarantee(readme["state"], delta=1e-3).find("zero_out").epsilon <= 1
+    for make in (readme["ditto"], fjs.ditto):
+        task = sim.task
+        other = fjs.Simulation(make(task), task, sim.population, sim.sampling, sim.minibatches)
+        state = other.init(0, readme["hparams"], common_noise=True)
+        ours.append(other.run(state, readme["hparams"], rounds=3)[0].personal)
+    for mine, theirs in zip(*map(jax.tree.leaves, ours), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.stem)
+def test_the_python_of_a_page_runs(page, readme, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_python(page, dict(readme) if page.stem in BUILD_ON_THE_README else {})
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md", "docs/command-line.md"])
+def test_the_commands_run(name, tmp_path, monkeypatch):
+    """All but those that want data of others, or minutes; with few rounds."""
+    (own,) = re.findall(r"```python\n(.*?def ditto.*?)```", (ROOT / "README.md").read_text(), re.S)
+    (tmp_path / "mycode.py").write_text("import jax\n" + own.rpartition("import jax\n")[2])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    shown = [shlex.split(command, comments=True) for command in commands(ROOT / name)]
+    for program, *arguments in shown:
+        kind = arguments[0]
+        if program == "python" or kind in ("sweep", "tune") or "PATH" in " ".join(arguments):
+            continue
+        if kind == "run" and "--rounds" in arguments:
+            arguments[arguments.index("--rounds") + 1] = "2"
+        assert main(arguments) == 0, arguments

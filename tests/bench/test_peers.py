@@ -156,3 +156,22 @@ def test_every_ratio_is_of_runs_and_every_run_has_its_files(peers):
         assert (PEERS / run.script).exists()
         assert run.peer == "" or (PEERS / f"requirements-{run.peer}.txt").exists()
         assert run.peer in compare.settings(2)
+
+
+def test_the_picture_has_a_bar_for_each_median_and_says_how_much_slower(peers):
+    rates = {"fedjaxsim FedAvg, clip and noise": 3.0, "FedJAX FedAvg": 0.5}
+    picture = peers("picture")
+    every = {name: rates.get(name, 1.0) for name in picture.ROWS}
+    ratio = {"median": 6.25}
+    results = {
+        "machine": {"cores": 2},
+        "summary": {
+            name: {"rounds_per_s": {"median": rate, "greatest": 4.0}}
+            for name, rate in every.items()
+        },
+        "repetitions": [{name: {"rounds_per_s": rate} for name, rate in every.items()}],
+        "ratios": {f"{picture.FIRST} / FedJAX FedAvg": ratio},
+    }
+    (axes,) = picture.draw(results).axes
+    assert [bar.get_width() for bar in axes.patches] == list(every.values())
+    assert "0.50   6.2 times slower" in [text.get_text() for text in axes.texts]

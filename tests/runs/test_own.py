@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +93,9 @@ def test_what_is_wrong_with_them_is_one_line(flags, message, tmp_path, capsys):
 
 def test_the_algorithm_of_the_readme_runs_and_resumes(tmp_path):
     text = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
-    code = text.partition("FedAvg from scratch:")[2].split("```")[1].removeprefix("python\n")
-    (tmp_path / "mine.py").write_text(
-        "import jax, jax.numpy as jnp, fedjaxsim as fjs\n\ndef factory(task):\n"
-        + textwrap.indent(code, "    ")
-        + "    return my_fedavg\n"
-    )
-    run = "run --algorithm mine:factory --clients 6 --rounds 1 --local-steps 1 --quiet --out a"
+    code = text.partition("## Your own algorithm")[2].split("```")[1].removeprefix("python\n")
+    (tmp_path / "mine.py").write_text(code)
+    run = "run --algorithm mine:ditto --clients 6 --rounds 1 --local-steps 1 --quiet --out a"
     assert main(run.split()) == 0
     assert main(["resume", "a", "--rounds", "2", "--quiet"]) == 0
     lines = (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
