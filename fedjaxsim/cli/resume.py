@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional
 
-from fedjaxsim.cli.start import CheckpointEvery, start_jax
+from fedjaxsim.cli.start import CheckpointEvery, Log, start_jax
 from fedjaxsim.runs.settings import optional
 
 
@@ -22,6 +22,8 @@ class Resume:
     """Rounds in all, those that are done included; beyond the plan, more epsilon is spent."""
     checkpoint_every: CheckpointEvery = None
     """Rounds (10) or time (30s, 5min, 2h) between checkpoints, each at the next evaluation."""
+    log: Log = None
+    """Where else every evaluation goes; each is an extra: pip install 'fedjaxsim[NAME]'."""
     quiet: bool = False
     """No progress bar: one plain line per evaluation."""
     explain: bool = False

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from fedjaxsim.cli.start import CheckpointEvery, start_jax
+from fedjaxsim.cli.start import CheckpointEvery, Log, start_jax
 from fedjaxsim.runs.finetuning import Finetuning
 from fedjaxsim.runs.settings import RunConfig
 
@@ -31,6 +31,8 @@ class Run:
 
     checkpoint_every: CheckpointEvery = None
     """Rounds (10) or time (30s, 5min, 2h) between checkpoints, each at the next evaluation."""
+    log: Log = None
+    """Where else every evaluation goes; each is an extra: pip install 'fedjaxsim[NAME]'."""
 
     def prepare(self) -> Callable[[], int]:
         """As `prepare_run`."""

@@ -60,7 +60,8 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
     qualities = [(key, metric) for key, metric in in_tables() if any(key in row for row in rows)]
     lines = []
     for row in rows:
-        planned = f" of {row['rounds_planned']}" if row["interrupted"] else ""
+        left = row["interrupted"] or row.get("stopped_early")
+        planned = f" of {row['rounds_planned']}" if left else ""
         lines.append(
             [
                 row["run"],

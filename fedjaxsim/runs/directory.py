@@ -9,6 +9,7 @@ A run directory holds
     summary.json    the last metrics, speed, whether the run was interrupted; written last
     clients.csv     one line of test metrics per client
     curves.png      loss, quality and ε over rounds
+    tensorboard/    event files, where they were asked for
     finetune/       the directory of the fine-tuning that came right after, where one did
 
 JSON has no infinity: null stands for "no finite number", e.g. for ε where nothing is promised.
@@ -41,6 +42,7 @@ CURVES = "curves.png"
 CLIENTS = "clients.csv"
 CHECKPOINTS = "checkpoints"
 FINETUNE = "finetune"
+TENSORBOARD = "tensorboard"
 _TEXTS = ("algorithm", "data", "model")
 _SUMMARIZED = (
     "rounds", "rounds_planned", "interrupted", "epsilon", "epsilon_replace", "delta",
@@ -69,7 +71,7 @@ class RunDirectory:
             overwritten.
         """
         names = (CONFIG, METRICS, GUARANTEE, SUMMARY, CLIENTS, CHECKPOINTS, FINETUNE)
-        make_directory(path, names, "run", overwrite=overwrite, pictures=[CURVES])
+        make_directory(path, names, "run", overwrite=overwrite, pictures=[CURVES, TENSORBOARD])
         return cls(path)
 
     def checkpoints(self, about: Mapping[str, str] | None = None) -> Any:

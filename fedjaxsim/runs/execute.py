@@ -1,5 +1,7 @@
 """One run, watched and kept: from a built experiment to its files."""
 
+import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event
@@ -10,15 +12,33 @@ import numpy as np
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.guarantee import COMMON_NOISE, Report
 from fedjaxsim.report.files import Record, strict
+from fedjaxsim.report.loggers import open_logger
 from fedjaxsim.report.progress import RunProgress, number
 from fedjaxsim.runs.build import Experiment, versions
 from fedjaxsim.runs.directory import CURVES, RunDirectory
-from fedjaxsim.runs.loop import Cadence, OneRun, advance, digest, diverged, fingerprint_of
+from fedjaxsim.runs.loop import (
+    Cadence,
+    OneRun,
+    advance,
+    digest,
+    diverged,
+    epsilon,
+    fingerprint_of,
+    stopped_early,
+)
+from fedjaxsim.runs.settings import RunConfig
 
 _OF_SWEEPS = ("run", "epsilon_replace", "delta")
 """What a record of one run leaves out: it is the same in all of them, or in the summary."""
+
+
+STOPPING = (
+    "The guarantee covers the rounds done. It does not cover when to stop, which was chosen by "
+    "reading validation rows of the run's own clients without noise."
+)
 
 
 class Executed(NamedTuple):
@@ -41,6 +61,7 @@ def execute(
     stop: Event,
     *,
     quiet: bool = False,
+    log: str | None = None,
     cadence: Cadence = Cadence(),  # noqa: B008 - it is frozen
     rounds: int | None = None,
     begin: SimulationState | None = None,
@@ -53,6 +74,7 @@ def execute(
       directory: where the files go; None writes none. A run that it holds a checkpoint of goes on.
       stop: once it is set, the run ends after the segment in flight, with all files.
       quiet: no progress bar.
+      log: the name of a logger, see `report/loggers.py`.
       cadence: when checkpoints are written.
       rounds: how many are done at the end; by default those of the settings.
       begin: the state before the first round, where this is a stage after others.
@@ -66,7 +88,14 @@ def execute(
         if earlier:
             tables["stages"] = list(earlier)
         directory.write_config(tables)
-    with RunProgress(experiment.title, rounds, quiet=quiet) as progress:
+    with contextlib.ExitStack() as watching:
+        progress = watching.enter_context(RunProgress(experiment.title, rounds, quiet=quiet))
+        logger = None
+        if log is not None:
+            path = None if directory is None else directory.path
+            spent = functools.partial(_spent, experiment)
+            found = open_logger(log, experiment.title, config.settings(), path, spent)
+            logger = watching.enter_context(found)
 
         def on_start(rows: list[Record]) -> None:
             if directory is not None:
@@ -89,8 +118,9 @@ def execute(
             extra={"versions": versions()},
             on_start=on_start,
             on_rows=on_rows,
+            on_segment=logger,
         )
-    report = simulation.guarantee(outcome.state, experiment.delta)
+    report = simulation.guarantee(outcome.state, experiment.delta).resting_on(_chosen(config))
     if earlier:
         stages = describe(earlier, config.algorithm, outcome.round)
         report = report.resting_on(
@@ -102,6 +132,7 @@ def execute(
     records = [_own(row) for row in outcome.rows]
     last = dict(records[-1])
     done = last.pop("round")
+    stopped = stopped_early(records, config.patience)
     summary = {
         "algorithm": config.algorithm,
         "data": config.data,
@@ -109,7 +140,8 @@ def execute(
         "clients": simulation.num_clients,
         "rounds": done,
         "rounds_planned": rounds,
-        "interrupted": done < rounds,
+        "interrupted": done < rounds and not stopped,
+        "stopped_early": done < rounds and stopped,
         "diverging": list(diverged(records))[-1],
         **last,
         "epsilon_replace": _replacing(report),
@@ -146,8 +178,19 @@ def stage_of(experiment: Experiment, rounds: int, directory: Path | None) -> Rec
         **({} if directory is None else {"directory": str(directory)}),
         "algorithm": experiment.config.algorithm,
         "rounds": rounds,
-        "public": [*experiment.simulation.public, *common],
+        "public": [*experiment.simulation.public, *common, *_chosen(experiment.config)],
     }
+
+
+def _chosen(config: RunConfig) -> Sequence[str]:
+    """What was chosen by reading the clients' data, which no ε covers."""
+    return () if config.patience is None else (STOPPING,)
+
+
+def _spent(experiment: Experiment, state: SimulationState) -> float | None:
+    """ε so far."""
+    charged = tuple(ledger.charged(state.privacy))
+    return epsilon(charged, experiment.delta, accountant=experiment.simulation.accountant)
 
 
 def describe(earlier: Sequence[Record], algorithm: str, rounds: int) -> str:

@@ -30,6 +30,11 @@ def check_data(config: RunConfig, population: Population) -> None:
             "no client has rows to test on: test-fraction must be larger, or the clients must have "
             f"more rows, got test-fraction {config.test_fraction}"
         )
+    if config.patience is not None and not population.splits["validation"].count.any():
+        raise ValueError(
+            "patience needs rows to validate on, and no client has any: validation-fraction must "
+            f"be larger, got {config.validation_fraction}"
+        )
     kind = config.data.partition(":")[0]
     numbers = [model for model in MODELS if model not in OF_TOKENS]
     if "x" in population.categories and config.model in numbers:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from fedjaxsim import metrics
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.checkpoint import Checkpoints
 from fedjaxsim.engine.evaluation import Evaluation
@@ -49,8 +50,8 @@ class Runs(Protocol):
         """So many more rounds, as one segment; its metrics are (rounds,) or (rounds, S)."""
         ...
 
-    def evaluate(self, state: SimulationState) -> Evaluation:
-        """On test rows; values are (m,) or (m, S)."""
+    def evaluate(self, state: SimulationState, split: str = "test") -> Evaluation:
+        """On the rows of a split; values are (m,) or (m, S)."""
         ...
 
 
@@ -76,9 +77,9 @@ class OneRun:
         """As `Runs.run`."""
         return self.simulation.run(state, self.hparams, rounds)
 
-    def evaluate(self, state: SimulationState) -> Evaluation:
+    def evaluate(self, state: SimulationState, split: str = "test") -> Evaluation:
         """As `Runs.evaluate`."""
-        return self.simulation.evaluate(state, self.hparams)
+        return self.simulation.evaluate(state, self.hparams, split)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +159,7 @@ def advance(
     of_sweep: bool = False,
     on_start: Callable[[list[Record]], None] | None = None,
     on_rows: Callable[[list[Record], float | None], None] | None = None,
+    on_segment: Callable[[SimulationState, Segment], None] | None = None,
 ) -> Outcome:
     """Runs to the last round, from the last checkpoint where there is one.
 
@@ -176,6 +178,7 @@ def advance(
       on_start: called with the records of the checkpoint that this goes on from, or none.
       on_rows: called with the S records of each evaluation, and the rounds per second so far, None
         while unknown.
+      on_segment: called with the state and what a segment gave, and before the first round.
     """
     config = experiments[0].config
     with _Clock().running() as clock:
@@ -197,9 +200,14 @@ def advance(
             evaluation = segment.evaluation
             both = of_sweep and done == rounds
             found = records(experiments, numbers, state, segment, replace=both)
+            if config.patience is not None:
+                validated = runs.evaluate(state, "validation").summary()
+                found = [row | _judged_by(validated) for row in found]
             rows.extend(found)
             if on_rows is not None:
                 on_rows(found, done / seconds if seconds else None)
+            if on_segment is not None:
+                on_segment(state, segment)
 
         def save() -> None:
             nonlocal saved_at, saved_round, writing
@@ -215,7 +223,11 @@ def advance(
             keep(Segment(done, {}, runs.evaluate(state)))
             if begin is not None:
                 save()
-        while done < rounds and not (done and stop.is_set()):
+
+        def ends() -> bool:
+            return done == rounds or stop.is_set() or stopped_early(rows, config.patience)
+
+        while not (done and ends()):
             clock.lap()
             # A segment at a time: what a run returns of its evaluations would add up.
             length = min(config.eval_every - done % config.eval_every, rounds - done)
@@ -223,8 +235,8 @@ def advance(
             done += length
             seconds += clock.lap()
             keep(segment)
-            over, now = done == rounds or stop.is_set(), time.monotonic()
-            if not over and cadence.is_due(done - saved_round, now - saved_at, writing):
+            now = time.monotonic()
+            if not ends() and cadence.is_due(done - saved_round, now - saved_at, writing):
                 save()
         if done < rounds or not of_sweep:
             save()
@@ -282,6 +294,28 @@ def records(
         {"run": run, "round": segment.round, **dict(zip(columns, of_run, strict=True))}
         for run, *of_run in zip(numbers, *values, strict=True)
     ]
+
+
+def stopped_early(records: Sequence[Record], patience: int | None) -> bool:
+    """Whether the last so many evaluations of a run were no better than the best one before them.
+
+    Args:
+      records: of one run, with the metric on validation rows by which runs are judged.
+      patience: how many evaluations; None for all there are.
+    """
+    if patience is None or len(records) <= patience:
+        return False
+    [name] = (name for name in records[0] if name.startswith("validation_"))
+    sign = 1 if metrics.of_column(name).larger_is_better else -1
+    values = np.nan_to_num([sign * record[name] for record in records], nan=-np.inf)
+    return bool(max(values[-patience:]) <= max(values[:-patience]))
+
+
+def _judged_by(summary: Mapping[str, Any]) -> Record:
+    """Of the metrics on validation rows, the one by which runs are judged on test rows."""
+    as_test = {f"test_{name.partition('_')[2]}": name for name in summary}
+    name = as_test[str(metrics.judged_by(as_test))]
+    return {name: float(summary[name])}
 
 
 def diverged(records: Sequence[Record]) -> Iterator[bool]:

@@ -41,11 +41,11 @@ Values = Mapping[str, tuple[Any, ...]]
 _OUTPUT = ("out", "overwrite", "quiet")
 _NO_OUTPUT: dict[str, str] = dict.fromkeys(
     _OUTPUT, "belongs on the command line, not in a sweep's file"
-)
+) | {"patience": "is for single runs: those of a sweep go on together"}
 _PRIVACY = ("epsilon", "noise_multiplier")
 _COLUMNS = {"epsilon": "target_epsilon"}
 _HINTS = {
-    name: hint for name, hint in typing.get_type_hints(RunConfig).items() if name not in _OUTPUT
+    name: hint for name, hint in typing.get_type_hints(RunConfig).items() if name not in _NO_OUTPUT
 }
 
 

@@ -258,6 +258,9 @@ class RunConfig(HparamFields, _SystemSettings, DataSettings):
 
     eval_every: int = 10
     """Rounds between evaluations; rounds in between are one compiled segment."""
+    patience: Annotated[int | None, optional("INT", "all rounds")] = None
+    """Stop after so many evaluations without a better metric on validation rows; the guarantee does
+    not cover that choice."""
     common_noise: bool = False
     """Draw the noise that all settings share under a seed, as sweeps do; of such runs, publish one
     at most."""
@@ -339,9 +342,10 @@ class RunConfig(HparamFields, _SystemSettings, DataSettings):
             raise ValueError("hidden must hold at least one width, got none")
         if any(width < 1 for width in self.hidden):
             raise ValueError(f"hidden widths must be at least 1, got {list(self.hidden)}")
-        for name in ("rounds", "eval_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{flag(name)} must be at least 1, got {getattr(self, name)}")
+        for name in ("rounds", "eval_every", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{flag(name)} must be at least 1, got {value}")
         for name, largest in _LARGEST.items():
             size = max(self.hidden) if name == "hidden" else getattr(self, name)
             if size is not None and size > largest:

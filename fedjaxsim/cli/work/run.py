@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy.guarantee import CLOSED_DOOR
+from fedjaxsim.report import loggers
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import (
     epsilon_text,
@@ -18,7 +19,7 @@ from fedjaxsim.report.progress import (
 )
 from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.directory import CONFIG, FINETUNE, GUARANTEE, RunDirectory
-from fedjaxsim.runs.execute import Executed, about, describe, execute
+from fedjaxsim.runs.execute import STOPPING, Executed, about, describe, execute
 from fedjaxsim.runs.feasible import labels_like_classes
 from fedjaxsim.runs.loop import Cadence
 from fedjaxsim.runs.settings import RunConfig
@@ -41,6 +42,7 @@ class _Planned(NamedTuple):
     rounds: int
     begin: SimulationState | None
     earlier: Sequence[Record]
+    log: str | None
 
     @property
     def path(self) -> Path | None:
@@ -64,6 +66,8 @@ def prepare_run(command: "Run") -> Callable[[], int]:
     """
     config, tuning = command.settings, command.finetuning
     cadence = Cadence.parse(command.checkpoint_every)
+    if command.log is not None:
+        loggers.require(command.log, config.out)
     begin, earlier, next_ = None, [], None
     if command.from_ is None:
         experiment = prepare(config)
@@ -90,7 +94,7 @@ def prepare_run(command: "Run") -> Callable[[], int]:
             inside = RunDirectory.create(config.out / FINETUNE)
             words += ["--from", str(config.out), "--out", str(inside.path)]
         then = _Then(next_, inside, words)
-    planned = _Planned(experiment, directory, config.rounds, begin, earlier)
+    planned = _Planned(experiment, directory, config.rounds, begin, earlier, command.log)
     doubt = labels_like_classes(config, experiment.simulation.population)
 
     def work() -> int:
@@ -114,6 +118,8 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
             raise ValueError(
                 f"{path} holds a {kind}: the command that began it, repeated, goes on with it"
             )
+    if command.log is not None:
+        loggers.require(command.log, path)
     directory = RunDirectory(path)
     tables = directory.config()
     planned, earlier = tables.get("resolved", {}).get("rounds"), tables.get("stages", [])
@@ -129,6 +135,10 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
     rounds = command.rounds or planned or config.rounds
     if command.rounds is not None and rounds < max(done, 1):
         raise ValueError(f"rounds must be at least the {done} that are done, got {command.rounds}")
+    if directory.is_finished() and directory.summary().get("stopped_early"):
+        raise ValueError(
+            f"{path} has run out of patience after {done} rounds: a run with --from goes on from it"
+        )
     if rounds == done and directory.is_finished():
         raise ValueError(f"{path} has done its {done} rounds: say --rounds N for N rounds in all")
     if rounds > config.rounds and config.schedule != "constant":
@@ -138,7 +148,7 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
         )
     simulation = experiment.simulation
     simulation.check_rounds(experiment.hparams, 0, rounds, config.eval_every)
-    planned = _Planned(experiment, directory, rounds, None, earlier)
+    planned = _Planned(experiment, directory, rounds, None, earlier, command.log)
 
     def work() -> int:
         if last is not None and last.note["versions"] != versions():
@@ -169,7 +179,7 @@ def _run(
                 done, planned.experiment, then.experiment, planned.path, planned.earlier
             )
             rounds = then.experiment.config.rounds
-            next_ = _Planned(then.experiment, then.directory, rounds, begin, earlier)
+            next_ = _Planned(then.experiment, then.directory, rounds, begin, earlier, planned.log)
             both.append((next_, _execute(next_, cadence, stop, quiet=quiet)))
     print_table([{"run": _name(each.experiment), **found.summary} for each, found in both])
     for each, found in both:
@@ -180,6 +190,8 @@ def _run(
         print(f"stages: {stages}; the guarantee is of all of them")
     place = None if last.path is None else last.path / GUARANTEE
     print_guarantee(done.report, place, explain=explain)
+    if last.experiment.config.patience is not None and not explain:
+        print(STOPPING)
     if CLOSED_DOOR in done.report.assumed and not explain:
         print(CLOSED_DOOR)
     if planned.path is not None:
@@ -198,7 +210,7 @@ def _run(
 def _execute(planned: _Planned, cadence: Cadence, stop: Event, *, quiet: bool) -> Executed:
     return execute(
         planned.experiment, planned.directory, stop, quiet=quiet, cadence=cadence,
-        rounds=planned.rounds, begin=planned.begin, earlier=planned.earlier,
+        rounds=planned.rounds, begin=planned.begin, earlier=planned.earlier, log=planned.log,
     )  # fmt: skip
 
 

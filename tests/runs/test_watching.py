@@ -1,0 +1,196 @@
+"""Watching runs: what loggers get, and what stopping for want of progress does and says.
+
+wandb, mlflow and trackio are stood in for by modules that note how they are called.
+"""
+
+import importlib
+import importlib.machinery
+import json
+import re
+import struct
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedjaxsim.cli import main
+from fedjaxsim.report import loggers
+from fedjaxsim.runs.loop import stopped_early
+from fedjaxsim.runs.plan import read_plan
+
+SMALL = ["--clients", "6", "--local-steps", "1", "--eval-every", "2", "--sampling-rate", "1"]
+SMALL += ["--noise-multiplier", "2"]
+
+
+Event: Any = importlib.import_module("tensorboardX.proto.event_pb2").Event
+
+
+def scalars(path):
+    """What an event file says: (tag, step) -> value. A record is its length, a checksum, itself."""
+    [file] = path.iterdir()
+    content, found, at = file.read_bytes(), {}, 0
+    while at < len(content):
+        [length] = struct.unpack_from("<Q", content, at)
+        event = Event.FromString(content[at + 12 : at + 12 + length])
+        found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+        at += length + 16
+    return found
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A run that learns nothing, as its learning rate is 0, and what it printed."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    flags = "--learning-rate 0 --lam 0 --rounds 40 --patience 2 --validation-fraction 0.2"
+    command = ["run", *SMALL, "--log", "tensorboard", *flags.split(), "--out", str(out)]
+    assert main(command) == 0
+    return out
+
+
+def test_a_run_stops_where_validation_rows_get_no_better(stopped):
+    summary = json.loads((stopped / "summary.json").read_text())
+    assert (summary["rounds"], summary["rounds_planned"]) == (4, 40)
+    assert (summary["interrupted"], summary["stopped_early"]) == (False, True)
+    lines = [json.loads(line) for line in (stopped / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [0, 2, 4]
+    assert len({line["validation_accuracy"] for line in lines}) == 1
+
+
+def test_its_guarantee_is_of_the_rounds_done_and_does_not_cover_the_choice(stopped, capsys):
+    guarantee = json.loads((stopped / "guarantee.json").read_text())
+    [found] = guarantee["zero_out"]["joint_dp"].values()
+    assert "It does not cover when to stop" in " ".join(found["assumptions"])
+    lines = (stopped / "metrics.jsonl").read_text().splitlines()
+    assert found["epsilon"] == json.loads(lines[-1])["epsilon"] > 0
+    assert main(["resume", str(stopped), "--rounds", "50"]) == 2
+    assert "has run out of patience after 4 rounds: a run with --from" in capsys.readouterr().err
+
+
+def test_tensorboard_gets_every_evaluation(stopped):
+    logged = scalars(stopped / "tensorboard")
+    for line in (stopped / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        for name in ("test_accuracy", "test_loss_p10", "epsilon"):
+            assert logged[name, record["round"]] == np.float32(record[name])
+    assert logged["rounds/participants", 4] == 6
+    assert ("rounds/participants", 0) not in logged
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "stops"),
+    [
+        ([0.1, 0.1, 0.1], True),
+        ([0.1, 0.1], False),
+        ([0.1, 0.1, 0.2], False),
+        ([0.1, 0.3, 0.2, 0.3], True),
+        ([0.1, float("nan"), float("nan")], True),
+        ([float("nan"), float("nan"), 0.1], False),
+    ],
+)
+def test_patience_counts_evaluations_that_are_no_better_than_the_best_before(accuracies, stops):
+    rows: list[dict[str, Any]] = [{"validation_accuracy": value} for value in accuracies]
+    assert stopped_early(rows, 2) == stops
+    assert not stopped_early(rows, None)
+    # Of a loss, smaller is better.
+    rows = [{"validation_loss": -value} for value in accuracies]
+    assert stopped_early(rows, 2) == stops
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--patience 0 --validation-fraction 0.2", "patience must be at least 1, got 0"),
+        ("--patience 1", "patience needs rows to validate on, .* got 0.0"),
+        ("--log tensorboard", "log tensorboard writes files: say where with out"),
+        ("--log trackio", r"trackio, which is not installed: pip install 'fedjaxsim\[trackio\]'"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused_in_one_line(flags, message, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    assert main(["run", *SMALL, "--rounds", "2", *flags.split()]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(message, error), error
+
+
+def test_the_runs_of_a_sweep_have_no_patience(tmp_path):
+    path = tmp_path / "sweep.toml"
+    path.write_text("patience = 2\nvalidation-fraction = 0.2\n[sweep]\nlam = [0.1, 1.0]\n")
+    with pytest.raises(ValueError, match="patience is for single runs"):
+        read_plan(path, None)
+
+
+class Calls(types.ModuleType):
+    """A module that notes the calls of its functions, and of what they return."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        self.seen: list[Any] = []
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*args, **kwargs):
+            self.seen.append((name, *args, kwargs))
+            return self
+
+        return call
+
+
+class Segment:
+    """As the engine's, of two rounds, with a metric that has no value."""
+
+    def __init__(self, round_):
+        self.round, self.evaluation = round_, self
+        self.metrics = {"loss": np.array([1.0, 3.0]), "nothing": np.zeros(0)}
+
+    def summary(self):
+        return {"test_accuracy": 0.5, "test_auc": np.nan}
+
+
+VALUES = {"rounds/loss": 2.0, "test_accuracy": 0.5, "epsilon": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        (
+            "wandb",
+            [
+                ("init", {"project": "fedjaxsim", "name": "t", "config": {"seed": 3}}),
+                ("log", VALUES, {"step": 7}),
+                ("finish", {}),
+            ],
+        ),
+        (
+            "mlflow",
+            [
+                ("start_run", {"run_name": "t"}),
+                ("log_params", {"seed": 3}, {}),
+                ("log_metrics", VALUES, {"step": 7}),
+                ("end_run", {}),
+            ],
+        ),
+        (
+            "trackio",
+            [
+                ("init", {"project": "fedjaxsim", "name": "t", "config": {"seed": 3}}),
+                ("log", VALUES, {"step": 7}),
+                ("finish", {}),
+            ],
+        ),
+    ],
+)
+def test_a_logger_gets_settings_and_finite_numbers(name, calls, monkeypatch):
+    module = Calls(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    state: Any = None
+    segment: Any = Segment(7)
+    with loggers.open_logger(name, "t", {"seed": 3}, None, lambda state: 1.5) as log:
+        log(state, segment)
+    assert module.seen == calls
