@@ -1,0 +1,124 @@
+"""The methods that are compared: an algorithm, a mechanism, and the noise that is charged ε."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import fedjaxsim as fl
+from fedjaxsim.privacy.accounting import kov
+from fedjaxsim.privacy.calibration import noise_multiplier
+from fedjaxsim.privacy.choices import MECHANISMS
+from fedjaxsim.privacy.events import Entry, Scheme
+from fedjaxsim.report.plots import COLOURS
+
+Noise = Callable[[fl.Mechanism, float, float, int, int], float]
+"""(mechanism, ε, δ, rounds, clients) -> the noise multiplier of a run, replacing a client's data
+being what neighbours are."""
+
+
+def _sound(door: fl.Mechanism, epsilon: float, delta: float, rounds: int, clients: int) -> float:
+    if math.isinf(epsilon):
+        return 0.0
+    if door.event.kind == "pure":  # of one release, with δ = 0
+        return 2 / epsilon
+    scheme = Scheme("everyone", clients, clients)
+    return noise_multiplier(
+        epsilon, delta, rounds=rounds, sampling_rate=1.0, scheme=scheme, event=door.event,
+        adjacency="replace",
+    )  # fmt: skip
+
+
+def _as_published(
+    door: fl.Mechanism, epsilon: float, delta: float, rounds: int, clients: int
+) -> float:
+    """1/ε_t of equal ε_t that compose to ε by the paper's equation 6, were each release ε_t-DP."""
+    del door, clients
+    if math.isinf(epsilon):
+        return 0.0
+    low, high = 0.0, epsilon
+    for _ in range(60):
+        middle = (low + high) / 2
+        fits = kov.compose([Entry(middle, 1.0, rounds)], delta) <= epsilon
+        low, high = (middle, high) if fits else (low, middle)
+    return 1 / low
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A method of the comparison.
+
+    Attributes:
+      title: its name in figures.
+      make: `(task, clients) -> Algorithm`.
+      door: the mechanism by name.
+      colour: in every figure.
+      style: of its line; dashed where its ε is only claimed.
+      diagonal: whether the mechanism releases a diagonal only.
+      noise: see `Noise`.
+      rounds: from which it chooses.
+      warm: whether it starts from the models of single-task learning.
+      squared: whether its penalty is a squared norm: its λ is then divided by K√m, a public number
+        of the size of that norm.
+      epochs: local epochs of full batches in a round; None for an exact pass.
+    """
+
+    title: str
+    make: Callable[[fl.Task, int], fl.Algorithm]
+    door: str
+    colour: str
+    style: str = "solid"
+    diagonal: bool = False
+    noise: Noise = _sound
+    rounds: tuple[int, ...] = (1, 3, 12)
+    warm: bool = True
+    squared: bool = False
+    epochs: int | None = None
+
+    def mechanism(self, clients: int) -> fl.Mechanism:
+        """Its mechanism."""
+        options = {"diagonal": True} if self.diagonal else {}
+        return MECHANISMS[self.door].make(clients, **options)
+
+
+def _low_rank(task: fl.Task, clients: int) -> fl.Algorithm:
+    del clients
+    return fl.mpmtl(task, "low-rank", acceleration="convex")
+
+
+def _group_sparse(task: fl.Task, clients: int) -> fl.Algorithm:
+    del clients
+    return fl.mpmtl(task, "group-sparse", acceleration="convex")
+
+
+def _relationship(task: fl.Task, clients: int) -> fl.Algorithm:
+    del clients
+    return fl.mpmtl(task, "relationship", acceleration="convex")
+
+
+def _dp_mtrl(task: fl.Task, clients: int) -> fl.Algorithm:
+    return fl.dp_mtrl(task, clients, "convex")
+
+
+METHODS = {
+    "low-rank": Method("MP-MTL low-rank", _low_rank, "gaussian-gram", COLOURS[0]),
+    "group-sparse": Method(
+        "MP-MTL group-sparse", _group_sparse, "gaussian-gram", COLOURS[1], diagonal=True
+    ),
+    "low-rank-published": Method(
+        "low-rank, as published (no ε)", _low_rank, "wishart", COLOURS[0], "dashed",
+        noise=_as_published,
+    ),
+    "group-sparse-published": Method(
+        "group-sparse, as published (no ε)", _group_sparse, "wishart", COLOURS[1], "dashed",
+        noise=_as_published,
+    ),
+    "relationship": Method(
+        "MP-MTL relationship", _relationship, "gaussian-gram", COLOURS[4], squared=True
+    ),
+    "dp-mtrl": Method("DP-MTRL", _dp_mtrl, "every-row", COLOURS[2], squared=True),
+    "dp-aggr": Method(
+        "DP-AGGR", lambda task, clients: fl.fedprox(task), "pure", COLOURS[3], rounds=(1,),
+        warm=False, epochs=50,
+    ),
+}  # fmt: skip
+"""Those whose mechanism is Wishart noise have no ε: theirs is what the paper claims."""

@@ -1,0 +1,77 @@
+"""What one task tells the others, and what noise leaves of that (MP-MTL, Figure 2).
+
+    python experiments/mpmtl/leakage.py --figure FILE
+
+Ten models of five parameters, uniform in [0, 1]; the last is 100 times as large. One release, and
+one low-rank map with ηλ = 50 and K = 100√5: what it makes of the others' models shows the tenth,
+unless the release is noised. Columns are divided by their norms.
+"""
+
+import argparse
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import matplotlib as mpl
+import numpy as np
+from contenders import METHODS
+from data_problems import delta
+
+import fedjaxsim as fl
+from fedjaxsim.algorithms.spectral import shrinkage
+from fedjaxsim.report.plots import STYLE, picture
+
+TASKS, FEATURES, THRESHOLD, EPSILON = 10, 5, 50.0, 0.1
+
+
+def models(seed: int = 0) -> np.ndarray:
+    """W⁰, (d, m)."""
+    w = np.random.default_rng(seed).uniform(size=(FEATURES, TASKS))
+    w[:, -1] *= 100
+    return w
+
+
+def published(w: np.ndarray, method: str, epsilon: float, seed: int = 1) -> np.ndarray:
+    """M W of one release of a method's mechanism at ε, (d, m)."""
+    door = METHODS[method].mechanism(TASKS)
+    z = METHODS[method].noise(door, epsilon, delta(TASKS), 1, TASKS)
+    hparams = fl.Hyperparameters(clip_norm=100 * np.sqrt(FEATURES), noise_multiplier=z).as_arrays()
+    messages = fl.Messages(jnp.asarray(w.T[:, :, None], jnp.float32))
+    total = door.zero(jax.ShapeDtypeStruct((FEATURES, 1), jnp.float32))
+    everyone = jnp.ones(TASKS, bool)
+    total = door.add(total, messages, everyone, jnp.arange(TASKS), (), hparams)
+    key = jax.random.key(seed, impl="threefry2x32")
+    release = door.release(total, TASKS, key, (), hparams, 0).value
+    return np.asarray(shrinkage(release, THRESHOLD)) @ w
+
+
+def main() -> None:
+    """Draws the figure, and prints how alike the tenth model the others are."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--figure", type=Path, required=True, help="a .png file")
+    options = parser.parse_args()
+    w = models()
+    panels = {
+        "models before": w,
+        "no noise": published(w, "low-rank", np.inf),
+        f"as published, ε = {EPSILON} claimed": published(w, "low-rank-published", EPSILON),
+        f"sound, ε = {EPSILON}": published(w, "low-rank", EPSILON),
+    }
+    with mpl.rc_context({**STYLE, "axes.grid": False}):
+        figure = picture("A tenth task, 100 times as large, and the models of the others", 8, 2.3)
+        for axes, (title, matrix) in zip(figure.subplots(1, 4), panels.items(), strict=True):
+            columns = matrix / np.linalg.norm(matrix, axis=0)
+            alike = np.mean(columns[:, :-1].T @ columns[:, -1])
+            before = w / np.linalg.norm(w, axis=0)
+            kept = np.mean(np.sum(columns[:, :-1] * before[:, :-1], axis=0))
+            print(f"{title:32} cosine to the tenth {alike:.3f}, to what they were {kept:.3f}")
+            axes.imshow(columns, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
+            axes.set_title(f"{title}\ncosine to the tenth: {alike:.2f}")
+            axes.set_xlabel("task")
+            axes.set_xticks([0, TASKS - 1], ["1", str(TASKS)])
+            axes.set_yticks([])
+        figure.savefig(options.figure, dpi=100)
+
+
+if __name__ == "__main__":
+    main()

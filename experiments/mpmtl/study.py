@@ -1,0 +1,318 @@
+"""Many repetitions as one compiled program: each with its own data, folds and noise.
+
+`Program` is made of pure functions of (key, hyperparameters, rows). Here they are mapped over
+settings, and over repetitions, whose data are an argument. The number of rounds is one, too, so
+that cross-validation over it compiles nothing more.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from contenders import Method
+from data_problems import Problem, delta, folded
+
+import fedjaxsim as fl
+from fedjaxsim.engine.program import Measured
+from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.settings_axis import stack
+from fedjaxsim.report.files import write_atomically
+
+TUNING_SEEDS = (1000,)
+"""Of the data whose folds choose."""
+TOGETHER = 5
+"""Repetitions in one program: as many as the tuning seeds have folds."""
+UNBOUNDED = 1e6
+"""A clip norm that binds nowhere."""
+Record = dict[str, Any]
+PyTree = Any
+_AXES = dataclasses.replace(
+    fl.Hyperparameters(**{field.name: None for field in dataclasses.fields(fl.Hyperparameters)}),  # pyright: ignore[reportArgumentType]
+    lam=0, clip_norm=0, noise_multiplier=0,
+)  # fmt: skip
+"""The hyperparameters that differ between the settings of a program."""
+
+
+class Repetitions:
+    """A simulation whose every repetition has data of its own, in one program.
+
+    Args:
+      simulation: on data of the shape of all.
+    """
+
+    def __init__(self, simulation: fl.Simulation):
+        self.simulation = simulation
+        self._compiled = jax.jit(self._all)
+
+    def run(
+        self,
+        populations: Sequence[fl.Population],
+        settings: Sequence[fl.Hyperparameters],
+        rounds: int,
+        seeds: Sequence[int],
+        split: str = "test",
+        own: PyTree = None,
+    ) -> tuple[list[Record], PyTree]:
+        """Runs every setting on every population.
+
+        Args:
+          populations: R of them, of one shape.
+          settings: S, which differ in λ, clip norm and noise.
+          rounds: of each run.
+          seeds: of the noise, R.
+          split: on which they are evaluated.
+          own: parameters from which clients start, leaves (R, m, …); None for those of the task.
+
+        Returns:
+          R summaries, whose values are (S,); and what clients predict with, leaves (R, S, m, …).
+        """
+        for setting in settings:
+            self.simulation.check(setting)
+        hparams = stack(settings, _AXES).as_arrays()
+        simulations = [self.simulation.with_population(one) for one in populations]
+        train, judged = (
+            _stacked([one.rows[name] for one in simulations]) for name in ("train", split)
+        )
+        keys = jnp.stack([jax.random.key(seed, impl="threefry2x32") for seed in seeds])
+        ranges = (judged.start, judged.count)
+        measured, params = self._compiled(keys, hparams, train, ranges, own, jnp.int32(rounds))
+        summaries = []
+        for index, one in enumerate(simulations):
+            of_one = jax.tree.map(lambda leaf, r=index: np.asarray(leaf[r]).T, measured)
+            summaries.append(one.summarize(split, Measured(*of_one)).summary())
+        return summaries, params
+
+    def _all(self, keys, hparams, train, ranges, own, rounds):
+        def one(key, fields, start, count, judged, own):
+            rows = dataclasses.replace(train, fields=fields, start=start, count=count)
+            judged = dataclasses.replace(rows, start=judged[0], count=judged[1])
+
+            def of_setting(hparams):
+                return self._run(key, hparams, rows, judged, own, rounds)
+
+            axes: Any = (_AXES,)
+            return jax.vmap(of_setting, axes)(hparams)
+
+        each = (keys, train.fields, train.start, train.count, ranges, own)
+        return jax.lax.map(lambda of_one: one(*of_one), each)
+
+    def _run(self, key, hparams, rows, judged, own, rounds):
+        program, algorithm = self.simulation.program, self.simulation.algorithm
+        state = program.init(key, hparams)
+        if own is not None:
+            state = dataclasses.replace(state, personal=first_personal(algorithm, hparams, own))
+        state = jax.lax.fori_loop(
+            0, rounds, lambda _, state: program.round(state, hparams, rows)[0], state
+        )
+        ids = jnp.arange(program.num_clients)
+        predict = jax.vmap(algorithm.predict, (None, 0, None, 0))
+        params = predict(state.shared, state.personal, hparams, ids)
+        return program.evaluate(state, hparams, judged), params
+
+
+def first_personal(algorithm: fl.Algorithm, hparams: Any, own: PyTree) -> PyTree:
+    """What clients keep when they start from models of their own, leaves (m, …)."""
+    start = algorithm.start
+    assert start is not None
+    return jax.vmap(lambda own: start(hparams, None, own)[1])(own)
+
+
+def _stacked(every: Sequence[Rows]) -> Rows:
+    """The rows of all repetitions, leaves (R, …), in passes of one size."""
+    pass_size = max(rows.pass_size for rows in every)
+    most = max(rows.most_rows for rows in every)
+    same = [dataclasses.replace(rows, pass_size=pass_size, most_rows=most) for rows in every]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *same)
+
+
+class Study:
+    """One problem: its repetitions, its folds, and single-task learning on all of them.
+
+    Args:
+      problem: what is learned.
+      folder: where finished parts are kept. It has to be emptied when the code changes.
+      repetitions: of the final runs; by default the problem's.
+    """
+
+    def __init__(self, problem: Problem, folder: Path, repetitions: int | None = None):
+        self.problem, self.folder = problem, folder
+        self.seeds = range(repetitions or problem.repetitions)
+        first = problem.read(0)
+        self.clients, self.features = first.num_clients, first.fields["x"].shape[1]
+        self.task = problem.task(self.features)
+        self.delta = delta(self.clients)
+        self._alone: dict[tuple[int, ...], tuple[list[fl.Population], PyTree]] = {}
+        self._stl = Repetitions(
+            self.simulation(fl.stl(self.task, "convex"), fl.closed(), first, None)
+        )
+        self.ridge = 0.0
+
+    def simulation(
+        self,
+        algorithm: fl.Algorithm,
+        mechanism: fl.Mechanism,
+        population: fl.Population,
+        epochs: int | None,
+    ) -> fl.Simulation:
+        """A simulation in which everyone takes part."""
+        most = int(population.splits["train"].count.max())
+        batches = fl.Minibatches(most, steps=1)
+        if epochs is not None:
+            batches = fl.Minibatches(most, epochs=epochs)
+        return fl.Simulation(
+            algorithm, self.task, population, fl.everyone(self.clients), batches, mechanism,
+            chunk_map="vmap",
+        )  # fmt: skip
+
+    def point(self, **values: float) -> fl.Hyperparameters:
+        """Hyperparameters of the problem, and others."""
+        return fl.Hyperparameters(
+            learning_rate=self.problem.learning_rate, ridge=self.ridge, mu=max(self.ridge, 1e-3)
+        ).replace(**values)
+
+    def unit(self, method: Method) -> float:
+        """λ for ηλ = 1."""
+        size = self.problem.clip_norm * math.sqrt(self.clients) if method.squared else 1.0
+        return 1 / (self.problem.learning_rate * size)
+
+    def part(self, name: str, compute: Callable[[], Any]) -> Any:
+        """What was computed under this name before, or else computed now and kept; JSON."""
+        path = self.folder / f"{name}.json"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(compute()).encode())
+        return json.loads(path.read_text())
+
+    def folds(self) -> list[fl.Population]:
+        """The populations whose validation rows choose."""
+        return [one for seed in TUNING_SEEDS for one in folded(self.problem.read(seed), seed)]
+
+    def best(self, scores: Any) -> int:
+        """The index of the best mean score, of scores (…, S)."""
+        mean = np.mean(np.asarray(scores).reshape(-1, np.shape(scores)[-1]), axis=0)
+        worst = -math.inf if self.problem.larger_is_better else math.inf
+        mean = np.where(np.isfinite(mean), mean, worst)
+        return int(mean.argmax() if self.problem.larger_is_better else mean.argmin())
+
+    def alone(self) -> Record:
+        """Single-task learning: the chosen penalties, and the test scores of all repetitions.
+
+        The ridge that is chosen is that of all methods.
+        """
+
+        def compute():
+            found: Record = {}
+            folds, rounds = self.folds(), self.problem.alone
+            seeds = range(len(folds))
+            validation, test = (
+                f"{split}_{self.problem.metric}" for split in ("validation", "test")
+            )
+            scores = []
+            for ridge in self.problem.ridges:
+                self.ridge = ridge
+                summaries, _ = self._stl.run(folds, [self.point()], rounds, seeds, "validation")
+                scores.append([one[validation][0] for one in summaries])
+            found["ridge"] = self.problem.ridges[self.best(np.transpose(scores))]
+            # ℓ1 at penalties of the size of those.
+            self.ridge = 0.0
+            lassos = [self.point(lam=30 * ridge) for ridge in self.problem.ridges]
+            summaries, _ = self._stl.run(folds, lassos, rounds, seeds, "validation")
+            found["lasso"] = 30 * self.problem.ridges[self.best([s[validation] for s in summaries])]
+            tests = {"ridge": [], "lasso": []}
+            for group in self._groups():
+                populations = [self.problem.read(seed) for seed in group]
+                for name, ridge, lam in (
+                    ("ridge", found["ridge"], 0.0),
+                    ("lasso", 0, found["lasso"]),
+                ):
+                    self.ridge = ridge
+                    summaries, _ = self._stl.run(
+                        populations, [self.point(lam=lam)], rounds, list(group)
+                    )
+                    tests[name] += [float(one[test][0]) for one in summaries]
+            return found | {"test": tests}
+
+        found = self.part("alone", compute)
+        self.ridge = found["ridge"]
+        return found
+
+    def _groups(self) -> list[range]:
+        return [self.seeds[i : i + TOGETHER] for i in range(0, len(self.seeds), TOGETHER)]
+
+    def models(self, populations: Sequence[fl.Population], seeds: Sequence[int]) -> PyTree:
+        """What single-task learning makes of populations: where the others start."""
+        _, params = self._stl.run(populations, [self.point()], self.problem.alone, seeds)
+        return jax.tree.map(lambda leaf: leaf[:, 0], params)
+
+    def compare(self, name: str, method: Method, epsilons: Sequence[float]) -> list[Record]:
+        """Chooses rounds and λ for every ε by cross-validation, and judges them on all repetitions.
+
+        Args:
+          name: of what is kept.
+          method: what learns.
+          epsilons: targets; ∞ for no noise and no clipping.
+
+        Returns:
+          For each ε what was chosen, its test scores, and those with λ = 0 (M = I): single-task
+          learning with the same rounds, η, ridge and data.
+        """
+        return self.part(name, lambda: self._compare(method, epsilons))
+
+    def _compare(self, method: Method, epsilons: Sequence[float]) -> list[Record]:
+        self.alone()
+        mechanism = method.mechanism(self.clients)
+        algorithm = method.make(self.task, self.clients)
+        runs = Repetitions(
+            self.simulation(algorithm, mechanism, self.problem.read(0), method.epochs)
+        )
+        metric, unit = self.problem.metric, self.unit(method)
+
+        def settings(rounds: int, shrinkages: Sequence[float]) -> list[fl.Hyperparameters]:
+            return [
+                self.point(
+                    lam=shrinkage * unit,
+                    clip_norm=UNBOUNDED if math.isinf(epsilon) else self.problem.clip_norm,
+                    noise_multiplier=method.noise(
+                        mechanism, epsilon, self.delta, rounds, self.clients
+                    ),
+                )
+                for epsilon, shrinkage in zip(epsilons, shrinkages, strict=True)
+            ]
+
+        folds = self.folds()
+        seeds = range(len(folds))
+        own = self.models(folds, seeds) if method.warm else None
+        shrinkages = self.problem.shrinkages if method.warm else (0.0,)
+        places = [(t, s) for t in method.rounds for s in shrinkages]
+        scores = []
+        for t, s in places:
+            plan = settings(t, [s] * len(epsilons))
+            found, _ = runs.run(folds, plan, t, seeds, "validation", own)
+            scores.append([one[f"validation_{metric}"] for one in found])
+        chosen = [
+            places[self.best(of)] for of in np.moveaxis(np.asarray(scores), 0, 2).swapaxes(0, 1)
+        ]
+        tests: list[list[float]] = [[] for _ in epsilons]
+        single: list[list[float]] = [[] for _ in epsilons]
+        for group in self._groups():
+            populations = [self.problem.read(seed) for seed in group]
+            own = self.models(populations, group) if method.warm else None
+            for t in sorted({t for t, _ in chosen}):
+                for into, of in ((tests, [s for _, s in chosen]), (single, [0.0] * len(chosen))):
+                    if into is single and not method.warm:
+                        continue
+                    plan = settings(t, of)
+                    found, _ = runs.run(populations, plan, t, list(group), "test", own)
+                    for index, (rounds, _) in enumerate(chosen):
+                        if rounds == t:
+                            into[index] += [float(one[f"test_{metric}"][index]) for one in found]
+        return [
+            {"epsilon": str(e), "rounds": t, "shrinkage": s, "test": a, "single": b}
+            for e, (t, s), a, b in zip(epsilons, chosen, tests, single, strict=True)
+        ]

@@ -1,0 +1,101 @@
+"""The studies of experiments/mpmtl on a few clients: repetitions are the runs of each alone."""
+
+import dataclasses
+import importlib
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedjaxsim as fl
+from fedjaxsim.data import related_regression
+
+SCRIPTS = Path(__file__).parents[2] / "experiments" / "mpmtl"
+
+
+@pytest.fixture(scope="module")
+def script():
+    """Imports a file of the folder as its scripts do, which are no package."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPTS)
+        yield importlib.import_module
+
+
+@pytest.fixture(scope="module")
+def problem(script):
+    def read(seed):
+        return related_regression("low-rank", 40, 10, 15, 10, seed=seed)[0]
+
+    synthetic = script("data_problems").PROBLEMS["low-rank"]
+    return dataclasses.replace(
+        synthetic, read=read, learning_rate=2.0, clip_norm=30.0, ridges=(1e-3,),
+        shrinkages=(0.0, 1.0), alone=10, repetitions=5,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def study(script, problem, tmp_path_factory):
+    return script("study").Study(problem, tmp_path_factory.mktemp("parts"))
+
+
+def test_repetitions_are_the_runs_of_each_alone(script, study):
+    method = script("contenders").METHODS["low-rank"]
+    populations = [study.problem.read(seed) for seed in (3, 4)]
+    simulation = study.simulation(
+        method.make(study.task, 40), method.mechanism(40), populations[0], None
+    )
+    settings = [study.point(lam=2.0, clip_norm=30.0, noise_multiplier=z) for z in (0.0, 0.5)]
+    found, _ = script("study").Repetitions(simulation).run(populations, settings, 3, [7, 8])
+    for population, seed, summary in zip(populations, (7, 8), found, strict=True):
+        one = simulation.with_population(population)
+        for index, hparams in enumerate(settings):
+            state, _ = one.run(one.init(seed, hparams, common_noise=True), hparams, 3)
+            alone = one.evaluate(state, hparams).summary()["test_nmse"]
+            assert summary["test_nmse"][index] == pytest.approx(alone, rel=1e-5)
+
+
+def test_every_training_row_is_in_one_fold(script, problem):
+    population = problem.read(0)
+    folds = script("data_problems").folded(population, 1)
+    for client in (0, 39):
+        held = np.concatenate([fold.rows(client, "validation")["y"] for fold in folds])
+        np.testing.assert_array_equal(np.sort(held), np.sort(population.rows(client, "train")["y"]))
+        for fold in folds:
+            assert len(fold.rows(client, "train")["y"]) == 12
+            np.testing.assert_array_equal(
+                fold.rows(client, "test")["y"], population.rows(client, "test")["y"]
+            )
+
+
+@pytest.mark.thorough
+def test_with_a_lambda_of_0_to_choose_noise_does_no_harm(script, study):
+    # Proposition 1: at every ε not worse than single-task learning by more than its standard error.
+    method = dataclasses.replace(script("contenders").METHODS["low-rank"], rounds=(1, 12))
+    rows = study.compare("low-rank", method, (0.01, 1.0, 100.0, math.inf))
+    for row in rows:
+        against = np.subtract(row["test"], row["single"])
+        assert np.mean(against) <= np.std(row["single"]) / math.sqrt(len(against))
+    assert np.mean(rows[-1]["test"]) < np.mean(rows[-1]["single"])  # and without noise it helps
+
+
+def test_noise_is_charged_what_it_should_be(script):
+    methods = script("contenders").METHODS
+    z = methods["low-rank"].noise(methods["low-rank"].mechanism(40), 2.0, 1e-3, 5, 40)
+    scheme = fl.everyone(40).scheme
+    spent = importlib.import_module("fedjaxsim.privacy.calibration").spent
+    event = methods["low-rank"].mechanism(40).event
+    assert spent(z, 1.0, 5, 1e-3, scheme, event, "replace") == pytest.approx(2.0, rel=1e-3)
+    # One release of the published noise, or of pure ε: no composition.
+    assert methods["low-rank-published"].noise(None, 0.5, 1e-9, 1, 40) == pytest.approx(2.0)
+    assert methods["dp-aggr"].noise(methods["dp-aggr"].mechanism(40), 0.5, 1e-3, 1, 40) == 4.0
+
+
+def test_a_large_model_shows_in_all_others_unless_there_is_noise(script):
+    leakage = script("leakage")
+    w = leakage.models()
+    large = w[:, -1] / np.linalg.norm(w[:, -1])
+    for method, epsilon, shown in (("low-rank", math.inf, True), ("low-rank", 0.1, False)):
+        found = leakage.published(w, method, epsilon)[:, :-1]
+        cosines = large @ (found / np.linalg.norm(found, axis=0))
+        assert (cosines.min() > 0.999) == shown
