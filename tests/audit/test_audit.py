@@ -185,6 +185,7 @@ def test_a_sound_door_is_not_accused_where_everyone_takes_part(bench):
         np.testing.assert_allclose(bound.reported, gdp.epsilon(bound.delta, 1.0), rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_sound_door_is_not_accused_with_poisson_sampling(bench, stated_by_poisson):
     result = bench.with_poisson(gaussian(), runs=25, reported=stated_by_poisson)
     assert not result.violated
@@ -207,6 +208,7 @@ def test_clients_that_are_not_clipped_are_caught(bench):
     ).violated
 
 
+@pytest.mark.thorough
 def test_noise_with_each_chunk_is_caught(bench, stated_by_poisson):
     door = bench.noise_per_chunk(gaussian(), bench.poisson_chunks())
     assert bench.with_poisson(
@@ -214,6 +216,7 @@ def test_noise_with_each_chunk_is_caught(bench, stated_by_poisson):
     ).violated
 
 
+@pytest.mark.thorough
 def test_a_realised_denominator_is_caught_by_one_who_reads_it(bench, stated_by_poisson):
     assert bench.with_poisson(
         bench.realised_denominator(gaussian()),

@@ -107,6 +107,7 @@ def test_workloads_count_the_updates_of_their_expected_cohort(name, changes, upd
     assert (load.evaluate is None) == name.startswith("growth")
 
 
+@pytest.mark.thorough
 def test_a_small_grid_is_measured_with_all_its_numbers():
     settings = systems.grid_settings()
     assert len(settings) == 990

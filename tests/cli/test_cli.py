@@ -312,6 +312,7 @@ def test_ctrl_c_ends_a_run_with_all_its_files(tmp_path):
     assert f"{summary['rounds']} of 100000000" in output
 
 
+@pytest.mark.thorough
 def test_a_second_ctrl_c_aborts_in_the_middle_of_a_segment(tmp_path):
     out = tmp_path / "run"
     with start(out, eval_every=100_000_000) as process:
@@ -335,6 +336,7 @@ def test_a_diverging_run_is_warned_about(capsys):
     assert "privacy: no guarantee: no noise was added; in full: --explain\n" in output.out
 
 
+@pytest.mark.thorough
 def test_ppsgd_runs_from_the_command_line(tmp_path, capsys):
     # Weighted by public minibatch sizes, its data consumed, an output layer of one's own, averaged.
     flags = ["--algorithm", "ppsgd", "--model", "mlp", "--hidden", "4", "--loss", "one-vs-all"]

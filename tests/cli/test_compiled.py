@@ -75,6 +75,7 @@ def runs(tmp_path_factory) -> tuple[Path, Finished, Finished]:
     return cache, run(cache, folder / "first"), run(cache, folder / "second")
 
 
+@pytest.mark.thorough
 def test_compiled_programs_that_were_kept_compute_the_same(runs):
     one, other = runs[1:]
     assert one.directory.metrics() == other.directory.metrics()
@@ -85,6 +86,7 @@ def test_compiled_programs_that_were_kept_compute_the_same(runs):
         assert bool((leaf == same).all())
 
 
+@pytest.mark.thorough
 def test_a_second_run_compiles_nothing(runs):
     _, first, second = runs
     assert (first.code, first.errors) == (second.code, second.errors) == (0, [])

@@ -57,6 +57,7 @@ def test_the_second_stage_starts_where_the_first_ended_and_costs_nothing(both):
     assert rows == [("pmtl", "2"), ("finetune mean", "3")]
 
 
+@pytest.mark.thorough
 def test_after_a_finished_run_it_is_the_same(both, tmp_path, capsys):
     first, second = directories(both / "run")
     command = ["run", "--from", str(first.path), *NEXT, "--quiet", "--out", f"{tmp_path}/later"]

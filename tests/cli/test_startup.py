@@ -72,6 +72,7 @@ def test_help_and_the_version_import_nothing_heavy():
     assert not modules & _HEAVY
 
 
+@pytest.mark.thorough
 def test_refusing_a_flag_or_a_command_imports_nothing_heavy(tmp_path):
     (tmp_path / "run.toml").write_text("learning_rat = 1\n")
     refused = [
@@ -113,6 +114,7 @@ def test_importing_the_package_imports_nothing_heavy():
     assert not modules & _HEAVY
 
 
+@pytest.mark.thorough
 def test_the_public_names_import_little_more_than_jax():
     modules = modules_of("""
 import sys

@@ -76,6 +76,7 @@ def test_a_closed_door_does_not_forget_what_was_released(everyone, fine_tuning):
     assert float(fine_tuning.epsilon(tuned, DELTA)) >= paid
 
 
+@pytest.mark.thorough
 def test_another_sampler_does_not_make_charges_cheaper(everyone, fixed, poisson):
     state = run(fixed, fixed.init(0, QUARTER), QUARTER, 30)
 
@@ -108,6 +109,7 @@ def test_rounds_of_a_door_without_guarantee_have_none_for_any_reader(everyone):
     assert epsilon(everyone, state) is None
 
 
+@pytest.mark.thorough
 def test_a_cap_does_not_survive_a_second_start():
     capped = simulation(passes(M, 3, 1))
     state = run(capped, capped.init(0, QUARTER), QUARTER, 4)

@@ -155,9 +155,9 @@ def made_of_data(function):
     ("function", "message"),
     [
         thorough("none", None),
-        ("init", r"init: `personal` at \['bias'\] of client 0 depends"),
+        thorough("init", r"init: `personal` at \['bias'\] of client 0 depends"),
         ("server", r"round 1: `shared` at \.params\['bias'\] depends"),
-        ("predict", r"predict: `params` at \['bias'\] of client 0 depends"),
+        thorough("predict", r"predict: `params` at \['bias'\] of client 0 depends"),
     ],
 )
 def test_what_a_factory_makes_of_data_is_found_where_it_is_given(function, message):

@@ -223,6 +223,7 @@ def test_a_head_never_leaves_its_client(order):
     check_billboard(sim, hparams, rounds=2, client=1)
 
 
+@pytest.mark.thorough
 def test_stages_hand_over_the_trunk_and_each_clients_own_head():
     hparams = Hyperparameters(learning_rate=0.3)
     sims = [

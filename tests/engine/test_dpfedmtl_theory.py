@@ -140,7 +140,7 @@ def program_of(steps):
 @pytest.mark.parametrize(
     ("problem", "steps", "noise"),
     [
-        (DIVERSE, 1, 0.0),
+        pytest.param(DIVERSE, 1, 0.0, marks=pytest.mark.thorough),
         (THEOREM, 1, 0.3),
         pytest.param(THEOREM, 1, 0.0, marks=pytest.mark.thorough),
         pytest.param(THEOREM, 2, 0.3, marks=pytest.mark.thorough),

@@ -115,7 +115,11 @@ def narrow_task(dtype):
     [
         (lambda task: fjs.fedavg(task, server_optimizer=optimizers.server(optax.adam)), "gaussian"),
         *(
-            (functools.partial(algorithm_of, name, num_clients=M), system.door)
+            pytest.param(
+                functools.partial(algorithm_of, name, num_clients=M),
+                system.door,
+                marks=() if name == "pmtl" else pytest.mark.thorough,
+            )
             for name, system in SYSTEMS.items()
             if system.door in ("gaussian", "every-row") and name != "fedavg"
         ),

@@ -132,7 +132,7 @@ def algorithm_2(draws, parametrization, objective, eta, level, q, clip, z):
     ("sampling", "objective", "parametrization", "averaged", "levels"),
     [
         ("poisson", "average", "grid", True, [0, 0.1, 1, 10, INF]),
-        ("everyone", "weighted", "paper", False, [0, 0.05, 1.5]),
+        pytest.param("everyone", "weighted", "paper", False, [0, 0.05, 1.5], marks=THOROUGH),
         pytest.param("everyone", "weighted", "grid", False, [0, 0.1, 1, 10, INF], marks=THOROUGH),
         pytest.param("poisson", "weighted", "paper", True, [0, 0.05, 1.5], marks=THOROUGH),
         pytest.param("poisson", "average", "paper", False, [0, 0.05, 1.5], marks=THOROUGH),
@@ -213,6 +213,7 @@ def test_at_level_infinity_there_is_one_model():
         np.testing.assert_array_equal(used, np.tile(used[0], (N, 1)))
 
 
+@pytest.mark.thorough
 def test_derivatives_in_the_learning_rate_and_the_level():
     with jax.enable_x64(True):
         sim = simulation("poisson", "average", averaged=True)

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from fedjaxsim.algorithms.ppsgd import noise_multiplier_from_paper, ppsgd, weighted
 from fedjaxsim.data.minibatches import Minibatches
@@ -23,6 +24,7 @@ def minimal_norm(alpha, clients):
     return alpha * clients / (alpha * clients + 1) * V, V / (alpha * clients + 1)
 
 
+@pytest.mark.thorough
 def test_lemma_4_6_the_limit_is_the_minimizer_of_least_norm():
     # Clients with one v, inputs of their own and no label noise: descent stays in the span of the
     # gradients, in which the minimizer of least norm is the only one.
@@ -118,6 +120,7 @@ def test_theorem_4_5():
             )
 
 
+@pytest.mark.thorough
 def test_theorem_5_2():
     # With clients drawn and sizes of their own; L_m,α with qM in place of the text's M.
     rate = 0.5

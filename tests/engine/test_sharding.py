@@ -76,6 +76,7 @@ def test_two_devices_give_what_one_gives(name, counts, rate, minibatches, chunk_
         assert charged(other.privacy) == charged(state.privacy)
 
 
+@pytest.mark.thorough
 def test_a_device_holds_its_own_clients_and_their_rows():
     population, task = least_squares([40, 3, 5, 30], test=0.3)
     sim = Simulation(pmtl(task), task, population, everyone(4), EPOCHS, devices=jax.devices()[:2])
@@ -90,6 +91,7 @@ def test_a_device_holds_its_own_clients_and_their_rows():
     assert len(pieces[1]) == 43
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("devices", [pytest.param(None, marks=THOROUGH), jax.devices()[:2]])
 def test_a_simulation_may_be_traced_before_it_runs(devices):
     population, task = least_squares([4, 4, 5], test=0.3)
@@ -121,6 +123,7 @@ def test_devices_of_a_cpu_share_the_memory_of_the_population():
     assert again.fields["x"] is x
 
 
+@pytest.mark.thorough
 def test_a_settings_axis_composes_with_clients_on_several_devices():
     population, task = least_squares([4, 4, 5], test=0.3)
     sim = Simulation(pmtl(task), task, population, everyone(3), EPOCHS)

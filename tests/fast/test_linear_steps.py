@@ -104,7 +104,7 @@ def test_one_step_by_hand():
 @pytest.mark.parametrize(
     ("kind", "bias", "algorithm", "minibatches", "clip_norm"),
     [
-        ("softmax", True, fedavg, Minibatches(2, steps=1), 0.4),
+        pytest.param("softmax", True, fedavg, Minibatches(2, steps=1), 0.4, marks=THOROUGH),
         pytest.param("softmax", False, fedprox, Minibatches(2, steps=3), 0.6, marks=THOROUGH),
         pytest.param("logistic", True, fedavg, Minibatches(2, steps=2), 0.3, marks=THOROUGH),
         ("squared", True, fedprox, Minibatches(2, steps=3, passes=2), 0.6),
@@ -184,6 +184,7 @@ def test_products_pay_where_rows_are_few():
     assert not pays({"kernel": jnp.zeros((4, 10))}, steps=1, size=5)
 
 
+@pytest.mark.thorough
 def test_a_grid_of_runs_is_that_of_the_plain_form(always, monkeypatch):
     # The settings share the features: no matrix product has them in both factors.
     monkeypatch.setattr(map_last, "_by_front", None)  # calling None is an error
@@ -207,6 +208,7 @@ def test_a_grid_of_runs_is_that_of_the_plain_form(always, monkeypatch):
             np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.thorough
 def test_hypergradients_are_those_of_the_plain_form(always):
     # One client is broken: it adds nothing, and its derivatives are zero in either mode.
     names = ("learning_rate", "mu", "clip_norm", "noise_multiplier")
@@ -238,6 +240,7 @@ def test_hypergradients_are_those_of_the_plain_form(always):
             np.testing.assert_allclose(gradient(task, mode), expected, rtol=1e-10)
 
 
+@pytest.mark.thorough
 def test_a_round_holds_no_gradient_of_a_client():
     m, d, c = 1000, 300, 12
     clients = population(lambda rng, n: rng.integers(0, c, n), [3] * m, d, np.float32)

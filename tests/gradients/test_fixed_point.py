@@ -24,6 +24,7 @@ def simulation(algorithm, minibatches=None, sampling=None):
     return Simulation(algorithm(task), task, population, sampling, minibatches, door)
 
 
+@pytest.mark.thorough
 def test_pmtl_has_the_derivatives_of_the_run_that_led_there():
     # Fixed points of PMTL are a family: w̃ − η_s · (mean of w_k) is conserved.
     with jax.enable_x64(True):

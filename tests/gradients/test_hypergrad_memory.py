@@ -41,6 +41,7 @@ def test_memory_of_forward_mode_does_not_grow_with_the_rounds():
     assert bytes_of("forward", 1000) == bytes_of("forward", 10)
 
 
+@pytest.mark.thorough
 def test_memory_of_reverse_mode_grows_as_the_root_of_the_rounds():
     few, many = bytes_of("reverse", 256), bytes_of("reverse", 1024)
     assert many <= 2 * few

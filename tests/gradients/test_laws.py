@@ -52,9 +52,8 @@ def tuned():
     return sim, keys, path
 
 
-@pytest.mark.parametrize(
-    "crowds", [(50, 200), pytest.param((200, 800), marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("crowds", [(50, 200), (200, 800)])
 def test_more_privacy_costs_more_and_less_so_among_many(crowds):
     # The noise on the mean of m messages has the standard deviation zC/m.
     keys = jax.random.split(jax.random.key(1), 16)
@@ -71,6 +70,7 @@ def test_more_privacy_costs_more_and_less_so_among_many(crowds):
     assert prices[0] > 4 * prices[1]
 
 
+@pytest.mark.thorough
 def test_descent_meets_the_best_of_a_grid_with_a_tenth_of_its_runs():
     sim, keys, path = tuned()
     axes = (

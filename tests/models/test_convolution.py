@@ -179,6 +179,7 @@ def test_the_first_of_equal_values_has_the_derivative():
     np.testing.assert_array_equal(got[0, :, :, 0], [[0, 5, 7, 0], [0, 0, 0, 0]])
 
 
+@pytest.mark.thorough
 def test_max_pool2d_can_be_mapped_and_lets_nan_through():
     (x,) = draw(2, (3, 1, 4, 4, 2))
     x = x.at[1, 0, 2, 3, 1].set(jnp.nan)

@@ -110,6 +110,7 @@ def test_heterogeneous_ledgers_compose():
     assert pld.profile(parts, GAUSSIAN, False).epsilon(1e-5) < bound
 
 
+@pytest.mark.thorough
 def test_merging_a_long_schedule_gives_a_close_upper_bound(monkeypatch):
     schedule = [Entry(z, 0.2, 10) for z in np.linspace(2.0, 2.5, 10)]
     exact = pld.profile(schedule, GAUSSIAN, False).epsilon(1e-5)
@@ -162,7 +163,7 @@ def test_the_sensitivity_of_a_replacement_counts_where_nothing_is_sampled():
         (1000.0, 10**6, 1e-5),
         (1e4, 10**6, 1e-3),
         (30.0, 1000, 2e-12),  # near the rounding errors of the transform
-        (0.05, 3, 1e-5),
+        pytest.param(0.05, 3, 1e-5, marks=pytest.mark.thorough),
         (0.001, 1, 1e-5),
         (0.001, 100, 0.5),
         (1e-6, 1, 1e-5),

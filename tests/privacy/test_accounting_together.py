@@ -90,6 +90,7 @@ def test_both_accountants_are_bounds_and_the_tight_one_is_the_smaller():
         epsilon(*ALL, adjacency="replace", accountant="rdp")
 
 
+@pytest.mark.thorough
 def test_every_kind_that_is_added_costs_something_and_order_is_of_no_importance():
     spent = [report(ALL[:count], DELTA) for count in range(1, len(ALL) + 1)]
     for adjacency in ("zero_out", "replace"):

@@ -23,7 +23,9 @@ def test_the_profile_gives_the_closed_form_from_below(mu):
     np.testing.assert_allclose(curve, exact, atol=2e-3)
 
 
-@pytest.mark.parametrize("adjacency", ["zero_out", "replace"])
+@pytest.mark.parametrize(
+    "adjacency", ["zero_out", pytest.param("replace", marks=pytest.mark.thorough)]
+)
 def test_one_sampled_round_is_the_most_powerful_test(adjacency):
     z, p = 1.0, 0.3
     curve = trade_off.trade_off([Entry(z, p, 1)], POISSON, GAUSSIAN, ALPHAS, adjacency)
@@ -42,6 +44,7 @@ def test_one_sampled_round_is_the_most_powerful_test(adjacency):
     np.testing.assert_allclose(curve, np.minimum(best, mirrored), atol=1e-2)
 
 
+@pytest.mark.thorough
 def test_curves_are_convex_decreasing_and_below_perfect_privacy():
     curve = trade_off.trade_off([Entry(1.0, 0.1, 50)], POISSON, GAUSSIAN, ALPHAS)
     assert np.all(np.diff(curve) <= 1e-12)

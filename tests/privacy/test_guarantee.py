@@ -143,7 +143,14 @@ def test_cohorts_over_capacity_are_paid_for_or_reported():
     assert "1000 are always enough" in over.reason
 
 
-@pytest.mark.parametrize(("clients", "rate"), [(50, 0.5), (1000, 0.1), (100_000, 0.001)])
+@pytest.mark.parametrize(
+    ("clients", "rate"),
+    [
+        (50, 0.5),
+        pytest.param(1000, 0.1, marks=pytest.mark.thorough),
+        pytest.param(100_000, 0.001, marks=pytest.mark.thorough),
+    ],
+)
 def test_default_places_are_enough_for_any_epsilon_that_one_would_report(clients, rate):
     scheme = poisson(clients, max_rate=rate).scheme
     z = noise_multiplier(15.0, 1e-9, rounds=1000, sampling_rate=rate, scheme=scheme)

@@ -42,7 +42,9 @@ def test_the_table_is_the_poisson_distribution_of_its_hit_rate(first, block):
         np.testing.assert_allclose(numbers[j - first], expected, rtol=1e-13)
 
 
-@pytest.mark.parametrize("p", [0.02, 0.011, 0.003])  # hit rates 1/32, 1/64, 1/256
+@pytest.mark.parametrize(
+    "p", [pytest.param(0.02, marks=pytest.mark.thorough), 0.011, 0.003]
+)  # hit rates 1/32, 1/64, 1/256
 def test_the_members_of_a_block_are_binomial(p):
     member, overflowed = membership(p)
     assert overflowed == 0

@@ -112,6 +112,7 @@ def test_an_envelope_has_a_panel_per_noise_and_a_line_per_level(tmp_path):
     assert drawn(figure, tmp_path) == b"\x89PNG"
 
 
+@pytest.mark.thorough
 def test_ten_panels_stand_in_two_rows_and_excess_risk_on_a_log_axis(tmp_path):
     figure = level_figure(tuple(float(z) for z in range(10)), "test_excess_risk")
     axes = left_axes(figure)
@@ -329,6 +330,7 @@ def test_keys_that_no_run_is_given_together_have_no_map():
     assert "heat.png" not in default(*apart[:1], {"lam": (0.2, 1.0)})
 
 
+@pytest.mark.thorough
 def test_other_sweeps_are_drawn_too(tmp_path):
     sweeps = [
         [{"seed": (0, 1, 2)}],

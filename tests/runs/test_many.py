@@ -62,7 +62,7 @@ def agree(many, state, history, runs, simulation, settings, rtol=1e-9):
                 np.testing.assert_allclose(whole[name][index], value, rtol=rtol, atol=1e-12)
 
 
-QUICK = [("pmtl", "scan"), ("ppsgd", "vmap"), ("fedavg", "vmap")]
+QUICK = [("pmtl", "scan")]
 
 
 @pytest.mark.parametrize(
@@ -98,6 +98,7 @@ def _alone(simulation, setting, seed, rounds, eval_every):
     )
 
 
+@pytest.mark.thorough
 def test_networks_and_adaptive_clipping_agree_too():
     with jax.enable_x64(True):
         population, _ = classification([10, 14, 20, 9])
@@ -115,6 +116,7 @@ def test_networks_and_adaptive_clipping_agree_too():
         agree(many, state, history, run_alone, sim, settings)
 
 
+@pytest.mark.thorough
 def test_generated_data_and_noise_schedules_agree_too():
     with jax.enable_x64(True):
         population, task = regression_stream(6, 8, seed=3), known_regression(8)
@@ -157,6 +159,7 @@ def test_a_run_that_diverges_changes_no_other():
         np.testing.assert_array_equal(a[..., [0, 2]], b[..., [0, 2]])
 
 
+@pytest.mark.thorough
 def test_settings_lie_on_all_devices_and_nothing_is_compiled_twice():
     many, sim = three(), three().simulation
     leaf = after(many, 2).personal["kernel"]

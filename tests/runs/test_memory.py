@@ -31,7 +31,7 @@ def network():
     return Simulation(pmtl(task), task, population, sampling, Minibatches(5, epochs=1))
 
 
-@pytest.mark.parametrize("simulation", [stream, network])
+@pytest.mark.parametrize("simulation", [stream, pytest.param(network, marks=pytest.mark.thorough)])
 def test_the_estimate_is_above_what_a_program_needs_and_not_far(simulation):
     sim, runs = simulation(), 32
     rate = 1.0 if sim.sampling.scheme.kind == "everyone" else 0.3

@@ -82,13 +82,8 @@ def _is_key(const) -> bool:
     return jnp.issubdtype(const.dtype, jax.dtypes.prng_key)
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        pytest.param(name, marks=() if name in ("ppsgd", "local") else pytest.mark.thorough)
-        for name in SYSTEMS
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("algorithm", SYSTEMS)
 def test_a_system_reads_what_its_table_says_and_nothing_else(algorithm):
     plain, config = computed(algorithm), RunConfig(algorithm=algorithm)
     known = {name for system in SYSTEMS.values() for name in settings_of(system)}

@@ -138,10 +138,11 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(finished, tmp_path, monke
 @pytest.mark.parametrize(
     "stops",
     [
-        pytest.param([(6, 4), (2, 3)], id="between", marks=pytest.mark.thorough),
+        pytest.param([(6, 4), (2, 3)], id="between"),
         pytest.param([(2, 4), (4, 3)], id="inside"),
     ],
 )
+@pytest.mark.thorough
 def test_a_sweep_cut_into_unequal_chunks_goes_on(tmp_path, monkeypatch, stops):
     # Seven runs in chunks of four and three; stopped at (round, runs of the chunk).
     grid = "[sweep]\nlearning-rate = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]\n"

@@ -102,6 +102,7 @@ def test_the_tuned_settings_are_those_of_the_final_run(finished):
     assert tuned.settings.held_out_clients == 0.5
 
 
+@pytest.mark.thorough
 def test_the_same_seed_gives_the_same_path_until_ctrl_c_and_after_it(
     finished, tmp_path, monkeypatch, capsys
 ):
