@@ -15,7 +15,13 @@ from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *ROOT.glob("benchmarks/*/*.md")]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted(ROOT.glob("docs/*.md")),
+    *ROOT.glob("benchmarks/*/*.md"),
+]
 FOLDERS = ["fedjaxsim", "tests", "benchmarks", "experiments", "notebooks", "docs"]
 _SCRIPTS = {
     path
