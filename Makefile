@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export MPLBACKEND := Agg
 
-.PHONY: test test-all lint types unit thorough demo clean
+.PHONY: test test-all lint types unit thorough demo docs clean
 
 # Every capability and every law once; test-all adds repetitions over sizes, doors and seeds.
 test: lint types unit
@@ -29,6 +29,15 @@ thorough: $(VENV)/ready
 demo: $(VENV)/ready
 	$(BIN)/fedjaxsim demo --out runs/demo --overwrite
 
+# Of the pages and notebooks; nothing is fetched but, the first time, what builds it.
+docs: $(VENV)/docs-ready
+	$(BIN)/sphinx-build -q -W --keep-going -c docs . build/site
+	@echo "the site is build/site/docs/index.html"
+
+$(VENV)/docs-ready: $(VENV)/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
 $(VENV)/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "fedjaxsim needs Python 3.11 or newer; call make PYTHON=/path/to/it"; exit 1; }
@@ -37,4 +46,4 @@ $(VENV)/ready: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache runs dist
+	rm -rf $(VENV) .pytest_cache .ruff_cache runs dist build

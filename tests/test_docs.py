@@ -1,5 +1,6 @@
 """What the documents point to exists (links, headings, files, names), and what they show runs."""
 
+import inspect
 import pkgutil
 import re
 import shlex
@@ -90,6 +91,23 @@ def test_python_names_exist(document):
             pkgutil.resolve_name(f"{module}:{name}")
     for name in re.findall(r"`(fedjaxsim(?:\.\w+)+)", text):
         pkgutil.resolve_name(name)
+
+
+def test_every_public_name_is_in_the_api():
+    text = (ROOT / "docs" / "api.md").read_text()
+    for module in (fjs, fjs.data, fjs.models):
+        for name in module.__all__:
+            if not inspect.ismodule(getattr(module, name)):
+                assert re.search(rf"\b{name}\b", text), f"{module.__name__}.{name}"
+
+
+def test_every_page_is_on_the_site():
+    trees = re.findall(r"```\{toctree\}\n(.*?)```", (ROOT / "docs/index.md").read_text(), re.S)
+    listed = {line for tree in trees for line in tree.split() if line[0] != ":"}
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert pages <= listed
+    notebooks = {f"../notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert notebooks <= listed
 
 
 def test_commands_are_understood(document, monkeypatch):

@@ -36,9 +36,9 @@ def pmtl(
 
     The message may be one of two; both are bounded, noised and charged alike:
 
-        "update":  w − w_k, the paper's: w̃ is w⁰ and the sum of all releases, their noise included
-        "offset":  w − w̃, that of the authors' code: it draws w̃ back to the models, so that of
-                   earlier noise little or nothing stays
+    * "update": w − w_k, the paper's: w̃ is w⁰ and the sum of all releases, their noise included.
+    * "offset": w − w̃, that of the authors' code: it draws w̃ back to the models, so that of
+      earlier noise little or nothing stays.
 
     Args:
       task: model and loss.

@@ -24,10 +24,10 @@ Users = dict[str, dict[str, np.ndarray]]
 
 
 def load_leaf(path: str | os.PathLike[str]) -> Population:
-    """Read a JSON file, a folder of *.json files, or a zip of either; every user is a client.
+    """Read a JSON file, a folder of `.json` files, or a zip of either; every user is a client.
 
     A folder that holds `train` and `test` folders, as LEAF's scripts write them, gives those two
-    splits; otherwise the *.json files of the folder are all training rows. A folder or zip that
+    splits; otherwise the `.json` files of the folder are all training rows. A folder or zip that
     holds nothing but one folder stands for that one. Names that start with a dot and `__MACOSX`
     are litter and skipped. Users keep the order of the files (sorted by name) and of their
     `users` lists. A user may appear in one file per split only: twice would mean that the same
