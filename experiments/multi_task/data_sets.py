@@ -1,18 +1,19 @@
 """The data sets that the methods are compared on, each with its task, rounds and tuning."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import fedjaxsim as fl
 from fedjaxsim.data import load
 from fedjaxsim.data.transforms import drop_constant_columns, invert
-from fedjaxsim.models import linear, logistic, mlp, softmax, squared
+from fedjaxsim.models import linear, logistic, softmax, squared
 from fedjaxsim.privacy.calibration import noise_multiplier, spent
 
-SMALL = (0.5, 2.0, 8.0)
-MANY = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 4.0, 8.0)
+SMALL = (0.5, 2.0, 8.0, math.inf)
+MANY = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 4.0, 8.0, math.inf)
 BATCH = 10
 _PERCENTAGES = [3, 4]
 
@@ -27,7 +28,7 @@ class Problem:
       model: `(population) -> Task`.
       rate: p, the part of the clients in a round.
       rounds: T.
-      epsilons: the finite targets.
+      epsilons: the targets; ∞ is without noise.
       metric: by which methods are chosen and judged.
       points: how many points every method is tuned at, for every ε.
       seeds: of the final runs: 0, 1, ….
@@ -35,6 +36,7 @@ class Problem:
       box: see `methods`.
       at_once: how many settings make one program.
       chunk_size: clients that are run together; None for the default.
+      chunk_map: how, see `fl.Simulation`; None for the default.
       every: rounds between evaluations, where results are wanted on the way.
     """
 
@@ -58,6 +60,7 @@ class Problem:
     )
     at_once: int = 512
     chunk_size: int | None = None
+    chunk_map: Literal["scan", "vmap"] | None = None
     every: int | None = None
 
     def sampling(self, clients: int) -> fl.Sampling:
@@ -67,6 +70,8 @@ class Problem:
 
     def noise(self, epsilon: float, clients: int) -> float:
         """The z for ε of the whole run, zero-out in the joint-DP view, at δ = 1/(10 m)."""
+        if math.isinf(epsilon):
+            return 0.0
         scheme = self.sampling(clients).scheme
         delta = 1 / (10 * clients)
         return noise_multiplier(
@@ -177,23 +182,5 @@ PROBLEMS = {
             "mu": (0.003, 1.5),
         },
         at_once=5,
-    ),
-    "femnist-mlp": Problem(
-        "FEMNIST-206, 784–128–62",
-        _femnist,
-        lambda population: softmax(mlp(_inputs(population), 62), 62),
-        rate=100 / 206,
-        rounds=40,
-        epsilons=(0.1, 0.8, 2.0),
-        points=12,
-        seeds=3,
-        tuning_seeds=1,
-        box={
-            "learning_rate": (0.03, 1.0),
-            "clip_norm": (0.05, 2.0),
-            "lam": (0.003, 1.5),
-            "mu": (0.003, 1.5),
-        },
-        at_once=4,
     ),
 }

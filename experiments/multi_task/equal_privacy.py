@@ -18,7 +18,9 @@ The plan, in seconds of one core for 100 rounds of one setting: 0.003 to 0.03 fo
 three tuning seeds and ten final ones, FEMNIST 50 rounds, 18 points, one tuning seed and three final
 ones.
 
-What is finished is kept in --parts; empty it when the code has changed.
+What is finished is kept in --parts; empty it when the code has changed. --problems and --methods
+say what is run; the answer and the picture are of all results that there are, so that with
+--problems alone nothing is run.
 """
 
 import argparse
@@ -29,7 +31,7 @@ from typing import Any
 
 import figures
 from data_sets import PROBLEMS, Problem
-from harness import Parts, Record, Trial
+from harness import Parts, Record, Trial, shortened, write
 from methods import COMPARED, METHODS, Method
 from tables import difference, epsilon_text, markdown, spread
 
@@ -37,9 +39,8 @@ from fedjaxsim.metrics import metric
 
 RESULTS = Path(__file__).parents[1] / "results"
 PICTURES = Path(__file__).parents[2] / "docs" / "figures"
-QUESTION = ("digits", "school", "vehicle", "landmine", "femnist")
+QUESTION = ("digits", "digits-sampled", "school", "vehicle", "landmine", "femnist")
 MESSAGES, AGAINST = ("pmtl", "pmtl-offset"), ("local", "fedavg")
-_DETAILS = ("_p10", "_p50", "_p90", "_weighted", "_unweighted")
 
 
 def compare(
@@ -47,11 +48,11 @@ def compare(
 ) -> dict[str, Any]:
     """All methods on one problem: what was chosen, and the test results by ε and seed."""
     clients = problem.read(folder, 0, 0.0).num_clients
-    private = {epsilon: problem.noise(epsilon, clients) for epsilon in problem.epsilons}
-    noise = {**private, math.inf: 0.0}
+    noise = {epsilon: problem.noise(epsilon, clients) for epsilon in problem.epsilons}
     levels = [
-        {"epsilon": epsilon, "noise_multiplier": z} | problem.spent(z, clients)
-        for epsilon, z in private.items()
+        {"epsilon": epsilon if z else None, "noise_multiplier": z}
+        | (problem.spent(z, clients) if z else {})
+        for epsilon, z in noise.items()
     ]
     result: dict[str, Any] = {
         "title": problem.title,
@@ -64,7 +65,7 @@ def compare(
         "tuning_seeds": problem.tuning_seeds,
         "seeds": problem.seeds,
         "box": problem.box,
-        "levels": [*levels, {"epsilon": None, "noise_multiplier": 0.0}],
+        "levels": levels,
         "methods": {},
     }
     for name, method in methods.items():
@@ -73,17 +74,10 @@ def compare(
         chosen = trial.choose(of_method)
         tests = trial.judge(of_method, {epsilon: one["point"] for epsilon, one in chosen.items()})
         result["methods"][name] = [
-            {**one, "test": [_shortened(of_seed, problem.metric) for of_seed in test]}
+            {**one, "test": [shortened(of_seed, problem.metric) for of_seed in test]}
             for one, test in zip(chosen.values(), tests, strict=True)
         ]
     return result
-
-
-def _shortened(test: Record, name: str) -> Record:
-    """The means of a test result over clients, and the tenth percentile of what is judged."""
-    kept = {column: v for column, v in test.items() if not column.endswith(_DETAILS)}
-    kept[f"test_{name}_p10"] = test[f"test_{name}_p10"]
-    return {column: v if v is None else float(f"{v:.5g}") for column, v in kept.items()}
 
 
 def values(result: Record, method: str, level: int) -> list[float]:
@@ -136,6 +130,8 @@ def answer(results: dict[str, Record]) -> str:
     """Where PMTL beats both Local and private FedAvg, by how much, and which method is best."""
     rows = []
     for result in results.values():
+        if not {*MESSAGES, *AGAINST} <= result["methods"].keys():
+            continue
         larger = metric(result["metric"]).larger_is_better
         for level, about in enumerate(result["levels"]):
             cells, wins = [], []
@@ -167,24 +163,24 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="where femnist/, school/ … lie")
-    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(QUESTION))
+    parser.add_argument("--problems", nargs="*", choices=PROBLEMS, default=list(QUESTION))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(COMPARED))
     parser.add_argument("--parts", type=Path, default=Path("runs/multi-task"))
     parser.add_argument("--out", type=Path, default=RESULTS, help="a folder for the results")
     parser.add_argument("--picture", type=Path, help="a .png file, of all results together")
     args = parser.parse_args()
     methods = {name: METHODS[name] for name in args.methods}
-    results = {}
     for name in args.problems:
         parts = Parts(args.parts / name)
-        result = results[name] = compare(PROBLEMS[name], methods, args.folder, parts)
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / f"compare-{name}.json").write_text(json.dumps(result) + "\n")
+        result = compare(PROBLEMS[name], methods, args.folder, parts)
+        write(args.out / f"compare-{name}.json", result)
         print(f"\n{result['title']}\n\n{table(result)}\n\n{edges(result)}", flush=True)
-    if {*MESSAGES, *AGAINST} <= methods.keys():
-        print(f"\n{answer(results)}")
+    files = {name: args.out / f"compare-{name}.json" for name in PROBLEMS}
+    results = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+    print(f"\n{answer(results)}")
     if args.picture:
-        figures.save(figures.against_epsilon(results), args.picture)
+        shown = {name: results[name] for name in QUESTION if name in results}
+        figures.save(figures.against_epsilon(shown), args.picture)
 
 
 if __name__ == "__main__":

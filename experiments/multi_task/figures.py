@@ -1,6 +1,6 @@
 """The pictures of these experiments, with one colour for each method."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from methods import METHODS
 
 from fedjaxsim.metrics import metric
-from fedjaxsim.report.plots import COLOURS, STYLE, line, picture, save
+from fedjaxsim.report.plots import STYLE, legend_above, line, picture, save
 
 __all__ = ["against_epsilon", "convergence", "loss_and_epsilon", "over_rounds", "save"]
 
@@ -45,15 +45,24 @@ def _panel(panel: Any, result: Any) -> None:
         mean, deviation = cells.mean(1), cells.std(1, ddof=1)
         if method.sends:
             panel.errorbar(
-                places, mean, deviation, color=method.colour, label=method.title,
-                marker="o", ms=3, lw=1.3, elinewidth=0.7,
+                places, mean, deviation, color=method.colour, ls=method.dashes, label=method.title,
+                marker="o", ms=3, lw=1.5, elinewidth=0.7,
             )  # fmt: skip
         else:
-            panel.axhline(mean[0], color=method.colour, ls="dashed", lw=1.3, label=method.title)
-    panel.set_xticks(places, ["∞" if e is None else f"{e:g}" for e in epsilons])
+            style = {"color": method.colour, "ls": method.dashes, "lw": 1.5}
+            panel.axhline(mean[0], label=method.title, **style)
+    size = 9 if len(epsilons) < 6 else 7
+    panel.set_xticks(places, ["∞" if e is None else f"{e:g}" for e in epsilons], fontsize=size)
     panel.set_xlabel("ε (zero-out, joint DP)")
     panel.set_ylabel(f"test {metric(result['metric']).title}")
     panel.set_title(result["title"])
+
+
+def _band(panel: Any, x: Any, of_seeds: Iterable[Any], **style: Any) -> None:
+    """The mean over seeds, with a band of one standard deviation to both sides."""
+    values = np.array(list(of_seeds), float)
+    mean, deviation = values.mean(0), values.std(0, ddof=1)
+    line(panel, x, mean, (mean - deviation, mean + deviation), **style)
 
 
 def over_rounds(result: Any, messages: Sequence[str]) -> Figure:
@@ -63,71 +72,74 @@ def over_rounds(result: Any, messages: Sequence[str]) -> Figure:
       result: of `rounds.py`.
       messages: the methods in it, a row of panels for each.
     """
-    noises, done = result["noises"], result["every"] * (1 + np.arange(result["evaluations"]))
+    noises, every = result["noises"], result["every"]
     clips = list(dict.fromkeys(noise["clip_norm"] for noise in noises))
     sigmas = list(dict.fromkeys(noise["sigma"] for noise in noises))
+    # Not the colours of the methods: one shade for each noise.
+    colours = mpl.colormaps["viridis"](np.linspace(0.75, 0, len(sigmas)))
+    shades = dict(zip(sigmas, colours, strict=True))
     with mpl.rc_context(STYLE):
-        figure = picture("PMTL on FEMNIST-206, softmax regression: mean over seeds", 9.0, 7.0)
+        title = "PMTL on FEMNIST-206, softmax regression: mean ± standard deviation over seeds"
+        figure = picture(title, 9.0, 7.0)
         rows = figure.subplots(len(messages) + 1, len(clips), sharey="row")
         for panels, name in zip(rows, messages, strict=False):
-            accuracy = np.mean([seed["accuracy"] for seed in result[name]["seeds"]], axis=0)
+            accuracies = np.array([seed["accuracy"] for seed in result[name]["seeds"]], float)
+            done = every * (1 + np.arange(accuracies.shape[2]))
             for panel, clip in zip(panels, clips, strict=True):
                 panel.set_title(f"{METHODS[name].title}, γ = {clip:g}")
                 for index, noise in enumerate(noises):
                     if noise["clip_norm"] == clip:
-                        place = sigmas.index(noise["sigma"])
-                        line(panel, done, accuracy[:, index], color=COLOURS[place])
-                line(panel, done, accuracy[:, -1], color="0.5", ls="dashed")
-                panel.set_xlabel("rounds")
+                        _band(panel, done, accuracies[:, index], color=shades[noise["sigma"]])
+                _band(panel, done, accuracies[:, -1], color="0.5", ls="dashed")
+                panel.set(xlabel="rounds", ylim=(0, None))
             panels[0].set_ylabel("test accuracy")
         for panel, clip in zip(rows[-1], clips, strict=True):
             for kind, dashes in (("sound", "solid"), ("paper", "dotted")):
                 for noise, of in zip(noises, result["epsilon"][kind], strict=True):
                     if noise["clip_norm"] == clip:
-                        place = sigmas.index(noise["sigma"])
-                        epsilons = np.array(of, float)
-                        line(panel, result["epsilon_at"], epsilons, color=COLOURS[place], ls=dashes)
-            panel.set(xlabel="rounds", yscale="log", title=f"γ = {clip:g}")
+                        shade = shades[noise["sigma"]]
+                        at, epsilons = result["epsilon_at"], np.array(of, float)
+                        line(panel, at, epsilons, color=shade, ls=dashes)
+            panel.set(xlabel="rounds", yscale="log", title=f"ε, γ = {clip:g}")
         rows[-1][0].set_ylabel("ε")
-        handles = [
-            Line2D([], [], color=COLOURS[place], label=f"σ = {sigma:g}")
-            for place, sigma in enumerate(sigmas)
-        ]
+        handles = [Line2D([], [], color=shades[sigma], label=f"σ = {sigma:g}") for sigma in sigmas]
         handles += [
             Line2D([], [], color="0.5", ls="dashed", label="without noise or clipping"),
-            Line2D([], [], color="0.2", label="ε: zero-out, joint DP, δ = 1/(10 m)"),
+            Line2D([], [], color="0.2", label="ε zero-out, joint DP, δ = 1/(10 m)"),
             Line2D([], [], color="0.2", ls="dotted", label="ε as the paper counts, δ = 1/m"),
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure
 
 
-def loss_and_epsilon(result: Any, messages: Sequence[str], index: int) -> Figure:
-    """The training loss and ε over the rounds, one panel for each message.
+def loss_and_epsilon(result: Any, messages: Sequence[str]) -> Figure:
+    """The training loss over the rounds with noise and without, and the ε that the noise leaves.
 
     Args:
       result: of `rounds.py`.
       messages: the methods in it.
-      index: which of its noises.
     """
-    noise = result["noises"][index]
+    noise = result["noises"][result["shown"]]
     title = f"PMTL on FEMNIST-206, σ = {noise['sigma']:g}, γ = {noise['clip_norm']:g}"
     with mpl.rc_context(STYLE):
         figure = picture(title, 8.0, 3.2)
-        panels = figure.subplots(1, len(messages), sharey=True)
-        for panel, name in zip(panels, messages, strict=True):
-            losses = np.array([seed["loss"] for seed in result[name]["seeds"]])[:, :, index]
-            done = 1 + np.arange(losses.shape[1])
-            mean, deviation = losses.mean(0), losses.std(0, ddof=1)
-            line(panel, done, mean, (mean - deviation, mean + deviation), color=COLOURS[1])
-            panel.set(xlabel="rounds", ylabel="training loss (orange)", title=METHODS[name].title)
-            right = panel.twinx()
-            shown = [place for place, t in enumerate(result["epsilon_at"]) if t <= done[-1]]
-            spent = np.array([result["epsilon_at"], result["epsilon"]["sound"][index]])[:, shown]
-            line(right, *spent, color=COLOURS[0])
-            right.set_ylabel("ε, zero-out, joint DP (blue)")
-            right.set_ylim(bottom=0)
-            right.grid(visible=False)
+        left, right = figure.subplots(1, 2)
+        for name in messages:
+            method, losses = METHODS[name], np.array([s["loss"] for s in result[name]["seeds"]])
+            done = 1 + np.arange(losses.shape[2])
+            _band(left, done, losses[:, 0], color=method.colour, label=method.title)
+            label = f"{method.title}, no noise or clipping"
+            _band(left, done, losses[:, 1], color=method.colour, ls="dashed", label=label)
+        left.set(xlabel="rounds", ylabel="training loss, mean over the cohort", ylim=(0, None))
+        for kind, dashes, label in (
+            ("sound", "solid", "zero-out, joint DP, δ = 1/(10 m)"),
+            ("paper", "dotted", "as the paper counts, δ = 1/m"),
+        ):
+            epsilons = np.array(result["epsilon"][kind][result["shown"]], float)
+            line(right, result["epsilon_at"], epsilons, color="0.2", ls=dashes, label=label)
+        right.set(xlabel="rounds", ylabel="ε", ylim=(0, None))
+        for panel in (left, right):
+            legend_above(panel, ncols=1)
     return figure
 
 
@@ -140,19 +152,21 @@ def convergence(result: Any, sigma: float) -> Figure:
     """
     done = result["every"] * (1 + np.arange(result["rounds"] // result["every"]))
     with mpl.rc_context(STYLE):
-        figure = picture(f"FEMNIST-206, 784–32–62, K = 3: σ = {sigma:g} where noised", 6.4, 4.0)
-        panel = figure.subplots()
-        for name, of in result["methods"].items():
-            method = METHODS[name]
-            for level, rows in of.items():
-                if float(level) not in (0.0, sigma):
+        title = "FEMNIST-206, 784–32–62, K = 3: mean ± standard deviation over seeds"
+        figure = picture(title, 8.0, 3.8)
+        panels = figure.subplots(1, 2, sharey=True)
+        for panel, level in zip(panels, ("0.0", str(sigma)), strict=True):
+            for name, of in result["methods"].items():
+                if level not in of:
                     continue
-                noised = float(level) > 0
-                published = name.endswith("as-published")
-                curve = np.mean([test["curve"] for test in rows["test"]], axis=0)
-                dashes = ("dashed" if published else "dotted") if noised else "solid"
-                label = method.title + (", central noise" if noised and not published else "")
-                line(panel, done, curve, color=method.colour, ls=dashes, label=label)
-        panel.set(xlabel="rounds", ylabel="test accuracy, weighted by examples")
-        figure.legend(loc="outside right center")
+                method = METHODS[name]
+                sound = level != "0.0" and not name.endswith("as-published")
+                label = method.title + (f", z = {sigma:g} on the sum" if sound else "")
+                _band(
+                    panel, done, (test["curve"] for test in of[level]["test"]),
+                    color=method.colour, ls=method.dashes, label=label,
+                )  # fmt: skip
+            panel.set_xlabel("rounds")
+            legend_above(panel, ncols=1)
+        panels[0].set_ylabel("test accuracy, weighted by examples")
     return figure

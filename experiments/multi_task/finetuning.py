@@ -1,15 +1,13 @@
 """Fine-tuning after PMTL and after FedAvg, at equal ε (PMTL's Tables 1 and 3).
 
-    python experiments/multi_task/equal_privacy.py $FEDJAXSIM_DATA --problems femnist-mlp \
-        --methods pmtl pmtl-offset fedavg local
     python experiments/multi_task/finetuning.py $FEDJAXSIM_DATA
 
-The first stages are what the first command chose: an MLP 784–128–62 on 206 writers (the paper: a
-CNN, ten times the images), 40 rounds, cohorts of expected size 100. Then every client alone
-minimizes each of the paper's four objectives from the model it predicts with, the global one after
-FedAvg, in 5 epochs of batch 10 over all of its training rows. η and λ of each objective are chosen
-for each first stage and ε among as many points on the validation split of the extra seed. The
-second stage sends nothing, so ε is that of the first.
+The first stages are what `equal_privacy.py` chose on FEMNIST: softmax regression on 206 writers
+(the paper: a CNN, ten times the images), 50 rounds, cohorts of expected size 100. Then every client
+alone minimizes each of the paper's four objectives from the model it predicts with, the global one
+after FedAvg, in 5 epochs of batch 10 over the same training rows. η and λ of each objective are
+chosen for each first stage and ε among as many points on the validation split of the extra seed.
+The second stage sends nothing, so ε is that of the first.
 """
 
 import argparse
@@ -20,7 +18,7 @@ from typing import Any, get_args
 import numpy as np
 from data_sets import BATCH, PROBLEMS
 from equal_privacy import RESULTS
-from harness import FIRST_TUNING_SEED, Parts, Record, Trial
+from harness import FIRST_TUNING_SEED, Parts, Record, Trial, write
 from methods import METHODS, Method, Point, at_edge, hyperparameters
 from tables import difference, epsilon_text, markdown, spread
 
@@ -28,7 +26,9 @@ import fedjaxsim as fl
 from fedjaxsim.algorithms.finetune import Penalty
 
 STAGES = ("pmtl", "pmtl-offset", "fedavg")
-EPOCHS, POINTS = 5, 8
+EPSILONS = (0.1, 0.8, 2.0, None)
+"""Those of Table 1; None is without noise."""
+EPOCHS, POINTS = 5, 6
 BOX = {"learning_rate": (0.003, 0.3), "lam": (0.01, 30.0)}
 PAPER = {
     "vanilla": {"pmtl": (0.645, 0.640, 0.677, 0.832), "fedavg": (0.606, 0.648, 0.653, 0.812)},
@@ -36,7 +36,7 @@ PAPER = {
     "kl": {"pmtl": (0.486, 0.584, 0.662, 0.839), "fedavg": (0.348, 0.481, 0.565, 0.829)},
     "ewc": {"pmtl": (0.663, 0.595, 0.681, 0.837), "fedavg": (0.556, 0.607, 0.666, 0.823)},
 }
-"""Table 1 at ε = 0.1, 0.8, 2 and ∞."""
+"""Table 1, in the order of `EPSILONS`."""
 PAPER_LOCAL = 0.618
 """Table 3."""
 
@@ -107,13 +107,13 @@ def accuracy(simulation: fl.Simulation, state: Any, hparams: Any, split: str) ->
     return float(simulation.evaluate(state, hparams, split).mean("accuracy"))
 
 
-def stages(system: str, rows: list[Record], levels: list[Record], trial: Trial) -> list[Record]:
+def stages(system: str, rows: list[Record], noise: list[float], trial: Trial) -> list[Record]:
     """For every ε what was chosen for each objective, and the test results by seed."""
     parts, grid = trial.parts, points()
     second = Second(trial)
     found = []
-    for level, (row, about) in enumerate(zip(rows, levels, strict=True)):
-        point = {**row["point"], "noise_multiplier": about["noise_multiplier"]}
+    for level, (row, z) in enumerate(zip(rows, noise, strict=True)):
+        point = {**row["point"], "noise_multiplier": z}
         tries = dict.fromkeys(second.tasks, grid)
         scores = parts.get(
             f"{system}-{level}-tune",
@@ -189,20 +189,23 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where femnist/ lies")
     parser.add_argument("--parts", type=Path, default=Path("runs/multi-task/finetuning"))
     args = parser.parse_args()
-    chosen = json.loads((RESULTS / "compare-femnist-mlp.json").read_text())
-    problem, parts = PROBLEMS["femnist-mlp"], Parts(args.parts)
+    chosen = json.loads((RESULTS / "compare-femnist.json").read_text())
+    problem, parts = PROBLEMS["femnist"], Parts(args.parts)
+    of_level = [level["epsilon"] for level in chosen["levels"]]
+    places = [of_level.index(epsilon) for epsilon in EPSILONS]
     local = chosen["methods"]["local"][0]["test"]
     result: Record = {
         "epochs": EPOCHS,
-        "epsilons": [level["epsilon"] for level in chosen["levels"]],
+        "epsilons": EPSILONS,
         "local": [test["test_accuracy"] for test in local],
         "stages": {},
     }
     for name in STAGES:
         trial = Trial(problem, METHODS[name], args.folder, parts, name)
-        rows = chosen["methods"][name]
-        result["stages"][name] = stages(name, rows, chosen["levels"], trial)
-    (RESULTS / "finetuning.json").write_text(json.dumps(result, indent=1) + "\n")
+        rows = [chosen["methods"][name][place] for place in places]
+        noise = [chosen["levels"][place]["noise_multiplier"] for place in places]
+        result["stages"][name] = stages(name, rows, noise, trial)
+    write(RESULTS / "finetuning.json", result)
     print(f"{table_1(result)}\n\n{table_3(result)}")
 
 

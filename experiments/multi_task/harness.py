@@ -23,6 +23,7 @@ from fedjaxsim.report.files import write_atomically
 from fedjaxsim.runs.many import ManyRuns
 
 FIRST_TUNING_SEED = 1000
+_DETAILS = ("_p10", "_p50", "_p90", "_weighted", "_unweighted")
 VALIDATION = 0.2
 """The part of a client's training rows on which hyperparameters are chosen. The final runs leave it
 out too: with more rows an epoch has more steps, and other hyperparameters would be best."""
@@ -84,7 +85,7 @@ class Trial:
         sampling, minibatches = self.problem.sampling(clients), fl.Minibatches(BATCH, epochs=1)
         return fl.Simulation(
             algorithm, task, population, sampling, minibatches, mechanism,
-            chunk_size=self.problem.chunk_size,
+            chunk_size=self.problem.chunk_size, chunk_map=self.problem.chunk_map,
         )  # fmt: skip
 
     def run(self, split: str, plan: Sequence[Record], seed: int) -> list[Record]:
@@ -108,7 +109,7 @@ class Trial:
             def compute(group=group):
                 nonlocal here
                 here = here or self.simulation(seed)
-                many = self._many(here, settings, settings[group])
+                many = self.many(here, settings, settings[group])
                 every = self.problem.every if split == "test" else None
                 state, segments = many.run(many.init(seed), rounds, eval_every=every)
                 summaries = [segment.evaluation.summary() for segment in segments]
@@ -123,7 +124,7 @@ class Trial:
             found += self.parts.get(f"{self.name}-{split}-{seed}-{start}", of, compute)
         return found
 
-    def _many(
+    def many(
         self,
         simulation: fl.Simulation,
         settings: Sequence[fl.Hyperparameters],
@@ -178,6 +179,32 @@ def _of_setting(summaries: Sequence[Record], index: int, name: str) -> Record:
     if len(summaries) == 1:
         return last
     return last | {"curve": [finite(summary[f"test_{name}"][index]) for summary in summaries]}
+
+
+def shortened(test: Record, name: str) -> Record:
+    """A test result as it is kept: what is judged, means over clients and curves, to five digits.
+
+    Args:
+      test: of `Trial.run`.
+      name: the metric that is judged.
+    """
+    judged = (f"test_{name}", f"test_{name}_p10")
+    return {
+        column: [rounded(v) for v in value] if isinstance(value, list) else rounded(value)
+        for column, value in test.items()
+        if column in judged or not column.endswith(_DETAILS)
+    }
+
+
+def rounded(value: float | None) -> float | None:
+    """A number to five digits; None where it is not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
+
+
+def write(path: Path, result: Any) -> None:
+    """Writes results as JSON on one line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(result, separators=(",", ":")) + "\n").encode())
 
 
 def finite(value: float) -> float | None:

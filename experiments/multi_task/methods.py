@@ -26,6 +26,7 @@ class Method:
       colour: in every figure.
       arguments: of its factory.
       door: the mechanism by name, where it is not the system's own.
+      dashes: in every figure.
     """
 
     title: str
@@ -33,6 +34,7 @@ class Method:
     colour: str
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     door: str | None = None
+    dashes: str = "solid"
 
     @property
     def sends(self) -> bool:
@@ -69,17 +71,19 @@ METHODS = {
     "pmtl-offset": Method("PMTL offset", "pmtl", COLOURS[1], {"message": "offset"}),
     "ditto": Method("Ditto", "ditto", COLOURS[2]),
     "fedavg": Method("FedAvg", "fedavg", COLOURS[3]),
-    "fedprox": Method("FedProx", "fedprox", COLOURS[4]),
-    "local": Method("Local", "local", COLOURS[6]),
-    "naive-dp": Method("naive DP of all models", "naive-dp", COLOURS[5]),
+    "fedprox": Method("FedProx", "fedprox", COLOURS[4], dashes="dashed"),
+    "local": Method("Local", "local", COLOURS[6], dashes="dashed"),
+    "naive-dp": Method("naive DP of all models", "naive-dp", "0.55"),
     "fedavg-as-published": Method(
-        "DPFedAvg, noise at clients", "fedavg", COLOURS[3], door="client-noise"
+        "DPFedAvg, noise at clients", "fedavg", COLOURS[3], door="client-noise", dashes="dashed"
     ),
     "dpfedmtl": Method("FedMTL", "dpfedmtl", COLOURS[5]),
     "dpfedmtl-head-first": Method(
-        "FedMTL, head first", "dpfedmtl", COLOURS[4], {"order": "head-first"}
+        "FedMTL, head first", "dpfedmtl", COLOURS[5], {"order": "head-first"}, dashes="dotted"
     ),
-    "dpfedmtl-as-published": Method("DPFedMTL as published", "dpfedmtl-as-published", COLOURS[0]),
+    "dpfedmtl-as-published": Method(
+        "DPFedMTL as published", "dpfedmtl-as-published", COLOURS[5], dashes="dashed"
+    ),
 }
 COMPARED = ("pmtl", "pmtl-offset", "ditto", "fedavg", "fedprox", "local")
 """The methods of the comparison at equal ε."""

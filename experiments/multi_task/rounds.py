@@ -22,18 +22,18 @@ import figures
 import numpy as np
 from data_sets import PROBLEMS
 from equal_privacy import PICTURES, RESULTS
-from harness import Parts, Record, Trial, finite
+from harness import Parts, Record, Trial, rounded, write
 from methods import METHODS, hyperparameters
+from tables import epsilon_text, markdown, spread
 
 from fedjaxsim.privacy.calibration import spent
-from fedjaxsim.runs.many import ManyRuns
 
 MESSAGES = ("pmtl", "pmtl-offset")
 COHORT, SIGMAS, CLIPS = 100, (0.02, 0.05, 0.1), (0.2, 0.5, 1.0)
 SHOWN = 4
 """The setting in Figure 2: σ = 0.05, γ = 0.5."""
-LONG = 1000
-"""Rounds of the paper's figure."""
+SPENT_AT = (1, 25, 50, 100, 200, 400, 700, 1000)
+"""Rounds after which ε is computed; the last is the end of the paper's figure."""
 
 
 def noises() -> list[Record]:
@@ -47,7 +47,7 @@ def noises() -> list[Record]:
 
 
 def curves(trial: Trial, point: Record, seed: int, rounds: int, every: int) -> Record:
-    """Accuracy after every so many rounds, and the training loss of every round, by setting."""
+    """By setting, accuracy after every so many rounds and the training loss of every round."""
     settings = [
         hyperparameters(
             {name: value for name, value in {**point, **noise}.items() if name != "sigma"},
@@ -55,15 +55,18 @@ def curves(trial: Trial, point: Record, seed: int, rounds: int, every: int) -> R
         )
         for noise in noises()
     ]
-    many = ManyRuns(trial.simulation(seed), settings)
+    many = trial.many(trial.simulation(seed), settings, settings)
     _, segments = many.run(many.init(seed), rounds, eval_every=every)
-    return {
-        "accuracy": [list(segment.evaluation.mean("accuracy")) for segment in segments],
-        "loss": np.concatenate([segment.metrics["loss"] for segment in segments]).tolist(),
-    }
+    accuracy = np.stack([segment.evaluation.mean("accuracy") for segment in segments], axis=1)
+    loss = np.concatenate([segment.metrics["loss"] for segment in segments]).T
+    return {"accuracy": _rounded(accuracy), "loss": _rounded(loss[[SHOWN, -1]])}
 
 
-def epsilons(clients: int, rate: float, rounds: list[int]) -> dict[str, Any]:
+def _rounded(values: np.ndarray) -> list[list[float | None]]:
+    return [[rounded(value) for value in row] for row in values.tolist()]
+
+
+def epsilons(clients: int, rate: float, rounds: tuple[int, ...]) -> dict[str, Any]:
     """ε after so many rounds for each of the paper's settings, as it counts and as it is."""
     scheme = PROBLEMS["femnist"].sampling(clients).scheme
     found: dict[str, list[list[float | None]]] = {"sound": [], "paper": []}
@@ -71,18 +74,40 @@ def epsilons(clients: int, rate: float, rounds: list[int]) -> dict[str, Any]:
         z = noise["noise_multiplier"]
         sound = [spent(z, rate, t, 1 / (10 * clients), scheme) for t in rounds]
         paper = [spent(z, rate, t, 1 / clients, scheme, accountant="rdp") for t in rounds]
-        found["sound"].append([finite(epsilon) for epsilon in sound])
-        found["paper"].append([finite(epsilon) for epsilon in paper])
+        found["sound"].append([rounded(epsilon) for epsilon in sound])
+        found["paper"].append([rounded(epsilon) for epsilon in paper])
     return found
 
 
+def table(result: Record) -> str:
+    """The accuracy after the last round at every noise, with both ε at the end of both runs."""
+    rows = []
+    for index, noise in enumerate([*result["noises"], None]):
+        cells = [
+            spread([seed["accuracy"][index][-1] for seed in result[name]["seeds"]])
+            for name in MESSAGES
+        ]
+        if noise is None:
+            rows.append(["none", "∞", "∞", *cells])
+            continue
+        ends = (result["epsilon_at"].index(result["rounds"]), -1)
+        texts = [
+            " and ".join(epsilon_text(result["epsilon"][kind][index][end]) for end in ends)
+            for kind in ("sound", "paper")
+        ]
+        rows.append([f"{noise['sigma']:g}, {noise['clip_norm']:g}", *texts, *cells])
+    ends = f"after {result['rounds']} and {result['epsilon_at'][-1]} rounds"
+    titles = (f"{METHODS[name].title}, accuracy" for name in MESSAGES)
+    return markdown(["σ, γ", f"ε zero-out, {ends}", "ε as the paper counts", *titles], rows)
+
+
 def main() -> None:
-    """Runs what is not there yet, writes results and pictures."""
+    """Runs what is not there yet, prints the table, writes results and pictures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="where femnist/ lies")
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--rounds", type=int, choices=SPENT_AT, default=200)
     parser.add_argument("--every", type=int, default=10, help="rounds between evaluations")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--parts", type=Path, default=Path("runs/multi-task/rounds"))
@@ -90,14 +115,15 @@ def main() -> None:
     problem, parts = PROBLEMS["femnist"], Parts(args.parts)
     chosen = json.loads((RESULTS / "compare-femnist.json").read_text())["methods"]
     clients = problem.read(args.folder, 0, 0.0).num_clients
-    at = [1, *range(50, LONG + 1, 50)]
     result: dict[str, Any] = {
         "rounds": args.rounds,
         "every": args.every,
-        "evaluations": -(-args.rounds // args.every),
         "noises": noises()[:-1],
-        "epsilon_at": at,
-        "epsilon": parts.get("epsilon", at, lambda: epsilons(clients, problem.rate, at)),
+        "shown": SHOWN,
+        "epsilon_at": SPENT_AT,
+        "epsilon": parts.get(
+            "epsilon", list(SPENT_AT), lambda: epsilons(clients, problem.rate, SPENT_AT)
+        ),
     }
     for name in MESSAGES:
         point = chosen[name][-1]["point"]
@@ -108,9 +134,10 @@ def main() -> None:
             of = [point, seed, args.rounds, args.every]
             of_seeds.append(parts.get(f"{name}-{seed}", of, lambda plan=plan: curves(*plan)))
         result[name] = {"point": point, "seeds": of_seeds}
-    (RESULTS / "rounds.json").write_text(json.dumps(result) + "\n")
+    write(RESULTS / "rounds.json", result)
+    print(table(result))
     figures.save(figures.over_rounds(result, MESSAGES), PICTURES / "pmtl-4.png")
-    figures.save(figures.loss_and_epsilon(result, MESSAGES, SHOWN), PICTURES / "pmtl-2.png")
+    figures.save(figures.loss_and_epsilon(result, MESSAGES), PICTURES / "pmtl-2.png")
 
 
 if __name__ == "__main__":

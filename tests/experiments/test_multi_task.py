@@ -40,7 +40,7 @@ def compared(script, tmp_path_factory):
         lambda population: squared(linear((2,), 1)),
         rate=1.0,
         rounds=2,
-        epsilons=(1.0,),
+        epsilons=(1.0, math.inf),
         metric="nmse",
         points=2,
         seeds=2,
