@@ -23,7 +23,7 @@ from data_sets import PROBLEMS, Problem
 from equal_privacy import PICTURES, RESULTS
 from harness import Parts, Trial, finite, shortened, write
 from methods import METHODS
-from tables import epsilon_text, markdown, spread
+from tables import difference, epsilon_text, markdown, spread
 
 from fedjaxsim.models import mlp, softmax
 from fedjaxsim.privacy.calibration import spent
@@ -33,6 +33,7 @@ SIGMAS = {0.11: 45.0, 0.65: 8.0, 2.42: 2.0, 9.69: 0.5}
 """The paper's σ, each with the ε that it claims for one step."""
 PLAIN = ("local", "fedavg", "dpfedmtl", "dpfedmtl-head-first")
 NOISED = ("fedavg-as-published", "fedavg", "dpfedmtl-as-published", "dpfedmtl")
+PAIRS = ("FedMTL − FedAvg", "FedMTL − Local")
 PAPER = {
     "local": {0.0: 0.7791},
     "fedavg": {0.0: 0.7844, 0.11: 0.7600, 0.65: 0.4218, 2.42: 0.0567, 9.69: 0.0079},
@@ -49,8 +50,8 @@ def problem() -> Problem:
         rate=COHORT / CLIENTS,
         rounds=1000,
         metric="accuracy_weighted",
-        points=6,
-        at_once=6,
+        points=8,
+        at_once=8,
         chunk_size=4,
         every=50,
     )
@@ -99,7 +100,9 @@ def table(result: dict[str, Any]) -> str:
         cells = []
         for name in names:
             of = result["methods"][name]
-            paper = PAPER.get(name.removesuffix("-as-published"), {}).get(sigma)
+            base = name.removesuffix("-as-published")
+            # The paper's noise is the published one.
+            paper = PAPER.get(base, {}).get(sigma) if base != name or not sigma else None
             printed = f" ({paper:.3f})" if paper is not None else ""
             cells.append(spread(values(of, sigma)) + printed if str(sigma) in of else "")
         if about is None:
@@ -110,6 +113,27 @@ def table(result: dict[str, Any]) -> str:
         rows.append([head, *cells])
     titles = (METHODS[name].title for name in names)
     return markdown(["σ: ε as claimed for one step; by the CLT; zero-out; replace", *titles], rows)
+
+
+def differences(result: dict[str, Any]) -> str:
+    """What the head of one's own gains at each σ, paired over seeds, behind both doors."""
+    of = result["methods"]
+    rows = []
+    for sigma in (0.0, *SIGMAS):
+        cells = [
+            str(difference(values(of[ours], sigma), values(of[theirs], level), larger=True))
+            if str(sigma) in of[ours]
+            else ""
+            for ours, theirs, level in (
+                ("dpfedmtl", "fedavg", sigma),
+                ("dpfedmtl", "local", 0.0),
+                ("dpfedmtl-as-published", "fedavg-as-published", sigma),
+                ("dpfedmtl-as-published", "local", 0.0),
+            )
+        ]
+        rows.append([f"{sigma:g}" if sigma else "none", *cells])
+    doors = [f"{door}: {one}" for door in ("central", "as published") for one in PAIRS]
+    return markdown(["σ", *doors], rows)
 
 
 def main() -> None:
@@ -139,7 +163,7 @@ def main() -> None:
         }
         print(name, {sigma: one["at_edge"] for sigma, one in chosen.items()}, flush=True)
     write(RESULTS / "dpfedmtl.json", result)
-    print(f"\n{table(result)}")
+    print(f"\n{differences(result)}\n\n{table(result)}")
     figures.save(figures.convergence(result, max(SIGMAS)), PICTURES / "dpfedmtl-4.png")
 
 

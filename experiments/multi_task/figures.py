@@ -80,7 +80,7 @@ def over_rounds(result: Any, messages: Sequence[str]) -> Figure:
     shades = dict(zip(sigmas, colours, strict=True))
     with mpl.rc_context(STYLE):
         title = "PMTL on FEMNIST-206, softmax regression: mean ± standard deviation over seeds"
-        figure = picture(title, 9.0, 7.0)
+        figure = picture(title, 6.9, 5.6)
         rows = figure.subplots(len(messages) + 1, len(clips), sharey="row")
         for panels, name in zip(rows, messages, strict=False):
             accuracies = np.array([seed["accuracy"] for seed in result[name]["seeds"]], float)
@@ -130,7 +130,7 @@ def loss_and_epsilon(result: Any, messages: Sequence[str]) -> Figure:
             _band(left, done, losses[:, 0], color=method.colour, label=method.title)
             label = f"{method.title}, no noise or clipping"
             _band(left, done, losses[:, 1], color=method.colour, ls="dashed", label=label)
-        left.set(xlabel="rounds", ylabel="training loss, mean over the cohort", ylim=(0, None))
+        left.set(xlabel="rounds", ylabel="training loss,\nmean over the cohort", yscale="log")
         for kind, dashes, label in (
             ("sound", "solid", "zero-out, joint DP, δ = 1/(10 m)"),
             ("paper", "dotted", "as the paper counts, δ = 1/m"),
