@@ -152,7 +152,7 @@ def main() -> None:
         "privacy": parts.get("privacy", [list(SIGMAS), setting.rounds], privacy),
         "methods": {},
     }
-    for name in dict.fromkeys((*PLAIN, *NOISED)):
+    for name in dict.fromkeys((*NOISED, *PLAIN)):
         trial = Trial(setting, METHODS[name], args.folder, parts, name)
         noise = noise_of(name)
         chosen = trial.choose(noise)
