@@ -11,7 +11,7 @@ from tyro.conf import Positional
 
 @dataclasses.dataclass(frozen=True)
 class Compare:
-    """Compare finished runs in a table and, with --out, in one figure."""
+    """Compare finished runs, and settings over their seeds, in tables and in a figure."""
 
     runs: Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="DIR")]]
     """The directories of the runs."""
@@ -26,8 +26,10 @@ class Compare:
         Raises:
           FileNotFoundError, ValueError: for bad input.
         """
+        from fedjaxsim import metrics
+        from fedjaxsim.report import seeds
         from fedjaxsim.report.files import print_json
-        from fedjaxsim.report.progress import print_table
+        from fedjaxsim.report.progress import number, print_rows, print_table
         from fedjaxsim.runs.directory import RunDirectory
 
         if not self.runs:
@@ -37,22 +39,31 @@ class Compare:
 
             plots.check_path(self.out)
         distinct = len({path.name for path in self.runs}) == len(self.runs)
-        rows, records = [], {}
+        rows, runs = [], {}
         for path in self.runs:
             directory = RunDirectory(path)
             name = path.name if distinct else str(path)
             rows.append({"run": name, **directory.summary()})
-            records[name] = directory.metrics()
+            config = directory.config() if len(self.runs) > 1 else {}
+            runs[name] = seeds.Run(config, directory.summary(), directory.metrics())
+        found = seeds.systems(runs)
+        several = len(found) < len(runs)
 
         def work() -> int:
+            compared = seeds.compared(found) if several else []
             if self.json:
-                print_json(rows)
+                print_json({"runs": rows, "systems": compared} if several else rows)
             else:
                 print_table(rows)
+            if several and not self.json:
+                label = metrics.label(compared[0]["metric"])
+                headings = ["system", "seeds", label, f"minus {found[0].label}", "p (Holm)"]
+                print_rows(headings, [seeds.cells(row, number) for row in compared])
+                print("means over seeds with 95 % intervals; differences on seeds that both have")
             if self.out is not None:
                 from fedjaxsim.report import plots
 
-                figure = plots.comparison_figure(plots.curves(records), "Comparison of runs")
+                figure = plots.comparison_figure(plots.of_systems(found), "Comparison of runs")
                 plots.save(figure, self.out)
             return 0
 

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import matplotlib as mpl
 
+from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.hparams import ABOUT, setting_of
-from fedjaxsim.report.plots import COLOURS, DASHES
+from fedjaxsim.report.plots import COLOURS, DASHES, colour_of
 from fedjaxsim.report.progress import number
 
 NOISE = ("noise_multiplier", "target_epsilon")
@@ -84,7 +85,9 @@ def line_styles(
         alike = [other for other, of in zip(combinations, words, strict=True) if of == kind]
         dashes = DASHES[kinds.index(kind) % len(DASHES)]
         if len(kinds) == len(combinations):
-            colour = COLOURS[kinds.index(kind) % len(COLOURS)]
+            known = next((word for word in kind if word in SYSTEMS), None)
+            index = kinds.index(kind) if known is None else colour_of(known)
+            colour = COLOURS[index % len(COLOURS)]
         elif len(alike) == 1:
             colour = "0.5"
         else:

@@ -15,7 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedjaxsim import metrics
+from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.report.files import write_atomically
+from fedjaxsim.report.seeds import System, mean_records
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -111,12 +113,25 @@ class Curve(NamedTuple):
     dashes: int = 0
 
 
-def curves(runs: Mapping[str, Records]) -> list[Curve]:
-    """One curve per run, each with its own colour and, when these are used up, dashes."""
-    return [
-        Curve(label, records, index % len(COLOURS), index // len(COLOURS) % len(DASHES))
-        for index, (label, records) in enumerate(runs.items())
-    ]
+def colour_of(algorithm: str) -> int:
+    """The index of a system's colour and, beyond the palette, dashes: the same in every figure."""
+    names = list(SYSTEMS)
+    return names.index(algorithm) if algorithm in names else len(names)
+
+
+def of_systems(found: Sequence[System]) -> list[Curve]:
+    """One curve per system, a mean where it has several seeds, in the colour of its algorithm."""
+    metric = quality_key(next(iter(found[0].runs.values())).records)
+    curves: list[Curve] = []
+    for system in found:
+        records = next(iter(system.runs.values())).records
+        if len(system.runs) > 1:
+            records = mean_records(system, metric)
+        index = colour_of(system.algorithm)
+        colour, dashes = index % len(COLOURS), index // len(COLOURS)
+        dashes += sum(curve.colour == colour for curve in curves)
+        curves.append(Curve(system.label, records, colour, dashes % len(DASHES)))
+    return curves
 
 
 def quality_key(records: Records) -> str:
@@ -162,7 +177,12 @@ def comparison_figure(runs: Sequence[Curve], title: str) -> Figure:
         figure, (left, privacy) = _panels(title, 2)
         for run, style in zip(runs, _styles(runs), strict=True):
             line(left, *_points(run.records, quality), label=run.label, **style)
-        left.set_ylabel(f"{metrics.label(quality)}\nmean over clients")
+            rounds, *band = _points(run.records, f"{quality}_low", f"{quality}_high")
+            if len(rounds):
+                left.fill_between(rounds, *band, color=style["color"], alpha=0.15, lw=0)
+        seeds = any(f"{quality}_low" in record for run in runs for record in run.records)
+        of = "mean over clients and seeds, 95 %" if seeds else "mean over clients"
+        left.set_ylabel(f"{metrics.label(quality)}\n{of}")
         _epsilon_axis(privacy, runs)
         handles, labels = left.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside right center")
@@ -219,14 +239,27 @@ def _styles(runs: Sequence[Curve]) -> list[dict[str, Any]]:
 
 def _epsilon_axis(axes: Axes, runs: Sequence[Curve]) -> None:
     axes.set_ylabel("ε spent (nats)\nzero-out, joint DP")
-    drawn = False
+    alike: dict[Any, list[tuple[Curve, dict[str, Any]]]] = {}
+    without = []
     for run, style in zip(runs, _styles(runs), strict=True):
         # Nothing is spent before the first round, also where ε is infinite from then on.
-        if run.records[-1]["epsilon"] is not None:
-            line(axes, *_points(run.records, "epsilon"), **style)
-            drawn = True
+        if run.records[-1]["epsilon"] is None:
+            without.append(run.label)
+        else:
+            points = _points(run.records, "epsilon")
+            alike.setdefault(points.tobytes(), []).append((run, style))
+    for group in alike.values():
+        (run, style), shared = group[0], len(group) > 1
+        # What several have spent alike is one line, and says whose.
+        looks = {"color": "0.3", "linewidth": 1.6} if shared else style
+        label = " = ".join(run.label for run, _ in group) if shared else None
+        line(axes, *_points(run.records, "epsilon"), label=label, **looks)
     # Room below 0, for the line of a run that spends nothing.
     axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
-    if not drawn:
+    if not alike:
         axes.set_yticks([])
         axes.text(0.5, 0.5, "ε = ∞", transform=axes.transAxes, ha="center", va="center")
+    elif without:
+        axes.plot([], [], ls="", label=f"ε = ∞: {', '.join(without)}")
+    if axes.get_legend_handles_labels()[0]:
+        legend_above(axes, ncols=1)

@@ -276,6 +276,10 @@ def test_words_have_dashes_numbers_have_colours():
     ]  # fmt: skip
     assert [style.dashes for style in styles.values()] == ["solid"] * 2 + ["dashed"] * 2
     assert styles["a", 0.1].colour == styles["b", 0.1].colour != styles["a", 0.2].colour
+    # A system has its own colour, whatever it is beside.
+    alone = line_styles(["algorithm"], [("pmtl",)])["pmtl",]
+    beside = line_styles(["algorithm"], [("fedavg",), ("pmtl",)])
+    assert alone.colour == beside["pmtl",].colour != beside["fedavg",].colour
     assert combination_label(["noise_multiplier", "target_epsilon"], (None, math.inf)) == (
         "ε = ∞ (no noise)"
     )

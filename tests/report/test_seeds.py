@@ -1,0 +1,143 @@
+"""Settings over their seeds: against scipy and numbers by hand, and as figures."""
+
+import json
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from fedjaxsim.cli import main
+from fedjaxsim.report import plots
+from fedjaxsim.report.seeds import Run, compared, estimate, mean_records, systems
+
+ACCURACIES = {"pmtl": [0.5, 0.6, 0.8], "fedavg": [0.4, 0.5, 0.5], "local": [0.45, 0.65, 0.7]}
+EPSILON = {"pmtl": 2.0, "fedavg": 2.0, "local": None}
+
+
+def run(algorithm, seed, accuracy, **settings):
+    config = {"algorithm": algorithm, "seed": seed, "versions": {"jax": "1"}, **settings}
+    config["resolved"] = {"rounds": 4}
+    spent = EPSILON.get(algorithm)
+    records = [
+        {"round": 0, "test_accuracy": 0.1, "epsilon": 0.0},
+        {"round": 4, "test_accuracy": accuracy, "epsilon": spent},
+    ]
+    summary = {"test_accuracy": accuracy, "epsilon": spent, "epsilon_replace": spent,
+               "rounds": 4, "rounds_planned": 4, "interrupted": False, "delta": 0.1,
+               "rounds_per_second": 1.0}  # fmt: skip
+    return Run(config, summary, records)
+
+
+@pytest.fixture
+def runs():
+    return {
+        f"{name}-{seed}": run(name, seed, accuracy)
+        for name, values in ACCURACIES.items()
+        for seed, accuracy in enumerate(values)
+    }
+
+
+def test_seeds_of_one_setting_are_one_system(runs):
+    found = systems(runs)
+    assert [(each.label, sorted(each.runs)) for each in found] == [
+        (name, [0, 1, 2]) for name in ACCURACIES
+    ]
+    # Another setting is another system, named by it; so is a run that is there twice, by its name.
+    more = {f"twice-{seed}": run("pmtl", seed, 0.3, lam=0.2) for seed in (0, 1)}
+    other = {"again": runs["pmtl-0"]}
+    assert [each.label for each in systems({**runs, **more, **other})][3:] == [
+        "pmtl, lam 0.2", "again",
+    ]  # fmt: skip
+
+
+def test_means_intervals_and_paired_tests_are_those_of_scipy(runs):
+    rows = compared(systems(runs))
+    first = np.array(ACCURACIES["pmtl"])
+    p_values = {}
+    for row, (name, given) in zip(rows, ACCURACIES.items(), strict=True):
+        values = np.array(given)
+        assert (row["system"], row["metric"], row["seeds"]) == (name, "test_accuracy", 3)
+        expected = scipy.stats.ttest_1samp(values, 0).confidence_interval(0.95)
+        assert row["mean"] - row["half"] == pytest.approx(expected.low)
+        assert row["mean"] + row["half"] == pytest.approx(expected.high)
+        if name != "pmtl":
+            test = scipy.stats.ttest_rel(values, first)
+            low, high = test.confidence_interval(0.95)
+            assert row["difference"] - row["difference_half"] == pytest.approx(low)
+            assert row["difference"] + row["difference_half"] == pytest.approx(high)
+            p_values[name] = test.pvalue
+    # Holm: the smaller of two p values counts twice, and the larger is no smaller than that.
+    small, large = sorted(p_values, key=lambda name: p_values[name])
+    by_name = {row["system"]: row["p"] for row in rows}
+    assert by_name[small] == pytest.approx(2 * p_values[small])
+    assert by_name[large] == pytest.approx(max(2 * p_values[small], p_values[large]))
+    assert by_name["pmtl"] is None
+
+
+def test_only_seeds_that_both_have_are_paired(runs):
+    del runs["fedavg-0"]
+    row = compared(systems(runs))[1]
+    assert (row["seeds"], row["paired_seeds"]) == (2, 2)
+    assert row["difference"] == pytest.approx(np.mean([0.5 - 0.6, 0.5 - 0.8]))
+    del runs["fedavg-1"]
+    row = compared(systems(runs))[1]
+    assert (row["paired_seeds"], row["difference"], row["p"]) == (1, None, None)
+    assert np.isnan(estimate(np.array([0.3])).half)
+
+
+def test_a_curve_is_the_mean_with_its_interval(runs):
+    start, end = mean_records(systems(runs)[0], "test_accuracy")
+    assert start["test_accuracy_low"] == pytest.approx(0.1)
+    assert start["test_accuracy_high"] == pytest.approx(0.1)
+    mean, half = estimate(np.array(ACCURACIES["pmtl"]))
+    assert (end["test_accuracy"], end["test_accuracy_high"]) == (mean, mean + half)
+    assert end["epsilon"] == 2.0
+    assert mean_records(systems(runs)[2], "test_accuracy")[-1]["epsilon"] is None
+
+
+def test_equal_epsilon_is_one_line_with_all_names_and_infinity_is_named(runs, tmp_path):
+    figure = plots.comparison_figure(plots.of_systems(systems(runs)), "t")
+    left, privacy = figure.axes
+    assert len(left.collections) == 3  # bands
+    legend = privacy.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["pmtl = fedavg", "ε = ∞: local"]
+    [line, _] = privacy.get_lines()
+    np.testing.assert_array_equal(line.get_ydata(), [0, 2])
+    plots.save(figure, tmp_path / "all.png")
+
+
+def test_a_system_has_one_colour_whatever_it_is_beside(runs):
+    every = {each.label: each for each in plots.of_systems(systems(runs))}
+    alone = plots.of_systems([systems(runs)[1]])[0]
+    assert (alone.label, alone.colour) == ("fedavg", every["fedavg"].colour)
+    assert len({(each.colour, each.dashes) for each in every.values()}) == 3
+    # Two settings of one system share its colour, not their dashes.
+    one, two = plots.of_systems(
+        systems({"a": run("pmtl", 0, 0.1), "b": run("pmtl", 0, 0.2, lam=0.2)})
+    )
+    assert one.colour == two.colour == every["pmtl"].colour
+    assert one.dashes != two.dashes
+
+
+def test_the_command_prints_systems_below_runs(runs, tmp_path, capsys):
+    paths = []
+    for name, (config, summary, records) in runs.items():
+        path = tmp_path / name
+        path.mkdir()
+        (path / "config.toml").write_text(
+            f'algorithm = "{config["algorithm"]}"\nseed = {config["seed"]}\n'
+        )
+        (path / "summary.json").write_text(json.dumps(summary))
+        (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
+        paths.append(str(path))
+    assert main(["compare", *paths, "--out", str(tmp_path / "all.png")]) == 0
+    out = capsys.readouterr().out
+    assert "minus pmtl" in out
+    row = next(line for line in out.splitlines() if line.startswith(" fedavg ") and "±" in line)
+    assert "0.467 ± 0.143" in row
+    assert "-0.167 ± 0.287" in row
+    assert main(["compare", *paths, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["runs"]) == 9
+    assert [each["system"] for each in found["systems"]] == list(ACCURACIES)
