@@ -24,4 +24,5 @@ def test_a_notebook_runs_and_draws_its_pictures(path, monkeypatch):
 
 
 def test_there_are_notebooks():
-    assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == {"hypergradients"}
+    names = {"hypergradients", "own_algorithm", "privacy", "thousand_runs"}
+    assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == names
