@@ -68,6 +68,20 @@ def test_rounds_add_in_inverse_squares():
     assert gaussian.mu([], 1) == 0
 
 
+@pytest.mark.parametrize("mu", [1e6, 1e10, 1e12])
+@pytest.mark.parametrize("delta", [1e-12, 1 / 205])
+def test_epsilon_of_a_huge_mu_is_that_of_the_normal_tail(mu, delta):
+    # What is subtracted from Φ(μ/2 − ε/μ) vanishes: ε = μ²/2 − μ Φ⁻¹(δ), within δ's float64.
+    above = gaussian.epsilon(delta, mu) - mu**2 / 2
+    assert above == pytest.approx(-mu * norm.ppf(delta), rel=0.02)
+
+
+@pytest.mark.parametrize("mu", [1.1e12, 8.9e15, 1e17, math.inf])
+def test_what_float64_cannot_tell_apart_is_no_protection(mu):
+    assert gaussian.epsilon(1e-5, mu) == math.inf
+    assert gaussian.delta(1.0, mu) == 1
+
+
 def test_the_ends():
     assert gaussian.epsilon(1e-5, 0.0) == 0
     assert gaussian.epsilon(1e-5, math.inf) == math.inf

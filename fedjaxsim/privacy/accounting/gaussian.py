@@ -17,6 +17,8 @@ from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, smallest
 from fedjaxsim.privacy.events import Entry
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+_MOST_MU = 1e12
+"""With a larger μ, ε of some 10²³ is all there could be, and float64 cannot tell it from less."""
 
 
 def mu(entries: Iterable[Entry], sensitivity: float) -> float:
@@ -74,19 +76,19 @@ def delta(epsilon: float, mu: float) -> float:
 
     Args:
       epsilon: ε ≥ 0.
-      mu: μ ≥ 0; inf is no protection, and δ is then 1.
+      mu: μ ≥ 0; above 10¹² it counts as no protection, and δ is then 1.
     """
     if epsilon < 0:
         raise ValueError(f"epsilon must be at least 0, got {epsilon}")
     if mu == 0 or epsilon == math.inf:
         return 0.0
-    if mu == math.inf:
+    if mu > _MOST_MU:
         return 1.0
     return float(np.exp(log_delta(epsilon, mu)))
 
 
 def epsilon(delta: float, mu: float) -> float:
-    """The smallest ε ≥ 0 with δ(ε) ≤ delta, never rounded below it; inf for μ = inf.
+    """The smallest ε ≥ 0 with δ(ε) ≤ delta, never rounded below it; inf for μ above 10¹².
 
     Args:
       delta: in (0, 1).
@@ -96,7 +98,7 @@ def epsilon(delta: float, mu: float) -> float:
         raise ValueError(f"delta must lie in (0, 1), got {delta}")
     if mu == 0:
         return 0.0
-    if mu == math.inf:
+    if mu > _MOST_MU:
         return math.inf
     # δ(ε) ≤ Φ(μ/2 − ε/μ) ≤ exp(−(ε/μ − μ/2)²/2) for ε ≥ μ²/2 bounds the root.
     upper = mu * mu / 2 + mu * math.sqrt(-2 * math.log(delta))

@@ -69,6 +69,8 @@ def profile(entries: Sequence[Entry], fraction: float, sensitivity: float) -> Pr
         if breach >= target:
             return math.inf
         upper = gaussian.epsilon((target - breach) / 2, float(mus[-1]))
+        if math.isinf(upper):
+            return math.inf
         return smallest(delta, target, upper)
 
     return Profile(delta, epsilon)
