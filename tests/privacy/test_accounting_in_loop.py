@@ -132,6 +132,17 @@ def test_pure_releases_are_bounded_too():
     assert 0.2 <= bound <= 0.2 + math.log(1e5) / 1023
 
 
+def test_sampled_pure_releases_cost_as_much_as_on_the_host():
+    event = Event("pure", zero_out=0.5, replace=1.0)
+    for epsilon, p in ((0.3, 1e-4), (3.0, 0.2), (90.0, 0.2), (0.3, 1.0)):
+        groups, large = [Entry(epsilon, p, 1)], jnp.float32(epsilon)
+        for adjacency in ("zero_out", "replace"):
+            exact = composition.pure_rounds(groups, POISSON, event, adjacency)[0].noise_multiplier
+            rdp_ = in_loop._round_rdp(large, jnp.float32(p), POISSON, event, adjacency)
+            orders = np.array(rdp.INTEGER_ORDERS)
+            np.testing.assert_allclose(rdp_, np.minimum(orders * exact**2 / 2, exact), rtol=1e-5)
+
+
 def test_replace_under_poisson_sampling_is_refused():
     with pytest.raises(ValueError, match="adjacency must be zero_out"):
         epsilon_of(account((1.0, 0.5, 1)), 1e-5, "replace")

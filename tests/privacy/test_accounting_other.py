@@ -1,6 +1,7 @@
 """Accountants for pure-ε steps, for cohorts without replacement, and the central limit theorem."""
 
 import math
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -74,6 +75,84 @@ def test_a_huge_step_does_not_overflow_and_none_is_free():
     assert kov.compose([steps(0.0, 5)], 1e-5) == 0
     with pytest.raises(ValueError, match=r"delta must lie in \[0, 1\), got 1"):
         kov.compose([], 1.0)
+
+
+def test_basic_composition_is_the_sum_at_every_delta_and_never_the_smaller_bound():
+    everyone, event = Scheme("everyone", 10, 10), Event("pure", zero_out=0.5, replace=1.0)
+    for entries in ([Entry(0.3, 1.0, 7), Entry(2.0, 1.0, 2)], [Entry(1e-3, 1.0, 10**5)]):
+        total = sum(entry.rounds * entry.noise_multiplier for entry in entries)
+        cases: Any = (("zero_out", 0.5), ("replace", 1.0))
+        for adjacency, scale in cases:
+            ask = entries, everyone, event, adjacency, "joint_dp"
+            basic, best = (composition.profile(*ask, name) for name in ("basic", "kov"))
+            for delta in (1e-12, 1e-5, 0.3):
+                assert basic.epsilon(delta) == pytest.approx(scale * total, rel=1e-15)
+                assert best.epsilon(delta) <= basic.epsilon(delta)
+            assert basic.delta(scale * total * (1 + 1e-9)) == 0
+            assert basic.delta(scale * total * (1 - 1e-9)) == 1
+    assert composition.default_accountants(everyone, event, "replace", "joint_dp") == ("kov",)
+
+
+def laplace_sensitivity_grid(z):
+    """Noise of density ∝ exp(−|x|/z) for messages −1, 0 and 1, on a grid with the peaks."""
+    x = np.arange(-3000, 3001) / 1000
+    return {message: np.exp(-np.abs(x - message) / z) for message in (-1, 0, 1)}
+
+
+@pytest.mark.parametrize("p", [1e-6, 0.1, 0.7, 1.0])
+@pytest.mark.parametrize("z", [0.02, 0.5, 20.0])
+def test_a_sampled_pure_release_costs_what_the_densities_of_neighbours_say(z, p):
+    density, entry = laplace_sensitivity_grid(z), Entry(2 / z, p, 1)
+    event = Event("pure", zero_out=0.5, replace=1.0)
+
+    def worst(one, other):
+        mixed = [p * density[k] + (1 - p) * density[0] for k in (one, other)]
+        return float(np.max(np.abs(np.log(mixed[0]) - np.log(mixed[1]))))
+
+    poisson = Scheme("poisson", 1000, 1000)
+    cases: Any = (("zero_out", (1, 0)), ("replace", (1, -1)))
+    for adjacency, pair in cases:
+        [found] = composition.pure_rounds([entry], poisson, event, adjacency)
+        assert found.noise_multiplier == pytest.approx(worst(*pair), rel=1e-9)
+    zero_out = composition.pure_rounds([entry], poisson, event, "zero_out")[0].noise_multiplier
+    if z > 0.1:
+        assert zero_out == pytest.approx(math.log(1 + p * (math.exp(1 / z) - 1)), rel=1e-9)
+
+
+@pytest.mark.parametrize("p", [0.05, 0.6])
+def test_between_messages_that_are_not_opposite_the_worst_densities_are_found_by_search(p):
+    # Ratios a/c and b/c within e^±s of 1 and e^±r of one another, for Gram matrices r = √2 s.
+    s = 1.3
+    event = Event("pure", zero_out=1 / math.sqrt(2), replace=1.0)
+    entry = Entry(s * math.sqrt(2), p, 1)
+    logs = np.linspace(-s, s, 801)
+    a, b = np.meshgrid(logs, logs)
+    cost = np.abs(np.log(p * np.exp(a) + 1 - p) - np.log(p * np.exp(b) + 1 - p))
+    largest = np.max(cost[np.abs(a - b) <= math.sqrt(2) * s + 1e-12])
+    found = composition.pure_rounds([entry], Scheme("poisson", 9, 9), event, "replace")[0][0]
+    assert largest <= found < largest * 1.005
+
+
+@pytest.mark.parametrize("kind", ["fixed", "everyone", "capped"])
+def test_without_independent_cohorts_nothing_is_amplified(kind):
+    scheme = Scheme(kind, 10, 10 if kind == "everyone" else 5, 4 if kind == "capped" else None)
+    entry = Entry(2.0, scheme.capacity / 10, 3)
+    found = composition.pure_rounds([entry], scheme, Event("pure"), "zero_out")
+    assert found == [entry]
+
+
+def test_cohorts_over_capacity_take_what_sampling_has_saved():
+    event, entries = Event("pure", zero_out=1.0, replace=2.0), [Entry(0.5, 0.1, 2)]
+
+    def epsilon(capacity, accountant):
+        scheme = Scheme("poisson", 100, capacity)
+        ask = entries, scheme, event, "zero_out", "joint_dp", accountant
+        return composition.profile(*ask).epsilon(1e-5)
+
+    sampled = 2 * math.log(1 + 0.1 * (math.exp(0.5) - 1))
+    assert epsilon(100, "basic") == pytest.approx(sampled)
+    # A cohort above 12 comes once in a few rounds: only what holds for any cohort is left.
+    assert epsilon(12, "basic") == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("entries", [[steps(0.1, 100)], [steps(1e-4, 1000), steps(0.01, 5)]])

@@ -61,12 +61,14 @@ def test_poisson_sampled_rounds_are_what_they_are_alone(adjacency):
 
 def test_pure_releases_are_below_their_sum_and_their_bound():
     found = epsilon(charged(EVERYONE, PURE, (0.1, 1.0, 30)), charged(POISSON, PURE, (0.2, 0.5, 10)))
-    bound = kov.compose([Entry(0.1, 1.0, 30), Entry(0.2, 1.0, 10)], DELTA)
-    assert 0.5 * bound < found < bound < 5
+    halved = math.log((1 + math.exp(0.2)) / 2)  # sampled with probability ½
+    bound = kov.compose([Entry(0.1, 1.0, 30), Entry(halved, 1.0, 10)], DELTA)
+    assert 0.5 * bound < found < bound < 4.1
     # At a δ too small for anything else, the sum.
     few = [charged(EVERYONE, PURE, (0.1, 1.0, 1)), charged(POISSON, PURE, (0.2, 0.5, 1))]
-    assert epsilon(*few, delta=1e-9) == pytest.approx(0.3, abs=3e-4)
-    assert epsilon(*few, delta=1e-9, adjacency="replace") == pytest.approx(0.6, abs=3e-4)
+    assert epsilon(*few, delta=1e-9) == pytest.approx(0.1 + halved, abs=3e-4)
+    # Opposite messages: (1 + e^0.2)/(1 + e^−0.2) = e^0.2.
+    assert epsilon(*few, delta=1e-9, adjacency="replace") == pytest.approx(0.4, abs=3e-4)
 
 
 ALL = [

@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple
 
 from fedjaxsim.privacy import binomial
 from fedjaxsim.privacy.accounting import clt, gaussian, kov, rdp
-from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, with_failure
+from fedjaxsim.privacy.accounting.groups import merge
+from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, smaller, with_failure
 from fedjaxsim.privacy.events import (
     ADJACENCIES,
     VIEWS,
@@ -30,6 +31,7 @@ class _Scope(NamedTuple):
     status: Status
     adjacencies: tuple[str, ...] = ADJACENCIES
     views: tuple[str, ...] = VIEWS
+    never_better: bool = False
 
 
 _SCOPES = {
@@ -41,6 +43,9 @@ _SCOPES = {
         ("fixed",), ("gaussian",), "upper_bound", views=("released_sequence",)
     ),
     "kov": _Scope(("poisson", "fixed", "capped", "everyone"), ("pure",), "upper_bound"),
+    "basic": _Scope(
+        ("poisson", "fixed", "capped", "everyone"), ("pure",), "upper_bound", never_better=True
+    ),
     "clt": _Scope(("poisson",), ("gaussian",), "approximate", adjacencies=("zero_out",)),
 }
 
@@ -123,6 +128,22 @@ def met_by_one_client(entries: Sequence[Entry], scheme: Scheme, event: Event) ->
     return [entry for entry in chosen if entry.rounds]
 
 
+def pure_rounds(
+    entries: Sequence[Entry], scheme: Scheme, event: Event, adjacency: Adjacency
+) -> list[Entry]:
+    """Rounds that are each ε-differentially private, with that ε, after sampling, as their noise.
+
+    Where cohorts exceed the capacity sampling is not what is assumed here: see `with_failure`.
+    """
+    s = event.sensitivity(adjacency)
+    return [
+        kov.amplified(entry, event, adjacency)
+        if scheme.kind == "poisson" and entry.sampling_rate < 1
+        else entry._replace(noise_multiplier=s * entry.noise_multiplier)
+        for entry in entries
+    ]
+
+
 def knows(accountant: str, adjacency: Adjacency, view: View) -> bool:
     """Whether an accountant answers for an adjacency and a view."""
     scope = _SCOPES[accountant]
@@ -147,6 +168,7 @@ def default_accountants(
         if scheme.kind in scope.schemes
         and event.kind in scope.events
         and scope.status != "approximate"
+        and not scope.never_better
         and knows(name, adjacency, view)
     )
 
@@ -214,8 +236,13 @@ def _described(
 ) -> Profile:
     """The last few are kept, as a report asks for the same ones in both views."""
     sensitivity = event.sensitivity(adjacency)
-    if accountant == "kov":
-        return kov.profile([Entry(sensitivity * epsilon, p, n) for epsilon, p, n in spent])
+    if event.kind == "pure":
+        composed = kov.profile if accountant == "kov" else kov.profile_of_sum
+        known = composed([Entry(sensitivity * epsilon, p, n) for epsilon, p, n in spent])
+        if scheme.kind != "poisson":
+            return known
+        sampled = composed(pure_rounds(spent, scheme, event, adjacency))
+        return smaller(known, with_failure(sampled, overflow_probability(spent, scheme)))
     if any(entry.noise_multiplier == 0 for entry in spent):
         return Profile(lambda _: 1.0, lambda _: math.inf)
     if accountant == "gaussian":
@@ -227,13 +254,13 @@ def _described(
         return mixture.profile(spent, scheme.capacity / scheme.clients, sensitivity)
     if accountant == "rdp_without_replacement":
         values = rdp_without_replacement.compose(
-            spent, scheme.capacity, scheme.clients, event.replace
+            merge(spent), scheme.capacity, scheme.clients, event.replace
         )
         return rdp.profile(values, rdp.INTEGER_ORDERS)
     if accountant == "clt":
         described = gaussian.profile(clt.mu(spent, sensitivity))
     elif accountant == "rdp":
-        described = rdp.profile(rdp.compose(spent, sensitivity))
+        described = rdp.profile(rdp.compose(merge(spent), sensitivity))
     else:
         described = pld.profile(spent, event, replace=adjacency == "replace")
     return with_failure(described, overflow_probability(spent, scheme))

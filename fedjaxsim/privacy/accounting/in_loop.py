@@ -32,6 +32,8 @@ def _log_binomial_table(group: int) -> np.ndarray:
     return table
 
 
+_BATCH = 64
+"""Places of a ledger that are composed at once, for each of which there is a table of orders."""
 _LEAST_NOISE = 0.05
 """Where the search for a noise multiplier begins: an ε of about 200 a round."""
 
@@ -64,6 +66,15 @@ def poisson_rdp(noise_multiplier: jax.Array, sampling_rate: jax.Array) -> jax.Ar
     return jnp.where(sampled, amplified, everyone)
 
 
+def _amplified(s: jax.Array, r: jax.Array, sampling_rate: jax.Array) -> jax.Array:
+    """As `kov.amplified`, of what zero-out and the adjacency cost without sampling."""
+    sampled = sampling_rate < 1
+    p = jnp.where(sampled, sampling_rate, 0.5)
+    small = jnp.log1p(p * jnp.expm1(jnp.minimum(s, 30)))
+    first = jnp.where(s < 30, small, s + jnp.log1p((1 - p) * jnp.expm1(-s)))
+    return jnp.where(sampled, first - jnp.log1p(p * jnp.expm1(s - r)), r)
+
+
 def _round_rdp(
     z: jax.Array, p: jax.Array, scheme: Scheme, event: Event, adjacency: Adjacency
 ) -> jax.Array:
@@ -73,6 +84,8 @@ def _round_rdp(
     if event.kind == "pure":
         # Bun and Steinke 2016, Proposition 3.3; the ledger's entry is the ε of sensitivity 1.
         epsilon = z * sensitivity
+        if scheme.kind == "poisson":
+            epsilon = _amplified(z * event.zero_out, epsilon, p)
         return jnp.minimum(alphas * epsilon**2 / 2, epsilon)
     scaled = z / sensitivity
     if scheme.kind == "poisson":
@@ -133,7 +146,8 @@ def _spent(charges: Charges, adjacency: Adjacency) -> tuple[jax.Array, jax.Array
     valid &= event.kind != "unprotected"
     z = jnp.where((counts > 0) & valid, charges.noise_multiplier, 1.0)
     rate = charges.sampling_rate
-    rdp = jax.vmap(lambda z, p: _round_rdp(z, p, scheme, event, adjacency))(z, rate)
+    one = functools.partial(_round_rdp, scheme=scheme, event=event, adjacency=adjacency)
+    rdp = jax.lax.map(lambda entry: one(*entry), (z, rate), batch_size=_BATCH)
     if scheme.max_participations is not None:
         # Whichever rounds a client is in, they cost at most the costliest as often as allowed.
         total = jnp.minimum(jnp.sum(counts), scheme.max_participations)

@@ -1,13 +1,41 @@
 """Composition of releases that are each ε-differentially private, with different ε.
 
-Kairouz, Oh and Viswanath 2017, Theorem 3.5; MP-MTL, equation 6. No sampling is taken into account.
+Kairouz, Oh and Viswanath 2017, Theorem 3.5; MP-MTL, equation 6: the smallest of the sum and of two
+bounds that grow with the root of the rounds.
 """
 
 import math
 from collections.abc import Sequence
 
 from fedjaxsim.privacy.accounting.profile import Profile
-from fedjaxsim.privacy.events import Entry
+from fedjaxsim.privacy.events import Adjacency, Entry, Event
+
+
+def amplified(entry: Entry, event: Event, adjacency: Adjacency) -> Entry:
+    """A Poisson-sampled round with its ε after sampling, in the place of the charged one.
+
+    Let a, b and c be the densities of a release with one message of the client, with another one
+    (for zero-out, with none) and without the client, whose participation only the client knows.
+    Then a/c ≤ e^s, a/b ≤ e^r, and (p a + (1 − p) c)/(p b + (1 − p) c) is largest, increasing in a
+    and decreasing in b, where a = e^s c and b = e^(s − r) c: ε is
+
+        log(1 + p (e^s − 1)) − log(1 − p (1 − e^(s − r))),
+
+    s and r being what zero-out and the adjacency cost without sampling; for zero-out, r = s, the
+    second term is 0. A message far from the release's centre reaches it: there is no smaller one.
+
+    Args:
+      entry: of a ledger; its noise is the ε of sensitivity 1.
+      event: the sensitivities.
+      adjacency: "zero_out" or "replace".
+    """
+    charged, p, rounds = entry
+    if math.isinf(charged):
+        return entry
+    s, r = event.zero_out * charged, event.sensitivity(adjacency) * charged
+    # log(1 − p + p e^s), without overflow, and for small s without cancellation.
+    first = math.log1p(p * math.expm1(s)) if s < 30 else s + math.log1p((1 - p) * math.expm1(-s))
+    return Entry(first - math.log1p(p * math.expm1(s - r)), p, rounds)
 
 
 def _moments(entries: Sequence[Entry]) -> tuple[float, float, float]:
@@ -32,6 +60,12 @@ def compose(entries: Sequence[Entry], delta: float) -> float:
         return total
     spread = min(math.log(1 / delta), math.log(math.e + scale / delta))
     return min(total, drift + scale * math.sqrt(2 * spread))
+
+
+def profile_of_sum(entries: Sequence[Entry]) -> Profile:
+    """The privacy profile of basic composition: Σ ε at every δ."""
+    total, *_ = _moments(entries)
+    return Profile(lambda epsilon: 0.0 if epsilon >= total else 1.0, lambda _: total)
 
 
 def profile(entries: Sequence[Entry]) -> Profile:

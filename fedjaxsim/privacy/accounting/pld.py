@@ -26,6 +26,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from fedjaxsim.privacy.accounting import gaussian, losses, rdp
+from fedjaxsim.privacy.accounting.groups import merge
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile
 from fedjaxsim.privacy.events import Entry, Event
 
@@ -39,10 +40,9 @@ _LOOSE_END = 0.6
 """Where the library ends the losses of many rounds, in nats, however small all of them are."""
 _MOST_POINTS, _MANY_ROUNDS = 6e6, 10**8
 _MOST_POINTS_OF_ONE_ROUND = 1e6
-_MOST_GROUPS = 32
 
 
-_one_round = functools.lru_cache(maxsize=4 * _MOST_GROUPS)(losses.one_round)
+_one_round = functools.lru_cache(maxsize=128)(losses.one_round)
 """Cached, as ε is asked for after every evaluation of a run."""
 
 
@@ -69,31 +69,11 @@ def coarsest(one_round: float, together: float, rounds: int) -> float:
     return INTERVAL * 2.0 ** math.ceil(math.log2(smallest / INTERVAL))
 
 
-def merge(entries: Sequence[Entry]) -> list[Entry]:
-    """At most _MOST_GROUPS groups of rounds per sampling rate, each with the smallest z in it.
-
-    Less noise only costs more, so the result stays an upper bound; it is exact up to _MOST_GROUPS
-    different entries.
-    """
-    if len(entries) <= _MOST_GROUPS:
-        return list(entries)
-    smallest = min(entry.noise_multiplier for entry in entries)
-    largest = max(entry.noise_multiplier for entry in entries)
-    width = math.log(largest / smallest) / _MOST_GROUPS or 1.0
-    groups: dict[tuple[float, int], Entry] = {}
-    for z, p, rounds in sorted(entries):
-        place = (p, min(int(math.log(z / smallest) / width), _MOST_GROUPS - 1))
-        first = groups.setdefault(place, Entry(z, p, 0))
-        groups[place] = first._replace(rounds=first.rounds + rounds)
-    return list(groups.values())
-
-
 def sampled_rounds(
     entries: Sequence[Entry], replace: bool, interval: float
 ) -> list[PrivacyLossDistribution]:
     """The losses of rounds with 0 < p < 1, z in units of one message's norm, on a grid."""
-    merged = merge(entries)
-    return [_one_round(z, p, replace, interval).self_compose(rounds) for z, p, rounds in merged]
+    return [_one_round(z, p, replace, interval).self_compose(rounds) for z, p, rounds in entries]
 
 
 def profile(entries: Sequence[Entry], event: Event, replace: bool) -> Profile:
@@ -116,6 +96,7 @@ def profile(entries: Sequence[Entry], event: Event, replace: bool) -> Profile:
     ]
     if not sampled:
         return gaussian.profile(mu) if mu > 0 else NOTHING
+    sampled = merge(sampled)
     width = interval(sampled)
     pieces = sampled_rounds(sampled, replace, width)
     return composed(pieces, mu, width, sum(entry.rounds for entry in sampled))

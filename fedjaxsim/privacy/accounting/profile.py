@@ -45,6 +45,14 @@ def smallest(
     return root
 
 
+def smaller(one: Profile, other: Profile) -> Profile:
+    """The profile that two profiles of one mechanism certify together."""
+    return Profile(
+        lambda epsilon: min(one.delta(epsilon), other.delta(epsilon)),
+        lambda delta: min(one.epsilon(delta), other.epsilon(delta)),
+    )
+
+
 def with_failure(profile: Profile, probability: float) -> Profile:
     """The profile of a mechanism that is only within total variation τ of the described one.
 

@@ -25,6 +25,7 @@ from fedjaxsim.privacy.accounting import (
     rdp_without_replacement,
 )
 from fedjaxsim.privacy.accounting.composition import Adjacency, View
+from fedjaxsim.privacy.accounting.groups import merge, merge_pure
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, with_failure
 from fedjaxsim.privacy.events import Charged, Entry
 
@@ -58,7 +59,7 @@ def _parts(charges: Sequence[Charged], adjacency: Adjacency) -> _Parts:
         scheme, event = charged.scheme, charged.event
         s, spent = event.sensitivity(adjacency), _met(charged)
         if event.kind == "pure":
-            pure += [entry._replace(noise_multiplier=s * entry[0]) for entry in spent]
+            pure += composition.pure_rounds(spent, scheme, event, adjacency)
             continue
         noisy = [entry for entry in spent if entry.noise_multiplier < math.inf]
         if scheme.kind == "fixed":
@@ -72,7 +73,12 @@ def _parts(charges: Sequence[Charged], adjacency: Adjacency) -> _Parts:
             for entry in noisy
             if scheme.kind == "poisson" and entry.sampling_rate < 1
         ]
-    return _Parts(math.sqrt(math.fsum(squared)), tuple(sampled), tuple(known), tuple(pure))
+    return _Parts(
+        math.sqrt(math.fsum(squared)),
+        tuple(merge(sampled)),
+        tuple(merge(known)),
+        tuple(merge_pure(pure)),
+    )
 
 
 def accountants(charges: Sequence[Charged], adjacency: Adjacency) -> tuple[str, ...]:
@@ -121,15 +127,14 @@ def _rdp(charged: Charged, adjacency: Adjacency, view: View) -> np.ndarray:
     s, spent = event.sensitivity(adjacency), _met(charged)
     if event.kind == "pure":
         # Bun and Steinke 2016, Proposition 3.3.
-        return sum(
-            (n * np.minimum(_ALPHAS * (s * e) ** 2 / 2, s * e) for e, _, n in spent), 0.0 * _ALPHAS
-        )
+        rounds = composition.pure_rounds(spent, scheme, event, adjacency)
+        return sum((n * np.minimum(_ALPHAS * e**2 / 2, e) for e, _, n in rounds), 0.0 * _ALPHAS)
     if scheme.kind != "fixed":
         known = [
             entry if scheme.kind == "poisson" else entry._replace(sampling_rate=1.0)
             for entry in spent
         ]
-        return rdp.compose(known, s, rdp.INTEGER_ORDERS)
+        return rdp.compose(merge(known), s, rdp.INTEGER_ORDERS)
     total, q = 0.0 * _ALPHAS, scheme.capacity / scheme.clients
     for z, _, rounds in spent:
         # log E[e^((α−1)·loss)] over whether the client is in, which the others know.
@@ -139,7 +144,7 @@ def _rdp(charged: Charged, adjacency: Adjacency, view: View) -> np.ndarray:
     if view == "joint_dp":
         return joint
     released = rdp_without_replacement.compose(
-        spent, scheme.capacity, scheme.clients, event.replace
+        merge(spent), scheme.capacity, scheme.clients, event.replace
     )
     return np.minimum(joint, released)
 
@@ -168,7 +173,7 @@ def _convolved(parts: _Parts, adjacency: Adjacency) -> Profile:
     """The last few are kept, as a report asks for the same ones in both views."""
     interval = _interval(parts)
     pieces = pld.sampled_rounds(parts.sampled, adjacency == "replace", interval)
-    for z, q, rounds in pld.merge(parts.known):
+    for z, q, rounds in parts.known:
         pieces.append(losses.one_known_round(z, q, interval).self_compose(rounds))
     for epsilon, _, rounds in parts.pure:
         parameters = common.DifferentialPrivacyParameters(epsilon, 0.0)

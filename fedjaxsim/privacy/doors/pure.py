@@ -49,6 +49,7 @@ def pure() -> Mechanism:
       * The ledger is charged 2/z, which holds for either adjacency; zero-out costs half of it, as
         the event's sensitivities (1/2 and 1, in units of that ε) say.
       * With z = 0, ε is ∞.
+      * Poisson sampling amplifies: what the accountants make of ε is in `accounting/kov.py`.
     """
 
     def add(accumulator, messages, mask, ids, state, hparams):
