@@ -369,11 +369,15 @@ class Simulation:
           ValueError: if a number is out of range, or a noise schedule is too short for the rounds
             or has more distinct values than the ledger has places.
         """
-        self.check_rounds(hparams, int(state.round), rounds, eval_every)
+        done = int(state.round)
+        self.check_rounds(hparams, done, rounds, eval_every)
         hparams = self.check(hparams)
         common = draws_common_noise(state)
         noise = streams.COMMON if common else self.noise(hparams)
-        state = self.drawing_from(noise, self._with_account(state))
+        z = np.asarray(hparams.noise_multiplier)
+        z = z[done : done + rounds] if z.ndim else z
+        state = self._with_room(self._with_account(state), z, self.sampling.rate(hparams))
+        state = self.drawing_from(noise, state)
 
         def advance(state, length):
             return self._segment(state, hparams, self._placed["train"], rounds=length)
@@ -474,6 +478,16 @@ class Simulation:
         """The state of this or another simulation, with a place for what this one releases."""
         scheme, event = self.sampling.scheme, self.mechanism.event
         privacy = ledger.with_account(state.privacy, scheme, event, self.ledger_entries)
+        return dataclasses.replace(state, privacy=privacy)
+
+    def _with_room(
+        self, state: SimulationState, noise: np.ndarray, rate: jax.Array
+    ) -> SimulationState:
+        """The state with places in its account for rounds with so much noise, (T,) or ()."""
+        scheme, event = self.sampling.scheme, self.mechanism.event
+        if event.kind == "none":
+            return state
+        privacy = ledger.with_room(state.privacy, scheme, event, noise, rate)
         return dataclasses.replace(state, privacy=privacy)
 
     # --- checks, before any compute ---------------------------------------------------------------

@@ -12,6 +12,7 @@ from rich.table import Table
 from fedjaxsim.cli.privacy import Claims, Epsilon, Noise, Question, Rate, Rounds, TradeOff
 from fedjaxsim.privacy import calibration, claims, plans
 from fedjaxsim.privacy.accounting.trade_off import trade_off
+from fedjaxsim.privacy.budget import CONSTANT, Budget
 from fedjaxsim.privacy.claims import Verdict
 from fedjaxsim.privacy.events import ADJACENCIES, Entry
 from fedjaxsim.privacy.guarantee import Report
@@ -33,8 +34,9 @@ def prepare(question: Question) -> Callable[[], int]:
             return _prepare_trade_off(question)
         case Epsilon(noise_multiplier=z, rounds=rounds, delta=delta):
             plans.check(z, rounds)
-            planned = plan(question, delta)
-            found, report = {}, plans.report(planned, z, rounds, delta, question.accountant)
+            planned, budget = plan(question, delta), Budget.parse(question.budget)
+            found = {}
+            report = plans.report(planned, z, rounds, delta, question.accountant, budget)
         case _:
             found, report = _calibrate(question)
 
@@ -65,10 +67,13 @@ def _calibrate(question: Noise | Rounds | Rate) -> tuple[dict[str, float], Repor
     target: Any = {
         "scheme": planned.scheme, "adjacency": question.adjacency, "view": question.view
     }  # fmt: skip
+    budget = CONSTANT
     if isinstance(question, Noise):
-        T = question.rounds
+        T, budget = question.rounds, Budget.parse(question.budget)
         plans.check(0, T)
-        z = calibration.noise_multiplier(epsilon, delta, rounds=T, sampling_rate=p, **target)
+        z = calibration.noise_multiplier(
+            epsilon, delta, rounds=T, sampling_rate=p, budget=budget, **target
+        )
         found = {"noise_multiplier": z}
     elif isinstance(question, Rounds):
         z = question.noise_multiplier
@@ -80,7 +85,7 @@ def _calibrate(question: Noise | Rounds | Rate) -> tuple[dict[str, float], Repor
         p = calibration.sampling_rate(epsilon, delta, noise_multiplier=z, rounds=T, **target)
         planned = planned._replace(sampling_rate=p)
         found = {"sampling_rate": p}
-    return found, plans.report(planned, z, T, delta)
+    return found, plans.report(planned, z, T, delta, budget=budget)
 
 
 def _prepare_trade_off(question: TradeOff) -> Callable[[], int]:

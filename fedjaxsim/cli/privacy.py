@@ -12,7 +12,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes
 
 from fedjaxsim.privacy.events import Adjacency, View
-from fedjaxsim.privacy.plans import Cohorts, OptionalInt
+from fedjaxsim.privacy.plans import Cohorts, OptionalBudget, OptionalInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,9 @@ class Epsilon(Cohorts):
         str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(optional)")
     ] = None
     """One accountant by name; by default the tightest sound one."""
+    budget: OptionalBudget = None
+    """How the budget is spread over the rounds, as of a run; z is then that constant noise which
+    costs everyone as much."""
     json: bool = False
     """Print JSON instead of text."""
 
@@ -53,6 +56,8 @@ class Noise(_Target, Cohorts):
 
     rounds: int
     """T."""
+    budget: OptionalBudget = None
+    """How the budget is spread over the rounds, as of a run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -402,6 +402,11 @@ def _check(
         value = on_host(epsilon)
         if value is not None and not (value.ndim == 0 and 0 < value < np.inf):
             raise ValueError(f"epsilon must be one positive, finite number, got {epsilon}")
+        if np.ndim(hparams.noise_multiplier):
+            raise ValueError(
+                "z(ε) is known for noise that is constant over rounds: noise_multiplier must be a "
+                f"number where epsilon is given, got {np.shape(hparams.noise_multiplier)} of them"
+            )
         hparams = hparams.replace(noise_multiplier=1.0)
     simulation.check(hparams)
     if on_host(hparams.noise_multiplier) is not None:

@@ -13,6 +13,7 @@ import numpy as np
 from fedjaxsim.hparams import LARGEST_NOISE, SMALLEST_NOISE
 from fedjaxsim.privacy.accounting import composition, rdp
 from fedjaxsim.privacy.accounting.composition import Adjacency, View
+from fedjaxsim.privacy.budget import CONSTANT, Budget
 from fedjaxsim.privacy.events import Charged, Entry, Event, Scheme
 
 TOLERANCE = 1e-3
@@ -34,11 +35,12 @@ def spent(
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
     accountant: str | None = None,
+    budget: Budget = CONSTANT,
 ) -> float:
-    """The ε that a planned run of equal rounds will report; inf where nothing is guaranteed.
+    """The ε that a planned run will report; inf where nothing is guaranteed.
 
     Args:
-      noise_multiplier: z (for "pure" events, the ε of one round).
+      noise_multiplier: z.
       sampling_rate: p; the cohort's share of the clients where cohorts have a fixed size.
       rounds: T.
       delta: δ in (0, 1).
@@ -47,15 +49,18 @@ def spent(
       adjacency: "zero_out" or "replace".
       view: "joint_dp" or "released_sequence".
       accountant: one by name; by default the tightest.
+      budget: how it is spread over rounds.
 
     Raises:
-      ValueError: if δ lies outside (0, 1) or no accountant describes the scheme and the event.
+      ValueError: if δ lies outside (0, 1), no accountant describes the scheme and the event, or the
+        budget does not suit the rounds.
     """
     if not 0 < delta < 1:
         raise ValueError(f"delta must lie in (0, 1), got {delta}")
     if event.kind == "none":
         return 0.0
-    charged = Charged(scheme, event, (Entry(noise_multiplier, sampling_rate, rounds),))
+    entries = budget.entries(noise_multiplier, sampling_rate, rounds, event)
+    charged = Charged(scheme, event, entries)
     found = composition.profiles(charged, adjacency, view, accountant)
     if not found:
         raise ValueError(f"no accountant describes {event.kind!r} releases")
@@ -69,8 +74,10 @@ def _check(epsilon: float, delta: float, event: Event) -> None:
         raise ValueError(f"epsilon must lie in [{LEAST}, {MOST}] to be aimed at, got {epsilon}")
     if not 0 < delta < 1:
         raise ValueError(f"delta must lie in (0, 1), got {delta}")
-    if event.kind != "gaussian":
-        raise ValueError(f"only gaussian releases have noise to calibrate, got {event.kind!r}")
+    if event.kind not in ("gaussian", "pure"):
+        raise ValueError(
+            f"only gaussian and pure releases have noise to calibrate, got {event.kind!r}"
+        )
 
 
 def _check_noise(noise_multiplier: float) -> None:
@@ -154,6 +161,7 @@ def noise_multiplier(
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
     accountant: str | None = None,
+    budget: Budget = CONSTANT,
 ) -> float:
     """The smallest z whose whole run reports at most (ε, δ): ε is met to 0.1 %, never exceeded.
 
@@ -167,10 +175,12 @@ def noise_multiplier(
       adjacency: "zero_out" or "replace".
       view: "joint_dp" or "released_sequence".
       accountant: one by name; by default the tightest.
+      budget: how it is spread over rounds, of which z is the scale: see `Budget`.
 
     Raises:
-      ValueError: for values outside these ranges, if cohorts exceed the capacity so often that no
-        noise is enough, or if next to none is, as where δ exceeds the probability to take part.
+      ValueError: for values outside these ranges, if the budget does not suit the rounds, if
+        cohorts exceed the capacity so often that no noise is enough, or if next to none is, as
+        where δ exceeds the probability to take part.
     """
     _check(epsilon, delta, event)
     if rounds < 1:
@@ -178,10 +188,10 @@ def noise_multiplier(
     p = _as_drawn(sampling_rate)
 
     def cost(z):
-        return spent(z, p, rounds, delta, scheme, event, adjacency, view, accountant)
+        return spent(z, p, rounds, delta, scheme, event, adjacency, view, accountant, budget)
 
     overflow = composition.overflow_probability([Entry(1.0, p, rounds)], scheme)
-    if 2 * overflow >= delta:
+    if 2 * overflow >= delta and event.kind != "pure":
         raise ValueError(
             f"capacity {scheme.capacity} is exceeded with probability up to {overflow:.2g} in "
             f"{rounds} rounds at sampling_rate {sampling_rate}: no noise can meet delta {delta}"
@@ -191,7 +201,9 @@ def noise_multiplier(
         values = rdp.compose([Entry(z, p, rounds)], event.zero_out, rdp.INTEGER_ORDERS)
         return rdp.epsilon(values, delta, rdp.INTEGER_ORDERS)
 
-    start = _search(bound, epsilon, p * math.sqrt(rounds) / epsilon + 0.5, -1.0, tolerance=0.05)
+    # Schedules change little of that z.
+    guess = p * math.sqrt(rounds) / epsilon + 0.5
+    start = _search(bound, epsilon, guess, -1.0, tolerance=0.05)
     z = _search(cost, epsilon, start or 1.0, -1.2, least=SMALLEST_NOISE)
     if z is None:
         raise ValueError(f"no noise_multiplier was found for epsilon {epsilon} at delta {delta}")

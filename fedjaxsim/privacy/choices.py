@@ -6,7 +6,7 @@ JAX is not imported, so that the command line knows them at once.
 import pkgutil
 from typing import Any, NamedTuple
 
-NOISE = ("clip", "noise_multiplier")
+NOISE = ("clip", "noise_multiplier", "budget")
 """The settings of whoever clips and adds noise: a mechanism, or the clients of some systems."""
 _REPORT = ("delta", "accountant")
 
@@ -44,14 +44,14 @@ MECHANISMS = {
         "fedjaxsim.privacy.doors.adaptive:adaptive_clipping",
         (*NOISE, "epsilon", *_REPORT, "target_quantile", "clip_learning_rate", "count_noise"),
     ),
-    "pure": Choice("fedjaxsim.privacy.doors.pure:pure", (*NOISE, *_REPORT)),
+    "pure": Choice("fedjaxsim.privacy.doors.pure:pure", (*NOISE, "epsilon", *_REPORT)),
     "client-noise": Choice("fedjaxsim.privacy.doors.client_noise:client_noise", NOISE),
     "plain-mean": Choice("fedjaxsim.privacy.doors.client_noise:plain_mean"),
     "every-row": Choice(
         "fedjaxsim.privacy.doors.every_row:every_row", (*NOISE, "epsilon", *_REPORT), True
     ),
     "gaussian-gram": _gram("gram:gaussian_gram", "epsilon", *_REPORT),
-    "pure-gram": _gram("pure:pure_gram", *_REPORT),
+    "pure-gram": _gram("pure:pure_gram", "epsilon", *_REPORT),
     "wishart": _gram("wishart:wishart"),
     "closed": Choice("fedjaxsim.privacy.mechanisms:closed"),
 }

@@ -100,6 +100,15 @@ class Event:
         """`replace` or `zero_out`."""
         return self.replace if adjacency == "replace" else self.zero_out
 
+    def charge(self, noise_multiplier: float) -> float:
+        """What a ledger is charged for a release with so much noise.
+
+        It is z itself, but for a pure release the ε of sensitivity 1: zero-out costs 1/z.
+        """
+        if self.kind != "pure":
+            return noise_multiplier
+        return 1 / (self.zero_out * noise_multiplier) if noise_multiplier > 0 else math.inf
+
 
 class Entry(NamedTuple):
     """One group of rounds on the host: float64 z and p, and an exact count."""

@@ -100,6 +100,34 @@ def with_account(ledger: Ledger, scheme: Scheme, event: Event, places: int) -> L
     return dataclasses.replace(ledger, charges=(*ledger.charges, new))
 
 
+def with_room(
+    ledger: Ledger, scheme: Scheme, event: Event, noise: np.ndarray, sampling_rate: ArrayLike
+) -> Ledger:
+    """The ledger with places in one of its accounts for rounds that are to come, on the host.
+
+    Args:
+      ledger: which has the account.
+      scheme: of the account.
+      event: likewise.
+      noise: the z of those rounds, (T,) or ().
+      sampling_rate: their p.
+    """
+
+    def widened(charges: Charges) -> Charges:
+        z, p = np.asarray(charges.noise_multiplier), np.asarray(charges.sampling_rate)
+        used = np.asarray(charges.rounds) > 0
+        rate = np.asarray(sampling_rate, p.dtype)
+        new = np.setdiff1d(np.asarray(noise, z.dtype), z[used & (p == rate)])
+        missing = max(0, len(new) - int(np.sum(~used)))
+        wide = {
+            name: jnp.pad(getattr(charges, name), (0, missing))
+            for name in ("noise_multiplier", "sampling_rate", "rounds")
+        }
+        return dataclasses.replace(charges, **wide) if missing else charges
+
+    return update(ledger, scheme, event, widened)
+
+
 def update(
     ledger: Ledger, scheme: Scheme, event: Event, change: Callable[[Charges], Charges]
 ) -> Ledger:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import tyro
 
-from fedjaxsim.privacy.events import Charged, Entry, Event, Scheme
+from fedjaxsim.privacy.budget import CONSTANT, Budget
+from fedjaxsim.privacy.events import Charged, Event, Scheme
 
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
@@ -17,6 +18,10 @@ GAUSSIAN = Event("gaussian")
 OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(optional)")]
 OptionalFloat = Annotated[
     float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="(optional)")
+]
+OptionalBudget = Annotated[
+    str | None,
+    tyro.conf.arg(metavar="constant|power:A|geometric:Q", help_behavior_hint="(optional)"),
 ]
 _MOST_ROUNDS = 2**31 - 1
 
@@ -140,16 +145,21 @@ def check(noise_multiplier: float, rounds: int) -> None:
 
 
 def report(
-    plan: Planned, noise_multiplier: float, rounds: int, delta: float, accountant: str | None = None
+    plan: Planned,
+    noise_multiplier: float,
+    rounds: int,
+    delta: float,
+    accountant: str | None = None,
+    budget: Budget = CONSTANT,
 ) -> "Report":
-    """The guarantees of equal rounds, with what was assumed of the cohorts.
+    """The guarantees of a plan, with what was assumed of the cohorts.
 
     Arguments and errors as for `guarantee.report`.
     """
     from fedjaxsim.privacy import guarantee
 
-    planned = Entry(noise_multiplier, plan.sampling_rate, rounds)
-    found = guarantee.report([Charged(plan.scheme, GAUSSIAN, (planned,))], delta, accountant)
+    planned = budget.entries(noise_multiplier, plan.sampling_rate, rounds, GAUSSIAN)
+    found = guarantee.report([Charged(plan.scheme, GAUSSIAN, planned)], delta, accountant)
     return dataclasses.replace(
         found,
         guarantees=tuple(

@@ -31,14 +31,15 @@ from fedjaxsim.models.model import Model
 from fedjaxsim.models.task import Task
 from fedjaxsim.privacy import calibration
 from fedjaxsim.privacy.accounting import composition
+from fedjaxsim.privacy.budget import Budget, entries, equally_costly
+from fedjaxsim.privacy.events import Charged, Scheme
 from fedjaxsim.privacy.events import Event as PrivacyEvent
-from fedjaxsim.privacy.events import Scheme
 from fedjaxsim.privacy.guarantee import default_delta
 from fedjaxsim.report.files import Record
 from fedjaxsim.runs import feasible
 from fedjaxsim.runs.own import make_own
 from fedjaxsim.runs.settings import OF_TOKENS, RunConfig, is_own
-from fedjaxsim.simulation import Simulation
+from fedjaxsim.simulation import LEDGER_ENTRIES, Simulation
 
 _MOMENTUM = functools.partial(optax.sgd, momentum=0.9)
 _LOCAL_OPTIMIZERS = {"sgd": optax.sgd, "momentum": _MOMENTUM, "adam": optax.adam}
@@ -81,12 +82,23 @@ class Experiment:
 
     @property
     def noise_multiplier(self) -> float:
-        """The z of every round."""
-        return float(np.asarray(self.hparams.noise_multiplier))
+        """The z of every round; of a schedule, that with the same Σ 1/z²."""
+        return equally_costly(np.asarray(self.hparams.noise_multiplier))
+
+    def planned(self) -> Charged:
+        """What its ledger is charged for all rounds."""
+        scheme, event = self.simulation.sampling.scheme, self.simulation.mechanism.event
+        hparams = self.hparams.as_arrays()
+        rate = float(self.simulation.sampling.rate(hparams))
+        noise = np.asarray(hparams.noise_multiplier, np.float32)
+        spent = () if event.kind == "none" else entries(noise, rate, self.config.rounds, event)
+        return Charged(scheme, event, spent)
 
     def resolved(self) -> Record:
         """The settings as asked for, what followed from them, and with what it was computed."""
         minibatches = self.simulation.minibatches
+        z = np.asarray(self.hparams.noise_multiplier)
+        ends = {"noise_first": float(z[0]), "noise_last": float(z[-1])} if z.ndim else {}
         return {
             **self.config.settings(),
             "resolved": {
@@ -94,6 +106,7 @@ class Experiment:
                 "clients": self.simulation.num_clients,
                 "capacity": self.simulation.sampling.scheme.capacity,
                 "noise_multiplier": self.noise_multiplier,
+                **ends,
                 "clip": float(np.asarray(self.hparams.clip_norm)),
                 "delta": self.delta,
                 "local_epochs": minibatches.epochs or 0,
@@ -166,17 +179,23 @@ def prepare(
             scheme,
             simulation.mechanism.event,
             simulation.accountant,
+            config.spread,
         )
         hparams = hparams.replace(noise_multiplier=z)
-    z = float(np.asarray(hparams.noise_multiplier))
+    if "budget" in config.release_reads:
+        z = float(np.asarray(hparams.noise_multiplier))
+        hparams = hparams.replace(noise_multiplier=config.spread.noise(z, config.rounds))
+        validate(hparams)
+    z = float(np.max(hparams.noise_multiplier))
     if z > 0 and "count_noise" in config.door.reads and config.count_noise is None:
         # A twentieth of the expected cohort is usual; where that is small, it must be above z/2.
         hparams = hparams.replace(count_noise=max(p * scheme.clients / 20, z))
     simulation.check(hparams)
     simulation.check_rounds(hparams, 0, config.rounds, config.eval_every)
+    experiment = Experiment(config, simulation, hparams, delta)
     if new:
-        feasible.check_start(config, simulation, hparams, delta)
-    return Experiment(config, simulation, hparams, delta)
+        feasible.check_start(experiment)
+    return experiment
 
 
 @functools.cache
@@ -188,6 +207,7 @@ def _calibrated(
     scheme: Scheme,
     charge: PrivacyEvent,
     accountant: str | None,
+    budget: Budget,
 ) -> float:
     """The z that meets a target; the runs of a sweep ask for the same ones again and again."""
     return calibration.noise_multiplier(
@@ -198,6 +218,7 @@ def _calibrated(
         scheme=scheme,
         event=charge,
         accountant=accountant,
+        budget=budget,
     )
 
 
@@ -231,6 +252,7 @@ def simulation_of(
     mechanism = config.door.make(population.num_clients, **options)
     if config.accountant is not None and config.door_name != "closed":
         _check_accountant(config, sampling.scheme, mechanism.event)
+    constant = config.spread.is_constant or "budget" not in config.release_reads
     return Simulation(
         _algorithm(config, task, population),
         task,
@@ -239,6 +261,7 @@ def simulation_of(
         minibatches,
         mechanism,
         accountant=config.accountant,
+        ledger_entries=LEDGER_ENTRIES if constant else max(LEDGER_ENTRIES, config.rounds),
         chunk_size=config.chunk_size,
         chunk_map=config.chunk_map,
         devices=jax.devices() if jax.device_count() > 1 else None,

@@ -237,4 +237,6 @@ def _figure_title(experiment: Experiment) -> str:
         privacy = "no privacy"
     else:
         privacy = f"z = {number(experiment.noise_multiplier)}"
+        if not config.spread.is_constant:
+            privacy += f" on average, budget {config.spread}"
     return f"{experiment.title}, {clients}, {privacy}"

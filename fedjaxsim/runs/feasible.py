@@ -1,16 +1,18 @@
 """What settings and data must be for each other: checked before a run computes anything."""
 
 import os
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import bytes_of
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.privacy import calibration
+from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.runs.settings import MODELS, OF_TOKENS, RunConfig
-from fedjaxsim.simulation import Simulation
+
+if TYPE_CHECKING:
+    from fedjaxsim.runs.build import Experiment
 
 _CLASSES = ("digits", "leaf")
 """Data whose labels are classes."""
@@ -84,14 +86,13 @@ def labels_like_classes(config: RunConfig, population: Population) -> str | None
     )
 
 
-def check_start(
-    config: RunConfig, simulation: Simulation, hparams: Hyperparameters, delta: float
-) -> None:
+def check_start(experiment: "Experiment") -> None:
     """Checks that a run can start, fits into memory, and has an ε that can be computed.
 
     Raises:
       ValueError: naming what is wrong and what to change.
     """
+    config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
     fields = simulation.population.fields.values()
     row = sum(value.nbytes // len(value) for value in fields)
     batches = simulation.layout.chunk_size * config.batch_size * row
@@ -100,17 +101,8 @@ def check_start(
     program, key = simulation.program, jax.random.key(0, impl="threefry2x32")
     state = jax.eval_shape(program.init, key, hparams.as_arrays())
     _check_memory(2 * bytes_of(state), "models of all clients", "clients or hidden")
-    z = float(np.asarray(hparams.noise_multiplier, np.float32))
-    if simulation.mechanism.event.kind == "gaussian" and z > 0:
-        calibration.spent(
-            z,
-            float(simulation.sampling.rate(hparams.as_arrays())),
-            config.rounds,
-            delta,
-            simulation.sampling.scheme,
-            simulation.mechanism.event,
-            accountant=simulation.accountant,
-        )
+    if simulation.mechanism.event.kind == "gaussian" and experiment.noise_multiplier > 0:
+        spent((experiment.planned(),), experiment.delta, accountant=simulation.accountant)
 
 
 def _check_memory(needed: int, what: str, remedy: str) -> None:

@@ -128,15 +128,17 @@ class Plan:
         }
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The indices of runs that differ in `HYPERPARAMETERS` alone, in order of appearance.
+        """The runs that differ in `HYPERPARAMETERS` and schedules alone, in order of appearance.
 
         The runs of a group share a compiled program and, as they share a seed, data, cohorts and
         minibatches. Whether messages are clipped does not separate them.
         """
         groups: dict[tuple[Any, ...], list[int]] = {}
-        static = [name for name in _HINTS if name not in HYPERPARAMETERS]
+        static = [name for name in _HINTS if name not in (*HYPERPARAMETERS, "budget")]
         for index, run in enumerate(self.runs):
-            groups.setdefault(tuple(getattr(run, name) for name in static), []).append(index)
+            # Schedules are arrays, whatever is in them; a constant is a number.
+            kind = (run.spread.is_constant, *(getattr(run, name) for name in static))
+            groups.setdefault(kind, []).append(index)
         return tuple(tuple(group) for group in groups.values())
 
     @functools.cached_property

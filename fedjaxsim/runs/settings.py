@@ -15,6 +15,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from fedjaxsim.algorithms.systems import SYSTEMS, System
 from fedjaxsim.hparam_fields import HparamFields
+from fedjaxsim.privacy.budget import Budget
 from fedjaxsim.privacy.choices import MECHANISMS, NOISE, SAMPLERS, Choice
 
 _MOST = 2**31 - 1
@@ -251,6 +252,9 @@ class RunConfig(HparamFields, _SystemSettings, DataSettings):
     """C, the L2 norm to which a message is clipped; at ε = ∞ nothing is (unless z = 0 is given)."""
     noise_multiplier: Annotated[float | None, optional("FLOAT", "from epsilon")] = None
     """z, the noise on the sum of clipped messages divided by C; instead of epsilon."""
+    budget: Annotated[str | None, optional("constant|power:A|geometric:Q", "constant")] = None
+    """How the budget is spread over the rounds: round t gets a share t^A or Q^-t, and so much less
+    noise; z is then that constant noise which costs everyone as much."""
     epsilon: Annotated[float | None, optional("FLOAT", "inf")] = None
     """Target ε of the whole run (joint DP, zero-out); inf means no noise and no clipping."""
     delta: Annotated[float | None, optional("FLOAT", "1/(10 m)")] = None
@@ -314,6 +318,7 @@ class RunConfig(HparamFields, _SystemSettings, DataSettings):
         if self.passes is not None and not one and self.local_steps is None:
             raise ValueError(f"passes need local-steps, got passes {self.passes} alone")
         self._check_release()
+        self.spread.check(self.rounds)
         if not 0 <= self.held_out_clients < 1:
             raise ValueError(f"held-out-clients must lie in [0, 1), got {self.held_out_clients}")
         if len(self.fields) not in (0, 2):
@@ -381,6 +386,11 @@ class RunConfig(HparamFields, _SystemSettings, DataSettings):
     def protect_examples(self) -> bool:
         """Whether clients noise what they send for the sake of single examples."""
         return math.isfinite(self.example_epsilon)
+
+    @property
+    def spread(self) -> Budget:
+        """How the budget is spread over the rounds."""
+        return Budget.parse(self.budget)
 
     @property
     def noised_by_clients(self) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from fedjaxsim import metrics
-from fedjaxsim.privacy.events import Charged, Entry
+from fedjaxsim.privacy.events import Charged
 from fedjaxsim.privacy.guarantee import COMMON_NOISE, report
 from fedjaxsim.report.envelopes import default_metric, envelope, last, records
 from fedjaxsim.report.files import Record
@@ -85,13 +85,9 @@ def _guarantees(experiments: Mapping[int, Experiment]) -> list[Record]:
     """The report of each different plan of noise, with the runs that have it."""
     runs: dict[tuple[Charged, float, float, tuple[str, ...]], list[int]] = {}
     for run, experiment in experiments.items():
-        simulation = experiment.simulation
         z = np.float32(experiment.noise_multiplier).item()
-        rate = float(simulation.sampling.rate(experiment.hparams.as_arrays()))
-        event, rounds = simulation.mechanism.event, experiment.config.rounds
-        spent = () if event.kind == "none" else (Entry(z, rate, rounds),)
-        charged = Charged(simulation.sampling.scheme, event, spent)
-        runs.setdefault((charged, z, experiment.delta, simulation.public), []).append(run)
+        plan = (experiment.planned(), z, experiment.delta, experiment.simulation.public)
+        runs.setdefault(plan, []).append(run)
     return [
         {
             "runs": members,

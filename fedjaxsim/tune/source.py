@@ -163,7 +163,7 @@ def _with_validation_rows(config: RunConfig) -> Experiment:
 def _at(final: Experiment, scale: float, clips: bool) -> Hyperparameters:
     """The hyperparameters of the final run, for more or fewer clients, clipped where that is."""
     hparams = final.hparams.replace(
-        noise_multiplier=final.noise_multiplier * scale,
+        noise_multiplier=np.asarray(final.hparams.noise_multiplier) * scale,
         count_noise=float(np.asarray(final.hparams.count_noise)) * scale,
     )
     if clips and not math.isfinite(float(np.asarray(hparams.clip_norm))):

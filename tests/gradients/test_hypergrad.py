@@ -20,6 +20,7 @@ from fedjaxsim.gradients.hypergradient import (
 )
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
+from fedjaxsim.privacy.budget import Budget
 from fedjaxsim.privacy.clipping import clip_by_global_norm
 from fedjaxsim.privacy.sampling import everyone, poisson
 
@@ -72,10 +73,12 @@ def case(name):
         Minibatches(4, epochs=1) if epochs else Minibatches(4, steps=2),
         chunk_size=3,
         chunk_map="vmap" if name in ("ppsgd", "fedavg") else "scan",
+        ledger_entries=T if name == "fedavg" else 8,
     )
     hparams = BASE if sends else Hyperparameters(learning_rate=0.05, lam=BASE.lam)
     if name == "fedavg":
-        hparams = BASE.replace(noise_multiplier=np.full(T, 0.3))
+        z = np.asarray(Budget.parse("power:0.4").noise(0.3, T), np.float64)
+        hparams = BASE.replace(noise_multiplier=z)
     return sim, hparams, hypergradient(sim, mean_metric(sim), T, READ[name])
 
 
@@ -230,3 +233,10 @@ def test_names_without_a_derivative_are_refused(wrt, message):
     sim, hparams, *_ = case("pmtl")
     with pytest.raises(ValueError, match=message):
         hypergradient(sim, mean_metric(sim), T, wrt)(0, hparams)
+
+
+def test_at_a_fixed_epsilon_a_schedule_is_refused():
+    sim, hparams, *_ = case("pmtl")
+    price = price_of_privacy(sim, mean_metric(sim), T)
+    with pytest.raises(ValueError, match="must be a number where epsilon is given, got"):
+        price(0, hparams.replace(noise_multiplier=np.linspace(1.0, 2.0, T)), 1.0)

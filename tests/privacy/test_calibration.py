@@ -127,7 +127,7 @@ def test_sampling_rate_meets_the_target():
         ({"epsilon": math.inf}, "epsilon must be positive and finite"),
         ({"delta": 1.0}, "delta must lie in"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
-        ({"event": Event("none")}, "only gaussian releases"),
+        ({"event": Event("none")}, "only gaussian and pure releases have noise to calibrate"),
         ({"sampling_rate": 1.5}, "sampling_rate must lie in"),
     ],
 )
@@ -142,6 +142,15 @@ def test_only_poisson_sampling_has_a_rate_to_choose():
         calibration.sampling_rate(
             1.0, 1e-5, noise_multiplier=2.0, rounds=5, scheme=Scheme("fixed", 205, 20)
         )
+
+
+@pytest.mark.parametrize("z", [0.11, 0.05, 1e-6])
+def test_next_to_no_noise_protects_nobody_whichever_accountant_is_asked(z):
+    for accountant in ("clt", "rdp", "pld"):
+        plan = {"scheme": POISSON, "accountant": accountant}
+        # μ of the limit is about e^(1/(2z²)): beyond what float64 resolves, and at last overflows.
+        spent = calibration.spent(z, 3 / 206, 1000, 1e-5, **plan)
+        assert spent == math.inf if accountant == "clt" else spent > 1e3
 
 
 EVERYONE = Scheme("everyone", 205, 205)

@@ -132,3 +132,17 @@ def test_a_ledger_keeps_an_account_for_every_sampler_and_mechanism():
         (fixed, GAUSSIAN, (Entry(1.0, float(np.float32(0.1)), 1),), False),
     ]
     assert ledgers.rounds_charged(both) == 2
+
+
+def test_room_is_made_for_noise_that_is_to_come_and_has_no_place_yet():
+    ledger = ledgers.empty(charged([(1.0, 0.5), (2.0, 0.5)], 3))
+
+    def places(noise, rate):
+        wide = ledgers.with_room(ledger, POISSON, GAUSSIAN, np.array(noise), rate)
+        assert entries(wide.charges[0]) == entries(ledger.charges[0])
+        return len(wide.charges[0].rounds)
+
+    assert places([1.0, 2.0, 2.0, 1.0], 0.5) == 3
+    assert places(3.0, 0.5) == 3
+    assert places([1.0, 3.0, 4.0, 5.0], 0.5) == 5
+    assert places([1.0, 2.0], 0.25) == 4  # at another rate they are other entries

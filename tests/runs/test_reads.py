@@ -19,13 +19,13 @@ CHANGED = {
     "learning_rate": 0.7, "lam": 0.7, "mu": 0.7, "personalization": 0.7, "message": "offset",
     "parametrization": "paper", "objective": "weighted", "averaged": True, "schedule": "cosine",
     "local_optimizer": "adam", "server_optimizer": "adam", "server_learning_rate": 0.5, "clip": 2.0,
-    "delta": 1e-4, "epsilon": 5.0, "noise_multiplier": 3.0, "penalty": "kl",
+    "delta": 1e-4, "epsilon": 5.0, "noise_multiplier": 3.0, "budget": "power:1", "penalty": "kl",
     "acceleration": "convex", "ridge": 0.5, "example_epsilon": 2.0,
     "origin": "global", "head": ("kernel",), "order": "head-first",
 }  # fmt: skip
 RELEASE = {
-    "clip": 2.0, "noise_multiplier": 0.4, "target_quantile": 0.7, "clip_learning_rate": 0.7,
-    "count_noise": 2.0,
+    "clip": 2.0, "noise_multiplier": 0.4, "budget": "power:1", "target_quantile": 0.7,
+    "clip_learning_rate": 0.7, "count_noise": 2.0,
 }  # fmt: skip
 DATA = {
     "clients": 7, "partition": "shards", "alpha": 9.0, "offset_scale": 3.0, "test_fraction": 0.5,

@@ -122,7 +122,14 @@ def test_they_may_be_swept(tmp_path):
     [
         ("--mechanism gram", "mechanism must be one of gaussian, adaptive, .*, got 'gram'"),
         ("--sampling shuffled", "sampling must be one of poisson, everyone, .*, got 'shuffled'"),
-        ("--mechanism pure --epsilon 1", "epsilon cannot be aimed at with mechanism pure"),
+        (
+            "--mechanism client-noise --epsilon 1",
+            "epsilon cannot be aimed at with mechanism client-noise",
+        ),
+        ("--budget linear --epsilon 1", r"budget must be constant, power:A .*, got 'linear'"),
+        ("--budget geometric:1e-9 --epsilon 1", r"at most 1e\+06 times is allowed"),
+        ("--budget power:1 --mechanism plain-mean", "budget has no effect with mechanism plain-me"),
+        ("--budget power:3 --noise-multiplier 1.2e-6", "noise_multiplier must be finite"),
         ("--mechanism closed", "which a closed door would lose"),
         ("--algorithm local --mechanism gaussian", "its mechanism must be closed"),
         ("--count-noise 1", "count-noise has no effect with mechanism gaussian, only with adap"),

@@ -146,6 +146,12 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
             f"a run with schedule {config.schedule} cannot go on beyond its {config.rounds} "
             f"rounds, where its learning rate is 0, got rounds {rounds}"
         )
+    if rounds > config.rounds and not config.spread.is_constant:
+        raise ValueError(
+            f"a run with budget {config.spread} cannot go on beyond its {config.rounds} rounds, "
+            f"over which it was spread, got rounds {rounds}; run --from {shlex.quote(str(path))} "
+            "begins another stage there, with noise of its own"
+        )
     simulation = experiment.simulation
     simulation.check_rounds(experiment.hparams, 0, rounds, config.eval_every)
     planned = _Planned(experiment, directory, rounds, None, earlier, command.log)

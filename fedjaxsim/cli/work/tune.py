@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedjaxsim.cli.start import INTERRUPTED
 from fedjaxsim.gradients.hypergradient import EPSILON, check_names
 from fedjaxsim.hparams import ABOUT, Hyperparameters, setting_of
+from fedjaxsim.privacy.budget import equally_costly
 from fedjaxsim.report import plots
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import number, print_guarantee, print_table, stop_on_interrupt
@@ -193,7 +196,7 @@ class _Tuning:
                 "run": final.simulation.num_clients,
             },
             "noise_multiplier": {
-                "tuning": self.source.hparams.noise_multiplier,
+                "tuning": equally_costly(np.asarray(self.source.hparams.noise_multiplier)),
                 "run": final.noise_multiplier,
             },
             "guarantee": f"{RUN}/guarantee.json",

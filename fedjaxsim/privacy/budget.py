@@ -1,0 +1,183 @@
+"""How a run's privacy budget is spread over its rounds: evenly, or as a schedule says.
+
+A schedule gives each round a weight, its share of the budget, and noise in inverse proportion.
+Neither JAX nor numpy is imported with it, so that the command line can check what it is given.
+"""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Literal, Self
+
+from fedjaxsim.privacy.events import Entry, Event
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Kind = Literal["constant", "power", "geometric"]
+_MOST = 1e6
+"""How much more budget one round may have than another."""
+_MOST_ROUNDS = 100_000
+"""In each round the ledger looks through as many places as a schedule has values."""
+_FORMS = "constant, power:A (round t gets t^A) or geometric:Q (it gets Q^-t)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """Weights ω_t of the rounds t = 1 … T, and the noise that follows from them.
+
+    ω_t is 1 ("constant"), t^A ("power") or Q^(−t) ("geometric"), as in MP-MTL, section 4.6. The
+    noise multiplier of round t is
+
+        z_t = z √(mean of ω²) / ω_t,   so that   Σ_t 1/z_t² = T/z².
+
+    So z is the constant noise multiplier that costs the same where noise is Gaussian and everyone
+    takes part, as μ_t = μ ω_t / √Σω². A pure release costs ε_t ∝ 1/z_t ∝ ω_t.
+
+    Attributes:
+      kind: which weights.
+      number: A or Q.
+
+    Raises:
+      ValueError: if A is not finite, or Q not positive and finite.
+    """
+
+    kind: Kind = "constant"
+    number: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.number) or (self.kind == "geometric" and self.number <= 0):
+            raise ValueError(f"budget must be {_FORMS}, A finite and Q positive, got {self}")
+
+    def __str__(self) -> str:
+        """As `parse` takes it."""
+        return self.kind if self.is_constant else f"{self.kind}:{self.number:g}"
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self:
+        """Reads a schedule as settings give it; None is constant.
+
+        Raises:
+          ValueError: for anything else.
+        """
+        if text is None or text == "constant":
+            return cls()
+        kind, _, number = text.partition(":")
+        if kind == "power" or kind == "geometric":
+            try:
+                return cls(kind, float(number))
+            except ValueError as error:
+                raise ValueError(f"budget must be {_FORMS}, got {text!r}") from error
+        raise ValueError(f"budget must be {_FORMS}, got {text!r}")
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether there is no schedule, and z one number."""
+        return self.kind == "constant"
+
+    def check(self, rounds: int) -> None:
+        """Checks whether so many rounds can have such weights.
+
+        Args:
+          rounds: T, all that are planned.
+
+        Raises:
+          ValueError: for more than 100,000 of them, or if one round would get more than 10⁶ times
+            the budget of another.
+        """
+        if self.is_constant:
+            return
+        if rounds > _MOST_ROUNDS:
+            raise ValueError(
+                f"rounds must be at most {_MOST_ROUNDS} with budget {self}, got {rounds}"
+            )
+        first, last = self._log_weight(1), self._log_weight(rounds)
+        if abs(last - first) > math.log(_MOST):
+            more = f"10^{abs(last - first) / math.log(10):.3g} times the share"
+            one, other = (rounds, 1) if last > first else (1, rounds)
+            raise ValueError(
+                f"budget {self} gives round {one} of {rounds} {more} of round {other}, and at most "
+                f"{_MOST:g} times is allowed: take {'Q' if self.kind == 'geometric' else 'A'} "
+                f"nearer to {1 if self.kind == 'geometric' else 0}, or fewer rounds"
+            )
+
+    def weights(self, rounds: int) -> "np.ndarray":
+        """ω_t over their root mean square, (T,) float64.
+
+        Raises:
+          ValueError: as `check`.
+        """
+        import numpy as np
+
+        self.check(rounds)
+        logs = np.array([self._log_weight(t) for t in range(1, rounds + 1)])
+        weights = np.exp(logs - logs.max())
+        return weights / math.sqrt(np.mean(weights**2))
+
+    def noise(self, noise_multiplier: float, rounds: int) -> "float | np.ndarray":
+        """The z_t of all rounds, (T,) float32; z itself without a schedule.
+
+        Args:
+          noise_multiplier: z ≥ 0.
+          rounds: T.
+
+        Raises:
+          ValueError: as `check`.
+        """
+        if self.is_constant:
+            return noise_multiplier
+        return (noise_multiplier / self.weights(rounds)).astype("float32")
+
+    def entries(
+        self, noise_multiplier: float, sampling_rate: float, rounds: int, event: Event
+    ) -> tuple[Entry, ...]:
+        """As `entries`, of the noise of all rounds."""
+        return entries(self.noise(noise_multiplier, rounds), sampling_rate, rounds, event)
+
+    def _log_weight(self, t: int) -> float:
+        if self.kind == "geometric":
+            return -t * math.log(self.number)
+        return self.number * math.log(t)
+
+
+CONSTANT = Budget()
+
+
+def entries(
+    noise_multiplier: "float | np.ndarray", sampling_rate: float, rounds: int, event: Event
+) -> tuple[Entry, ...]:
+    """What a ledger holds after all rounds of a plan, equal rounds together.
+
+    Args:
+      noise_multiplier: z, a number () or a schedule (T,).
+      sampling_rate: p.
+      rounds: T.
+      event: what one round releases; the ε of a pure release is that of a float32, rounded up.
+    """
+    import numpy as np
+
+    if np.ndim(noise_multiplier) == 0:
+        counted = [(float(noise_multiplier), rounds)]
+    else:
+        values, counts = np.unique(noise_multiplier, return_counts=True)
+        counted = list(zip(values.tolist(), counts.tolist(), strict=True))
+    return tuple(Entry(_charge(event, z), sampling_rate, count) for z, count in counted)
+
+
+def equally_costly(noise_multiplier: "float | np.ndarray") -> float:
+    """The constant z with the Σ 1/z² of a number () or a schedule (T,); 0 if a round has none."""
+    import numpy as np
+
+    z = np.asarray(noise_multiplier, np.float64)
+    if z.ndim == 0:
+        return float(z)
+    return 0.0 if np.any(z == 0) else float(1 / np.sqrt(np.mean(1 / z**2)))
+
+
+def _charge(event: Event, noise_multiplier: float) -> float:
+    """As `Event.charge`, and for a pure release no less than what a float32 ledger holds."""
+    charge = event.charge(noise_multiplier)
+    if event.kind != "pure":
+        return charge
+    import numpy as np
+
+    return float(np.nextafter(np.float32(charge), np.float32(math.inf)))

@@ -1,0 +1,269 @@
+"""Budgets over rounds: what a schedule costs, what noise it draws, and what is refused."""
+
+import math
+from typing import Any
+
+import dp_accounting
+import jax
+import numpy as np
+import pytest
+import scipy.stats
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from problems import least_squares
+
+import fedjaxsim as fjs
+from fedjaxsim.privacy import calibration, ledger
+from fedjaxsim.privacy.accounting import clt, gaussian, groups, rdp
+from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
+from fedjaxsim.privacy.budget import CONSTANT, Budget, entries, equally_costly
+from fedjaxsim.privacy.doors import pure
+from fedjaxsim.privacy.events import Charged, Entry, Event, Scheme
+from fedjaxsim.privacy.guarantee import report, spent
+
+DELTA, M, T = 1e-5, 40, 6
+EVERYONE, POISSON = Scheme("everyone", M, M), Scheme("poisson", M, M)
+GAUSSIAN, PURE = Event("gaussian"), Event("pure", zero_out=0.5, replace=1.0)
+SCHEDULES = ("power:0.4", "power:-1", "geometric:0.8", "geometric:1.1")
+
+
+def explicit(budget, z, p=1.0, rounds=T):
+    """Every round of a plan as an event of dp_accounting, in the order of the rounds."""
+    gaussians: Any = [
+        dp_accounting.GaussianDpEvent(float(each)) for each in budget.noise(z, rounds)
+    ]
+    sampled: Any = [dp_accounting.PoissonSampledDpEvent(p, each) for each in gaussians]
+    return dp_accounting.ComposedDpEvent(gaussians if p == 1 else sampled)
+
+
+# --- what a schedule is ---------------------------------------------------------------------------
+
+
+def test_weights_by_hand():
+    # ω = 1, 4, 9 has the mean square 98/3; for Q = 1/2 it is 2, 4, 8, of which 84/3.
+    found = Budget.parse("power:2").weights(3)
+    np.testing.assert_allclose(found, np.array([1, 4, 9]) / math.sqrt(98 / 3))
+    found = Budget.parse("geometric:0.5").weights(3)
+    np.testing.assert_allclose(found, np.array([2, 4, 8]) / math.sqrt(84 / 3))
+
+
+@pytest.mark.parametrize("text", SCHEDULES)
+def test_noise_is_in_inverse_proportion_to_the_share_and_z_is_its_scale(text):
+    budget = Budget.parse(text)
+    z: Any = budget.noise(3.0, 20)
+    assert z.dtype == np.float32
+    np.testing.assert_allclose(z * budget.weights(20), 3.0, rtol=1e-6)
+    assert np.sum(1 / z.astype(float) ** 2) == pytest.approx(20 / 3**2, rel=1e-6)
+    assert equally_costly(z) == pytest.approx(3.0, rel=1e-6)
+    assert str(budget) == text
+
+
+def test_a_constant_budget_is_the_number_itself():
+    for budget in (CONSTANT, Budget.parse(None), Budget.parse("constant")):
+        assert budget.noise(0.1, 10**9) == 0.1
+        assert budget.entries(0.1, 0.5, 10**9, GAUSSIAN) == (Entry(0.1, 0.5, 10**9),)
+    assert equally_costly(0.1) == 0.1
+
+
+def test_rounds_without_noise_have_none():
+    np.testing.assert_array_equal(Budget.parse("power:1").noise(0.0, 4), np.zeros(4))
+    assert equally_costly(np.array([1.0, 0.0])) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "rounds", "message"),
+    [
+        ("linear", 5, r"budget must be constant, power:A .* or geometric:Q .*, got 'linear'"),
+        ("power", 5, "got 'power'"),
+        ("power:x", 5, "got 'power:x'"),
+        ("power:inf", 5, "got 'power:inf'"),
+        ("power:nan", 5, "got 'power:nan'"),
+        ("geometric:0", 5, "got 'geometric:0'"),
+        ("geometric:-2", 5, "got 'geometric:-2'"),
+        ("constant:1", 5, "got 'constant:1'"),
+        ("geometric:0.5", 22, r"gives round 22 of 22 10\^6.32 times the share of round 1"),
+        ("geometric:2", 22, "gives round 1 of 22"),
+        ("power:10", 100, r"at most 1e\+06 times is allowed: take A nearer to 0, or fewer rounds"),
+        ("power:0.1", 100_001, "rounds must be at most 100000 with budget power:0.1, got 100001"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(text, rounds, message):
+    with pytest.raises(ValueError, match=message):
+        Budget.parse(text).check(rounds)
+
+
+# --- what it costs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "p"),
+    [
+        *((text, 1.0) for text in SCHEDULES),
+        ("power:0.4", 0.2),
+        *(pytest.param(text, 0.2, marks=pytest.mark.thorough) for text in SCHEDULES[1:]),
+    ],
+)
+def test_epsilon_is_that_of_an_independent_composition_of_every_round(text, p):
+    budget, scheme = Budget.parse(text), EVERYONE if p == 1 else POISSON
+    charged = Charged(scheme, GAUSSIAN, budget.entries(2.0, p, T, GAUSSIAN))
+    whole = explicit(budget, 2.0, p)
+    tight = PLDAccountant(value_discretization_interval=1e-4).compose(whole).get_epsilon(DELTA)
+    assert spent([charged], DELTA) == pytest.approx(tight, rel=2e-3)
+    if p < 1:
+        loose = RdpAccountant(rdp.INTEGER_ORDERS).compose(whole).get_epsilon(DELTA)
+        values = rdp.compose(charged.entries, orders=rdp.INTEGER_ORDERS)
+        assert rdp.epsilon(values, DELTA, rdp.INTEGER_ORDERS) == pytest.approx(loose, rel=1e-6)
+    # What charging the average, or the loudest round, would have said is less than the truth.
+    z: Any = budget.noise(2.0, T)
+    for wrong in (float(np.mean(z)), float(np.max(z))):
+        too_little = spent([charged._replace(entries=(Entry(wrong, p, T),))], DELTA)
+        assert too_little < 0.98 * tight
+
+
+def test_where_everyone_takes_part_no_schedule_changes_epsilon_and_the_order_never_does():
+    for text in SCHEDULES:
+        planned = Budget.parse(text).entries(3.0, 1.0, T, GAUSSIAN)
+        found = report([Charged(EVERYONE, GAUSSIAN, planned)], DELTA).find("zero_out")
+        exact = gaussian.epsilon(DELTA, math.sqrt(T) / 3)
+        assert found.epsilon == pytest.approx(exact, rel=1e-6)
+        assert found.status == "exact"
+    for scheme, p in ((EVERYONE, 1.0), (POISSON, 0.3), (Scheme("fixed", M, 10), 0.25)):
+        planned = Budget.parse("power:1").entries(3.0, p, T, GAUSSIAN)
+        shuffled = tuple(planned[i] for i in (3, 0, 5, 1, 4, 2))
+        one, other = (spent([Charged(scheme, GAUSSIAN, e)], DELTA) for e in (planned, shuffled))
+        assert one == pytest.approx(other, rel=1e-9)
+
+
+def test_the_central_limit_adds_up_what_every_round_costs():
+    planned = Budget.parse("power:1").entries(2.0, 0.1, T, GAUSSIAN)
+    expected = math.sqrt(sum(0.1**2 * math.expm1(1 / z**2) for z, _, _ in planned))
+    assert clt.mu(planned) == pytest.approx(expected)
+    assert clt.mu(planned) > clt.mu([Entry(float(np.mean([e[0] for e in planned])), 0.1, T)])
+
+
+@pytest.mark.parametrize("text", SCHEDULES)
+def test_pure_rounds_add_up_to_the_target_and_share_it_as_the_schedule_says(text):
+    budget = Budget.parse(text)
+    plan: Any = {"rounds": T, "sampling_rate": 1.0, "scheme": EVERYONE, "event": PURE}
+    z = calibration.noise_multiplier(2.0, DELTA, accountant="basic", budget=budget, **plan)
+    each = 1 / np.asarray(budget.noise(z, T), np.float64)
+    assert 2.0 * (1 - calibration.TOLERANCE) <= each.sum() <= 2.0
+    np.testing.assert_allclose(each / each.sum(), budget.weights(T) / budget.weights(T).sum())
+
+
+def test_many_pure_rounds_meet_the_target_under_advanced_composition_in_closed_form():
+    rounds, budget = 2000, Budget.parse("power:0.6666667")
+    plan: Any = {"rounds": rounds, "sampling_rate": 1.0, "scheme": EVERYONE, "event": PURE}
+    z = calibration.noise_multiplier(1.0, DELTA, budget=budget, **plan)
+    each = 1 / np.asarray(budget.noise(z, rounds), np.float64)
+    squares = np.sum(each**2)
+    drift = np.sum(each * np.expm1(each) / (np.exp(each) + 1))
+    root = math.sqrt(2 * squares * math.log(math.e + math.sqrt(squares) / DELTA))
+    advanced = drift + min(root, math.sqrt(2 * squares * math.log(1 / DELTA)))
+    assert 1 - calibration.TOLERANCE <= advanced <= 1
+    # The sum, which a better bound replaces, asks for more noise.
+    basic = calibration.noise_multiplier(1.0, DELTA, budget=budget, accountant="basic", **plan)
+    assert basic > 2 * z
+
+
+@pytest.mark.parametrize(
+    ("scheme", "p", "accountant"),
+    [
+        pytest.param(POISSON, 0.2, "pld", marks=pytest.mark.thorough),
+        (POISSON, 0.2, "rdp"),
+        (Scheme("fixed", M, 10), 0.25, "mixture"),
+        (Scheme("capped", M, 10, max_participations=3), 0.25, "gaussian"),
+    ],
+)
+def test_calibrated_schedules_meet_the_target(scheme, p, accountant):
+    budget = Budget.parse("geometric:0.7")
+    plan: Any = {"rounds": T, "sampling_rate": p, "scheme": scheme, "accountant": accountant}
+    z = calibration.noise_multiplier(1.0, DELTA, budget=budget, **plan)
+    assert z == float(np.float32(z))
+    drawn = budget.noise(z, T)
+    charged = Charged(scheme, GAUSSIAN, entries(drawn, float(np.float32(p)), T, GAUSSIAN))
+    found = spent([charged], DELTA, accountant=accountant)
+    assert 1 - calibration.TOLERANCE <= found <= 1
+    if scheme.kind == "capped":
+        # One client may meet the three quietest rounds.
+        met = np.sort(np.asarray(drawn, np.float64))[:3]
+        exact = gaussian.epsilon(DELTA, math.sqrt(np.sum(1 / met**2)))
+        assert found == pytest.approx(exact, rel=1e-9)
+
+
+def test_what_a_pure_door_charges_is_what_its_event_says_of_z():
+    for z in (0.5, 3.0, 77.7):
+        hparams = fjs.Hyperparameters(clip_norm=1.0, noise_multiplier=z).as_arrays()
+        door = pure()
+        out = door.release(
+            door.zero(np.zeros(2, np.float32)), 1.0, jax.random.key(0), (), hparams, 0
+        )
+        assert float(out.noise_multiplier) == pytest.approx(door.event.charge(z), rel=2e-7)
+        [planned] = entries(float(np.float32(z)), 1.0, 1, door.event)
+        assert planned.noise_multiplier >= float(out.noise_multiplier)
+
+
+def test_merged_rounds_are_a_close_upper_bound():
+    rounds = 400
+    planned = Budget.parse("power:0.4").entries(10.0, 0.1, rounds, GAUSSIAN)
+    merged = groups.merge(planned)
+    assert sum(entry.rounds for entry in merged) == rounds
+    assert len(merged) <= 32
+    # In the order of noise, none of the rounds has more of it than it had.
+    before = np.sort([z for z, _, _ in planned])
+    after = np.sort(np.repeat([z for z, _, _ in merged], [n for _, _, n in merged]))
+    assert np.all(after <= before)
+    exact, bound = (gaussian.mu(each, 1.0) for each in (planned, merged))
+    assert exact <= bound < 1.02 * exact
+    largest = groups.merge_pure([Entry(1 / z, 1.0, n) for z, _, n in planned])
+    np.testing.assert_allclose(sorted(1 / e for e, _, _ in largest), sorted(z for z, *_ in merged))
+
+
+# --- what a run draws and is charged --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scheduled():
+    """FedAvg of a model of 2,000 numbers whose clients send nothing but zeros, by its schedule."""
+    population, task = least_squares([3] * M, features=2000)
+    sim = fjs.Simulation(
+        fjs.fedavg(task), task, population, fjs.everyone(M), fjs.Minibatches(3, steps=1),
+        ledger_entries=T,
+    )  # fmt: skip
+    z = Budget.parse("power:1.5").noise(4.0, T)
+    hparams = fjs.Hyperparameters(learning_rate=0.0, clip_norm=0.5, noise_multiplier=z)
+    state = sim.init(3, hparams)
+    states = [state]
+    for _ in range(T):
+        state, _ = sim.round(state, hparams)
+        states.append(state)
+    return z, states
+
+
+def test_the_noise_of_round_t_has_the_standard_deviation_of_its_share(scheduled):
+    z, states = scheduled
+    leaves = [jax.tree.leaves(state.shared.params) for state in states]
+    models = [np.concatenate([np.ravel(leaf) for leaf in of_round]) for of_round in leaves]
+    for t in range(T):
+        noise = (models[t + 1] - models[t]) * M / 0.5
+        low, high = scipy.stats.chi2.ppf([1e-6, 1 - 1e-6], noise.size)
+        assert low < np.sum(np.square(noise, dtype=np.float64)) / float(z[t]) ** 2 < high
+        # That of any other round is another one.
+        assert all(
+            not low < np.sum(noise**2) / float(other) ** 2 < high for other in np.delete(z, t)
+        )
+
+
+def test_the_ledger_holds_at_every_round_what_has_been_spent_so_far(scheduled):
+    z, states = scheduled
+    for t, state in enumerate(states):
+        [charged] = ledger.charged(state.privacy)
+        assert charged.entries == tuple(Entry(float(each), 1.0, 1) for each in z[:t])
+        exact = gaussian.epsilon(DELTA, math.sqrt(np.sum(1 / np.asarray(z[:t], np.float64) ** 2)))
+        assert spent([charged], DELTA) == pytest.approx(exact, rel=1e-12)
+    # In the loop: RDP of the same rounds, added up.
+    exact = RdpAccountant(rdp.INTEGER_ORDERS)
+    for each in z:
+        exact.compose(dp_accounting.GaussianDpEvent(float(each)))
+    found = epsilon_in_jit(states[-1].privacy, DELTA)
+    assert float(found) == pytest.approx(exact.get_epsilon(DELTA), rel=1e-4)

@@ -1,0 +1,158 @@
+"""`--budget`: what a run, its stages, a sweep and a tuning make of a schedule."""
+
+import json
+import math
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from fedjaxsim.cli import main
+from fedjaxsim.privacy.accounting import gaussian
+from fedjaxsim.privacy.budget import Budget
+from fedjaxsim.privacy.guarantee import spent
+from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.directory import RunDirectory
+from fedjaxsim.runs.plan import make_plan
+from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.simulation import LEDGER_ENTRIES
+from fedjaxsim.tune.source import find_source
+
+M, T, DELTA = 6, 12, 1e-3
+SMALL = {
+    "data": "synthetic", "loss": "squared", "clients": M, "rounds": T, "local_steps": 1,
+    "sampling_rate": 1.0, "algorithm": "fedavg", "delta": DELTA, "learning_rate": 0.01,
+}  # fmt: skip
+FLAGS = [
+    word
+    for name, value in SMALL.items()
+    for word in (f"--{name.replace('_', '-')}", str(value))
+] + ["--eval-every", "3", "--quiet"]  # fmt: skip
+POWER = Budget.parse("power:1")
+
+
+def config(**changes) -> RunConfig:
+    return RunConfig(**{**SMALL, **changes})
+
+
+def exact(z) -> float:
+    """ε of Gaussian rounds of everyone."""
+    return gaussian.epsilon(DELTA, math.sqrt(np.sum(1 / np.asarray(z, np.float64) ** 2)))
+
+
+def test_without_a_schedule_nothing_is_different():
+    plain, named = config(epsilon=1.0), config(epsilon=1.0, budget="constant")
+    assert "budget" not in plain.settings()
+    one, other = prepare(plain), prepare(named)
+    for found in (one, other):
+        assert isinstance(found.hparams.noise_multiplier, float)
+        assert found.simulation.ledger_entries == LEDGER_ENTRIES
+    assert one.hparams == other.hparams
+    assert one.resolved()["resolved"] == other.resolved()["resolved"]
+    assert "noise_first" not in one.resolved()["resolved"]
+    noises = [found.simulation.noise(found.hparams).tolist() for found in (one, other)]
+    assert noises[0] == noises[1]
+
+
+@pytest.mark.parametrize("accountant", [None, "basic"])
+def test_a_target_is_met_by_the_whole_plan_of_a_pure_mechanism(accountant):
+    found = prepare(config(mechanism="pure", epsilon=3.0, budget="power:1", accountant=accountant))
+    whole = spent((found.planned(),), DELTA, accountant=accountant)
+    assert 3 * 0.999 <= whole <= 3
+    each = 1 / np.asarray(found.hparams.noise_multiplier, np.float64)
+    np.testing.assert_allclose(each / each[0], np.arange(1, T + 1), rtol=1e-5)
+    if accountant == "basic":
+        assert each.sum() == pytest.approx(whole, rel=1e-6)
+
+
+def test_adaptive_clipping_counts_with_noise_for_the_loudest_round():
+    found = prepare(config(mechanism="adaptive", noise_multiplier=2.0, budget="power:1"))
+    assert found.hparams.count_noise == np.max(found.hparams.noise_multiplier)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A run with a schedule, as a directory."""
+    out = tmp_path_factory.mktemp("budget") / "run"
+    flags = ["--noise-multiplier", "3", "--budget", "power:1", "--out", str(out)]
+    assert main(["run", *FLAGS, *flags]) == 0
+    return out
+
+
+def test_what_is_spent_at_every_evaluation_is_that_of_the_rounds_done(ran):
+    z = POWER.noise(3.0, T)
+    assert isinstance(z, np.ndarray)
+    records = RunDirectory(ran).metrics()
+    assert [record["round"] for record in records] == [0, 3, 6, 9, 12]
+    for record in records[1:]:
+        assert record["epsilon"] == pytest.approx(exact(z[: record["round"]]), rel=1e-9)
+    # z is that constant noise multiplier which costs as much in the end, and not on the way.
+    assert records[-1]["epsilon"] == pytest.approx(exact([3.0] * T), rel=1e-6)
+    assert records[2]["epsilon"] < 0.8 * exact([3.0] * 6)
+    summary = RunDirectory(ran).summary()
+    assert summary["noise_multiplier"] == pytest.approx(3.0)
+    resolved = RunDirectory(ran).config()["resolved"]
+    assert (resolved["noise_first"], resolved["noise_last"]) == (float(z[0]), float(z[-1]))
+
+
+def test_no_round_is_added_to_a_plan_but_a_stage_may_follow(ran, tmp_path, capsys):
+    assert main(["resume", str(ran), "--rounds", "13"]) == 2
+    error = capsys.readouterr().err
+    assert "a run with budget power:1 cannot go on beyond its 12 rounds" in error
+    out = tmp_path / "next"
+    flags = ["--rounds", "4", "--noise-multiplier", "5", "--quiet", "--out", str(out)]
+    # All places of the ledger are taken by the first stage, whatever follows.
+    for budget, second in (("constant", [5.0] * 4), ("power:0.5", None)):
+        again = [*flags, "--budget", budget, "--overwrite"]
+        assert main(["run", "--from", str(ran), *again]) == 0
+        second = Budget.parse(budget).noise(5.0, 4) if second is None else second
+        z = np.concatenate([np.asarray(POWER.noise(3.0, T)), np.asarray(second)])
+        assert RunDirectory(out).summary()["epsilon"] == pytest.approx(exact(z), rel=1e-9)
+    # What was interrupted goes on with the ledger of both.
+    assert main(["run", "--from", str(ran), *flags, "--overwrite", "--budget", "power:0.5"]) == 0
+    (out / "summary.json").unlink()
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert RunDirectory(out).summary()["epsilon"] == pytest.approx(exact(z), rel=1e-9)
+
+
+def test_the_schedules_of_a_sweep_share_a_program_and_their_report_knows_every_round(tmp_path):
+    table = {"budget": (None, "power:1", "geometric:0.9"), "noise_multiplier": (0.0, 4.0)}
+    plan = make_plan(config(), [table])
+    assert plan.groups() == ((0, 1), (2, 3, 4, 5))
+    base = "\n".join(f"{name} = {json.dumps(value)}" for name, value in SMALL.items())
+    sweep = 'budget = ["constant", "power:1", "geometric:0.9"]\nnoise-multiplier = [0, 4]'
+    (tmp_path / "a.toml").write_text(f"{base}\neval-every = 6\n[sweep]\n{sweep}")
+    command = ["sweep", str(tmp_path / "a.toml"), "--out", str(tmp_path / "out"), "--quiet"]
+    assert main(command) == 0
+    rows = pq.read_table(tmp_path / "out" / "results.parquet").to_pylist()
+    found = {(r["budget"], r["noise_multiplier"], r["round"]): r["epsilon"] for r in rows}
+    for text in ("constant", "power:1", "geometric:0.9"):
+        assert found[text, 0.0, T] is None
+        z = np.broadcast_to(Budget.parse(text).noise(4.0, T), (T,))
+        for done in (6, 12):
+            assert found[text, 4.0, done] == pytest.approx(exact(z[:done]), rel=1e-9)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    [epsilons] = {
+        round(next(iter(plan["guarantee"]["zero_out"]["joint_dp"].values()))["epsilon"], 6)
+        for plan in report["guarantees"]
+        if plan["noise_multiplier"] > 0
+    }
+    assert epsilons == pytest.approx(exact([4.0] * T), abs=1e-5)
+
+
+def test_a_plan_of_pure_releases_is_charged_their_epsilon_and_not_their_noise():
+    found = prepare(config(mechanism="pure", noise_multiplier=8.0))
+    [entry] = found.planned().entries
+    assert tuple(entry) == (pytest.approx(2 / 8, rel=1e-6), 1.0, T)
+    assert spent((found.planned(),), DELTA, accountant="basic") == pytest.approx(T / 8, rel=1e-6)
+
+
+def test_tuning_on_other_clients_scales_the_noise_of_every_round():
+    asked = config(
+        clients=20, held_out_clients=0.25, noise_multiplier=2.0, budget="geometric:0.8",
+        sampling_rate=0.5,
+    )  # fmt: skip
+    source = find_source(asked, None, clips=False)
+    expected = np.asarray(Budget.parse("geometric:0.8").noise(2.0, T)) * (5 / 15)
+    np.testing.assert_allclose(source.hparams.noise_multiplier, expected, rtol=1e-6)
+    source.simulation.check_rounds(source.hparams, 0, T, None)
