@@ -77,9 +77,9 @@ def _school(percentage: int) -> Problem:
         read,
         _squared,
         learning_rate=1.0,
-        clip_norm=40.0,
-        ridges=(0.0, 1e-3, 3e-3, 1e-2, 3e-2),
-        shrinkages=(0.0, 1.0, 3.0, 10.0, 20.0, 40.0, 80.0, 160.0),
+        clip_norm=80.0,
+        ridges=(0.0, 1e-4, 3e-4, 1e-3, 3e-3),
+        shrinkages=(0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 600.0),
         repetitions=20,
     )
 

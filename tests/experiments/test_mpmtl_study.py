@@ -91,6 +91,7 @@ def test_noise_is_charged_what_it_should_be(script):
     assert methods["dp-aggr"].noise(methods["dp-aggr"].mechanism(40), 0.5, 1e-3, 1, 40) == 4.0
 
 
+@pytest.mark.thorough
 def test_a_large_model_shows_in_all_others_unless_there_is_noise(script):
     leakage = script("leakage")
     w = leakage.models()
