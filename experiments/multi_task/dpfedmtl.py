@@ -100,9 +100,7 @@ def table(result: dict[str, Any]) -> str:
         cells = []
         for name in names:
             of = result["methods"][name]
-            base = name.removesuffix("-as-published")
-            # The paper's noise is the published one.
-            paper = PAPER.get(base, {}).get(sigma) if base != name or not sigma else None
+            paper = PAPER.get(name.removesuffix("-as-published"), {}).get(sigma)
             printed = f" ({paper:.3f})" if paper is not None else ""
             cells.append(spread(values(of, sigma)) + printed if str(sigma) in of else "")
         if about is None:

@@ -24,14 +24,15 @@ def against_epsilon(results: dict[str, Any]) -> Figure:
     across = min(3, len(results))
     down = -(-len(results) // across)
     with mpl.rc_context(STYLE):
-        figure = picture("Equal ε: mean ± standard deviation over seeds", 2.9 * across, 2.5 * down)
+        title = "Equal ε: mean ± standard deviation over seeds"
+        figure = picture(title, max(2.9 * across, 4.4), 2.5 * down)
         panels = figure.subplots(down, across, squeeze=False).ravel()
         for panel, result in zip(panels, results.values(), strict=False):
             _panel(panel, result)
         for panel in panels[len(results) :]:
             panel.set_axis_off()
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
+        figure.legend(handles, labels, loc="outside lower center", ncols=2 * across)
     return figure
 
 
