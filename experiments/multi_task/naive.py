@@ -16,9 +16,10 @@ from typing import Any
 
 import figures
 from data_sets import PROBLEMS
-from equal_privacy import PICTURES, RESULTS, compare, edges, table
+from equal_privacy import PICTURES, RESULTS, compare, edges, table, values
 from harness import Parts, Record, write
 from methods import METHODS
+from tables import difference
 
 EPSILONS = {"digits": (2.0, 8.0, math.inf)}
 BESIDE = ("pmtl", "fedavg", "local")
@@ -51,6 +52,11 @@ def main() -> None:
         others = json.loads((RESULTS / f"compare-{name}.json").read_text())
         both = shown[name] = beside(results[name], others)
         print(f"\n{both['title']}\n\n{table(both)}\n\n{edges(results[name])}", flush=True)
+        gains = [
+            difference(values(both, "pmtl", level), values(both, "naive-dp", level), larger=True)
+            for level in range(len(both["levels"]))
+        ]
+        print(f"\nPMTL update − naive, by ε: {'; '.join(map(str, gains))}")
     write(RESULTS / "naive.json", results)
     figures.save(figures.against_epsilon(shown), PICTURES / "pmtl-1.png")
 
