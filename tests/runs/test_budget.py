@@ -95,6 +95,7 @@ def test_what_is_spent_at_every_evaluation_is_that_of_the_rounds_done(ran):
     assert (resolved["noise_first"], resolved["noise_last"]) == (float(z[0]), float(z[-1]))
 
 
+@pytest.mark.thorough
 def test_no_round_is_added_to_a_plan_but_a_stage_may_follow(ran, tmp_path, capsys):
     assert main(["resume", str(ran), "--rounds", "13"]) == 2
     error = capsys.readouterr().err
@@ -115,6 +116,7 @@ def test_no_round_is_added_to_a_plan_but_a_stage_may_follow(ran, tmp_path, capsy
     assert RunDirectory(out).summary()["epsilon"] == pytest.approx(exact(z), rel=1e-9)
 
 
+@pytest.mark.thorough
 def test_the_schedules_of_a_sweep_share_a_program_and_their_report_knows_every_round(tmp_path):
     table = {"budget": (None, "power:1", "geometric:0.9"), "noise_multiplier": (0.0, 4.0)}
     plan = make_plan(config(), [table])
