@@ -29,7 +29,7 @@ from pathlib import Path
 import jax
 from rich.progress import track
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.data import load
 from fedjaxsim.data.transforms import invert
 from fedjaxsim.engine.devices import use_all_cores
@@ -40,10 +40,10 @@ COHORT, BATCH, SELECTION_SEED = 100, 10, 1000
 RATES, CLIPS, LAMBDAS, MUS = (0.1, 0.3), (0.1, 0.3, 1.0), (0.03, 0.1, 0.3), (0.1, 1.0)
 ONE = {"learning_rate": 0.1, "clip_norm": 0.3, "lam": 0.03, "mu": 0.1}
 MODELS = {"mlp": mlp, "cnn": cnn}
-ALGORITHMS = {"pmtl": fl.pmtl, "fedavg": fl.fedavg, "fedprox": fl.fedprox, "local": fl.local}
+ALGORITHMS = {"pmtl": fjs.pmtl, "fedavg": fjs.fedavg, "fedprox": fjs.fedprox, "local": fjs.local}
 
 
-def population(source: str, seed: int, validation: float) -> fl.Population:
+def population(source: str, seed: int, validation: float) -> fjs.Population:
     """The writers, split by `seed`, ink on paper."""
     return invert(load(source, test=0.2, validation=validation, seed=seed))
 
@@ -76,7 +76,7 @@ def main() -> None:
     populations = [population(args.source, seed, validation=0.0) for seed in range(args.seeds)]
     m = selection.num_clients
     delta, p = 1 / (10 * m), COHORT / m
-    sampling = fl.poisson(m, max_rate=p)
+    sampling = fjs.poisson(m, max_rate=p)
     inputs = selection.fields["x"].shape[1:]
     task = softmax(MODELS[args.model](inputs, 62), 62)
 
@@ -87,9 +87,9 @@ def main() -> None:
 
     rows = []
     for name in args.algorithms:
-        door = fl.closed() if name == "local" else fl.gaussian()
-        minibatches = fl.Minibatches(BATCH, epochs=1)
-        chooser = fl.Simulation(
+        door = fjs.closed() if name == "local" else fjs.gaussian()
+        minibatches = fjs.Minibatches(BATCH, epochs=1)
+        chooser = fjs.Simulation(
             ALGORITHMS[name](task),
             task,
             selection,
@@ -111,7 +111,7 @@ def main() -> None:
                 if private
                 else 0.0
             )
-            base = fl.Hyperparameters(sampling_rate=p, noise_multiplier=z)
+            base = fjs.Hyperparameters(sampling_rate=p, noise_multiplier=z)
             options = list(candidates(name, private))
             if args.no_choice:
                 options = [{**ONE, "clip_norm": ONE["clip_norm"] if private else math.inf}]

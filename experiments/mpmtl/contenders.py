@@ -4,19 +4,19 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.privacy.accounting import kov
 from fedjaxsim.privacy.calibration import noise_multiplier
 from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.privacy.events import Entry, Scheme
 from fedjaxsim.report.plots import COLOURS
 
-Noise = Callable[[fl.Mechanism, float, float, int, int], float]
+Noise = Callable[[fjs.Mechanism, float, float, int, int], float]
 """(mechanism, ε, δ, rounds, clients) -> the noise multiplier of a run, replacing a client's data
 being what neighbours are."""
 
 
-def _sound(door: fl.Mechanism, epsilon: float, delta: float, rounds: int, clients: int) -> float:
+def _sound(door: fjs.Mechanism, epsilon: float, delta: float, rounds: int, clients: int) -> float:
     if math.isinf(epsilon):
         return 0.0
     if door.event.kind == "pure":  # of one release, with δ = 0
@@ -29,7 +29,7 @@ def _sound(door: fl.Mechanism, epsilon: float, delta: float, rounds: int, client
 
 
 def _as_published(
-    door: fl.Mechanism, epsilon: float, delta: float, rounds: int, clients: int
+    door: fjs.Mechanism, epsilon: float, delta: float, rounds: int, clients: int
 ) -> float:
     """1/ε_t of equal ε_t that compose to ε by the paper's equation 6, were each release ε_t-DP."""
     del door, clients
@@ -63,7 +63,7 @@ class Method:
     """
 
     title: str
-    make: Callable[[fl.Task, int], fl.Algorithm]
+    make: Callable[[fjs.Task, int], fjs.Algorithm]
     door: str
     colour: str
     style: str = "solid"
@@ -74,29 +74,29 @@ class Method:
     squared: bool = False
     epochs: int | None = None
 
-    def mechanism(self, clients: int) -> fl.Mechanism:
+    def mechanism(self, clients: int) -> fjs.Mechanism:
         """Its mechanism."""
         options = {"diagonal": True} if self.diagonal else {}
         return MECHANISMS[self.door].make(clients, **options)
 
 
-def _low_rank(task: fl.Task, clients: int) -> fl.Algorithm:
+def _low_rank(task: fjs.Task, clients: int) -> fjs.Algorithm:
     del clients
-    return fl.mpmtl(task, "low-rank", acceleration="convex")
+    return fjs.mpmtl(task, "low-rank", acceleration="convex")
 
 
-def _group_sparse(task: fl.Task, clients: int) -> fl.Algorithm:
+def _group_sparse(task: fjs.Task, clients: int) -> fjs.Algorithm:
     del clients
-    return fl.mpmtl(task, "group-sparse", acceleration="convex")
+    return fjs.mpmtl(task, "group-sparse", acceleration="convex")
 
 
-def _relationship(task: fl.Task, clients: int) -> fl.Algorithm:
+def _relationship(task: fjs.Task, clients: int) -> fjs.Algorithm:
     del clients
-    return fl.mpmtl(task, "relationship", acceleration="convex")
+    return fjs.mpmtl(task, "relationship", acceleration="convex")
 
 
-def _dp_mtrl(task: fl.Task, clients: int) -> fl.Algorithm:
-    return fl.dp_mtrl(task, clients, "convex")
+def _dp_mtrl(task: fjs.Task, clients: int) -> fjs.Algorithm:
+    return fjs.dp_mtrl(task, clients, "convex")
 
 
 METHODS = {
@@ -117,7 +117,7 @@ METHODS = {
     ),
     "dp-mtrl": Method("DP-MTRL", _dp_mtrl, "every-row", COLOURS[2], squared=True),
     "dp-aggr": Method(
-        "DP-AGGR", lambda task, clients: fl.fedprox(task), "pure", COLOURS[3], rounds=(1,),
+        "DP-AGGR", lambda task, clients: fjs.fedprox(task), "pure", COLOURS[3], rounds=(1,),
         warm=False, epochs=50,
     ),
 }  # fmt: skip

@@ -9,7 +9,7 @@ from typing import get_args
 
 import numpy as np
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.data import load, related_regression
 from fedjaxsim.data.synthetic import Pattern
 from fedjaxsim.data.transforms import drop_constant_columns, unit_rows
@@ -37,8 +37,8 @@ class Problem:
     """
 
     title: str
-    read: Callable[[int], fl.Population]
-    task: Callable[[int], fl.Task]
+    read: Callable[[int], fjs.Population]
+    task: Callable[[int], fjs.Task]
     learning_rate: float
     clip_norm: float
     ridges: tuple[float, ...]
@@ -58,16 +58,16 @@ def delta(clients: int) -> float:
     return 1 / (clients * math.log(clients))
 
 
-def _squared(features: int) -> fl.Task:
+def _squared(features: int) -> fjs.Task:
     return squared(linear((features,), 1, bias=False))
 
 
-def _logistic(features: int) -> fl.Task:
+def _logistic(features: int) -> fjs.Task:
     return logistic(linear((features,), 1, bias=False))
 
 
 def _school(percentage: int) -> Problem:
-    def read(seed: int) -> fl.Population:
+    def read(seed: int) -> fjs.Population:
         source = f"mat:{_DATA}/school/school.mat"
         rows = drop_constant_columns(load(source, test=1 - percentage / 100, seed=seed))
         return unit_rows(rows)
@@ -85,7 +85,7 @@ def _school(percentage: int) -> Problem:
 
 
 def _landmine(percentage: int) -> Problem:
-    def read(seed: int) -> fl.Population:
+    def read(seed: int) -> fjs.Population:
         source = f"mat:{_DATA}/landmine/small.mat"
         return unit_rows(load(source, test=1 - percentage / 100, seed=seed))
 
@@ -125,7 +125,7 @@ PROBLEMS = {
 }
 
 
-def folded(population: fl.Population, seed: int) -> list[fl.Population]:
+def folded(population: fjs.Population, seed: int) -> list[fjs.Population]:
     """The population with each fifth of the training rows in turn as validation rows.
 
     Args:
@@ -139,7 +139,7 @@ def folded(population: fl.Population, seed: int) -> list[fl.Population]:
         for k in range(population.num_clients)
     ]
 
-    def with_fold(fold: int) -> fl.Population:
+    def with_fold(fold: int) -> fjs.Population:
         rows = [
             [np.concatenate([*parts[:fold], *parts[fold + 1 :]]), parts[fold], kept]
             for parts, kept in every

@@ -17,7 +17,7 @@ import numpy as np
 from contenders import METHODS
 from data_problems import delta
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.algorithms.spectral import shrinkage
 from fedjaxsim.report.plots import STYLE, picture
 
@@ -35,8 +35,8 @@ def published(w: np.ndarray, method: str, epsilon: float, seed: int = 1) -> np.n
     """M W of one release of a method's mechanism at ε, (d, m)."""
     door = METHODS[method].mechanism(TASKS)
     z = METHODS[method].noise(door, epsilon, delta(TASKS), 1, TASKS)
-    hparams = fl.Hyperparameters(clip_norm=100 * np.sqrt(FEATURES), noise_multiplier=z).as_arrays()
-    messages = fl.Messages(jnp.asarray(w.T[:, :, None], jnp.float32))
+    hparams = fjs.Hyperparameters(clip_norm=100 * np.sqrt(FEATURES), noise_multiplier=z).as_arrays()
+    messages = fjs.Messages(jnp.asarray(w.T[:, :, None], jnp.float32))
     total = door.zero(jax.ShapeDtypeStruct((FEATURES, 1), jnp.float32))
     everyone = jnp.ones(TASKS, bool)
     total = door.add(total, messages, everyone, jnp.arange(TASKS), (), hparams)

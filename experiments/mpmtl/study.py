@@ -18,7 +18,7 @@ import numpy as np
 from contenders import Method
 from data_problems import Problem, delta, folded
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.engine.program import Measured
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.settings_axis import stack
@@ -33,7 +33,7 @@ UNBOUNDED = 1e6
 Record = dict[str, Any]
 PyTree = Any
 _AXES = dataclasses.replace(
-    fl.Hyperparameters(**{field.name: None for field in dataclasses.fields(fl.Hyperparameters)}),  # pyright: ignore[reportArgumentType]
+    fjs.Hyperparameters(**{field.name: None for field in dataclasses.fields(fjs.Hyperparameters)}),  # pyright: ignore[reportArgumentType]
     lam=0, clip_norm=0, noise_multiplier=0,
 )  # fmt: skip
 """The hyperparameters that differ between the settings of a program."""
@@ -46,14 +46,14 @@ class Repetitions:
       simulation: on data of the shape of all.
     """
 
-    def __init__(self, simulation: fl.Simulation):
+    def __init__(self, simulation: fjs.Simulation):
         self.simulation = simulation
         self._compiled = jax.jit(self._all)
 
     def run(
         self,
-        populations: Sequence[fl.Population],
-        settings: Sequence[fl.Hyperparameters],
+        populations: Sequence[fjs.Population],
+        settings: Sequence[fjs.Hyperparameters],
         rounds: int,
         seeds: Sequence[int],
         split: str = "test",
@@ -116,7 +116,7 @@ class Repetitions:
         return program.evaluate(state, hparams, judged), params
 
 
-def first_personal(algorithm: fl.Algorithm, hparams: Any, own: PyTree) -> PyTree:
+def first_personal(algorithm: fjs.Algorithm, hparams: Any, own: PyTree) -> PyTree:
     """What clients keep when they start from models of their own, leaves (m, …)."""
     start = algorithm.start
     assert start is not None
@@ -147,32 +147,32 @@ class Study:
         self.clients, self.features = first.num_clients, first.fields["x"].shape[1]
         self.task = problem.task(self.features)
         self.delta = delta(self.clients)
-        self._alone: dict[tuple[int, ...], tuple[list[fl.Population], PyTree]] = {}
+        self._alone: dict[tuple[int, ...], tuple[list[fjs.Population], PyTree]] = {}
         self._stl = Repetitions(
-            self.simulation(fl.stl(self.task, "convex"), fl.closed(), first, None)
+            self.simulation(fjs.stl(self.task, "convex"), fjs.closed(), first, None)
         )
         self.ridge = 0.0
 
     def simulation(
         self,
-        algorithm: fl.Algorithm,
-        mechanism: fl.Mechanism,
-        population: fl.Population,
+        algorithm: fjs.Algorithm,
+        mechanism: fjs.Mechanism,
+        population: fjs.Population,
         epochs: int | None,
-    ) -> fl.Simulation:
+    ) -> fjs.Simulation:
         """A simulation in which everyone takes part."""
         most = int(population.splits["train"].count.max())
-        batches = fl.Minibatches(most, steps=1)
+        batches = fjs.Minibatches(most, steps=1)
         if epochs is not None:
-            batches = fl.Minibatches(most, epochs=epochs)
-        return fl.Simulation(
-            algorithm, self.task, population, fl.everyone(self.clients), batches, mechanism,
+            batches = fjs.Minibatches(most, epochs=epochs)
+        return fjs.Simulation(
+            algorithm, self.task, population, fjs.everyone(self.clients), batches, mechanism,
             chunk_map="vmap",
         )  # fmt: skip
 
-    def point(self, **values: float) -> fl.Hyperparameters:
+    def point(self, **values: float) -> fjs.Hyperparameters:
         """Hyperparameters of the problem, and others."""
-        return fl.Hyperparameters(
+        return fjs.Hyperparameters(
             learning_rate=self.problem.learning_rate, ridge=self.ridge, mu=max(self.ridge, 1e-3)
         ).replace(**values)
 
@@ -189,7 +189,7 @@ class Study:
             write_atomically(path, json.dumps(compute()).encode())
         return json.loads(path.read_text())
 
-    def folds(self) -> list[fl.Population]:
+    def folds(self) -> list[fjs.Population]:
         """The populations whose validation rows choose."""
         return [one for seed in TUNING_SEEDS for one in folded(self.problem.read(seed), seed)]
 
@@ -245,7 +245,7 @@ class Study:
     def _groups(self) -> list[range]:
         return [self.seeds[i : i + TOGETHER] for i in range(0, len(self.seeds), TOGETHER)]
 
-    def models(self, populations: Sequence[fl.Population], seeds: Sequence[int]) -> PyTree:
+    def models(self, populations: Sequence[fjs.Population], seeds: Sequence[int]) -> PyTree:
         """What single-task learning makes of populations: where the others start."""
         _, params = self._stl.run(populations, [self.point()], self.problem.alone, seeds)
         return jax.tree.map(lambda leaf: leaf[:, 0], params)
@@ -273,7 +273,7 @@ class Study:
         )
         metric, unit = self.problem.metric, self.unit(method)
 
-        def settings(rounds: int, shrinkages: Sequence[float]) -> list[fl.Hyperparameters]:
+        def settings(rounds: int, shrinkages: Sequence[float]) -> list[fjs.Hyperparameters]:
             return [
                 self.point(
                     lam=shrinkage * unit,

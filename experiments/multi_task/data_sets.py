@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.data import load
 from fedjaxsim.data.transforms import drop_constant_columns, invert
 from fedjaxsim.models import linear, logistic, softmax, squared
@@ -36,13 +36,13 @@ class Problem:
       box: see `methods`.
       at_once: how many settings make one program.
       chunk_size: clients that are run together; None for the default.
-      chunk_map: how, see `fl.Simulation`; None for the default.
+      chunk_map: how, see `fjs.Simulation`; None for the default.
       every: rounds between evaluations, where results are wanted on the way.
     """
 
     title: str
-    read: Callable[[Path, int, float], fl.Population]
-    model: Callable[[fl.Population], fl.Task]
+    read: Callable[[Path, int, float], fjs.Population]
+    model: Callable[[fjs.Population], fjs.Task]
     rate: float
     rounds: int
     epsilons: tuple[float, ...] = SMALL
@@ -63,10 +63,10 @@ class Problem:
     chunk_map: Literal["scan", "vmap"] | None = None
     every: int | None = None
 
-    def sampling(self, clients: int) -> fl.Sampling:
+    def sampling(self, clients: int) -> fjs.Sampling:
         """Poisson cohorts, or everyone where p = 1."""
         everyone = self.rate == 1
-        return fl.everyone(clients) if everyone else fl.poisson(clients, max_rate=self.rate)
+        return fjs.everyone(clients) if everyone else fjs.poisson(clients, max_rate=self.rate)
 
     def noise(self, epsilon: float, clients: int) -> float:
         """The z for ε of the whole run, zero-out in the joint-DP view, at δ = 1/(10 m)."""
@@ -90,17 +90,17 @@ class Problem:
         }
 
 
-def _digits(folder: Path, seed: int, validation: float) -> fl.Population:
+def _digits(folder: Path, seed: int, validation: float) -> fjs.Population:
     del folder
     return load("digits", alpha=0.3, test=0.3, validation=validation, seed=seed)
 
 
-def _femnist(folder: Path, seed: int, validation: float) -> fl.Population:
+def _femnist(folder: Path, seed: int, validation: float) -> fjs.Population:
     source = f"leaf:{folder}/femnist/mytest.json.zip"
     return invert(load(source, test=0.2, validation=validation, seed=seed))
 
 
-def _school(folder: Path, seed: int, validation: float) -> fl.Population:
+def _school(folder: Path, seed: int, validation: float) -> fjs.Population:
     source = f"mat:{folder}/school/school.mat"
     rows = drop_constant_columns(load(source, test=0.2, validation=validation, seed=seed))
     x, y = rows.fields["x"].copy(), rows.fields["y"]
@@ -109,17 +109,17 @@ def _school(folder: Path, seed: int, validation: float) -> fl.Population:
     return dataclasses.replace(rows, fields={**rows.fields, "x": x, "y": (y - 35) / 35})
 
 
-def _vehicle(folder: Path, seed: int, validation: float) -> fl.Population:
+def _vehicle(folder: Path, seed: int, validation: float) -> fjs.Population:
     source = f"leaf:{folder}/vehicle/mytrain.json"
     return load(source, test=0.3, validation=validation, seed=seed)
 
 
-def _landmine(folder: Path, seed: int, validation: float) -> fl.Population:
+def _landmine(folder: Path, seed: int, validation: float) -> fjs.Population:
     source = f"mat:{folder}/landmine/small.mat"
     return load(source, test=0.3, validation=validation, seed=seed)
 
 
-def _inputs(population: fl.Population) -> tuple[int, ...]:
+def _inputs(population: fjs.Population) -> tuple[int, ...]:
     return population.fields["x"].shape[1:]
 
 

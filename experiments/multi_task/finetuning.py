@@ -24,7 +24,7 @@ from harness import FIRST_TUNING_SEED, Parts, Record, Trial, write
 from methods import METHODS, Method, Point, at_edge, hyperparameters
 from tables import difference, epsilon_text, markdown, spread
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 
 STAGES = ("pmtl", "fedavg")
 EPSILONS = (0.1, 0.8, 2.0, None)
@@ -64,13 +64,13 @@ class Second:
         self.trial, self.first = trial, trial.simulation(0)
         clients = self.first.num_clients
         self.tasks = {
-            penalty: fl.Simulation(
-                fl.finetune(self.first.task, penalty),
+            penalty: fjs.Simulation(
+                fjs.finetune(self.first.task, penalty),
                 self.first.task,
                 self.first.population,
-                fl.everyone(clients),
-                fl.Minibatches(BATCH, epochs=EPOCHS),
-                fl.closed(),
+                fjs.everyone(clients),
+                fjs.Minibatches(BATCH, epochs=EPOCHS),
+                fjs.closed(),
             )
             for penalty in ("mean", "kl", "ewc")
         }
@@ -93,19 +93,19 @@ class Second:
         state, _ = first.run(first.init(seed, hparams, common_noise=True), hparams, problem.rounds)
         found: dict[str, Any] = {"first": accuracy(first, state, hparams, split)}
         # All objectives begin with the same state, which is compiled anew at each call.
-        begun = self.tasks["mean"].start_from(state, fl.Hyperparameters(), first, hparams)
+        begun = self.tasks["mean"].start_from(state, fjs.Hyperparameters(), first, hparams)
         for penalty, of_penalty in tries.items():
             vanilla = {"lam": 0.0} if penalty == "vanilla" else {}
             second = self.tasks["mean" if vanilla else penalty].with_population(population)
             found[penalty] = []
             for one in of_penalty:
-                fine = fl.Hyperparameters(**{**one, **vanilla})
+                fine = fjs.Hyperparameters(**{**one, **vanilla})
                 done, _ = second.run(jax.tree.map(jnp.copy, begun), fine, 1)
                 found[penalty].append(accuracy(second, done, fine, split))
         return found
 
 
-def accuracy(simulation: fl.Simulation, state: Any, hparams: Any, split: str) -> float:
+def accuracy(simulation: fjs.Simulation, state: Any, hparams: Any, split: str) -> float:
     """Mean accuracy over clients."""
     return float(simulation.evaluate(state, hparams, split).mean("accuracy"))
 

@@ -16,7 +16,7 @@ from data_sets import BATCH, Problem
 from methods import Method, Point, at_edge, hyperparameters
 from rich.progress import track
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.engine.settings_axis import varying
 from fedjaxsim.metrics import metric
 from fedjaxsim.report.files import write_atomically
@@ -73,17 +73,17 @@ class Trial:
         self.parts, self.name = parts, name
         self._compiled: dict[int, ManyRuns] = {}
 
-    def population(self, seed: int) -> fl.Population:
+    def population(self, seed: int) -> fjs.Population:
         """The data as this seed splits them."""
         return self.problem.read(self.folder, seed, VALIDATION)
 
-    def simulation(self, seed: int) -> fl.Simulation:
+    def simulation(self, seed: int) -> fjs.Simulation:
         """The method on the data of this seed."""
         population = self.population(seed)
         task, clients = self.problem.model(population), population.num_clients
         algorithm, mechanism = self.method.make(task, clients)
-        sampling, minibatches = self.problem.sampling(clients), fl.Minibatches(BATCH, epochs=1)
-        return fl.Simulation(
+        sampling, minibatches = self.problem.sampling(clients), fjs.Minibatches(BATCH, epochs=1)
+        return fjs.Simulation(
             algorithm, task, population, sampling, minibatches, mechanism,
             chunk_size=self.problem.chunk_size, chunk_map=self.problem.chunk_map,
         )  # fmt: skip
@@ -126,9 +126,9 @@ class Trial:
 
     def many(
         self,
-        simulation: fl.Simulation,
-        settings: Sequence[fl.Hyperparameters],
-        group: Sequence[fl.Hyperparameters],
+        simulation: fjs.Simulation,
+        settings: Sequence[fjs.Hyperparameters],
+        group: Sequence[fjs.Hyperparameters],
     ) -> ManyRuns:
         """The program of a group of all settings, compiled once for all seeds."""
         key = len(settings)

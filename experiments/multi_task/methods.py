@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.report.plots import COLOURS
 
@@ -22,7 +22,7 @@ class Method:
 
     Attributes:
       title: its name in tables and figures.
-      system: its name in `fl.SYSTEMS`.
+      system: its name in `fjs.SYSTEMS`.
       colour: in every figure.
       arguments: of its factory.
       door: the mechanism by name, where it is not the system's own.
@@ -39,18 +39,18 @@ class Method:
     @property
     def sends(self) -> bool:
         """Whether clients send anything; else it is at ε = 0 whatever the target."""
-        return fl.SYSTEMS[self.system].sends
+        return fjs.SYSTEMS[self.system].sends
 
     @property
     def tuned(self) -> tuple[str, ...]:
         """The hyperparameters that are chosen."""
-        reads = fl.SYSTEMS[self.system].reads
+        reads = fjs.SYSTEMS[self.system].reads
         names = tuple(name for name in reads if name != "server_learning_rate")
         return (*names, "clip_norm") if self.sends else names
 
-    def make(self, task: fl.Task, clients: int) -> tuple[fl.Algorithm, fl.Mechanism]:
+    def make(self, task: fjs.Task, clients: int) -> tuple[fjs.Algorithm, fjs.Mechanism]:
         """The algorithm for a task, and its mechanism."""
-        system = fl.SYSTEMS[self.system]
+        system = fjs.SYSTEMS[self.system]
         door = MECHANISMS[self.door or system.door].make(clients)
         return system.make(task, clients, **self.arguments), door
 
@@ -138,9 +138,9 @@ def at_edge(point: Point, box: Box, *, private: bool, margin: float = 0.05) -> l
     return found
 
 
-def hyperparameters(point: Point, sampling_rate: float) -> fl.Hyperparameters:
+def hyperparameters(point: Point, sampling_rate: float) -> fjs.Hyperparameters:
     """A point with its noise multiplier; without noise nothing is clipped."""
     changes: dict[str, Any] = dict(point)
     if not point["noise_multiplier"]:
         changes["clip_norm"] = math.inf
-    return fl.Hyperparameters(sampling_rate=sampling_rate, **changes)
+    return fjs.Hyperparameters(sampling_rate=sampling_rate, **changes)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 from fedjaxsim.data import related_regression
 
 SCRIPTS = Path(__file__).parents[2] / "experiments" / "mpmtl"
@@ -82,7 +82,7 @@ def test_with_a_lambda_of_0_to_choose_noise_does_no_harm(script, study):
 def test_noise_is_charged_what_it_should_be(script):
     methods = script("contenders").METHODS
     z = methods["low-rank"].noise(methods["low-rank"].mechanism(40), 2.0, 1e-3, 5, 40)
-    scheme = fl.everyone(40).scheme
+    scheme = fjs.everyone(40).scheme
     spent = importlib.import_module("fedjaxsim.privacy.calibration").spent
     event = methods["low-rank"].mechanism(40).event
     assert spent(z, 1.0, 5, 1e-3, scheme, event, "replace") == pytest.approx(2.0, rel=1e-3)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import fedjaxsim as fl
+import fedjaxsim as fjs
 
 pytestmark = pytest.mark.thorough
 SCRIPTS = Path(__file__).parents[2] / "experiments" / "multi_task"
@@ -34,7 +34,9 @@ def read(folder, seed, validation):
         {"x": rng.random((10, 784), np.float32), "y": rng.integers(0, 10, 10)}
         for _ in range(CLIENTS)
     ]
-    return fl.split(fl.Population.from_clients(clients), validation=validation, test=0.2, seed=seed)
+    return fjs.split(
+        fjs.Population.from_clients(clients), validation=validation, test=0.2, seed=seed
+    )
 
 
 @pytest.fixture(scope="module")
