@@ -71,7 +71,10 @@ def test_files_and_sweeps_name_them_too(tmp_path):
     ("flags", "message"),
     [
         ("--algorithm fedsgd", "algorithm must be one of pmtl, .*, or MODULE:FACTORY .*'fedsgd'"),
-        ("--model mycode:", "model must be one of linear, mlp, cnn, or MODULE:FACTORY"),
+        (
+            "--model mycode:",
+            "model must be one of linear, mlp, cnn, gru, transformer, or MODULE:FACTORY",
+        ),
         ("--algorithm absent_module:x", "absent_module:x: there is no module 'absent_module'"),
         ("--algorithm halfway:x", "fails at .*halfway.py:1: ModuleNotFoundError: No module named"),
         ("--algorithm mycode:algoritm", r"mycode has no 'algoritm' \(did you mean 'algorithm'\?\)"),
