@@ -286,6 +286,7 @@ def test_figures_show_every_workload():
     assert np.asarray(memory.get_ydata()).tolist() == [50.0] * 4
 
 
+@pytest.mark.thorough
 def test_a_child_measures_the_smallest_workload(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     idle = in_child(None, None, 0)

@@ -240,6 +240,7 @@ def test_compare_refuses_what_is_no_run(arguments, message, tmp_path, monkeypatc
     assert re.search(f"fedjaxsim: error: .*{message}", capsys.readouterr().err)
 
 
+@pytest.mark.thorough
 def test_a_regression_reports_nmse_and_infinity_is_null(tmp_path, capsys):
     problem = ["--data", "synthetic", "--loss", "squared", "--algorithm", "fedavg"]
     arguments = [*problem, *SMALL, "--learning-rate", "0.01", "--out", f"{tmp_path}/run"]
@@ -355,6 +356,7 @@ def test_ppsgd_runs_from_the_command_line(tmp_path, capsys):
     assert config["passes"] == 1
 
 
+@pytest.mark.thorough
 def test_a_stream_is_judged_by_its_excess_risk(tmp_path):
     flags = ["--data", "synthetic-stream", "--algorithm", "fedavg", "--loss", "squared"]
     small = [flag for flag in SMALL if flag not in ("--local-steps", "1")]

@@ -84,6 +84,7 @@ def test_every_printed_epsilon_is_in_the_json(ask, ask_json, plan):
             assert sentence in text
 
 
+@pytest.mark.thorough
 def test_what_was_assumed_is_said_and_changes_nothing(ask, ask_json):
     plan = "privacy epsilon --sampling-rate 0.1 --noise-multiplier 2 --rounds 100 --delta 1e-5"
     text = ask(plan)
@@ -126,7 +127,9 @@ def test_without_noise_epsilon_is_null(ask, ask_json):
     assert "no guarantee (no noise was added)" in ask(f"privacy epsilon {plan}")
 
 
-@pytest.mark.parametrize("adjacency", ADJACENCIES)
+@pytest.mark.parametrize(
+    "adjacency", [pytest.param("zero_out", marks=pytest.mark.thorough), "replace"]
+)
 def test_the_noise_found_meets_the_target(ask, ask_json, adjacency):
     plan = "--sampling-rate 0.05 --rounds 200 --delta 1e-5"
     command = f"privacy noise --epsilon 1.5 {plan} --adjacency {adjacency}"

@@ -46,6 +46,7 @@ def test_one_cluster_is_the_plain_algorithm():
         ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("message", ["update", pytest.param("offset", marks=pytest.mark.thorough)])
 def test_clusters_are_runs_of_their_own(message):
     # Algorithm 1 in numpy for the members of one cluster after those of the other: full batches,

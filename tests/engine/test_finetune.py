@@ -69,7 +69,7 @@ def design(client):
     return np.column_stack([rows["x"], np.ones(len(rows["y"]))]), rows["y"]
 
 
-@pytest.mark.parametrize("penalty", [thorough("vanilla"), thorough("mean"), "kl", "ewc"])
+@pytest.mark.parametrize("penalty", [thorough("vanilla"), thorough("mean"), "kl", thorough("ewc")])
 def test_it_reaches_the_minimizer_that_a_linear_system_gives(ended, penalty):
     # Of ‖Xw − y‖²/(2n) + (λ/2) (w − w̃)ᵀ M (w − w̃): M = I, XᵀX/n (the predictions are normal
     # variables of variance 1, whose divergence is (xᵀw − xᵀw̃)²) or the diagonal of F.

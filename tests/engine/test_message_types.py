@@ -113,7 +113,11 @@ def narrow_task(dtype):
 @pytest.mark.parametrize(
     ("make", "door"),
     [
-        (lambda task: fjs.fedavg(task, server_optimizer=optimizers.server(optax.adam)), "gaussian"),
+        pytest.param(
+            lambda task: fjs.fedavg(task, server_optimizer=optimizers.server(optax.adam)),
+            "gaussian",
+            marks=pytest.mark.thorough,
+        ),
         *(
             pytest.param(
                 functools.partial(algorithm_of, name, num_clients=M),

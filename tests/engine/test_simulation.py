@@ -103,7 +103,9 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another():
     assert_equal(learned(runs[0]), learned(keyed))
 
 
-@pytest.mark.parametrize("chunks", [(2, "scan"), (8, "vmap")])
+@pytest.mark.parametrize(
+    "chunks", [(2, "scan"), pytest.param((8, "vmap"), marks=pytest.mark.thorough)]
+)
 def test_one_noise_draw_a_round_whatever_the_cohort(chunks):
     # With learning rate 0 every message is zero, so w moves by the noise alone: N(0, (zC/(pm))²),
     # whatever the number of chunks and of clients that took part.
@@ -431,6 +433,7 @@ def test_schedules_come_from_optax():
     np.testing.assert_allclose(jnp.asarray(update), [-0.25], rtol=1e-6)  # 0.5 · ½(1 + cos(π/2))
 
 
+@pytest.mark.thorough
 def test_passes_bound_how_often_a_row_is_seen():
     # 5 clients of 4 rows in batches of 2 have 2 batches each; after two rounds with everyone all
     # are used up, and the models stand still although more rounds follow.

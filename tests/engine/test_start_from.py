@@ -117,6 +117,7 @@ def test_stages_of_one_kind_cost_what_one_run_of_all_rounds_does(ended):
     assert both[0].guarantees == both[1].guarantees
 
 
+@pytest.mark.thorough
 def test_a_stage_behind_another_door_adds_its_own_charge(ended):
     sim, state = ended[fedavg]
     new = simulation(fedavg, pure())

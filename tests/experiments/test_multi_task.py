@@ -56,6 +56,7 @@ def compared(script, tmp_path_factory):
     return run(), run, folder
 
 
+@pytest.mark.thorough
 def test_what_is_finished_is_not_computed_again(script, compared, monkeypatch):
     result, run, _ = compared
     monkeypatch.setattr(script("harness").Trial, "simulation", None)

@@ -135,6 +135,7 @@ def test_both_modes_give_the_same_numbers(system):
             np.testing.assert_allclose(backward[name], gradient[name], rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.thorough
 def test_derivatives_are_finite_at_kinks():
     with jax.enable_x64(True):
         # The level 1 of PP-SGD, where both step sizes have one; and no noise at all.
@@ -155,6 +156,7 @@ def test_derivatives_are_finite_at_kinks():
             assert any(np.allclose(got, side, atol=1e-12) for side in (inside, outside))
 
 
+@pytest.mark.thorough
 def test_the_price_of_privacy_is_paid_in_noise():
     with jax.enable_x64(True):
         sim, _, forward = case("pmtl")

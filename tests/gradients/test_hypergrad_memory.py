@@ -37,6 +37,7 @@ def bytes_of(mode, rounds):
     return analysis.temp_size_in_bytes
 
 
+@pytest.mark.thorough
 def test_memory_of_forward_mode_does_not_grow_with_the_rounds():
     assert bytes_of("forward", 1000) == bytes_of("forward", 10)
 

@@ -91,6 +91,7 @@ def test_descent_meets_the_best_of_a_grid_with_a_tenth_of_its_runs():
     assert min(step.value for step in within) <= best
 
 
+@pytest.mark.thorough
 def test_at_the_optimum_the_gradient_vanishes_within_its_error():
     # On other seeds than those that found it.
     sim, _, path = tuned()

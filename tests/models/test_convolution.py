@@ -150,6 +150,7 @@ def test_conv2d_can_be_mapped_and_scanned(form, channels):
         assert_close(*run(x, kernels))
 
 
+@pytest.mark.thorough
 @FEW
 @given(
     shape=st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),

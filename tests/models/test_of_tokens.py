@@ -254,6 +254,7 @@ def shapes(config):
     return params["output"]["kernel"].shape, params["embedding"]["embedding"].shape, x, sim.public
 
 
+@pytest.mark.thorough
 def test_the_command_line_makes_the_models_that_the_text_asks_for(text, tokens_by_place):
     for model, path in (("gru", tokens_by_place), ("transformer", text)):
         config = RunConfig(data=f"leaf:{path}", model=model, hidden=(8,))

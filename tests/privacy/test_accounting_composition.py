@@ -235,6 +235,7 @@ def test_an_approximation_is_never_chosen_by_default():
                     assert "clt" not in names
 
 
+@pytest.mark.thorough
 def test_sampling_never_costs_more_than_taking_part_always():
     rng = np.random.default_rng(0)
     for z, p in zip(rng.uniform(0.7, 5, 5), rng.uniform(0.01, 0.9, 5), strict=True):

@@ -99,8 +99,7 @@ def test_what_is_no_schedule_is_refused(text, rounds, message):
     ("text", "p"),
     [
         *((text, 1.0) for text in SCHEDULES),
-        ("power:0.4", 0.2),
-        *(pytest.param(text, 0.2, marks=pytest.mark.thorough) for text in SCHEDULES[1:]),
+        *(pytest.param(text, 0.2, marks=pytest.mark.thorough) for text in SCHEDULES),
     ],
 )
 def test_epsilon_is_that_of_an_independent_composition_of_every_round(text, p):

@@ -158,6 +158,7 @@ def test_a_run_goes_on_over_any_number_of_devices(experiment, undisturbed, tmp_p
             assert bits(leaf) == bits(same)
 
 
+@pytest.mark.thorough
 def test_a_finished_run_is_extended_and_spends_what_all_its_rounds_cost(
     experiment, undisturbed, tmp_path
 ):

@@ -147,6 +147,7 @@ def after(many, rounds, seed=0):
     return many.run(many.init(seed), rounds, eval_every=2)[0]
 
 
+@pytest.mark.thorough
 def test_a_run_that_diverges_changes_no_other():
     tame, wild = list(three().settings), list(three().settings)
     wild[1] = ALL.replace(lam=1e30, learning_rate=1e30)

@@ -178,12 +178,14 @@ def assert_same(rows, others):
                 assert value == other[name]
 
 
+@pytest.mark.thorough
 def test_a_small_budget_cuts_the_sweep_into_chunks_with_the_same_results(finished, tmp_path):
     assert sweep(tmp_path, "memory = 0.0005\n" + BASE + GRID) == 0
     assert len(list((tmp_path / "out" / "parts").iterdir())) > 4
     assert_same(table(tmp_path), table(finished))
 
 
+@pytest.mark.thorough
 def test_privacy_targets_become_noise(tmp_path):
     grid = "[[sweep]]\nepsilon = [1.0, 4.0, inf]\n[[sweep]]\nalgorithm = 'local'\n"
     assert sweep(tmp_path, BASE + grid) == 0

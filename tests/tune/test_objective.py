@@ -17,6 +17,7 @@ T = 12
 START = {"learning_rate": 0.05, "clip_norm": 0.4}
 
 
+@pytest.mark.thorough
 def test_descent_and_grid_measure_the_same_runs():
     with jax.enable_x64(True):
         population, task = least_squares([9, 12, 15, 10, 8])
