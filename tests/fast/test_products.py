@@ -47,6 +47,7 @@ def test_a_product_by_hand():
     np.testing.assert_allclose(both["b"], [np.sqrt(71.0) / 2], rtol=3e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("clip_norm", [0.3, 4.0, 1e3, np.inf])
 def test_a_chunk_sums_to_what_its_matrices_sum_to(clip_norm):
     with jax.enable_x64(True):
@@ -143,6 +144,7 @@ def test_no_more_room_is_left_for_rounding_than_documented():
         assert 0.7 * (1 - share / 2 - 256 * 2.0**-24 - 1e-5) < norm <= 0.7
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
 @pytest.mark.parametrize("factor", ["left", "right"])
 def test_a_client_that_is_not_finite_adds_nothing(bad, factor):
@@ -175,6 +177,7 @@ def test_a_client_that_is_not_finite_adds_nothing(bad, factor):
         assert np.isfinite(jax.jit(jax.jacrev(of_scale))(1.0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "mechanism",
     [

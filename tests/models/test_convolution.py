@@ -101,6 +101,7 @@ def derivatives(function, primals, tangents):
     return jax.jvp(function, primals, tangents), jax.jvp(grad, primals, tangents)
 
 
+@pytest.mark.thorough
 @FEW
 @given(
     batch=st.integers(1, 2),
