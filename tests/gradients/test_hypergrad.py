@@ -75,7 +75,7 @@ def case(name):
         chunk_map="vmap" if name in ("ppsgd", "fedavg") else "scan",
         ledger_entries=T if name == "fedavg" else 8,
     )
-    hparams = BASE if sends else Hyperparameters(learning_rate=0.05, lam=BASE.lam)
+    hparams = BASE if sends else Hyperparameters(learning_rate=0.05, lam=BASE.lam, ridge=BASE.ridge)
     if name == "fedavg":
         z = np.asarray(Budget.parse("power:0.4").noise(0.3, T), np.float64)
         hparams = BASE.replace(noise_multiplier=z)
