@@ -14,6 +14,7 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_a_notebook_runs_and_draws_its_pictures(path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)  # compiled as for users
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # drawn in the notebook, as for users
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": path.parent}}
     NotebookClient(notebook, timeout=HANGS, startup_timeout=HANGS, resources=resources).execute()
