@@ -12,9 +12,9 @@ from rich.table import Table
 from fedjaxsim.cli.privacy import Claims, Epsilon, Noise, Question, Rate, Rounds, TradeOff
 from fedjaxsim.privacy import calibration, claims, plans
 from fedjaxsim.privacy.accounting.trade_off import trade_off
-from fedjaxsim.privacy.budget import CONSTANT, Budget
+from fedjaxsim.privacy.budget import Budget
 from fedjaxsim.privacy.claims import Verdict
-from fedjaxsim.privacy.events import ADJACENCIES, Entry
+from fedjaxsim.privacy.events import ADJACENCIES
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.privacy.plans import GAUSSIAN, Cohorts, plan
 from fedjaxsim.report.files import print_json
@@ -67,22 +67,29 @@ def _calibrate(question: Noise | Rounds | Rate) -> tuple[dict[str, float], Repor
     target: Any = {
         "scheme": planned.scheme, "adjacency": question.adjacency, "view": question.view
     }  # fmt: skip
-    budget = CONSTANT
+    budget = Budget.parse(question.budget)
     if isinstance(question, Noise):
-        T, budget = question.rounds, Budget.parse(question.budget)
+        T = question.rounds
         plans.check(0, T)
         z = calibration.noise_multiplier(
             epsilon, delta, rounds=T, sampling_rate=p, budget=budget, **target
         )
         found = {"noise_multiplier": z}
     elif isinstance(question, Rounds):
+        if not budget.is_constant:
+            raise ValueError(
+                "budget must be constant where the number of rounds is asked for, on which the "
+                f"shares of any other depend, got {budget}"
+            )
         z = question.noise_multiplier
         T = calibration.rounds(epsilon, delta, noise_multiplier=z, sampling_rate=p, **target)
         found = {"rounds": T}
     else:
         z, T = question.noise_multiplier, question.rounds
         plans.check(z, T)
-        p = calibration.sampling_rate(epsilon, delta, noise_multiplier=z, rounds=T, **target)
+        p = calibration.sampling_rate(
+            epsilon, delta, noise_multiplier=z, rounds=T, budget=budget, **target
+        )
         planned = planned._replace(sampling_rate=p)
         found = {"sampling_rate": p}
     return found, plans.report(planned, z, T, delta, budget=budget)
@@ -95,10 +102,11 @@ def _prepare_trade_off(question: TradeOff) -> Callable[[], int]:
     plans.check(z, T)
     plots.check_path(question.out)
     scheme, p, _ = plan(question)
+    entries = Budget.parse(question.budget).entries(z, p, T, GAUSSIAN)
     # Closer together at both ends, where curves are steep.
     type_one = (1 - np.cos(np.linspace(0, np.pi, 201))) / 2
     curves = {
-        adjacency: trade_off([Entry(z, p, T)], scheme, GAUSSIAN, type_one, adjacency, question.view)
+        adjacency: trade_off(entries, scheme, GAUSSIAN, type_one, adjacency, question.view)
         for adjacency in ADJACENCIES
     }
     title = f"{question.sampling} sampling, p = {p:.4g}, z = {z:.4g}, T = {T}, {question.view}"

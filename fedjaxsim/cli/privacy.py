@@ -66,6 +66,8 @@ class Rounds(_Target, Cohorts):
 
     noise_multiplier: float
     """z: the noise on the sum of clipped messages over the clip norm."""
+    budget: OptionalBudget = None
+    """Constant: the shares of any other depend on the number of rounds, which is asked for."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,8 @@ class Rate(_Target):
     """m; ε depends on it only through a capacity."""
     capacity: OptionalInt = None
     """Places in a cohort; by default enough for all clients."""
+    budget: OptionalBudget = None
+    """How the budget is spread over the rounds, as of a run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,6 +104,8 @@ class TradeOff(Cohorts):
     """T."""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE.png")]
     """Where to draw."""
+    budget: OptionalBudget = None
+    """How the budget is spread over the rounds, as of a run."""
     view: View = "joint_dp"
     """Who tests: all other clients together, or a reader of what the server published."""
 

@@ -267,6 +267,7 @@ def sampling_rate(
     event: Event = _GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
+    budget: Budget = CONSTANT,
 ) -> float:
     """The largest p of Poisson sampling that reports at most (ε, δ).
 
@@ -282,7 +283,8 @@ def sampling_rate(
     _check_noise(noise_multiplier)
 
     def cost(p):
-        return spent(noise_multiplier, p, rounds, delta, scheme, event, adjacency, view)
+        plan = (noise_multiplier, p, rounds, delta, scheme, event, adjacency, view)
+        return spent(*plan, budget=budget)
 
     start = min(1.0, epsilon * noise_multiplier / math.sqrt(rounds))
     p = _search(cost, epsilon, start, 1.0, most=1.0)

@@ -5,6 +5,7 @@ import math
 import re
 import shlex
 
+import numpy as np
 import pytest
 
 from fedjaxsim.audit import audit
@@ -12,6 +13,7 @@ from fedjaxsim.cli import main
 from fedjaxsim.privacy import claims
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.claims import CLAIMS
+from fedjaxsim.report import plots
 
 ADJACENCIES = ("zero_out", "replace")
 VIEWS = ("joint_dp", "released_sequence")
@@ -160,6 +162,14 @@ def test_the_rate_found_meets_the_target(ask_json):
     assert only(ask_json(f"privacy epsilon {plan}"), "zero_out")["epsilon"] == epsilon
 
 
+@pytest.mark.thorough
+def test_a_schedule_changes_the_rate_that_meets_a_target(ask_json):
+    command = "privacy rate --epsilon 1 --noise-multiplier 1 --rounds 2 --delta 1e-5 --budget"
+    found, even = (ask_json(f"{command} {budget}") for budget in ("power:2", "constant"))
+    assert 1 - 2e-3 <= only(found["guarantee"], "zero_out")["epsilon"] <= 1
+    assert found["sampling_rate"] < 0.95 * even["sampling_rate"]
+
+
 def test_claims_show_each_setting_with_its_source(ask, ask_json, monkeypatch):
     chosen = tuple(c for c in CLAIMS if c.paper in ("PMTL v1", "MP-MTL") or "0.65" in c.setting)
     verdicts = claims.table(chosen)
@@ -182,11 +192,22 @@ def test_claims_show_each_setting_with_its_source(ask, ask_json, monkeypatch):
     assert re.search(r"MP-MTL .* ∞ +∞ ", text)
 
 
-def test_the_trade_off_is_drawn(ask, tmp_path):
-    path = tmp_path / "curves.png"
-    ask(f"privacy tradeoff --sampling everyone --noise-multiplier 4 --rounds 10 --out {path}")
+def test_the_trade_off_is_drawn(ask, tmp_path, monkeypatch):
+    path, drawn = tmp_path / "curves.png", []
+    figure = plots.errors_figure
+
+    def kept(type_one, curves, title):
+        drawn.append(curves["replace"])
+        return figure(type_one, curves, title)
+
+    monkeypatch.setattr(plots, "errors_figure", kept)
+    command = f"privacy tradeoff --noise-multiplier 4 --rounds 10 --out {path}"
+    ask(f"{command} --sampling everyone")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size < 150_000
+    # Where all take part a schedule of the same z costs as much.
+    ask(f"{command} --sampling everyone --budget power:1")
+    np.testing.assert_allclose(drawn[1], drawn[0], atol=1e-6)
 
 
 AUDIT = (
@@ -244,6 +265,8 @@ def test_the_exit_code_of_an_audit_says_whether_epsilon_is_refuted(
         ("noise --epsilon 1 --clients 10 --capacity 1", "capacity 1 is exceeded with probability"),
         ("rounds --epsilon inf", "epsilon must be positive and finite, got inf"),
         ("rounds --epsilon 1 --noise-multiplier 0", "noise_multiplier must be positive, got 0"),
+        ("rounds --epsilon 1 --budget power:1", "budget must be constant where the .* power:1"),
+        ("rate --epsilon 1 --budget linear", "budget must be constant, power:A .*, got 'linear'"),
         ("rate --epsilon 1 --rounds 0", r"rounds must lie in \[1, \d+\], got 0"),
         ("rate --epsilon 1 --noise-multiplier 0", "noise_multiplier must be positive, got 0"),
         ("tradeoff --out curves.pdf", r"must be written to a \.png file, got curves\.pdf"),

@@ -17,7 +17,8 @@ from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting import clt, gaussian, groups, rdp
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.budget import CONSTANT, Budget, entries, equally_costly
-from fedjaxsim.privacy.doors import pure
+from fedjaxsim.privacy.doors.gram import gaussian_gram
+from fedjaxsim.privacy.doors.pure import pure, pure_gram
 from fedjaxsim.privacy.events import Charged, Entry, Event, Scheme
 from fedjaxsim.privacy.guarantee import report, spent
 
@@ -190,6 +191,26 @@ def test_calibrated_schedules_meet_the_target(scheme, p, accountant):
         assert found == pytest.approx(exact, rel=1e-9)
 
 
+def test_rounds_of_pure_releases_add_up_to_the_target():
+    # z = 4: 1/2 each where data are replaced, 1/4 each for zero-out.
+    plan: Any = {"noise_multiplier": 4.0, "sampling_rate": 1.0, "scheme": EVERYONE, "event": PURE}
+    assert calibration.rounds(2.1, DELTA, adjacency="replace", **plan) == 4
+    assert calibration.rounds(2.1, DELTA, **plan) == 8
+    assert calibration.rounds(0.2, DELTA, **plan) == 0
+
+
+def test_the_rate_of_sampled_pure_releases_has_a_closed_form():
+    # One round of ε = 1/4, sampled: log(1 + p (e^ε − 1)).
+    plan: Any = {"noise_multiplier": 4.0, "scheme": POISSON, "event": PURE}
+    p = calibration.sampling_rate(0.1, DELTA, rounds=1, **plan)
+    exact = math.expm1(0.1) / math.expm1(0.25)
+    assert exact * (1 - 1.1 * calibration.TOLERANCE) <= p <= exact
+    # Two rounds with the budgets 1 and 2, which are 1/z √(2/5) and twice that.
+    p = calibration.sampling_rate(0.2, DELTA, rounds=2, budget=Budget.parse("power:1"), **plan)
+    each = np.log1p(p * np.expm1(np.array([1, 2]) * math.sqrt(2 / 5) / 4))
+    assert 0.2 * (1 - 1.1 * calibration.TOLERANCE) <= each.sum() <= 0.2
+
+
 def test_what_a_pure_door_charges_is_what_its_event_says_of_z():
     for z in (0.5, 3.0, 77.7):
         hparams = fjs.Hyperparameters(clip_norm=1.0, noise_multiplier=z).as_arrays()
@@ -266,3 +287,32 @@ def test_the_ledger_holds_at_every_round_what_has_been_spent_so_far(scheduled):
         exact.compose(dp_accounting.GaussianDpEvent(float(each)))
     found = epsilon_in_jit(states[-1].privacy, DELTA)
     assert float(found) == pytest.approx(exact.get_epsilon(DELTA), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("door", "cost"),
+    [
+        # δ(ε) of Gaussian rounds at √2 √Σ 1/z²; the sum of √2/z of pure ones.
+        (gaussian_gram(), lambda z: gaussian.epsilon(DELTA, math.sqrt(2 * np.sum(1 / z**2)))),
+        (pure_gram(), lambda z: math.sqrt(2) * np.sum(1 / z)),
+    ],
+    ids=["gaussian-gram", "pure-gram"],
+)
+def test_mp_mtl_is_charged_what_its_schedule_draws(door, cost):
+    population, task = least_squares([3] * 4, features=2)
+    sim = fjs.Simulation(
+        fjs.mpmtl(task), task, population, fjs.everyone(4), fjs.Minibatches(1, steps=1), door,
+        ledger_entries=T,
+    )  # fmt: skip
+    event, everyone = door.event, Scheme("everyone", 4, 4)
+    budget, epsilon = Budget.parse("power:0.4"), 2.0
+    aim: Any = {"rounds": T, "sampling_rate": 1.0, "scheme": everyone, "event": event}
+    z = calibration.noise_multiplier(epsilon, DELTA, adjacency="replace", budget=budget, **aim)
+    hparams = fjs.Hyperparameters(
+        learning_rate=0.1, lam=1.0, clip_norm=1.0, noise_multiplier=budget.noise(z, T)
+    )
+    state, _ = sim.run(sim.init(0, hparams), hparams, T)
+    by_hand = cost(np.asarray(hparams.noise_multiplier, np.float64))
+    assert epsilon * (1 - calibration.TOLERANCE) <= by_hand <= epsilon
+    found = sim.guarantee(state, DELTA).find("replace").epsilon
+    assert found == pytest.approx(by_hand, rel=1e-6)

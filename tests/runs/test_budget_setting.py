@@ -158,3 +158,17 @@ def test_tuning_on_other_clients_scales_the_noise_of_every_round():
     expected = np.asarray(Budget.parse("geometric:0.8").noise(2.0, T)) * (5 / 15)
     np.testing.assert_allclose(source.hparams.noise_multiplier, expected, rtol=1e-6)
     source.simulation.check_rounds(source.hparams, 0, T, None)
+
+
+@pytest.mark.thorough
+def test_a_schedule_is_tuned_and_its_final_run_spends_the_whole_target(tmp_path):
+    flags = ["--epsilon", "2", "--budget", "power:1", "--clip", "0.5", "--held-out-clients", "0.5"]
+    steps = ["--steps", "1", "--seeds", "2", "--wrt", "learning-rate", "--out", str(tmp_path / "t")]
+    assert main(["tune", *FLAGS, *flags, *steps]) == 0
+    run = RunDirectory(tmp_path / "t" / "run")
+    resolved = run.config()["resolved"]
+    assert resolved["noise_first"] == pytest.approx(T * resolved["noise_last"], rel=1e-6)
+    z = np.asarray(POWER.noise(run.summary()["noise_multiplier"], T))
+    assert z[0] == pytest.approx(resolved["noise_first"], rel=1e-6)
+    assert run.summary()["epsilon"] == pytest.approx(exact(z), rel=1e-6)
+    assert 2 * 0.999 <= run.summary()["epsilon"] <= 2
