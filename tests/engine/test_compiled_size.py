@@ -7,6 +7,7 @@ in the bodies of loops and branches too, before any compiler sees it.
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +45,13 @@ is for going over the minibatches once; Ditto does so twice.
 def operations(jaxpr) -> int:
     inner = (operations(code) for eqn in jaxpr.eqns for code in jaxprs_in_params(eqn.params))
     return len(jaxpr.eqns) + sum(inner)
+
+
+def largest(jaxpr) -> int:
+    """The number of elements of the largest array."""
+    inner = (largest(code) for eqn in jaxpr.eqns for code in jaxprs_in_params(eqn.params))
+    here = (math.prod(out.aval.shape) for eqn in jaxpr.eqns for out in eqn.outvars)
+    return max(0, *here, *inner)
 
 
 def operations_of(
@@ -128,3 +136,17 @@ def test_rounds_of_the_shuffle_add_no_operations(monkeypatch):
     before = operations_of("pmtl", HOW["epochs"](1))
     monkeypatch.setattr(minibatches_module, "_ROUNDS", 5)
     assert operations_of("pmtl", HOW["epochs"](1)) == before
+
+
+@pytest.mark.parametrize("chunk_map", ["scan", "vmap"])
+def test_mp_mtl_forms_no_matrix_for_every_task(chunk_map):
+    # W Wᵀ is a product of matrices (d, c) of a chunk's models, never a sum of outer products.
+    m, d = 600, 30
+    population, task = least_squares([1] * m, features=d)
+    sim = simulation_of(
+        "mpmtl", task, population, everyone(m), Minibatches(1, steps=1), chunk_map=chunk_map
+    )
+    hparams = sim.check(Hyperparameters(learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0))
+    state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
+    traced = jax.make_jaxpr(sim.program.round)(state, hparams, sim.rows["train"])
+    assert m * (d + 1) <= largest(traced.jaxpr) < 2 * m * (d + 1)
