@@ -10,7 +10,7 @@ export MPLBACKEND := Agg
 # Every capability and every law once; test-all adds repetitions over sizes, doors and seeds.
 test: lint types unit
 
-test-all: lint types thorough
+test-all: test thorough
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -24,7 +24,7 @@ unit: $(VENV)/ready
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m "not thorough"
 
 thorough: $(VENV)/ready
-	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m thorough
 
 demo: $(VENV)/ready
 	$(BIN)/fedjaxsim demo --out runs/demo --overwrite
