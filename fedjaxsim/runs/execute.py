@@ -193,6 +193,17 @@ def _spent(experiment: Experiment, state: SimulationState) -> float | None:
     return epsilon(charged, experiment.delta, accountant=experiment.simulation.accountant)
 
 
+def spent_in_all(experiment: Experiment, begin: SimulationState) -> float:
+    """The ε of a stage that is yet to run and of all before it; ∞ where nothing is promised.
+
+    Args:
+      experiment: the stage.
+      begin: the state before its first round.
+    """
+    charged = (*ledger.charged(begin.privacy), experiment.planned())
+    return epsilon(charged, experiment.delta, accountant=experiment.simulation.accountant)
+
+
 def describe(earlier: Sequence[Record], algorithm: str, rounds: int) -> str:
     """All stages in words, as in `fedavg (100 rounds), then pmtl (50 rounds)`."""
     stages = [(stage["algorithm"], stage["rounds"]) for stage in earlier]

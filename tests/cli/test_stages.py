@@ -1,11 +1,13 @@
 """`fedjaxsim run --from` and `fedjaxsim resume`, from flags to files."""
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from fedjaxsim.cli import Run, main, parse
+from fedjaxsim.cli.work import run as work
 from fedjaxsim.privacy.events import Charged, Entry
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.runs.build import prepare
@@ -81,6 +83,23 @@ def test_a_stage_starts_with_what_was_spent_and_learnt(stages):
     assert (stage["directory"], stage["algorithm"], stage["rounds"]) == (
         f"{stages}/first", "fedavg", 2,
     )  # fmt: skip
+
+
+def test_a_stage_that_will_spend_too_much_says_so_before_its_first_round(
+    stages, tmp_path, capsys, monkeypatch
+):
+    def unasked(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(work, "execute", unasked)
+    command = f"run --from {stages}/first --epsilon 0.5 --rounds 1 --out {tmp_path}/next"
+    with pytest.raises(KeyboardInterrupt):
+        parse(command.split()).prepare()()
+    first = RunDirectory(stages / "first")
+    assert first.summary()["epsilon"] > 0.5
+    found = re.search(r"will spend ε ([\d.]+), more than the 0.5 asked", capsys.readouterr().err)
+    assert found is not None
+    assert float(found[1]) > first.summary()["epsilon"]
 
 
 @pytest.mark.thorough

@@ -203,6 +203,14 @@ KILLS = 5
 PRIVATE = ["--epsilon", "3"]
 
 
+@pytest.fixture(scope="module")
+def kept_programs(tmp_path_factory):
+    """Processes find what those before them have compiled, as those of users do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDJAXSIM_COMPILATION_CACHE", str(tmp_path_factory.mktemp("programs")))
+        yield
+
+
 def process(arguments: list[str], devices: int) -> subprocess.Popen[str]:
     script = (
         "import sys, jax; from fedjaxsim.engine import devices;"
@@ -238,6 +246,7 @@ def kill_after(arguments: list[str], devices: int, words: str, lines: int) -> No
         running.wait(timeout=HANGS)
 
 
+@pytest.mark.usefixtures("kept_programs")
 @pytest.mark.thorough
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("private", [PRIVATE, []], ids=["private", "not private"])
@@ -276,6 +285,7 @@ learning-rate = [0.1, 0.4]
 """
 
 
+@pytest.mark.usefixtures("kept_programs")
 @pytest.mark.thorough
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_sweep_that_is_killed_goes_on_bit_for_bit(tmp_path, devices):
@@ -296,6 +306,7 @@ def test_a_sweep_that_is_killed_goes_on_bit_for_bit(tmp_path, devices):
         assert whole == killed
 
 
+@pytest.mark.usefixtures("kept_programs")
 @pytest.mark.thorough
 @pytest.mark.parametrize("private", [PRIVATE, []], ids=["private", "not private"])
 def test_a_tuning_that_is_killed_goes_on_bit_for_bit(tmp_path, private):

@@ -19,7 +19,7 @@ from fedjaxsim.report.progress import (
 )
 from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.directory import CONFIG, FINETUNE, GUARANTEE, RunDirectory
-from fedjaxsim.runs.execute import STOPPING, Executed, about, describe, execute
+from fedjaxsim.runs.execute import STOPPING, Executed, about, describe, execute, spent_in_all
 from fedjaxsim.runs.feasible import labels_like_classes
 from fedjaxsim.runs.loop import Cadence
 from fedjaxsim.runs.settings import RunConfig
@@ -100,6 +100,9 @@ def prepare_run(command: "Run") -> Callable[[], int]:
     def work() -> int:
         if doubt is not None:
             _warn(doubt)
+        if begin is not None:
+            spent = spent_in_all(experiment, begin)
+            _warn_above(config.target_epsilon, spent, "this stage and those before it will spend")
         return _run(planned, cadence, quiet=config.quiet, explain=command.explain, then=then)
 
     return work
@@ -236,10 +239,14 @@ def _warn_of(planned: _Planned, done: Executed) -> None:
             "a smaller learning rate or λ may help, and for PMTL with a sampling rate p below 1 "
             "--server-learning-rate p (docs/algorithms.md says why)"
         )
-    if summary["epsilon"] is not None and summary["epsilon"] > asked:
+    if summary["epsilon"] is not None:
         of = "stages" if planned.earlier else f"{summary['rounds']} rounds"
-        spent = epsilon_text(summary["epsilon"])
-        _warn(f"all {of} together spend ε {spent}, more than the {asked:g} asked")
+        _warn_above(asked, summary["epsilon"], f"all {of} together spend")
+
+
+def _warn_above(asked: float, spent: float, who: str) -> None:
+    if spent > asked:
+        _warn(f"{who} ε {epsilon_text(spent)}, more than the {asked:g} asked")
 
 
 def _warn(text: str) -> None:
