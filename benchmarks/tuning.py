@@ -28,7 +28,6 @@ import jax
 import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
 
 import fedjaxsim as fjs
 from fedjaxsim.bench.systems import LEVELS, RATES
@@ -37,7 +36,7 @@ from fedjaxsim.engine.devices import use_all_cores
 from fedjaxsim.gradients.hypergradient import mean_metric, over_seeds, price_of_privacy
 from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
-from fedjaxsim.report.plots import COLOURS, STYLE
+from fedjaxsim.report.plots import COLOURS, STYLE, picture, save
 from fedjaxsim.tune import Measured, Quadratic, SeedGradient, Step, descend, measure_grid
 
 N, FEATURES, BATCH, ROUNDS, DELTA = 1000, 100, 10, 100, 1e-4
@@ -50,6 +49,8 @@ METRIC, SPLIT = "excess_risk", "test"
 ROOT = Path(__file__).parent
 RESULTS = ROOT / "results" / "tuning.json"
 FIGURE = ROOT.parent / "docs" / "figures" / "tuning-against-grids.png"
+_WORST = 300.0
+"""Of the colours; what is worse looks like it."""
 Point = dict[str, float]
 
 
@@ -246,46 +247,39 @@ def contour(points: Sequence[Point], values: np.ndarray, clip: float) -> dict[st
 
 def draw(results: Sequence[Mapping[str, Any]], out: Path) -> None:
     """The way of the descents over the grid, and the risk against the run-equivalents."""
+    planes = [np.array(result["contour"]["values"])[:, 1:-1].T for result in results]
+    levels = np.geomspace(min(values.min() for values in planes), _WORST, 14)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7.6, 5.2), layout="constrained")
-        panels = figure.subplots(2, len(results))
-        inner = LEVELS[1:-1]
-        for column, result in enumerate(results):
-            above, below = panels[:, column]
-            values = np.array(result["contour"]["values"])[:, 1:-1].T
-            levels = np.geomspace(values.min(), 300, 12)
+        figure = picture("PP-SGD's synthetic problem; ε: zero-out, joint DP", 8.6, 5.8)
+        panels = figure.subplots(2, len(results), sharex="row", sharey="row")
+        shown: Any = None
+        for (above, below), values, result in zip(panels.T, planes, results, strict=True):
             shown = above.contourf(
-                RATES, inner, np.clip(values, None, 300), levels, norm="log", cmap="viridis_r"
-            )
+                RATES, LEVELS[1:-1], np.clip(values, None, _WORST), levels, norm="log",
+                cmap="viridis_r",
+            )  # fmt: skip
             kept = [step["point"] for step in result["path"] if step["kept"]]
             above.plot(*_columns(kept), "o-", color=COLOURS[1], markersize=3, linewidth=1)
             above.plot(*_columns([result["tuned"]]), "*", color=COLOURS[1], markersize=11)
             epsilon = "∞" if result["epsilon"] is None else f"{result['epsilon']:g}"
-            above.set(
-                xscale="log",
-                yscale="log",
-                xlabel="step size η",
-                title=f"ε = {epsilon}, grid at C = {result['contour']['clip_norm']:g}",
-            )
+            title = f"ε = {epsilon}, grid at C = {result['contour']['clip_norm']:g}"
+            above.set(xscale="log", yscale="log", xlabel="step size η", title=title)
             runs = [step["runs"] for step in result["path"]]
             risks = [step["value"] if step["kept"] else np.inf for step in result["path"]]
-            below.plot(runs, np.minimum.accumulate(risks), color=COLOURS[0], label="descent")
-            for number, (name, target) in enumerate(result["targets"].items(), 1):
-                below.plot(
-                    target["runs"], target["value"], "os^"[number - 1], color=COLOURS[number],
-                    label=name,
-                )  # fmt: skip
+            below.plot(runs, np.minimum.accumulate(risks), color=COLOURS[1], label="descent")
+            looks = zip("os^", (0, 2, 3), result["targets"].items(), strict=True)
+            for marker, colour, (name, target) in looks:
+                style: Any = {"marker": marker, "ls": "none", "color": COLOURS[colour]}
+                below.plot(target["runs"], target["value"], label=name, **style)
             below.set(xscale="log", yscale="log", xlabel="run-equivalents for each seed")
-            if column == 0:
-                above.set_ylabel("level a = η_w / η_θ")
-                below.set_ylabel("excess risk")
-                below.legend(fontsize=6)
-            if column == len(results) - 1:
-                ticks = [tick for tick in (1, 3, 10, 30, 100, 300) if tick > values.min()]
-                bar = figure.colorbar(shown, ax=above, label="excess risk", ticks=ticks)
-                bar.ax.set_yticklabels([f"{tick:g}" for tick in ticks])
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out, dpi=110)
+        panels[0, 0].set_ylabel("level a = η_w / η_θ")
+        panels[1, 0].set_ylabel("excess risk")
+        ticks = [tick for tick in (1, 3, 10, 30, 100, 300) if tick > levels[0]]
+        bar = figure.colorbar(shown, ax=list(panels[0]), label="excess risk", ticks=ticks)
+        bar.ax.set_yticklabels([f"{tick:g}" for tick in ticks])
+        handles, labels = panels[1, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    save(figure, out)
 
 
 def _columns(points: Sequence[Mapping[str, float]]) -> tuple[list[float], list[float]]:

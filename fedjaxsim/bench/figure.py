@@ -60,8 +60,9 @@ def systems_figure(results: Results, names: Sequence[str]) -> Figure:
 
 
 def growth_figure(results: Results, workloads: Sequence[Workload]) -> Figure:
-    """Rounds per second and memory over the size of each growth curve, both axes logarithmic.
+    """Rounds per second and memory over the size of each growth curve, on logarithmic axes.
 
+    Curves share the axis of their row, so that one slope means the same in all.
     Dashed below the memory is what state and rows alone take.
 
     Args:
@@ -72,7 +73,7 @@ def growth_figure(results: Results, workloads: Sequence[Workload]) -> Figure:
     with mpl.rc_context(STYLE):
         title = _title(results, [workload.name for workload in workloads])
         figure = picture(title, 0.6 + 2.5 * len(curves), 4.8)
-        panels = figure.subplots(2, len(curves), squeeze=False, sharex="col")
+        panels = figure.subplots(2, len(curves), squeeze=False, sharex="col", sharey="row")
         for curve, (speed, memory) in zip(curves, panels.T, strict=True):
             points = [workload for workload in workloads if workload.curve == curve]
             for axes, key, colour in ((speed, "rounds_per_second", 0), (memory, "memory_mb", 1)):
@@ -80,12 +81,13 @@ def growth_figure(results: Results, workloads: Sequence[Workload]) -> Figure:
             least = [_state_and_data(results, point.name) for point in points]
             sizes = [point.size for point in points]
             memory.plot(sizes, least, color="0.4", ls="dashed", lw=1.2, label="state + data")
-            speed.set(xscale="log", yscale="log", title=curve)
+            speed.set(xscale="log", yscale="log", title=str(curve).removeprefix("growth-"))
             memory.set(xscale="log", yscale="log", xlabel=points[0].summary)
             memory.xaxis.label.set_wrap(True)
         panels[0, 0].set_ylabel("rounds/s")
         panels[1, 0].set_ylabel("MB above an idle process")
-        panels[1, 0].legend(loc="best")
+        handles, labels = panels[1, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower right", ncols=2)
     return figure
 
 

@@ -17,6 +17,7 @@ from fedjaxsim import metrics
 from fedjaxsim.report.envelopes import Frame
 from fedjaxsim.report.labels import (
     NOISE,
+    Combination,
     combination_label,
     key_label,
     legend_title,
@@ -26,18 +27,19 @@ from fedjaxsim.report.labels import (
 from fedjaxsim.report.panels import (
     BEST_LABEL,
     BEST_STYLE,
-    EPSILON_LABEL,
-    EPSILON_STYLE,
+    EPSILON_MEANS,
     beside_or_below,
     grouped,
-    in_a_row,
     make_panels,
     name_axes,
     placed,
     scale_of,
 )
-from fedjaxsim.report.plots import STYLE, line
+from fedjaxsim.report.plots import COLOURS, STYLE, line
 from fedjaxsim.report.progress import number
+
+_MOST_COLOURED = 7
+_REST: dict[str, Any] = {"color": "0.75", "ls": "solid", "lw": 1.0, "zorder": 1.8}
 
 
 def envelope_figure(
@@ -48,9 +50,10 @@ def envelope_figure(
     title: str,
     best: pd.DataFrame | None = None,
 ) -> Figure:
-    """Lines over rounds, with the ε spent on an axis of its own to the right.
+    """Lines over rounds; the titles of panels say the ε that is spent at the end.
 
-    Bands are one standard error over seeds. An ε of 0, where nothing is released, is not drawn.
+    Bands are one standard error over seeds. At most seven lines are in colour, those that lead at
+    most evaluations; the others are grey.
 
     Args:
       envelope: from `envelopes.envelope`.
@@ -65,33 +68,33 @@ def envelope_figure(
     rows = placed(envelope, [*panels, *lines])
     metric = rows["metric"].iloc[0]
     styles = line_styles(lines, [values for values, _ in grouped(rows, lines)])
+    coloured = _foremost(rows, panels, lines)
     best_of = {} if best is None else dict(grouped(placed(best, panels), panels))
     groups = list(grouped(rows, panels))
     with mpl.rc_context(STYLE):
         figure, axes = make_panels(len(groups), title)
-        spent: list[Axes | None] = []
         for panel, (values, of_panel) in zip(axes, groups, strict=True):
-            panel.set_title(combination_label(panels, values))
-            of_lines = dict(grouped(of_panel, lines))
-            for name, one in of_lines.items():
+            panel.set_title(_with_spent(combination_label(panels, values), of_panel))
+            for name, one in grouped(of_panel, lines):
                 _, colour, dashes = styles[name]
+                looks: dict[str, Any] = {"color": colour, "ls": dashes, "lw": 1.4}
                 value, error = one["value"], one["standard_error"]
                 band = (value - error, value + error) if error.notna().any() else None
-                line(panel, one["round"], value, band, color=colour, ls=dashes, lw=1.4)
+                line(panel, one["round"], value, band, **(looks if name in coloured else _REST))
             if values in best_of:
                 panel.plot(best_of[values]["round"], best_of[values]["value"], **BEST_STYLE)
             panel.set_yscale(scale_of(metric, rows["value"]))
-            spent.append(_spent_axis(panel, list(of_lines.values())))
         name_axes(axes, "rounds", metrics.label(metric))
-        _name_spent(spent)
         handles = [
             Line2D([], [], color=colour, ls=dashes, label=label)
-            for label, colour, dashes in (styles.values() if lines else ())
+            for name, (label, colour, dashes) in styles.items()
+            if lines and name in coloured
         ]
+        rest = [style.label for name, style in styles.items() if name not in coloured]
+        if rest:
+            handles.append(Line2D([], [], label=f"others: {', '.join(rest)}", **_REST))
         if best is not None:
             handles.append(Line2D([], [], label=BEST_LABEL, **BEST_STYLE))
-        if any(spent):
-            handles.append(Line2D([], [], label=f"spent {EPSILON_LABEL}", **EPSILON_STYLE))
         beside_or_below(figure, handles, legend_title(lines), len(groups))
     return figure
 
@@ -102,7 +105,8 @@ def heat_figure(
     """The final metric for all pairs of values of two keys, with the best of each panel framed.
 
     Where x is the noise, the best of each column is framed: quality at one ε says nothing about
-    another. A cross stands where all settings diverged.
+    another. A cross stands where all settings diverged. Up to two panels have their numbers in
+    them; more are small.
 
     Args:
       final: the end of an envelope, from `envelopes.last`.
@@ -126,51 +130,50 @@ def heat_figure(
     without_grid: dict[Any, Any] = {**STYLE, "axes.grid": False}
     with mpl.rc_context(without_grid):
         groups = list(grouped(rows, panels))
-        size = 0.46 * max(len(across), 3) + 0.9, 0.36 * max(len(up), 5) + 0.7
+        small = len(groups) > 2
+        cell = (0.17, 0.17) if small else (0.46, 0.36)
+        size = cell[0] * max(len(across), 3) + 0.9, cell[1] * max(len(up), 5) + 0.7
         figure, axes = make_panels(len(groups), f"{title}; best framed", size)
         for panel, (values, of_panel) in zip(axes, groups, strict=True):
-            panel.set_title(combination_label(panels, values))
+            panel.set_title(_with_spent(combination_label(panels, values), of_panel))
             cells = of_panel.pivot(index=y, columns=x, values="value")
             grid = cells.reindex(index=up, columns=across).to_numpy()
             panel.imshow(grid, cmap=colours, norm=norm, origin="lower", aspect="auto")
-            _write_cells(panel, grid, colours, norm)
+            _write_cells(panel, grid, colours, norm, crosses=small)
             columns = np.eye(len(across), dtype=bool) if x in NOISE else np.ones((1, len(across)))
             for part in columns:
                 _frame_best(panel, np.where(part, grid, np.nan), upwards)
-            panel.set_xticks(range(len(across)), [value_label(x, v) for v in across])
-            panel.set_yticks(range(len(up)), [value_label(y, v) for v in up])
+            for axis, key, known in ((panel.xaxis, x, across), (panel.yaxis, y, up)):
+                every = 2 if small and len(known) > 5 else 1
+                labels = [value_label(key, value) for value in known[::every]]
+                axis.set_ticks(range(0, len(known), every), labels)
         name_axes(axes, key_label(x), key_label(y))
         mappable = ScalarMappable(norm, colours)
         figure.colorbar(mappable, ax=list(axes), label=metrics.label(metric))
     return figure
 
 
-def _spent_axis(axes: Axes, lines: Sequence[Frame]) -> Axes | None:
-    """The ε of the lines, once where they spend the same; None if there is none to draw."""
-    known = [rows.dropna(subset="epsilon") for rows in lines]
-    curves = {
-        tuple(zip(rows["round"], rows["epsilon"], strict=True)): None
-        for rows in known
-        if rows["epsilon"].max() > 0
-    }
-    if not curves:
-        return None
-    right = axes.twinx()
-    for curve in curves:
-        right.plot(*zip(*curve, strict=True), **EPSILON_STYLE)
-    right.set_ylim(bottom=0)
-    right.grid(visible=False)
-    right.tick_params(axis="y", colors=EPSILON_STYLE["color"], labelsize=8)
-    return right
+def _foremost(rows: Frame, panels: Sequence[str], lines: Sequence[str]) -> set[Combination]:
+    """The lines in colour: all if they are few, or those that are best at most evaluations."""
+    names = [name for name, _ in grouped(rows, lines)]
+    if len(names) <= _MOST_COLOURED:
+        return set(names)
+    upwards = metrics.of_column(rows["metric"].iloc[0]).larger_is_better
+    led = dict.fromkeys(names, 0)
+    for _, alike in grouped(rows.dropna(subset="value"), [*panels, "round"]):
+        ordered = alike.sort_values("value", ascending=not upwards, kind="stable")
+        [(name, _)] = grouped(ordered.head(1), lines)
+        led[name] += 1
+    return set(sorted(names, key=lambda name: -led[name])[:_MOST_COLOURED])
 
 
-def _name_spent(axes: Sequence[Axes | None]) -> None:
-    """The name of ε once in each row of panels, to the right."""
-    length = in_a_row(len(axes))
-    for start in range(0, len(axes), length):
-        drawn = [axis for axis in axes[start : start + length] if axis is not None]
-        if drawn:
-            drawn[-1].set_ylabel(EPSILON_LABEL, color=EPSILON_STYLE["color"])
+def _with_spent(label: str, rows: Frame) -> str:
+    """The label of a panel with the ε of its last round, the largest where lines differ."""
+    final = rows[rows["round"] == rows["round"].max()]
+    spent = final["epsilon"].max()
+    if not spent > 0 or final.loc[final["epsilon"] != 0, "epsilon"].isna().any():
+        return label
+    return f"{label}\nε ≤ {number(spent)} {EPSILON_MEANS}".lstrip()
 
 
 def _frame_best(axes: Axes, grid: np.ndarray, upwards: bool) -> None:
@@ -179,14 +182,16 @@ def _frame_best(axes: Axes, grid: np.ndarray, upwards: bool) -> None:
         at = (np.nanargmax if upwards else np.nanargmin)(grid)
         row, column = map(int, np.unravel_index(at, grid.shape))
         corner = column - 0.5, row - 0.5
-        looks: dict[str, Any] = {"fill": False, "ec": EPSILON_STYLE["color"], "lw": 2.2}
+        looks: dict[str, Any] = {"fill": False, "ec": COLOURS[1], "lw": 2.2}
         axes.add_patch(Rectangle(corner, 1, 1, clip_on=False, zorder=4, **looks))
 
 
-def _write_cells(axes: Axes, grid: np.ndarray, colours: Any, norm: Any) -> None:
-    """The numbers, in black or white; a cross where all settings diverged."""
+def _write_cells(axes: Axes, grid: np.ndarray, colours: Any, norm: Any, *, crosses: bool) -> None:
+    """The numbers, in black or white, and crosses where all settings diverged; or crosses alone."""
     for (row, column), value in np.ndenumerate(grid):
         known = np.isfinite(value)
+        if known and crosses:
+            continue
         *rgb, _ = colours(norm(value)) if known else (1, 1, 1, 1)
         luminance = np.dot(rgb, (0.299, 0.587, 0.114))
         axes.text(

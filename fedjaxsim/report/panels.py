@@ -15,9 +15,9 @@ from fedjaxsim.report.labels import Combination
 from fedjaxsim.report.plots import picture
 
 _IN_A_ROW = 5
-EPSILON_LABEL = "ε (zero-out, joint DP)"
+EPSILON_MEANS = "(zero-out, joint DP)"
+EPSILON_LABEL = f"ε {EPSILON_MEANS}"
 """What ε in figures is."""
-EPSILON_STYLE: dict[str, Any] = {"color": "#D55E00", "ls": (0, (4, 2)), "lw": 1.1}
 BEST_STYLE: dict[str, Any] = {"color": "black", "lw": 3.4, "zorder": 1.9}
 """Wide and below the other lines, so that the one that is best shows on it."""
 BEST_LABEL = "best of all"

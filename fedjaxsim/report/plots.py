@@ -119,6 +119,12 @@ def colour_of(algorithm: str) -> int:
     return names.index(algorithm) if algorithm in names else len(names)
 
 
+def curve_of(label: str, records: Records, algorithm: str) -> Curve:
+    """The curve of a run of a system, in its colour."""
+    dashes, colour = divmod(colour_of(algorithm), len(COLOURS))
+    return Curve(label, records, colour, dashes)
+
+
 def of_systems(found: Sequence[System]) -> list[Curve]:
     """One curve per system, a mean where it has several seeds, in the colour of its algorithm."""
     metric = quality_key(next(iter(found[0].runs.values())).records)
@@ -127,10 +133,9 @@ def of_systems(found: Sequence[System]) -> list[Curve]:
         records = next(iter(system.runs.values())).records
         if len(system.runs) > 1:
             records = mean_records(system, metric)
-        index = colour_of(system.algorithm)
-        colour, dashes = index % len(COLOURS), index // len(COLOURS)
-        dashes += sum(curve.colour == colour for curve in curves)
-        curves.append(Curve(system.label, records, colour, dashes % len(DASHES)))
+        curve = curve_of(system.label, records, system.algorithm)
+        alike = sum(other.colour == curve.colour for other in curves)
+        curves.append(curve._replace(dashes=(curve.dashes + alike) % len(DASHES)))
     return curves
 
 
@@ -189,6 +194,30 @@ def comparison_figure(runs: Sequence[Curve], title: str) -> Figure:
     return figure
 
 
+def panels_figure(panels: Mapping[str, Sequence[Curve]], title: str) -> Figure:
+    """Quality of runs over rounds in panels of one scale, with one legend beside them.
+
+    Args:
+      panels: runs by the title of their panel, with labels that are the same in all; a panel may be
+        empty, but not all of them.
+      title: what is shown.
+    """
+    quality = quality_key(next(run for runs in panels.values() for run in runs).records)
+    with mpl.rc_context(STYLE):
+        figure, axes = _panels(title, len(panels), sharey=True)
+        handles = {}
+        for panel, (name, runs) in zip(axes, panels.items(), strict=True):
+            panel.set_title(name)
+            for run, style in zip(runs, _styles(runs), strict=True):
+                looks = style | {"label": run.label, "linewidth": 1.8}
+                line(panel, *_points(run.records, quality), **looks)
+            drawn, labels = panel.get_legend_handles_labels()
+            handles |= dict(zip(labels, drawn, strict=True))
+        axes[0].set_ylabel(f"{metrics.label(quality)}\nmean over clients")
+        figure.legend(handles.values(), handles.keys(), loc="outside right center")
+    return figure
+
+
 def errors_figure(type_one: np.ndarray, curves: Mapping[str, np.ndarray], title: str) -> Figure:
     """The errors that a guarantee leaves to any test, below the diagonal of perfect privacy.
 
@@ -213,9 +242,9 @@ def errors_figure(type_one: np.ndarray, curves: Mapping[str, np.ndarray], title:
     return figure
 
 
-def _panels(title: str, count: int) -> tuple[Figure, Sequence[Axes]]:
+def _panels(title: str, count: int, *, sharey: bool = False) -> tuple[Figure, Sequence[Axes]]:
     figure = picture(title, 9.6, 3.2)
-    panels = figure.subplots(1, count, sharex=True)
+    panels = figure.subplots(1, count, sharex=True, sharey=sharey)
     for panel in panels:
         panel.set_xlabel("rounds")
     return figure, panels

@@ -2,12 +2,12 @@
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 from matplotlib.figure import Figure
 
+from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.report.envelopes import default_metric, envelope, last
 from fedjaxsim.report.figures import envelope_figure, heat_figure
 from fedjaxsim.report.labels import NOISE, key_label
@@ -112,7 +112,9 @@ def _set_together(results: pa.Table, keys: Sequence[str]) -> bool:
 
 
 def _subject(plan: Plan) -> str:
-    """What is run, for people."""
-    algorithms = dict.fromkeys(run.algorithm for run in plan.runs)
-    data = dict.fromkeys(Path(run.data.partition(":")[2] or run.data).name for run in plan.runs)
-    return f"{', '.join(algorithms)} on {', '.join(data)}"
+    """What is run, for people: no names of files or folders."""
+    names = dict.fromkeys(run.algorithm.rpartition(":")[2] for run in plan.runs)
+    titles = [SYSTEMS[name].title if name in SYSTEMS else name for name in names]
+    kinds = dict.fromkeys(run.data.partition(":")[::2] for run in plan.runs)
+    data = dict.fromkeys(f"{kind} data" if path else kind for kind, path in kinds)
+    return f"{', '.join(titles)} on {', '.join(data)}"

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -8,20 +9,33 @@ from fedjaxsim.cli import main
 from fedjaxsim.runs import demo
 from fedjaxsim.runs.directory import RunDirectory
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_all_runs_share_what_makes_them_comparable():
     runs = demo.configurations(seed=3)
     assert sorted(runs) == [
-        "fedavg-eps-1", "fedavg-eps-inf", "fedprox-eps-1", "fedprox-eps-inf",
-        "local", "pmtl-eps-1", "pmtl-eps-inf",
+        "ditto-eps-1.6", "ditto-eps-inf", "fedavg-eps-1.6", "fedavg-eps-inf",
+        "local", "pmtl-eps-1.6", "pmtl-eps-inf",
     ]  # fmt: skip
-    common = {
-        dataclasses.replace(config, algorithm="pmtl", epsilon=None, lam=0.0)
-        for config in runs.values()
-    }
+    own = {"algorithm": "pmtl", "message": "update", "epsilon": None}
+    tuned = {"learning_rate": 1.0, "lam": 0.0, "clip": 1.0}
+    common = {dataclasses.replace(config, **own, **tuned) for config in runs.values()}
     assert len(common) == 1
     assert common.pop().seed == 3
-    assert {config.epsilon for config in runs.values()} == {None, 1.0, math.inf}
+    assert {config.epsilon for config in runs.values()} == {None, 1.6, math.inf}
+
+
+def test_settings_are_those_that_the_comparison_chose():
+    found = json.loads((ROOT / "experiments/results/compare-digits.json").read_text())
+    at = [level["epsilon"] or math.inf for level in found["levels"]]
+    for config in demo.configurations(seed=0).values():
+        name = "pmtl-offset" if config.algorithm == "pmtl" else config.algorithm
+        chosen = found["methods"][name]
+        point = chosen[0 if name == "local" else at.index(config.epsilon)]["point"]
+        assert config.learning_rate == point["learning_rate"]
+        assert "lam" not in point or config.lam == point["lam"]
+        assert config.epsilon != demo.TARGET or config.clip == point["clip_norm"]
 
 
 @pytest.fixture

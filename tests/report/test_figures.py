@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.transforms import Bbox
 
 from fedjaxsim.report.envelopes import envelope, last
 from fedjaxsim.report.figures import envelope_figure, heat_figure
@@ -24,6 +23,7 @@ from fedjaxsim.runs.table import tidy
 LEVELS = (0.0, 1.0, math.inf)
 RATES = (0.1, 0.3)
 ROUNDS = (0, 5, 10)
+ONE = "ε = 1\nε ≤ 1 (zero-out, joint DP)"
 
 
 def accuracy(level: float, z: float, rate: float, round_: int) -> float:
@@ -92,12 +92,10 @@ def test_an_envelope_has_a_panel_per_noise_and_a_line_per_level(tmp_path):
     figure = level_figure((0.0, 1.0, 2.0))
     assert [axes.get_title() for axes in left_axes(figure)] == [
         "z = 0 (no noise)",
-        "z = 1",
-        "z = 2",
+        "z = 1\nε ≤ 4 (zero-out, joint DP)",
+        "z = 2\nε ≤ 2 (zero-out, joint DP)",
     ]
-    assert legend_texts(figure) == [
-        "0 (local)", "1", "∞ (global)", "best of all", "spent ε (zero-out, joint DP)",
-    ]  # fmt: skip
+    assert legend_texts(figure) == ["0 (local)", "1", "∞ (global)", "best of all"]
     assert figure.legends[0].get_title().get_text() == "personalization"
     first = left_axes(figure)[0]
     assert (first.get_xlabel(), first.get_ylabel()) == ("rounds", "test accuracy (fraction)")
@@ -105,10 +103,7 @@ def test_an_envelope_has_a_panel_per_noise_and_a_line_per_level(tmp_path):
     np.testing.assert_allclose(local, [accuracy(0, 0, 0.3, t) for t in ROUNDS])
     np.testing.assert_allclose(both, [accuracy(math.inf, 0, 0.3, t) for t in ROUNDS])
     np.testing.assert_allclose(black, both)
-    # ε is drawn once for all levels, and not where there is none.
-    right = [axes for axes in figure.axes if axes not in left_axes(figure)]
-    assert [[ys(line)[-1] for line in axes.get_lines()] for axes in right] == [[4.0], [2.0]]
-    assert [axes.get_ylabel() for axes in right] == ["", "ε (zero-out, joint DP)"]
+    assert figure.axes == left_axes(figure)  # one scale
     assert drawn(figure, tmp_path) == b"\x89PNG"
 
 
@@ -128,12 +123,8 @@ def test_ten_panels_stand_in_two_rows_and_excess_risk_on_a_log_axis(tmp_path):
 def test_panels_and_legend_do_not_overlap_or_leave_the_figure(tmp_path):
     figure = level_figure((0.0, 0.5, 1.0, 2.0, 4.0, 8.0))
     drawn(figure, tmp_path)
-    # Both axes of a panel, with all their texts.
-    panels: dict[tuple[float, ...], list] = {}
-    for axes in figure.axes:
-        panels.setdefault(axes.get_position().bounds, []).append(axes.get_tightbbox())
-    assert sorted(map(len, panels.values())) == [1, 2, 2, 2, 2, 2]
-    boxes = [Bbox.union(parts) for parts in panels.values()]
+    boxes = [box for axes in figure.axes if (box := axes.get_tightbbox())]
+    assert len(boxes) == 6
     boxes.append(figure.legends[0].get_window_extent())
     for one, other in itertools.combinations(boxes, 2):
         assert not one.overlaps(other)
@@ -158,6 +149,31 @@ def test_the_band_is_one_standard_error():
     # Mean 0.1 and standard error 0.1 at round 0; one more at round 1.
     assert sorted(set(np.round(heights, 9))) == [0.0, 0.2, 1.0, 1.2]
     assert legend_texts(figure) == ["1"]
+
+
+def test_the_seven_lines_that_lead_most_are_in_colour_and_the_others_grey(tmp_path):
+    """Line k leads at k of the rounds, and lines 0 and 1 lead least."""
+    leads = [k for k in range(9) for _ in range(k)]
+    rows = [
+        {"lam": float(k), "round": t, "metric": "test_accuracy", "value": float(k == leader),
+         "standard_error": None, "epsilon": 0.0}
+        for t, leader in enumerate(leads) for k in range(9)
+    ]  # fmt: skip
+    figure = envelope_figure(pd.DataFrame(rows), panels=[], lines=["lam"], title="t")
+    assert legend_texts(figure) == ["2", "3", "4", "5", "6", "7", "8", "others: 0, 1"]
+    grey = [line.get_color() == "0.75" for line in figure.axes[0].get_lines()]
+    assert grey == [True, True] + [False] * 7
+    assert drawn(figure, tmp_path) == b"\x89PNG"
+
+
+def test_three_maps_are_small_and_have_no_numbers():
+    table = final(results((0.0, 1.0, 8.0)), [])
+    figure = heat_figure(
+        table, x="learning_rate", y="personalization", panels=["noise_multiplier"], title="t"
+    )
+    first = left_axes(figure)[0]
+    assert [text.get_text() for text in first.texts] == ["×"]
+    assert [frames(panel) for panel in left_axes(figure)] == [[(0.5, 1.5)]] * 2 + [[(0.5, -0.5)]]
 
 
 def final(table: pa.Table, best_over: list[str], metric: str = "test_accuracy") -> pd.DataFrame:
@@ -316,12 +332,12 @@ def test_a_sweep_gets_the_figures_that_suit_its_keys(tmp_path):
     figures = default({**rates, "lam": (0.1, 1.0, 3.0), "epsilon": (1.0, math.inf)})
     assert set(figures) == {"envelopes.png", "trade_off.png", "heat.png"}
     curves = figures["envelopes.png"]
-    assert [axes.get_title() for axes in left_axes(curves)] == ["ε = 1", "ε = ∞ (no noise)"]
+    assert [axes.get_title() for axes in left_axes(curves)] == [ONE, "ε = ∞ (no noise)"]
     assert legend_texts(curves)[:4] == ["0.1", "1", "3", "best of all"]
-    assert curves.get_suptitle() == "pmtl on digits; best over η; mean of 2 seeds"
+    assert curves.get_suptitle() == "PMTL on digits; best over η; mean of 2 seeds"
     assert legend_texts(figures["trade_off.png"]) == ["0.1", "1", "3", "best of all"]
     axes = left_axes(figures["heat.png"])
-    assert [panel.get_title() for panel in axes] == ["ε = 1", "ε = ∞ (no noise)"]
+    assert [panel.get_title() for panel in axes] == [ONE, "ε = ∞ (no noise)"]
     assert (axes[0].get_xlabel(), axes[0].get_ylabel()) == ("η", "λ")
     for figure in figures.values():
         assert drawn(figure, tmp_path) == b"\x89PNG"
@@ -353,7 +369,7 @@ def test_other_sweeps_are_drawn_too(tmp_path):
         [{"model": ("mlp",), "hidden": ((3,), (4, 5)), "learning_rate": (1.0, 2.0)}],
     ]
     panels = [len(left_axes(default(*tables)["envelopes.png"])) for tables in sweeps]
-    assert panels == [0, 2, 0, 2, 3, 2, 0, 2]
+    assert panels == [0, 2, 1, 2, 3, 2, 0, 2]  # one that spends a finite ε says so
     for tables in sweeps:
         for figure in default(*tables).values():
             assert drawn(figure, tmp_path) == b"\x89PNG"
