@@ -301,6 +301,7 @@ def test_a_child_measures_the_smallest_workload(monkeypatch):
     assert "evaluation_share" not in tiny
 
 
+@pytest.mark.thorough
 def test_a_child_that_fails_tells_why(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     with pytest.raises(ChildProcessError, match="KeyError: 'unknown'"):
@@ -319,6 +320,7 @@ def children_of(parent: int) -> list[int]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for processes as Linux can")
 def test_ctrl_c_leaves_no_child():
     with subprocess.Popen(

@@ -46,6 +46,7 @@ def loop_of(peers, data, **settings):
     return loops.PMTL(data, CLASSES, chosen, np.random.default_rng(0))
 
 
+@pytest.mark.thorough
 def test_pmtl_in_numpy_is_pmtl(peers):
     data = clients(np.random.default_rng(1))
     with jax.enable_x64(True):

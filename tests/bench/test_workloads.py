@@ -63,6 +63,7 @@ def test_the_growth_in_parameters_is_what_the_points_say():
     assert sum(leaf[0].size for leaf in jax.tree.leaves(personal)) == 985
 
 
+@pytest.mark.thorough
 def test_nobody_is_drawn_in_the_empty_round_and_its_state_has_20_leaves():
     load = systems.empty_round(rounds=50)
     state = load.init()
@@ -72,6 +73,7 @@ def test_nobody_is_drawn_in_the_empty_round_and_its_state_has_20_leaves():
     assert not np.any(metrics["participants"])
 
 
+@pytest.mark.thorough
 def test_everyone_takes_part_in_the_tiny_round():
     load = WORKLOADS["tiny-round"].build(rounds=3)
     _, metrics = load.advance(load.init(), load.rounds)

@@ -327,6 +327,7 @@ def test_a_second_ctrl_c_aborts_in_the_middle_of_a_segment(tmp_path):
     assert not (out / "summary.json").exists()
 
 
+@pytest.mark.thorough
 def test_a_diverging_run_is_warned_about(capsys):
     arguments = ["run", "--quiet", "--data", "synthetic", "--loss", "squared", "--rounds", "6"]
     arguments += ["--clients", "8"]

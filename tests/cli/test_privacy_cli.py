@@ -154,6 +154,7 @@ def test_the_rounds_found_are_the_most_that_meet_the_target(ask_json):
     assert ask_json(f"privacy rounds --epsilon 3.341 {plan}")["rounds"] == 9
 
 
+@pytest.mark.thorough
 def test_the_rate_found_meets_the_target(ask_json):
     found = ask_json("privacy rate --epsilon 2 --noise-multiplier 1 --rounds 50 --delta 1e-5")
     epsilon = only(found["guarantee"], "zero_out")["epsilon"]

@@ -84,6 +84,7 @@ def test_refusing_a_flag_or_a_command_imports_nothing_heavy(tmp_path):
     assert not modules & _HEAVY
 
 
+@pytest.mark.thorough
 def test_the_privacy_of_a_plan_imports_no_models_and_no_figures():
     plan = "--sampling-rate 0.5 --noise-multiplier 4 --rounds 2 --delta 1e-3"
     codes, modules = run(f"privacy epsilon {plan}")

@@ -102,6 +102,7 @@ def test_permuted_is_a_permutation(seed, count):
     np.testing.assert_array_equal(np.sort(image), np.arange(count))
 
 
+@pytest.mark.thorough
 def test_all_permutations_are_equally_likely():
     n, draws = 4, 48_000
     keys = jax.random.split(jax.random.key(0), draws)

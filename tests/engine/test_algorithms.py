@@ -59,6 +59,7 @@ def pmtl_with_everyone_or_some():
     ]
 
 
+@pytest.mark.thorough
 def test_pmtl_center_is_the_mean_of_the_models_over_p():
     # Every move of a w_k is sent once and divided by p·m: w̃ − w⁰ = (mean of w_k − w⁰)/p, always.
     # With everyone (p = 1) w̃ is the mean; here w⁰ = 0.
@@ -259,6 +260,7 @@ def test_ditto_is_its_formula_worked_by_hand():
             np.testing.assert_allclose(np.ravel(state.personal["kernel"]), v, rtol=1e-12)
 
 
+@pytest.mark.thorough
 def test_the_releases_of_ditto_are_those_of_fedavg_and_without_lam_its_models_those_of_local():
     # FedAvg's own functions compute w, in Ditto's programs too, so that not a bit differs.
     population, task = classification([10, 12, 14, 9])

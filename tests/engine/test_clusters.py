@@ -24,6 +24,7 @@ def run(population, task, clusters, hparams, minibatches, sampling, message: Mes
     return sim, sim.run(sim.init(0, hparams, common_noise=True), hparams, 4)[0]
 
 
+@pytest.mark.thorough
 def test_one_cluster_is_the_plain_algorithm():
     with jax.enable_x64(True):
         population, task = least_squares(COUNTS)

@@ -147,6 +147,7 @@ def test_folds_are_those_of_each_clients_own_rows(layout):
     assert summary["test_largest_loss"] == np.mean(evaluation.values["largest_loss"][[0, 1, 3, 4]])
 
 
+@pytest.mark.thorough
 def test_folds_of_many_runs_are_those_of_each_alone():
     sim, _ = drawn()
     many = ManyRuns(sim, [HPARAMS.replace(learning_rate=rate) for rate in (0.1, 1.0)])
@@ -160,6 +161,7 @@ def test_folds_of_many_runs_are_those_of_each_alone():
     assert evaluation.summary()["test_majority_accuracy"].shape == (2,)
 
 
+@pytest.mark.thorough
 def test_the_model_is_asked_once_for_a_batch(fully_optimized):
     del fully_optimized
 

@@ -106,7 +106,9 @@ def minimum(penalty):
     return w, objective(w, penalty)
 
 
-@pytest.mark.parametrize("penalty", ["low-rank", "group-sparse"])
+@pytest.mark.parametrize(
+    "penalty", ["low-rank", pytest.param("group-sparse", marks=pytest.mark.thorough)]
+)
 def test_without_noise_it_reaches_the_minimum_and_acceleration_gets_there_sooner(penalty):
     best, least = minimum(penalty)
     rank = np.linalg.matrix_rank(best, 1e-6)
@@ -166,6 +168,7 @@ def published_rows(rounds):
     return sim, run
 
 
+@pytest.mark.thorough
 def test_dp_mtrl_without_noise_is_mtrl_and_with_it_clients_have_their_noised_models():
     sim, run = published_rows(3)
     predict = jax.vmap(sim.algorithm.predict, (None, 0, None, 0))
@@ -203,6 +206,7 @@ def test_stl_without_a_penalty_is_mp_mtl_without_one_and_with_it_it_solves_the_l
     np.testing.assert_allclose(slopes[~zero], -np.sign(w[~zero]), atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_one_round_of_fedprox_is_the_average_of_ridge_regressions():
     # DP-AGGR: from w = 0 the pull towards w is a ridge. A batch is all rows of a client.
     mu = 0.5
@@ -336,6 +340,7 @@ def test_others_learn_of_a_client_through_the_releases_alone():
     check_billboard(behind(algorithm, gaussian_gram()), NOISED, client=2)
 
 
+@pytest.mark.thorough
 def test_several_outputs_and_intercepts_are_columns_and_coordinates():
     # With M = I and no noise a round is a gradient step on each client's own loss.
     population, task = classification([5, 7, 4], features=3, classes=3)

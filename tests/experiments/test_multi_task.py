@@ -63,6 +63,7 @@ def test_what_is_finished_is_not_computed_again(script, compared, monkeypatch):
     assert json.dumps(run()) == json.dumps(result)
 
 
+@pytest.mark.thorough
 def test_the_best_mean_of_the_validation_scores_chooses(compared):
     result, _, folder = compared
     files = [folder / f"fedavg-validation-{seed}-0.json" for seed in (1000, 1001)]

@@ -292,6 +292,7 @@ def test_clients_that_send_products_run_as_a_batch_unless_told_otherwise():
     assert own.for_messages(message) == own
 
 
+@pytest.mark.thorough
 def test_clients_who_share_a_linear_model_are_evaluated_in_batches():
     clients = population(lambda rng, n: rng.integers(0, C, n), [5, 1, 9, 30] * 20, 300, np.float32)
     task = softmax(linear((300,), C), C)  # of 4.8 kB, above which clients run one after another

@@ -218,6 +218,7 @@ def test_doors_release_the_same_of_products_and_of_matrices(mechanism):
             np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.thorough
 def test_products_map_over_a_further_axis():
     messages = random_messages(5, dtype=np.float32)
     bounds = jnp.array([0.5, 2.0, np.inf])

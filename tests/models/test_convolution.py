@@ -53,6 +53,7 @@ def test_tiles_are_taken_where_they_save_multiplications():
     assert winograd.best_tile((10, 12, 12, 32), (1, 5, 32, 64)) == (1, 4)
 
 
+@pytest.mark.thorough
 def test_conv2d_takes_tiles_for_the_second_layer_of_the_cnn_on_a_cpu_only(monkeypatch):
     x, kernel = (value.astype(jnp.float32) for value in draw(5, *SECOND_LAYER))
     tiled = winograd.conv2d(x, kernel, (4, 4))
@@ -197,6 +198,7 @@ def plain_cnn(params, x):
     return h.reshape(x.shape[0], -1) @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
 
 
+@pytest.mark.thorough
 def test_the_cnn_of_many_clients_is_the_plain_one_without_convolutions(monkeypatch):
     with jax.enable_x64(True):
         model = cnn((16, 16, 1), 3)

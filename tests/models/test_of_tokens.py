@@ -235,6 +235,7 @@ def tokens_by_place(text):
     return path
 
 
+@pytest.mark.thorough
 def test_text_is_learnt_out_of_the_box(text, tmp_path):
     system = "--algorithm fedavg --model gru --hidden 8 --sampling-rate 1 --noise-multiplier 0.01"
     steps = "--rounds 8 --eval-every 4 --local-optimizer adam --learning-rate 0.05 --local-epochs 3"

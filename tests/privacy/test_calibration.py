@@ -54,6 +54,7 @@ def test_noise_meets_the_target_at_float32(epsilon, delta, p, rounds, adjacency)
     assert_meets(spent, epsilon)
 
 
+@pytest.mark.thorough
 def test_the_tight_accountant_needs_less_noise_than_rdp():
     # RDP at integer orders asks for z = 16.8323 and z = 2.77982.
     z = calibration.noise_multiplier(
@@ -177,6 +178,7 @@ def test_beyond_the_range_of_epsilon_nothing_is_looked_for(epsilon):
         calibration.rounds(epsilon, 1e-5, noise_multiplier=1.0, **plan)
 
 
+@pytest.mark.thorough
 def test_where_a_client_hardly_takes_part_no_noise_is_found():
     # Whoever is out of all rounds is protected by that: δ(0) ≤ 1 − 0.9³ = 0.271 without any noise.
     with pytest.raises(ValueError, match="asks for a noise multiplier outside"):

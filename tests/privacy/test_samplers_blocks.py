@@ -43,7 +43,12 @@ def test_the_table_is_the_poisson_distribution_of_its_hit_rate(first, block):
 
 
 @pytest.mark.parametrize(
-    "p", [pytest.param(0.02, marks=pytest.mark.thorough), 0.011, 0.003]
+    "p",
+    [
+        pytest.param(0.02, marks=pytest.mark.thorough),
+        pytest.param(0.011, marks=pytest.mark.thorough),
+        0.003,
+    ],
 )  # hit rates 1/32, 1/64, 1/256
 def test_the_members_of_a_block_are_binomial(p):
     member, overflowed = membership(p)
@@ -122,6 +127,7 @@ def test_a_clients_bits_do_not_depend_on_the_number_of_clients():
     assert len(many) > len(few) > 0
 
 
+@pytest.mark.thorough
 def test_a_population_of_ten_million_is_drawn_from_evenly():
     m, q, draws = 10**7, 100, 50
     sampling = poisson(m, max_rate=q / m)

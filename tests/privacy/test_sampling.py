@@ -24,6 +24,7 @@ def membership(sampling, p, draws, seed=0):
     return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(seed), draws)))
 
 
+@pytest.mark.thorough
 def test_inclusion_frequencies_are_binomial():
     m, p, draws = 50, 0.3, 20_000
     counts = membership(poisson(m), p, draws).sum(axis=0)
@@ -32,6 +33,7 @@ def test_inclusion_frequencies_are_binomial():
     assert low < statistic < high
 
 
+@pytest.mark.thorough
 def test_clients_are_pairwise_independent():
     m, p, draws = 20, 0.3, 20_000
     drawn = membership(poisson(m), p, draws).astype(np.int64)
@@ -44,6 +46,7 @@ def test_clients_are_pairwise_independent():
     assert counts.max() <= scipy.stats.binom.isf(tail, draws, p * p)
 
 
+@pytest.mark.thorough
 def test_clients_of_different_blocks_are_independent():
     m, p, draws = 2500, 0.5, 2_000
     sizes = membership(poisson(m), p, draws).sum(axis=1)
@@ -78,6 +81,7 @@ def test_rate_one_includes_everybody():
     assert float(poisson(30).rate(Hyperparameters(sampling_rate=1.0).as_arrays())) == 1
 
 
+@pytest.mark.thorough
 def test_an_overfull_cohort_favours_nobody():
     m, p, places, draws = 60, 0.5, 15, 20_000
     sampling = poisson(m, capacity=places)

@@ -43,6 +43,7 @@ def test_too_few_clients_on_either_side_are_refused(fraction, message):
         hold_out(population, fraction, seed=0)
 
 
+@pytest.mark.thorough
 def test_a_run_leaves_held_out_clients_out_and_tuning_takes_them():
     config = dataclasses.replace(SMALL, held_out_clients=0.25)
     source = find_source(config, None, clips=False)
