@@ -8,7 +8,8 @@ export MPLBACKEND := Agg
 .PHONY: test test-all lint types unit thorough demo docs clean
 
 # Every capability and every law once; test-all adds repetitions over sizes, doors and seeds.
-test: lint types unit
+test: $(VENV)/ready
+	@$(MAKE) --no-print-directory --jobs=2 lint types unit
 
 test-all: test thorough
 
