@@ -144,6 +144,8 @@ def folded(population: fjs.Population, seed: int) -> list[fjs.Population]:
             [np.concatenate([*parts[:fold], *parts[fold + 1 :]]), parts[fold], kept]
             for parts, kept in every
         ]
-        return population.of_rows(rows)
+        counts = np.array([[len(part) for part in of_client] for of_client in rows])
+        index = np.concatenate([part for of_client in rows for part in of_client])
+        return population.of_rows(index, counts)
 
     return [with_fold(fold) for fold in range(FOLDS)]

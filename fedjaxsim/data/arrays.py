@@ -1,11 +1,14 @@
 """Arrays of the fields of a population: their types, their lengths, where they lie in memory."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 _ALIGNMENT = 64
+_BLOCK = 1 << 24
+"""Bytes that are looked at, or copied, at once."""
 _LARGEST_INT32 = np.iinfo(np.int32).max
 
 
@@ -60,12 +63,17 @@ def join(field: str, parts: list[np.ndarray], owners: list[str]) -> np.ndarray:
         )
     integers = np.int32 if field == "y" else _type_of_integers(parts)
     if integers is not None and all(_is_integral(part) for part in parts):
-        return np.concatenate([part.astype(integers, copy=False) for part in parts])
+        return _concatenated(parts, np.dtype(integers))
     wide = any(part.dtype.kind == "f" and part.dtype.itemsize >= 8 for part in parts)
-    dtype = np.float64 if wide else np.float32
-    if len(parts) == 1:
-        return parts[0].astype(dtype, copy=False)
-    return np.concatenate([part.astype(dtype, copy=False) for part in parts])
+    return _concatenated(parts, np.dtype(np.float64 if wide else np.float32))
+
+
+def _concatenated(parts: list[np.ndarray], dtype: np.dtype) -> np.ndarray:
+    """One array of this type; a single one that is of it already stays what it is."""
+    if len(parts) == 1 and parts[0].dtype == dtype:
+        return parts[0]
+    joined = _empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype)
+    return _frozen(np.concatenate(parts, out=joined, casting="unsafe"))
 
 
 def _type_of_integers(parts: list[np.ndarray]) -> np.dtype | None:
@@ -89,13 +97,67 @@ def _is_integral(values: np.ndarray) -> bool:
     return bool(fits and (values.dtype.kind != "f" or np.all(values == np.rint(values))))
 
 
+def first_not_finite(values: np.ndarray) -> int | None:
+    """The first row with a value that is not a finite number; None where there is none."""
+    if values.dtype.kind != "f":
+        return None
+    for part in blocks(values, len(values)):
+        block = values[part]
+        finite = np.isfinite(block)
+        if not finite.all():
+            return part.start + int(np.argmin(finite.reshape(len(block), -1).all(axis=1)))
+    return None
+
+
+def taken(values: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Some rows, (k, ...), in the order of their indices, (k,); as from `shareable`."""
+    found = _empty((len(index), *values.shape[1:]), values.dtype)
+    for part in blocks(values, len(index)):
+        # Of the modes the one that writes to `out` as it goes; no index is out of bounds.
+        np.take(values, index[part], axis=0, out=found[part], mode="clip")
+    return _frozen(found)
+
+
 def shareable(values: np.ndarray) -> np.ndarray:
-    """The values in read-only memory that begins at a multiple of 64 bytes, as JAX's CPU wants."""
-    if values.ctypes.data % _ALIGNMENT == 0 and not values.flags.writeable:
+    """The values, where nobody can write to them.
+
+    Otherwise a copy, read-only, that begins at a multiple of 64 bytes: a CPU's device then shares
+    it.
+    """
+    if not _is_writeable(values):
         return values
-    memory = np.empty(values.nbytes + _ALIGNMENT, np.uint8)
+    copy = _empty(values.shape, values.dtype)
+    copy[...] = values
+    return _frozen(copy)
+
+
+def blocks(values: np.ndarray, count: int) -> Iterator[slice]:
+    """So many rows, cut into as many at a time as need not be saved on."""
+    rows = max(1, _BLOCK // max(1, values[:1].nbytes))
+    return (slice(begin, begin + rows) for begin in range(0, count, rows))
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
-    shared = memory[begin : begin + values.nbytes].view(values.dtype).reshape(values.shape)
-    shared[...] = values
-    shared.flags.writeable = False
-    return shared
+    return memory[begin : begin + size].view(dtype).reshape(shape)
+
+
+def _frozen(values: np.ndarray) -> np.ndarray:
+    """The values, read-only from now on, as is the memory that they lie in."""
+    part: Any = values
+    while isinstance(part, np.ndarray):
+        part.flags.writeable = False
+        part = part.base
+    return values
+
+
+def _is_writeable(values: np.ndarray) -> bool:
+    """Whether they, or the array that they are a view of, can be written to."""
+    part: Any = values
+    while isinstance(part, np.ndarray):
+        if part.flags.writeable:
+            return True
+        part = part.base
+    return False

@@ -56,9 +56,7 @@ def _of_clients(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The clients and the values of all labels in a split, (k,) each; values are like "y"."""
     ranges = population.splits[split]
-    client = np.repeat(np.arange(population.num_clients), ranges.count)
-    before = np.cumsum(ranges.count) - ranges.count
-    own = values[np.arange(len(client)) + (ranges.start - before)[client]]
+    client, own = ranges.owners(), values[ranges.all_rows()]
     return np.repeat(client, own.size // max(1, len(own))), own.ravel()
 
 

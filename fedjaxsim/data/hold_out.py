@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedjaxsim.data.population import SPLITS, Population, check_seed
+from fedjaxsim.data.population import Population, check_seed
 
 _STREAM = 0x68_6F_6C_64
 """Tells this choice from other random numbers of the same seed."""
@@ -36,10 +36,4 @@ def hold_out(population: Population, fraction: float, seed: int) -> tuple[Popula
         )
     order = np.random.default_rng((seed, _STREAM)).permutation(clients)
     left, held_out = np.sort(order[count:]), np.sort(order[:count])
-    ranges = [population.splits[split] for split in SPLITS]
-
-    def of(chosen: np.ndarray) -> Population:
-        rows = [[each.rows(client) for each in ranges] for client in chosen]
-        return population.of_rows(rows, chosen)
-
-    return of(left), of(held_out)
+    return population.of_clients(left), population.of_clients(held_out)

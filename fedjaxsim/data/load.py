@@ -1,6 +1,5 @@
 """One name for every source of data, for the command line."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -12,7 +11,13 @@ from fedjaxsim.data.leaf import load_leaf
 from fedjaxsim.data.matlab import load_matlab
 from fedjaxsim.data.npz import assemble, described, fields_of, has_clients, read_arrays
 from fedjaxsim.data.partition import by_column, dirichlet, feature_noise, iid, quantity, shards
-from fedjaxsim.data.population import Population, check_fractions, check_seed, split
+from fedjaxsim.data.population import (
+    Population,
+    check_fractions,
+    check_seed,
+    in_order,
+    split,
+)
 from fedjaxsim.data.synthetic import (
     Pattern,
     regression_stream,
@@ -52,17 +57,17 @@ def load(
 ) -> Population:
     """Load the data a specification names and split every client's rows.
 
-    The clients of `leaf`, `mat`, the `synthetic` ones, of an `npz` with owners and of a table with
-    a column of clients are given: options of partitions do not touch them, only `num_clients` sizes
-    the `synthetic` ones. `digits`, an `npz` without owners, a table without clients and, where a
-    partition is given, a folder of images are one data set, divided among 100 clients, by
-    label-Dirichlet unless told otherwise.
+    The clients of `leaf`, `mat`, the `synthetic` ones, of an `npz` with owners and of a
+    table with a column of clients are given: options of partitions do not touch them, only
+    `num_clients` sizes the `synthetic` ones. `digits`, an `npz` without owners, a table without
+    clients and, where a partition is given, a folder of images are one data set, divided among 100
+    clients, by label-Dirichlet unless told otherwise.
 
     Args:
-        spec: csv:PATH, digits, images:PATH, leaf:PATH, mat:PATH, npz:PATH, parquet:PATH, synthetic,
-            synthetic-low-rank or synthetic-group-sparse, which bring test rows (see
-            `related_regression`), or synthetic-stream, which makes fresh examples in every round
-            and has one test row a client, its true parameters.
+        spec: csv:PATH, digits, images:PATH, leaf:PATH, mat:PATH,
+            npz:PATH, parquet:PATH, synthetic, synthetic-low-rank or synthetic-group-sparse, which
+            bring test rows (see `related_regression`), or synthetic-stream, which makes fresh
+            examples in every round and has one test row a client, its true parameters.
         partition: dirichlet, feature-noise, iid, quantity, shards or column:NAME; by default
             dirichlet.
         num_clients: m; by default 100; 320 for the patterns of synthetic data, 1000 for the others.
@@ -182,9 +187,7 @@ def _split(population: Population, validation: float, test: float | None, seed: 
     if test is None:
         test = 0.0 if population.splits["test"].count.any() else _DEFAULT_TEST
     elif population.splits["test"].count.any():
-        clients = [population.rows(k) for k in range(population.num_clients)]
-        pooled = Population.from_clients(clients, population.names)
-        population = dataclasses.replace(
-            pooled, public=population.public, categories=population.categories
-        )
+        index, counts = in_order(population.splits)
+        none = np.zeros(population.num_clients, np.int32)
+        population = population.of_rows(index, np.stack([counts.sum(axis=1), none, none], axis=1))
     return split(population, validation=validation, test=test, seed=seed)

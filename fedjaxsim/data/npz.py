@@ -54,10 +54,8 @@ def save_npz(path: str | os.PathLike[str], population: Population) -> None:
     split = np.empty(population.num_rows, dtype=np.int8)
     for s, name in enumerate(SPLITS):
         ranges = population.splits[name]
-        owners = np.repeat(np.arange(population.num_clients), ranges.count)
-        first = np.cumsum(ranges.count) - ranges.count
-        rows = np.arange(len(owners)) + np.repeat(ranges.start - first, ranges.count)
-        client[rows], split[rows] = owners, s
+        rows = ranges.all_rows()
+        client[rows], split[rows] = ranges.owners(), s
     arrays = {"client": client, "split": split, "names": population.names, **population.fields}
     if population.public:
         arrays["public"] = np.array(population.public)
@@ -159,7 +157,7 @@ def _owners(arrays: dict[str, np.ndarray], n: int) -> tuple[np.ndarray, np.ndarr
         if counts.sum() != n:
             raise ValueError(f"counts must sum to the {n} rows, got {counts.sum()}")
         if names is None:
-            names = np.arange(len(counts)).astype(str)
+            names = np.arange(len(counts))
         return np.repeat(np.arange(len(counts)), counts), names
     ids = arrays["client"]
     if ids.shape != (n,) or ids.dtype.kind not in "iuU":
@@ -168,7 +166,7 @@ def _owners(arrays: dict[str, np.ndarray], n: int) -> tuple[np.ndarray, np.ndarr
         )
     if names is None:
         values, client = np.unique(ids, return_inverse=True)
-        return client, values.astype(str)
+        return client, values
     if ids.dtype.kind == "U" or ids.min() < 0 or ids.max() >= len(names):
         raise ValueError(f"client must lie in [0, {len(names)}), the positions in names")
     return ids.astype(np.int64), names

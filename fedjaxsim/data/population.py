@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from fedjaxsim.data.arrays import as_numbers, common_length, join, shareable
+from fedjaxsim.data.arrays import (
+    as_numbers,
+    common_length,
+    first_not_finite,
+    join,
+    shareable,
+    taken,
+)
 from fedjaxsim.data.minibatches import Generate
 
 if TYPE_CHECKING:
@@ -17,6 +24,8 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "validation", "test")
 _LARGEST_INT32 = np.iinfo(np.int32).max
+_BLOCK = 1 << 20
+"""Rows that are shuffled at once."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,6 +44,16 @@ class Ranges:
         """The indices of one client's rows, (n,)."""
         return self.start[client] + np.arange(self.count[client])
 
+    def all_rows(self) -> np.ndarray:
+        """The indices of all clients' rows, one client after another, (Σn,) int32."""
+        before = np.cumsum(self.count, dtype=np.int32) - self.count
+        shift = np.repeat(self.start - before, self.count)
+        return np.add(shift, np.arange(len(shift), dtype=np.int32), out=shift)
+
+    def owners(self) -> np.ndarray:
+        """Whose each of `all_rows` is, (Σn,) int32."""
+        return np.repeat(np.arange(len(self.count), dtype=np.int32), self.count)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Population:
@@ -46,11 +65,12 @@ class Population:
     otherwise of the same floating types; their shape is (N,), or (N, L) for one label per token.
 
     Attributes:
-        fields: arrays of shape (N, ...); by convention "x" are features and "y" labels. They are
-            kept read-only, in memory that a CPU's device shares instead of holding a copy.
+        fields: arrays of shape (N, ...); by convention "x" are features and "y" labels. What nobody
+            can write to, such as a file mapped for reading, is kept as it is; of all else there is
+            a copy, read-only, in memory that a CPU's device shares.
         splits: the rows of "train" (at least one per client), "validation" and "test" (which may
             be empty) of each client. Every row belongs to exactly one client and one split.
-        names: the clients' distinct names, (m,) str.
+        names: the clients' distinct names, (m,) str or, as numbers take less memory, integers.
         generate: for synthetic problems, `(key, row, b) -> fields`: training minibatches are made
             afresh in every round from the client's first training row (its true parameters, say)
             instead of drawn from its rows. It should compare equal where it computes the same,
@@ -87,7 +107,7 @@ class Population:
 
         Args:
             clients: one mapping of the same fields per client, each value (n, ...) array-like.
-            names: distinct names of the clients, (m,); by default "0", "1", ...
+            names: distinct names of the clients, (m,); by default 0, 1, ...
 
         Raises:
             ValueError: no client, an empty client, fields that differ between clients or disagree
@@ -95,7 +115,8 @@ class Population:
         """
         if len(clients) == 0:
             raise ValueError("a population needs at least one client, got an empty list")
-        labels = _as_names(names, len(clients)).tolist()
+        named = _as_names(names, len(clients))
+        labels = [str(name) for name in named]
         expected = sorted(clients[0])
         counts = []
         for name, client in zip(labels, clients, strict=True):
@@ -116,7 +137,7 @@ class Population:
             lengths = {field: len(arrays[k]) for field, arrays in parts.items()}
             counts.append(common_length(lengths, f"client {name!r}"))
         fields = {field: join(field, arrays, owners) for field, arrays in parts.items()}
-        return cls.from_flat(fields, counts, labels)
+        return cls.from_flat(fields, counts, named)
 
     @classmethod
     def from_flat(
@@ -130,7 +151,7 @@ class Population:
         Args:
             fields: array-likes of shape (N, ...).
             counts: positive numbers of rows of each client that sum to N, (m,) integers.
-            names: distinct names of the clients, (m,); by default "0", "1", ...
+            names: distinct names of the clients, (m,); by default 0, 1, ...
 
         Raises:
             ValueError: as `from_clients`, or the counts do not sum to N.
@@ -216,21 +237,29 @@ class Population:
         index = np.concatenate([self.splits[name].rows(client) for name in chosen])
         return {field: values[index] for field, values in self.fields.items()}
 
-    def of_rows(self, rows: Sequence[Sequence[np.ndarray]], clients: Any = slice(None)) -> Self:
+    def of_rows(self, index: np.ndarray, counts: np.ndarray, clients: Any = slice(None)) -> Self:
         """A population of some rows, in another order.
 
         Args:
-            rows: for each client the indices of its rows in each of `SPLITS`.
-            clients: the indices of these clients, (k,); by default they are all.
+            index: the rows of each client, one client after another, and of each client its rows in
+                the order of `SPLITS`, (N',) integers.
+            counts: how many each client has in each split, (m', 3).
+            clients: the indices of these clients, (m',); by default they are all.
         """
-        index = np.concatenate([part for parts in rows for part in parts])
-        counts = np.array([[len(part) for part in parts] for parts in rows])
         return dataclasses.replace(
             self,
-            fields={field: values[index] for field, values in self.fields.items()},
-            splits=consecutive(*counts.T),
+            fields={field: taken(values, index) for field, values in self.fields.items()},
+            splits=consecutive(*np.transpose(counts)),
             names=self.names[clients],
         )
+
+    def of_clients(self, clients: np.ndarray) -> Self:
+        """A population of some clients, (m',) indices, with their names and splits."""
+        parts = {
+            name: Ranges(ranges.start[clients], ranges.count[clients])
+            for name, ranges in self.splits.items()
+        }
+        return self.of_rows(*in_order(parts), clients)
 
 
 def consecutive(train: Any, validation: Any, test: Any) -> dict[str, Ranges]:
@@ -244,15 +273,38 @@ def consecutive(train: Any, validation: Any, test: Any) -> dict[str, Ranges]:
     Raises:
         ValueError: there are more rows than int32 can index.
     """
-    counts = np.stack([train, validation, test], axis=1).astype(np.int64)  # (m, 3)
-    ends = np.cumsum(counts.ravel())
+    given = (train, validation, test)
+    ends = np.zeros(len(train), np.int64)
+    for count in given:
+        ends += np.asarray(count).astype(np.int64)
+    np.cumsum(ends, out=ends)
     if ends[-1] > _LARGEST_INT32:
         raise ValueError(f"a population holds at most {_LARGEST_INT32} rows, got {ends[-1]}")
-    starts = ends.reshape(counts.shape) - counts
-    return {
-        split: Ranges(starts[:, s].astype(np.int32), counts[:, s].astype(np.int32))
-        for s, split in enumerate(SPLITS)
-    }
+    counts = [np.asarray(count).astype(np.int32) for count in given]
+    start = ends.astype(np.int32)
+    for count in counts:
+        start -= count
+    splits = {}
+    for name, count in zip(SPLITS, counts, strict=True):
+        splits[name] = Ranges(start, count)
+        start = start + count
+    return splits
+
+
+def in_order(parts: Mapping[str, Ranges]) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of each client, and of each client in the order of `SPLITS`.
+
+    Args:
+        parts: where the rows of each split lie.
+
+    Returns:
+        The rows, (N,) int32, and how many each client has in each split, (m, 3).
+    """
+    counts = np.stack([parts[name].count for name in SPLITS], axis=1)
+    index = np.empty(int(counts.sum(dtype=np.int64)), np.int32)
+    for name, ranges in consecutive(*counts.T).items():
+        index[ranges.all_rows()] = parts[name].all_rows()
+    return index, counts
 
 
 def split(
@@ -260,10 +312,11 @@ def split(
 ) -> Population:
     """Move random training rows of every client to its validation and test splits.
 
-    Each client's training rows are shuffled with a generator of its own, seeded by (seed, k), so
-    a client's split does not depend on the data of the others. The fractions are rounded to
-    whole rows per client; where nothing would be left to train on, validation gives up rows
-    first, then test. A split that has rows already is kept: its fraction must be 0.
+    Each client's training rows are shuffled by random words of their own, which depend on the seed,
+    the client's index and the row's number alone; so its split depends on no other client's data.
+    The fractions are rounded to whole rows per client; where nothing would be left to train on,
+    validation gives up rows first, then test. A split that has rows already is kept: its fraction
+    must be 0. Where both are, the population stays as it is.
 
     Args:
         population: the rows of each client; its training rows are divided.
@@ -284,22 +337,56 @@ def split(
             raise ValueError(
                 f"the population has {name} rows already, so {name} must be 0, got {fraction}"
             )
-    rows = []
-    for k in range(population.num_clients):
-        old = {name: ranges.rows(k) for name, ranges in population.splits.items()}
-        n = len(old["train"])
-        tests = min(int(np.floor(test * n + 0.5)), n - 1)
-        validations = min(int(np.floor(validation * n + 0.5)), n - 1 - tests)
-        shuffled = np.random.default_rng((seed, k)).permutation(old["train"])
-        train, new_validation, new_test = np.split(shuffled, [n - tests - validations, n - tests])
-        rows.append(
-            [
-                train,
-                np.concatenate([new_validation, old["validation"]]),
-                np.concatenate([new_test, old["test"]]),
-            ]
-        )
-    return population.of_rows(rows)
+    if validation == test == 0:
+        return population
+    parts, n = dict(population.splits), population.splits["train"].count
+    start = parts["train"].start
+    tests = np.minimum(_whole(test * n), n - 1)
+    validations = np.minimum(_whole(validation * n), n - 1 - tests)
+    left = n - tests - validations
+    parts["train"] = Ranges(start, left)
+    if validation > 0:
+        parts["validation"] = Ranges(start + left, validations)
+    if test > 0:
+        parts["test"] = Ranges(start + left + validations, tests)
+    index, counts = in_order(parts)
+    shuffled = _shuffled(population.splits["train"], population.num_rows, seed)
+    return population.of_rows(shuffled[index], counts)
+
+
+def _whole(rows: np.ndarray) -> np.ndarray:
+    """Numbers of rows, rounded; halves upwards."""
+    return np.floor(rows + 0.5).astype(np.int32)
+
+
+def _shuffled(ranges: Ranges, num_rows: int, seed: int) -> np.ndarray:
+    """All rows, (N,) int32, each client's within a range in random order.
+
+    Clients with as many rows as each other are sorted together, a block of them at a time.
+    """
+    index = np.arange(num_rows, dtype=np.int32)
+    [origin] = np.random.SeedSequence(seed).generate_state(1, np.uint64)
+    by_count = np.argsort(ranges.count, kind="stable")
+    sizes, first = np.unique(ranges.count[by_count], return_index=True)
+    for size, same in zip(sizes, np.split(by_count, first[1:]), strict=True):
+        for clients in np.array_split(same, -(-len(same) * size // _BLOCK)):
+            rows = ranges.start[clients, None] + np.arange(size, dtype=np.int32)
+            words = _words(_words(origin, clients)[:, None], np.arange(size))
+            order = np.argsort(words, axis=1, kind="stable")
+            index[rows] = np.take_along_axis(rows, order, axis=1)
+    return index
+
+
+def _words(origin: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """Random words, uint64, each a function of an origin, another one, and of a number.
+
+    They are those of SplitMix64, of any place in its stream (Steele, Lea, Flood, "Fast splittable
+    pseudorandom number generators", 2014).
+    """
+    words = np.asarray(origin + (number + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
+    return words ^ (words >> np.uint64(31))
 
 
 def check_fractions(validation: float, test: float) -> None:
@@ -322,20 +409,25 @@ def check_seed(seed: int) -> None:
 
 def _as_names(names: Sequence[str] | np.ndarray | None, clients: int) -> np.ndarray:
     if names is None:
-        return np.arange(clients).astype(str)
+        return np.arange(clients, dtype=np.int32)
     if len(names) != clients:
         raise ValueError(f"names must name all {clients} clients, got {len(names)} names")
+    if isinstance(names, np.ndarray) and names.dtype.kind in "iuU":
+        return names
     return np.asarray([str(name) for name in names])
 
 
 def _check_structure(population: Population) -> None:
     names, splits = population.names, population.splits
     rows = common_length({f: len(v) for f, v in population.fields.items()}, "population")
-    if names.ndim != 1 or names.size == 0 or names.dtype.kind != "U":
-        raise ValueError(f"names must be a non-empty array of strings (m,), got {names!r}")
-    distinct, times = np.unique(names, return_counts=True)
-    if len(distinct) < len(names):
-        raise ValueError(f"names must be distinct, got {str(distinct[times > 1][0])!r} twice")
+    if names.ndim != 1 or names.size == 0 or names.dtype.kind not in "iuU":
+        raise ValueError(
+            f"names must be a non-empty array of strings or integers (m,), got {names!r}"
+        )
+    if not np.all(names[1:] > names[:-1]):
+        distinct, times = np.unique(names, return_counts=True)
+        if len(distinct) < len(names):
+            raise ValueError(f"names must be distinct, got {str(distinct[times > 1][0])!r} twice")
     if set(splits) != set(SPLITS):
         raise ValueError(f"splits must be exactly {SPLITS}, got {tuple(splits)}")
     for name, ranges in splits.items():
@@ -348,6 +440,8 @@ def _check_structure(population: Population) -> None:
     if np.any(splits["train"].count < 1):
         k = int(np.argmax(splits["train"].count < 1))
         raise ValueError(f"client {str(names[k])!r} has no training rows; each needs at least one")
+    if _are_consecutive(splits, rows):
+        return
     start = np.concatenate([splits[s].start for s in SPLITS]).astype(np.int64)
     count = np.concatenate([splits[s].count for s in SPLITS]).astype(np.int64)
     occupied = np.flatnonzero(count)
@@ -357,6 +451,18 @@ def _check_structure(population: Population) -> None:
         raise ValueError("the ranges of clients and splits must not overlap or leave gaps")
     if ends[-1] != rows:
         raise ValueError(f"the ranges of clients and splits must end at row {rows}, got {ends[-1]}")
+
+
+def _are_consecutive(splits: Mapping[str, Ranges], rows: int) -> bool:
+    """Whether clients and their splits follow one another up to the last row, as mostly."""
+    if any(np.any(ranges.count < 0) for ranges in splits.values()):
+        return False
+    if sum(int(ranges.count.sum(dtype=np.int64)) for ranges in splits.values()) != rows:
+        return False
+    for name, expected in consecutive(*(splits[s].count for s in SPLITS)).items():
+        if np.any((expected.start != splits[name].start) & (expected.count > 0)):
+            return False
+    return True
 
 
 def _check_categories(population: Population) -> None:
@@ -373,16 +479,16 @@ def _check_categories(population: Population) -> None:
 
 def _check_finite(population: Population) -> None:
     for field, values in population.fields.items():
-        finite = np.isfinite(values)
-        if finite.all():
+        row = first_not_finite(values)
+        if row is None:
             continue
-        row = int(np.argmin(finite.reshape(len(values), -1).all(axis=1)))
         owner = next(
             str(population.names[k])
             for ranges in population.splits.values()
             for k in np.flatnonzero((ranges.start <= row) & (row < ranges.start + ranges.count))
         )
+        found = values[row]
         raise ValueError(
             f"client {owner!r}, field {field!r}: all values must be finite numbers, "
-            f"got {values[row][~finite[row]].ravel()[0]} in row {row} of the population"
+            f"got {found[~np.isfinite(found)].ravel()[0]} in row {row} of the population"
         )

@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 
 from fedjaxsim.data.arrays import to_float32
-from fedjaxsim.data.population import SPLITS, Population
+from fedjaxsim.data.population import SPLITS, Population, in_order
 
 
 def drop_constant_columns(population: Population) -> Population:
@@ -87,12 +87,15 @@ def first_classes(population: Population, classes: int) -> Population:
     labels = population.fields.get("y")
     if labels is None or labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise ValueError("classes need integer labels in the field 'y', one for each row")
-    parts = [population.splits[split] for split in SPLITS]
-    every = [[part.rows(k) for part in parts] for k in range(population.num_clients)]
-    kept = [[rows[labels[rows] < classes] for rows in of_client] for of_client in every]
-    chosen = [k for k, (train, *_) in enumerate(kept) if len(train)]
-    if not chosen:
+    index, counts = in_order(population.splits)
+    kept = labels[index] < classes
+    cells = np.repeat(np.arange(counts.size), counts.ravel())  # of each row, its client and split
+    counts = np.bincount(cells[kept], minlength=counts.size).reshape(counts.shape)
+    has_train = counts[:, 0] > 0
+    chosen = np.flatnonzero(has_train)
+    if not len(chosen):
         raise ValueError(f"no client has training rows of the first {classes} classes")
+    kept &= has_train[cells // len(SPLITS)]
     sentence = (
         f"Which {len(chosen)} of {population.num_clients} clients have training rows of the first "
         f"{classes} classes, and so take part, is read from their labels and taken as public."
@@ -100,6 +103,6 @@ def first_classes(population: Population, classes: int) -> Population:
     categories = dict(population.categories)
     if "y" in categories:
         categories["y"] = categories["y"][:classes]
-    whole = population.of_rows([kept[k] for k in chosen], chosen)
+    whole = population.of_rows(index[kept], counts[chosen], chosen)
     public = (*population.public, sentence)
     return dataclasses.replace(whole, public=public, categories=categories)

@@ -146,9 +146,8 @@ class Facts:
         count, y = targets_of(population, split, task), population.fields.get("y")
         variance = majority = None
         if y is not None and "squared_error" in metrics and np.any(count > 0):
-            start = population.splits[split].start
-            targets = [y[a : a + n] for a, n in zip(start, count, strict=True)]
-            variance = float(np.var(np.concatenate(targets), dtype=np.float64))
+            targets = y[population.splits[split].all_rows()]
+            variance = float(np.var(targets, dtype=np.float64))
         if y is not None and "accuracy" in metrics and y.dtype.kind in "iu":
             majority = majority_accuracy(population, split)
         return cls(count, variance, majority)

@@ -87,7 +87,7 @@ def test_the_seed_reaches_partition_and_split():
 @pytest.mark.parametrize("kind", ["npz", "mat", "leaf"])
 def test_sources_with_clients_keep_them(own_clients, kind):
     population = load(own_clients[kind], validation=0.1)
-    assert population.names.tolist() == ["0", "1"]
+    assert [str(name) for name in population.names] == ["0", "1"]
     assert [sizes(population, name) for name in population.splits] == [[7, 7], [1, 1], [2, 2]]
     assert sorted(population.rows(1)["x"].ravel()) == list(range(10, 20))
     with pytest.raises(ValueError, match="has its own clients, so partition must be None: 'iid'"):
