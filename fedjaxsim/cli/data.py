@@ -13,13 +13,14 @@ from fedjaxsim.runs.settings import DataSettings, RunConfig
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Show what clients a run would have: how many, their rows and labels, who has what."""
+    """Show what clients a run would have: rows, labels, who has what. Or keep them in a folder."""
 
-    what: Positional[Literal["show"]]
-    """The only thing there is to do."""
+    what: Positional[Literal["show", "convert"]]
+    """What to do. A converted population is split already and kept on disk; a run maps it into
+    memory with --data folder:PATH."""
     settings: OmitArgPrefixes[DataSettings]
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png")] = None
-    """Where to draw who has what."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png|FOLDER")] = None
+    """Where to draw who has what, or the folder to write."""
     json: bool = False
     """Print JSON instead of text."""
 
@@ -29,19 +30,25 @@ class Data:
         return RunConfig(**vars(self.settings), loss="squared")
 
     def prepare(self) -> Callable[[], int]:
-        """Reads the data; what is returned describes them.
+        """Reads the data, and writes them where they are to be; what is returned describes them.
 
         Raises:
-          FileNotFoundError, ValueError: for bad input.
+          OSError, ValueError: for bad input, and where data cannot be written.
         """
         from fedjaxsim.data.describe import describe
+        from fedjaxsim.data.folder import save_folder
         from fedjaxsim.report.files import print_json
         from fedjaxsim.report.plots import check_path
         from fedjaxsim.runs.build import population_of
 
-        if self.out is not None:
-            check_path(self.out)
+        picture = self.out if self.what == "show" else None
+        if picture is not None:
+            check_path(picture)
+        if self.what == "convert" and (self.out is None or self.out.exists()):
+            raise ValueError(f"out must be a new folder to convert into, got {self.out}")
         population = population_of(self.config)
+        if self.what == "convert" and self.out is not None:
+            save_folder(self.out, population)
 
         def work() -> int:
             from fedjaxsim.report import plots
@@ -52,8 +59,8 @@ class Data:
                 print_json(found)
             else:
                 print(in_words(found))
-            if self.out is not None:
-                plots.save(population_figure(population), self.out)
+            if picture is not None:
+                plots.save(population_figure(population), picture)
             return 0
 
         return work

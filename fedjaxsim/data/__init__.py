@@ -1,6 +1,7 @@
 """Populations of clients: readers, partitions and transformations of their data."""
 
 from fedjaxsim.data.digits import digits
+from fedjaxsim.data.folder import load_folder, save_folder
 from fedjaxsim.data.hugging_face import from_hf
 from fedjaxsim.data.images import load_images
 from fedjaxsim.data.leaf import load_leaf
@@ -25,6 +26,7 @@ __all__ = [
     "iid",
     "load",
     "load_csv",
+    "load_folder",
     "load_images",
     "load_leaf",
     "load_matlab",
@@ -33,6 +35,7 @@ __all__ = [
     "quantity",
     "regression_stream",
     "related_regression",
+    "save_folder",
     "save_npz",
     "shards",
     "split",

@@ -6,6 +6,7 @@ import numpy as np
 
 from fedjaxsim.data.digits import digits
 from fedjaxsim.data.files import in_file
+from fedjaxsim.data.folder import load_folder
 from fedjaxsim.data.images import arrays_of_folder
 from fedjaxsim.data.leaf import load_leaf
 from fedjaxsim.data.matlab import load_matlab
@@ -32,7 +33,7 @@ _PATTERNS: dict[str, Pattern] = {
     "synthetic-group-sparse": "group-sparse",
 }
 _WHOLE = ("digits", "synthetic", *_PATTERNS, "synthetic-stream")
-_IN_FILES = ("csv", "images", "leaf", "mat", "npz", "parquet")
+_IN_FILES = ("csv", "folder", "images", "leaf", "mat", "npz", "parquet")
 _SOURCES = f"{', '.join(_WHOLE)}, or one of {', '.join(_IN_FILES)} with a path as in csv:PATH"
 _PARTITIONS = "dirichlet, feature-noise, iid, quantity, shards or column:NAME"
 _DEFAULT_TEST = 0.2
@@ -57,14 +58,14 @@ def load(
 ) -> Population:
     """Load the data a specification names and split every client's rows.
 
-    The clients of `leaf`, `mat`, the `synthetic` ones, of an `npz` with owners and of a
+    The clients of `folder`, `leaf`, `mat`, the `synthetic` ones, of an `npz` with owners and of a
     table with a column of clients are given: options of partitions do not touch them, only
     `num_clients` sizes the `synthetic` ones. `digits`, an `npz` without owners, a table without
     clients and, where a partition is given, a folder of images are one data set, divided among 100
     clients, by label-Dirichlet unless told otherwise.
 
     Args:
-        spec: csv:PATH, digits, images:PATH, leaf:PATH, mat:PATH,
+        spec: csv:PATH, digits, folder:PATH (see `save_folder`), images:PATH, leaf:PATH, mat:PATH,
             npz:PATH, parquet:PATH, synthetic, synthetic-low-rank or synthetic-group-sparse, which
             bring test rows (see `related_regression`), or synthetic-stream, which makes fresh
             examples in every round and has one test row a client, its true parameters.
@@ -132,6 +133,8 @@ def load(
     elif kind in _PATTERNS:
         clients = 320 if num_clients is None else num_clients
         population = related_regression(_PATTERNS[kind], clients, seed=seed)[0]
+    elif kind == "folder":
+        population = load_folder(path)
     else:
         population = load_leaf(path) if kind == "leaf" else load_matlab(path, *(cells or ()))
     if classes is not None:

@@ -131,7 +131,8 @@ def _feed(digest: Any, value: Any, above: tuple[int, ...]) -> None:
         digest.update(repr(value).encode())
     elif isinstance(value, np.ndarray | np.generic | jax.Array):
         array = np.asarray(value)
-        digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
     elif isinstance(value, Mapping):
         for name in sorted(value, key=str):
             feed(str(name), value[name])

@@ -129,6 +129,7 @@ PARTS = (
             "table with clients": (*_COLUMNS, "split", *_ROWS),
             "table without clients": (*_COLUMNS, *_DEALT, *_ROWS),
             "leaf": _ROWS,
+            "folder": _ROWS,
             "mat": ("fields", *_ROWS),
             "synthetic": ("clients", "offset_scale", *_ROWS),
             "synthetic-low-rank": ("clients", *_ROWS),

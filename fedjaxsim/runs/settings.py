@@ -127,7 +127,8 @@ class DataSettings:
     data: str = "digits"
     """Where the clients come from: digits, synthetic, synthetic-low-rank, synthetic-group-sparse,
     synthetic-stream (fresh examples in every round, evaluated by the excess risk), csv:PATH,
-    images:PATH, leaf:PATH, mat:PATH, npz:PATH or parquet:PATH."""
+    folder:PATH (as `fedjaxsim data convert` writes), images:PATH, leaf:PATH, mat:PATH, npz:PATH or
+    parquet:PATH."""
     clients: Annotated[int | None, optional("INT", "100; synthetic 1000 or 320")] = None
     """Number of clients of synthetic data and of data that come without clients of their own."""
     partition: Annotated[str | None, optional("NAME", "dirichlet")] = None

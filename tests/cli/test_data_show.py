@@ -40,3 +40,14 @@ def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path, capsys):
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
+
+
+def test_a_converted_population_is_the_same(tmp_path, capsys):
+    flags = ["--clients", "10", "--partition", "iid", "--validation-fraction", "0.1", "--json"]
+    assert main(["data", "convert", *flags, "--out", str(tmp_path / "digits")]) == 0
+    converted = capsys.readouterr().out
+    assert main(["data", "show", "--data", f"folder:{tmp_path}/digits", "--json"]) == 0
+    assert capsys.readouterr().out == converted
+    for out in ([], ["--out", str(tmp_path / "digits")]):
+        assert main(["data", "convert", *flags, *out]) == 2
+        assert "out must be a new folder" in capsys.readouterr().err

@@ -1,0 +1,142 @@
+"""Populations on disk: a folder of columns that are mapped into memory instead of read.
+
+`population.json` says what there is: the number of clients and rows, and of every column its file,
+type, shape and bytes. Columns are plain `.npy` files: one for each field, in which every client's
+rows follow one another in the order of `SPLITS`; `counts.npy`, (m, 3) int32, how many those are;
+and `names.npy`, (m,), unless clients are called 0, 1, ….
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjaxsim.data.arrays import blocks
+from fedjaxsim.data.files import in_file
+from fedjaxsim.data.population import Population, consecutive, in_order
+
+_ABOUT = "population.json"
+_VERSION = 1
+
+
+def save_folder(path: str | os.PathLike[str], population: Population) -> None:
+    """Write a population with all that it says, so that `load_folder` returns the same.
+
+    Rows are written a block at a time. The folder appears when all of it has been written, and not
+    at all if that fails.
+
+    Raises:
+        FileExistsError: there is something at the path.
+        OSError: it cannot be written, as on a full disk.
+        ValueError: the population generates its minibatches.
+    """
+    path = Path(path)
+    if population.generate is not None:
+        raise ValueError("a population that generates its minibatches has no rows to write")
+    if path.exists():
+        raise FileExistsError(f"{path} exists already")
+    index, counts = in_order(population.splits)
+    columns = {"counts": counts}
+    if not np.array_equal(population.names, np.arange(population.num_clients)):
+        columns["names"] = population.names
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.mkdir(parents=True)
+    try:
+        about = {
+            "version": _VERSION,
+            "clients": population.num_clients,
+            "rows": population.num_rows,
+            "columns": {
+                name: _write(partial / f"{name}.npy", values, np.arange(len(values)))
+                for name, values in columns.items()
+            },
+            "fields": {
+                name: _write(partial / f"field-{number}.npy", values, index)
+                for number, (name, values) in enumerate(population.fields.items())
+            },
+            "public": population.public,
+            "categories": population.categories,
+        }
+        (partial / _ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
+        partial.rename(path)
+    except BaseException:
+        shutil.rmtree(partial)
+        raise
+
+
+def load_folder(path: str | os.PathLike[str]) -> Population:
+    """A population whose fields stay on disk and are mapped into memory, for reading alone.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: it is none of a population, or a column is missing, too short, or another than
+            the one that was written.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise FileNotFoundError(f"no folder of a population at {path}")
+    with in_file(path):
+        about = _about(path)
+        try:
+            columns = {name: _mapped(path, each) for name, each in about["columns"].items()}
+            fields = {name: _mapped(path, each) for name, each in about["fields"].items()}
+            counts, names = columns["counts"], columns.get("names")
+            clients, public = about["clients"], tuple(about["public"])
+            categories = {name: tuple(each) for name, each in about["categories"].items()}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{_ABOUT} is damaged: {error!r}") from error
+        if counts.shape != (clients, 3):
+            raise ValueError(f"counts must be ({clients}, 3), got {counts.shape}")
+        if names is None:
+            names = np.arange(clients, dtype=np.int32)
+        return Population(
+            fields, consecutive(*counts.T), names, public=public, categories=categories
+        )
+
+
+def _write(file: Path, values: np.ndarray, index: np.ndarray) -> dict[str, Any]:
+    """Writes some rows of an array, and says what was written."""
+    shape = (len(index), *values.shape[1:])
+    header: Any = {"descr": values.dtype.str, "fortran_order": False, "shape": shape}
+    with open(file, "wb") as stream:
+        np.lib.format.write_array_header_2_0(stream, header)
+        for part in blocks(values, len(index)):
+            stream.write(np.take(values, index[part], axis=0).tobytes())
+        stream.flush()
+        os.fsync(stream.fileno())
+    return {
+        "file": file.name,
+        "dtype": values.dtype.str,
+        "shape": shape,
+        "bytes": file.stat().st_size,
+    }
+
+
+def _about(path: Path) -> dict[str, Any]:
+    try:
+        about = json.loads((path / _ABOUT).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"no population: it holds no {_ABOUT}") from None
+    except ValueError as error:
+        raise ValueError(f"{_ABOUT} is damaged: {error}") from error
+    if not isinstance(about, dict) or about.get("version") != _VERSION:
+        raise ValueError(f"{_ABOUT} must be of version {_VERSION}")
+    return about
+
+
+def _mapped(path: Path, column: dict[str, Any]) -> np.ndarray:
+    """A column as it lies on disk, read-only."""
+    file, shape, dtype = path / column["file"], tuple(column["shape"]), np.dtype(column["dtype"])
+    if not file.is_file():
+        raise ValueError(f"the column {file.name} is missing")
+    if (size := file.stat().st_size) != column["bytes"]:
+        raise ValueError(f"the column {file.name} has {size} bytes instead of {column['bytes']}")
+    values = np.load(file, mmap_mode="r", allow_pickle=False)
+    if values.dtype != dtype or values.shape != shape:
+        raise ValueError(
+            f"the column {file.name} holds {values.dtype} {values.shape} instead of {dtype} {shape}"
+        )
+    return values.view(np.ndarray)
