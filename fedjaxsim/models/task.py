@@ -63,7 +63,9 @@ def _require_xy(fields: Mapping[str, np.ndarray]) -> np.ndarray:
 def _require_classes(fields: Mapping[str, np.ndarray], num_classes: int, task: str) -> None:
     y = _require_xy(fields)
     if not np.issubdtype(y.dtype, np.integer) or y.ndim != 1:
-        raise ValueError(f"{task} needs integer labels (n,), got {y.dtype} {y.shape}")
+        raise ValueError(
+            f"{task} needs integer labels (n,), got {y.dtype} {y.shape}; squared is for others"
+        )
     if y.min() < 0 or y.max() >= num_classes:
         raise ValueError(
             f"labels must lie in [0, {num_classes}), the model's classes, "

@@ -238,7 +238,7 @@ def test_a_task_that_does_not_suit_the_data_or_the_algorithm():
     )
     regression, _ = least_squares([5] * 4)
     assert refusal(lambda: build(pmtl(TASK), TASK, regression)) == (
-        "softmax needs integer labels (n,), got float64 (20,)"
+        "softmax needs integer labels (n,), got float64 (20,); squared is for others"
     )
     unsplit = TASK._replace(output_layer="Dense_7")
     assert refusal(lambda: build(ppsgd(unsplit), unsplit, minibatches=Minibatches(4, steps=1))) == (
