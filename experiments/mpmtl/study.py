@@ -26,8 +26,8 @@ from fedjaxsim.report.files import write_atomically
 
 TUNING_SEEDS = (1000,)
 """Of the data whose folds choose."""
-TOGETHER = 5
-"""Repetitions in one program: as many as the tuning seeds have folds."""
+OTHER_SEEDS = range(1000, 1005)
+"""Of the data that choose instead of folds."""
 UNBOUNDED = 1e6
 """A clip norm that binds nowhere."""
 Record = dict[str, Any]
@@ -138,10 +138,22 @@ class Study:
       problem: what is learned.
       folder: where finished parts are kept. It has to be emptied when the code changes.
       repetitions: of the final runs; by default the problem's.
+      together: how many of them are one program, and one part.
+      other_data: whether hyperparameters are chosen by the test rows of other data sets, drawn like
+        those of the repetitions and of their size, instead of folds, which train on fewer rows.
     """
 
-    def __init__(self, problem: Problem, folder: Path, repetitions: int | None = None):
-        self.problem, self.folder = problem, folder
+    def __init__(
+        self,
+        problem: Problem,
+        folder: Path,
+        repetitions: int | None = None,
+        together: int = 20,
+        *,
+        other_data: bool = False,
+    ):
+        self.problem, self.folder, self.together = problem, folder, together
+        self.other_data = other_data
         self.seeds = range(repetitions or problem.repetitions)
         first = problem.read(0)
         self.clients, self.features = first.num_clients, first.fields["x"].shape[1]
@@ -170,7 +182,7 @@ class Study:
             chunk_map="vmap",
         )  # fmt: skip
 
-    def point(self, **values: float) -> fjs.Hyperparameters:
+    def point(self, **values: Any) -> fjs.Hyperparameters:
         """Hyperparameters of the problem, and others."""
         return fjs.Hyperparameters(
             learning_rate=self.problem.learning_rate, ridge=self.ridge, mu=max(self.ridge, 1e-3)
@@ -193,6 +205,12 @@ class Study:
         """The populations whose validation rows choose."""
         return [one for seed in TUNING_SEEDS for one in folded(self.problem.read(seed), seed)]
 
+    def choosing(self) -> tuple[list[fjs.Population], str]:
+        """The populations that choose, and the split of theirs whose scores do."""
+        if self.other_data:
+            return [self.problem.read(seed) for seed in OTHER_SEEDS], "test"
+        return self.folds(), "validation"
+
     def best(self, scores: Any) -> int:
         """The index of the best mean score, of scores (…, S)."""
         mean = np.mean(np.asarray(scores).reshape(-1, np.shape(scores)[-1]), axis=0)
@@ -208,21 +226,19 @@ class Study:
 
         def compute():
             found: Record = {}
-            folds, rounds = self.folds(), self.problem.alone
+            (folds, split), rounds = self.choosing(), self.problem.alone
             seeds = range(len(folds))
-            validation, test = (
-                f"{split}_{self.problem.metric}" for split in ("validation", "test")
-            )
+            validation, test = (f"{name}_{self.problem.metric}" for name in (split, "test"))
             scores = []
             for ridge in self.problem.ridges:
                 self.ridge = ridge
-                summaries, _ = self._stl.run(folds, [self.point()], rounds, seeds, "validation")
+                summaries, _ = self._stl.run(folds, [self.point()], rounds, seeds, split)
                 scores.append([one[validation][0] for one in summaries])
             found["ridge"] = self.problem.ridges[self.best(np.transpose(scores))]
             # ℓ1 at penalties of the size of those.
             self.ridge = 0.0
             lassos = [self.point(lam=30 * ridge) for ridge in self.problem.ridges]
-            summaries, _ = self._stl.run(folds, lassos, rounds, seeds, "validation")
+            summaries, _ = self._stl.run(folds, lassos, rounds, seeds, split)
             found["lasso"] = 30 * self.problem.ridges[self.best([s[validation] for s in summaries])]
             tests = {"ridge": [], "lasso": []}
             for group in self._groups():
@@ -243,7 +259,8 @@ class Study:
         return found
 
     def _groups(self) -> list[range]:
-        return [self.seeds[i : i + TOGETHER] for i in range(0, len(self.seeds), TOGETHER)]
+        size = self.together
+        return [self.seeds[i : i + size] for i in range(0, len(self.seeds), size)]
 
     def models(self, populations: Sequence[fjs.Population], seeds: Sequence[int]) -> PyTree:
         """What single-task learning makes of populations: where the others start."""
@@ -262,57 +279,90 @@ class Study:
           For each ε what was chosen, its test scores, and those with λ = 0 (M = I): single-task
           learning with the same rounds, η, ridge and data.
         """
-        return self.part(name, lambda: self._compare(method, epsilons))
-
-    def _compare(self, method: Method, epsilons: Sequence[float]) -> list[Record]:
         self.alone()
-        mechanism = method.mechanism(self.clients)
-        algorithm = method.make(self.task, self.clients)
-        runs = Repetitions(
-            self.simulation(algorithm, mechanism, self.problem.read(0), method.epochs)
-        )
-        metric, unit = self.problem.metric, self.unit(method)
+        runs: list[Repetitions] = []
 
-        def settings(rounds: int, shrinkages: Sequence[float]) -> list[fjs.Hyperparameters]:
-            return [
-                self.point(
-                    lam=shrinkage * unit,
-                    clip_norm=UNBOUNDED if math.isinf(epsilon) else self.problem.clip_norm,
-                    noise_multiplier=method.noise(
-                        mechanism, epsilon, self.delta, rounds, self.clients
-                    ),
-                )
-                for epsilon, shrinkage in zip(epsilons, shrinkages, strict=True)
-            ]
+        def program() -> Repetitions:
+            if not runs:
+                algorithm = method.make(self.task, self.clients)
+                door, first = method.mechanism(self.clients), self.problem.read(0)
+                runs.append(Repetitions(self.simulation(algorithm, door, first, method.epochs)))
+            return runs[0]
 
-        folds = self.folds()
+        chosen = self.part(f"{name}-chosen", lambda: self._choose(method, epsilons, program()))
+        rows = [
+            {"epsilon": str(e), "rounds": t, "shrinkage": s, "test": [], "single": []}
+            for e, (t, s) in zip(epsilons, chosen, strict=True)
+        ]
+        for group in self._groups():
+            found = self.part(
+                f"{name}-{group.start}-{group.stop}",
+                lambda group=group: self._judge(method, epsilons, chosen, group, program()),
+            )
+            for row, scores in zip(rows, found, strict=True):
+                row["test"] += scores["test"]
+                row["single"] += scores["single"]
+        return rows
+
+    def _settings(
+        self,
+        method: Method,
+        epsilons: Sequence[float],
+        rounds: int,
+        shrinkages: Sequence[float],
+    ) -> list[fjs.Hyperparameters]:
+        door, unit = method.mechanism(self.clients), self.unit(method)
+        return [
+            self.point(
+                lam=shrinkage * unit,
+                clip_norm=UNBOUNDED if math.isinf(epsilon) else self.problem.clip_norm,
+                noise_multiplier=method.noise(door, epsilon, self.delta, rounds, self.clients),
+            )
+            for epsilon, shrinkage in zip(epsilons, shrinkages, strict=True)
+        ]
+
+    def _choose(
+        self, method: Method, epsilons: Sequence[float], runs: Repetitions
+    ) -> list[tuple[int, float]]:
+        """Rounds and ηλ for every ε, by the folds or other data."""
+        folds, split = self.choosing()
         seeds = range(len(folds))
         own = self.models(folds, seeds) if method.warm else None
         shrinkages = self.problem.shrinkages if method.warm else (0.0,)
         places = [(t, s) for t in method.rounds for s in shrinkages]
         scores = []
         for t, s in places:
-            plan = settings(t, [s] * len(epsilons))
-            found, _ = runs.run(folds, plan, t, seeds, "validation", own)
-            scores.append([one[f"validation_{metric}"] for one in found])
-        chosen = [
-            places[self.best(of)] for of in np.moveaxis(np.asarray(scores), 0, 2).swapaxes(0, 1)
-        ]
-        tests: list[list[float]] = [[] for _ in epsilons]
-        single: list[list[float]] = [[] for _ in epsilons]
-        for group in self._groups():
-            populations = [self.problem.read(seed) for seed in group]
-            own = self.models(populations, group) if method.warm else None
-            for t in sorted({t for t, _ in chosen}):
-                for into, of in ((tests, [s for _, s in chosen]), (single, [0.0] * len(chosen))):
-                    if into is single and not method.warm:
-                        continue
-                    plan = settings(t, of)
-                    found, _ = runs.run(populations, plan, t, list(group), "test", own)
-                    for index, (rounds, _) in enumerate(chosen):
-                        if rounds == t:
-                            into[index] += [float(one[f"test_{metric}"][index]) for one in found]
-        return [
-            {"epsilon": str(e), "rounds": t, "shrinkage": s, "test": a, "single": b}
-            for e, (t, s), a, b in zip(epsilons, chosen, tests, single, strict=True)
-        ]
+            plan = self._settings(method, epsilons, t, [s] * len(epsilons))
+            found, _ = runs.run(folds, plan, t, seeds, split, own)
+            scores.append([one[f"{split}_{self.problem.metric}"] for one in found])
+        every = np.moveaxis(np.asarray(scores), 0, 2).swapaxes(0, 1)
+        return [places[self.best(of)] for of in every]
+
+    def _judge(
+        self,
+        method: Method,
+        epsilons: Sequence[float],
+        chosen: Sequence[tuple[int, float]],
+        group: range,
+        runs: Repetitions,
+    ) -> list[Record]:
+        """For every ε the test scores of these repetitions, and those with λ = 0."""
+        metric = f"test_{self.problem.metric}"
+        populations = [self.problem.read(seed) for seed in group]
+        own = self.models(populations, group) if method.warm else None
+        rows: list[Record] = [{"test": [], "single": []} for _ in epsilons]
+        for t in sorted({t for t, _ in chosen}):
+            for into, of in (("test", [s for _, s in chosen]), ("single", [0.0] * len(chosen))):
+                if into == "single" and not method.warm:
+                    continue
+                plan = self._settings(method, epsilons, t, of)
+                found, _ = runs.run(populations, plan, t, list(group), "test", own)
+                for index, (rounds, _) in enumerate(chosen):
+                    if rounds == t:
+                        rows[index][into] += [_rounded(one[metric][index]) for one in found]
+        return rows
+
+
+def _rounded(value: float) -> float:
+    """To seven digits."""
+    return float(f"{value:.7g}")

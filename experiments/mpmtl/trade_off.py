@@ -4,31 +4,34 @@
 
 Everything is chosen by 5-fold cross-validation on training rows, for every ε: the number of rounds
 and λ of each method, from grids of one size; the choice is not charged, as in the paper. All start
-from the models of single-task learning. Test scores are means over repetitions with other data.
+from the models of single-task learning. Test scores are means over repetitions with other data,
+so many of which are one program as --together says. Folds have fewer rows to train on; with
+--other-data, other data sets of the same size choose.
 """
 
 import argparse
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from contenders import METHODS
 from data_problems import PROBLEMS
 from study import Study
 
+from fedjaxsim.data.synthetic import Pattern
 from fedjaxsim.report.files import write_atomically
 from fedjaxsim.report.plots import COLOURS, STYLE, picture
 
 EPSILONS = (0.01, 0.1, 1.0, 3.0, 10.0, 100.0, math.inf)
 
 
-def compare(name: str, folder: Path, repetitions: int | None = None) -> dict[str, Any]:
-    """All methods on one problem, as JSON."""
-    study = Study(PROBLEMS[name], folder / name, repetitions)
-    methods = {key: study.compare(key, method, EPSILONS) for key, method in METHODS.items()}
-    return {"problem": name, "alone": study.alone(), "methods": methods}
+def compare(name: str, study: Study, methods: Sequence[str]) -> dict[str, Any]:
+    """Methods on one problem, as JSON."""
+    found = {key: study.compare(key, METHODS[key], EPSILONS) for key in methods}
+    return {"problem": name, "alone": study.alone(), "methods": found}
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -73,24 +76,35 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    """Runs what is not finished, writes the result and draws it."""
+    """Runs what is not finished, prints and draws it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("problem", choices=PROBLEMS)
     parser.add_argument("--parts", type=Path, required=True, help="folder of finished parts")
     parser.add_argument("--figure", type=Path, required=True, help="a .png file")
+    parser.add_argument("--out", type=Path, help="a .json file for the results")
     parser.add_argument("--repetitions", type=int)
+    parser.add_argument("--together", type=int, default=20, help="repetitions in one program")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument(
+        "--other-data", action="store_true", help="choose by other data sets, not by folds"
+    )
     options = parser.parse_args()
-    result = compare(options.problem, options.parts, options.repetitions)
-    path = options.parts / f"{options.problem}.json"
-    write_atomically(path, json.dumps(result).encode())
+    if options.other_data and options.problem not in get_args(Pattern):
+        parser.error(f"--other-data is for {', '.join(get_args(Pattern))}, got {options.problem}")
+    folder, size = options.parts / options.problem, (options.repetitions, options.together)
+    study = Study(PROBLEMS[options.problem], folder, *size, other_data=options.other_data)
+    result = compare(options.problem, study, options.methods)
+    if options.out:
+        write_atomically(options.out, (json.dumps(result) + "\n").encode())
     draw(result, options.figure)
     for key, rows in result["methods"].items():
         for row in rows:
-            against = np.subtract(row["test"], row["single"] or row["test"])
-            error = np.std(against) / np.sqrt(len(against))
+            single = row["single"] or row["test"]
+            against, root = np.subtract(row["test"], single), np.sqrt(len(single))
             print(
                 f"{key:24} ε = {row['epsilon']:5} T = {row['rounds']:2} ηλ = {row['shrinkage']:6g} "
-                f"{np.mean(row['test']):.4f}, against λ = 0 {np.mean(against):+.5f} ± {error:.5f}"
+                f"{np.mean(row['test']):.4f}, against λ = 0 {np.mean(against):+.5f} ± "
+                f"{np.std(against) / root:.5f}; standard error of λ = 0 {np.std(single) / root:.5f}"
             )
     print({name: float(np.mean(scores)) for name, scores in result["alone"]["test"].items()})
 

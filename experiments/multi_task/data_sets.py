@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 import fedjaxsim as fjs
 from fedjaxsim.data import load
 from fedjaxsim.data.transforms import drop_constant_columns, invert
@@ -109,6 +111,19 @@ def _school(folder: Path, seed: int, validation: float) -> fjs.Population:
     return dataclasses.replace(rows, fields={**rows.fields, "x": x, "y": (y - 35) / 35})
 
 
+def _school_unit(folder: Path, seed: int, validation: float) -> fjs.Population:
+    """As Liu et al. (2022) have it: every school's features standardized, scores in [0, 1]."""
+    source = f"mat:{folder}/school/school.mat"
+    rows = load(source, test=0.2, validation=validation, seed=seed)
+    x, y = rows.fields["x"].astype("float32"), rows.fields["y"]
+    for school in range(rows.num_clients):
+        train = x[rows.splits["train"].rows(school)]
+        deviation = train.std(axis=0)
+        of_school = np.concatenate([rows.splits[split].rows(school) for split in rows.splits])
+        x[of_school] = (x[of_school] - train.mean(axis=0)) / np.where(deviation > 0, deviation, 1)
+    return dataclasses.replace(rows, fields={**rows.fields, "x": x, "y": (y - 1) / 69})
+
+
 def _vehicle(folder: Path, seed: int, validation: float) -> fjs.Population:
     source = f"leaf:{folder}/vehicle/mytrain.json"
     return load(source, test=0.3, validation=validation, seed=seed)
@@ -144,6 +159,14 @@ PROBLEMS = {
     "school": Problem(
         "School, linear regression",
         _school,
+        lambda population: squared(linear(_inputs(population), 1)),
+        rate=1.0,
+        rounds=50,
+        metric="nmse",
+    ),
+    "school-unit": Problem(
+        "School with scores in [0, 1]",
+        _school_unit,
         lambda population: squared(linear(_inputs(population), 1)),
         rate=1.0,
         rounds=50,

@@ -175,7 +175,7 @@ def main() -> None:
         result = compare(PROBLEMS[name], methods, args.folder, parts)
         write(args.out / f"compare-{name}.json", result)
         print(f"\n{result['title']}\n\n{table(result)}\n\n{edges(result)}", flush=True)
-    files = {name: args.out / f"compare-{name}.json" for name in PROBLEMS}
+    files = {name: args.out / f"compare-{name}.json" for name in QUESTION}
     results = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
     print(f"\n{answer(results)}")
     if args.picture:

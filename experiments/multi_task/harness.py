@@ -83,6 +83,9 @@ class Trial:
         task, clients = self.problem.model(population), population.num_clients
         algorithm, mechanism = self.method.make(task, clients)
         sampling, minibatches = self.problem.sampling(clients), fjs.Minibatches(BATCH, epochs=1)
+        if fjs.SYSTEMS[self.method.system].one_minibatch:
+            every = int(population.splits["train"].count.max())
+            minibatches = fjs.Minibatches(every, epochs=1)
         return fjs.Simulation(
             algorithm, task, population, sampling, minibatches, mechanism,
             chunk_size=self.problem.chunk_size, chunk_map=self.problem.chunk_map,
@@ -137,17 +140,18 @@ class Trial:
         first = self._compiled[key]
         return first.with_runs(first.simulation.with_population(simulation.population), group)
 
-    def choose(self, noise: dict[float, float]) -> dict[float, Record]:
+    def choose(self, noise: dict[Any, float]) -> dict[Any, Record]:
         """For each ε the point with the best mean validation score over the tuning seeds.
 
         Args:
-          noise: z of each ε.
+          noise: z of each ε, or of whatever else names a level.
 
         Returns:
-          For each ε the "point", its "score", and what lies "at_edge" of its box.
+          For each of them the "point", its "score", and what lies "at_edge" of its box.
         """
         problem = self.problem
         points = self.method.points(problem.points, problem.box)
+        box, tuned = {**problem.box, **self.method.box}, self.method.tuned
         plan = [{**point, "noise_multiplier": z} for z in noise.values() for point in points]
         seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + problem.tuning_seeds)
         column = f"validation_{problem.metric}"
@@ -162,12 +166,12 @@ class Trial:
             epsilon: {
                 "point": points[index],
                 "score": float(row[index]),
-                "at_edge": at_edge(points[index], problem.box, private=z > 0),
+                "at_edge": at_edge({n: points[index][n] for n in tuned}, box, private=z > 0),
             }
             for (epsilon, z), index, row in zip(noise.items(), chosen, scores, strict=True)
         }
 
-    def judge(self, noise: dict[float, float], chosen: dict[float, Point]) -> list[list[Record]]:
+    def judge(self, noise: dict[Any, float], chosen: dict[Any, Point]) -> list[list[Record]]:
         """The test results of the chosen points with each of the final seeds, by ε and seed."""
         plan = [{**chosen[epsilon], "noise_multiplier": z} for epsilon, z in noise.items()]
         of_seeds = [self.run("test", plan, seed) for seed in range(self.problem.seeds)]

@@ -27,6 +27,8 @@ class Method:
       arguments: of its factory.
       door: the mechanism by name, where it is not the system's own.
       dashes: in every figure.
+      fixed: the hyperparameters that are not tuned.
+      box: where its own hyperparameters are looked for, beside or instead of the problem's.
     """
 
     title: str
@@ -35,6 +37,8 @@ class Method:
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     door: str | None = None
     dashes: str = "solid"
+    fixed: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    box: Box = dataclasses.field(default_factory=dict)
 
     @property
     def sends(self) -> bool:
@@ -45,13 +49,14 @@ class Method:
     def tuned(self) -> tuple[str, ...]:
         """The hyperparameters that are chosen."""
         reads = fjs.SYSTEMS[self.system].reads
-        names = tuple(name for name in reads if name != "server_learning_rate")
+        names = tuple(n for n in reads if n not in ("server_learning_rate", *self.fixed))
         return (*names, "clip_norm") if self.sends else names
 
     def make(self, task: fjs.Task, clients: int) -> tuple[fjs.Algorithm, fjs.Mechanism]:
         """The algorithm for a task, and its mechanism."""
         system = fjs.SYSTEMS[self.system]
-        door = MECHANISMS[self.door or system.door].make(clients)
+        options = {"diagonal": True} if self.arguments.get("penalty") == "group-sparse" else {}
+        door = MECHANISMS[self.door or system.door].make(clients, **options)
         return system.make(task, clients, **self.arguments), door
 
     def points(self, count: int, box: Box) -> list[Point]:
@@ -61,11 +66,15 @@ class Method:
           count: as many as for every other method.
           box: of all hyperparameters.
         """
+        box = {**box, **self.box}
         low, high = np.log([box[name] for name in self.tuned]).T
         values = np.exp(low + (high - low) * spread(count, len(self.tuned)))
-        return [_point(dict(zip(self.tuned, row, strict=True))) for row in values]
+        places = [_point(dict(zip(self.tuned, row, strict=True))) for row in values]
+        return [{**place, **self.fixed} for place in places]
 
 
+_MODELS: Box = {"lam": (0.01, 30.0), "ridge": (1e-4, 0.3), "clip_norm": (0.1, 10.0)}
+"""Of MP-MTL, whose messages are models, and whose ηλ is weighed against singular values."""
 METHODS = {
     "pmtl": Method("PMTL update", "pmtl", COLOURS[0]),
     "pmtl-offset": Method("PMTL offset", "pmtl", COLOURS[1], {"message": "offset"}),
@@ -84,7 +93,22 @@ METHODS = {
     "dpfedmtl-as-published": Method(
         "DPFedMTL as published", "dpfedmtl-as-published", COLOURS[5], dashes="dashed"
     ),
-}
+    "stl": Method(
+        "ridge STL", "stl", "0.3", {"acceleration": "convex"}, dashes="dotted",
+        fixed={"lam": 0.0}, box=_MODELS,
+    ),
+    "ppsgd": Method("PP-SGD", "ppsgd", COLOURS[4], box={"personalization": (0.01, 100.0)}),
+    "dpfedmtl-intercepts": Method(
+        "DPFedMTL, trivial trunk", "dpfedmtl", COLOURS[5], {"head": "bias"}
+    ),
+    "mpmtl-low-rank": Method(
+        "MP-MTL low-rank", "mpmtl", COLOURS[2], {"acceleration": "convex"}, box=_MODELS
+    ),
+    "mpmtl-group-sparse": Method(
+        "MP-MTL group-sparse", "mpmtl", COLOURS[2],
+        {"penalty": "group-sparse", "acceleration": "convex"}, dashes="dashed", box=_MODELS,
+    ),
+}  # fmt: skip
 COMPARED = ("pmtl", "pmtl-offset", "ditto", "fedavg", "fedprox", "local")
 """The methods of the comparison at equal ε."""
 

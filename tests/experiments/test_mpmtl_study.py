@@ -100,3 +100,32 @@ def test_a_large_model_shows_in_all_others_unless_there_is_noise(script):
         found = leakage.published(w, method, epsilon)[:, :-1]
         cosines = large @ (found / np.linalg.norm(found, axis=0))
         assert (cosines.min() > 0.999) == shown
+
+
+@pytest.mark.thorough
+def test_allocations_cost_what_their_targets_say(script, study, monkeypatch):
+    allocation = script("allocation")
+    kov = importlib.import_module("fedjaxsim.privacy.accounting.kov")
+    entry = importlib.import_module("fedjaxsim.privacy.events").Entry
+    z = allocation.published(allocation.Budget("power", 1.0), 2.0, 1e-3, 5)
+    np.testing.assert_allclose(z[0] / z, [1, 2, 3, 4, 5], rtol=1e-6)
+    planned = [entry(float(1 / each), 1.0, 1) for each in z]
+    assert kov.compose(planned, 1e-3) == pytest.approx(2.0, rel=1e-6)
+    monkeypatch.setattr(allocation, "ROUNDS", 3)
+    monkeypatch.setattr(allocation, "POWERS", (0.0, 2.0))
+    monkeypatch.setattr(allocation, "EXPONENTS", (0.0,))
+    for name in allocation.SHOWN:
+        found = allocation.scores(study, name, "convex")
+        # t^0 and Q^0 are the same allocation.
+        assert found["t^0"] == pytest.approx(found["Q0^0"], rel=1e-6)
+        assert found["t^2"] != found["t^0"]
+        assert len(found["t^2"]) == len(allocation.EPSILONS)
+
+
+@pytest.mark.thorough
+def test_the_cost_of_a_round_is_measured(script, monkeypatch):
+    cost = script("cost")
+    found = cost.measure(50)
+    assert found["clients"] == 50
+    assert len(found["seconds"]) == cost.REPETITIONS
+    assert found["beside"] is None or found["beside"] < 4 * 50 * cost.FEATURES**2

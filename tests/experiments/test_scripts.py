@@ -86,6 +86,31 @@ def test_naive_stands_beside_the_others_at_the_same_epsilon(run, compared, capsy
     assert (folder / "pmtl-1.png").exists()
 
 
+def test_all_systems_have_their_noise_for_both_adjacencies(run, monkeypatch, capsys):
+    module = importlib.import_module("all_systems")
+    rng = np.random.default_rng(0)
+
+    def schools(folder, seed, validation):
+        rows = [{"x": rng.random((10, 3)), "y": rng.random(10)} for _ in range(CLIENTS)]
+        return fjs.split(fjs.Population.from_clients(rows), validation=validation, test=0.3)
+
+    small = {**SIZES, "rate": 1.0, "read": schools}
+    school = dataclasses.replace(module.PROBLEMS["school"], **small)
+    monkeypatch.setitem(module.PROBLEMS, "school", school)
+    names = ("local", "pmtl", "mpmtl-low-rank")
+    monkeypatch.setitem(module.STUDIES, "school", (names, (1.0,), 1))
+    folder = run("all_systems", "school", POINTS=2, SEEDS=2)
+    methods = result(folder, "all-systems-school")["methods"]
+    assert list(methods["local"]) == ["∞"]
+    for name, sensitivity in (("pmtl", 2), ("mpmtl-low-rank", math.sqrt(2))):
+        zero_out, replace, none = (row["noise_multiplier"] for row in methods[name].values())
+        assert replace == pytest.approx(sensitivity * zero_out, rel=2e-3)
+        assert none == 0
+        assert all(len(row["nmse"]) == len(row["mse"]) == 2 for row in methods[name].values())
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert len(rows) == 2 * (2 + len(names))
+
+
 def test_rounds_has_a_curve_for_every_noise(run, compared):
     folder = run("rounds", "--rounds", "4", "--every", "2", "--seeds", "2", SPENT_AT=(1, 4))
     found = result(folder, "rounds")

@@ -1,0 +1,128 @@
+"""How a budget is best spread over rounds (MP-MTL, Figure 4).
+
+    python experiments/mpmtl/allocation.py --parts runs/mpmtl/allocation --figure FILE
+
+The low-rank synthetic problem and the low-rank method over T rounds, with ε_t in proportion to t^a,
+or to Q^−t with Q = Q₀^b and Q₀ = 1 − √μ = 0.9684: nMSE of 5-fold cross-validation at the best of a
+grid of λ, 0 among them, which is chosen anew for every point. Sound, where the whole run costs
+exactly ε (replace), and as published, where ε_t compose to ε by the paper's equation 6.
+"""
+
+import argparse
+import math
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from contenders import METHODS
+from data_problems import PROBLEMS
+from study import Repetitions, Study
+
+import fedjaxsim as fjs
+from fedjaxsim.algorithms.proximal import Acceleration
+from fedjaxsim.privacy.accounting import kov
+from fedjaxsim.privacy.budget import Budget
+from fedjaxsim.privacy.events import Entry
+from fedjaxsim.report.plots import COLOURS, STYLE, picture
+
+ROUNDS, EPSILONS = 20, (0.1, 1.0, 10.0)
+POWERS = (-2.0, -1.0, -0.4, 0.0, 0.4, 1.0, 2.0, 4.0)
+EXPONENTS = (-8.0, -4.0, -1.6, 0.0, 1.6, 4.0, 8.0, 16.0)
+SHRINKAGES = (0.0, 5.0, 15.0, 60.0, 240.0)
+ACCELERATIONS: tuple[Acceleration, ...] = ("none", "convex")
+SHOWN = ("low-rank", "low-rank-published")
+
+
+def schedules() -> dict[str, Budget]:
+    """Every allocation by what the axis of its panel says."""
+    base = 1 - math.sqrt(1e-3)
+    powers = {f"t^{a:g}": Budget("power", a) for a in POWERS}
+    return powers | {f"Q0^{b:g}": Budget("geometric", base**b) for b in EXPONENTS}
+
+
+def published(budget: Budget, epsilon: float, delta: float, rounds: int) -> np.ndarray:
+    """1/ε_t of ε_t that follow a schedule and compose to ε by equation 6, (T,)."""
+    shares = np.asarray(budget.weights(rounds))
+    low, high = 0.0, epsilon
+    for _ in range(60):
+        middle = (low + high) / 2
+        planned = [Entry(float(middle * share), 1.0, 1) for share in shares]
+        fits = kov.compose(planned, delta) <= epsilon
+        low, high = (middle, high) if fits else (low, middle)
+    return (1 / (low * shares)).astype(np.float32)
+
+
+def scores(study: Study, name: str, acceleration: Acceleration) -> dict[str, list[float]]:
+    """The nMSE of every ε at the best λ, by allocation."""
+    method, m = METHODS[name], study.clients
+    door = method.mechanism(m)
+
+    def compute() -> dict[str, list[float]]:
+        algorithm = fjs.mpmtl(study.task, "low-rank", acceleration=acceleration)
+        folds = study.folds()
+        runs = Repetitions(study.simulation(algorithm, door, folds[0], None))
+        own = study.models(folds, range(len(folds)))
+        found = {}
+        for title, budget in schedules().items():
+            plan = []
+            for epsilon in EPSILONS:
+                if method.style == "solid":
+                    z = budget.noise(method.noise(door, epsilon, study.delta, ROUNDS, m), ROUNDS)
+                else:
+                    z = published(budget, epsilon, study.delta, ROUNDS)
+                z = np.broadcast_to(np.asarray(z, np.float32), (ROUNDS,))
+                plan += [
+                    study.point(
+                        lam=shrinkage * study.unit(method),
+                        clip_norm=study.problem.clip_norm,
+                        noise_multiplier=z,
+                    )
+                    for shrinkage in SHRINKAGES
+                ]
+            of, _ = runs.run(folds, plan, ROUNDS, range(len(folds)), "validation", own)
+            mean = np.mean([one["validation_nmse"] for one in of], axis=0)
+            found[title] = mean.reshape(len(EPSILONS), -1).min(axis=1).tolist()
+        return found
+
+    return study.part(f"{name}-{acceleration}", compute)
+
+
+def main() -> None:
+    """Runs what is not finished, prints the table and draws the figure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parts", type=Path, required=True, help="folder of finished parts")
+    parser.add_argument("--figure", type=Path, required=True, help="a .png file")
+    options = parser.parse_args()
+    study = Study(PROBLEMS["low-rank"], options.parts)
+    study.ridge = 3e-4  # as cross-validation chooses
+    found = {
+        (name, acceleration): scores(study, name, acceleration)
+        for name in SHOWN
+        for acceleration in ACCELERATIONS
+    }
+    panels = (("a of ε_t ∝ t^a", "t^", POWERS), ("b of ε_t ∝ Q₀^(−bt)", "Q0^", EXPONENTS))
+    with mpl.rc_context(STYLE):
+        figure = picture(f"Budgets over {ROUNDS} rounds, low-rank pattern, m = 320", 8, 3.6)
+        for axes, (label, prefix, values) in zip(figure.subplots(1, 2), panels, strict=True):
+            for (name, acceleration), of in found.items():
+                method = METHODS[name]
+                for index, (epsilon, colour) in enumerate(zip(EPSILONS, COLOURS, strict=False)):
+                    y = [of[f"{prefix}{value:g}"][index] for value in values]
+                    words = "sound" if method.style == "solid" else "as published"
+                    fast = acceleration != "none"
+                    title = f"{words}{', accelerated' if fast else ''}, ε = {epsilon:g}"
+                    axes.plot(
+                        values, y, color=colour, ls=method.style, lw=1.8 if fast else 0.8,
+                        marker="o", ms=2, label=title,
+                    )  # fmt: skip
+                    shown = [f"{v:g}: {s:.4f}" for v, s in zip(values, y, strict=True)]
+                    print(f"{label:20} {title:36}", *shown)
+            axes.set_xlabel(label)
+        figure.axes[0].set_ylabel("nMSE of cross-validation")
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        figure.savefig(options.figure, dpi=100)
+
+
+if __name__ == "__main__":
+    main()
