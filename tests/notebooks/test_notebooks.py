@@ -25,5 +25,12 @@ def test_a_notebook_runs_and_draws_its_pictures(path, monkeypatch):
 
 
 def test_there_are_notebooks():
-    names = {"hypergradients", "own_algorithm", "privacy", "thousand_runs"}
+    names = {
+        "first_steps",
+        "hypergradients",
+        "own_algorithm",
+        "privacy",
+        "text_gru",
+        "thousand_runs",
+    }
     assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == names
