@@ -25,7 +25,7 @@ def save(path, **variables):
 @pytest.mark.parametrize("labels", [Y, cells([[7, 8]], [[9]])], ids=["columns", "rows"])
 def test_a_cell_is_a_client(tmp_path, labels):
     population = load_matlab(save(tmp_path / "a.mat", X=X, Y=labels))
-    assert population.names.tolist() == ["0", "1"]
+    assert population.names.tolist() == [0, 1]
     np.testing.assert_array_equal(population.rows(0)["x"], [[1, 2], [3, 4]])
     np.testing.assert_array_equal(population.rows(1)["x"], [[5, 6]])
     np.testing.assert_array_equal(

@@ -49,9 +49,8 @@ def population(labels, counts=COUNTS, features=D, dtype: type = np.float64):
 
 def spoil(clients, row):
     """Writes what no population accepts into one that has been checked."""
-    x = clients.fields["x"]
-    x.flags.writeable = True
-    x[row] = np.nan
+    clients.fields["x"] = clients.fields["x"].copy()
+    clients.fields["x"][row] = np.nan
 
 
 def classes(rng, n):
