@@ -111,6 +111,16 @@ def test_points_are_spread_over_their_box(script):
     assert max(pulls) < 1.01
 
 
+def test_a_method_may_fix_a_hyperparameter_and_have_a_box_of_its_own(script):
+    methods = script("methods")
+    box = {"learning_rate": (0.01, 1.0), "clip_norm": (0.1, 1.0), "lam": (0.001, 1.0)}
+    points = methods.METHODS["stl"].points(8, box)
+    assert all(list(one) == ["learning_rate", "ridge", "lam"] for one in points)
+    assert {one["lam"] for one in points} == {0.0}
+    of_mpmtl = methods.METHODS["mpmtl-low-rank"].points(8, box)
+    assert max(one["clip_norm"] for one in of_mpmtl) > 1
+
+
 def test_a_choice_at_an_end_of_its_box_is_named(script):
     methods = script("methods")
     box = {"learning_rate": (0.01, 1.0), "clip_norm": (0.1, 1.0), "lam": (0.001, 1.0)}
