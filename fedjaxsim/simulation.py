@@ -27,6 +27,7 @@ from fedjaxsim.engine.noise_of_state import drawing_from, draws_common_noise
 from fedjaxsim.engine.placement import Placement
 from fedjaxsim.engine.placement.devices import OverDevices
 from fedjaxsim.engine.placement.memory import InMemory
+from fedjaxsim.engine.placement.streamed import Streamed
 from fedjaxsim.engine.program import Measured, Program, measure_with
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.segments import Segment, run_segments
@@ -67,6 +68,8 @@ class Simulation:
         above 4 kB.
       devices: JAX devices over which the clients are divided; by default the first one. A CPU has
         one for each core after `engine.devices.use_all_cores()`.
+      streamed: whether rows and states stay on the host, or on disk, and the device holds those of
+        one cohort at a time; see `engine/placement/streamed.py`.
 
     Attributes:
       program: the pure functions of a run on one device; see `engine/program.py`.
@@ -91,6 +94,7 @@ class Simulation:
         chunk_size: int | None = None,
         chunk_map: ChunkMap | None = None,
         devices: Sequence[Any] | None = None,
+        streamed: bool = False,
     ):
         self.mechanism = gaussian() if mechanism is None else mechanism
         checks.check_parts(
@@ -115,7 +119,12 @@ class Simulation:
         self._chunk_map: ChunkMap | None = chunk_map
         self.layout = self.layout_of(1)
         self.devices = None if devices is None else tuple(devices)
+        self.streamed = streamed
+        if streamed and devices is not None:
+            raise ValueError("a streamed simulation runs on the first device: leave devices out")
         self.placement: Placement = InMemory() if devices is None else OverDevices(devices)
+        if streamed:
+            self.placement = Streamed()
         self._take(population)
         self.program = Program(
             algorithm,
@@ -127,11 +136,8 @@ class Simulation:
             Whole(population.num_clients),
             self._no_charges,
         )
-        functions = self.placement.functions(self.program)
-        self._init = jax.jit(functions.init)
-        self._one_round = jax.jit(functions.round)
-        self._segment = jax.jit(functions.rounds, static_argnames="rounds", donate_argnums=0)
-        self._evaluate = jax.jit(functions.evaluate)
+        functions = self.placement.compiled(self.program)
+        self._init, self._one_round, self._segment, self._evaluate = functions
 
     def _no_charges(self) -> ledger.Charges:
         return ledger.no_charges(self.sampling.scheme, self.mechanism.event, self.ledger_entries)
@@ -163,7 +169,13 @@ class Simulation:
 
     @functools.cached_property
     def rows(self) -> dict[str, Rows]:
-        """Where each split's rows lie on the first device, by its name."""
+        """Where each split's rows lie on the first device, by its name.
+
+        Raises:
+          ValueError: the simulation is streamed, so that sweeps and derivatives have none.
+        """
+        if self.streamed:
+            raise ValueError("sweeps and derivatives need all rows in memory: they do not stream")
         return InMemory().rows(self.population)
 
     @functools.cached_property
@@ -208,6 +220,7 @@ class Simulation:
             chunk_size=self._chunk_size,
             chunk_map=self._chunk_map,
             devices=self.devices,
+            streamed=self.streamed,
         )
 
     def layout_of(self, models: int) -> Layout:

@@ -219,7 +219,9 @@ def _raw(leaf: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
 
 
-def _placed(saved: np.ndarray, like: Any) -> jax.Array:
+def _placed(saved: np.ndarray, like: Any) -> jax.Array | np.ndarray:
+    if isinstance(like, np.ndarray):
+        return saved  # the states of a streamed simulation
     leaf = jnp.asarray(saved)
     if _is_key(like):
         leaf = jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(like))

@@ -20,6 +20,7 @@ class Rows:
       fields: each (N, ...).
       start: (m,) int32.
       count: (m,) int32.
+      ids: (s,) sorted int32, whose `start` and `count` are, then (s,) too; None for all clients.
       generate: static; what makes fresh minibatches, where the population has it.
       pass_size: static; rows in a batch of an exact pass.
       most_rows: static; no client has more rows, the padding of its last batch included.
@@ -28,6 +29,7 @@ class Rows:
     fields: dict[str, jax.Array]
     start: jax.Array
     count: jax.Array
+    ids: jax.Array | None = None
     generate: Generate | None = dataclasses.field(default=None, metadata={"static": True})
     pass_size: int = dataclasses.field(default=LARGEST_PASS, metadata={"static": True})
     most_rows: int = dataclasses.field(default=LARGEST_PASS, metadata={"static": True})
@@ -42,7 +44,7 @@ class Rows:
         pass_size = max(1, min(LARGEST_PASS, largest))
         most_rows = max(LARGEST_PASS, 1 << (largest - 1).bit_length())
         start, count = jnp.asarray(ranges.start), jnp.asarray(ranges.count)
-        return cls(fields, start, count, population.generate, pass_size, most_rows)
+        return cls(fields, start, count, None, population.generate, pass_size, most_rows)
 
     def for_training(self) -> "Rows":
         """The rows, read by every client in the same batches.
@@ -71,17 +73,21 @@ class Rows:
             where minibatches are not consumed.
           order: the key of the orders in which they are consumed, the same in all rounds; or None.
         """
+        place = client_id
+        if self.ids is not None:
+            place = jnp.searchsorted(self.ids, client_id, method="compare_all")
+        start, count = self.start[place], self.count[place]
         return ClientData(
             self.fields,
-            self.start[client_id],
-            self.count[client_id],
+            start,
+            count,
             key,
             minibatches,
             consumed,
             order,
             self.generate,
             layout.reading(self.pass_size),
-            _largest_of_all(self.count[client_id]) if layout.in_step else None,
+            _largest_of_all(count) if layout.in_step else None,
         )
 
 

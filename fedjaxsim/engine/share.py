@@ -70,6 +70,42 @@ class Whole(NamedTuple):
         return sums
 
 
+class Fetched(NamedTuple):
+    """Some clients, whose states and rows were brought to one place for a while.
+
+    Attributes:
+      num_clients: m, wherever they are.
+      own: (s,) sorted int32 ids of those here; m at the end where there are fewer.
+    """
+
+    num_clients: int
+    own: jax.Array
+
+    @property
+    def size(self) -> int:
+        """As of `Share`."""
+        return self.own.shape[0]
+
+    @property
+    def even(self) -> bool:
+        """As of `Share`."""
+        return False
+
+    def ids(self) -> tuple[jax.Array, jax.Array]:
+        """As of `Share`."""
+        return jnp.minimum(self.own, self.num_clients - 1), self.own < self.num_clients
+
+    def places(self, cohort: Cohort, *, everyone: bool) -> Places:
+        """As of `Share`."""
+        del everyone
+        slots = jnp.searchsorted(self.own, cohort.ids, method="sort")
+        return Places(slots.astype(jnp.int32), cohort.ids, cohort.mask)
+
+    def total(self, sums: PyTree) -> PyTree:
+        """As of `Share`."""
+        return sums
+
+
 class Shard(NamedTuple):
     """The clients that one of several devices holds: those with ids from size·index on.
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import jax
+
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.program import Program
 
@@ -30,6 +32,16 @@ class Placement(Protocol):
         """Every split of a population, placed: what the functions take as rows."""
         ...
 
-    def functions(self, program: Program) -> Functions:
-        """The functions of a program, whose rows and states are placed so."""
+    def compiled(self, program: Program) -> Functions:
+        """The functions of a program, whose rows and states are placed so, ready to be called."""
         ...
+
+
+def jitted(functions: Functions) -> Functions:
+    """Each function compiled as a whole; several rounds reuse the buffers of the state."""
+    return Functions(
+        jax.jit(functions.init),
+        jax.jit(functions.round),
+        jax.jit(functions.rounds, static_argnames="rounds", donate_argnums=0),
+        jax.jit(functions.evaluate),
+    )

@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding
 
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.devices import SAME, across, divided, mesh_of
-from fedjaxsim.engine.placement import Functions
+from fedjaxsim.engine.placement import Functions, jitted
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.share import Shard
@@ -49,8 +49,12 @@ class OverDevices:
             raise ValueError("a simulation needs at least one device, got none")
         self._mesh = mesh_of(devices, _AXIS)
 
-    def functions(self, program: Program) -> Functions:
+    def compiled(self, program: Program) -> Functions:
         """As of `Placement`."""
+        return jitted(self.functions(program))
+
+    def functions(self, program: Program) -> Functions:
+        """The functions of a program as pure functions of whole states."""
         shard = Shard(_AXIS, len(self.devices), program.num_clients)
         part = dataclasses.replace(program, share=shard)
 

@@ -3,7 +3,7 @@
 import jax
 
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.placement import Functions
+from fedjaxsim.engine.placement import Functions, jitted
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
 
@@ -17,6 +17,6 @@ class InMemory:
             fields = {name: jax.device_put(value) for name, value in population.fields.items()}
             return {split: Rows.place(population, split, fields) for split in population.splits}
 
-    def functions(self, program: Program) -> Functions:
+    def compiled(self, program: Program) -> Functions:
         """As of `Placement`."""
-        return Functions(program.init, program.round, program.rounds, program.evaluate)
+        return jitted(Functions(program.init, program.round, program.rounds, program.evaluate))

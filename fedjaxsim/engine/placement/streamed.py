@@ -1,0 +1,233 @@
+"""Rows and states on the host, or on disk: a device holds those of one cohort at a time.
+
+Who takes part in the next round is known from the key alone. So while a round computes, a thread
+writes back the states of the round before it and fetches the next cohort's rows and states. A
+client that takes part in two rounds in a row has not been written back when it is fetched: its
+state is then taken from the round before, on the device.
+
+Rows are read from the arrays of the population, which may be mapped files; states are in the host's
+memory. Between calls every state has been written, so checkpoints see none in flight.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjaxsim.algorithm import Metrics
+from fedjaxsim.data.population import Population, Ranges
+from fedjaxsim.engine.draw import Draw
+from fedjaxsim.engine.placement import Functions
+from fedjaxsim.engine.program import Measured, Program
+from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.share import Fetched, Whole
+from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.hparams import Hyperparameters
+
+PyTree = Any
+_BLOCK = 4096
+"""Clients that are evaluated at once."""
+
+
+class HostRows(NamedTuple):
+    """Where every client's rows of one split lie on the host.
+
+    Attributes:
+      fields: arrays (N, ...), which may be mapped files.
+      ranges: of each client.
+      few: the `Rows` of nobody, which knows what is static about those of the population.
+    """
+
+    fields: dict[str, np.ndarray]
+    ranges: Ranges
+    few: Rows
+
+    def room(self, clients: int) -> int:
+        """Rows that so many clients have at most, whoever they are."""
+        count = self.ranges.count
+        return int(np.partition(count, len(count) - clients)[len(count) - clients :].sum())
+
+    def of(self, ids: np.ndarray, room: int) -> Rows:
+        """The rows of some clients, in fields of so many rows.
+
+        Args:
+          ids: (s,) sorted int32; those of nobody come last.
+          room: how many rows they have, or more.
+        """
+        found = ids[: np.searchsorted(ids, len(self.ranges.count))]
+        own = Ranges(self.ranges.start[found], self.ranges.count[found])
+        index = own.all_rows()
+        fields = {}
+        for name, values in self.fields.items():
+            fields[name] = np.zeros((room, *values.shape[1:]), values.dtype)
+            fields[name][: len(index)] = values[index]
+        start, count = np.zeros(len(ids), np.int32), np.ones(len(ids), np.int32)
+        count[: len(found)] = own.count
+        start[: len(found)] = np.cumsum(own.count) - own.count
+        return dataclasses.replace(self.few, fields=fields, start=start, count=count, ids=ids)
+
+
+class Turn(NamedTuple):
+    """What one round needs.
+
+    Attributes:
+      drawn: who takes part.
+      rows: theirs, in the order of `rows.ids`, (s,).
+      states: what each keeps from round to round, leaves (s, ...).
+      earlier: (s,) int32, each one's place in the round before; −1 for who was not in it.
+    """
+
+    drawn: Draw
+    rows: Rows
+    states: PyTree
+    earlier: np.ndarray
+
+
+class Streamed:
+    """Rows and states on the host, those of a cohort on the first device."""
+
+    def rows(self, population: Population) -> dict[str, HostRows]:
+        """As of `Placement`; nothing is read."""
+        nobody = np.zeros(0, np.int32)
+        placed = {}
+        for split, ranges in population.splits.items():
+            few = dataclasses.replace(Rows.place(population, split, {}), start=nobody, count=nobody)
+            placed[split] = HostRows(population.fields, ranges, few)
+        return placed
+
+    def compiled(self, program: Program) -> Functions:
+        """As of `Placement`. The personal states of a state are numpy arrays.
+
+        Raises:
+          ValueError: everyone takes part in every round.
+        """
+        if program.sampling.scheme.kind == "everyone":
+            raise ValueError("where everyone takes part nothing can be streamed: sample clients")
+        clients = program.num_clients
+        draw = jax.jit(program.draw)
+        start = jax.jit(dataclasses.replace(program, share=Whole(1)).init)
+
+        def of_fetched(rows: Rows) -> Program:
+            assert rows.ids is not None
+            return dataclasses.replace(program, share=Fetched(clients, rows.ids))
+
+        @jax.jit
+        def work(state: SimulationState, turn: Turn, hparams: Hyperparameters):
+            part = of_fetched(turn.rows)
+
+            def newest(fetched, earlier):
+                stays = (turn.earlier < 0).reshape(-1, *[1] * (fetched.ndim - 1))
+                return jnp.where(stays, fetched, earlier[turn.earlier])
+
+            state = _with_states(state, jax.tree.map(newest, turn.states, _states(state)))
+            worked = part.work(state, hparams, turn.rows, turn.drawn)
+            return part.settle(state, hparams, turn.drawn, worked)
+
+        @jax.jit
+        def measure(state: SimulationState, hparams: Hyperparameters, rows: Rows):
+            return of_fetched(rows).evaluate(state, hparams, rows)
+
+        def init(key: jax.Array, hparams: Hyperparameters) -> SimulationState:
+            def for_all(leaf):
+                return np.array(np.broadcast_to(np.asarray(leaf), (clients, *leaf.shape[1:])))
+
+            state = start(key, hparams)
+            return _with_states(state, jax.tree.map(for_all, _states(state)))
+
+        def rounds(
+            state: SimulationState, hparams: Hyperparameters, rows: HostRows, rounds: int
+        ) -> tuple[SimulationState, Metrics]:
+            on_host = jax.tree.map(_writable, _states(state))
+            room = rows.room(program.sampling.scheme.capacity)
+            first = int(state.round)
+            last = first + rounds
+            # All that a draw reads besides the number of the round, and that no round changes.
+            fixed = dataclasses.replace(state, shared=(), personal=(), mechanism=(), consumed=None)
+
+            def fetch(round_: int, before: np.ndarray) -> Turn:
+                at = dataclasses.replace(fixed, round=jnp.asarray(round_, jnp.int32))
+                drawn = draw(at, hparams)
+                ids = np.where(drawn.cohort.mask, drawn.cohort.ids, clients).astype(np.int32)
+                ids.sort()
+                place = np.minimum(np.searchsorted(before, ids), len(ids) - 1)
+                again = (before[place] == ids) & (ids < clients)
+                states = jax.tree.map(lambda leaf: leaf[np.minimum(ids, clients - 1)], on_host)
+                return Turn(drawn, rows.of(ids, room), states, np.where(again, place, -1))
+
+            def write(ids: np.ndarray, states: PyTree) -> None:
+                there = ids < clients
+                for host, new in zip(
+                    jax.tree.leaves(on_host), jax.tree.leaves(states), strict=True
+                ):
+                    host[ids[there]] = np.asarray(new)[there]
+
+            history, writes = [], []
+            with ThreadPoolExecutor(1) as thread:
+                turn = fetch(first, np.full(program.sampling.scheme.capacity, clients, np.int32))
+                after = _with_states(state, turn.states)
+                for round_ in range(first, last):
+                    ids = np.asarray(turn.rows.ids)
+                    more = round_ + 1 < last
+                    following = thread.submit(fetch, round_ + 1, ids) if more else None
+                    after, metrics = work(after, turn, hparams)
+                    history.append(metrics)
+                    writes.append(thread.submit(write, ids, _states(after)))
+                    turn = turn if following is None else following.result()
+            for written in writes:
+                written.result()  # raises what a write did
+            metrics = jax.tree.map(lambda *each: np.stack(each), *history)
+            return _with_states(after, on_host), metrics
+
+        def evaluate(state: SimulationState, hparams: Hyperparameters, rows: HostRows) -> Measured:
+            size = min(_BLOCK, clients)
+            blocks = [
+                np.minimum(np.arange(begin, begin + size, dtype=np.int32), clients)
+                for begin in range(0, clients, size)
+            ]
+            counts = [int(rows.ranges.count[ids[ids < clients]].sum()) for ids in blocks]
+            room = max(1, *counts)
+
+            def fetch(ids: np.ndarray) -> tuple[Rows, PyTree]:
+                own = np.minimum(ids, clients - 1)
+                return rows.of(ids, room), jax.tree.map(lambda leaf: leaf[own], _states(state))
+
+            found = []
+            for fetched, states in _ahead(fetch, blocks):
+                found.append(measure(_with_states(state, states), hparams, fetched))
+            return jax.tree.map(lambda *each: np.concatenate(each)[:clients], *found)
+
+        return Functions(init, _refuse, rounds, evaluate)
+
+
+def _ahead(function: Any, arguments: Iterable[Any]) -> Iterator[Any]:
+    """What a function returns for each, the next one being computed meanwhile."""
+    with ThreadPoolExecutor(1) as thread:
+        waiting = None
+        for argument in arguments:
+            following = thread.submit(function, argument)
+            if waiting is not None:
+                yield waiting.result()
+            waiting = following
+        if waiting is not None:
+            yield waiting.result()
+
+
+def _refuse(*_: Any) -> NoReturn:
+    raise ValueError("a streamed simulation changes its states in place: use `run`, not `round`")
+
+
+def _writable(leaf: Any) -> np.ndarray:
+    array = np.asarray(leaf)
+    return array if array.flags.writeable else np.array(array)
+
+
+def _states(state: SimulationState) -> PyTree:
+    return state.personal, state.consumed
+
+
+def _with_states(state: SimulationState, states: PyTree) -> SimulationState:
+    return dataclasses.replace(state, personal=states[0], consumed=states[1])

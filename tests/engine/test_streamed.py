@@ -1,0 +1,138 @@
+"""Rows and states that stay on the host, against the same run in the memory of a device."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.algorithms.pmtl import pmtl
+from fedjaxsim.data import load_folder, save_folder
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.engine.checkpoint import Checkpoints
+from fedjaxsim.engine.placement import streamed
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy.mechanisms import gaussian
+from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.simulation import Simulation
+from tests.problems import least_squares
+
+COUNTS = [4, 9, 1, 6, 5, 3, 7, 8]
+HPARAMS = Hyperparameters(
+    learning_rate=0.1, lam=0.5, clip_norm=0.7, noise_multiplier=0.8, sampling_rate=0.5
+)
+
+
+def simulation(population, task, stream, algorithm=pmtl, passes=None):
+    batches = Minibatches(2, passes=passes) if passes else Minibatches(2, epochs=1)
+    sampling = poisson(population.num_clients)
+    return Simulation(
+        algorithm(task), task, population, sampling, batches, gaussian(), streamed=stream
+    )
+
+
+def assert_agree(one, other):
+    for left, right in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        if jnp.issubdtype(left.dtype, jax.dtypes.prng_key):
+            left, right = jax.random.key_data(left), jax.random.key_data(right)
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def problem(tmp_path_factory):
+    """A population in memory, the same one mapped from disk, and the task."""
+    population, task = least_squares(COUNTS, test=0.3)
+    path = tmp_path_factory.mktemp("population") / "folder"
+    save_folder(path, population)
+    return population, load_folder(path), task
+
+
+@pytest.fixture(scope="module")
+def pair(problem):
+    population, mapped, task = problem
+    return simulation(population, task, False), simulation(mapped, task, True)
+
+
+def test_a_streamed_run_is_the_run_in_memory(pair, monkeypatch):
+    monkeypatch.setattr(streamed, "_BLOCK", 3)  # clients do not divide into blocks evenly
+    found = [sim.run(sim.init(1, HPARAMS), HPARAMS, 6) for sim in pair]
+    (memory, [whole]), (stream, [piecewise]) = found
+    assert_agree(memory, stream)
+    assert whole.metrics.keys() == piecewise.metrics.keys()
+    for name, values in whole.metrics.items():
+        np.testing.assert_allclose(values, piecewise.metrics[name], rtol=1e-5, err_msg=name)
+    for name, values in whole.evaluation.values.items():
+        np.testing.assert_allclose(values, piecewise.evaluation.values[name], rtol=1e-5)
+    assert str(pair[0].guarantee(memory)) == str(pair[1].guarantee(stream))
+
+
+def test_a_client_in_every_round_has_its_newest_state(pair):
+    # p = 1: all clients take part in all rounds, and no state is back before it is needed.
+    always = HPARAMS.replace(sampling_rate=1.0)
+    memory, stream = (sim.run(sim.init(2, always), always, 6)[0] for sim in pair)
+    assert_agree(memory, stream)
+
+
+def test_checkpoints_hold_every_state_and_go_on(pair, tmp_path):
+    sim = pair[1]
+    straight, _ = sim.run(sim.init(3, HPARAMS), HPARAMS, 6)
+    state, _ = sim.run(sim.init(3, HPARAMS), HPARAMS, 2)
+    Checkpoints(tmp_path).save(2, state, {})
+    saved = Checkpoints(tmp_path).last()
+    assert saved is not None
+    again, _ = sim.run(saved.state(sim.init(3, HPARAMS)), HPARAMS, 4)
+    for left, right in zip(
+        jax.tree.leaves((straight.shared, straight.personal)),
+        jax.tree.leaves((again.shared, again.personal)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_what_does_not_stream_is_refused(pair, problem):
+    population, _, task = problem
+    sim = pair[1]
+    with pytest.raises(ValueError, match="use `run`, not `round`"):
+        sim.round(sim.init(0, HPARAMS), HPARAMS)
+    with pytest.raises(ValueError, match="sweeps and derivatives need all rows in memory"):
+        _ = sim.rows
+    parts = (pmtl(task), task, population, everyone(8), Minibatches(2, epochs=1))
+    with pytest.raises(ValueError, match="nothing can be streamed"):
+        Simulation(*parts, streamed=True)
+    with pytest.raises(ValueError, match="leave devices out"):
+        Simulation(*parts, streamed=True, devices=jax.devices())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("algorithm", "passes"), [(fedavg, None), (pmtl, 2)])
+def test_other_states_stream_too(problem, algorithm, passes):
+    population, mapped, task = problem
+    sims = (
+        simulation(population, task, False, algorithm, passes),
+        simulation(mapped, task, True, algorithm, passes),
+    )
+    memory, stream = (sim.run(sim.init(1, HPARAMS), HPARAMS, 5)[0] for sim in sims)
+    assert_agree(memory, stream)
+    # Nobody has rows for validation.
+    assert np.isnan(sims[1].evaluate(stream, HPARAMS, "validation").mean("loss"))
+
+
+@pytest.mark.thorough
+@settings(deadline=None, max_examples=40)
+@given(
+    rates=st.lists(st.sampled_from([0.05, 0.3, 0.6, 0.95, 1.0]), min_size=1, max_size=4),
+    lengths=st.lists(st.integers(1, 5), min_size=4, max_size=4),
+    seed=st.integers(0, 1000),
+)
+def test_any_pattern_of_cohorts_streams(pair, rates, lengths, seed):
+    ends = []
+    for sim in pair:
+        state = sim.init(seed, HPARAMS, common_noise=True)
+        for rate, rounds in zip(rates, lengths, strict=False):
+            state, _ = sim.run(state, HPARAMS.replace(sampling_rate=rate), rounds)
+        ends.append(dataclasses.replace(state, privacy=()))
+    assert_agree(*ends)
