@@ -301,7 +301,10 @@ def in_order(parts: Mapping[str, Ranges]) -> tuple[np.ndarray, np.ndarray]:
         The rows, (N,) int32, and how many each client has in each split, (m, 3).
     """
     counts = np.stack([parts[name].count for name in SPLITS], axis=1)
-    index = np.empty(int(counts.sum(dtype=np.int64)), np.int32)
+    rows = int(counts.sum(dtype=np.int64))
+    if _are_consecutive(parts, rows):
+        return np.arange(rows, dtype=np.int32), counts
+    index = np.empty(rows, np.int32)
     for name, ranges in consecutive(*counts.T).items():
         index[ranges.all_rows()] = parts[name].all_rows()
     return index, counts

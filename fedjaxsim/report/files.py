@@ -8,13 +8,16 @@ import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 Record = dict[str, Any]
+
+_BLOCK = 1 << 16
+"""Lines of a table that are written at once."""
 
 
 def make_directory(
@@ -50,12 +53,13 @@ def make_directory(
         raise ValueError(f"{path} cannot be written to: {error.strerror}") from error
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
     """Writes a file so that a reader sees the old content or the new one, never a part."""
+    content = [content] if isinstance(content, bytes) else content
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            file.writelines(content)
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
@@ -105,11 +109,21 @@ def lines(records: Iterable[Mapping[str, Any]]) -> bytes:
 
 def write_csv(path: Path, columns: Mapping[str, Any]) -> None:
     """Writes a table, atomically; what is not finite stays empty."""
+    arrays = [np.asarray(each) for each in columns.values()]
+
+    def parts() -> Iterator[bytes]:
+        yield _csv_lines([list(columns)])
+        for begin in range(0, max(map(len, arrays)), _BLOCK):
+            block = (strict(each[begin : begin + _BLOCK]) for each in arrays)
+            yield _csv_lines(zip(*block, strict=True))
+
+    write_atomically(path, parts())
+
+
+def _csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
     text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*(strict(np.asarray(each)) for each in columns.values()), strict=True))
-    write_atomically(path, text.getvalue().encode())
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
 
 
 def read_json(path: Path) -> Any:

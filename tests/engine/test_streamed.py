@@ -28,7 +28,7 @@ HPARAMS = Hyperparameters(
 
 
 def simulation(population, task, stream, algorithm=pmtl, passes=None):
-    batches = Minibatches(2, passes=passes) if passes else Minibatches(2, epochs=1)
+    batches = Minibatches(2, steps=3, passes=passes) if passes else Minibatches(2, epochs=1)
     sampling = poisson(population.num_clients)
     return Simulation(
         algorithm(task), task, population, sampling, batches, gaussian(), streamed=stream
