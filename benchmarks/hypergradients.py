@@ -31,13 +31,14 @@ from matplotlib.figure import Figure
 
 import fedjaxsim as fjs
 from fedjaxsim.bench.children import of_script
-from fedjaxsim.bench.measure import forget_peak, peak_bytes, seconds
+from fedjaxsim.bench.measure import forget_peak, seconds
 from fedjaxsim.bench.results import spread
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.gradients.hypergradient import Mode, hypergradient, mean_metric
 from fedjaxsim.models import linear, softmax
 from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.report.plots import COLOURS, STYLE
+from fedjaxsim.runs.memory import peak_bytes
 
 ROUNDS = (10, 30, 100, 300, 1000)
 FEATURES, BATCH = 100, 10

@@ -8,7 +8,6 @@ import ctypes
 import json
 import math
 import os
-import resource
 import statistics
 import sys
 import threading
@@ -26,6 +25,7 @@ from fedjaxsim.bench.workload import Load
 from fedjaxsim.bench.workloads import WORKLOADS
 from fedjaxsim.engine.devices import use_all_cores
 from fedjaxsim.engine.layout import bytes_of
+from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes
 from fedjaxsim.runs.settings import RunConfig
 
 Record = dict[str, Any]
@@ -72,7 +72,7 @@ def measure(load: Load, repeats: int, *, ceilings: bool) -> Record:
     give_back_heap()
     forget_peak()
     second = both()
-    device_peak = device_peak_bytes(load)
+    device_peak = device_peak_bytes(load.devices)
     memory = {
         "peak_mb": peak / MB,
         "running_mb": peak_bytes() / MB,
@@ -141,24 +141,6 @@ def give_back_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
-
-
-def peak_bytes() -> int:
-    """The peak of resident memory of this process."""
-    status = Path("/proc/self/status")
-    if status.exists():  # what getrusage tells may be the peak of the parent, before the fork
-        (peak,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(peak.split()[1]) * 1024
-    scale = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in kilobytes on Linux
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
-
-
-def device_peak_bytes(load: Load) -> int | None:
-    """The peak of allocated memory, summed over devices; None where they do not tell."""
-    stats = [device.memory_stats() for device in load.devices]
-    if any(stat is None or "peak_bytes_in_use" not in stat for stat in stats):
-        return None
-    return sum(stat["peak_bytes_in_use"] for stat in stats)
 
 
 def idle() -> Record:

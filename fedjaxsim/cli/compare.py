@@ -30,7 +30,7 @@ class Compare:
         from fedjaxsim.report import seeds
         from fedjaxsim.report.files import print_json
         from fedjaxsim.report.progress import number, print_rows, print_table
-        from fedjaxsim.runs.directory import RunDirectory
+        from fedjaxsim.runs.directory import named
 
         if not self.runs:
             raise ValueError("compare needs at least one run directory, got none")
@@ -38,11 +38,8 @@ class Compare:
             from fedjaxsim.report import plots
 
             plots.check_path(self.out)
-        distinct = len({path.name for path in self.runs}) == len(self.runs)
         rows, runs = [], {}
-        for path in self.runs:
-            directory = RunDirectory(path)
-            name = path.name if distinct else str(path)
+        for name, directory in named(self.runs).items():
             rows.append({"run": name, **directory.summary()})
             config = directory.config() if len(self.runs) > 1 else {}
             runs[name] = seeds.Run(config, directory.summary(), directory.metrics())

@@ -14,6 +14,7 @@ from fedjaxsim.cli.data import Data
 from fedjaxsim.cli.demo import Demo
 from fedjaxsim.cli.privacy import Privacy
 from fedjaxsim.cli.refusals import flags_refused_in_one_line, one_line
+from fedjaxsim.cli.report import Report
 from fedjaxsim.cli.resume import Resume
 from fedjaxsim.cli.run import Run
 from fedjaxsim.cli.start import INTERRUPTED
@@ -26,7 +27,7 @@ from fedjaxsim.runs.settings_files import combine, displaced, read_toml
 REFUSED = (ValueError, OSError, OverflowError, MemoryError)
 """What bad input raises: values, files that cannot be read, and numbers or sizes too large."""
 
-Command = Run | Resume | Sweep | Tune | Compare | Data | Demo | Privacy | Audit | Bench
+Command = Run | Resume | Sweep | Tune | Compare | Report | Data | Demo | Privacy | Audit | Bench
 
 
 def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
@@ -76,6 +77,7 @@ def _parse(arguments: Sequence[str], defaults: RunConfig) -> Command:
     sweep: Any = Annotated[Sweep, tyro.conf.subcommand("sweep")]
     tune: Any = Annotated[Tune, tyro.conf.subcommand("tune", default=Tune(defaults))]
     compare: Any = Annotated[Compare, tyro.conf.subcommand("compare")]
+    report: Any = Annotated[Report, tyro.conf.subcommand("report")]
     data: Any = Annotated[Data, tyro.conf.subcommand("data")]
     demo: Any = Annotated[Demo, tyro.conf.subcommand("demo")]
     privacy: Any = Annotated[Privacy, tyro.conf.subcommand("privacy")]
@@ -83,7 +85,7 @@ def _parse(arguments: Sequence[str], defaults: RunConfig) -> Command:
     bench: Any = Annotated[Bench, tyro.conf.subcommand("bench")]
     with flags_refused_in_one_line():
         return tyro.cli(
-            run | resume | sweep | tune | compare | data | demo | privacy | audit | bench,
+            run | resume | sweep | tune | compare | report | data | demo | privacy | audit | bench,
             prog="fedjaxsim",
             description="Private, personalized federated learning, simulated. See also --version.",
             args=arguments,

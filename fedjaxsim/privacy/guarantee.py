@@ -10,11 +10,11 @@ from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.accounting.composition import ADJACENCIES, VIEWS, Adjacency, Status, View
 from fedjaxsim.privacy.events import Charged, Scheme, Stream
 
-_ADJACENCY_TEXT = {
+ADJACENCY_TEXT = {
     "zero_out": "one client's messages become zero (the numbers of add/remove)",
     "replace": "one client's whole data is replaced",
 }
-_VIEW_TEXT = {
+VIEW_TEXT = {
     "joint_dp": "against all other clients together, who know when they took part",
     "released_sequence": "against a reader of what the server published",
 }
@@ -101,9 +101,29 @@ class Guarantee:
         who = f"{self.adjacency}, {self.view}"
         if self.epsilon is None:
             return f"{who}: no guarantee ({self.reason})"
-        sign = _STATUS_TEXT[self.status]
-        value = _round_up(self.epsilon)
-        return f"{who}: ε {sign} {value:.5g} at δ = {self.delta:.3g} ({self.accountant})"
+        return f"{who}: ε {self.value} at δ = {self.delta:.3g} ({self.accountant})"
+
+    @property
+    def value(self) -> str:
+        """How ε stands to its value, which is rounded up, as in `≤ 1.234`; without one, `∞`."""
+        if self.epsilon is None:
+            return "∞"
+        return f"{_STATUS_TEXT[self.status]} {_round_up(self.epsilon):.5g}"
+
+    def most_found(self, false_alarms: float) -> float:
+        """The greatest share of neighbours that any test finds out at so large a share of errors.
+
+        The smaller of e^ε α + δ and 1 − e^−ε (1 − α − δ) (Wasserman and Zhou, 2010; Kairouz, Oh and
+        Viswanath, 2015); 1 where nothing is guaranteed.
+
+        Args:
+          false_alarms: α in [0, 1], the share of cases without a change in which the test sees one.
+        """
+        if self.epsilon is None:
+            return 1.0
+        steep = min(self.epsilon, 700.0)  # e^700 is about the largest double
+        low = math.exp(steep) * false_alarms + self.delta
+        return min(1.0, low, 1 - math.exp(-steep) * (1 - false_alarms - self.delta))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,8 +179,7 @@ class Report:
             if each.epsilon is None:
                 words.append(f"no ε {adjacency} ({each.reason})")
                 continue
-            sign, value = _STATUS_TEXT[each.status], _round_up(each.epsilon)
-            words.append(f"ε {sign} {value:.5g} {adjacency}")
+            words.append(f"ε {each.value} {adjacency}")
             kinds.append(each.status.replace("_", " "))
         if not kinds:
             why = "; ".join(reasons)
@@ -184,12 +203,36 @@ class Report:
             nested["noise"] = [stream._asdict() for stream in self.noise]
         return nested
 
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "Report":
+        """The report that `to_json` told, without its charges and streams.
+
+        Raises:
+          ValueError: if it is none.
+        """
+        try:
+            found = [
+                Guarantee(
+                    adjacency=adjacency,  # type: ignore[arg-type]
+                    view=view,
+                    accountant=name,
+                    **(fields | {"assumptions": tuple(fields["assumptions"])}),
+                )
+                for adjacency, views in content.items()
+                if adjacency in ADJACENCIES
+                for view, accountants in views.items()
+                for name, fields in accountants.items()
+            ]
+            return cls(tuple(found), found[0].delta)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise ValueError(f"it is no privacy report ({error})") from error
+
     def __str__(self) -> str:
         """The guarantees and, once, what they rest on."""
         first = self.guarantees[0]
         lines = [f"Differential privacy, unit: one {first.unit}, {first.sampling} sampling"]
         lines += [f"  {guarantee}" for guarantee in self.guarantees]
-        meanings = {**_ADJACENCY_TEXT, **_VIEW_TEXT}
+        meanings = {**ADJACENCY_TEXT, **VIEW_TEXT}
         lines += [f"  {name}: {text}" for name, text in meanings.items()]
         sentences = dict.fromkeys(s for g in self.guarantees for s in g.assumptions)
         return "\n".join([*lines, *(f"  - {sentence}" for sentence in sentences)])

@@ -24,6 +24,7 @@ Records = Sequence[Mapping[str, Any]]
 # Okabe and Ito's palette (2008), without its yellow, which is too faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("solid", "dashed", "dashdot", "dotted")
+DPI = 150
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.grid": True,
@@ -89,9 +90,14 @@ def save(figure: Figure, path: Path) -> None:
       ValueError: as `check_path`.
     """
     check_path(path)
+    write_atomically(path, png(figure))
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as the content of a PNG file."""
     stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=150)
-    write_atomically(path, stream.getvalue())
+    figure.savefig(stream, format="png", dpi=DPI)
+    return stream.getvalue()
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -215,6 +221,27 @@ def panels_figure(panels: Mapping[str, Sequence[Curve]], title: str) -> Figure:
             handles |= dict(zip(labels, drawn, strict=True))
         axes[0].set_ylabel(f"{metrics.label(quality)}\nmean over clients")
         figure.legend(handles.values(), handles.keys(), loc="outside right center")
+    return figure
+
+
+def clients_figure(runs: Sequence[tuple[Curve, np.ndarray]], metric: str) -> Figure:
+    """How a metric is distributed over clients: the share of them at or below each value.
+
+    Args:
+      runs: how each is named and drawn, and the values of its clients, at least one.
+      metric: the column that they are of.
+    """
+    with mpl.rc_context(STYLE):
+        figure = picture("", 6.4, 3.0)
+        axes = figure.subplots()
+        styles = _styles([run for run, _ in runs])
+        for (run, values), style in zip(runs, styles, strict=True):
+            axes.ecdf(values, label=run.label, **style)
+        axes.axhline(0.1, color="0.6", lw=0.8, zorder=1)
+        axes.set_xlabel(metrics.label(metric))
+        axes.set_ylabel("share of clients at or below")
+        if len(runs) > 1:
+            figure.legend(loc="outside right center")
     return figure
 
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import rich.box
 from rich.console import Console
@@ -50,12 +50,32 @@ def describe(record: Mapping[str, Any], rounds_per_second: float | None) -> str:
     return "  ".join(parts)
 
 
+class RunsTable(NamedTuple):
+    """Runs side by side: headings, a line of texts for each, and notes."""
+
+    headings: list[str]
+    lines: list[list[str]]
+    notes: list[str]
+
+
 def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
     """Prints runs side by side, one line each.
 
     Args:
-      rows: summaries of runs, with a `run` each to name it.
+      rows: as `runs_table` takes them.
       title: above the table.
+    """
+    headings, lines, notes = runs_table(rows)
+    print_rows(headings, lines, title, padding=0)  # 80 columns are enough then
+    for note in notes:
+        print(note)
+
+
+def runs_table(rows: Sequence[Mapping[str, Any]]) -> RunsTable:
+    """Runs side by side, one line each.
+
+    Args:
+      rows: summaries of runs, with a `run` each to name it.
     """
     qualities = [(key, metric) for key, metric in in_tables() if any(key in row for row in rows)]
     lines = []
@@ -74,15 +94,16 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
         )
     measured = [end[1:] or one.title for _, one in qualities for end in one.in_tables]
     headings = ["run", *measured, "ε\nzero-out", "ε\nreplace", "δ", "rounds", "rounds\nper s"]
-    print_rows(headings, lines, title, padding=0)  # 80 columns are enough then
-    notes = {f"test_{MAJORITY}": "accuracy of always saying the most frequent label"}
-    notes |= {f"{key}_undefined": f"clients left out of {one.title}" for key, one in qualities}
-    for key, words in notes.items():
+    notes = []
+    meanings = {f"test_{MAJORITY}": "accuracy of always saying the most frequent label"}
+    meanings |= {f"{key}_undefined": f"clients left out of {one.title}" for key, one in qualities}
+    for key, words in meanings.items():
         known = {row["run"]: number(row[key]) for row in rows if row.get(key)}
         if len(set(known.values())) > 1 or len(known) < len(rows):
             known = {run: f"{run} {value}" for run, value in known.items()}
         if known:
-            print(f"{words}: {', '.join(dict.fromkeys(known.values()))}")
+            notes.append(f"{words}: {', '.join(dict.fromkeys(known.values()))}")
+    return RunsTable(headings, lines, notes)
 
 
 def print_guarantee(report: "Report", place: Path | None, *, explain: bool) -> None:

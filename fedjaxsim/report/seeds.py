@@ -15,18 +15,24 @@ _NOT_SETTINGS = ("seed", "resolved", "versions", "stages")
 
 
 class Run(NamedTuple):
-    """A finished run, as its directory holds it."""
+    """A finished run, as its directory holds it; its clients only for who asks about them."""
 
     config: Record
     summary: Record
     records: list[Record]
+    clients: Sequence[Mapping[str, str]] = ()
+
+    def of_clients(self, column: str) -> np.ndarray:
+        """What is known of the clients in a column of their table."""
+        return np.array([float(row[column]) for row in self.clients if row.get(column)])
 
 
 class System(NamedTuple):
     """One setting.
 
     Attributes:
-      label: the settings in which it differs from the others, or the name of its only run.
+      label: its algorithm and the settings in which it differs from others of that algorithm, or
+        the name of its only run.
       algorithm: of it.
       runs: by seed.
     """
@@ -63,15 +69,14 @@ def systems(runs: Mapping[str, Run]) -> list[System]:
             alike[0][seed] = name
         else:
             groups.append((settings, {seed: name}))
-    keys = dict.fromkeys(key for settings, _ in groups for key in settings)
-    differing = [
-        key for key in keys
-        if key != "algorithm" and any(s.get(key) != groups[0][0].get(key) for s, _ in groups)
-    ]  # fmt: skip
     found = []
     for settings, seeds in groups:
         algorithm = settings.get("algorithm", "")
-        parts = [f"{key} {settings[key]}" for key in differing if key in settings]
+        alike = [each for each, _ in groups if each.get("algorithm", "") == algorithm]
+        parts = [
+            f"{key} {value}" for key, value in settings.items()
+            if any(each.get(key) != value for each in alike)
+        ]  # fmt: skip
         label = ", ".join([algorithm, *parts]) if len(seeds) > 1 else next(iter(seeds.values()))
         own = {seed: runs[name] for seed, name in seeds.items()}
         found.append(System(label, algorithm, own))

@@ -9,17 +9,20 @@ A run directory holds
     summary.json    the last metrics, speed, whether the run was interrupted; written last
     clients.csv     one line of test metrics per client
     curves.png      loss, quality and ε over rounds
+    report.html     all of it for people, where it was asked for
     tensorboard/    event files, where they were asked for
     finetune/       the directory of the fine-tuning that came right after, where one did
 
 JSON has no infinity: null stands for "no finite number", e.g. for ε where nothing is promised.
 """
 
+import csv
 import dataclasses
+import io
 import math
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedjaxsim.report.files import (
     Record,
@@ -34,11 +37,15 @@ from fedjaxsim.report.files import (
     write_tables,
 )
 
+if TYPE_CHECKING:
+    from fedjaxsim.privacy.guarantee import Report
+
 CONFIG = "config.toml"
 METRICS = "metrics.jsonl"
 GUARANTEE = "guarantee.json"
 SUMMARY = "summary.json"
 CURVES = "curves.png"
+PAGE = "report.html"
 CLIENTS = "clients.csv"
 CHECKPOINTS = "checkpoints"
 FINETUNE = "finetune"
@@ -71,7 +78,9 @@ class RunDirectory:
             overwritten.
         """
         names = (CONFIG, METRICS, GUARANTEE, SUMMARY, CLIENTS, CHECKPOINTS, FINETUNE)
-        make_directory(path, names, "run", overwrite=overwrite, pictures=[CURVES, TENSORBOARD])
+        make_directory(
+            path, names, "run", overwrite=overwrite, pictures=[CURVES, PAGE, TENSORBOARD]
+        )
         return cls(path)
 
     def checkpoints(self, about: Mapping[str, str] | None = None) -> Any:
@@ -146,6 +155,24 @@ class RunDirectory:
         """The privacy report."""
         return read_json(self._existing(GUARANTEE))
 
+    def report(self) -> "Report":
+        """The privacy report, as an object."""
+        from fedjaxsim.privacy.guarantee import Report  # what compares runs needs no accountants
+
+        try:
+            return Report.from_json(self.guarantee())
+        except ValueError as error:
+            raise ValueError(f"{self.path / GUARANTEE} is damaged: {error}") from error
+
+    def clients(self) -> list[dict[str, str]]:
+        """The table of clients, a row each, by the names of its columns."""
+        text = self._existing(CLIENTS).read_text(encoding="utf-8")
+        rows = list(csv.DictReader(io.StringIO(text, newline=""), restkey="", restval=""))
+        for row in rows:
+            if not {"name", "train_rows", "test_rows"} <= row.keys() or not _are_numbers(row):
+                raise ValueError(f"{self.path / CLIENTS} is damaged: it is no table of clients")
+        return rows
+
     def summary(self) -> Record:
         """The summary."""
         path = self._existing(SUMMARY)
@@ -154,6 +181,10 @@ class RunDirectory:
     def is_finished(self) -> bool:
         """Whether all files are there, and the run was not interrupted."""
         return (self.path / SUMMARY).is_file() and self.summary().get("interrupted") is False
+
+    def read(self, name: str) -> bytes:
+        """The content of any file of a run that is finished."""
+        return self._existing(name).read_bytes()
 
     def _existing(self, name: str) -> Path:
         if not (self.path / name).is_file():
@@ -165,6 +196,23 @@ class RunDirectory:
         if not self.path.is_dir():
             return FileNotFoundError(f"no directory {self.path}")
         return FileNotFoundError(f"{self.path} holds no {name}: not a run, or not a finished one")
+
+
+def _are_numbers(row: Mapping[str, str]) -> bool:
+    """Whether all but the name of a client is a number or empty."""
+    try:
+        return all(math.isfinite(float(row[key] or 0)) for key in row if key != "name")
+    except (TypeError, ValueError):
+        return False
+
+
+def named(paths: Iterable[Path]) -> dict[str, RunDirectory]:
+    """Directories by the names of their folders, or by their paths where two are called alike."""
+    paths = list(paths)
+    names = [path.resolve().name for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    return {name: RunDirectory(path) for name, path in zip(names, paths, strict=True)}
 
 
 def _checked(content: Any, path: Path, needed: Collection[str]) -> Record:

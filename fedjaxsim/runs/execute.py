@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Event
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from fedjaxsim.data.population import Population
@@ -29,6 +30,7 @@ from fedjaxsim.runs.loop import (
     fingerprint_of,
     stopped_early,
 )
+from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes, traffic
 from fedjaxsim.runs.settings import RunConfig
 
 _OF_SWEEPS = ("run", "epsilon_replace", "delta")
@@ -82,9 +84,10 @@ def execute(
     """
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
     rounds = config.rounds if rounds is None else rounds
+    fingerprints = {} if directory is None else about(experiment)
     if directory is not None:
         tables = experiment.resolved()
-        tables["resolved"]["rounds"] = rounds
+        tables["resolved"] |= {"rounds": rounds, "data_fingerprint": fingerprints["data"]}
         if earlier:
             tables["stages"] = list(earlier)
         directory.write_config(tables)
@@ -113,7 +116,7 @@ def execute(
             rounds,
             stop=stop,
             begin=begin,
-            checkpoints=None if directory is None else directory.checkpoints(about(experiment)),
+            checkpoints=None if directory is None else directory.checkpoints(fingerprints),
             cadence=cadence,
             extra={"versions": versions()},
             on_start=on_start,
@@ -149,6 +152,9 @@ def execute(
         "noise_multiplier": experiment.noise_multiplier,
         "rounds_per_second": done / outcome.seconds,
         "compile_seconds": outcome.compile_seconds,
+        **traffic(simulation, hparams),
+        "peak_bytes": peak_bytes(),
+        "device_peak_bytes": device_peak_bytes(simulation.devices or jax.devices()[:1]),
     }
     if directory is not None:
         directory.write_clients(_clients(simulation.population, outcome.evaluation))

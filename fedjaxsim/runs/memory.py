@@ -1,5 +1,9 @@
-"""How much memory one more run in a program takes, told from shapes alone."""
+"""Bytes: of one more run in a program and of what passes in a round, from shapes; of a process."""
 
+import resource
+import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +14,7 @@ from fedjaxsim.algorithm import Context
 from fedjaxsim.engine.layout import bytes_of
 from fedjaxsim.fast.products import unsealed
 from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.report.files import Record
 from fedjaxsim.simulation import Simulation
 
 _STATE_COPIES = 2
@@ -48,6 +53,49 @@ def bytes_per_run(simulation: Simulation, hparams: Hyperparameters) -> int:
     at_once = 1 if layout.scans else layout.chunk_size
     rows_of_chunk = layout.chunk_size * personal // program.num_clients
     return _STATE_COPIES * (personal + 4 * shared) + _ROW_COPIES * rows_of_chunk + at_once * client
+
+
+def traffic(simulation: Simulation, hparams: Hyperparameters) -> Record:
+    """What passes between the server and the clients of one round.
+
+    Numbers count as the simulation holds them, mostly as float32: nothing is compressed, quantized
+    or packed, and secure aggregation would add its own. The server state is all that a client is
+    told, so it includes moments of a server's optimizer.
+
+    Args:
+      simulation: what is run.
+      hparams: of the run.
+
+    Returns:
+      `message_bytes`, what one client sends in a round (0 where nothing is released);
+      `server_bytes`, what it is told; `cohort`, the number of clients in a round, as expected.
+    """
+    hparams, key = hparams.as_arrays(), jax.random.key(0, impl="threefry2x32")
+    sends = simulation.mechanism.event.kind != "none"
+    state = jax.eval_shape(simulation.program.init, key, hparams)
+    return {
+        "message_bytes": bytes_of(simulation.message_shapes(key, hparams)) if sends else 0,
+        "server_bytes": bytes_of((state.shared, state.mechanism)),
+        "cohort": simulation.num_clients * float(simulation.sampling.rate(hparams)),
+    }
+
+
+def peak_bytes() -> int:
+    """The peak of resident memory of this process."""
+    status = Path("/proc/self/status")
+    if status.exists():  # what getrusage tells may be the peak of the parent, before the fork
+        (peak,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(peak.split()[1]) * 1024
+    scale = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in kilobytes on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+def device_peak_bytes(devices: Iterable[Any]) -> int | None:
+    """The peak of allocated memory, summed over devices; None where they do not tell."""
+    stats = [device.memory_stats() for device in devices]
+    if any(stat is None or "peak_bytes_in_use" not in stat for stat in stats):
+        return None
+    return sum(stat["peak_bytes_in_use"] for stat in stats)
 
 
 def _intermediate_bytes(jaxpr: Any) -> int:

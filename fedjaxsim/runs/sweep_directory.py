@@ -9,6 +9,7 @@ A sweep directory holds
     envelopes.parquet   the best of the sweep, round by round
     report.json         a summary, the guarantees of the runs, what they do not cover; written last
     *.png               figures
+    report.html         all of it for people, where it was asked for
 """
 
 import dataclasses
@@ -38,6 +39,7 @@ from fedjaxsim.runs.table import tidy
 
 SWEEP = "sweep.toml"
 PICTURES = ("envelopes.png", "trade_off.png", "heat.png")
+PAGE = "report.html"
 PARTS = "parts"
 CHECKPOINT = "checkpoint"
 RESULTS = "results.parquet"
@@ -96,7 +98,7 @@ class SweepDirectory:
         if not overwrite:
             _check_same(path, plan)
         names = (PARTS, CHECKPOINT, RESULTS, ENVELOPES, REPORT, SWEEP) if overwrite else ()
-        make_directory(path, names, "sweep", overwrite=overwrite, pictures=PICTURES)
+        make_directory(path, names, "sweep", overwrite=overwrite, pictures=(*PICTURES, PAGE))
         directory = cls(path, plan, versions, data)
         (path / PARTS).mkdir(exist_ok=True)
         for unfinished in (path / PARTS).glob(".*"):
@@ -118,18 +120,21 @@ class SweepDirectory:
         """
         return {run for table in self._tables(["run"]) for run in table["run"].to_pylist()}
 
-    def write_part(self, rows: Iterable[Record]) -> Path:
+    def write_part(self, rows: Iterable[Record], **times: float) -> Path:
         """Writes all evaluations of runs that are done; their checkpoint is then gone.
 
         Args:
           rows: as `tidy` takes them.
+          **times: the `seconds` and `compile_seconds` that they took.
 
         Returns:
           The file, with the next free number.
         """
         taken = [int(path.stem) for path in self._parts()]
         path = self.path / PARTS / f"{max(taken, default=-1) + 1:04}.parquet"
-        note = json.dumps({"fingerprint": self.plan.fingerprint, "versions": dict(self.versions)})
+        note = json.dumps(
+            {"fingerprint": self.plan.fingerprint, "versions": dict(self.versions), **times}
+        )
         _write_table(path, tidy(self.plan, rows).replace_schema_metadata({_METADATA: note}))
         self.checkpoints.clear()
         return path
@@ -162,15 +167,24 @@ class SweepDirectory:
         _write_table(self.path / RESULTS, table)
         return table
 
+    def times(self) -> dict[str, float]:
+        """The `seconds` and `compile_seconds` of all parts together."""
+        schemas = [pq.read_schema(path).metadata or {} for path in self._parts()]
+        notes = [json.loads(metadata.get(_METADATA, b"{}")) for metadata in schemas]
+        return {
+            name: sum(note.get(name, 0.0) for note in notes)
+            for name in ("seconds", "compile_seconds")
+        }
+
     def write_envelopes(self, envelope: pd.DataFrame) -> None:
         """Writes the best of the sweep, from `envelopes.envelope`."""
         table = pa.Table.from_pandas(envelope, preserve_index=False)
         _write_table(self.path / ENVELOPES, table.replace_schema_metadata(None))
 
-    def write_report(self, summary: Mapping[str, Any], guarantees: Any) -> None:
-        """Writes the summary and the guarantees, and that choosing among runs is not covered."""
-        report = {"summary": summary, "selection": SELECTION, "guarantees": guarantees}
-        write_json(self.path / REPORT, report)
+    def write_report(self, summary: Mapping[str, Any], guarantees: Any, traffic: Any = ()) -> None:
+        """Writes summary, guarantees and traffic, and that choosing among runs is not covered."""
+        report = {"summary": summary, "selection": SELECTION}
+        write_json(self.path / REPORT, report | {"guarantees": guarantees, "traffic": traffic})
 
     def _parts(self) -> list[Path]:
         return sorted((self.path / PARTS).glob("[0-9]*.parquet"), key=lambda path: int(path.stem))
@@ -213,6 +227,7 @@ class SweepDirectory:
             "runs": len(self.plan.runs),
             "groups": len(self.plan.groups()),
             "best_over": list(self.plan.best_over),
+            "data_fingerprint": self.data,
         }
         return {**self.plan.settings(), "resolved": resolved, "versions": dict(self.versions)}
 

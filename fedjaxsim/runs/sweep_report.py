@@ -1,8 +1,9 @@
 """What a sweep says at its end: envelopes, guarantees, and what they do not cover."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from fedjaxsim import metrics
@@ -13,6 +14,7 @@ from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import key_label, value_label
 from fedjaxsim.report.progress import epsilon_text, number, print_rows
 from fedjaxsim.runs.build import Experiment
+from fedjaxsim.runs.memory import peak_bytes, traffic
 from fedjaxsim.runs.plan import Plan
 from fedjaxsim.runs.sweep_directory import REPORT, SELECTION, SweepDirectory
 
@@ -40,21 +42,48 @@ def write_report(
         "runs": len(plan.runs),
         "finished": len(finished),
         "diverged": len(_diverged(results)),
+        "rounds": max(results["round"].to_pylist()),
         "metric": metric,
         "best_over": list(plan.best_over),
+        **directory.times(),
+        "peak_bytes": peak_bytes(),
     }
-    directory.write_report(summary, _guarantees({run: experiments[run] for run in finished}))
+    done = {run: experiments[run] for run in finished}
+    directory.write_report(summary, _guarantees(done), _traffic(done))
 
 
 def print_report(plan: Plan, results: pa.Table) -> None:
     """Prints the best final value of each family of runs, and what no guarantee covers."""
     metric = default_metric(results, plan.columns)
-    best = last(envelope(results, plan.columns, plan.best_over, metric))
-    over = ", ".join(key_label(key) for key in plan.best_over)
-    title = f"{metrics.label(metric)} at the end" + (f", best over {over}" if over else "")
-    keys = [key for key in plan.columns if key in best.columns and key not in plan.best_over]
-    keys += plan.best_over
+    title, headings, lines = best_table(
+        envelope(results, plan.columns, plan.best_over, metric), plan.best_over
+    )
+    print_rows(headings, lines[:_MOST_LINES], title, left=0)
+    if len(lines) > _MOST_LINES:
+        print(f"… and {len(lines) - _MOST_LINES} more in envelopes.parquet")
+    diverged = _diverged(results)
+    if diverged:
+        print(f"{len(diverged)} runs diverged; they are in the results, marked, and never the best")
+    print(SELECTION)
+    print(f"the guarantees in full: {REPORT}")
+    print(COMMON_NOISE)
+
+
+def best_table(
+    found: pd.DataFrame, best_over: Sequence[str]
+) -> tuple[str, list[str], list[list[str]]]:
+    """The best final values as a table: its title, its headings, and its lines.
+
+    Args:
+      found: of the sweep, from `envelope`.
+      best_over: the keys over which it takes the best.
+    """
+    best = last(found)
     rows = records(best)
+    over = ", ".join(key_label(key) for key in best_over)
+    title = f"{metrics.label(rows[0]['metric'])} at the end"
+    title += f", best over {over}" if over else ""
+    keys = [*best.columns[: best.columns.get_loc("round")], *best_over]
     lines = [
         [
             *(value_label(key, row[key]) for key in keys),
@@ -62,18 +91,9 @@ def print_report(plan: Plan, results: pa.Table) -> None:
             *(epsilon_text(row[name]) for name in ("epsilon", "epsilon_replace")),
             number(row["delta"]),
         ]
-        for row in rows[:_MOST_LINES]
+        for row in rows
     ]
-    headings = [*map(key_label, keys), "value", "ε\nzero-out", "ε\nreplace", "δ"]
-    print_rows(headings, lines, title, left=0)
-    if len(rows) > _MOST_LINES:
-        print(f"… and {len(rows) - _MOST_LINES} more in envelopes.parquet")
-    diverged = _diverged(results)
-    if diverged:
-        print(f"{len(diverged)} runs diverged; they are in the results, marked, and never the best")
-    print(SELECTION)
-    print(f"the guarantees in full: {REPORT}")
-    print(COMMON_NOISE)
+    return title, [*map(key_label, keys), "value", "ε\nzero-out", "ε\nreplace", "δ"], lines
 
 
 def _diverged(results: pa.Table) -> set[int]:
@@ -95,4 +115,15 @@ def _guarantees(experiments: Mapping[int, Experiment]) -> list[Record]:
             "guarantee": report([charged], delta, assumed=[*public, COMMON_NOISE]).to_json(),
         }
         for (charged, z, delta, public), members in runs.items()
+    ]
+
+
+def _traffic(experiments: Mapping[int, Experiment]) -> list[Record]:
+    """What `traffic` says of each program, with its runs."""
+    programs: dict[int, tuple[Experiment, list[int]]] = {}
+    for run, experiment in experiments.items():
+        programs.setdefault(id(experiment.simulation), (experiment, []))[1].append(run)
+    return [
+        {"algorithm": one.config.algorithm, "runs": runs, **traffic(one.simulation, one.hparams)}
+        for one, runs in programs.values()
     ]

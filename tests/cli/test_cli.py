@@ -16,6 +16,7 @@ from problems import HANGS
 from fedjaxsim.cli import Run, main, parse
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
+from fedjaxsim.runs.loop import fingerprint_of
 from fedjaxsim.runs.settings import RunConfig
 
 SMALL = ["--clients", "8", "--rounds", "4", "--eval-every", "2", "--local-steps", "1"]
@@ -95,7 +96,10 @@ def test_the_clients_add_up_to_the_summary(finished):
 def test_a_run_is_repeated_by_the_configuration_it_wrote(finished):
     command = parse(["run", str(finished / "pmtl" / "config.toml"), "--seed", "0"])
     assert isinstance(command, Run)
-    assert prepare(command.settings).resolved() == RunDirectory(finished / "pmtl").config()
+    again, wrote = prepare(command.settings), RunDirectory(finished / "pmtl").config()
+    data = wrote["resolved"].pop("data_fingerprint")
+    assert data == fingerprint_of(again.simulation.population)
+    assert again.resolved() == wrote
 
 
 def test_the_state_of_a_run_is_read_back(finished):

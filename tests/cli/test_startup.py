@@ -29,6 +29,7 @@ _COMMANDS = (
     "sweep",
     "tune",
     "compare",
+    "report",
     "data",
     "demo",
     "privacy",

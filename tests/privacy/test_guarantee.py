@@ -45,6 +45,30 @@ def test_json_is_nested_and_plain():
     assert set(nested["zero_out"]) == {"joint_dp", "released_sequence"}
 
 
+def test_json_is_read_back():
+    found = report(rounds_of(EVERYONE, GAUSSIAN, (4.0, 1.0, 10)), 1e-5)
+    back = guarantee.Report.from_json(json.loads(json.dumps(found.to_json())))
+    assert back.guarantees == found.guarantees
+    assert (str(back), back.short()) == (str(found), found.short())
+    nothing = report(rounds_of(EVERYONE, GAUSSIAN, (0.0, 1.0, 10)), 1e-5)
+    assert guarantee.Report.from_json(nothing.to_json()).find("replace").epsilon is None
+    for damaged in ({}, {"replace": 3}, {"replace": {"joint_dp": {"pld": {"epsilon": 1.0}}}}):
+        with pytest.raises(ValueError, match="no privacy report"):
+            guarantee.Report.from_json(damaged)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 2.0])
+def test_randomized_response_is_found_out_as_often_as_its_epsilon_allows(epsilon):
+    # A truth told with probability e^ε/(1 + e^ε) is ε-DP, and no test is better than believing it.
+    told = 1 / (1 + math.exp(-epsilon))
+    found = report(rounds_of(EVERYONE, GAUSSIAN, (4.0, 1.0, 10)), 1e-5).guarantees[0]
+    pure = dataclasses.replace(found, epsilon=epsilon, delta=0.0)
+    assert pure.most_found(1 - told) == pytest.approx(told)
+    assert dataclasses.replace(pure, delta=0.01).most_found(0.0) == pytest.approx(0.01)
+    for without in (None, 1e4):
+        assert dataclasses.replace(found, epsilon=without).most_found(0.05) == 1
+
+
 def test_text_says_what_it_rests_on_once():
     text = str(report(rounds_of(EVERYONE, GAUSSIAN, (4.0, 1.0, 10)), 1e-5))
     # 3.34141 is rounded up.

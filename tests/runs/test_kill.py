@@ -47,7 +47,7 @@ def assert_same(one: RunDirectory, other: RunDirectory, experiment: Experiment) 
     states = (map(bits, jax.tree.leaves(each.load_state(like))) for each in (one, other))
     for leaf, same in zip(*states, strict=True):
         assert leaf == same
-    times = ("rounds_per_second", "compile_seconds")
+    times = ("rounds_per_second", "compile_seconds", "peak_bytes", "device_peak_bytes")
     one_summary, other_summary = (
         {name: value for name, value in each.summary().items() if name not in times}
         for each in (one, other)

@@ -1,10 +1,11 @@
 """The estimate that cuts sweeps into chunks, against what compiled programs say they need."""
 
 import jax
+import optax
 import pytest
 from problems import classification
 
-from fedjaxsim import pmtl, ppsgd
+from fedjaxsim import closed, fedavg, local, pmtl, ppsgd
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.hparams import Hyperparameters
@@ -13,7 +14,7 @@ from fedjaxsim.models.network import mlp
 from fedjaxsim.models.task import softmax
 from fedjaxsim.privacy.sampling import everyone, poisson
 from fedjaxsim.runs.many import ManyRuns
-from fedjaxsim.runs.memory import bytes_per_run
+from fedjaxsim.runs.memory import bytes_per_run, traffic
 from fedjaxsim.simulation import Simulation
 
 pytestmark = pytest.mark.usefixtures("fully_optimized")
@@ -46,3 +47,22 @@ def test_the_estimate_is_above_what_a_program_needs_and_not_far(simulation):
     data = sum(leaf.nbytes for leaf in jax.tree.leaves(rows))
     of_one = (needed - data) * devices / runs
     assert of_one < bytes_per_run(sim, base) < 10 * of_one
+
+
+def test_bytes_up_and_down_are_those_of_the_parameters():
+    population, _ = classification([20] * 30)
+    task = softmax(mlp((4,), 3, hidden=(64,)), 3)
+    parameters = (4 + 1) * 64 + (64 + 1) * 3
+    sampling, once = poisson(30, max_rate=0.3), Minibatches(5, epochs=1)
+    hparams = Hyperparameters(clip_norm=1.0, sampling_rate=0.25)
+
+    def of(algorithm, mechanism=None):
+        simulation = Simulation(algorithm, task, population, sampling, once, mechanism)
+        told = traffic(simulation, hparams)
+        return told["message_bytes"], told["server_bytes"], told["cohort"]
+
+    assert of(pmtl(task)) == (4 * parameters, 4 * parameters, 7.5)
+    # Adam's server keeps two moments and a count.
+    adam = fedavg(task, server_optimizer=lambda _: optax.adam(0.1))
+    assert of(adam) == (4 * parameters, 4 * (3 * parameters + 1), 7.5)
+    assert of(local(task), closed())[:2] == (0, 0)

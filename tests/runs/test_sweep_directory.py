@@ -164,9 +164,13 @@ def test_the_description_asks_for_the_same_sweep(tmp_path):
     assert content["versions"] == VERSIONS
     assert content["resolved"] == {
         "fingerprint": PLAN.fingerprint, "runs": 5, "groups": 2, "best_over": ["lam"],
+        "data_fingerprint": "",
     }  # fmt: skip
-    note = pq.read_schema(sweep.write_part(rows_of(0))).metadata[b"fedjaxsim"]
-    assert json.loads(note) == {"fingerprint": PLAN.fingerprint, "versions": VERSIONS}
+    part = sweep.write_part(rows_of(0), seconds=2.0)
+    note = json.loads(pq.read_schema(part).metadata[b"fedjaxsim"])
+    assert note == {"fingerprint": PLAN.fingerprint, "versions": VERSIONS, "seconds": 2.0}
+    sweep.write_part(rows_of(1), seconds=3.0, compile_seconds=0.5)
+    assert sweep.times() == {"seconds": 5.0, "compile_seconds": 0.5}
 
 
 def test_a_path_that_is_a_file_or_cannot_be_made_is_refused(tmp_path):

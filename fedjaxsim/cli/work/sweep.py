@@ -148,7 +148,11 @@ def _compute(
                     on_rows=progress.update,
                 )
                 if outcome.round == rounds:
-                    directory.write_part(outcome.rows)
+                    directory.write_part(
+                        outcome.rows,
+                        seconds=outcome.seconds,
+                        compile_seconds=outcome.compile_seconds,
+                    )
                 if stop.is_set():
                     return
 
