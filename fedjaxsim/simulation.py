@@ -28,6 +28,7 @@ from fedjaxsim.engine.placement import Placement
 from fedjaxsim.engine.placement.devices import OverDevices
 from fedjaxsim.engine.placement.memory import InMemory
 from fedjaxsim.engine.placement.streamed import Streamed
+from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import Measured, Program, measure_with
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.segments import Segment, run_segments
@@ -425,7 +426,7 @@ class Simulation:
         """What metrics of each client, (m,) or (m, S), come to."""
         if split not in self._facts:
             self._facts[split] = Facts.of(self.population, split, self.task, measured.sums)
-        return summarize(split, jax.tree.map(np.asarray, measured), self._facts[split])
+        return summarize(split, to_host(measured), self._facts[split])
 
     def guarantee(self, state: SimulationState, delta: float | None = None) -> Report:
         """What the releases so far cost, computed on the host in float64 from the ledger.

@@ -13,7 +13,7 @@ from fedjaxsim.cli.compare import Compare
 from fedjaxsim.cli.data import Data
 from fedjaxsim.cli.demo import Demo
 from fedjaxsim.cli.privacy import Privacy
-from fedjaxsim.cli.refusals import flags_refused_in_one_line, one_line
+from fedjaxsim.cli.refusals import REFUSED, flags_refused_in_one_line, one_line
 from fedjaxsim.cli.report import Report
 from fedjaxsim.cli.resume import Resume
 from fedjaxsim.cli.run import Run
@@ -23,9 +23,6 @@ from fedjaxsim.cli.tune import Tune
 from fedjaxsim.runs.reads import different, given_flags, require_read, unread
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import combine, displaced, read_toml
-
-REFUSED = (ValueError, OSError, OverflowError, MemoryError)
-"""What bad input raises: values, files that cannot be read, and numbers or sizes too large."""
 
 Command = Run | Resume | Sweep | Tune | Compare | Report | Data | Demo | Privacy | Audit | Bench
 
@@ -100,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: without the program's name; by default those of the process.
 
     Returns:
-      The exit code: 0; 1 if the reader of its output left; 2 for bad input; 130 after Ctrl-C.
+      The exit code: 0; 1 if the reader of its output left; 2 for bad input; 3 if another process of
+      the run was lost; 130 after Ctrl-C.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if list(arguments) == ["--version"]:

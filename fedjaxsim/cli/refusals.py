@@ -6,6 +6,9 @@ import re
 import sys
 from collections.abc import Iterator
 
+REFUSED = (ValueError, OSError, OverflowError, MemoryError)
+"""What bad input raises: values, files that cannot be read, and numbers or sizes too large."""
+
 _RULE = re.compile(r"\s*[-─]{3,}\s*")
 _HELP = 8
 """Columns by which the parser indents the help of an option that it names."""

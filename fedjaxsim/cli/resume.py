@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from tyro.conf import Positional
+from tyro.conf import OmitArgPrefixes, Positional
 
-from fedjaxsim.cli.start import CheckpointEvery, Log, start_jax
+from fedjaxsim.cli.start import CheckpointEvery, Log, Machines, start_jax
 from fedjaxsim.runs.settings import optional
 
 
@@ -24,6 +24,7 @@ class Resume:
     """Rounds (10) or time (30s, 5min, 2h) between checkpoints, each at the next evaluation."""
     log: Log = None
     """Where else every evaluation goes; each is an extra: pip install 'fedjaxsim[NAME]'."""
+    machines: OmitArgPrefixes[Machines] = Machines()  # noqa: RUF009 - it is frozen
     quiet: bool = False
     """No progress bar: one plain line per evaluation."""
     explain: bool = False
@@ -31,7 +32,8 @@ class Resume:
 
     def prepare(self) -> Callable[[], int]:
         """As `prepare_resume`."""
-        start_jax()
+        start_jax(self.machines)
         from fedjaxsim.cli.work.run import prepare_resume
+        from fedjaxsim.cli.work.together import together
 
-        return prepare_resume(self)
+        return together(lambda: prepare_resume(self), self.machines)

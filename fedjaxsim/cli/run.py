@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from fedjaxsim.cli.start import CheckpointEvery, Log, start_jax
+from fedjaxsim.cli.start import CheckpointEvery, Log, Machines, start_jax
 from fedjaxsim.runs.finetuning import Finetuning
 from fedjaxsim.runs.settings import RunConfig
 
@@ -33,10 +33,12 @@ class Run:
     """Rounds (10) or time (30s, 5min, 2h) between checkpoints, each at the next evaluation."""
     log: Log = None
     """Where else every evaluation goes; each is an extra: pip install 'fedjaxsim[NAME]'."""
+    machines: OmitArgPrefixes[Machines] = Machines()  # noqa: RUF009 - it is frozen
 
     def prepare(self) -> Callable[[], int]:
         """As `prepare_run`."""
-        start_jax()
+        start_jax(self.machines)
         from fedjaxsim.cli.work.run import prepare_run
+        from fedjaxsim.cli.work.together import together
 
-        return prepare_run(self)
+        return together(lambda: prepare_run(self), self.machines)

@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim.engine.devices import placed
+from fedjaxsim.engine.processes import is_first, to_host
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.events import Event, Scheme
@@ -72,7 +74,7 @@ class Checkpoint(NamedTuple):
             raise ValueError(f"{self.folder} holds another kind of state: {differing} differ")
         found = {}
         for name, leaf in wanted.items():
-            raw, (dtype, shape) = _raw(leaf), self.leaves[name]
+            raw, (dtype, shape) = _words(leaf), self.leaves[name]
             if (str(raw.dtype), list(raw.shape)) != (dtype, shape):
                 expected = f"{raw.dtype}{list(raw.shape)}"
                 raise ValueError(f"{self.folder}: {name} must be {expected}, got {dtype}{shape}")
@@ -113,6 +115,8 @@ class Checkpoints:
     def save(self, round_: int, state: Any, note: Mapping[str, Any]) -> None:
         """Adds a checkpoint, unless there is one of this round, and removes old ones.
 
+        Of several processes all bring their part of the state, and the first writes.
+
         Args:
           round_: rounds done.
           state: any pytree of arrays.
@@ -120,13 +124,13 @@ class Checkpoints:
         """
         import orbax.checkpoint as ocp
 
+        arrays = {name: _raw(leaf) for name, leaf in _leaves(state)}
         folder = self.path / str(round_)
-        if (folder / _NOTE).exists():
+        if (folder / _NOTE).exists() or not is_first():
             return
         for other in self.path.glob("*"):
             if other.name.isdigit() and not (other / _NOTE).exists():
                 shutil.rmtree(other)  # left by a killed process
-        arrays = {name: _raw(leaf) for name, leaf in _leaves(state)}
         accounts = state.privacy.charges if isinstance(state, SimulationState) else ()
         with _manager(self.path) as manager:
             args = {_STATE: ocp.args.StandardSave(_filled(arrays))}
@@ -190,8 +194,17 @@ def _manager(path: Path) -> Iterator[Any]:
     """Orbax's manager of a folder; it starts slowly, so that it is imported when it is needed."""
     import orbax.checkpoint as ocp
 
+    # Of several processes each reads for itself, and only the first writes: none waits for others.
+    here = jax.process_index()
+    path.mkdir(parents=True, exist_ok=True)
     options = ocp.CheckpointManagerOptions(
-        max_to_keep=KEPT, enable_async_checkpointing=False, cleanup_tmp_directories=True
+        max_to_keep=KEPT,
+        enable_async_checkpointing=False,
+        cleanup_tmp_directories=is_first(),
+        create=False,
+        multiprocessing_options=ocp.options.MultiprocessingOptions(
+            primary_host=here, active_processes={here}, barrier_sync_key_prefix=str(here)
+        ),
     )
     manager = ocp.CheckpointManager(path.absolute(), options=options)
     try:
@@ -215,17 +228,21 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _raw(leaf: Any) -> np.ndarray:
-    """A leaf on the host; of a typed random key its words."""
-    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    """A leaf on the host, as `_words`."""
+    return to_host(_words(leaf))
+
+
+def _words(leaf: Any) -> Any:
+    """A leaf; of a typed random key its words."""
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
 def _placed(saved: np.ndarray, like: Any) -> jax.Array | np.ndarray:
     if isinstance(like, np.ndarray):
         return saved  # the states of a streamed simulation
-    leaf = jnp.asarray(saved)
-    if _is_key(like):
-        leaf = jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(like))
-    return jax.device_put(leaf, like.sharding) if getattr(like, "committed", False) else leaf
+    committed = getattr(like, "committed", False)
+    leaf = placed(saved, _words(like).sharding) if committed else jnp.asarray(saved)
+    return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(like)) if _is_key(like) else leaf
 
 
 def _checksum(path: Path) -> int:

@@ -19,9 +19,37 @@ def use_all_cores() -> None:
     What needs one device takes the first, which still uses all cores inside an operation. To be
     called before JAX computes anything: later, devices stay what they are.
     """
+    use_devices(None)
+
+
+def use_devices(wanted: int | None) -> None:
+    """Has JAX use so many devices of this process: the cores of a CPU, or GPUs; by default all.
+
+    To be called as `use_all_cores`, which see, and `require` once JAX knows its devices.
+    """
+    cores = os.cpu_count() or 1
     # As in a notebook, or in tests.
     with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+        jax.config.update("jax_num_cpu_devices", min(wanted or cores, cores))
+        if wanted is not None:
+            jax.config.update("jax_cuda_visible_devices", ",".join(map(str, range(wanted))))
+
+
+def require(wanted: int | None) -> None:
+    """Checks that this process uses as many devices as asked for.
+
+    Raises:
+      ValueError: if it does not.
+    """
+    there = jax.local_device_count()
+    if wanted is not None and wanted != there:
+        kind = jax.local_devices()[0].platform
+        raise ValueError(f"devices must be all, or at most the {there} ({kind}), got {wanted}")
+
+
+def placed(whole: np.ndarray, sharding: Any) -> jax.Array:
+    """An array that lies on the host as one on devices, some of which other processes may have."""
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
 def mesh_of(devices: Sequence[Any], axis: str) -> Mesh:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim.engine.devices import placed
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy import ledger, streams
 
@@ -40,5 +41,4 @@ def _like(old: jax.Array, new: jax.typing.ArrayLike) -> jax.Array:
     """Other numbers where the old ones lie, so that nothing is compiled anew for them."""
     if np.array_equal(old, new):
         return old
-    fresh = jnp.array(new)
-    return jax.device_put(fresh, old.sharding) if old.committed else fresh
+    return placed(np.array(new), old.sharding) if old.committed else jnp.array(new)

@@ -73,14 +73,18 @@ class RunDirectory:
     def create(cls, path: Path, *, overwrite: bool = False) -> "RunDirectory":
         """Makes the directory, and with `overwrite` removes the files of the run it holds.
 
+        Of several processes, the first does.
+
         Raises:
           ValueError: if the path is a file, cannot be made, or holds a run and may not be
             overwritten.
         """
+        from fedjaxsim.engine.processes import is_first
+
         names = (CONFIG, METRICS, GUARANTEE, SUMMARY, CLIENTS, CHECKPOINTS, FINETUNE)
-        make_directory(
-            path, names, "run", overwrite=overwrite, pictures=[CURVES, PAGE, TENSORBOARD]
-        )
+        pictures = [CURVES, PAGE, TENSORBOARD]
+        if is_first():
+            make_directory(path, names, "run", overwrite=overwrite, pictures=pictures)
         return cls(path)
 
     def checkpoints(self, about: Mapping[str, str] | None = None) -> Any:

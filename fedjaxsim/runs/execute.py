@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.engine.processes import is_first
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.guarantee import COMMON_NOISE, Report
@@ -69,7 +70,7 @@ def execute(
     begin: SimulationState | None = None,
     earlier: Sequence[Record] = (),
 ) -> Executed:
-    """Runs an experiment, watches it and writes its files.
+    """Runs an experiment, watches it and writes its files; of several processes, the first does.
 
     Args:
       experiment: from `prepare`.
@@ -85,6 +86,9 @@ def execute(
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
     rounds = config.rounds if rounds is None else rounds
     fingerprints = {} if directory is None else about(experiment)
+    checkpoints = None if directory is None else directory.checkpoints(fingerprints)
+    if not is_first():
+        directory, log, quiet = None, None, True
     if directory is not None:
         tables = experiment.resolved()
         tables["resolved"] |= {"rounds": rounds, "data_fingerprint": fingerprints["data"]}
@@ -116,7 +120,7 @@ def execute(
             rounds,
             stop=stop,
             begin=begin,
-            checkpoints=None if directory is None else directory.checkpoints(fingerprints),
+            checkpoints=checkpoints,
             cadence=cadence,
             extra={"versions": versions()},
             on_start=on_start,

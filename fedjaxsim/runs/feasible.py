@@ -116,7 +116,7 @@ def _check_memory(needed: int, what: str, remedy: str) -> None:
 
 def _memory() -> float:
     """The memory of the devices, or of the machine where they use that, in bytes."""
-    statistics = [device.memory_stats() or {} for device in jax.devices()]
+    statistics = [device.memory_stats() or {} for device in jax.local_devices()]
     if all("bytes_limit" in one for one in statistics):
         return float(sum(one["bytes_limit"] for one in statistics))
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

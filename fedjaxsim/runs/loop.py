@@ -21,6 +21,7 @@ from fedjaxsim import metrics
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.checkpoint import Checkpoints
 from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.engine.processes import from_all
 from fedjaxsim.engine.state import SimulationState, state_of
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy import guarantee, ledger, streams
@@ -167,7 +168,8 @@ def advance(
       runs: what is run.
       experiments: S of them, which give δ, evaluation and seed.
       rounds: how many are done at the end.
-      stop: once it is set, the loop ends after the segment in flight, with a checkpoint.
+      stop: once it is set, in any of several processes, the loop ends after the segment in flight,
+        with a checkpoint.
       begin: the state to start from, which is kept at once; by default that before the first round.
       numbers: S names of the runs in records.
       checkpoints: where states are kept; None keeps none.
@@ -225,8 +227,9 @@ def advance(
                 save()
 
         def ends() -> bool:
-            return done == rounds or stop.is_set() or stopped_early(rows, config.patience)
+            return done == rounds or stopping or stopped_early(rows, config.patience)
 
+        stopping, _ = _together(stop.is_set())
         while not (done and ends()):
             clock.lap()
             # A segment at a time: what a run returns of its evaluations would add up.
@@ -235,14 +238,22 @@ def advance(
             done += length
             seconds += clock.lap()
             keep(segment)
-            now = time.monotonic()
-            if not ends() and cadence.is_due(done - saved_round, now - saved_at, writing):
+            since = time.monotonic() - saved_at
+            due = cadence.is_due(done - saved_round, since, writing)
+            stopping, due = _together(stop.is_set(), due)
+            if due and not ends():
                 save()
         if done < rounds or not of_sweep:
             save()
         if evaluation is None:
             evaluation = runs.evaluate(state)
     return Outcome(state, rows, evaluation, seconds, clock.compile_seconds)
+
+
+def _together(stop: bool, due: bool = False) -> tuple[bool, bool]:
+    """Whether any process is to stop, and whether a checkpoint is due by the first one's clock."""
+    said = from_all([stop, due])
+    return any(each[0] for each in said), said[0][1]
 
 
 def records(

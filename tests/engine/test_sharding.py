@@ -11,7 +11,9 @@ from fedjaxsim import fedavg, pmtl
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.placement.devices import OverDevices
+from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.settings_axis import over_settings, stack, varying
+from fedjaxsim.engine.share import Shard
 from fedjaxsim.engine.state import state_of
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.ledger import charged
@@ -74,6 +76,41 @@ def test_two_devices_give_what_one_gives(name, counts, rate, minibatches, chunk_
         for key, values in segment.evaluation.values.items():
             np.testing.assert_allclose(others.evaluation.values[key], values, rtol=1e-11)
         assert charged(other.privacy) == charged(state.privacy)
+
+
+def noise_of_its_own(patch):
+    """Each device draws another noise."""
+
+    def settle(program, state, hparams, drawn, worked, *, settle=Program.settle):
+        key = jax.random.fold_in(drawn.noise, jax.lax.axis_index("clients"))
+        return settle(program, state, hparams, drawn._replace(noise=key), worked)
+
+    patch.setattr(Program, "settle", settle)
+
+
+def clients_counted_twice(patch):
+    """The sum over devices is taken twice."""
+    once = Shard.total
+    patch.setattr(Shard, "total", lambda shard, sums: once(shard, once(shard, sums)))
+
+
+def test_a_placement_that_changes_noise_or_counts_is_seen():
+    population, task = least_squares([5, 6])
+
+    def billboard(devices):
+        """That of each device: where the engine is wrong, they may differ."""
+        steps = Minibatches(4, steps=1)
+        sim = simulation_of("fedavg", task, population, everyone(2), steps, devices=devices)
+        state, _ = sim.round(sim.init(0, HPARAMS), HPARAMS)
+        leaf = jax.tree.leaves(state.shared)[1]
+        return [np.asarray(shard.data) for shard in leaf.addressable_shards]
+
+    [alone] = billboard(None)
+    for wrong in (noise_of_its_own, clients_counted_twice):
+        with pytest.MonkeyPatch.context() as patch:
+            wrong(patch)
+            errors = [np.linalg.norm(one - alone) for one in billboard(jax.devices()[:2])]
+        assert max(errors) > 0.01 * np.linalg.norm(alone)
 
 
 @pytest.mark.thorough

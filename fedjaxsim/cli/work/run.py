@@ -7,6 +7,9 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, NamedTuple
 
+import jax
+
+from fedjaxsim.engine import processes
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy.guarantee import CLOSED_DOOR
 from fedjaxsim.report import loggers
@@ -21,8 +24,8 @@ from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.directory import CONFIG, FINETUNE, GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import STOPPING, Executed, about, describe, execute, spent_in_all
 from fedjaxsim.runs.feasible import labels_like_classes
-from fedjaxsim.runs.loop import Cadence
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.loop import Cadence, digest, fingerprint_of
+from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.stages import go_on, prepare_next, start_from
 
@@ -71,6 +74,7 @@ def prepare_run(command: "Run") -> Callable[[], int]:
     begin, earlier, next_ = None, [], None
     if command.from_ is None:
         experiment = prepare(config)
+        _agree(experiment, finetune=tuning.flags(), out=config.out is not None)
         if experiment.simulation.algorithm.needs_published:
             raise ValueError(
                 f"algorithm {config.algorithm} goes on from what a run has published: say --from "
@@ -84,6 +88,7 @@ def prepare_run(command: "Run") -> Callable[[], int]:
         if tuning.finetune is not None:
             config = tuning.settings_after(config)
         experiment = prepare(config)
+        _agree(experiment, RunDirectory(command.from_), out=config.out is not None)
         begin, earlier = start_from(command.from_, experiment)
     directory, then = None, None
     if config.out is not None:
@@ -94,6 +99,7 @@ def prepare_run(command: "Run") -> Callable[[], int]:
             inside = RunDirectory.create(config.out / FINETUNE)
             words += ["--from", str(config.out), "--out", str(inside.path)]
         then = _Then(next_, inside, words)
+    _agree_on_files(directory)
     planned = _Planned(experiment, directory, config.rounds, begin, earlier, command.log)
     doubt = labels_like_classes(config, experiment.simulation.population)
 
@@ -128,6 +134,7 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
     planned, earlier = tables.get("resolved", {}).get("rounds"), tables.get("stages", [])
     config = RunConfig(**read_toml(path / CONFIG))
     experiment = prepare(config)
+    _agree(experiment, directory, rounds=command.rounds)
     last = directory.checkpoints(about(experiment)).last()
     if earlier and last is None:
         raise ValueError(
@@ -168,6 +175,31 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
         return _run(planned, cadence, quiet=command.quiet, explain=command.explain)
 
     return work
+
+
+def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: object) -> None:
+    """Checks that several processes are about to do the same run, from the same checkpoint."""
+    if not processes.several():
+        return
+    last = None if start is None else start.checkpoints().last()
+    parts = {
+        **{flag(name): value for name, value in experiment.config.settings().items()},
+        "noise": experiment.simulation.noise(experiment.hparams),
+        "versions": versions(),
+        "number of devices": jax.local_device_count(),
+        "checkpoint": last and last.round,
+        **flags,
+    }
+    facts = {name: digest(value) for name, value in parts.items()}
+    processes.agree({**facts, "clients' rows": fingerprint_of(experiment.simulation.population)})
+
+
+def _agree_on_files(directory: RunDirectory | None) -> None:
+    """Checks that several processes see the same files, once the first has made them."""
+    if directory is not None and processes.several():
+        processes.agree({})
+        last = directory.checkpoints().last()
+        processes.agree({f"checkpoints in {directory.path}": str(last and last.round)})
 
 
 def _words(note: dict[str, dict[str, str]]) -> str:
@@ -250,4 +282,5 @@ def _warn_above(asked: float, spent: float, who: str) -> None:
 
 
 def _warn(text: str) -> None:
-    print(f"fedjaxsim: warning: {text}", file=sys.stderr)
+    if processes.is_first():
+        print(f"fedjaxsim: warning: {text}", file=sys.stderr)

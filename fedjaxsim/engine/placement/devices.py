@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.devices import SAME, across, divided, mesh_of
+from fedjaxsim.engine.devices import SAME, across, divided, mesh_of, placed
 from fedjaxsim.engine.placement import Functions, jitted
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
@@ -114,14 +114,14 @@ class OverDevices:
         fields = {name: pieces(np.asarray(value)) for name, value in population.fields.items()}
         owner = np.arange(population.num_clients) // size
         shift = np.asarray(begins, np.int32)[owner]
-        placed = {}
+        rows_of = {}
         for name, ranges in population.splits.items():
             rows = Rows.place(population, name, fields)
             # Without rows in this split a client may start anywhere, outside its piece too.
             start = np.where(ranges.count > 0, ranges.start - shift, 0)
-            start, count = jax.device_put((start, ranges.count), everywhere)
-            placed[name] = dataclasses.replace(rows, start=start, count=count)
-        return placed
+            start, count = (placed(each, everywhere) for each in (start, ranges.count))
+            rows_of[name] = dataclasses.replace(rows, start=start, count=count)
+        return rows_of
 
 
 def _with_padding(state: SimulationState, shard: Shard) -> SimulationState:

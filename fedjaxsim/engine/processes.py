@@ -1,0 +1,192 @@
+"""Several processes that compute one run together: how they meet, agree and end.
+
+Every process runs the same program on the devices of all of them (`jax.distributed`), so whatever
+one decides (to stop, to keep a checkpoint) all must decide alike: what differs between them goes
+through `from_all`. One process is the case in which nobody else is asked.
+"""
+
+import functools
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from fedjaxsim.engine.devices import SAME, divided, mesh_of
+
+WAIT = 300
+"""Seconds for which processes wait for each other when they start."""
+HEARTBEAT = 30
+"""Seconds after which a process that does not answer counts as dead."""
+LOST = 3
+"""The exit code of a process that has lost another one."""
+_LENGTH = 8192
+
+
+class DisagreeError(ValueError):
+    """Not all processes can start, or not on the same run; all of them know."""
+
+
+def join(
+    coordinator: str | None = None, processes: int | None = None, process: int | None = None
+) -> None:
+    """Joins the other processes of a run; to be called before JAX computes anything.
+
+    Args:
+      coordinator: "host:port" of the first process; None takes all from the environment of a
+        cluster (Slurm, Open MPI and others that `jax.distributed.initialize` knows).
+      processes: how many there are.
+      process: this one's number, from 0.
+
+    Raises:
+      ValueError: if the first process cannot listen there, the others find nobody, or there is no
+        such environment.
+    """
+    if coordinator is not None:
+        host, _, port = coordinator.rpartition(":")
+        _check_free(int(port)) if process == 0 else _find(host, int(port))
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            processes,
+            process,
+            initialization_timeout=WAIT,
+            heartbeat_timeout_seconds=HEARTBEAT,
+            shutdown_timeout_seconds=2 * HEARTBEAT,
+        )
+    except (RuntimeError, ValueError) as error:
+        if coordinator is None:
+            raise ValueError(
+                f"no cluster here says where processes meet ({error}): give coordinator, processes "
+                "and process"
+            ) from error
+        raise ValueError(f"the processes at {coordinator} do not meet: {error}") from error
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", port))
+        except OSError as error:
+            raise ValueError(f"port {port} of the coordinator: {error.strerror}") from None
+
+
+def _find(host: str, port: int) -> None:
+    """Waits for the first process; JAX would end this one with a stack of its own functions."""
+    end = time.monotonic() + WAIT
+    while True:
+        try:
+            socket.create_connection((host, port), WAIT).close()
+        except OSError as error:
+            if isinstance(error, socket.gaierror) or time.monotonic() > end:
+                raise ValueError(f"no coordinator at {host}:{port}: {error.strerror}") from None
+            time.sleep(0.1)
+        else:
+            return
+
+
+def several() -> bool:
+    """Whether there are other processes."""
+    return jax.process_count() > 1
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes files and prints."""
+    return jax.process_index() == 0
+
+
+def from_all(value: Any) -> list[Any]:
+    """What each process says, in their order; all must ask together.
+
+    Args:
+      value: what JSON can hold, in at most 8,192 bytes.
+    """
+    if not several():
+        return [value]
+    words = np.frombuffer(json.dumps(value).encode().ljust(_LENGTH), np.uint8)
+    assert len(words) == _LENGTH
+    return [json.loads(each.tobytes()) for each in _gathered(words[None])]
+
+
+def to_host(tree: Any) -> Any:
+    """Whole arrays on the host, also of what is divided over processes, which all ask together."""
+    return jax.tree.map(_whole, tree)
+
+
+def _whole(leaf: Any) -> np.ndarray:
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
+        return np.asarray(leaf)
+    own = sorted(leaf.addressable_shards, key=lambda shard: _place(shard.device))
+    pieces = _gathered(np.stack([np.asarray(shard.data) for shard in own]))
+    where = leaf.sharding.devices_indices_map(leaf.shape)
+    whole = np.empty(leaf.shape, leaf.dtype)
+    for device, piece in zip(sorted(where, key=_place), pieces, strict=True):
+        whole[where[device]] = piece
+    return whole
+
+
+def _place(device: Any) -> tuple[int, int]:
+    return device.process_index, device.id
+
+
+def _gathered(own: np.ndarray) -> np.ndarray:
+    """The pieces of all P processes, (P·k, ...), each of which brings its own, (k, ...)."""
+    mesh = mesh_of([jax.local_devices(i)[0] for i in range(jax.process_count())], "processes")
+    shape = (len(own) * jax.process_count(), *own.shape[1:])
+    by_process = NamedSharding(mesh, divided("processes"))
+    pieces = jax.make_array_from_callback(shape, by_process, lambda _: own)
+    return np.asarray(_everywhere(mesh)(pieces))
+
+
+@functools.cache
+def _everywhere(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
+    """On the devices of a mesh, each holding one copy: of a process with many, one does."""
+    return jax.jit(lambda leaf: leaf, out_shardings=NamedSharding(mesh, SAME))
+
+
+def agree(facts: Mapping[str, str]) -> None:
+    """Checks that all processes are about to do the same; all must ask together.
+
+    Args:
+      facts: fingerprints, or names, by what they are of.
+
+    Raises:
+      DisagreeError: in all processes, saying which one differs in what, or cannot start and why.
+    """
+    first, *others = said = from_all({"facts": dict(facts)})
+    for index, each in enumerate(said):
+        if "refused" in each:
+            raise DisagreeError(f"process {index} refuses: {each['refused']}")
+    for index, each in enumerate(others, 1):
+        names = {*first["facts"], *each["facts"]}
+        differing = [n for n in sorted(names) if first["facts"].get(n) != each["facts"].get(n)]
+        if differing:
+            what = " and ".join(differing)
+            raise DisagreeError(f"process {index} has other {what} than process 0")
+
+
+def refuse(reason: str) -> None:
+    """Tells the processes that `agree` that this one does not."""
+    from_all({"refused": reason[: _LENGTH // 8]})
+
+
+def is_loss(error: Exception) -> bool:
+    """Whether an error is that of a computation of all processes, as when one of them ends."""
+    return isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process at once; the others learn of it from what they compute together.
+
+    An ordinary end would wait for them while they wait for this one.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

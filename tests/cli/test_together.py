@@ -1,0 +1,172 @@
+"""One run of several processes over loopback, from the command line: all of it, or none."""
+
+import signal
+import socket
+
+import pytest
+from problems import HANGS
+from several import start_as_slurm, start_commands
+
+from fedjaxsim.cli.program import main
+from fedjaxsim.engine import processes
+from fedjaxsim.runs.directory import RunDirectory
+
+THOROUGH = pytest.mark.thorough
+RUN = [
+    "run", "--quiet", "--data", "synthetic", "--clients", "10", "--loss", "squared",
+    "--sampling-rate", "0.4", "--learning-rate", "0.01", "--local-steps", "1", "--eval-every", "2",
+    "--noise-multiplier", "1",
+]  # fmt: skip
+LOST = "fedjaxsim: error: a process has ended, and with it the run of all: "
+
+
+def ends(running):
+    """The exit codes of processes, what they printed, and what they said was wrong."""
+    both = [each.communicate(timeout=HANGS) for each in running]
+    return [each.returncode for each in running], *zip(*both, strict=True)
+
+
+def interrupt(running, which, line="ε"):
+    """Sends a signal to some processes once the first has printed a line of progress."""
+    assert running[0].stdout is not None
+    next(each for each in running[0].stdout if line in each and " 0/" not in each)
+    for index, number in which.items():
+        running[index].send_signal(number)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--processes 2 --process 2 --coordinator h:1", "process must be 0 to 1 of 2 processes"),
+        ("--processes 0 --process 0 --coordinator h:1", "processes must be at least 1, got 0"),
+        ("--processes 2 --process 0", "--coordinator not given"),
+        ("--coordinator h:1", "--processes and --process not given"),
+        ("--processes 2 --process 0 --coordinator h", "coordinator must be HOST:PORT"),
+        ("--processes 2 --process 0 --coordinator h:70000", "port 1 to 65535"),
+        ("--cluster --process 0", "exclude each other"),
+        ("--devices 0", "devices must be all or a positive number, got '0'"),
+        ("--devices many", "devices must be all or a positive number, got 'many'"),
+        ("--devices 999", "devices must be all, or at most the 2 (cpu), got 999"),
+    ],
+)
+def test_flags_that_name_no_processes_or_devices_are_one_line(capsys, flags, words):
+    assert main([*RUN, *flags.split()]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedjaxsim: error: ")
+    assert words in line
+
+
+def test_a_port_in_use_is_one_line(capsys):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        flags = ["--coordinator", f"127.0.0.1:{port}", "--processes", "2", "--process", "0"]
+        assert main([*RUN, *flags]) == 2
+    assert f"port {port} of the coordinator: Address already in use" in capsys.readouterr().err
+
+
+def test_a_coordinator_that_nobody_finds_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(processes, "WAIT", 0.3)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen
+        for host in (f"127.0.0.1:{silent.getsockname()[1]}", "nowhere.invalid:1"):
+            flags = ["--coordinator", host, "--processes", "2", "--process", "1"]
+            assert main([*RUN, *flags]) == 2
+            [line] = capsys.readouterr().err.splitlines()
+            assert line.startswith(f"fedjaxsim: error: no coordinator at {host}: ")
+
+
+def test_processes_that_disagree_do_not_start(tmp_path):
+    out = ["--out", str(tmp_path / "out")]
+    codes, _, errors = ends(start_commands([*RUN, *out], [*RUN, *out, "--lam", "0.5"]))
+    assert codes == [2, 2]
+    for each in errors:
+        assert "process 1 has other lam and noise than process 0" in each
+    assert not (tmp_path / "out").exists()
+
+
+@THOROUGH
+def test_what_one_process_refuses_none_does(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    (first / "config.toml").touch()
+    codes, _, errors = ends(
+        start_as_slurm([*RUN, "--out", str(first)], [*RUN, "--out", str(second)])
+    )
+    assert codes == [2, 2]
+    assert "already holds a run" in errors[0]
+    assert "process 0 refuses" in errors[1]
+
+
+@THOROUGH
+def test_two_processes_write_what_one_does_and_others_go_on(tmp_path):
+    """Also with fine-tuning, and whichever number of processes goes on."""
+    two, one = RunDirectory(tmp_path / "two"), RunDirectory(tmp_path / "one")
+    command = [*RUN, "--rounds", "6", "--finetune", "vanilla", "--out"]
+    codes, printed, errors = ends(start_commands(*[[*command, str(two.path)]] * 2))
+    assert codes == [0, 0], errors
+    assert "files in" in printed[0]
+    assert not [line for line in printed[1].splitlines() if not line.startswith("[Gloo]")]
+    assert main([*command, str(one.path), "--devices", "all"]) == 0
+    assert_same_files(two, one)
+    inside = [RunDirectory(each.path / "finetune") for each in (two, one)]
+    assert_same_files(*inside)
+    again = ["resume", str(one.path), "--rounds", "8", "--quiet"]
+    assert ends(start_commands(again, again))[0] == [0, 0]
+    assert main(["resume", str(two.path), "--rounds", "8", "--quiet"]) == 0
+    assert_same_files(two, one)
+    assert one.summary()["rounds"] == 8
+
+
+def assert_same_files(one, other):
+    """The same guarantee bit for bit, and metrics up to rounding."""
+    assert one.guarantee() == other.guarantee()
+    for mine, wanted in zip(one.metrics(), other.metrics(), strict=True):
+        assert measured(mine) == pytest.approx(measured(wanted), rel=1e-5)
+    here, there = ((each.path / "clients.csv").read_text().splitlines() for each in (one, other))
+    for mine, wanted in zip(here[1:], there[1:], strict=True):
+        assert numbers(mine) == pytest.approx(numbers(wanted), rel=1e-5)
+
+
+def measured(record):
+    return {name: value for name, value in record.items() if value is not None}
+
+
+def numbers(line):
+    return [float(cell) for cell in line.split(",")[1:]]
+
+
+@THOROUGH
+@pytest.mark.parametrize("which", [[0], [1], [0, 1]])
+def test_ctrl_c_to_any_of_them_ends_all_with_a_checkpoint(tmp_path, which):
+    out = tmp_path / "out"
+    running = start_commands(*[[*RUN, "--rounds", "1000000", "--out", str(out)]] * 2)
+    interrupt(running, dict.fromkeys(which, signal.SIGINT))
+    codes, _, errors = ends(running)
+    assert codes == [130, 130], errors
+    summary = RunDirectory(out).summary()
+    assert summary["interrupted"]
+    kept = RunDirectory(out).checkpoints().last()
+    assert kept is not None
+    assert kept.round == summary["rounds"] > 0
+
+
+@THOROUGH
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_process_that_is_killed_makes_the_other_fail(tmp_path, killed):
+    out = tmp_path / "out"
+    often = ["--rounds", "1000000", "--checkpoint-every", "2", "--out", str(out)]
+    running = start_commands(*[[*RUN, *often]] * 2)
+    interrupt(running, {killed: signal.SIGKILL})
+    codes, _, errors = ends(running)
+    assert codes[killed] == -signal.SIGKILL
+    if killed == 1:
+        assert codes[0] == 3
+        assert LOST in errors[0]
+    else:
+        # The others' link to the first is JAX's own, which may be faster and ends the process.
+        assert codes[1] in (3, -signal.SIGABRT)
+        assert LOST in errors[1] or "another task died" in errors[1]
+    last = RunDirectory(out).checkpoints().last()
+    assert last is None or last.round > 0

@@ -1,0 +1,112 @@
+"""Several processes give what one gives, as several devices do."""
+
+import functools
+import pickle
+import sys
+
+import jax
+import numpy as np
+import pytest
+from problems import HANGS, every_system, least_squares, simulation_of
+from several import free_port, start
+
+from fedjaxsim.algorithms import SYSTEMS
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.engine import processes
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy.ledger import charged
+from fedjaxsim.privacy.sampling import poisson
+
+HPARAMS = Hyperparameters(
+    learning_rate=0.05, lam=0.3, clip_norm=0.2, noise_multiplier=0.5, sampling_rate=0.5
+)
+QUICK = ("pmtl",)
+COUNTS = [6, 9, 11, 4, 8, 7, 5, 6, 10, 3]
+"""Rows of ten clients: each of two processes holds five, and eight devices hold two or none."""
+
+
+def result_of(name, rounds, devices):
+    """What all of a run comes to, on the host: states, metrics of rounds, evaluation, charges."""
+    population, task = least_squares(COUNTS, test=0.3)
+    hparams = HPARAMS if SYSTEMS[name].sends else HPARAMS.replace(noise_multiplier=0.0)
+    simulation = simulation_of(
+        name,
+        task,
+        population,
+        poisson(len(COUNTS), max_rate=0.5),
+        Minibatches(4, epochs=1),
+        chunk_size=2,
+        devices=devices,
+    )
+    state, [segment] = simulation.run(simulation.init(3, hparams), hparams, rounds)
+    drawn = {key: segment.metrics[key] for key in ("participants", "overflow", "noise_multiplier")}
+    states = [
+        np.asarray(leaf)
+        for leaf in jax.tree.leaves(processes.to_host((state.shared, state.personal)))
+    ]
+    return drawn, states, segment.evaluation.values, charged(state.privacy)
+
+
+def assert_same(result, expected):
+    """The same cohorts, noise and charges, and numbers equal up to the rounding of sums."""
+    for key, values in expected[0].items():
+        np.testing.assert_array_equal(result[0][key], values)
+    for mine, wanted in zip(result[1], expected[1], strict=True):
+        assert np.linalg.norm(mine - wanted) <= 1e-5 * np.linalg.norm(wanted)
+    for key, values in expected[2].items():
+        np.testing.assert_allclose(result[2][key], values, rtol=1e-4, atol=1e-5)
+    assert result[3] == expected[3]
+
+
+def results_of(count, devices, names, rounds, path):
+    """What so many processes with so many devices each come to, by system."""
+    where = [str(count), str(devices), str(free_port()), str(path), str(rounds), *names]
+    running = [start(__file__, str(index), *where) for index in range(count)]
+    for each in running:
+        _, errors = each.communicate(timeout=HANGS)
+        assert each.returncode == 0, errors
+    return [pickle.loads(path.with_suffix(f".{index}").read_bytes()) for index in range(count)]
+
+
+def compute(index, count, devices, port, path, rounds, *names):
+    """One process of a test."""
+    jax.config.update("jax_num_cpu_devices", int(devices))
+    jax.config.update("jax_disable_most_optimizations", True)
+    if int(count) > 1:
+        processes.join(f"127.0.0.1:{port}", int(count), int(index))
+    assert processes.from_all(["said", int(index)]) == [["said", i] for i in range(int(count))]
+    found = {name: result_of(name, int(rounds), jax.devices()) for name in names}
+    with open(f"{path}.{index}", "wb") as file:
+        pickle.dump(found, file)
+
+
+def test_two_processes_give_what_one_device_gives(tmp_path):
+    both = results_of(2, 1, QUICK, 10, tmp_path / "two")
+    for name in QUICK:
+        alone = result_of(name, 10, None)
+        for of_process in both:
+            assert_same(of_process[name], alone)
+
+
+SHAPES = {"one": (1, 1), "two": (1, 2), "eight": (1, 8), "pair": (2, 1)}
+"""Processes, and devices of each."""
+
+
+@pytest.fixture(scope="module")
+def of_all_systems(tmp_path_factory):
+    """What each process comes to, by the names of SHAPES."""
+    folder = tmp_path_factory.mktemp("processes")
+    return functools.cache(lambda title: results_of(*SHAPES[title], SYSTEMS, 50, folder / title))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("shape", ["two", "eight", "pair"])
+@pytest.mark.parametrize("name", every_system())
+def test_fifty_rounds_are_the_same_however_they_are_divided(of_all_systems, name, shape):
+    [alone] = of_all_systems("one")
+    for result in of_all_systems(shape):
+        assert_same(result[name], alone[name])
+
+
+if __name__ == "__main__":
+    compute(*sys.argv[1:])

@@ -1,0 +1,58 @@
+"""Processes that compute one run together, started by tests."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+_SCRIPT = """
+import sys, jax
+jax.config.update("jax_disable_most_optimizations", True)
+from fedjaxsim.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def free_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """Starts a Python process on a CPU, which finds what tests import."""
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ
+        | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(paths)}
+        | variables,
+    )
+
+
+def start_commands(*commands: list[str]) -> list[subprocess.Popen[str]]:
+    """Starts as many processes of one run, on a device each, with these command lines."""
+    where = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", str(len(commands))]
+    return [
+        start("-c", _SCRIPT, *command, "--devices", "1", *where, "--process", str(index))
+        for index, command in enumerate(commands)
+    ]
+
+
+def start_as_slurm(*commands: list[str]) -> list[subprocess.Popen[str]]:
+    """The same, told by the environment that srun makes."""
+    # JAX makes a port of the job's number.
+    job = {"SLURM_JOB_ID": str(free_port()), "SLURM_STEP_NODELIST": "localhost"}
+    job |= {"SLURM_NTASKS": str(len(commands))}
+    return [
+        start(
+            "-c", _SCRIPT, *command, "--devices", "1", "--cluster",
+            **job, SLURM_PROCID=str(index), SLURM_LOCALID=str(index),
+        )
+        for index, command in enumerate(commands)
+    ]  # fmt: skip
