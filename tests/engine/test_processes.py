@@ -40,10 +40,8 @@ def result_of(name, rounds, devices):
     )
     state, [segment] = simulation.run(simulation.init(3, hparams), hparams, rounds)
     drawn = {key: segment.metrics[key] for key in ("participants", "overflow", "noise_multiplier")}
-    states = [
-        np.asarray(leaf)
-        for leaf in jax.tree.leaves(processes.to_host((state.shared, state.personal)))
-    ]
+    leaves = jax.tree.leaves(processes.to_host((state.shared, state.personal)))
+    states = [np.asarray(leaf, np.float64) for leaf in leaves]  # also of what is true or false
     return drawn, states, segment.evaluation.values, charged(state.privacy)
 
 
