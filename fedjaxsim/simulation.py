@@ -228,7 +228,10 @@ class Simulation:
         """The layout where every client has so many models at once."""
         model = bytes_of(jax.eval_shape(self.task.init, jax.random.key(0)))
         linear = self.task.linear is not None
-        return default_layout(models * model, self._chunk_size, self._chunk_map, linear=linear)
+        alike = self.minibatches.steps is not None
+        return default_layout(
+            models * model, self._chunk_size, self._chunk_map, linear=linear, alike=alike
+        )
 
     @property
     def public(self) -> tuple[str, ...]:

@@ -30,6 +30,8 @@ class Layout:
         array makes XLA copy the whole array.
       chunk_map: inside a chunk, "scan" runs one client after another, which keeps a client's work
         in cache and skips empty places; "vmap" runs them as one batch.
+      together: how many clients of a chunk run as one batch, at most, before the next ones: more
+        than one of linear models, whose steps are over in the time it takes to start them.
       chosen: whether somebody asked for this; otherwise it follows what clients send and keep.
       linear: whether the model is linear, so that rows of clients who share it are one product.
       rematerialize: whether reverse mode does a client's work again instead of keeping what it
@@ -43,6 +45,7 @@ class Layout:
 
     chunk_size: int
     chunk_map: ChunkMap
+    together: int = 1
     chosen: bool = True
     linear: bool = False
     rematerialize: bool = False
@@ -60,10 +63,25 @@ class Layout:
         """Whether the clients of a chunk run one after another."""
         return self.chunk_map == "scan"
 
+    def group(self, size: int) -> int:
+        """How many clients of a chunk of so many run as one batch: a divisor of its size."""
+        if not self.scans:
+            return size
+        return max(g for g in range(1, self.together + 1) if size % g == 0 and (g < size or g == 1))
+
+    def even_size(self, places: int) -> int:
+        """The best size of chunks, at least 2, that divides the places; else `chunk_size`.
+
+        Without empty places nothing need be skipped, and a branch per client costs copies.
+        """
+        even = [size for size in range(2, self.chunk_size + 1) if places % size == 0]
+        return max(even, key=lambda size: (self.group(size), size), default=self.chunk_size)
+
     def reading(self, pass_size: int) -> Reading:
         """How a client reads its rows, exact passes in batches of so many."""
         # Reverse mode would keep what both branches need.
-        return Reading(pass_size, self.most_rows, self.scans and self.most_rows is None)
+        cuts = self.scans and self.together == 1 and self.most_rows is None
+        return Reading(pass_size, self.most_rows, cuts)
 
     def batched(self, size: int = _IN_BATCH) -> "Layout":
         """The same with chunks of so many clients, each one batch."""
@@ -94,7 +112,9 @@ class Layout:
         if not self.scans:
             return self
         fitting = max(2, int(CACHE // max(1.0, row_bytes)))
-        return dataclasses.replace(self, chunk_size=min(self.chunk_size, fitting), chosen=True)
+        return dataclasses.replace(
+            self, chunk_size=min(self.chunk_size, fitting), together=1, chosen=True
+        )
 
 
 def default_layout(
@@ -103,6 +123,7 @@ def default_layout(
     chunk_map: ChunkMap | None = None,
     *,
     linear: bool = False,
+    alike: bool = False,
 ) -> Layout:
     """What suits the default backend, where nothing is asked for.
 
@@ -114,14 +135,20 @@ def default_layout(
       chunk_size: clients per chunk, where it is asked for.
       chunk_map: likewise.
       linear: whether the model is linear.
+      alike: whether every client takes as many steps.
     """
     chosen = chunk_size is not None or chunk_map is not None
     scans = jax.default_backend() == "cpu" and model_bytes > SMALL_MODEL
     if chunk_map is None:
         chunk_map = "scan" if scans else "vmap"
+    together = 1
+    if linear and alike and scans and not chosen:
+        # What a client's step reads and writes is several times its model.
+        together = max(1, CACHE // 8 // model_bytes)
+        chunk_size = max(_IN_SCAN, 5 * together)
     if chunk_size is None:
         chunk_size = _IN_SCAN if chunk_map == "scan" else _IN_BATCH
-    return Layout(chunk_size, chunk_map, chosen, linear)
+    return Layout(chunk_size, chunk_map, together, chosen, linear)
 
 
 def bytes_of(arrays: PyTree) -> int:

@@ -7,7 +7,6 @@ exists: a chunk of clients is gathered, run, added to the mechanism's accumulato
 before the next.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -134,10 +133,13 @@ def work(
     layout = layout.for_messages(message)
     rematerialize = layout.rematerialize
     count = places.ids.shape[0]
-    size = _even_size(count, layout.chunk_size) if filled else layout.chunk_size
+    size = layout.even_size(count) if filled else layout.chunk_size
     full = filled and count % size == 0
-    scanned = functools.partial(_scanned_chunk, message if mechanism.adds_chunks else None)
-    chunk = scanned if layout.scans else _mapped_chunk
+    group = layout.group(size)
+    kept = message if mechanism.adds_chunks and group < size else None
+    # Where every client takes part, a chunk's states are a piece of the store; but one that goes
+    # through no loop would be read again by each use, and the store copied for the one that writes.
+    piece = full and group < size
 
     def add(accumulator, messages, mask, ids):
         return mechanism.add(
@@ -146,11 +148,12 @@ def work(
 
     def run_chunk(operands):
         (store, accumulator, totals), (slots, ids, mask) = operands
-        old, store = take(store, slots, reverse=rematerialize)
-        new, accumulator, totals = chunk(
-            one, add, old, ids, mask, accumulator, totals, full, rematerialize
+        old, store = take(store, slots, reverse=rematerialize, piece=piece)
+        new, accumulator, totals = _run_chunk(
+            kept, one, add, group, old, ids, mask, accumulator, totals, full, rematerialize
         )
-        return put(store, slots, new, reverse=rematerialize), accumulator, totals
+        store = put(store, slots, new, reverse=rematerialize, piece=piece)
+        return store, accumulator, totals
 
     def body(carry, places):
         if full or rematerialize:
@@ -166,14 +169,6 @@ def work(
     return Worked(store, accumulator, totals)
 
 
-def _even_size(places: int, size: int) -> int:
-    """The largest size of at most `size`, and at least 2, that divides the places; else `size`.
-
-    Without empty places nothing need be skipped, and a branch per client costs copies.
-    """
-    return next((s for s in range(size, 1, -1) if places % s == 0), size)
-
-
 def _chunks(places: Places, store_leaves: list[jax.Array], size: int) -> Places:
     """The places in chunks, (chunks, size); empty ones point outside the store."""
     slots, ids, mask = places
@@ -187,65 +182,61 @@ def _chunks(places: Places, store_leaves: list[jax.Array], size: int) -> Places:
     return jax.tree.map(lambda leaf: leaf.reshape(chunks, size), Places(slots, ids, mask))
 
 
-def _scanned_chunk(kept, one, add, rows, ids, mask, accumulator, totals, full, rematerialize):
-    """One client after another; each is bounded and added before the next one starts.
+def _run_chunk(kept, one, add, size, rows, ids, mask, accumulator, totals, full, rematerialize):
+    """Groups of so many clients one after another, each bounded and added before the next starts.
 
-    Or, where `kept` is given, a message as shapes, all are kept and added when the last is done.
+    The clients of a group run as one batch; a group without clients is skipped. Where `kept` is
+    given, a message as shapes, all messages of the chunk are kept and added when the last is done.
     """
+    together = jax.vmap(one) if size > 1 else _alone(one)
 
     def run(operands):
-        row, client_id, accumulator, totals = operands
-        row, message, metrics = one(row, client_id)
-        totals = jax.tree.map(jnp.add, totals, metrics)
+        rows, ids, mask, accumulator, totals = operands
+        rows, messages, metrics = together(rows, ids)
+
+        def add_present(total, leaf):
+            return total + jnp.sum(jnp.where(along_clients(mask, leaf), leaf, 0), axis=0)
+
+        totals = jax.tree.map(add_present, totals, metrics)
         if kept is not None:
-            return row, accumulator, totals, message
-        messages = jax.tree.map(lambda leaf: leaf[None], message)
-        accumulator = add(accumulator, messages, jnp.ones(1, bool), client_id[None])
-        return row, accumulator, totals, None
+            return rows, accumulator, totals, messages
+        return rows, add(accumulator, messages, mask, ids), totals, None
 
     def skip(operands):
-        row, _, accumulator, totals = operands
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), kept)
-        return row, accumulator, totals, nothing
+        rows, _, _, accumulator, totals = operands
+        nothing = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), kept)
+        return rows, accumulator, totals, nothing
 
-    def body(carry, place):
-        accumulator, totals = carry
-        row, client_id, present = place
-        operands = (row, client_id, accumulator, totals)
-        row, accumulator, totals, message = (
-            run(operands) if full else jax.lax.cond(present, run, skip, operands)
+    def body(carry, places):
+        operands = (*places, *carry)
+        rows, accumulator, totals, messages = (
+            run(operands) if full else jax.lax.cond(places[2][0], run, skip, operands)
         )
-        return (accumulator, totals), (row, message)
+        return (accumulator, totals), (rows, messages)
 
     # Around the branch and not inside it, where all that a client reads would be kept.
     body = jax.checkpoint(body, prevent_cse=False) if rematerialize else body
-    (accumulator, totals), (rows, messages) = jax.lax.scan(
-        body, (accumulator, totals), (rows, ids, mask)
-    )
+    carry, places, count = (accumulator, totals), (rows, ids, mask), ids.shape[0]
+    if size == count:
+        carry, (rows, messages) = body(carry, places)
+    else:
+        groups = jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), places)
+        carry, grouped = jax.lax.scan(body, carry, groups)
+        rows, messages = jax.tree.map(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), grouped)
+    accumulator, totals = carry
     if kept is not None:
         accumulator = add(accumulator, messages, mask, ids)
     return rows, accumulator, totals
 
 
-def _mapped_chunk(one, add, rows, ids, mask, accumulator, totals, full, rematerialize):
-    """All clients of the chunk as one batch; a chunk without clients is skipped."""
+def _alone(one):
+    """The function of one client for a group of one, without an axis that is mapped over."""
 
-    def run(operands):
-        rows, accumulator, totals = operands
-        rows, messages, metrics = jax.vmap(one)(rows, ids)
-        accumulator = add(accumulator, messages, mask, ids)
+    def group(rows, ids):
+        outputs = one(*jax.tree.map(lambda leaf: leaf[0], (rows, ids)))
+        return jax.tree.map(lambda leaf: leaf[None], outputs)
 
-        def add_present(total, leaf):
-            return total + jnp.sum(jnp.where(along_clients(mask, leaf), leaf, 0), axis=0)
-
-        return rows, accumulator, jax.tree.map(add_present, totals, metrics)
-
-    def unless_empty(operands):
-        return jax.lax.cond(jnp.any(mask), run, lambda operands: operands, operands)
-
-    chunk = run if full else unless_empty
-    chunk = jax.checkpoint(chunk, prevent_cse=False) if rematerialize else chunk
-    return chunk((rows, accumulator, totals))
+    return group
 
 
 def map_clients(

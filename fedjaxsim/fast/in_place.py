@@ -15,7 +15,9 @@ import numpy as np
 PyTree = Any
 
 
-def take(store: PyTree, slots: jax.Array, *, reverse: bool) -> tuple[PyTree, PyTree]:
+def take(
+    store: PyTree, slots: jax.Array, *, reverse: bool, piece: bool = False
+) -> tuple[PyTree, PyTree]:
     """Some rows of a store, and the store, to be given to `put` with new rows and to nothing else.
 
     Args:
@@ -23,19 +25,24 @@ def take(store: PyTree, slots: jax.Array, *, reverse: bool) -> tuple[PyTree, PyT
       slots: (c,) int32, distinct; where one lies outside the store, what is read has no meaning.
       reverse: static; whether it is for reverse mode, which is then in place. Forward mode does not
         apply to that.
+      piece: static; whether the slots are consecutive and inside the store, so that the rows are
+        one piece of memory.
 
     Returns:
       The rows, leaves (c, ...), and the store.
     """
     leaves, structure = jax.tree.flatten(store)
     pairs = [
-        (_take if reverse and _has_derivative(leaf) else _read)(leaf, slots) for leaf in leaves
+        (_take if reverse and _has_derivative(leaf) else _read)(leaf, slots, piece)
+        for leaf in leaves
     ]
     rows, rest = zip(*pairs, strict=True) if pairs else ((), ())
     return structure.unflatten(rows), structure.unflatten(rest)
 
 
-def put(store: PyTree, slots: jax.Array, rows: PyTree, *, reverse: bool) -> PyTree:
+def put(
+    store: PyTree, slots: jax.Array, rows: PyTree, *, reverse: bool, piece: bool = False
+) -> PyTree:
     """The store with the rows that were taken replaced.
 
     Args:
@@ -43,20 +50,25 @@ def put(store: PyTree, slots: jax.Array, rows: PyTree, *, reverse: bool) -> PyTr
       slots: those of `take`; what lies outside the store is dropped.
       rows: leaves (c, ...).
       reverse: as of `take`.
+      piece: likewise.
     """
 
     def put_leaf(leaf, row):
-        return (_put if reverse and _has_derivative(leaf) else _write)(leaf, slots, row)
+        return (_put if reverse and _has_derivative(leaf) else _write)(leaf, slots, row, piece)
 
     return jax.tree.map(put_leaf, store, rows)
 
 
-def _write(leaf, slots, rows):
+def _write(leaf, slots, rows, piece):
+    if piece:
+        return jax.lax.dynamic_update_slice_in_dim(leaf, rows, slots[0], axis=0)
     # Distinct slots let XLA write in place and keep reverse mode from saving masks.
     return leaf.at[slots].set(rows, mode="drop", unique_indices=True)
 
 
-def _read(leaf, slots):
+def _read(leaf, slots, piece):
+    if piece:
+        return jax.lax.dynamic_slice_in_dim(leaf, slots[0], slots.shape[0]), leaf
     return leaf.at[slots].get(mode="clip"), leaf
 
 
@@ -64,28 +76,31 @@ def _has_derivative(leaf):
     return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
-_take = jax.custom_vjp(_read)
+_take = jax.custom_vjp(_read, nondiff_argnums=(2,))
 
 
-def _take_forward(leaf, slots):
-    return _read(leaf, slots), slots
+def _take_forward(leaf, slots, piece):
+    return _read(leaf, slots, piece), slots
 
 
-def _take_backward(slots, cotangents):
+def _take_backward(piece, slots, cotangents):
     of_rows, of_store = cotangents
-    return _write(of_store, slots, of_rows), _none(slots)
+    return _write(of_store, slots, of_rows, piece), _none(slots)
 
 
-_put = jax.custom_vjp(_write)
+_put = jax.custom_vjp(_write, nondiff_argnums=(3,))
 
 
-def _put_forward(leaf, slots, rows):
-    return _write(leaf, slots, rows), slots
+def _put_forward(leaf, slots, rows, piece):
+    return _write(leaf, slots, rows, piece), slots
 
 
-def _put_backward(slots, cotangent):
+def _put_backward(piece, slots, cotangent):
     # Those of the rows that were replaced are left in the store's: `_take` writes over them.
-    rows = cotangent.at[slots].get(mode="fill", fill_value=0, unique_indices=True)
+    if piece:
+        rows, _ = _read(cotangent, slots, piece)
+    else:
+        rows = cotangent.at[slots].get(mode="fill", fill_value=0, unique_indices=True)
     return cotangent, _none(slots), rows
 
 

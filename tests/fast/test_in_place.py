@@ -10,43 +10,43 @@ import pytest
 from fedjaxsim.fast.in_place import put, take
 
 
-def work(slots, weights, reverse):
+def work(slots, weights, reverse, piece=False):
     """(store, slope) -> (): rows are read, changed and written back, chunk after chunk."""
 
     def function(store, slope):
         for chunk in slots:
-            rows, store = take(store, chunk, reverse=reverse)
+            rows, store = take(store, chunk, reverse=reverse, piece=piece)
             rows = {"x": jnp.sin(slope * rows["x"]) * rows["x"][:, ::-1], "n": rows["n"] + 1}
-            store = put(store, chunk, rows, reverse=reverse)
+            store = put(store, chunk, rows, reverse=reverse, piece=piece)
         return jnp.sum(weights * store["x"] * store["n"][:, None])
 
     return function
 
 
 @pytest.mark.parametrize(
-    "slots",
+    ("slots", "piece"),
     [
-        [[0, 3], [1, 4]],  # every row but one
-        [[4, 0], [0, 2], [2, 4]],  # some of them twice
-        [[1, 9], [7, 8]],  # places outside the store
+        ([[0, 3], [1, 4]], False),  # every row but one
+        ([[4, 0], [0, 2], [2, 4]], False),  # some of them twice
+        ([[1, 9], [7, 8]], False),  # places outside the store
+        ([[0, 1], [3, 4], [2, 3]], True),  # one piece each
     ],
 )
-def test_both_forms_have_the_same_value_and_derivatives(slots):
+def test_all_forms_have_the_same_value_and_derivatives(slots, piece):
     rng = np.random.default_rng(0)
     store = {"x": jnp.asarray(rng.normal(size=(5, 3))), "n": jnp.arange(5)}
     weights = jnp.asarray(rng.normal(size=(5, 3)))
     results = []
-    for reverse in (False, True):
-        function = work([jnp.array(chunk) for chunk in slots], weights, reverse)
+    for form in ({"reverse": False}, {"reverse": True}, {"reverse": True, "piece": piece}):
+        function = work([jnp.array(chunk) for chunk in slots], weights, **form)
         results.append(
             jax.value_and_grad(function, argnums=(0, 1), allow_int=True)(store, jnp.array(0.7))
         )
-    (value, (of_store, of_slope)), (value_in_place, (of_store_in_place, of_slope_in_place)) = (
-        results
-    )
-    assert value == value_in_place
-    np.testing.assert_allclose(of_store_in_place["x"], of_store["x"], rtol=1e-6)
-    np.testing.assert_allclose(of_slope_in_place, of_slope, rtol=1e-6)
+    (value, (of_store, of_slope)), *others = results
+    for other, (of_its_store, of_its_slope) in others:
+        assert value == other
+        np.testing.assert_allclose(of_its_store["x"], of_store["x"], rtol=1e-6)
+        np.testing.assert_allclose(of_its_slope, of_slope, rtol=1e-6)
 
 
 @pytest.mark.usefixtures("fully_optimized")

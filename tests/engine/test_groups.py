@@ -1,0 +1,85 @@
+"""Clients with linear models of their own run in groups: the same run as one after another."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import classification, least_squares, simulation_of
+
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.gradients.hypergradient import hypergradient
+from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.privacy.sampling import everyone, poisson
+
+THOROUGH = pytest.mark.thorough
+HPARAMS = Hyperparameters(learning_rate=0.01, lam=0.3, clip_norm=0.2, noise_multiplier=0.5)
+ROWS = [4 + k % 5 for k in range(15)]
+CONSUMED = Minibatches(3, steps=1, passes=2)
+
+
+def simulation(problem, name, rate, minibatches, **layout):
+    """Models of 5 kB, above which clients run one after another; 15 places are 3 groups of 5."""
+    population, task = problem(ROWS, 600 if problem is least_squares else 200)
+    sampling = everyone(15) if rate == 1 else poisson(15, max_rate=rate)
+    return simulation_of(name, task, population, sampling, minibatches, **layout)
+
+
+@pytest.mark.parametrize(
+    ("problem", "name", "rate", "minibatches", "devices"),
+    [
+        (classification, "pmtl", 1.0, Minibatches(3, steps=2), 1),
+        pytest.param(classification, "pmtl", 0.6, Minibatches(3, steps=2), 2, marks=THOROUGH),
+        pytest.param(classification, "ppsgd", 0.6, CONSUMED, 1, marks=THOROUGH),
+        pytest.param(classification, "local", 1.0, CONSUMED, 1, marks=THOROUGH),
+        pytest.param(least_squares, "pmtl", 1.0, Minibatches(3, steps=1), 2, marks=THOROUGH),
+        pytest.param(least_squares, "ditto", 0.6, Minibatches(3, steps=1), 1, marks=THOROUGH),
+    ],
+)
+def test_groups_are_clients_one_after_another(problem, name, rate, minibatches, devices):
+    with jax.enable_x64(True):
+        hparams = HPARAMS if name != "local" else Hyperparameters(learning_rate=0.01)
+        hparams, found = hparams.replace(sampling_rate=rate), []
+        for layout in ({}, {"chunk_map": "scan"}):
+            own = {} if devices == 1 else {"devices": jax.devices()[:devices]}
+            sim = simulation(problem, name, rate, minibatches, **layout, **own)
+            assert (sim.layout.group(15) == 5) == (not layout)
+            state, metrics = sim._segment(
+                sim.init(0, hparams), hparams, sim._placed["train"], rounds=3
+            )
+            found.append((state.shared, state.personal, state.consumed, metrics))
+        for ours, plain in zip(*map(jax.tree.leaves, found), strict=True):
+            np.testing.assert_allclose(ours, plain, rtol=1e-11, atol=1e-14)
+
+
+@THOROUGH
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_groups_have_the_derivatives_of_clients_one_after_another(mode):
+    with jax.enable_x64(True):
+        found = []
+        for layout in ({}, {"chunk_map": "scan"}):
+            sim = simulation(classification, "pmtl", 1.0, Minibatches(3, steps=2), **layout)
+
+            def objective(state, hparams):
+                return jnp.sum(jnp.square(state.personal["kernel"]))
+
+            names = ("learning_rate", "lam", "clip_norm")
+            _, gradient = hypergradient(sim, objective, 3, names, mode=mode)(0, HPARAMS)
+            found.append([float(gradient[name]) for name in names])
+        assert np.all(np.abs(found[1]) > 1e-6)
+        np.testing.assert_allclose(*found, rtol=1e-9)
+
+
+@THOROUGH
+@pytest.mark.usefixtures("fully_optimized")
+@pytest.mark.parametrize("layout", [{}, {"chunk_map": "scan"}])
+def test_a_round_of_everyone_copies_no_states(layout):
+    # A piece that several uses read, one of which writes it back, would take two copies of all.
+    population, task = classification(ROWS * 10, 400)
+    sim = simulation_of("pmtl", task, population, everyone(150), Minibatches(3, steps=2), **layout)
+    hparams = HPARAMS.as_arrays()
+    state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
+    text = sim._segment.lower(state, hparams, sim.rows["train"], rounds=2).compile().as_text()
+    assert re.search(r"f32\[150,400,3\]\S* (fusion|while)\(", text)
+    assert not re.search(r"f32\[150,400,3\]\S* copy\(", text)
