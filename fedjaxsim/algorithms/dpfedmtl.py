@@ -149,7 +149,12 @@ def _algorithm(
 
             begun = {name: parts[name] for name in moving}
             moved, value = local_steps(
-                begun, data, task._replace(loss=loss), optimizer, hparams, context.round
+                begun,
+                data,
+                task._replace(loss=loss, linear=None),
+                optimizer,
+                hparams,
+                context.round,
             )
             parts = parts | moved
             losses.append(value)

@@ -13,7 +13,7 @@ from fedjaxsim.algorithms import optimizers
 from fedjaxsim.data.minibatches import Batch, ClientData
 from fedjaxsim.fast.linear_steps import linear_update, pays
 from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.task import Task
+from fedjaxsim.models.task import Task, value_and_gradient
 
 PyTree = Any
 
@@ -60,7 +60,7 @@ def local_steps(
 
     def step(carry, batch):
         params, state, total = carry
-        value, grads = jax.value_and_grad(task.loss)(params, batch)
+        value, grads = value_and_gradient(task, params, batch)
         if pull is not None:
             strength, centre = pull
             grads = jax.tree.map(lambda g, v, c: g + strength * (v - c), grads, params, centre)

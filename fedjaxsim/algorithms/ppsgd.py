@@ -13,7 +13,7 @@ from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms.layers import Selection, merge, split
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.hparams import Hyperparameters, on_host
-from fedjaxsim.models.task import Task
+from fedjaxsim.models.task import Task, value_and_gradient
 
 PyTree = Any
 Parametrization = Literal["grid", "paper"]
@@ -307,15 +307,12 @@ def _gradient(
         sizes = jnp.asarray(objective.sizes)
         size = sizes if sizes.ndim == 0 else sizes[client_id]
 
-    def loss(params, batch):
-        return task.loss(params, batch) * jnp.sum(batch.weight)
-
     def add(carry, batch):
         gradient, total, count = carry
         if size is not None:
             position = count + jnp.arange(batch.weight.shape[0])
             batch = batch._replace(weight=jnp.where(position < size, batch.weight, 0))
-        value, more = jax.value_and_grad(loss)(params, batch)
+        value, more = value_and_gradient(task, params, batch, jnp.sum(batch.weight))
         gradient = jax.tree.map(jnp.add, gradient, more)
         return gradient, total + value, count + jnp.sum(batch.weight)
 

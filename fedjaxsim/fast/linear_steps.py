@@ -103,3 +103,37 @@ def linear_update(
     if bias is not None:  # the kernel of a feature that is always 1
         update["bias"] = jnp.sum(right, axis=0)
     return update, total
+
+
+def turned_gradient(
+    params: PyTree, linear: Linear, batch: Any, times: ArrayLike = 1.0
+) -> tuple[jax.Array, PyTree]:
+    """`jax.value_and_grad` of a multiple of a task's loss, with XᵀR multiplied as (RᵀX)ᵀ.
+
+    Where c is small, a CPU multiplies matrices with rows of d numbers in a third of the time of
+    those with rows of c. The barrier keeps the compiler from turning the product round again.
+
+    Args:
+      params: {"kernel": (d, c), …}.
+      linear: of the task.
+      batch: of b examples.
+      times: (), the multiple.
+
+    Returns:
+      The value and its gradient, like the params.
+    """
+    kernel, bias = params["kernel"], params.get("bias")
+    x = linear.features(batch)
+    outputs = x @ kernel if bias is None else x @ kernel + bias
+    value, derivative = jax.value_and_grad(lambda o: times * linear.loss(o, batch))(outputs)
+    turned = jax.lax.optimization_barrier(derivative.T @ x)
+    gradient: PyTree = {"kernel": turned.T.astype(kernel.dtype)}
+    if bias is not None:
+        gradient["bias"] = jnp.sum(derivative, axis=0, dtype=bias.dtype)
+    return value, gradient
+
+
+def turns(params: PyTree) -> bool:
+    """Whether the gradient of a linear task is multiplied as (RᵀX)ᵀ."""
+    d, c = params["kernel"].shape
+    return jax.default_backend() == "cpu" and 1 < c < d
