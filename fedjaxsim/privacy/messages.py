@@ -11,6 +11,9 @@ from fedjaxsim.privacy.clipping import clip_by_global_norm, squared_norm
 
 PyTree = Any
 
+_LONG = 1024
+"""Numbers of a message from which on a CPU adds up many faster as a product with ones."""
+
 
 class Bounded(NamedTuple):
     """Clipped messages of a chunk, and what happened to them.
@@ -60,7 +63,12 @@ class Messages(Opaque):
         """Σ_k v_k, a pytree of arrays."""
 
         def one(leaf):
-            return products.total(leaf) if isinstance(leaf, Product) else jnp.sum(leaf, axis=0)
+            if isinstance(leaf, Product):
+                return products.total(leaf)
+            if leaf.shape[0] == 1 or leaf.size < _LONG * leaf.shape[0]:
+                return jnp.sum(leaf, axis=0)
+            ones = jnp.ones(leaf.shape[0], leaf.dtype)
+            return jnp.tensordot(ones, leaf, 1, precision=jax.lax.Precision.HIGHEST)
 
         return products.tree_map(one, self._tree)
 
