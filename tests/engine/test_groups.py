@@ -1,5 +1,6 @@
 """Clients with linear models of their own run in groups: the same run as one after another."""
 
+import functools
 import re
 
 import jax
@@ -80,6 +81,9 @@ def test_a_round_of_everyone_copies_no_states(layout):
     sim = simulation_of("pmtl", task, population, everyone(150), Minibatches(3, steps=2), **layout)
     hparams = HPARAMS.as_arrays()
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
-    text = sim._segment.lower(state, hparams, sim.rows["train"], rounds=2).compile().as_text()
+    several = functools.partial(sim.program.rounds, rounds=2)
+    compiled = jax.jit(several, donate_argnums=0).lower(state, hparams, sim.rows["train"])
+    text = compiled.compile().as_text()
+    assert text
     assert re.search(r"f32\[150,400,3\]\S* (fusion|while)\(", text)
     assert not re.search(r"f32\[150,400,3\]\S* copy\(", text)
