@@ -4,7 +4,7 @@ Every client has a linear model of its own (PMTL, squared loss, one local step);
 drawn in a round (Poisson). Each figure comes from a process of its own, which watches its anonymous
 memory (what is neither code nor a mapped file):
 
-* from arrays in memory to a split population, the first round, an evaluation and its table;
+* from arrays in memory to a split population, the first round, and an evaluation;
 * rounds per second where rows and states lie in memory, where a folder of rows is mapped from disk
   and the CPU reads it through the mapping, and where the simulation is streamed, with the same
   seeds: the billboards of the first two must agree bit for bit.
@@ -17,10 +17,8 @@ folder, and is removed at the end. Its pages stay in the file cache where there 
 """
 
 import argparse
-import csv
 import functools
 import hashlib
-import io
 import json
 import shutil
 import tempfile
@@ -40,7 +38,7 @@ from fedjaxsim.data.population import consecutive
 
 COHORT = 1000
 ROUNDS = 300
-REPEATS = 5
+REPEATS = 3
 _PLACEMENTS = ("memory", "mapped", "streamed")
 TEST_PART = 4
 """One in so many rows of a client is for testing; of two, one."""
@@ -123,12 +121,8 @@ def first_round(m: int, d: int = 32, rows: int = 2) -> dict[str, Any]:
     state, _ = jax.block_until_ready(simulation.round(state, hparams))
     lap("round")
     peak = watch.peak
-    evaluation = simulation.evaluate(state, hparams)
-    evaluation.summary()
+    simulation.evaluate(state, hparams).summary()
     lap("evaluation")
-    writer = csv.writer(io.StringIO())
-    writer.writerows(zip(population.names, *evaluation.values.values(), strict=True))
-    lap("table")
     states = sum(leaf.nbytes for leaf in jax.tree.leaves(state.personal))
     return {
         "clients": m,
