@@ -91,8 +91,9 @@ def peak_bytes() -> int:
 
 
 def device_peak_bytes(devices: Iterable[Any]) -> int | None:
-    """The peak of allocated memory, summed over devices; None where they do not tell."""
-    stats = [device.memory_stats() for device in devices]
+    """The peak of allocated memory, summed over devices of this process; None if untold."""
+    own = [device for device in devices if device.process_index == jax.process_index()]
+    stats = [device.memory_stats() for device in own]
     if any(stat is None or "peak_bytes_in_use" not in stat for stat in stats):
         return None
     return sum(stat["peak_bytes_in_use"] for stat in stats)
