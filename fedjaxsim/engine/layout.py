@@ -72,9 +72,12 @@ class Layout:
     def even_size(self, places: int) -> int:
         """The best size of chunks, at least 2, that divides the places; else `chunk_size`.
 
-        Without empty places nothing need be skipped, and a branch per client costs copies.
+        Without empty places nothing need be skipped, and a branch per client costs copies. But a
+        batch of few clients costs more than empty places do.
         """
-        even = [size for size in range(2, self.chunk_size + 1) if places % size == 0]
+        least = 2 if self.scans and self.together == 1 else self.chunk_size // 4
+        sizes = range(min(least, places), self.chunk_size + 1)
+        even = [size for size in sizes if size > 1 and places % size == 0]
         return max(even, key=lambda size: (self.group(size), size), default=self.chunk_size)
 
     def reading(self, pass_size: int) -> Reading:

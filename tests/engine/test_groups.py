@@ -10,6 +10,7 @@ import pytest
 from problems import classification, least_squares, simulation_of
 
 from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.engine.layout import Layout
 from fedjaxsim.gradients.hypergradient import hypergradient
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.sampling import everyone, poisson
@@ -52,6 +53,14 @@ def test_groups_are_clients_one_after_another(problem, name, rate, minibatches, 
             found.append((state.shared, state.personal, state.consumed, metrics))
         for ours, plain in zip(*map(jax.tree.leaves, found), strict=True):
             np.testing.assert_allclose(ours, plain, rtol=1e-11, atol=1e-14)
+
+
+def test_places_stay_empty_rather_than_batches_small():
+    batch, one_by_one = Layout(64, "vmap"), Layout(16, "scan")
+    sizes = {5: 5, 15: 15, 100: 50, 640: 64}
+    assert {places: batch.even_size(places) for places in sizes} == sizes
+    few = 31_623  # 3 · 83 · 127
+    assert (batch.even_size(few), one_by_one.even_size(few)) == (64, 3)
 
 
 @THOROUGH

@@ -1,7 +1,6 @@
 """The studies of experiments/mpmtl on a few clients: repetitions are the runs of each alone."""
 
 import dataclasses
-import importlib
 import math
 from pathlib import Path
 
@@ -10,16 +9,11 @@ import pytest
 
 import fedjaxsim as fjs
 from fedjaxsim.data import related_regression
+from fedjaxsim.privacy.accounting import kov
+from fedjaxsim.privacy.calibration import spent
+from fedjaxsim.privacy.events import Entry
 
 SCRIPTS = Path(__file__).parents[2] / "experiments" / "mpmtl"
-
-
-@pytest.fixture(scope="module")
-def script():
-    """Imports a file of the folder as its scripts do, which are no package."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPTS)
-        yield importlib.import_module
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +77,6 @@ def test_noise_is_charged_what_it_should_be(script):
     methods = script("contenders").METHODS
     z = methods["low-rank"].noise(methods["low-rank"].mechanism(40), 2.0, 1e-3, 5, 40)
     scheme = fjs.everyone(40).scheme
-    spent = importlib.import_module("fedjaxsim.privacy.calibration").spent
     event = methods["low-rank"].mechanism(40).event
     assert spent(z, 1.0, 5, 1e-3, scheme, event, "replace") == pytest.approx(2.0, rel=1e-3)
     # One release of the published noise, or of pure ε: no composition.
@@ -105,11 +98,9 @@ def test_a_large_model_shows_in_all_others_unless_there_is_noise(script):
 @pytest.mark.thorough
 def test_allocations_cost_what_their_targets_say(script, study, monkeypatch):
     allocation = script("allocation")
-    kov = importlib.import_module("fedjaxsim.privacy.accounting.kov")
-    entry = importlib.import_module("fedjaxsim.privacy.events").Entry
     z = allocation.published(allocation.Budget("power", 1.0), 2.0, 1e-3, 5)
     np.testing.assert_allclose(z[0] / z, [1, 2, 3, 4, 5], rtol=1e-6)
-    planned = [entry(float(1 / each), 1.0, 1) for each in z]
+    planned = [Entry(float(1 / each), 1.0, 1) for each in z]
     assert kov.compose(planned, 1e-3) == pytest.approx(2.0, rel=1e-6)
     monkeypatch.setattr(allocation, "ROUNDS", 3)
     monkeypatch.setattr(allocation, "POWERS", (0.0, 2.0))

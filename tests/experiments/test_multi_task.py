@@ -1,7 +1,6 @@
 """The harness of experiments/multi_task on a problem of a few clients: its arithmetic, and that it
 goes on where it stopped."""
 
-import importlib
 import json
 import math
 from pathlib import Path
@@ -13,14 +12,6 @@ import fedjaxsim as fjs
 from fedjaxsim.models import linear, squared
 
 SCRIPTS = Path(__file__).parents[2] / "experiments" / "multi_task"
-
-
-@pytest.fixture(scope="module")
-def script():
-    """Imports a file of the folder as its scripts do, which are no package."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPTS)
-        yield importlib.import_module
 
 
 def read(folder, seed, validation):
