@@ -77,7 +77,8 @@ def engine(
     rows = simulation._placed["train"]
 
     def compiled(rounds):
-        program = simulation._segment.lower(state, hparams, rows, rounds=rounds).compile()
+        segment: Any = simulation._segment
+        program = segment.lower(state, hparams, rows, rounds=rounds).compile()
         return program, lambda state: program(state, hparams, rows)[0]
 
     state = simulation.init(0, hparams)

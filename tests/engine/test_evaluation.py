@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -168,7 +169,8 @@ def test_the_model_is_asked_once_for_a_batch(fully_optimized):
     def products(task):
         sim = Simulation(pmtl(task), task, CLIENTS, everyone(5), Minibatches(4, steps=2))
         state = sim.init(0, HPARAMS)
-        compiled = sim._evaluate.lower(state, HPARAMS.as_arrays(), sim._placed["test"]).compile()
+        evaluate: Any = sim._evaluate
+        compiled = evaluate.lower(state, HPARAMS.as_arrays(), sim._placed["test"]).compile()
         return str(compiled.as_text()).count(" dot(")
 
     assert products(OWN) == products(TASK._replace(folds={})) > 0

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -257,9 +258,8 @@ def test_a_round_holds_no_gradient_of_a_client():
             chunk_map="vmap",
         )
         state = sim.init(0, hparams)
-        compiled[name] = sim._one_round.lower(
-            state, hparams.as_arrays(), sim.rows["train"]
-        ).compile()
+        one_round: Any = sim._one_round
+        compiled[name] = one_round.lower(state, hparams.as_arrays(), sim.rows["train"]).compile()
 
     def of_clients(program):  # arrays with axes 50, d and c, in any order
         shapes = {
