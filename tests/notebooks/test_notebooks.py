@@ -30,6 +30,7 @@ def test_there_are_notebooks():
         "hypergradients",
         "own_algorithm",
         "privacy",
+        "text_gru",
         "thousand_runs",
     }
     assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == names
