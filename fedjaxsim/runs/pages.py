@@ -66,24 +66,44 @@ def runs_page(paths: Sequence[Path]) -> bytes:
       ValueError: if a file is damaged.
     """
     directories = named(paths)
+    sections = sections_of(directories)
+    if len(directories) > 1:
+        return page(f"{len(directories)} runs side by side", [FOR_WHOM], sections)
+    (one,) = directories.values()
+    config, summary = one.config(), one.summary()
+    size = f"{config.get('resolved', {}).get('clients', '?')} clients"
+    spent = f"{summary['rounds']} of {summary['rounds_planned']} rounds"
+    return page(title_of(config), [f"{size}, {spent}.", FOR_WHOM], sections)
+
+
+def title_of(config: Record) -> str:
+    """What was run, from its settings."""
+    return "{} {} on {}".format(*(config.get(key, "?") for key in ("algorithm", "model", "data")))
+
+
+def sections_of(directories: Mapping[str, RunDirectory]) -> list[Section]:
+    """What a report says of runs.
+
+    Args:
+      directories: by the names that runs have in it, at least one.
+
+    Raises:
+      FileNotFoundError: if one holds no finished run.
+      ValueError: if a file is damaged.
+    """
     runs = {
         name: seeds.Run(each.config(), each.summary(), each.metrics(), each.clients())
         for name, each in directories.items()
     }
     systems = seeds.systems(runs)
-    first = next(iter(runs.values()))
     if len(runs) == 1:
-        title = "{} {} on {}".format(
-            *(first.config.get(key, "?") for key in ("algorithm", "model", "data"))
-        )
         picture = directories[next(iter(runs))].read(CURVES)
         alt = "Loss, quality with its 10–90 % band over clients, and ε, each over rounds"
     else:
-        title = f"{len(runs)} runs side by side"
         picture = plots.png(plots.comparison_figure(plots.of_systems(systems), "Runs"))
         alt = "Quality and ε of each system over rounds"
     files = {name: each.read(CONFIG).decode() for name, each in directories.items()}
-    sections: list[Section] = [
+    return [
         ("Results", _results(runs, systems)),
         ("Privacy", privacy(_promises(systems, runs, directories))),
         ("Curves", [image(picture, alt)]),
@@ -94,10 +114,6 @@ def runs_page(paths: Sequence[Path]) -> bytes:
             (name, run.config, "run", name if len(runs) > 1 else "") for name, run in runs.items()
         )),
     ]  # fmt: skip
-    size = f"{first.config.get('resolved', {}).get('clients', '?')} clients"
-    spent = f"{first.summary['rounds']} of {first.summary['rounds_planned']} rounds"
-    of = [f"{size}, {spent}."] if len(runs) == 1 else []
-    return page(title, [*of, FOR_WHOM], sections)
 
 
 # --- results and privacy --------------------------------------------------------------------------
@@ -292,7 +308,7 @@ def origin(made: Iterable[tuple[str, Record, str, str]]) -> list[Element]:
     Args:
       made: of each run or sweep its name, settings, command, and the folder of its file.
     """
-    commands, rows, versions = [], [], {}
+    commands, rows = [], []
     for name, config, command, folder in made:
         file = str(Path(folder) / (SWEEP if command == "sweep" else CONFIG))
         earlier = [str(stage.get("directory", "DIR")) for stage in config.get("stages", [])[-1:]]
@@ -303,13 +319,27 @@ def origin(made: Iterable[tuple[str, Record, str, str]]) -> list[Element]:
             *(word for each in earlier for word in ("--from", each)),
         ]
         commands.append(f"{shlex.join(words)} --out DIR")
+        rows.append((name, config))
+    return [
+        paragraph(f"With the settings above as {SWEEP if 'sweep' in commands[0] else CONFIG}:"),
+        verbatim("\n".join(commands)),
+        *provenance(rows),
+    ]
+
+
+def provenance(made: Iterable[tuple[str, Record]]) -> list[Element]:
+    """Fingerprints of the data, and with what it was computed.
+
+    Args:
+      made: of each run or sweep its name and settings.
+    """
+    rows, versions = [], {}
+    for name, config in made:
         data = config.get("resolved", {}).get("data_fingerprint", "–")
         rows.append([name, str(config.get("seed", "–")), data])
         with_ = ", ".join(f"{key} {value}" for key, value in config.get("versions", {}).items())
         versions[with_] = None
     return [
-        paragraph(f"With the settings above as {SWEEP if 'sweep' in commands[0] else CONFIG}:"),
-        verbatim("\n".join(commands)),
         table("Whose data", ["of", "seed", "fingerprint"], rows, left=3),
         paragraph(f"Computed with {'; and with '.join(versions)}."),
     ]

@@ -7,6 +7,7 @@ A tuning's directory holds
     path.png    the picture of both
     tuned.toml  the settings of the final run, which `fedjaxsim run` takes
     run/        the final run, as `fedjaxsim run` writes it
+    report.html all of it for people, where it was asked for
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from fedjaxsim.report.files import (
     write_json,
     write_tables,
 )
-from fedjaxsim.runs.directory import RunDirectory
+from fedjaxsim.runs.directory import PAGE, RunDirectory
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.tune.descent import NOT_FINITE, Measured, Point, Step
 
@@ -63,7 +64,7 @@ class TuneDirectory:
         directory = cls(path, fingerprint)
         if overwrite or not directory._goes_on():
             names = (PATH_JSON, PATH_CSV, TUNED)
-            make_directory(path, names, "tuning", overwrite=overwrite, pictures=[PICTURE])
+            make_directory(path, names, "tuning", overwrite=overwrite, pictures=[PICTURE, PAGE])
             RunDirectory.create(directory.run.path, overwrite=overwrite)
         return directory
 

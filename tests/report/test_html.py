@@ -17,6 +17,7 @@ from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.privacy.events import Charged, Entry, Event, Scheme
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.report.envelopes import envelope
+from fedjaxsim.report.files import write_json
 from fedjaxsim.report.plots import picture, png
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.plan import make_plan
@@ -242,6 +243,69 @@ def test_a_sweep_says_what_its_files_hold(tmp_path):
     assert main(["report", str(sweep.path)]) == 2
 
 
+def write_tuning(path, **changes):
+    """A tuning of two seeds with a step that was kept, one taken back, and a grid of two points."""
+    write_run(path / "run", "pmtl", [0.1, 0.5, 0.6, 0.8])
+    steps = [
+        {"runs": 4, "accepted": True, "values": [2.0, 1.0], "point": {"learning_rate": 0.1}},
+        {"runs": 8, "accepted": True, "values": [1.5, 0.9], "point": {"learning_rate": 0.25}},
+        {"runs": 12, "accepted": False, "values": [None, 1.0], "point": {"learning_rate": 4.0}},
+    ]
+    grid = {
+        "points": [{"learning_rate": 0.01}, {"learning_rate": 1.0}],
+        "values": [[3.0, 3.0], [1.75, 1.25]], "best": 1, "runs": 4,
+    }  # fmt: skip
+    write_json(path / "path.json", {
+        "statement": f"Tuned on {NASTY}: NOT covered.", "tuned_on": "validation",
+        "metric": "loss", "split": "validation", "seeds": 2, "rounds": 4, "rule": "adam",
+        "clients": {"tuning": 5, "run": 5}, "noise_multiplier": {"tuning": 1.5, "run": 2.0},
+        "asked": {"wrt": ["learning-rate"], "seeds": 2, "steps": 2, "rule": "adam",
+                  "metric": None, "public_data": "csv:a file.csv", "compare_grid": 2},
+        "stopped": "the steps are used up", "best": 1,
+        "gain": {"value": 0.3, "standard_error": 0.2}, "grid": grid, "steps": steps, **changes,
+    })  # fmt: skip
+    (path / "path.png").write_bytes(PICTURE)
+    (path / "tuned.toml").write_text("# what was found\nlearning_rate = 0.25\n")
+    return path
+
+
+def test_a_tuning_says_what_its_files_hold(tmp_path):
+    path = write_tuning(tmp_path / "tuned")
+    assert main(["report", str(path)]) == 0
+    page = read(path / "report.html")
+    assert page.headings[0] == (1, "Tuning of pmtl linear on csv:x.csv")
+    assert [name for _, name in page.headings[1:4]] == ["Results", "Privacy", "Points tried"]
+    assert f"Tuned on {NASTY}: NOT covered." in page.text
+    # By hand: of 2 and 1 the mean is 1.5, and its standard error is √(0.5 / 2) = 0.5.
+    headings, start, tuned, grid = page.tables[
+        "Means over 2 seeds, on validation rows of the run's own clients"
+    ]
+    assert headings == ["", "η", "validation loss", "run-equivalents spent"]
+    assert start == ["start", "0.1", "1.5 ± 0.5", "4"]
+    assert tuned == ["tuned", "0.25", "1.2 ± 0.3", "12"]
+    assert grid == ["best on the grid", "1", "1.5 ± 0.25", "4"]
+    assert page.tables["The descent; step 0 is the start"][2:] == [
+        ["1", "0.25", "1.2 ± 0.3", "8", "kept, the best"],
+        ["2", "4", "not finite", "12", "taken back"],
+    ]
+    assert page.tables["The grid"][1] == ["0", "0.01", "3 ± 0"]
+    assert "The loss fell by 0.3 ± 0.2 from the start" in page.text
+    # What is promised and spread over clients is that of the final run.
+    assert page.tables["At the end, on test rows"][1][:2] == ["final run", "0.500"]
+    assert "ε = 2.3178 zero-out" in page.text
+    assert len(page.alternatives) == 3
+    assert ["z: tuning, final run", "1.5, 2"] in page.tables["The tuning"]
+    assert (path / "tuned.toml").read_text() in page.text
+    again = (
+        "fedjaxsim tune tuned.toml --learning-rate 0.1 --wrt learning-rate --seeds 2 --steps 2 "
+        "--rule adam --public-data 'csv:a file.csv' --compare-grid 2 --out DIR"
+    )
+    assert again in page.text
+    write_tuning(tmp_path / "alone", grid=None)
+    assert main(["report", str(tmp_path / "alone")]) == 0
+    assert "The grid" not in read(tmp_path / "alone" / "report.html").tables
+
+
 def test_what_users_name_stays_text(tmp_path):
     path = write_run(tmp_path / "<script>alert(1)<", "<b>mine</b>", [0, 1, 1, 1],
                      names=(NASTY, *"bcde"))  # fmt: skip
@@ -281,14 +345,18 @@ def test_a_run_without_test_rows_or_old_files_has_dashes(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "report needs the directory of a run or of a sweep, got none"),
+        ([], "report needs the directory of a run, sweep or tuning, got none"),
         (["absent"], "no directory absent"),
         (["empty"], "empty holds no config.toml: not a run"),
         (["one", "one"], "several runs needs --out FILE.html"),
         (["one", "--out", "page.pdf"], "out must be a .html file"),
         (["one", "--out", "absent/page.html"], "in a folder that exists"),
         (["one", "sweep", "--out", "page.html"], "sweep holds a sweep, and only runs"),
+        (["tuning", "one", "--out", "page.html"], "tuning holds a tuning, and only runs"),
         (["sweep"], "sweep holds no report.json: not a sweep, or not a finished one"),
+        (["tuning"], "tuning holds no path.png: not a tuning, or not a finished one"),
+        (["unended"], "run holds no summary.json: not a run, or not a finished one"),
+        (["old"], "old is damaged: it does not hold what a tuning writes"),
         (["damaged"], "damaged/clients.csv is damaged"),
         (["unknown"], "unknown/guarantee.json is damaged: it is no privacy report"),
     ],
@@ -300,6 +368,11 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     for name in ("empty", "one", "sweep"):
         (tmp_path / name).mkdir()
     (tmp_path / "sweep" / "sweep.toml").touch()
+    (tmp_path / "tuning").mkdir()
+    (tmp_path / "tuning" / "path.json").touch()
+    write_tuning(tmp_path / "old", asked={})
+    write_tuning(tmp_path / "unended")
+    (tmp_path / "unended" / "run" / "summary.json").unlink()
     for name, file, content in (
         ("damaged", "clients.csv", "name,train_rows,test_rows\na,b,c\n"),
         ("unknown", "guarantee.json", '{"zero_out": {"joint_dp": {"pld": {}}}}'),
@@ -355,7 +428,10 @@ def test_a_browser_shows_real_reports_without_an_error_and_asks_for_nothing(tmp_
     assert main(["report", str(tmp_path / "0")]) == 0
     assert main(["report", str(tmp_path / "sweep")]) == 0
     assert main(["report", str(tmp_path / "0"), str(tmp_path / "1"), "--out", str(both)]) == 0
-    pages = [tmp_path / "0" / "report.html", tmp_path / "sweep" / "report.html", both]
+    tuning = write_tuning(tmp_path / "tuned")
+    assert main(["report", str(tuning)]) == 0
+    named = [tmp_path / "0", tmp_path / "sweep", tuning]
+    pages = [*(folder / "report.html" for folder in named), both]
     for index, path in enumerate(pages):
         built, said, asked = browse(path, tmp_path / f"browser-{index}")
         assert said == ""

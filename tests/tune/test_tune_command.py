@@ -2,9 +2,11 @@
 
 import csv
 import dataclasses
+import html
 import json
 import math
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -141,6 +143,22 @@ def test_the_same_seed_gives_the_same_path_until_ctrl_c_and_after_it(
     assert (tmp_path / "path.json").read_bytes() == (folder / "path.json").read_bytes()
     for name in ("metrics.jsonl", "guarantee.json", "clients.csv"):
         assert (tmp_path / "run" / name).read_bytes() == (folder / "run" / name).read_bytes()
+
+
+@pytest.mark.thorough
+def test_the_command_on_its_page_tunes_again_bit_for_bit(finished, tmp_path):
+    folder, _ = finished
+    page = tmp_path / "page.html"
+    assert main(["report", str(folder), "--out", str(page)]) == 0
+    command = re.search(r"^.*fedjaxsim (tune tuned.toml .*) --out DIR$", page.read_text(), re.M)
+    assert command is not None
+    words = shlex.split(html.unescape(command[1]))
+    words[1] = str(folder / words[1])
+    assert main([*words, "--out", str(tmp_path / "again")]) == 0
+    assert read(tmp_path / "again")["steps"] == read(folder)["steps"]
+    assert read(tmp_path / "again")["grid"] == read(folder)["grid"]
+    for name in ("metrics.jsonl", "guarantee.json"):
+        assert (tmp_path / "again/run" / name).read_bytes() == (folder / "run" / name).read_bytes()
 
 
 def test_a_tuning_is_not_overwritten(finished, capsys):

@@ -199,6 +199,7 @@ class _Tuning:
                 "tuning": equally_costly(np.asarray(self.source.hparams.noise_multiplier)),
                 "run": final.noise_multiplier,
             },
+            "asked": {name: getattr(self.command, name) for name in _ASKED},
             "guarantee": f"{RUN}/guarantee.json",
             "versions": versions(),
         }
