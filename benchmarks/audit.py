@@ -394,7 +394,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         return bound["epsilon"] / max(bound["reported"], 0.01)  # ε is 0 above some δ
 
     lines = [
-        "| door | sampling | attack | canaries | δ | reported ε | audit: ε ≥ | verdict | "
+        "| mechanism | sampling | attack | canaries | δ | reported ε | audit: ε ≥ | verdict | "
         "also caught by |",
         "|" + "---|" * 9,
     ]

@@ -9,7 +9,7 @@ from fedjaxsim.cli.start import start_jax
 
 @dataclasses.dataclass(frozen=True)
 class Demo:
-    """Compare PMTL, FedAvg, FedProx and Local on digits over 100 clients, private and not."""
+    """Compare Ditto, PMTL, FedAvg and Local on digits over 100 clients, private and not."""
 
     out: Path
     """Directory for the runs, the table and the curves."""
