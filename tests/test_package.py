@@ -52,18 +52,22 @@ def test_the_source_distribution_has_what_reproduces_the_results(built):
     assert not [name for name in names if name.startswith((".venv", "runs"))]
 
 
-@pytest.mark.thorough
-def test_the_wheel_runs_the_demo_outside_the_repository(built, tmp_path):
-    """Its dependencies are those of this environment, which has the repository itself no more."""
+@pytest.fixture(scope="module")
+def program(built, tmp_path_factory):
+    """Calls the program of an environment in which the wheel is installed, in a folder of its own.
+
+    Its dependencies are those of this environment, which has the repository itself no more.
+    """
+    folder = tmp_path_factory.mktemp("outside")
     (wheel,) = built.glob("*.whl")
-    venv.create(tmp_path / "env", with_pip=False)
-    scripts = tmp_path / "env" / ("Scripts" if os.name == "nt" else "bin")
+    venv.create(folder / "env", with_pip=False)
+    scripts = folder / "env" / ("Scripts" if os.name == "nt" else "bin")
     variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "XLA_FLAGS")}
 
     def call(*command):
         return subprocess.run(
             list(map(str, command)),
-            cwd=tmp_path,
+            cwd=folder,
             env=variables,
             check=True,
             capture_output=True,
@@ -78,7 +82,35 @@ def test_the_wheel_runs_the_demo_outside_the_repository(built, tmp_path):
     # Files with paths are not followed a second time, so the editable install is not seen.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     found = call(scripts / "python", "-c", "import fedjaxsim; print(fedjaxsim.__file__)")
-    assert Path(found.strip()).is_relative_to(tmp_path)
-    call(scripts / "fedjaxsim", "demo", "--out", "demo", "--quiet")
-    assert (tmp_path / "demo" / "curves.png").exists()
-    assert len(json.loads((tmp_path / "demo" / "table.json").read_text())) == 7
+    assert Path(found.strip()).is_relative_to(folder)
+    return folder, lambda *words: call(scripts / "fedjaxsim", *words)
+
+
+@pytest.mark.thorough
+def test_the_wheel_runs_the_demo_outside_the_repository(program):
+    folder, fedjaxsim_ = program
+    fedjaxsim_("demo", "--out", "demo", "--quiet")
+    assert (folder / "demo" / "curves.png").exists()
+    assert len(json.loads((folder / "demo" / "table.json").read_text())) == 7
+
+
+@pytest.mark.thorough
+def test_the_wheel_runs_a_table_and_shakespeare_by_speaker_with_a_command_each(program):
+    folder, fedjaxsim_ = program
+    rows = [f"{'abc'[k % 3]},{k % 7},{k % 5},{'AB'[k % 2]}" for k in range(60)]
+    (folder / "grades.csv").write_text("\n".join(["school,hours,sleep,grade", *rows]) + "\n")
+    lines = {"LEAR": "Blow, winds, and crack your cheeks!", "FOOL": "O nuncle, court holy-water"}
+    speakers = {
+        name: {"x": [text[k : k + 8] for k in range(12)], "y": [text[k + 8] for k in range(12)]}
+        for name, text in lines.items()
+    }
+    leaf = {"users": list(lines), "num_samples": [12, 12], "user_data": speakers}
+    (folder / "shakespeare.json").write_text(json.dumps(leaf))
+    plan = ["--rounds", "2", "--sampling-rate", "1", "--epsilon", "4", "--quiet"]
+    table = ["--data", "csv:grades.csv", "--client", "school", "--target", "grade"]
+    text = ["--data", "leaf:shakespeare.json", "--model", "gru", "--hidden", "8"]
+    for name, clients, data in (("table", 3, table), ("text", 2, text)):
+        fedjaxsim_("run", *data, *plan, "--out", name)
+        summary = json.loads((folder / name / "summary.json").read_text())
+        assert summary["clients"] == clients
+        assert 3.9 < summary["epsilon"] <= 4
