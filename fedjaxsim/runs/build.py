@@ -253,6 +253,9 @@ def simulation_of(
     if config.accountant is not None and config.door_name != "closed":
         _check_accountant(config, sampling.scheme, mechanism.event)
     constant = config.spread.is_constant or "budget" not in config.release_reads
+    if config.streamed and jax.process_count() > 1:
+        raise ValueError("a streamed run takes one process: give --streamed or several processes")
+    divided = jax.device_count() > 1 and not config.streamed
     return Simulation(
         _algorithm(config, task, population),
         task,
@@ -264,7 +267,8 @@ def simulation_of(
         ledger_entries=LEDGER_ENTRIES if constant else max(LEDGER_ENTRIES, config.rounds),
         chunk_size=config.chunk_size,
         chunk_map=config.chunk_map,
-        devices=jax.devices() if jax.device_count() > 1 else None,
+        devices=jax.devices() if divided else None,
+        streamed=config.streamed,
     )
 
 

@@ -208,6 +208,7 @@ def make_plan(
             run = dataclasses.replace(base, **dict.fromkeys(excluded(changes)), **changes)
             try:
                 run.validate()
+                run.require_unstreamed("a sweep")
             except ValueError as error:
                 swept = ", ".join(f"{flag(key)} = {value}" for key, value in changes.items())
                 raise ValueError(f"the run with {swept}: {error}") from error

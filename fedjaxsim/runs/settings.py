@@ -275,6 +275,9 @@ class RunConfig(HparamFields, _SystemSettings, DataSettings):
         None
     )
     """How the clients of a chunk are mapped."""
+    streamed: bool = False
+    """Rows stay on disk (data folder:PATH) or in the host's memory, where personal states are, too;
+    the first device holds those of one cohort at a time."""
 
     out: Annotated[Path | None, optional("DIR", "none")] = None
     """Directory for the results; without it only the terminal shows them."""
@@ -421,6 +424,17 @@ class RunConfig(HparamFields, _SystemSettings, DataSettings):
     def target_epsilon(self) -> float:
         """The ε asked for; ∞ where none was."""
         return math.inf if self.epsilon is None else self.epsilon
+
+    def require_unstreamed(self, what: str) -> None:
+        """That rows lie where what goes over many runs can read them again and again.
+
+        Raises:
+          ValueError: they are streamed.
+        """
+        if self.streamed:
+            raise ValueError(
+                f"{what} needs all rows in memory and does not stream: leave out streamed"
+            )
 
     def settings(self) -> dict[str, Any]:
         """What the run computes, as TOML values: the keys of a configuration that repeats it.

@@ -65,9 +65,10 @@ def find_source(config: RunConfig, public_data: str | None, *, clips: bool) -> S
 
     Raises:
       FileNotFoundError: if there are no data where the settings say.
-      ValueError: as `prepare`; if both kinds of other data are asked for; or if public data do not
-        suit the model.
+      ValueError: as `prepare`; if both kinds of other data are asked for; if public data do not
+        suit the model; or if the run is streamed.
     """
+    config.require_unstreamed("tuning")
     if public_data is not None:
         if config.held_out_clients:
             raise ValueError(
