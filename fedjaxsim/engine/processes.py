@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -27,6 +27,7 @@ HEARTBEAT = 30
 LOST = 3
 """The exit code of a process that has lost another one."""
 _LENGTH = 8192
+_AXIS = "devices"
 
 
 class DisagreeError(ValueError):
@@ -67,6 +68,10 @@ def join(
                 "and process"
             ) from error
         raise ValueError(f"the processes at {coordinator} do not meet: {error}") from error
+    # Devices connect when they first compute together; those of CPUs (Gloo) give up if one is 30
+    # seconds late, as where it compiles for longer. Once connected, they wait as long as it takes.
+    for together in (_firsts(), jax.devices()):
+        _everywhere(_mesh(together))(_divided(np.zeros(1), together))
 
 
 def _check_free(port: int) -> None:
@@ -138,11 +143,23 @@ def _place(device: Any) -> tuple[int, int]:
 
 def _gathered(own: np.ndarray) -> np.ndarray:
     """The pieces of all P processes, (P·k, ...), each of which brings its own, (k, ...)."""
-    mesh = mesh_of([jax.local_devices(i)[0] for i in range(jax.process_count())], "processes")
-    shape = (len(own) * jax.process_count(), *own.shape[1:])
-    by_process = NamedSharding(mesh, divided("processes"))
-    pieces = jax.make_array_from_callback(shape, by_process, lambda _: own)
-    return np.asarray(_everywhere(mesh)(pieces))
+    return np.asarray(_everywhere(_mesh(_firsts()))(_divided(own, _firsts())))
+
+
+def _firsts() -> list[Any]:
+    """One device of each process."""
+    return [jax.local_devices(i)[0] for i in range(jax.process_count())]
+
+
+def _mesh(devices: Sequence[Any]) -> Mesh:
+    return mesh_of(devices, _AXIS)
+
+
+def _divided(piece: np.ndarray, devices: Sequence[Any]) -> jax.Array:
+    """An array of which each of some devices holds a piece, (k, ...), which this process brings."""
+    shape = (len(piece) * len(devices), *piece.shape[1:])
+    sharding = NamedSharding(_mesh(devices), divided(_AXIS))
+    return jax.make_array_from_callback(shape, sharding, lambda _: piece)
 
 
 @functools.cache

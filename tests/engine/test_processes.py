@@ -3,6 +3,7 @@
 import functools
 import pickle
 import sys
+import time
 
 import jax
 import numpy as np
@@ -56,9 +57,9 @@ def assert_same(result, expected):
     assert result[3] == expected[3]
 
 
-def results_of(count, devices, names, rounds, path):
-    """What so many processes with so many devices each come to, by system."""
-    where = [str(count), str(devices), str(free_port()), str(path), str(rounds), *names]
+def results_of(count, devices, late, names, rounds, path):
+    """What so many processes with so many devices each come to, by system; one may be late."""
+    where = [str(word) for word in (count, devices, late, free_port(), path, rounds, *names)]
     running = [start(__file__, str(index), *where) for index in range(count)]
     for each in running:
         _, errors = each.communicate(timeout=HANGS)
@@ -66,28 +67,30 @@ def results_of(count, devices, names, rounds, path):
     return [pickle.loads(path.with_suffix(f".{index}").read_bytes()) for index in range(count)]
 
 
-def compute(index, count, devices, port, path, rounds, *names):
-    """One process of a test."""
+def compute(index, count, devices, late, port, path, rounds, *names):
+    """One process of a test; the last one comes late to the first round."""
     jax.config.update("jax_num_cpu_devices", int(devices))
     jax.config.update("jax_disable_most_optimizations", True)
     if int(count) > 1:
         processes.join(f"127.0.0.1:{port}", int(count), int(index))
     assert processes.from_all(["said", int(index)]) == [["said", i] for i in range(int(count))]
+    time.sleep(float(late) if int(index) + 1 == int(count) else 0.0)
     found = {name: result_of(name, int(rounds), jax.devices()) for name in names}
     with open(f"{path}.{index}", "wb") as file:
         pickle.dump(found, file)
 
 
 def test_two_processes_give_what_one_device_gives(tmp_path):
-    both = results_of(2, 1, QUICK, 10, tmp_path / "two")
+    both = results_of(2, 1, 0, QUICK, 10, tmp_path / "two")
     for name in QUICK:
         alone = result_of(name, 10, None)
         for of_process in both:
             assert_same(of_process[name], alone)
 
 
-SHAPES = {"one": (1, 1), "two": (1, 2), "eight": (1, 8), "pair": (2, 1)}
-"""Processes, and devices of each."""
+SHAPES = {"one": (1, 1, 0), "two": (1, 2, 0), "eight": (1, 8, 0), "pair": (2, 2, 40)}
+"""Processes, devices of each, and by how many seconds the last one is late: devices that connect to
+each other give up after 30."""
 
 
 @pytest.fixture(scope="module")
