@@ -10,6 +10,7 @@ memory. Between calls every state has been written, so checkpoints see none in f
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, NoReturn
@@ -31,6 +32,8 @@ from fedjaxsim.hparams import Hyperparameters
 PyTree = Any
 _BLOCK = 4096
 """Clients that are evaluated at once."""
+_DRAWS = 16
+"""Rounds whose cohorts are drawn at once: starting to draw takes as long as drawing."""
 
 
 class HostRows(NamedTuple):
@@ -75,13 +78,15 @@ class Turn(NamedTuple):
     """What one round needs.
 
     Attributes:
-      drawn: who takes part.
-      rows: theirs, in the order of `rows.ids`, (s,).
+      draws: of some rounds, leaves (r, ...); who takes part in this one among them.
+      place: () int32, which of them it is.
+      rows: the rows of who takes part, in the order of `rows.ids`, (s,).
       states: what each keeps from round to round, leaves (s, ...).
       earlier: (s,) int32, each one's place in the round before; −1 for who was not in it.
     """
 
-    drawn: Draw
+    draws: Draw
+    place: np.int32
     rows: Rows
     states: PyTree
     earlier: np.ndarray
@@ -108,12 +113,18 @@ class Streamed:
         if program.sampling.scheme.kind == "everyone":
             raise ValueError("where everyone takes part nothing can be streamed: sample clients")
         clients = program.num_clients
-        draw = jax.jit(program.draw)
         start = jax.jit(dataclasses.replace(program, share=Whole(1)).init)
 
         def of_fetched(rows: Rows) -> Program:
             assert rows.ids is not None
             return dataclasses.replace(program, share=Fetched(clients, rows.ids))
+
+        @functools.partial(jax.jit, static_argnames="count")
+        def draw(state: SimulationState, first: int, hparams: Hyperparameters, count: int) -> Draw:
+            def one(round_):
+                return program.draw(dataclasses.replace(state, round=round_), hparams)
+
+            return jax.lax.map(one, first + jnp.arange(count, dtype=jnp.int32))
 
         @jax.jit
         def work(state: SimulationState, turn: Turn, hparams: Hyperparameters):
@@ -124,8 +135,9 @@ class Streamed:
                 return jnp.where(stays, fetched, earlier[turn.earlier])
 
             state = _with_states(state, jax.tree.map(newest, turn.states, _states(state)))
-            worked = part.work(state, hparams, turn.rows, turn.drawn)
-            return part.settle(state, hparams, turn.drawn, worked)
+            drawn = jax.tree.map(lambda leaf: leaf[turn.place], turn.draws)
+            worked = part.work(state, hparams, turn.rows, drawn)
+            return part.settle(state, hparams, drawn, worked)
 
         @jax.jit
         def measure(state: SimulationState, hparams: Hyperparameters, rows: Rows):
@@ -148,15 +160,24 @@ class Streamed:
             # All that a draw reads besides the number of the round, and that no round changes.
             fixed = dataclasses.replace(state, shared=(), personal=(), mechanism=(), consumed=None)
 
-            def fetch(round_: int, before: np.ndarray) -> Turn:
-                at = dataclasses.replace(fixed, round=jnp.asarray(round_, jnp.int32))
-                drawn = draw(at, hparams)
-                ids = np.where(drawn.cohort.mask, drawn.cohort.ids, clients).astype(np.int32)
-                ids.sort()
+            def cohorts() -> Iterator[tuple[Draw, np.int32, np.ndarray]]:
+                """Of each round some draws, its place among them, and who takes part, sorted."""
+                size = min(_DRAWS, rounds)
+                for begin in range(first, last, size):
+                    draws = draw(fixed, begin, hparams, size)
+                    ids = np.where(draws.cohort.mask, draws.cohort.ids, clients).astype(np.int32)
+                    ids.sort()
+                    for place in range(min(size, last - begin)):
+                        yield draws, np.int32(place), ids[place]
+
+            coming = cohorts()
+
+            def fetch(before: np.ndarray) -> Turn:
+                draws, at, ids = next(coming)
                 place = np.minimum(np.searchsorted(before, ids), len(ids) - 1)
                 again = (before[place] == ids) & (ids < clients)
                 states = jax.tree.map(lambda leaf: leaf[np.minimum(ids, clients - 1)], on_host)
-                return Turn(drawn, rows.of(ids, room), states, np.where(again, place, -1))
+                return Turn(draws, at, rows.of(ids, room), states, np.where(again, place, -1))
 
             def write(ids: np.ndarray, states: PyTree) -> None:
                 there = ids < clients
@@ -167,12 +188,12 @@ class Streamed:
 
             history, writes = [], []
             with ThreadPoolExecutor(1) as thread:
-                turn = fetch(first, np.full(program.sampling.scheme.capacity, clients, np.int32))
+                turn = fetch(np.full(program.sampling.scheme.capacity, clients, np.int32))
                 after = _with_states(state, turn.states)
                 for round_ in range(first, last):
                     ids = np.asarray(turn.rows.ids)
                     more = round_ + 1 < last
-                    following = thread.submit(fetch, round_ + 1, ids) if more else None
+                    following = thread.submit(fetch, ids) if more else None
                     after, metrics = work(after, turn, hparams)
                     history.append(metrics)
                     writes.append(thread.submit(write, ids, _states(after)))
