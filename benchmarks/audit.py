@@ -197,7 +197,10 @@ def silent(task: Task, size: int) -> Algorithm:
 
 
 def simulation(
-    sampling: Sampling, door: Mechanism, algorithm: Callable[[Task], Algorithm]
+    sampling: Sampling,
+    door: Mechanism,
+    algorithm: Callable[[Task], Algorithm],
+    devices: Sequence[Any] | None = None,
 ) -> Simulation:
     """The simulation that the cases share."""
     population, task = problem(sampling.scheme.clients)
@@ -210,6 +213,7 @@ def simulation(
         door,
         chunk_size=64 if sampling.scheme.kind == "everyone" else 2,
         chunk_map="vmap" if sampling.scheme.kind == "everyone" else "scan",
+        devices=devices,
     )
 
 
@@ -247,10 +251,11 @@ def with_everyone(
     door: Mechanism,
     runs: int = 10,
     algorithm: Callable[[Task], Algorithm] = fedavg,
+    devices: Sequence[Any] | None = None,
     **settings: Any,
 ) -> AuditResult:
     """400 canaries among 420 clients, 4 rounds at z = 2: μ = 1."""
-    sim = simulation(everyone(420), door, algorithm)
+    sim = simulation(everyone(420), door, algorithm, devices)
     return audit(sim, EVERYONE, 4, canaries=400, runs=runs, confidence=CONFIDENCE, **settings)
 
 

@@ -20,6 +20,7 @@ from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.audit.attacks import Attack, Evidence, likelihood_ratio
 from fedjaxsim.audit.audit import DELTAS, audit, lower_bounds
 from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.engine import program
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.accounting import gaussian as gdp
@@ -214,6 +215,52 @@ def test_noise_with_each_chunk_is_caught(bench, stated_by_poisson):
     assert bench.with_poisson(
         door, runs=25, algorithm=bench.quiet, reported=stated_by_poisson
     ).violated
+
+
+def noise_per_shard(patch, share):
+    """Each of two devices adds noise of so much of the whole deviation to its own sum."""
+
+    def noised(*given, filled, work=program.work):
+        worked, told = work(*given, filled=filled), given[-1]
+        total = worked.accumulator.total
+        key = jax.random.fold_in(told.key, jax.lax.axis_index("clients"))
+        deviation = told.hparams.noise_multiplier * told.hparams.clip_norm
+        noise = share * deviation * jax.random.normal(key, total.shape)
+        return worked._replace(accumulator=worked.accumulator._replace(total=total + noise))
+
+    patch.setattr(program, "work", noised)
+
+
+def without_noise(door):
+    """The door that leaves noise to the shards, and charges it."""
+
+    def release(accumulator, denominator, key, state, hparams, round_):
+        none = hparams.replace(noise_multiplier=0.0)
+        out = door.release(accumulator, denominator, key, state, none, round_)
+        return out._replace(noise_multiplier=hparams.noise_multiplier)
+
+    return door._replace(release=release)
+
+
+@pytest.mark.thorough
+def test_doors_are_judged_alike_on_shards(bench, monkeypatch):
+    settings = {
+        "runs": 5,
+        "algorithm": bench.quiet,
+        "devices": jax.devices()[:2],
+        "reported": lambda delta: gdp.epsilon(delta, 1.0),
+    }
+    sound = bench.with_everyone(gaussian(), **settings)
+    assert not sound.violated
+    assert sound.bounds[0].epsilon > 0
+    assert bench.with_everyone(bench.half_the_noise(gaussian()), **settings).violated
+    free = bench.unclipped(gaussian(), range(0, 420, 2))
+    assert bench.with_everyone(free, **settings).violated
+    for share, wrong in ((math.sqrt(1 / 2), False), (1 / 2, True)):  # variances add up
+        with monkeypatch.context() as patch:
+            noise_per_shard(patch, share)
+            door = without_noise(gaussian())
+            assert bench.with_everyone(door, **settings | {"runs": 40}).violated == wrong
 
 
 @pytest.mark.thorough
