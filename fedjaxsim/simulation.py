@@ -64,7 +64,8 @@ class Simulation:
         each adjacency and view. (Behind a closed door it is that of the stages before.)
       ledger_entries: how many different (z, p) the run may be charged for; raise it to the number
         of distinct values where z follows a schedule.
-      chunk_size: clients run together, at least 2. By default 16 in a scan and 64 in a batch.
+      chunk_size: clients run together, at least 2. By default 16 in a scan and 64 in a batch; on an
+        accelerator as many as a quarter of the memory holds that rows and states leave.
       chunk_map: "scan" or "vmap" inside a chunk. By default "vmap", and "scan" on a CPU for models
         above 4 kB.
       devices: JAX devices over which the clients are divided; by default the first one. A CPU has
@@ -232,6 +233,27 @@ class Simulation:
         return default_layout(
             models * model, self._chunk_size, self._chunk_map, linear=linear, alike=alike
         )
+
+    def chunk_size(self, hparams: Hyperparameters) -> int:
+        """How many clients of a cohort are worked on together on one device, told from shapes.
+
+        Args:
+          hparams: of a run.
+        """
+        if self.layout.memory is None:
+            return self.layout.chunk_size
+        fields = jax.eval_shape(lambda fields: fields, dict(self.population.fields))
+        rows = Rows.place(self.population, "train", fields)
+        hparams, devices = hparams.as_arrays(), len(self.devices or (None,))
+        state = jax.eval_shape(self.program.init, jax.random.key(0), hparams)
+        states = bytes_of((state.personal, state.consumed))
+        client = self.program.client_bytes(hparams, rows)
+        share = -(-self.num_clients // devices)
+        places = min(self.sampling.scheme.capacity, share)
+        of_device = self.layout.for_memory(
+            bytes_of(rows) // devices, states // devices, client, places
+        )
+        return of_device.chunk_size
 
     @property
     def public(self) -> tuple[str, ...]:

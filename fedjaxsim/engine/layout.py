@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 import jax
+from jax.extend.core import jaxprs_in_params
 
 from fedjaxsim.data.minibatches import Reading
 from fedjaxsim.fast import products
@@ -19,6 +20,16 @@ CACHE = 2**20
 SMALL_MODEL = 2**12
 """Bytes of a model up to which a CPU, too, runs the clients of a chunk as one batch."""
 _IN_SCAN, _IN_BATCH = 16, 64
+PART_OF_MEMORY = 4
+"""An accelerator's clients at work may take one in so many bytes that rows and states leave."""
+MOST_AT_ONCE = 2**16 - 1
+"""Clients in one batch: CUDA's grids end there along the axis on which batches of products lie."""
+UNTOLD_MEMORY = 2**33
+"""Bytes that an accelerator is taken to have if it does not tell: 8 GiB, as small ones have."""
+ROW_COPIES = 4
+"""The personal states of a chunk: gathered, in the loop, updated, and on their way back."""
+_MESSAGE_COPIES = 2
+"""The messages of a chunk: scaled to their bounds, and on their way into the sum."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +52,9 @@ class Layout:
         the end with batches of padding alone. Of unlike lengths, they copy what they carry in every
         step, to keep it for those who have come to their end. Never in training: how many rows the
         others have is none of a client's business.
+      memory: bytes of an accelerator's memory, where the size of chunks follows from it; None where
+        it does not, as on a CPU. Until the shapes of the work are known it is `chunk_size`.
+      most: clients in a chunk that follows from memory, at most.
     """
 
     chunk_size: int
@@ -51,6 +65,8 @@ class Layout:
     rematerialize: bool = False
     most_rows: int | None = None
     in_step: bool = False
+    memory: int | None = None
+    most: int = MOST_AT_ONCE
 
     def __post_init__(self):
         if self.chunk_size < 2:
@@ -107,13 +123,35 @@ class Layout:
         layout = self.batched() if self.linear and shared and not self.chosen else self
         return dataclasses.replace(layout, in_step=True)
 
+    def for_memory(self, rows: int, states: int, client: int, places: int) -> "Layout":
+        """Chunks as large as the device's memory holds, if they follow from it.
+
+        Args:
+          rows: bytes of all rows on the device.
+          states: bytes of the states of all clients there.
+          client: bytes that one client of a batch takes, as from `bytes_of_work`.
+          places: clients that there are places for on the device.
+        """
+        if self.memory is None:
+            return self
+        free = self.memory - rows - states  # which are updated in place
+        return dataclasses.replace(self, chunk_size=at_once(free, client, places, self.most))
+
+    def limited(self) -> "Layout":
+        """No more clients in a batch than `chunk_size`.
+
+        For work of which a client's shapes tell too little: settings, seeds or derivatives that lie
+        beside them fill a batch, too.
+        """
+        return dataclasses.replace(self, most=self.chunk_size)
+
     def for_settings(self, row_bytes: float) -> "Layout":
         """Chunks so small that rows of so many bytes, of all settings, fit into a core's cache.
 
         Of a cohort that fills few of its places, small chunks are skipped more often, too.
         """
         if not self.scans:
-            return self
+            return self.limited()
         fitting = max(2, int(CACHE // max(1.0, row_bytes)))
         return dataclasses.replace(
             self, chunk_size=min(self.chunk_size, fitting), together=1, chosen=True
@@ -131,7 +169,8 @@ def default_layout(
     """What suits the default backend, where nothing is asked for.
 
     On a CPU clients run one after another, so that what each of them works on stays in cache;
-    unless models are so small that starting every operation takes longer than carrying it out.
+    unless models are so small that starting every operation takes longer than carrying it out. On
+    an accelerator they run as one batch, as many at once as its memory holds.
 
     Args:
       model_bytes: of one client's parameters.
@@ -141,7 +180,8 @@ def default_layout(
       alike: whether every client takes as many steps.
     """
     chosen = chunk_size is not None or chunk_map is not None
-    scans = jax.default_backend() == "cpu" and model_bytes > SMALL_MODEL
+    on_cpu = jax.default_backend() == "cpu"
+    scans = on_cpu and model_bytes > SMALL_MODEL
     if chunk_map is None:
         chunk_map = "scan" if scans else "vmap"
     together = 1
@@ -149,9 +189,58 @@ def default_layout(
         # What a client's step reads and writes is several times its model.
         together = max(1, CACHE // 8 // model_bytes)
         chunk_size = max(_IN_SCAN, 5 * together)
+    follows = not on_cpu and chunk_map == "vmap" and chunk_size is None
     if chunk_size is None:
         chunk_size = _IN_SCAN if chunk_map == "scan" else _IN_BATCH
-    return Layout(chunk_size, chunk_map, together, chosen, linear)
+    memory = device_memory() if follows else None
+    return Layout(chunk_size, chunk_map, together, chosen, linear, memory=memory)
+
+
+def at_once(free: int, client: int, places: int, most: int = MOST_AT_ONCE) -> int:
+    """How many clients of a cohort an accelerator runs as one batch, at least 2.
+
+    As many as fit into a `PART_OF_MEMORY`-th of what is free. Chunks are of one size as far as
+    possible, so that the last one is not almost empty.
+
+    Args:
+      free: bytes of memory that neither rows nor states take.
+      client: bytes that one client takes.
+      places: of the cohort.
+      most: the largest batch.
+    """
+    fitting = min(most, max(2, free // (PART_OF_MEMORY * max(1, client))))
+    chunks = -(-places // fitting)
+    return max(2, -(-places // max(1, chunks)))
+
+
+def device_memory() -> int:
+    """Bytes that JAX may allocate on the first device, or `UNTOLD_MEMORY` if it does not tell."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats.get("bytes_limit", UNTOLD_MEMORY)
+
+
+def bytes_of_work(jaxpr: Any, row: PyTree, message: PyTree = ()) -> int:
+    """An estimate from above of what one client of a batch needs at once, in bytes.
+
+    It counts every intermediate value of a client's round as if all of them lived at the same time,
+    and copies of what the client keeps and sends.
+
+    Args:
+      jaxpr: of the round of one client.
+      row: the client's own state, or its shapes.
+      message: what the client sends, or its shapes.
+    """
+    copies = ROW_COPIES * bytes_of(row) + _MESSAGE_COPIES * bytes_of(message)
+    return intermediate_bytes(jaxpr) + copies
+
+
+def intermediate_bytes(jaxpr: Any) -> int:
+    """The size of every intermediate value of a program, those of a loop once."""
+    total = 0
+    for equation in jaxpr.eqns:
+        total += bytes_of([variable.aval for variable in equation.outvars])
+        total += sum(map(intermediate_bytes, jaxprs_in_params(equation.params)))
+    return total
 
 
 def bytes_of(arrays: PyTree) -> int:

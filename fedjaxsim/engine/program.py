@@ -18,7 +18,15 @@ from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.settle import settle
 from fedjaxsim.engine.share import Share
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.engine.work import Store, Told, Worked, map_clients, work
+from fedjaxsim.engine.work import (
+    Store,
+    Told,
+    Worked,
+    client_bytes,
+    client_of,
+    map_clients,
+    work,
+)
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.task import Task
 from fedjaxsim.privacy import ledger, streams
@@ -124,6 +132,24 @@ class Program:
         accumulator, metrics = self.share.total((worked.accumulator, worked.metrics))
         return Worked(worked.store, accumulator, metrics)
 
+    def limited(self) -> "Program":
+        """The same for work of more than one run: its derivatives, or many seeds of it."""
+        return dataclasses.replace(self, layout=self.layout.limited())
+
+    def client_bytes(self, hparams: Hyperparameters, rows: Rows) -> int:
+        """What one client of a batch needs at once, in bytes, as told from shapes.
+
+        Args:
+          hparams: as arrays.
+          rows: the training rows, or their shapes.
+        """
+        key = jax.random.key(0, impl="threefry2x32")
+        state = jax.eval_shape(self.init, key, hparams)
+        drawn = jax.eval_shape(self.draw, state, hparams)
+        client = client_of(self.algorithm, self.minibatches, self.num_clients, self.layout)
+        told = Told(state.shared, state.mechanism, hparams, state.round, drawn.clients, drawn.order)
+        return client_bytes(client, told, rows, Store(state.personal, state.consumed))
+
     def settle(
         self, state: SimulationState, hparams: Hyperparameters, drawn: Draw, worked: Worked
     ) -> tuple[SimulationState, Metrics]:
@@ -149,7 +175,7 @@ class Program:
             return self.measure(params, data, rows.most_rows)
 
         ids, _ = self.share.ids()
-        return map_clients(one, state.personal, ids, layout)
+        return map_clients(one, state.personal, ids, layout, rows)
 
 
 def measure_with(task: Task) -> Callable[[PyTree, ClientData, int], Measured]:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Algorithm, Context, Metrics
 from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.engine.layout import Layout
+from fedjaxsim.engine.layout import Layout, bytes_of, bytes_of_work
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.fast import products, threefry
 from fedjaxsim.fast.in_place import put, take
@@ -114,25 +114,20 @@ def work(
       told: what all clients are told.
       filled: static; whether every place of the cohort is filled.
     """
-    rows = rows.for_training()
+    client = client_of(algorithm, minibatches, num_clients, layout)
 
     def one(row, client_id):
-        batch_key, context_key = threefry.split(threefry.fold_in(told.key, client_id))
-        own_order = threefry.fold_in(told.order, client_id)
-        data = rows.of(client_id, batch_key, minibatches, layout, row.consumed, own_order)
-        context = Context(told.round, context_key, client_id, num_clients)
-        personal, message, metrics = algorithm.client(
-            told.shared, row.personal, data, told.hparams, context
-        )
-        consumed = None if row.consumed is None else row.consumed + data.num_steps()
-        return Store(personal, consumed), widened(message), metrics
+        return client(told, rows, row, client_id)
 
-    row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), store)
-    _, message, metrics = jax.eval_shape(one, row, jax.ShapeDtypeStruct((), jnp.int32))
+    row = _row_of(store)
+    _, message, metrics = jax.eval_shape(one, row, _ID)
     zero_metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), metrics)
     layout = layout.for_messages(message)
     rematerialize = layout.rematerialize
     count = places.ids.shape[0]
+    if layout.memory is not None:
+        each = client_bytes(client, told, rows, store)
+        layout = layout.for_memory(bytes_of(rows), bytes_of(store), each, count)
     size = layout.even_size(count) if filled else layout.chunk_size
     full = filled and count % size == 0
     group = layout.group(size)
@@ -167,6 +162,57 @@ def work(
     chunks = _chunks(places, jax.tree.leaves(store), size)
     (store, accumulator, totals), _ = jax.lax.scan(body, start, chunks)
     return Worked(store, accumulator, totals)
+
+
+def client_of(
+    algorithm: Algorithm, minibatches: Minibatches, num_clients: int, layout: Layout
+) -> Callable[[Told, Rows, Store, jax.Array], tuple[Store, PyTree, Metrics]]:
+    """One client's round, `(told, rows, row, client_id) -> row, message, metrics`.
+
+    Args:
+      algorithm: as of `work`, like all others.
+      minibatches: of the local steps.
+      num_clients: m.
+      layout: static settings.
+    """
+
+    def client(told, rows, row, client_id):
+        batch_key, context_key = threefry.split(threefry.fold_in(told.key, client_id))
+        own_order = threefry.fold_in(told.order, client_id)
+        rows = rows.for_training()
+        data = rows.of(client_id, batch_key, minibatches, layout, row.consumed, own_order)
+        context = Context(told.round, context_key, client_id, num_clients)
+        personal, message, metrics = algorithm.client(
+            told.shared, row.personal, data, told.hparams, context
+        )
+        consumed = None if row.consumed is None else row.consumed + data.num_steps()
+        return Store(personal, consumed), widened(message), metrics
+
+    return client
+
+
+def client_bytes(client: Callable[..., Any], told: Told, rows: Rows, store: Store) -> int:
+    """What one client of a batch needs at once, as of `bytes_of_work`.
+
+    Args:
+      client: as from `client_of`.
+      told: what all clients are told; arrays or shapes, like all others.
+      rows: the training rows.
+      store: the clients' states.
+    """
+    row = _row_of(store)
+    jaxpr, shapes = jax.make_jaxpr(client, return_shape=True)(told, rows, row, _ID)
+    _, message, _ = shapes
+    return bytes_of_work(jaxpr.jaxpr, row, message)
+
+
+_ID = jax.ShapeDtypeStruct((), jnp.int32)
+"""Of a client's id."""
+
+
+def _row_of(store: PyTree) -> PyTree:
+    """The shapes of one client's states."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), store)
 
 
 def _chunks(places: Places, store_leaves: list[jax.Array], size: int) -> Places:
@@ -244,6 +290,7 @@ def map_clients(
     store: PyTree,
     ids: jax.Array,
     layout: Layout,
+    rows: PyTree = (),
 ) -> PyTree:
     """Maps `(personal, client_id) -> outputs` over clients, in chunks.
 
@@ -252,9 +299,14 @@ def map_clients(
       store: the clients' personal states, leaves (s, ...).
       ids: (s,) int32, whose they are.
       layout: static settings; they change no result beyond rounding.
+      rows: all that lie on the device and leave less of its memory.
 
     Returns:
       outputs, leaves (s, ...).
     """
+    if layout.memory is not None:
+        row = _row_of(store)
+        each = bytes_of_work(jax.make_jaxpr(function)(row, _ID).jaxpr, row)
+        layout = layout.for_memory(bytes_of(rows), bytes_of(store), each, ids.shape[0])
     batch = None if layout.scans else layout.chunk_size
     return jax.lax.map(lambda args: function(*args), (store, ids), batch_size=batch)

@@ -153,7 +153,7 @@ def _compile(simulation: Simulation):
       Two functions of a point and a direction in both: `(vector, its direction, state for all
       else, hparams, its direction, rows or objective) -> (value, derivative)`.
     """
-    program = simulation.program
+    program = simulation.program.limited()
 
     def put(vector, state):
         leaves, replace = _moving(state)

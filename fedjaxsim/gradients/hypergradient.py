@@ -166,7 +166,7 @@ def hypergradient(
 
 def _run(simulation: Simulation, rounds: int, mode: Mode, delta: float, segment: int | None):
     """The objective of a run as a pure function, of the chosen hyperparameters first."""
-    program = simulation.program
+    program = simulation.program.limited()
     if mode == "reverse":
         program = reversible(program, simulation.rows["train"])
 

@@ -38,7 +38,8 @@ def reversible(program: Program, rows: Rows) -> Program:
 
 def bounded(layout: Layout, rows: Rows) -> Layout:
     """The layout with static bounds of loops: no client has more rows than the largest one."""
-    return dataclasses.replace(layout, most_rows=max(1, int(np.max(np.asarray(rows.count)))))
+    most_rows = max(1, int(np.max(np.asarray(rows.count))))
+    return dataclasses.replace(layout.limited(), most_rows=most_rows)
 
 
 def run_rounds(

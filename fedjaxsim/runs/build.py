@@ -111,7 +111,7 @@ class Experiment:
                 "delta": self.delta,
                 "local_epochs": minibatches.epochs or 0,
                 "local_steps": minibatches.steps or 0,
-                "chunk_size": self.simulation.layout.chunk_size,
+                "chunk_size": self.simulation.chunk_size(self.hparams),
                 "chunk_map": self.simulation.layout.chunk_map,
             },
             "versions": versions(),

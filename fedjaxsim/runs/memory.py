@@ -8,10 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxprs_in_params
 
 from fedjaxsim.algorithm import Context
-from fedjaxsim.engine.layout import bytes_of
+from fedjaxsim.engine.layout import ROW_COPIES, bytes_of, intermediate_bytes
 from fedjaxsim.fast.products import unsealed
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.report.files import Record
@@ -19,8 +18,6 @@ from fedjaxsim.simulation import Simulation
 
 _STATE_COPIES = 2
 """The state, and a copy of it while it is made or saved."""
-_ROW_COPIES = 4
-"""The personal states of a chunk: gathered, in the loop, updated, and on their way back."""
 _MANY = 1000
 """Runs of a program for which memory matters."""
 
@@ -48,11 +45,11 @@ def bytes_per_run(simulation: Simulation, hparams: Hyperparameters) -> int:
 
     state = jax.eval_shape(program.init, key, hparams)
     personal, shared = bytes_of(state.personal), bytes_of((state.shared, state.mechanism))
-    client = _intermediate_bytes(jax.make_jaxpr(one)(key, hparams, rows).jaxpr)
+    client = intermediate_bytes(jax.make_jaxpr(one)(key, hparams, rows).jaxpr)
     layout = simulation.layout_of(_MANY)
     at_once = layout.together if layout.scans else layout.chunk_size
     rows_of_chunk = layout.chunk_size * personal // program.num_clients
-    return _STATE_COPIES * (personal + 4 * shared) + _ROW_COPIES * rows_of_chunk + at_once * client
+    return _STATE_COPIES * (personal + 4 * shared) + ROW_COPIES * rows_of_chunk + at_once * client
 
 
 def traffic(simulation: Simulation, hparams: Hyperparameters) -> Record:
@@ -97,11 +94,3 @@ def device_peak_bytes(devices: Iterable[Any]) -> int | None:
     if any(stat is None or "peak_bytes_in_use" not in stat for stat in stats):
         return None
     return sum(stat["peak_bytes_in_use"] for stat in stats)
-
-
-def _intermediate_bytes(jaxpr: Any) -> int:
-    total = 0
-    for equation in jaxpr.eqns:
-        total += bytes_of([variable.aval for variable in equation.outvars])
-        total += sum(map(_intermediate_bytes, jaxprs_in_params(equation.params)))
-    return total
