@@ -1,10 +1,10 @@
 """What a round of MP-MTL costs as tasks become many.
 
-    python experiments/mpmtl/cost.py --figure FILE [--out FILE]
+    python experiments/mpmtl/cost.py --figure FILE [--out FILE] [--tasks M M …]
 
-Low-rank, d = 30 features, n = 30 rows, m = 100 to 100,000 tasks, everybody in a round, sound noise:
-the median time of a round, the smallest and largest of the repetitions, and the memory that the
-compiled round takes beside its arguments. m × d × d numbers would be 360 MB at the largest m.
+Low-rank, d = 30 features, n = 30 rows, by default m = 100 to 100,000 tasks, everybody in a round,
+sound noise: the median time of a round, the smallest and largest of the repetitions, and the memory
+that the compiled round takes beside its arguments. m × d × d numbers would be 360 MB at 100,000.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import fedjaxsim as fjs
 from fedjaxsim.models import linear, squared
 from fedjaxsim.privacy.doors.gram import gaussian_gram
 from fedjaxsim.report.files import write_atomically
-from fedjaxsim.report.plots import COLOURS, STYLE, picture
+from fedjaxsim.report.plots import COLOURS, STYLE, line, picture
 
 FEATURES, ROWS, REPETITIONS, WARM = 30, 30, 15, 3
 MANY = (100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
@@ -61,9 +61,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--figure", type=Path, required=True, help="a .png file")
     parser.add_argument("--out", type=Path, help="a .json file for what was measured")
+    parser.add_argument("--tasks", type=int, nargs="+", default=MANY, metavar="M")
     options = parser.parse_args()
-    found = []
-    for m in MANY:
+    found, many = [], np.array(options.tasks)
+    for m in options.tasks:
         found.append(measure(m))
         *_, of = found
         middle, beside = np.median(of["seconds"]), of["beside"] or 0
@@ -79,10 +80,12 @@ def main() -> None:
     with mpl.rc_context(STYLE):
         figure = picture(f"A round of MP-MTL: d = {FEATURES}, {ROWS} rows a task", 6, 3.2)
         axes = figure.subplots()
-        middles = np.array([np.median(of["seconds"]) for of in found])
-        axes.plot(MANY, 1e3 * middles, "o-", color=COLOURS[0], label="measured")
-        straight = middles[-1] * np.array(MANY) / MANY[-1]
-        axes.plot(MANY, 1e3 * straight, ":", color="black", label="in proportion to m")
+        every = 1e3 * np.array([of["seconds"] for of in found])
+        middles, ends = np.median(every, axis=1), (every.min(axis=1), every.max(axis=1))
+        looks = {"color": COLOURS[0], "marker": "o", "label": "median"}
+        line(axes, many, middles, ends, band_label=f"of {REPETITIONS} rounds", **looks)
+        straight = middles[-1] * many / many[-1]
+        axes.plot(many, straight, ":", color="black", label="in proportion to m")
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel("tasks m")

@@ -16,6 +16,8 @@ from fedjaxsim.data.transforms import drop_constant_columns, unit_rows
 from fedjaxsim.models import linear, logistic, squared
 
 FOLDS = 5
+PERCENTAGES = (30, 50, 70, 90)
+"""Of the rows of real data, for training."""
 _DATA = Path(os.environ.get("FEDJAXSIM_DATA", "data"))
 
 
@@ -29,9 +31,11 @@ class Problem:
       task: `(features) -> Task`.
       learning_rate: η, a public number: at most about 1/L for rows of norm 1.
       clip_norm: K, a public number.
+      clips: K from which every method chooses, by multiples of that.
       ridges: ℓ2 penalties from which single-task learning chooses.
       shrinkages: ηλ from which every method chooses, 0 among them.
       alone: rounds of single-task learning, whose models are where the others start.
+      tunings: data sets whose folds choose.
       repetitions: of the final runs.
       metric: "nmse" or "auc".
     """
@@ -43,7 +47,9 @@ class Problem:
     clip_norm: float
     ridges: tuple[float, ...]
     shrinkages: tuple[float, ...]
+    clips: tuple[float, ...] = (1.0,)
     alone: int = 100
+    tunings: int = 1
     repetitions: int = 20
     metric: str = "nmse"
 
@@ -77,9 +83,11 @@ def _school(percentage: int) -> Problem:
         read,
         _squared,
         learning_rate=1.0,
-        clip_norm=80.0,
-        ridges=(0.0, 1e-4, 3e-4, 1e-3, 3e-3),
-        shrinkages=(0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 600.0),
+        clip_norm=400.0,
+        clips=(1.0, 2.0, 4.0),
+        ridges=(1e-5, 3e-5, 1e-4, 3e-4, 1e-3),
+        shrinkages=(0.0, 10.0, 30.0, 100.0, 300.0, 800.0, 2000.0, 5000.0),
+        alone=1000,
         repetitions=20,
     )
 
@@ -97,6 +105,7 @@ def _landmine(percentage: int) -> Problem:
         clip_norm=5.0,
         ridges=(0.0, 1e-3, 3e-3, 1e-2, 3e-2),
         shrinkages=(0.0, 0.3, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
+        tunings=5,
         repetitions=20,
         metric="auc",
     )
@@ -120,8 +129,8 @@ def synthetic(pattern: Pattern, clients: int = 320) -> Problem:
 
 PROBLEMS = {
     **{pattern: synthetic(pattern) for pattern in get_args(Pattern)},
-    **{f"school-{percentage}": _school(percentage) for percentage in (30, 50, 70, 90)},
-    **{f"landmine-{percentage}": _landmine(percentage) for percentage in (30, 50, 70, 90)},
+    **{f"school-{percentage}": _school(percentage) for percentage in PERCENTAGES},
+    **{f"landmine-{percentage}": _landmine(percentage) for percentage in PERCENTAGES},
 }
 
 

@@ -24,8 +24,8 @@ from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.settings_axis import stack
 from fedjaxsim.report.files import write_atomically
 
-TUNING_SEEDS = (1000,)
-"""Of the data whose folds choose."""
+TUNING_SEED = 1000
+"""Of the first data whose folds choose."""
 OTHER_SEEDS = range(1000, 1005)
 """Of the data that choose instead of folds."""
 UNBOUNDED = 1e6
@@ -159,7 +159,7 @@ class Study:
         self.clients, self.features = first.num_clients, first.fields["x"].shape[1]
         self.task = problem.task(self.features)
         self.delta = delta(self.clients)
-        self._alone: dict[tuple[int, ...], tuple[list[fjs.Population], PyTree]] = {}
+        self._started: dict[range | None, tuple[list[fjs.Population], PyTree]] = {}
         self._stl = Repetitions(
             self.simulation(fjs.stl(self.task, "convex"), fjs.closed(), first, None)
         )
@@ -203,13 +203,19 @@ class Study:
 
     def folds(self) -> list[fjs.Population]:
         """The populations whose validation rows choose."""
-        return [one for seed in TUNING_SEEDS for one in folded(self.problem.read(seed), seed)]
+        seeds = range(TUNING_SEED, TUNING_SEED + self.problem.tunings)
+        return [one for seed in seeds for one in folded(self.problem.read(seed), seed)]
 
-    def choosing(self) -> tuple[list[fjs.Population], str]:
-        """The populations that choose, and the split of theirs whose scores do."""
+    @property
+    def choosing_split(self) -> str:
+        """The split whose scores choose."""
+        return "test" if self.other_data else "validation"
+
+    def choosing(self) -> list[fjs.Population]:
+        """The populations that choose."""
         if self.other_data:
-            return [self.problem.read(seed) for seed in OTHER_SEEDS], "test"
-        return self.folds(), "validation"
+            return [self.problem.read(seed) for seed in OTHER_SEEDS]
+        return self.folds()
 
     def best(self, scores: Any) -> int:
         """The index of the best mean score, of scores (…, S)."""
@@ -226,7 +232,7 @@ class Study:
 
         def compute():
             found: Record = {}
-            (folds, split), rounds = self.choosing(), self.problem.alone
+            folds, split, rounds = self.choosing(), self.choosing_split, self.problem.alone
             seeds = range(len(folds))
             validation, test = (f"{name}_{self.problem.metric}" for name in (split, "test"))
             scores = []
@@ -267,8 +273,19 @@ class Study:
         _, params = self._stl.run(populations, [self.point()], self.problem.alone, seeds)
         return jax.tree.map(lambda leaf: leaf[:, 0], params)
 
+    def _starts(self, group: range | None) -> tuple[list[fjs.Population], PyTree]:
+        """The populations of repetitions, or those that choose, and models to start from."""
+        if group not in self._started:
+            if group is None:
+                populations = self.choosing()
+                seeds = range(len(populations))
+            else:
+                populations, seeds = [self.problem.read(seed) for seed in group], group
+            self._started[group] = populations, self.models(populations, seeds)
+        return self._started[group]
+
     def compare(self, name: str, method: Method, epsilons: Sequence[float]) -> list[Record]:
-        """Chooses rounds and λ for every ε by cross-validation, and judges them on all repetitions.
+        """Chooses rounds, λ and K for every ε by cross-validation, and judges on all repetitions.
 
         Args:
           name: of what is kept.
@@ -277,7 +294,7 @@ class Study:
 
         Returns:
           For each ε what was chosen, its test scores, and those with λ = 0 (M = I): single-task
-          learning with the same rounds, η, ridge and data.
+          learning with the same rounds, η, ridge, K and data.
         """
         self.alone()
         runs: list[Repetitions] = []
@@ -291,8 +308,15 @@ class Study:
 
         chosen = self.part(f"{name}-chosen", lambda: self._choose(method, epsilons, program()))
         rows = [
-            {"epsilon": str(e), "rounds": t, "shrinkage": s, "test": [], "single": []}
-            for e, (t, s) in zip(epsilons, chosen, strict=True)
+            {
+                "epsilon": str(e),
+                "rounds": t,
+                "shrinkage": s,
+                "clip_norm": k,
+                "test": [],
+                "single": [],
+            }
+            for e, (t, s, k) in zip(epsilons, chosen, strict=True)
         ]
         for group in self._groups():
             found = self.part(
@@ -304,60 +328,58 @@ class Study:
                 row["single"] += scores["single"]
         return rows
 
-    def _settings(
-        self,
-        method: Method,
-        epsilons: Sequence[float],
-        rounds: int,
-        shrinkages: Sequence[float],
-    ) -> list[fjs.Hyperparameters]:
-        door, unit = method.mechanism(self.clients), self.unit(method)
-        return [
-            self.point(
-                lam=shrinkage * unit,
-                clip_norm=UNBOUNDED if math.isinf(epsilon) else self.problem.clip_norm,
-                noise_multiplier=method.noise(door, epsilon, self.delta, rounds, self.clients),
-            )
-            for epsilon, shrinkage in zip(epsilons, shrinkages, strict=True)
-        ]
+    def _setting(
+        self, method: Method, epsilon: float, rounds: int, shrinkage: float, clip_norm: float
+    ) -> fjs.Hyperparameters:
+        door = method.mechanism(self.clients)
+        return self.point(
+            lam=shrinkage * self.unit(method),
+            clip_norm=UNBOUNDED if math.isinf(epsilon) else clip_norm,
+            noise_multiplier=method.noise(door, epsilon, self.delta, rounds, self.clients),
+        )
 
     def _choose(
         self, method: Method, epsilons: Sequence[float], runs: Repetitions
-    ) -> list[tuple[int, float]]:
-        """Rounds and ηλ for every ε, by the folds or other data."""
-        folds, split = self.choosing()
-        seeds = range(len(folds))
-        own = self.models(folds, seeds) if method.warm else None
+    ) -> list[tuple[int, float, float]]:
+        """Rounds, ηλ and K for every ε, by the folds or other data."""
+        folds, models = self._starts(None)
+        seeds, split = range(len(folds)), self.choosing_split
+        own = models if method.warm else None
         shrinkages = self.problem.shrinkages if method.warm else (0.0,)
-        places = [(t, s) for t in method.rounds for s in shrinkages]
-        scores = []
-        for t, s in places:
-            plan = self._settings(method, epsilons, t, [s] * len(epsilons))
+        clip_norms = [self.problem.clip_norm * multiple for multiple in self.problem.clips]
+        places = [(s, k) for s in shrinkages for k in clip_norms]
+        every = []
+        for t in method.rounds:
+            plan = [self._setting(method, e, t, s, k) for e in epsilons for s, k in places]
             found, _ = runs.run(folds, plan, t, seeds, split, own)
-            scores.append([one[f"{split}_{self.problem.metric}"] for one in found])
-        every = np.moveaxis(np.asarray(scores), 0, 2).swapaxes(0, 1)
-        return [places[self.best(of)] for of in every]
+            scores = np.array([one[f"{split}_{self.problem.metric}"] for one in found])
+            every.append(scores.reshape(len(folds), len(epsilons), -1))
+        places = [(t, *place) for t in method.rounds for place in places]
+        return [places[self.best(of)] for of in np.concatenate(every, -1).swapaxes(0, 1)]
 
     def _judge(
         self,
         method: Method,
         epsilons: Sequence[float],
-        chosen: Sequence[tuple[int, float]],
+        chosen: Sequence[tuple[int, float, float]],
         group: range,
         runs: Repetitions,
     ) -> list[Record]:
         """For every ε the test scores of these repetitions, and those with λ = 0."""
         metric = f"test_{self.problem.metric}"
-        populations = [self.problem.read(seed) for seed in group]
-        own = self.models(populations, group) if method.warm else None
+        populations, models = self._starts(group)
+        own = models if method.warm else None
         rows: list[Record] = [{"test": [], "single": []} for _ in epsilons]
-        for t in sorted({t for t, _ in chosen}):
-            for into, of in (("test", [s for _, s in chosen]), ("single", [0.0] * len(chosen))):
+        for t in sorted({t for t, *_ in chosen}):
+            for into, factor in (("test", 1.0), ("single", 0.0)):
                 if into == "single" and not method.warm:
                     continue
-                plan = self._settings(method, epsilons, t, of)
+                plan = [
+                    self._setting(method, e, t, factor * s, k)
+                    for e, (_, s, k) in zip(epsilons, chosen, strict=True)
+                ]
                 found, _ = runs.run(populations, plan, t, list(group), "test", own)
-                for index, (rounds, _) in enumerate(chosen):
+                for index, (rounds, *_) in enumerate(chosen):
                     if rounds == t:
                         rows[index][into] += [_rounded(one[metric][index]) for one in found]
         return rows

@@ -3,10 +3,10 @@
     python experiments/mpmtl/trade_off.py low-rank --parts runs/mpmtl --figure FILE
 
 Everything is chosen by 5-fold cross-validation on training rows, for every ε: the number of rounds
-and λ of each method, from grids of one size; the choice is not charged, as in the paper. All start
-from the models of single-task learning. Test scores are means over repetitions with other data,
-so many of which are one program as --together says. Folds have fewer rows to train on; with
---other-data, other data sets of the same size choose.
+and λ of each method, on School also K, from grids of one size; the choice is not charged, as in the
+paper. All start from the models of single-task learning. Test scores are means over repetitions
+with other data, so many of which are one program as --together says. Folds have fewer rows to train
+on; with --other-data, other data sets of the same size choose.
 """
 
 import argparse
@@ -16,14 +16,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+import matplotlib as mpl
 import numpy as np
 from contenders import METHODS
 from data_problems import PROBLEMS
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from study import Study
 
 from fedjaxsim.data.synthetic import Pattern
 from fedjaxsim.report.files import write_atomically
-from fedjaxsim.report.plots import COLOURS, STYLE, picture
+from fedjaxsim.report.plots import COLOURS, STYLE, line, picture
 
 EPSILONS = (0.01, 0.1, 1.0, 3.0, 10.0, 100.0, math.inf)
 
@@ -35,44 +38,54 @@ def compare(name: str, study: Study, methods: Sequence[str]) -> dict[str, Any]:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """The figure: all methods, and from near."""
-    import matplotlib as mpl
-
+    """The figure: the baselines beside the low-rank method, and all forms of that from near."""
     problem = PROBLEMS[result["problem"]]
+    repetitions = len(result["alone"]["test"]["ridge"])
+    baselines = [name for name in result["methods"] if name.startswith("dp-")]
+    forms = [name for name in result["methods"] if name not in baselines]
     with mpl.rc_context(STYLE):
-        figure = picture(
-            f"{problem.title}: {len(result['alone']['test']['ridge'])} repetitions", 8, 4
-        )
-        axes = figure.subplots(1, 2)
-        alone = {name: np.mean(scores) for name, scores in result["alone"]["test"].items()}
-        best_alone = (max if problem.larger_is_better else min)(alone.values())
-        values = [best_alone]
-        for key, rows in result["methods"].items():
-            method = METHODS[key]
-            private = [row for row in rows if row["epsilon"] != "inf"]
-            x = [float(row["epsilon"]) for row in private]
-            means = np.array([np.mean(row["test"]) for row in private])
-            errors = np.array([np.std(row["test"]) / np.sqrt(len(row["test"])) for row in private])
-            if not key.startswith("dp-"):
-                values += [*means, np.mean(rows[-1]["test"])]
-            for one in axes:
-                one.plot(x, means, color=method.colour, ls=method.style, label=method.title)
-                one.fill_between(x, means - errors, means + errors, color=method.colour, alpha=0.2)
-                if method.style == "solid" and not key.startswith("dp-"):
-                    one.axhline(np.mean(rows[-1]["test"]), color=method.colour, ls=":", lw=1)
-        for one in axes:
-            one.axhline(best_alone, color=COLOURS[6], lw=1, label="STL")
-            one.set_xscale("log")
-            one.set_xlabel("ε (replacing a client)")
-        axes[0].set_ylabel("aAUC" if problem.metric == "auc" else "nMSE")
+        figure = picture(f"{problem.title}: {repetitions} repetitions", 8, 4)
+        left, right = figure.subplots(1, 2)
+        over_epsilon(left, result, [*forms[:1], *baselines])
+        over_epsilon(right, result, forms)
+        left.set_ylabel("aAUC" if problem.metric == "auc" else "nMSE")
         if problem.metric == "nmse":
-            axes[0].set_yscale("log")
-        low, high = min(values), max(values)
-        axes[1].set_ylim(low - 0.1 * (high - low), high + 0.15 * (high - low))
-        axes[1].set_title("from near; dotted: without privacy", loc="left")
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4)
+            left.set_yscale("log")
+        right.set_title("from near", loc="left")
+        legend_below(figure, (right, left))
         figure.savefig(path, dpi=100)
+
+
+def over_epsilon(axes: Axes, result: dict[str, Any], names: Sequence[str]) -> None:
+    """Methods by ε with their standard errors, learning alone, and the best one without privacy."""
+    best = max if PROBLEMS[result["problem"]].larger_is_better else min
+    for name in names:
+        method, private = METHODS[name], result["methods"][name][:-1]
+        x = [float(row["epsilon"]) for row in private]
+        tests = np.array([row["test"] for row in private])
+        line(axes, x, *band(tests), color=method.colour, ls=method.style, label=method.title)
+    free = [np.mean(rows[-1]["test"]) for rows in result["methods"].values()]
+    alone = best(np.mean(scores) for scores in result["alone"]["test"].values())
+    axes.axhline(alone, color=COLOURS[6], lw=1, label="STL")
+    axes.axhline(best(free), color=COLOURS[6], lw=1, ls=":", label="best without privacy")
+    axes.set_xscale("log")
+    axes.set_xlabel("ε (replacing a client)")
+
+
+def band(scores: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """Means over repetitions, the last axis, and these less and plus their standard errors."""
+    means = scores.mean(axis=-1)
+    errors = scores.std(axis=-1) / math.sqrt(scores.shape[-1])
+    return means, (means - errors, means + errors)
+
+
+def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
+    """One legend of all lines of these panels."""
+    every = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        every |= dict(zip(labels, handles, strict=True))
+    figure.legend(every.values(), every.keys(), loc="outside lower center", ncols=3)
 
 
 def main() -> None:
@@ -103,6 +116,7 @@ def main() -> None:
             against, root = np.subtract(row["test"], single), np.sqrt(len(single))
             print(
                 f"{key:24} ε = {row['epsilon']:5} T = {row['rounds']:2} ηλ = {row['shrinkage']:6g} "
+                f"K = {row['clip_norm']:g} "
                 f"{np.mean(row['test']):.4f}, against λ = 0 {np.mean(against):+.5f} ± "
                 f"{np.std(against) / root:.5f}; standard error of λ = 0 {np.std(single) / root:.5f}"
             )

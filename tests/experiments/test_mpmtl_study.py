@@ -62,6 +62,66 @@ def test_every_training_row_is_in_one_fold(script, problem):
             )
 
 
+def test_rounds_lambda_and_k_are_chosen_for_every_epsilon(script, problem, tmp_path, monkeypatch):
+    # A stand-in for runs, whose error is the distance from λ and K of its own for every noise level
+    # and from three rounds.
+    study = script("study")
+    method = script("contenders").METHODS["low-rank"]
+    problem = dataclasses.replace(
+        problem, read=lambda seed: related_regression("low-rank", 4, 3, 5, 2, seed=seed)[0],
+        shrinkages=(0.0, 1.0, 2.0), clips=(1.0, 2.0, 4.0), repetitions=3,
+    )  # fmt: skip
+    wanted = {0.5: (2.0, 1.0), 8.0: (1.0, 4.0), math.inf: (0.0, 1.0)}
+    one = study.Study(problem, tmp_path, together=2)
+    levels = {}
+
+    def run(self, populations, settings, rounds, seeds, split="test", own=None):
+        if rounds != problem.alone:
+            levels.update({
+                method.noise(method.mechanism(4), epsilon, one.delta, rounds, 4): epsilon
+                for epsilon in wanted
+            })  # fmt: skip
+        scores = []
+        for hparams in settings:
+            shrinkage, clip = wanted[levels.get(hparams.noise_multiplier, math.inf)]
+            found = hparams.lam / one.unit(method), hparams.clip_norm / problem.clip_norm
+            scores.append(abs(found[0] - shrinkage) + abs(rounds - 3))
+            scores[-1] += abs(found[1] - clip) if hparams.noise_multiplier else 0
+        every = np.array(scores)
+        return [{f"{split}_nmse": every} for _ in populations], {"kernel": np.zeros((1, 1, 4, 3))}
+
+    monkeypatch.setattr(study.Repetitions, "run", run)
+    rows = one.compare("low-rank", method, list(wanted))
+    for row, (shrinkage, clip) in zip(rows, wanted.values(), strict=True):
+        assert (row["rounds"], row["shrinkage"]) == (3, shrinkage)
+        assert row["clip_norm"] == clip * problem.clip_norm
+        assert row["test"] == [0] * 3
+        assert row["single"] == [shrinkage] * 3
+
+
+@pytest.mark.thorough
+def test_figures_of_percentages_pair_repetitions(script, tmp_path, monkeypatch, capsys):
+    # Scores of 10 less those of 1, 2, 3 alone: 8 on average, with a standard error of √(2/3)/√3.
+    percentages, trade_off = script("percentages"), script("trade_off")
+
+    def compare(name, study, methods):
+        rows = [{"epsilon": str(epsilon), "test": [10, 10, 10]} for epsilon in trade_off.EPSILONS]
+        alone = {"test": {"ridge": [1, 2, 3], "lasso": [4, 4, 4]}}
+        return {"problem": name, "alone": alone, "methods": dict.fromkeys(methods, rows)}
+
+    monkeypatch.setattr(percentages, "compare", compare)
+    monkeypatch.setattr(percentages, "Study", lambda *_: None)
+    for data in ("school", "landmine"):
+        picture = tmp_path / f"{data}.png"
+        arguments = ["percentages", data, "--parts", str(tmp_path), "--figure", str(picture)]
+        monkeypatch.setattr("sys.argv", arguments)
+        percentages.main()
+        assert picture.exists()
+        rows = [row for row in capsys.readouterr().out.splitlines() if "less that alone" in row]
+        assert all(row.count("+8.0000±0.4714") == 7 for row in rows)
+        assert len(rows) == 4 * len(percentages.METHODS)
+
+
 @pytest.mark.thorough
 def test_with_a_lambda_of_0_to_choose_noise_does_no_harm(script, study):
     # Proposition 1: at every ε not worse than single-task learning by more than its standard error.
