@@ -14,7 +14,9 @@ class Demo:
     out: Path
     """Directory for the runs, the table and the curves."""
     seed: int = 0
-    """Seed of all runs."""
+    """The first seed; the others follow it."""
+    seeds: int = 3
+    """How many seeds each system runs with: another partition, other test rows, other noise."""
     overwrite: bool = False
     """Replace the runs that the directory already holds."""
     quiet: bool = False
@@ -29,7 +31,7 @@ class Demo:
 
         return prepare_demo(
             self.out,
-            self.seed,
+            range(self.seed, self.seed + self.seeds),
             overwrite=self.overwrite,
             quiet=self.quiet,
             explain=self.explain,

@@ -205,7 +205,8 @@ def panels_figure(panels: Mapping[str, Sequence[Curve]], title: str) -> Figure:
 
     Args:
       panels: runs by the title of their panel, with labels that are the same in all; a panel may be
-        empty, but not all of them.
+        empty, but not all of them. Where records have METRIC_low and METRIC_high, the standard
+        error over seeds, it is a band.
       title: what is shown.
     """
     quality = quality_key(next(run for runs in panels.values() for run in runs).records)
@@ -217,9 +218,17 @@ def panels_figure(panels: Mapping[str, Sequence[Curve]], title: str) -> Figure:
             for run, style in zip(runs, _styles(runs), strict=True):
                 looks = style | {"label": run.label, "linewidth": 1.8}
                 line(panel, *_points(run.records, quality), **looks)
+                rounds, *band = _points(run.records, f"{quality}_low", f"{quality}_high")
+                if len(rounds):
+                    panel.fill_between(rounds, *band, color=style["color"], alpha=0.15, lw=0)
             drawn, labels = panel.get_legend_handles_labels()
             handles |= dict(zip(labels, drawn, strict=True))
-        axes[0].set_ylabel(f"{metrics.label(quality)}\nmean over clients")
+        seeds = any(
+            f"{quality}_low" in record
+            for runs in panels.values() for run in runs for record in run.records
+        )  # fmt: skip
+        of = "mean over seeds ± standard error" if seeds else "mean over clients"
+        axes[0].set_ylabel(f"{metrics.label(quality)}\n{of}")
         figure.legend(handles.values(), handles.keys(), loc="outside right center")
     return figure
 

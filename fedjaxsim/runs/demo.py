@@ -3,20 +3,30 @@
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.report import plots
 from fedjaxsim.report.files import write_json
-from fedjaxsim.report.progress import print_guarantee, print_table, stop_on_interrupt
+from fedjaxsim.report.progress import (
+    epsilon_text,
+    number,
+    print_guarantee,
+    print_rows,
+    stop_on_interrupt,
+)
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import execute
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.simulation import Simulation
 
+QUALITY = "test_accuracy"
+_HEADINGS = ["run", "seeds", "accuracy", "p10", "p90", "ε\nzero-out", "ε\nreplace", "δ"]
 TARGET = 1.6
 """The finite ε of the private runs, at the default δ = 1/(10·100)."""
 
@@ -58,70 +68,116 @@ def configurations(seed: int) -> dict[str, RunConfig]:
 
 
 def prepare_demo(
-    out: Path, seed: int, *, overwrite: bool, quiet: bool, explain: bool
+    out: Path, seeds: range, *, overwrite: bool, quiet: bool, explain: bool
 ) -> Callable[[], int]:
     """Checks the input of the demo; what is returned runs it and gives the exit code.
 
     Args:
       out: directory for the runs, `curves.png` and `table.json`.
-      seed: of all runs.
+      seeds: each system runs once with each, as NAME-SEED.
       overwrite: replace runs that the directory holds.
       quiet: no progress bars.
-      explain: print all of each run's guarantee instead of one line.
+      explain: print all of each guarantee instead of one line.
 
     Raises:
-      ValueError: for a bad seed, or if the directory holds runs or cannot be written to.
+      ValueError: for a bad seed or none, or if the directory holds runs or cannot be written to.
     """
-    experiments: dict[str, Experiment] = {}
-    simulations: dict[str, Simulation] = {}
-    for name, config in configurations(seed).items():
-        # Runs of one algorithm differ in hyperparameters only: one compilation serves them.
-        experiments[name] = prepare(config, simulations.get(config.algorithm))
-        simulations[config.algorithm] = experiments[name].simulation
+    if not seeds:
+        raise ValueError("seeds must be at least 1, got none")
+    experiments: dict[str, dict[int, Experiment]] = {}
+    simulations: dict[tuple[int, str], Simulation] = {}
+    for seed in seeds:
+        for name, config in configurations(seed).items():
+            # Runs of one algorithm differ in hyperparameters only: one compilation serves them.
+            key = seed, config.algorithm
+            experiment = prepare(config, simulations.get(key))
+            simulations[key] = experiment.simulation
+            experiments.setdefault(name, {})[seed] = experiment
     directories = {
-        name: RunDirectory.create(out / name, overwrite=overwrite) for name in experiments
+        (name, seed): RunDirectory.create(out / f"{name}-{seed}", overwrite=overwrite)
+        for name, of_name in experiments.items()
+        for seed in of_name
     }
 
     def work() -> int:
-        rows, records, reports = [], {}, {}
+        done: dict[str, list[RunDirectory]] = {}
+        rows, reports = [], {}
         with stop_on_interrupt() as stop:
-            for name, experiment in experiments.items():
-                done = execute(experiment, directories[name], stop, quiet=quiet)
-                rows.append({"run": name, **done.summary})
-                reports[name] = done.report
-                records[name] = directories[name].metrics()
+            for (name, seed), directory in directories.items():
                 if stop.is_set():
                     break
+                ran = execute(experiments[name][seed], directory, stop, quiet=quiet)
+                rows.append({"run": directory.path.name, **ran.summary})
+                done.setdefault(name, []).append(directory)
+                reports.setdefault(name, ran.report)
         data = f"Digits over {rows[0]['clients']} clients"
-        print_table(rows, title=f"{data}, by label Dirichlet")
+        title = f"{data} by label Dirichlet, means ± standard error"
+        lines = [_line(name, found) for name, found in done.items()]
+        print_rows(_HEADINGS, lines, title, padding=0)  # 80 columns are enough then
         for name, report in reports.items():
             print(name, end=" ")
-            print_guarantee(report, directories[name].path / GUARANTEE, explain=explain)
+            print_guarantee(report, done[name][0].path / GUARANTEE, explain=explain)
         print("Local releases nothing: its ε is 0 whatever the others spend.")
         write_json(out / "table.json", rows)
+        curves = {
+            name: _curve(experiments[name][seeds[0]].config.algorithm, found)
+            for name, found in done.items()
+        }
+        finite, infinite = (
+            [curve for name, curve in curves.items() if _is_at(experiments[name], epsilon)]
+            for epsilon in (TARGET, math.inf)
+        )
         panels = {
-            f"ε = {TARGET:g} (zero-out, joint DP)": _curves(experiments, records, TARGET),
-            "without noise (ε = ∞)": _curves(experiments, records, math.inf),
+            f"ε = {TARGET:g} (zero-out, joint DP)": finite,
+            "without noise (ε = ∞)": infinite,
         }
         figure = plots.panels_figure(panels, f"{data}; Local releases nothing in either panel")
         plots.save(figure, out / "curves.png")
         print(f"files in {out}")
         if not stop.is_set():
             return 0
-        print(f"stopped by Ctrl-C after {len(rows)} of {len(experiments)} runs", file=sys.stderr)
+        print(f"stopped by Ctrl-C after {len(rows)} of {len(directories)} runs", file=sys.stderr)
         return 130
 
     return work
 
 
-def _curves(
-    experiments: Mapping[str, Experiment], records: Mapping[str, plots.Records], epsilon: float
-) -> list[plots.Curve]:
-    """The finished runs at an ε, with Local, in the colours of the systems."""
-    found = []
-    for name, of_run in records.items():
-        config = experiments[name].config
-        if config.algorithm == "local" or config.target_epsilon == epsilon:
-            title = SYSTEMS[config.algorithm].title
-            found.append(plots.curve_of(title, of_run, config.algorithm))
-    return found
+def _line(name: str, directories: Sequence[RunDirectory]) -> list[str]:
+    """A system at an ε: its metrics over seeds; δ and ε are those of every seed."""
+    summaries = [directory.summary() for directory in directories]
+    shown = [_mean([each[f"{QUALITY}{end}"] for each in summaries]) for end in ("", "_p10", "_p90")]
+    first = summaries[0]
+    return [
+        name,
+        str(len(summaries)),
+        " ± ".join(f"{each:.3f}" for each in shown[0]),
+        *(f"{mean:.3f}" for mean, *_ in shown[1:]),
+        *(epsilon_text(first[key]) for key in ("epsilon", "epsilon_replace")),
+        number(first["delta"]),
+    ]
+
+
+def _mean(values: Sequence[float]) -> tuple[float, ...]:
+    """The mean over seeds and, of several, its standard error."""
+    mean = float(np.mean(values))
+    if len(values) == 1:
+        return (mean,)
+    return mean, float(np.std(values, ddof=1) / math.sqrt(len(values)))
+
+
+def _curve(algorithm: str, directories: Sequence[RunDirectory]) -> plots.Curve:
+    """A system over rounds, with its standard error, in its colour."""
+    records = []
+    for of_round in zip(*(directory.metrics() for directory in directories), strict=False):
+        mean, *error = _mean([record[QUALITY] for record in of_round])
+        record = {"round": of_round[0]["round"], QUALITY: mean}
+        if error:
+            record |= {f"{QUALITY}_low": mean - error[0], f"{QUALITY}_high": mean + error[0]}
+        records.append(record)
+    return plots.curve_of(SYSTEMS[algorithm].title, records, algorithm)
+
+
+def _is_at(of_seeds: Mapping[int, Experiment], epsilon: float) -> bool:
+    """Whether runs belong into the panel of an ε; Local does into each."""
+    config = next(iter(of_seeds.values())).config
+    return config.algorithm == "local" or config.target_epsilon == epsilon

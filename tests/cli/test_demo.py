@@ -1,6 +1,8 @@
 import dataclasses
 import json
 import math
+import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -45,20 +47,30 @@ def small(monkeypatch):
         "local": dataclasses.replace(base, algorithm="local", local_steps=1),
         "fedavg-eps-inf": dataclasses.replace(base, algorithm="fedavg", local_steps=1),
     }
-    monkeypatch.setattr(demo, "configurations", lambda seed: runs)
+    monkeypatch.setattr(
+        demo,
+        "configurations",
+        lambda seed: {name: dataclasses.replace(run, seed=seed) for name, run in runs.items()},
+    )
 
 
 def test_the_demo_leaves_runs_a_table_and_curves(small, tmp_path, capsys):
-    assert main(["demo", "--out", str(tmp_path)]) == 0
+    assert main(["demo", "--out", str(tmp_path), "--seed", "3", "--seeds", "2"]) == 0
     table = json.loads((tmp_path / "table.json").read_text())
-    assert [row["run"] for row in table] == ["local", "fedavg-eps-inf"]
-    assert [row["epsilon"] for row in table] == [0.0, None]
+    names = ["local-3", "local-4", "fedavg-eps-inf-3", "fedavg-eps-inf-4"]
+    assert [row["run"] for row in table] == names
+    assert [row["epsilon"] for row in table] == [0.0, 0.0, None, None]
     for row in table:
         assert row == {"run": row["run"], **RunDirectory(tmp_path / row["run"]).summary()}
     assert (tmp_path / "curves.png").stat().st_size < 150_000
     printed = capsys.readouterr().out
+    both = [row["test_accuracy"] for row in table[:2]]
+    mean, error = statistics.mean(both), statistics.stdev(both) / math.sqrt(2)
+    assert re.search(rf"^local +2 +{mean:.3f} ± {error:.3f} ", printed, re.MULTILINE)
     assert "Local releases nothing" in printed
     assert "local privacy: ε = 0 zero-out, ε = 0 replace, δ = 0.0125 (joint DP, exact)" in printed
     assert "fedavg-eps-inf privacy: no guarantee: no noise was added" in printed
-    assert main(["demo", "--out", str(tmp_path)]) == 2
+    assert main(["demo", "--out", str(tmp_path), "--seed", "4"]) == 2
     assert "already holds a run" in capsys.readouterr().err
+    assert main(["demo", "--out", str(tmp_path), "--seeds", "0"]) == 2
+    assert "seeds must be at least 1" in capsys.readouterr().err
