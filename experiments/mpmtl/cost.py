@@ -10,6 +10,7 @@ that the compiled round takes beside its arguments. m × d × d numbers would be
 import argparse
 import json
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,26 @@ def measure(clients: int) -> dict[str, Any]:
     return {"clients": clients, "seconds": seconds[WARM:], "beside": beside}
 
 
+def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """The figure of what `measure` found for each number of tasks."""
+    with mpl.rc_context(STYLE):
+        figure = picture(f"A round of MP-MTL: d = {FEATURES}, {ROWS} rows a task", 6, 3.2)
+        axes = figure.subplots()
+        many = np.array([of["clients"] for of in found])
+        every = 1e3 * np.array([of["seconds"] for of in found])
+        middles, ends = np.median(every, axis=1), (every.min(axis=1), every.max(axis=1))
+        looks = {"color": COLOURS[0], "marker": "o", "label": "median"}
+        line(axes, many, middles, ends, band_label=f"all {REPETITIONS} rounds", **looks)
+        straight = middles[-1] * many / many[-1]
+        axes.plot(many, straight, ":", color="black", label="in proportion to m")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("tasks m")
+        axes.set_ylabel("milliseconds")
+        axes.legend()
+        figure.savefig(path, dpi=100)
+
+
 def main() -> None:
     """Measures, prints the table and draws the figure."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -63,7 +84,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a .json file for what was measured")
     parser.add_argument("--tasks", type=int, nargs="+", default=MANY, metavar="M")
     options = parser.parse_args()
-    found, many = [], np.array(options.tasks)
+    found = []
     for m in options.tasks:
         found.append(measure(m))
         *_, of = found
@@ -77,21 +98,7 @@ def main() -> None:
         )
     if options.out:
         write_atomically(options.out, (json.dumps(found) + "\n").encode())
-    with mpl.rc_context(STYLE):
-        figure = picture(f"A round of MP-MTL: d = {FEATURES}, {ROWS} rows a task", 6, 3.2)
-        axes = figure.subplots()
-        every = 1e3 * np.array([of["seconds"] for of in found])
-        middles, ends = np.median(every, axis=1), (every.min(axis=1), every.max(axis=1))
-        looks = {"color": COLOURS[0], "marker": "o", "label": "median"}
-        line(axes, many, middles, ends, band_label=f"of {REPETITIONS} rounds", **looks)
-        straight = middles[-1] * many / many[-1]
-        axes.plot(many, straight, ":", color="black", label="in proportion to m")
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlabel("tasks m")
-        axes.set_ylabel("milliseconds")
-        axes.legend()
-        figure.savefig(options.figure, dpi=100)
+    draw(found, options.figure)
 
 
 if __name__ == "__main__":
