@@ -7,10 +7,8 @@ last line of output, JSON too.
 import ctypes
 import json
 import math
-import os
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.bench.ceilings import Ceilings
+from fedjaxsim.bench.children import end_with_parent
 from fedjaxsim.bench.machine import machine
 from fedjaxsim.bench.workload import Load
 from fedjaxsim.bench.workloads import WORKLOADS
@@ -102,6 +101,7 @@ def measure(load: Load, repeats: int, *, ceilings: bool) -> Record:
         **memory,
         "gflop_per_round": load.work.flops / 1e9,
         "mb_per_round": load.work.bytes / MB,
+        "chunk_size": load.chunk_size,
         "devices": len(load.devices),
         "data": load.data,
     }
@@ -150,15 +150,9 @@ def idle() -> Record:
     return {"peak_mb": peak_bytes() / MB, "machine": machine()}
 
 
-def _end_with_parent() -> None:
-    """Waits for the end of standard input, whose other end the parent holds as long as it lives."""
-    os.read(0, 1)
-    os._exit(1)
-
-
 def main() -> None:
     """Answers one request and ends; or ends at once if the parent does."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     use_all_cores()
     jax.config.update("jax_enable_compilation_cache", False)
     request = json.loads(sys.argv[1])

@@ -46,7 +46,13 @@ _PLAIN = Hyperparameters(learning_rate=0.05)
 
 
 def femnist_cnn(
-    data: str | None, algorithm: str, clients: int = 206, rounds: int = 2, **arguments: Any
+    data: str | None,
+    algorithm: str,
+    clients: int = 206,
+    rounds: int = 2,
+    compute: str = "float32",
+    chunk_size: int | None = None,
+    **arguments: Any,
 ) -> Load:
     """The papers' CNN: Poisson cohorts of 100/206 of the writers, one epoch, clip and noise.
 
@@ -55,6 +61,8 @@ def femnist_cnn(
       algorithm: which one.
       clients: of random data.
       rounds: in one compiled segment.
+      compute: as of `fedjaxsim run`.
+      chunk_size: of `Simulation`.
       **arguments: of the algorithm, besides its defaults.
     """
     if data is None:
@@ -66,7 +74,9 @@ def femnist_cnn(
         classes = max(2, int(population.fields["y"].max()) + 1)
     p, m = FEMNIST_COHORT / problems.FEMNIST_WRITERS, population.num_clients
     examples = p * float(population.splits["train"].count.sum())
-    task = models.softmax(models.cnn(population.fields["x"].shape[1:], classes), classes)
+    network = models.cnn(population.fields["x"].shape[1:], classes)
+    network = models.in_bfloat16(network) if compute == "bfloat16" else network
+    task = models.softmax(network, classes)
     work = work_of(algorithm, task, m, p * m, examples, cnn_flops(28, classes), PIXELS)
     simulation = Simulation(
         SYSTEMS[algorithm].make(task, m, **arguments),
@@ -74,6 +84,7 @@ def femnist_cnn(
         population,
         poisson(m, max_rate=p),
         Minibatches(BATCH, epochs=1),
+        chunk_size=chunk_size,
         devices=jax.devices(),
     )
     loaded = simulate(simulation, PRIVATE.replace(sampling_rate=p), work, rounds)
@@ -95,6 +106,7 @@ def dense(
     steps: int = 1,
     rounds: int,
     divided: bool = True,
+    chunk_size: int | None = None,
 ) -> Load:
     """Softmax regression or an MLP on random rows, with clip and noise where clients send.
 
@@ -108,6 +120,7 @@ def dense(
       steps: minibatches of a client in a round.
       rounds: in one compiled segment.
       divided: whether the clients are divided over all devices, or run on the first.
+      chunk_size: of `Simulation`.
     """
     system, (features, *hidden, classes) = SYSTEMS[algorithm], widths
     model = (
@@ -123,6 +136,7 @@ def dense(
         everyone(clients) if expected is None else poisson(clients, max_rate=p),
         Minibatches(batch, steps=steps),
         MECHANISMS[system.door].make(clients),
+        chunk_size=chunk_size,
         devices=jax.devices() if divided else None,
     )
     hparams = (PRIVATE if system.sends else _PLAIN).replace(sampling_rate=p)
@@ -143,6 +157,7 @@ def text(
     steps: int,
     rounds: int,
     compute: str = "float32",
+    chunk_size: int | None = None,
 ) -> Load:
     """The next character at every place of random texts, with clip and noise.
 
@@ -157,6 +172,7 @@ def text(
       steps: minibatches of a client in a round.
       rounds: in one compiled segment.
       compute: as of `fedjaxsim run`.
+      chunk_size: of `Simulation`.
     """
     characters = len(CHARACTERS)
     flops = {"gru": gru_flops, "transformer": transformer_flops}[model]
@@ -170,6 +186,7 @@ def text(
         problems.texts(clients, *rows, length, characters),
         poisson(clients, max_rate=p),
         Minibatches(BATCH, steps=steps),
+        chunk_size=chunk_size,
         devices=jax.devices(),
     )
     per_example = flops(length, hidden, characters)

@@ -27,6 +27,7 @@ class Load:
       work: of one round.
       data_bytes: the population's rows.
       devices: which compute.
+      chunk_size: clients that a device works on together; None where settings fill a batch, too.
       data: where the data come from.
     """
 
@@ -37,6 +38,7 @@ class Load:
     work: Work
     data_bytes: int
     devices: tuple[Any, ...]
+    chunk_size: int | None = None
     data: str = "synthetic"
 
 
@@ -94,6 +96,7 @@ def simulate(simulation: Simulation, hparams: Hyperparameters, work: Work, round
         work=work,
         data_bytes=data_bytes(simulation.population),
         devices=simulation.devices or tuple(jax.devices()[:1]),
+        chunk_size=simulation.chunk_size(hparams),
     )
 
 

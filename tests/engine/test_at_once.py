@@ -143,6 +143,21 @@ def test_a_round_has_batches_of_the_size_that_memory_gives(pretend):
         assert {shape[0] for shape in batched if shape[1:] == (5, 3)} - {30, 1} == {size} - {30}
 
 
+def test_each_of_several_devices_counts_what_lies_on_it(pretend):
+    pretend(2**40)
+    hparams, devices = HPARAMS.as_arrays(), jax.devices()[:2]
+    sim = linear(features=5, devices=devices)
+    assert sim.chunk_size(HPARAMS) == 15  # of 30 clients
+    rows, state = sim._placed["train"], jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
+    fields, ranges = bytes_of(rows.fields), bytes_of((rows.start, rows.count))
+    held = fields // 2 + ranges + bytes_of(state.personal) // 2
+    pretend(held + 4 * 5 * sim.program.client_bytes(hparams, sim.rows["train"]))
+    sim = linear(features=5, devices=devices)
+    advance = jax.make_jaxpr(lambda state: sim._segment(state, hparams, rows, rounds=2))(state)
+    batched = {shape[0] for shape in shapes_of(advance.jaxpr) if shape[1:] == (5, 3)}
+    assert batched - {1, 15, 30} == {5}
+
+
 def test_settings_and_derivatives_beside_clients_leave_batches_of_64(pretend):
     pretend(2**40)
     sim = linear(150)
