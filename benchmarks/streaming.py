@@ -22,7 +22,6 @@ import hashlib
 import json
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +32,7 @@ import numpy as np
 
 import fedjaxsim as fjs
 from fedjaxsim.bench.children import of_script
+from fedjaxsim.bench.watch import Watch, anonymous
 from fedjaxsim.data import load_folder, save_folder
 from fedjaxsim.data.population import consecutive
 
@@ -42,26 +42,6 @@ REPEATS = 3
 _PLACEMENTS = ("memory", "mapped", "streamed")
 TEST_PART = 4
 """One in so many rows of a client is for testing; of two, one."""
-
-
-def anonymous() -> float:
-    """Anonymous memory of this process, in bytes."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    line = next(line for line in status.splitlines() if line.startswith("RssAnon"))
-    return 1024.0 * int(line.split()[1])
-
-
-class Watch:
-    """The largest anonymous memory since it began, in bytes."""
-
-    def __init__(self):
-        self.peak = anonymous()
-        threading.Thread(target=self._look, daemon=True).start()
-
-    def _look(self) -> None:
-        while True:
-            self.peak = max(self.peak, anonymous())
-            time.sleep(0.01)
 
 
 def rows_of(begin: int, count: int, d: int) -> dict[str, np.ndarray]:

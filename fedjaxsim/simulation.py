@@ -227,12 +227,7 @@ class Simulation:
 
     def layout_of(self, models: int) -> Layout:
         """The layout where every client has so many models at once."""
-        model = bytes_of(jax.eval_shape(self.task.init, jax.random.key(0)))
-        linear = self.task.linear is not None
-        alike = self.minibatches.steps is not None
-        return default_layout(
-            models * model, self._chunk_size, self._chunk_map, linear=linear, alike=alike
-        )
+        return layout_of(self.task, self.minibatches, models, self._chunk_size, self._chunk_map)
 
     def chunk_size(self, hparams: Hyperparameters) -> int:
         """How many clients of a cohort are worked on together on one device, told from shapes.
@@ -598,3 +593,16 @@ class Simulation:
         if traced not in self._messages:
             self._messages[traced] = checks.message_shapes(self.functions, key, hparams)
         return self._messages[traced]
+
+
+def layout_of(
+    task: Task,
+    minibatches: Minibatches,
+    models: int = 1,
+    chunk_size: int | None = None,
+    chunk_map: ChunkMap | None = None,
+) -> Layout:
+    """The layout of clients with so many models of a task each; see `default_layout`."""
+    model = bytes_of(jax.eval_shape(task.init, jax.random.key(0)))
+    linear, alike = task.linear is not None, minibatches.steps is not None
+    return default_layout(models * model, chunk_size, chunk_map, linear=linear, alike=alike)

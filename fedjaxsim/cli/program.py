@@ -12,6 +12,7 @@ from fedjaxsim.cli.bench import Bench
 from fedjaxsim.cli.compare import Compare
 from fedjaxsim.cli.data import Data
 from fedjaxsim.cli.demo import Demo
+from fedjaxsim.cli.plan import Plan
 from fedjaxsim.cli.privacy import Privacy
 from fedjaxsim.cli.refusals import REFUSED, flags_refused_in_one_line, one_line
 from fedjaxsim.cli.report import Report
@@ -24,7 +25,9 @@ from fedjaxsim.runs.reads import different, given_flags, require_read, unread
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import combine, displaced, read_toml
 
-Command = Run | Resume | Sweep | Tune | Compare | Report | Data | Demo | Privacy | Audit | Bench
+Command = (
+    Run | Resume | Sweep | Tune | Compare | Report | Data | Demo | Plan | Privacy | Audit | Bench
+)
 
 
 def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
@@ -43,7 +46,7 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
       SystemExit: where help was asked for and shown.
     """
     command = _parse(arguments, RunConfig())
-    if isinstance(command, Run | Tune | Audit):
+    if isinstance(command, Run | Tune | Plan | Audit):
         inherited: dict[str, Any] = {}
         settings: dict[str, Any] = {}
         if isinstance(command, Run) and command.from_ is not None:
@@ -52,7 +55,7 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
             settings = {} if command.config is None else read_toml(command.config)
             both = displaced(inherited, settings) | settings
             command = _parse(arguments, combine(both, command.settings))
-            assert isinstance(command, Run | Tune | Audit)
+            assert isinstance(command, Run | Tune | Plan | Audit)
         command.settings.validate()
         given = given_flags(arguments)
         require_read(command.settings, given)
@@ -77,12 +80,24 @@ def _parse(arguments: Sequence[str], defaults: RunConfig) -> Command:
     report: Any = Annotated[Report, tyro.conf.subcommand("report")]
     data: Any = Annotated[Data, tyro.conf.subcommand("data")]
     demo: Any = Annotated[Demo, tyro.conf.subcommand("demo")]
+    plan: Any = Annotated[Plan, tyro.conf.subcommand("plan", default=Plan(defaults))]
     privacy: Any = Annotated[Privacy, tyro.conf.subcommand("privacy")]
     audit: Any = Annotated[Audit, tyro.conf.subcommand("audit", default=Audit(defaults))]
     bench: Any = Annotated[Bench, tyro.conf.subcommand("bench")]
     with flags_refused_in_one_line():
         return tyro.cli(
-            run | resume | sweep | tune | compare | report | data | demo | privacy | audit | bench,
+            run
+            | resume
+            | sweep
+            | tune
+            | compare
+            | report
+            | data
+            | demo
+            | plan
+            | privacy
+            | audit
+            | bench,
             prog="fedjaxsim",
             description="Private, personalized federated learning, simulated. See also --version.",
             args=arguments,

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from narwhals.typing import IntoDataFrame
 
 SPLITS = ("train", "validation", "test")
-_LARGEST_INT32 = np.iinfo(np.int32).max
+MOST_ROWS = int(np.iinfo(np.int32).max)
+"""Rows of all clients together: their numbers are int32."""
 _BLOCK = 1 << 20
 """Rows that are shuffled at once."""
 
@@ -278,8 +279,8 @@ def consecutive(train: Any, validation: Any, test: Any) -> dict[str, Ranges]:
     for count in given:
         ends += np.asarray(count).astype(np.int64)
     np.cumsum(ends, out=ends)
-    if ends[-1] > _LARGEST_INT32:
-        raise ValueError(f"a population holds at most {_LARGEST_INT32} rows, got {ends[-1]}")
+    if ends[-1] > MOST_ROWS:
+        raise ValueError(f"a population holds at most {MOST_ROWS} rows, got {ends[-1]}")
     counts = [np.asarray(count).astype(np.int32) for count in given]
     start = ends.astype(np.int32)
     for count in counts:
@@ -344,9 +345,7 @@ def split(
         return population
     parts, n = dict(population.splits), population.splits["train"].count
     start = parts["train"].start
-    tests = np.minimum(_whole(test * n), n - 1)
-    validations = np.minimum(_whole(validation * n), n - 1 - tests)
-    left = n - tests - validations
+    left, validations, tests = numbers_of_rows(n, validation, test)
     parts["train"] = Ranges(start, left)
     if validation > 0:
         parts["validation"] = Ranges(start + left, validations)
@@ -355,6 +354,15 @@ def split(
     index, counts = in_order(parts)
     shuffled = _shuffled(population.splits["train"], population.num_rows, seed)
     return population.of_rows(shuffled[index], counts)
+
+
+def numbers_of_rows(
+    count: np.ndarray, validation: float, test: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """How many of some clients' rows are for training, validation and testing, each (m,) int32."""
+    tests = np.minimum(_whole(test * count), count - 1)
+    validations = np.minimum(_whole(validation * count), count - 1 - tests)
+    return count - tests - validations, validations, tests
 
 
 def _whole(rows: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Where the rows of all clients lie, and one client's view of its own."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,13 +39,25 @@ class Rows:
     def place(cls, population: Population, split: str, fields: dict[str, jax.Array]) -> "Rows":
         """One split of a population, its fields being on the device already."""
         ranges = population.splits[split]
+        start, count = jnp.asarray(ranges.start), jnp.asarray(ranges.count)
+        return cls.lying(fields, start, count, int(ranges.count.max()), population.generate)
+
+    @classmethod
+    def lying(
+        cls,
+        fields: dict[str, Any],
+        start: Any,
+        count: Any,
+        largest: int,
+        generate: Generate | None = None,
+        ids: Any = None,
+    ) -> "Rows":
+        """Rows of clients, or their shapes, of whom none has more than `largest`."""
         # Small batches where every client has few rows; a cap, and a power of two, so that what is
         # compiled depends little on the data.
-        largest = int(ranges.count.max())
         pass_size = max(1, min(LARGEST_PASS, largest))
         most_rows = max(LARGEST_PASS, 1 << (largest - 1).bit_length())
-        start, count = jnp.asarray(ranges.start), jnp.asarray(ranges.count)
-        return cls(fields, start, count, None, population.generate, pass_size, most_rows)
+        return cls(fields, start, count, ids, generate, pass_size, most_rows)
 
     def for_training(self) -> "Rows":
         """The rows, read by every client in the same batches.

@@ -7,7 +7,7 @@ import math
 import platform
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -35,6 +35,8 @@ from fedjaxsim.privacy.budget import Budget, entries, equally_costly
 from fedjaxsim.privacy.events import Charged, Scheme
 from fedjaxsim.privacy.events import Event as PrivacyEvent
 from fedjaxsim.privacy.guarantee import default_delta
+from fedjaxsim.privacy.mechanisms import Mechanism
+from fedjaxsim.privacy.sampling import Sampling
 from fedjaxsim.report.files import Record
 from fedjaxsim.runs import feasible
 from fedjaxsim.runs.own import make_own
@@ -147,13 +149,7 @@ def prepare(
       ValueError: naming the setting, its value and what is allowed.
     """
     config.validate()
-    hparams = Hyperparameters(
-        **{name: getattr(config, name) for name in about(HparamFields)},
-        clip_norm=config.clip,
-        noise_multiplier=config.noise_multiplier or 0.0,
-        count_noise=config.count_noise or 0.0,
-    )
-    validate(hparams)
+    hparams = asked_for(config)
     if "noise_multiplier" not in config.release_reads:
         hparams = hparams.replace(noise_multiplier=0.0)
     if not config.clips:
@@ -196,6 +192,22 @@ def prepare(
     if new:
         feasible.check_start(experiment)
     return experiment
+
+
+def asked_for(config: RunConfig) -> Hyperparameters:
+    """Hyperparameters as settings say them, before anything follows from an ε.
+
+    Raises:
+      ValueError: if one is out of range.
+    """
+    hparams = Hyperparameters(
+        **{name: getattr(config, name) for name in about(HparamFields)},
+        clip_norm=config.clip,
+        noise_multiplier=config.noise_multiplier or 0.0,
+        count_noise=config.count_noise or 0.0,
+    )
+    validate(hparams)
+    return hparams
 
 
 @functools.cache
@@ -244,31 +256,64 @@ def simulation_of(
     Raises:
       ValueError: as `prepare`.
     """
-    minibatches = _minibatches(config)
-    task = _task(config, population) if task is None else task
-    given = [getattr(config, name) for name in config.sampler.reads]
-    sampling = config.sampler.make(population.num_clients, *given)
-    options = {name: getattr(config, name) for name in config.door.options}
-    mechanism = config.door.make(population.num_clients, **options)
+    parts = parts_of(config, population, population.num_clients, task)
     if config.accountant is not None and config.door_name != "closed":
-        _check_accountant(config, sampling.scheme, mechanism.event)
-    constant = config.spread.is_constant or "budget" not in config.release_reads
+        _check_accountant(config, parts.sampling.scheme, parts.mechanism.event)
     if config.streamed and jax.process_count() > 1:
         raise ValueError("a streamed run takes one process: give --streamed or several processes")
     divided = jax.device_count() > 1 and not config.streamed
     return Simulation(
-        _algorithm(config, task, population),
-        task,
+        parts.algorithm,
+        parts.task,
         population,
-        sampling,
-        minibatches,
-        mechanism,
+        parts.sampling,
+        parts.minibatches,
+        parts.mechanism,
         accountant=config.accountant,
-        ledger_entries=LEDGER_ENTRIES if constant else max(LEDGER_ENTRIES, config.rounds),
+        ledger_entries=parts.ledger_entries,
         chunk_size=config.chunk_size,
         chunk_map=config.chunk_map,
         devices=jax.devices() if divided else None,
         streamed=config.streamed,
+    )
+
+
+class Parts(NamedTuple):
+    """What a simulation is made of besides its population; see `Simulation`."""
+
+    algorithm: Algorithm
+    task: Task
+    sampling: Sampling
+    minibatches: Minibatches
+    mechanism: Mechanism
+    ledger_entries: int
+
+
+def parts_of(
+    config: RunConfig, population: Population, num_clients: int, task: Task | None = None
+) -> Parts:
+    """The parts of a configuration's simulation.
+
+    Args:
+      config: the settings.
+      population: whose fields models are made for.
+      num_clients: m; there may be more than the population has, where one is planned.
+      task: by default that of the population.
+
+    Raises:
+      ValueError: as `prepare`.
+    """
+    task = _task(config, population) if task is None else task
+    given = [getattr(config, name) for name in config.sampler.reads]
+    options = {name: getattr(config, name) for name in config.door.options}
+    constant = config.spread.is_constant or "budget" not in config.release_reads
+    return Parts(
+        _algorithm(config, task, population, num_clients),
+        task,
+        config.sampler.make(num_clients, *given),
+        _minibatches(config),
+        config.door.make(num_clients, **options),
+        LEDGER_ENTRIES if constant else max(LEDGER_ENTRIES, config.rounds),
     )
 
 
@@ -372,7 +417,9 @@ def _task(config: RunConfig, population: Population) -> Task:
     return task._replace(public=tuple(f"{sentence}{made}" for sentence in public))
 
 
-def _algorithm(config: RunConfig, task: Task, population: Population) -> Algorithm:
+def _algorithm(
+    config: RunConfig, task: Task, population: Population, num_clients: int
+) -> Algorithm:
     if is_own(config.algorithm):
         return make_own("algorithm", config.algorithm, Algorithm, task=task)
 
@@ -382,7 +429,7 @@ def _algorithm(config: RunConfig, task: Task, population: Population) -> Algorit
 
     system = config.system
     given = {name: argument(name) for name in system.arguments if name != "num_clients"}
-    algorithm = system.make(task, population.num_clients, **given)
+    algorithm = system.make(task, num_clients, **given)
     weighted = "objective" in system.arguments and config.objective == "weighted"
     return algorithm._replace(public=(_DIVISOR,)) if weighted else algorithm
 

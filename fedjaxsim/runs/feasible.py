@@ -1,6 +1,5 @@
 """What settings and data must be for each other: checked before a run computes anything."""
 
-import os
 from typing import TYPE_CHECKING
 
 import jax
@@ -9,6 +8,7 @@ import numpy as np
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import bytes_of
 from fedjaxsim.privacy.guarantee import spent
+from fedjaxsim.runs.memory import this_machine
 from fedjaxsim.runs.settings import MODELS, OF_TOKENS, RunConfig
 
 if TYPE_CHECKING:
@@ -96,32 +96,20 @@ def check_start(experiment: "Experiment") -> None:
     fields = simulation.population.fields.values()
     row = sum(value.nbytes // len(value) for value in fields)
     batches = simulation.layout.chunk_size * config.batch_size * row
-    _check_memory(batches, _of_devices(), "minibatches", "batch-size or chunk-size")
+    machine = this_machine()
+    _check_memory(batches, machine.of_devices, "minibatches", "batch-size or chunk-size")
     simulation.check_start(config.seed, hparams)
     program, key = simulation.program, jax.random.key(0, impl="threefry2x32")
     state = jax.eval_shape(program.init, key, hparams.as_arrays())
-    states = _of_host() if simulation.streamed else _of_devices()
+    states = machine.host if simulation.streamed else machine.of_devices
     _check_memory(2 * bytes_of(state), states, "models of all clients", "clients or hidden")
     if simulation.mechanism.event.kind == "gaussian" and experiment.noise_multiplier > 0:
         spent((experiment.planned(),), experiment.delta, accountant=simulation.accountant)
 
 
-def _check_memory(needed: int, available: float, what: str, remedy: str) -> None:
+def _check_memory(needed: int, available: int, what: str, remedy: str) -> None:
     if needed > available:
         raise ValueError(
             f"the {what} need {needed / 1e9:.3g} GB of memory, and there are "
             f"{available / 1e9:.3g} GB: {remedy} must be smaller"
         )
-
-
-def _of_devices() -> float:
-    """The memory of the devices, or of the machine where they use that, in bytes."""
-    statistics = [device.memory_stats() or {} for device in jax.local_devices()]
-    if all("bytes_limit" in one for one in statistics):
-        return float(sum(one["bytes_limit"] for one in statistics))
-    return _of_host()
-
-
-def _of_host() -> float:
-    """The memory of this machine, in bytes."""
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -1,10 +1,11 @@
 """Bytes: of one more run in a program and of what passes in a round, from shapes; of a process."""
 
+import os
 import resource
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -85,6 +86,34 @@ def peak_bytes() -> int:
         return int(peak.split()[1]) * 1024
     scale = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in kilobytes on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+class Machine(NamedTuple):
+    """What memory there is, in bytes.
+
+    Attributes:
+      devices: how many.
+      device: of each; None where they use the host's, as those of a CPU.
+      host: the machine's own.
+    """
+
+    devices: int
+    device: int | None
+    host: int
+
+    @property
+    def of_devices(self) -> int:
+        """Of all devices together, or of the host where they use that."""
+        return self.host if self.device is None else self.devices * self.device
+
+
+def this_machine() -> Machine:
+    """The devices of this process and the machine it runs on."""
+    limits = [(device.memory_stats() or {}).get("bytes_limit") for device in jax.local_devices()]
+    told = [limit for limit in limits if limit is not None]
+    device = min(told) if len(told) == len(limits) else None
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Machine(len(limits), device, host)
 
 
 def device_peak_bytes(devices: Iterable[Any]) -> int | None:

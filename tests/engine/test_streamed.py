@@ -58,7 +58,7 @@ def pair(problem):
 
 
 def test_a_streamed_run_is_the_run_in_memory(pair, monkeypatch):
-    monkeypatch.setattr(streamed, "_BLOCK", 3)  # clients do not divide into blocks evenly
+    monkeypatch.setattr(streamed, "BLOCK", 3)  # clients do not divide into blocks evenly
     found = [sim.run(sim.init(1, HPARAMS), HPARAMS, 6) for sim in pair]
     (memory, [whole]), (stream, [piecewise]) = found
     assert_agree(memory, stream)

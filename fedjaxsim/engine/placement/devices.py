@@ -28,8 +28,8 @@ from fedjaxsim.engine.share import Shard
 from fedjaxsim.engine.state import SimulationState, map_clients_leaves, map_parts
 
 PyTree = Any
-_AXIS = "clients"
-_DIVIDED = divided(_AXIS)
+AXIS = "clients"
+_DIVIDED = divided(AXIS)
 
 
 class OverDevices:
@@ -47,7 +47,7 @@ class OverDevices:
         self.devices = tuple(devices)
         if not self.devices:
             raise ValueError("a simulation needs at least one device, got none")
-        self._mesh = mesh_of(devices, _AXIS)
+        self._mesh = mesh_of(devices, AXIS)
 
     def compiled(self, program: Program) -> Functions:
         """As of `Placement`."""
@@ -55,17 +55,17 @@ class OverDevices:
 
     def functions(self, program: Program) -> Functions:
         """The functions of a program as pure functions of whole states."""
-        shard = Shard(_AXIS, len(self.devices), program.num_clients)
+        shard = Shard(AXIS, len(self.devices), program.num_clients)
         part = dataclasses.replace(program, share=shard)
 
         def init(key, hparams):
             state = jax.eval_shape(part.init, key, hparams)
-            whole = across(part.init, self._mesh, (SAME, SAME), _specs_of(state))
+            whole = across(part.init, self._mesh, (SAME, SAME), specs_of(state))
             return _without_padding(whole(key, hparams), shard)
 
         def advance(state, hparams, rows, *, function):
-            specs = _specs_of(state)
-            whole = across(function, self._mesh, (specs, SAME, _specs_of_rows(rows)), (specs, SAME))
+            specs = specs_of(state)
+            whole = across(function, self._mesh, (specs, SAME, specs_of_rows(rows)), (specs, SAME))
             state, metrics = whole(_with_padding(state, shard), hparams, rows)
             return _without_padding(state, shard), metrics
 
@@ -74,7 +74,7 @@ class OverDevices:
             return advance(state, hparams, rows, function=several)
 
         def evaluate(state, hparams, rows):
-            inputs = (_specs_of(state), SAME, _specs_of_rows(rows))
+            inputs = (specs_of(state), SAME, specs_of_rows(rows))
             whole = across(part.evaluate, self._mesh, inputs, _DIVIDED)
             measured = whole(_with_padding(state, shard), hparams, rows)
             return jax.tree.map(lambda leaf: leaf[: shard.num_clients], measured)
@@ -92,15 +92,7 @@ class OverDevices:
 
     def _place(self, population: Population) -> dict[str, Rows]:
         size = -(-population.num_clients // len(self.devices))
-        first, last = _spans(population)
-        length = population.num_rows
-        spans = [(first[k : k + size], last[k : k + size]) for k in range(0, len(first), size)]
-        begins = [int(np.min(low)) for low, _ in spans]
-        longest = max(
-            int(np.max(high)) - begin for begin, (_, high) in zip(begins, spans, strict=True)
-        )
-        begins = [min(begin, length - longest) for begin in begins]
-        begins += [0] * (len(self.devices) - len(begins))
+        begins, longest = pieces_of(population, len(self.devices))
         by_client, everywhere = (NamedSharding(self._mesh, spec) for spec in (_DIVIDED, SAME))
 
         def pieces(field) -> jax.Array:
@@ -142,16 +134,30 @@ def _without_padding(state: SimulationState, shard: Shard) -> SimulationState:
     return map_clients_leaves(lambda leaf: leaf[: shard.num_clients], state)
 
 
-def _specs_of(state: SimulationState) -> Any:
+def specs_of(state: SimulationState) -> Any:
+    """How a state is divided over devices: specs, one for each leaf."""
+
     def spec(part, tree):
         return jax.tree.map(lambda _: _DIVIDED if part.owner == "clients" else SAME, tree)
 
     return map_parts(spec, state)
 
 
-def _specs_of_rows(rows: Rows) -> Any:
+def specs_of_rows(rows: Rows) -> Any:
+    """How rows are divided over devices, likewise."""
     fields: Any = dict.fromkeys(rows.fields, _DIVIDED)
     return dataclasses.replace(rows, fields=fields, start=SAME, count=SAME)
+
+
+def pieces_of(population: Population, devices: int) -> tuple[list[int], int]:
+    """The first row of each device's piece of the rows, and how many rows a piece has."""
+    size = -(-population.num_clients // devices)
+    first, last = _spans(population)
+    spans = [(first[k : k + size], last[k : k + size]) for k in range(0, len(first), size)]
+    begins = [int(np.min(low)) for low, _ in spans]
+    longest = max(int(np.max(high)) - begin for begin, (_, high) in zip(begins, spans, strict=True))
+    begins = [min(begin, population.num_rows - longest) for begin in begins]
+    return begins + [0] * (devices - len(begins)), longest
 
 
 def _spans(population: Population) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ memory. Between calls every state has been written, so checkpoints see none in f
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, NoReturn
 
@@ -30,9 +30,9 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hparams import Hyperparameters
 
 PyTree = Any
-_BLOCK = 4096
+BLOCK = 4096
 """Clients that are evaluated at once."""
-_DRAWS = 16
+DRAWS = 16
 """Rounds whose cohorts are drawn at once: starting to draw takes as long as drawing."""
 
 
@@ -115,9 +115,7 @@ class Streamed:
         clients = program.num_clients
         start = jax.jit(dataclasses.replace(program, share=Whole(1)).init)
 
-        def of_fetched(rows: Rows) -> Program:
-            assert rows.ids is not None
-            return dataclasses.replace(program, share=Fetched(clients, rows.ids))
+        work, measure = map(jax.jit, functions_of_fetched(program))
 
         @functools.partial(jax.jit, static_argnames="count")
         def draw(state: SimulationState, first: int, hparams: Hyperparameters, count: int) -> Draw:
@@ -126,29 +124,12 @@ class Streamed:
 
             return jax.lax.map(one, first + jnp.arange(count, dtype=jnp.int32))
 
-        @jax.jit
-        def work(state: SimulationState, turn: Turn, hparams: Hyperparameters):
-            part = of_fetched(turn.rows)
-
-            def newest(fetched, earlier):
-                stays = (turn.earlier < 0).reshape(-1, *[1] * (fetched.ndim - 1))
-                return jnp.where(stays, fetched, earlier[turn.earlier])
-
-            state = _with_states(state, jax.tree.map(newest, turn.states, _states(state)))
-            drawn = jax.tree.map(lambda leaf: leaf[turn.place], turn.draws)
-            worked = part.work(state, hparams, turn.rows, drawn)
-            return part.settle(state, hparams, drawn, worked)
-
-        @jax.jit
-        def measure(state: SimulationState, hparams: Hyperparameters, rows: Rows):
-            return of_fetched(rows).evaluate(state, hparams, rows)
-
         def init(key: jax.Array, hparams: Hyperparameters) -> SimulationState:
             def for_all(leaf):
                 return np.array(np.broadcast_to(np.asarray(leaf), (clients, *leaf.shape[1:])))
 
             state = start(key, hparams)
-            return _with_states(state, jax.tree.map(for_all, _states(state)))
+            return with_states(state, jax.tree.map(for_all, _states(state)))
 
         def rounds(
             state: SimulationState, hparams: Hyperparameters, rows: HostRows, rounds: int
@@ -162,7 +143,7 @@ class Streamed:
 
             def cohorts() -> Iterator[tuple[Draw, np.int32, np.ndarray]]:
                 """Of each round some draws, its place among them, and who takes part, sorted."""
-                size = min(_DRAWS, rounds)
+                size = min(DRAWS, rounds)
                 for begin in range(first, last, size):
                     draws = draw(fixed, begin, hparams, size)
                     ids = np.where(draws.cohort.mask, draws.cohort.ids, clients).astype(np.int32)
@@ -189,7 +170,7 @@ class Streamed:
             history, writes = [], []
             with ThreadPoolExecutor(1) as thread:
                 turn = fetch(np.full(program.sampling.scheme.capacity, clients, np.int32))
-                after = _with_states(state, turn.states)
+                after = with_states(state, turn.states)
                 for round_ in range(first, last):
                     ids = np.asarray(turn.rows.ids)
                     more = round_ + 1 < last
@@ -201,10 +182,10 @@ class Streamed:
             for written in writes:
                 written.result()  # raises what a write did
             metrics = jax.tree.map(lambda *each: np.stack(each), *history)
-            return _with_states(after, on_host), metrics
+            return with_states(after, on_host), metrics
 
         def evaluate(state: SimulationState, hparams: Hyperparameters, rows: HostRows) -> Measured:
-            size = min(_BLOCK, clients)
+            size = min(BLOCK, clients)
             blocks = [
                 np.minimum(np.arange(begin, begin + size, dtype=np.int32), clients)
                 for begin in range(0, clients, size)
@@ -218,10 +199,40 @@ class Streamed:
 
             found = []
             for fetched, states in _ahead(fetch, blocks):
-                found.append(measure(_with_states(state, states), hparams, fetched))
+                found.append(measure(with_states(state, states), hparams, fetched))
             return jax.tree.map(lambda *each: np.concatenate(each)[:clients], *found)
 
         return Functions(init, _refuse, rounds, evaluate)
+
+
+def functions_of_fetched(program: Program) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A round and an evaluation of a program, of what was fetched for them.
+
+    Returns:
+      `(state, turn, hparams) -> (state, metrics)` and `(state, hparams, rows) -> Measured`; states
+      hold those of the clients that were fetched.
+    """
+
+    def of_fetched(rows: Rows) -> Program:
+        assert rows.ids is not None
+        return dataclasses.replace(program, share=Fetched(program.num_clients, rows.ids))
+
+    def work(state: SimulationState, turn: Turn, hparams: Hyperparameters):
+        part = of_fetched(turn.rows)
+
+        def newest(fetched, earlier):
+            stays = (turn.earlier < 0).reshape(-1, *[1] * (fetched.ndim - 1))
+            return jnp.where(stays, fetched, earlier[turn.earlier])
+
+        state = with_states(state, jax.tree.map(newest, turn.states, _states(state)))
+        drawn = jax.tree.map(lambda leaf: leaf[turn.place], turn.draws)
+        worked = part.work(state, hparams, turn.rows, drawn)
+        return part.settle(state, hparams, drawn, worked)
+
+    def measure(state: SimulationState, hparams: Hyperparameters, rows: Rows):
+        return of_fetched(rows).evaluate(state, hparams, rows)
+
+    return work, measure
 
 
 def _ahead(function: Any, arguments: Iterable[Any]) -> Iterator[Any]:
@@ -250,5 +261,6 @@ def _states(state: SimulationState) -> PyTree:
     return state.personal, state.consumed
 
 
-def _with_states(state: SimulationState, states: PyTree) -> SimulationState:
+def with_states(state: SimulationState, states: PyTree) -> SimulationState:
+    """A state with other states of clients: personal ones, and what they have consumed."""
     return dataclasses.replace(state, personal=states[0], consumed=states[1])

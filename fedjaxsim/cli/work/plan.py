@@ -1,0 +1,117 @@
+"""The command `fedjaxsim plan`: tables of what a run would need."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fedjaxsim.data.population import MOST_ROWS
+from fedjaxsim.report.files import print_json
+from fedjaxsim.report.progress import print_rows
+from fedjaxsim.runs import capacity
+from fedjaxsim.runs.build import population_of
+from fedjaxsim.runs.capacity import Capacity, Need
+from fedjaxsim.runs.memory import Machine, this_machine
+
+if TYPE_CHECKING:
+    from fedjaxsim.cli.plan import Plan
+
+_HEADINGS = (
+    "placement", "memory", "rows", "ranges", "states", "server", "round", "evaluation", "needs",
+    "has", "fits",
+)  # fmt: skip
+_WORDS = {
+    "rows": "the examples",
+    "ranges": "ranges and names of clients",
+    "states": "personal states",
+    "server": "the server's state",
+    "loading": "checking the population",
+    "round": "working memory of a round",
+    "evaluation": "working memory of an evaluation",
+}
+
+
+def prepare_plan(command: "Plan") -> Callable[[], int]:
+    """Plans; what is returned prints it.
+
+    Raises:
+      FileNotFoundError, ValueError: for bad input.
+    """
+    config = command.settings
+    if command.shape is None:
+        sizes = capacity.sizes_of(population_of(config))
+    else:
+        assert config.clients is not None
+        assert command.rows_per_client is not None
+        sizes = capacity.sizes_without_data(
+            config, command.shape, config.clients, command.rows_per_client
+        )
+    here = this_machine()
+    machines = {"this machine": here}
+    if command.devices is not None and command.device_memory is not None:
+        host = here.host if command.host_memory is None else int(1e9 * command.host_memory)
+        name = f"{command.devices} accelerators of {command.device_memory:g} GB"
+        machines[name] = Machine(command.devices, int(1e9 * command.device_memory), host)
+    plans = {name: capacity.plan(config, sizes, machine) for name, machine in machines.items()}
+
+    def work() -> int:
+        if command.json:
+            print_json({name: plan.to_json() for name, plan in plans.items()})
+            return 0
+        first = plans["this machine"]
+        print(
+            f"{sizes.clients:,} clients with {sizes.num_rows:,} rows (int32 counts {MOST_ROWS:,}), "
+            f"{first.parameters:,} numbers of their own each; cohorts of up to {first.capacity:,}"
+        )
+        for name, plan in plans.items():
+            print_rows(_HEADINGS, _table(plan), f"GB on {name}", left=2)
+            print(_verdict(plan))
+        print(
+            f"on disk: {_gb(first.folder)} GB of rows as a folder, up to {_gb(first.checkpoints)} "
+            "GB of checkpoints; compiling takes memory of its own"
+        )
+        return 0
+
+    return work
+
+
+def _table(plan: Capacity) -> list[tuple[str, ...]]:
+    rows, machine = [], plan.machine
+    for each in plan.placed:
+        if each.impossible is not None:
+            rows.append((each.name, each.impossible, *[""] * 8, "no"))
+            continue
+        parts = [("host", each.host, machine.host)]
+        if each.device is not None and machine.device is not None:
+            parts.insert(0, ("each device", each.device, machine.device))
+        rows += [
+            (each.name if not k else "", memory, *_sizes(need), _gb(has), _yes(need.peak <= has))
+            for k, (memory, need, has) in enumerate(parts)
+        ]
+    return rows
+
+
+def _sizes(need: Need) -> tuple[str, ...]:
+    sizes = (need.rows, need.ranges, need.states, need.server, need.round, need.evaluation)
+    return tuple(map(_gb, (*sizes, need.peak)))
+
+
+def _verdict(plan: Capacity) -> str:
+    """Which placements fit, or what is in the way of the one that comes nearest."""
+    if plan.fitting:
+        return f"fits: {', '.join(each.name for each in plan.fitting)}"
+    memory, need, has = plan.nearest.binding(plan.machine)
+    held = getattr(need, need.largest)
+    return (
+        f"nothing fits: {plan.nearest.name} comes nearest, needs {_gb(need.peak)} GB on {memory}, "
+        f"which has {_gb(has)}; {_gb(held)} GB of them are {_WORDS[need.largest]}"
+    )
+
+
+def _yes(fits: bool) -> str:
+    return "yes" if fits else "no"
+
+
+def _gb(size: int) -> str:
+    """Bytes in GB, with three figures."""
+    if size == 0:
+        return "0"
+    return f"{size / 1e9:,.0f}" if size >= 1e12 else f"{size / 1e9:.3g}"

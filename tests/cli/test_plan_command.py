@@ -1,0 +1,61 @@
+"""`fedjaxsim plan`."""
+
+import json
+
+import pytest
+
+from fedjaxsim.cli import main
+
+SHAPES = "--features 32 --clients 1000 --rows-per-client 4"
+
+
+def test_what_cannot_be_planned_is_refused_in_one_line(capsys):
+    for flags, message in (
+        (f"{SHAPES} --classes 3 --devices 0 --device-memory 80", "devices must be a positive"),
+        (
+            f"{SHAPES} --classes 3 --devices 4 --device-memory -1",
+            "device-memory must be a positive",
+        ),
+        (f"{SHAPES} --classes 3 --device-memory 80", "accelerators need both --devices N and"),
+        (f"{SHAPES} --classes 3 --host-memory 80", "host-memory is that of accelerators"),
+        (f"{SHAPES} --classes 3 --out runs/plan", "out must not be given"),
+        (f"{SHAPES} --classes 3 --data synthetic", "has no effect"),
+        (f"{SHAPES} --classes 3 --alpha 1", "alpha has no effect where features are given"),
+        (f"{SHAPES} --classes 3 --sampling-rate 2", "sampling_rate must"),
+        (f"{SHAPES} --classes 3 --model gru", "model gru is planned from data"),
+        (SHAPES, "loss softmax needs classes"),
+        ("--features 32 --clients 1000", "needs clients and rows-per-client"),
+        ("--features 0 --clients 10 --rows-per-client 3", "features must be positive"),
+        ("--features 3 --clients 10 --rows-per-client 1 --classes 3", "must be at least 2, got 1"),
+        ("--features 3 --clients 3000000000 --rows-per-client 2", "clients must be at most"),
+        ("--features 3 --clients 1000000000 --rows-per-client 3 --classes 3", "counted in int32"),
+        ("--rows-per-client 3", "rows-per-client is for a plan without data"),
+        ("--data npz:absent.npz", "absent.npz"),
+    ):
+        assert main(["plan", *flags.split()]) == 2, flags
+        error = capsys.readouterr().err
+        assert message in error, error
+        assert error.count("\n") == 1
+
+
+@pytest.mark.thorough
+def test_accelerators_are_planned_beside_this_machine(capsys):
+    flags = f"{SHAPES} --classes 3 --sampling-rate 0.1 --devices 4 --device-memory 80"
+    assert main(["plan", *flags.split(), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    here, there = found["this machine"], found["4 accelerators of 80 GB"]
+    names = ["in memory", "over 4 devices", "mapped", "streamed"]
+    assert [each["name"] for each in there["placements"]] == names
+    assert all(each["fits"] for each in there["placements"])
+    assert [each["device"] for each in here["placements"]] == [None] * len(here["placements"])
+    assert there["placements"][1]["device"]["states"] == 1000 // 4 * 4 * 33 * 3
+
+
+@pytest.mark.thorough
+def test_what_fits_nowhere_is_said_to_come_nearest_somewhere(capsys):
+    flags = f"{SHAPES} --classes 3 --sampling-rate 0.1 --devices 4 --device-memory 1e-6"
+    assert main(["plan", *flags.split(), "--host-memory", "1e-6"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "nothing fits" in line]
+    assert len(lines) == 1
+    assert "comes nearest, needs" in lines[0]
+    assert "which has 1e-06;" in lines[0]
