@@ -18,6 +18,8 @@ import numpy as np
 
 COHORT, BATCH, CLASSES, SIDE = 100, 10, 62, 28
 LEARNING_RATE, LAM, CLIP = 0.1, 0.1, 1.0
+TEXT_COHORT, LENGTH, CHARACTERS, EMBEDDING, UNITS, LAYERS = 20, 20, 80, 8, 256, 2
+"""Of the text: clients in a round, characters of a row, and the sizes of FedJAX's model."""
 NOISE_MULTIPLIER = 0.1
 """Of the runs with noise. It protects nobody: a dozen rounds are to show that a run learns, and the
 time of drawing noise does not depend on its size."""

@@ -1,12 +1,14 @@
 """fedjaxsim beside pfl-research, FedJAX and plain numpy, in processes that alternate.
 
     python benchmarks/peers/compare.py leaf:PATH/TO/femnist/mytest.json.zip [--processes 5]
+    python benchmarks/peers/compare.py text --out benchmarks/results/peers_text.json
 
 Every run is a process of its own, in the order of the table, and the whole table is repeated; see
 the README beside this file for what is run and with which settings. pfl and FedJAX are installed
 from the package index, in the versions of the requirements files here, into virtual environments
-of their own. All of them get the same clients, split once. Where a peer has several ways to use the
-cores, each is tried once for a few rounds, and the fastest runs from then on.
+of their own. All of them get the same clients, split once; those of `text` have random characters.
+Where a peer has several ways to use the cores, each is tried once for a few rounds, and the fastest
+runs from then on.
 """
 
 import argparse
@@ -25,7 +27,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import child
+
 from fedjaxsim.bench.machine import processor
+from fedjaxsim.bench.problems import texts
 from fedjaxsim.bench.results import spread
 from fedjaxsim.data import load
 from fedjaxsim.data.npz import save_npz
@@ -68,11 +73,18 @@ _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node")
 _OLD_CPU = "--xla_cpu_use_thunk_runtime=false"
 
 
-def settings(cores: int) -> dict[str, tuple[Setting, ...]]:
-    """The ways to be tried, by peer; "" is ourselves, with one way."""
+def settings(cores: int, *, convolutions: bool = True) -> dict[str, tuple[Setting, ...]]:
+    """The ways to be tried, by peer; "" is ourselves, with one way.
+
+    XLA's older CPU runtime can be faster for convolutions, and is tried for them alone.
+    """
     devices = f"--xla_force_host_platform_device_count={cores}"
     # Without the first, pmap's outputs keep their device axis, which FedJAX does not expect.
     pmap = ("JAX_PMAP_NO_RANK_REDUCTION", "0")
+    older = (
+        Setting("jit, old CPU runtime", (), (("XLA_FLAGS", _OLD_CPU),)),
+        Setting("pmap, old CPU runtime", (), (pmap, ("XLA_FLAGS", f"{devices} {_OLD_CPU}"))),
+    )
     return {
         "": (Setting(),),
         "pfl": (
@@ -86,9 +98,8 @@ def settings(cores: int) -> dict[str, tuple[Setting, ...]]:
         ),
         "fedjax": (
             Setting("jit"),
-            Setting("jit, old CPU runtime", (), (("XLA_FLAGS", _OLD_CPU),)),
             Setting("pmap", (), (pmap, ("XLA_FLAGS", devices))),
-            Setting("pmap, old CPU runtime", (), (pmap, ("XLA_FLAGS", f"{devices} {_OLD_CPU}"))),
+            *(older if convolutions else ()),
         ),
     }
 
@@ -114,6 +125,14 @@ RATIOS = (
 )
 """Whose rounds per second are divided by whose, within one repetition."""
 
+TEXT = "text"
+TEXT_RUNS = {
+    "fedjaxsim FedAvg, LSTM, clip and noise": Run("ours.py", "lstm", 2, 2),
+    "FedJAX FedAvg, LSTM": Run("fedjax_text.py", "plain", 2, 2, "fedjax"),
+}
+TEXT_RATIOS = (("fedjaxsim FedAvg, LSTM, clip and noise", "FedJAX FedAvg, LSTM"),)
+"""Likewise, where the source is `text`."""
+
 
 # --- environments and data ------------------------------------------------------------------------
 
@@ -135,7 +154,10 @@ def ready(peer: str, directory: Path) -> Path:
 
 
 def write_clients(source: str, path: Path) -> None:
-    """The clients for everybody: a fifth of each one's rows to test on, ink 1 on paper 0."""
+    """The clients for everybody: of FEMNIST a fifth of the rows to test on, ink 1 on paper 0."""
+    if source == TEXT:
+        save_npz(path, texts(100, 20, 4, child.LENGTH, child.CHARACTERS))
+        return
     clients = load(source, test=0.2, seed=0)
     fields = {"x": 1 - clients.fields["x"], "y": clients.fields["y"]}
     save_npz(path, dataclasses.replace(clients, fields=fields))
@@ -275,15 +297,19 @@ def machine() -> dict[str, Any]:
 # --- the comparison -------------------------------------------------------------------------------
 
 
-def choose(pythons: Mapping[str, Path], data: Path) -> tuple[dict[str, Setting], dict[str, Any]]:
+def choose(
+    runs: Mapping[str, Run], pythons: Mapping[str, Path], data: Path
+) -> tuple[dict[str, Setting], dict[str, Any]]:
     """The fastest setting of each peer, and what all of them gave."""
     chosen, trials = {}, {}
-    for peer, ways in settings(os.cpu_count() or 1).items():
+    known = settings(os.cpu_count() or 1, convolutions=runs is not TEXT_RUNS)
+    for peer in pythons:
+        ways = known[peer]
         if len(ways) == 1:
             chosen[peer] = ways[0]
             continue
         trials[peer] = {}
-        run = next(run for run in RUNS.values() if run.peer == peer)
+        run = next(run for run in runs.values() if run.peer == peer)
         for way in ways:
             report = start(run, way, pythons[peer], data, 2, TRIAL_ROUNDS, 0)
             trials[peer][way.name] = report
@@ -296,15 +322,16 @@ def choose(pythons: Mapping[str, Path], data: Path) -> tuple[dict[str, Setting],
 
 def compare(args: argparse.Namespace, data: Path) -> dict[str, Any]:
     """Everything that is measured."""
-    peers = sorted({run.peer for run in RUNS.values()} - {""})
+    runs, pairs = (TEXT_RUNS, TEXT_RATIOS) if args.source == TEXT else (RUNS, RATIOS)
+    peers = sorted({run.peer for run in runs.values()} - {""})
     pythons = {"": Path(sys.executable)} | {p: ready(p, args.environments) for p in peers}
     write_clients(args.source, data)
-    chosen, trials = choose(pythons, data)
+    chosen, trials = choose(runs, pythons, data)
     repetitions, seconds, loads = [], [], []
     for seed in range(args.processes):
         begin, reports = time.perf_counter(), {}
         loads.append(os.getloadavg()[0])
-        for name, run in RUNS.items():
+        for name, run in runs.items():
             report = start(
                 run, chosen[run.peer], pythons[run.peer], data, run.warm, run.rounds, seed
             )
@@ -318,7 +345,7 @@ def compare(args: argparse.Namespace, data: Path) -> dict[str, Any]:
         "seconds_of_a_repetition": seconds,
         "load_before_a_repetition": loads,
         "summary": summarize(repetitions),
-        "ratios": ratios(repetitions, RATIOS),
+        "ratios": ratios(repetitions, pairs),
         "trials": trials,
         "repetitions": repetitions,
     }
@@ -328,7 +355,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("source", help="leaf:PATH of the FEMNIST file")
+    parser.add_argument("source", help="leaf:PATH of the FEMNIST file, or text")
     parser.add_argument("--processes", type=int, default=5, help="of each run")
     parser.add_argument(
         "--environments", type=Path, default=HERE, help="where the virtual environments lie"

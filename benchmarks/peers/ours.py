@@ -9,14 +9,27 @@ import sys
 from pathlib import Path
 
 import child
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 import fedjaxsim as fjs
 from fedjaxsim.data.npz import load_npz
 from fedjaxsim.engine.devices import use_all_cores
-from fedjaxsim.models import cnn, linear, softmax
+from fedjaxsim.models import cnn, from_flax, linear, softmax, softmax_sequence
 
 EVALUATIONS = 3
+
+
+def hyperparameters(rate: float) -> fjs.Hyperparameters:
+    """Of all runs but PP-SGD's, at a sampling rate."""
+    return fjs.Hyperparameters(
+        learning_rate=child.LEARNING_RATE,
+        lam=child.LAM,
+        clip_norm=child.CLIP,
+        noise_multiplier=child.NOISE_MULTIPLIER,
+        sampling_rate=rate,
+    )
 
 
 def femnist(what: str, path: Path) -> tuple[fjs.Simulation, fjs.Hyperparameters]:
@@ -35,14 +48,37 @@ def femnist(what: str, path: Path) -> tuple[fjs.Simulation, fjs.Hyperparameters]
         fjs.Minibatches(child.BATCH, epochs=1),
         devices=jax.devices(),
     )
-    hparams = fjs.Hyperparameters(
-        learning_rate=child.LEARNING_RATE,
-        lam=child.LAM,
-        clip_norm=child.CLIP,
-        noise_multiplier=child.NOISE_MULTIPLIER,
-        sampling_rate=rate,
+    return simulation, hyperparameters(rate)
+
+
+class _Lstm(nn.Module):
+    """FedJAX's model of Shakespeare: layers of `flax.linen`, each followed by a tanh."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        x = nn.Embed(child.CHARACTERS, child.EMBEDDING)(tokens.astype(jnp.int32))
+        for _ in range(child.LAYERS):
+            outputs = nn.RNN(nn.OptimizedLSTMCell(child.UNITS))(x)
+            assert isinstance(outputs, jax.Array)
+            x = jnp.tanh(outputs)
+        return nn.Dense(child.CHARACTERS)(x)
+
+
+def text(path: Path) -> tuple[fjs.Simulation, fjs.Hyperparameters]:
+    """FedAvg with FedJAX's model of characters."""
+    population = load_npz(path)
+    m, rate = population.num_clients, child.TEXT_COHORT / population.num_clients
+    network = from_flax(_Lstm(), population.fields["x"].shape[1:], dtype=jnp.int32)
+    task = softmax_sequence(network, child.CHARACTERS)
+    simulation = fjs.Simulation(
+        fjs.fedavg(task),
+        task,
+        population,
+        fjs.poisson(m, max_rate=rate),
+        fjs.Minibatches(child.BATCH, epochs=1),
+        devices=jax.devices(),
     )
-    return simulation, hparams
+    return simulation, hyperparameters(rate)
 
 
 def ppsgd() -> tuple[fjs.Simulation, fjs.Hyperparameters]:
@@ -61,7 +97,12 @@ def main() -> None:
     if args.warm != args.rounds:  # another number of rounds is another program
         raise ValueError(f"warm and rounds must agree here, got {args.warm} and {args.rounds}")
     use_all_cores()
-    simulation, hparams = ppsgd() if args.what == "ppsgd" else femnist(args.what, args.data)
+    if args.what == "ppsgd":
+        simulation, hparams = ppsgd()
+    elif args.what == "lstm":
+        simulation, hparams = text(args.data)
+    else:
+        simulation, hparams = femnist(args.what, args.data)
     state = simulation.init(args.seed, hparams)
     segments = []
 
@@ -75,12 +116,15 @@ def main() -> None:
         child.seconds(lambda: simulation.evaluate(state, hparams)) for _ in range(EVALUATIONS)
     ]
     evaluation = segments[-1].evaluation
-    name = "excess_risk" if args.what == "ppsgd" else "accuracy"
+    name = {"ppsgd": "excess_risk", "lstm": "loss"}.get(args.what, "accuracy")
     learned = {name: float(evaluation.weighted_mean(name))}
     versions = {"fedjaxsim": fjs.__version__, "jax": jax.__version__}
     spent = statistics.median(evaluations)
     numbers = child.report(args, second - spent, first, learned, versions)
-    child.emit(numbers | {"evaluation_seconds": spent, "devices": jax.device_count()})
+    params = jax.eval_shape(simulation.task.init, jax.random.key(0))
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    beside = {"evaluation_seconds": spent, "devices": jax.device_count(), "parameters": size}
+    child.emit(numbers | beside)
 
 
 if __name__ == "__main__":

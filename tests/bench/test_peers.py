@@ -153,7 +153,8 @@ def test_the_table_has_medians_and_says_what_failed(peers):
 def test_every_ratio_is_of_runs_and_every_run_has_its_files(peers):
     compare = peers("compare")
     assert {name for pair in compare.RATIOS for name in pair} == set(compare.RUNS)
-    for run in compare.RUNS.values():
+    assert {name for pair in compare.TEXT_RATIOS for name in pair} == set(compare.TEXT_RUNS)
+    for run in [*compare.RUNS.values(), *compare.TEXT_RUNS.values()]:
         assert (PEERS / run.script).exists()
         assert run.peer == "" or (PEERS / f"requirements-{run.peer}.txt").exists()
         assert run.peer in compare.settings(2)
