@@ -125,6 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             notes: list[str] = []
             work = parse(arguments, notes).prepare()
+        except BrokenPipeError:  # of help
+            raise
         except REFUSED as error:
             print(f"fedjaxsim: error: {one_line(error) or type(error).__name__}", file=sys.stderr)
             return 2

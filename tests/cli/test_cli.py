@@ -264,12 +264,14 @@ def test_the_version(capsys):
     assert re.fullmatch(r"fedjaxsim \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
-def test_a_reader_that_leaves_is_no_error(finished):
+@pytest.mark.parametrize("command", ["compare", "help"])
+def test_a_reader_that_leaves_is_no_error(finished, command):
     # As `fedjaxsim compare … | head -0` does: the pipe has no reader when the table is printed.
+    given = {"compare": ["compare", str(finished / "pmtl")], "help": ["run", "--help"]}
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", "fedjaxsim.cli", "compare", str(finished / "pmtl")],
+        [sys.executable, "-m", "fedjaxsim.cli", *given[command]],
         stdout=writer,
         stderr=subprocess.PIPE,
         text=True,
