@@ -1,11 +1,12 @@
 """How a budget is best spread over rounds (MP-MTL, Figure 4).
 
-    python experiments/mpmtl/allocation.py --parts runs/mpmtl/allocation --figure FILE
+    python experiments/mpmtl/allocation.py --parts runs/mpmtl/allocation --figure FILE \
+        [--data-sets 10]
 
 The low-rank synthetic problem and the low-rank method over T rounds, with ε_t in proportion to t^a,
 or to Q^−t with Q = Q₀^b and Q₀ = 1 − √μ = 0.9684: nMSE of 5-fold cross-validation at the best of a
-grid of λ, 0 among them, which is chosen anew for every point. Sound, where the whole run costs
-exactly ε (replace), and as published, where ε_t compose to ε by the paper's equation 6.
+grid of λ, 0 among them, which is chosen anew for every point and data set. Sound, where the whole
+run costs exactly ε (replace), and as published, where ε_t compose to ε by the paper's equation 6.
 """
 
 import argparse
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
+import scipy.stats
 from contenders import METHODS
-from data_problems import PROBLEMS
-from study import Repetitions, Study
+from data_problems import PROBLEMS, folded
+from study import TUNING_SEED, Repetitions, Study
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.proximal import Acceleration
@@ -52,14 +54,16 @@ def published(budget: Budget, epsilon: float, delta: float, rounds: int) -> np.n
     return (1 / (low * shares)).astype(np.float32)
 
 
-def scores(study: Study, name: str, acceleration: Acceleration) -> dict[str, list[float]]:
-    """The nMSE of every ε at the best λ, by allocation."""
+def scores(
+    study: Study, name: str, acceleration: Acceleration, seed: int
+) -> dict[str, list[float]]:
+    """The nMSE of every ε at the best λ on the folds of one data set, by allocation."""
     method, m = METHODS[name], study.clients
     door = method.mechanism(m)
 
     def compute() -> dict[str, list[float]]:
         algorithm = fjs.mpmtl(study.task, "low-rank", acceleration=acceleration)
-        folds = study.folds()
+        folds = folded(study.problem.read(seed), seed)
         runs = Repetitions(study.simulation(algorithm, door, folds[0], None))
         own = study.models(folds, range(len(folds)))
         found = {}
@@ -84,7 +88,7 @@ def scores(study: Study, name: str, acceleration: Acceleration) -> dict[str, lis
             found[title] = mean.reshape(len(EPSILONS), -1).min(axis=1).tolist()
         return found
 
-    return study.part(f"{name}-{acceleration}", compute)
+    return study.part(f"{name}-{acceleration}-{seed}", compute)
 
 
 def main() -> None:
@@ -92,11 +96,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", type=Path, required=True, help="folder of finished parts")
     parser.add_argument("--figure", type=Path, required=True, help="a .png file")
+    parser.add_argument("--data-sets", type=int, default=10, help="of the same kind")
     options = parser.parse_args()
     study = Study(PROBLEMS["low-rank"], options.parts)
     study.ridge = 3e-4  # as cross-validation chooses
     found = {
-        (name, acceleration): scores(study, name, acceleration)
+        (name, acceleration): [
+            scores(study, name, acceleration, TUNING_SEED + index)
+            for index in range(options.data_sets)
+        ]
         for name in SHOWN
         for acceleration in ACCELERATIONS
     }
@@ -107,7 +115,10 @@ def main() -> None:
             for (name, acceleration), of in found.items():
                 method = METHODS[name]
                 for index, (epsilon, colour) in enumerate(zip(EPSILONS, COLOURS, strict=False)):
-                    y = [of[f"{prefix}{value:g}"][index] for value in values]
+                    each = np.array([[one[f"{prefix}{v:g}"][index] for v in values] for one in of])
+                    y = each.mean(axis=0)
+                    # What a data set makes of all budgets alike is left out of their errors.
+                    error = scipy.stats.sem(each - each[:, values.index(0.0), None])
                     words = "sound" if method.style == "solid" else "as published"
                     fast = acceleration != "none"
                     title = f"{words}{', accelerated' if fast else ''}, ε = {epsilon:g}"
@@ -115,7 +126,9 @@ def main() -> None:
                         values, y, color=colour, ls=method.style, lw=1.8 if fast else 0.8,
                         marker="o", ms=2, label=title,
                     )  # fmt: skip
-                    shown = [f"{v:g}: {s:.4f}" for v, s in zip(values, y, strict=True)]
+                    axes.fill_between(values, y - error, y + error, color=colour, alpha=0.2, lw=0)
+                    triples = zip(values, y, error, strict=True)
+                    shown = [f"{v:g}: {mean:.4f} ± {sem:.4f}" for v, mean, sem in triples]
                     print(f"{label:20} {title:36}", *shown)
             axes.set_xlabel(label)
         figure.axes[0].set_ylabel("nMSE of cross-validation")

@@ -1,15 +1,16 @@
 """What more tasks are worth, and what soundness costs as they become many (MP-MTL, Figure 8).
 
-    python experiments/mpmtl/tasks.py --parts runs/mpmtl/tasks --figure FILE
+    python experiments/mpmtl/tasks.py [group-sparse] --parts runs/mpmtl/tasks --figure FILE
 
-The low-rank synthetic problem with m tasks: nMSE of the first 20, after one release, and its
-distance from what no noise gives, which the paper's Table 2 says falls as a power of m. λ is the
-best of a grid on other data; all start from single-task learning with the same ridge.
+A synthetic problem, by default the low-rank one, with m tasks: nMSE of the first 20, after one
+release, and its distance from what no noise gives, which the paper's Table 2 says falls as a power
+of m. λ is the best of a grid on other data; all start from single-task learning, ridge 3e-4.
 """
 
 import argparse
 import math
 from pathlib import Path
+from typing import get_args
 
 import jax
 import matplotlib as mpl
@@ -19,12 +20,12 @@ from data_problems import synthetic
 from study import Repetitions, Study
 
 from fedjaxsim.data import related_regression
+from fedjaxsim.data.synthetic import Pattern
 from fedjaxsim.report.plots import STYLE, picture
 
 FIRST, TEST_ROWS, REPETITIONS = 20, 30, 3
 MANY = (40, 160, 640, 2560, 10240)
 EPSILONS = (1.0, 10.0, math.inf)
-SHOWN = ("low-rank", "low-rank-published")
 
 
 def score(kernel: np.ndarray, truth: np.ndarray) -> float:
@@ -38,19 +39,24 @@ def score(kernel: np.ndarray, truth: np.ndarray) -> float:
     return float((errors.mean() + 1) / (signal.mean() + 1))
 
 
-def with_tasks(clients: int, folder: Path) -> dict[str, list[float]]:
+def shown(pattern: Pattern) -> tuple[str, str]:
+    """The sound method for a pattern, and that as published."""
+    return pattern, f"{pattern}-published"
+
+
+def with_tasks(pattern: Pattern, clients: int, folder: Path) -> dict[str, list[float]]:
     """The mean score of every method and ε, and that of single-task learning."""
-    study = Study(synthetic("low-rank", clients), folder)
-    study.ridge = 3e-4  # as cross-validation chooses
+    study = Study(synthetic(pattern, clients), folder)
+    study.ridge = 3e-4  # as cross-validation chooses, for either pattern
 
     def compute() -> dict[str, list[float]]:
         data = [
-            related_regression("low-rank", clients, num_test_rows=TEST_ROWS, seed=seed)
+            related_regression(pattern, clients, num_test_rows=TEST_ROWS, seed=seed)
             for seed in range(REPETITIONS + 1)
         ]
         own = [study.models([population], [0]) for population, _ in data]
         found = {}
-        for name in SHOWN:
+        for name in shown(pattern):
             method = METHODS[name]
             door = method.mechanism(clients)
             algorithm = method.make(study.task, clients)
@@ -78,25 +84,29 @@ def with_tasks(clients: int, folder: Path) -> dict[str, list[float]]:
         ]
         return found | {"alone": [float(np.mean(alone))]}
 
-    return study.part(f"m-{clients}", compute)
+    return study.part(f"{pattern}-{clients}", compute)
 
 
 def main() -> None:
     """Runs what is not finished, draws the figure and prints the slopes."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pattern", nargs="?", choices=get_args(Pattern), default="low-rank")
     parser.add_argument("--parts", type=Path, required=True, help="folder of finished parts")
     parser.add_argument("--figure", type=Path, required=True, help="a .png file")
     options = parser.parse_args()
     found = {}
     for m in MANY:
-        found[m] = with_tasks(m, options.parts)
+        found[m] = with_tasks(options.pattern, m, options.parts)
         jax.clear_caches()
     alone = [found[m]["alone"][0] for m in MANY]
     with mpl.rc_context(STYLE):
-        figure = picture("Low-rank pattern, one release: m tasks, the first 20 of them", 8, 3.4)
+        title = (
+            f"{options.pattern.capitalize()} pattern, one release: m tasks, the first 20 of them"
+        )
+        figure = picture(title, 8, 3.4)
         left, right = figure.subplots(1, 2)
         left.plot(MANY, alone, color="black", lw=1, label="STL")
-        for name in SHOWN:
+        for name in shown(options.pattern):
             method = METHODS[name]
             of = np.array([found[m][name] for m in MANY])
             for index, (epsilon, width) in enumerate(zip(EPSILONS, (1.0, 1.8, 2.8), strict=True)):
@@ -112,7 +122,7 @@ def main() -> None:
                     print(
                         f"{title:44} {of[:, index].round(4)} slope over the last three {slope:.2f}"
                     )
-        print(f"{'no noise':44} {np.round([found[m]['low-rank'][-1] for m in MANY], 4)}")
+        print(f"{'no noise':44} {np.round([found[m][options.pattern][-1] for m in MANY], 4)}")
         print(f"{'STL':44} {np.round(alone, 4)}")
         for axes, title in ((left, "nMSE"), (right, "nMSE above that without noise")):
             axes.set_xscale("log")

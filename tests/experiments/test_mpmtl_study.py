@@ -166,7 +166,7 @@ def test_allocations_cost_what_their_targets_say(script, study, monkeypatch):
     monkeypatch.setattr(allocation, "POWERS", (0.0, 2.0))
     monkeypatch.setattr(allocation, "EXPONENTS", (0.0,))
     for name in allocation.SHOWN:
-        found = allocation.scores(study, name, "convex")
+        found = allocation.scores(study, name, "convex", 0)
         # t^0 and Q^0 are the same allocation.
         assert found["t^0"] == pytest.approx(found["Q0^0"], rel=1e-6)
         assert found["t^2"] != found["t^0"]
