@@ -110,30 +110,33 @@ def main() -> None:
     }
     panels = (("a of ε_t ∝ t^a", "t^", POWERS), ("b of ε_t ∝ Q₀^(−bt)", "Q0^", EXPONENTS))
     with mpl.rc_context(STYLE):
-        figure = picture(f"Budgets over {ROUNDS} rounds, low-rank pattern, m = 320", 8, 3.6)
-        for axes, (label, prefix, values) in zip(figure.subplots(1, 2), panels, strict=True):
-            for (name, acceleration), of in found.items():
-                method = METHODS[name]
+        title = f"Budgets over {ROUNDS} rounds, low-rank pattern, m = 320"
+        figure = picture(f"{title}, {options.data_sets} data sets", 8, 6)
+        grid = figure.subplots(2, 2, sharex="col", sharey="row")
+        for (name, acceleration), of in found.items():
+            method, row = METHODS[name], SHOWN.index(name)
+            words = ("sound", "as published (no ε)")[row]
+            grid[row, 0].set_ylabel(f"{words}: nMSE")
+            for axes, (label, prefix, values) in zip(grid[row], panels, strict=True):
                 for index, (epsilon, colour) in enumerate(zip(EPSILONS, COLOURS, strict=False)):
                     each = np.array([[one[f"{prefix}{v:g}"][index] for v in values] for one in of])
                     y = each.mean(axis=0)
                     # What a data set makes of all budgets alike is left out of their errors.
                     error = scipy.stats.sem(each - each[:, values.index(0.0), None])
-                    words = "sound" if method.style == "solid" else "as published"
                     fast = acceleration != "none"
-                    title = f"{words}{', accelerated' if fast else ''}, ε = {epsilon:g}"
+                    title = f"{'accelerated, ' if fast else ''}ε = {epsilon:g}"
                     axes.plot(
                         values, y, color=colour, ls=method.style, lw=1.8 if fast else 0.8,
                         marker="o", ms=2, label=title,
                     )  # fmt: skip
                     axes.fill_between(values, y - error, y + error, color=colour, alpha=0.2, lw=0)
                     triples = zip(values, y, error, strict=True)
-                    shown = [f"{v:g}: {mean:.4f} ± {sem:.4f}" for v, mean, sem in triples]
-                    print(f"{label:20} {title:36}", *shown)
-            axes.set_xlabel(label)
-        figure.axes[0].set_ylabel("nMSE of cross-validation")
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+                    shown = [f"{v:g}: {mean:.4f} ± {sem:.5f}" for v, mean, sem in triples]
+                    print(f"{label:20} {words}, {title:22}", *shown)
+                if row:
+                    axes.set_xlabel(label)
+        handles, labels = grid[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=6)
         figure.savefig(options.figure, dpi=100)
 
 
