@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import fedjaxsim as fjs
@@ -138,7 +139,8 @@ def rounds(folder: Path, how: str) -> dict[str, Any]:
     begin = time.perf_counter()
     population = load_folder(folder)
     if how == "memory":
-        fields = {name: np.array(values) for name, values in population.fields.items()}
+        # As arrays that nobody can write to, and that begin where JAX's do, the device shares them.
+        fields = {name: np.asarray(jnp.array(v)) for name, v in population.fields.items()}
         population = fjs.Population(fields, population.splits, population.names)
     simulation, hparams = simulation_of(population, streamed=how == "streamed")
     state = jax.block_until_ready(simulation.init(0, hparams))
