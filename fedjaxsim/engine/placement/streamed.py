@@ -144,12 +144,16 @@ class Streamed:
             def cohorts() -> Iterator[tuple[Draw, np.int32, np.ndarray]]:
                 """Of each round some draws, its place among them, and who takes part, sorted."""
                 size = min(DRAWS, rounds)
+                draws = draw(fixed, first, hparams, size)
                 for begin in range(first, last, size):
-                    draws = draw(fixed, begin, hparams, size)
+                    after = begin + size
+                    # Computed while the rounds of these are.
+                    following = draw(fixed, after, hparams, size) if after < last else draws
                     ids = np.where(draws.cohort.mask, draws.cohort.ids, clients).astype(np.int32)
                     ids.sort()
                     for place in range(min(size, last - begin)):
                         yield draws, np.int32(place), ids[place]
+                    draws = following
 
             coming = cohorts()
 
