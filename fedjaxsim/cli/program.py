@@ -58,8 +58,9 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
             assert isinstance(command, Run | Tune | Plan | Audit)
         command.settings.validate()
         given = given_flags(arguments)
-        require_read(command.settings, given)
+        require_read(command.settings, sorted(given))
         if isinstance(command, Run):
+            command.require_devices()
             alone = command.from_ is not None
             command.finetuning.require_read(command.settings, {*given, *settings}, alone=alone)
         left = unread(command.settings, sorted(different(command.settings) - given - {*inherited}))
@@ -67,7 +68,7 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
             notes.append(f"{command.config}: {'; '.join(left)}")
     elif isinstance(command, Data):
         command.config.validate()
-        require_read(command.config, given_flags(arguments))
+        require_read(command.config, sorted(given_flags(arguments)))
     return command
 
 

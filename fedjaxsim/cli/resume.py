@@ -25,6 +25,7 @@ class Resume:
     log: Log = None
     """Where else every evaluation goes; each is an extra: pip install 'fedjaxsim[NAME]'."""
     machines: OmitArgPrefixes[Machines] = Machines()  # noqa: RUF009 - it is frozen
+    """On what it computes: the devices of this process, or of several."""
     quiet: bool = False
     """No progress bar: one plain line per evaluation."""
     explain: bool = False

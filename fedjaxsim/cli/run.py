@@ -26,6 +26,7 @@ class Run:
     """Start from the state of the run in DIR, on the same data; its settings hold where no flag and
     no file says otherwise, and its charges go along."""
     finetuning: OmitArgPrefixes[Finetuning] = Finetuning()  # noqa: RUF009 - it is frozen
+    """A stage after the run, on its own."""
     explain: bool = False
     """Print all of the guarantee, and what it rests on."""
 
@@ -34,6 +35,18 @@ class Run:
     log: Log = None
     """Where else every evaluation goes; each is an extra: pip install 'fedjaxsim[NAME]'."""
     machines: OmitArgPrefixes[Machines] = Machines()  # noqa: RUF009 - it is frozen
+    """On what it computes: the devices of this process, or of several."""
+
+    def require_devices(self) -> None:
+        """Checks that devices are asked for where the run can use them.
+
+        Raises:
+          ValueError: several, and it streams.
+        """
+        if self.settings.streamed and (self.machines.wanted or 1) > 1:
+            raise ValueError(
+                f"a streamed run takes one device, got devices {self.machines.devices}"
+            )
 
     def prepare(self) -> Callable[[], int]:
         """As `prepare_run`."""

@@ -250,9 +250,11 @@ def _numbers(table: "DataFrame", features: list[str], one_hot: tuple[str, ...]) 
                 )
             parts.append(values[:, None])
         elif _is_text(column):
+            values = [str(value) for value in column.to_list()]
+            row = next((i for i, value in enumerate(values) if not _is_number(value)), 0)
             raise ValueError(
-                f"column {name!r} holds text, such as {str(column[0])!r}: encode it (one-hot) or "
-                "leave it out (drop)"
+                f"column {name!r} holds text, such as {values[row]!r} in row {row + 1}: encode it "
+                "(one-hot) or leave it out (drop)"
             )
         elif _holds_lists(column):
             raise ValueError(
@@ -265,6 +267,14 @@ def _numbers(table: "DataFrame", features: list[str], one_hot: tuple[str, ...]) 
                 "it out (drop)"
             )
     return np.concatenate(parts, axis=1)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _holds_lists(column: "Series") -> bool:

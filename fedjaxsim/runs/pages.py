@@ -1,9 +1,12 @@
 """What the HTML report of a run, of runs side by side and of a sweep says: all from their files."""
 
+import dataclasses
+import itertools
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree.ElementTree import Element
 
 import numpy as np
@@ -24,6 +27,8 @@ from fedjaxsim.report.html import (
 )
 from fedjaxsim.report.progress import number, runs_table
 from fedjaxsim.runs.directory import CONFIG, CURVES, RunDirectory, named
+from fedjaxsim.runs.reads import unread
+from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.sweep_directory import SWEEP
 
 _FALSE_ALARMS = 0.05
@@ -111,7 +116,8 @@ def sections_of(directories: Mapping[str, RunDirectory]) -> list[Section]:
         ("Bytes, time and memory", _costs(runs)),
         ("Settings", _settings(systems, files)),
         ("How to reproduce it", origin(
-            (name, run.config, "run", name if len(runs) > 1 else "") for name, run in runs.items()
+            (name, run.config, "run", str(directories[name].path) if len(runs) > 1 else "")
+            for name, run in runs.items()
         )),
     ]  # fmt: skip
 
@@ -162,7 +168,8 @@ def privacy(reports: Iterable[tuple[str, Report]]) -> list[Element]:
         labels, _ = groups.setdefault(str(report), ([], report))
         labels.extend([] if label in labels else [label])
     several = len(groups) > 1
-    rows, sentences = [], {}
+    rows = []
+    sentences: dict[str, list[list[str]]] = {}
     for labels, report in groups.values():
         known = [each for each in report.guarantees if each.epsilon is not None]
         for each in known:
@@ -173,7 +180,8 @@ def privacy(reports: Iterable[tuple[str, Report]]) -> list[Element]:
             cells += [VIEW_TEXT[each.view].removeprefix("against "), each.value]
             cells += [number(each.delta), each.accountant, f"{found:g} %"]
             rows.append(cells[not several :])
-        sentences |= {line: None for each in known for line in each.assumptions}
+        for line in dict.fromkeys(line for each in known for line in each.assumptions):
+            sentences.setdefault(line, []).append(labels)
     short = [
         f"{', '.join(labels)}: {report.short()}" if several else report.short()
         for labels, report in groups.values()
@@ -185,7 +193,15 @@ def privacy(reports: Iterable[tuple[str, Report]]) -> list[Element]:
         shown = table(caption, headings[not several :], rows, left=3 if several else 2)
         content += [paragraph(_FOUND_OUT), shown]
         content.append(paragraph("What this rests on, and what it does not cover:"))
-    return [*content, bullets(dict.fromkeys([*sentences, METRICS]))]
+    # What does not hold of all that promise something is said of those of whom it does.
+    promising = sum(
+        any(each.epsilon is not None for each in report.guarantees) for _, report in groups.values()
+    )
+    said = [
+        line if len(of) == promising else f"{', '.join(itertools.chain(*of))}: {line}"
+        for line, of in sentences.items()
+    ]
+    return [*content, bullets(dict.fromkeys([*said, METRICS]))]
 
 
 # --- clients --------------------------------------------------------------------------------------
@@ -289,7 +305,7 @@ def _settings(systems: Sequence[seeds.System], files: Mapping[str, str]) -> list
         return [verbatim(text) for text in files.values()]
     configs = [next(iter(each.runs.values())).config for each in systems]
     rows = [
-        [key, *(str(config.get(key, "–")) for config in configs)]
+        [key, *(_shown(config, key) for config in configs)]
         for key in dict.fromkeys(key for config in configs for key in config)
         if key not in ("seed", "resolved", "versions", "stages")
     ]
@@ -300,6 +316,18 @@ def _settings(systems: Sequence[seeds.System], files: Mapping[str, str]) -> list
         table("Where they differ", headings, rows, left=len(headings)),
         *(folded(f"{name}/{CONFIG}", verbatim(text)) for name, text in files.items()),
     ]
+
+
+def _shown(config: Record, key: str) -> str:
+    """The value of a setting; "–" where it is not set, or nothing reads it."""
+    known = {field.name for field in dataclasses.fields(RunConfig)}
+    settings: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in config.items()
+        if name in known
+    }
+    ignored = key in known and unread(RunConfig(**settings), [key])
+    return "–" if ignored else str(config.get(key, "–"))
 
 
 def origin(made: Iterable[tuple[str, Record, str, str]]) -> list[Element]:

@@ -149,7 +149,12 @@ def test_a_table_without_clients_is_divided(tmp_path):
         ({}, {"drop": ["part", "nope"]}, "no column 'nope'"),
         ({}, {"client": "y"}, "'y' is named twice"),
         ({}, {"drop": ["age", "member", "part"]}, "no column is left for features"),
-        ({}, {}, r"column 'part' holds text, such as 'train': encode it \(one-hot\).*\(drop\)"),
+        (
+            {},
+            {},
+            r"column 'part' holds text, such as 'train' in row 1: encode it \(one-hot\).*\(drop\)",
+        ),
+        ({"part": ["1", "-2e3", "many", "3", "4"]}, {}, "such as 'many' in row 3: encode"),
         ({"part": [1, None, 3, None, 5]}, {}, "column 'part' has 2 missing values in 5 rows"),
         ({"part": [1.0, math.nan, 3.0, 4.0, 5.0]}, {}, "column 'part' has 1 missing values"),
         ({"who": ["a", None, "b", "b", ""]}, {"drop": ["part"]}, "column 'who' has 2 missing"),
