@@ -91,7 +91,7 @@ def test_images_are_pixels():
             ),
             {},
             ValueError,
-            r"'a' holds text, such as 'u': encode it \(one-hot\)",
+            r"'a' holds text, such as 'u' in row 1: encode it \(one-hot\)",
         ),
         (
             made({"who": [0, -1], "y": [1, 2], "a": [0, 1]}, who=datasets.ClassLabel(names=["u"])),
