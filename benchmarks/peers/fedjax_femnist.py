@@ -1,15 +1,12 @@
 # pyright: reportMissingImports=false
 """FedAvg on FEMNIST in FedJAX, which has no DP.
 
-It runs in an environment of its own; `compare.py` starts it. The setting begins with the backend
-of `fedjax.for_each_client`: "jit" takes one client after the other, "pmap" one per device.
+It runs in an environment of its own; `compare.py` starts it.
 """
-
-import importlib.metadata
-import time
 
 import child
 import fedjax
+import fedjax_rounds
 import haiku as hk
 import jax
 
@@ -37,35 +34,7 @@ def make_model(clients: child.Clients) -> fedjax.Model:
 
 def main() -> None:
     args = child.parse()
-    fedjax.set_for_each_client_backend(args.setting.partition(",")[0])
-    clients = child.read_clients(args.data)
-    data = fedjax.InMemoryFederatedData(
-        {str(k): {"x": x, "y": y} for k, (x, y) in enumerate(clients.train)}
-    )
-    model = make_model(clients)
-    # The last batch of an epoch is filled up with more of the client's rows.
-    batches = fedjax.ShuffleRepeatBatchHParams(child.BATCH, num_epochs=1, seed=args.seed)
-    algorithm = fedjax.algorithms.fed_avg.federated_averaging(
-        fedjax.model_grad(model),
-        fedjax.optimizers.sgd(child.LEARNING_RATE),
-        fedjax.optimizers.sgd(1.0),
-        batches,
-    )
-    sampler = fedjax.client_samplers.UniformGetClientSampler(data, child.COHORT, args.seed)
-    state = algorithm.init(model.init(jax.random.PRNGKey(args.seed)))
-    times = [time.perf_counter()]
-    for _ in range(args.warm + args.rounds):
-        state, _ = algorithm.apply(state, sampler.sample())
-        jax.block_until_ready(state.params)
-        times.append(time.perf_counter())
-    x, y = clients.all_tests()
-    test = fedjax.ClientDataset({"x": x, "y": y}).padded_batch(batch_size=256)
-    accuracy = float(fedjax.evaluate_model(model, state.params, test)["accuracy"])
-    start = times[args.warm]
-    versions = {name: importlib.metadata.version(name) for name in ("fedjax", "jax", "jaxlib")}
-    child.emit(
-        child.report(args, times[-1] - start, start - times[0], {"accuracy": accuracy}, versions)
-    )
+    child.emit(fedjax_rounds.measure(args, make_model, child.COHORT, "accuracy", 256))
 
 
 if __name__ == "__main__":

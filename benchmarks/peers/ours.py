@@ -17,6 +17,7 @@ import fedjaxsim as fjs
 from fedjaxsim.data.npz import load_npz
 from fedjaxsim.engine.devices import use_all_cores
 from fedjaxsim.models import cnn, from_flax, linear, softmax, softmax_sequence
+from fedjaxsim.models.task import Task
 
 EVALUATIONS = 3
 
@@ -32,23 +33,31 @@ def hyperparameters(rate: float) -> fjs.Hyperparameters:
     )
 
 
-def femnist(what: str, path: Path) -> tuple[fjs.Simulation, fjs.Hyperparameters]:
-    """FedAvg or PMTL with the CNN, or PMTL with softmax regression."""
-    population = load_npz(path)
-    m, inputs = population.num_clients, population.fields["x"].shape[1:]
-    rate = child.COHORT / m
-    network = (linear if what == "pmtl-linear" else cnn)(inputs, child.CLASSES)
-    task = softmax(network, child.CLASSES)
-    algorithm = fjs.fedavg(task) if what == "fedavg" else fjs.pmtl(task)
+def with_cohorts(
+    size: int, algorithm: fjs.Algorithm, task: Task, population: fjs.Population
+) -> tuple[fjs.Simulation, fjs.Hyperparameters]:
+    """An epoch of every client in Poisson cohorts of an expected size, over all devices."""
+    rate = size / population.num_clients
     simulation = fjs.Simulation(
         algorithm,
         task,
         population,
-        fjs.poisson(m, max_rate=rate),
+        fjs.poisson(population.num_clients, max_rate=rate),
         fjs.Minibatches(child.BATCH, epochs=1),
         devices=jax.devices(),
     )
     return simulation, hyperparameters(rate)
+
+
+def femnist(what: str, path: Path) -> tuple[fjs.Simulation, fjs.Hyperparameters]:
+    """FedAvg or PMTL with the CNN, or PMTL with softmax regression."""
+    population = load_npz(path)
+    network = (linear if what == "pmtl-linear" else cnn)(
+        population.fields["x"].shape[1:], child.CLASSES
+    )
+    task = softmax(network, child.CLASSES)
+    algorithm = fjs.fedavg(task) if what == "fedavg" else fjs.pmtl(task)
+    return with_cohorts(child.COHORT, algorithm, task, population)
 
 
 class _Lstm(nn.Module):
@@ -67,18 +76,9 @@ class _Lstm(nn.Module):
 def text(path: Path) -> tuple[fjs.Simulation, fjs.Hyperparameters]:
     """FedAvg with FedJAX's model of characters."""
     population = load_npz(path)
-    m, rate = population.num_clients, child.TEXT_COHORT / population.num_clients
     network = from_flax(_Lstm(), population.fields["x"].shape[1:], dtype=jnp.int32)
     task = softmax_sequence(network, child.CHARACTERS)
-    simulation = fjs.Simulation(
-        fjs.fedavg(task),
-        task,
-        population,
-        fjs.poisson(m, max_rate=rate),
-        fjs.Minibatches(child.BATCH, epochs=1),
-        devices=jax.devices(),
-    )
-    return simulation, hyperparameters(rate)
+    return with_cohorts(child.TEXT_COHORT, fjs.fedavg(task), task, population)
 
 
 def ppsgd() -> tuple[fjs.Simulation, fjs.Hyperparameters]:
