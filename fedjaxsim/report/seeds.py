@@ -90,8 +90,13 @@ def estimate(values: np.ndarray) -> Estimate:
     count = len(values)
     if count < 2:
         return Estimate(float(np.mean(values)), math.nan)
-    error = np.std(values, ddof=1) / math.sqrt(count)
+    error = standard_error(values)
     return Estimate(float(np.mean(values)), float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * error))
+
+
+def standard_error(values: np.ndarray) -> float:
+    """The sample standard deviation over √S; 0 for S = 1, where the value is free of chance."""
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def compared(found: Sequence[System]) -> list[Record]:

@@ -19,6 +19,7 @@ from fedjaxsim.report.progress import (
     print_rows,
     stop_on_interrupt,
 )
+from fedjaxsim.report.seeds import standard_error
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import execute
@@ -162,7 +163,7 @@ def _mean(values: Sequence[float]) -> tuple[float, ...]:
     mean = float(np.mean(values))
     if len(values) == 1:
         return (mean,)
-    return mean, float(np.std(values, ddof=1) / math.sqrt(len(values)))
+    return mean, standard_error(np.asarray(values))
 
 
 def _curve(algorithm: str, directories: Sequence[RunDirectory]) -> plots.Curve:

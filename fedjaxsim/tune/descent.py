@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
+from fedjaxsim.report.seeds import standard_error
 from fedjaxsim.tune.rules import Optax, Place, Rule
 
 SMALLEST_RADIUS = 1e-3
@@ -112,11 +113,6 @@ class Path:
         """
         saved = self.steps[0].values - self.best.values
         return float(np.mean(saved)), standard_error(saved)
-
-
-def standard_error(values: np.ndarray) -> float:
-    """The sample standard deviation over √S; 0 for S = 1, where the value is free of chance."""
-    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def descend(

@@ -15,10 +15,11 @@ from fedjaxsim.report.files import Record, read_json
 from fedjaxsim.report.html import Section, folded, image, page, paragraph, table, verbatim
 from fedjaxsim.report.labels import key_label
 from fedjaxsim.report.progress import number
+from fedjaxsim.report.seeds import standard_error
 from fedjaxsim.runs.directory import CONFIG, RunDirectory
 from fedjaxsim.runs.pages import FOR_WHOM, provenance, sections_of, title_of
 from fedjaxsim.runs.settings import flag
-from fedjaxsim.tune.descent import Point, standard_error
+from fedjaxsim.tune.descent import Point
 from fedjaxsim.tune.files import PATH_JSON, PICTURE, RUN, TUNED
 from fedjaxsim.tune.watch import with_error
 
