@@ -1,6 +1,7 @@
 """Small problems that several tests use."""
 
 import contextlib
+import importlib.util
 
 import jax
 import numpy as np
@@ -17,6 +18,27 @@ from fedjaxsim.simulation import Simulation
 
 HANGS = 600
 """Seconds after which a test that waits for something says that it never happens."""
+
+
+def script(path):
+    """A file that is in no package, as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def speakers(places):
+    """Two speakers of Shakespeare in the form of LEAF: 8 characters and the next, at each place."""
+    lines = {"LEAR": "Blow, winds, and crack your cheeks!", "FOOL": "O nuncle, court holy-water"}
+    data = {
+        name: {"x": [text[k : k + 8] for k in range(places)],
+               "y": [text[k + 8] for k in range(places)]}
+        for name, text in lines.items()
+    }  # fmt: skip
+    return {"users": list(lines), "num_samples": [places] * len(lines), "user_data": data}
 
 
 def least_squares(counts, features=3, test=0.0, seed=0) -> tuple[Population, Task]:

@@ -11,7 +11,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from problems import HANGS
+from problems import HANGS, speakers
 
 import fedjaxsim
 
@@ -99,13 +99,7 @@ def test_the_wheel_runs_a_table_and_shakespeare_by_speaker_with_a_command_each(p
     folder, fedjaxsim_ = program
     rows = [f"{'abc'[k % 3]},{k % 7},{k % 5},{'AB'[k % 2]}" for k in range(60)]
     (folder / "grades.csv").write_text("\n".join(["school,hours,sleep,grade", *rows]) + "\n")
-    lines = {"LEAR": "Blow, winds, and crack your cheeks!", "FOOL": "O nuncle, court holy-water"}
-    speakers = {
-        name: {"x": [text[k : k + 8] for k in range(12)], "y": [text[k + 8] for k in range(12)]}
-        for name, text in lines.items()
-    }
-    leaf = {"users": list(lines), "num_samples": [12, 12], "user_data": speakers}
-    (folder / "shakespeare.json").write_text(json.dumps(leaf))
+    (folder / "shakespeare.json").write_text(json.dumps(speakers(12)))
     plan = ["--rounds", "2", "--sampling-rate", "1", "--epsilon", "4", "--quiet"]
     table = ["--data", "csv:grades.csv", "--client", "school", "--target", "grade"]
     text = ["--data", "leaf:shakespeare.json", "--model", "gru", "--hidden", "8"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from problems import speakers
 from scipy.io import savemat
 
 from fedjaxsim.cli import main
@@ -43,13 +44,7 @@ def folder(tmp_path_factory):
         for k in range(3):
             pixels = rng.integers(0, 255, (4, 4, 3), np.uint8)
             Image.fromarray(pixels).save(folder / "photos" / name / f"{k}.png")
-    users = {"LEAR": "Blow, winds, and crack your cheeks!", "FOOL": "O nuncle, court holy-water"}
-    data = {
-        user: {"x": [text[k : k + 8] for k in range(9)], "y": [text[k + 8] for k in range(9)]}
-        for user, text in users.items()
-    }
-    leaf = {"users": list(users), "num_samples": [9, 9], "user_data": data}
-    (folder / "shakespeare.json").write_text(json.dumps(leaf))
+    (folder / "shakespeare.json").write_text(json.dumps(speakers(9)))
     features, scores = (cells(*(rng.normal(size=(8, d)) for _ in range(3))) for d in (5, 1))
     savemat(folder / "school.mat", {"feature": features, "score": scores})
     return folder

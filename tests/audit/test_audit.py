@@ -3,7 +3,6 @@
 The broken doors are those of benchmarks/audit.py, whose table in docs/audit.md has all of them.
 """
 
-import importlib.util
 import json
 import math
 from pathlib import Path
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from problems import classification
+from problems import classification, script
 
 from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
@@ -37,13 +36,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def bench():
-    path = ROOT / "benchmarks" / "audit.py"
-    spec = importlib.util.spec_from_file_location("audit_benchmark", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script(ROOT / "benchmarks" / "audit.py")
 
 
 def small(door, algorithm):

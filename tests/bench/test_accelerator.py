@@ -1,12 +1,12 @@
 """The ten minutes with a card, rehearsed on a CPU in the forms of a card."""
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import problems
 import pytest
 from problems import HANGS
 
@@ -17,12 +17,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "accelerator.py"
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("accelerator", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return problems.script(SCRIPT)
 
 
 def test_sizes_around_the_default_are_tried_and_none_above_the_cohort(script):
