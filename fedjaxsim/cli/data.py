@@ -13,11 +13,15 @@ from fedjaxsim.runs.settings import DataSettings, RunConfig
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Show what clients a run would have: rows, labels, who has what. Or keep them in a folder."""
+    """Show what clients a run would have: rows, labels, who has what. Or keep them in a folder.
 
-    what: Positional[Literal["show", "convert"]]
-    """What to do. A converted population is split already and kept on disk; a run maps it into
-    memory with --data folder:PATH."""
+    A converted population is split already and kept on disk; a run maps it into memory with --data
+    folder:PATH. Its sizes are compared whenever it is loaded; check reads it all, and compares it
+    with the digests taken while it was written.
+    """
+
+    what: Positional[Literal["show", "convert", "check"]]
+    """What to do."""
     settings: OmitArgPrefixes[DataSettings]
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png|FOLDER")] = None
     """Where to draw who has what, or the folder to write."""
@@ -30,11 +34,13 @@ class Data:
         return RunConfig(**vars(self.settings), loss="squared")
 
     def prepare(self) -> Callable[[], int]:
-        """Reads the data, and writes them where they are to be; what is returned describes them.
+        """Reads the data, and writes or checks them; what is returned says what they are.
 
         Raises:
           OSError, ValueError: for bad input, and where data cannot be written.
         """
+        if self.what == "check":
+            return self._prepare_check()
         from fedjaxsim.data.describe import describe
         from fedjaxsim.data.folder import save_folder
         from fedjaxsim.report.files import print_json
@@ -61,6 +67,37 @@ class Data:
                 print(in_words(found))
             if picture is not None:
                 plots.save(population_figure(population), picture)
+            return 0
+
+        return work
+
+    def _prepare_check(self) -> Callable[[], int]:
+        """Compares a folder with what was written; what is returned says that it is the same."""
+        from fedjaxsim.data.folder import check_folder
+        from fedjaxsim.report.files import print_json
+        from fedjaxsim.report.progress import Bar
+        from fedjaxsim.runs.reads import different
+        from fedjaxsim.runs.settings import flag
+
+        kind, _, path = self.settings.data.partition(":")
+        if kind != "folder" or not path:
+            raise ValueError(f"check takes data folder:PATH, got {self.settings.data!r}")
+        others = sorted(different(RunConfig(**vars(self.settings))) - {"data"})
+        if self.out is not None or others:
+            raise ValueError(f"{flag((others or ['out'])[0])} has no effect with check")
+        with Bar("checking", 1, words="") as bar:
+            size = check_folder(
+                path,
+                lambda done, size: bar.show(
+                    completed=done / size, words=f"{done / 1e9:.2f} of {size / 1e9:.2f} GB"
+                ),
+            )
+
+        def work() -> int:
+            if self.json:
+                print_json({"bytes": size})
+            else:
+                print(f"{path} holds what was written: {size:,} bytes")
             return 0
 
         return work

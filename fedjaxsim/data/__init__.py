@@ -1,7 +1,7 @@
 """Populations of clients: readers, partitions and transformations of their data."""
 
 from fedjaxsim.data.digits import digits
-from fedjaxsim.data.folder import load_folder, save_folder
+from fedjaxsim.data.folder import check_folder, load_folder, save_folder
 from fedjaxsim.data.hugging_face import from_hf
 from fedjaxsim.data.images import load_images
 from fedjaxsim.data.leaf import load_leaf
@@ -18,6 +18,7 @@ __all__ = [
     "Population",
     "Ranges",
     "by_column",
+    "check_folder",
     "digits",
     "dirichlet",
     "drop_constant_columns",

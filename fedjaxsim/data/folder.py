@@ -3,12 +3,17 @@
 `population.json` says what there is: the number of clients and rows, and of every column its file,
 type, shape and bytes. Columns are plain `.npy` files: one for each field, in which every client's
 rows follow one another in the order of `SPLITS`; `counts.npy`, (m, 3) int32, how many those are;
-and `names.npy`, (m,), unless clients are called 0, 1, ….
+and `names.npy`, (m,), unless clients are called 0, 1, …. Sizes are compared whenever a folder is
+loaded; the SHA-256 of each file, taken while it is written, when `check_folder` is asked to.
 """
 
+import hashlib
+import io
+import itertools
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +25,15 @@ from fedjaxsim.data.population import Population, consecutive, in_order
 
 _ABOUT = "population.json"
 _VERSION = 1
+_AT_ONCE = 1 << 24
+"""Bytes that are compared at once."""
 
 
 def save_folder(path: str | os.PathLike[str], population: Population) -> None:
     """Write a population with all that it says, so that `load_folder` returns the same.
 
     Rows are written a block at a time. The folder appears when all of it has been written, and not
-    at all if that fails.
+    at all if that fails or is interrupted.
 
     Raises:
         FileExistsError: there is something at the path.
@@ -45,7 +52,7 @@ def save_folder(path: str | os.PathLike[str], population: Population) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.mkdir(parents=True)
     try:
-        about = {
+        about: dict[str, Any] = {
             "version": _VERSION,
             "clients": population.num_clients,
             "rows": population.num_rows,
@@ -60,6 +67,7 @@ def save_folder(path: str | os.PathLike[str], population: Population) -> None:
             "public": population.public,
             "categories": population.categories,
         }
+        about["sha256"] = _digest(about)
         (partial / _ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
         partial.rename(path)
     except BaseException:
@@ -97,14 +105,64 @@ def load_folder(path: str | os.PathLike[str]) -> Population:
         )
 
 
+def check_folder(
+    path: str | os.PathLike[str], on_read: Callable[[int, int], None] = lambda done, size: None
+) -> int:
+    """Reads all of a folder, and compares it with the digests taken while it was written.
+
+    Args:
+        path: of the folder.
+        on_read: called after each block with the bytes read so far and those that there are.
+
+    Returns:
+        How many bytes all columns have.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: naming every column with other content than was written; or as `load_folder`; or
+            there is nothing to compare with, as the folder was written before digests were kept.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise FileNotFoundError(f"no folder of a population at {path}")
+    with in_file(path):
+        about = _about(path)
+        if "sha256" not in about:
+            raise ValueError(
+                "it has no digests to compare with, as it was written by an earlier version; "
+                "fedjaxsim data convert writes it anew, with digests of what it holds now"
+            )
+        if about["sha256"] != _digest(about):
+            raise ValueError(f"{_ABOUT} is not what was written")
+        columns = {each["file"]: each for each in about["columns"].values()}
+        columns |= {f"{each['file']} ({name})": each for name, each in about["fields"].items()}
+        files = {name: _file(path, each) for name, each in columns.items()}
+        size, done, changed = sum(each["bytes"] for each in columns.values()), 0, []
+        for name, each in columns.items():
+            digest = hashlib.sha256()
+            with open(files[name], "rb") as stream:
+                while block := stream.read(_AT_ONCE):
+                    digest.update(block)
+                    done += len(block)
+                    on_read(done, size)
+            if digest.hexdigest() != each["sha256"]:
+                changed.append(name)
+        if changed:
+            raise ValueError(f"not what was written: {', '.join(changed)}")
+    return size
+
+
 def _write(file: Path, values: np.ndarray, index: np.ndarray) -> dict[str, Any]:
     """Writes some rows of an array, and says what was written."""
     shape = (len(index), *values.shape[1:])
     header: Any = {"descr": values.dtype.str, "fortran_order": False, "shape": shape}
+    head, digest = io.BytesIO(), hashlib.sha256()
+    np.lib.format.write_array_header_2_0(head, header)
+    rows = (np.take(values, index[part], axis=0) for part in blocks(values, len(index)))
     with open(file, "wb") as stream:
-        np.lib.format.write_array_header_2_0(stream, header)
-        for part in blocks(values, len(index)):
-            stream.write(np.take(values, index[part], axis=0).tobytes())
+        for content in itertools.chain([head.getvalue()], (each.tobytes() for each in rows)):
+            digest.update(content)
+            stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
     return {
@@ -112,7 +170,14 @@ def _write(file: Path, values: np.ndarray, index: np.ndarray) -> dict[str, Any]:
         "dtype": values.dtype.str,
         "shape": shape,
         "bytes": file.stat().st_size,
+        "sha256": digest.hexdigest(),
     }
+
+
+def _digest(about: dict[str, Any]) -> str:
+    """Of all that `population.json` says besides."""
+    said = {name: value for name, value in about.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _about(path: Path) -> dict[str, Any]:
@@ -127,14 +192,23 @@ def _about(path: Path) -> dict[str, Any]:
     return about
 
 
-def _mapped(path: Path, column: dict[str, Any]) -> np.ndarray:
-    """A column as it lies on disk, read-only."""
-    file, shape, dtype = path / column["file"], tuple(column["shape"]), np.dtype(column["dtype"])
+def _file(path: Path, column: dict[str, Any]) -> Path:
+    """The file of a column, which has the size that was written."""
+    file = path / column["file"]
     if not file.is_file():
         raise ValueError(f"the column {file.name} is missing")
     if (size := file.stat().st_size) != column["bytes"]:
         raise ValueError(f"the column {file.name} has {size} bytes instead of {column['bytes']}")
-    values = np.load(file, mmap_mode="r", allow_pickle=False)
+    return file
+
+
+def _mapped(path: Path, column: dict[str, Any]) -> np.ndarray:
+    """A column as it lies on disk, read-only."""
+    file, shape, dtype = _file(path, column), tuple(column["shape"]), np.dtype(column["dtype"])
+    try:
+        values = np.load(file, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise ValueError(f"the column {file.name} is damaged: {error}") from error
     if values.dtype != dtype or values.shape != shape:
         raise ValueError(
             f"the column {file.name} holds {values.dtype} {values.shape} instead of {dtype} {shape}"

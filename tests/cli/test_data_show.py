@@ -3,6 +3,7 @@
 import json
 
 from fedjaxsim.cli import main
+from fedjaxsim.data import load_folder
 
 
 def test_what_a_run_would_have_is_shown(tmp_path, capsys):
@@ -51,3 +52,30 @@ def test_a_converted_population_is_the_same(tmp_path, capsys):
     for out in ([], ["--out", str(tmp_path / "digits")]):
         assert main(["data", "convert", *flags, *out]) == 2
         assert "out must be a new folder" in capsys.readouterr().err
+
+
+def test_a_folder_is_checked(tmp_path, capsys):
+    folder = tmp_path / "digits"
+    flags = ["--clients", "5", "--partition", "iid"]
+    assert main(["data", "convert", *flags, "--out", str(folder)]) == 0
+    size = sum(file.stat().st_size for file in folder.glob("*.npy"))
+    check = ["data", "check", "--data", f"folder:{folder}"]
+    capsys.readouterr()
+    assert main(check) == 0
+    assert capsys.readouterr().out == f"{folder} holds what was written: {size:,} bytes\n"
+    assert main([*check, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"bytes": size}
+    with open(folder / "field-1.npy", "r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\1")
+    load_folder(folder)  # sizes are what they were
+    assert main(check) == 2
+    error = f"fedjaxsim: error: {folder}: not what was written: field-1.npy (y)\n"
+    assert capsys.readouterr().err == error
+    for flags, message in (
+        (["--data", "digits"], "check takes data folder:PATH, got 'digits'"),
+        (["--seed", "3"], "seed has no effect with check"),
+        (["--out", "a.png"], "out has no effect with check"),
+    ):
+        assert main([*check, *flags]) == 2
+        assert message in capsys.readouterr().err

@@ -1,4 +1,5 @@
 import dataclasses
+import hashlib
 import json
 import resource
 
@@ -6,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjaxsim.data import Population, load, load_folder, save_folder, split
+from fedjaxsim.data import Population, check_folder, load, load_folder, save_folder, split
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.runs.loop import fingerprint_of
 
@@ -96,6 +97,10 @@ def damage(what):
         (folder / "field-0.npy").rename(folder / "x")
         np.save(folder / "field-0.npy", np.zeros((30, 3, 2)))
 
+    def head(folder):
+        file = folder / "counts.npy"
+        file.write_bytes(file.read_bytes().replace(b"shape", b"shade"))
+
     def about(folder, change):
         file = folder / "population.json"
         content = json.loads(file.read_text())
@@ -106,6 +111,7 @@ def damage(what):
         "missing": lambda folder: (folder / "counts.npy").unlink(),
         "short": cut,
         "other": swap,
+        "head": head,
         "no about": lambda folder: (folder / "population.json").unlink(),
         "half": lambda folder: (folder / "population.json").write_text("{"),
         "version": lambda folder: about(folder, lambda a: a.update(version=2)),
@@ -120,6 +126,7 @@ def damage(what):
         ("missing", "a: the column counts.npy is missing"),
         ("short", "a: the column field-0.npy has 1560 bytes instead of 1568"),
         ("other", r"field-0.npy holds float64 \(30, 3, 2\) instead of float64 \(30, 2, 3\)"),
+        ("head", "a: the column counts.npy is damaged: "),
         ("no about", "no population: it holds no population.json"),
         ("half", "population.json is damaged"),
         ("version", "must be of version 1"),
@@ -132,6 +139,81 @@ def test_a_damaged_folder_is_refused(tmp_path, what, message):
     damage(what)(tmp_path / "a")
     with pytest.raises(ValueError, match=message):
         load_folder(tmp_path / "a")
+
+
+def test_digests_are_those_of_the_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedjaxsim.data.folder._AT_ONCE", 1000)
+    save_folder(tmp_path / "a", a_population(["ann", "bob", "cleo"]))
+    about = json.loads((tmp_path / "a" / "population.json").read_text())
+    sizes = 0
+    for column in [*about["columns"].values(), *about["fields"].values()]:
+        content = (tmp_path / "a" / column["file"]).read_bytes()
+        assert column["sha256"] == hashlib.sha256(content).hexdigest()
+        sizes += len(content)
+    seen = []
+    assert check_folder(tmp_path / "a", lambda done, size: seen.append((done, size))) == sizes
+    assert seen[-1] == (sizes, sizes)
+    assert max(np.diff([done for done, _ in seen])) <= 1000
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["counts.npy"], "a: not what was written: counts.npy$"),
+        (["field-2.npy"], r"a: not what was written: field-2.npy \(a/b\)$"),
+        (["names.npy", "field-0.npy"], r"written: names.npy, field-0.npy \(x\)$"),
+        (["population.json"], "a: population.json is not what was written"),
+    ],
+)
+def test_a_byte_that_changed_is_found_by_its_column(tmp_path, files, message):
+    save_folder(tmp_path / "a", a_population(["ann", "bob", "cleo"]))
+    for name in files:
+        file = tmp_path / "a" / name
+        content = bytearray(file.read_bytes())
+        place = content.rindex(b"c") if name == "population.json" else -1
+        content[place] ^= 1
+        file.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        check_folder(tmp_path / "a")
+
+
+def test_a_folder_without_digests_says_so(tmp_path):
+    save_folder(tmp_path / "a", a_population())
+    file = tmp_path / "a" / "population.json"
+    about = json.loads(file.read_text())
+    del about["sha256"]
+    for column in [*about["columns"].values(), *about["fields"].values()]:
+        del column["sha256"]
+    file.write_text(json.dumps(about))
+    assert_same(load_folder(tmp_path / "a"), a_population())
+    with pytest.raises(ValueError, match="no digests to compare with"):
+        check_folder(tmp_path / "a")
+
+
+def test_sizes_are_compared_before_all_is_read(tmp_path):
+    save_folder(tmp_path / "a", a_population())
+    damage("short")(tmp_path / "a")
+    with pytest.raises(ValueError, match="has 1560 bytes instead of 1568"):
+        check_folder(tmp_path / "a", lambda *_: pytest.fail("was read"))
+    with pytest.raises(FileNotFoundError, match="no folder of a population"):
+        check_folder(tmp_path / "b")
+
+
+def test_a_damaged_header_counts_as_content(tmp_path):
+    save_folder(tmp_path / "a", a_population())
+    damage("head")(tmp_path / "a")
+    with pytest.raises(ValueError, match=r"not what was written: counts.npy$"):
+        check_folder(tmp_path / "a")
+
+
+def test_what_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedjaxsim.data.folder.os.fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_folder(tmp_path / "a", a_population())
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path):
