@@ -10,7 +10,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from fedjaxsim.cli.start import start_jax
 from fedjaxsim.privacy.plans import OptionalInt
-from fedjaxsim.runs.settings import RunConfig, optional
+from fedjaxsim.runs.settings import RunConfig, integers, optional
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +51,13 @@ class Plan:
         """Of one example, where no data are read."""
         if self.features is None:
             return None
-        words = [word.strip() for word in self.features.split(",")]
-        if not all(word.isdecimal() and int(word) > 0 for word in words):
-            raise ValueError(f"features must be positive numbers, got {self.features!r}")
-        return tuple(map(int, words))
+        try:
+            shape = integers(self.features)
+        except ValueError:
+            shape = ()
+        if min(shape, default=0) < 1:
+            raise ValueError(f"features must be positive whole numbers, got {self.features!r}")
+        return shape
 
     def _check(self) -> None:
         """Checks the flags as far as they say.

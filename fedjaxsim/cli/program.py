@@ -14,6 +14,7 @@ from fedjaxsim.cli.data import Data
 from fedjaxsim.cli.demo import Demo
 from fedjaxsim.cli.plan import Plan
 from fedjaxsim.cli.privacy import Privacy
+from fedjaxsim.cli.read_numbers import REGISTRY
 from fedjaxsim.cli.refusals import REFUSED, flags_refused_in_one_line, one_line
 from fedjaxsim.cli.report import Report
 from fedjaxsim.cli.resume import Resume
@@ -102,6 +103,7 @@ def _parse(arguments: Sequence[str], defaults: RunConfig) -> Command:
             prog="fedjaxsim",
             description="Private, personalized federated learning, simulated. See also --version.",
             args=arguments,
+            registry=REGISTRY,
             config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes),
         )
 

@@ -10,6 +10,8 @@ REFUSED = (ValueError, OSError, OverflowError, MemoryError)
 """What bad input raises: values, files that cannot be read, and numbers or sizes too large."""
 
 _RULE = re.compile(r"\s*[-─]{3,}\s*")
+_PARSING = re.compile(r"^Error parsing --(\S+): must")
+"""How the parser begins what a rule says about a flag."""
 _HELP = 8
 """Columns by which the parser indents the help of an option that it names."""
 
@@ -52,7 +54,7 @@ def summary(box: str) -> str:
     left = min(len(line) - len(line.lstrip()) for section in sections for line in section)
     first, *others = ([line[left:] for line in section] for section in sections)
     said = one_line(" ".join(line for line in first if not line.startswith(" " * _HELP)))
-    said = said.removesuffix(".")
+    said = _PARSING.sub(r"\1 must", said.removesuffix("."))
     for heading, *lines in others:
         if heading.startswith("Perhaps"):
             options = [line.split()[0] for line in lines if line.strip().startswith("--")]

@@ -4,7 +4,9 @@ A `RunConfig` says what the user asked for. What follows from it (the noise mult
 the default δ, the cohort's capacity) is worked out where the run is built.
 """
 
+import contextlib
 import dataclasses
+import decimal
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -36,6 +38,8 @@ _LARGEST = {
     "max_participations": _MOST,
 }
 """The largest whole numbers: what is counted over a run fits into int32."""
+_DIGITS = 100
+"""Whole numbers with exponents have fewer digits: no setting takes more."""
 PREPROCESS = ("drop-constant", "invert", "unit-rows")
 OF_TOKENS = ("gru", "transformer")
 """The models of text; all others take integers for numbers."""
@@ -117,7 +121,34 @@ def words(text: str) -> tuple[str, ...]:
 
 def integers(text: str) -> tuple[int, ...]:
     """The whole numbers between commas."""
-    return tuple(int(word) for word in words(text))
+    return tuple(whole(word) for word in words(text))
+
+
+def whole(text: str) -> int:
+    """The whole number that a text says: 1000000, 1_000_000 or 1e6.
+
+    Raises:
+      ValueError: it says none.
+    """
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(decimal.InvalidOperation):
+        found = decimal.Decimal(text)
+        if found.is_finite() and found.adjusted() < _DIGITS and found == found.to_integral_value():
+            return int(found)
+    raise ValueError(f"must be a whole number, as 1000000 or 1e6, got {text!r}")
+
+
+def number(text: str) -> float:
+    """The number that a text says.
+
+    Raises:
+      ValueError: it says none.
+    """
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"must be a number, got {text!r}") from None
 
 
 @dataclasses.dataclass(frozen=True)

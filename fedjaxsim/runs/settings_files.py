@@ -82,7 +82,7 @@ def named(
 
 
 def convert(key: str, value: Any, hint: Any, path: Path) -> Any:
-    """One TOML value as the type of its field; `bool` is not taken for a number.
+    """One TOML value as the type of its field; `bool` is not taken for a number, 1e6 for a whole one.
 
     Raises:
       ValueError: naming the key, what is wanted and what was got.
@@ -104,13 +104,16 @@ def convert(key: str, value: Any, hint: Any, path: Path) -> Any:
     elif hint is float and type(value) in (int, float):
         with contextlib.suppress(OverflowError):
             return float(value)
+    elif hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)
     elif hint is float and value in ("inf", "∞"):
         return math.inf
     elif hint is Path and isinstance(value, str):
         return Path(value)
     elif type(value) is hint:
         return value
-    wanted = f"a list of {kinds[0].__name__}" if kinds else hint.__name__
+    called = {int: "a whole number", float: "a number"}
+    wanted = f"a list of {kinds[0].__name__}" if kinds else called.get(hint, hint.__name__)
     raise ValueError(f"{path}: {key} must be {wanted}, got {value!r}")
 
 

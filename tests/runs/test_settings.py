@@ -49,9 +49,9 @@ def test_keys_take_dashes_and_underscores_and_values_become_the_fields_types(tmp
         ("learnig-rate = 0.1", r"unknown key 'learnig-rate' \(did you mean 'learning-rate'\?\)"),
         ("zzz = 1", r"unknown key 'zzz'; known keys: data, clients, .*sampling-rate"),
         ("local-steps = 2\nlocal_steps = 3", "local-steps is given twice"),
-        ("rounds = 2.5", "rounds must be int, got 2.5"),
-        ("rounds = true", "rounds must be int, got True"),
-        ("clip = '1'", "clip must be float, got '1'"),
+        ("rounds = 2.5", "rounds must be a whole number, got 2.5"),
+        ("rounds = true", "rounds must be a whole number, got True"),
+        ("clip = '1'", "clip must be a number, got '1'"),
         ("hidden = [1.5]", r"hidden must be a list of int, got \[1.5\]"),
         (
             "algorithm = 'fedsgd'",

@@ -1,0 +1,37 @@
+"""How every command reads numbers: those that are whole by one rule, and all others by another."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from fedjaxsim.runs.settings import number, whole
+
+REGISTRY = ConstructorRegistry()
+"""The rules, for the parser."""
+_KINDS: dict[Any, tuple[str, Callable[[str], Any]]] = {
+    int: ("INT", whole),
+    float: ("FLOAT", number),
+}
+_NONE = "None"
+
+
+@REGISTRY.primitive_rule
+def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """For a number, or one that need not be given; no other type."""
+    for kind, (metavar, read) in _KINDS.items():
+        if info.type in (kind, kind | None):
+            optional = info.type != kind
+            return PrimitiveConstructorSpec(
+                nargs=1,
+                metavar=metavar,
+                instance_from_str=lambda words, read=read, optional=optional: (
+                    None if optional and words[0] == _NONE else read(words[0])
+                ),
+                is_instance=lambda value, kind=kind, optional=optional: (
+                    (optional and value is None)
+                    or (isinstance(value, (int, kind)) and not isinstance(value, bool))
+                ),
+                str_from_instance=lambda value: [str(value)],
+            )
+    return None

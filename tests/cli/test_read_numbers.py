@@ -1,0 +1,68 @@
+"""Numbers are read by every command in the same way."""
+
+import pytest
+
+from fedjaxsim.cli.program import parse
+from fedjaxsim.runs.settings import whole
+from fedjaxsim.runs.settings_files import read_toml
+
+_NOISE = "--noise-multiplier 1 --delta 1e-6 --sampling-rate 1e-3"
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("run --clients 1e3 --partition iid --rounds 1.5e2", {"clients": 1000, "rounds": 150}),
+        ("run --model mlp --hidden 1e2,32", {"hidden": (100, 32)}),
+        ("run --clients None --rounds 1_000", {"clients": None, "rounds": 1000}),
+        ("tune --steps 1e1", {"steps": 10}),
+        ("plan --features 7.84e2 --clients 1e9 --rows-per-client 2e1",
+         {"shape": (784,), "clients": 10**9, "rows_per_client": 20}),
+        ("audit --runs 1e1 --canaries 5.0", {"runs": 10, "canaries": 5}),
+        ("data show --clients 1e2 --partition iid", {"clients": 100}),
+        (f"privacy epsilon --clients 1e6 --rounds 1e2 {_NOISE}", {"clients": 10**6, "rounds": 100}),
+        ("resume there --rounds 1e4", {"rounds": 10**4}),
+        ("bench --processes 3e0", {"processes": 3}),
+        ("demo --out there --seeds 1e0", {"seeds": 1}),
+    ],
+)  # fmt: skip
+def test_whole_numbers_may_have_an_exponent(command, found):
+    parsed = parse(command.split())
+    places = [parsed, *(getattr(parsed, name, None) for name in ("settings", "question"))]
+    for name, value in found.items():
+        (place,) = (place for place in places if hasattr(place, name))
+        assert getattr(place, name) == value
+        assert type(getattr(place, name)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("run --clients 1e6x", "clients must be a whole number, as 1000000 or 1e6, got '1e6x'"),
+        ("run --rounds 2.5", "rounds must be a whole number, as 1000000 or 1e6, got '2.5'"),
+        ("run --rounds 1e-1", "rounds must be a whole number"),
+        ("run --rounds inf", "rounds must be a whole number"),
+        ("run --rounds 1e999999999", "rounds must be a whole number"),
+        ("run --hidden 1e2,x", "hidden must be a whole number"),
+        ("run --lam abc", "lam must be a number, got 'abc'"),
+        ("run --epsilon abc", "epsilon must be a number, got 'abc'"),
+        ("plan --features 784,0.5", "features must be positive whole numbers, got '784,0.5'"),
+        ("plan --features ,", "features must be positive whole numbers, got ','"),
+        ("bench --processes one", "processes must be a whole number"),
+        (f"privacy epsilon --rounds 1e {_NOISE}", "rounds must be a whole number"),
+    ],
+)
+def test_what_is_no_number_is_refused_by_its_flag(command, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        getattr(parse(command.split()), "shape", None)
+
+
+def test_a_large_number_with_an_exponent_is_exact():
+    assert whole("1.000000000000000000001e21") == 10**21 + 1
+
+
+def test_a_file_reads_whole_numbers_likewise(tmp_path):
+    (tmp_path / "a.toml").write_text("clients = 1e6\nseed = 3.0\n")
+    found = read_toml(tmp_path / "a.toml")
+    assert found == {"clients": 10**6, "seed": 3}
+    assert {type(value) for value in found.values()} == {int}
