@@ -82,7 +82,7 @@ def named(
 
 
 def convert(key: str, value: Any, hint: Any, path: Path) -> Any:
-    """One TOML value as the type of its field; `bool` is not taken for a number, 1e6 for a whole one.
+    """One TOML value as the type of its field: 1e6 may be a whole number, `true` is none.
 
     Raises:
       ValueError: naming the key, what is wanted and what was got.
