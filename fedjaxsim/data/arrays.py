@@ -72,7 +72,7 @@ def _concatenated(parts: list[np.ndarray], dtype: np.dtype) -> np.ndarray:
     """One array of this type; a single one that is of it already stays what it is."""
     if len(parts) == 1 and parts[0].dtype == dtype:
         return parts[0]
-    joined = _empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype)
+    joined = aligned((sum(map(len, parts)), *parts[0].shape[1:]), dtype)
     return _frozen(np.concatenate(parts, out=joined, casting="unsafe"))
 
 
@@ -111,7 +111,7 @@ def first_not_finite(values: np.ndarray) -> int | None:
 
 def taken(values: np.ndarray, index: np.ndarray) -> np.ndarray:
     """Some rows, (k, ...), in the order of their indices, (k,); as from `shareable`."""
-    found = _empty((len(index), *values.shape[1:]), values.dtype)
+    found = aligned((len(index), *values.shape[1:]), values.dtype)
     for part in blocks(values, len(index)):
         # Of the modes the one that writes to `out` as it goes; no index is out of bounds.
         np.take(values, index[part], axis=0, out=found[part], mode="clip")
@@ -126,7 +126,7 @@ def shareable(values: np.ndarray) -> np.ndarray:
     """
     if not _is_writeable(values):
         return values
-    copy = _empty(values.shape, values.dtype)
+    copy = aligned(values.shape, values.dtype)
     copy[...] = values
     return _frozen(copy)
 
@@ -137,7 +137,8 @@ def blocks(values: np.ndarray, count: int) -> Iterator[slice]:
     return (slice(begin, begin + rows) for begin in range(0, count, rows))
 
 
-def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array that begins at a multiple of 64 bytes; what is in it is not set."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT

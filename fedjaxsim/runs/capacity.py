@@ -525,15 +525,17 @@ class _Planner:
             jax.eval_shape(program.draw, state, hparams),
         )
         earlier: Any = jax.ShapeDtypeStruct((places,), jnp.int32)
-        turn = streamed.Turn(draws, np.int32(0), rows, own, earlier)
+        turn = streamed.Turn(streamed.Cohort(draws, np.int32(0), rows), own, earlier)
         tests, some = fetched("test", block)
         device = Need(
             server=self.server,
             round=_needs(work, state, turn, hparams, inputs=True),
             evaluation=_needs(measure, some, hparams, tests, inputs=True),
         )
-        # The next cohort while this one's states are written back; counts are sorted once a call.
-        waiting = 2 * bytes_of((rows, own)) + 4 * m
+        # Rows of the cohorts to come and of this one, which a CPU's device shares; states of the
+        # next cohort while this one's are written back; counts are sorted once a call.
+        buffers = streamed.BUFFERS - (self.machine.device is None)
+        waiting = buffers * bytes_of(rows) + 2 * bytes_of(own) + 4 * m
         found = 2 * 4 * self.metrics * m + 2 * bytes_of((tests, some.personal))
         host = dataclasses.replace(
             host,

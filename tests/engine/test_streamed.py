@@ -77,6 +77,32 @@ def test_a_client_in_every_round_has_its_newest_state(pair):
     assert_agree(memory, stream)
 
 
+def test_rows_are_not_replaced_before_a_slow_round_has_read_them(problem, monkeypatch):
+    population, _, task = problem
+    # Of the device's type, so that it shares them.
+    fields = {name: values.astype(np.float32) for name, values in population.fields.items()}
+    population = dataclasses.replace(population, fields=fields)
+    functions = streamed.functions_of_fetched
+
+    def slow(program):
+        work, measure = functions(program)
+
+        def late(state, turn, hparams):
+            zeros = jnp.zeros((64, 64)) * hparams.learning_rate
+            nothing = jax.lax.fori_loop(0, 2000, lambda _, x: x @ zeros, zeros)[0, 0]
+            draws, place, rows = turn.cohort
+            fields = {name: values + nothing for name, values in rows.fields.items()}
+            cohort = streamed.Cohort(draws, place, dataclasses.replace(rows, fields=fields))
+            return work(state, turn._replace(cohort=cohort), hparams)
+
+        return late, measure
+
+    memory = simulation(population, task, False)
+    monkeypatch.setattr(streamed, "functions_of_fetched", slow)
+    late = simulation(population, task, True)
+    assert_agree(*(sim.run(sim.init(3, HPARAMS), HPARAMS, 12)[0] for sim in (memory, late)))
+
+
 def test_checkpoints_hold_every_state_and_go_on(pair, tmp_path):
     sim = pair[1]
     straight, _ = sim.run(sim.init(3, HPARAMS), HPARAMS, 6)

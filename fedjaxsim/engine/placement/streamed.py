@@ -1,14 +1,15 @@
 """Rows and states on the host, or on disk: a device holds those of one cohort at a time.
 
-Who takes part in the next round is known from the key alone. So while a round computes, a thread
-writes back the states of the round before it and fetches the next cohort's rows and states. A
-client that takes part in two rounds in a row has not been written back when it is fetched: its
-state is then taken from the round before, on the device.
+Who takes part in the next rounds is known from the key alone. So while a round computes, one thread
+reads the rows of the cohorts to come, and another one writes back the states of the round before it
+and fetches those of the next cohort. A client that takes part in two rounds in a row has not been
+written back when it is fetched: its state is then taken from the round before, on the device.
 
 Rows are read from the arrays of the population, which may be mapped files; states are in the host's
 memory. Between calls every state has been written, so checkpoints see none in flight.
 """
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.algorithm import Metrics
+from fedjaxsim.data.arrays import aligned
 from fedjaxsim.data.population import Population, Ranges
 from fedjaxsim.engine.draw import Draw
 from fedjaxsim.engine.placement import Functions
@@ -34,6 +36,8 @@ BLOCK = 4096
 """Clients that are evaluated at once."""
 DRAWS = 16
 """Rounds whose cohorts are drawn at once: starting to draw takes as long as drawing."""
+BUFFERS = 3
+"""Rounds whose rows are in memory at once: of the one that computes and of those to come."""
 
 
 class HostRows(NamedTuple):
@@ -54,40 +58,57 @@ class HostRows(NamedTuple):
         count = self.ranges.count
         return int(np.partition(count, len(count) - clients)[len(count) - clients :].sum())
 
-    def of(self, ids: np.ndarray, room: int) -> Rows:
-        """The rows of some clients, in fields of so many rows.
+    def buffers(self, room: int) -> dict[str, np.ndarray]:
+        """Fields of so many rows, all zeros, which a CPU's device can share with the host."""
+        buffers = {}
+        for name, values in self.fields.items():
+            buffers[name] = aligned((room, *values.shape[1:]), values.dtype)
+            buffers[name].fill(0)
+        return buffers
+
+    def of(self, ids: np.ndarray, buffers: dict[str, np.ndarray]) -> Rows:
+        """The rows of some clients.
 
         Args:
           ids: (s,) sorted int32; those of nobody come last.
-          room: how many rows they have, or more.
+          buffers: as from `buffers`, with room for them; they become the fields.
         """
         found = ids[: np.searchsorted(ids, len(self.ranges.count))]
         own = Ranges(self.ranges.start[found], self.ranges.count[found])
         index = own.all_rows()
-        fields = {}
         for name, values in self.fields.items():
-            fields[name] = np.zeros((room, *values.shape[1:]), values.dtype)
-            fields[name][: len(index)] = values[index]
+            # Of the modes the one that writes to `out` as it goes; no index is out of bounds.
+            np.take(values, index, axis=0, out=buffers[name][: len(index)], mode="clip")
         start, count = np.zeros(len(ids), np.int32), np.ones(len(ids), np.int32)
         count[: len(found)] = own.count
         start[: len(found)] = np.cumsum(own.count) - own.count
-        return dataclasses.replace(self.few, fields=fields, start=start, count=count, ids=ids)
+        return dataclasses.replace(self.few, fields=buffers, start=start, count=count, ids=ids)
+
+
+class Cohort(NamedTuple):
+    """Who takes part in a round, and what they read.
+
+    Attributes:
+      draws: of some rounds, leaves (r, ...); that of this one among them.
+      place: () int32, which of them it is.
+      rows: the rows of who takes part, in the order of `rows.ids`, (s,).
+    """
+
+    draws: Draw
+    place: np.int32
+    rows: Rows
 
 
 class Turn(NamedTuple):
     """What one round needs.
 
     Attributes:
-      draws: of some rounds, leaves (r, ...); who takes part in this one among them.
-      place: () int32, which of them it is.
-      rows: the rows of who takes part, in the order of `rows.ids`, (s,).
+      cohort: who takes part.
       states: what each keeps from round to round, leaves (s, ...).
       earlier: (s,) int32, each one's place in the round before; −1 for who was not in it.
     """
 
-    draws: Draw
-    place: np.int32
-    rows: Rows
+    cohort: Cohort
     states: PyTree
     earlier: np.ndarray
 
@@ -157,31 +178,44 @@ class Streamed:
 
             coming = cohorts()
 
-            def fetch(before: np.ndarray) -> Turn:
-                draws, at, ids = next(coming)
+            def read(buffers: dict[str, np.ndarray], last_use: PyTree) -> Cohort:
+                # A CPU's device may share the buffers instead of copying them.
+                jax.block_until_ready(last_use)
+                draws, place, ids = next(coming)
+                return Cohort(draws, place, rows.of(ids, buffers))
+
+            def fetch(cohort: Cohort, before: np.ndarray) -> Turn:
+                ids = np.asarray(cohort.rows.ids)
                 place = np.minimum(np.searchsorted(before, ids), len(ids) - 1)
                 again = (before[place] == ids) & (ids < clients)
                 states = jax.tree.map(lambda leaf: leaf[np.minimum(ids, clients - 1)], on_host)
-                return Turn(draws, at, rows.of(ids, room), states, np.where(again, place, -1))
+                return Turn(cohort, states, np.where(again, place, -1))
 
             def write(ids: np.ndarray, states: PyTree) -> None:
-                there = ids < clients
+                there = slice(np.searchsorted(ids, clients))
                 for host, new in zip(
                     jax.tree.leaves(on_host), jax.tree.leaves(states), strict=True
                 ):
                     host[ids[there]] = np.asarray(new)[there]
 
             history, writes = [], []
-            with ThreadPoolExecutor(1) as thread:
-                turn = fetch(np.full(program.sampling.scheme.capacity, clients, np.int32))
+            ring = [rows.buffers(room) for _ in range(min(BUFFERS, rounds))]
+            with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as keeper:
+                reads = collections.deque(reader.submit(read, buffers, None) for buffers in ring)
+                nobody = np.full(program.sampling.scheme.capacity, clients, np.int32)
+                turn = fetch(reads.popleft().result(), nobody)
                 after = with_states(state, turn.states)
                 for round_ in range(first, last):
-                    ids = np.asarray(turn.rows.ids)
-                    more = round_ + 1 < last
-                    following = thread.submit(fetch, ids) if more else None
                     after, metrics = work(after, turn, hparams)
                     history.append(metrics)
-                    writes.append(thread.submit(write, ids, _states(after)))
+                    ids = np.asarray(turn.cohort.rows.ids)
+                    if round_ + BUFFERS < last:
+                        used = ring[(round_ - first) % BUFFERS]
+                        reads.append(reader.submit(read, used, after))
+                    following = None
+                    if round_ + 1 < last:
+                        following = keeper.submit(fetch, reads.popleft().result(), ids)
+                    writes.append(keeper.submit(write, ids, _states(after)))
                     turn = turn if following is None else following.result()
             for written in writes:
                 written.result()  # raises what a write did
@@ -199,7 +233,9 @@ class Streamed:
 
             def fetch(ids: np.ndarray) -> tuple[Rows, PyTree]:
                 own = np.minimum(ids, clients - 1)
-                return rows.of(ids, room), jax.tree.map(lambda leaf: leaf[own], _states(state))
+                return rows.of(ids, rows.buffers(room)), jax.tree.map(
+                    lambda leaf: leaf[own], _states(state)
+                )
 
             found = []
             for fetched, states in _ahead(fetch, blocks):
@@ -222,15 +258,16 @@ def functions_of_fetched(program: Program) -> tuple[Callable[..., Any], Callable
         return dataclasses.replace(program, share=Fetched(program.num_clients, rows.ids))
 
     def work(state: SimulationState, turn: Turn, hparams: Hyperparameters):
-        part = of_fetched(turn.rows)
+        draws, place, rows = turn.cohort
+        part = of_fetched(rows)
 
         def newest(fetched, earlier):
             stays = (turn.earlier < 0).reshape(-1, *[1] * (fetched.ndim - 1))
             return jnp.where(stays, fetched, earlier[turn.earlier])
 
         state = with_states(state, jax.tree.map(newest, turn.states, _states(state)))
-        drawn = jax.tree.map(lambda leaf: leaf[turn.place], turn.draws)
-        worked = part.work(state, hparams, turn.rows, drawn)
+        drawn = jax.tree.map(lambda leaf: leaf[place], draws)
+        worked = part.work(state, hparams, rows, drawn)
         return part.settle(state, hparams, drawn, worked)
 
     def measure(state: SimulationState, hparams: Hyperparameters, rows: Rows):
