@@ -1,6 +1,7 @@
 """What the documents point to exists (links, headings, files, names), and what they show runs."""
 
 import inspect
+import json
 import pkgutil
 import re
 import shlex
@@ -39,10 +40,12 @@ _TEST_NAMES = {
 
 BUILD_ON_THE_README = {"algorithms", "audit", "privacy", "sweeps", "your-algorithm"}
 """Pages whose Python starts with what that of the README has made."""
+OF_FILES = {"data", "quickstart"}
+"""Pages whose Python reads files; see test_your_data.py, and below."""
 WITH_PYTHON = [
     document
     for document in DOCUMENTS[1:]
-    if "```python" in document.read_text() and document.stem != "data"  # see test_your_data.py
+    if "```python" in document.read_text() and document.stem not in OF_FILES
 ]
 
 
@@ -162,6 +165,18 @@ def test_the_python_of_the_readme_spends_its_epsilon_and_its_ditto_is_ditto(read
 def test_the_python_of_a_page_runs(page, readme, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_python(page, dict(readme) if page.stem in BUILD_ON_THE_README else {})
+
+
+@pytest.mark.thorough
+def test_the_python_of_the_quickstart_repeats_its_first_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs/quickstart.md"
+    (first,) = (each for each in commands(page) if re.match("fedjaxsim run .*runs/first", each))
+    assert main([*shlex.split(first)[1:], "--quiet"]) == 0
+    history = run_python(page, {})["history"]
+    recorded = json.loads((tmp_path / "runs/first/metrics.jsonl").read_text().splitlines()[-1])
+    found = history[-1].evaluation.summary()
+    assert {name: recorded[name] for name in found} == found
 
 
 @pytest.mark.thorough
