@@ -45,7 +45,8 @@ def in_words(found: Mapping[str, Any]) -> str:
         lines.append(f"labels: {len(found['labels'])} different: {', '.join(labels)}")
     if found["majority_accuracy"] is not None:
         lines.append(
-            f"accuracy of always saying the most frequent label: {found['majority_accuracy']:.3f} "
+            "test accuracy of always saying the most frequent label, mean over clients: "
+            f"{found['majority_accuracy']:.3f} "
             f"(each client its own: {found['own_majority_accuracy']:.3f})"
         )
     return "\n".join(lines)
