@@ -15,13 +15,14 @@ from fedjaxsim.cli.demo import Demo
 from fedjaxsim.cli.plan import Plan
 from fedjaxsim.cli.privacy import Privacy
 from fedjaxsim.cli.read_numbers import REGISTRY
-from fedjaxsim.cli.refusals import REFUSED, flags_refused_in_one_line, one_line
+from fedjaxsim.cli.refusals import REFUSED, flags_refused_in_one_line, one_line, refuse
 from fedjaxsim.cli.report import Report
 from fedjaxsim.cli.resume import Resume
 from fedjaxsim.cli.run import Run
 from fedjaxsim.cli.start import INTERRUPTED
 from fedjaxsim.cli.sweep import Sweep
 from fedjaxsim.cli.tune import Tune
+from fedjaxsim.runs.own_lines import own_line
 from fedjaxsim.runs.reads import different, given_flags, require_read, unread
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import combine, displaced, read_toml
@@ -109,14 +110,14 @@ def _parse(arguments: Sequence[str], defaults: RunConfig) -> Command:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The program. Bad input is one line on stderr and exit code 2.
+    """The program. Bad input, or own code that fails, is one line on stderr and exit code 2.
 
     Args:
       arguments: without the program's name; by default those of the process.
 
     Returns:
-      The exit code: 0; 1 if the reader of its output left; 2 for bad input; 3 if another process of
-      the run was lost; 130 after Ctrl-C.
+      The exit code: 0; 1 if the reader of its output left; 2 for bad input, or an error in a user's
+      own code; 3 if another process of the run was lost; 130 after Ctrl-C.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if list(arguments) == ["--version"]:
@@ -131,8 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenPipeError:  # of help
             raise
         except REFUSED as error:
-            print(f"fedjaxsim: error: {one_line(error) or type(error).__name__}", file=sys.stderr)
-            return 2
+            return refuse(error)
         for note in notes:
             print(f"fedjaxsim: warning: {one_line(note)}", file=sys.stderr)
         code = work()
@@ -145,3 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("fedjaxsim: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except Exception as error:
+        if own_line(error) is None:
+            raise
+        return refuse(error)

@@ -1,19 +1,45 @@
-"""What is wrong with a command, in one line."""
+"""What is wrong with a command, or with a user's own code that it calls, in one line."""
 
 import contextlib
 import io
+import os
 import re
 import sys
+import traceback
 from collections.abc import Iterator
+
+from fedjaxsim.runs.own_lines import own_line
 
 REFUSED = (ValueError, OSError, OverflowError, MemoryError)
 """What bad input raises: values, files that cannot be read, and numbers or sizes too large."""
 
+_WHOLE = "JAX_TRACEBACK_FILTERING"
+"""JAX's variable: `off` shows all frames of a traceback, there and here."""
 _RULE = re.compile(r"\s*[-─]{3,}\s*")
 _PARSING = re.compile(r"^Error parsing --(\S+): must")
 """How the parser begins what a rule says about a flag."""
 _HELP = 8
 """Columns by which the parser indents the help of an option that it names."""
+
+
+def refuse(error: Exception) -> int:
+    """Says what is wrong, and gives the exit code of bad input.
+
+    Of an error in a user's own code the line says where; all of the traceback follows if JAX's
+    variable for that is `off`.
+    """
+    said, line, kind = one_line(error), own_line(error), type(error).__name__
+    if line is not None:
+        said = f"your code fails at {line}: {kind}{said and f': {said}'}"
+    elif error.__cause__ is not None and (line := own_line(error.__cause__)) and line not in said:
+        said += f" (at {line})"
+    whole = os.environ.get(_WHOLE) == "off"
+    if line is not None and not whole:
+        said = f"{said.removesuffix('.')}; {_WHOLE}=off shows the whole traceback"
+    print(f"fedjaxsim: error: {said or kind}", file=sys.stderr)
+    if line is not None and whole:
+        traceback.print_exception(error)
+    return 2
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedjaxsim.engine.checks import check_arguments
+from fedjaxsim.runs.own_lines import own_line, remember
 
 
 def make_own(setting: str, path: str, kind: type, **arguments: Any) -> Any:
@@ -37,6 +38,7 @@ def make_own(setting: str, path: str, kind: type, **arguments: Any) -> Any:
 
 def _find(name: str, path: str) -> Callable[..., Any]:
     module_name, _, function = path.partition(":")
+    remember(module_name)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -64,6 +66,5 @@ def _calling(name: str, function: Callable[[], Any]) -> Any:
         return function()
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        raise ValueError(
-            f"{name} fails at {last.filename}:{last.lineno}: {type(error).__name__}: {error}"
-        ) from error
+        place = own_line(error) or f"{last.filename}:{last.lineno}"
+        raise ValueError(f"{name} fails at {place}: {type(error).__name__}: {error}") from error

@@ -16,7 +16,7 @@ from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import read_toml
 
 CODE = """
-import fedjaxsim as fjs
+import fedjaxsim as fjs; import jax
 
 def algorithm(task):
     return fjs.fedprox(task)
@@ -34,6 +34,31 @@ def broken(task):
     return {}["key"]
 
 number = 3
+
+def typo(task):
+    def client(w, v, data, hparams, context):
+        def step(w, batch):
+            return jax.grad(tsk.loss)(w, batch)
+        return v, data.fold(step, w), {}
+    return fjs.fedprox(task)._replace(client=client)
+
+def misused(task):
+    def predict(w, v, hparams, client_id):
+        return jax.grad(task.loss)(w, 3)
+    return fjs.fedprox(task)._replace(predict=predict)
+
+def asserts(task):
+    def init(key, hparams):
+        assert task is None
+    return fjs.fedprox(task)._replace(init=init)
+
+def serves(task):
+    def server(w, release, hparams, round_):
+        return release.x
+    return fjs.fedprox(task)._replace(server=server)
+
+def factory_of_ours(task):
+    return fjs.pmtl(task, message="other")
 """
 OWN: Any = {"algorithm": "mycode:algorithm", "model": "mycode:model"}
 
@@ -82,6 +107,21 @@ def test_files_and_sweeps_name_them_too(tmp_path):
         ("--algorithm mycode:two", r"must take \(task\), but takes \(task, other\)"),
         ("--algorithm mycode:seven", "mycode:seven must return Algorithm, got int"),
         ("--algorithm mycode:broken", "fails at .*mycode.py:17: KeyError: 'key'"),
+        (
+            "--algorithm mycode:factory_of_ours",
+            "mycode:factory_of_ours fails at .*mycode.py:44: ValueError: message must be 'update'",
+        ),
+        (
+            "--algorithm mycode:typo",
+            r"error: your code fails at /.*/mycode.py:24: NameError: name 'tsk' is not defined; "
+            "JAX_TRACEBACK_FILTERING=off shows the whole traceback$",
+        ),
+        ("--algorithm mycode:misused", "your code fails at .*/mycode.py:30: AttributeError: 'int'"),
+        ("--algorithm mycode:asserts", "your code fails at .*/mycode.py:35: AssertionError; JAX"),
+        (
+            "--algorithm mycode:serves",
+            r"server fails on the release.*: 'dict' object .* \(at .*/mycode.py:40\); JAX_TRACE",
+        ),
         ("--model mycode:algorithm", r"must take \(shape, outputs\), but takes \(task\)"),
         ("--algorithm mycode:algorithm --averaged", "averaged has no effect with algorithm of"),
     ],
@@ -92,6 +132,24 @@ def test_what_is_wrong_with_them_is_one_line(flags, message, tmp_path, capsys):
     assert error.count("\n") == 1
     assert re.search(message, error), error
     assert not (tmp_path / "out").exists()
+
+
+def test_all_of_the_traceback_is_shown_on_demand(monkeypatch, capsys):
+    monkeypatch.setenv("JAX_TRACEBACK_FILTERING", "off")
+    assert main(["run", "--clients", "6", "--algorithm", "mycode:typo"]) == 2
+    first, second, *others = capsys.readouterr().err.splitlines()
+    assert first.endswith("mycode.py:24: NameError: name 'tsk' is not defined")
+    assert second == "Traceback (most recent call last):"
+    assert sum("simulation.py" in line for line in others) > 0
+
+
+def test_our_own_errors_are_no_errors_of_the_user(monkeypatch):
+    def broken(*_):
+        raise KeyError("ours")
+
+    monkeypatch.setattr("fedjaxsim.runs.feasible.check_start", broken)
+    with pytest.raises(KeyError, match="ours"):
+        main(["run", "--clients", "6", "--algorithm", "mycode:algorithm"])
 
 
 def test_the_algorithm_of_the_readme_runs_and_resumes(tmp_path):

@@ -6,9 +6,10 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
-from fedjaxsim.cli.refusals import REFUSED, one_line
+from fedjaxsim.cli.refusals import REFUSED, one_line, refuse
 from fedjaxsim.cli.start import INTERRUPTED, Machines
 from fedjaxsim.engine import devices, processes
+from fedjaxsim.runs.own_lines import own_line
 
 Result = TypeVar("Result")
 
@@ -65,6 +66,8 @@ def _or_leave(function: Callable[[], Result], passing: tuple[type[Exception], ..
         if isinstance(error, KeyboardInterrupt):
             _say("interrupted")
             processes.leave(INTERRUPTED)
+        if isinstance(error, Exception) and own_line(error) is not None:
+            processes.leave(refuse(error))
         traceback.print_exc()
         processes.leave(1)
 
