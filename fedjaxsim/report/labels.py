@@ -55,7 +55,9 @@ def value_label(key: str, value: Any) -> str:
 def combination_label(keys: Sequence[str], values: Combination) -> str:
     """Values with their keys, without those that are not set; a word needs no key."""
     parts = [
-        value if isinstance(value, str) else f"{key_label(key)} = {value_label(key, value)}"
+        _titled(value)
+        if isinstance(value, str)
+        else f"{key_label(key)} = {value_label(key, value)}"
         for key, value in zip(keys, values, strict=True)
         if value is not None
     ]
@@ -94,11 +96,15 @@ def line_styles(
             # The ends of the map are too faint on white and on the black of what is best.
             rank = alike.index(values) / (len(alike) - 1)
             colour = mpl.colormaps["viridis"](0.2 + 0.72 * rank)
-        label = (
-            value_label(keys[0], values[0]) if len(keys) == 1 else combination_label(keys, values)
-        )
+        alone = len(keys) == 1 and not isinstance(values[0], str)
+        label = value_label(keys[0], values[0]) if alone else combination_label(keys, values)
         styles[values] = LineStyle(label, colour, dashes)
     return styles
+
+
+def _titled(word: str) -> str:
+    """A system by its name for people."""
+    return SYSTEMS[word].title if word in SYSTEMS else word
 
 
 def _text(value: Any) -> str:

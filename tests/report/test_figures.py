@@ -225,7 +225,7 @@ def test_what_releases_nothing_is_a_level_line_or_stands_with_the_others():
     figure = trade_off_figure(table, noise=["noise_multiplier"], family=["algorithm"], title="t")
     [axes] = figure.axes
     lines = {line.get_label(): line for line in axes.get_lines()}
-    assert set(ys(lines["local"])) == {0.5}
+    assert set(ys(lines["Local"])) == {0.5}
     assert xs(lines["still"]) == [3.0]
     assert ys(lines["best of all"]) == [0.5, 0.6]
 
@@ -294,6 +294,7 @@ def test_words_have_dashes_numbers_have_colours():
     assert styles["a", 0.1].colour == styles["b", 0.1].colour != styles["a", 0.2].colour
     # A system has its own colour, whatever it is beside.
     alone = line_styles(["algorithm"], [("pmtl",)])["pmtl",]
+    assert alone.label == "PMTL"
     beside = line_styles(["algorithm"], [("fedavg",), ("pmtl",)])
     assert alone.colour == beside["pmtl",].colour != beside["fedavg",].colour
     assert combination_label(["noise_multiplier", "target_epsilon"], (None, math.inf)) == (
