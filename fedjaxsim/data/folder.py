@@ -50,8 +50,8 @@ def save_folder(path: str | os.PathLike[str], population: Population) -> None:
     if not np.array_equal(population.names, np.arange(population.num_clients)):
         columns["names"] = population.names
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.mkdir(parents=True)
     try:
+        partial.mkdir(parents=True)
         about: dict[str, Any] = {
             "version": _VERSION,
             "clients": population.num_clients,
@@ -71,7 +71,7 @@ def save_folder(path: str | os.PathLike[str], population: Population) -> None:
         (partial / _ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
         partial.rename(path)
     except BaseException:
-        shutil.rmtree(partial)
+        shutil.rmtree(partial, ignore_errors=True)
         raise
 
 

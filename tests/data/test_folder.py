@@ -1,6 +1,8 @@
 import dataclasses
 import hashlib
 import json
+import os
+import pathlib
 import resource
 
 import jax
@@ -206,11 +208,15 @@ def test_a_damaged_header_counts_as_content(tmp_path):
         check_folder(tmp_path / "a")
 
 
-def test_what_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
-    def interrupted(*_):
+@pytest.mark.parametrize("place", ["Path.mkdir", "os.fsync", "Path.write_text"])
+def test_what_is_interrupted_leaves_nothing(tmp_path, monkeypatch, place):
+    done = getattr(pathlib.Path if place.startswith("Path") else os, place.split(".")[1])
+
+    def interrupted(*args, **options):
+        done(*args, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedjaxsim.data.folder.os.fsync", interrupted)
+    monkeypatch.setattr(f"fedjaxsim.data.folder.{place}", interrupted)
     with pytest.raises(KeyboardInterrupt):
         save_folder(tmp_path / "a", a_population())
     assert not list(tmp_path.iterdir())
