@@ -65,6 +65,8 @@ class Data:
                 print_json(found)
             else:
                 print(in_words(found))
+                if self.what == "convert":
+                    print(f"written to {self.out}, for --data folder:{self.out}")
             if picture is not None:
                 plots.save(population_figure(population), picture)
             return 0

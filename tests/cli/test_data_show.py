@@ -58,9 +58,10 @@ def test_a_folder_is_checked(tmp_path, capsys):
     folder = tmp_path / "digits"
     flags = ["--clients", "5", "--partition", "iid"]
     assert main(["data", "convert", *flags, "--out", str(folder)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"written to {folder}, for --data folder:{folder}"
     size = sum(file.stat().st_size for file in folder.glob("*.npy"))
     check = ["data", "check", "--data", f"folder:{folder}"]
-    capsys.readouterr()
     assert main(check) == 0
     assert capsys.readouterr().out == f"{folder} holds what was written: {size:,} bytes\n"
     assert main([*check, "--json"]) == 0
