@@ -39,7 +39,7 @@ _LARGEST = {
 }
 """The largest whole numbers: what is counted over a run fits into int32."""
 _DIGITS = 100
-"""Whole numbers with exponents have fewer digits: no setting takes more."""
+"""Of whole numbers with exponents, at most: no setting takes more."""
 PREPROCESS = ("drop-constant", "invert", "unit-rows")
 OF_TOKENS = ("gru", "transformer")
 """The models of text; all others take integers for numbers."""
@@ -134,7 +134,9 @@ def whole(text: str) -> int:
         return int(text)
     with contextlib.suppress(decimal.InvalidOperation):
         found = decimal.Decimal(text)
-        if found.is_finite() and found.adjusted() < _DIGITS and found == found.to_integral_value():
+        if found.is_finite() and found == found.to_integral_value():
+            if found.adjusted() >= _DIGITS:
+                raise ValueError(f"must have at most {_DIGITS} digits, got {text!r}")
             return int(found)
     raise ValueError(f"must be a whole number, as 1000000 or 1e6, got {text!r}")
 
