@@ -172,7 +172,10 @@ def test_the_fingerprint_follows_what_results_depend_on():
         ("[sweep]\nlamb = [1]", r"\[sweep\]: unknown key 'lamb' \(did you mean 'lam'\?\)"),
         ("memori = 1\n[sweep]\nlam = 1", r"unknown key 'memori' \(did you mean 'memory'\?\)"),
         ("[sweep]\nlam = []", r"lam in \[sweep\] must list at least one value"),
-        ("[sweep]\nseed = [0, 1.5]", r"value 2 of seed in \[sweep\] must be a whole number, got 1.5"),
+        (
+            "[sweep]\nseed = [0, 1.5]",
+            r"value 2 of seed in \[sweep\] must be a whole number, got 1.5",
+        ),
         (
             "[[sweep]]\nlam = 1\n[[sweep]]\nlam = [1, 'x']",
             r"value 2 of lam in \[\[sweep\]\] number 2 must be a number, got 'x'",
