@@ -46,7 +46,7 @@ def save_folder(path: str | os.PathLike[str], population: Population) -> None:
     if path.exists():
         raise FileExistsError(f"{path} exists already")
     index, counts = in_order(population.splits)
-    columns = {"counts": counts}
+    columns = {"counts": np.ascontiguousarray(counts)}
     if not np.array_equal(population.names, np.arange(population.num_clients)):
         columns["names"] = population.names
     partial = path.with_name(f".{path.name}.{os.getpid()}")

@@ -4,6 +4,7 @@ Axes: m clients, N rows of all clients together, n rows of one client, d feature
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -247,12 +248,10 @@ class Population:
             counts: how many each client has in each split, (m', 3).
             clients: the indices of these clients, (m',); by default they are all.
         """
-        return dataclasses.replace(
-            self,
-            fields={field: taken(values, index) for field, values in self.fields.items()},
-            splits=consecutive(*np.transpose(counts)),
-            names=self.names[clients],
-        )
+        # Before the fields, which take most: what is needed on the way there is given back.
+        splits = consecutive(*np.transpose(counts))
+        fields = {field: taken(values, index) for field, values in self.fields.items()}
+        return dataclasses.replace(self, fields=fields, splits=splits, names=self.names[clients])
 
     def of_clients(self, clients: np.ndarray) -> Self:
         """A population of some clients, (m',) indices, with their names and splits."""
@@ -281,7 +280,7 @@ def consecutive(train: Any, validation: Any, test: Any) -> dict[str, Ranges]:
     np.cumsum(ends, out=ends)
     if ends[-1] > MOST_ROWS:
         raise ValueError(f"a population holds at most {MOST_ROWS} rows, got {ends[-1]}")
-    counts = [np.asarray(count).astype(np.int32) for count in given]
+    counts = [shareable(np.asarray(count, np.int32)) for count in given]
     start = ends.astype(np.int32)
     for count in counts:
         start -= count
@@ -301,7 +300,9 @@ def in_order(parts: Mapping[str, Ranges]) -> tuple[np.ndarray, np.ndarray]:
     Returns:
         The rows, (N,) int32, and how many each client has in each split, (m, 3).
     """
-    counts = np.stack([parts[name].count for name in SPLITS], axis=1)
+    counts = np.stack([parts[name].count for name in SPLITS])
+    counts.flags.writeable = False  # `consecutive` then takes them as they are
+    counts = counts.T
     rows = int(counts.sum(dtype=np.int64))
     if _are_consecutive(parts, rows):
         return np.arange(rows, dtype=np.int32), counts
@@ -343,6 +344,13 @@ def split(
             )
     if validation == test == 0:
         return population
+    return population.of_rows(*_divided(population, validation, test, seed))
+
+
+def _divided(
+    population: Population, validation: float, test: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of a population that is split, and how many each client has, as of `in_order`."""
     parts, n = dict(population.splits), population.splits["train"].count
     start = parts["train"].start
     left, validations, tests = numbers_of_rows(n, validation, test)
@@ -353,7 +361,7 @@ def split(
         parts["test"] = Ranges(start + left + validations, tests)
     index, counts = in_order(parts)
     shuffled = _shuffled(population.splits["train"], population.num_rows, seed)
-    return population.of_rows(shuffled[index], counts)
+    return shuffled[index], counts
 
 
 def numbers_of_rows(
@@ -470,8 +478,13 @@ def _are_consecutive(splits: Mapping[str, Ranges], rows: int) -> bool:
         return False
     if sum(int(ranges.count.sum(dtype=np.int64)) for ranges in splits.values()) != rows:
         return False
-    for name, expected in consecutive(*(splits[s].count for s in SPLITS)).items():
-        if np.any((expected.start != splits[name].start) & (expected.count > 0)):
+    # Where each split of a client begins, one split after another, in one array.
+    begin = functools.reduce(np.add, (splits[name].count for name in SPLITS))
+    np.cumsum(begin, out=begin)
+    for name in reversed(SPLITS):
+        count = splits[name].count
+        begin -= count
+        if np.any((begin != splits[name].start) & (count > 0)):
             return False
     return True
 
