@@ -45,7 +45,7 @@ def numpy_round(rng, x, y, own, w_tilde) -> None:
 
 def one_process(clients: int, repeats: int) -> dict[str, float]:
     """Seconds of a round in either form."""
-    rounds = max(1, 5000 // clients)
+    rounds = max(10, 5000 // clients)
     load = dense(
         "pmtl", (PIXELS, CLASSES), clients=clients, rows=(ROWS, 0), rounds=rounds, batch=BATCH
     )

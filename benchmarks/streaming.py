@@ -77,7 +77,7 @@ def simulation_of(
 def first_round(m: int, d: int = 32, rows: int = 2) -> dict[str, Any]:
     """Seconds of each step from arrays on, and the largest anonymous memory until the first round.
 
-    Memory is that above an idle process. Nobody else holds the arrays, and nobody can write to them.
+    Memory is above an idle process. Nobody else holds the arrays, and nobody can write to them.
     """
     idle = anonymous()
     whole = rows_of(0, m * rows, d)

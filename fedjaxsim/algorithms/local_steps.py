@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 from fedjaxsim.algorithm import LocalOptimizer
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.data.minibatches import Batch, ClientData
+from fedjaxsim.fast import turned
 from fedjaxsim.fast.linear_steps import linear_update, pays
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.task import Task, value_and_gradient
@@ -57,10 +58,15 @@ def local_steps(
       each taken before its step, (); 0 where the client's data are used up.
     """
     optimizer = (local_optimizer or optimizers.local())(hparams, round_)
+    plain = task.linear is not None and local_optimizer is None and penalty is None
+    own = turned.which(params) if plain and data.turns else ()
+    params = turned.turn(params, own)
+    pull = pull and Pull(pull.strength, turned.turn(pull.centre, own))
 
     def step(carry, batch):
         params, state, total = carry
-        value, grads = value_and_gradient(task, params, batch)
+        value, grads = value_and_gradient(task, turned.turn(params, own), batch)
+        grads = turned.turn(grads, own)
         if pull is not None:
             strength, centre = pull
             grads = jax.tree.map(lambda g, v, c: g + strength * (v - c), grads, params, centre)
@@ -71,7 +77,7 @@ def local_steps(
 
     start = (params, optimizer.init(params), jnp.zeros(()))
     params, _, total = data.fold(step, start)
-    return params, total / jnp.maximum(data.num_steps(), 1)
+    return turned.turn(params, own), total / jnp.maximum(data.num_steps(), 1)
 
 
 def local_update(

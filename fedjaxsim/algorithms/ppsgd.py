@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms.layers import Selection, merge, split
 from fedjaxsim.data.minibatches import ClientData, Minibatches
+from fedjaxsim.fast import turned
 from fedjaxsim.hparams import Hyperparameters, on_host
 from fedjaxsim.models.task import Task, value_and_gradient
 
@@ -313,11 +314,13 @@ def _gradient(
             position = count + jnp.arange(batch.weight.shape[0])
             batch = batch._replace(weight=jnp.where(position < size, batch.weight, 0))
         value, more = value_and_gradient(task, params, batch, jnp.sum(batch.weight))
-        gradient = jax.tree.map(jnp.add, gradient, more)
+        gradient = jax.tree.map(jnp.add, gradient, turned.turn(more, lying))
         return gradient, total + value, count + jnp.sum(batch.weight)
 
-    start = (jax.tree.map(jnp.zeros_like, params), jnp.zeros(()), jnp.zeros(()))
-    gradient, total, count = data.fold(add, start)
+    lying = turned.which(params) if task.linear is not None and data.turns else ()
+    zero = turned.turn(jax.tree.map(jnp.zeros_like, params), lying)
+    gradient, total, count = data.fold(add, (zero, jnp.zeros(()), jnp.zeros(())))
+    gradient = turned.turn(gradient, lying)
     examples = jnp.maximum(count, 1.0)
     if objective.sizes is None:
         gradient = jax.tree.map(lambda g: g / examples.astype(g.dtype), gradient)

@@ -45,7 +45,7 @@ class Batch(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How a client's rows are read, as suits the machine; no result changes beyond rounding.
+    """How a client works on its rows, as suits the machine; no result changes beyond rounding.
 
     Attributes:
       pass_size: rows in a batch of an exact pass.
@@ -53,11 +53,13 @@ class Reading(NamedTuple):
         static bound, so that reverse mode applies to them.
       cuts_halves: whether a batch of which at most half is filled is computed as one of half the
         size. It pays where clients run one after another: mapped together, both would be computed.
+      turns: whether a linear model takes its steps turned, see `fast/turned.py`.
     """
 
     pass_size: int = 16
     most_rows: int | None = None
     cuts_halves: bool = False
+    turns: bool = False
 
 
 _PLAINLY = Reading()
@@ -135,7 +137,7 @@ def permuted(key: jax.Array, position: jax.Array, count: jax.Array) -> jax.Array
 class ClientData:
     """One client's view of its own rows in one split.
 
-    It offers `fold`, `full_pass`, `num_steps()`, `count`, `generates`, `minibatches` and
+    It offers `fold`, `full_pass`, `num_steps()`, `count`, `generates`, `turns`, `minibatches` and
     `batch_shapes`, and nothing by which a client could read the rows of another. It is no pytree,
     as its leaves would be everybody's rows: a function that is mapped or checkpointed closes over
     it.
@@ -174,8 +176,13 @@ class ClientData:
                 )
             raise AttributeError(
                 f"a client's data have no {name!r}; they offer fold, full_pass, num_steps(), "
-                "count, generates, minibatches and batch_shapes"
+                "count, generates, turns, minibatches and batch_shapes"
             )
+
+    @property
+    def turns(self) -> bool:
+        """Whether a linear model takes its steps turned, see `fast/turned.py`."""
+        return self._reading.turns
 
     @property
     def generates(self) -> bool:

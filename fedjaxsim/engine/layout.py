@@ -9,6 +9,7 @@ from jax.extend.core import jaxprs_in_params
 from fedjaxsim.data.minibatches import Reading
 from fedjaxsim.fast import products
 from fedjaxsim.fast.products import Product
+from fedjaxsim.fast.turned import Turned, which
 
 PyTree = Any
 ChunkMap = Literal["scan", "vmap"]
@@ -52,6 +53,8 @@ class Layout:
         the end with batches of padding alone. Of unlike lengths, they copy what they carry in every
         step, to keep it for those who have come to their end. Never in training: how many rows the
         others have is none of a client's business.
+      turns: whether linear models are worked on turned, see `fast/turned.py`.
+      turned: which leaves of the clients' states lie turned in the store.
       memory: bytes of an accelerator's memory, where the size of chunks follows from it; None where
         it does not, as on a CPU. Until the shapes of the work are known it is `chunk_size`.
       most: clients in a chunk that follows from memory, at most.
@@ -65,6 +68,8 @@ class Layout:
     rematerialize: bool = False
     most_rows: int | None = None
     in_step: bool = False
+    turns: bool = False
+    turned: Turned = ()
     memory: int | None = None
     most: int = MOST_AT_ONCE
 
@@ -78,6 +83,22 @@ class Layout:
     def scans(self) -> bool:
         """Whether the clients of a chunk run one after another."""
         return self.chunk_map == "scan"
+
+    def turned_for(self, personal: PyTree, updates: float) -> Turned:
+        """Which leaves of the clients' states are to lie turned in the store for some rounds.
+
+        None, (), where turning takes longer than it saves: all states are turned at the begin and
+        at the end, which takes as long as two updates of each of them save.
+
+        Args:
+          personal: the states of all clients.
+          updates: how often a client takes part in these rounds, at most.
+        """
+        if not self.turns or self.together == 1 or self.rematerialize or updates < 3:
+            return ()
+        return which(
+            jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), personal)
+        )
 
     def group(self, size: int) -> int:
         """How many clients of a chunk of so many run as one batch: a divisor of its size."""
@@ -100,7 +121,7 @@ class Layout:
         """How a client reads its rows, exact passes in batches of so many."""
         # Reverse mode would keep what both branches need.
         cuts = self.scans and self.together == 1 and self.most_rows is None
-        return Reading(pass_size, self.most_rows, cuts)
+        return Reading(pass_size, self.most_rows, cuts, self.turns and not self.rematerialize)
 
     def batched(self, size: int = _IN_BATCH) -> "Layout":
         """The same with chunks of so many clients, each one batch."""
@@ -154,7 +175,7 @@ class Layout:
             return self.limited()
         fitting = max(2, int(CACHE // max(1.0, row_bytes)))
         return dataclasses.replace(
-            self, chunk_size=min(self.chunk_size, fitting), together=1, chosen=True
+            self, chunk_size=min(self.chunk_size, fitting), together=1, chosen=True, turns=False
         )
 
 
@@ -193,7 +214,8 @@ def default_layout(
     if chunk_size is None:
         chunk_size = _IN_SCAN if chunk_map == "scan" else _IN_BATCH
     memory = device_memory() if follows else None
-    return Layout(chunk_size, chunk_map, together, chosen, linear, memory=memory)
+    turns = linear and on_cpu
+    return Layout(chunk_size, chunk_map, together, chosen, linear, turns=turns, memory=memory)
 
 
 def at_once(free: int, client: int, places: int, most: int = MOST_AT_ONCE) -> int:

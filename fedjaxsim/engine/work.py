@@ -18,7 +18,7 @@ from fedjaxsim.algorithm import Algorithm, Context, Metrics
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.layout import Layout, bytes_of, bytes_of_work
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.fast import products, threefry
+from fedjaxsim.fast import products, threefry, turned
 from fedjaxsim.fast.in_place import put, take
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism
@@ -115,12 +115,21 @@ def work(
       filled: static; whether every place of the cohort is filled.
     """
     client = client_of(algorithm, minibatches, num_clients, layout)
+    own = layout.turned
+    # Of what clients are told, matrices are turned once for all of them.
+    of_shared = turned.which(told.shared) if any(own) else ()
+    lying = jax.lax.optimization_barrier(turned.turn(told.shared, of_shared))
 
     def one(row, client_id):
-        return client(told, rows, row, client_id)
+        given = told._replace(shared=turned.turn(lying, of_shared))
+        row = row._replace(personal=turned.turn(row.personal, own))
+        row, message, metrics = client(given, rows, row, client_id)
+        return row._replace(personal=turned.turn(row.personal, own)), message, metrics
 
     row = _row_of(store)
     _, message, metrics = jax.eval_shape(one, row, _ID)
+    sums_turned = any(own) and not mechanism.adds_chunks  # which multiplies messages as they come
+    of_message = turned.which(message) if sums_turned else ()
     zero_metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), metrics)
     layout = layout.for_messages(message)
     rematerialize = layout.rematerialize
@@ -137,9 +146,12 @@ def work(
     piece = full and group < size
 
     def add(accumulator, messages, mask, ids):
-        return mechanism.add(
-            accumulator, Messages(messages), mask, ids, told.mechanism, told.hparams
-        )
+        # The barrier keeps the compiler from making the messages first and turning them then.
+        messages = jax.lax.optimization_barrier(turned.turn(messages, of_message))
+        messages = Messages(messages, of_message)
+        accumulator = turned.turn(accumulator, of_sums)
+        added = mechanism.add(accumulator, messages, mask, ids, told.mechanism, told.hparams)
+        return turned.turn(added, of_sums)
 
     def run_chunk(operands):
         (store, accumulator, totals), (slots, ids, mask) = operands
@@ -158,10 +170,12 @@ def work(
             places.mask[0], run_chunk, lambda operands: operands[0], (carry, places)
         ), None
 
-    start = (store, mechanism.zero(products.shapes(message)), zero_metrics)
+    zero = mechanism.zero(products.shapes(message))
+    of_sums = turned.which(zero) if sums_turned else ()
+    start = (store, turned.turn(zero, of_sums), zero_metrics)
     chunks = _chunks(places, jax.tree.leaves(store), size)
     (store, accumulator, totals), _ = jax.lax.scan(body, start, chunks)
-    return Worked(store, accumulator, totals)
+    return Worked(store, turned.turn(accumulator, of_sums), totals)
 
 
 def client_of(

@@ -83,16 +83,21 @@ def test_groups_have_the_derivatives_of_clients_one_after_another(mode):
 
 @THOROUGH
 @pytest.mark.usefixtures("fully_optimized")
-@pytest.mark.parametrize("layout", [{}, {"chunk_map": "scan"}])
-def test_a_round_of_everyone_copies_no_states(layout):
+@pytest.mark.parametrize(
+    ("layout", "rounds"), [({}, 2), ({"chunk_map": "scan"}, 2), ({}, 4)], ids=str
+)
+def test_rounds_of_everyone_copy_no_states(layout, rounds):
     # A piece that several uses read, one of which writes it back, would take two copies of all.
     population, task = classification(ROWS * 10, 400)
     sim = simulation_of("pmtl", task, population, everyone(150), Minibatches(3, steps=2), **layout)
     hparams = HPARAMS.as_arrays()
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
-    several = functools.partial(sim.program.rounds, rounds=2)
+    several = functools.partial(sim.program.rounds, rounds=rounds)
     compiled = jax.jit(several, donate_argnums=0).lower(state, hparams, sim.rows["train"])
     text = compiled.compile().as_text()
     assert text
-    assert re.search(r"f32\[150,400,3\]\S* (fusion|while)\(", text)
-    assert not re.search(r"f32\[150,400,3\]\S* copy\(", text)
+    # In four rounds the states lie turned, as which one client's are one row.
+    states = r"f32\[150,(400,3|3,400|1200)\]"
+    assert re.search(states + r"\S* (fusion|while)\(", text)
+    assert not re.search(states + r"\S* (copy|transpose)\(", text)
+    assert ("f32[150,3,400]" in text) == (rounds == 4)
