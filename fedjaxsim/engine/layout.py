@@ -8,7 +8,6 @@ from jax.extend.core import jaxprs_in_params
 
 from fedjaxsim.data.minibatches import Reading
 from fedjaxsim.fast import products
-from fedjaxsim.fast.products import Product
 from fedjaxsim.fast.turned import Turned, which
 
 PyTree = Any
@@ -133,8 +132,7 @@ class Layout:
         Products are summed by one matrix product a chunk, so on a CPU, too, clients run as one
         batch, as many as have their messages in a core's cache.
         """
-        send_products = any(isinstance(leaf, Product) for leaf in products.leaves(message))
-        if self.chosen or not send_products or jax.default_backend() != "cpu":
+        if self.chosen or not products.any_of(message) or jax.default_backend() != "cpu":
             return self
         return self.batched(CACHE // bytes_of(message))
 

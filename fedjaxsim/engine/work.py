@@ -118,7 +118,7 @@ def work(
     own = layout.turned
     # Of what clients are told, matrices are turned once for all of them.
     of_shared = turned.which(told.shared) if any(own) else ()
-    lying = jax.lax.optimization_barrier(turned.turn(told.shared, of_shared))
+    lying = turned.made_turned(told.shared, of_shared)
 
     def one(row, client_id):
         given = told._replace(shared=turned.turn(lying, of_shared))
@@ -128,7 +128,8 @@ def work(
 
     row = _row_of(store)
     _, message, metrics = jax.eval_shape(one, row, _ID)
-    sums_turned = any(own) and not mechanism.adds_chunks  # which multiplies messages as they come
+    # Products, of messages or in the mechanism, are of matrices as they are.
+    sums_turned = any(own) and not mechanism.adds_chunks and not products.any_of(message)
     of_message = turned.which(message) if sums_turned else ()
     zero_metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), metrics)
     layout = layout.for_messages(message)
@@ -146,9 +147,7 @@ def work(
     piece = full and group < size
 
     def add(accumulator, messages, mask, ids):
-        # The barrier keeps the compiler from making the messages first and turning them then.
-        messages = jax.lax.optimization_barrier(turned.turn(messages, of_message))
-        messages = Messages(messages, of_message)
+        messages = Messages(turned.made_turned(messages, of_message), of_message)
         accumulator = turned.turn(accumulator, of_sums)
         added = mechanism.add(accumulator, messages, mask, ids, told.mechanism, told.hparams)
         return turned.turn(added, of_sums)

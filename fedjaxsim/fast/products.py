@@ -104,6 +104,11 @@ def leaves(message: PyTree) -> list[Any]:
     return jax.tree.leaves(message, is_leaf=is_product)
 
 
+def any_of(message: PyTree) -> bool:
+    """Whether a message has a product among its leaves."""
+    return any(isinstance(leaf, Product) for leaf in leaves(message))
+
+
 def tree_map(function: Callable[[Any], Any], message: PyTree) -> PyTree:
     """Maps over the leaves of a message: arrays and products."""
     return jax.tree.map(function, message, is_leaf=is_product)

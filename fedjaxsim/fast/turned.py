@@ -38,6 +38,11 @@ def turn(tree: PyTree, turned: Turned) -> PyTree:
     return _where(tree, turned, lambda leaf: leaf.swapaxes(-1, -2))
 
 
+def made_turned(tree: PyTree, turned: Turned) -> PyTree:
+    """The same, and the compiler makes what is turned so, instead of turning what is made."""
+    return jax.lax.optimization_barrier(turn(tree, turned)) if any(turned) else tree
+
+
 def turn_in_place(tree: PyTree, turned: Turned) -> PyTree:
     """The same for the states of many clients, leaves (s, ...), in the memory where they lie."""
     return _where(tree, turned, _in_place)
