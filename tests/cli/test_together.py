@@ -77,6 +77,22 @@ def test_a_coordinator_that_nobody_finds_is_one_line(capsys, monkeypatch):
             assert line.startswith(f"fedjaxsim: error: no coordinator at {host}: ")
 
 
+@THOROUGH
+def test_own_code_that_fails_ends_every_process_with_its_line(tmp_path, monkeypatch):
+    (tmp_path / "theirs.py").write_text(
+        "import fedjaxsim as fjs\n"
+        "def typo(task):\n"
+        "    return fjs.fedavg(task)._replace(predict=lambda w, v, hparams, client_id: absent)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    codes, _, errors = ends(start_commands(*[[*RUN, "--algorithm", "theirs:typo"]] * 2))
+    assert codes == [2, 2]
+    for each in errors:
+        assert each.splitlines()[-1].startswith("fedjaxsim: error: your code fails at ")
+        assert f"{tmp_path}/theirs.py:3: NameError: name 'absent' is not defined" in each
+        assert "Traceback" not in each
+
+
 def test_processes_that_disagree_do_not_start(tmp_path):
     out = ["--out", str(tmp_path / "out")]
     codes, _, errors = ends(start_commands([*RUN, *out], [*RUN, *out, "--lam", "0.5"]))
