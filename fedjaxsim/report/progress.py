@@ -30,6 +30,14 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 
 
+def bytes_text(count: float | None) -> str:
+    """A number of bytes for people, in powers of 1000."""
+    if count is None:
+        return "–"
+    power = min(5, int(math.log10(count) // 3)) if count >= 1 else 0
+    return f"{number(count / 1000**power)} {('B', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}"
+
+
 def _decimals(value: float | None) -> str:
     """A metric in a table: three decimals, so that points align."""
     return "–" if value is None else f"{value:.3f}"

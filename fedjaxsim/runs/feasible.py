@@ -8,6 +8,7 @@ import numpy as np
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import bytes_of
 from fedjaxsim.privacy.guarantee import spent
+from fedjaxsim.report.progress import bytes_text
 from fedjaxsim.runs.memory import this_machine
 from fedjaxsim.runs.settings import MODELS, OF_TOKENS, RunConfig
 
@@ -110,6 +111,6 @@ def check_start(experiment: "Experiment") -> None:
 def _check_memory(needed: int, available: int, what: str, remedy: str) -> None:
     if needed > available:
         raise ValueError(
-            f"the {what} need {needed / 1e9:.3g} GB of memory, and there are "
-            f"{available / 1e9:.3g} GB: {remedy} must be smaller"
+            f"the {what} need {bytes_text(needed)} of memory, and there are "
+            f"{bytes_text(available)}: {remedy} must be smaller"
         )

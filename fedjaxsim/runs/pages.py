@@ -25,7 +25,7 @@ from fedjaxsim.report.html import (
     table,
     verbatim,
 )
-from fedjaxsim.report.progress import number, runs_table
+from fedjaxsim.report.progress import bytes_text, number, runs_table
 from fedjaxsim.runs.directory import CONFIG, CURVES, RunDirectory, named
 from fedjaxsim.runs.reads import unread
 from fedjaxsim.runs.settings import RunConfig
@@ -255,14 +255,6 @@ def _worst(clients: Sequence[Mapping[str, str]], column: str) -> Element:
 
 
 # --- costs ----------------------------------------------------------------------------------------
-
-
-def bytes_text(count: float | None) -> str:
-    """A number of bytes for people, in powers of 1000."""
-    if count is None:
-        return "–"
-    power = min(4, int(math.log10(count) // 3)) if count >= 1 else 0
-    return f"{number(count / 1000**power)} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
 def seconds_text(seconds: float | None) -> str:

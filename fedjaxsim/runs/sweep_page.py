@@ -12,7 +12,7 @@ from fedjaxsim.report.envelopes import Frame, last, records
 from fedjaxsim.report.files import Record, read_json, read_tables
 from fedjaxsim.report.html import Section, image, page, paragraph, table, verbatim
 from fedjaxsim.report.labels import key_label, value_label
-from fedjaxsim.report.progress import number
+from fedjaxsim.report.progress import bytes_text, number
 from fedjaxsim.runs.pages import (
     COUNTED,
     FAIRNESS,
@@ -20,7 +20,6 @@ from fedjaxsim.runs.pages import (
     SPREAD,
     TIMES,
     TRAFFIC,
-    bytes_text,
     metric_text,
     origin,
     privacy,

@@ -13,6 +13,7 @@ from problems import HANGS
 
 from fedjaxsim.report.progress import (
     RunProgress,
+    bytes_text,
     describe,
     epsilon_text,
     print_table,
@@ -31,6 +32,12 @@ def test_an_evaluation_in_words():
 @pytest.mark.parametrize(("epsilon", "text"), [(0.0, "0.000"), (1.0001, "1.001"), (None, "∞")])
 def test_epsilon_is_never_rounded_down(epsilon, text):
     assert epsilon_text(epsilon) == text
+
+
+def test_bytes_have_a_unit_that_shows_something():
+    counts = (None, 0, 999, 1000, 25_264_000, 10**9, 258_904 * 10**9, 10**15)
+    texts = ["–", "0 B", "999 B", "1 kB", "25.26 MB", "1 GB", "258.9 TB", "1 PB"]
+    assert [bytes_text(count) for count in counts] == texts
 
 
 def test_without_a_terminal_there_is_one_plain_line_per_evaluation(capsys):
