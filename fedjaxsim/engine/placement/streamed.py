@@ -11,7 +11,6 @@ memory. Between calls every state has been written, so checkpoints see none in f
 
 import collections
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, NoReturn
@@ -32,8 +31,8 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hparams import Hyperparameters
 
 PyTree = Any
-BLOCK = 4096
-"""Clients that are evaluated at once."""
+BLOCK, BLOCK_BYTES = 4096, 64 * 10**6
+"""Clients that are evaluated at once, and bytes of their states, at most."""
 DRAWS = 16
 """Rounds whose cohorts are drawn at once: starting to draw takes as long as drawing."""
 BUFFERS = 3
@@ -138,12 +137,7 @@ class Streamed:
 
         work, measure = map(jax.jit, functions_of_fetched(program))
 
-        @functools.partial(jax.jit, static_argnames="count")
-        def draw(state: SimulationState, first: int, hparams: Hyperparameters, count: int) -> Draw:
-            def one(round_):
-                return program.draw(dataclasses.replace(state, round=round_), hparams)
-
-            return jax.lax.map(one, first + jnp.arange(count, dtype=jnp.int32))
+        draw = jax.jit(draws_of(program), static_argnames="count")
 
         def init(key: jax.Array, hparams: Hyperparameters) -> SimulationState:
             def for_all(leaf):
@@ -223,7 +217,8 @@ class Streamed:
             return with_states(after, on_host), metrics
 
         def evaluate(state: SimulationState, hparams: Hyperparameters, rows: HostRows) -> Measured:
-            size = min(BLOCK, clients)
+            leaves = jax.tree.leaves(_states(state))
+            size = block_of(clients, sum(leaf.nbytes for leaf in leaves) // clients)
             blocks = [
                 np.minimum(np.arange(begin, begin + size, dtype=np.int32), clients)
                 for begin in range(0, clients, size)
@@ -243,6 +238,23 @@ class Streamed:
             return jax.tree.map(lambda *each: np.concatenate(each)[:clients], *found)
 
         return Functions(init, _refuse, rounds, evaluate)
+
+
+def draws_of(program: Program) -> Callable[..., Draw]:
+    """`(state, first, hparams, count) -> Draw` of so many rounds from the first, (count, ...)."""
+
+    def draws(state: SimulationState, first: int, hparams: Hyperparameters, count: int) -> Draw:
+        def one(round_):
+            return program.draw(dataclasses.replace(state, round=round_), hparams)
+
+        return jax.lax.map(one, first + jnp.arange(count, dtype=jnp.int32))
+
+    return draws
+
+
+def block_of(clients: int, state_bytes: int) -> int:
+    """How many clients are evaluated at once, each having so many bytes of states."""
+    return min(clients, BLOCK, max(2, BLOCK_BYTES // max(1, state_bytes)))
 
 
 def functions_of_fetched(program: Program) -> tuple[Callable[..., Any], Callable[..., Any]]:
