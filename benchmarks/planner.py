@@ -1,10 +1,11 @@
 """What `fedjaxsim plan` says of memory, against what runs take.
 
 Every placement of every case is a process of its own on this machine's CPU, which watches its
-anonymous memory (what is neither code nor a mapped file) above what it had when its imports were
-done and JAX was up. It loads a population from a folder, computes rounds and evaluations, gives
-back what compiling has left, and does both again: the largest memory of that second time is what is
-planned. The largest of all, with loading and compiling, is reported beside it.
+anonymous memory: what is neither code nor a mapped file. It loads a population from a folder,
+computes rounds and evaluations, gives back what compiling has freed, and computes both again: the
+largest memory of that second time is what is planned. The largest of all, with loading and
+compiling, is reported beside it, and what the process had when its imports were done and JAX was
+up. In the last cases there are so few clients that the process is nearly all there is.
 
 What grows with the clients besides memory is timed, too: drawing a cohort of a billion, and of a
 million clients an evaluation, the table of clients and the fingerprint of their rows.
@@ -47,17 +48,25 @@ DEVICES = 2
 PLACEMENTS = ("in memory", f"over {DEVICES} devices", "mapped", "streamed")
 _LINEAR = {"loss": "squared", "local_steps": 1, "clip": 1.0, "noise_multiplier": 1.0}
 _IMAGES = {"classes": 10, "clip": 1.0, "noise_multiplier": 1.0}
-CASES: dict[str, tuple[int, int, int, dict[str, Any]]] = {
-    "own linear, 32": (3_000_000, 2, 32, _LINEAR | {"sampling_rate": 1000 / 3_000_000}),
-    "own softmax, 784 x 10": (20_000, 10, 784, _IMAGES | {"sampling_rate": 0.05}),
+_FEW = {"sampling_rate": 0.25}
+CASES: dict[str, tuple[int, int, tuple[int, ...], dict[str, Any]]] = {
+    "own linear, 32": (3_000_000, 2, (32,), _LINEAR | {"sampling_rate": 1000 / 3_000_000}),
+    "own softmax, 784 x 10": (20_000, 10, (784,), _IMAGES | {"sampling_rate": 0.05}),
     "shared linear, 32": (
-        3_000_000, 4, 32, _LINEAR | {"sampling_rate": 1000 / 3_000_000, "algorithm": "fedavg"},
+        3_000_000, 4, (32,), _LINEAR | {"sampling_rate": 1000 / 3_000_000, "algorithm": "fedavg"},
     ),
-    "own MLP, 784 x 64 x 10": (5_000, 10, 784, _IMAGES | {"sampling_rate": 0.05, "model": "mlp"}),
-    "own softmax, odd number": (20_001, 10, 784, _IMAGES | {"sampling_rate": 0.05}),
-    "own linear, 32, few": (300_000, 2, 32, _LINEAR | {"sampling_rate": 1000 / 300_000}),
+    "own MLP, 784 x 64 x 10": (
+        5_000, 10, (784,), _IMAGES | {"sampling_rate": 0.05, "model": "mlp"},
+    ),
+    "own softmax, odd number": (20_001, 10, (784,), _IMAGES | {"sampling_rate": 0.05}),
+    "own linear, 32, fewer": (300_000, 2, (32,), _LINEAR | {"sampling_rate": 1000 / 300_000}),
+    "40 clients, own linear": (40, 2, (32,), _LINEAR | _FEW),
+    "40 clients, own softmax": (40, 10, (784,), _IMAGES | _FEW),
+    "40 clients, Ditto": (40, 10, (784,), _IMAGES | _FEW | {"algorithm": "ditto"}),
+    "40 clients, own MLP": (40, 10, (784,), _IMAGES | _FEW | {"model": "mlp"}),
+    "40 clients, own CNN": (40, 10, (28, 28, 1), _IMAGES | _FEW | {"model": "cnn"}),
 }  # fmt: skip
-"""Clients, rows of each, features, settings."""
+"""Clients, rows of each, the shape of their features, settings."""
 
 
 def config_of(case: str) -> RunConfig:
@@ -67,20 +76,21 @@ def config_of(case: str) -> RunConfig:
 
 def write_folder(path: Path, case: str) -> None:
     """Writes the population of a case, of which a block of rows is in memory at a time."""
-    m, r, d, settings = CASES[case]
+    m, r, features, settings = CASES[case]
     classes, block, rng = settings.get("classes"), 100_000, np.random.default_rng(0)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        shapes: dict[str, Any] = {"x": ((m * r, d), np.float32)}
+        shapes: dict[str, Any] = {"x": ((m * r, *features), np.float32)}
         shapes["y"] = ((m * r,), np.float32 if classes is None else np.int32)
         fields = {
             name: np.lib.format.open_memmap(Path(scratch) / name, "w+", dtype, shape)
             for name, (shape, dtype) in shapes.items()
         }
         for begin in range(0, m * r, block):
-            x = rng.standard_normal((min(block, m * r - begin), d), dtype=np.float32)
+            size = min(block, m * r - begin)
+            x = rng.standard_normal((size, *features), dtype=np.float32)
             fields["x"][begin : begin + block] = x
             fields["y"][begin : begin + block] = (
-                x[:, 0] if classes is None else rng.integers(classes, size=len(x))
+                x[:, 0] if classes is None else rng.integers(classes, size=size)
             )
         for each in fields.values():
             each.flush()
@@ -103,7 +113,7 @@ def in_arrays(population: fjs.Population, folder: Path) -> fjs.Population:
 
 
 def measured(case: str, placement: str, folder: Path) -> dict[str, int]:
-    """Bytes above an idle process: while running, and with loading and compiling."""
+    """Bytes of this process: while running, with loading and compiling, and before both."""
     use_devices(DEVICES if placement.startswith("over") else 1)
     jax.config.update("jax_enable_compilation_cache", False)
     jax.block_until_ready(jnp.zeros(()) + 1)
@@ -130,7 +140,7 @@ def measured(case: str, placement: str, folder: Path) -> dict[str, int]:
     give_back_heap()
     running = Watch()
     run(state)
-    return {"running": running.peak - idle, "whole": whole.peak - idle, "idle": idle}
+    return {"running": running.peak, "whole": whole.peak, "idle": idle}
 
 
 def seconds(function: Callable[[], Any]) -> list[float]:
@@ -174,9 +184,9 @@ def times(folder: Path) -> dict[str, Any]:
 def planned(case: str) -> dict[str, dict[str, int]]:
     """What is planned for every placement, in bytes."""
     use_devices(DEVICES)
-    m, r, d, _ = CASES[case]
+    m, r, features, _ = CASES[case]
     config = config_of(case)
-    sizes = capacity.sizes_without_data(config, (d,), m, r)
+    sizes = capacity.sizes_without_data(config, features, m, r)
     found = capacity.plan(config, sizes, this_machine()).to_json()
     return {each["name"]: each["host"] for each in found["placements"]}
 
@@ -215,8 +225,8 @@ def main() -> None:
                 placements[name] = {"planned": plan[name], **took, "ratio": ratio}
                 mb = [round(each / 1e6) for each in (plan[name]["peak"], took["running"])]
                 print(f"{case}: {name}: planned {mb[0]} MB, took {mb[1]}, {ratio:.3f}", flush=True)
-        m, r, d, _ = CASES[case]
-        about = {"case": case, "clients": m, "rows": r, "features": d}
+        m, r, features, _ = CASES[case]
+        about = {"case": case, "clients": m, "rows": r, "features": features}
         found["cases"].append({**about, "placements": placements})
         if args.out is not None:
             args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -46,6 +46,13 @@ _SUMMARY = 28
 """Bytes for each client while one metric is summed up: those with rows, and sorted."""
 _ALIGNED = 64
 """A CPU's device shares arrays that begin at multiples of so many bytes, and copies others."""
+PROCESS = 135_000_000
+"""Bytes of a process before it has a run's programs: Python, this package and JAX with its threads
+(104 MB), and the small programs of every run. Like `PER_STORED_BYTE` measured by
+`benchmarks/planner.py` with 40 clients, on two CPU cores with Python 3.11 and JAX 0.10."""
+PER_STORED_BYTE = 35
+"""Bytes that a program takes in a process for each byte of its stored form: XLA keeps what it has
+compiled as a graph of objects, and glibc what lies between them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +159,8 @@ class Need:
       ranges: whose they are, and the clients' names.
       states: personal states.
       server: the rest of the state: billboard, mechanism, ledger.
+      process: Python, JAX and the compiled programs, whatever the size of the data; in the host's
+        memory alone.
       loading: besides rows and ranges, while a population is loaded and checked.
       round: besides what lies there, while rounds are computed.
       evaluation: likewise, while an evaluation is.
@@ -161,6 +170,7 @@ class Need:
     ranges: int = 0
     states: int = 0
     server: int = 0
+    process: int = 0
     loading: int = 0
     round: int = 0
     evaluation: int = 0
@@ -168,12 +178,12 @@ class Need:
     @property
     def lasting(self) -> int:
         """What lies there between rounds."""
-        return self.rows + self.ranges + self.states + self.server
+        return self.rows + self.ranges + self.states + self.server + self.process
 
     @property
     def peak(self) -> int:
         """The most at any time."""
-        loaded = self.rows + self.ranges + self.loading
+        loaded = self.rows + self.ranges + self.process + self.loading
         return max(loaded, self.lasting + max(self.round, self.evaluation))
 
     @property
@@ -425,27 +435,33 @@ class _Planner:
         split = {name: self.rows(name, m, length) for name in ("train", "test")}
         if devices == 1:
             rounds, evaluate = program.rounds, program.evaluate
-            spare = 0
+            spare = gathered = 0
         else:
             shard = Shard(AXIS, devices, m)
             program = dataclasses.replace(program, share=shard)
             rounds, evaluate = self._of_one(program)
-            # Of clients that do not divide evenly every device has all states, and its own again.
+            # Of clients that do not divide evenly every device has all states, and its own again;
+            # rounds gather all of them anew in the end.
             share = shard.size * self.states_of_one
-            states, spare = (share, 0) if shard.even else (states, 2 * share)
+            if shard.even:
+                states, spare, gathered = share, 0, 0
+            else:
+                spare, gathered = share, states
         state = self.state(program)
-        working = _needs(functools.partial(rounds, rounds=2), state, self.hparams, split["train"],
-                         donated=True)  # fmt: skip
-        measuring = _needs(evaluate, state, self.hparams, split["test"])
+        working = _compiled(
+            functools.partial(rounds, rounds=2), state, self.hparams, split["train"], donated=True
+        )
+        measuring = _compiled(evaluate, state, self.hparams, split["test"])
         device = Need(
             rows=self._copied(begins, length),
             ranges=len(SPLITS) * _RANGE * m,
             states=states,
             server=self.server,
-            round=working + spare,
-            evaluation=measuring + spare // 2,
+            round=spare + max(working.needs, gathered),
+            evaluation=measuring.needs + spare,
         )
-        return device, self._host(rows=self.sizes.num_rows * self.sizes.row_bytes)
+        rows = self.sizes.num_rows * self.sizes.row_bytes
+        return device, self._host(working, measuring, rows=rows)
 
     def _of_one(self, program: Program) -> tuple[Callable[..., Any], ...]:
         """Rounds and evaluation of one of several devices, as functions for one."""
@@ -463,14 +479,24 @@ class _Planner:
 
         return rounds, evaluate
 
-    def _host(self, rows: int = 0) -> Need:
-        """What the host has of a population, and needs to sum up an evaluation."""
+    def _host(self, *programs: "_Compiled", rows: int = 0) -> Need:
+        """What the host has of a population and programs, and needs to sum up an evaluation."""
         m, k = self.sizes.clients, self.metrics
         # What was measured becomes float64, with a metric more, and stays until the next time.
-        found = 8 * (k + 1) * m
-        summary = (4 * k + _SUMMARY) * m + found + _FACTS * self.sizes.rows["test"]
+        measured, found = 4 * k * m, 8 * (k + 1) * m
+        summary = found + measured + _SUMMARY * m + found
+        # The variance of targets is computed once, when nothing has been found yet.
+        facts = measured + _FACTS * self.sizes.rows["test"]
         ranges = (len(SPLITS) * _RANGE + _NAME) * m
-        return Need(rows, ranges, loading=_LOADING * m, round=found, evaluation=found + summary)
+        process = PROCESS + PER_STORED_BYTE * sum(program.stored for program in programs)
+        return Need(
+            rows,
+            ranges,
+            process=process,
+            loading=_LOADING * m,
+            round=found,
+            evaluation=max(summary, facts),
+        )
 
     def _copied(self, begins: list[int], length: int) -> int:
         """Bytes of rows that a device holds, besides those that a CPU shares with the host."""
@@ -503,12 +529,13 @@ class _Planner:
         """Rows on disk and states in the host's memory, those of a cohort on one device."""
         sizes, program, hparams = self.sizes, self.program, self.hparams
         m, places = sizes.clients, program.sampling.scheme.capacity
-        host = self._host()
         if program.sampling.scheme.kind == "everyone":
             why = "everyone takes part"
-            return Placed("streamed", 1, None if self.machine.device is None else Need(), host, why)
+            nothing = None if self.machine.device is None else Need()
+            return Placed("streamed", 1, nothing, self._host(), why)
         work, measure = streamed.functions_of_fetched(program)
-        block = min(streamed.BLOCK, m)
+        drawn = streamed.draws_of(program)
+        block = streamed.block_of(m, self.states_of_one)
 
         def fetched(split: str, clients: int) -> tuple[Rows, SimulationState]:
             """Rows and states of so many clients, as shapes."""
@@ -527,38 +554,57 @@ class _Planner:
         earlier: Any = jax.ShapeDtypeStruct((places,), jnp.int32)
         turn = streamed.Turn(streamed.Cohort(draws, np.int32(0), rows), own, earlier)
         tests, some = fetched("test", block)
-        device = Need(
-            server=self.server,
-            round=_needs(work, state, turn, hparams, inputs=True),
-            evaluation=_needs(measure, some, hparams, tests, inputs=True),
-        )
-        # Rows of the cohorts to come and of this one, which a CPU's device shares; states of the
-        # next cohort while this one's are written back; counts are sorted once a call.
-        buffers = streamed.BUFFERS - (self.machine.device is None)
-        waiting = buffers * bytes_of(rows) + 2 * bytes_of(own) + 4 * m
-        found = 2 * 4 * self.metrics * m + 2 * bytes_of((tests, some.personal))
+        working = _compiled(work, state, turn, hparams, inputs=True)
+        measuring = _compiled(measure, some, hparams, tests, inputs=True)
+        drawing = _compiled(functools.partial(drawn, count=streamed.DRAWS), state, 0, hparams)
+        device = Need(server=self.server, round=working.needs, evaluation=measuring.needs)
+        host = self._host(working, measuring, drawing)
+        # A CPU's device shares the rows that it works on, and copies states.
+        shared = self.machine.device is None
+        # Rows of the cohorts to come and of this one; states of the next cohort while this one's
+        # are written back; counts are sorted once a call.
+        waiting = (streamed.BUFFERS - shared) * bytes_of(rows) + 2 * bytes_of(own) + 4 * m
+        # The next clients and these, and what was measured of all, which is joined in the end.
+        blocks = (2 - shared) * bytes_of(tests) + 2 * bytes_of(some.personal)
+        found = host.round + blocks + 2 * 4 * self.metrics * m
         host = dataclasses.replace(
             host,
             states=m * self.states_of_one,
             round=host.round + waiting,
-            evaluation=max(host.evaluation, host.round + found),
+            evaluation=max(host.evaluation, found + shared * device.evaluation),
         )
         return self.joined("streamed", 1, device, host)
 
 
-def _needs(
+class _Compiled(NamedTuple):
+    """A program.
+
+    Attributes:
+      needs: bytes while it runs, besides its arguments or with them.
+      stored: bytes of the program itself in a file.
+    """
+
+    needs: int
+    stored: int
+
+
+def _compiled(
     function: Callable[..., Any], *arguments: Any, donated: bool = False, inputs: bool = False
-) -> int:
-    """Bytes that a compiled function needs besides its arguments, or with them."""
+) -> _Compiled:
+    """A function compiled for shapes; what it needs includes its arguments where asked for."""
     jitted = jax.jit(function, donate_argnums=(0,) if donated else ())
-    analysis = jitted.lower(*arguments).compile().memory_analysis()
-    if analysis is None:
+    compiled = jitted.lower(*arguments).compile()
+    analysis, program = compiled.memory_analysis(), compiled.runtime_executable()
+    if analysis is None or program is None:
         raise ValueError(
             "the compiler of this machine's devices does not tell what memory it needs"
         )
-    needed = analysis.temp_size_in_bytes + analysis.output_size_in_bytes
+    needs = analysis.temp_size_in_bytes + analysis.output_size_in_bytes
     given = analysis.argument_size_in_bytes if inputs else 0
-    return needed - analysis.alias_size_in_bytes + given
+    return _Compiled(
+        needs - analysis.alias_size_in_bytes + given,
+        len(program.serialize()),
+    )
 
 
 def _key() -> jax.Array:

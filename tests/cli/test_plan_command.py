@@ -58,4 +58,4 @@ def test_what_fits_nowhere_is_said_to_come_nearest_somewhere(capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if "nothing fits" in line]
     assert len(lines) == 1
     assert "comes nearest, needs" in lines[0]
-    assert "which has 1e-06;" in lines[0]
+    assert "which has 1 kB;" in lines[0]

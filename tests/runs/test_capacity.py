@@ -9,6 +9,7 @@ import pytest
 
 from fedjaxsim.data import load_folder, save_folder
 from fedjaxsim.data.population import Population, split
+from fedjaxsim.engine.placement import streamed
 from fedjaxsim.engine.placement.devices import OverDevices
 from fedjaxsim.engine.state import map_parts
 from fedjaxsim.runs import capacity
@@ -80,8 +81,23 @@ def test_what_lies_in_memory_is_that_counted_by_hand():
     assert found["in memory"].ranges == found["mapped"].ranges == 10_000 * (4 + 24 + 24)
     assert found["streamed"].ranges == 10_000 * (4 + 24)
     # Neither a round nor an evaluation copies the states.
-    assert 1 < found["in memory"].peak / (10_000 * own + 100_000 * rows) < 1.05
+    data = found["in memory"].peak - found["in memory"].process
+    assert 1 < data / (10_000 * own + 100_000 * rows) < 1.05
     assert (plan.parameters, plan.folder) == (7850, 100_000 * rows + 10_000 * 12)
+
+
+def test_a_process_is_there_whatever_the_data():
+    need = capacity.Need(rows=3, states=2, process=10, loading=4, round=1, evaluation=5)
+    assert (need.lasting, need.peak, need.largest) == (15, 20, "process")
+    processes = [each.host.process for each in images().placed]
+    programs = [process - capacity.PROCESS for process in processes]
+    assert all(0 < each < 100e6 and each % capacity.PER_STORED_BYTE == 0 for each in programs)
+    assert processes[0] == processes[1]  # mapped rows change no program
+
+
+def test_blocks_of_an_evaluation_are_bounded_in_clients_and_in_bytes():
+    sizes = [(10**6, 132), (10**6, 200_000), (10**6, 10**9), (1, 10**9)]
+    assert [streamed.block_of(*each) for each in sizes] == [4096, 320, 2, 1]
 
 
 def test_what_fits_and_what_binds():
@@ -142,8 +158,9 @@ def test_a_mapped_and_a_streamed_run_hold_what_is_planned(tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("fully_optimized")
-def test_one_of_several_devices_works_in_what_the_program_of_all_says():
-    data = population(2000)
+@pytest.mark.parametrize("clients", [2000, 2001])
+def test_one_of_several_devices_works_in_what_the_program_of_all_says(clients):
+    data = population(clients)
     config = dataclasses.replace(CONFIG, chunk_map="vmap", chunk_size=64)
     need = of_device(capacity.plan(config, capacity.sizes_of(data), LARGE), "over 2 devices")
     sim = simulation(config, data, jax.devices()[:2])
@@ -156,7 +173,7 @@ def test_one_of_several_devices_works_in_what_the_program_of_all_says():
     assert found is not None
     # The program's own numbers are of one device.
     states = map_parts(lambda part, tree: tree if part.owner == "clients" else None, state)
-    own = sum(leaf.nbytes for leaf in jax.tree.leaves(states)) // 2
+    own = sum(leaf.nbytes for leaf in jax.tree.leaves(states)) // (1 if clients % 2 else 2)
     assert found.alias_size_in_bytes == pytest.approx(own, rel=0.01)
     working = found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
     assert need.round == pytest.approx(working, rel=0.1)
@@ -171,5 +188,6 @@ def test_a_billion_clients_are_planned_without_any_memory_for_them():
     assert each.states == 4 * 33 * 10**9 // 16
     assert each.rows == 2 * 10**9 * 4 * 33 // 16
     assert each.ranges == 24 * 10**9  # not divided
+    assert each.process == 0  # which is the host's
     assert plan.capacity < 2000
     assert plan.fitting == ()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from fedjaxsim.data.population import MOST_ROWS
 from fedjaxsim.report.files import print_json
-from fedjaxsim.report.progress import print_rows
+from fedjaxsim.report.progress import bytes_text, print_rows
 from fedjaxsim.runs import capacity
 from fedjaxsim.runs.build import population_of
 from fedjaxsim.runs.capacity import Capacity, Need
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from fedjaxsim.cli.plan import Plan
 
 _HEADINGS = (
-    "placement", "memory", "rows", "ranges", "states", "server", "round", "evaluation", "needs",
-    "has", "fits",
+    "placement", "memory", "rows", "ranges", "states", "server", "process", "round", "evaluation",
+    "needs", "has", "fits",
 )  # fmt: skip
 _WORDS = {
     "rows": "the examples",
     "ranges": "ranges and names of clients",
     "states": "personal states",
     "server": "the server's state",
+    "process": "Python, JAX and compiled programs",
     "loading": "checking the population",
     "round": "working memory of a round",
     "evaluation": "working memory of an evaluation",
@@ -62,11 +63,11 @@ def prepare_plan(command: "Plan") -> Callable[[], int]:
             f"{first.parameters:,} numbers of their own each; cohorts of up to {first.capacity:,}"
         )
         for name, plan in plans.items():
-            print_rows(_HEADINGS, _table(plan), f"GB on {name}", left=2)
+            print_rows(_HEADINGS, _table(plan), f"memory on {name}", left=2)
             print(_verdict(plan))
         print(
-            f"on disk: {_gb(first.folder)} GB of rows as a folder, up to {_gb(first.checkpoints)} "
-            "GB of checkpoints; compiling takes memory of its own"
+            f"on disk: {bytes_text(first.folder)} of rows as a folder, up to "
+            f"{bytes_text(first.checkpoints)} of checkpoints; compiling takes memory of its own"
         )
         return 0
 
@@ -77,21 +78,21 @@ def _table(plan: Capacity) -> list[tuple[str, ...]]:
     rows, machine = [], plan.machine
     for each in plan.placed:
         if each.impossible is not None:
-            rows.append((each.name, each.impossible, *[""] * 8, "no"))
+            rows.append((each.name, each.impossible, *[""] * (len(_HEADINGS) - 3), "no"))
             continue
         parts = [("host", each.host, machine.host)]
         if each.device is not None and machine.device is not None:
             parts.insert(0, ("each device", each.device, machine.device))
         rows += [
-            (each.name if not k else "", memory, *_sizes(need), _gb(has), _yes(need.peak <= has))
+            (each.name if not k else "", memory, *_sizes(need, has), _yes(need.peak <= has))
             for k, (memory, need, has) in enumerate(parts)
         ]
     return rows
 
 
-def _sizes(need: Need) -> tuple[str, ...]:
-    sizes = (need.rows, need.ranges, need.states, need.server, need.round, need.evaluation)
-    return tuple(map(_gb, (*sizes, need.peak)))
+def _sizes(need: Need, has: int) -> tuple[str, ...]:
+    lasting = (need.rows, need.ranges, need.states, need.server, need.process)
+    return tuple(map(bytes_text, (*lasting, need.round, need.evaluation, need.peak, has)))
 
 
 def _verdict(plan: Capacity) -> str:
@@ -99,19 +100,12 @@ def _verdict(plan: Capacity) -> str:
     if plan.fitting:
         return f"fits: {', '.join(each.name for each in plan.fitting)}"
     memory, need, has = plan.nearest.binding(plan.machine)
-    held = getattr(need, need.largest)
+    needed, there, most = map(bytes_text, (need.peak, has, getattr(need, need.largest)))
     return (
-        f"nothing fits: {plan.nearest.name} comes nearest, needs {_gb(need.peak)} GB on {memory}, "
-        f"which has {_gb(has)}; {_gb(held)} GB of them are {_WORDS[need.largest]}"
+        f"nothing fits: {plan.nearest.name} comes nearest, needs {needed} on {memory}, "
+        f"which has {there}; {most} of them are {_WORDS[need.largest]}"
     )
 
 
 def _yes(fits: bool) -> str:
     return "yes" if fits else "no"
-
-
-def _gb(size: int) -> str:
-    """Bytes in GB, with three figures."""
-    if size == 0:
-        return "0"
-    return f"{size / 1e9:,.0f}" if size >= 1e12 else f"{size / 1e9:.3g}"
