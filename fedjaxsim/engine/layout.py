@@ -93,7 +93,7 @@ class Layout:
           personal: the states of all clients.
           updates: how often a client takes part in these rounds, at most.
         """
-        if not self.turns or self.together == 1 or self.rematerialize or updates < 3:
+        if not self.turns or self.rematerialize or updates < 3:
             return ()
         return which(
             jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), personal)

@@ -84,7 +84,9 @@ def test_groups_have_the_derivatives_of_clients_one_after_another(mode):
 @THOROUGH
 @pytest.mark.usefixtures("fully_optimized")
 @pytest.mark.parametrize(
-    ("layout", "rounds"), [({}, 2), ({"chunk_map": "scan"}, 2), ({}, 4)], ids=str
+    ("layout", "rounds"),
+    [({}, 2), ({"chunk_map": "scan"}, 2), ({}, 4), ({"chunk_map": "scan"}, 4)],
+    ids=str,
 )
 def test_rounds_of_everyone_copy_no_states(layout, rounds):
     # A piece that several uses read, one of which writes it back, would take two copies of all.

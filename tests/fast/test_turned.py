@@ -25,8 +25,8 @@ ROWS = [4 + k % 5 for k in range(15)]
 HPARAMS = Hyperparameters(learning_rate=0.01, lam=0.3, clip_norm=0.2, noise_multiplier=0.5)
 
 
-def test_only_matrices_with_fewer_columns_than_rows_are_turned():
-    shapes = {"a": (7, 3), "b": (3, 7), "c": (3, 3), "d": (7, 1), "e": (7,), "f": (2, 7, 3)}
+def test_only_matrices_with_few_columns_are_turned():
+    shapes = {"a": (7, 3), "b": (3, 7), "c": (3, 3), "d": (7, 1), "e": (7,), "f": (90, 62)}
     tree = {name: jnp.zeros(shape) for name, shape in shapes.items()}
     tree["g"] = jnp.zeros((7, 3), jnp.int32)
     assert turned.which(tree) == (True, False, False, False, False, False, False)
