@@ -234,7 +234,9 @@ class Streamed:
 
             found = []
             for fetched, states in _ahead(fetch, blocks):
-                found.append(measure(with_states(state, states), hparams, fetched))
+                measured = measure(with_states(state, states), hparams, fetched)
+                # Not all blocks at once: a device starts on as many as it is given.
+                found.append(jax.tree.map(np.asarray, measured))
             return jax.tree.map(lambda *each: np.concatenate(each)[:clients], *found)
 
         return Functions(init, _refuse, rounds, evaluate)
