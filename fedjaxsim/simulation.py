@@ -176,9 +176,17 @@ class Simulation:
         Raises:
           ValueError: the simulation is streamed, so that sweeps and derivatives have none.
         """
+        self.check_in_memory()
+        return InMemory().rows(self.population)
+
+    def check_in_memory(self) -> None:
+        """Checks that rows may lie on devices.
+
+        Raises:
+          ValueError: the simulation is streamed, so that sweeps and derivatives have none.
+        """
         if self.streamed:
             raise ValueError("sweeps and derivatives need all rows in memory: they do not stream")
-        return InMemory().rows(self.population)
 
     @functools.cached_property
     def _placed(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -54,7 +54,13 @@ def placed(whole: np.ndarray, sharding: Any) -> jax.Array:
 
 def mesh_of(devices: Sequence[Any], axis: str) -> Mesh:
     """Devices along one named axis."""
-    return Mesh(np.array(devices), (axis,), axis_types=(AxisType.Auto,))
+    return grid_of(devices, {axis: len(devices)})
+
+
+def grid_of(devices: Sequence[Any], axes: Mapping[str, int]) -> Mesh:
+    """Devices along named axes, so many along each."""
+    grid = np.array(devices).reshape(*axes.values())
+    return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
 def divided(axis: str, place: int = 0) -> Any:

@@ -1,4 +1,4 @@
-"""S runs of one simulation as one program, whose settings may lie on several devices."""
+"""S runs of one simulation as one program, over a grid of devices: settings by clients."""
 
 import copy
 import dataclasses
@@ -10,20 +10,23 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedjaxsim.engine.devices import SAME, across, divided, mesh_of
+from fedjaxsim.engine.devices import SAME, across, divided, grid_of
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.layout import bytes_of
+from fedjaxsim.engine.placement.devices import AXIS as CLIENTS
+from fedjaxsim.engine.placement.devices import rows_over, specs_of_rows
 from fedjaxsim.engine.program import Program
+from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.segments import Segment, run_segments
 from fedjaxsim.engine.settings_axis import over_settings, stack, varying
-from fedjaxsim.engine.state import SimulationState, map_parts
+from fedjaxsim.engine.share import Shard
+from fedjaxsim.engine.state import Part, SimulationState, map_parts
 from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy import streams
 from fedjaxsim.simulation import Simulation
 
 PyTree = Any
 _AXIS = "settings"
-_DIVIDED = divided(_AXIS)
 
 
 class ManyRuns:
@@ -37,8 +40,9 @@ class ManyRuns:
     Args:
       simulation: what is run.
       settings: S hyperparameters, with one and the same sampling rate.
-      devices: JAX devices over which the settings are divided; by default all. The last setting is
-        repeated until they can be divided evenly; the repetitions are part of states only.
+      devices: JAX devices, by default all. The settings are divided over them, the last one
+        repeated until they can be divided evenly; the repetitions are part of states only. Where
+        there are more devices than settings, the clients are divided, too (see `grid`).
       axes: which hyperparameters may differ, as from `varying`; by default those that do.
 
     Attributes:
@@ -61,9 +65,12 @@ class ManyRuns:
     ):
         self._check(simulation, settings)
         self.simulation, self.settings, self.size = simulation, tuple(settings), len(settings)
-        devices = list(jax.devices() if devices is None else devices)[: self.size]
-        self._mesh = mesh_of(devices, _AXIS)
-        self.capacity = self.size + -self.size % len(devices)
+        devices = list(jax.devices() if devices is None else devices)
+        by_settings, by_clients = grid(len(devices), self.size, simulation.num_clients)
+        self._mesh = grid_of(
+            devices[: by_settings * by_clients], {_AXIS: by_settings, CLIENTS: by_clients}
+        )
+        self.capacity = self.size + -self.size % by_settings
         self._axes = varying(settings) if axes is None else axes
         self._hparams = self._stack(settings)
         self._compile()
@@ -85,6 +92,7 @@ class ManyRuns:
         if len(settings) > self.capacity:
             raise ValueError(f"the program holds {self.capacity} settings, got {len(settings)}")
         other = copy.copy(self)
+        other.__dict__.pop("_rows", None)
         other.simulation, other.settings = simulation, tuple(settings)
         other.size = len(settings)
         other._hparams = self._stack(settings)
@@ -110,35 +118,54 @@ class ManyRuns:
     def _compile(self) -> None:
         """Maps the program over the settings of each device, and over the devices."""
         axes, one = self._axes, self._laid_out(self.simulation.program)
+        by_settings, by_clients = self._mesh.shape[_AXIS], self._mesh.shape[CLIENTS]
         whole = over_settings(one, axes, self.capacity)
-        part = over_settings(one, axes, self.capacity // self._mesh.size)
+        if by_clients > 1:
+            one = dataclasses.replace(one, share=Shard(CLIENTS, by_clients, one.num_clients))
+        part = over_settings(one, axes, self.capacity // by_settings)
         key = jax.random.key(0, impl="threefry2x32")
-        rows = self.simulation.rows["train"]
+        rows = self._rows["train"]
         state = jax.eval_shape(whole.init, key, self._hparams)
         _, metrics = jax.eval_shape(whole.round, state, self._hparams, rows)
         self.state_shapes = state
-        self._specs = map_parts(
-            lambda part, tree: _last_axis(tree) if part.varies else jax.tree.map(_same, tree), state
-        )
+        self._specs = map_parts(_specs_of, state)
         hparams_specs: Any = jax.tree.map(
-            lambda axis: SAME if axis is None else _DIVIDED, axes, is_leaf=lambda axis: axis is None
+            lambda axis: SAME if axis is None else divided(_AXIS),
+            axes,
+            is_leaf=lambda axis: axis is None,
         )
         metric_specs = jax.tree.map(lambda leaf: divided(_AXIS, 1) if leaf.ndim else SAME, metrics)
-        inputs = (self._specs, hparams_specs, SAME)
+        measured = PartitionSpec(CLIENTS, _AXIS)
+
+        def divided_over(function, state, hparams, rows, outputs):
+            inputs = (self._specs, hparams_specs, SAME if by_clients == 1 else specs_of_rows(rows))
+            return across(function, self._mesh, inputs, outputs)(state, hparams, rows)
 
         def several(state, hparams, rows, rounds):
             of_device = functools.partial(part.rounds, rounds=rounds)
-            outputs = (self._specs, metric_specs)
-            return across(of_device, self._mesh, inputs, outputs)(state, hparams, rows)
+            return divided_over(of_device, state, hparams, rows, (self._specs, metric_specs))
+
+        def evaluate(state, hparams, rows):
+            return divided_over(part.evaluate, state, hparams, rows, measured)
 
         self._init = jax.jit(across(part.init, self._mesh, (SAME, hparams_specs), self._specs))
         self._rounds = jax.jit(several, static_argnames="rounds", donate_argnums=0)
-        self._evaluate = jax.jit(across(part.evaluate, self._mesh, inputs, divided(_AXIS, 1)))
+        self._evaluate = jax.jit(evaluate)
+
+    @functools.cached_property
+    def _rows(self) -> dict[str, Rows]:
+        """Every split's rows: whole on each device, or divided with the clients."""
+        self.simulation.check_in_memory()
+        if self._mesh.shape[CLIENTS] == 1:
+            return self.simulation.rows
+        return rows_over(self._mesh, self.simulation.population)
 
     def _laid_out(self, program: Program) -> Program:
         """The program with a layout for the models of all settings."""
         state = jax.eval_shape(program.init, jax.random.key(0), self.settings[0].as_arrays())
-        row = bytes_of(state.personal) / program.num_clients * self.capacity / self._mesh.size
+        row = (
+            bytes_of(state.personal) / program.num_clients * self.capacity / self._mesh.shape[_AXIS]
+        )
         layout = self.simulation.layout_of(self.capacity).for_settings(row)
         return dataclasses.replace(program, layout=layout)
 
@@ -184,7 +211,7 @@ class ManyRuns:
             self.simulation.check_rounds(setting, int(state.round), rounds, eval_every)
 
         def advance(state, length):
-            rows = self.simulation.rows["train"]
+            rows = self._rows["train"]
             state, metrics = self._rounds(state, self._hparams, rows, rounds=length)
             own: Any = {
                 name: np.asarray(value)[..., : self.size] if value.ndim > 1 else value
@@ -201,15 +228,45 @@ class ManyRuns:
           ValueError: if there is no such split.
         """
         self.simulation.check_split(split)
-        measured = self._evaluate(state, self._hparams, self.simulation.rows[split])
+        measured = self._evaluate(state, self._hparams, self._rows[split])
         own = jax.tree.map(lambda values: np.asarray(values)[:, : self.size], measured)
         return self.simulation.summarize(split, own)
 
 
-def _same(_: Any) -> Any:
-    return SAME
+def grid(devices: int, settings: int, clients: int) -> tuple[int, int]:
+    """Over how many of the devices settings are divided, and over how many of each the clients.
+
+    Settings come first. Devices that they leave idle divide the clients, evenly: so that no device
+    has more of settings times clients to compute than it must.
+
+    Args:
+      devices: that there are.
+      settings: S.
+      clients: m.
+    """
+    if settings >= devices:
+        return devices, 1
+
+    def load(pair):
+        by_settings, by_clients = pair
+        return -(-settings // by_settings) / by_clients, -by_settings
+
+    pairs = []
+    for by_settings in range(1, settings + 1):
+        most = devices // by_settings
+        pairs.append((by_settings, max(c for c in range(1, most + 1) if clients % c == 0)))
+    return min(pairs, key=load)
 
 
-def _last_axis(tree: PyTree) -> PyTree:
-    """Specs that divide the last axis of every leaf."""
-    return jax.tree.map(lambda leaf: divided(_AXIS, leaf.ndim - 1), tree)
+def _specs_of(part: Part, tree: PyTree) -> PyTree:
+    """How a part of the state is divided: its first axis by clients, its last by settings."""
+
+    def spec(leaf):
+        axes: list[str | None] = [None] * leaf.ndim
+        if part.owner == "clients":
+            axes[0] = CLIENTS
+        if part.varies:
+            axes[-1] = _AXIS
+        return PartitionSpec(*axes)
+
+    return jax.tree.map(spec, tree)

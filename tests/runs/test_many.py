@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import classification, compilations, least_squares, simulation_of
+from several import start
 
 from fedjaxsim import pmtl, ppsgd
 from fedjaxsim.algorithms import SYSTEMS
@@ -21,7 +22,7 @@ from fedjaxsim.models.task import softmax
 from fedjaxsim.privacy.doors import adaptive_clipping
 from fedjaxsim.privacy.guarantee import together_published
 from fedjaxsim.privacy.sampling import everyone, poisson
-from fedjaxsim.runs.many import ManyRuns
+from fedjaxsim.runs.many import ManyRuns, grid
 from fedjaxsim.simulation import Simulation
 
 THOROUGH = pytest.mark.thorough
@@ -226,3 +227,63 @@ def test_input_is_checked():
     with pytest.raises(ValueError, match="rounds must be at least 1"):
         many.run(many.init(0), 0)
     assert jnp.ndim(many.init(0).shared.params["bias"]) == 2
+
+
+def test_devices_that_settings_leave_idle_divide_the_clients():
+    assert grid(2, 990, 7) == (2, 1)
+    assert grid(2, 1, 6) == (1, 2)
+    assert grid(2, 1, 7) == (1, 1)  # seven clients divide over no two devices
+    # Over three by two devices each has one setting and half of the clients, over eight by clients
+    # it would have three settings and an eighth: less.
+    assert grid(8, 3, 206) == (3, 2)
+    assert grid(8, 3, 80) == (1, 8)
+    assert grid(8, 4, 80) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [
+        ("pmtl", 0.6),
+        *(pytest.param(name, 1.0, marks=THOROUGH) for name in SYSTEMS),
+        pytest.param("ppsgd", 0.6, marks=THOROUGH),
+    ],
+)
+def test_one_setting_over_two_devices_is_its_run_alone(name, rate):
+    with jax.enable_x64(True):
+        population, task = least_squares([5, 9, 17, 8, 12, 6], test=0.2)
+        sampling = everyone(6) if rate == 1 else poisson(6, max_rate=rate)
+        sim = simulation_of(name, task, population, sampling, Minibatches(4, epochs=2))
+        settings = [SETTINGS[2].replace(sampling_rate=rate)]
+        many = ManyRuns(sim, settings)
+        assert dict(many._mesh.shape) == {"settings": 1, "clients": 2}
+        state, history = many.run(many.init(7), 6, eval_every=3)
+        if name == "pmtl":
+            shards = state.personal["kernel"].addressable_shards
+            assert [shard.data.shape for shard in shards] == [(3, 3, 1, 1)] * 2
+        run_alone = functools.partial(_alone, seed=7, rounds=6, eval_every=3)
+        agree(many, state, history, run_alone, sim, settings)
+
+
+@THOROUGH
+def test_settings_and_clients_divide_eight_devices():
+    process = start(__file__)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+
+
+def over_eight_devices():
+    """Four runs over four by two devices, each against itself alone."""
+    jax.config.update("jax_num_cpu_devices", 8)
+    jax.config.update("jax_enable_x64", True)
+    population, task = least_squares([5, 9, 7, 8, 12, 6, 4, 5], test=0.2)
+    sim = simulation_of("pmtl", task, population, poisson(8, max_rate=0.6), Minibatches(4, steps=2))
+    settings = [BASE.replace(learning_rate=0.01 * k) for k in range(1, 5)]
+    many = ManyRuns(sim, settings)
+    assert dict(many._mesh.shape) == {"settings": 4, "clients": 2}
+    state, history = many.run(many.init(7), 4, eval_every=2)
+    run_alone = functools.partial(_alone, seed=7, rounds=4, eval_every=2)
+    agree(many, state, history, run_alone, sim, settings)
+
+
+if __name__ == "__main__":
+    over_eight_devices()

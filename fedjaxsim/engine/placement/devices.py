@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.devices import SAME, across, divided, mesh_of, placed
@@ -82,38 +82,45 @@ class OverDevices:
         return Functions(init, functools.partial(advance, function=part.round), rounds, evaluate)
 
     def rows(self, population: Population) -> dict[str, Rows]:
-        """As of `Placement`: each device holds the rows of its own clients.
+        """As of `Placement`: each device holds the rows of its own clients."""
+        return rows_over(self._mesh, population)
 
-        Rows lie as they do in the population, one client after another, so a device holds one piece
-        of every field. Pieces are as long as the longest one and may overlap.
-        """
-        with jax.ensure_compile_time_eval():
-            return self._place(population)
 
-    def _place(self, population: Population) -> dict[str, Rows]:
-        size = -(-population.num_clients // len(self.devices))
-        begins, longest = pieces_of(population, len(self.devices))
-        by_client, everywhere = (NamedSharding(self._mesh, spec) for spec in (_DIVIDED, SAME))
+def rows_over(mesh: Mesh, population: Population) -> dict[str, Rows]:
+    """Every split's rows divided along the axis of clients of a mesh, which may have others.
 
-        def pieces(field) -> jax.Array:
-            def piece(index):
-                begin = begins[(index[0].start or 0) // longest]
-                return field[begin : begin + longest]
+    Rows lie as they do in the population, one client after another, so a device holds one piece of
+    every field. Pieces are as long as the longest one and may overlap.
+    """
+    with jax.ensure_compile_time_eval():
+        return _place(mesh, population)
 
-            shape = (len(self.devices) * longest, *field.shape[1:])
-            return jax.make_array_from_callback(shape, by_client, piece)
 
-        fields = {name: pieces(np.asarray(value)) for name, value in population.fields.items()}
-        owner = np.arange(population.num_clients) // size
-        shift = np.asarray(begins, np.int32)[owner]
-        rows_of = {}
-        for name, ranges in population.splits.items():
-            rows = Rows.place(population, name, fields)
-            # Without rows in this split a client may start anywhere, outside its piece too.
-            start = np.where(ranges.count > 0, ranges.start - shift, 0)
-            start, count = (placed(each, everywhere) for each in (start, ranges.count))
-            rows_of[name] = dataclasses.replace(rows, start=start, count=count)
-        return rows_of
+def _place(mesh: Mesh, population: Population) -> dict[str, Rows]:
+    devices = mesh.shape[AXIS]
+    size = -(-population.num_clients // devices)
+    begins, longest = pieces_of(population, devices)
+    by_client, everywhere = (NamedSharding(mesh, spec) for spec in (_DIVIDED, SAME))
+
+    def pieces(field) -> jax.Array:
+        def piece(index):
+            begin = begins[(index[0].start or 0) // longest]
+            return field[begin : begin + longest]
+
+        shape = (devices * longest, *field.shape[1:])
+        return jax.make_array_from_callback(shape, by_client, piece)
+
+    fields = {name: pieces(np.asarray(value)) for name, value in population.fields.items()}
+    owner = np.arange(population.num_clients) // size
+    shift = np.asarray(begins, np.int32)[owner]
+    rows_of = {}
+    for name, ranges in population.splits.items():
+        rows = Rows.place(population, name, fields)
+        # Without rows in this split a client may start anywhere, outside its piece too.
+        start = np.where(ranges.count > 0, ranges.start - shift, 0)
+        start, count = (placed(each, everywhere) for each in (start, ranges.count))
+        rows_of[name] = dataclasses.replace(rows, start=start, count=count)
+    return rows_of
 
 
 def _with_padding(state: SimulationState, shard: Shard) -> SimulationState:
