@@ -172,7 +172,7 @@ class Streamed:
 
             coming = cohorts()
 
-            def read(buffers: dict[str, np.ndarray], last_use: PyTree) -> Cohort:
+            def read(buffers: dict[str, np.ndarray], last_use: jax.Array | None) -> Cohort:
                 # A CPU's device may share the buffers instead of copying them.
                 jax.block_until_ready(last_use)
                 draws, place, ids = next(coming)
@@ -182,8 +182,7 @@ class Streamed:
                 ids = np.asarray(cohort.rows.ids)
                 place = np.minimum(np.searchsorted(before, ids), len(ids) - 1)
                 again = (before[place] == ids) & (ids < clients)
-                states = jax.tree.map(lambda leaf: leaf[np.minimum(ids, clients - 1)], on_host)
-                return Turn(cohort, states, np.where(again, place, -1))
+                return Turn(cohort, _of(on_host, ids), np.where(again, place, -1))
 
             def write(ids: np.ndarray, states: PyTree) -> None:
                 there = slice(np.searchsorted(ids, clients))
@@ -205,7 +204,7 @@ class Streamed:
                     ids = np.asarray(turn.cohort.rows.ids)
                     if round_ + BUFFERS < last:
                         used = ring[(round_ - first) % BUFFERS]
-                        reads.append(reader.submit(read, used, after))
+                        reads.append(reader.submit(read, used, after.round))
                     following = None
                     if round_ + 1 < last:
                         following = keeper.submit(fetch, reads.popleft().result(), ids)
@@ -227,10 +226,7 @@ class Streamed:
             room = max(1, *counts)
 
             def fetch(ids: np.ndarray) -> tuple[Rows, PyTree]:
-                own = np.minimum(ids, clients - 1)
-                return rows.of(ids, rows.buffers(room)), jax.tree.map(
-                    lambda leaf: leaf[own], _states(state)
-                )
+                return rows.of(ids, rows.buffers(room)), _of(_states(state), ids)
 
             found = []
             for fetched, states in _ahead(fetch, blocks):
@@ -240,6 +236,16 @@ class Streamed:
             return jax.tree.map(lambda *each: np.concatenate(each)[:clients], *found)
 
         return Functions(init, _refuse, rounds, evaluate)
+
+
+def _of(states: PyTree, ids: np.ndarray) -> PyTree:
+    """The states of some clients, in memory that a CPU's device shares; of nobody, of anybody."""
+
+    def of(leaf: Any) -> np.ndarray:
+        found = aligned((len(ids), *leaf.shape[1:]), leaf.dtype)
+        return np.take(np.asarray(leaf), ids, axis=0, out=found, mode="clip")
+
+    return jax.tree.map(of, states)
 
 
 def draws_of(program: Program) -> Callable[..., Draw]:
