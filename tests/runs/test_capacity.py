@@ -157,6 +157,20 @@ def test_a_mapped_and_a_streamed_run_hold_what_is_planned(tmp_path):
 
 
 @pytest.mark.thorough
+def test_a_billion_clients_are_planned_without_any_memory_for_them():
+    config = RunConfig(loss="squared", sampling_rate=1e-6, test_fraction=0.5, local_steps=1)
+    sizes = capacity.sizes_without_data(config, (32,), 10**9, 2)
+    plan = capacity.plan(config, sizes, Machine(16, 80 * GB, 25 * GB))
+    each = of_device(plan, "over 16 devices")
+    assert each.states == 4 * 33 * 10**9 // 16
+    assert each.rows == 2 * 10**9 * 4 * 33 // 16
+    assert each.ranges == 24 * 10**9  # not divided
+    assert each.process == 0  # which is the host's
+    assert plan.capacity < 2000
+    assert plan.fitting == ()
+
+
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fully_optimized")
 @pytest.mark.parametrize("clients", [2000, 2001])
 def test_one_of_several_devices_works_in_what_the_program_of_all_says(clients):
@@ -177,17 +191,3 @@ def test_one_of_several_devices_works_in_what_the_program_of_all_says(clients):
     assert found.alias_size_in_bytes == pytest.approx(own, rel=0.01)
     working = found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
     assert need.round == pytest.approx(working, rel=0.1)
-
-
-@pytest.mark.thorough
-def test_a_billion_clients_are_planned_without_any_memory_for_them():
-    config = RunConfig(loss="squared", sampling_rate=1e-6, test_fraction=0.5, local_steps=1)
-    sizes = capacity.sizes_without_data(config, (32,), 10**9, 2)
-    plan = capacity.plan(config, sizes, Machine(16, 80 * GB, 25 * GB))
-    each = of_device(plan, "over 16 devices")
-    assert each.states == 4 * 33 * 10**9 // 16
-    assert each.rows == 2 * 10**9 * 4 * 33 // 16
-    assert each.ranges == 24 * 10**9  # not divided
-    assert each.process == 0  # which is the host's
-    assert plan.capacity < 2000
-    assert plan.fitting == ()
