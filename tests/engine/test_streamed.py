@@ -103,6 +103,14 @@ def test_rows_are_not_replaced_before_a_slow_round_has_read_them(problem, monkey
     assert_agree(*(sim.run(sim.init(3, HPARAMS), HPARAMS, 12)[0] for sim in (memory, late)))
 
 
+def test_a_client_s_state_is_one_piece_of_memory(pair):
+    # Copied by columns, as NumPy would, states are read and written a number at a time.
+    state = pair[1].init(0, HPARAMS)
+    leaves = jax.tree.leaves(state.personal)
+    assert leaves
+    assert all(leaf.flags.c_contiguous for leaf in leaves)
+
+
 def test_checkpoints_hold_every_state_and_go_on(pair, tmp_path):
     sim = pair[1]
     straight, _ = sim.run(sim.init(3, HPARAMS), HPARAMS, 6)

@@ -141,7 +141,9 @@ class Streamed:
 
         def init(key: jax.Array, hparams: Hyperparameters) -> SimulationState:
             def for_all(leaf):
-                return np.array(np.broadcast_to(np.asarray(leaf), (clients, *leaf.shape[1:])))
+                # By rows: NumPy's own choice for copies of a broadcast one is by columns.
+                whole = np.broadcast_to(np.asarray(leaf), (clients, *leaf.shape[1:]))
+                return np.array(whole, order="C")
 
             state = start(key, hparams)
             return with_states(state, jax.tree.map(for_all, _states(state)))
@@ -315,7 +317,8 @@ def _refuse(*_: Any) -> NoReturn:
 
 def _writable(leaf: Any) -> np.ndarray:
     array = np.asarray(leaf)
-    return array if array.flags.writeable else np.array(array)
+    ready = array.flags.writeable and array.flags.c_contiguous
+    return array if ready else np.array(array, order="C")
 
 
 def _states(state: SimulationState) -> PyTree:
