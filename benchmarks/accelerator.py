@@ -36,7 +36,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim import models
+from fedjaxsim import models, tasks
 from fedjaxsim.bench import problems, systems
 from fedjaxsim.bench.ceilings import Ceilings
 from fedjaxsim.bench.children import end_with_parent, reports
@@ -49,6 +49,7 @@ from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.data.npz import save_npz
 from fedjaxsim.engine import layout
 from fedjaxsim.fast import winograd
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.models import convolution, network
 from fedjaxsim.report.files import write_json
 from fedjaxsim.report.progress import number
@@ -65,6 +66,13 @@ PRETENDED = 2**26
 USUAL = 64
 """A size of chunks that is tried with every workload."""
 CEILINGS, FORMS, PEER = "ceilings", "convolutions", "peer-"
+
+
+def _settings(count: int) -> list[Hyperparameters]:
+    """Return the first settings of PP-SGD's grid, without a simulation, which takes the device."""
+    rate, level, noises = systems.RATES[0], systems.LEVELS[0], systems.NOISES[:count]
+    values = {"learning_rate": rate, "personalization": level, "clip_norm": 10.0}
+    return [Hyperparameters(**values, noise_multiplier=z) for z in noises]
 
 
 @functools.cache
@@ -89,7 +97,7 @@ def workloads() -> dict[str, tuple[Workload, Record]]:
         (own, few),
         (Workload("million-own", "10⁶ clients with linear models of their own, everyone",
                   systems.dense, million), {**few, "clients": 40}),
-        (WORKLOADS["ppsgd-grid"], {"clients": 6, "settings": systems.grid_settings()[:3]}),
+        (WORKLOADS["ppsgd-grid"], {"clients": 6, "settings": _settings(3)}),
         (low("femnist-cnn-pmtl-bfloat16", "femnist-cnn-pmtl"), cnn),
         (Workload("softmax-10k-local", "10,000 clients that learn linear models alone",
                   systems.dense, local), few),
@@ -200,7 +208,7 @@ def of_forms(rehearse: bool) -> None:
     work = clients * batch * cnn_flops(problems.IMAGE[0], classes)
     for name, form in CONVOLUTIONS.items():
         with mock.patch.object(network, "conv2d", form):
-            task = models.softmax(models.cnn(problems.IMAGE, classes), classes)
+            task = tasks.softmax(models.cnn(problems.IMAGE, classes), classes)
             params = jax.vmap(task.init)(jax.random.split(jax.random.key(0), clients))
 
             def steps(params, loss=task.loss):

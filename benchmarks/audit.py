@@ -9,7 +9,7 @@ cores. Broken doors wrap real ones and go on stating the guarantee of the door t
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,17 @@ from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.audit.attacks import Attack
-from fedjaxsim.audit.audit import AuditResult, audit
+from fedjaxsim.audit.canaries import AuditResult, audit
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.models.model import linear
-from fedjaxsim.models.task import Task, softmax
 from fedjaxsim.privacy.doors.gram import gaussian_gram
 from fedjaxsim.privacy.doors.wishart import wishart
 from fedjaxsim.privacy.mechanisms import Mechanism, gaussian, zeros
-from fedjaxsim.privacy.sampling import Sampling, everyone, poisson
+from fedjaxsim.privacy.sampling import Sampling, full_participation, poisson
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks.task import Task, softmax
 
 CONFIDENCE = 1 - 1e-6
 FEATURES, CLASSES = 64, 10  # p = 650
@@ -56,7 +56,8 @@ def half_the_noise(door: Mechanism) -> Mechanism:
 def _counting(door: Mechanism, count: Callable[[jax.Array], Any]) -> Mechanism:
     """The door with a count beside its sum; its `release` must take it apart."""
 
-    def zero(message):
+    def zero(message, num_clients):
+        del num_clients
         return zeros((message, jax.ShapeDtypeStruct((), jnp.result_type(float))))
 
     def add(accumulator, messages, mask, ids, state, hparams):
@@ -193,26 +194,28 @@ def silent(task: Task, size: int) -> Algorithm:
         client,
         lambda shared, release, hparams, round_: shared,
         lambda shared, personal, hparams, client_id: shared,
+        task,
     )
 
 
 def simulation(
+    m: int,
     sampling: Sampling,
     door: Mechanism,
     algorithm: Callable[[Task], Algorithm],
     devices: Sequence[Any] | None = None,
 ) -> Simulation:
-    """The simulation that the cases share."""
-    population, task = problem(sampling.scheme.clients)
+    """The simulation that the cases share, of `m` clients."""
+    population, task = problem(m)
+    everyone = sampling.for_clients(m).scheme.kind == "everyone"
     return Simulation(
         algorithm(task),
-        task,
         population,
         sampling,
         Minibatches(5, steps=1),
         door,
-        chunk_size=64 if sampling.scheme.kind == "everyone" else 2,
-        chunk_map="vmap" if sampling.scheme.kind == "everyone" else "scan",
+        chunk_size=64 if everyone else 2,
+        chunk_map="vmap" if everyone else "scan",
         devices=devices,
     )
 
@@ -238,8 +241,13 @@ class Case:
     tests: tuple[str, ...] = ()
 
 
-EVERYONE = Hyperparameters(learning_rate=0.1, lam=0.1, clip_norm=0.5, noise_multiplier=2.0)
-POISSON = EVERYONE.replace(noise_multiplier=0.6, sampling_rate=0.1)
+EVERYONE = {"learning_rate": 0.1, "lam": 0.1, "clip_norm": 0.5, "noise_multiplier": 2.0}
+POISSON = EVERYONE | {"noise_multiplier": 0.6, "sampling_rate": 0.1}
+
+
+def read_by(sim: Simulation, values: Mapping[str, float]) -> Hyperparameters:
+    """The hyperparameters of a simulation from values for all: those that it reads."""
+    return sim.hyperparameters(**{n: value for n, value in values.items() if n in sim.records})
 
 
 def quiet(task: Task) -> Algorithm:
@@ -255,8 +263,9 @@ def with_everyone(
     **settings: Any,
 ) -> AuditResult:
     """400 canaries among 420 clients, 4 rounds at z = 2: μ = 1."""
-    sim = simulation(everyone(420), door, algorithm, devices)
-    return audit(sim, EVERYONE, 4, canaries=400, runs=runs, confidence=CONFIDENCE, **settings)
+    sim = simulation(420, full_participation(), door, algorithm, devices)
+    hparams = read_by(sim, EVERYONE)
+    return audit(sim, hparams, 4, canaries=400, runs=runs, confidence=CONFIDENCE, **settings)
 
 
 def with_poisson(
@@ -266,22 +275,24 @@ def with_poisson(
     **settings: Any,
 ) -> AuditResult:
     """80 canaries among 100 clients, of whom about 10 take part; 20 rounds at z = 0.6."""
-    sim = simulation(poisson(100, 0.1), door, algorithm)
-    return audit(sim, POISSON, 20, canaries=80, runs=runs, confidence=CONFIDENCE, **settings)
+    sim = simulation(100, poisson(0.1), door, algorithm)
+    hparams = read_by(sim, POISSON)
+    return audit(sim, hparams, 20, canaries=80, runs=runs, confidence=CONFIDENCE, **settings)
 
 
 def one_unclipped(runs: int = 800) -> AuditResult:
     """The audit of one client of 8, whose message the door forgets to clip."""
-    sim = simulation(everyone(8), unclipped(gaussian(), [3]), fedavg)
-    return audit(sim, EVERYONE, 1, canaries=[3], runs=runs, confidence=CONFIDENCE)
+    sim = simulation(8, full_participation(), unclipped(gaussian(), [3]), fedavg)
+    hparams = read_by(sim, EVERYONE)
+    return audit(sim, hparams, 1, canaries=[3], runs=runs, confidence=CONFIDENCE)
 
 
 def wishart_as_published(runs: int = 1000) -> AuditResult:
     """One round at the paper's ε = 1, (5, 5) matrices, one canary in each run."""
-    sim = simulation(everyone(2), wishart(), lambda task: silent(task, 5))
+    sim = simulation(2, full_participation(), wishart(), lambda task: silent(task, 5))
     return audit(
         sim,
-        EVERYONE.replace(noise_multiplier=1.0),
+        read_by(sim, EVERYONE | {"noise_multiplier": 1.0}),
         1,
         canaries=[0],
         runs=runs,
@@ -293,10 +304,10 @@ def wishart_as_published(runs: int = 1000) -> AuditResult:
 
 def gram(runs: int = 20) -> AuditResult:
     """The sound door for the same matrices, (200, 200), with 200 canaries; 4 rounds at z = 2."""
-    sim = simulation(everyone(200), gaussian_gram(), lambda task: silent(task, 200))
+    sim = simulation(200, full_participation(), gaussian_gram(), lambda task: silent(task, 200))
     return audit(
         sim,
-        EVERYONE,
+        read_by(sim, EVERYONE),
         4,
         canaries=200,
         runs=runs,
@@ -307,7 +318,7 @@ def gram(runs: int = 20) -> AuditResult:
 
 def poisson_chunks() -> int:
     """Chunks of one client, as many as the cohort has places."""
-    return poisson(100, 0.1).scheme.capacity
+    return poisson(0.1).for_clients(100).scheme.capacity
 
 
 _SCALE = ("test_one_noise_draw_a_round_whatever_the_cohort",)

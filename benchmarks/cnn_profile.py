@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from fedjaxsim import models
+from fedjaxsim import models, tasks
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.bench import problems
 from fedjaxsim.bench.ceilings import Ceilings
@@ -40,7 +40,7 @@ from fedjaxsim.bench.work import cnn_flops
 from fedjaxsim.bench.workload import Load, simulate
 from fedjaxsim.data.minibatches import Batch, Minibatches
 from fedjaxsim.engine.devices import use_all_cores
-from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 
 CLASSES, BATCHES, STEPS = problems.FEMNIST_CLASSES, 3, 100
@@ -57,12 +57,12 @@ class Timed(NamedTuple):
 
 def kernel() -> Timed:
     """Steps of SGD on one batch, on every device by itself."""
-    task = models.softmax(models.cnn(problems.IMAGE, CLASSES), CLASSES)
+    task = tasks.softmax(models.cnn(problems.IMAGE, CLASSES), CLASSES)
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.standard_normal((BATCH, *problems.IMAGE), dtype=np.float32))
     y = jnp.asarray(rng.integers(0, CLASSES, BATCH, dtype=np.int32))
     batch = Batch({"x": x, "y": y}, jnp.ones(BATCH))
-    rate = PRIVATE.learning_rate
+    rate = PRIVATE["learning_rate"]
 
     def steps(params):
         def step(_, params):
@@ -91,19 +91,18 @@ def even(clients: int) -> Load:
     """FedAvg where every client has three full batches; 100 of them take part."""
     rows = np.full(clients, BATCHES * BATCH)
     population = problems.classification(rows, np.zeros_like(rows), problems.IMAGE, CLASSES)
-    task = models.softmax(models.cnn(problems.IMAGE, CLASSES), CLASSES)
+    task = tasks.softmax(models.cnn(problems.IMAGE, CLASSES), CLASSES)
     p = FEMNIST_COHORT / clients
     examples = FEMNIST_COHORT * BATCHES * BATCH
     simulation = Simulation(
         fedavg(task),
-        task,
         population,
-        everyone(clients) if p == 1 else poisson(clients, max_rate=p),
+        full_participation() if p == 1 else poisson(p),
         Minibatches(BATCH, epochs=1),
         devices=jax.devices(),
     )
     work = work_of("fedavg", task, clients, FEMNIST_COHORT, examples, FLOPS, rows[0])
-    return simulate(simulation, PRIVATE.replace(sampling_rate=p), work, rounds=4)
+    return simulate(simulation, simulation.hyperparameters(**PRIVATE), work, rounds=4)
 
 
 def of_load(load: Load) -> Timed:

@@ -25,11 +25,11 @@ from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.bench.children import of_script
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population, split
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models import model, task
+from fedjaxsim.models import model
 from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.sampling import poisson
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks import softmax
 
 M, D, C, ROWS, BATCH, STEPS, P = 1000, 784, 10, 50, 10, 5, 0.1
 ETA, LAM, CLIP, Z = 0.01, 0.1, 1.0, 1.0
@@ -124,13 +124,12 @@ def hand_written(population: Population, capacity: int, client_map: str):
 def one_process(rounds: int, repeats: int) -> dict[str, float]:
     """Medians of seconds per round of each form, alternating."""
     population = make_population()
-    learn = task.softmax(model.linear((D,), C), C)
-    sampling = poisson(M, P)
+    learn = softmax(model.linear((D,), C), C)
     simulation = Simulation(
-        pmtl(learn), learn, population, sampling, Minibatches(BATCH, steps=STEPS), gaussian()
+        pmtl(learn), population, poisson(P), Minibatches(BATCH, steps=STEPS), gaussian()
     )
-    hparams = Hyperparameters(
-        learning_rate=ETA, lam=LAM, clip_norm=CLIP, noise_multiplier=Z, sampling_rate=P
+    hparams = simulation.hyperparameters(
+        learning_rate=ETA, lam=LAM, clip_norm=CLIP, noise_multiplier=Z
     ).as_arrays()
     state = simulation.init(0, hparams)
 
@@ -139,7 +138,9 @@ def one_process(rounds: int, repeats: int) -> dict[str, float]:
 
     forms: dict[str, tuple[Any, Any]] = {"engine": (state, engine)}
     for client_map in ("vmap", "scan"):
-        forms[client_map] = hand_written(population, sampling.scheme.capacity, client_map)
+        forms[client_map] = hand_written(
+            population, simulation.sampling.scheme.capacity, client_map
+        )
     carries = {name: jax.block_until_ready(run(c, rounds)) for name, (c, run) in forms.items()}
     seconds = {name: [] for name in forms}
     for _ in range(repeats):

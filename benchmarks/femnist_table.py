@@ -33,8 +33,9 @@ import fedjaxsim as fjs
 from fedjaxsim.data import load
 from fedjaxsim.data.transforms import invert
 from fedjaxsim.engine.devices import use_all_cores
-from fedjaxsim.models import cnn, mlp, softmax
+from fedjaxsim.models import cnn, mlp
 from fedjaxsim.privacy.calibration import noise_multiplier
+from fedjaxsim.tasks import softmax
 
 COHORT, BATCH, SELECTION_SEED = 100, 10, 1000
 RATES, CLIPS, LAMBDAS, MUS = (0.1, 0.3), (0.1, 0.3, 1.0), (0.03, 0.1, 0.3), (0.1, 1.0)
@@ -51,9 +52,15 @@ def population(source: str, seed: int, validation: float) -> fjs.Population:
 def candidates(algorithm: str, private: bool) -> Iterator[dict[str, float]]:
     """The grid of an algorithm."""
     clips = CLIPS if private and algorithm != "local" else (math.inf,)
-    extra = {"pmtl": ("lam", LAMBDAS), "fedprox": ("mu", MUS)}.get(algorithm, ("lam", (0.0,)))
-    for rate, clip, value in itertools.product(RATES, clips, extra[1]):
-        yield {"learning_rate": rate, "clip_norm": clip, extra[0]: value}
+    name, values = {"pmtl": ("lam", LAMBDAS), "fedprox": ("mu", MUS)}.get(algorithm, ("", (0.0,)))
+    for rate, clip, value in itertools.product(RATES, clips, values):
+        yield {"learning_rate": rate, "clip_norm": clip} | ({name: value} if name else {})
+
+
+def read_by(simulation: fjs.Simulation, values: dict[str, float]) -> fjs.Hyperparameters:
+    """Return the hyperparameters of a simulation from the values that it reads."""
+    known = simulation.records
+    return simulation.hyperparameters(**{n: value for n, value in values.items() if n in known})
 
 
 def main() -> None:
@@ -76,7 +83,7 @@ def main() -> None:
     populations = [population(args.source, seed, validation=0.0) for seed in range(args.seeds)]
     m = selection.num_clients
     delta, p = 1 / (10 * m), COHORT / m
-    sampling = fjs.poisson(m, max_rate=p)
+    sampling = fjs.poisson(p)
     inputs = selection.fields["x"].shape[1:]
     task = softmax(MODELS[args.model](inputs, 62), 62)
 
@@ -87,11 +94,10 @@ def main() -> None:
 
     rows = []
     for name in args.algorithms:
-        door = fjs.closed() if name == "local" else fjs.gaussian()
+        door = fjs.no_release() if name == "local" else fjs.gaussian()
         minibatches = fjs.Minibatches(BATCH, epochs=1)
         chooser = fjs.Simulation(
             ALGORITHMS[name](task),
-            task,
             selection,
             sampling,
             minibatches,
@@ -106,23 +112,23 @@ def main() -> None:
                     delta,
                     rounds=args.rounds,
                     sampling_rate=p,
-                    scheme=sampling.scheme,
+                    scheme=chooser.sampling.scheme,
                 )
                 if private
                 else 0.0
             )
-            base = fjs.Hyperparameters(sampling_rate=p, noise_multiplier=z)
+            noise = {"noise_multiplier": z}
             options = list(candidates(name, private))
             if args.no_choice:
                 options = [{**ONE, "clip_norm": ONE["clip_norm"] if private else math.inf}]
             scores = []
             for choice in track(options, f"{name}, ε = {epsilon:g}") if len(options) > 1 else ():
-                hparams = base.replace(**choice)
+                hparams = read_by(chooser, noise | choice)
                 state, _ = run(chooser, hparams, SELECTION_SEED)
                 score = chooser.evaluate(state, hparams, "validation").mean("accuracy")
                 scores.append((score, choice))
             chosen = max(scores, key=lambda pair: pair[0])[1] if scores else options[0]
-            hparams = base.replace(**chosen)
+            hparams = read_by(chooser, noise | chosen)
             finals = [
                 run(chooser.with_population(populations[seed]), hparams, seed)
                 for seed in range(args.seeds)

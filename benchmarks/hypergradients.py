@@ -34,11 +34,12 @@ from fedjaxsim.bench.children import of_script
 from fedjaxsim.bench.measure import forget_peak, seconds
 from fedjaxsim.bench.results import spread
 from fedjaxsim.data.synthetic import regression_stream
-from fedjaxsim.gradients.hypergradient import Mode, hypergradient, mean_metric
-from fedjaxsim.models import linear, softmax
-from fedjaxsim.models.known_risk import known_regression
+from fedjaxsim.gradients.whole_run import Mode, hypergradient, mean_metric
+from fedjaxsim.models import linear
 from fedjaxsim.report.plots import COLOURS, STYLE
 from fedjaxsim.runs.memory import peak_bytes
+from fedjaxsim.tasks import softmax
+from fedjaxsim.tasks.known_risk import known_regression
 
 ROUNDS = (10, 30, 100, 300, 1000)
 FEATURES, BATCH = 100, 10
@@ -55,17 +56,11 @@ Problem = tuple[fjs.Simulation, fjs.Hyperparameters, tuple[str, ...], str]
 def synthetic(clients: int, rate: float, **chunking: Any) -> Problem:
     """PP-SGD's synthetic problem; everyone at rate 1, else Poisson cohorts."""
     population, task = regression_stream(clients, FEATURES), known_regression(FEATURES)
-    sampling = fjs.everyone(clients) if rate == 1 else fjs.poisson(clients, max_rate=rate)
+    sampling = fjs.full_participation() if rate == 1 else fjs.poisson(rate)
     minibatches = fjs.Minibatches(BATCH, steps=1)
-    simulation = fjs.Simulation(
-        fjs.ppsgd(task), task, population, sampling, minibatches, **chunking
-    )
-    hparams = fjs.Hyperparameters(
-        learning_rate=0.1,
-        personalization=0.5,
-        clip_norm=10.0,
-        noise_multiplier=3.0,
-        sampling_rate=rate,
+    simulation = fjs.Simulation(fjs.ppsgd(task), population, sampling, minibatches, **chunking)
+    hparams = simulation.hyperparameters(
+        learning_rate=0.1, personalization=0.5, clip_norm=10.0, noise_multiplier=3.0
     )
     return simulation, hparams, ("learning_rate", "personalization", "clip_norm"), "excess_risk"
 
@@ -78,18 +73,17 @@ def personal_models(clients: int = 1000, features: int = 784, classes: int = 10)
         "x": rng.normal(size=(clients * rows, features)).astype(np.float32),
         "y": rng.integers(0, classes, clients * rows).astype(np.int32),
     }
-    population = fjs.split(fjs.Population.from_flat(fields, [rows] * clients), test=0.2)
+    population = fjs.data.split(fjs.Population.from_flat(fields, [rows] * clients), test=0.2)
     task = softmax(linear((features,), classes), classes)
     rate = 100 / clients
     simulation = fjs.Simulation(
         fjs.pmtl(task),
-        task,
         population,
-        fjs.poisson(clients, max_rate=rate),
+        fjs.poisson(rate),
         fjs.Minibatches(BATCH, steps=5),
     )
-    hparams = fjs.Hyperparameters(
-        learning_rate=0.01, lam=0.1, clip_norm=1.0, noise_multiplier=1.0, sampling_rate=rate
+    hparams = simulation.hyperparameters(
+        learning_rate=0.01, lam=0.1, clip_norm=1.0, noise_multiplier=1.0
     )
     return simulation, hparams, ("learning_rate", "lam", "clip_norm"), "loss"
 

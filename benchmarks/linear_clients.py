@@ -38,10 +38,10 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.devices import use_all_cores
 from fedjaxsim.engine.layout import ChunkMap
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models import model, task
-from fedjaxsim.privacy.sampling import everyone
+from fedjaxsim.models import model
+from fedjaxsim.privacy.sampling import full_participation
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks import softmax
 
 M, D, C, ROWS, BATCH = 10_000, 784, 10, 20, 10
 ETA, CLIP, Z = 0.1, 0.5, 1.0
@@ -61,19 +61,19 @@ def engine(
     population: Population, products: bool, size: int | None = None, chunk: ChunkMap | None = None
 ):
     """A state, and a function that runs rounds on it."""
-    learn = task.softmax(model.linear((D,), C), C)
+    learn = softmax(model.linear((D,), C), C)
     algorithm = fedavg(learn if products else learn._replace(linear=None))
     simulation = Simulation(
         algorithm,
-        learn,
         population,
-        everyone(M),
+        full_participation(),
         Minibatches(BATCH, steps=1),
         chunk_size=size,
         chunk_map=chunk,
         devices=jax.devices(),
     )
-    hparams = Hyperparameters(learning_rate=ETA, clip_norm=CLIP, noise_multiplier=Z).as_arrays()
+    values = {"learning_rate": ETA, "clip_norm": CLIP, "noise_multiplier": Z}
+    hparams = simulation.hyperparameters(**values).as_arrays()
     rows = simulation._placed["train"]
 
     def compiled(rounds):

@@ -17,6 +17,7 @@ import time
 import jax
 import numpy as np
 
+from fedjaxsim.algorithms.local_steps import PULL
 from fedjaxsim.bench.children import of_script
 from fedjaxsim.bench.systems import BATCH, PIXELS, PRIVATE, dense
 from fedjaxsim.engine.devices import use_all_cores
@@ -26,7 +27,7 @@ CLASSES, ROWS = 10, 16
 
 def numpy_round(rng, x, y, own, w_tilde) -> None:
     """A round of Algorithm 1 of PMTL, in place; own: (m, d, c)."""
-    given = (PRIVATE.learning_rate, PRIVATE.lam, PRIVATE.clip_norm)
+    given = (PRIVATE["learning_rate"], PULL.default, PRIVATE["clip_norm"])
     eta, lam, clip = (np.asarray(value, np.float32) for value in given)
     total = np.zeros_like(w_tilde)
     for k, w in enumerate(own):

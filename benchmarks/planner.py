@@ -38,10 +38,10 @@ from fedjaxsim.data.population import consecutive
 from fedjaxsim.engine.devices import use_devices
 from fedjaxsim.report.files import write_csv
 from fedjaxsim.runs import capacity
-from fedjaxsim.runs.build import asked_for, parts_of
+from fedjaxsim.runs.build import fill_settings, parts_of
 from fedjaxsim.runs.loop import fingerprint_of
 from fedjaxsim.runs.memory import this_machine
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings import RunConfig, run_config
 
 ROUNDS = 10
 DEVICES = 2
@@ -71,7 +71,7 @@ CASES: dict[str, tuple[int, int, tuple[int, ...], dict[str, Any]]] = {
 
 def config_of(case: str) -> RunConfig:
     """The settings of a case."""
-    return RunConfig(test_fraction=0.5, **CASES[case][3])
+    return run_config(test_fraction=0.5, **CASES[case][3])
 
 
 def write_folder(path: Path, case: str) -> None:
@@ -124,11 +124,11 @@ def measured(case: str, placement: str, folder: Path) -> dict[str, int]:
         population = in_arrays(population, folder)
     parts = parts_of(config, population, population.num_clients)
     simulation = fjs.Simulation(
-        parts.algorithm, parts.task, population, parts.sampling, parts.minibatches, parts.mechanism,
+        parts.algorithm, population, parts.sampling, parts.minibatches, parts.mechanism,
         devices=jax.devices() if placement.startswith("over") else None,
         streamed=placement == "streamed",
     )  # fmt: skip
-    hparams = asked_for(config)
+    hparams = fill_settings(config, simulation.records)
     state = simulation.init(0, hparams)
 
     def run(state: Any) -> Any:
@@ -157,14 +157,14 @@ def times(folder: Path) -> dict[str, Any]:
     """Seconds of what grows with clients, of the first case but for a draw; bytes of the table."""
     use_devices(1)
     many, p = 10**9, 1e-6
-    draw = jax.jit(fjs.poisson(many, max_rate=p).draw)
+    draw = jax.jit(fjs.poisson(p).for_clients(many).draw)
     rate, key = fjs.Hyperparameters(sampling_rate=p).as_arrays(), jax.random.key(0)
     config, population = config_of(next(iter(CASES))), load_folder(folder)
     parts = parts_of(config, population, population.num_clients)
     simulation = fjs.Simulation(
-        parts.algorithm, parts.task, population, parts.sampling, parts.minibatches, parts.mechanism
+        parts.algorithm, population, parts.sampling, parts.minibatches, parts.mechanism
     )
-    hparams = asked_for(config)
+    hparams = fill_settings(config, simulation.records)
     state = simulation.init(0, hparams)
     evaluation = simulation.evaluate(state, hparams)
     counts = {name: ranges.count for name, ranges in population.splits.items()}

@@ -57,11 +57,11 @@ from fedjaxsim.engine.devices import SAME, across, divided, mesh_of, use_all_cor
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.settings_axis import stack, varying
 from fedjaxsim.engine.state import map_parts
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.known_risk import known_regression
-from fedjaxsim.privacy.sampling import everyone
-from fedjaxsim.runs.many import ManyRuns
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.privacy.sampling import full_participation
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.sweep import ManyRuns
+from fedjaxsim.tasks.known_risk import known_regression
 
 N, D, BATCH, CLIP, LABEL_NOISE, EVAL_EVERY = 1000, 100, 10, 10.0, 0.01, 10
 SETTINGS = list(itertools.product(RATES, LEVELS, NOISES))
@@ -116,9 +116,9 @@ class InNumpy:
             self.w -= self.shared_rate * (np.mean(gradients, axis=0) + noise / N)
 
 
-def hyperparameters(setting: tuple[float, float, float]) -> Hyperparameters:
+def hyperparameters(simulation: Simulation, setting: tuple[float, float, float]) -> Hyperparameters:
     rate, level, z = setting
-    return Hyperparameters(
+    return simulation.hyperparameters(
         learning_rate=rate, personalization=level, clip_norm=CLIP, noise_multiplier=z
     )
 
@@ -128,7 +128,7 @@ def make_simulation(**chunking: Any) -> tuple[Simulation, np.ndarray]:
     population = regression_stream(N, D, label_noise=LABEL_NOISE)
     task = known_regression(D)
     minibatches = Minibatches(BATCH, steps=1)
-    simulation = Simulation(ppsgd(task), task, population, everyone(N), minibatches, **chunking)
+    simulation = Simulation(ppsgd(task), population, full_participation(), minibatches, **chunking)
     rows = population.splits["test"].start
     return simulation, population.fields["theta"][rows].astype(np.float64)
 
@@ -171,7 +171,8 @@ def ceilings() -> dict[str, float]:
 def grid_process(rounds: int) -> dict[str, Any]:
     """The whole grid once, and numpy on a part of it."""
     simulation, theta = make_simulation()
-    many = ManyRuns(simulation, [hyperparameters(setting) for setting in SETTINGS])
+    settings = [hyperparameters(simulation, setting) for setting in SETTINGS]
+    many = ManyRuns(simulation, settings)
     first = seconds(lambda: many.run(many.init(0), EVAL_EVERY))
     rng = np.random.default_rng(0)
     in_numpy: list[float] = []
@@ -210,7 +211,7 @@ def grid_process(rounds: int) -> dict[str, Any]:
 def single_process(rounds: int, repeats: int) -> dict[str, Any]:
     """Rounds per second of one run; engine and numpy in turn go on where they were."""
     simulation, theta = make_simulation(chunk_map="vmap", chunk_size=250)
-    hparams = hyperparameters(SINGLE)
+    hparams = hyperparameters(simulation, SINGLE)
     first = seconds(lambda: simulation.run(simulation.init(0, hparams), hparams, rounds))
     state = simulation.init(0, hparams)
     in_numpy = InNumpy(theta, SINGLE, np.random.default_rng(0))
@@ -273,7 +274,8 @@ def plain_vmap(
 
 def mapped(simulation: Simulation, size: int, rounds: int, repeats: int) -> dict[str, float]:
     """Rounds of one run per second of each form, for `size` settings of the grid, in turn."""
-    settings = [hyperparameters(setting) for setting in SETTINGS[:: len(SETTINGS) // size][:size]]
+    chosen = SETTINGS[:: len(SETTINGS) // size][:size]
+    settings = [hyperparameters(simulation, setting) for setting in chosen]
     many = ManyRuns(simulation, settings)
 
     def one_program(state, rounds):

@@ -37,12 +37,12 @@ def child(index: int, port: int, runs: int, folder: str) -> None:
     from fedjaxsim.runs.directory import RunDirectory
     from fedjaxsim.runs.execute import execute
     from fedjaxsim.runs.loop import Cadence, digest
-    from fedjaxsim.runs.settings import RunConfig
+    from fedjaxsim.runs.settings import run_config
 
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - progress
     simulation = None
     for run in range(runs):
-        config = RunConfig(
+        config = run_config(
             data="synthetic", clients=12, loss="squared", sampling_rate=0.4, learning_rate=0.01,
             local_steps=1, noise_multiplier=1.0, rounds=ROUNDS, eval_every=EVERY,
         )  # fmt: skip

@@ -18,7 +18,7 @@ from fedjaxsim import Hyperparameters, poisson
 def seconds(num_clients: int, cohort: int) -> list[float]:
     """Times of 30 draws."""
     p = cohort / num_clients
-    sampling = poisson(num_clients, max_rate=p)
+    sampling = poisson(p).for_clients(num_clients)
     hparams = Hyperparameters(sampling_rate=p).as_arrays()
     draw = jax.jit(sampling.draw)
     key, times = jax.random.key(0), []

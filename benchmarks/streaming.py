@@ -56,17 +56,15 @@ def simulation_of(
     population: fjs.Population, *, streamed: bool = False
 ) -> tuple[fjs.Simulation, fjs.Hyperparameters]:
     m, d = population.num_clients, population.fields["x"].shape[1]
-    task = fjs.models.squared(fjs.models.linear((d,), 1))
+    task = fjs.tasks.squared(fjs.models.linear((d,), 1))
     simulation = fjs.Simulation(
         fjs.pmtl(task),
-        task,
         population,
-        fjs.poisson(m, max_rate=COHORT / m),
+        fjs.poisson(COHORT / m),
         fjs.Minibatches(10, steps=1),
         streamed=streamed,
     )
-    return simulation, fjs.Hyperparameters(
-        sampling_rate=COHORT / m,
+    return simulation, simulation.hyperparameters(
         noise_multiplier=1.0,
         clip_norm=1.0,
         learning_rate=0.01,
@@ -95,7 +93,7 @@ def first_round(m: int, d: int = 32, rows: int = 2) -> dict[str, Any]:
     population = fjs.Population.from_flat(whole, np.full(m, rows))
     del whole
     lap("from_flat")
-    population = fjs.split(population, test=1 / rows)
+    population = fjs.data.split(population, test=1 / rows)
     lap("split")
     simulation, hparams = simulation_of(population)
     state = jax.block_until_ready(simulation.init(0, hparams))

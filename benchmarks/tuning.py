@@ -33,10 +33,10 @@ import fedjaxsim as fjs
 from fedjaxsim.bench.systems import LEVELS, RATES
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.engine.devices import use_all_cores
-from fedjaxsim.gradients.hypergradient import mean_metric, over_seeds, price_of_privacy
-from fedjaxsim.models.known_risk import known_regression
+from fedjaxsim.gradients.whole_run import mean_metric, over_seeds, price_of_privacy
 from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
 from fedjaxsim.report.plots import COLOURS, STYLE, picture, save
+from fedjaxsim.tasks.known_risk import known_regression
 from fedjaxsim.tune import Measured, Quadratic, SeedGradient, Step, descend, measure_grid
 
 N, FEATURES, BATCH, ROUNDS, DELTA = 1000, 100, 10, 100, 1e-4
@@ -61,9 +61,7 @@ def synthetic(clients: int, parametrization: str = "grid", **chunking: Any) -> f
     population, task = regression_stream(clients, FEATURES), known_regression(FEATURES)
     algorithm = fjs.ppsgd(task, parametrization="paper" if parametrization == "paper" else "grid")
     minibatches = fjs.Minibatches(BATCH, steps=1)
-    return fjs.Simulation(
-        algorithm, task, population, fjs.everyone(clients), minibatches, **chunking
-    )
+    return fjs.Simulation(algorithm, population, fjs.full_participation(), minibatches, **chunking)
 
 
 def noise_for(epsilon: float) -> float:
@@ -136,7 +134,7 @@ def tune_synthetic(epsilon: float, seeds: int, most: int, simulations: Any) -> d
     sweep, single = simulations
     keys = jax.random.split(jax.random.key(1), 2 * seeds)
     search, fresh = keys[:seeds], keys[seeds:]
-    base = fjs.Hyperparameters(clip_norm=1.0, noise_multiplier=noise_for(epsilon))
+    base = sweep.hyperparameters(clip_norm=1.0, noise_multiplier=noise_for(epsilon))
     begin = time.perf_counter()
 
     def grid(points, keys):
@@ -292,13 +290,13 @@ def _columns(points: Sequence[Mapping[str, float]]) -> tuple[list[float], list[f
 def prices(seeds: int) -> list[dict[str, Any]]:
     """Its mean over seeds with standard error, for populations of three sizes."""
     rows = []
-    hparams = fjs.Hyperparameters(learning_rate=0.7, personalization=3.0, clip_norm=3.0)
+    values = {"learning_rate": 0.7, "personalization": 3.0, "clip_norm": 3.0}
     keys = jax.random.split(jax.random.key(2), seeds)
     for clients, epsilon in itertools.product((50, 200, 800), (0.5, 2.0, 8.0)):
         simulation = synthetic(clients, chunk_map="vmap", chunk_size=50)
         objective = mean_metric(simulation, METRIC, SPLIT)
         price = over_seeds(price_of_privacy(simulation, objective, ROUNDS, delta=DELTA))
-        estimate = price(keys, hparams, epsilon)
+        estimate = price(keys, simulation.hyperparameters(**values), epsilon)
         (value, slope), (_, error) = estimate.mean, estimate.standard_error
         rows.append(
             {

@@ -25,8 +25,9 @@ from fedjaxsim.data import load
 from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.transforms import invert
 from fedjaxsim.engine.devices import use_all_cores
-from fedjaxsim.models import linear, softmax
+from fedjaxsim.models import linear
 from fedjaxsim.privacy.calibration import noise_multiplier
+from fedjaxsim.tasks import softmax
 from fedjaxsim.tune import Optax, SeedGradient, descend, measure_grid
 
 ROUNDS, EPSILON, RATE, CLIP, BATCH = 50, 2.0, 0.5, 0.3, 10
@@ -42,9 +43,9 @@ def tune(source: str, seeds: int, most: int) -> dict[str, Any]:
     task = softmax(linear(writers.fields["x"].shape[1:], 62), 62)
 
     def simulation(population):
-        sampling = fjs.poisson(population.num_clients, max_rate=RATE)
+        sampling = fjs.poisson(RATE)
         minibatches = fjs.Minibatches(BATCH, epochs=1)
-        return fjs.Simulation(fjs.pmtl(task), task, population, sampling, minibatches)
+        return fjs.Simulation(fjs.pmtl(task), population, sampling, minibatches)
 
     final, public = simulation(others), simulation(third)
     z = noise_multiplier(
@@ -56,7 +57,7 @@ def tune(source: str, seeds: int, most: int) -> dict[str, Any]:
     )
     # The noise on the mean message is what the run on the others will have.
     scaled = z * third.num_clients / others.num_clients
-    base = fjs.Hyperparameters(clip_norm=CLIP, noise_multiplier=scaled, sampling_rate=RATE)
+    base = public.hyperparameters(clip_norm=CLIP, noise_multiplier=scaled)
     keys = jax.random.split(jax.random.key(3), seeds)
     names = tuple(START)
     measure = SeedGradient(public, base, ROUNDS, names, keys)

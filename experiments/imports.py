@@ -23,7 +23,7 @@ rounds algorithms optimizers privacy algorithm models data hparams exchange prod
 """
 AFTER = """
 cli tune bench runs report testing audit gradients simulation engine algorithms privacy
-algorithm models data hparams hparam_fields metrics fast
+algorithm models data hyperparameters metrics factories extras notebook fast
 """
 """What lies at the top of the package, from the highest layer down."""
 

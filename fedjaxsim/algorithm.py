@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import optax
 
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters, Records
+from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 Metrics = dict[str, jax.Array]
@@ -31,12 +32,14 @@ class Context(NamedTuple):
       key: a random key that belongs to this client and this round.
       client_id: () int32 in [0, m).
       num_clients: m, public.
+      sampling_rate: () float, the probability p with which each client is drawn; public.
     """
 
     round: jax.Array
     key: jax.Array
     client_id: jax.Array
     num_clients: int
+    sampling_rate: jax.Array
 
 
 class Client(Protocol):
@@ -53,6 +56,23 @@ class Client(Protocol):
     ) -> tuple[PyTree, PyTree, Metrics]: ...
 
 
+class WarmStart(NamedTuple):
+    """How an algorithm hands its models to another one, and starts from those of another.
+
+    Attributes:
+      start: `(hparams, published, own) -> (shared, personal)`: the first states from the parameters
+        that an earlier stage published and those that ONE client predicted with. `shared` may
+        depend on the published ones only. None if the algorithm starts from `init` alone.
+      published: `(shared) -> params`: the parameters that `shared` publishes, or None.
+      required: whether the earlier stage must have published parameters; otherwise those of the
+        task's `init` replace missing ones.
+    """
+
+    start: Callable[..., tuple[PyTree, PyTree]] | None = None
+    published: Callable[[PyTree], PyTree | None] = lambda shared: None
+    required: bool = False
+
+
 class Algorithm(NamedTuple):
     """A federated algorithm, for one client.
 
@@ -64,25 +84,21 @@ class Algorithm(NamedTuple):
         where nothing is sent; `metrics` are scalars for the researcher, never read by the server.
       server: `(shared, release, hparams, round) -> shared`: the next billboard.
       predict: `(shared, personal, hparams, client_id) -> params`: what the client predicts with.
-      check: `(hparams)`: raises ValueError where hyperparameters, as far as they are known on the
-        host, do not suit the algorithm.
-      published: `(shared) -> params`: the parameters on the billboard with which another algorithm
-        may start, or None where there are none.
-      start: `(hparams, published, own) -> (shared, personal)`: as `init`, from what an earlier run
-        left: the parameters that it published, and those that ONE client predicted with. The
-        billboard may depend on the published ones only. None where it starts from `init` alone.
-      needs_published: whether `start` is refused where the earlier run published no parameters;
-        otherwise those of the task's `init` stand in.
-      public: sentences on numbers that may be made of private data but are taken as public, such as
+      task: model, loss and metrics.
+      hyperparameters: the records of what the functions read; `hyperparameters.reads` sets them.
+      check: `(hparams)`: raises ValueError where hyperparameters that are known on the host do not
+        suit the algorithm.
+      public: sentences on numbers that may depend on private data but are taken as public, such as
         the server's divisor; a guarantee names them among its assumptions.
+      warm_start: how a stage of this algorithm follows, or precedes, one of another.
     """
 
     init: Callable[[jax.Array, Hyperparameters], tuple[PyTree, PyTree]]
     client: Client
     server: Callable[[PyTree, PyTree, Hyperparameters, jax.Array], PyTree]
     predict: Callable[[PyTree, PyTree, Hyperparameters, jax.Array], PyTree]
+    task: Task
+    hyperparameters: Records = ()
     check: Callable[[Hyperparameters], None] = lambda hparams: None
     public: tuple[str, ...] = ()
-    published: Callable[[PyTree], PyTree | None] = lambda shared: None
-    start: Callable[..., tuple[PyTree, PyTree]] | None = None
-    needs_published: bool = False
+    warm_start: WarmStart = WarmStart()

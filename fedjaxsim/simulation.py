@@ -15,7 +15,6 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import Minibatches
@@ -23,7 +22,6 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine import checks
 from fedjaxsim.engine.evaluation import Evaluation, Facts, summarize
 from fedjaxsim.engine.layout import ChunkMap, Layout, bytes_of, default_layout
-from fedjaxsim.engine.noise_of_state import drawing_from, draws_common_noise
 from fedjaxsim.engine.placement import Placement
 from fedjaxsim.engine.placement.devices import OverDevices
 from fedjaxsim.engine.placement.memory import InMemory
@@ -31,18 +29,19 @@ from fedjaxsim.engine.placement.streamed import Streamed
 from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import Measured, Program, measure_with
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.segments import Segment, run_segments
+from fedjaxsim.engine.segments import History, Segment, run_segments
 from fedjaxsim.engine.share import Whole
 from fedjaxsim.engine.stages import first_states, stage_key
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.hparams import Hyperparameters, on_host, validate
-from fedjaxsim.models.task import Task
-from fedjaxsim.privacy import ledger, streams
+from fedjaxsim.hyperparameters import Hyperparameters, Value, compose, fill
+from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.composition import require_match
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
-from fedjaxsim.privacy.guarantee import COMMON_NOISE, Report, default_delta, report
-from fedjaxsim.privacy.mechanisms import Mechanism, gaussian
-from fedjaxsim.privacy.sampling import Sampling, check_rate
+from fedjaxsim.privacy.calibration import noise_multiplier
+from fedjaxsim.privacy.guarantee import Report, default_delta, report
+from fedjaxsim.privacy.mechanisms import Mechanism, check_noise, gaussian
+from fedjaxsim.privacy.sampling import Sampling
+from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 
@@ -54,14 +53,13 @@ class Simulation:
     """A federated simulation: what is compiled, and the population it runs on.
 
     Args:
-      algorithm: e.g. `pmtl(task)`.
-      task: whose metrics `evaluate` reports; its `check` must accept the population.
+      algorithm: e.g. `pmtl(task)`; the `check` of its task must accept the population.
       population: all clients' data.
-      sampling: e.g. `poisson(m, max_rate=0.1)`, or `everyone(m)`.
-      minibatches: local steps or epochs, and the batch size.
-      mechanism: the door; `closed()` for an algorithm that sends nothing.
+      sampling: `poisson(0.1)`, `full_participation()`, or another one.
+      minibatches: local steps or epochs, and the batch size; by default one epoch of batches of 10.
+      mechanism: by default `gaussian()`; `no_release()` for an algorithm that sends nothing.
       accountant: the one that `guarantee` reports, by name; by default the tightest sound one for
-        each adjacency and view. (Behind a closed door it is that of the stages before.)
+        each adjacency and view. (Where nothing is released it is that of the stages before.)
       ledger_entries: how many different (z, p) the run may be charged for; raise it to the number
         of distinct values where z follows a schedule.
       chunk_size: clients run together, at least 2. By default 16 in a scan and 64 in a batch; on an
@@ -75,6 +73,7 @@ class Simulation:
 
     Attributes:
       program: the pure functions of a run on one device; see `engine/program.py`.
+      records: the hyperparameters that its parts declare, by name.
 
     Raises:
       ValueError: where the parts do not fit together: a function of other arguments than it is
@@ -85,10 +84,9 @@ class Simulation:
     def __init__(
         self,
         algorithm: Algorithm,
-        task: Task,
         population: Population,
         sampling: Sampling,
-        minibatches: Minibatches,
+        minibatches: Minibatches | None = None,
         mechanism: Mechanism | None = None,
         *,
         accountant: str | None = None,
@@ -99,22 +97,34 @@ class Simulation:
         streamed: bool = False,
     ):
         self.mechanism = gaussian() if mechanism is None else mechanism
+        minibatches = Minibatches(10, epochs=1) if minibatches is None else minibatches
         checks.check_parts(
             algorithm=algorithm,
-            task=task,
+            task=getattr(algorithm, "task", None),
+            warm_start=getattr(algorithm, "warm_start", None),
             population=population,
             sampling=sampling,
             minibatches=minibatches,
             mechanism=self.mechanism,
         )
-        if sampling.scheme.clients != population.num_clients:
+        self.algorithm, self.task, self._sampling = algorithm, algorithm.task, sampling
+        self.sampling = sampling.for_clients(population.num_clients)
+        checks.check_parts(sampler=self.sampling)
+        if self.sampling.scheme.clients != population.num_clients:
             raise ValueError(
-                f"the sampler draws from {sampling.scheme.clients} clients, "
+                f"the sampler draws from {self.sampling.scheme.clients} clients, "
                 f"but the population has {population.num_clients}"
             )
-        self.algorithm, self.task, self.sampling = algorithm, task, sampling
+        self.records = compose(
+            (algorithm.hyperparameters, self.mechanism.hyperparameters, sampling.hyperparameters)
+        )
+        if self.mechanism.num_clients not in (None, population.num_clients):
+            raise ValueError(
+                f"the mechanism is for {self.mechanism.num_clients} clients, but the population "
+                f"has {population.num_clients}"
+            )
         if accountant is not None and self.mechanism.event.kind != "none":
-            require_match(accountant, sampling.scheme, self.mechanism.event)
+            require_match(accountant, self.sampling.scheme, self.mechanism.event)
         self.accountant = accountant
         self.minibatches, self.ledger_entries = minibatches, ledger_entries
         self._chunk_size = chunk_size
@@ -131,8 +141,8 @@ class Simulation:
         self.program = Program(
             algorithm,
             self.mechanism,
-            sampling,
-            measure_with(task),
+            self.sampling,
+            measure_with(self.task),
             minibatches,
             self.layout,
             Whole(population.num_clients),
@@ -141,19 +151,25 @@ class Simulation:
         functions = self.placement.compiled(self.program)
         self._init, self._one_round, self._segment, self._evaluate = functions
 
+    def __repr__(self) -> str:
+        """The parts: algorithm, data, sampling, mechanism, minibatches and placement."""
+        scheme, batches = self.sampling.scheme, self.minibatches
+        amount = f"steps {batches.steps}" if batches.epochs is None else f"epochs {batches.epochs}"
+        fields = (f"{name} {values.shape}" for name, values in self.population.fields.items())
+        where = "streamed" if self.streamed else "in memory"
+        lines = [
+            f"Simulation of {_name_of(self.algorithm.client)}",
+            f"  {repr(self.population).splitlines()[0]}",
+            f"  fields: {', '.join(fields)}",
+            f"  sampling: {scheme.kind}, at most {scheme.capacity} clients a round",
+            f"  mechanism: {self.mechanism.event.kind}",
+            f"  minibatches: size {batches.size}, {amount}",
+            f"  data: {where}, devices: {len(self.devices or (None,))}",
+        ]
+        return "\n".join(lines)
+
     def _no_charges(self) -> ledger.Charges:
         return ledger.no_charges(self.sampling.scheme, self.mechanism.event, self.ledger_entries)
-
-    @functools.cached_property
-    def _settings(self) -> np.ndarray:
-        """The fingerprint of all that a run is made of, but for hyperparameters and data."""
-        return streams.fingerprint(
-            self.algorithm,
-            self.sampling.scheme,
-            self.mechanism,
-            self.minibatches,
-            self.num_clients,
-        )
 
     def _take(self, population: Population) -> None:
         """Checks a population and takes it; it goes to the device when it is first needed."""
@@ -220,9 +236,8 @@ class Simulation:
     def _of(self, algorithm: Algorithm, mechanism: Mechanism) -> "Simulation":
         return Simulation(
             algorithm,
-            self.task,
             self.population,
-            self.sampling,
+            self._sampling,
             self.minibatches,
             mechanism,
             accountant=self.accountant,
@@ -271,9 +286,7 @@ class Simulation:
     @property
     def functions(self) -> checks.Functions:
         """What the checks trace."""
-        return checks.Functions(
-            self.algorithm, self.task, self.mechanism, self.minibatches, self.population
-        )
+        return checks.Functions(self.algorithm, self.mechanism, self.minibatches, self.population)
 
     @property
     def num_clients(self) -> int:
@@ -282,20 +295,57 @@ class Simulation:
 
     # --- what a user calls ------------------------------------------------------------------------
 
-    def init(
-        self, key: jax.Array | int, hparams: Hyperparameters, *, common_noise: bool = False
-    ) -> SimulationState:
+    def hyperparameters(self, **values: Value) -> Hyperparameters:
+        """Return the hyperparameters of a run: the given values, and defaults for the rest.
+
+        Args:
+          **values: by name, each () or, where its record declares a schedule, one per round (T,).
+
+        Raises:
+          ValueError: for a name that no part of the simulation reads (with the nearest one that is
+            read), a missing value without a default, a wrong shape or a value out of range.
+        """
+        return fill(self.records, values)
+
+    def calibrate(
+        self, hparams: Hyperparameters, *, epsilon: float, rounds: int, delta: float | None = None
+    ) -> Hyperparameters:
+        """Return the hyperparameters with the least noise multiplier that meets a target ε.
+
+        Args:
+          hparams: of the run; its `noise_multiplier` is replaced.
+          epsilon: target ε in nats of all rounds (zero-out, joint DP).
+          rounds: T.
+          delta: δ in (0, 1); by default `default_delta(m)`.
+
+        Raises:
+          ValueError: if the mechanism has no noise to calibrate, the clip norm is infinite, or no
+            noise multiplier meets the target.
+        """
+        if "noise_multiplier" not in self.records:
+            raise ValueError("the mechanism adds no noise, so no ε can be aimed at")
+        z = noise_multiplier(
+            epsilon,
+            default_delta(self.num_clients) if delta is None else delta,
+            rounds=rounds,
+            sampling_rate=float(self.sampling.rate(self.check(hparams))),
+            scheme=self.sampling.scheme,
+            event=self.mechanism.event,
+            accountant=self.accountant,
+        )
+        calibrated = hparams.replace(noise_multiplier=z)
+        self.check(calibrated)
+        return calibrated
+
+    def init(self, key: jax.Array | int, hparams: Hyperparameters) -> SimulationState:
         """The state before the first round.
 
-        Noise depends on the key and on all settings, hyperparameters included, so that two runs
-        with one seed do not share it. It does not depend on the data: for a second run of the same
-        settings on other data, take another seed.
+        All random numbers of a run follow from the key, so two runs with one seed share cohorts and
+        noise whatever else differs. Publish at most one of them, and keep its seed secret.
 
         Args:
           key: a threefry key (`jax.random.key(seed)`) or a seed.
           hparams: hyperparameters.
-          common_noise: whether this state draws the noise that all settings share under the key, as
-            sweeps and derivatives do. Such runs differ without noise: publish one of them at most.
 
         Raises:
           ValueError: if a hyperparameter is out of range, the key is of another kind, the mechanism
@@ -303,8 +353,7 @@ class Simulation:
             task cannot use.
         """
         key = self.check_start(key, hparams)
-        state = self._init(key, self.check(hparams))
-        return self.drawing_from(streams.COMMON if common_noise else self.noise(hparams), state)
+        return self._init(key, self.check(hparams))
 
     def start_from(
         self,
@@ -344,13 +393,12 @@ class Simulation:
         if earlier is None:
             shared, personal = jax.tree.map(jnp.copy, (state.shared, state.personal))
         else:
-            if self.algorithm.start is None:
-                raise ValueError("the algorithm cannot start from models: it has no `start`")
+            if self.algorithm.warm_start.start is None:
+                raise ValueError("the algorithm has no `warm_start`: it cannot start from models")
             earlier_hparams = hparams if earlier_hparams is None else earlier_hparams.as_arrays()
             begin = functools.partial(
                 first_states,
                 self.algorithm,
-                self.task,
                 earlier.algorithm,
                 num_clients=self.num_clients,
             )
@@ -364,18 +412,16 @@ class Simulation:
             fresh,
             shared=shared,
             personal=personal,
-            privacy=jax.tree.map(jnp.copy, state.privacy),
+            privacy=ledger.with_key(jax.tree.map(jnp.copy, state.privacy), fresh.key),
         )
         if state.consumed is not None and new.consumed is not None:
             new = dataclasses.replace(new, consumed=jnp.copy(state.consumed))
-        return self.drawing_from(self.noise(hparams), self._with_account(new))
+        return self._with_account(new)
 
     def round(
         self, state: SimulationState, hparams: Hyperparameters
     ) -> tuple[SimulationState, Metrics]:
         """One round, as a pure function: it may be mapped, differentiated and composed.
-
-        Its noise is that of the settings with which the state was made, or last run.
 
         Returns:
           The next state, and the round's metrics by name (see `Segment`), each ().
@@ -391,10 +437,8 @@ class Simulation:
         *,
         eval_every: int | None = None,
         on_segment: Callable[[SimulationState, Segment], bool | None] | None = None,
-    ) -> tuple[SimulationState, list[Segment]]:
+    ) -> tuple[SimulationState, History]:
         """Runs rounds, evaluating on the test split after every `eval_every` of them.
-
-        Other hyperparameters than before mean other noise, too, unless the state's is common.
 
         Args:
           state: where to start; its buffers are reused, so it cannot be used afterwards.
@@ -405,7 +449,7 @@ class Simulation:
           on_segment: called with the state and what the segment gave; returning False stops.
 
         Returns:
-          The state after the last round, and the segments.
+          The state after the last round, and the history: a sequence of segments.
 
         Raises:
           ValueError: if a number is out of range, or a noise schedule is too short for the rounds
@@ -414,12 +458,9 @@ class Simulation:
         done = int(state.round)
         self.check_rounds(hparams, done, rounds, eval_every)
         hparams = self.check(hparams)
-        common = draws_common_noise(state)
-        noise = streams.COMMON if common else self.noise(hparams)
-        z = np.asarray(hparams.noise_multiplier)
+        z = np.asarray(hparams.get("noise_multiplier", 0.0))
         z = z[done : done + rounds] if z.ndim else z
         state = self._with_room(self._with_account(state), z, self.sampling.rate(hparams))
-        state = self.drawing_from(noise, state)
 
         def advance(state, length):
             return self._segment(state, hparams, self._placed["train"], rounds=length)
@@ -465,14 +506,12 @@ class Simulation:
         """
         delta = default_delta(self.num_clients) if delta is None else delta
         state = self._with_account(state)
-        noise = streams.drawn(state.privacy.noise, ledger.rounds_charged(state.privacy))
-        common = draws_common_noise(state)
         return report(
             ledger.charged(state.privacy),
             delta,
             self.accountant,
-            noise=noise,
-            assumed=(*self.public, *((COMMON_NOISE,) if common else ())),
+            draws=ledger.drawn(state.privacy),
+            assumed=self.public,
         )
 
     def epsilon(self, state: SimulationState, delta: float | None = None) -> jax.Array:
@@ -488,33 +527,7 @@ class Simulation:
         delta = default_delta(self.num_clients) if delta is None else delta
         return epsilon_in_jit(state.privacy, delta)
 
-    # --- noise and ledger of a state --------------------------------------------------------------
-
-    def noise(self, hparams: Hyperparameters) -> np.ndarray:
-        """The fingerprint of all settings, on which noise depends besides key and round.
-
-        The common one where hyperparameters are being traced.
-        """
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(hparams)):
-            return streams.COMMON
-        values = {
-            field.name: np.asarray(getattr(hparams, field.name), np.float32)
-            for field in dataclasses.fields(hparams)
-        }
-        return streams.fingerprint(self._settings, values)
-
-    def drawing_from(self, fingerprint: np.ndarray, state: SimulationState) -> SimulationState:
-        """A state whose next rounds take their noise from a stream of its key.
-
-        Where the state is being traced it stays as it is, and a guarantee will not know its noise.
-
-        Args:
-          fingerprint: (2,) uint32, as from `noise`, or `streams.COMMON`.
-          state: of a run, or of many.
-        """
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(state)):
-            return state
-        return drawing_from(fingerprint, state)
+    # --- the ledger of a state --------------------------------------------------------------------
 
     def _with_account(self, state: SimulationState) -> SimulationState:
         """The state of this or another simulation, with a place for what this one releases."""
@@ -540,14 +553,20 @@ class Simulation:
         Raises:
           ValueError: if one is out of range.
         """
-        validate(hparams)
-        self.algorithm.check(hparams)
-        self.mechanism.check(hparams, self.num_clients)
-        rate = on_host(hparams.sampling_rate)
-        if rate is not None:
-            for value in np.ravel(rate):
-                check_rate(self.sampling, float(value))
-        return hparams.as_arrays()
+        if not isinstance(hparams, Hyperparameters) or set(hparams) != set(self.records):
+            names = list(hparams) if isinstance(hparams, Hyperparameters) else hparams
+            raise ValueError(
+                f"hparams must come from `hyperparameters` of this simulation, which reads "
+                f"{', '.join(self.records) or 'none'}; got {names}"
+            )
+        for name, record in self.records.items():
+            record.check(getattr(hparams, name))
+        check_noise(hparams)
+        for part in (self.algorithm, self.mechanism, self.sampling):
+            part.check(hparams)
+        # In one order, so that one program serves them wherever they were made.
+        ordered = {name: getattr(hparams, name) for name in self.records}
+        return Hyperparameters(**ordered).as_arrays()
 
     def check_start(self, key: jax.Array | int, hparams: Hyperparameters) -> jax.Array:
         """The key with which a run may start.
@@ -614,3 +633,9 @@ def layout_of(
     model = bytes_of(jax.eval_shape(task.init, jax.random.key(0)))
     linear, alike = task.linear is not None, minibatches.steps is not None
     return default_layout(models * model, chunk_size, chunk_map, linear=linear, alike=alike)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """Return the name of the public function or class that made a function, or of its module."""
+    name = getattr(function, "__qualname__", type(function).__qualname__).partition(".")[0]
+    return function.__module__.rpartition(".")[2] if name.startswith("_") else name

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine import checks
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.simulation import Simulation, SimulationState
 
@@ -81,8 +81,8 @@ def check_billboard(
         second = _with_tape(build(changed), hparams, rounds)
 
     compare = _Comparison(client)
-    state = first.init(seed, hparams, common_noise=True)
-    other = second.init(seed, hparams, common_noise=True)
+    state = first.init(seed, hparams)
+    other = second.init(seed, hparams)
     compare.states("init", state, other, everybody=True)
     records = []
     for _ in range(rounds):
@@ -134,7 +134,7 @@ def _with_tape(simulation: Simulation, hparams: Hyperparameters, rounds: int) ->
     message = simulation.message_shapes(key, arrays)
 
     def one_release():
-        zero, state = mechanism.zero(message), mechanism.init(arrays)
+        zero, state = mechanism.zero(message, simulation.num_clients), mechanism.init(arrays)
         out = mechanism.release(zero, jnp.ones(()), key, state, arrays, jnp.int32(0))
         return out.value, out.state
 

@@ -11,10 +11,11 @@ from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population, split
+from fedjaxsim.factories import make
 from fedjaxsim.models.model import linear
-from fedjaxsim.models.task import Task, softmax, squared
 from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks.task import Task, softmax, squared
 
 HANGS = 600
 """Seconds after which a test that waits for something says that it never happens."""
@@ -68,8 +69,8 @@ def classification(counts, features=4, classes=3, seed=0) -> tuple[Population, T
     return population, softmax(linear((features,), classes), classes)
 
 
-def common_noise_key(state, round_):
-    """The key of a round's noise in a run with common noise: fingerprint (0, 0), then the round."""
+def noise_key(state, round_):
+    """Return the key of a round's noise: twice 0 and then the round, folded in."""
     key = jax.random.split(state.key, 3)[2]
     for number in (0, 0, round_):
         key = jax.random.fold_in(key, number)
@@ -93,7 +94,7 @@ def every_system(*quick, sending=False):
 
 def algorithm_of(name, task, num_clients) -> Algorithm:
     """A system on a task; a linear model's bias is what a client keeps, where it keeps a part."""
-    parts = "head" in SYSTEMS[name].arguments and task.output_layer is None
+    parts = name.startswith("dpfedmtl") and task.output_layer is None
     return SYSTEMS[name].make(task, num_clients, **({"head": "bias"} if parts else {}))
 
 
@@ -102,9 +103,15 @@ def simulation_of(name, task, population, sampling, minibatches, **settings) -> 
     system = SYSTEMS[name]
     if system.one_minibatch:
         minibatches = Minibatches(minibatches.size, steps=1, passes=minibatches.passes)
-    door = MECHANISMS[system.door].make(population.num_clients)
+    mechanism = make(MECHANISMS[system.mechanism])
     algorithm = algorithm_of(name, task, population.num_clients)
-    return Simulation(algorithm, task, population, sampling, minibatches, door, **settings)
+    return Simulation(algorithm, population, sampling, minibatches, mechanism, **settings)
+
+
+def read_by(simulation, **values):
+    """The hyperparameters of a simulation from values for many: those that it reads."""
+    known = simulation.records
+    return simulation.hyperparameters(**{name: v for name, v in values.items() if name in known})
 
 
 @contextlib.contextmanager

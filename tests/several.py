@@ -1,6 +1,8 @@
 """Processes that compute one run together, started by tests."""
 
+import contextlib
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -15,10 +17,12 @@ sys.exit(main(sys.argv[1:]))
 
 
 def free_port() -> int:
-    """A port on which nobody listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """Return a free port that no system hands out by itself (Linux from 32,768, others higher)."""
+    while True:
+        port = secrets.choice(range(20_000, 32_000))
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("", port))
+            return port
 
 
 def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:

@@ -113,8 +113,17 @@ def test_every_page_is_on_the_site():
     assert notebooks <= listed
 
 
-def test_commands_are_understood(document, monkeypatch):
+def write_own_code(folder: Path, monkeypatch) -> None:
+    """Write the README's algorithm to the module `mycode`, which its commands name."""
+    readme = (ROOT / "README.md").read_text()
+    (own,) = re.findall(r"```python\n(.*?def ditto.*?)```", readme, re.S)
+    (folder / "mycode.py").write_text("import jax\n" + own.rpartition("import jax\n")[2])
+    monkeypatch.syspath_prepend(folder)
+
+
+def test_commands_are_understood(document, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
+    write_own_code(tmp_path, monkeypatch)
     for command in commands(document):
         program, *arguments = shlex.split(command, comments=True)
         if program == "python":
@@ -151,11 +160,11 @@ def readme():
 def test_the_python_of_the_readme_spends_its_epsilon_and_its_ditto_is_ditto(readme):
     sim, ours = readme["sim"], []
     assert 0.99 < sim.guarantee(readme["state"], delta=1e-3).find("zero_out").epsilon <= 1
+    given = {name: readme["hparams"].get(name) for name in readme["hparams"]}
     for make in (readme["ditto"], fjs.ditto):
-        task = sim.task
-        other = fjs.Simulation(make(task), task, sim.population, sim.sampling, sim.minibatches)
-        state = other.init(0, readme["hparams"], common_noise=True)
-        ours.append(other.run(state, readme["hparams"], rounds=3)[0].personal)
+        other = sim.with_algorithm(make(sim.task))
+        hparams = other.hyperparameters(**{n: v for n, v in given.items() if n in other.records})
+        ours.append(other.run(other.init(0, hparams), hparams, rounds=3)[0].personal)
     for mine, theirs in zip(*map(jax.tree.leaves, ours), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
@@ -183,10 +192,8 @@ def test_the_python_of_the_quickstart_repeats_its_first_run(tmp_path, monkeypatc
 @pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md", "docs/command-line.md"])
 def test_the_commands_run(name, tmp_path, monkeypatch):
     """All but those that want data of others, or minutes; with few rounds."""
-    (own,) = re.findall(r"```python\n(.*?def ditto.*?)```", (ROOT / "README.md").read_text(), re.S)
-    (tmp_path / "mycode.py").write_text("import jax\n" + own.rpartition("import jax\n")[2])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    write_own_code(tmp_path, monkeypatch)
     shown = [shlex.split(command, comments=True) for command in commands(ROOT / name)]
     for program, *arguments in shown:
         kind = arguments[0]

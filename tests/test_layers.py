@@ -12,17 +12,17 @@ LAYERS = (
     ("tune", "bench"),
     ("runs",),
     ("report",),
-    ("testing", "audit", "gradients"),
+    ("testing", "audit", "gradients", "sweep"),
     ("simulation",),
     ("engine",),
     ("algorithms",),
     ("privacy",),
     ("algorithm",),
+    ("tasks",),
     ("models",),
     ("data",),
-    ("hparams",),
-    ("hparam_fields", "metrics"),
-    ("fast",),
+    ("hyperparameters", "metrics"),
+    ("fast", "factories", "extras", "notebook"),
 )
 """From the top down. What shares a layer does not import each other."""
 

@@ -16,37 +16,36 @@ import jax.numpy as jnp
 import fedjaxsim as fjs
 from fedjaxsim.data.npz import load_npz
 from fedjaxsim.engine.devices import use_all_cores
-from fedjaxsim.models import cnn, from_flax, linear, softmax, softmax_sequence
-from fedjaxsim.models.task import Task
+from fedjaxsim.models import cnn, from_flax, linear
+from fedjaxsim.tasks import softmax, softmax_sequence
 
 EVALUATIONS = 3
 
 
-def hyperparameters(rate: float) -> fjs.Hyperparameters:
-    """Of all runs but PP-SGD's, at a sampling rate."""
-    return fjs.Hyperparameters(
-        learning_rate=child.LEARNING_RATE,
-        lam=child.LAM,
-        clip_norm=child.CLIP,
-        noise_multiplier=child.NOISE_MULTIPLIER,
-        sampling_rate=rate,
-    )
+HYPERPARAMETERS = {
+    "learning_rate": child.LEARNING_RATE,
+    "lam": child.LAM,
+    "clip_norm": child.CLIP,
+    "noise_multiplier": child.NOISE_MULTIPLIER,
+}
+"""All runs but PP-SGD's use those of these that their algorithm reads."""
 
 
 def with_cohorts(
-    size: int, algorithm: fjs.Algorithm, task: Task, population: fjs.Population
+    size: int, algorithm: fjs.Algorithm, population: fjs.Population
 ) -> tuple[fjs.Simulation, fjs.Hyperparameters]:
     """An epoch of every client in Poisson cohorts of an expected size, over all devices."""
     rate = size / population.num_clients
     simulation = fjs.Simulation(
         algorithm,
-        task,
         population,
-        fjs.poisson(population.num_clients, max_rate=rate),
+        fjs.poisson(rate),
         fjs.Minibatches(child.BATCH, epochs=1),
         devices=jax.devices(),
     )
-    return simulation, hyperparameters(rate)
+    known = simulation.records
+    values = {name: value for name, value in HYPERPARAMETERS.items() if name in known}
+    return simulation, simulation.hyperparameters(**values)
 
 
 def femnist(what: str, path: Path) -> tuple[fjs.Simulation, fjs.Hyperparameters]:
@@ -57,7 +56,7 @@ def femnist(what: str, path: Path) -> tuple[fjs.Simulation, fjs.Hyperparameters]
     )
     task = softmax(network, child.CLASSES)
     algorithm = fjs.fedavg(task) if what == "fedavg" else fjs.pmtl(task)
-    return with_cohorts(child.COHORT, algorithm, task, population)
+    return with_cohorts(child.COHORT, algorithm, population)
 
 
 class _Lstm(nn.Module):
@@ -78,7 +77,7 @@ def text(path: Path) -> tuple[fjs.Simulation, fjs.Hyperparameters]:
     population = load_npz(path)
     network = from_flax(_Lstm(), population.fields["x"].shape[1:], dtype=jnp.int32)
     task = softmax_sequence(network, child.CHARACTERS)
-    return with_cohorts(child.TEXT_COHORT, fjs.fedavg(task), task, population)
+    return with_cohorts(child.TEXT_COHORT, fjs.fedavg(task), population)
 
 
 def ppsgd() -> tuple[fjs.Simulation, fjs.Hyperparameters]:
@@ -89,7 +88,7 @@ def ppsgd() -> tuple[fjs.Simulation, fjs.Hyperparameters]:
     simulation, _ = ppsgd_grid.make_simulation(
         chunk_map="vmap", chunk_size=250, devices=jax.devices()
     )
-    return simulation, ppsgd_grid.hyperparameters(ppsgd_grid.SINGLE)
+    return simulation, ppsgd_grid.hyperparameters(simulation, ppsgd_grid.SINGLE)
 
 
 def main() -> None:

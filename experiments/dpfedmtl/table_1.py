@@ -7,8 +7,7 @@ import numpy as np
 import tyro
 
 from fedjaxsim.data.describe import skewness
-from fedjaxsim.runs.build import population_of
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.data.load import load
 
 SPLITS = ("train", "test")
 
@@ -23,9 +22,9 @@ def statistics(counts: np.ndarray) -> dict[str, float]:
     }
 
 
-def main(config: RunConfig) -> None:
-    """Prints the table's line, of the population that a run with these settings has."""
-    population = population_of(config)
+def main(data: str = "digits", test_fraction: float | None = None, seed: int = 0) -> None:
+    """Print the table's line of the population that a run on these data has."""
+    population = load(data, test=test_fraction, seed=seed)
     print(f"clients   {population.num_clients}")
     for split in SPLITS:
         numbers = statistics(np.asarray(population.splits[split].count))
@@ -33,4 +32,4 @@ def main(config: RunConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(RunConfig))
+    tyro.cli(main)

@@ -37,7 +37,8 @@ class Setting(NamedTuple):
             return np.zeros_like(TYPE_ONE)
         p = self.cohort / self.clients
         entries = [Entry(noise_multiplier, p, self.rounds)]
-        return trade_off(entries, poisson(self.clients).scheme, gaussian().event, TYPE_ONE)
+        scheme = poisson(max_rate=1.0).for_clients(self.clients).scheme
+        return trade_off(entries, scheme, gaussian().event, TYPE_ONE)
 
     def by_limit(self, sigma: float) -> np.ndarray:
         """Theorem 4.2, with its √T counted once."""

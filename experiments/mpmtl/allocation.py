@@ -59,10 +59,10 @@ def scores(
 ) -> dict[str, list[float]]:
     """The nMSE of every ε at the best λ on the folds of one data set, by allocation."""
     method, m = METHODS[name], study.clients
-    door = method.mechanism(m)
+    door = method.mechanism()
 
     def compute() -> dict[str, list[float]]:
-        algorithm = fjs.mpmtl(study.task, "low-rank", acceleration=acceleration)
+        algorithm = fjs.mpmtl(study.task, penalty="low-rank", acceleration=acceleration)
         folds = folded(study.problem.read(seed), seed)
         runs = Repetitions(study.simulation(algorithm, door, folds[0], None))
         own = study.models(folds, range(len(folds)))

@@ -3,8 +3,10 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import fedjaxsim as fjs
+from fedjaxsim.factories import make
 from fedjaxsim.privacy.accounting import kov
 from fedjaxsim.privacy.calibration import noise_multiplier
 from fedjaxsim.privacy.choices import MECHANISMS
@@ -74,29 +76,29 @@ class Method:
     squared: bool = False
     epochs: int | None = None
 
-    def mechanism(self, clients: int) -> fjs.Mechanism:
-        """Its mechanism."""
-        options = {"diagonal": True} if self.diagonal else {}
-        return MECHANISMS[self.door].make(clients, **options)
+    def mechanism(self) -> fjs.Mechanism:
+        """Make its mechanism."""
+        options: dict[str, Any] = {"diagonal": True} if self.diagonal else {}
+        return make(MECHANISMS[self.door], **options)
 
 
 def _low_rank(task: fjs.Task, clients: int) -> fjs.Algorithm:
     del clients
-    return fjs.mpmtl(task, "low-rank", acceleration="convex")
+    return fjs.mpmtl(task, penalty="low-rank", acceleration="convex")
 
 
 def _group_sparse(task: fjs.Task, clients: int) -> fjs.Algorithm:
     del clients
-    return fjs.mpmtl(task, "group-sparse", acceleration="convex")
+    return fjs.mpmtl(task, penalty="group-sparse", acceleration="convex")
 
 
 def _relationship(task: fjs.Task, clients: int) -> fjs.Algorithm:
     del clients
-    return fjs.mpmtl(task, "relationship", acceleration="convex")
+    return fjs.mpmtl(task, penalty="relationship", acceleration="convex")
 
 
 def _dp_mtrl(task: fjs.Task, clients: int) -> fjs.Algorithm:
-    return fjs.dp_mtrl(task, clients, "convex")
+    return fjs.dp_mtrl(task, num_clients=clients, acceleration="convex")
 
 
 METHODS = {

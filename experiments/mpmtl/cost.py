@@ -19,10 +19,11 @@ import matplotlib as mpl
 import numpy as np
 
 import fedjaxsim as fjs
-from fedjaxsim.models import linear, squared
+from fedjaxsim.models import linear
 from fedjaxsim.privacy.doors.gram import gaussian_gram
 from fedjaxsim.report.files import write_atomically
 from fedjaxsim.report.plots import COLOURS, STYLE, line, picture
+from fedjaxsim.tasks import squared
 
 FEATURES, ROWS, REPETITIONS, WARM = 30, 30, 15, 3
 MANY = (100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
@@ -38,11 +39,11 @@ def measure(clients: int) -> dict[str, Any]:
     population = fjs.Population.from_flat(fields, np.full(clients, ROWS))
     task = squared(linear((FEATURES,), 1, bias=False))
     simulation = fjs.Simulation(
-        fjs.mpmtl(task), task, population, fjs.everyone(clients), fjs.Minibatches(1, steps=1),
+        fjs.mpmtl(task), population, fjs.full_participation(), fjs.Minibatches(1, steps=1),
         gaussian_gram(),
     )  # fmt: skip
     hparams = simulation.check(
-        fjs.Hyperparameters(learning_rate=0.5, lam=1.0, clip_norm=2.0, noise_multiplier=4.0)
+        simulation.hyperparameters(learning_rate=0.5, lam=1.0, clip_norm=2.0, noise_multiplier=4.0)
     )
     program, rows = simulation.program, simulation.rows["train"]
     state = program.init(jax.random.key(0, impl="threefry2x32"), hparams)

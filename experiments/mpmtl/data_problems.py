@@ -13,7 +13,8 @@ import fedjaxsim as fjs
 from fedjaxsim.data import load, related_regression
 from fedjaxsim.data.synthetic import Pattern
 from fedjaxsim.data.transforms import drop_constant_columns, unit_rows
-from fedjaxsim.models import linear, logistic, squared
+from fedjaxsim.models import linear
+from fedjaxsim.tasks import logistic, squared
 
 FOLDS = 5
 PERCENTAGES = (30, 50, 70, 90)

@@ -17,7 +17,7 @@ import matplotlib as mpl
 import numpy as np
 from contenders import METHODS
 from data_problems import PROBLEMS
-from study import Study, first_personal
+from study import Study, first_personal, read_by
 
 from fedjaxsim.privacy.doors.gram import gaussian_gram
 from fedjaxsim.report.plots import COLOURS, STYLE, picture
@@ -40,7 +40,7 @@ def main() -> None:
         axes = figure.subplots()
         for name, style in (("low-rank", "solid"), ("low-rank-published", "dashed")):
             method = METHODS[name]
-            door = method.mechanism(study.clients)
+            door = method.mechanism()
             bare = gaussian_gram(psd_deviations=None) if name == "low-rank" else door
             algorithm = method.make(study.task, study.clients)
             simulation = study.simulation(algorithm, door, population, None)
@@ -55,7 +55,8 @@ def main() -> None:
                     state, _ = program.round(state, hparams, rows)
                     w = state.personal.sent.w[:, :, 0]
                     key = jax.random.fold_in(state.key, index)
-                    nothing = door.zero(jax.ShapeDtypeStruct((w.shape[1], 1), w.dtype))
+                    message = jax.ShapeDtypeStruct((w.shape[1], 1), w.dtype)
+                    nothing = door.zero(message, study.clients)
                     noises = [
                         jnp.linalg.norm(one.release(nothing, 1, key, (), hparams, 0).value)
                         for one in (bare, door)
@@ -67,11 +68,12 @@ def main() -> None:
 
             for epsilon, colour in zip(EPSILONS, COLOURS, strict=False):
                 z = method.noise(door, epsilon, study.delta, ROUNDS, study.clients)
-                hparams = study.point(
+                point = study.point(
                     lam=SHRINKAGE * study.unit(method),
                     clip_norm=study.problem.clip_norm,
                     noise_multiplier=z,
-                ).as_arrays()
+                )
+                hparams = read_by(simulation, point).as_arrays()
                 ratios = np.mean([run(seed, hparams) for seed in range(RUNS)], axis=0)
                 rounds = np.arange(1, ROUNDS + 1)
                 label = "sound" if name == "low-rank" else "as published"

@@ -38,7 +38,7 @@ def main() -> None:
     panels["STL"] = np.asarray(own["kernel"][0, :, :, 0]).T
     for name in SHOWN:
         method = METHODS[name]
-        door, algorithm = method.mechanism(study.clients), method.make(study.task, study.clients)
+        door, algorithm = method.mechanism(), method.make(study.task, study.clients)
         unit = study.unit(method)
         z = method.noise(door, options.epsilon, study.delta, 1, study.clients)
         point = study.point(

@@ -8,7 +8,7 @@ that cross-validation over it compiles nothing more.
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,16 @@ UNBOUNDED = 1e6
 """A clip norm that binds nowhere."""
 Record = dict[str, Any]
 PyTree = Any
-_AXES = dataclasses.replace(
-    fjs.Hyperparameters(**{field.name: None for field in dataclasses.fields(fjs.Hyperparameters)}),  # pyright: ignore[reportArgumentType]
-    lam=0, clip_norm=0, noise_multiplier=0,
-)  # fmt: skip
+Values = Mapping[str, Any]
+"""Values of hyperparameters, by name, for several simulations."""
+_DIFFER = ("lam", "clip_norm", "noise_multiplier")
 """The hyperparameters that differ between the settings of a program."""
+
+
+def read_by(simulation: fjs.Simulation, values: Values) -> fjs.Hyperparameters:
+    """Return the hyperparameters of a simulation from the values that it reads."""
+    known = simulation.records
+    return simulation.hyperparameters(**{n: value for n, value in values.items() if n in known})
 
 
 class Repetitions:
@@ -48,12 +53,15 @@ class Repetitions:
 
     def __init__(self, simulation: fjs.Simulation):
         self.simulation = simulation
+        self._axes = fjs.Hyperparameters(
+            **{name: 0 if name in _DIFFER else None for name in simulation.records}  # pyright: ignore[reportArgumentType]
+        )
         self._compiled = jax.jit(self._all)
 
     def run(
         self,
         populations: Sequence[fjs.Population],
-        settings: Sequence[fjs.Hyperparameters],
+        settings: Sequence[Values],
         rounds: int,
         seeds: Sequence[int],
         split: str = "test",
@@ -72,9 +80,10 @@ class Repetitions:
         Returns:
           R summaries, whose values are (S,); and what clients predict with, leaves (R, S, m, …).
         """
-        for setting in settings:
+        each = [read_by(self.simulation, values) for values in settings]
+        for setting in each:
             self.simulation.check(setting)
-        hparams = stack(settings, _AXES).as_arrays()
+        hparams = stack(each, self._axes).as_arrays()
         simulations = [self.simulation.with_population(one) for one in populations]
         train, judged = (
             _stacked([one.rows[name] for one in simulations]) for name in ("train", split)
@@ -96,7 +105,7 @@ class Repetitions:
             def of_setting(hparams):
                 return self._run(key, hparams, rows, judged, own, rounds)
 
-            axes: Any = (_AXES,)
+            axes: Any = (self._axes,)
             return jax.vmap(of_setting, axes)(hparams)
 
         each = (keys, train.fields, train.start, train.count, ranges, own)
@@ -118,7 +127,7 @@ class Repetitions:
 
 def first_personal(algorithm: fjs.Algorithm, hparams: Any, own: PyTree) -> PyTree:
     """What clients keep when they start from models of their own, leaves (m, …)."""
-    start = algorithm.start
+    start = algorithm.warm_start.start
     assert start is not None
     return jax.vmap(lambda own: start(hparams, None, own)[1])(own)
 
@@ -161,7 +170,9 @@ class Study:
         self.delta = delta(self.clients)
         self._started: dict[range | None, tuple[list[fjs.Population], PyTree]] = {}
         self._stl = Repetitions(
-            self.simulation(fjs.stl(self.task, "convex"), fjs.closed(), first, None)
+            self.simulation(
+                fjs.stl(self.task, acceleration="convex"), fjs.no_release(), first, None
+            )
         )
         self.ridge = 0.0
 
@@ -178,15 +189,19 @@ class Study:
         if epochs is not None:
             batches = fjs.Minibatches(most, epochs=epochs)
         return fjs.Simulation(
-            algorithm, self.task, population, fjs.everyone(self.clients), batches, mechanism,
+            algorithm, population, fjs.full_participation(), batches, mechanism,
             chunk_map="vmap",
         )  # fmt: skip
 
-    def point(self, **values: Any) -> fjs.Hyperparameters:
-        """Hyperparameters of the problem, and others."""
-        return fjs.Hyperparameters(
-            learning_rate=self.problem.learning_rate, ridge=self.ridge, mu=max(self.ridge, 1e-3)
-        ).replace(**values)
+    def point(self, **values: Any) -> Values:
+        """Return the problem's values of hyperparameters, with others."""
+        of_problem = {
+            "learning_rate": self.problem.learning_rate,
+            "ridge": self.ridge,
+            "mu": max(self.ridge, 1e-3),
+            "lam": 0.0,
+        }
+        return of_problem | values
 
     def unit(self, method: Method) -> float:
         """λ for ηλ = 1."""
@@ -302,7 +317,7 @@ class Study:
         def program() -> Repetitions:
             if not runs:
                 algorithm = method.make(self.task, self.clients)
-                door, first = method.mechanism(self.clients), self.problem.read(0)
+                door, first = method.mechanism(), self.problem.read(0)
                 runs.append(Repetitions(self.simulation(algorithm, door, first, method.epochs)))
             return runs[0]
 
@@ -330,8 +345,8 @@ class Study:
 
     def _setting(
         self, method: Method, epsilon: float, rounds: int, shrinkage: float, clip_norm: float
-    ) -> fjs.Hyperparameters:
-        door = method.mechanism(self.clients)
+    ) -> Values:
+        door = method.mechanism()
         return self.point(
             lam=shrinkage * self.unit(method),
             clip_norm=UNBOUNDED if math.isinf(epsilon) else clip_norm,

@@ -58,7 +58,7 @@ def with_tasks(pattern: Pattern, clients: int, folder: Path) -> dict[str, list[f
         found = {}
         for name in shown(pattern):
             method = METHODS[name]
-            door = method.mechanism(clients)
+            door = method.mechanism()
             algorithm = method.make(study.task, clients)
             runs = Repetitions(study.simulation(algorithm, door, data[0][0], None))
             plan = [

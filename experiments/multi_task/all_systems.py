@@ -72,7 +72,7 @@ def noise(trial: Trial, levels: list[Level]) -> dict[Level, float]:
     plan: Any = {"rounds": trial.problem.rounds, "sampling_rate": 1.0, "event": door.event}
     return {
         level: noise_multiplier(
-            level.epsilon, 1 / (10 * m), scheme=fjs.everyone(m).scheme,
+            level.epsilon, 1 / (10 * m), scheme=fjs.full_participation().for_clients(m).scheme,
             adjacency=level.adjacency, **plan,
         )
         if level.adjacency

@@ -11,8 +11,10 @@ import numpy as np
 import fedjaxsim as fjs
 from fedjaxsim.data import load
 from fedjaxsim.data.transforms import drop_constant_columns, invert
-from fedjaxsim.models import linear, logistic, softmax, squared
+from fedjaxsim.models import linear
 from fedjaxsim.privacy.calibration import noise_multiplier, spent
+from fedjaxsim.privacy.events import Scheme
+from fedjaxsim.tasks import logistic, softmax, squared
 
 SMALL = (0.5, 2.0, 8.0, math.inf)
 MANY = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 4.0, 8.0, math.inf)
@@ -65,16 +67,21 @@ class Problem:
     chunk_map: Literal["scan", "vmap"] | None = None
     every: int | None = None
 
-    def sampling(self, clients: int) -> fjs.Sampling:
+    @property
+    def sampling(self) -> fjs.Sampling:
         """Poisson cohorts, or everyone where p = 1."""
         everyone = self.rate == 1
-        return fjs.everyone(clients) if everyone else fjs.poisson(clients, max_rate=self.rate)
+        return fjs.full_participation() if everyone else fjs.poisson(self.rate)
+
+    def scheme(self, clients: int) -> Scheme:
+        """Return the scheme by which so many clients are sampled."""
+        return self.sampling.for_clients(clients).scheme
 
     def noise(self, epsilon: float, clients: int) -> float:
         """The z for ε of the whole run, zero-out in the joint-DP view, at δ = 1/(10 m)."""
         if math.isinf(epsilon):
             return 0.0
-        scheme = self.sampling(clients).scheme
+        scheme = self.scheme(clients)
         delta = 1 / (10 * clients)
         return noise_multiplier(
             epsilon, delta, rounds=self.rounds, sampling_rate=self.rate, scheme=scheme
@@ -82,7 +89,7 @@ class Problem:
 
     def spent(self, z: float, clients: int) -> dict[str, float]:
         """ε of the whole run for both adjacencies, and as PMTL's paper counts it, at δ = 1/m."""
-        scheme, run = self.sampling(clients).scheme, (z, self.rate, self.rounds)
+        scheme, run = self.scheme(clients), (z, self.rate, self.rounds)
         delta = 1 / (10 * clients)
         moments = "gaussian" if self.rate == 1 else "rdp"
         return {

@@ -25,8 +25,9 @@ from harness import Parts, Trial, finite, shortened, write
 from methods import METHODS
 from tables import difference, epsilon_text, markdown, spread
 
-from fedjaxsim.models import mlp, softmax
+from fedjaxsim.models import mlp
 from fedjaxsim.privacy.calibration import spent
+from fedjaxsim.tasks import softmax
 
 COHORT, CLIENTS, DELTA = 3, 206, 1e-5
 SIGMAS = {0.11: 45.0, 0.65: 8.0, 2.42: 2.0, 9.69: 0.5}
@@ -72,7 +73,7 @@ def privacy() -> list[dict[str, Any]]:
     rows = []
     for sigma, claim in SIGMAS.items():
         setting = problem()
-        run = (sigma, setting.rate, setting.rounds, DELTA, setting.sampling(CLIENTS).scheme)
+        run = (sigma, setting.rate, setting.rounds, DELTA, setting.scheme(CLIENTS))
         rows.append(
             {
                 "sigma": sigma,

@@ -62,15 +62,13 @@ class Second:
 
     def __init__(self, trial: Trial):
         self.trial, self.first = trial, trial.simulation(0)
-        clients = self.first.num_clients
         self.tasks = {
             penalty: fjs.Simulation(
-                fjs.finetune(self.first.task, penalty),
-                self.first.task,
+                fjs.finetune(self.first.task, penalty=penalty),
                 self.first.population,
-                fjs.everyone(clients),
+                fjs.full_participation(),
                 fjs.Minibatches(BATCH, epochs=EPOCHS),
-                fjs.closed(),
+                fjs.no_release(),
             )
             for penalty in ("mean", "kl", "ewc")
         }
@@ -88,18 +86,19 @@ class Second:
         """
         problem = self.trial.problem
         population = self.trial.population(seed)
-        hparams = hyperparameters(point, problem.rate)
         first = self.first.with_population(population)
-        state, _ = first.run(first.init(seed, hparams, common_noise=True), hparams, problem.rounds)
+        hparams = hyperparameters(first, point)
+        state, _ = first.run(first.init(seed, hparams), hparams, problem.rounds)
         found: dict[str, Any] = {"first": accuracy(first, state, hparams, split)}
         # All objectives begin with the same state, which is compiled anew at each call.
-        begun = self.tasks["mean"].start_from(state, fjs.Hyperparameters(), first, hparams)
+        mean = self.tasks["mean"]
+        begun = mean.start_from(state, mean.hyperparameters(), first, hparams)
         for penalty, of_penalty in tries.items():
             vanilla = {"lam": 0.0} if penalty == "vanilla" else {}
             second = self.tasks["mean" if vanilla else penalty].with_population(population)
             found[penalty] = []
             for one in of_penalty:
-                fine = fjs.Hyperparameters(**{**one, **vanilla})
+                fine = second.hyperparameters(**{**one, **vanilla})
                 done, _ = second.run(jax.tree.map(jnp.copy, begun), fine, 1)
                 found[penalty].append(accuracy(second, done, fine, split))
         return found

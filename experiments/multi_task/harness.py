@@ -20,7 +20,7 @@ import fedjaxsim as fjs
 from fedjaxsim.engine.settings_axis import varying
 from fedjaxsim.metrics import metric
 from fedjaxsim.report.files import write_atomically
-from fedjaxsim.runs.many import ManyRuns
+from fedjaxsim.sweep import ManyRuns
 
 FIRST_TUNING_SEED = 1000
 _DETAILS = ("_p10", "_p50", "_p90", "_weighted", "_unweighted")
@@ -82,12 +82,12 @@ class Trial:
         population = self.population(seed)
         task, clients = self.problem.model(population), population.num_clients
         algorithm, mechanism = self.method.make(task, clients)
-        sampling, minibatches = self.problem.sampling(clients), fjs.Minibatches(BATCH, epochs=1)
+        sampling, minibatches = self.problem.sampling, fjs.Minibatches(BATCH, epochs=1)
         if fjs.SYSTEMS[self.method.system].one_minibatch:
             every = int(population.splits["train"].count.max())
             minibatches = fjs.Minibatches(every, epochs=1)
         return fjs.Simulation(
-            algorithm, task, population, sampling, minibatches, mechanism,
+            algorithm, population, sampling, minibatches, mechanism,
             chunk_size=self.problem.chunk_size, chunk_map=self.problem.chunk_map,
         )  # fmt: skip
 
@@ -103,7 +103,6 @@ class Trial:
           For each, the summary of its last evaluation, and what is judged of those on the way as
           "curve", if there are any. Numbers that are not finite are None.
         """
-        settings = [hyperparameters(point, self.problem.rate) for point in plan]
         size, rounds = self.problem.at_once, self.problem.rounds
         found, here = [], None
         for start in range(0, len(plan), size):
@@ -112,6 +111,7 @@ class Trial:
             def compute(group=group):
                 nonlocal here
                 here = here or self.simulation(seed)
+                settings = [hyperparameters(here, point) for point in plan]
                 many = self.many(here, settings, settings[group])
                 every = self.problem.every if split == "test" else None
                 state, segments = many.run(many.init(seed), rounds, eval_every=every)
@@ -120,7 +120,7 @@ class Trial:
                     summaries = [many.evaluate(state, split).summary()]
                 return [
                     _of_setting(summaries, index, self.problem.metric)
-                    for index in range(len(settings[group]))
+                    for index in range(len(plan[group]))
                 ]
 
             of = [self.problem.rate, rounds, split, plan[group]]

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 import fedjaxsim as fjs
+from fedjaxsim.factories import make, resolve
+from fedjaxsim.hyperparameters import declared_by
 from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.report.plots import COLOURS
 
@@ -48,15 +50,19 @@ class Method:
     @property
     def tuned(self) -> tuple[str, ...]:
         """The hyperparameters that are chosen."""
-        reads = fjs.SYSTEMS[self.system].reads
-        names = tuple(n for n in reads if n not in ("server_learning_rate", *self.fixed))
+        factory = resolve(fjs.SYSTEMS[self.system].factory)
+        reads = [record.name for record in declared_by(factory, **self.arguments)]
+        left_out = ("server_learning_rate", "clip_norm", "noise_multiplier", *self.fixed)
+        names = tuple(name for name in reads if name not in left_out)
         return (*names, "clip_norm") if self.sends else names
 
     def make(self, task: fjs.Task, clients: int) -> tuple[fjs.Algorithm, fjs.Mechanism]:
         """The algorithm for a task, and its mechanism."""
         system = fjs.SYSTEMS[self.system]
-        options = {"diagonal": True} if self.arguments.get("penalty") == "group-sparse" else {}
-        door = MECHANISMS[self.door or system.door].make(clients, **options)
+        options: dict[str, Any] = (
+            {"diagonal": True} if self.arguments.get("penalty") == "group-sparse" else {}
+        )
+        door = make(MECHANISMS[self.door or system.mechanism], **options)
         return system.make(task, clients, **self.arguments), door
 
     def points(self, count: int, box: Box) -> list[Point]:
@@ -162,9 +168,11 @@ def at_edge(point: Point, box: Box, *, private: bool, margin: float = 0.05) -> l
     return found
 
 
-def hyperparameters(point: Point, sampling_rate: float) -> fjs.Hyperparameters:
-    """A point with its noise multiplier; without noise nothing is clipped."""
+def hyperparameters(simulation: fjs.Simulation, point: Point) -> fjs.Hyperparameters:
+    """Return a point with its noise multiplier; without noise nothing is clipped."""
     changes: dict[str, Any] = dict(point)
     if not point["noise_multiplier"]:
         changes["clip_norm"] = math.inf
-    return fjs.Hyperparameters(sampling_rate=sampling_rate, **changes)
+    released = ("clip_norm", "noise_multiplier")  # read only where something is sent
+    read = {n: v for n, v in changes.items() if n not in released or n in simulation.records}
+    return simulation.hyperparameters(**read)

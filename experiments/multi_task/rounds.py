@@ -48,14 +48,15 @@ def noises() -> list[Record]:
 
 def curves(trial: Trial, point: Record, seed: int, rounds: int, every: int) -> Record:
     """By setting, accuracy after every so many rounds and the training loss of every round."""
+    simulation = trial.simulation(seed)
     settings = [
         hyperparameters(
+            simulation,
             {name: value for name, value in {**point, **noise}.items() if name != "sigma"},
-            trial.problem.rate,
         )
         for noise in noises()
     ]
-    many = trial.many(trial.simulation(seed), settings, settings)
+    many = trial.many(simulation, settings, settings)
     _, segments = many.run(many.init(seed), rounds, eval_every=every)
     accuracy = np.stack([segment.evaluation.mean("accuracy") for segment in segments], axis=1)
     loss = np.concatenate([segment.metrics["loss"] for segment in segments]).T
@@ -68,7 +69,7 @@ def _rounded(values: np.ndarray) -> list[list[float | None]]:
 
 def epsilons(clients: int, rate: float, rounds: tuple[int, ...]) -> dict[str, Any]:
     """ε after so many rounds for each of the paper's settings, as it counts and as it is."""
-    scheme = PROBLEMS["femnist"].sampling(clients).scheme
+    scheme = PROBLEMS["femnist"].scheme(clients)
     found: dict[str, list[list[float | None]]] = {"sound": [], "paper": []}
     for noise in noises()[:-1]:
         z = noise["noise_multiplier"]

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjaxsim.algorithm import ServerOptimizer
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.task import Task
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 

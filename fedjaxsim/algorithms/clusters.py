@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.fast import products
 
 PyTree = Any
@@ -84,24 +84,24 @@ def in_clusters(algorithm: Algorithm, clusters: ArrayLike) -> Algorithm:
     def predict(shared, personal, hparams, client_id):
         return algorithm.predict(of_client(shared, client_id), personal, hparams, client_id)
 
+    warm = algorithm.warm_start
+
     def published(shared):
-        params = jax.vmap(algorithm.published)(shared)
+        params = jax.vmap(warm.published)(shared)
         return jax.tree.map(
             lambda leaf: jnp.sum(leaf * along_clusters(sizes / m, leaf), axis=0), params
         )
 
     def start(hparams, published, own):
-        assert algorithm.start is not None
-        shared, personal = algorithm.start(hparams, published, own)
+        assert warm.start is not None
+        shared, personal = warm.start(hparams, published, own)
         return for_all(shared), personal
 
-    return Algorithm(
-        init,
-        client,
-        server,
-        predict,
-        algorithm.check,
-        (*algorithm.public, _PUBLIC),
-        published,
-        None if algorithm.start is None else start,
+    return algorithm._replace(
+        init=init,
+        client=client,
+        server=server,
+        predict=predict,
+        public=(*algorithm.public, _PUBLIC),
+        warm_start=WarmStart(None if warm.start is None else start, published),
     )

@@ -1,16 +1,25 @@
 """Ditto (Li, Hu, Beirami, Smith; ICML 2021): personal models pulled towards a global one."""
 
-from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer
+from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer, WarmStart
 from fedjaxsim.algorithms.billboard import from_one_model
 from fedjaxsim.algorithms.fedavg import fedavg
-from fedjaxsim.algorithms.local_steps import Pull, local_steps
-from fedjaxsim.models.task import Task
+from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
+from fedjaxsim.algorithms.optimizers import (
+    LEARNING_RATE,
+    SERVER_LEARNING_RATE,
+    LocalName,
+    ServerName,
+)
+from fedjaxsim.hyperparameters import reads
+from fedjaxsim.tasks.task import Task
 
 
+@reads(LEARNING_RATE, SERVER_LEARNING_RATE, PULL)
 def ditto(
     task: Task,
-    local_optimizer: LocalOptimizer | None = None,
-    server_optimizer: ServerOptimizer | None = None,
+    *,
+    local_optimizer: LocalOptimizer | LocalName = "sgd",
+    server_optimizer: ServerOptimizer | ServerName = "sgd",
 ) -> Algorithm:
     """Ditto: FedAvg's global w, and beside it a personal model v_k of every client (Algorithm 1).
 
@@ -24,14 +33,15 @@ def ditto(
 
     Args:
       task: model and loss.
-      local_optimizer: of both kinds of local steps; by default SGD with `hparams.learning_rate`.
-      server_optimizer: applies the release to w; by default adds it.
+      local_optimizer: Optimizer of the clients, of both kinds of local steps; a name or as from
+        `optimizers.local`.
+      server_optimizer: Optimizer of the server, applied to the released mean update.
     """
-    of_w = fedavg(task, local_optimizer, server_optimizer)
+    of_w = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
 
     def start(hparams, w, v_k):
-        assert of_w.start is not None
-        shared, _ = of_w.start(hparams, w, v_k)
+        assert of_w.warm_start.start is not None
+        shared, _ = of_w.warm_start.start(hparams, w, v_k)
         return shared, v_k
 
     def client(shared, personal, data, hparams, context):
@@ -49,6 +59,6 @@ def ditto(
         client,
         of_w.server,
         predict,
-        published=of_w.published,
-        start=start,
+        task,
+        warm_start=WarmStart(start, of_w.warm_start.published),
     )

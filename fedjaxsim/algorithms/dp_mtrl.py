@@ -3,13 +3,17 @@
 import jax
 
 from fedjaxsim.algorithm import Algorithm
-from fedjaxsim.algorithms.mpmtl import mpmtl
-from fedjaxsim.algorithms.proximal import Acceleration
+from fedjaxsim.algorithms.mpmtl import LAM, mpmtl
+from fedjaxsim.algorithms.optimizers import LEARNING_RATE
+from fedjaxsim.algorithms.proximal import RIDGE, Acceleration
 from fedjaxsim.algorithms.server_maps import relationship_of_rows
-from fedjaxsim.models.task import Task
+from fedjaxsim.hyperparameters import reads
+from fedjaxsim.privacy.mechanisms import CLIP_NORM
+from fedjaxsim.tasks.task import Task
 
 
-def dp_mtrl(task: Task, num_clients: int, acceleration: Acceleration = "none") -> Algorithm:
+@reads(LEARNING_RATE, LAM, RIDGE, CLIP_NORM)
+def dp_mtrl(task: Task, *, num_clients: int, acceleration: Acceleration = "none") -> Algorithm:
     """DP-MTRL (Gupta, Rana, Phung, Venkatesh 2016), as MP-MTL compares itself with it.
 
     The objective is that of `mpmtl(task, "relationship")`, and so is the proximal gradient descent.
@@ -26,7 +30,7 @@ def dp_mtrl(task: Task, num_clients: int, acceleration: Acceleration = "none") -
     Args:
       task: a linear model with its loss.
       num_clients: m.
-      acceleration: as for `mpmtl`.
+      acceleration: Momentum, as for `mpmtl`.
 
     Raises:
       ValueError: as `mpmtl`; when a run starts, if the mechanism does not release a model for each
@@ -36,4 +40,4 @@ def dp_mtrl(task: Task, num_clients: int, acceleration: Acceleration = "none") -
     if task.linear is not None:
         outputs = jax.eval_shape(task.init, jax.random.key(0))["kernel"].shape[1]
     server_map = relationship_of_rows(num_clients, outputs)
-    return mpmtl(task, "relationship", acceleration=acceleration, server_map=server_map)
+    return mpmtl(task, penalty="relationship", acceleration=acceleration, server_map=server_map)

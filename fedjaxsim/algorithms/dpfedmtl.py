@@ -6,17 +6,29 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjaxsim.algorithm import Algorithm, Context, LocalOptimizer, ServerOptimizer
+from fedjaxsim.algorithm import Algorithm, Context, LocalOptimizer, ServerOptimizer, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.billboard import Billboard, from_one_model, publish, server_step
 from fedjaxsim.algorithms.layers import Selection, merge, paths_of, split
 from fedjaxsim.algorithms.local_steps import local_steps
+from fedjaxsim.algorithms.optimizers import (
+    LEARNING_RATE,
+    SERVER_LEARNING_RATE,
+    LocalName,
+    ServerName,
+)
 from fedjaxsim.fast import threefry
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.task import Task
+from fedjaxsim.hyperparameters import Hyperparameters, reads
 from fedjaxsim.privacy.clipping import clip_by_global_norm
-from fedjaxsim.privacy.mechanisms import noise_like, noise_scale, round_value
+from fedjaxsim.privacy.mechanisms import (
+    CLIP_NORM,
+    NOISE_MULTIPLIER,
+    noise_like,
+    noise_scale,
+    round_value,
+)
 from fedjaxsim.privacy.messages import widened
+from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 Order = Literal["together", "head-first"]
@@ -37,13 +49,14 @@ class Shared(NamedTuple):
     head: PyTree
 
 
+@reads(LEARNING_RATE, SERVER_LEARNING_RATE)
 def dpfedmtl(
     task: Task,
-    head: Selection = None,
     *,
+    head: Selection = None,
     order: Order = "together",
-    local_optimizer: LocalOptimizer | None = None,
-    server_optimizer: ServerOptimizer | None = None,
+    local_optimizer: LocalOptimizer | LocalName = "sgd",
+    server_optimizer: ServerOptimizer | ServerName = "sgd",
 ) -> Algorithm:
     """DPFedMTL: client i predicts with the shared trunk w_{M+1} and a head w_i of its own.
 
@@ -64,11 +77,11 @@ def dpfedmtl(
 
     Args:
       task: model and loss.
-      head: the parameters that stay with their client; by default the output layer of the task's
-        model. See `layers.Selection`.
-      order: "together" or "head-first".
-      local_optimizer: of the local steps; by default SGD with `hparams.learning_rate`.
-      server_optimizer: applies the release to the trunk; by default adds it.
+      head: Layers or parameters that stay with their client, as Dense_1; by default the output
+        layer of the task's model. See `layers.Selection`.
+      order: Order of the local steps: of head and trunk "together", or all of the head's first.
+      local_optimizer: Optimizer of the clients, a name or as from `optimizers.local`.
+      server_optimizer: Optimizer of the server, applied to the trunk's released mean update.
 
     Raises:
       ValueError: for an unknown order; if the head is not given and the model names no output
@@ -77,13 +90,14 @@ def dpfedmtl(
     return _algorithm(task, head, order, local_optimizer, server_optimizer, noised=False)
 
 
+@reads(LEARNING_RATE, SERVER_LEARNING_RATE, CLIP_NORM, NOISE_MULTIPLIER)
 def dpfedmtl_as_published(
     task: Task,
-    head: Selection = None,
     *,
+    head: Selection = None,
     order: Order = "together",
-    local_optimizer: LocalOptimizer | None = None,
-    server_optimizer: ServerOptimizer | None = None,
+    local_optimizer: LocalOptimizer | LocalName = "sgd",
+    server_optimizer: ServerOptimizer | ServerName = "sgd",
 ) -> Algorithm:
     """`dpfedmtl` with the paper's noise: in every local step of every client, and no ε.
 
@@ -91,7 +105,7 @@ def dpfedmtl_as_published(
 
         clip(∂ℓ_i/∂w_{M+1}, C) + N(0, (σS)² I),    S = 2CK/M = 2Cp
 
-    with σ = `hparams.noise_multiplier` and p = `hparams.sampling_rate`; that of the head is plain.
+    with σ = `hparams.noise_multiplier` and p = `context.sampling_rate`; that of the head is plain.
     The local optimizer is fed the sum. It belongs to the mechanism `plain_mean`, which averages
     over whoever took part (equation 6).
 
@@ -101,10 +115,10 @@ def dpfedmtl_as_published(
 
     Args:
       task: model and loss.
-      head: as in `dpfedmtl`.
-      order: as in `dpfedmtl`.
-      local_optimizer: as in `dpfedmtl`.
-      server_optimizer: as in `dpfedmtl`.
+      head: Layers or parameters that stay with their client, as in `dpfedmtl`.
+      order: Order of the local steps, as in `dpfedmtl`.
+      local_optimizer: Optimizer of the clients, as in `dpfedmtl`.
+      server_optimizer: Optimizer of the server, as in `dpfedmtl`.
 
     Raises:
       ValueError: as `dpfedmtl`.
@@ -116,16 +130,16 @@ def _algorithm(
     task: Task,
     head: Selection,
     order: Order,
-    local_optimizer: LocalOptimizer | None,
-    server_optimizer: ServerOptimizer | None,
+    local_optimizer: LocalOptimizer | LocalName,
+    server_optimizer: ServerOptimizer | ServerName,
     *,
     noised: bool,
 ) -> Algorithm:
     if order not in _ORDERS:
         raise ValueError(f"order must be 'together' or 'head-first', got {order!r}")
     selection = _require_two_parts(task, task.output_layer if head is None else head)
-    local_optimizer = local_optimizer or optimizers.local()
-    server_optimizer = server_optimizer or optimizers.server()
+    make_local = optimizers.as_local(local_optimizer)
+    server_optimizer = optimizers.as_server(server_optimizer)
     of_trunk = server_step(server_optimizer)
 
     def start(hparams, published, own):
@@ -138,7 +152,7 @@ def _algorithm(
         losses = []
 
         def optimizer(hparams, round_):
-            plain = local_optimizer(hparams, round_)
+            plain = make_local(hparams, round_)
             return optax.chain(_noise(hparams, context), plain) if noised else plain
 
         for moving in _ORDERS[order]:
@@ -172,7 +186,12 @@ def _algorithm(
         return merge(shared.head, shared.trunk.params)
 
     return Algorithm(
-        from_one_model(task, start), client, server, predict, published=published, start=start
+        from_one_model(task, start),
+        client,
+        server,
+        predict,
+        task,
+        warm_start=WarmStart(start, published),
     )
 
 
@@ -198,7 +217,7 @@ def _noise(hparams: Hyperparameters, context: Context) -> optax.GradientTransfor
     """Clips the trunk's gradient and adds noise, one draw for each step; its state counts them."""
     sigma = round_value(jnp.asarray(hparams.noise_multiplier), context.round)
     clip_norm = jnp.asarray(hparams.clip_norm)
-    scale = noise_scale(sigma, clip_norm) * 2 * hparams.sampling_rate
+    scale = noise_scale(sigma, clip_norm) * 2 * context.sampling_rate
 
     def init(params):
         del params

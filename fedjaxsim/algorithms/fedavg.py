@@ -1,6 +1,6 @@
 """FedAvg (McMahan et al. 2017), and with the Gaussian mechanism DP-FedAvg (McMahan et al. 2018)."""
 
-from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer
+from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.billboard import (
     from_one_model,
@@ -10,13 +10,22 @@ from fedjaxsim.algorithms.billboard import (
     server_step,
 )
 from fedjaxsim.algorithms.local_steps import local_update
-from fedjaxsim.models.task import Task
+from fedjaxsim.algorithms.optimizers import (
+    LEARNING_RATE,
+    SERVER_LEARNING_RATE,
+    LocalName,
+    ServerName,
+)
+from fedjaxsim.hyperparameters import reads
+from fedjaxsim.tasks.task import Task
 
 
+@reads(LEARNING_RATE, SERVER_LEARNING_RATE)
 def fedavg(
     task: Task,
-    local_optimizer: LocalOptimizer | None = None,
-    server_optimizer: ServerOptimizer | None = None,
+    *,
+    local_optimizer: LocalOptimizer | LocalName = "sgd",
+    server_optimizer: ServerOptimizer | ServerName = "sgd",
 ) -> Algorithm:
     """FedAvg: local SGD from the global w; clients send v − w; one model for all.
 
@@ -24,10 +33,10 @@ def fedavg(
 
     Args:
       task: model and loss.
-      local_optimizer: of the local steps; by default SGD with `hparams.learning_rate`.
-      server_optimizer: applies the release to w; by default adds it.
+      local_optimizer: Optimizer of the clients, a name or as from `optimizers.local`.
+      server_optimizer: Optimizer of the server, applied to the released mean update.
     """
-    server_optimizer = server_optimizer or optimizers.server()
+    server_optimizer = optimizers.as_server(server_optimizer)
 
     def start(hparams, shared_model, own_model):
         del own_model
@@ -43,6 +52,6 @@ def fedavg(
         client,
         server_step(server_optimizer),
         predict_with_shared,
-        published=published,
-        start=start,
+        task,
+        warm_start=WarmStart(start, published),
     )

@@ -6,22 +6,26 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim.algorithm import Algorithm, LocalOptimizer
+from fedjaxsim.algorithm import Algorithm, LocalOptimizer, WarmStart
 from fedjaxsim.algorithms.billboard import from_one_model
-from fedjaxsim.algorithms.local_steps import local_steps
+from fedjaxsim.algorithms.local_steps import PULL, local_steps
+from fedjaxsim.algorithms.optimizers import LEARNING_RATE, LocalName
 from fedjaxsim.data.minibatches import Batch, ClientData
-from fedjaxsim.models.task import Task
+from fedjaxsim.hyperparameters import reads
+from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 Penalty = Literal["vanilla", "mean", "kl", "ewc"]
 Origin = Literal["personal", "global"]
 
 
+@reads(LEARNING_RATE, lambda penalty, **_: () if penalty == "vanilla" else (PULL,))
 def finetune(
     task: Task,
+    *,
     penalty: Penalty = "mean",
     origin: Origin = "personal",
-    local_optimizer: LocalOptimizer | None = None,
+    local_optimizer: LocalOptimizer | LocalName = "sgd",
 ) -> Algorithm:
     """Fine-tuning: client k takes its steps on ℓ_k plus a penalty towards w̃; nothing is sent.
 
@@ -42,10 +46,10 @@ def finetune(
 
     Args:
       task: model and loss; for "kl" with a `divergence`.
-      penalty: which one.
-      origin: where clients start: from the "personal" model that they predicted with, or from the
-        "global" one, w̃.
-      local_optimizer: of the steps; by default SGD with `hparams.learning_rate`.
+      penalty: Penalty towards the published model; "vanilla" is none.
+      origin: Start of the clients: the "personal" model that they predicted with, or the "global"
+        one, w̃.
+      local_optimizer: Optimizer of the clients, a name or as from `optimizers.local`.
 
     Raises:
       ValueError: for an unknown penalty or origin, or "kl" of a task without a divergence.
@@ -65,7 +69,8 @@ def finetune(
         return w_tilde if reads_published else (), w_tilde if origin == "global" else w_k
 
     def client(shared, personal, data, hparams, context):
-        towards = _towards(penalty, task, shared, data, hparams.lam)
+        lam = None if penalty == "vanilla" else hparams.lam
+        towards = _towards(penalty, task, shared, data, lam)
         w_k, loss = local_steps(
             personal, data, task, local_optimizer, hparams, context.round, penalty=towards
         )
@@ -84,14 +89,15 @@ def finetune(
         client,
         server,
         predict,
-        published=lambda shared: shared if reads_published else None,
-        start=start,
-        needs_published=reads_published,
+        task,
+        warm_start=WarmStart(
+            start, lambda shared: shared if reads_published else None, required=reads_published
+        ),
     )
 
 
 def _towards(
-    penalty: Penalty, task: Task, w_tilde: PyTree, data: ClientData, lam: jax.Array
+    penalty: Penalty, task: Task, w_tilde: PyTree, data: ClientData, lam: Any
 ) -> Callable[[PyTree, Batch], jax.Array] | None:
     """The penalty of parameters on a minibatch, ()."""
 

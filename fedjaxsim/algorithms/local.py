@@ -1,12 +1,15 @@
 """Local, or single-task learning (STL): every client learns alone."""
 
-from fedjaxsim.algorithm import Algorithm, LocalOptimizer
+from fedjaxsim.algorithm import Algorithm, LocalOptimizer, WarmStart
 from fedjaxsim.algorithms.billboard import from_one_model
 from fedjaxsim.algorithms.local_steps import local_steps
-from fedjaxsim.models.task import Task
+from fedjaxsim.algorithms.optimizers import LEARNING_RATE, LocalName
+from fedjaxsim.hyperparameters import reads
+from fedjaxsim.tasks.task import Task
 
 
-def local(task: Task, local_optimizer: LocalOptimizer | None = None) -> Algorithm:
+@reads(LEARNING_RATE)
+def local(task: Task, *, local_optimizer: LocalOptimizer | LocalName = "sgd") -> Algorithm:
     """Local: client k takes its steps on ℓ_k from its own w_k; nothing is sent, ε = 0.
 
     A baseline on the same footing as the others: a client works in the rounds in which it is
@@ -14,7 +17,7 @@ def local(task: Task, local_optimizer: LocalOptimizer | None = None) -> Algorith
 
     Args:
       task: model and loss.
-      local_optimizer: of the local steps; by default SGD with `hparams.learning_rate`.
+      local_optimizer: Optimizer of the clients, a name or as from `optimizers.local`.
     """
 
     def start(hparams, published, own):
@@ -34,4 +37,5 @@ def local(task: Task, local_optimizer: LocalOptimizer | None = None) -> Algorith
         del shared, hparams, client_id
         return personal
 
-    return Algorithm(from_one_model(task, start), client, server, predict, start=start)
+    init = from_one_model(task, start)
+    return Algorithm(init, client, server, predict, task, warm_start=WarmStart(start))

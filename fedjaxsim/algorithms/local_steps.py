@@ -9,14 +9,21 @@ import optax
 from jax.typing import ArrayLike
 
 from fedjaxsim.algorithm import LocalOptimizer
-from fedjaxsim.algorithms import optimizers
+from fedjaxsim.algorithms.optimizers import LocalName, as_local
 from fedjaxsim.data.minibatches import Batch, ClientData
 from fedjaxsim.fast import turned
 from fedjaxsim.fast.linear_steps import linear_update, pays
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.task import Task, value_and_gradient
+from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters
+from fedjaxsim.tasks.task import Task, value_and_gradient
 
 PyTree = Any
+PULL = Hyperparameter(
+    "lam",
+    default=0.1,
+    scale="log",
+    symbol="λ",
+    help="λ, the weight of the pull of a client's model towards the shared one.",
+)
 
 
 class Pull(NamedTuple):
@@ -35,7 +42,7 @@ def local_steps(
     params: PyTree,
     data: ClientData,
     task: Task,
-    local_optimizer: LocalOptimizer | None,
+    local_optimizer: LocalOptimizer | LocalName,
     hparams: Hyperparameters,
     round_: jax.Array,
     pull: Pull | None = None,
@@ -47,7 +54,7 @@ def local_steps(
       params: w, where to start.
       data: the client's rows.
       task: model and loss.
-      local_optimizer: started afresh; None for SGD with `hparams.learning_rate`.
+      local_optimizer: a name or an optimizer; its state starts anew.
       hparams: hyperparameters.
       round_: () int32.
       pull: a penalty, whose gradient is added to that of the loss.
@@ -57,8 +64,8 @@ def local_steps(
       v, the parameters after the last step, and the mean over the steps of the minibatch losses,
       each taken before its step, (); 0 where the client's data are used up.
     """
-    optimizer = (local_optimizer or optimizers.local())(hparams, round_)
-    plain = task.linear is not None and local_optimizer is None and penalty is None
+    optimizer = as_local(local_optimizer)(hparams, round_)
+    plain = task.linear is not None and local_optimizer == "sgd" and penalty is None
     own = turned.which(params) if plain and data.turns else ()
     params = turned.turn(params, own)
     pull = pull and Pull(pull.strength, turned.turn(pull.centre, own))
@@ -84,7 +91,7 @@ def local_update(
     params: PyTree,
     data: ClientData,
     task: Task,
-    local_optimizer: LocalOptimizer | None,
+    local_optimizer: LocalOptimizer | LocalName,
     hparams: Hyperparameters,
     round_: jax.Array,
     pull: Pull | None = None,
@@ -95,7 +102,7 @@ def local_update(
     saves work (see `fast.linear_steps`): the same update, up to rounding.
     """
     steps, size, linear = data.minibatches.steps, data.minibatches.size, task.linear
-    plain = local_optimizer is None and (pull is None or pull.centre is params)
+    plain = local_optimizer == "sgd" and (pull is None or pull.centre is params)
     if linear is None or steps is None or not plain or not pays(params, steps, size):
         v, loss = local_steps(params, data, task, local_optimizer, hparams, round_, pull)
         return jax.tree.map(jnp.subtract, v, params), loss

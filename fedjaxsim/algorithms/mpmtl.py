@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms.billboard import from_one_model
+from fedjaxsim.algorithms.optimizers import LEARNING_RATE
 from fedjaxsim.algorithms.proximal import (
+    RIDGE,
     SHRINK,
     Acceleration,
     check_acceleration,
@@ -19,19 +21,50 @@ from fedjaxsim.algorithms.proximal import (
 )
 from fedjaxsim.algorithms.server_maps import ServerMap, group_sparse, low_rank, relationship
 from fedjaxsim.fast import threefry
-from fedjaxsim.hparams import Hyperparameters, on_host
-from fedjaxsim.models.task import Task
+from fedjaxsim.hyperparameters import (
+    LARGEST_FLOAT32,
+    Hyperparameter,
+    Hyperparameters,
+    on_host,
+    reads,
+)
 from fedjaxsim.privacy.accounting import kov
 from fedjaxsim.privacy.clipping import clip_by_global_norm
 from fedjaxsim.privacy.events import Entry
 from fedjaxsim.privacy.guarantee import Guarantee
+from fedjaxsim.privacy.mechanisms import CLIP_NORM
 from fedjaxsim.privacy.noise import normal, radius
+from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 Penalty = Literal[
     "low-rank", "group-sparse", "relationship", "decomposed", "decomposed-group-sparse"
 ]
 Outliers = Literal["entries", "columns", "frobenius"]
+LAM = Hyperparameter(
+    "lam",
+    default=0.1,
+    scale="log",
+    symbol="λ",
+    help="λ, the weight of the penalty on the matrix of all models.",
+)
+LAM2 = Hyperparameter(
+    "lam2",
+    default=0.1,
+    scale="log",
+    symbol="λ₂",
+    help="λ₂, the weight of the penalty on the part of a model that its client keeps.",
+)
+EXAMPLE_EPSILON = Hyperparameter(
+    "example_epsilon",
+    default=float("inf"),
+    range=(1e-12, LARGEST_FLOAT32),
+    also=(float("inf"),),
+    allowed="be positive (inf: examples are not protected by themselves)",
+    symbol="ε of an example",
+    meanings={float("inf"): "none"},
+    help="ε of one round for every single example, beside the guarantee of clients.",
+)
 _MAPS = {
     "low-rank": low_rank,
     "decomposed": low_rank,
@@ -81,13 +114,21 @@ class Personal(NamedTuple):
     kept: Part | None
 
 
+@reads(
+    LEARNING_RATE,
+    LAM,
+    RIDGE,
+    CLIP_NORM,
+    lambda penalty, **_: (LAM2,) if penalty.startswith("decomposed") else (),
+    lambda protect_examples, **_: (EXAMPLE_EPSILON,) if protect_examples else (),
+)
 def mpmtl(
     task: Task,
+    *,
     penalty: Penalty = "low-rank",
     outliers: Outliers = "entries",
     acceleration: Acceleration = "none",
     protect_examples: bool = False,
-    *,
     server_map: ServerMap | None = None,
 ) -> Algorithm:
     """MP-MTL: clients learn which subspace, or which features, their models have in common.
@@ -130,11 +171,11 @@ def mpmtl(
 
     Args:
       task: a linear model with its loss.
-      penalty: on W, or on P.
-      outliers: which penalty is on Q; for decomposed models.
-      acceleration: β_t is 0, or (t − 1)/(t + 2) ("convex"), or (1 − √(μη))/(1 + √(μη))
+      penalty: Penalty on the matrix W of all models, or on its shared part P.
+      outliers: Penalty on Q, the part of a decomposed model that its client keeps.
+      acceleration: Momentum β_t: 0, or (t − 1)/(t + 2) ("convex"), or (1 − √(μη))/(1 + √(μη))
         ("strongly-convex"), which is the paper's where η = 1/L; then μ = `hparams.ridge` > 0.
-      protect_examples: whether a client adds noise b of density ∝ exp(−(ε/(2K)) ‖b‖) to w̃_i, clips
+      protect_examples: Whether a client adds noise b of density ∝ exp(−(ε/(2K)) ‖b‖) to w̃_i, clips
         again, and sends and goes on from the result (Algorithm 5, which prints the inverse of the
         factor); ε = `hparams.example_epsilon` is that of one round. See `example_guarantee`.
       server_map: what the server makes of the releases; by default the proximal map of the penalty.
@@ -202,9 +243,10 @@ def mpmtl(
         client,
         server,
         predict,
-        check,
+        task,
+        check=check,
         public=(_NOISED_EXAMPLES,) if protect_examples else (),
-        start=start,
+        warm_start=WarmStart(start),
     )
 
 

@@ -5,10 +5,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim.algorithm import Algorithm, LocalOptimizer
+from fedjaxsim.algorithm import Algorithm, LocalOptimizer, WarmStart
 from fedjaxsim.algorithms.billboard import from_one_model
-from fedjaxsim.algorithms.local_steps import Pull, local_steps
-from fedjaxsim.models.task import Task
+from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
+from fedjaxsim.algorithms.optimizers import LEARNING_RATE, LocalName
+from fedjaxsim.hyperparameters import reads
+from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 
@@ -25,8 +27,9 @@ class Matrix(NamedTuple):
     mean: PyTree
 
 
+@reads(LEARNING_RATE, PULL)
 def naive_dp(
-    task: Task, num_clients: int, local_optimizer: LocalOptimizer | None = None
+    task: Task, *, num_clients: int, local_optimizer: LocalOptimizer | LocalName = "sgd"
 ) -> Algorithm:
     """PMTL's objective with differential privacy of all models instead of joint DP.
 
@@ -35,7 +38,7 @@ def naive_dp(
         w ← w − η (∇ℓ_k(w) + λ (w − w̄))
 
     from its released row w_k, w̄ being the mean of all rows, and sends w − w_k. The mechanism,
-    `privacy.doors.every_row(num_clients)`, clips that and noises every row; the server adds the
+    `privacy.doors.every_row()`, clips that and noises every row; the server adds the
     release to W. Clients predict with their released row, so a client's own model, too, tells no
     more of its data than (ε, δ) allow. At the ε of PMTL the noise is as large, but meets the update
     of one client instead of the sum of a cohort's.
@@ -45,7 +48,7 @@ def naive_dp(
     Args:
       task: model and loss.
       num_clients: m.
-      local_optimizer: of the local steps; by default SGD with `hparams.learning_rate`.
+      local_optimizer: Optimizer of the clients, a name or as from `optimizers.local`.
 
     Raises:
       ValueError: when the algorithm is first traced, if the clients are not so many, or the release
@@ -75,8 +78,7 @@ def naive_dp(
         # A release of one row would be added to all of them without a word.
         if jax.tree.map(jnp.shape, release) != jax.tree.map(jnp.shape, shared.rows):
             raise ValueError(
-                f"naive_dp needs a release of {num_clients} rows; its mechanism must be "
-                f"every_row({num_clients})"
+                f"naive_dp needs a release of {num_clients} rows: its mechanism must be every_row()"
             )
         rows = jax.tree.map(jnp.add, shared.rows, release)
         return Matrix(rows, jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), rows))
@@ -90,6 +92,6 @@ def naive_dp(
         client,
         server,
         predict,
-        published=lambda shared: shared.mean,
-        start=start,
+        task,
+        warm_start=WarmStart(start, lambda shared: shared.mean),
     )

@@ -6,21 +6,29 @@ import jax
 import jax.numpy as jnp
 from numpy.typing import ArrayLike
 
-from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer
+from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.billboard import from_one_model, publish, published, server_step
 from fedjaxsim.algorithms.clusters import in_clusters
-from fedjaxsim.algorithms.local_steps import Pull, local_steps
-from fedjaxsim.models.task import Task
+from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
+from fedjaxsim.algorithms.optimizers import (
+    LEARNING_RATE,
+    SERVER_LEARNING_RATE,
+    LocalName,
+    ServerName,
+)
+from fedjaxsim.hyperparameters import reads
+from fedjaxsim.tasks.task import Task
 
 Message = Literal["update", "offset"]
 
 
+@reads(LEARNING_RATE, SERVER_LEARNING_RATE, PULL)
 def pmtl(
     task: Task,
-    local_optimizer: LocalOptimizer | None = None,
-    server_optimizer: ServerOptimizer | None = None,
     *,
+    local_optimizer: LocalOptimizer | LocalName = "sgd",
+    server_optimizer: ServerOptimizer | ServerName = "sgd",
     message: Message = "update",
     clusters: ArrayLike | None = None,
 ) -> Algorithm:
@@ -42,9 +50,10 @@ def pmtl(
 
     Args:
       task: model and loss.
-      local_optimizer: of the local steps; by default SGD with `hparams.learning_rate`.
-      server_optimizer: applies the release to w̃; by default adds it, as in the paper.
-      message: what a client sends.
+      local_optimizer: Optimizer of the clients, a name or as from `optimizers.local`.
+      server_optimizer: Optimizer of the server, applied to the released mean message; "sgd" adds
+        it, as in the paper.
+      message: Message of a client: "update", w − w_k as in the paper, or "offset", w − w̃.
       clusters: the cluster of each client, (m,): a w̃ for every cluster in place of one for all, at
         the same price; public, see `in_clusters`.
 
@@ -53,7 +62,7 @@ def pmtl(
     """
     if message not in get_args(Message):
         raise ValueError(f"message must be 'update' or 'offset', got {message!r}")
-    server_optimizer = server_optimizer or optimizers.server()
+    server_optimizer = optimizers.as_server(server_optimizer)
 
     def start(hparams, w_tilde, w_k):
         return publish(w_tilde, server_optimizer, hparams), w_k
@@ -74,7 +83,7 @@ def pmtl(
         client,
         server_step(server_optimizer),
         predict,
-        published=published,
-        start=start,
+        task,
+        warm_start=WarmStart(start, published),
     )
     return algorithm if clusters is None else in_clusters(algorithm, clusters)

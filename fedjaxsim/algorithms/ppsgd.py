@@ -2,22 +2,42 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.algorithm import Algorithm, Context, WarmStart
 from fedjaxsim.algorithms.layers import Selection, merge, split
+from fedjaxsim.algorithms.optimizers import LEARNING_RATE
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.fast import turned
-from fedjaxsim.hparams import Hyperparameters, on_host
-from fedjaxsim.models.task import Task, value_and_gradient
+from fedjaxsim.hyperparameters import (
+    LARGEST_FLOAT32,
+    Hyperparameter,
+    Hyperparameters,
+    on_host,
+    reads,
+)
+from fedjaxsim.tasks.task import Task, value_and_gradient
 
 PyTree = Any
 Parametrization = Literal["grid", "paper"]
+Risk = Literal["average", "weighted"]
+PERSONALIZATION = Hyperparameter(
+    "personalization",
+    default=1.0,
+    range=(0.0, LARGEST_FLOAT32),
+    also=(float("inf"),),
+    allowed="be at least 0 (inf: global only)",
+    scale="log",
+    label="level of personalization",
+    meanings={0.0: "local", float("inf"): "global"},
+    help="Level of personalization: 0 is local only; the ratio of the global step to the local one "
+    "(inf: global only), or the paper's α.",
+)
 _DIVISOR = (
     "M = Σ m_i, by which the weighted objective divides, is taken as public; where the m_i are "
     "made of data, as of the clients' numbers of rows, the guarantee does not cover what M tells."
@@ -115,17 +135,21 @@ def noise_multiplier_from_paper(
 
 class _StepSizes(NamedTuple):
     shared: Callable[[Hyperparameters], jax.Array]
-    personal: Callable[[Hyperparameters, int], jax.Array]
+    personal: Callable[[Hyperparameters, Context], jax.Array]
 
 
 _GRID = _StepSizes(
     lambda hparams: jnp.multiply(hparams.learning_rate, jnp.minimum(hparams.personalization, 1.0)),
     # max(a, 1) and not min(1/a, 1), which has no derivative that can be used at a = 0.
-    lambda hparams, m: jnp.divide(hparams.learning_rate, jnp.maximum(hparams.personalization, 1.0)),
+    lambda hparams, context: jnp.divide(
+        hparams.learning_rate, jnp.maximum(hparams.personalization, 1.0)
+    ),
 )
 _PAPER = _StepSizes(
     lambda hparams: jnp.multiply(hparams.learning_rate, hparams.personalization),
-    lambda hparams, m: jnp.divide(hparams.learning_rate, jnp.multiply(hparams.sampling_rate, m)),
+    lambda hparams, context: jnp.divide(
+        hparams.learning_rate, jnp.multiply(context.sampling_rate, context.num_clients)
+    ),
 )
 _STEP_SIZES = {"grid": _GRID, "paper": _PAPER}
 
@@ -186,11 +210,13 @@ def _move(iterate: Iterate, value: PyTree, round_: jax.Array) -> Iterate:
 # --- the algorithm --------------------------------------------------------------------------------
 
 
+@reads(LEARNING_RATE, PERSONALIZATION)
 def ppsgd(
     task: Task,
     *,
     parametrization: Parametrization = "grid",
-    objective: Objective | None = None,
+    objective: Risk = "average",
+    sizes: ArrayLike | None = None,
     personal: Selection = None,
     averaged: bool = False,
 ) -> Algorithm:
@@ -218,17 +244,19 @@ def ppsgd(
         "grid":   η_w = η min(a, 1),  η_θ = η / max(a, 1): their ratio is a; a = ∞ is global only
         "paper":  η_w = αη,           η_θ = η / qN: their ratio is a = α·qN; α is finite
 
-    with q = `hparams.sampling_rate`. At level 0 nothing of the others reaches a client: w and W
+    with q the sampling rate. At level 0 nothing of the others reaches a client: w and W
     stay as they were.
 
     Args:
       task: model and loss.
-      parametrization: how the level gives the two step sizes; "grid" is that of the experiments.
-      objective: `average()` (the default) or `weighted(sizes)`.
-      personal: the parameters that are w + θ_i and start at 0: a top-level name, a predicate on
+      parametrization: Rule that turns the level into two step sizes; "grid" is that of the paper's
+        experiments.
+      objective: Risk to minimize: the mean of the clients' risks, or weighted by `sizes`.
+      sizes: m_i of the weighted risk, see `weighted`.
+      personal: Parameters that are w + θ_i and start at 0: a top-level name, a predicate on
         paths such as "Dense_1/kernel", or None for the output layer of the task's model, and for
         all parameters where it names none, as a linear model.
-      averaged: whether clients predict with the averaged iterate z̄_T = (1/T) Σ_{t<T} z_t of the
+      averaged: Whether clients predict with the averaged iterate z̄_T = (1/T) Σ_{t<T} z_t of the
         theorems, which keeps a second copy of w, W and θ_i; or with the last one.
 
     Raises:
@@ -240,7 +268,12 @@ def ppsgd(
     if parametrization not in _STEP_SIZES:
         raise ValueError(f"parametrization must be 'grid' or 'paper', got {parametrization!r}")
     step_sizes = _STEP_SIZES[parametrization]
-    objective = average() if objective is None else objective
+    if objective not in get_args(Risk) or (objective == "weighted") != (sizes is not None):
+        raise ValueError(
+            "objective must be 'average', or 'weighted' with sizes m_i, got "
+            f"{objective!r} with sizes {sizes}"
+        )
+    risk = average() if sizes is None else weighted(sizes)
     selection = task.output_layer if personal is None else personal
 
     def add(w, theta):
@@ -260,16 +293,16 @@ def ppsgd(
 
     def client(shared, personal, data, hparams, context):
         _require_one_minibatch(data.minibatches)
-        objective.check(data.minibatches, context.num_clients)
+        risk.check(data.minibatches, context.num_clients)
         params = add(shared.value, personal.value)
-        gradient, loss = _gradient(task, params, data, objective, context.client_id)
+        gradient, loss = _gradient(task, params, data, risk, context.client_id)
         own, _ = split(gradient, selection)
-        rate = step_sizes.personal(hparams, context.num_clients) / objective.mean_size
+        rate = step_sizes.personal(hparams, context) / risk.mean_size
         theta = _descend(personal.value, rate, own)
         return _move(personal, theta, context.round), gradient, {"loss": loss}
 
     def server(shared, release, hparams, round_):
-        rate = step_sizes.shared(hparams) / objective.mean_size
+        rate = step_sizes.shared(hparams) / risk.mean_size
         return _move(shared, _descend(shared.value, rate, release), round_)
 
     def predict(shared, personal, hparams, client_id):
@@ -285,10 +318,10 @@ def ppsgd(
         client,
         server,
         predict,
-        check,
-        objective.public,
-        published=lambda shared: shared.value,
-        start=start,
+        task,
+        check=check,
+        public=risk.public,
+        warm_start=WarmStart(start, lambda shared: shared.value),
     )
 
 

@@ -9,11 +9,14 @@ import numpy as np
 
 from fedjaxsim.algorithms.spectral import shrinkage
 from fedjaxsim.data.minibatches import ClientData
-from fedjaxsim.hparams import Hyperparameters, on_host
-from fedjaxsim.models.task import Task
+from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, on_host
+from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 Acceleration = Literal["none", "convex", "strongly-convex"]
+RIDGE = Hyperparameter(
+    "ridge", default=0.0, symbol="ridge", help="μ, the weight of ½‖w‖² in every client's objective."
+)
 
 
 def require_choice(value: str, kind: Any, name: str) -> None:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.algorithms.spectral import common_threshold, shrinkage
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters
 
 PyTree = Any
 
@@ -103,7 +103,7 @@ class Rows(NamedTuple):
 def relationship_of_rows(num_clients: int, num_outputs: int = 1) -> ServerMap:
     """`relationship`, of a release of all clients' models, with which they go on: DP-MTRL.
 
-    The mechanism is `every_row(num_clients)`; Σ is made of the noised rows, and the client's own
+    The mechanism is `every_row()`; Σ is made of the noised rows, and the client's own
     noised row takes the place of its model.
 
     Args:
@@ -120,7 +120,7 @@ def relationship_of_rows(num_clients: int, num_outputs: int = 1) -> ServerMap:
         if jnp.ndim(release) != 3 or len(release) != num_clients:
             raise ValueError(
                 f"DP-MTRL needs a release of {num_clients} models; its mechanism must be "
-                f"every_row({num_clients})"
+                "every_row()"
             )
         flat = jnp.moveaxis(release, 1, 0).reshape(release.shape[1], -1)
         gram = jnp.matmul(flat, flat.T, precision=jax.lax.Precision.HIGHEST)

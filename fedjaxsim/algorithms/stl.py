@@ -5,9 +5,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms.billboard import from_one_model
+from fedjaxsim.algorithms.optimizers import LEARNING_RATE
 from fedjaxsim.algorithms.proximal import (
+    RIDGE,
     Acceleration,
     check_acceleration,
     loss_and_gradient,
@@ -16,7 +18,12 @@ from fedjaxsim.algorithms.proximal import (
     require_choice,
     soften,
 )
-from fedjaxsim.models.task import Task
+from fedjaxsim.hyperparameters import Hyperparameter, reads
+from fedjaxsim.tasks.task import Task
+
+LAM = Hyperparameter(
+    "lam", default=0.1, scale="log", symbol="λ", help="λ, the weight of ‖w‖₁ in STL's objective."
+)
 
 
 class Personal(NamedTuple):
@@ -31,7 +38,8 @@ class Personal(NamedTuple):
     previous: jax.Array
 
 
-def stl(task: Task, acceleration: Acceleration = "none") -> Algorithm:
+@reads(LEARNING_RATE, LAM, RIDGE)
+def stl(task: Task, *, acceleration: Acceleration = "none") -> Algorithm:
     """STL with ℓ1 and ℓ2 penalties: client i minimizes L_i(w) + (μ/2) ‖w‖² + λ ‖w‖₁.
 
     L_i is the mean loss over all its own rows, μ = `hparams.ridge` and λ = `hparams.lam`. A round
@@ -40,7 +48,7 @@ def stl(task: Task, acceleration: Acceleration = "none") -> Algorithm:
 
     Args:
       task: a linear model with its loss.
-      acceleration: as for `mpmtl`.
+      acceleration: Momentum, as for `mpmtl`.
 
     Raises:
       ValueError: if the task is not linear, or there is no such acceleration.
@@ -76,4 +84,4 @@ def stl(task: Task, acceleration: Acceleration = "none") -> Algorithm:
         check_acceleration(acceleration, hparams)
 
     init = from_one_model(task, start)
-    return Algorithm(init, client, server, predict, check, start=start)
+    return Algorithm(init, client, server, predict, task, check=check, warm_start=WarmStart(start))

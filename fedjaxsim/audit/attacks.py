@@ -1,7 +1,7 @@
 """Canary clients, and what an adversary makes of the releases of a run that has some.
 
 An attack says what the adversary notes of each release and how it tells, at the end, canaries that
-sent from those that did not. `audit/audit.py` turns its scores into a lower bound on ε.
+sent from those that did not. `audit/canaries.py` turns its scores into a lower bound on ε.
 """
 
 import math
@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.fast.products import dense, unsealed
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters
 
 PyTree = Any
 
@@ -85,8 +85,9 @@ def likelihood_ratio() -> Attack:
         return jnp.matmul(directions, flat, precision=_EXACT)
 
     def score(evidence):
-        p, z = evidence.sampling_rate, np.asarray(evidence.hparams.noise_multiplier, np.float64)
-        unit = float(np.asarray(evidence.hparams.clip_norm))
+        p, hparams = evidence.sampling_rate, evidence.hparams
+        z = np.asarray(hparams.get("noise_multiplier", 0.0), np.float64)
+        unit = float(np.asarray(hparams.get("clip_norm", math.inf)))
         x = evidence.observed * p * evidence.num_clients / (unit if math.isfinite(unit) else 1.0)
         z = np.broadcast_to(z[: len(x)] if z.ndim else z, len(x))[:, None]  # (T, 1)
         if np.any(z == 0):
@@ -152,7 +153,7 @@ def with_canaries(
         flat, unravel = ravel_pytree(dense(unsealed(message)))
         basis = shared.directions.astype(flat.dtype)
         is_mine = jnp.asarray(ids) == context.client_id
-        clip_norm = hparams.clip_norm
+        clip_norm = jnp.asarray(hparams.get("clip_norm", jnp.inf))
         norm = jnp.where(jnp.isfinite(clip_norm), OVERSHOOT * clip_norm, 1.0).astype(flat.dtype)
         crafted = jnp.where(personal.sends, norm, 0) * basis[jnp.argmax(is_mine)]
         along = jnp.matmul(basis, flat, precision=_EXACT)
@@ -172,4 +173,6 @@ def with_canaries(
     def predict(shared, personal, hparams, client_id):
         return algorithm.predict(shared.inner, personal.inner, hparams, client_id)
 
-    return Algorithm(init, client, server, predict)
+    return algorithm._replace(
+        init=init, client=client, server=server, predict=predict, warm_start=WarmStart()
+    )

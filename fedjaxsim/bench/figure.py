@@ -3,16 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from fedjaxsim.bench.report import BOUNDS
 from fedjaxsim.bench.results import Results, Spread
 from fedjaxsim.bench.workload import Workload
+from fedjaxsim.extras import importing
 from fedjaxsim.report.plots import COLOURS, STYLE, picture
+
+with importing("plots"):
+    import matplotlib as mpl
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 _COLOUR = {"gemm": COLOURS[0], "memory": COLOURS[1], None: "0.5"}
 _BOUND = {bound: f"bound by {name}" for bound, name in BOUNDS.items()} | {None: "the loop alone"}

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim import models
+from fedjaxsim import models, tasks
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.algorithms.ppsgd import ppsgd
 from fedjaxsim.algorithms.systems import SYSTEMS
@@ -28,21 +28,22 @@ from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.data.text import CHARACTERS
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.known_risk import known_regression
+from fedjaxsim.factories import make
+from fedjaxsim.hyperparameters import Hyperparameters, compose, fill
 from fedjaxsim.models.model import Model
-from fedjaxsim.models.task import Task
 from fedjaxsim.privacy.choices import MECHANISMS
-from fedjaxsim.privacy.sampling import everyone, poisson
-from fedjaxsim.runs.many import ManyRuns
+from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.sweep import ManyRuns
+from fedjaxsim.tasks.known_risk import known_regression
+from fedjaxsim.tasks.task import Task
 
 BATCH = 10
 FEMNIST_COHORT = 100
 PIXELS = 28 * 28
-PRIVATE = Hyperparameters(learning_rate=0.05, lam=0.1, mu=0.1, clip_norm=1.0, noise_multiplier=1.0)
-"""With clipping and noise."""
-_PLAIN = Hyperparameters(learning_rate=0.05)
+PRIVATE = {"learning_rate": 0.05, "clip_norm": 1.0, "noise_multiplier": 1.0}
+"""Hyperparameters with clipping and noise."""
+_PLAIN = {"learning_rate": 0.05}
 
 
 def femnist_cnn(
@@ -76,18 +77,17 @@ def femnist_cnn(
     examples = p * float(population.splits["train"].count.sum())
     network = models.cnn(population.fields["x"].shape[1:], classes)
     network = models.in_bfloat16(network) if compute == "bfloat16" else network
-    task = models.softmax(network, classes)
+    task = tasks.softmax(network, classes)
     work = work_of(algorithm, task, m, p * m, examples, cnn_flops(28, classes), PIXELS)
     simulation = Simulation(
         SYSTEMS[algorithm].make(task, m, **arguments),
-        task,
         population,
-        poisson(m, max_rate=p),
+        poisson(p),
         Minibatches(BATCH, epochs=1),
         chunk_size=chunk_size,
         devices=jax.devices(),
     )
-    loaded = simulate(simulation, PRIVATE.replace(sampling_rate=p), work, rounds)
+    loaded = simulate(simulation, simulation.hyperparameters(**PRIVATE), work, rounds)
     if data is None:
         return loaded
     # The name of the data, without where they lie on this machine.
@@ -126,20 +126,19 @@ def dense(
     model = (
         models.mlp((features,), classes, hidden) if hidden else models.linear((features,), classes)
     )
-    task = models.softmax(model, classes)
+    task = tasks.softmax(model, classes)
     updates = clients if expected is None else expected
     p = updates / clients
     simulation = Simulation(
         system.make(task, clients),
-        task,
         problems.equal_clients(clients, *rows, (features,), classes),
-        everyone(clients) if expected is None else poisson(clients, max_rate=p),
+        full_participation() if expected is None else poisson(p),
         Minibatches(batch, steps=steps),
-        MECHANISMS[system.door].make(clients),
+        make(MECHANISMS[system.mechanism]),
         chunk_size=chunk_size,
         devices=jax.devices() if divided else None,
     )
-    hparams = (PRIVATE if system.sends else _PLAIN).replace(sampling_rate=p)
+    hparams = simulation.hyperparameters(**(PRIVATE if system.sends else _PLAIN))
     examples = updates * (rows[0] if system.whole_pass else steps * batch)
     work = work_of(algorithm, task, clients, updates, examples, dense_flops(widths), features)
     return simulate(simulation, hparams, work, rounds)
@@ -178,13 +177,12 @@ def text(
     flops = {"gru": gru_flops, "transformer": transformer_flops}[model]
     made = getattr(models, model)((length,), characters, characters, hidden)
     made = models.in_bfloat16(made) if compute == "bfloat16" else made
-    task = models.softmax_sequence(made, characters)
+    task = tasks.softmax_sequence(made, characters)
     p = expected / clients
     simulation = Simulation(
         SYSTEMS[algorithm].make(task, clients),
-        task,
         problems.texts(clients, *rows, length, characters),
-        poisson(clients, max_rate=p),
+        poisson(p),
         Minibatches(BATCH, steps=steps),
         chunk_size=chunk_size,
         devices=jax.devices(),
@@ -194,7 +192,7 @@ def text(
     features = length * 5 // FLOAT
     examples = expected * steps * BATCH
     work = work_of(algorithm, task, clients, expected, examples, per_example, features)
-    return simulate(simulation, PRIVATE.replace(sampling_rate=p), work, rounds)
+    return simulate(simulation, simulation.hyperparameters(**PRIVATE), work, rounds)
 
 
 def work_of(
@@ -218,11 +216,12 @@ def work_of(
       features: numbers in an example.
     """
     system = SYSTEMS[algorithm]
-    init = system.make(task, num_clients).init
-    states = jax.eval_shape(init, jax.random.key(0), PRIVATE)
+    algorithm_ = system.make(task, num_clients)
+    hparams = fill(compose([algorithm_.hyperparameters]), {})
+    states = jax.eval_shape(algorithm_.init, jax.random.key(0), hparams)
     shared, personal = (sum(leaf.size for leaf in jax.tree.leaves(state)) for state in states)
     moved = round_bytes(updates, personal, examples, features, shared)
-    return Work(system.folds * examples * flops_per_example, moved, updates)
+    return Work(system.local_passes * examples * flops_per_example, moved, updates)
 
 
 # --- PP-SGD ---------------------------------------------------------------------------------------
@@ -233,10 +232,10 @@ LEVELS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, float("inf"))
 NOISES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
-def grid_settings() -> list[Hyperparameters]:
-    """The 990 settings of appendix A with C = 10 (Bietti et al. 2022)."""
+def grid_settings(simulation: Simulation) -> list[Hyperparameters]:
+    """Return the 990 settings of appendix A with C = 10 (Bietti et al. 2022)."""
     return [
-        Hyperparameters(
+        simulation.hyperparameters(
             learning_rate=rate, personalization=level, clip_norm=10.0, noise_multiplier=z
         )
         for rate, level, z in itertools.product(RATES, LEVELS, NOISES)
@@ -257,9 +256,7 @@ def _ppsgd(clients: int, devices: Sequence[Any] | None) -> Simulation:
     task = known_regression(PPSGD_FEATURES)
     population = regression_stream(clients, PPSGD_FEATURES)
     minibatches = Minibatches(BATCH, steps=1)
-    return Simulation(
-        ppsgd(task), task, population, everyone(clients), minibatches, devices=devices
-    )
+    return Simulation(ppsgd(task), population, full_participation(), minibatches, devices=devices)
 
 
 def ppsgd_synthetic(clients: int = PPSGD_CLIENTS, rounds: int = 100) -> Load:
@@ -269,8 +266,9 @@ def ppsgd_synthetic(clients: int = PPSGD_CLIENTS, rounds: int = 100) -> Load:
       clients: m.
       rounds: in one compiled segment.
     """
-    hparams = Hyperparameters(learning_rate=0.1, clip_norm=10.0, noise_multiplier=1.0)
-    return simulate(_ppsgd(clients, jax.devices()), hparams, _ppsgd_work(clients, 1), rounds)
+    simulation = _ppsgd(clients, jax.devices())
+    hparams = simulation.hyperparameters(learning_rate=0.1, clip_norm=10.0, noise_multiplier=1.0)
+    return simulate(simulation, hparams, _ppsgd_work(clients, 1), rounds)
 
 
 def ppsgd_grid(
@@ -283,8 +281,8 @@ def ppsgd_grid(
       clients: m.
       rounds: in one compiled segment.
     """
-    settings = grid_settings() if settings is None else settings
     simulation, devices = _ppsgd(clients, None), tuple(jax.devices())
+    settings = grid_settings(simulation) if settings is None else settings
     many = ManyRuns(simulation, settings, devices)
     rows = simulation.rows["train"]
     return Load(
@@ -310,20 +308,19 @@ def empty_round(rounds: int = 2000) -> Load:
     Args:
       rounds: in one compiled segment.
     """
-    # Round, key, fingerprint and the ledger's five, and these: the billboard's and the clients'.
-    names = [f"layer{index}" for index in range((EMPTY_LEAVES - 8) // 2)]
+    # Round, key and the ledger's eight, and these: the billboard's and the clients'.
+    names = [f"layer{index}" for index in range((EMPTY_LEAVES - 10) // 2)]
     layers = Model(
         lambda key: {name: jnp.zeros((10, 2)) for name in names},
         lambda params, x: x @ sum(params.values()),
     )
-    task = models.softmax(layers, 2)
+    task = tasks.softmax(layers, 2)
     # No client is likely to be drawn in 10⁸ rounds.
     p = 2.0**-32
     simulation = Simulation(
         pmtl(task),
-        task,
         problems.equal_clients(10, 10, 0, (10,), 2),
-        poisson(10, max_rate=p, capacity=10),
+        poisson(p, capacity=10),
         Minibatches(BATCH, steps=1),
     )
-    return simulate(simulation, PRIVATE.replace(sampling_rate=p), Work(0.0, 0.0, 0.0), rounds)
+    return simulate(simulation, simulation.hyperparameters(**PRIVATE), Work(0.0, 0.0, 0.0), rounds)

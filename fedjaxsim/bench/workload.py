@@ -8,7 +8,7 @@ import jax
 
 from fedjaxsim.bench.work import Work
 from fedjaxsim.data.population import Population
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.simulation import Simulation
 
 PyTree = Any

@@ -39,7 +39,7 @@ class Audit:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        from fedjaxsim.audit.audit import audit
+        from fedjaxsim.audit.canaries import audit
         from fedjaxsim.report.files import print_json
         from fedjaxsim.runs.build import prepare
 

@@ -1,6 +1,7 @@
 """`fedjaxsim compare`."""
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +31,7 @@ class Compare:
         from fedjaxsim.report import seeds
         from fedjaxsim.report.files import print_json
         from fedjaxsim.report.progress import number, print_rows, print_table
-        from fedjaxsim.runs.directory import named
+        from fedjaxsim.runs.directory import drawn_twice, named
 
         if not self.runs:
             raise ValueError("compare needs at least one run directory, got none")
@@ -38,13 +39,14 @@ class Compare:
             from fedjaxsim.report import plots
 
             plots.check_path(self.out)
-        rows, runs = [], {}
-        for name, directory in named(self.runs).items():
+        rows, runs, directories = [], {}, named(self.runs)
+        for name, directory in directories.items():
             rows.append({"run": name, **directory.summary()})
             config = directory.config() if len(self.runs) > 1 else {}
             runs[name] = seeds.Run(config, directory.summary(), directory.metrics())
         found = seeds.systems(runs)
         several = len(found) < len(runs)
+        twice = drawn_twice(directories)
 
         def work() -> int:
             compared = seeds.compared(found) if several else []
@@ -57,6 +59,8 @@ class Compare:
                 headings = ["system", "seeds", label, f"minus {found[0].label}", "p (Holm)"]
                 print_rows(headings, [seeds.cells(row, number) for row in compared])
                 print("means over seeds with 95 % intervals; differences on seeds that both have")
+            if twice:
+                print(twice, file=sys.stderr if self.json else None)
             if self.out is not None:
                 from fedjaxsim.report import plots
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from fedjaxsim.runs.settings import DataSettings, RunConfig
+from fedjaxsim.runs.settings import DataSettings, RunConfig, flag, run_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Data:
 
     A converted population is split already and kept on disk; a run maps it into memory with --data
     folder:PATH. Its sizes are compared whenever it is loaded; check reads it all, and compares it
-    with the digests taken while it was written.
+    with the digests taken while it was written. The flags of a source or a partition are shown once
+    it is named, as by `data --data csv --help`.
     """
 
     what: Positional[Literal["show", "convert", "check"]]
@@ -31,7 +32,7 @@ class Data:
     @property
     def config(self) -> RunConfig:
         """The settings of a run on these data, which any loss and model suits."""
-        return RunConfig(**vars(self.settings), loss="squared")
+        return run_config(**self.settings.given(), loss="squared")
 
     def prepare(self) -> Callable[[], int]:
         """Reads the data, and writes or checks them; what is returned says what they are.
@@ -41,14 +42,15 @@ class Data:
         """
         if self.what == "check":
             return self._prepare_check()
-        from fedjaxsim.data.describe import describe
+        from fedjaxsim.data.describe import describe, in_words
         from fedjaxsim.data.folder import save_folder
         from fedjaxsim.report.files import print_json
-        from fedjaxsim.report.plots import check_path
         from fedjaxsim.runs.build import population_of
 
         picture = self.out if self.what == "show" else None
         if picture is not None:
+            from fedjaxsim.report.plots import check_path
+
             check_path(picture)
         if self.what == "convert" and (self.out is None or self.out.exists()):
             raise ValueError(f"out must be a new folder to convert into, got {self.out}")
@@ -57,9 +59,6 @@ class Data:
             save_folder(self.out, population)
 
         def work() -> int:
-            from fedjaxsim.report import plots
-            from fedjaxsim.report.population import in_words, population_figure
-
             found = describe(population)
             if self.json:
                 print_json(found)
@@ -68,6 +67,9 @@ class Data:
                 if self.what == "convert":
                     print(f"written to {self.out}, for --data folder:{self.out}")
             if picture is not None:
+                from fedjaxsim.report import plots
+                from fedjaxsim.report.population import population_figure
+
                 plots.save(population_figure(population), picture)
             return 0
 
@@ -78,13 +80,11 @@ class Data:
         from fedjaxsim.data.folder import check_folder
         from fedjaxsim.report.files import print_json
         from fedjaxsim.report.progress import Bar
-        from fedjaxsim.runs.reads import different
-        from fedjaxsim.runs.settings import flag
 
         kind, _, path = self.settings.data.partition(":")
         if kind != "folder" or not path:
             raise ValueError(f"check takes data folder:PATH, got {self.settings.data!r}")
-        others = sorted(different(RunConfig(**vars(self.settings))) - {"data"})
+        others = sorted(self.settings.given().keys() - {"data"})
         if self.out is not None or others:
             raise ValueError(f"{flag((others or ['out'])[0])} has no effect with check")
         with Bar("checking", 1, words="") as bar:

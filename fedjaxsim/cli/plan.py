@@ -10,7 +10,11 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from fedjaxsim.cli.start import start_jax
 from fedjaxsim.privacy.plans import OptionalInt
-from fedjaxsim.runs.settings import RunConfig, integers, optional
+from fedjaxsim.runs.numbers import integers
+from fedjaxsim.runs.settings import RunConfig, flag, optional
+
+_READ = {"clients", "classes", "test_fraction", "validation_fraction", "seed"}
+"""Settings of the data that a plan without data reads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,20 +69,15 @@ class Plan:
         Raises:
           ValueError: naming the flag, its value and what is allowed.
         """
-        from fedjaxsim.runs.reads import different
-        from fedjaxsim.runs.settings import DataSettings, flag
-
         config = self.settings
         if config.out is not None:
             raise ValueError(f"out must not be given, as a plan writes no files, got {config.out}")
         if self.shape is None and self.rows_per_client is not None:
             raise ValueError("rows-per-client is for a plan without data: give features, too")
         if self.shape is not None:
-            if config.clients is None or self.rows_per_client is None:
+            if self.rows_per_client is None:
                 raise ValueError("a plan without data needs clients and rows-per-client")
-            read = ("clients", "classes", "test_fraction", "validation_fraction", "seed")
-            of_data = {field.name for field in dataclasses.fields(DataSettings)} - set(read)
-            if unread := sorted(different(config) & of_data):
+            if unread := sorted(config.given().keys() & config.data_settings() - _READ):
                 raise ValueError(f"{flag(unread[0])} has no effect where features are given")
         for name in ("devices", "device_memory", "host_memory"):
             value = getattr(self, name)

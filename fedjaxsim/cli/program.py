@@ -1,8 +1,9 @@
 """The program: finds the command, checks its input, does it, and says in one line what is wrong."""
 
+import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import tyro
@@ -10,6 +11,15 @@ import tyro
 from fedjaxsim.cli.audit import Audit
 from fedjaxsim.cli.bench import Bench
 from fedjaxsim.cli.compare import Compare
+from fedjaxsim.cli.composed import (
+    OPTIONS,
+    data_defaults,
+    defaults_of,
+    scan,
+    show_help,
+    wants_help,
+    with_settings,
+)
 from fedjaxsim.cli.data import Data
 from fedjaxsim.cli.demo import Demo
 from fedjaxsim.cli.plan import Plan
@@ -23,9 +33,8 @@ from fedjaxsim.cli.start import INTERRUPTED
 from fedjaxsim.cli.sweep import Sweep
 from fedjaxsim.cli.tune import Tune
 from fedjaxsim.runs.own_lines import own_line
-from fedjaxsim.runs.reads import different, given_flags, require_read, unread
-from fedjaxsim.runs.settings import RunConfig
-from fedjaxsim.runs.settings_files import combine, displaced, read_toml
+from fedjaxsim.runs.settings import DataSettings, Everything
+from fedjaxsim.runs.settings_files import read_raw
 
 Command = (
     Run | Resume | Sweep | Tune | Compare | Report | Data | Demo | Plan | Privacy | Audit | Bench
@@ -47,65 +56,72 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
       ValueError: if a flag, the file, or the settings together are not as they must be.
       SystemExit: where help was asked for and shown.
     """
-    command = _parse(arguments, RunConfig())
-    if isinstance(command, Run | Tune | Plan | Audit):
-        inherited: dict[str, Any] = {}
-        settings: dict[str, Any] = {}
-        if isinstance(command, Run) and command.from_ is not None:
-            inherited = read_toml(command.from_ / "config.toml")
-        if inherited or command.config is not None:
-            settings = {} if command.config is None else read_toml(command.config)
-            both = displaced(inherited, settings) | settings
-            command = _parse(arguments, combine(both, command.settings))
-            assert isinstance(command, Run | Tune | Plan | Audit)
-        command.settings.validate()
-        given = given_flags(arguments)
-        require_read(command.settings, sorted(given))
-        if isinstance(command, Run):
-            command.require_devices()
-            alone = command.from_ is not None
-            command.finetuning.require_read(command.settings, {*given, *settings}, alone=alone)
-        left = unread(command.settings, sorted(different(command.settings) - given - {*inherited}))
-        if notes is not None and left:
-            notes.append(f"{command.config}: {'; '.join(left)}")
-    elif isinstance(command, Data):
+    name, rest = (arguments[0], arguments[1:]) if arguments else ("", ())
+    kind = _WITH_SETTINGS.get(name)
+    if kind is None or (wants_help(rest) and show_help(name, kind, rest) is None):
+        return _parse(arguments)
+    if kind is Data:
+        made, defaults = data_defaults(rest, _flags_of(Data))
+        command = _parse(arguments, {name: with_settings(Data, made, defaults)})
+        assert isinstance(command, Data)
         command.config.validate()
-        require_read(command.config, sorted(given_flags(arguments)))
+        return command
+    made, defaults = defaults_of(rest, _flags_of(kind), notes)
+    command = _parse(arguments, {name: with_settings(kind, made, defaults)})
+    assert isinstance(command, Run | Tune | Plan | Audit)
+    command.settings.validate()
+    if isinstance(command, Run):
+        command.require_devices()
+        given = scan(rest).keys() | (set() if command.config is None else read_raw(command.config))
+        given &= {field.name for field in dataclasses.fields(command.settings)}
+        alone = command.from_ is not None
+        command.finetuning.require_read(command.settings, given, alone=alone)
     return command
 
 
-def _parse(arguments: Sequence[str], defaults: RunConfig) -> Command:
-    run: Any = Annotated[Run, tyro.conf.subcommand("run", default=Run(defaults))]
-    resume: Any = Annotated[Resume, tyro.conf.subcommand("resume")]
-    sweep: Any = Annotated[Sweep, tyro.conf.subcommand("sweep")]
-    tune: Any = Annotated[Tune, tyro.conf.subcommand("tune", default=Tune(defaults))]
-    compare: Any = Annotated[Compare, tyro.conf.subcommand("compare")]
-    report: Any = Annotated[Report, tyro.conf.subcommand("report")]
-    data: Any = Annotated[Data, tyro.conf.subcommand("data")]
-    demo: Any = Annotated[Demo, tyro.conf.subcommand("demo")]
-    plan: Any = Annotated[Plan, tyro.conf.subcommand("plan", default=Plan(defaults))]
-    privacy: Any = Annotated[Privacy, tyro.conf.subcommand("privacy")]
-    audit: Any = Annotated[Audit, tyro.conf.subcommand("audit", default=Audit(defaults))]
-    bench: Any = Annotated[Bench, tyro.conf.subcommand("bench")]
+_WITH_SETTINGS: dict[str, type] = {
+    "run": Run, "tune": Tune, "plan": Plan, "audit": Audit, "data": Data
+}  # fmt: skip
+
+
+def _flags_of(kind: type) -> set[str]:
+    """The field names of a command's flags beside its settings."""
+    found = set()
+    for field in dataclasses.fields(kind):
+        inner = getattr(field.default, "__dataclass_fields__", None)
+        found |= {field.name.rstrip("_")} if inner is None else set(inner)
+    return found | {"help"}
+
+
+def _parse(arguments: Sequence[str], made: Mapping[str, tuple[type, Any]] = {}) -> Command:
+    """Parse a command line.
+
+    Args:
+      arguments: without the program's name.
+      made: commands in place of the plain ones, with their defaults, by name.
+    """
+    commands = {
+        "run": Run, "resume": Resume, "sweep": Sweep, "tune": Tune, "compare": Compare,
+        "report": Report, "data": Data, "demo": Demo, "plan": Plan, "privacy": Privacy,
+        "audit": Audit, "bench": Bench,
+    }  # fmt: skip
+    union: Any = None
+    for name, kind in commands.items():
+        found, default = made.get(name, (kind, None))
+        if name in _WITH_SETTINGS and name not in made:
+            settings = DataSettings if kind is Data else Everything
+            found, default = with_settings(kind, settings, settings(), brief=True)
+        how = {} if default is None else {"default": default}
+        one = Annotated[found, tyro.conf.subcommand(name, **how)]
+        union = one if union is None else union | one
     with flags_refused_in_one_line():
         return tyro.cli(
-            run
-            | resume
-            | sweep
-            | tune
-            | compare
-            | report
-            | data
-            | demo
-            | plan
-            | privacy
-            | audit
-            | bench,
+            union,
             prog="fedjaxsim",
             description="Private, personalized federated learning, simulated. See also --version.",
             args=arguments,
             registry=REGISTRY,
-            config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes),
+            config=OPTIONS,
         )
 
 

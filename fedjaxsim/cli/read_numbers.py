@@ -5,7 +5,7 @@ from typing import Any
 
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from fedjaxsim.runs.settings import number, whole
+from fedjaxsim.runs.numbers import number, whole
 
 REGISTRY = ConstructorRegistry()
 """The rules, for the parser."""

@@ -8,10 +8,12 @@ import sys
 import traceback
 from collections.abc import Iterator
 
+from fedjaxsim.extras import MissingExtraError
 from fedjaxsim.runs.own_lines import own_line
 
-REFUSED = (ValueError, OSError, OverflowError, MemoryError)
-"""What bad input raises: values, files that cannot be read, and numbers or sizes too large."""
+REFUSED = (ValueError, OSError, OverflowError, MemoryError, MissingExtraError)
+"""What bad input raises: values, files that cannot be read, numbers or sizes too large, and a
+library that is not installed."""
 
 _WHOLE = "JAX_TRACEBACK_FILTERING"
 """JAX's variable: `off` shows all frames of a traceback, there and here."""

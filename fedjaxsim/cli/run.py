@@ -15,7 +15,11 @@ from fedjaxsim.runs.settings import RunConfig
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Run one federated simulation."""
+    """Run one federated simulation.
+
+    The flags of a stage after the run are shown by `run --finetune mean --help`, those of several
+    processes by `run --devices all --help`.
+    """
 
     settings: OmitArgPrefixes[RunConfig]
     config: Positional[Annotated[Path | None, tyro.conf.arg(metavar="[CONFIG.toml]")]] = None
@@ -23,19 +27,18 @@ class Run:
     from_: Annotated[
         Path | None, tyro.conf.arg(name="from", metavar="DIR", help_behavior_hint="(default: none)")
     ] = None
-    """Start from the state of the run in DIR, on the same data; its settings hold where no flag and
-    no file says otherwise, and its charges go along."""
+    """Start from the state of the run in DIR, on its data, settings and charges."""
     finetuning: OmitArgPrefixes[Finetuning] = Finetuning()  # noqa: RUF009 - it is frozen
-    """A stage after the run, on its own."""
+    """A stage after the run."""
     explain: bool = False
-    """Print all of the guarantee, and what it rests on."""
+    """Print the whole guarantee."""
 
     checkpoint_every: CheckpointEvery = None
-    """Rounds (10) or time (30s, 5min, 2h) between checkpoints, each at the next evaluation."""
+    """Rounds (10) or time (30s, 5min, 2h) between checkpoints."""
     log: Log = None
-    """Where else every evaluation goes; each is an extra: pip install 'fedjaxsim[NAME]'."""
+    """Logger of every evaluation, an extra: pip install 'fedjaxsim[NAME]'."""
     machines: OmitArgPrefixes[Machines] = Machines()  # noqa: RUF009 - it is frozen
-    """On what it computes: the devices of this process, or of several."""
+    """Devices of this process, or of several."""
 
     def require_devices(self) -> None:
         """Checks that devices are asked for where the run can use them.

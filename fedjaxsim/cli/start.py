@@ -21,10 +21,10 @@ INTERRUPTED = 130
 
 @dataclasses.dataclass(frozen=True)
 class Machines:
-    """On what a run computes: the devices of this process, or of several."""
+    """The devices of a run, of this process or of several."""
 
     devices: Annotated[str, optional("all|N", "all")] = "all"
-    """Devices of each process over which clients are divided; of a CPU, its cores."""
+    """Devices over which clients are divided; of a CPU, its cores."""
     coordinator: Annotated[str | None, optional("HOST:PORT", "one process")] = None
     """Where the first of several processes listens; each is started with the same settings."""
     processes: Annotated[int | None, optional("INT", "one process")] = None
@@ -83,10 +83,14 @@ def start_jax(machines: Machines = Machines()) -> None:
       ValueError: if a flag is not as it must be, or processes do not come together.
     """
     machines.validate()
+    import jax
+
     from fedjaxsim.cli.compiled import keep_compiled_programs
     from fedjaxsim.engine import devices, processes
 
     devices.use_devices(machines.wanted)
-    if machines.cluster or machines.coordinator is not None:
+    # Reading a user's own part starts JAX before the command does.
+    joined = jax.distributed.is_initialized()
+    if not joined and (machines.cluster or machines.coordinator is not None):
         processes.join(machines.coordinator, machines.processes, machines.process)
     keep_compiled_programs()

@@ -1,5 +1,6 @@
 """Who has what: numbers of rows and labels of the clients, and what a constant answer scores."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,8 @@ import numpy as np
 from fedjaxsim.data.population import SPLITS, Population
 
 _PADDING = -1
+_LISTED = 10
+"""The most labels that are listed."""
 
 
 def rows_per_client(population: Population) -> np.ndarray:
@@ -127,3 +130,40 @@ def describe(population: Population) -> dict[str, Any]:
             found["majority_accuracy"] = majority_accuracy(population)
             found["own_majority_accuracy"] = majority_accuracy(population, own=True)
     return found
+
+
+def in_words(found: Mapping[str, Any]) -> str:
+    """Format the numbers that `describe` returns, one line per fact."""
+    sizes = (
+        f"min {found['rows_min']}, median {found['rows_median']:g}, max {found['rows_max']}, "
+        f"skewness {found['rows_skewness']:.2f}"
+    )
+    splits = ", ".join(
+        f"{name} {found[f'rows_{name}']}" for name in ("train", "validation", "test")
+    )
+    lines = [
+        f"clients: {found['clients']}",
+        f"rows: {found['rows']} ({splits})",
+        f"rows per client: {sizes}",
+        *(
+            f"{name}: {dtype}, {' × '.join(map(str, shape)) or 'one'} per row"
+            for name, (dtype, *shape) in found["fields"].items()
+        ),
+    ]
+    if found["labels"] is not None:
+        labels = [readable(str(label)) for label in found["labels"]]
+        if len(labels) > _LISTED:
+            labels = [*labels[: _LISTED - 2], "…", labels[-1]]
+        lines.append(f"labels: {len(found['labels'])} different: {', '.join(labels)}")
+    if found["majority_accuracy"] is not None:
+        lines.append(
+            "test accuracy of always saying the most frequent label, mean over clients: "
+            f"{found['majority_accuracy']:.3f} "
+            f"(each client its own: {found['own_majority_accuracy']:.3f})"
+        )
+    return "\n".join(lines)
+
+
+def readable(name: str) -> str:
+    """Quote a name that is blank or not printable."""
+    return name if name.strip() and name.isprintable() else repr(name)

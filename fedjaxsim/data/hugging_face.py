@@ -9,6 +9,7 @@ from fedjaxsim.data.images import pixels_of, stacked
 from fedjaxsim.data.npz import assemble
 from fedjaxsim.data.population import SPLITS, Population
 from fedjaxsim.data.table import Columns, arrays_of
+from fedjaxsim.extras import importing, require
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -42,7 +43,8 @@ def from_hf(
         TypeError: it is no data set, or one that is streamed.
         ValueError: names the column or the split that is not as it must be.
     """
-    import datasets
+    with importing("hf"):
+        import datasets
 
     splits = None
     if isinstance(dataset, Mapping):
@@ -72,7 +74,9 @@ def from_hf(
 def _arrays(dataset: "Dataset", columns: Columns) -> dict[str, np.ndarray]:
     """The arrays of the .npz format."""
     import datasets
-    import pyarrow
+
+    with importing("tables"):
+        import pyarrow
 
     kinds = dataset.features
     others = (columns.client, columns.target, *columns.drop)
@@ -80,6 +84,7 @@ def _arrays(dataset: "Dataset", columns: Columns) -> dict[str, np.ndarray]:
     images = [name for name in features if isinstance(kinds[name], datasets.Image)]
     pixels = None
     if images:
+        require("images")
         if len(features) > 1:
             raise ValueError(
                 f"column {images[0]!r} holds images, so no other may be a feature: name it as x, "

@@ -14,6 +14,7 @@ from fedjaxsim.data.files import in_file
 from fedjaxsim.data.npz import assemble
 from fedjaxsim.data.population import SPLITS, Population
 from fedjaxsim.data.table import owners
+from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -106,7 +107,8 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _read(files: Iterable[Path]) -> Iterator[tuple[str, np.ndarray]]:
-    from PIL import Image
+    with importing("images"):
+        from PIL import Image
 
     for file in files:
         try:

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -168,8 +168,6 @@ def _checked(data: Any, size: Any, where: str) -> dict[str, np.ndarray]:
 
 
 def _population(train: Users, test: Users) -> Population:
-    import tree
-
     test = {user: data for user, data in test.items() if len(data["y"]) > 0}
     strangers = [user for user in test if user not in train or len(train[user]["y"]) == 0]
     if strangers:
@@ -179,20 +177,23 @@ def _population(train: Users, test: Users) -> Population:
         )
     untested = {u: {f: a[:0] for f, a in train[u].items()} for u in train if u not in test}
     tests = {**test, **untested}
-    joined = cast(Users, tree.map_structure_with_path(_append, train, tests))
-    clients, categories, public = encode([joined[user] for user in train])
+    joined = [
+        {field: _append(user, field, rows, tests[user][field]) for field, rows in data.items()}
+        for user, data in train.items()
+    ]
+    clients, categories, public = encode(joined)
     population = Population.from_clients(clients, list(train))
     counts = [[len(users[user]["y"]) for user in train] for users in (train, tests)]
     splits = consecutive(counts[0], np.zeros(len(train)), counts[1])
     return dataclasses.replace(population, splits=splits, categories=categories, public=public)
 
 
-def _append(path: tuple[str, str], train: np.ndarray, test: np.ndarray) -> np.ndarray:
+def _append(user: str, field: str, train: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """Join the training rows and the test rows of one field of one user."""
     if train.dtype.kind == test.dtype.kind == "U" and train.ndim == test.ndim == 2:
         width = max(train.shape[1], test.shape[1])
         train, test = filled_up(train, width), filled_up(test, width)
     if train.shape[1:] != test.shape[1:]:
-        user, field = path
         raise ValueError(
             f"client {user!r}, field {field!r}: rows have shape {train.shape[1:]} to train on "
             f"but {test.shape[1:]} to test; they must agree"

@@ -95,3 +95,18 @@ def _cells(variables: dict, name: str) -> list[np.ndarray]:
 
 def _narrow(matrix: np.ndarray) -> np.ndarray:
     return to_float32(matrix) if matrix.dtype.kind in "fiub" else matrix
+
+
+def load_cells(path: str | os.PathLike[str], *, fields: tuple[str, ...] = ()) -> Population:
+    """Read a .mat file whose cell arrays of features and labels are named in one list.
+
+    Args:
+        path: the file.
+        fields: Cell arrays of features and labels (mat); by default X,Y or the only two that fit.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_matlab`, or if there are not two names.
+    """
+    if len(fields) not in (0, 2):
+        raise ValueError(f"fields must be two names, got {', '.join(fields)}")
+    return load_matlab(path, *fields)

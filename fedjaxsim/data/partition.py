@@ -21,8 +21,13 @@ _NOISE = 0x6E_6F_69_73
 """Tells the noise on features from other random numbers of the same seed."""
 
 
-def iid(fields: Fields, num_clients: int, seed: int) -> Population:
+def iid(fields: Fields, num_clients: int = 100, seed: int = 0) -> Population:
     """Deal random rows to clients whose sizes differ by at most one.
+
+    Args:
+        fields: arrays of shape (N, ...).
+        num_clients: Number m of clients, at least 1.
+        seed: a non-negative integer.
 
     Raises:
         ValueError: the number of clients does not lie in [1, N], or the seed is negative.
@@ -37,9 +42,9 @@ def iid(fields: Fields, num_clients: int, seed: int) -> Population:
 
 def dirichlet(
     fields: Fields,
-    num_clients: int,
-    alpha: float,
-    seed: int,
+    num_clients: int = 100,
+    alpha: float = 0.5,
+    seed: int = 0,
     label: str = "y",
     min_rows: int = 1,
 ) -> Population:
@@ -52,8 +57,8 @@ def dirichlet(
 
     Args:
         fields: arrays of shape (N, ...).
-        num_clients: m, at least 1.
-        alpha: concentration, positive.
+        num_clients: Number m of clients, at least 1.
+        alpha: Concentration, positive: small is heterogeneous.
         seed: a non-negative integer.
         label: the field with the classes, (N,).
         min_rows: the least number of rows of a client, at least 1; m · min_rows may not exceed N.
@@ -74,13 +79,24 @@ def dirichlet(
 
 
 def shards(
-    fields: Fields, num_clients: int, shards_per_client: int, seed: int, label: str = "y"
+    fields: Fields,
+    num_clients: int = 100,
+    shards_per_client: int = 2,
+    seed: int = 0,
+    label: str = "y",
 ) -> Population:
     """Sort the rows by label, cut them into equal shards, and deal each client some at random.
 
     The pathological partition of McMahan et al., "Communication-efficient learning of deep
     networks from decentralized data" (2017): with two shards a client sees about two classes.
     Shards differ in size by at most one row; rows of one class are in random order.
+
+    Args:
+        fields: arrays of shape (N, ...).
+        num_clients: Number m of clients, at least 1.
+        shards_per_client: Number of shards that a client gets.
+        seed: a non-negative integer.
+        label: the field of the classes.
 
     Raises:
         ValueError: num_clients · shards_per_client does not lie in [1, N], or there is no label.
@@ -100,7 +116,11 @@ def shards(
 
 
 def quantity(
-    fields: Fields, num_clients: int, alpha: float, seed: int, min_rows: int = 1
+    fields: Fields,
+    num_clients: int = 100,
+    alpha: float = 0.5,
+    seed: int = 0,
+    min_rows: int = 1,
 ) -> Population:
     """Deal random rows to clients of unequal sizes: shares of all rows ~ Dirichlet(α, …, α).
 
@@ -110,8 +130,8 @@ def quantity(
 
     Args:
         fields: arrays of shape (N, ...).
-        num_clients: m, at least 1.
-        alpha: concentration, positive.
+        num_clients: Number m of clients, at least 1.
+        alpha: Concentration, positive: small is heterogeneous.
         seed: a non-negative integer.
         min_rows: the least number of rows of a client, at least 1; m · min_rows may not exceed N.
 
@@ -128,7 +148,11 @@ def quantity(
 
 
 def feature_noise(
-    fields: Fields, num_clients: int, variance: float, seed: int, field: str = "x"
+    fields: Fields,
+    num_clients: int = 100,
+    variance: float = 0.1,
+    seed: int = 0,
+    field: str = "x",
 ) -> Population:
     """Deal random rows, then give each client's features noise of its own strength.
 
@@ -138,8 +162,8 @@ def feature_noise(
 
     Args:
         fields: arrays of shape (N, ...).
-        num_clients: m, at least 1.
-        variance: σ ≥ 0, that of the last client.
+        num_clients: Number m of clients, at least 1.
+        variance: σ ≥ 0, the variance of the noise on the last client's features.
         seed: a non-negative integer.
         field: the one that gets the noise; as float32, or float64 where it was.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from fedjaxsim import notebook
 from fedjaxsim.data.arrays import (
     as_numbers,
     common_length,
@@ -214,6 +215,23 @@ class Population:
 
         columns = Columns(target, client, split, tuple(one_hot), tuple(drop))
         return assemble(arrays_of(frame, columns))
+
+    def __repr__(self) -> str:
+        """Clients, rows of each split, and a line for each field."""
+        lines = (f"  {name}: {dtype} {shape}" for name, dtype, shape in self._described())
+        return "\n".join([self._title, *lines])
+
+    def _repr_html_(self) -> str:
+        return notebook.table(self._title, ["field", "type", "shape"], self._described())
+
+    @property
+    def _title(self) -> str:
+        rows = ", ".join(f"{int(self.splits[name].count.sum()):,} {name}" for name in SPLITS)
+        return f"Population of {self.num_clients:,} clients, {self.num_rows:,} rows ({rows})"
+
+    def _described(self) -> list[tuple[str, str, str]]:
+        """Return the name, type and shape of each field."""
+        return [(name, str(v.dtype), str(v.shape)) for name, v in self.fields.items()]
 
     @property
     def num_clients(self) -> int:

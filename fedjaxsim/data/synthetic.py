@@ -215,3 +215,45 @@ def _true_parameters(
     theta = np.tile(rng.normal(0, 10, num_features), (num_clients, 1))
     theta[:, -_PERSONAL_FEATURES:] += rng.normal(0, offset_scale, (num_clients, _PERSONAL_FEATURES))
     return theta, rng
+
+
+def regression(num_clients: int = 1000, offset_scale: float = 0.1, seed: int = 0) -> Population:
+    """Draw the population of `synthetic_regression`.
+
+    Args:
+        num_clients: Number of clients.
+        offset_scale: Standard deviation of the personal part of synthetic coefficients.
+        seed: a non-negative integer.
+    """
+    return synthetic_regression(num_clients, offset_scale=offset_scale, seed=seed)[0]
+
+
+def stream(num_clients: int = 1000, offset_scale: float = 0.1, seed: int = 0) -> Population:
+    """Draw the population of `regression_stream`.
+
+    Args:
+        num_clients: Number of clients.
+        offset_scale: Standard deviation of the personal part of synthetic coefficients.
+        seed: a non-negative integer.
+    """
+    return regression_stream(num_clients, offset_scale=offset_scale, seed=seed)
+
+
+def low_rank(num_clients: int = 320, seed: int = 0) -> Population:
+    """Draw the population of `related_regression` with a low-rank W.
+
+    Args:
+        num_clients: Number of clients.
+        seed: a non-negative integer.
+    """
+    return related_regression("low-rank", num_clients, seed=seed)[0]
+
+
+def group_sparse(num_clients: int = 320, seed: int = 0) -> Population:
+    """Draw the population of `related_regression` with a group-sparse W.
+
+    Args:
+        num_clients: Number of clients.
+        seed: a non-negative integer.
+    """
+    return related_regression("group-sparse", num_clients, seed=seed)[0]

@@ -4,7 +4,7 @@ What a table says is put into the arrays of the .npz format; see `fedjaxsim.data
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from fedjaxsim.data.arrays import to_float32
 from fedjaxsim.data.files import in_file
 from fedjaxsim.data.npz import assemble
 from fedjaxsim.data.population import SPLITS, Population
+from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
     from narwhals.stable.v2 import DataFrame, Series
@@ -59,9 +60,11 @@ def load_csv(
         FileNotFoundError: there is no such file.
         ValueError: names the file, and what is wrong in which column.
     """
-    columns = Columns(target, client, split, tuple(one_hot), tuple(drop))
     with in_file(path):
-        return assemble(arrays_of(read_csv(path, columns), columns))
+        arrays = arrays_of_csv(
+            path, target=target, client=client, split=split, one_hot=one_hot, drop=drop
+        )
+        return assemble(arrays)
 
 
 def load_parquet(
@@ -79,9 +82,11 @@ def load_parquet(
         FileNotFoundError: there is no such file.
         ValueError: names the file, and what is wrong in which column.
     """
-    columns = Columns(target, client, split, tuple(one_hot), tuple(drop))
     with in_file(path):
-        return assemble(arrays_of(read_parquet(path), columns))
+        arrays = arrays_of_parquet(
+            path, target=target, client=client, split=split, one_hot=one_hot, drop=drop
+        )
+        return assemble(arrays)
 
 
 def read_csv(path: str | os.PathLike[str], columns: Columns) -> "Table":
@@ -91,8 +96,9 @@ def read_csv(path: str | os.PathLike[str], columns: Columns) -> "Table":
         FileNotFoundError: there is no such file.
         ValueError: the file is no CSV.
     """
-    import pyarrow
-    from pyarrow import csv
+    with importing("tables"):
+        import pyarrow
+        from pyarrow import csv
 
     _require_file(path, "CSV")
     try:
@@ -120,7 +126,8 @@ def read_parquet(path: str | os.PathLike[str]) -> "Table":
         ValueError: the file is no Parquet file, or damaged.
     """
     _require_file(path, "Parquet")
-    from pyarrow import parquet
+    with importing("tables"):
+        from pyarrow import parquet
 
     try:
         return parquet.ParquetFile(os.fspath(path)).read()
@@ -131,6 +138,43 @@ def read_parquet(path: str | os.PathLike[str]) -> "Table":
 def _require_file(path: str | os.PathLike[str], kind: str) -> None:
     if not os.path.isfile(path):
         raise FileNotFoundError(f"no {kind} file at {os.fspath(path)}")
+
+
+def _reader(
+    read: Callable[[str | os.PathLike[str], Columns], "Table"],
+) -> Callable[..., dict[str, np.ndarray]]:
+    """Return the reader of a kind of table."""
+
+    def arrays_of_file(
+        path: str | os.PathLike[str],
+        *,
+        target: str,
+        client: str | None = None,
+        split: str | None = None,
+        one_hot: tuple[str, ...] = (),
+        drop: tuple[str, ...] = (),
+    ) -> dict[str, np.ndarray]:
+        """Read the arrays of the .npz format from a table.
+
+        Args:
+          path: the file.
+          target: Column to predict.
+          client: Column with the client of each row; without it, give --partition.
+          split: Column with train, validation or test; needs --client.
+          one_hot: Columns to replace by one column of 0 and 1 per value.
+          drop: Columns that are no features.
+
+        Raises:
+          FileNotFoundError, ValueError: as `load_csv`.
+        """
+        columns = Columns(target, client, split, tuple(one_hot), tuple(drop))
+        return arrays_of(read(path, columns), columns)
+
+    return arrays_of_file
+
+
+arrays_of_csv = _reader(read_csv)
+arrays_of_parquet = _reader(lambda path, columns: read_parquet(path))
 
 
 def arrays_of(frame: Any, columns: Columns, x: np.ndarray | None = None) -> dict[str, np.ndarray]:
@@ -146,8 +190,9 @@ def arrays_of(frame: Any, columns: Columns, x: np.ndarray | None = None) -> dict
         TypeError: the frame is none.
         ValueError: names the column that is absent, has missing values or holds no numbers.
     """
-    import narwhals.stable.v2 as nw
-    from narwhals.exceptions import DuplicateError
+    with importing("tables"):
+        import narwhals.stable.v2 as nw
+        from narwhals.exceptions import DuplicateError
 
     try:
         table = nw.from_native(frame, eager_only=True)

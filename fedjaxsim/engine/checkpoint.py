@@ -43,6 +43,7 @@ class Checkpoint(NamedTuple):
       note: what was recorded with it.
       leaves: of the state, by name: type and shape.
       accounts: of the state's ledger: sampler, mechanism and number of places.
+      keys: that the state has drawn from, of which its ledger keeps a record each.
     """
 
     folder: Path
@@ -50,6 +51,7 @@ class Checkpoint(NamedTuple):
     note: dict[str, Any]
     leaves: Mapping[str, tuple[str, list[int]]]
     accounts: list[tuple[dict[str, Any], dict[str, Any], int]]
+    keys: int
 
     @property
     def round(self) -> int:
@@ -86,16 +88,16 @@ class Checkpoint(NamedTuple):
         return jax.tree.unflatten(jax.tree.structure(like), placed)
 
     def _with_accounts(self, like: Any) -> Any:
-        """A state with an account for all that this one was charged for, in its order."""
+        """A state with an account for all that this one was charged for, and a record per key."""
         if not isinstance(like, SimulationState):
             return like
         kinds = [(Scheme(**scheme), Event(**event), n) for scheme, event, n in self.accounts]
         known = [(each.scheme, each.event, len(each.rounds)) for each in like.privacy.charges]
-        if known == kinds:
-            return like
-        privacy = ledger.Ledger(
-            tuple(ledger.no_charges(*kind) for kind in kinds), like.privacy.noise
-        )
+        privacy = like.privacy
+        if known != kinds:
+            charges = tuple(ledger.no_charges(*kind) for kind in kinds)
+            privacy = dataclasses.replace(privacy, charges=charges)
+        privacy = dataclasses.replace(privacy, draws=privacy.draws[:1] * self.keys)
         return dataclasses.replace(like, privacy=privacy)
 
 
@@ -131,7 +133,7 @@ class Checkpoints:
         for other in self.path.glob("*"):
             if other.name.isdigit() and not (other / _NOTE).exists():
                 shutil.rmtree(other)  # left by a killed process
-        accounts = state.privacy.charges if isinstance(state, SimulationState) else ()
+        privacy = state.privacy if isinstance(state, SimulationState) else ledger.Ledger(())
         with _manager(self.path) as manager:
             args = {_STATE: ocp.args.StandardSave(_filled(arrays))}
             manager.save(round_, args=ocp.args.Composite(**args))
@@ -141,8 +143,9 @@ class Checkpoints:
             "leaves": {name: (str(a.dtype), a.shape) for name, a in arrays.items()},
             "accounts": [
                 (dataclasses.asdict(a.scheme), dataclasses.asdict(a.event), len(a.rounds))
-                for a in accounts
+                for a in privacy.charges
             ],
+            "keys": len(privacy.draws),
         }
         text = json.dumps(content)
         files = [path for path in (folder / _STATE).rglob("*") if path.is_file()]

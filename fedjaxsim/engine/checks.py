@@ -13,18 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.algorithm import Algorithm, Context
+from fedjaxsim.algorithm import Algorithm, Context, WarmStart
 from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.fast import products
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.folds import Fold
-from fedjaxsim.models.task import Task
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.messages import widened
-from fedjaxsim.privacy.sampling import Sampling
+from fedjaxsim.privacy.sampling import Sampler, Sampling
+from fedjaxsim.tasks.folds import Fold
+from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 _EXAMPLES = 3
@@ -32,8 +32,10 @@ _EXAMPLES = 3
 _PARTS = {
     "algorithm": (Algorithm, "pmtl(task)"),
     "task": (Task, "softmax(model, num_classes)"),
+    "warm_start": (WarmStart, "WarmStart(start, published)"),
     "population": (Population, "Population.from_clients(clients)"),
-    "sampling": (Sampling, "poisson(num_clients)"),
+    "sampling": (Sampling, "poisson(0.2)"),
+    "sampler": (Sampler, "poisson(0.2).for_clients(m)"),
     "minibatches": (Minibatches, "Minibatches(10, epochs=1)"),
     "mechanism": (Mechanism, "gaussian()"),
 }
@@ -44,9 +46,8 @@ _ARGUMENTS = {
         "server": "shared, release, hparams, round",
         "predict": "shared, personal, hparams, client_id",
         "check": "hparams",
-        "published": "shared",
-        "start": "hparams, published, own",
     },
+    "warm_start": {"published": "shared", "start": "hparams, published, own"},
     "task": {
         "init": "key",
         "loss": "params, batch",
@@ -55,13 +56,14 @@ _ARGUMENTS = {
         "divergence": "params, other, batch",
         "targets": "fields",
     },
-    "sampling": {"draw": "key, round, hparams", "rate": "hparams"},
+    "sampling": {"for_clients": "num_clients"},
+    "sampler": {"draw": "key, round, hparams", "rate": "hparams", "check": "hparams"},
     "mechanism": {
         "init": "hparams",
-        "zero": "message",
+        "zero": "message, num_clients",
         "add": "accumulator, messages, mask, ids, state, hparams",
         "release": "accumulator, denominator, key, state, hparams, round",
-        "check": "hparams, num_clients",
+        "check": "hparams",
     },
 }
 _OPTIONAL = ("start", "divergence", "targets")
@@ -87,6 +89,7 @@ def check_parts(**parts: Any) -> None:
     for name, part in parts.items():
         kind, example = _PARTS[name]
         if not isinstance(part, kind):
+            name = name.replace("_", " ")
             raise ValueError(
                 f"{name} must be of type {kind.__name__}, such as {example}, got {_described(part)}"
             )
@@ -125,15 +128,13 @@ class Functions(NamedTuple):
     """What is traced: the parts of a simulation that the checks need.
 
     Attributes:
-      algorithm: four functions for one client.
-      task: model and loss.
+      algorithm: four functions for one client, and its task.
       mechanism: the door.
       minibatches: of the local steps.
       population: all clients' data, of which only shapes are used.
     """
 
     algorithm: Algorithm
-    task: Task
     mechanism: Mechanism
     minibatches: Minibatches
     population: Population
@@ -208,7 +209,7 @@ def _a_round(functions: Functions, key: jax.Array, hparams: Hyperparameters, row
     round_, client_id, data = jnp.int32(0), jnp.int32(0), _view(functions, rows, key)
     shared, personal = _several("init", algorithm.init(key, hparams), "shared, personal")
     _require_arrays("init", "personal states", personal)
-    context = Context(round_, key, client_id, num_clients)
+    context = Context(round_, key, client_id, num_clients, jnp.ones(()))
     returned = algorithm.client(shared, personal, data, hparams, context)
     kept, message, metrics = _several("client", returned, "personal, message, metrics")
     _require_alike("client", "a personal state", personal, kept)
@@ -218,7 +219,7 @@ def _a_round(functions: Functions, key: jax.Array, hparams: Hyperparameters, row
     _check_evaluation(functions, key, predicted, data)
     public = mechanism.init(hparams)
     release = mechanism.release(
-        mechanism.zero(message), jnp.ones(()), key, public, hparams, round_
+        mechanism.zero(message, num_clients), jnp.ones(()), key, public, hparams, round_
     ).value
     served = _served(functions, shared, release, hparams)
     _require_alike("server", "a billboard", shared, served, cast=True)
@@ -283,12 +284,12 @@ def _message(message: PyTree, mechanism: Mechanism) -> PyTree:
     sends, door = bool(jax.tree.leaves(message)), mechanism.event.kind != "none"
     if sends and not door:
         raise _RefusedError(
-            "the algorithm sends messages, which a closed door would lose; use gaussian()"
+            "the algorithm sends messages, which no_release() would lose; use gaussian()"
         )
     if door and not sends:
         raise _RefusedError(
-            "the algorithm sends nothing, so its mechanism must be closed(): an open door "
-            "would be charged for releasing nothing"
+            "the algorithm sends nothing, so its mechanism must be no_release(): any "
+            "other would be charged for releasing nothing"
         )
     return products.shapes(widened(message))
 
@@ -314,7 +315,7 @@ def _check_evaluation(
     functions: Functions, key: jax.Array, params: PyTree, data: ClientData
 ) -> None:
     """The task must take what clients predict with, and give a value for each example."""
-    task, batch = functions.task, data.batch_shapes(_EXAMPLES)
+    task, batch = functions.algorithm.task, data.batch_shapes(_EXAMPLES)
     try:
         values = jax.eval_shape(task.metrics, params, batch)
     except Exception as error:
@@ -355,7 +356,7 @@ def _check_fold(name: str, fold: Fold, params: PyTree, batch: Batch) -> None:
 
 def _blame_task(functions: Functions, key: jax.Array, rows: Rows, error: Exception) -> None:
     """Raises ValueError if a failure lies with the task alone: it does not suit the data."""
-    task, shapes = functions.task, []
+    task, shapes = functions.algorithm.task, []
 
     def loss(key, rows):
         params = task.init(key)
@@ -380,7 +381,7 @@ def _blame_task(functions: Functions, key: jax.Array, rows: Rows, error: Excepti
 
 
 def check_rounds(
-    sampling: Sampling,
+    sampling: Sampler,
     hparams: Hyperparameters,
     ledger_entries: int,
     done: int,
@@ -408,7 +409,7 @@ def check_rounds(
         raise ValueError(
             f"the sampler serves {sampling.rounds} rounds in all, got {done} done and {rounds} more"
         )
-    z, last = hparams.noise_multiplier, done + rounds
+    z, last = hparams.get("noise_multiplier", 0.0), done + rounds
     if np.ndim(z) == 0:
         return
     if np.shape(z)[0] < last:

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import jax
 
 from fedjaxsim.fast import threefry
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.privacy.sampling import Cohort, Sampling
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.privacy.sampling import Cohort, Sampler
 
 _ORDER = 2**32 - 1
 """Folded into the clients' key for what lasts the whole run; rounds are numbered below 2³¹."""
@@ -31,9 +31,8 @@ class Draw(NamedTuple):
 
 
 def draw(
-    sampling: Sampling,
+    sampling: Sampler,
     key: jax.Array,
-    fingerprint: jax.Array,
     round_: jax.Array,
     hparams: Hyperparameters,
 ) -> Draw:
@@ -42,17 +41,16 @@ def draw(
     Args:
       sampling: who takes part.
       key: the run's.
-      fingerprint: (2,) uint32, which stream of noise.
       round_: () int32.
       hparams: hyperparameters.
     """
     keys = threefry.split(key, 3)
     for_sampling, for_clients, for_noise = keys[0], keys[1], keys[2]
-    stream = threefry.fold_in(threefry.fold_in(for_noise, fingerprint[0]), fingerprint[1])
+    for_noise = threefry.fold_in(threefry.fold_in(for_noise, 0), 0)
     return Draw(
         cohort=sampling.draw(for_sampling, round_, hparams),
         rate=sampling.rate(hparams),
         clients=threefry.fold_in(for_clients, round_),
         order=threefry.fold_in(for_clients, _ORDER),
-        noise=threefry.fold_in(stream, round_),
+        noise=threefry.fold_in(for_noise, round_),
     )

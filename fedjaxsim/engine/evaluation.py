@@ -5,16 +5,17 @@ simulation. They never reach the training state.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from fedjaxsim import notebook
 from fedjaxsim.data.describe import majority_accuracy
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.program import Measured
 from fedjaxsim.metrics import MAJORITY, metric
-from fedjaxsim.models.task import Task
+from fedjaxsim.tasks.task import Task
 
 PERCENTILES = (10, 50, 90)
 
@@ -106,6 +107,33 @@ class Evaluation:
             if name == "accuracy" and self.majority is not None:
                 result[f"{self.split}_{MAJORITY}"] = np.full(values.shape[1:], self.majority)[()]
         return result
+
+    def __repr__(self) -> str:
+        """Clients and split, and a line for each metric."""
+        lines = (
+            f"  {name}: {mean}, p10 {low}, p90 {high}"
+            for name, mean, low, _, high, _ in self._rows()
+        )
+        return "\n".join([self._title, *lines])
+
+    def _repr_html_(self) -> str:
+        headings = ["metric", "mean", *(f"p{q}" for q in PERCENTILES), "worst tenth"]
+        return notebook.table(self._title, headings, self._rows())
+
+    @property
+    def _title(self) -> str:
+        shape = next(iter(self.values.values()), self.count).shape[1:]
+        of_runs = f", {shape[0]} runs" if shape else ""
+        clients = f"{int(np.sum(self.count > 0)):,} of {len(self.count):,} clients"
+        return f"Evaluation on {self.split} rows of {clients}{of_runs}"
+
+    def _rows(self) -> Iterator[list[str]]:
+        """Yield the name of each metric and its summaries over clients, as text."""
+        summary = self.summary()
+        ends = ("", *(f"_p{q}" for q in PERCENTILES), "_worst_tenth")
+        for name in self.values:
+            numbers = (summary[f"{self.split}_{name}{end}"] for end in ends)
+            yield [name, *map(notebook.number, numbers)]
 
     def _over_clients(self, name: str, summary: Callable[[np.ndarray, np.ndarray], Any]) -> Any:
         """A summary of the values (k, ...) and rows (k,) of the clients that have a value."""

@@ -28,12 +28,12 @@ from fedjaxsim.engine.work import (
     work,
 )
 from fedjaxsim.fast import turned
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.task import Task
-from fedjaxsim.privacy import ledger, streams
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.ledger import Charges
 from fedjaxsim.privacy.mechanisms import Mechanism
-from fedjaxsim.privacy.sampling import Sampling
+from fedjaxsim.privacy.sampling import Sampler
+from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 
@@ -48,6 +48,11 @@ class Measured(NamedTuple):
 
     sums: dict[str, jax.Array]
     values: dict[str, jax.Array]
+
+
+def run_key(key: jax.Array) -> jax.Array:
+    """Return the key that the rounds of a run draw from, given the key of `init`."""
+    return jax.random.split(key)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Program:
 
     algorithm: Algorithm
     mechanism: Mechanism
-    sampling: Sampling
+    sampling: Sampler
     measure: Callable[[PyTree, ClientData, int], Measured]
     minibatches: Minibatches
     layout: Layout
@@ -83,7 +88,7 @@ class Program:
 
     def init(self, key: jax.Array, hparams: Hyperparameters) -> SimulationState:
         """The state before the first round."""
-        init_key, run_key = jax.random.split(key)
+        init_key, key = jax.random.split(key)[0], run_key(key)
         shared, personal = self.algorithm.init(init_key, hparams)
         clients = self.share.size
 
@@ -96,9 +101,8 @@ class Program:
             shared=shared,
             personal=jax.tree.map(for_all, personal),
             mechanism=self.mechanism.init(hparams),
-            privacy=ledger.empty(self.no_charges()),
-            key=run_key,
-            fingerprint=jnp.asarray(streams.COMMON),
+            privacy=ledger.with_key(ledger.Ledger((self.no_charges(),)), key),
+            key=key,
             consumed=jnp.zeros(clients, jnp.int32) if consumes else None,
         )
 
@@ -111,7 +115,7 @@ class Program:
 
     def draw(self, state: SimulationState, hparams: Hyperparameters) -> Draw:
         """Who takes part in the next round, and its keys; of the state it reads key and round."""
-        return draw(self.sampling, state.key, state.fingerprint, state.round, hparams)
+        return draw(self.sampling, state.key, state.round, hparams)
 
     def work(
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows, drawn: Draw
@@ -127,11 +131,23 @@ class Program:
             Store(state.personal, state.consumed),
             self.share.places(drawn.cohort, everyone=everyone),
             rows,
-            Told(state.shared, state.mechanism, hparams, state.round, drawn.clients, drawn.order),
+            self._told(state, hparams, drawn),
             filled=everyone and self.share.even,
         )
         accumulator, metrics = self.share.total((worked.accumulator, worked.metrics))
         return Worked(worked.store, accumulator, metrics)
+
+    @staticmethod
+    def _told(state: SimulationState, hparams: Hyperparameters, drawn: Draw) -> Told:
+        return Told(
+            state.shared,
+            state.mechanism,
+            hparams,
+            state.round,
+            drawn.rate,
+            drawn.clients,
+            drawn.order,
+        )
 
     def limited(self) -> "Program":
         """The same for work of more than one run: its derivatives, or many seeds of it."""
@@ -148,7 +164,7 @@ class Program:
         state = jax.eval_shape(self.init, key, hparams)
         drawn = jax.eval_shape(self.draw, state, hparams)
         client = client_of(self.algorithm, self.minibatches, self.num_clients, self.layout)
-        told = Told(state.shared, state.mechanism, hparams, state.round, drawn.clients, drawn.order)
+        told = self._told(state, hparams, drawn)
         return client_bytes(client, told, rows, Store(state.personal, state.consumed))
 
     def settle(

@@ -7,7 +7,7 @@ minibatch (b, d) of one client meets all its models (d, S), that is one matrix p
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.engine.program import Program
 from fedjaxsim.fast.map_last import map_last
 from fedjaxsim.fast.products import dense, unsealed
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.messages import Messages
 
@@ -36,7 +36,7 @@ def varying(settings: Sequence[Hyperparameters]) -> Hyperparameters:
         first = np.asarray(values[0])
         return None if all(np.array_equal(first, value) for value in values) else 0
 
-    return _leafwise(axis, settings)
+    return settings[0].map(axis, *settings[1:])
 
 
 def stack(settings: Sequence[Hyperparameters], axes: Hyperparameters) -> Hyperparameters:
@@ -52,30 +52,20 @@ def stack(settings: Sequence[Hyperparameters], axes: Hyperparameters) -> Hyperpa
     """
     differ = varying(settings)
     fields = {}
-    for field in dataclasses.fields(axes):
-        values = [np.asarray(getattr(setting, field.name)) for setting in settings]
+    for name in axes:
+        values = [np.asarray(getattr(setting, name)) for setting in settings]
         if len({value.shape for value in values}) > 1:
             shapes = sorted({value.shape for value in values})
-            raise ValueError(f"{field.name} must have one shape in all settings, got {shapes}")
-        if getattr(axes, field.name) is not None:
-            fields[field.name] = np.stack(values)
-        elif getattr(differ, field.name) is None:
-            fields[field.name] = values[0]
+            raise ValueError(f"{name} must have one shape in all settings, got {shapes}")
+        if getattr(axes, name) is not None:
+            fields[name] = np.stack(values)
+        elif getattr(differ, name) is None:
+            fields[name] = values[0]
         else:
             raise ValueError(
-                f"{field.name} does not vary in this program, got {[v.tolist() for v in values]}"
+                f"{name} does not vary in this program, got {[v.tolist() for v in values]}"
             )
-    return type(settings[0])(**fields)
-
-
-def _leafwise(function: Callable[..., Any], settings: Sequence[Hyperparameters]) -> Any:
-    kind = type(settings[0])
-    return kind(
-        **{
-            field.name: function(*(getattr(setting, field.name) for setting in settings))
-            for field in dataclasses.fields(kind)
-        }
-    )
+    return Hyperparameters(**fields)
 
 
 def over_settings(program: Program, axes: Hyperparameters, size: int) -> Program:
@@ -126,11 +116,11 @@ def _algorithm(one: Algorithm, axes: Hyperparameters, many: Any) -> Algorithm:
 
 
 def _mechanism(one: Mechanism, axes: Hyperparameters, many: Any, size: int) -> Mechanism:
-    def zero(message):
+    def zero(message, num_clients):
         single = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[:-1], leaf.dtype), message
         )
-        return _repeat(one.zero(single), size)
+        return _repeat(one.zero(single, num_clients), size)
 
     def add_one(accumulator, messages, *others):
         return one.add(accumulator, Messages(messages), *others)

@@ -11,7 +11,7 @@ from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.engine.draw import Draw
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import Worked
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.events import Scheme
 from fedjaxsim.privacy.ledger import Charges
@@ -60,6 +60,7 @@ def settle(
             mechanism.event,
             lambda charges: charge(charges, release.noise_multiplier, drawn.rate, state.round),
         )
+        privacy = ledger.drew(privacy, state.key, state.round)
     shared = algorithm.server(state.shared, release.value, hparams, state.round)
     after = dataclasses.replace(
         state,

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.task import Task
+from fedjaxsim.hyperparameters import Hyperparameters
 
 PyTree = Any
 _STAGE = 2**32 - 2
@@ -22,7 +21,6 @@ def stage_key(key: jax.Array, round_: jax.Array) -> jax.Array:
 
 def first_states(
     algorithm: Algorithm,
-    task: Task,
     earlier: Algorithm,
     key: jax.Array,
     hparams: Hyperparameters,
@@ -37,7 +35,6 @@ def first_states(
 
     Args:
       algorithm: which starts; it has a `start`.
-      task: whose `init` stands in for a model that was never published.
       earlier: the other one.
       key: of the new stage.
       hparams: of the new stage.
@@ -51,15 +48,15 @@ def first_states(
     Raises:
       ValueError: if it needs a published model, and there is none.
     """
-    assert algorithm.start is not None
-    start, published = algorithm.start, earlier.published(state.shared)
-    if published is None and algorithm.needs_published:
+    start, published = algorithm.warm_start.start, earlier.warm_start.published(state.shared)
+    assert start is not None
+    if published is None and algorithm.warm_start.required:
         raise ValueError(
             "the algorithm needs the model that the stage before published, as FedAvg's w or "
             "PMTL's w̃, but that stage published none"
         )
     if published is None:
-        published = task.init(jax.random.split(key)[0])
+        published = algorithm.task.init(jax.random.split(key)[0])
 
     def of_client(personal, client_id):
         own = earlier.predict(state.shared, personal, earlier_hparams, client_id)

@@ -41,7 +41,6 @@ class SimulationState:
       mechanism: the mechanism's public state.
       privacy: the ledger of what was released.
       key: the run's random key; rounds and clients fold their numbers into it.
-      fingerprint: (2,) uint32, folded into the noise's part of the key; see `privacy/streams.py`.
       consumed: (m,) int32, how many minibatches each client has consumed; None where they are not.
     """
 
@@ -51,7 +50,6 @@ class SimulationState:
     mechanism: PyTree
     privacy: Ledger
     key: jax.Array
-    fingerprint: jax.Array
     consumed: jax.Array | None = None
 
 
@@ -62,7 +60,6 @@ PARTS = {
     "mechanism": Part("server", varies=True),
     "privacy": Part("server", varies=True),
     "key": Part("server", varies=False),
-    "fingerprint": Part("server", varies=False),
     "consumed": Part("clients", varies=False),
 }
 """Of the state, by field."""
@@ -74,11 +71,11 @@ def map_parts(function: Callable[[Part, PyTree], PyTree], state: SimulationState
     for name, part in PARTS.items():
         tree = getattr(state, name)
         if isinstance(tree, Ledger):
-            # Which noise was drawn is a matter of the key, and runs of one key share it.
+            # Runs that differ in hyperparameters draw from one key.
             tree = dataclasses.replace(
                 tree,
                 charges=function(part, tree.charges),
-                noise=function(part._replace(varies=False), tree.noise),
+                draws=function(part._replace(varies=False), tree.draws),
             )
         else:
             tree = function(part, tree)

@@ -20,7 +20,7 @@ from fedjaxsim.engine.layout import Layout, bytes_of, bytes_of_work
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.fast import products, threefry, turned
 from fedjaxsim.fast.in_place import put, take
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism
 from fedjaxsim.privacy.messages import Messages, along_clients, widened
 
@@ -61,6 +61,7 @@ class Told(NamedTuple):
       mechanism: the mechanism's public state.
       hparams: hyperparameters.
       round: () int32.
+      sampling_rate: () the probability with which each client was drawn.
       key: the round's key for clients; each one's own is `fold_in(key, id)`.
       order: likewise, the run's key for the orders in which minibatches are consumed.
     """
@@ -69,6 +70,7 @@ class Told(NamedTuple):
     mechanism: PyTree
     hparams: Hyperparameters
     round: jax.Array
+    sampling_rate: jax.Array
     key: jax.Array
     order: jax.Array
 
@@ -169,7 +171,7 @@ def work(
             places.mask[0], run_chunk, lambda operands: operands[0], (carry, places)
         ), None
 
-    zero = mechanism.zero(products.shapes(message))
+    zero = mechanism.zero(products.shapes(message), num_clients)
     of_sums = turned.which(zero) if sums_turned else ()
     start = (store, turned.turn(zero, of_sums), zero_metrics)
     chunks = _chunks(places, jax.tree.leaves(store), size)
@@ -194,7 +196,7 @@ def client_of(
         own_order = threefry.fold_in(told.order, client_id)
         rows = rows.for_training()
         data = rows.of(client_id, batch_key, minibatches, layout, row.consumed, own_order)
-        context = Context(told.round, context_key, client_id, num_clients)
+        context = Context(told.round, context_key, client_id, num_clients, told.sampling_rate)
         personal, message, metrics = algorithm.client(
             told.shared, row.personal, data, told.hparams, context
         )

@@ -18,9 +18,9 @@ from jax.tree_util import Partial
 from scipy.sparse.linalg import LinearOperator, gmres
 
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.gradients.hypergradient import Gradient, Objective, check_names
 from fedjaxsim.gradients.reverse import floats
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.gradients.whole_run import Gradient, Objective, check_names
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.simulation import Simulation
 
 _RESTART = 30
@@ -74,10 +74,11 @@ def implicit_hypergradient(
     def function(state, hparams):
         check_names(names, hparams)
         simulation.check(hparams)
-        if "noise_multiplier" in names or np.any(np.asarray(hparams.noise_multiplier) > 0):
+        z = hparams.get("noise_multiplier", 0.0)
+        if "noise_multiplier" in names or np.any(np.asarray(z) > 0):
             raise ValueError(
                 "with noise there is no fixed point: noise_multiplier must be 0 and not vary, got "
-                f"{hparams.noise_multiplier}"
+                f"{z}"
             )
         hparams = hparams.as_arrays()
         point, fixed = _vector(state), jax.tree.map(jnp.zeros_like, hparams)

@@ -21,7 +21,7 @@ from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.fast.products import unsealed
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters
 
 PyTree = Any
 

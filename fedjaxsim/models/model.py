@@ -69,7 +69,7 @@ def linear(input_shape: Sequence[int], num_outputs: int, bias: bool = True) -> M
     Args:
       input_shape: the shape of one example; flattened to d features.
       num_outputs: c, columns of W, the "kernel": (d, c) float32.
-      bias: whether there is a b, the "bias": (c,).
+      bias: Whether there is an intercept b, the "bias": (c,).
     """
     num_features = math.prod(input_shape)
 

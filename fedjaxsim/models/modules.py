@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax.errors import InvalidRngError
 
+from fedjaxsim.extras import importing
 from fedjaxsim.models.model import Model
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def from_equinox(
     Raises:
       ValueError: if the module keeps state, as `BatchNorm` does, or uses dropout.
     """
-    import equinox as eqx
+    with importing("equinox"):
+        import equinox as eqx
 
     module = make(jax.random.key(0))
     special = (eqx.nn.StateIndex, eqx.nn.Dropout)

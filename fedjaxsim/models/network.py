@@ -51,13 +51,13 @@ class _CNN(nn.Module):
         return nn.Dense(self.num_outputs)(x.reshape((x.shape[0], -1)))
 
 
-def mlp(input_shape: Sequence[int], num_outputs: int, hidden: Sequence[int] = (128,)) -> Model:
+def mlp(input_shape: Sequence[int], num_outputs: int, hidden: Sequence[int] = (64,)) -> Model:
     """A multi-layer perceptron with relu.
 
     Args:
       input_shape: the shape of one example; flattened.
       num_outputs: c.
-      hidden: the widths of the hidden layers.
+      hidden: Widths of the hidden layers.
     """
     module = _MLP(tuple(hidden), num_outputs)
     return from_flax(module, input_shape, output_layer=f"Dense_{len(module.hidden)}")

@@ -1,1 +1,6 @@
-"""Privacy: who takes part, the door all messages pass, and what it costs."""
+"""Privacy: sampling, the mechanisms that all messages pass, and what they cost."""
+
+import lazy_loader
+
+# `__init__.pyi` lists the public names; each is imported when it is first used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -10,11 +10,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedjaxsim.hparams import LARGEST_NOISE, SMALLEST_NOISE
 from fedjaxsim.privacy.accounting import composition, rdp
 from fedjaxsim.privacy.accounting.composition import Adjacency, View
 from fedjaxsim.privacy.budget import CONSTANT, Budget
-from fedjaxsim.privacy.events import Charged, Entry, Event, Scheme
+from fedjaxsim.privacy.events import (
+    LARGEST_NOISE,
+    SMALLEST_NOISE,
+    Charged,
+    Entry,
+    Event,
+    Scheme,
+)
 
 TOLERANCE = 1e-3
 """How far below the target, relative to it, the ε of a calibrated run may lie."""

@@ -1,7 +1,9 @@
 """What an accountant must know of a run, on the host: small plain descriptions, without JAX."""
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple, get_args
 
 SchemeKind = Literal["poisson", "fixed", "capped", "everyone"]
@@ -11,6 +13,8 @@ View = Literal["joint_dp", "released_sequence"]
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 VIEWS: tuple[View, ...] = get_args(View)
+SMALLEST_NOISE, LARGEST_NOISE = 1e-6, 1e12
+"""Range of positive noise multipliers: squares, and products with clip norms, exist in float32."""
 _SCHEMES, _EVENTS = get_args(SchemeKind), get_args(EventKind)
 
 
@@ -126,29 +130,52 @@ class Charged(NamedTuple):
       event: what each of them released.
       entries: the groups.
       overflowed: whether some round is missing.
+      redrawn: whether a round's random numbers were drawn twice, or it is not known which were.
     """
 
     scheme: Scheme
     event: Event
     entries: tuple[Entry, ...]
     overflowed: bool = False
+    redrawn: bool = False
 
 
-class Stream(NamedTuple):
-    """The noise of some rounds.
+class Drawn(NamedTuple):
+    """Consecutive rounds whose random numbers (cohorts, minibatches, noise) came from one key.
 
     Attributes:
-      digest: of the run's key and the fingerprint, one-way, hexadecimal.
+      digest: one-way digest of the key, hexadecimal.
       first: the first round.
-      rounds: how many; noise was drawn once in each.
+      rounds: the number of rounds.
     """
 
     digest: str
     first: int
     rounds: int
 
-    def shares(self, other: "Stream") -> bool:
-        """Whether some round's noise is in both."""
+    def meets(self, other: "Drawn") -> bool:
+        """Return whether both drew some round from the same key."""
         begin = max(self.first, other.first)
         end = min(self.first + self.rounds, other.first + other.rounds)
         return self.digest == other.digest and begin < end
+
+
+def drawn_twice(runs: Mapping[str, Iterable[Drawn]]) -> str:
+    """Return a sentence that names the runs with a round from the same key; "" if there are none.
+
+    Args:
+      runs: the draws of each run, by its name.
+    """
+    groups: dict[str, dict[str, None]] = {}
+    each = {name: tuple(draws) for name, draws in runs.items()}
+    for (one, its), (other, theirs) in itertools.combinations(each.items(), 2):
+        for a, b in itertools.product(its, theirs):
+            if a.meets(b):
+                groups.setdefault(a.digest, {}).update({one: None, other: None})
+    if not groups:
+        return ""
+    names = "; ".join(dict.fromkeys(map(", ".join, groups.values())))
+    return (
+        "Runs that drew a round's cohort and noise from the same key have no joint ε, and at most "
+        f"one of them may be published under its own: {names}."
+    )

@@ -3,12 +3,13 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
+from fedjaxsim import notebook
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.accounting.composition import ADJACENCIES, VIEWS, Adjacency, Status, View
-from fedjaxsim.privacy.events import Charged, Scheme, Stream
+from fedjaxsim.privacy.events import Charged, Drawn, Scheme, drawn_twice
 
 ADJACENCY_TEXT = {
     "zero_out": "one client's messages become zero (the numbers of add/remove)",
@@ -27,14 +28,13 @@ METRICS = (
     "Metrics, losses, norms, realised cohort sizes and choices made with them (early stopping, the "
     "best of a sweep) are not protected: publishing them needs a budget of its own."
 )
-SECRET_NOISE = (
-    "Seed and key are secret, and no other run that is published draws the same noise: whoever "
-    "knows the noise, or sees it twice, can take it away."
+SECRET_SEED = (
+    "The seed is secret and no other published run used it: runs of one seed draw the same cohorts "
+    "and noise, and noise that is known or drawn twice can be subtracted."
 )
-COMMON_NOISE = (
-    "The noise is that which all settings draw under this seed, on purpose, so that they can be "
-    "compared: at most one run of it may be published under its guarantee, as between two of them "
-    "lies no noise."
+SHARED_SEED = (
+    "Runs of one seed share cohorts and noise here, so that they can be compared: at most one of "
+    "them may be published under its ε."
 )
 SIMULATION = (
     "Noise is drawn in floating point: a simulation of the ideal Gaussian mechanism, not a "
@@ -134,7 +134,7 @@ class Report:
       guarantees: one for each adjacency and view.
       delta: the δ that they are for.
       charges: what they were computed from.
-      noise: the streams of noise that the rounds drew from; None where they are not known.
+      draws: the rounds drawn from each key; None for a plan, which drew nothing.
       assumed: what the guarantees rest on besides, in sentences: numbers made from private data
         and taken as public, for example.
     """
@@ -142,7 +142,7 @@ class Report:
     guarantees: tuple[Guarantee, ...]
     delta: float
     charges: tuple[Charged, ...] = ()
-    noise: tuple[Stream, ...] | None = None
+    draws: tuple[Drawn, ...] | None = None
     assumed: tuple[str, ...] = ()
 
     def find(self, adjacency: Adjacency, view: View = "joint_dp") -> Guarantee:
@@ -191,7 +191,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Plain dictionaries: adjacency -> view -> accountant -> the guarantee's fields.
 
-        Where it is known which noise was drawn, "noise" lists the streams besides.
+        The report of a run lists its draws as "draws": digest, first round and number of rounds.
         """
         nested: dict[str, Any] = {}
         for guarantee in self.guarantees:
@@ -199,13 +199,13 @@ class Report:
             fields["assumptions"] = list(guarantee.assumptions)
             by_view = nested.setdefault(fields.pop("adjacency"), {})
             by_view.setdefault(fields.pop("view"), {})[fields.pop("accountant")] = fields
-        if self.noise is not None:
-            nested["noise"] = [stream._asdict() for stream in self.noise]
+        if self.draws is not None:
+            nested["draws"] = [each._asdict() for each in self.draws]
         return nested
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Report":
-        """The report that `to_json` told, without its charges and streams.
+        """Read the report that `to_json` wrote, without its charges and draws.
 
         Raises:
           ValueError: if it is none.
@@ -226,6 +226,26 @@ class Report:
             return cls(tuple(found), found[0].delta)
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise ValueError(f"it is no privacy report ({error})") from error
+
+    def __repr__(self) -> str:
+        """The unit and a line for each guarantee; `str` adds what they rest on."""
+        return "\n".join(["Report of privacy", *(f"  {each}" for each in self.guarantees)])
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [
+                each.adjacency,
+                each.view,
+                f"ε {each.value}" if each.epsilon is not None else f"none: {each.reason}",
+                f"{each.delta:.3g}",
+                each.accountant,
+            ]
+            for each in self.guarantees
+        ]
+        headings = ["adjacency", "view", "guarantee", "δ", "accountant"]
+        sentences = dict.fromkeys(s for g in self.guarantees for s in g.assumptions)
+        shown = notebook.table("Differential privacy", headings, rows)
+        return shown + notebook.details("Assumptions", sentences)
 
     def __str__(self) -> str:
         """The guarantees and, once, what they rest on."""
@@ -272,12 +292,18 @@ def _assumptions(charges: Sequence[Charged], assumed: Sequence[str], delta: floa
             f"δ = {delta:.3g} is above 1/(10 m) = {1 / (10 * m):.3g}: publishing the data of one "
             f"random client would meet δ = 1/m = {1 / m:.3g}."
         )
-    return [*sentences, *assumed, METRICS, SECRET_NOISE, SIMULATION]
+    return [*sentences, *assumed, METRICS, SECRET_SEED, SIMULATION]
 
 
 def _no_guarantee(charged: Charged) -> str:
     """Why no accountant need be asked about rounds of one kind, or an empty string."""
     noise = [entry.noise_multiplier for entry in charged.entries]
+    if charged.redrawn:
+        return (
+            "the state drew a round's random numbers twice or from a foreign key, so its noise may "
+            "cancel: run again from `init` with a new seed, and change no `round`, `key` or ledger "
+            "of a state by hand"
+        )
     if charged.overflowed:
         return (
             "the privacy ledger overflowed: it held too few different (z, p) for this run, or "
@@ -296,8 +322,9 @@ def _no_guarantee(charged: Charged) -> str:
 
 def _no_epsilon(charges: Sequence[Charged], delta: float) -> str:
     """Why an accountant certified nothing."""
-    for scheme, _, entries, _ in charges:
-        overflow = composition.overflow_probability(entries, scheme)
+    for charged in charges:
+        scheme = charged.scheme
+        overflow = composition.overflow_probability(charged.entries, scheme)
         if overflow > 0:
             return (
                 f"cohorts exceed the {scheme.capacity} places of the sampler with probability up "
@@ -381,7 +408,7 @@ def report(
     delta: float,
     accountant: str | None = None,
     *,
-    noise: tuple[Stream, ...] | None = None,
+    draws: tuple[Drawn, ...] | None = None,
     assumed: Sequence[str] = (),
 ) -> Report:
     """The guarantees of a run: both adjacencies in both views.
@@ -391,7 +418,7 @@ def report(
       delta: the total δ in (0, 1), overflow of cohorts included.
       accountant: one by name, for the adjacencies and views it knows; by default the tightest sound
         one for each.
-      noise: the streams that the rounds drew from; None where they are not known.
+      draws: the rounds drawn from each key; None for a plan, which drew nothing.
       assumed: what the guarantees rest on besides, in sentences: numbers made from private data
         and taken as public, for example.
 
@@ -408,8 +435,6 @@ def report(
     open_doors = [charged for charged in charges if charged.event.kind != "none"]
     spent = _spent(charges)
     reason = next(filter(None, map(_no_guarantee, spent)), "")
-    if noise is not None and not reason:
-        reason = _drawn_twice(itertools.combinations(noise, 2))
     if not reason:
         for charged in spent:
             composition.check_entries(charged.entries, charged.scheme)
@@ -435,18 +460,7 @@ def report(
         for view in VIEWS
         if accountant is None or composition.knows(accountant, adjacency, view)
     )
-    return Report(found, delta, tuple(spent), noise, tuple(assumed))
-
-
-def _drawn_twice(pairs: Iterable[tuple[Stream, Stream]]) -> str:
-    """Which noise is in both of a pair, as the reason for no guarantee; else an empty string."""
-    for one, other in pairs:
-        if one.shares(other):
-            return (
-                f"rounds {max(one.first, other.first)} and on drew their noise (stream "
-                f"{one.digest[:8]}) twice, so it can be taken away"
-            )
-    return ""
+    return Report(found, delta, tuple(spent), draws, tuple(assumed))
 
 
 def together_published(
@@ -460,8 +474,8 @@ def together_published(
       accountant: as of `report`.
 
     Raises:
-      ValueError: if two of them share the noise of some round, as runs of a sweep do, so that their
-        guarantees do not add up; if it is not known which noise one drew; or if they are about
+      ValueError: if two of them drew some round from the same key, as runs of one seed do, so that
+        their guarantees do not compose; if one does not say what its run drew; or if they are about
         different numbers of clients.
     """
     if not reports:
@@ -469,24 +483,16 @@ def together_published(
     clients = {charged.scheme.clients for one in reports for charged in one.charges}
     if len(clients) > 1:
         raise ValueError(f"reports must be about the same clients, got {sorted(clients)} of them")
-    drawn: list[Stream] = []
-    for one in reports:
-        if one.noise is None:
-            raise ValueError(
-                "it is not known which noise a run drew: its rounds were traced by a function of "
-                "one's own, or its settings changed too often; use Simulation.run"
-            )
-        why = _drawn_twice(itertools.product(drawn, one.noise))
-        if why:
-            raise ValueError(
-                f"guarantees that share noise do not compose: {why}. Runs of one sweep share it "
-                "on purpose; run what is to be published again, with a seed of its own"
-            )
-        drawn += one.noise
+    if any(one.draws is None for one in reports):
+        raise ValueError("a report does not say what its run drew: take it from `guarantee`")
+    drawn = {f"report {number}": one.draws or () for number, one in enumerate(reports, 1)}
+    shared = drawn_twice(drawn)
+    if shared:
+        raise ValueError(f"{shared} Run again, with seeds of their own, what is to be published.")
     return report(
         [charged for one in reports for charged in one.charges],
         max(one.delta for one in reports) if delta is None else delta,
         accountant,
-        noise=tuple(drawn),
+        draws=tuple(itertools.chain.from_iterable(drawn.values())),
         assumed=tuple(dict.fromkeys(sentence for one in reports for sentence in one.assumed)),
     )

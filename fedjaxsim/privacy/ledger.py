@@ -18,10 +18,12 @@ import numpy as np
 from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
-from fedjaxsim.privacy import streams
-from fedjaxsim.privacy.events import Charged, Entry, Event, Scheme
+from fedjaxsim.fast import threefry
+from fedjaxsim.privacy.events import Charged, Drawn, Entry, Event, Scheme
 
 _MOST_ROUNDS = np.iinfo(np.int32).max
+_DIGEST = 0x64726177
+"""The high counter word of the digest; `fold_in`, `split` and `bits` leave it 0."""
 
 
 @register_dataclass
@@ -53,16 +55,36 @@ class Charges:
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Draws:
+    """The rounds with a release whose random numbers came from one key.
+
+    Rounds in [first, next_round) count as drawn, even those that released nothing.
+
+    Attributes:
+      digest: (4,) uint32, one-way digest of the key.
+      first: () int32, the first round.
+      next_round: () int32, the round after the last; equal to `first` before any release.
+      repeated: () bool, whether a release drew from another key, or from a round already drawn.
+    """
+
+    digest: jax.Array
+    first: jax.Array
+    next_round: jax.Array
+    repeated: jax.Array
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Ledger:
-    """Everything that a state was charged for, and which noise it was charged for.
+    """Everything that a state was charged for, and what its random numbers were drawn from.
 
     Attributes:
       charges: one for each sampler and mechanism that the state has met.
-      noise: the streams of noise that it drew from, see `streams.py`.
+      draws: one for each key that the state has had, the current one last; a stage has its own.
     """
 
     charges: tuple[Charges, ...]
-    noise: jax.Array
+    draws: tuple[Draws, ...] = ()
 
 
 def no_charges(scheme: Scheme, event: Event, places: int) -> Charges:
@@ -87,9 +109,46 @@ def no_charges(scheme: Scheme, event: Event, places: int) -> Charges:
     )
 
 
-def empty(charges: Charges) -> Ledger:
-    """The ledger of a state that has met one sampler and mechanism, and no round."""
-    return Ledger((charges,), streams.none())
+def digest(key: jax.Array) -> jax.Array:
+    """Return a one-way digest of a threefry key, (4,) uint32: two blocks of its cipher.
+
+    It hides a key that cannot be guessed. A seed among few can be found by trying all.
+    """
+    counters = jnp.arange(2, dtype=jnp.uint32)
+    high = jnp.full_like(counters, _DIGEST)
+    return jnp.concatenate(threefry.words(jax.random.key_data(key), high, counters))
+
+
+def with_key(ledger: Ledger, key: jax.Array) -> Ledger:
+    """Return the ledger of a state that draws from `key` from now on."""
+    own = digest(key)
+    repeated = jnp.zeros((), bool)
+    for draws in ledger.draws:
+        repeated |= jnp.all(draws.digest == own)
+    # Two arrays of zeros: a run donates its state, each buffer once.
+    new = Draws(own, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), repeated)
+    return dataclasses.replace(ledger, draws=(*ledger.draws, new))
+
+
+def drew(ledger: Ledger, key: jax.Array, round_: jax.Array) -> Ledger:
+    """Enter that the release of a round drew from `key`.
+
+    Pure, with static shapes: safe under jit, vmap, scan and differentiation.
+
+    Args:
+      ledger: of a state before the round.
+      key: the state's key.
+      round_: () int32, the number of the round.
+    """
+    *earlier, last = ledger.draws
+    again = jnp.any(digest(key) != last.digest) | (round_ < last.next_round)
+    after = dataclasses.replace(
+        last,
+        first=jnp.where(last.next_round == last.first, round_, last.first),
+        next_round=jnp.maximum(last.next_round, round_ + 1),
+        repeated=last.repeated | again,
+    )
+    return dataclasses.replace(ledger, draws=(*earlier, after))
 
 
 def with_account(ledger: Ledger, scheme: Scheme, event: Event, places: int) -> Ledger:
@@ -215,21 +274,30 @@ def charged(ledger: Ledger) -> list[Charged]:
     Raises:
       ValueError: as `entries`.
     """
+    own = [tuple(entries(charges)) for charges in ledger.charges]
+    spent = sum(entry.rounds for each in own for entry in each)
+    redrawn = spent > sum(each.rounds for each in drawn(ledger))
+    redrawn |= any(bool(np.asarray(draws.repeated)) for draws in ledger.draws)
     return [
-        Charged(
-            charges.scheme,
-            charges.event,
-            tuple(entries(charges)),
-            bool(np.asarray(charges.overflowed)),
-        )
-        for charges in ledger.charges
+        Charged(charges.scheme, charges.event, each, bool(np.asarray(charges.overflowed)), redrawn)
+        for charges, each in zip(ledger.charges, own, strict=True)
     ]
 
 
-def rounds_charged(ledger: Ledger) -> int:
-    """How many rounds the ledger holds, of all kinds; of the first of several runs in a sweep."""
-    total = 0
-    for charges in ledger.charges:
-        counts = np.asarray(charges.rounds, np.int64)
-        total += int(counts.reshape(counts.shape[0], -1)[:, 0].sum())
-    return total
+def drawn(ledger: Ledger) -> tuple[Drawn, ...]:
+    """Return the rounds drawn from each key, on the host."""
+    found = []
+    for draws in ledger.draws:
+        first, rounds = int(draws.first), int(draws.next_round) - int(draws.first)
+        if rounds:
+            found.append(Drawn(hex_digest(draws.digest), first, rounds))
+    return tuple(found)
+
+
+def hex_digest(words: jax.typing.ArrayLike) -> str:
+    """Return a digest as text.
+
+    Args:
+      words: (4,) uint32, as from `digest`.
+    """
+    return np.asarray(words).astype(">u4").tobytes().hex()

@@ -6,6 +6,7 @@ billboard lemma (Hsu et al. 2016) turns the (ε, δ) of the releases into joint 
 of all personal models.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -14,12 +15,49 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.privacy.events import Event
+from fedjaxsim.hyperparameters import (
+    Hyperparameter,
+    Hyperparameters,
+    Records,
+    on_host,
+    reads,
+)
+from fedjaxsim.privacy.events import LARGEST_NOISE, SMALLEST_NOISE, Event
 from fedjaxsim.privacy.messages import Bounded, Messages
 from fedjaxsim.privacy.noise import normal
 
 PyTree = Any
+SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-12, 1e15
+"""Range of finite clip norms: their squares exist in float32."""
+CLIP_NORM = Hyperparameter(
+    "clip_norm",
+    default=math.inf,
+    range=(SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM),
+    also=(math.inf,),
+    allowed=(
+        "be positive (inf is no clipping) and, as its square is a float32, lie in "
+        f"[{SMALLEST_CLIP_NORM:g}, {LARGEST_CLIP_NORM:g}]"
+    ),
+    scale="log",
+    symbol="C",
+    label="clip norm",
+    flag="clip",
+    help="C, the bound on the L2 norm of a message; the start of adaptive clipping.",
+)
+NOISE_MULTIPLIER = Hyperparameter(
+    "noise_multiplier",
+    default=0.0,
+    range=(SMALLEST_NOISE, LARGEST_NOISE),
+    also=(0.0,),
+    allowed=(
+        f"be finite and at least 0: 0 is no noise, else it must lie in "
+        f"[{SMALLEST_NOISE:g}, {LARGEST_NOISE:g}]"
+    ),
+    schedule=True,
+    symbol="z",
+    meanings={0.0: "no noise"},
+    help="z, the standard deviation of the noise on the sum of clipped messages, divided by C.",
+)
 _WEIGHTS = (
     "The clients' weights, by whose sum the release is divided, are taken as public; where they "
     "are made of data, as of numbers of examples, the guarantee does not cover what they tell."
@@ -95,12 +133,14 @@ class Mechanism(NamedTuple):
     Attributes:
       event: what one release costs, for the accountants.
       init: `(hparams) -> state`: public state, such as an adaptive clip norm.
-      zero: `(message) -> Accumulator`, from one message as a pytree of shapes.
+      zero: `(message, m) -> Accumulator`, from one message as a pytree of shapes.
       add: `(accumulator, messages, mask, ids, state, hparams) -> accumulator`: bounds and adds the
         `Messages` of the clients `ids` (k,); those with mask (k,) False count as absent.
       release: `(accumulator, denominator, key, state, hparams, round) -> Release`.
-      check: `(hparams, m)`: raises ValueError where hyperparameters, as far as they are known on
-        the host, or the number of clients do not suit the mechanism.
+      hyperparameters: the records of what the functions read; `hyperparameters.reads` sets them.
+      check: `(hparams)`: raises ValueError where hyperparameters that are known on the host do not
+        suit the mechanism.
+      num_clients: m, where the mechanism is for so many clients only; else None.
       public: sentences on numbers that may be made of private data but are taken as public; see
         `Algorithm`.
       adds_chunks: whether `add` is to get the messages of a chunk of clients all at once, also
@@ -109,16 +149,37 @@ class Mechanism(NamedTuple):
 
     event: Event
     init: Callable[[Hyperparameters], PyTree]
-    zero: Callable[[PyTree], Accumulator]
+    zero: Callable[[PyTree, int], Accumulator]
     add: Add
     release: Releases
-    check: Callable[[Hyperparameters, int], None] = lambda hparams, num_clients: None
+    hyperparameters: Records = ()
+    check: Callable[[Hyperparameters], None] = lambda hparams: None
+    num_clients: int | None = None
     public: tuple[str, ...] = ()
     adds_chunks: bool = False
 
 
-def zeros(shapes: PyTree) -> Accumulator:
-    """The accumulator of no messages, for sums of these shapes."""
+def check_noise(hparams: Hyperparameters) -> None:
+    """Check that noise comes with a bound on the messages.
+
+    Raises:
+      ValueError: for a positive noise multiplier beside an infinite clip norm.
+    """
+    if "noise_multiplier" not in hparams or "clip_norm" not in hparams:
+        return
+    z, clip_norm = on_host(hparams.noise_multiplier), on_host(hparams.clip_norm)
+    if z is None or clip_norm is None:
+        return
+    if np.any(z > 0) and not np.all(np.isfinite(clip_norm)):
+        raise ValueError(
+            "noise_multiplier > 0 needs a finite clip_norm: without a bound on the messages "
+            f"no noise protects them, got noise_multiplier {z}, clip_norm {clip_norm}"
+        )
+
+
+def zeros(shapes: PyTree, num_clients: int = 0) -> Accumulator:
+    """Return the accumulator of no messages, for sums of these shapes."""
+    del num_clients
     total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return Accumulator(total, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
@@ -180,6 +241,7 @@ def _shares(weights: ArrayLike, max_weight: float | None) -> np.ndarray:
     return np.minimum(w / largest, 1.0)
 
 
+@reads(CLIP_NORM, NOISE_MULTIPLIER)
 def gaussian(weights: ArrayLike | None = None, max_weight: float | None = None) -> Mechanism:
     """The Gaussian mechanism on the sum of clipped messages (McMahan et al. 2018).
 
@@ -222,17 +284,15 @@ def gaussian(weights: ArrayLike | None = None, max_weight: float | None = None) 
         divisor = denominator if shares is None else denominator * float(shares.mean())
         return Release(noised_mean(accumulator.total, noise, divisor), state, z)
 
-    def check(hparams, num_clients):
-        del hparams
-        if shares is not None and len(shares) != num_clients:
-            raise ValueError(f"weights must have {num_clients} numbers, got {len(shares)}")
-
     event = Event("gaussian", zero_out=1.0, replace=2.0)
     public = () if shares is None else (_WEIGHTS,)
-    return Mechanism(event, lambda _: (), zeros, add, release, check, public)
+    for_clients = None if shares is None else len(shares)
+    return Mechanism(
+        event, lambda _: (), zeros, add, release, public=public, num_clients=for_clients
+    )
 
 
-def closed() -> Mechanism:
+def no_release() -> Mechanism:
     """The closed door: nothing is sent, so nothing is released, and ε = 0.
 
     Formal guarantees:
@@ -247,4 +307,4 @@ def closed() -> Mechanism:
         del denominator, key, hparams, round_
         return Release(accumulator.total, state, jnp.zeros(()))
 
-    return Mechanism(Event("none"), lambda _: (), lambda _: zeros(()), add, release)
+    return Mechanism(Event("none"), lambda _: (), lambda _, m: zeros(()), add, release)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import tyro
 
 from fedjaxsim.privacy.budget import CONSTANT, Budget
-from fedjaxsim.privacy.events import Charged, Event, Scheme
+from fedjaxsim.privacy.events import LARGEST_NOISE, SMALLEST_NOISE, Charged, Event, Scheme
 
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
@@ -131,8 +131,6 @@ def check(noise_multiplier: float, rounds: int) -> None:
       ValueError: if z is negative, not a number, or neither 0 nor of a size that can be drawn, or
         a ledger cannot count the rounds.
     """
-    from fedjaxsim.hparams import LARGEST_NOISE, SMALLEST_NOISE
-
     if not noise_multiplier >= 0:
         raise ValueError(f"noise_multiplier must be at least 0, got {noise_multiplier}")
     if noise_multiplier and not SMALLEST_NOISE <= noise_multiplier <= LARGEST_NOISE:

@@ -5,15 +5,17 @@ it guarantees. Cohorts have a static capacity, since shapes are static; how like
 exceed it is part of the reported δ.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjaxsim.fast import threefry
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, Records, on_host, reads
 from fedjaxsim.privacy import binomial
 from fedjaxsim.privacy.events import Scheme
 from fedjaxsim.privacy.samplers import blocks
@@ -40,8 +42,30 @@ class Cohort(NamedTuple):
     overflow: jax.Array
 
 
+SAMPLING_RATE = Hyperparameter(
+    "sampling_rate",
+    default=0.2,
+    range=(math.nextafter(0, 1), 1.0),
+    allowed="lie in (0, 1]",
+    symbol="p",
+    help="p, the probability that a client takes part in a round.",
+)
+
+
 class Sampling(NamedTuple):
-    """A sampler, as pure functions.
+    """A way to draw cohorts, for a population of any size.
+
+    Attributes:
+      for_clients: `(m) -> Sampler`; raises ValueError where m does not suit it.
+      hyperparameters: the records of what its samplers read; `hyperparameters.reads` sets them.
+    """
+
+    for_clients: "Callable[[int], Sampler]"
+    hyperparameters: Records = ()
+
+
+class Sampler(NamedTuple):
+    """A sampler of m clients, as pure functions.
 
     Attributes:
       scheme: what the accountants need to know of it.
@@ -49,12 +73,15 @@ class Sampling(NamedTuple):
         over several rounds.
       rate: `(hparams) -> p`, the probability that a client is really drawn with, ().
       rounds: how many rounds it can serve, after which its cohorts are empty; None for any number.
+      check: `(hparams)`: raises ValueError where hyperparameters that are known on the host do not
+        suit the sampler.
     """
 
     scheme: Scheme
     draw: Callable[[jax.Array, jax.Array, Hyperparameters], Cohort]
     rate: Callable[[Hyperparameters], jax.Array]
     rounds: int | None = None
+    check: Callable[[Hyperparameters], None] = lambda hparams: None
 
 
 def default_capacity(num_clients: int, sampling_rate: float, tail: float = 1e-30) -> int:
@@ -93,10 +120,14 @@ def _coins(key: jax.Array, p: jax.Array, num_clients: int) -> tuple[jax.Array, .
     return jnp.arange(num_clients, dtype=jnp.int32), drawn, jnp.int32(0)
 
 
-def poisson(num_clients: int, max_rate: float = 1.0, capacity: int | None = None) -> Sampling:
+@reads(lambda sampling_rate, **_: (dataclasses.replace(SAMPLING_RATE, default=sampling_rate),))
+def poisson(
+    sampling_rate: float = 0.2, *, max_rate: float | None = None, capacity: int | None = None
+) -> Sampling:
     """Poisson sampling: every client takes part independently with probability p.
 
-    p is `hparams.sampling_rate`, so that it may be swept without recompiling. Two methods draw the
+    p is `hparams.sampling_rate`, by default `sampling_rate`, and may be swept without recompiling
+    up to `max_rate`. It is never differentiated. Two methods draw the
     same distribution; m and the capacity alone decide between them, so that one seed gives the same
     cohorts however a run is laid out (but others when the method changes):
 
@@ -120,15 +151,28 @@ def poisson(num_clients: int, max_rate: float = 1.0, capacity: int | None = None
     The accountants of Poisson sampling describe it ("pld" and "rdp"), in both views.
 
     Args:
-      num_clients: m.
-      max_rate: the largest p that `hparams.sampling_rate` will take; sets the default capacity.
-      capacity: the number of places in a cohort. By default the smallest for which a cohort
+      sampling_rate: p, the default of `hparams.sampling_rate`.
+      max_rate: Largest p that `hparams.sampling_rate` will take, by default `sampling_rate`;
+        sets the default capacity.
+      capacity: Number of places in a cohort. By default the smallest for which a cohort
         drawn at `max_rate` does not fit with probability at most 1e-30: in a million rounds
         (1 + e^ε) times that stays below 1e-11 up to ε = 30.
 
     Raises:
-      ValueError: if `num_clients` or `capacity` is below 1, or `max_rate` outside (0, 1].
+      ValueError: if a rate lies outside (0, 1], or `max_rate` is below `sampling_rate`; for a
+        population, if the capacity is below 1 or above m.
     """
+    largest_rate = sampling_rate if max_rate is None else max_rate
+    for name, rate in (("sampling_rate", sampling_rate), ("max_rate", largest_rate)):
+        if not 0 < rate <= 1:
+            raise ValueError(f"{name} must lie in (0, 1], got {rate}")
+    if largest_rate < sampling_rate:
+        raise ValueError(f"max_rate must be at least sampling_rate {sampling_rate}, got {max_rate}")
+    return Sampling(lambda num_clients: _poisson(num_clients, largest_rate, capacity))
+
+
+def _poisson(num_clients: int, max_rate: float, capacity: int | None) -> Sampler:
+    """Return the Poisson sampler of m clients."""
     if num_clients < 1:
         raise ValueError(f"num_clients must be at least 1, got {num_clients}")
     places = default_capacity(num_clients, max_rate) if capacity is None else capacity
@@ -163,18 +207,27 @@ def poisson(num_clients: int, max_rate: float = 1.0, capacity: int | None = None
             return blocks.charged_rate(p, largest)
         return jnp.where(p >= 1, 1.0, _threshold(p).astype(p.dtype) * 2.0**-32)
 
-    return Sampling(Scheme("poisson", num_clients, places), draw, rate)
+    scheme = Scheme("poisson", num_clients, places)
+
+    def check(hparams):
+        p = on_host(hparams.sampling_rate)
+        for value in () if p is None else np.ravel(p):
+            _check_rate(scheme, float(value))
+
+    return Sampler(scheme, draw, rate, check=check)
 
 
-def everyone(num_clients: int) -> Sampling:
+def full_participation() -> Sampling:
     """Every client takes part in every round.
 
     Formal guarantees:
       * Nothing is random, so nothing is amplified: p = 1.
-
-    Args:
-      num_clients: m.
     """
+    return Sampling(_everyone)
+
+
+def _everyone(num_clients: int) -> Sampler:
+    """Return the sampler of all m clients."""
     if num_clients < 1:
         raise ValueError(f"num_clients must be at least 1, got {num_clients}")
 
@@ -186,34 +239,16 @@ def everyone(num_clients: int) -> Sampling:
             jnp.zeros((), jnp.int32),
         )
 
-    return Sampling(
-        Scheme("everyone", num_clients, num_clients), draw, lambda hparams: jnp.ones(())
-    )
+    return Sampler(Scheme("everyone", num_clients, num_clients), draw, lambda hparams: jnp.ones(()))
 
 
-def check_rate(sampling: Sampling, sampling_rate: float) -> None:
-    """Checks that a sampling rate suits a sampler.
+def _check_rate(scheme: Scheme, sampling_rate: float) -> None:
+    """Check that a sampling rate suits the capacity of a Poisson scheme.
 
     Raises:
-      ValueError: if it is not the share of the clients that the sampler always draws, if so few
-        clients are drawn that p rounds to 0, or if a round would exceed the capacity with a
-        probability that no δ can carry (above 1e-6).
+      ValueError: if p rounds to 0, or if a round would exceed the capacity with a probability that
+        no δ can carry (above 1e-6).
     """
-    scheme = sampling.scheme
-    if scheme.kind == "everyone":
-        if sampling_rate != 1:
-            raise ValueError(
-                f"sampling_rate must be 1 where everyone takes part, got {sampling_rate}"
-            )
-        return
-    if scheme.kind in ("fixed", "capped"):
-        share = scheme.capacity / scheme.clients
-        if not math.isclose(sampling_rate, share, rel_tol=1e-6):
-            raise ValueError(
-                f"sampling_rate must be {scheme.capacity}/{scheme.clients} = {share:.6g}, the "
-                f"cohort's share of the clients, got {sampling_rate}"
-            )
-        return
     if sampling_rate * 2.0**32 < 1:
         raise ValueError(f"sampling_rate must be at least 2^-32, got {sampling_rate}")
     excess = binomial.excess(scheme.capacity, scheme.clients, float(sampling_rate))

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
 
+from fedjaxsim.extras import importing
 from fedjaxsim.metrics import METRICS, judged_by, of_column
 from fedjaxsim.report.files import Record
+
+with importing("tables"):
+    import pandas as pd
+    import pyarrow as pa
 
 Frame = Any
 """A `pandas.DataFrame` or a part of one: its annotations do not tell type checkers which."""

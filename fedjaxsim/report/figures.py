@@ -3,17 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm, Normalize
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
 
 from fedjaxsim import metrics
+from fedjaxsim.extras import importing
 from fedjaxsim.report.envelopes import Frame
 from fedjaxsim.report.labels import (
     NOISE,
@@ -37,6 +30,17 @@ from fedjaxsim.report.panels import (
 )
 from fedjaxsim.report.plots import COLOURS, STYLE, line
 from fedjaxsim.report.progress import number
+
+with importing("plots"):
+    import matplotlib as mpl
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LogNorm, Normalize
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Rectangle
+with importing("tables"):
+    import pandas as pd
 
 _MOST_COLOURED = 7
 _REST: dict[str, Any] = {"color": "0.75", "ls": "solid", "lw": 1.0, "zorder": 1.8}

@@ -4,27 +4,16 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
-
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.hparams import ABOUT, setting_of
-from fedjaxsim.report.plots import COLOURS, DASHES, colour_of
+from fedjaxsim.extras import importing
 from fedjaxsim.report.progress import number
+from fedjaxsim.report.symbols import key_label, meaning
 
 NOISE = ("noise_multiplier", "target_epsilon")
 """The columns that say how private a run is; several of them where tables differ."""
 
 Combination = tuple[Any, ...]
 """The values of several keys; None where a run's table does not set one."""
-
-_KEYS = {"target_epsilon": "ε", "batch_size": "b", "delta": "δ"} | {
-    setting_of(name): about.symbol for name, about in ABOUT.items() if about.symbol
-}
-_MEANING = {("target_epsilon", math.inf): "no noise"} | {
-    (setting_of(name), value): meaning
-    for name, about in ABOUT.items()
-    for value, meaning in about.meanings.items()
-}
 
 
 class LineStyle(NamedTuple):
@@ -41,15 +30,10 @@ class LineStyle(NamedTuple):
     dashes: str
 
 
-def key_label(key: str) -> str:
-    """A key as axes and legends name it."""
-    return _KEYS.get(key, key.replace("_", " "))
-
-
 def value_label(key: str, value: Any) -> str:
     """A value with what it means, as in `0 (local)`."""
-    meaning = _MEANING.get((key, value))
-    return _text(value) + (f" ({meaning})" if meaning else "")
+    named = meaning(key, value)
+    return _text(value) + (f" ({named})" if named else "")
 
 
 def combination_label(keys: Sequence[str], values: Combination) -> str:
@@ -80,6 +64,10 @@ def line_styles(
       keys: those whose values tell lines apart.
       combinations: their values, in the order of the legend.
     """
+    from fedjaxsim.report.plots import COLOURS, DASHES, colour_of  # the names need no matplotlib
+
+    with importing("plots"):
+        import matplotlib as mpl
     words = [tuple(v for v in values if isinstance(v, str)) for values in combinations]
     kinds = list(dict.fromkeys(words))
     styles = {}

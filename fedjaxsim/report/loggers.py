@@ -4,12 +4,13 @@ A callback of one's own is a function of (state, segment); these are such functi
 """
 
 import importlib
-import importlib.util
 import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+
+from fedjaxsim import extras
 
 if TYPE_CHECKING:
     from fedjaxsim.engine.segments import Segment
@@ -18,13 +19,6 @@ if TYPE_CHECKING:
 Values = dict[str, float]
 Epsilon = Callable[["SimulationState"], float | None]
 
-LIBRARIES = {
-    "tensorboard": "tensorboardX",
-    "wandb": "wandb",
-    "mlflow": "mlflow",
-    "trackio": "trackio",
-}
-"""What each logger imports, by its name, which is that of an extra of this package, too."""
 PROJECT = "fedjaxsim"
 
 
@@ -68,16 +62,17 @@ class Logger:
 
 
 def require(name: str, directory: Path | None) -> None:
-    """Checks that a logger can be opened.
+    """Check that a logger can be opened.
+
+    Args:
+      name: of the logger, and of the extra that installs its library.
+      directory: of the run.
 
     Raises:
-      ValueError: in one line, if its library is not installed, or there is no directory for files.
+      MissingExtraError: if its library is not installed.
+      ValueError: if there is no directory for files.
     """
-    library = LIBRARIES[name]
-    if importlib.util.find_spec(library) is None:
-        raise ValueError(
-            f"log {name} needs {library}, which is not installed: pip install 'fedjaxsim[{name}]'"
-        )
+    extras.require(name)
     if name == "tensorboard" and directory is None:
         raise ValueError("log tensorboard writes files: say where with out")
 
@@ -92,14 +87,14 @@ def open_logger(
     """Begins a log.
 
     Args:
-      name: one of `LIBRARIES`.
+      name: tensorboard, wandb, mlflow or trackio.
       title: of the run.
       settings: of the run, by name.
       directory: of the run; TensorBoard's events go to `tensorboard` in it.
       epsilon: as of `Logger`.
 
     Raises:
-      ValueError: as `require`.
+      MissingExtraError, ValueError: as `require`.
     """
     require(name, directory)
     if name == "tensorboard":
@@ -111,7 +106,8 @@ def open_logger(
 
 def tensorboard(directory: Path | str, epsilon: Epsilon | None = None) -> Logger:
     """Event files for TensorBoard, written by tensorboardX."""
-    from tensorboardX import SummaryWriter
+    with extras.importing("tensorboard"):
+        from tensorboardX import SummaryWriter
 
     writer = SummaryWriter(str(directory))
 
@@ -125,7 +121,8 @@ def tensorboard(directory: Path | str, epsilon: Epsilon | None = None) -> Logger
 
 def wandb(title: str, settings: Mapping[str, Any], epsilon: Epsilon | None = None) -> Logger:
     """A run of Weights & Biases; its own variables (WANDB_MODE, WANDB_PROJECT) hold."""
-    library = importlib.import_module("wandb")
+    with extras.importing("wandb"):
+        library = importlib.import_module("wandb")
     project = os.environ.get("WANDB_PROJECT", PROJECT)
     run = library.init(project=project, name=title, config=dict(settings))
     return Logger(lambda round_, values: run.log(values, step=round_), run.finish, epsilon)
@@ -133,7 +130,8 @@ def wandb(title: str, settings: Mapping[str, Any], epsilon: Epsilon | None = Non
 
 def mlflow(title: str, settings: Mapping[str, Any], epsilon: Epsilon | None = None) -> Logger:
     """A run of MLflow; its own variables (MLFLOW_TRACKING_URI, …) hold."""
-    library = importlib.import_module("mlflow")
+    with extras.importing("mlflow"):
+        library = importlib.import_module("mlflow")
     library.start_run(run_name=title)
     library.log_params(dict(settings))
     return Logger(
@@ -143,6 +141,7 @@ def mlflow(title: str, settings: Mapping[str, Any], epsilon: Epsilon | None = No
 
 def trackio(title: str, settings: Mapping[str, Any], epsilon: Epsilon | None = None) -> Logger:
     """A run of trackio, which keeps its files on this machine."""
-    library = importlib.import_module("trackio")
+    with extras.importing("trackio"):
+        library = importlib.import_module("trackio")
     library.init(project=PROJECT, name=title, config=dict(settings))
     return Logger(lambda round_, values: library.log(values, step=round_), library.finish, epsilon)

@@ -4,15 +4,18 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-
+from fedjaxsim.extras import importing
 from fedjaxsim.metrics import of_column
 from fedjaxsim.report.envelopes import Frame
 from fedjaxsim.report.labels import Combination
 from fedjaxsim.report.plots import picture
+
+with importing("plots"):
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+with importing("tables"):
+    import pandas as pd
 
 _IN_A_ROW = 5
 EPSILON_MEANS = "(zero-out, joint DP)"

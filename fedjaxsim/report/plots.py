@@ -8,16 +8,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from fedjaxsim import metrics
 from fedjaxsim.algorithms.systems import SYSTEMS
+from fedjaxsim.extras import importing
 from fedjaxsim.report.files import write_atomically
 from fedjaxsim.report.seeds import System, mean_records
+
+with importing("plots"):
+    import matplotlib as mpl
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 Records = Sequence[Mapping[str, Any]]
 

@@ -1,55 +1,22 @@
-"""What a population is like, in words and in a picture of who has what."""
+"""A picture of who has what in a population."""
 
-from collections.abc import Mapping
-from typing import Any
-
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from fedjaxsim.data.describe import label_counts, rows_per_client
+from fedjaxsim.data.describe import label_counts, readable, rows_per_client
 from fedjaxsim.data.population import Population
+from fedjaxsim.extras import importing
 from fedjaxsim.report.plots import COLOURS, STYLE, legend_above, picture
+
+with importing("plots"):
+    import matplotlib as mpl
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _NAMED = 30
 """So many clients stay in their order, under their names; more are sorted by what they have."""
 _LABELS = 64
 """So many labels have a row of their own; of more, the rarest share the last one."""
 _OTHERS = "others"
-_LISTED = 10
-
-
-def in_words(found: Mapping[str, Any]) -> str:
-    """What `describe` found, for people."""
-    sizes = (
-        f"min {found['rows_min']}, median {found['rows_median']:g}, max {found['rows_max']}, "
-        f"skewness {found['rows_skewness']:.2f}"
-    )
-    splits = ", ".join(
-        f"{name} {found[f'rows_{name}']}" for name in ("train", "validation", "test")
-    )
-    lines = [
-        f"clients: {found['clients']}",
-        f"rows: {found['rows']} ({splits})",
-        f"rows per client: {sizes}",
-        *(
-            f"{name}: {dtype}, {' × '.join(map(str, shape)) or 'one'} per row"
-            for name, (dtype, *shape) in found["fields"].items()
-        ),
-    ]
-    if found["labels"] is not None:
-        labels = [_readable(str(label)) for label in found["labels"]]
-        if len(labels) > _LISTED:
-            labels = [*labels[: _LISTED - 2], "…", labels[-1]]
-        lines.append(f"labels: {len(found['labels'])} different: {', '.join(labels)}")
-    if found["majority_accuracy"] is not None:
-        lines.append(
-            "test accuracy of always saying the most frequent label, mean over clients: "
-            f"{found['majority_accuracy']:.3f} "
-            f"(each client its own: {found['own_majority_accuracy']:.3f})"
-        )
-    return "\n".join(lines)
 
 
 def population_figure(population: Population) -> Figure:
@@ -115,12 +82,7 @@ def _names(population: Population, labels: np.ndarray) -> list[str]:
     categories = population.categories.get("y")
     if categories is None:
         return [str(label) for label in labels]
-    return [_readable(categories[label]) for label in labels]
-
-
-def _readable(name: str) -> str:
-    """A name, with quotes where it would not be seen."""
-    return name if name.strip() and name.isprintable() else repr(name)
+    return [readable(categories[label]) for label in labels]
 
 
 def _ranges(axes: Axes, population: Population) -> np.ndarray:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedjaxsim.extras import missing
 from fedjaxsim.metrics import MAJORITY, METRICS, in_tables
 
 if TYPE_CHECKING:
@@ -126,6 +127,14 @@ def print_guarantee(report: "Report", place: Path | None, *, explain: bool) -> N
         print(report)
     else:
         print(f"privacy: {report.short()}; in full: {place or '--explain'}")
+
+
+def can_draw() -> bool:
+    """Return whether pictures can be drawn; if not, print why, and what to install, to stderr."""
+    why = missing("plots")
+    if why is not None:
+        print(f"fedjaxsim: warning: no pictures will be drawn: {why}", file=sys.stderr)
+    return why is None
 
 
 def print_rows(

@@ -5,13 +5,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib as mpl
-import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
-
 from fedjaxsim import metrics
+from fedjaxsim.extras import importing
 from fedjaxsim.report.envelopes import Frame
 from fedjaxsim.report.labels import legend_title, line_styles
 from fedjaxsim.report.panels import (
@@ -23,6 +18,14 @@ from fedjaxsim.report.panels import (
     scale_of,
 )
 from fedjaxsim.report.plots import STYLE, picture
+
+with importing("plots"):
+    import matplotlib as mpl
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+with importing("tables"):
+    import pandas as pd
 
 
 def trade_off_figure(

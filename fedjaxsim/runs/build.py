@@ -1,11 +1,13 @@
 """Building a run: from its settings to a simulation that has been checked and is ready to start."""
 
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
+import inspect
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,39 +15,35 @@ import jax
 import numpy as np
 import optax
 
-from fedjaxsim import models
-from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer
+from fedjaxsim import tasks
+from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
-from fedjaxsim.algorithms.ppsgd import Objective, average, weighted
 from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.table import Columns
 from fedjaxsim.data.transforms import drop_constant_columns, invert, unit_rows
-from fedjaxsim.hparam_fields import HparamFields, about
-from fedjaxsim.hparams import Hyperparameters, validate
-from fedjaxsim.models import task as tasks
-from fedjaxsim.models.known_risk import known_regression
-from fedjaxsim.models.model import Model
-from fedjaxsim.models.task import Task
+from fedjaxsim.engine.program import run_key
+from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, fill
+from fedjaxsim.models.model import Model, in_bfloat16
 from fedjaxsim.privacy import calibration
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.budget import Budget, entries, equally_costly
-from fedjaxsim.privacy.events import Charged, Scheme
+from fedjaxsim.privacy.events import Charged, Drawn, Scheme
 from fedjaxsim.privacy.events import Event as PrivacyEvent
 from fedjaxsim.privacy.guarantee import default_delta
+from fedjaxsim.privacy.ledger import digest, hex_digest
 from fedjaxsim.privacy.mechanisms import Mechanism
-from fedjaxsim.privacy.sampling import Sampling
+from fedjaxsim.privacy.sampling import Sampling, full_participation
 from fedjaxsim.report.files import Record
 from fedjaxsim.runs import feasible
-from fedjaxsim.runs.own import make_own
-from fedjaxsim.runs.settings import OF_TOKENS, RunConfig, is_own
+from fedjaxsim.runs.own import is_own, make_own
+from fedjaxsim.runs.parts import OF_TOKENS
+from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.simulation import LEDGER_ENTRIES, Simulation
+from fedjaxsim.tasks.known_risk import known_regression
+from fedjaxsim.tasks.task import Task
 
-_MOMENTUM = functools.partial(optax.sgd, momentum=0.9)
-_LOCAL_OPTIMIZERS = {"sgd": optax.sgd, "momentum": _MOMENTUM, "adam": optax.adam}
-_SERVER_OPTIMIZERS = _LOCAL_OPTIMIZERS | {"adagrad": optax.adagrad, "yogi": optax.yogi}
 _TRANSFORMS = {
     "drop-constant": drop_constant_columns,
     "invert": invert,
@@ -85,21 +83,28 @@ class Experiment:
     @property
     def noise_multiplier(self) -> float:
         """The z of every round; of a schedule, that with the same Σ 1/z²."""
-        return equally_costly(np.asarray(self.hparams.noise_multiplier))
+        return equally_costly(np.asarray(self.hparams.get("noise_multiplier", 0.0)))
 
     def planned(self) -> Charged:
         """What its ledger is charged for all rounds."""
         scheme, event = self.simulation.sampling.scheme, self.simulation.mechanism.event
         hparams = self.hparams.as_arrays()
         rate = float(self.simulation.sampling.rate(hparams))
-        noise = np.asarray(hparams.noise_multiplier, np.float32)
+        noise = np.asarray(hparams.get("noise_multiplier", 0.0), np.float32)
         spent = () if event.kind == "none" else entries(noise, rate, self.config.rounds, event)
         return Charged(scheme, event, spent)
+
+    def draws(self) -> tuple[Drawn, ...]:
+        """Return what a run of all rounds, which is no later stage, draws."""
+        if self.simulation.mechanism.event.kind == "none":
+            return ()
+        key = jax.random.key(self.config.seed, impl="threefry2x32")
+        return (draws_of(key, self.config.rounds),)
 
     def resolved(self) -> Record:
         """The settings as asked for, what followed from them, and with what it was computed."""
         minibatches = self.simulation.minibatches
-        z = np.asarray(self.hparams.noise_multiplier)
+        z = np.asarray(self.hparams.get("noise_multiplier", 0.0))
         ends = {"noise_first": float(z[0]), "noise_last": float(z[-1])} if z.ndim else {}
         return {
             **self.config.settings(),
@@ -109,7 +114,7 @@ class Experiment:
                 "capacity": self.simulation.sampling.scheme.capacity,
                 "noise_multiplier": self.noise_multiplier,
                 **ends,
-                "clip": float(np.asarray(self.hparams.clip_norm)),
+                "clip": float(np.asarray(self.hparams.get("clip_norm", math.inf))),
                 "delta": self.delta,
                 "local_epochs": minibatches.epochs or 0,
                 "local_steps": minibatches.steps or 0,
@@ -118,6 +123,16 @@ class Experiment:
             },
             "versions": versions(),
         }
+
+
+def draws_of(key: jax.Array, rounds: int) -> Drawn:
+    """Return what the first rounds of a run draw.
+
+    Args:
+      key: the key of its `init`.
+      rounds: their number.
+    """
+    return Drawn(hex_digest(digest(run_key(key))), 0, rounds)
 
 
 def versions() -> dict[str, str]:
@@ -149,24 +164,27 @@ def prepare(
       ValueError: naming the setting, its value and what is allowed.
     """
     config.validate()
-    hparams = asked_for(config)
-    if "noise_multiplier" not in config.release_reads:
-        hparams = hparams.replace(noise_multiplier=0.0)
-    if not config.clips:
-        hparams = hparams.replace(clip_norm=math.inf)
-    if math.isfinite(config.target_epsilon) and not math.isfinite(config.clip):
-        raise ValueError(f"clip must be finite where epsilon is, got {config.clip}")
+    aims = math.isfinite(config.target_epsilon)
+    if aims and not math.isfinite(config.clip_norm):
+        raise ValueError(f"clip must be finite where epsilon is, got {config.clip_norm}")
+    fill_settings(config, config.records)
     new = simulation is None
     if simulation is None:
         population = population_of(config) if population is None else population
         feasible.check_data(config, population)
         simulation = simulation_of(config, population)
-    delta = default_delta(simulation.num_clients) if config.delta is None else config.delta
+    for record in simulation.mechanism.hyperparameters:
+        if record.name not in config.records:
+            raise ValueError(
+                f"mechanism {config.mechanism} reads {flag(record.setting)}, which its factory "
+                "does not declare: put @fedjaxsim.reads above the factory"
+            )
+    hparams = fill_settings(config, simulation.records)
+    given = config.get("delta")
+    delta = default_delta(simulation.num_clients) if given is None else given
     scheme = simulation.sampling.scheme
-    if scheme.kind != "poisson":
-        hparams = hparams.replace(sampling_rate=scheme.capacity / scheme.clients)
-    p = float(np.asarray(hparams.sampling_rate))
-    if math.isfinite(config.target_epsilon) and "epsilon" in config.door.reads:
+    p = float(np.asarray(hparams.get("sampling_rate", scheme.capacity / scheme.clients)))
+    if aims:
         z = _calibrated(
             config.target_epsilon,
             delta,
@@ -178,36 +196,54 @@ def prepare(
             config.spread,
         )
         hparams = hparams.replace(noise_multiplier=z)
-    if "budget" in config.release_reads:
+    if "noise_multiplier" in hparams:
         z = float(np.asarray(hparams.noise_multiplier))
         hparams = hparams.replace(noise_multiplier=config.spread.noise(z, config.rounds))
-        validate(hparams)
-    z = float(np.max(hparams.noise_multiplier))
-    if z > 0 and "count_noise" in config.door.reads and config.count_noise is None:
+    z = float(np.max(hparams.get("noise_multiplier", 0.0)))
+    if z > 0 and "count_noise" in hparams and config.get("count_noise") is None:
         # A twentieth of the expected cohort is usual; where that is small, it must be above z/2.
         hparams = hparams.replace(count_noise=max(p * scheme.clients / 20, z))
     simulation.check(hparams)
     simulation.check_rounds(hparams, 0, config.rounds, config.eval_every)
     experiment = Experiment(config, simulation, hparams, delta)
     if new:
-        feasible.check_start(experiment)
+        with _declared(config):
+            feasible.check_start(experiment)
     return experiment
 
 
-def asked_for(config: RunConfig) -> Hyperparameters:
-    """Hyperparameters as settings say them, before anything follows from an ε.
+@contextlib.contextmanager
+def _declared(config: RunConfig) -> Iterator[None]:
+    """Turn a read of a hyperparameter that a user's own part does not declare into one line.
+
+    Raises:
+      ValueError: instead of the AttributeError of `Hyperparameters`.
+    """
+    try:
+        yield
+    except AttributeError as error:
+        own = [f"{part.role} {part.name}" for part in config.parts.values() if is_own(part.name)]
+        if not own or not isinstance(error.obj, Hyperparameters):
+            raise
+        raise ValueError(f"{' or '.join(own)}: {error} (fedjaxsim.reads declares them)") from error
+
+
+def fill_settings(config: RunConfig, records: Mapping[str, Hyperparameter]) -> Hyperparameters:
+    """Return hyperparameters as settings say them, before anything follows from an ε.
+
+    Args:
+      config: the settings.
+      records: of the hyperparameters.
 
     Raises:
       ValueError: if one is out of range.
     """
-    hparams = Hyperparameters(
-        **{name: getattr(config, name) for name in about(HparamFields)},
-        clip_norm=config.clip,
-        noise_multiplier=config.noise_multiplier or 0.0,
-        count_noise=config.count_noise or 0.0,
-    )
-    validate(hparams)
-    return hparams
+    values = {name: config.get(record.setting) for name, record in records.items()}
+    if values.get("clip_norm") is not None:  # also where nothing is clipped
+        records["clip_norm"].check(values["clip_norm"])
+    if "clip_norm" in values:
+        values["clip_norm"] = config.clip_norm if config.clips else math.inf
+    return fill(records, {name: value for name, value in values.items() if value is not None})
 
 
 @functools.cache
@@ -235,12 +271,14 @@ def _calibrated(
 
 
 def _minibatches(config: RunConfig) -> Minibatches:
-    steps, epochs = config.local_steps, config.local_epochs
+    steps, epochs = config.get("local_steps"), config.get("local_epochs")
     if steps is None and epochs is None:
         # Where examples are made afresh, there are no epochs.
         one = config.system.one_minibatch or config.data == "synthetic-stream"
         steps, epochs = (1, None) if one else (None, 1)
-    return Minibatches(config.batch_size, steps=steps, epochs=epochs, passes=config.passes)
+    return Minibatches(
+        config.get("batch_size", 10), steps=steps, epochs=epochs, passes=config.get("passes")
+    )
 
 
 def simulation_of(
@@ -257,19 +295,20 @@ def simulation_of(
       ValueError: as `prepare`.
     """
     parts = parts_of(config, population, population.num_clients, task)
-    if config.accountant is not None and config.door_name != "closed":
-        _check_accountant(config, parts.sampling.scheme, parts.mechanism.event)
+    accountant = config.get("accountant")
+    if accountant is not None:
+        scheme = parts.sampling.for_clients(population.num_clients).scheme
+        _check_accountant(config, accountant, scheme, parts.mechanism.event)
     if config.streamed and jax.process_count() > 1:
         raise ValueError("a streamed run takes one process: give --streamed or several processes")
     divided = jax.device_count() > 1 and not config.streamed
     return Simulation(
         parts.algorithm,
-        parts.task,
         population,
         parts.sampling,
         parts.minibatches,
         parts.mechanism,
-        accountant=config.accountant,
+        accountant=accountant,
         ledger_entries=parts.ledger_entries,
         chunk_size=config.chunk_size,
         chunk_map=config.chunk_map,
@@ -282,7 +321,6 @@ class Parts(NamedTuple):
     """What a simulation is made of besides its population; see `Simulation`."""
 
     algorithm: Algorithm
-    task: Task
     sampling: Sampling
     minibatches: Minibatches
     mechanism: Mechanism
@@ -304,23 +342,45 @@ def parts_of(
       ValueError: as `prepare`.
     """
     task = _task(config, population) if task is None else task
-    given = [getattr(config, name) for name in config.sampler.reads]
-    options = {name: getattr(config, name) for name in config.door.options}
-    constant = config.spread.is_constant or "budget" not in config.release_reads
+    everyone = config.sampler == "everyone"
     return Parts(
         _algorithm(config, task, population, num_clients),
-        task,
-        config.sampler.make(num_clients, *given),
+        full_participation() if everyone else _part(config, "sampling", Sampling),
         _minibatches(config),
-        config.door.make(num_clients, **options),
-        LEDGER_ENTRIES if constant else max(LEDGER_ENTRIES, config.rounds),
+        _part(config, "mechanism", Mechanism, supplied={"diagonal": config.diagonal}),
+        LEDGER_ENTRIES if config.spread.is_constant else max(LEDGER_ENTRIES, config.rounds),
     )
 
 
-def _check_accountant(config: RunConfig, scheme: Scheme, event: PrivacyEvent) -> None:
-    """That an accountant gives the ε that is shown as a run goes on, and aimed at."""
-    name = config.accountant
-    assert name is not None
+def _part(
+    config: RunConfig,
+    role: str,
+    kind: type,
+    *args: Any,
+    supplied: Mapping[str, Any] = {},
+    **more: Any,
+) -> Any:
+    """Make the part of a role from its settings.
+
+    Args:
+      config: the settings.
+      role: which one.
+      kind: its type.
+      *args: positional arguments of the factory.
+      supplied: arguments that are no settings, for factories that take them.
+      **more: arguments in place of those of the settings.
+    """
+    part = config.part(role)
+    taken = inspect.signature(part.factory).parameters
+    known = {name: value for name, value in supplied.items() if name in taken}
+    given = known | config.arguments(role) | more
+    if is_own(part.name):
+        return make_own(role, part.name, kind, *args, **given)
+    return part.factory(*args, **given)
+
+
+def _check_accountant(config: RunConfig, name: str, scheme: Scheme, event: PrivacyEvent) -> None:
+    """Check that an accountant gives the ε that is shown as a run goes on, and aimed at."""
     composition.require_match(name, scheme, event)
     if not composition.knows(name, "zero_out", "joint_dp"):
         raise ValueError(
@@ -349,24 +409,17 @@ def whole_population_of(config: RunConfig) -> Population:
     Raises:
       FileNotFoundError, ValueError: as `prepare`.
     """
-    columns = None
-    if config.target is not None:
-        columns = Columns(config.target, config.client, config.split, config.one_hot, config.drop)
     population = load(
         config.data,
         partition=config.partition,
-        num_clients=config.clients,
-        alpha=config.alpha,
-        noise_variance=config.feature_noise,
-        classes=config.classes,
-        offset_scale=config.offset_scale,
-        columns=columns,
-        cells=(config.fields[0], config.fields[1]) if config.fields else None,
+        classes=config.get("classes"),
         seed=config.seed,
-        validation=config.validation_fraction,
-        test=config.test_fraction,
+        validation=config.get("validation_fraction", 0.0),
+        test=config.get("test_fraction"),
+        **config.arguments("data"),
+        **config.arguments("partition"),
     )
-    for step in config.preprocess:
+    for step in config.get("preprocess", ()):
         population = _TRANSFORMS[step](population)
     return population
 
@@ -384,29 +437,17 @@ def _task(config: RunConfig, population: Population) -> Task:
     shape = fields["x"].shape[1:]
     public = []
     per_token = config.loss == "softmax" and fields["y"].ndim == 2
-    if is_own(config.model):
-        model = make_own("model", config.model, Model, shape=shape, outputs=outputs)
-    elif config.model in OF_TOKENS:
+    supplied: dict[str, Any] = {}
+    if config.model in OF_TOKENS:
         tokens = population.categories.get("x", ())
         num_tokens = len(tokens) or int(fields["x"].max()) + 1
         if not tokens:
             public.append(f"The number of tokens, {num_tokens}, is the largest of them")
-        model = getattr(models, config.model)(
-            shape,
-            outputs,
-            num_tokens,
-            config.hidden,
-            last=not per_token,
-            padding=tokens.index("") if "" in tokens else None,
-        )
-    elif config.model == "mlp":
-        model = models.mlp(shape, outputs, config.hidden)
-    elif config.model == "cnn":
-        model = models.cnn(shape, outputs)
-    else:
-        model = models.linear(shape, outputs, bias=config.intercept)
+        padding = tokens.index("") if "" in tokens else None
+        supplied = {"num_tokens": num_tokens, "last": not per_token, "padding": padding}
+    model = _part(config, "model", Model, shape, outputs, supplied=supplied)
     if config.compute == "bfloat16":
-        model = models.in_bfloat16(model)
+        model = in_bfloat16(model)
     if config.loss in _LOSSES:
         task = (tasks.softmax_sequence if per_token else _LOSSES[config.loss])(model, outputs)
         if classes is None:  # otherwise their names say how many there are
@@ -420,45 +461,17 @@ def _task(config: RunConfig, population: Population) -> Task:
 def _algorithm(
     config: RunConfig, task: Task, population: Population, num_clients: int
 ) -> Algorithm:
-    if is_own(config.algorithm):
-        return make_own("algorithm", config.algorithm, Algorithm, task=task)
-
-    def argument(name: str) -> Any:
-        make = _ARGUMENTS.get(name)
-        return getattr(config, name) if make is None else make(config, population)
-
-    system = config.system
-    given = {name: argument(name) for name in system.arguments if name != "num_clients"}
-    algorithm = system.make(task, num_clients, **given)
-    weighted = "objective" in system.arguments and config.objective == "weighted"
-    return algorithm._replace(public=(_DIVISOR,)) if weighted else algorithm
-
-
-def _local_optimizer(config: RunConfig, population: Population) -> LocalOptimizer:
-    del population
-    schedule = {
-        "constant": None,
-        "cosine": optax.cosine_decay_schedule(1.0, config.rounds),
-        "linear": optax.linear_schedule(1.0, 0.0, config.rounds),
-    }[config.schedule]
-    return optimizers.local(_LOCAL_OPTIMIZERS[config.local_optimizer], schedule)
-
-
-def _server_optimizer(config: RunConfig, population: Population) -> ServerOptimizer:
-    del population
-    return optimizers.server(_SERVER_OPTIMIZERS[config.server_optimizer])
-
-
-def _objective(config: RunConfig, population: Population) -> Objective:
-    sizes = np.minimum(population.splits["train"].count, config.batch_size)
-    return weighted(sizes) if config.objective == "weighted" else average()
-
-
-_ARGUMENTS: dict[str, Callable[[RunConfig, Population], Any]] = {
-    "local_optimizer": _local_optimizer,
-    "server_optimizer": _server_optimizer,
-    "objective": _objective,
-    "penalty": lambda config, population: config.penalty_name,
-    "head": lambda config, population: config.head or None,
-}
-"""What systems take that is made of settings, by the setting's name."""
+    given = config.arguments("algorithm")
+    more: dict[str, Any] = {}
+    if config.get("schedule", "constant") != "constant":
+        decay = {
+            "cosine": optax.cosine_decay_schedule(1.0, config.rounds),
+            "linear": optax.linear_schedule(1.0, 0.0, config.rounds),
+        }[config.get("schedule")]
+        more["local_optimizer"] = optimizers.local(given["local_optimizer"], decay)
+    supplied: dict[str, Any] = {"num_clients": num_clients}
+    if given.get("objective") == "weighted":
+        rows = population.splits["train"].count
+        supplied["sizes"] = np.minimum(rows, config.get("batch_size"))
+    algorithm = _part(config, "algorithm", Algorithm, task, supplied=supplied, **more)
+    return algorithm._replace(public=(_DIVISOR,)) if "sizes" in supplied else algorithm

@@ -23,13 +23,14 @@ from fedjaxsim.engine.program import Program, measure_with
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.share import Shard, Whole
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.sampling import check_rate
+from fedjaxsim.privacy.sampling import Sampler
 from fedjaxsim.report.files import Record
-from fedjaxsim.runs.build import Parts, asked_for, parts_of
+from fedjaxsim.runs.build import Parts, fill_settings, parts_of
 from fedjaxsim.runs.memory import Machine
-from fedjaxsim.runs.settings import OF_TOKENS, RunConfig
+from fedjaxsim.runs.parts import OF_TOKENS
+from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.simulation import layout_of
 
 PyTree = Any
@@ -133,11 +134,12 @@ def sizes_without_data(config: RunConfig, shape: tuple[int, ...], clients: int, 
             f"{clients} clients with {rows} each have {clients * rows}: rows-per-client must be at "
             f"most {MOST_ROWS // clients}, or clients at most {MOST_ROWS // rows}"
         )
-    test = 0.2 if config.test_fraction is None else config.test_fraction
+    given = config.get("test_fraction")
+    test = 0.2 if given is None else given
     count = np.array([rows], np.int32)
-    parts = numbers_of_rows(count, config.validation_fraction, test)
+    parts = numbers_of_rows(count, config.get("validation_fraction", 0.0), test)
     of_one = {name: int(part[0]) for name, part in zip(SPLITS, parts, strict=True)}
-    classes = None if config.loss in ("squared", "logistic") else config.classes
+    classes = None if config.loss in ("squared", "logistic") else config.get("classes")
     if classes is None and config.loss not in ("squared", "logistic"):
         raise ValueError(f"loss {config.loss} needs classes, got none")
     y = np.zeros(rows, np.float32) if classes is None else np.arange(rows, dtype=np.int32)
@@ -313,17 +315,16 @@ def plan(config: RunConfig, sizes: Sizes, machine: Machine) -> Capacity:
     Raises:
       ValueError: a setting is out of range.
     """
-    hparams = asked_for(config)
     parts = parts_of(config, sizes.few, sizes.clients)
-    scheme = parts.sampling.scheme
-    if scheme.kind != "poisson":
-        hparams = hparams.replace(sampling_rate=scheme.capacity / scheme.clients)
-    check_rate(parts.sampling, float(np.asarray(hparams.sampling_rate)))
-    parts.algorithm.check(hparams)
-    parts.mechanism.check(hparams, sizes.clients)
+    declared = (parts.algorithm, parts.mechanism, parts.sampling)
+    hparams = fill_settings(config, compose(part.hyperparameters for part in declared))
+    sampler = parts.sampling.for_clients(sizes.clients)
+    scheme = sampler.scheme
+    for part in (parts.algorithm, parts.mechanism, sampler):
+        part.check(hparams)
     if config.streamed and scheme.kind == "everyone":
         raise ValueError("where everyone takes part nothing can be streamed: sample clients")
-    planner = _Planner(config, sizes, machine, parts, hparams.as_arrays())
+    planner = _Planner(config, sizes, machine, parts, sampler, hparams.as_arrays())
     placed = [planner.streamed()] if config.streamed else planner.placed()
     state = planner.state_bytes
     return Capacity(
@@ -345,6 +346,7 @@ class _Planner:
     sizes: Sizes
     machine: Machine
     parts: Parts
+    sampler: Sampler
     hparams: Hyperparameters
 
     @functools.cached_property
@@ -352,15 +354,15 @@ class _Planner:
         """For all clients in one place."""
         config, parts, memory = self.config, self.parts, self.machine.device
         chunk_map = config.chunk_map or (None if memory is None else "vmap")
-        layout = layout_of(parts.task, parts.minibatches, 1, config.chunk_size, chunk_map)
+        layout = layout_of(parts.algorithm.task, parts.minibatches, 1, config.chunk_size, chunk_map)
         if memory is not None and chunk_map == "vmap" and config.chunk_size is None:
             layout = dataclasses.replace(layout, memory=memory)
-        scheme, event = parts.sampling.scheme, parts.mechanism.event
+        scheme, event = self.sampler.scheme, parts.mechanism.event
         return Program(
             parts.algorithm,
             parts.mechanism,
-            parts.sampling,
-            measure_with(parts.task),
+            self.sampler,
+            measure_with(parts.algorithm.task),
             parts.minibatches,
             layout,
             Whole(self.sizes.clients),

@@ -3,16 +3,19 @@
 import itertools
 from collections.abc import Sequence
 
-import pandas as pd
-import pyarrow as pa
-from matplotlib.figure import Figure
-
 from fedjaxsim.algorithms.systems import SYSTEMS
+from fedjaxsim.extras import importing
 from fedjaxsim.report.envelopes import default_metric, envelope, last
 from fedjaxsim.report.figures import envelope_figure, heat_figure
 from fedjaxsim.report.labels import NOISE, key_label
 from fedjaxsim.report.trade_off import trade_off_figure
-from fedjaxsim.runs.plan import HYPERPARAMETERS, Plan
+from fedjaxsim.runs.plan import Plan
+
+with importing("plots"):
+    from matplotlib.figure import Figure
+with importing("tables"):
+    import pandas as pd
+    import pyarrow as pa
 
 _MOST_PANELS = 10
 _MOST_LINES = 12
@@ -86,7 +89,7 @@ def _panel_keys(plan: Plan, keys: Sequence[str], counts: dict[str, int]) -> list
     suited = [
         key
         for key in keys
-        if key not in (*HYPERPARAMETERS, "algorithm", *plan.best_over)
+        if key not in (*plan.hyperparameters, "algorithm", *plan.best_over)
         and counts[key] <= _MOST_PANELS
     ]
     return suited[:1]

@@ -1,18 +1,17 @@
 """Personal models beside a global one on data that come along, private and not."""
 
-import dataclasses
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.report import plots
 from fedjaxsim.report.files import write_json
 from fedjaxsim.report.progress import (
+    can_draw,
     epsilon_text,
     number,
     print_guarantee,
@@ -23,25 +22,28 @@ from fedjaxsim.report.seeds import standard_error
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import execute
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings import RunConfig, run_config
 from fedjaxsim.simulation import Simulation
+
+if TYPE_CHECKING:
+    from fedjaxsim.report.plots import Curve
 
 QUALITY = "test_accuracy"
 _HEADINGS = ["run", "seeds", "accuracy", "p10", "p90", "ε\nzero-out", "ε\nreplace", "δ"]
 TARGET = 1.6
 """The finite ε of the private runs, at the default δ = 1/(10·100)."""
 
-_BASE = RunConfig(
-    data="digits",
-    clients=100,
-    partition="dirichlet",
-    alpha=0.3,
-    test_fraction=0.3,
-    rounds=100,
-    sampling_rate=1.0,
-    local_epochs=1,
-    eval_every=5,
-)
+_BASE: dict[str, Any] = {
+    "data": "digits",
+    "clients": 100,
+    "partition": "dirichlet",
+    "alpha": 0.3,
+    "test_fraction": 0.3,
+    "rounds": 100,
+    "sampling_rate": 1.0,
+    "local_epochs": 1,
+    "eval_every": 5,
+}
 _SETTINGS: dict[tuple[str, float], dict[str, Any]] = {
     ("ditto", TARGET): {"learning_rate": 0.274, "lam": 0.601, "clip": 0.25},
     ("pmtl", TARGET): {"learning_rate": 1.34, "lam": 0.0755, "clip": 0.517, "message": "offset"},
@@ -59,11 +61,10 @@ def configurations(seed: int) -> dict[str, RunConfig]:
 
     Local appears once: it releases nothing, so it is the same run at every ε.
     """
-    base = dataclasses.replace(_BASE, seed=seed)
-    runs = {"local": dataclasses.replace(base, algorithm="local", learning_rate=0.425)}
+    runs = {"local": run_config(**_BASE, seed=seed, algorithm="local", learning_rate=0.425)}
     for (algorithm, epsilon), settings in _SETTINGS.items():
-        runs[f"{algorithm}-eps-{epsilon:g}"] = dataclasses.replace(
-            base, algorithm=algorithm, epsilon=epsilon, **settings
+        runs[f"{algorithm}-eps-{epsilon:g}"] = run_config(
+            **_BASE, seed=seed, algorithm=algorithm, epsilon=epsilon, **settings
         )
     return runs
 
@@ -103,6 +104,7 @@ def prepare_demo(
     def work() -> int:
         done: dict[str, list[RunDirectory]] = {}
         rows, reports = [], {}
+        draws = can_draw()
         with stop_on_interrupt() as stop:
             for (name, seed), directory in directories.items():
                 if stop.is_set():
@@ -120,20 +122,8 @@ def prepare_demo(
             print_guarantee(report, done[name][0].path / GUARANTEE, explain=explain)
         print("Local releases nothing: its ε is 0 whatever the others spend.")
         write_json(out / "table.json", rows)
-        curves = {
-            name: _curve(experiments[name][seeds[0]].config.algorithm, found)
-            for name, found in done.items()
-        }
-        finite, infinite = (
-            [curve for name, curve in curves.items() if _is_at(experiments[name], epsilon)]
-            for epsilon in (TARGET, math.inf)
-        )
-        panels = {
-            f"ε = {TARGET:g} (zero-out, joint DP)": finite,
-            "without noise (ε = ∞)": infinite,
-        }
-        figure = plots.panels_figure(panels, f"{data}; Local releases nothing in either panel")
-        plots.save(figure, out / "curves.png")
+        if draws:
+            _draw(out, {name: (experiments[name], found) for name, found in done.items()}, data)
         print(f"files in {out}")
         if not stop.is_set():
             return 0
@@ -141,6 +131,29 @@ def prepare_demo(
         return 130
 
     return work
+
+
+def _draw(
+    out: Path,
+    done: Mapping[str, tuple[Mapping[int, Experiment], Sequence[RunDirectory]]],
+    data: str,
+) -> None:
+    """Draw the systems over rounds, a panel for each ε."""
+    from fedjaxsim.report import plots
+
+    def curves(epsilon: float) -> "list[Curve]":
+        return [
+            _curve(next(iter(of_seeds.values())).config.algorithm, found)
+            for of_seeds, found in done.values()
+            if _is_at(of_seeds, epsilon)
+        ]
+
+    panels = {
+        f"ε = {TARGET:g} (zero-out, joint DP)": curves(TARGET),
+        "without noise (ε = ∞)": curves(math.inf),
+    }
+    figure = plots.panels_figure(panels, f"{data}; Local releases nothing in either panel")
+    plots.save(figure, out / "curves.png")
 
 
 def _line(name: str, directories: Sequence[RunDirectory]) -> list[str]:
@@ -166,8 +179,10 @@ def _mean(values: Sequence[float]) -> tuple[float, ...]:
     return mean, standard_error(np.asarray(values))
 
 
-def _curve(algorithm: str, directories: Sequence[RunDirectory]) -> plots.Curve:
+def _curve(algorithm: str, directories: Sequence[RunDirectory]) -> "Curve":
     """A system over rounds, with its standard error, in its colour."""
+    from fedjaxsim.report import plots
+
     records = []
     for of_round in zip(*(directory.metrics() for directory in directories), strict=False):
         mean, *error = _mean([record[QUALITY] for record in of_round])

@@ -38,6 +38,7 @@ from fedjaxsim.report.files import (
 )
 
 if TYPE_CHECKING:
+    from fedjaxsim.privacy.events import Drawn
     from fedjaxsim.privacy.guarantee import Report
 
 CONFIG = "config.toml"
@@ -168,6 +169,15 @@ class RunDirectory:
         except ValueError as error:
             raise ValueError(f"{self.path / GUARANTEE} is damaged: {error}") from error
 
+    def draws(self) -> tuple["Drawn", ...]:
+        """Return the rounds that the run drew from each key."""
+        from fedjaxsim.privacy.events import Drawn
+
+        try:
+            return tuple(Drawn(**each) for each in self.guarantee()["draws"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{self.path / GUARANTEE} is damaged: it lacks draws") from error
+
     def clients(self) -> list[dict[str, str]]:
         """The table of clients, a row each, by the names of its columns."""
         text = self._existing(CLIENTS).read_text(encoding="utf-8")
@@ -217,6 +227,22 @@ def named(paths: Iterable[Path]) -> dict[str, RunDirectory]:
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
     return {name: RunDirectory(path) for name, path in zip(names, paths, strict=True)}
+
+
+def drawn_twice(directories: Mapping[str, RunDirectory]) -> str:
+    """Return a sentence on private runs that draw from the same key; "" if there are none.
+
+    Args:
+      directories: of finished runs, by name.
+    """
+    from fedjaxsim.privacy import events
+
+    private = {
+        name: each.draws()
+        for name, each in directories.items()
+        if each.summary()["epsilon"] is not None
+    }
+    return events.drawn_twice(private)
 
 
 def _checked(content: Any, path: Path, needed: Collection[str]) -> Record:

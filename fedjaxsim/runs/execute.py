@@ -14,8 +14,9 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.processes import is_first
 from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.extras import missing
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.guarantee import COMMON_NOISE, Report
+from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.report.files import Record, strict
 from fedjaxsim.report.loggers import open_logger
 from fedjaxsim.report.progress import RunProgress, number
@@ -115,7 +116,7 @@ def execute(
             progress.update(strict(record), rounds_per_second)
 
         outcome = advance(
-            OneRun(simulation, hparams, config.common_noise),
+            OneRun(simulation, hparams),
             [experiment],
             rounds,
             stop=stop,
@@ -163,10 +164,11 @@ def execute(
     if directory is not None:
         directory.write_clients(_clients(simulation.population, outcome.evaluation))
         directory.write_guarantee(report.to_json())
-        from fedjaxsim.report import plots
+        if missing("plots") is None:
+            from fedjaxsim.report import plots
 
-        figure = plots.run_figure(strict(records), _figure_title(experiment))
-        plots.save(figure, directory.path / CURVES)
+            figure = plots.run_figure(strict(records), _figure_title(experiment))
+            plots.save(figure, directory.path / CURVES)
         directory.write_summary(summary)
     return Executed(strict(summary), report, outcome.state)
 
@@ -183,12 +185,11 @@ def stage_of(experiment: Experiment, rounds: int, directory: Path | None) -> Rec
       `algorithm`, `rounds`, `public`, sentences that the guarantee of all stages rests on, and
       `directory`, where there is one.
     """
-    common = (COMMON_NOISE,) if experiment.config.common_noise else ()
     return {
         **({} if directory is None else {"directory": str(directory)}),
         "algorithm": experiment.config.algorithm,
         "rounds": rounds,
-        "public": [*experiment.simulation.public, *common, *_chosen(experiment.config)],
+        "public": [*experiment.simulation.public, *_chosen(experiment.config)],
     }
 
 
@@ -222,9 +223,8 @@ def describe(earlier: Sequence[Record], algorithm: str, rounds: int) -> str:
 
 def about(experiment: Experiment) -> Mapping[str, str]:
     """What a run's states follow from, as fingerprints."""
-    noise = experiment.simulation.noise(experiment.hparams)
     return {
-        "settings": digest(experiment.config.settings(), noise),
+        "settings": digest(experiment.config.settings()),
         "data": fingerprint_of(experiment.simulation.population),
     }
 

@@ -10,7 +10,8 @@ from fedjaxsim.engine.layout import bytes_of
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.report.progress import bytes_text
 from fedjaxsim.runs.memory import this_machine
-from fedjaxsim.runs.settings import MODELS, OF_TOKENS, RunConfig
+from fedjaxsim.runs.parts import MODELS, OF_TOKENS
+from fedjaxsim.runs.settings import RunConfig
 
 if TYPE_CHECKING:
     from fedjaxsim.runs.build import Experiment
@@ -31,12 +32,12 @@ def check_data(config: RunConfig, population: Population) -> None:
     if not population.splits["test"].count.any():
         raise ValueError(
             "no client has rows to test on: test-fraction must be larger, or the clients must have "
-            f"more rows, got test-fraction {config.test_fraction}"
+            f"more rows, got test-fraction {config.get('test_fraction')}"
         )
     if config.patience is not None and not population.splits["validation"].count.any():
         raise ValueError(
             "patience needs rows to validate on, and no client has any: validation-fraction must "
-            f"be larger, got {config.validation_fraction}"
+            f"be larger, got {config.get('validation_fraction')}"
         )
     kind = config.data.partition(":")[0]
     numbers = [model for model in MODELS if model not in OF_TOKENS]
@@ -96,7 +97,7 @@ def check_start(experiment: "Experiment") -> None:
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
     fields = simulation.population.fields.values()
     row = sum(value.nbytes // len(value) for value in fields)
-    batches = simulation.layout.chunk_size * config.batch_size * row
+    batches = simulation.layout.chunk_size * config.get("batch_size", 10) * row
     machine = this_machine()
     _check_memory(batches, machine.of_devices, "minibatches", "batch-size or chunk-size")
     simulation.check_start(config.seed, hparams)

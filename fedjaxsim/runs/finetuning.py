@@ -8,22 +8,29 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator
 from typing import Annotated, Any, Literal
 
-from fedjaxsim.runs.reads import different, unread
-from fedjaxsim.runs.settings import Origin, Penalty, RunConfig, flag, optional
+from fedjaxsim.runs.settings import (
+    Origin,
+    Penalty,
+    RunConfig,
+    fields_of,
+    flag,
+    optional,
+    run_config,
+    unread,
+)
 
 _ROUNDS = 10
-_OF_THE_REPORT = ("delta", "accountant")
-"""Settings that the guarantee of both stages reads, whatever the second does."""
+_ANEW = ("sampling", "mechanism", "schedule", "passes", "origin", "penalty")
+"""Settings of the run that the stage does not take over."""
 _AS_IN_THE_RUN = "as in the run"
 
 
 @dataclasses.dataclass(frozen=True)
 class Finetuning:
-    """The flags of the stage. What they do not say is as in the run."""
+    """Flags of the stage; unset ones are as in the run."""
 
     finetune: Annotated[Penalty | None, optional("{vanilla,mean,kl,ewc}", "none")] = None
-    """Fine-tune the models of all clients after the run, or after that in --from: each alone, with
-    no penalty (vanilla) or one towards what was published. It costs no privacy."""
+    """Then fine-tune every client's model, alone; it costs no privacy."""
     finetune_origin: Annotated[Origin | None, optional("{personal,global}", "personal")] = None
     """Where fine-tuning starts: from clients' own models or from what was published."""
     finetune_rounds: Annotated[int | None, optional("INT", str(_ROUNDS))] = None
@@ -57,24 +64,18 @@ class Finetuning:
         Those of the run that fine-tuning reads, its own where it has some, everybody, a closed door
         and a constant learning rate.
         """
-        assert self.finetune is not None
+        asked = self._asked(config)
+        known = fields_of(asked)
+        return run_config(**{name: value for name, value in asked.items() if name in known})
+
+    def _asked(self, config: RunConfig) -> dict[str, Any]:
+        """Return the settings of the run and the stage's own, read by the stage or not."""
         own = self._own()
-        if own.keys() & {"local_steps", "local_epochs"}:
-            own = {"local_steps": None, "local_epochs": None, **own}
-        alone = {"sampling": None, "sampling_rate": 1.0, "mechanism": None}
-        plain = {"passes": None, "schedule": "constant", "common_noise": False}
-        stage = dataclasses.replace(
-            config,
-            algorithm="finetune",
-            penalty=self.finetune,
-            rounds=own.pop("rounds", _ROUNDS),
-            **(alone | plain | own),
-        )
-        default = RunConfig()
-        left = [name for name in different(stage) if unread(stage, [name])]
-        return dataclasses.replace(
-            stage, **{name: getattr(default, name) for name in left if name not in _OF_THE_REPORT}
-        )
+        steps = ("local_steps", "local_epochs")
+        anew = (*_ANEW, *(steps if own.keys() & {*steps} else ()))
+        kept = {name: value for name, value in config.given().items() if name not in anew}
+        chosen = {"algorithm": "finetune", "penalty": self.finetune, "sampling": "everyone"}
+        return kept | chosen | {"rounds": _ROUNDS} | own
 
     def require_read(self, config: RunConfig, given: Collection[str], *, alone: bool) -> None:
         """Checks that what somebody set suits the stage and has an effect.
@@ -94,13 +95,17 @@ class Finetuning:
                     _without_effect(map("finetune_{}".format, own), "without finetune")
                 )
             return
-        stage = self.settings_after(config)
+        reasons = [f"finetune-{reason}" for reason in unread(own, self._asked(config))]
+        if reasons:
+            raise ValueError("; ".join(reasons))
         with of_the_stage():
+            stage = self.settings_after(config)
             stage.validate()
-        reasons = [f"finetune-{reason}" for reason in unread(stage, own)]
         if alone:
             elsewhere = [
-                name for name in sorted(given) if getattr(config, name) != getattr(stage, name)
+                name
+                for name in sorted(given)
+                if not hasattr(stage, name) or config.get(name) != stage.get(name)
             ]
             if elsewhere:
                 reasons.append(

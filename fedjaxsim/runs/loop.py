@@ -7,6 +7,8 @@ a leading axis of runs: one record for each run and evaluation.
 import contextlib
 import dataclasses
 import functools
+import hashlib
+import json
 import math
 import re
 import time
@@ -22,12 +24,13 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine.checkpoint import Checkpoints
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.processes import from_all
+from fedjaxsim.engine.segments import History, Segment
 from fedjaxsim.engine.state import SimulationState, state_of
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.privacy import guarantee, ledger, streams
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.privacy import guarantee, ledger
 from fedjaxsim.report.files import Record
 from fedjaxsim.runs.build import Experiment
-from fedjaxsim.simulation import Segment, Simulation
+from fedjaxsim.simulation import Simulation
 
 _BETWEEN = 60.0
 _SHARE = 20
@@ -47,7 +50,7 @@ class Runs(Protocol):
         """The state before the first round."""
         ...
 
-    def run(self, state: SimulationState, rounds: int) -> tuple[SimulationState, list[Segment]]:
+    def run(self, state: SimulationState, rounds: int) -> tuple[SimulationState, History]:
         """So many more rounds, as one segment; its metrics are (rounds,) or (rounds, S)."""
         ...
 
@@ -63,18 +66,16 @@ class OneRun:
     Attributes:
       simulation: what is run.
       hparams: hyperparameters.
-      common_noise: as of `Simulation.init`.
     """
 
     simulation: Simulation
     hparams: Hyperparameters
-    common_noise: bool = False
 
     def init(self, key: jax.Array | int) -> SimulationState:
         """As `Runs.init`."""
-        return self.simulation.init(key, self.hparams, common_noise=self.common_noise)
+        return self.simulation.init(key, self.hparams)
 
-    def run(self, state: SimulationState, rounds: int) -> tuple[SimulationState, list[Segment]]:
+    def run(self, state: SimulationState, rounds: int) -> tuple[SimulationState, History]:
         """As `Runs.run`."""
         return self.simulation.run(state, self.hparams, rounds)
 
@@ -357,14 +358,23 @@ def diverged(records: Sequence[Record]) -> Iterator[bool]:
 
 
 def fingerprint_of(population: Population) -> str:
-    """A hash of all rows, and of who has which."""
-    splits = {name: (each.start, each.count) for name, each in population.splits.items()}
-    return digest(population.fields, splits, population.names, population.generate)
+    """Return a hash of all rows and of which client has which."""
+    generate = population.generate
+    found = hashlib.sha256(getattr(generate, "__qualname__", repr(generate)).encode())
+    arrays = {f"field {name}": values for name, values in population.fields.items()}
+    for name, ranges in population.splits.items():
+        arrays |= {f"start {name}": ranges.start, f"count {name}": ranges.count}
+    for name, values in sorted((arrays | {"names": population.names}).items()):
+        array = np.ascontiguousarray(values)
+        found.update(f"{name} {array.dtype} {array.shape}".encode())
+        found.update(array.reshape(-1).view(np.uint8).data)
+    return found.hexdigest()[:16]
 
 
 def digest(*settings: Any) -> str:
-    """A hash of whatever settings are, see `streams.fingerprint`."""
-    return streams.fingerprint(*settings).astype(">u4").tobytes().hex()
+    """Return a hash of settings: what JSON can hold, and objects that print alike if equal."""
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _train_loss(segment: Segment) -> Any:

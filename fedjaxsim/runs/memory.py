@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from fedjaxsim.algorithm import Context
 from fedjaxsim.engine.layout import ROW_COPIES, bytes_of, intermediate_bytes
 from fedjaxsim.fast.products import unsealed
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.report.files import Record
 from fedjaxsim.simulation import Simulation
 
@@ -41,7 +41,7 @@ def bytes_per_run(simulation: Simulation, hparams: Hyperparameters) -> int:
         shared, personal = program.algorithm.init(key, hparams)
         client_id = jnp.int32(0)
         data = rows.of(client_id, key, program.minibatches, program.layout, jnp.int32(0), key)
-        context = Context(jnp.int32(0), key, client_id, program.num_clients)
+        context = Context(jnp.int32(0), key, client_id, program.num_clients, jnp.ones(()))
         return unsealed(program.algorithm.client(shared, personal, data, hparams, context))
 
     state = jax.eval_shape(program.init, key, hparams)

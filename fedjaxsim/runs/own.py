@@ -1,42 +1,69 @@
-"""What a run takes from a user's own code: an algorithm or a model, named as "module:factory"."""
+"""Import and call a user's own parts, named as "module:factory"."""
 
 import difflib
 import importlib
+import inspect
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
 
-from fedjaxsim.engine.checks import check_arguments
 from fedjaxsim.runs.own_lines import own_line, remember
 
+_TAKES = {"algorithm": "task", "model": "shape, outputs", "mechanism": "", "sampling": ""}
+"""Positional arguments of factories."""
 
-def make_own(setting: str, path: str, kind: type, **arguments: Any) -> Any:
-    """Calls a factory of the user's.
 
-    Its module is looked for where Python looks and, after that, in the current folder.
+def is_own(name: str) -> bool:
+    """Return whether a name stands for a user's own part: "module:factory"."""
+    module, _, factory = name.partition(":")
+    return bool(module and factory)
+
+
+def find_own(role: str, path: str) -> Callable[..., Any]:
+    """Import a user's factory; its module is looked for in the current folder, too.
 
     Args:
-      setting: what it is for, in errors.
+      role: of the part, in errors.
       path: "module:factory".
-      kind: what it must return.
-      **arguments: what it is called with, in this order.
+
+    Raises:
+      ValueError: in one line, if there is no such module or function, or importing it fails.
+    """
+    return _find(role, path)
+
+
+def make_own(role: str, path: str, kind: type, /, *args: Any, **settings: Any) -> Any:
+    """Call a user's factory.
+
+    Args:
+      role: of the part, in errors.
+      path: "module:factory".
+      kind: the type that it must return.
+      *args: positional arguments.
+      **settings: keyword arguments.
 
     Raises:
       ValueError: in one line, if there is no such module or function, if either fails, or if the
         function takes or returns something else.
     """
-    name = f"{setting} {path}"
-    factory = _find(name, path)
-    check_arguments(name, factory, ", ".join(arguments))
-    made = _calling(name, lambda: factory(*arguments.values()))
+    name = f"{role} {path}"
+    factory = _find(role, path)
+    signature = inspect.signature(factory)
+    try:
+        signature.bind(*args, **settings)
+    except TypeError:
+        takes = str(signature.replace(return_annotation=signature.empty))
+        raise ValueError(f"{name} must take ({_TAKES[role]}), but takes {takes}") from None
+    made = _calling(name, lambda: factory(*args, **settings))
     if not isinstance(made, kind):
         raise ValueError(f"{name} must return {kind.__name__}, got {type(made).__name__}")
     return made
 
 
-def _find(name: str, path: str) -> Callable[..., Any]:
+def _find(role: str, path: str) -> Callable[..., Any]:
+    name = f"{role} {path}"
     module_name, _, function = path.partition(":")
     remember(module_name)
     if os.getcwd() not in sys.path:
@@ -52,7 +79,12 @@ def _find(name: str, path: str) -> Callable[..., Any]:
         close = difflib.get_close_matches(function, dir(module), n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise ValueError(f"{name}: {module_name} has no {function!r}{hint}")
-    return getattr(module, function)
+    found = getattr(module, function)
+    if not callable(found):
+        raise ValueError(
+            f"{name} must be a function of ({_TAKES[role]}), got {type(found).__name__} {found!r}"
+        )
+    return found
 
 
 def _parents(module: str) -> list[str]:

@@ -1,12 +1,10 @@
 """What the HTML report of a run, of runs side by side and of a sweep says: all from their files."""
 
-import dataclasses
 import itertools
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from xml.etree.ElementTree import Element
 
 import numpy as np
@@ -26,10 +24,8 @@ from fedjaxsim.report.html import (
     verbatim,
 )
 from fedjaxsim.report.progress import bytes_text, number, runs_table
-from fedjaxsim.runs.directory import CONFIG, CURVES, RunDirectory, named
-from fedjaxsim.runs.reads import unread
-from fedjaxsim.runs.settings import RunConfig
-from fedjaxsim.runs.sweep_directory import SWEEP
+from fedjaxsim.runs.directory import CONFIG, CURVES, RunDirectory, drawn_twice, named
+from fedjaxsim.runs.plan import SWEEP
 
 _FALSE_ALARMS = 0.05
 _WORST = 5
@@ -102,7 +98,10 @@ def sections_of(directories: Mapping[str, RunDirectory]) -> list[Section]:
     }
     systems = seeds.systems(runs)
     if len(runs) == 1:
-        picture = directories[next(iter(runs))].read(CURVES)
+        [(name, run)] = runs.items()
+        drawn = (directories[name].path / CURVES).is_file()  # not where matplotlib was missing
+        figure = None if drawn else plots.run_figure(run.records, name)
+        picture = directories[name].read(CURVES) if figure is None else plots.png(figure)
         alt = "Loss, quality with its 10–90 % band over clients, and ε, each over rounds"
     else:
         picture = plots.png(plots.comparison_figure(plots.of_systems(systems), "Runs"))
@@ -110,7 +109,7 @@ def sections_of(directories: Mapping[str, RunDirectory]) -> list[Section]:
     files = {name: each.read(CONFIG).decode() for name, each in directories.items()}
     return [
         ("Results", _results(runs, systems)),
-        ("Privacy", privacy(_promises(systems, runs, directories))),
+        ("Privacy", [*privacy(_promises(systems, runs, directories)), *_shared(directories)]),
         ("Curves", [image(picture, alt)]),
         ("Clients", _clients(runs, systems)),
         ("Bytes, time and memory", _costs(runs)),
@@ -159,6 +158,12 @@ def _promises(
         alike = len(set(map(str, own.values()))) == 1
         for seed, report in own.items():
             yield system.label if alike else f"{system.label}, seed {seed}", report
+
+
+def _shared(directories: Mapping[str, RunDirectory]) -> list[Element]:
+    """Name the runs that have no joint ε."""
+    twice = drawn_twice(directories)
+    return [paragraph(twice)] if twice else []
 
 
 def privacy(reports: Iterable[tuple[str, Report]]) -> list[Element]:
@@ -312,14 +317,7 @@ def _settings(systems: Sequence[seeds.System], files: Mapping[str, str]) -> list
 
 def _shown(config: Record, key: str) -> str:
     """The value of a setting; "–" where it is not set, or nothing reads it."""
-    known = {field.name for field in dataclasses.fields(RunConfig)}
-    settings: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in config.items()
-        if name in known
-    }
-    ignored = key in known and unread(RunConfig(**settings), [key])
-    return "–" if ignored else str(config.get(key, "–"))
+    return str(config.get(key, "–"))
 
 
 def origin(made: Iterable[tuple[str, Record, str, str]]) -> list[Element]:

@@ -14,6 +14,7 @@ Several `[[sweep]]` tables stand side by side: each has a product of its own. A 
 them ask for is one run.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -21,19 +22,29 @@ import itertools
 import json
 import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedjaxsim.hparams import ABOUT, setting_of
-from fedjaxsim.runs.reads import unread
-from fedjaxsim.runs.settings import RunConfig, flag
-from fedjaxsim.runs.settings_files import EXCLUSIVE, content, convert, excluded, named
+from fedjaxsim.report import symbols
+from fedjaxsim.runs.settings import (
+    EXCLUSIVE,
+    RunConfig,
+    check_parts,
+    fields_of,
+    flag,
+    run_config,
+    unread,
+)
+from fedjaxsim.runs.settings_files import content, convert, excluded, named
 
-_STATIC = ("sampling_rate", "example_epsilon")
+if TYPE_CHECKING:
+    from fedjaxsim.hyperparameters import Hyperparameter
+
+SWEEP = "sweep.toml"
+"""The file of a sweep in its directory."""
+_STATIC = ("sampling_rate",)
 """Hyperparameters on which the program itself depends."""
-HYPERPARAMETERS = (*(setting_of(name) for name in ABOUT if name not in _STATIC), "epsilon")
-"""Settings that are arrays in the compiled program: runs that differ in them alone share it."""
 
 Values = Mapping[str, tuple[Any, ...]]
 """One table of a sweep: the values of each key, by field name."""
@@ -44,9 +55,12 @@ _NO_OUTPUT: dict[str, str] = dict.fromkeys(
 ) | {"patience": "is for single runs: those of a sweep go on together"}
 _PRIVACY = ("epsilon", "noise_multiplier")
 _COLUMNS = {"epsilon": "target_epsilon"}
-_HINTS = {
-    name: hint for name, hint in typing.get_type_hints(RunConfig).items() if name not in _NO_OUTPUT
-}
+
+
+def hyperparameters_of(run: RunConfig) -> tuple[str, ...]:
+    """Return the settings of a run that are arrays in its program, which may differ within it."""
+    settings = [record.setting for record in run.records.values() if record.name not in _STATIC]
+    return (*settings, *(["epsilon"] if hasattr(run, "epsilon") else []))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +95,7 @@ class Plan:
     """A sweep that has been resolved into runs.
 
     Attributes:
-      base: the settings that all runs start from.
+      base: the settings that all runs start from, by field name.
       options: of the sweep itself.
       tables: what was asked for, table by table.
       keys: all swept keys, by field name, in the order of their first appearance.
@@ -89,12 +103,22 @@ class Plan:
       given: for each run, the keys that its tables set; the others are those of `base`.
     """
 
-    base: RunConfig
+    base: Mapping[str, Any]
     options: SweepOptions
     tables: tuple[Values, ...]
     keys: tuple[str, ...]
     runs: tuple[RunConfig, ...]
     given: tuple[frozenset[str], ...]
+
+    @functools.cached_property
+    def hyperparameters(self) -> frozenset[str]:
+        """The settings that are arrays in the programs of some runs."""
+        return frozenset(name for run in self.runs for name in hyperparameters_of(run))
+
+    @functools.cached_property
+    def records(self) -> dict[str, "Hyperparameter"]:
+        """The hyperparameters of all runs, by setting."""
+        return {each.setting: each for run in self.runs for each in run.records.values()}
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -114,8 +138,16 @@ class Plan:
             names = ("learning_rate",)
         else:
             kept = (*_PRIVACY, "personalization")
-            names = [key for key in self.keys if key in HYPERPARAMETERS and key not in kept]
+            names = [key for key in self.keys if key in self.hyperparameters and key not in kept]
         return tuple(column(name) for name in names)
+
+    def value_type(self, key: str) -> type:
+        """Return how tables of results hold the values of a swept key: float, int, bool or str."""
+        hints = next(fields_of(vars(run)) for run in self.runs if hasattr(run, key))
+        hint = hints[key]
+        kinds = [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
+        is_number = kinds[0] in (bool, int, float) and typing.get_origin(hint) is not tuple
+        return kinds[0] if is_number else str
 
     def values(self, run: int) -> dict[str, Any]:
         """The swept values of one run, by column; None where none of its tables sets the key.
@@ -123,9 +155,7 @@ class Plan:
         Several words or widths become one string with commas.
         """
         config, given = self.runs[run], self.given[run]
-        return {
-            column(key): _cell(getattr(config, key)) if key in given else None for key in self.keys
-        }
+        return {column(key): _cell(config.get(key)) if key in given else None for key in self.keys}
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The runs that differ in `HYPERPARAMETERS` and schedules alone, in order of appearance.
@@ -134,10 +164,11 @@ class Plan:
         minibatches. Whether messages are clipped does not separate them.
         """
         groups: dict[tuple[Any, ...], list[int]] = {}
-        static = [name for name in _HINTS if name not in (*HYPERPARAMETERS, "budget")]
         for index, run in enumerate(self.runs):
+            arrays = (*hyperparameters_of(run), "budget")
+            static = {name: value for name, value in vars(run).items() if name not in arrays}
             # Schedules are arrays, whatever is in them; a constant is a number.
-            kind = (run.spread.is_constant, *(getattr(run, name) for name in static))
+            kind = (type(run), run.spread.is_constant, *static.items())
             groups.setdefault(kind, []).append(index)
         return tuple(tuple(group) for group in groups.values())
 
@@ -166,7 +197,11 @@ class Plan:
             }
             for table in self.tables
         ]
-        return {**self.base.settings(), **options, "sweep": tables}
+        base = {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in self.base.items()
+        }
+        return {**base, **options, "sweep": tables}
 
 
 def column(key: str) -> str:
@@ -174,62 +209,62 @@ def column(key: str) -> str:
     return _COLUMNS.get(key, key)
 
 
-def value_type(key: str) -> type:
-    """How tables of results hold the values of a swept key: as float, int, bool or str."""
-    hint = _HINTS[key]
-    kinds = [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
-    is_number = kinds[0] in (bool, int, float) and typing.get_origin(hint) is not tuple
-    return kinds[0] if is_number else str
-
-
 def make_plan(
-    base: RunConfig, tables: Sequence[Values], options: SweepOptions | None = None
+    base: Mapping[str, Any], tables: Sequence[Values], options: SweepOptions | None = None
 ) -> Plan:
-    """Resolves tables of values into runs.
+    """Resolve tables of values into runs.
 
     Args:
-      base: the settings that all runs start from.
-      tables: each with at least one value for each of its keys (field names of `RunConfig`); the
-        last key varies fastest.
+      base: the settings that all runs start from, by field name. What some run does not read is
+        left out there.
+      tables: each with at least one value for each of its keys (field names of a run); the last key
+        varies fastest.
       options: of the sweep; by default the defaults.
 
     Raises:
       ValueError: for keys that exclude each other in one table, settings of a run that do not fit
-        together (with what is swept in it), or options that do not fit the keys.
+        together (with what is swept in it), keys that no run reads, or options that do not fit the
+        keys.
     """
     options = options or SweepOptions()
     keys = tuple(dict.fromkeys(key for table in tables for key in table))
     options.validate(keys)
     runs: dict[RunConfig, set[str]] = {}
+    read: set[str] = set()
+    effective: set[str] = set()
     for table in tables:
         _check_exclusive(table)
         for values in itertools.product(*table.values()):
             changes = dict(zip(table, values, strict=True))
-            run = dataclasses.replace(base, **dict.fromkeys(excluded(changes)), **changes)
+            kept = {name: value for name, value in base.items() if name not in excluded(changes)}
             try:
+                whole = kept | changes
+                known = fields_of(whole)
+                read |= {name for name in whole if name in known}
+                run = run_config(**{n: v for n, v in whole.items() if n in known})
                 run.validate()
                 run.require_unstreamed("a sweep")
             except ValueError as error:
                 swept = ", ".join(f"{flag(key)} = {value}" for key, value in changes.items())
                 raise ValueError(f"the run with {swept}: {error}") from error
-            runs.setdefault(run, set()).update(changes)
+            swept_here = [key for key in changes if key in known]
+            effective.update(swept_here)
+            runs.setdefault(run, set()).update(swept_here)
+    for key in base:
+        if key not in read | effective:
+            raise _unread(key, base, tables[0], "is set")
+    for table in tables:
+        for key in table:
+            if key not in effective:
+                raise _unread(key, base, table, "is swept")
     given = tuple(map(frozenset, runs.values()))
-    _check_read(keys, tuple(runs), given)
-    return Plan(base, options, tuple(tables), keys, tuple(runs), given)
-
-
-def _check_read(
-    keys: Sequence[str], runs: Sequence[RunConfig], given: Sequence[frozenset[str]]
-) -> None:
-    """That every swept key has an effect on some run that it is given for."""
-    for key in keys:
-        affected = [run for run, of_run in zip(runs, given, strict=True) if key in of_run]
-        if all(unread(run, [key]) for run in affected):
-            raise ValueError(f"no run reads what is swept: {unread(affected[0], [key])[0]}")
+    plan = Plan(base, options, tuple(tables), keys, tuple(runs), given)
+    symbols.remember(plan.records.values())
+    return plan
 
 
 def read_plan(path: Path, data: str | None = None) -> Plan:
-    """Reads the file of a sweep.
+    """Read the file of a sweep.
 
     Args:
       path: a TOML file as described above; also one that a sweep wrote.
@@ -248,48 +283,107 @@ def read_plan(path: Path, data: str | None = None) -> Plan:
         )
     sweep = whole.pop("sweep")
     if isinstance(sweep, dict):
-        tables = [_table(sweep, "[sweep]", path)]
+        places = {"[sweep]": sweep}
     elif isinstance(sweep, list) and sweep and all(isinstance(table, dict) for table in sweep):
-        places = [f"[[sweep]] number {index + 1}" for index in range(len(sweep))]
-        tables = [_table(*each, path) for each in zip(sweep, places, strict=True)]
+        places = {f"[[sweep]] number {index + 1}": table for index, table in enumerate(sweep)}
     else:
         raise ValueError(f"{path}: sweep must be a table [sweep] or tables [[sweep]], got {sweep}")
     hints = typing.get_type_hints(SweepOptions)
-    settings, options = {}, {}
-    for name, value in named(whole, [*_HINTS, *hints], f"{path}: ", _NO_OUTPUT):
-        kept, hint = (options, hints[name]) if name in hints else (settings, _HINTS[name])
-        kept[name] = convert(flag(name), value, hint, path)
+    settings: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    for name, value in named(whole, f"{path}: ", _NO_OUTPUT):
+        if name in hints:
+            options[name] = convert(flag(name), value, hints[name], path)
+        else:
+            settings[name] = value
     if data is not None:
         settings["data"] = data
+    raw = {place: _raw_table(table, place, path) for place, table in places.items()}
     try:
-        return make_plan(RunConfig(**settings), tables, SweepOptions(**options))
+        check_parts(settings)
+        types = {place: _types(settings, table) for place, table in raw.items()}
+        every = {name: hint for found in reversed(types.values()) for name, hint in found.items()}
+        for name in settings:
+            if name not in every:
+                raise _unread(name, settings, next(iter(raw.values())), "is set")
+        for place, table in raw.items():
+            for name in table:
+                if name not in every:
+                    with _at(place):
+                        raise _unread(name, settings, table, "is swept")
+        base = {
+            name: convert(flag(name), value, every[name], path) for name, value in settings.items()
+        }
+        tables = [
+            {
+                name: _list(values, types[place].get(name, every[name]), name, place, path)
+                for name, values in table.items()
+            }
+            for place, table in raw.items()
+        ]
+        return make_plan(base, tables, SweepOptions(**options))
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        text = str(error)
+        raise ValueError(text if text.startswith(str(path)) else f"{path}: {text}") from error
 
 
-def _table(table: Mapping[str, Any], place: str, path: Path) -> Values:
-    """One table with the types of the fields; a value that is no list counts as a list of one."""
+def _types(base: Mapping[str, Any], table: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """The types of the settings that some run of a table has, by name."""
+    choosing = {name: values for name, values in table.items() if _chooses(values)}
+    found: dict[str, Any] = {}
+    for values in itertools.product(*choosing.values()):
+        found = fields_of({**base, **dict(zip(choosing, values, strict=True))}) | found
+    return found
+
+
+def _chooses(values: list[Any]) -> bool:
+    """Whether values may name parts, or choices within them."""
+    return all(isinstance(value, str | bool) for value in values)
+
+
+def _unread(
+    name: str, settings: Mapping[str, Any], table: Mapping[str, Sequence[Any]], where: str
+) -> ValueError:
+    """The error about a key that no run reads; an unknown one is refused at once."""
+    first = {**settings, **{key: values[0] for key, values in table.items()}}
+    reasons = unread([name], first, typing.get_type_hints(SweepOptions))
+    return ValueError(f"no run reads what {where}: {reasons[0] if reasons else flag(name)}")
+
+
+@contextlib.contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Name the table that an error is about."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+def _raw_table(table: Mapping[str, Any], place: str, path: Path) -> dict[str, list[Any]]:
+    """One table as it stands; a value that is no list counts as a list of one."""
     if not table:
         raise ValueError(f"{path}: {place} is empty: it needs at least one key with its values")
     above = dict.fromkeys(
         typing.get_type_hints(SweepOptions), "is an option of the sweep: write it above the tables"
     )
-    return {
-        name: _list(
-            value if isinstance(value, list) else [value], name, f"{flag(name)} in {place}", path
-        )
-        for name, value in named(table, _HINTS, f"{path}: {place}: ", above | _NO_OUTPUT)
+    found = {
+        name: value if isinstance(value, list) else [value]
+        for name, value in named(table, f"{path}: {place}: ", above | _NO_OUTPUT)
     }
+    empty = [name for name, values in found.items() if not values]
+    if empty:
+        raise ValueError(
+            f"{path}: {flag(empty[0])} in {place} must list at least one value, got []"
+        )
+    return found
 
 
-def _list(values: list[Any], name: str, place: str, path: Path) -> tuple[Any, ...]:
+def _list(values: list[Any], hint: Any, name: str, place: str, path: Path) -> tuple[Any, ...]:
     """The values of one key, converted."""
-    if not values:
-        raise ValueError(f"{path}: {place} must list at least one value, got []")
     found: list[Any] = []
     for index, item in enumerate(values):
-        where = f"value {index + 1} of {place}"
-        value = convert(where, item, _HINTS[name], path)
+        where = f"value {index + 1} of {flag(name)} in {place}"
+        value = convert(where, item, hint, path)
         if isinstance(value, float) and math.isnan(value):
             raise ValueError(f"{path}: {where} must be a number, got nan")
         if value in found:

@@ -1,7 +1,6 @@
 """Settings in TOML files: reading them, with what a flag displaces."""
 
 import contextlib
-import difflib
 import math
 import tomllib
 import typing
@@ -9,33 +8,68 @@ from collections.abc import Collection, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from fedjaxsim.runs.settings import RunConfig, flag, integers, unknown_choice, words
+from fedjaxsim.data.files import in_file
+from fedjaxsim.runs.numbers import integers, words
+from fedjaxsim.runs.settings import (
+    EXCLUSIVE,
+    RunConfig,
+    check_parts,
+    fields_of,
+    flag,
+    require_read,
+    run_config,
+)
 
 RECORDS = ("resolved", "versions", "stages")
 """Tables that a run adds to the configuration it writes; reading one back ignores them."""
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Reads settings from a TOML file.
+def read_toml(path: Path) -> RunConfig:
+    """Read the settings of a run from a TOML file.
 
     Args:
-      path: a file with the keys of `RunConfig`; also one that a run wrote.
-
-    Returns:
-      The settings in the file, by field name, with the types of the fields.
+      path: a file with the keys of a run; also one that a run wrote.
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: for a file that is not TOML, an unknown key (with the closest known one) or a
-        value of the wrong type.
+      ValueError: for a file that is not TOML, an unknown key (with the closest known one), a key
+        that no part of the run reads, or a value of the wrong type.
     """
-    hints = typing.get_type_hints(RunConfig)
-    settings: dict[str, Any] = {}
-    for name, value in named(content(path), hints, f"{path}: "):
-        settings[name] = convert(flag(name), value, hints[name], path)
-        if problem := unknown_choice(name, settings[name]):
-            raise ValueError(f"{path}: {problem}")
-    return settings
+    raw = read_raw(path)
+    with in_file(path):
+        require_read(raw, raw)
+        return run_config(**typed(raw, raw, path))
+
+
+def read_raw(path: Path) -> dict[str, Any]:
+    """Read the keys of a TOML file as field names, with their values as they stand there.
+
+    Raises:
+      FileNotFoundError, ValueError: as `read_toml`.
+    """
+    raw = dict(named(content(path), f"{path}: ", {"sweep": "is for `fedjaxsim sweep`"}))
+    with in_file(path):
+        check_parts(raw)
+    return raw
+
+
+def typed(raw: Mapping[str, Any], given: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Convert values of a TOML file to the types of their fields; unread keys are left out.
+
+    Args:
+      raw: values by field name.
+      given: settings that name the parts of the run.
+      path: of the file, in errors.
+
+    Raises:
+      ValueError: for a value of the wrong type.
+    """
+    hints = fields_of(given)
+    return {
+        name: convert(flag(name), value, hints[name], path)
+        for name, value in raw.items()
+        if name in hints
+    }
 
 
 def content(path: Path) -> dict[str, Any]:
@@ -53,13 +87,12 @@ def content(path: Path) -> dict[str, Any]:
 
 
 def named(
-    table: Mapping[str, Any], known: Collection[str], place: str, refused: Mapping[str, str] = {}
+    table: Mapping[str, Any], place: str, refused: Mapping[str, str] = {}
 ) -> Iterator[tuple[str, Any]]:
-    """The field names and values of a table whose keys are all known, once each.
+    """Yield the field names and values of a table, each key once.
 
     Args:
       table: keys take - or _; what a run adds (`RECORDS`) is left out.
-      known: field names.
       place: where the table stands, as an error begins.
       refused: by field name, why a key does not belong there.
     """
@@ -70,11 +103,6 @@ def named(
         name = key.replace("-", "_")
         if name in refused:
             raise ValueError(f"{place}{key} {refused[name]}")
-        if name not in known:
-            flags = [flag(each) for each in known]
-            close = difflib.get_close_matches(flag(key), flags, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ValueError(f"{place}unknown key {key!r}{hint}; known keys: {', '.join(flags)}")
         if name in seen:
             raise ValueError(f"{place}{flag(name)} is given twice, with - and with _")
         seen.add(name)
@@ -115,24 +143,6 @@ def convert(key: str, value: Any, hint: Any, path: Path) -> Any:
     called = {int: "a whole number", float: "a number"}
     wanted = f"a list of {kinds[0].__name__}" if kinds else called.get(hint, hint.__name__)
     raise ValueError(f"{path}: {key} must be {wanted}, got {value!r}")
-
-
-def combine(settings: dict[str, Any], flags: RunConfig) -> RunConfig:
-    """The defaults for the command line: a file's settings, less those that a flag displaces.
-
-    Settings that exclude each other displace each other: `--epsilon` wins over a file's
-    `noise-multiplier`, `--local-steps` over its `local-epochs`.
-
-    Args:
-      settings: as from `read_toml`.
-      flags: the command line parsed without the file.
-    """
-    given = [name for pair in EXCLUSIVE for name in pair if getattr(flags, name) is not None]
-    return RunConfig(**displaced(settings, given))
-
-
-EXCLUSIVE = (("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"))
-"""Settings of which a run is given one at most."""
 
 
 def excluded(given: Container[str]) -> set[str]:

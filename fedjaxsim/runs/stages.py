@@ -46,7 +46,7 @@ def start_from(path: Path, experiment: Experiment) -> Start:
     """
     directory = RunDirectory(path)
     tables = directory.config()
-    config = RunConfig(**read_toml(path / CONFIG))
+    config = read_toml(path / CONFIG)
     simulation = experiment.simulation
     before = prepare(config, simulation_of(config, simulation.population))
     last = directory.checkpoints(about(before)).last()
@@ -54,7 +54,7 @@ def start_from(path: Path, experiment: Experiment) -> Start:
         raise directory.missing(CHECKPOINTS)
     state = last.state(before.simulation.init(config.seed, before.hparams))
     alike = config.algorithm == experiment.config.algorithm
-    alike = alike and not simulation.algorithm.needs_published
+    alike = alike and not simulation.algorithm.warm_start.required
     if alike and _shapes(before.simulation, before) == _shapes(simulation, experiment):
         state = simulation.start_from(state, experiment.hparams)
     else:

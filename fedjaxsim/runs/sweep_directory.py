@@ -7,7 +7,7 @@ A sweep directory holds
     checkpoint/         of the chunk in progress: its rows so far and the state of the engine
     results.parquet     all parts: one row per run and evaluation, by run and round
     envelopes.parquet   the best of the sweep, round by round
-    report.json         a summary, the guarantees of the runs, what they do not cover; written last
+    report.json         a summary, guarantees, draws, and what is not covered; written last
     *.png               figures
     report.html         all of it for people, where it was asked for
 """
@@ -19,11 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from fedjaxsim.engine.checkpoint import Checkpoint, Checkpoints
+from fedjaxsim.extras import importing
+from fedjaxsim.privacy.guarantee import SHARED_SEED
 from fedjaxsim.report.envelopes import LAST_COLUMNS
 from fedjaxsim.report.files import (
     Record,
@@ -33,11 +31,15 @@ from fedjaxsim.report.files import (
     write_json,
     write_tables,
 )
-from fedjaxsim.runs.plan import Plan
+from fedjaxsim.runs.plan import SWEEP, Plan
 from fedjaxsim.runs.settings import flag
 from fedjaxsim.runs.table import tidy
 
-SWEEP = "sweep.toml"
+with importing("tables"):
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
 PICTURES = ("envelopes.png", "trade_off.png", "heat.png")
 PAGE = "report.html"
 PARTS = "parts"
@@ -181,10 +183,13 @@ class SweepDirectory:
         table = pa.Table.from_pandas(envelope, preserve_index=False)
         _write_table(self.path / ENVELOPES, table.replace_schema_metadata(None))
 
-    def write_report(self, summary: Mapping[str, Any], guarantees: Any, traffic: Any = ()) -> None:
-        """Writes summary, guarantees and traffic, and that choosing among runs is not covered."""
-        report = {"summary": summary, "selection": SELECTION}
-        write_json(self.path / REPORT, report | {"guarantees": guarantees, "traffic": traffic})
+    def write_report(
+        self, summary: Mapping[str, Any], guarantees: Any, traffic: Any = (), draws: Any = ()
+    ) -> None:
+        """Writes all of it, and that choosing among runs is not covered."""
+        report = {"summary": summary, "selection": SELECTION, "shared_seed": SHARED_SEED}
+        report |= {"guarantees": guarantees, "draws": draws, "traffic": traffic}
+        write_json(self.path / REPORT, report)
 
     def _parts(self) -> list[Path]:
         return sorted((self.path / PARTS).glob("[0-9]*.parquet"), key=lambda path: int(path.stem))

@@ -1,12 +1,11 @@
 """What the HTML report of a sweep says: all from its files."""
 
+import itertools
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-import pandas as pd
-import pyarrow as pa
-
 from fedjaxsim import metrics
+from fedjaxsim.extras import importing
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.report.envelopes import Frame, last, records
 from fedjaxsim.report.files import Record, read_json, read_tables
@@ -26,8 +25,13 @@ from fedjaxsim.runs.pages import (
     seconds_text,
     traffic_cells,
 )
-from fedjaxsim.runs.sweep_directory import ENVELOPES, REPORT, RESULTS, SWEEP
+from fedjaxsim.runs.plan import SWEEP
+from fedjaxsim.runs.sweep_directory import ENVELOPES, REPORT, RESULTS
 from fedjaxsim.runs.sweep_report import best_table
+
+with importing("tables"):
+    import pandas as pd
+    import pyarrow as pa
 
 _ALT = {
     "envelopes.png": "The best of each family over rounds, with the ε spent",
@@ -51,6 +55,8 @@ def sweep_page(path: Path) -> bytes:
             raise FileNotFoundError(f"{path} holds no {name}: not a sweep, or not a finished one")
     config, report = read_tables(path / SWEEP), read_json(path / REPORT)
     try:
+        swept = [each.get("seed", [config.get("seed", 0)]) for each in config["sweep"]]
+        seeds = ", ".join(map(str, dict.fromkeys(itertools.chain(*swept))))
         plans = [
             (f"z = {number(each['noise_multiplier'])}", Report.from_json(each["guarantee"]))
             for each in report["guarantees"]
@@ -68,7 +74,7 @@ def sweep_page(path: Path) -> bytes:
             ("Clients", _clients_of_sweep(last(best), results, report["summary"])),
             ("Bytes, time and memory", _costs_of_sweep(report)),
             ("Settings", [verbatim((path / SWEEP).read_text(encoding="utf-8"))]),
-            ("How to reproduce it", origin([("sweep", config, "sweep", "")])),
+            ("How to reproduce it", origin([("sweep", config | {"seed": seeds}, "sweep", "")])),
         ]  # fmt: skip
         return page(f"Sweep of {report['summary']['runs']} runs", [FOR_WHOM], sections)
     except (AttributeError, KeyError, TypeError, pa.ArrowException) as error:

@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
 
 from fedjaxsim import metrics
-from fedjaxsim.privacy.events import Charged
-from fedjaxsim.privacy.guarantee import COMMON_NOISE, report
+from fedjaxsim.extras import importing
+from fedjaxsim.privacy.events import Charged, Drawn
+from fedjaxsim.privacy.guarantee import SHARED_SEED, report
 from fedjaxsim.report.envelopes import default_metric, envelope, last, records
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import key_label, value_label
@@ -17,6 +16,10 @@ from fedjaxsim.runs.build import Experiment
 from fedjaxsim.runs.memory import peak_bytes, traffic
 from fedjaxsim.runs.plan import Plan
 from fedjaxsim.runs.sweep_directory import REPORT, SELECTION, SweepDirectory
+
+with importing("tables"):
+    import pandas as pd
+    import pyarrow as pa
 
 _MOST_LINES = 30
 
@@ -49,7 +52,7 @@ def write_report(
         "peak_bytes": peak_bytes(),
     }
     done = {run: experiments[run] for run in finished}
-    directory.write_report(summary, _guarantees(done), _traffic(done))
+    directory.write_report(summary, _guarantees(done), _traffic(done), _draws(done))
 
 
 def print_report(plan: Plan, results: pa.Table) -> None:
@@ -66,7 +69,7 @@ def print_report(plan: Plan, results: pa.Table) -> None:
         print(f"{len(diverged)} runs diverged; they are in the results, marked, and never the best")
     print(SELECTION)
     print(f"the guarantees in full: {REPORT}")
-    print(COMMON_NOISE)
+    print(SHARED_SEED)
 
 
 def best_table(
@@ -112,10 +115,19 @@ def _guarantees(experiments: Mapping[int, Experiment]) -> list[Record]:
         {
             "runs": members,
             "noise_multiplier": z,
-            "guarantee": report([charged], delta, assumed=[*public, COMMON_NOISE]).to_json(),
+            "guarantee": report([charged], delta, assumed=[*public, SHARED_SEED]).to_json(),
         }
         for (charged, z, delta, public), members in runs.items()
     ]
+
+
+def _draws(experiments: Mapping[int, Experiment]) -> list[Record]:
+    """List the draws from each key, with the runs that share them."""
+    runs: dict[Drawn, list[int]] = {}
+    for run, experiment in experiments.items():
+        for each in experiment.draws():
+            runs.setdefault(each, []).append(run)
+    return [{"runs": members, **each._asdict()} for each, members in runs.items()]
 
 
 def _traffic(experiments: Mapping[int, Experiment]) -> list[Record]:

@@ -10,12 +10,14 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-import pyarrow as pa
-
+from fedjaxsim.extras import importing
 from fedjaxsim.report.envelopes import LAST_COLUMNS
 from fedjaxsim.report.files import Record
 from fedjaxsim.runs.loop import diverged
-from fedjaxsim.runs.plan import Plan, value_type
+from fedjaxsim.runs.plan import Plan
+
+with importing("tables"):
+    import pyarrow as pa
 
 _SPENT = ("epsilon", "epsilon_replace")
 _TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
@@ -46,7 +48,7 @@ def tidy(plan: Plan, rows: Iterable[Record]) -> pa.Table:
     for key, name in zip(plan.keys, plan.columns, strict=True):
         if name not in LAST_COLUMNS:
             values = [swept[int(row["run"])][name] for row in ordered]
-            columns[name] = pa.array(values, _TYPES[value_type(key)])
+            columns[name] = pa.array(values, _TYPES[plan.value_type(key)])
     columns["round"] = pa.array([row["round"] for row in ordered], pa.int32())
     for name in ("train_loss", *metrics):
         columns[name] = _floats(row.get(name) for row in ordered)

@@ -4,19 +4,21 @@ import itertools
 import math
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from fedjaxsim.hparams import ABOUT
+from fedjaxsim.extras import importing
 from fedjaxsim.report.plots import COLOURS, STYLE, legend_above, line, picture
-from fedjaxsim.runs.settings import flag
+from fedjaxsim.report.symbols import axis_label
 from fedjaxsim.tune.descent import Path, Step
 from fedjaxsim.tune.objective import Grid
+
+with importing("plots"):
+    import matplotlib as mpl
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 _MOST_IN_PLANES = 3
 _RUNS = "run-equivalents"
@@ -100,7 +102,7 @@ def _draw_hyperparameters(panel: Axes, path: Path, names: list[str]) -> None:
     for name, colour in zip(names, itertools.cycle(COLOURS)):
         values = [step.point[name] for step in kept]
         looks = {"color": colour, "marker": "o", "ms": 3}
-        panel.plot([step.runs for step in kept], values, label=_label(name), **looks)
+        panel.plot([step.runs for step in kept], values, label=axis_label(name), **looks)
     if all(step.point[name] > 0 for step in kept for name in names):
         panel.set_yscale("log")
         _name_decades(panel.yaxis)
@@ -124,25 +126,26 @@ def _draw_plane(panel: Axes, path: Path, pair: tuple[str, str], grid: Grid | Non
         panel.set(xscale="log", yscale="log")
         _name_decades(panel.xaxis)
         _name_decades(panel.yaxis)
-    panel.set_xlabel(_label(x))
-    panel.set_ylabel(_label(y))
+    panel.set_xlabel(axis_label(x))
+    panel.set_ylabel(axis_label(y))
 
 
 def _draw_grid(panel: Axes, grid: Grid, pair: tuple[str, str]) -> None:
     """The grid's points, in the colour of the best value over the hyperparameters not shown."""
-    import pandas as pd
-
     x, y = pair
-    means = pd.DataFrame(grid.points).assign(mean=np.mean(grid.values, axis=1))
-    shown: Any = means.replace(math.inf, math.nan).groupby([x, y], as_index=False)["mean"].min()
-    panel.scatter(shown[x], shown[y], color="0.85", marker="s", s=14, zorder=1)
-    finite = shown.dropna()
+    lowest: dict[tuple[float, float], float] = {}
+    for point, mean in zip(grid.points, np.mean(grid.values, axis=1), strict=True):
+        place = point[x], point[y]
+        lowest[place] = np.fmin(lowest.get(place, math.inf), mean)
+    shown = np.array([(*place, lowest[place]) for place in sorted(lowest)])
+    panel.scatter(*shown.T[:2], color="0.85", marker="s", s=14, zorder=1)
+    finite = shown[np.isfinite(shown[:, 2])]
     if len(finite):
         # The lower half tells settings apart that are worth it; the others share one colour.
+        means = finite[:, 2]
         panel.scatter(
-            finite[x], finite[y], c=finite["mean"], cmap="Greys_r", vmin=finite["mean"].min(),
-            vmax=finite["mean"].median(), marker="s", s=26, edgecolors="0.8", linewidths=0.5,
-            zorder=1,
+            *finite.T[:2], c=means, cmap="Greys_r", vmin=means.min(), vmax=np.median(means),
+            marker="s", s=26, edgecolors="0.8", linewidths=0.5, zorder=1,
         )  # fmt: skip
     best = grid.points[grid.best]
     panel.plot(best[x], best[y], zorder=3, **_BEST_OF_GRID)
@@ -160,8 +163,3 @@ def _name_decades(axis: Axis) -> None:
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
-
-
-def _label(name: str) -> str:
-    symbol, label = ABOUT[name].symbol, ABOUT[name].label
-    return f"{symbol} ({label})" if symbol and label else symbol or label or flag(name)

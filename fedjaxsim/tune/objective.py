@@ -13,17 +13,17 @@ import numpy as np
 
 from fedjaxsim.engine.devices import SAME, across, divided, mesh_of
 from fedjaxsim.engine.settings_axis import varying
-from fedjaxsim.gradients.hypergradient import (
+from fedjaxsim.gradients.whole_run import (
     Mode,
     check_names,
     hypergradient,
     map_seeds,
     mean_metric,
 )
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.runs.many import ManyRuns
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.runs.memory import bytes_per_run
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.sweep import ManyRuns
 from fedjaxsim.tune.descent import Measured, Point
 
 MOST_FORWARD = 5

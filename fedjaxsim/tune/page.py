@@ -10,15 +10,15 @@ from xml.etree.ElementTree import Element
 import numpy as np
 
 from fedjaxsim import metrics
-from fedjaxsim.hparams import setting_of
 from fedjaxsim.report.files import Record, read_json
 from fedjaxsim.report.html import Section, folded, image, page, paragraph, table, verbatim
-from fedjaxsim.report.labels import key_label
 from fedjaxsim.report.progress import number
 from fedjaxsim.report.seeds import standard_error
+from fedjaxsim.report.symbols import key_label, remember, setting_of
 from fedjaxsim.runs.directory import CONFIG, RunDirectory
 from fedjaxsim.runs.pages import FOR_WHOM, provenance, sections_of, title_of
 from fedjaxsim.runs.settings import flag
+from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.tune.descent import Point
 from fedjaxsim.tune.files import PATH_JSON, PICTURE, RUN, TUNED
 from fedjaxsim.tune.watch import with_error
@@ -40,6 +40,11 @@ _TOOK = "Bytes, time and memory"
 _BESIDES = "Of the final run alone. The tuning before it took {} run-equivalents{}."
 
 
+def _picture(path: Path) -> list[Element]:
+    """Show the picture; a tuning without matplotlib has none."""
+    return [image(path.read_bytes(), _ALT)] if path.is_file() else []
+
+
 def tune_page(path: Path) -> bytes:
     """The report of a tuning.
 
@@ -50,17 +55,20 @@ def tune_page(path: Path) -> bytes:
       FileNotFoundError: if a file is missing, or the final run was not made.
       ValueError: if a file is damaged.
     """
-    for name in (PATH_JSON, PICTURE, TUNED):
+    for name in (PATH_JSON, TUNED):
         if not (path / name).is_file():
             raise FileNotFoundError(f"{path} holds no {name}: not a tuning, or not a finished one")
     run = RunDirectory(path / RUN)
     final, config = dict(sections_of({"final run": run})), run.config()
     record = read_json(path / PATH_JSON)
+    remember(read_toml(path / TUNED).records.values())
     try:
         tuned = _said(record)
         sections: list[Section] = [
-            ("Results", [*_results(record), image((path / PICTURE).read_bytes(), _ALT)]),
-            ("Privacy", [paragraph(record["statement"]), *final["Privacy"]]),
+            ("Results", [*_results(record), *_picture(path / PICTURE)]),
+            ("Privacy", [
+                paragraph(record["statement"]), paragraph(record["shared_seed"]), *final["Privacy"],
+            ]),
             ("Points tried", _points(record)),
             ("The final run", [*final["Results"], *final["Curves"]]),
             ("Clients", final["Clients"]),
@@ -132,13 +140,13 @@ def _names(record: Record) -> list[str]:
 
 def _said(record: Record) -> str:
     """What was tuned, as the command line and the tables name it."""
-    settings = map(setting_of, _names(record))
-    return ", ".join(f"{flag(name)} ({key_label(name)})" for name in settings)
+    settings = _names(record)
+    return ", ".join(f"{flag(setting_of(name))} ({key_label(name)})" for name in settings)
 
 
 def _headings(record: Record) -> list[str]:
     metric = metrics.label(f"{record['split']}_{record['metric']}")
-    return [*(key_label(setting_of(name)) for name in _names(record)), metric]
+    return [*(key_label(name) for name in _names(record)), metric]
 
 
 def _cells(point: Point, values: Sequence[float | None]) -> list[str]:

@@ -10,9 +10,8 @@ import numpy as np
 from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.data.population import Population
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.metrics import metric
-from fedjaxsim.models.task import Task
 from fedjaxsim.runs.build import (
     Experiment,
     population_of,
@@ -22,6 +21,7 @@ from fedjaxsim.runs.build import (
 )
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks.task import Task
 
 VALIDATION_FRACTION = 0.2
 """Part of each client's training rows that is tuned on where the settings say nothing."""
@@ -78,7 +78,7 @@ def find_source(config: RunConfig, public_data: str | None, *, clips: bool) -> S
         if public_data == config.data:
             raise ValueError(f"public-data must be other data than those of the run, {config.data}")
         final = prepare(config)
-        others = whole_population_of(dataclasses.replace(config, data=public_data))
+        others = whole_population_of(config.replace(data=public_data))
         _require_alike(final, others, public_data)
         kind, statement = "public", _of_public(public_data, others, final)
     elif config.held_out_clients:
@@ -96,10 +96,10 @@ def find_source(config: RunConfig, public_data: str | None, *, clips: bool) -> S
             "validation",
             _of_validation(final),
         )
-    if config.cohort is not None:
+    if config.get("cohort") is not None:
         raise ValueError(
             "tuning on other clients needs a sampling rate: cohorts of one size are another share "
-            f"of them, with other noise on their mean, got cohort {config.cohort}"
+            f"of them, with other noise on their mean, got cohort {config.get('cohort')}"
         )
     simulation = simulation_of(config, others, final.simulation.task)
     hparams = _at(final, others.num_clients / final.simulation.num_clients, clips)
@@ -154,21 +154,20 @@ def _with_validation_rows(config: RunConfig) -> Experiment:
             "synthetic-stream has no validation rows: tune on other clients, with "
             "--held-out-clients or --public-data"
         )
-    if config.validation_fraction == 0:
+    if config.get("validation_fraction") == 0:
         own = population_of(config).splits["validation"].count.any()
         fraction = 0.0 if own else VALIDATION_FRACTION
-        config = dataclasses.replace(config, validation_fraction=fraction)
+        config = config.replace(validation_fraction=fraction)
     return prepare(config)
 
 
 def _at(final: Experiment, scale: float, clips: bool) -> Hyperparameters:
     """The hyperparameters of the final run, for more or fewer clients, clipped where that is."""
-    hparams = final.hparams.replace(
-        noise_multiplier=np.asarray(final.hparams.noise_multiplier) * scale,
-        count_noise=float(np.asarray(final.hparams.count_noise)) * scale,
-    )
+    hparams = final.hparams
+    scaled = [name for name in ("noise_multiplier", "count_noise") if name in hparams]
+    hparams = hparams.replace(**{n: np.asarray(getattr(hparams, n)) * scale for n in scaled})
     if clips and not math.isfinite(float(np.asarray(hparams.clip_norm))):
-        hparams = hparams.replace(clip_norm=final.config.clip)
+        hparams = hparams.replace(clip_norm=final.config.clip_norm)
     return hparams
 
 

@@ -12,23 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from problems import classification, script
+from problems import classification, read_by, script
 
 from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.audit.attacks import Attack, Evidence, likelihood_ratio
-from fedjaxsim.audit.audit import DELTAS, audit, lower_bounds
+from fedjaxsim.audit.canaries import DELTAS, audit, lower_bounds
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine import program
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.accounting import gaussian as gdp
 from fedjaxsim.privacy.doors.gram import gaussian_gram
 from fedjaxsim.privacy.doors.wishart import wishart
 from fedjaxsim.privacy.events import Entry, Event
-from fedjaxsim.privacy.mechanisms import closed, gaussian
+from fedjaxsim.privacy.mechanisms import gaussian, no_release
 from fedjaxsim.privacy.messages import Messages
-from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 
 ROOT = Path(__file__).parents[2]
@@ -42,11 +42,11 @@ def bench():
 def small(door, algorithm):
     population, task = classification([5] * 20, features=10, classes=5)
     minibatches = Minibatches(4, steps=2)
-    sampling = everyone(20) if door.event.kind == "none" else poisson(20)
-    return Simulation(algorithm(task), task, population, sampling, minibatches, door, chunk_size=3)
+    sampling = full_participation() if door.event.kind == "none" else poisson(1.0)
+    return Simulation(algorithm(task), population, sampling, minibatches, door, chunk_size=3)
 
 
-PRIVATE = Hyperparameters(lam=0.1, clip_norm=0.5, noise_multiplier=2.0)
+PRIVATE = {"lam": 0.1, "clip_norm": 0.5, "noise_multiplier": 2.0}
 
 
 # --- the statistics -------------------------------------------------------------------------------
@@ -97,9 +97,10 @@ def test_an_adversary_sees_its_canaries_clipped_message_and_nothing_of_the_other
         return attack.score(evidence)
 
     z = 1e-3
+    sim = small(gaussian(), pmtl)
     result = audit(
-        small(gaussian(), pmtl),
-        PRIVATE.replace(noise_multiplier=z, sampling_rate=0.4),
+        sim,
+        sim.hyperparameters(**PRIVATE | {"noise_multiplier": z, "sampling_rate": 0.4}),
         5,
         canaries=14,
         runs=4,
@@ -162,7 +163,7 @@ def test_the_score_is_the_log_likelihood_ratio():
 
 @pytest.fixture(scope="module")
 def stated_by_poisson():
-    scheme = poisson(100, 0.1).scheme
+    scheme = poisson(0.1).for_clients(100).scheme
     entries = [Entry(0.6, 0.1, 20)]
     return composition.profile(
         entries, scheme, Event("gaussian"), "zero_out", "joint_dp", "pld"
@@ -279,7 +280,7 @@ def test_the_published_epsilon_of_the_wishart_door_is_refuted(bench):
     def release(key, send):
         message = send * 2.0 * w
         total = door.add(
-            door.zero(message[0]),
+            door.zero(message[0], 1),
             Messages(message),
             jnp.ones(1, bool),
             jnp.zeros(1, jnp.int32),
@@ -333,13 +334,15 @@ def test_the_table_in_the_documentation_is_that_of_the_results(bench):
     ],
 )
 def test_bad_settings_are_refused(settings, message):
+    sim = small(gaussian(), pmtl)
     with pytest.raises(ValueError, match=message):
-        audit(small(gaussian(), pmtl), PRIVATE, **{"rounds": 2, **settings})
+        audit(sim, sim.hyperparameters(**PRIVATE), **{"rounds": 2, **settings})
 
 
 def test_doors_that_the_attack_cannot_read_are_refused(bench):
+    closed = small(no_release(), local)
     with pytest.raises(ValueError, match="sends nothing"):
-        audit(small(closed(), local), PRIVATE, 2)
+        audit(closed, closed.hyperparameters(), 2)
     gram = small(gaussian_gram(), lambda task: bench.silent(task, 6))
     with pytest.raises(ValueError, match="6 numbers, got 36; give an attack for this door"):
-        audit(gram, PRIVATE, 2)
+        audit(gram, read_by(gram, **PRIVATE), 2)

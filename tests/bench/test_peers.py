@@ -12,11 +12,10 @@ from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.npz import save_npz
 from fedjaxsim.data.population import Population, split
-from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.model import linear
-from fedjaxsim.models.task import softmax
-from fedjaxsim.privacy.sampling import everyone
+from fedjaxsim.privacy.sampling import full_participation
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks.task import softmax
 
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 CLASSES = 3
@@ -52,8 +51,8 @@ def test_pmtl_in_numpy_is_pmtl(peers):
     with jax.enable_x64(True):
         population = Population.from_clients([{"x": x, "y": y} for x, y in data])
         task = softmax(linear((5,), CLASSES), CLASSES)
-        sim = Simulation(pmtl(task), task, population, everyone(3), Minibatches(4, epochs=1))
-        hparams = Hyperparameters(learning_rate=0.3, lam=0.2, clip_norm=0.1)
+        sim = Simulation(pmtl(task), population, full_participation(), Minibatches(4, epochs=1))
+        hparams = sim.hyperparameters(learning_rate=0.3, lam=0.2, clip_norm=0.1)
         state, history = sim.run(sim.init(0, hparams), hparams, rounds=3)
         assert history[0].metrics["clipped"].min() > 0
         ours = jax.tree.map(np.asarray, (state.shared.params, state.personal))

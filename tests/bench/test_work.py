@@ -12,7 +12,8 @@ from fedjaxsim.bench.work import (
     round_bytes,
     transformer_flops,
 )
-from fedjaxsim.models import linear, softmax
+from fedjaxsim.models import linear
+from fedjaxsim.tasks import softmax
 
 
 def test_a_linear_layer_computes_outputs_and_the_gradient_of_its_weights():

@@ -111,7 +111,7 @@ def test_workloads_count_the_updates_of_their_expected_cohort(name, changes, upd
 
 @pytest.mark.thorough
 def test_a_small_grid_is_measured_with_all_its_numbers():
-    settings = systems.grid_settings()
+    settings = systems.grid_settings(systems._ppsgd(6, None))
     assert len(settings) == 990
     load = systems.ppsgd_grid(settings[:4], clients=6, rounds=2)
     assert load.work.updates == 4 * 6

@@ -15,7 +15,6 @@ from problems import HANGS
 from fedjaxsim.cli import compiled
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import read_toml
 
 RUN = """run --quiet --data synthetic --loss squared --clients 6 --rounds 4 --eval-every 2
@@ -79,7 +78,7 @@ def runs(tmp_path_factory) -> tuple[Path, Finished, Finished]:
 def test_compiled_programs_that_were_kept_compute_the_same(runs):
     one, other = runs[1:]
     assert one.directory.metrics() == other.directory.metrics()
-    experiment = prepare(RunConfig(**read_toml(one.directory.path / "config.toml")))
+    experiment = prepare(read_toml(one.directory.path / "config.toml"))
     like = experiment.simulation.init(1, experiment.hparams)
     states = [jax.tree.leaves(each.directory.load_state(like)) for each in (one, other)]
     for leaf, same in zip(*states, strict=True):

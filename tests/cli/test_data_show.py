@@ -33,7 +33,7 @@ def test_data_without_labels_are_shown(capsys):
 def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path, capsys):
     for flags, message in (
         ("--data csv:absent --client who --target y", "no CSV file at absent"),
-        ("--data synthetic --alpha 1", "alpha has no effect with data synthetic"),
+        ("--data synthetic --alpha 1", "alpha has no effect on data with clients of their own"),
         ("--classes 1", "classes must be at least 2"),
         ("--out a.pdf", "a figure must be written to a .png file"),
     ):

@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import math
 import re
@@ -10,6 +9,7 @@ import pytest
 from fedjaxsim.cli import main
 from fedjaxsim.runs import demo
 from fedjaxsim.runs.directory import RunDirectory
+from fedjaxsim.runs.settings import run_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,10 +22,10 @@ def test_all_runs_share_what_makes_them_comparable():
     ]  # fmt: skip
     own = {"algorithm": "pmtl", "message": "update", "epsilon": None}
     tuned = {"learning_rate": 1.0, "lam": 0.0, "clip": 1.0}
-    common = {dataclasses.replace(config, **own, **tuned) for config in runs.values()}
+    common = {config.replace(**own, **tuned) for config in runs.values()}
     assert len(common) == 1
     assert common.pop().seed == 3
-    assert {config.epsilon for config in runs.values()} == {None, 1.6, math.inf}
+    assert {config.get("epsilon") for config in runs.values()} == {None, 1.6, math.inf}
 
 
 def test_settings_are_those_that_the_comparison_chose():
@@ -34,23 +34,24 @@ def test_settings_are_those_that_the_comparison_chose():
     for config in demo.configurations(seed=0).values():
         name = "pmtl-offset" if config.algorithm == "pmtl" else config.algorithm
         chosen = found["methods"][name]
-        point = chosen[0 if name == "local" else at.index(config.epsilon)]["point"]
+        point = chosen[0 if name == "local" else at.index(config.target_epsilon)]["point"]
         assert config.learning_rate == point["learning_rate"]
-        assert "lam" not in point or config.lam == point["lam"]
-        assert config.epsilon != demo.TARGET or config.clip == point["clip_norm"]
+        assert "lam" not in point or config.get("lam") == point["lam"]
+        assert config.target_epsilon != demo.TARGET or config.get("clip") == point["clip_norm"]
 
 
 @pytest.fixture
 def small(monkeypatch):
-    base = dataclasses.replace(demo._BASE, clients=8, rounds=2, eval_every=2, local_epochs=None)
-    runs = {
-        "local": dataclasses.replace(base, algorithm="local", local_steps=1),
-        "fedavg-eps-inf": dataclasses.replace(base, algorithm="fedavg", local_steps=1),
-    }
+    base = demo._BASE | {"clients": 8, "rounds": 2, "eval_every": 2, "local_steps": 1}
+    del base["local_epochs"]
+    names = {"local": "local", "fedavg-eps-inf": "fedavg"}
     monkeypatch.setattr(
         demo,
         "configurations",
-        lambda seed: {name: dataclasses.replace(run, seed=seed) for name, run in runs.items()},
+        lambda seed: {
+            name: run_config(**base, seed=seed, algorithm=algorithm)
+            for name, algorithm in names.items()
+        },
     )
 
 

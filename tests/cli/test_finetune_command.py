@@ -102,7 +102,7 @@ def test_an_interrupted_run_says_how_to_go_on(both, tmp_path, capsys, monkeypatc
         ("{first} {next} --finetune-lam -1", "fine-tuning: lam must be finite and at least 0"),
         ("--from {run} {next} --epsilon 2", "epsilon has no effect with from and finetune"),
         ("--from {run} {next} --out {run}", "out must be another directory than from"),
-        ("--from {run} {next} --clients 7", "was made with other settings and data"),
+        ("--from {run} {next} --clients 7", "was made with other data than these here"),
         ("--from {run} {next} --model mlp", "['Dense_0']['kernel'], float32[1] at ['Dense_1']"),
     ],
 )

@@ -348,7 +348,7 @@ def test_any_privacy_question(answer, question, changes):
 @given(flag=st.sampled_from(["runs", "canaries", "confidence", "delta", "seed"]), value=_VALUE)
 def test_any_audit(answer, monkeypatch, flag, value):
     # What passes all checks would start its runs now.
-    monkeypatch.setattr("fedjaxsim.audit.audit._run", _start)
+    monkeypatch.setattr("fedjaxsim.audit.canaries._run", _start)
     answer(["audit", *_SMALL.split(), "--noise-multiplier", "1", f"--{flag}", value])
 
 

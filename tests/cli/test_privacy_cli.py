@@ -8,7 +8,7 @@ import shlex
 import numpy as np
 import pytest
 
-from fedjaxsim.audit import audit
+from fedjaxsim.audit import canaries
 from fedjaxsim.cli import main
 from fedjaxsim.privacy import claims
 from fedjaxsim.privacy.accounting import gaussian
@@ -236,9 +236,9 @@ def test_an_audit_of_a_sound_simulation_refutes_nothing(ask, tmp_path):
 def test_the_exit_code_of_an_audit_says_whether_epsilon_is_refuted(
     ask, monkeypatch, reported, code
 ):
-    bound = audit.Bound(1e-3, 1.0, reported)
-    result = audit.AuditResult((bound,), 0.99, 8, 5, 2, 20)
-    monkeypatch.setattr(audit, "audit", lambda *arguments, **options: result)
+    bound = canaries.Bound(1e-3, 1.0, reported)
+    result = canaries.AuditResult((bound,), 0.99, 8, 5, 2, 20)
+    monkeypatch.setattr(canaries, "audit", lambda *arguments, **options: result)
     assert str(result) in ask(AUDIT, code)
 
 

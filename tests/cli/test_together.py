@@ -81,6 +81,8 @@ def test_a_coordinator_that_nobody_finds_is_one_line(capsys, monkeypatch):
 def test_own_code_that_fails_ends_every_process_with_its_line(tmp_path, monkeypatch):
     (tmp_path / "theirs.py").write_text(
         "import fedjaxsim as fjs\n"
+        "from fedjaxsim.hyperparameters import declared_by\n"
+        "@fjs.reads(*declared_by(fjs.fedavg))\n"
         "def typo(task):\n"
         "    return fjs.fedavg(task)._replace(predict=lambda w, v, hparams, client_id: absent)\n"
     )
@@ -89,7 +91,7 @@ def test_own_code_that_fails_ends_every_process_with_its_line(tmp_path, monkeypa
     assert codes == [2, 2]
     for each in errors:
         assert each.splitlines()[-1].startswith("fedjaxsim: error: your code fails at ")
-        assert f"{tmp_path}/theirs.py:3: NameError: name 'absent' is not defined" in each
+        assert f"{tmp_path}/theirs.py:5: NameError: name 'absent' is not defined" in each
         assert "Traceback" not in each
 
 
@@ -98,7 +100,7 @@ def test_processes_that_disagree_do_not_start(tmp_path):
     codes, _, errors = ends(start_commands([*RUN, *out], [*RUN, *out, "--lam", "0.5"]))
     assert codes == [2, 2]
     for each in errors:
-        assert "process 1 has other lam and noise than process 0" in each
+        assert "process 1 has other lam than process 0" in each
     assert not (tmp_path / "out").exists()
 
 

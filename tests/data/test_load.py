@@ -73,7 +73,8 @@ def test_digits_are_divided_among_a_hundred_clients():
     ],
 )
 def test_digits_take_a_partition(partition, clients):
-    population = load("digits", partition=partition, num_clients=9, test=0.0, seed=3)
+    number = {} if partition == "column:y" else {"num_clients": clients}
+    population = load("digits", partition=partition, test=0.0, seed=3, **number)
     assert population.num_clients == clients
     assert sum(sizes(population, "train")) == 1797
 
@@ -95,9 +96,12 @@ def test_sources_with_clients_keep_them(own_clients, kind):
 
 
 def test_cells_of_a_matlab_file_have_names(own_clients):
-    load(own_clients["mat"], cells=("X", "Y"))
+    population = load(own_clients["mat"], fields=("X", "Y"))
+    assert sorted(population.rows(1)["x"].ravel()) == list(range(10, 20))
     with pytest.raises(ValueError, match="no variable 'feature'"):
-        load(own_clients["mat"], cells=("feature", "label"))
+        load(own_clients["mat"], fields=("feature", "label"))
+    with pytest.raises(ValueError, match="fields must be two names, got X"):
+        load(own_clients["mat"], fields=("X",))
 
 
 def test_synthetic_has_clients_of_its_own():
@@ -140,9 +144,19 @@ def test_an_npz_without_owners_is_divided(tmp_path):
         ({"spec": "leaf"}, "data must be .*got 'leaf'"),
         ({"spec": "digits:here"}, "data must be .*got 'digits:here'"),
         ({"spec": "digits", "partition": "random"}, "partition must be dirichlet.*got 'random'"),
-        ({"spec": "digits", "partition": "column:"}, "no field ''"),
+        ({"spec": "digits", "partition": "column:"}, "or column:NAME, got 'column:'"),
+        ({"spec": "digits", "partition": "column"}, "or column:NAME, got 'column'"),
         ({"spec": "digits", "partition": "column:who"}, "no field 'who'"),
         ({"spec": "digits", "num_clients": 0}, "num_clients must lie in"),
+        (
+            {"spec": "digits", "partition": "column:y", "num_clients": 9},
+            "num_clients has no effect on data digits with partition column",
+        ),
+        (
+            {"spec": "digits", "partition": "iid", "alpha": 1.0},
+            "alpha has no effect on data digits with partition iid",
+        ),
+        ({"spec": "digits", "fields": ("X", "Y")}, "fields has no effect on data digits"),
         ({"spec": "digits", "alpha": -1.0}, "alpha must be positive"),
         ({"spec": "digits", "test": 1.5}, r"test must lie in \[0, 1\), got 1.5"),
         ({"spec": "digits", "validation": -1.0}, r"validation must lie in \[0, 1\), got -1.0"),

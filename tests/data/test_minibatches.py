@@ -2,6 +2,7 @@ import functools
 import itertools
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -212,8 +213,7 @@ def test_the_shapes_of_a_batch_are_those_of_its_batches():
     data = one_of_two_clients()
     batch = jax.eval_shape(lambda: data.fold(lambda _, batch: batch, zeros_like_batch(data)))
     expected = data.batch_shapes(2)
-    for got, want in zip(jax.tree.leaves(batch), jax.tree.leaves(expected), strict=True):
-        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    chex.assert_trees_all_equal_shapes_and_dtypes(batch, expected)
 
 
 def zeros_like_batch(data):

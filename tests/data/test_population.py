@@ -332,3 +332,13 @@ def test_split_keeps_the_rows_that_a_split_has_already():
 def test_split_checks_its_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         split(numbered([4]), **arguments)
+
+
+def test_a_population_says_its_clients_rows_and_fields():
+    population = split(numbered([4, 6]), test=0.5)
+    assert repr(population).splitlines() == [
+        "Population of 2 clients, 10 rows (5 train, 0 validation, 5 test)",
+        "  x: int32 (10,)",
+        "  y: int32 (10,)",
+    ]
+    assert "<td>x</td><td>int32</td><td>(10,)</td>" in population._repr_html_()

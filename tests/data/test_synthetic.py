@@ -5,7 +5,7 @@ import scipy.stats
 
 from fedjaxsim.data import regression_stream, related_regression, synthetic_regression
 from fedjaxsim.data.minibatches import Batch
-from fedjaxsim.models import known_regression
+from fedjaxsim.tasks import known_regression
 
 
 def check_variance(values, variance):

@@ -12,7 +12,6 @@ from numpy.testing import assert_array_equal
 from pyarrow import parquet
 
 from fedjaxsim.data import Population, load, load_csv, load_npz, load_parquet, save_npz
-from fedjaxsim.data.table import Columns
 
 ROWS = {
     "who": ["10", "9", "10", "9", "9"],
@@ -69,8 +68,8 @@ def test_files_are_populations(tmp_path):
     parquet.write_table(pa.table(ROWS), tmp_path / "a.parquet")
     check(load_csv(tmp_path / "a.csv", **columns))
     check(load_parquet(tmp_path / "a.parquet", **columns))
-    check(load(f"csv:{tmp_path}/a.csv", columns=Columns(**columns)))
-    check(load(f"parquet:{tmp_path}/a.parquet", columns=Columns(**columns)))
+    check(load(f"csv:{tmp_path}/a.csv", **columns))
+    check(load(f"parquet:{tmp_path}/a.parquet", **columns))
     pd.DataFrame(ROWS).to_csv(tmp_path / "a.csv.gz", index=False)
     check(load_csv(tmp_path / "a.csv.gz", **columns))
     save_npz(tmp_path / "a.npz", load_csv(tmp_path / "a.csv", **columns))
@@ -134,9 +133,7 @@ def test_a_type_is_that_of_the_whole_column_however_late_its_first_fraction(tmp_
 
 def test_a_table_without_clients_is_divided(tmp_path):
     (tmp_path / "a.csv").write_text("age,y\n" + "".join(f"{k},{'ab'[k % 2]}\n" for k in range(20)))
-    population = load(
-        f"csv:{tmp_path}/a.csv", columns=Columns("y"), partition="iid", num_clients=4, test=0.2
-    )
+    population = load(f"csv:{tmp_path}/a.csv", target="y", partition="iid", num_clients=4, test=0.2)
     assert population.splits["train"].count.tolist() == [4] * 4
     assert_array_equal(population.fields["y"], population.fields["x"][:, 0] % 2)
     assert population.categories == {"y": ("a", "b")}
@@ -231,9 +228,9 @@ def test_a_missing_file_is_not_found(tmp_path, kind, read):
     ("arguments", "message"),
     [
         ({}, r"csv needs the column that is to be predicted \(target\)"),
-        ({"columns": Columns("y")}, "csv needs the column that says whose a row is"),
-        ({"columns": Columns("y", "who"), "partition": "iid"}, "has its own clients"),
-        ({"columns": Columns("y", split="part"), "partition": "iid"}, "a column of splits needs"),
+        ({"target": "y"}, "csv needs the column that says whose a row is"),
+        ({"target": "y", "client": "who", "partition": "iid"}, "has its own clients"),
+        ({"target": "y", "split": "part", "partition": "iid"}, "a column of splits needs"),
     ],
 )
 def test_a_table_needs_a_target_and_clients_or_a_partition(tmp_path, arguments, message):

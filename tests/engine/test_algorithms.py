@@ -2,12 +2,13 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import classification, common_noise_key, least_squares
+from problems import classification, least_squares, noise_key, read_by
 
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.ditto import ditto
@@ -17,13 +18,12 @@ from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.model import linear
-from fedjaxsim.models.task import squared
 from fedjaxsim.privacy.ledger import charged
-from fedjaxsim.privacy.mechanisms import closed, noise_like
-from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.privacy.mechanisms import no_release, noise_like
+from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks.task import squared
 
 FULL_BATCH = Minibatches(1000, epochs=1)
 
@@ -54,8 +54,8 @@ def pmtl_with_everyone_or_some():
     """Both simulations, made once, for their compilation; in float64."""
     population, task = least_squares([5, 9, 17])
     return [
-        Simulation(pmtl(task), task, population, sampling, Minibatches(4, epochs=2))
-        for sampling in (everyone(3), poisson(3))
+        Simulation(pmtl(task), population, sampling, Minibatches(4, epochs=2))
+        for sampling in (full_participation(), poisson(1.0))
     ]
 
 
@@ -65,7 +65,7 @@ def test_pmtl_center_is_the_mean_of_the_models_over_p():
     # With everyone (p = 1) w̃ is the mean; here w⁰ = 0.
     with jax.enable_x64(True):
         for sim, rate in zip(pmtl_with_everyone_or_some(), (1.0, 0.5), strict=True):
-            hparams = Hyperparameters(learning_rate=0.05, lam=0.3, sampling_rate=rate)
+            hparams = read_by(sim, learning_rate=0.05, lam=0.3, sampling_rate=rate)
             state = sim.init(0, hparams)
             for _ in range(7):
                 state, _ = sim.round(state, hparams)
@@ -82,13 +82,13 @@ def test_pmtl_center_never_forgets_noise():
     # depend on where w̃ has drifted, so nothing pulls w̃ back. (With everyone and no clip binding.)
     with jax.enable_x64(True):
         sim, _ = pmtl_with_everyone_or_some()
-        hparams = Hyperparameters(
+        hparams = sim.hyperparameters(
             learning_rate=0.05, lam=0.3, clip_norm=100.0, noise_multiplier=0.01
         )
-        state = sim.init(0, hparams, common_noise=True)
+        state = sim.init(0, hparams)
         noise = np.zeros(4)
         for t in range(4):
-            key = common_noise_key(state, t)
+            key = noise_key(state, t)
             draw = noise_like(key, state.shared.params, jnp.asarray(1.0 / 3))
             noise += coefficients(draw)
             state, _ = sim.round(state, hparams)
@@ -103,14 +103,14 @@ def test_the_offset_forgets_all_but_the_last_noise():
     with jax.enable_x64(True):
         population, task = least_squares([5, 9, 17])
         algorithm = pmtl(task, message="offset")
-        sim = Simulation(algorithm, task, population, everyone(3), Minibatches(17, epochs=2))
+        sim = Simulation(algorithm, population, full_participation(), Minibatches(17, epochs=2))
         for lam, z in [(0.3, 0.01), (0.0, 0.0)]:
-            hparams = Hyperparameters(
+            hparams = sim.hyperparameters(
                 learning_rate=0.05, lam=lam, clip_norm=100.0, noise_multiplier=z
             )
-            state = sim.init(0, hparams, common_noise=True)
+            state = sim.init(0, hparams)
             for t in range(4):
-                key = common_noise_key(state, t)
+                key = noise_key(state, t)
                 noise = noise_like(key, state.shared.params, jnp.asarray(100.0 * z / 3))
                 state, _ = sim.round(state, hparams)
                 gap = coefficients(state.shared.params) - coefficients(state.personal).mean(axis=0)
@@ -131,9 +131,9 @@ def test_both_messages_of_pmtl_are_their_formulas_worked_by_hand(message):
         )
         task = squared(linear((1,), 1, bias=False))
         sim = Simulation(
-            pmtl(task, message=message), task, population, poisson(2), Minibatches(1, epochs=1)
+            pmtl(task, message=message), population, poisson(1.0), Minibatches(1, epochs=1)
         )
-        hparams = Hyperparameters(learning_rate=0.5, lam=1.0, clip_norm=1.0, sampling_rate=0.5)
+        hparams = sim.hyperparameters(learning_rate=0.5, lam=1.0, clip_norm=1.0, sampling_rate=0.5)
         state = sim.init(0, hparams)
         w_tilde, w, cohorts = 0.0, [0.0, 0.0], set()
         for _ in range(8):
@@ -173,8 +173,8 @@ def test_pmtl_reaches_the_mean_regularized_minimizer():
         system -= np.kron(np.full((m, m), lam / m), np.eye(d))
         minimizer = np.linalg.solve(system, target).reshape(m, d)
 
-        sim = Simulation(pmtl(task), task, population, everyone(m), FULL_BATCH)
-        hparams = Hyperparameters(learning_rate=0.4, lam=lam)
+        sim = Simulation(pmtl(task), population, full_participation(), FULL_BATCH)
+        hparams = sim.hyperparameters(learning_rate=0.4, lam=lam)
         state, _ = sim.run(sim.init(0, hparams), hparams, 400)
         np.testing.assert_allclose(coefficients(state.personal), minimizer, rtol=1e-9, atol=1e-10)
         np.testing.assert_allclose(
@@ -196,11 +196,11 @@ def test_one_client_alone_does_gradient_descent(algorithm):
     # λ = 0 and m = 1; with a clip that does not bind the server adds the whole update.
     with jax.enable_x64(True):
         population, task = least_squares([12])
-        mechanism = closed() if algorithm is local else None
+        mechanism = no_release() if algorithm is local else None
         sim = Simulation(
-            algorithm(task), task, population, everyone(1), Minibatches(12, epochs=3), mechanism
+            algorithm(task), population, full_participation(), Minibatches(12, epochs=3), mechanism
         )
-        hparams = Hyperparameters(learning_rate=0.1)
+        hparams = read_by(sim, learning_rate=0.1, lam=0.0)
         state = after(sim, hparams, 5)
         (x, y), *_ = designs(population)
         expected = gradient_descent(x, y, np.zeros(4), 0.1, steps=15)
@@ -215,8 +215,8 @@ def test_pmtl_is_algorithm_1_written_in_numpy():
     with jax.enable_x64(True):
         population, task = least_squares([6, 9])
         rate, lam, clip = 0.3, 0.4, 0.25
-        sim = Simulation(pmtl(task), task, population, everyone(2), Minibatches(9, epochs=2))
-        hparams = Hyperparameters(learning_rate=rate, lam=lam, clip_norm=clip)
+        sim = Simulation(pmtl(task), population, full_participation(), Minibatches(9, epochs=2))
+        hparams = sim.hyperparameters(learning_rate=rate, lam=lam, clip_norm=clip)
         state = sim.init(0, hparams)
         center, models, clipped = np.zeros(4), [np.zeros(4), np.zeros(4)], 0
         for _ in range(6):
@@ -245,8 +245,8 @@ def test_ditto_is_its_formula_worked_by_hand():
             [{"x": np.ones((1, 1)), "y": np.array([y])} for y in (2.0, 6.0)]
         )
         task = squared(linear((1,), 1, bias=False))
-        sim = Simulation(ditto(task), task, population, everyone(2), Minibatches(1, epochs=2))
-        hparams = Hyperparameters(learning_rate=0.5, lam=1.0)
+        sim = Simulation(ditto(task), population, full_participation(), Minibatches(1, epochs=2))
+        hparams = sim.hyperparameters(learning_rate=0.5, lam=1.0)
         state = sim.init(0, hparams)
         expected = [
             # From 0 the w of the clients is 1, 1.5 and 3, 4.5; their mean is 3. v is 1, 1 and 3, 3.
@@ -264,16 +264,13 @@ def test_ditto_is_its_formula_worked_by_hand():
 def test_the_releases_of_ditto_are_those_of_fedavg_and_without_lam_its_models_those_of_local():
     # FedAvg's own functions compute w, in Ditto's programs too, so that not a bit differs.
     population, task = classification([10, 12, 14, 9])
-    hparams = Hyperparameters(clip_norm=0.2, noise_multiplier=0.5, sampling_rate=0.6)
+    values = {"lam": 0.0, "clip_norm": 0.2, "noise_multiplier": 0.5, "sampling_rate": 0.6}
     states = {}
     for algorithm in (fedavg, ditto, local):
-        door = closed() if algorithm is local else None
-        sim = Simulation(
-            algorithm(task), task, population, poisson(4), Minibatches(4, steps=3), door
-        )
-        states[algorithm] = after(sim, hparams, 5, common_noise=True)
-    for w, same in zip(*(jax.tree.leaves(states[a].shared) for a in (fedavg, ditto)), strict=True):
-        np.testing.assert_array_equal(w, same)
+        door = no_release() if algorithm is local else None
+        sim = Simulation(algorithm(task), population, poisson(1.0), Minibatches(4, steps=3), door)
+        states[algorithm] = after(sim, read_by(sim, **values), 5)
+    chex.assert_trees_all_equal(*(states[a].shared for a in (fedavg, ditto)))
     charges = [charged(states[algorithm].privacy) for algorithm in (fedavg, ditto)]
     assert charges[0] == charges[1]
     assert charges[0][0].entries[0].rounds == 5
@@ -289,7 +286,7 @@ def test_fedprox_is_its_formula_and_without_mu_fedavg():
         minibatches = Minibatches(9, epochs=3)
         results = {}
         plain, proximal = (
-            Simulation(algorithm(task), task, population, everyone(2), minibatches)
+            Simulation(algorithm(task), population, full_participation(), minibatches)
             for algorithm in (fedavg, fedprox)
         )
         for name, sim, mu in [
@@ -297,7 +294,7 @@ def test_fedprox_is_its_formula_and_without_mu_fedavg():
             ("prox 0", proximal, 0.0),
             ("prox 2", proximal, 2.0),
         ]:
-            hparams = Hyperparameters(learning_rate=0.1, mu=mu)
+            hparams = read_by(sim, learning_rate=0.1, mu=mu)
             state = after(sim, hparams, 4)
             results[name] = coefficients(state.shared.params)
         np.testing.assert_array_equal(results["fedavg"], results["prox 0"])
@@ -315,8 +312,8 @@ def test_the_server_optimizer_steps_along_minus_the_release():
     with jax.enable_x64(True):
         population, task = least_squares([6, 9])
         algorithm = fedavg(task, server_optimizer=optimizers.server(optax.adam))
-        sim = Simulation(algorithm, task, population, everyone(2), FULL_BATCH)
-        hparams = Hyperparameters(learning_rate=0.1, server_learning_rate=0.01)
+        sim = Simulation(algorithm, population, full_participation(), FULL_BATCH)
+        hparams = sim.hyperparameters(learning_rate=0.1, server_learning_rate=0.01)
         state = after(sim, hparams, 5)
         adam, w = optax.adam(0.01), jnp.zeros(4)
         adam_state = adam.init(w)
@@ -335,9 +332,9 @@ def test_a_learning_rate_schedule_counts_rounds():
     with jax.enable_x64(True):
         population, task = least_squares([8])
         schedule = optax.linear_schedule(1.0, 0.0, 4)
-        algorithm = local(task, optimizers.local(optax.sgd, schedule))
-        sim = Simulation(algorithm, task, population, everyone(1), FULL_BATCH, closed())
-        hparams = Hyperparameters(learning_rate=0.1)
+        algorithm = local(task, local_optimizer=optimizers.local(optax.sgd, schedule))
+        sim = Simulation(algorithm, population, full_participation(), FULL_BATCH, no_release())
+        hparams = sim.hyperparameters(learning_rate=0.1)
         state = after(sim, hparams, 6)
         (x, y), *_ = designs(population)
         w = np.zeros(4)
@@ -349,11 +346,11 @@ def test_a_learning_rate_schedule_counts_rounds():
 def test_the_local_optimizer_is_any_optax_transformation_and_starts_afresh():
     with jax.enable_x64(True):
         population, task = least_squares([8])
-        algorithm = local(task, optimizers.local(optax.adam))
+        algorithm = local(task, local_optimizer=optimizers.local(optax.adam))
         sim = Simulation(
-            algorithm, task, population, everyone(1), Minibatches(8, epochs=2), closed()
+            algorithm, population, full_participation(), Minibatches(8, epochs=2), no_release()
         )
-        hparams = Hyperparameters(learning_rate=0.05)
+        hparams = sim.hyperparameters(learning_rate=0.05)
         state = after(sim, hparams, 3)
         (x, y), *_ = designs(population)
         w, adam = jnp.zeros(4), optax.adam(0.05)
@@ -367,8 +364,8 @@ def test_the_local_optimizer_is_any_optax_transformation_and_starts_afresh():
 
 def test_clients_that_are_not_drawn_keep_their_models():
     population, task = classification([10] * 30)
-    sim = Simulation(pmtl(task), task, population, poisson(30, 0.2), Minibatches(4, steps=2))
-    hparams = Hyperparameters(sampling_rate=0.2, lam=0.1)
+    sim = Simulation(pmtl(task), population, poisson(0.2), Minibatches(4, steps=2))
+    hparams = sim.hyperparameters(sampling_rate=0.2, lam=0.1)
     start = sim.init(0, hparams)
     state, metrics = sim.round(start, hparams)
     moved = np.any(np.asarray(state.personal["kernel"] != start.personal["kernel"]), axis=(1, 2))
@@ -383,8 +380,10 @@ def test_local_models_see_their_own_data_only():
     changed["x"] = np.array(changed["x"])
     changed["x"][theirs:] = 0.5
     other = Population(changed, population.splits, population.names)
-    sim = Simulation(local(task), task, population, everyone(3), Minibatches(4, steps=3), closed())
-    hparams = Hyperparameters()
+    sim = Simulation(
+        local(task), population, full_participation(), Minibatches(4, steps=3), no_release()
+    )
+    hparams = sim.hyperparameters()
     one = after(sim, hparams, 4)
     two_sim = sim.with_population(other)
     two = after(two_sim, hparams, 4)
@@ -397,7 +396,8 @@ def test_minibatch_loss_is_reported_before_the_step():
     # One step on one full batch from zero: the reported loss is that of w = 0.
     population, _ = least_squares([5, 5])
     task = squared(linear((3,), 1))
-    sim = Simulation(fedavg(task), task, population, everyone(2), FULL_BATCH)
-    _, metrics = sim.round(sim.init(0, Hyperparameters()), Hyperparameters())
+    sim = Simulation(fedavg(task), population, full_participation(), FULL_BATCH)
+    hparams = sim.hyperparameters()
+    _, metrics = sim.round(sim.init(0, hparams), hparams)
     expected = np.mean([np.mean(y**2) / 2 for _, y in designs(population)])
     np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)

@@ -2,12 +2,13 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
-from problems import classification, simulation_of
+from problems import classification, read_by, simulation_of
 
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
@@ -21,15 +22,20 @@ from fedjaxsim.engine.layout import (
     device_memory,
     intermediate_bytes,
 )
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models import cnn, gru, mlp, softmax, softmax_sequence
+from fedjaxsim.models import cnn, gru, mlp
 from fedjaxsim.privacy.sampling import poisson
-from fedjaxsim.runs.many import ManyRuns
+from fedjaxsim.sweep import ManyRuns
+from fedjaxsim.tasks import softmax, softmax_sequence
 
 THOROUGH = pytest.mark.thorough
-HPARAMS = Hyperparameters(
-    learning_rate=0.05, lam=0.3, mu=0.1, clip_norm=0.2, noise_multiplier=0.5, sampling_rate=0.5
-)
+VALUES = {
+    "learning_rate": 0.05,
+    "lam": 0.3,
+    "mu": 0.1,
+    "clip_norm": 0.2,
+    "noise_multiplier": 0.5,
+    "sampling_rate": 0.5,
+}
 
 
 @pytest.fixture
@@ -123,21 +129,21 @@ def shapes_of(jaxpr):
 
 def linear(places=30, features=4, **settings):
     population, task = classification([6 + k % 5 for k in range(places)], features)
-    sampling = poisson(places, max_rate=1.0)
+    sampling = poisson(1.0)
     return simulation_of("pmtl", task, population, sampling, Minibatches(3, steps=2), **settings)
 
 
 def test_a_round_has_batches_of_the_size_that_memory_gives(pretend):
     pretend(2**40)
-    hparams = HPARAMS.as_arrays()
     sim = linear(features=5)
+    hparams = read_by(sim, **VALUES).as_arrays()
     rows, state = sim.rows["train"], jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
     client = sim.program.client_bytes(hparams, rows)
     held = bytes_of(rows) + bytes_of((state.personal, state.consumed))
     for fitting, size in ((30, 30), (12, 10), (3, 3), (0, 2)):  # of 30 places
         pretend(held + 4 * fitting * client)
         sim = linear(features=5)
-        assert sim.chunk_size(HPARAMS) == size
+        assert sim.chunk_size(hparams) == size
         batched = shapes_of(jax.make_jaxpr(sim.program.round)(state, hparams, rows).jaxpr)
         # The kernels of a batch of clients, and of no other number of them.
         assert {shape[0] for shape in batched if shape[1:] == (5, 3)} - {30, 1} == {size} - {30}
@@ -145,9 +151,10 @@ def test_a_round_has_batches_of_the_size_that_memory_gives(pretend):
 
 def test_each_of_several_devices_counts_what_lies_on_it(pretend):
     pretend(2**40)
-    hparams, devices = HPARAMS.as_arrays(), jax.devices()[:2]
+    devices = jax.devices()[:2]
     sim = linear(features=5, devices=devices)
-    assert sim.chunk_size(HPARAMS) == 15  # of 30 clients
+    hparams = read_by(sim, **VALUES).as_arrays()
+    assert sim.chunk_size(hparams) == 15  # of 30 clients
     rows, state = sim._placed["train"], jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
     fields, ranges = bytes_of(rows.fields), bytes_of((rows.start, rows.count))
     held = fields // 2 + ranges + bytes_of(state.personal) // 2
@@ -161,8 +168,9 @@ def test_each_of_several_devices_counts_what_lies_on_it(pretend):
 def test_settings_and_derivatives_beside_clients_leave_batches_of_64(pretend):
     pretend(2**40)
     sim = linear(150)
-    assert sim.chunk_size(HPARAMS) == 150
-    several = ManyRuns(sim, [HPARAMS, HPARAMS.replace(learning_rate=0.1)])._laid_out(sim.program)
+    hparams = read_by(sim, **VALUES)
+    assert sim.chunk_size(hparams) == 150
+    several = ManyRuns(sim, [hparams, hparams.replace(learning_rate=0.1)])._laid_out(sim.program)
     for program in (several, sim.program.limited()):
         plan = program.layout.for_memory(0, 0, 1, 150)
         assert plan.chunk_size == 50  # three even chunks
@@ -199,12 +207,12 @@ PROBLEMS = {
 def of_problem(problem, name, **settings):
     population, task = PROBLEMS[problem]()
     minibatches = Minibatches(3, epochs=1)
-    return simulation_of(name, task, population, poisson(10, max_rate=1.0), minibatches, **settings)
+    return simulation_of(name, task, population, poisson(1.0), minibatches, **settings)
 
 
 def four_at_once(sim):
     """Bytes of memory of which a quarter of what is free holds the work of four clients."""
-    hparams, rows = HPARAMS.as_arrays(), sim.rows["train"]
+    hparams, rows = read_by(sim, **VALUES).as_arrays(), sim.rows["train"]
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
     held = bytes_of((rows, state.personal, state.consumed))
     return held + 4 * 4 * sim.program.client_bytes(hparams, rows)
@@ -220,20 +228,20 @@ def four_at_once(sim):
 )
 def test_forms_of_an_accelerator_give_what_those_of_a_cpu_give(problem, name, pretend):
     found, sim = [], of_problem(problem, name)
+    hparams = read_by(sim, **VALUES)
     for accelerator in (False, True):
         if accelerator:
             pretend(2**40)
             sim = of_problem(problem, name)
             pretend(four_at_once(sim))
             sim = of_problem(problem, name)
-            assert (sim.layout.chunk_map, sim.chunk_size(HPARAMS)) == ("vmap", 4)  # 4, 4, and 2
-        state, _ = sim.round(sim.init(0, HPARAMS), HPARAMS)
-        state, metrics = sim.round(state, HPARAMS)
+            assert (sim.layout.chunk_map, sim.chunk_size(hparams)) == ("vmap", 4)  # 4, 4, and 2
+        state, _ = sim.round(sim.init(0, hparams), hparams)
+        state, metrics = sim.round(state, hparams)
         found.append((state.shared, state.personal, metrics))
         if problem == "linear":
-            found[-1] += (sim.evaluate(state, HPARAMS, "train").values,)
-    for ours, plain in zip(*map(jax.tree.leaves, found), strict=True):
-        np.testing.assert_allclose(ours, plain, rtol=2e-4, atol=2e-6)
+            found[-1] += (sim.evaluate(state, hparams, "train").values,)
+    chex.assert_trees_all_close(*found, rtol=2e-4, atol=2e-6)
 
 
 @THOROUGH
@@ -241,7 +249,8 @@ def test_forms_of_an_accelerator_give_what_those_of_a_cpu_give(problem, name, pr
 @pytest.mark.parametrize("problem", ["mlp", "cnn"])
 def test_the_clients_at_work_take_no_more_than_a_quarter_of_what_is_free(problem, pretend):
     pretend(2**40)
-    sim, hparams = of_problem(problem, "pmtl"), HPARAMS.as_arrays()
+    sim = of_problem(problem, "pmtl")
+    hparams = read_by(sim, **VALUES).as_arrays()
     rows = sim.rows["train"]
     client = sim.program.client_bytes(hparams, rows)
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)

@@ -1,12 +1,11 @@
 """The billboard lemma by construction: releases are all that a client learns of the others."""
 
 import contextlib
-import functools
 
 import jax
 import jax.numpy as jnp
 import pytest
-from problems import classification, every_system, simulation_of
+from problems import classification, every_system, read_by, simulation_of
 
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms.local import local
@@ -14,31 +13,39 @@ from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.engine.layout import ChunkMap
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.privacy.doors.adaptive import adaptive_clipping
-from fedjaxsim.privacy.mechanisms import closed, gaussian
-from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.privacy.mechanisms import gaussian, no_release
+from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks.known_risk import known_regression
 from fedjaxsim.testing import check_billboard
 
 M, VICTIM = 12, 4
-HPARAMS = Hyperparameters(
-    lam=0.2, mu=0.1, clip_norm=0.5, noise_multiplier=0.7, sampling_rate=0.5, count_noise=1.0
-)
+VALUES = {
+    "lam": 0.2,
+    "mu": 0.1,
+    "clip_norm": 0.5,
+    "noise_multiplier": 0.7,
+    "count_noise": 1.0,
+}
 CLIENTS, TASK = classification([10 + k for k in range(M)])
-check = functools.partial(check_billboard, client=VICTIM)
+
+
+def check(simulation, client=VICTIM, sampling_rate=0.5, **settings):
+    """Check the law for a client of a simulation."""
+    hparams = read_by(simulation, **(VALUES | {"sampling_rate": sampling_rate}))
+    check_billboard(simulation, hparams, client=client, **settings)
 
 
 def build(algorithm, mechanism=None, minibatches=None, population=CLIENTS, **settings):
     minibatches = minibatches or Minibatches(4, steps=1)
-    return Simulation(algorithm, TASK, population, poisson(M), minibatches, mechanism, **settings)
+    return Simulation(algorithm, population, poisson(1.0), minibatches, mechanism, **settings)
 
 
 def of_system(name, chunk_map: ChunkMap):
     minibatches = Minibatches(4, epochs=1)
     return simulation_of(
-        name, TASK, CLIENTS, poisson(M), minibatches, chunk_size=3, chunk_map=chunk_map
+        name, TASK, CLIENTS, poisson(1.0), minibatches, chunk_size=3, chunk_map=chunk_map
     )
 
 
@@ -49,38 +56,33 @@ def thorough(*values):
 @pytest.mark.parametrize("name", every_system("pmtl", sending=True))
 def test_with_the_releases_fixed_one_clients_data_reaches_nobody_else(name):
     chunk_map: ChunkMap = "vmap" if name == "ppsgd" else "scan"
-    check(of_system(name, chunk_map), HPARAMS, rounds=4)
+    check(of_system(name, chunk_map), rounds=4)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", every_system(sending=True))
 def test_the_law_does_not_depend_on_how_clients_are_mapped(name):
     chunk_map: ChunkMap = "scan" if name == "ppsgd" else "vmap"
-    check(of_system(name, chunk_map), HPARAMS, rounds=4)
+    check(of_system(name, chunk_map), rounds=4)
 
 
 @pytest.mark.parametrize(
     "simulation",
     [
-        lambda: build(local(TASK), closed()),
+        lambda: build(local(TASK), no_release()),
         lambda: build(pmtl(TASK), adaptive_clipping(), Minibatches(4, steps=2, passes=2)),
         thorough(lambda: build(pmtl(TASK), devices=jax.devices()[:2])),
         lambda: Simulation(
             pmtl(known_regression(5)),
-            known_regression(5),
             regression_stream(M, 5),
-            everyone(M),
+            full_participation(),
             Minibatches(4, steps=1),
         ),
     ],
     ids=["nothing sent", "mechanism and minibatches with a state", "two devices", "fresh data"],
 )
 def test_the_law_holds_behind_every_kind_of_door_and_data(simulation):
-    hparams = HPARAMS
-    sim = simulation()
-    if sim.sampling.scheme.kind == "everyone":
-        hparams = HPARAMS.replace(sampling_rate=1.0)
-    check(sim, hparams)
+    check(simulation())
 
 
 # --- what breaks it is found ----------------------------------------------------------------------
@@ -106,7 +108,7 @@ def test_a_client_that_reads_the_rows_of_all_is_found():
         AssertionError,
         match=r"round 1: `personal` at \['bias'\] of client \d+ depends on the data of client 4",
     ):
-        check(build(with_client(peek)), HPARAMS)
+        check(build(with_client(peek)))
 
 
 def test_a_function_that_closes_over_rows_is_found():
@@ -115,7 +117,7 @@ def test_a_function_that_closes_over_rows_is_found():
 
     closes = r"closes over the rows 'x', float32\[\d+, 4\]"
     with pytest.raises(AssertionError, match=closes):
-        check(build(with_client(client)), HPARAMS)
+        check(build(with_client(client)))
 
     def server(shared, release, hparams, round_):
         step = jax.jit(lambda w: w + jnp.asarray(CLIENTS.rows(VICTIM, "test")["x"]).mean())
@@ -123,7 +125,7 @@ def test_a_function_that_closes_over_rows_is_found():
 
     own = r"closes over the rows 'x' of client 4, float32\[\d+, 4\]"
     with pytest.raises(AssertionError, match=own):
-        check(build(pmtl(TASK)._replace(server=server)), HPARAMS)
+        check(build(pmtl(TASK)._replace(server=server)))
 
 
 def made_of_data(function):
@@ -164,7 +166,7 @@ def test_what_a_factory_makes_of_data_is_found_where_it_is_given(function, messa
     make = made_of_data(function)
     found = pytest.raises(AssertionError, match=message) if message else contextlib.nullcontext()
     with found:
-        check(make(CLIENTS), HPARAMS, rounds=1, build=make)
+        check(make(CLIENTS), rounds=1, build=make)
 
 
 def test_a_noise_multiplier_made_of_messages_is_found():
@@ -179,14 +181,14 @@ def test_a_noise_multiplier_made_of_messages_is_found():
     with pytest.raises(
         AssertionError, match=r"`privacy` at \.charges\[0\]\.\w+ depends on the data of client 4"
     ):
-        check(build(pmtl(TASK), door._replace(release=release)), HPARAMS)
+        check(build(pmtl(TASK), door._replace(release=release)))
 
 
 def test_a_check_that_tried_nothing_says_so():
     with pytest.raises(ValueError, match="data of client 4 changed nothing in 1 rounds"):
-        check(build(pmtl(TASK)), HPARAMS.replace(sampling_rate=1e-6), rounds=1)
+        check(build(pmtl(TASK)), sampling_rate=1e-6, rounds=1)
     with pytest.raises(ValueError, match=r"client must lie in \[0, 12\), got 12"):
-        check_billboard(build(pmtl(TASK)), HPARAMS, client=12)
+        check(build(pmtl(TASK)), client=12)
 
 
 def test_a_client_that_learns_nothing_is_told_from_one_that_leaks_nothing():
@@ -195,6 +197,7 @@ def test_a_client_that_learns_nothing_is_told_from_one_that_leaks_nothing():
         client=lambda shared, personal, data, hparams, context: ((), jnp.ones(2), {}),
         server=lambda shared, release, hparams, round_: shared + release,
         predict=lambda shared, personal, hparams, client_id: TASK.init(jax.random.key(0)),
+        task=TASK,
     )
     with pytest.raises(ValueError, match="changed nothing"):
-        check(build(constant), HPARAMS)
+        check(build(constant))

@@ -2,44 +2,48 @@
 
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import pytest
-from problems import classification, least_squares
+from problems import classification, least_squares, read_by
 
 from fedjaxsim import models
-from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.algorithms.ppsgd import ppsgd
 from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.task import Task, softmax
-from fedjaxsim.privacy.mechanisms import Mechanism, closed, gaussian
-from fedjaxsim.privacy.sampling import Sampling, poisson
+from fedjaxsim.privacy.mechanisms import Mechanism, gaussian, no_release
+from fedjaxsim.privacy.sampling import Sampler, Sampling, poisson
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks.task import Task, softmax
 
-HPARAMS = Hyperparameters(clip_norm=0.3, noise_multiplier=0.8, sampling_rate=0.4)
+VALUES = {"clip_norm": 0.3, "noise_multiplier": 0.8, "sampling_rate": 0.4, "lam": 0.0}
 CLIENTS, TASK = classification([10] * 4)
 
 
 def build(
     algorithm: Any,
-    task: Any = TASK,
     population: Any = CLIENTS,
     mechanism=None,
     minibatches=None,
     **settings: Any,
 ):
     minibatches = minibatches or Minibatches(4, epochs=1)
-    return Simulation(algorithm, task, population, poisson(4), minibatches, mechanism, **settings)
+    return Simulation(algorithm, population, poisson(1.0), minibatches, mechanism, **settings)
 
 
 def refusal(make):
     """What is said, in one line, when a simulation is made or before it starts."""
+
+    def start():
+        simulation = make()
+        simulation.check_start(0, read_by(simulation, **VALUES))
+
     with pytest.raises(ValueError) as refused:  # noqa: PT011
-        make().check_start(0, HPARAMS)
+        start()
     message = str(refused.value)
     assert "\n" not in message
     return message
@@ -125,6 +129,7 @@ def test_what_the_server_returns():
             client=lambda shared, personal, data, hparams, context: ((), shared, {}),
             server=server,
             predict=lambda shared, personal, hparams, client_id: shared,
+            task=TASK,
         )
         return refusal(lambda: build(algorithm))
 
@@ -174,7 +179,7 @@ def test_the_arguments_of_an_algorithm(function, wanted):
 
 def test_the_arguments_of_the_other_parts():
     task = TASK._replace(metrics=lambda params: {})
-    assert refusal(lambda: build(pmtl(TASK), task)) == (
+    assert refusal(lambda: build(pmtl(task))) == (
         "the task's metrics must take (params, batch), but takes (params)"
     )
     mechanism = gaussian()._replace(release=lambda accumulator: accumulator)
@@ -182,10 +187,24 @@ def test_the_arguments_of_the_other_parts():
         "the mechanism's release must take (accumulator, denominator, key, state, hparams, round), "
         "but takes (accumulator)"
     )
-    sampling = poisson(4)._replace(rate=0.5)  # pyright: ignore[reportArgumentType]
-    assert refusal(
-        lambda: Simulation(pmtl(TASK), TASK, CLIENTS, sampling, Minibatches(4, steps=1))
-    ) == ("the sampling's rate must be a function of (hparams), got a float")
+
+    def of_sampling(sampling):
+        return refusal(lambda: Simulation(pmtl(TASK), CLIENTS, sampling, Minibatches(4, steps=1)))
+
+    def of_sampler(**changes):
+        return of_sampling(Sampling(lambda m: poisson(1.0).for_clients(m)._replace(**changes)))
+
+    assert of_sampling(Sampling(0.5)) == (  # pyright: ignore[reportArgumentType]
+        "the sampling's for_clients must be a function of (num_clients), got a float"
+    )
+    assert of_sampler(rate=0.5) == "the sampler's rate must be a function of (hparams), got a float"
+    assert of_sampler(draw=lambda key: key) == (
+        "the sampler's draw must take (key, round, hparams), but takes (key)"
+    )
+    start = WarmStart(lambda hparams, own: own)
+    assert refusal(lambda: build(pmtl(TASK)._replace(warm_start=start))) == (
+        "the warm_start's start must take (hparams, published, own), but takes (hparams, own)"
+    )
 
 
 def test_the_arguments_that_are_checked_are_those_of_the_protocols():
@@ -193,9 +212,11 @@ def test_the_arguments_that_are_checked_are_those_of_the_protocols():
 
     for name, kind in [
         ("algorithm", Algorithm),
+        ("warm_start", WarmStart),
         ("task", Task),
         ("mechanism", Mechanism),
         ("sampling", Sampling),
+        ("sampler", Sampler),
     ]:
         functions = {
             field
@@ -209,7 +230,18 @@ def test_parts_of_another_kind():
     assert refusal(lambda: build(pmtl)) == (  # the factory
         "algorithm must be of type Algorithm, such as pmtl(task), got the function pmtl"
     )
-    assert refusal(lambda: build(TASK, pmtl(TASK))).startswith("algorithm must be")
+    assert refusal(lambda: build(TASK)).startswith("algorithm must be")
+    assert refusal(lambda: build(pmtl(TASK)._replace(task=models.linear((4,), 3)))) == (  # pyright: ignore[reportArgumentType]
+        "task must be of type Task, such as softmax(model, num_classes), got a Model"
+    )
+    factory: Any = poisson
+    assert refusal(lambda: Simulation(pmtl(TASK), CLIENTS, factory)) == (
+        "sampling must be of type Sampling, such as poisson(0.2), got the function poisson"
+    )
+    nothing: Any = Sampling(lambda num_clients: None)  # pyright: ignore[reportArgumentType]
+    assert refusal(lambda: Simulation(pmtl(TASK), CLIENTS, nothing)).startswith(
+        "sampler must be of type Sampler"
+    )
     assert refusal(lambda: build(pmtl(TASK), population=CLIENTS.fields)) == (
         "population must be of type Population, such as Population.from_clients(clients), "
         "got a dict"
@@ -218,7 +250,7 @@ def test_parts_of_another_kind():
 
 def test_a_task_that_does_not_suit_the_data_or_the_algorithm():
     narrow = softmax(models.linear((5,), 3), 3)
-    message = refusal(lambda: build(fedavg(narrow), narrow))
+    message = refusal(lambda: build(fedavg(narrow)))
     assert message.startswith(
         "the task's loss fails on rows of the population, float32[40, 4] at ['x'], "
         "int32[40] at ['y']: "
@@ -226,33 +258,33 @@ def test_a_task_that_does_not_suit_the_data_or_the_algorithm():
     losses = TASK._replace(
         loss=lambda params, batch: TASK.metrics(params, batch)["loss"], linear=None
     )
-    assert refusal(lambda: build(pmtl(losses), losses)) == (
+    assert refusal(lambda: build(pmtl(losses))) == (
         "the task's loss must be one number for a batch, got shape (4,)"
     )
     means = TASK._replace(
         metrics=lambda params, batch: {"loss": TASK.loss(params, batch)}, linear=None
     )
-    assert refusal(lambda: build(pmtl(TASK), means)) == (
+    assert refusal(lambda: build(pmtl(means))) == (
         "the task's metrics must be per-example values, of shape (3,) for 3 rows, "
         "got 'loss' of shape ()"
     )
     regression, _ = least_squares([5] * 4)
-    assert refusal(lambda: build(pmtl(TASK), TASK, regression)) == (
+    assert refusal(lambda: build(pmtl(TASK), regression)) == (
         "softmax needs integer labels (n,), got float64 (20,); squared is for others"
     )
     unsplit = TASK._replace(output_layer="Dense_7")
-    assert refusal(lambda: build(ppsgd(unsplit), unsplit, minibatches=Minibatches(4, steps=1))) == (
+    assert refusal(lambda: build(ppsgd(unsplit), minibatches=Minibatches(4, steps=1))) == (
         "'Dense_7' selects none of the parameters, which are ['bias', 'kernel']; "
         "a name must be a path, or what paths begin with up to a '/'"
     )
 
 
 def test_doors_must_suit_what_is_sent():
-    assert "sends nothing, so its mechanism must be closed()" in refusal(
+    assert "sends nothing, so its mechanism must be no_release()" in refusal(
         lambda: build(local(TASK), mechanism=gaussian())
     )
-    assert "which a closed door would lose" in refusal(
-        lambda: build(pmtl(TASK), mechanism=closed())
+    assert "which no_release() would lose" in refusal(
+        lambda: build(pmtl(TASK), mechanism=no_release())
     )
 
 
@@ -261,21 +293,18 @@ def test_what_a_function_raises_itself_is_left_alone():
         raise ZeroDivisionError("mine")
 
     with pytest.raises(ZeroDivisionError, match="mine"):
-        build(pmtl(TASK)._replace(client=client)).init(0, HPARAMS)
+        refusal(lambda: build(pmtl(TASK)._replace(client=client)))
 
 
 def test_functions_are_traced_once_whatever_the_seed():
-    calls = []
-    good = pmtl(TASK)
-
-    def client(*arguments):
-        calls.append(1)
-        return good.client(*arguments)
-
-    simulation = build(good._replace(client=client))
+    algorithm = pmtl(TASK)
+    once = algorithm._replace(client=chex.assert_max_traces(algorithm.client, n=1))
+    simulation = build(once)
     for seed in (0, 1):
-        simulation.check_start(seed, HPARAMS.replace(learning_rate=0.1 * seed + 0.1))
-    assert len(calls) == 1
+        hparams = read_by(simulation, **VALUES, learning_rate=0.1 * seed + 0.1)
+        simulation.check_start(seed, hparams)
+    with pytest.raises(AssertionError, match="traced > 1 times"):
+        build(once).check_start(0, hparams)
 
 
 def test_a_client_that_reads_everybodys_rows_is_refused():
@@ -288,9 +317,10 @@ def test_a_client_that_reads_everybodys_rows_is_refused():
         client=client,
         server=lambda shared, release, hparams, round_: shared + release,
         predict=lambda shared, personal, hparams, client_id: TASK.init(jax.random.key(0)),
+        task=TASK,
     )
     with pytest.raises(AttributeError, match="a client reads its own rows alone: use"):
-        build(algorithm).init(0, HPARAMS)
+        refusal(lambda: build(algorithm))
 
 
 def test_how_many_rows_others_have_does_not_show_in_a_full_pass():
@@ -309,5 +339,6 @@ def test_how_many_rows_others_have_does_not_show_in_a_full_pass():
     for population in (few, CLIENTS, classification([40] * 4)[0]):
         algorithm = pmtl(TASK)._replace(client=client)
         sim = build(algorithm, population=population, chunk_map="vmap")
-        jax.eval_shape(sim.round, sim.init(0, HPARAMS), HPARAMS.as_arrays())
+        hparams = read_by(sim, **VALUES)
+        jax.eval_shape(sim.round, sim.init(0, hparams), hparams.as_arrays())
     assert sizes == {(16,)}

@@ -1,10 +1,11 @@
 """PMTL in public clusters: the plain algorithm with one of them, independent runs with several."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import least_squares
+from problems import least_squares, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.pmtl import Message
@@ -18,29 +19,27 @@ def coefficients(params):
     return np.concatenate([params["kernel"][..., 0], params["bias"]], axis=-1)
 
 
-def run(population, task, clusters, hparams, minibatches, sampling, message: Message = "update"):
+def run(population, task, clusters, values, minibatches, sampling, message: Message = "update"):
     algorithm = fjs.pmtl(task, message=message, clusters=clusters)
-    sim = fjs.Simulation(algorithm, task, population, sampling, minibatches)
-    return sim, sim.run(sim.init(0, hparams, common_noise=True), hparams, 4)[0]
+    sim = fjs.Simulation(algorithm, population, sampling, minibatches)
+    hparams = read_by(sim, **values)
+    return sim, sim.run(sim.init(0, hparams), hparams, 4)[0]
 
 
 @pytest.mark.thorough
 def test_one_cluster_is_the_plain_algorithm():
     with jax.enable_x64(True):
         population, task = least_squares(COUNTS)
-        hparams = fjs.Hyperparameters(
-            learning_rate=0.1, lam=0.3, clip_norm=0.2, noise_multiplier=0.5, sampling_rate=0.6
-        )
-        given = hparams, fjs.Minibatches(4, steps=2), fjs.poisson(5)
+        values = {"learning_rate": 0.1, "lam": 0.3, "clip_norm": 0.2, "noise_multiplier": 0.5}
+        values |= {"sampling_rate": 0.6}
+        given = values, fjs.Minibatches(4, steps=2), fjs.poisson(1.0)
         (sim, plain), (other, one) = (
             run(population, task, clusters, *given) for clusters in (None, [0] * 5)
         )
         for a, b in zip(jax.tree.leaves(plain.shared), jax.tree.leaves(one.shared), strict=True):
             np.testing.assert_allclose(b[0], a, rtol=1e-12)
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(b, a, rtol=1e-12), plain.personal, one.personal
-        )
-        jax.tree.map(np.testing.assert_array_equal, plain.privacy.charges, one.privacy.charges)
+        chex.assert_trees_all_close(one.personal, plain.personal, rtol=1e-12)
+        chex.assert_trees_all_equal(plain.privacy.charges, one.privacy.charges)
         assert sim.public == population.public + task.public
         assert [text[:27] for text in set(other.public) - set(sim.public)] == [
             "The clusters of the clients"
@@ -55,8 +54,8 @@ def test_clusters_are_runs_of_their_own(message):
     with jax.enable_x64(True):
         population, task = least_squares(COUNTS)
         eta, lam, clip = 0.1, 0.3, 0.2
-        hparams = fjs.Hyperparameters(learning_rate=eta, lam=lam, clip_norm=clip)
-        given = hparams, fjs.Minibatches(11, epochs=2), fjs.everyone(5)
+        values = {"learning_rate": eta, "lam": lam, "clip_norm": clip}
+        given = values, fjs.Minibatches(11, epochs=2), fjs.full_participation()
         sim, state = run(population, task, CLUSTERS, *given, message)
         centers = np.zeros((2, 4))
         for cluster, members in enumerate(([0, 2], [1, 3, 4])):
@@ -79,7 +78,7 @@ def test_clusters_are_runs_of_their_own(message):
         np.testing.assert_allclose(coefficients(state.shared.params), centers, rtol=1e-10)
         assert np.abs(centers[0] - centers[1]).max() > 0.01
         # What another algorithm may start from is the mean of the centers over clients.
-        published = coefficients(sim.algorithm.published(state.shared))
+        published = coefficients(sim.algorithm.warm_start.published(state.shared))
         np.testing.assert_allclose(published, [0.4, 0.6] @ centers, rtol=1e-10)
 
 
@@ -94,8 +93,8 @@ def test_a_client_sends_in_its_own_slot_and_a_release_is_divided_by_its_clusters
         return personal, message, metrics
 
     watched = algorithm._replace(client=client)
-    sim = fjs.Simulation(watched, task, population, fjs.everyone(5), fjs.Minibatches(4, steps=1))
-    hparams = fjs.Hyperparameters()
+    sim = fjs.Simulation(watched, population, fjs.full_participation(), fjs.Minibatches(4, steps=1))
+    hparams = sim.hyperparameters()
     state = sim.init(0, hparams)
     assert sent[0] == {"kernel": (2, 3, 1), "bias": (2, 1)}
     ones = jax.tree.map(jnp.ones_like, state.shared.params)
@@ -114,10 +113,9 @@ def test_clusters_of_other_clients_are_refused():
     population, task = least_squares(COUNTS)
     sim = fjs.Simulation(
         fjs.pmtl(task, clusters=[0, 1]),
-        task,
         population,
-        fjs.everyone(5),
+        fjs.full_participation(),
         fjs.Minibatches(4, steps=1),
     )
     with pytest.raises(ValueError, match="a number for each of the 5 clients, got 2"):
-        sim.init(0, fjs.Hyperparameters())
+        sim.init(0, sim.hyperparameters())

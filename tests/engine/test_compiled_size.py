@@ -13,15 +13,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.extend.core import jaxprs_in_params
-from problems import classification, least_squares, simulation_of
+from problems import classification, least_squares, read_by, simulation_of
 
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data import minibatches as minibatches_module
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.layout import ChunkMap
-from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.samplers.passes import passes
-from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.privacy.sampling import full_participation, poisson
 
 HOW = {
     "epochs": lambda n: Minibatches(2, epochs=n),
@@ -59,7 +58,6 @@ def operations_of(
     minibatches,
     clients=6,
     sampling=None,
-    rate=1.0,
     chunk_map: ChunkMap = "scan",
     chunk_size=2,
     rounds=1,
@@ -69,13 +67,13 @@ def operations_of(
         name,
         task,
         population,
-        sampling or everyone(clients),
+        sampling or full_participation(),
         minibatches,
         chunk_map=chunk_map,
         chunk_size=chunk_size,
     )
     hparams = sim.check(
-        Hyperparameters(learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, sampling_rate=rate)
+        read_by(sim, learning_rate=0.1, lam=0.0, clip_norm=1.0, noise_multiplier=1.0)
     )
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
     segment = functools.partial(sim.program.rounds, rounds=rounds)
@@ -97,7 +95,7 @@ def test_operations_inside_loops_are_counted():
 
 @pytest.mark.parametrize(("name", "how"), ROUNDS)
 def test_a_round_is_small(name, how):
-    assert 100 < operations_of(name, HOW[how](1)) < MOST * SYSTEMS[name].folds
+    assert 100 < operations_of(name, HOW[how](1)) < MOST * SYSTEMS[name].local_passes
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -113,16 +111,14 @@ def test_clients_and_chunks_add_no_operations(chunk_map):
 
 
 def test_cohorts_add_no_operations():
-    few, many = (
-        operations_of("fedavg", HOW["steps"](1), 60, poisson(60, max_rate=rate), rate)
-        for rate in (0.1, 0.8)
-    )
+    few, many = (operations_of("fedavg", HOW["steps"](1), 60, poisson(rate)) for rate in (0.1, 0.8))
     assert few == many < MOST
 
 
 def test_passes_over_the_population_add_no_operations():
     few, many = (
-        operations_of("fedavg", HOW["steps"](1), 6, passes(6, 2, cap), 1 / 3) for cap in (1, 20)
+        operations_of("fedavg", HOW["steps"](1), 6, passes(cohort=2, max_participations=cap))
+        for cap in (1, 20)
     )
     assert few == many < MOST
 
@@ -144,9 +140,16 @@ def test_mp_mtl_forms_no_matrix_for_every_task(chunk_map):
     m, d = 600, 30
     population, task = least_squares([1] * m, features=d)
     sim = simulation_of(
-        "mpmtl", task, population, everyone(m), Minibatches(1, steps=1), chunk_map=chunk_map
+        "mpmtl",
+        task,
+        population,
+        full_participation(),
+        Minibatches(1, steps=1),
+        chunk_map=chunk_map,
     )
-    hparams = sim.check(Hyperparameters(learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0))
+    hparams = sim.check(
+        read_by(sim, learning_rate=0.1, lam=0.0, clip_norm=1.0, noise_multiplier=1.0)
+    )
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
     traced = jax.make_jaxpr(sim.program.round)(state, hparams, sim.rows["train"])
     assert m * (d + 1) <= largest(traced.jaxpr) < 2 * m * (d + 1)

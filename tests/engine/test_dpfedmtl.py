@@ -1,11 +1,12 @@
 """DPFedMTL: by hand, against plain loops, its noise as published, and what stays with a client."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import classification
+from problems import classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms import optimizers
@@ -14,15 +15,15 @@ from fedjaxsim.algorithms.layers import paths_of
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models import cnn, mlp, softmax
-from fedjaxsim.models.task import Task
+from fedjaxsim.hyperparameters import compose, fill
+from fedjaxsim.models import cnn, mlp
 from fedjaxsim.privacy.doors.client_noise import plain_mean
-from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.runs.build import prepare
-from fedjaxsim.runs.reads import unread
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings import run_config, unread
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks import softmax
+from fedjaxsim.tasks.task import Task
 from fedjaxsim.testing import check_billboard
 
 THOROUGH = pytest.mark.thorough
@@ -71,9 +72,9 @@ def test_a_round_is_worked_by_hand(order, steps, clip, trunk, heads):
     with jax.enable_x64(True):
         population = Population.from_clients([{"y": np.array([y])} for y in (3.0, 5.0)])
         task = product_of_two()
-        algorithm = dpfedmtl(task, "b", order=order)
-        sim = Simulation(algorithm, task, population, everyone(2), Minibatches(1, epochs=steps))
-        hparams = Hyperparameters(learning_rate=0.5, clip_norm=clip)
+        algorithm = dpfedmtl(task, head="b", order=order)
+        sim = Simulation(algorithm, population, full_participation(), Minibatches(1, epochs=steps))
+        hparams = sim.hyperparameters(learning_rate=0.5, clip_norm=clip)
         state, _ = sim.round(sim.init(0, hparams), hparams)
         np.testing.assert_allclose(state.shared.trunk.params["a"], trunk, rtol=1e-12)
         np.testing.assert_allclose(state.personal["b"], heads, rtol=1e-12)
@@ -100,8 +101,8 @@ def gradient(parts, x, y):
 def test_without_noise_it_is_fedper_and_fedrep_written_in_numpy(order):
     # Arivazhagan et al. 2019 and Collins et al. 2021, with momentum, H = 3 and two rounds.
     algorithm = dpfedmtl(MLP, order=order, local_optimizer=optimizers.local(momentum))
-    sim = Simulation(algorithm, MLP, CLIENTS, everyone(4), batches(3))
-    hparams = Hyperparameters(learning_rate=0.3)
+    sim = Simulation(algorithm, CLIENTS, full_participation(), batches(3))
+    hparams = sim.hyperparameters(learning_rate=0.3)
     state = sim.init(0, hparams)
     trunk = layer(state.shared.trunk.params["Dense_0"])
     heads = [[leaf[k] for leaf in layer(state.personal["Dense_1"])] for k in range(4)]
@@ -141,7 +142,8 @@ def layer(params):
 
 def test_the_papers_cnn_splits_at_its_output_layer():
     algorithm = dpfedmtl(softmax(cnn((28, 28), 62), 62))
-    shared, head = jax.eval_shape(algorithm.init, jax.random.key(0), Hyperparameters())
+    hparams = fill(compose([algorithm.hyperparameters]), {})
+    shared, head = jax.eval_shape(algorithm.init, jax.random.key(0), hparams.as_arrays())
     assert paths_of(head) == ["Dense_0/bias", "Dense_0/kernel"]
     sizes = [
         sum(leaf.size for leaf in jax.tree.leaves(part)) for part in (shared.trunk.params, head)
@@ -164,16 +166,15 @@ def test_noise_as_published_has_the_mean_and_the_variance_of_equation_3(chunk_ma
         metrics=lambda params, batch: {"squared_error": batch.weight},
     )
     sim = Simulation(
-        dpfedmtl_as_published(task, "head"),
-        task,
+        dpfedmtl_as_published(task, head="head"),
         CLIENTS,
-        poisson(4, max_rate=p),
+        poisson(p),
         batches(steps),
         plain_mean(),
         chunk_size=2,
         chunk_map=chunk_map,
     )
-    hparams = Hyperparameters(
+    hparams = sim.hyperparameters(
         learning_rate=rate, clip_norm=clip, noise_multiplier=sigma, sampling_rate=p
     )
     state, metrics = sim.round(sim.init(1, hparams), hparams)
@@ -190,16 +191,19 @@ def test_noise_as_published_has_the_mean_and_the_variance_of_equation_3(chunk_ma
 
 
 def test_the_sound_default_costs_what_fedavg_does_and_the_published_noise_has_no_epsilon():
-    hparams = Hyperparameters(clip_norm=0.2, noise_multiplier=0.5, sampling_rate=0.6)
+    values = {"clip_norm": 0.2, "noise_multiplier": 0.5, "sampling_rate": 0.6}
     sims = {
-        name: Simulation(algorithm, LINEAR, CLIENTS, poisson(4), Minibatches(4, steps=1), door)
+        name: Simulation(algorithm, CLIENTS, poisson(1.0), Minibatches(4, steps=1), door)
         for name, algorithm, door in [
             ("fedavg", fjs.fedavg(LINEAR), None),
-            ("central", dpfedmtl(LINEAR, "bias"), None),
-            ("published", dpfedmtl_as_published(LINEAR, "bias"), plain_mean()),
+            ("central", dpfedmtl(LINEAR, head="bias"), None),
+            ("published", dpfedmtl_as_published(LINEAR, head="bias"), plain_mean()),
         ]
     }
-    states = {name: sim.run(sim.init(0, hparams), hparams, 2)[0] for name, sim in sims.items()}
+    states = {}
+    for name, sim in sims.items():
+        hparams = read_by(sim, **values)
+        states[name], _ = sim.run(sim.init(0, hparams), hparams, 2)
     # A report is made of the sampler, the event and the charges.
     assert sims["central"].mechanism.event == sims["fedavg"].mechanism.event
     charges = [jax.tree.leaves(states[name].privacy.charges) for name in ("central", "fedavg")]
@@ -216,8 +220,8 @@ def test_the_sound_default_costs_what_fedavg_does_and_the_published_noise_has_no
 
 @pytest.mark.parametrize("order", ["together", pytest.param("head-first", marks=THOROUGH)])
 def test_a_head_never_leaves_its_client(order):
-    sim = Simulation(dpfedmtl(MLP, order=order), MLP, CLIENTS, everyone(4), batches(1))
-    hparams = Hyperparameters(learning_rate=0.3, clip_norm=0.5, noise_multiplier=0.1)
+    sim = Simulation(dpfedmtl(MLP, order=order), CLIENTS, full_participation(), batches(1))
+    hparams = sim.hyperparameters(learning_rate=0.3, clip_norm=0.5, noise_multiplier=0.1)
     message = sim.message_shapes(jax.random.key(0), hparams.as_arrays())
     assert paths_of(message) == ["Dense_0/bias", "Dense_0/kernel"]
     check_billboard(sim, hparams, rounds=2, client=1)
@@ -225,30 +229,29 @@ def test_a_head_never_leaves_its_client(order):
 
 @pytest.mark.thorough
 def test_stages_hand_over_the_trunk_and_each_clients_own_head():
-    hparams = Hyperparameters(learning_rate=0.3)
     sims = [
-        Simulation(factory(MLP), MLP, CLIENTS, everyone(4), batches(1))
+        Simulation(factory(MLP), CLIENTS, full_participation(), batches(1))
         for factory in (dpfedmtl, pmtl)
     ]
     ours, theirs = sims
+    hparams, their_hparams = (read_by(sim, learning_rate=0.3, lam=0.0) for sim in sims)
     head = jax.tree.map(np.array, ours.init(0, hparams).shared.head)
     state, _ = ours.run(ours.init(0, hparams), hparams, 2)
-    other = theirs.start_from(state, hparams, ours)
+    other = theirs.start_from(state, their_hparams, ours, hparams)
     # What was published: the trunk, with the head that all began with.
     for found, layer in [(state.shared.trunk.params, "Dense_0"), (head, "Dense_1")]:
         for a, b in zip(
             jax.tree.leaves(other.shared.params[layer]), jax.tree.leaves(found), strict=True
         ):
             np.testing.assert_array_equal(a, b)
-    back = ours.start_from(other, hparams, theirs)
+    back = ours.start_from(other, hparams, theirs, their_hparams)
     for found, expected in [
         (other.personal["Dense_1"], state.personal["Dense_1"]),
         (back.personal, state.personal),
         (back.shared.trunk.params, state.shared.trunk.params),
         (back.shared.head, head),
     ]:
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_array_equal(a, b)
+        chex.assert_trees_all_equal(found, expected)
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -271,7 +274,7 @@ def test_stages_hand_over_the_trunk_and_each_clients_own_head():
 def test_a_split_that_leaves_a_part_empty_is_refused_at_once(head, message):
     for factory in (dpfedmtl, dpfedmtl_as_published):
         with pytest.raises(ValueError, match=message):
-            factory(LINEAR, head)
+            factory(LINEAR, head=head)
 
 
 def test_other_bad_input_is_refused():
@@ -280,16 +283,21 @@ def test_other_bad_input_is_refused():
     with pytest.raises(ValueError, match="local steps must be at least 1, got 0"):
         Minibatches(4, steps=0)
     algorithm = dpfedmtl_as_published(MLP)
-    sim = Simulation(algorithm, MLP, CLIENTS, everyone(4), batches(1), plain_mean())
+    sim = Simulation(algorithm, CLIENTS, full_participation(), batches(1), plain_mean())
     with pytest.raises(ValueError, match="noise_multiplier > 0 needs a finite clip_norm"):
-        sim.init(0, Hyperparameters(noise_multiplier=1.0))
+        sim.init(0, sim.hyperparameters(noise_multiplier=1.0))
 
 
 # --- as a run -------------------------------------------------------------------------------------
 
 
 def config(algorithm="dpfedmtl-as-published", **settings):
-    return RunConfig(algorithm=algorithm, data="synthetic", loss="squared", clients=5, **settings)
+    return run_config(algorithm=algorithm, data="synthetic", loss="squared", clients=5, **settings)
+
+
+def without_effect(names, algorithm="dpfedmtl-as-published", **parts):
+    """Why settings have no effect on a run with these parts."""
+    return unread(names, {"algorithm": algorithm, "data": "synthetic", **parts})
 
 
 def test_a_run_reads_head_clip_and_noise():
@@ -299,10 +307,10 @@ def test_a_run_reads_head_clip_and_noise():
     assert paths_of(message) == ["kernel"]
     # Without noise nothing is clipped, as elsewhere.
     assert prepare(config(head=("bias",))).hparams.clip_norm == np.inf
-    assert unread(config(), ["clip", "noise_multiplier", "head"]) == []
-    assert unread(config(mechanism="gaussian"), ["clip", "epsilon"]) == []
-    assert unread(config("pmtl", mechanism="plain-mean"), ["clip"]) != []
-    assert "only with dpfedmtl" in unread(config("pmtl"), ["head"])[0]
+    assert without_effect(["clip", "noise_multiplier", "head"]) == []
+    assert without_effect(["clip", "epsilon"], mechanism="gaussian") == []
+    assert without_effect(["clip"], "pmtl", mechanism="plain-mean") != []
+    assert "only with dpfedmtl" in without_effect(["head"], "pmtl")[0]
 
 
 @pytest.mark.parametrize(
@@ -310,7 +318,7 @@ def test_a_run_reads_head_clip_and_noise():
     [
         ({"algorithm": "dpfedmtl"}, "head must say"),
         ({"head": ("bias", "kernel")}, "none for the trunk"),
-        ({"head": ("bias",), "epsilon": 1.0}, "epsilon cannot be aimed at with mechanism plain-me"),
+        ({"head": ("bias",), "epsilon": 1.0}, "epsilon has no effect with mechanism plain-mean"),
     ],
 )
 def test_runs_that_cannot_be_are_refused(settings, message):

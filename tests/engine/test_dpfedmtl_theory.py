@@ -10,11 +10,10 @@ import pytest
 from fedjaxsim.algorithms.dpfedmtl import dpfedmtl_as_published
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.task import Task
 from fedjaxsim.privacy.doors.client_noise import plain_mean
 from fedjaxsim.privacy.samplers.fixed import fixed_size
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks.task import Task
 
 M, ROUNDS, SEEDS = 5, 25, 128
 CLIP = 1000.0
@@ -98,10 +97,9 @@ def program_of(steps):
     """Trunks and heads of many runs before and after every round, with one client a round."""
     minibatches = Minibatches(1, epochs=steps)
     sim = Simulation(
-        dpfedmtl_as_published(TASK, "w"),
-        TASK,
+        dpfedmtl_as_published(TASK, head="w"),
         THEOREM.population,
-        fixed_size(M, 1),
+        fixed_size(cohort=1),
         minibatches,
         plain_mean(),
     )
@@ -123,11 +121,10 @@ def program_of(steps):
     def gaps(problem, rate, noise):
         """(SEEDS, ROUNDS + 1); noise is σS, so σ = noise/(2C/M)."""
         hparams = sim.check(
-            Hyperparameters(
+            sim.hyperparameters(
                 learning_rate=rate,
                 clip_norm=CLIP,
                 noise_multiplier=noise * M / (2 * CLIP),
-                sampling_rate=1 / M,
             )
         )
         keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), SEEDS)

@@ -14,17 +14,16 @@ from fedjaxsim import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population, consecutive
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.gradients.hypergradient import mean_metric
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.folds import Fold
+from fedjaxsim.gradients.whole_run import mean_metric
 from fedjaxsim.models.model import linear
-from fedjaxsim.models.task import logistic
-from fedjaxsim.privacy.sampling import everyone
-from fedjaxsim.runs.many import ManyRuns
+from fedjaxsim.privacy.sampling import full_participation
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.sweep import ManyRuns
+from fedjaxsim.tasks.folds import Fold
+from fedjaxsim.tasks.task import logistic
 from fedjaxsim.tune.source import metric_of
 
-HPARAMS = Hyperparameters(learning_rate=0.3, lam=0.1, clip_norm=1.0)
+VALUES = {"learning_rate": 0.3, "lam": 0.1, "clip_norm": 1.0}
 NAMES = ("auc", "balanced_accuracy", "largest_loss")
 TASK = logistic(linear((2,), 1))
 LARGEST_LOSS = Fold(  # a metric of one's own
@@ -38,6 +37,27 @@ OWN = TASK._replace(folds={**TASK.folds, "largest_loss": LARGEST_LOSS})
 
 
 # --- summaries ------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_shows_means_and_percentiles_over_clients():
+    # Percentiles of 0, 0.5 and 1 lie at 0.1 and 0.9; the third client has no rows.
+    values = np.array([0.0, 0.5, np.nan, 1.0])
+    evaluation = Evaluation("test", np.array([1, 2, 0, 1]), {"accuracy": values})
+    assert repr(evaluation).splitlines() == [
+        "Evaluation on test rows of 3 of 4 clients",
+        "  accuracy: 0.5, p10 0.1, p90 0.9",
+    ]
+    cells = "".join(f"<td>{cell}</td>" for cell in ("accuracy", 0.5, 0.1, 0.5, 0.9, 0))
+    assert f"<tr>{cells}</tr>" in evaluation._repr_html_()
+
+
+def test_an_evaluation_of_several_runs_shows_their_range():
+    values = np.array([[0.0, 0.5], [1.0, 0.5]])
+    shown = repr(Evaluation("train", np.array([1, 1]), {"accuracy": values}))
+    assert shown.splitlines() == [
+        "Evaluation on train rows of 2 of 2 clients, 2 runs",
+        "  accuracy: 0.5 to 0.5, p10 0.1 to 0.5, p90 0.5 to 0.9",
+    ]
 
 
 def test_the_spread_and_the_worst_tenth_by_hand():
@@ -99,7 +119,7 @@ CLIENTS = population()
 
 def simulation(**layout) -> Simulation:
     return Simulation(
-        pmtl(OWN), OWN, CLIENTS, everyone(5), Minibatches(4, steps=2), chunk_size=2, **layout
+        pmtl(OWN), CLIENTS, full_participation(), Minibatches(4, steps=2), chunk_size=2, **layout
     )
 
 
@@ -131,7 +151,7 @@ def with_models(state):
 @functools.cache
 def drawn():
     sim = simulation(chunk_map="scan")
-    return sim, with_models(sim.init(0, HPARAMS))
+    return sim, with_models(sim.init(0, sim.hyperparameters(**VALUES)))
 
 
 @pytest.mark.parametrize("layout", [{"chunk_map": "scan"}, {"chunk_map": "vmap"}, "devices"])
@@ -139,7 +159,7 @@ def test_folds_are_those_of_each_clients_own_rows(layout):
     layout = {"devices": jax.devices()[:2]} if layout == "devices" else layout
     sim, state = drawn()
     sim = sim if layout == {"chunk_map": "scan"} else simulation(**layout)
-    evaluation = sim.evaluate(state, HPARAMS)
+    evaluation = sim.evaluate(state, sim.hyperparameters(**VALUES))
     for name, values in expected(state.personal).items():
         np.testing.assert_allclose(evaluation.values[name], values, rtol=1e-5, err_msg=name)
     summary = evaluation.summary()
@@ -151,7 +171,8 @@ def test_folds_are_those_of_each_clients_own_rows(layout):
 @pytest.mark.thorough
 def test_folds_of_many_runs_are_those_of_each_alone():
     sim, _ = drawn()
-    many = ManyRuns(sim, [HPARAMS.replace(learning_rate=rate) for rate in (0.1, 1.0)])
+    hparams = sim.hyperparameters(**VALUES)
+    many = ManyRuns(sim, [hparams.replace(learning_rate=rate) for rate in (0.1, 1.0)])
     state = with_models(many.init(1))
     evaluation = many.evaluate(state)
     for index in range(2):
@@ -167,10 +188,11 @@ def test_the_model_is_asked_once_for_a_batch(fully_optimized):
     del fully_optimized
 
     def products(task):
-        sim = Simulation(pmtl(task), task, CLIENTS, everyone(5), Minibatches(4, steps=2))
-        state = sim.init(0, HPARAMS)
+        sim = Simulation(pmtl(task), CLIENTS, full_participation(), Minibatches(4, steps=2))
+        hparams = sim.hyperparameters(**VALUES).as_arrays()
+        state = sim.init(0, hparams)
         evaluate: Any = sim._evaluate
-        compiled = evaluate.lower(state, HPARAMS.as_arrays(), sim._placed["test"]).compile()
+        compiled = evaluate.lower(state, hparams, sim._placed["test"]).compile()
         return str(compiled.as_text()).count(" dot(")
 
     assert products(OWN) == products(TASK._replace(folds={})) > 0
@@ -181,7 +203,7 @@ def test_the_majoritys_accuracy_is_that_of_a_constant_answer():
     most = int(np.mean(y) > 0.5)
     shares = [np.mean(CLIENTS.rows(k, "test")["y"] == most) for k in (0, 1, 3, 4)]
     sim, state = drawn()
-    found = sim.evaluate(state, HPARAMS).summary()["test_majority_accuracy"]
+    found = sim.evaluate(state, sim.hyperparameters(**VALUES)).summary()["test_majority_accuracy"]
     np.testing.assert_allclose(found, np.mean(shares), rtol=1e-12)
 
 
@@ -190,7 +212,7 @@ def test_folds_have_no_derivative():
     with pytest.raises(
         ValueError, match=r"metric must be one of \['accuracy', 'loss'\], got 'auc'"
     ):
-        mean_metric(sim, "auc", "test")(state, HPARAMS)
+        mean_metric(sim, "auc", "test")(state, sim.hyperparameters(**VALUES))
     with pytest.raises(ValueError, match="auc has no derivative"):
         metric_of(OWN, CLIENTS, "auc")
 
@@ -204,13 +226,13 @@ def test_folds_have_no_derivative():
 )
 def test_a_fold_that_gives_something_else(fold, message):
     task = TASK._replace(folds={"own": fold})
-    sim = Simulation(pmtl(task), task, CLIENTS, everyone(5), Minibatches(4, steps=2))
+    sim = Simulation(pmtl(task), CLIENTS, full_participation(), Minibatches(4, steps=2))
     with pytest.raises(ValueError, match=f"fold 'own' .*{message}"):
-        sim.init(0, HPARAMS)
+        sim.init(0, sim.hyperparameters(**VALUES))
 
 
 def test_a_fold_needs_a_name_of_its_own():
     task = TASK._replace(folds={"loss": LARGEST_LOSS})
-    sim = Simulation(pmtl(task), task, CLIENTS, everyone(5), Minibatches(4, steps=2))
+    sim = Simulation(pmtl(task), CLIENTS, full_participation(), Minibatches(4, steps=2))
     with pytest.raises(ValueError, match="'loss' must be a metric or a fold of the task"):
-        sim.init(0, HPARAMS)
+        sim.init(0, sim.hyperparameters(**VALUES))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification, least_squares
+from problems import classification, least_squares, read_by
 
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.finetune import finetune, fisher
@@ -16,22 +16,31 @@ from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.synthetic import regression_stream
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.privacy.guarantee import CLOSED_DOOR
-from fedjaxsim.privacy.mechanisms import closed, gaussian
-from fedjaxsim.privacy.sampling import everyone
+from fedjaxsim.privacy.mechanisms import gaussian, no_release
+from fedjaxsim.privacy.sampling import full_participation
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks.known_risk import known_regression
 from fedjaxsim.testing import check_billboard
 
 FEW = Minibatches(1000, epochs=20)
-HPARAMS = Hyperparameters(learning_rate=0.1, lam=0.7, clip_norm=0.5, noise_multiplier=2.0)
+VALUES = {"learning_rate": 0.1, "lam": 0.7, "clip_norm": 0.5, "noise_multiplier": 2.0}
 POPULATION, TASK = least_squares([12, 15, 9], features=2)
 
 
 def simulation(algorithm, mechanism=None, minibatches=FEW, population=POPULATION, task=TASK):
-    clients = everyone(population.num_clients)
-    return Simulation(algorithm, task, population, clients, minibatches, mechanism or closed())
+    clients = full_participation()
+    return Simulation(algorithm, population, clients, minibatches, mechanism or no_release())
+
+
+def begin(sim, seed=0):
+    """The state before the first round."""
+    return sim.init(seed, read_by(sim, **VALUES))
+
+
+def following(sim, state, before):
+    """The state before the first round of fine-tuning after another stage."""
+    return sim.start_from(state, read_by(sim, **VALUES), before, read_by(before, **VALUES))
 
 
 def thorough(penalty):
@@ -43,18 +52,18 @@ def ended():
     """PMTL after two rounds, in float64: three models, and another one that was published."""
     with jax.enable_x64(True):
         sim = simulation(pmtl(TASK), gaussian())
-        return sim, sim.run(sim.init(0, HPARAMS), HPARAMS, 2)[0]
+        return sim, sim.run(begin(sim), sim.hyperparameters(**VALUES), 2)[0]
 
 
 @functools.cache
 def tuning(penalty):
     """Fine-tuning with a penalty; further rounds of it compile nothing."""
-    return simulation(finetune(TASK, penalty))
+    return simulation(finetune(TASK, penalty=penalty))
 
 
 def rounds(sim, state, count):
     for _ in range(count):
-        state, _ = sim.round(state, HPARAMS)
+        state, _ = sim.round(state, read_by(sim, **VALUES))
     return state
 
 
@@ -75,7 +84,7 @@ def test_it_reaches_the_minimizer_that_a_linear_system_gives(ended, penalty):
     # variables of variance 1, whose divergence is (xᵀw − xᵀw̃)²) or the diagonal of F.
     with jax.enable_x64(True):
         sim = tuning(penalty)
-        state = rounds(sim, sim.start_from(ended[1], HPARAMS, ended[0]), 100)
+        state = rounds(sim, following(sim, ended[1], ended[0]), 100)
         w_tilde = coefficients(ended[1].shared.params)
         for k, found in enumerate(coefficients(state.personal)):
             x, y = design(k)
@@ -84,7 +93,7 @@ def test_it_reaches_the_minimizer_that_a_linear_system_gives(ended, penalty):
             metric = {
                 "vanilla": 0 * gram, "mean": np.eye(3), "kl": gram, "ewc": np.diag(information)
             }[penalty]  # fmt: skip
-            pull = HPARAMS.lam * metric
+            pull = VALUES["lam"] * metric
             expected = np.linalg.solve(gram + pull, x.T @ y / len(y) + pull @ w_tilde)
             assert np.abs(expected - w_tilde).max() > 0.1
             np.testing.assert_allclose(found, expected, rtol=1e-9)
@@ -96,13 +105,14 @@ def test_it_reaches_the_minimizer_that_a_linear_system_gives(ended, penalty):
 def test_a_client_alone_is_tuned_as_among_all(ended, penalty):
     with jax.enable_x64(True):
         among = tuning(penalty)
-        begun = among.start_from(ended[1], HPARAMS, ended[0])
+        begun = following(among, ended[1], ended[0])
         alone = simulation(
-            finetune(TASK, penalty), population=Population.from_clients([POPULATION.rows(1)])
+            finetune(TASK, penalty=penalty),
+            population=Population.from_clients([POPULATION.rows(1)]),
         )
         own = jax.tree.map(lambda leaf: leaf[1:2], begun.personal)
         first = dataclasses.replace(
-            alone.init(0, HPARAMS), shared=jax.tree.map(jnp.copy, begun.shared), personal=own
+            begin(alone), shared=jax.tree.map(jnp.copy, begun.shared), personal=own
         )
         state, others = rounds(alone, first, 2), rounds(among, begun, 2)
         np.testing.assert_allclose(
@@ -135,7 +145,7 @@ def test_fisher_information_of_softmax_regression():
 def test_clients_start_from_their_own_or_the_published_model(ended, origin):
     with jax.enable_x64(True):
         sim, state = ended
-        begun = simulation(finetune(TASK, origin=origin)).start_from(state, HPARAMS, sim)
+        begun = following(simulation(finetune(TASK, origin=origin)), state, sim)
         published = coefficients(state.shared.params)
         expected = np.stack([published] * 3)
         if origin == "personal":
@@ -149,7 +159,7 @@ def test_it_costs_nothing_and_says_what_is_another_matter(ended):
         before, state = ended
         sim = tuning("mean")
         first = before.guarantee(state)
-        state = rounds(sim, sim.start_from(state, HPARAMS, before), 2)
+        state = rounds(sim, following(sim, state, before), 2)
         both = sim.guarantee(state)
         assert [each.epsilon for each in both.guarantees] == [
             each.epsilon for each in first.guarantees
@@ -162,38 +172,42 @@ def test_it_costs_nothing_and_says_what_is_another_matter(ended):
 @pytest.mark.parametrize("penalty", [thorough("kl"), "ewc"])
 def test_one_clients_data_reaches_nobody_else(penalty):
     population, task = classification([9, 10, 11])
-    sim = simulation(finetune(task, penalty), population=population, task=task)
-    check_billboard(sim, Hyperparameters(lam=0.2), rounds=2, client=1)
+    sim = simulation(finetune(task, penalty=penalty), population=population, task=task)
+    check_billboard(sim, sim.hyperparameters(lam=0.2), rounds=2, client=1)
 
 
 def test_bad_input_says_what_is_allowed(ended):
     with pytest.raises(ValueError, match="penalty must be one of vanilla, mean, kl, ewc, got 'l2'"):
-        finetune(TASK, "l2")  # pyright: ignore[reportArgumentType]
+        finetune(TASK, penalty="l2")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="origin must be one of personal, global, got 'both'"):
         finetune(TASK, origin="both")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="'kl' needs a task with a `divergence`"):
-        finetune(TASK._replace(divergence=None), "kl")
+        finetune(TASK._replace(divergence=None), penalty="kl")
     with pytest.raises(ValueError, match="lam must be finite and at least 0"):
-        simulation(finetune(TASK)).init(0, HPARAMS.replace(lam=-0.1))
+        simulation(finetune(TASK)).hyperparameters(lam=-0.1)
+    sim = simulation(finetune(TASK))
+    with pytest.raises(ValueError, match="lam must be finite and at least 0"):
+        sim.init(0, sim.hyperparameters().replace(lam=-0.1))
     # Of rows that are made afresh there is no exact pass. (A client without rows is no client of a
     # population.)
     task = known_regression(5)
     stream = regression_stream(3, 5)
-    sim = simulation(finetune(task, "ewc"), None, Minibatches(2, steps=1), stream, task)
+    sim = simulation(finetune(task, penalty="ewc"), None, Minibatches(2, steps=1), stream, task)
     with pytest.raises(ValueError, match="'ewc' needs the rows of a client"):
-        sim.init(0, HPARAMS)
+        begin(sim)
     population, task = least_squares([12, 15, 9], features=4)
     larger = simulation(finetune(task), population=population, task=task)
     with jax.enable_x64(True), pytest.raises(ValueError, match=r"billboard must be .*\[4, 1\] at "):
-        larger.start_from(ended[1], HPARAMS, ended[0])
+        following(larger, ended[1], ended[0])
 
 
 def test_what_was_never_published_is_no_place_to_be_pulled_to():
     before = simulation(local(TASK))
-    state = before.init(0, HPARAMS)
-    for algorithm in (finetune(TASK, "ewc"), finetune(TASK, "vanilla", "global")):
+    state = begin(before)
+    vanilla = finetune(TASK, penalty="vanilla", origin="global")
+    for algorithm in (finetune(TASK, penalty="ewc"), vanilla):
         with pytest.raises(ValueError, match="that stage published none"):
-            simulation(algorithm).start_from(state, HPARAMS, before)
-    simulation(finetune(TASK, "vanilla")).start_from(state, HPARAMS, before)
+            following(simulation(algorithm), state, before)
+    following(simulation(finetune(TASK, penalty="vanilla")), state, before)
     one_model = simulation(fedavg(TASK), gaussian())
-    simulation(finetune(TASK, "ewc")).start_from(one_model.init(0, HPARAMS), HPARAMS, one_model)
+    following(simulation(finetune(TASK, penalty="ewc")), begin(one_model), one_model)

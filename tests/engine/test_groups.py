@@ -3,20 +3,20 @@
 import functools
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification, least_squares, simulation_of
+from problems import classification, least_squares, read_by, simulation_of
 
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.layout import Layout
-from fedjaxsim.gradients.hypergradient import hypergradient
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.gradients.whole_run import hypergradient
+from fedjaxsim.privacy.sampling import full_participation, poisson
 
 THOROUGH = pytest.mark.thorough
-HPARAMS = Hyperparameters(learning_rate=0.01, lam=0.3, clip_norm=0.2, noise_multiplier=0.5)
+VALUES = {"learning_rate": 0.01, "lam": 0.3, "clip_norm": 0.2, "noise_multiplier": 0.5}
 ROWS = [4 + k % 5 for k in range(15)]
 CONSUMED = Minibatches(3, steps=1, passes=2)
 
@@ -24,7 +24,7 @@ CONSUMED = Minibatches(3, steps=1, passes=2)
 def simulation(problem, name, rate, minibatches, **layout):
     """Models of 5 kB, above which clients run one after another; 15 places are 3 groups of 5."""
     population, task = problem(ROWS, 600 if problem is least_squares else 200)
-    sampling = everyone(15) if rate == 1 else poisson(15, max_rate=rate)
+    sampling = full_participation() if rate == 1 else poisson(rate)
     return simulation_of(name, task, population, sampling, minibatches, **layout)
 
 
@@ -41,18 +41,17 @@ def simulation(problem, name, rate, minibatches, **layout):
 )
 def test_groups_are_clients_one_after_another(problem, name, rate, minibatches, devices):
     with jax.enable_x64(True):
-        hparams = HPARAMS if name != "local" else Hyperparameters(learning_rate=0.01)
-        hparams, found = hparams.replace(sampling_rate=rate), []
+        found = []
         for layout in ({}, {"chunk_map": "scan"}):
             own = {} if devices == 1 else {"devices": jax.devices()[:devices]}
             sim = simulation(problem, name, rate, minibatches, **layout, **own)
             assert (sim.layout.group(15) == 5) == (not layout)
+            hparams = read_by(sim, **VALUES, sampling_rate=rate)
             state, metrics = sim._segment(
                 sim.init(0, hparams), hparams, sim._placed["train"], rounds=3
             )
             found.append((state.shared, state.personal, state.consumed, metrics))
-        for ours, plain in zip(*map(jax.tree.leaves, found), strict=True):
-            np.testing.assert_allclose(ours, plain, rtol=1e-11, atol=1e-14)
+        chex.assert_trees_all_close(*found, rtol=1e-11, atol=1e-14)
 
 
 def test_places_stay_empty_rather_than_batches_small():
@@ -75,7 +74,9 @@ def test_groups_have_the_derivatives_of_clients_one_after_another(mode):
                 return jnp.sum(jnp.square(state.personal["kernel"]))
 
             names = ("learning_rate", "lam", "clip_norm")
-            _, gradient = hypergradient(sim, objective, 3, names, mode=mode)(0, HPARAMS)
+            _, gradient = hypergradient(sim, objective, 3, names, mode=mode)(
+                0, sim.hyperparameters(**VALUES)
+            )
             found.append([float(gradient[name]) for name in names])
         assert np.all(np.abs(found[1]) > 1e-6)
         np.testing.assert_allclose(*found, rtol=1e-9)
@@ -91,8 +92,10 @@ def test_groups_have_the_derivatives_of_clients_one_after_another(mode):
 def test_rounds_of_everyone_copy_no_states(layout, rounds):
     # A piece that several uses read, one of which writes it back, would take two copies of all.
     population, task = classification(ROWS * 10, 400)
-    sim = simulation_of("pmtl", task, population, everyone(150), Minibatches(3, steps=2), **layout)
-    hparams = HPARAMS.as_arrays()
+    sim = simulation_of(
+        "pmtl", task, population, full_participation(), Minibatches(3, steps=2), **layout
+    )
+    hparams = sim.hyperparameters(**VALUES).as_arrays()
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
     several = functools.partial(sim.program.rounds, rounds=rounds)
     compiled = jax.jit(several, donate_argnums=0).lower(state, hparams, sim.rows["train"])

@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import algorithm_of, classification
+from problems import algorithm_of, classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms import SYSTEMS, optimizers
-from fedjaxsim.models import linear, softmax
+from fedjaxsim.factories import make
+from fedjaxsim.models import linear
 from fedjaxsim.privacy.choices import MECHANISMS
+from fedjaxsim.tasks import softmax
 
 M = 6
 
@@ -33,9 +35,10 @@ def sending(message, problem, mechanism=None):
         client,
         lambda shared, release, hparams, round_: release,
         lambda shared, personal, hparams, client_id: task.init(jax.random.key(0)),
+        task,
     )
     return fjs.Simulation(
-        algorithm, task, population, fjs.everyone(M), fjs.Minibatches(2, steps=1), mechanism
+        algorithm, population, fjs.full_participation(), fjs.Minibatches(2, steps=1), mechanism
     )
 
 
@@ -56,14 +59,14 @@ def problem():
 def test_leaves_that_are_no_real_floating_numbers_are_refused_at_init(problem, leaf, name):
     sim = sending(lambda k: {"update": jnp.zeros(3), "other": leaf}, problem)
     with pytest.raises(ValueError, match=f"real floating numbers.* got {name}"):
-        sim.init(0, fjs.Hyperparameters(clip_norm=1.0, noise_multiplier=1.0))
+        sim.init(0, sim.hyperparameters(clip_norm=1.0, noise_multiplier=1.0))
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_narrow_messages_are_clipped_and_noised_in_float32(problem, dtype):
     # 0.3 is not a number of 16 bits, and 1000 of its neighbour have a norm of 9.5.
     sim = sending(lambda k: jnp.full(1000, 0.3, dtype), problem)
-    hparams = fjs.Hyperparameters(clip_norm=1.0)
+    hparams = sim.hyperparameters(clip_norm=1.0)
     shapes = jax.eval_shape(sim.program.init, jax.random.key(0), hparams.as_arrays())
     assert shapes.shared.dtype == dtype
     seen = {}
@@ -94,7 +97,7 @@ def test_noise_on_a_narrow_billboard_has_the_values_of_float32(problem):
 
     door = fjs.gaussian()._replace(init=lambda _: jnp.zeros(4000), release=release)
     sim = sending(lambda k: jnp.zeros(4000, jnp.float16), problem, door)
-    hparams = fjs.Hyperparameters(clip_norm=1.0, noise_multiplier=1.0)
+    hparams = sim.hyperparameters(clip_norm=1.0, noise_multiplier=1.0)
     state, _ = sim.run(sim.init(0, hparams), hparams, 1)
     values = np.asarray(state.mechanism)
     assert len(np.unique(values)) > 3990
@@ -111,7 +114,7 @@ def narrow_task(dtype):
 
 
 @pytest.mark.parametrize(
-    ("make", "door"),
+    ("factory", "mechanism"),
     [
         pytest.param(
             lambda task: fjs.fedavg(task, server_optimizer=optimizers.server(optax.adam)),
@@ -121,24 +124,24 @@ def narrow_task(dtype):
         *(
             pytest.param(
                 functools.partial(algorithm_of, name, num_clients=M),
-                system.door,
+                system.mechanism,
                 marks=() if name == "pmtl" else pytest.mark.thorough,
             )
             for name, system in SYSTEMS.items()
-            if system.door in ("gaussian", "every-row") and name != "fedavg" and not system.linear
+            if system.mechanism in ("gaussian", "every-row")
+            and name != "fedavg"
+            and not system.linear
         ),
     ],
 )
-def test_bfloat16_models_work_under_noise(problem, make, door):
+def test_bfloat16_models_work_under_noise(problem, factory, mechanism):
     population, _ = problem
     task = narrow_task(jnp.bfloat16)
     sim = fjs.Simulation(
-        make(task), task, population, fjs.everyone(M), fjs.Minibatches(2, steps=1),
-        MECHANISMS[door].make(M),
+        factory(task), population, fjs.full_participation(), fjs.Minibatches(2, steps=1),
+        make(MECHANISMS[mechanism]),
     )  # fmt: skip
-    hparams = fjs.Hyperparameters(
-        lam=0.1, mu=0.1, clip_norm=1.0, noise_multiplier=0.5, learning_rate=0.1
-    )
+    hparams = read_by(sim, lam=0.1, mu=0.1, clip_norm=1.0, noise_multiplier=0.5, learning_rate=0.1)
     before = jax.tree.map(lambda leaf: leaf.dtype, sim.init(0, hparams).shared)
     state, history = sim.run(sim.init(0, hparams), hparams, 2)
     assert jax.tree.map(lambda leaf: leaf.dtype, state.shared) == before

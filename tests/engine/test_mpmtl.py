@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification
+from problems import classification, read_by
 from scipy.optimize import minimize
 from scipy.stats import gamma, kstest, norm
 
@@ -19,15 +19,14 @@ from fedjaxsim.algorithms.server_maps import ServerMap
 from fedjaxsim.algorithms.stl import stl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.model import linear
 from fedjaxsim.models.network import mlp
-from fedjaxsim.models.task import softmax, squared
 from fedjaxsim.privacy.doors.every_row import every_row
 from fedjaxsim.privacy.doors.gram import gaussian_gram
-from fedjaxsim.privacy.mechanisms import closed, gaussian
-from fedjaxsim.privacy.sampling import everyone
+from fedjaxsim.privacy.mechanisms import gaussian, no_release
+from fedjaxsim.privacy.sampling import full_participation
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks.task import softmax, squared
 from fedjaxsim.testing import check_billboard
 
 M, N, D = 8, 6, 4
@@ -39,7 +38,7 @@ POPULATION = Population.from_clients([{"x": X[i], "y": Y[i]} for i in range(M)])
 TASK = squared(linear((D,), 1, bias=False))
 SMOOTHNESS = max(np.linalg.eigvalsh(x.T @ x / N)[-1] for x in X)  # L, of every client's loss
 ETA, LAM = 1 / SMOOTHNESS, 0.3
-PLAIN = Hyperparameters(learning_rate=ETA, lam=LAM)
+PLAIN = {"learning_rate": ETA, "lam": LAM}
 ROUNDS = 800
 
 
@@ -49,10 +48,9 @@ def _double():
         yield
 
 
-def behind(algorithm, door, population=POPULATION, task=TASK, **settings):
-    m = population.num_clients
+def behind(algorithm, door, population=POPULATION, **settings):
     one = Minibatches(1, steps=1)
-    return Simulation(algorithm, task, population, everyone(m), one, door, **settings)
+    return Simulation(algorithm, population, full_participation(), one, door, **settings)
 
 
 @functools.cache
@@ -62,8 +60,8 @@ def path(
     rounds: int = ROUNDS,
     server_map: ServerMap | None = None,
 ):
-    """(hparams) -> what all clients predict with after each round, (T, d, m); compiled once."""
-    algorithm = mpmtl(TASK, penalty, acceleration=acceleration, server_map=server_map)
+    """(values) -> what all clients predict with after each round, (T, d, m); compiled once."""
+    algorithm = mpmtl(TASK, penalty=penalty, acceleration=acceleration, server_map=server_map)
     sim = behind(algorithm, gaussian_gram(penalty.endswith("group-sparse")))
     program, rows = sim.program, sim.rows["train"]
 
@@ -76,7 +74,9 @@ def path(
         return jax.lax.scan(step, program.init(jax.random.key(0), hparams), length=rounds)[1]
 
     predict = jax.vmap(algorithm.predict, (None, 0, None, 0))
-    return lambda hparams: np.moveaxis(np.asarray(run(sim.check(hparams)))[..., 0], 1, 2)
+    return lambda values: np.moveaxis(
+        np.asarray(run(sim.check(sim.hyperparameters(**values))))[..., 0], 1, 2
+    )
 
 
 def gradient(w):
@@ -139,7 +139,7 @@ def test_relationship_is_mtrl():
         errors = np.einsum("mnd,dm->mn", X, w) - Y
         return np.sum(errors**2) / (2 * N) + lam / 2 * np.linalg.svd(w)[1].sum() ** 2
 
-    found = path("relationship", "convex", 4 * ROUNDS)(PLAIN.replace(lam=lam))[-1]
+    found = path("relationship", "convex", 4 * ROUNDS)(PLAIN | {"lam": lam})[-1]
     assert value(found, lam) == pytest.approx(value(w, lam), abs=1e-6)
     # That penalty is the one on Ω: tr(WΩ⁻¹Wᵀ) = ‖W‖_*² (for Ω of the clients' own space).
     u, s, vt = np.linalg.svd(found, full_matrices=False)
@@ -160,7 +160,7 @@ def test_relationship_is_mtrl():
 @functools.cache
 def published_rows(rounds):
     """DP-MTRL's simulation, and what its clients predict with after so many rounds."""
-    sim = behind(dp_mtrl(TASK, M, "convex"), every_row(M))
+    sim = behind(dp_mtrl(TASK, num_clients=M, acceleration="convex"), every_row())
 
     def run(hparams):
         return sim.run(sim.init(0, hparams), hparams, rounds)[0]
@@ -173,10 +173,11 @@ def test_dp_mtrl_without_noise_is_mtrl_and_with_it_clients_have_their_noised_mod
     sim, run = published_rows(3)
     predict = jax.vmap(sim.algorithm.predict, (None, 0, None, 0))
     ids = jnp.arange(M)
-    state = run(PLAIN)
-    found = predict(state.shared, state.personal, PLAIN, ids)["kernel"][:, :, 0].T
+    hparams = sim.hyperparameters(**PLAIN)
+    state = run(hparams)
+    found = predict(state.shared, state.personal, hparams, ids)["kernel"][:, :, 0].T
     np.testing.assert_allclose(found, path("relationship", "convex")(PLAIN)[2], rtol=1e-6)
-    noised = PLAIN.replace(clip_norm=2.0, noise_multiplier=1.5)
+    noised = hparams.replace(clip_norm=2.0, noise_multiplier=1.5)
     state = run(noised)
     # What clients predict with is a function of the releases: their own state does not matter.
     anything = jax.tree.map(lambda leaf: leaf + 1.0, state.personal)
@@ -187,18 +188,19 @@ def test_dp_mtrl_without_noise_is_mtrl_and_with_it_clients_have_their_noised_mod
 
 
 def test_stl_without_a_penalty_is_mp_mtl_without_one_and_with_it_it_solves_the_lasso():
-    sim = behind(stl(TASK, "convex"), closed())
+    sim = behind(stl(TASK, acceleration="convex"), no_release())
 
-    def models(hparams, rounds):
+    def models(values, rounds):
+        hparams = sim.hyperparameters(**values)
         state, _ = sim.run(sim.init(0, hparams), hparams, rounds)
         assert sim.guarantee(state).find("replace").epsilon == 0
         return np.asarray(state.personal.w)[:, :, 0].T
 
-    ridge = PLAIN.replace(lam=0.0, ridge=0.1)
+    ridge = PLAIN | {"lam": 0.0, "ridge": 0.1}
     np.testing.assert_allclose(
         models(ridge, 5), path("low-rank", "convex")(ridge)[4], rtol=1e-6, atol=1e-9
     )
-    w = models(PLAIN.replace(lam=1.0), 3000)
+    w = models(PLAIN | {"lam": 1.0}, 3000)
     slopes = gradient(w)
     zero = w == 0
     assert 0 < zero.sum() < w.size
@@ -212,8 +214,8 @@ def test_one_round_of_fedprox_is_the_average_of_ridge_regressions():
     mu = 0.5
     steps = Minibatches(N, epochs=1000)
     door = gaussian()
-    sim = Simulation(fedprox(TASK), TASK, POPULATION, everyone(M), steps, door)
-    hparams = Hyperparameters(learning_rate=ETA, mu=mu)
+    sim = Simulation(fedprox(TASK), POPULATION, full_participation(), steps, door)
+    hparams = sim.hyperparameters(learning_rate=ETA, mu=mu)
     state, _ = sim.run(sim.init(0, hparams), hparams, 1)
     alone = [
         np.linalg.solve(X[i].T @ X[i] / N + mu * np.eye(D), X[i].T @ Y[i] / N) for i in range(M)
@@ -245,8 +247,8 @@ def test_it_is_the_paper_written_in_numpy():
     # Algorithm 2 with clipping, a ridge and the acceleration for strong convexity, whose β is
     # (1 − √(μη))/(1 + √(μη)); W⁰ is one step of each client alone, from 0.
     mu, k, rounds = 0.1, 1.2, 4
-    hparams = PLAIN.replace(ridge=mu, clip_norm=k)
-    found = path("low-rank", "strongly-convex", rounds)(hparams)
+    values = PLAIN | {"ridge": mu, "clip_norm": k}
+    found = path("low-rank", "strongly-convex", rounds)(values)
     root = math.sqrt(mu * ETA)
     beta = (1 - root) / (1 + root)
     w = -ETA * gradient(np.zeros((D, M)))
@@ -266,8 +268,8 @@ def test_it_is_the_paper_written_in_numpy():
 def test_the_decomposed_model_is_algorithm_4_written_in_numpy():
     # η = 1/(2L); both parts take one gradient, and Q starts at 0.
     eta, lam2, rounds = ETA / 2, 0.1, 20
-    hparams = PLAIN.replace(learning_rate=eta, lam2=lam2)
-    found = path("decomposed", "convex", rounds)(hparams)
+    values = PLAIN | {"learning_rate": eta, "lam2": lam2}
+    found = path("decomposed", "convex", rounds)(values)
     p = q = -eta * gradient(np.zeros((D, M)))
     old_p, old_q = p, q
     for t in range(1, rounds + 1):
@@ -284,26 +286,31 @@ def test_the_decomposed_model_is_algorithm_4_written_in_numpy():
 
 def test_as_noise_grows_the_models_are_those_of_each_client_alone():
     # Proposition 1: M → I, and what is left is gradient descent with the same η, T and ridge.
-    hparams = PLAIN.replace(lam=0.5, ridge=0.05, clip_norm=4.0)
+    values = PLAIN | {"lam": 0.5, "ridge": 0.05, "clip_norm": 4.0}
     w, alone = np.zeros((D, M)), []
     for _ in range(30):
         w = w - ETA * (gradient(w) + 0.05 * w)
         alone.append(w)
     assert np.linalg.norm(w, axis=0).max() < 4
-    without_penalty = path()(hparams.replace(lam=0.0))
+    without_penalty = path()(values | {"lam": 0.0})
     np.testing.assert_allclose(without_penalty[:30], alone, rtol=1e-9)
     apart = [
-        np.abs(path()(hparams.replace(noise_multiplier=z))[:30] - alone).max()
+        np.abs(path()(values | {"noise_multiplier": z})[:30] - alone).max()
         for z in (1.0, 1e2, 1e4, 1e6, 1e8)
     ]
     # 1 − ηλ/√Λ with Λ in proportion to z: a hundred times the noise is a tenth of the difference.
     assert apart[0] > 1e-3
     np.testing.assert_allclose(np.divide(apart[1:-1], apart[2:]), 10, rtol=0.3)
-    diagonal = path("group-sparse")(hparams.replace(noise_multiplier=1e10))[:30]
+    diagonal = path("group-sparse")(values | {"noise_multiplier": 1e10})[:30]
     np.testing.assert_allclose(diagonal, alone, atol=1e-5)
 
 
-NOISED = PLAIN.replace(clip_norm=2.0, noise_multiplier=1.5, lam2=0.1, example_epsilon=5.0)
+NOISED = PLAIN | {
+    "clip_norm": 2.0,
+    "noise_multiplier": 1.5,
+    "lam2": 0.1,
+    "example_epsilon": 5.0,
+}
 
 
 def test_the_gram_matrix_is_one_product_a_chunk_and_costs_what_its_noise_says():
@@ -314,7 +321,8 @@ def test_the_gram_matrix_is_one_product_a_chunk_and_costs_what_its_noise_says():
         return door.add(accumulator, messages, *others)
 
     sim = behind(mpmtl(TASK), door._replace(add=add), chunk_map="scan", chunk_size=4)
-    state, metrics = sim.round(sim.init(0, NOISED), NOISED)
+    noised = read_by(sim, **NOISED)
+    state, metrics = sim.round(sim.init(0, noised), noised)
     assert set(added) == {(4, D, 1)}
     w = -ETA * gradient(np.zeros((D, M)))
     norms = np.linalg.norm(w, axis=0)
@@ -323,7 +331,7 @@ def test_the_gram_matrix_is_one_product_a_chunk_and_costs_what_its_noise_says():
     )
     assert int(metrics["clipped"]) == np.sum(norms > 2.0)
     for _ in range(2):
-        state, _ = sim.round(state, NOISED)
+        state, _ = sim.round(state, noised)
     report = sim.guarantee(state, 1e-3)
     exact = (report.find("zero_out"), 1.0), (report.find("replace"), math.sqrt(2))
     for found, sensitivity in exact:
@@ -336,16 +344,23 @@ def test_the_gram_matrix_is_one_product_a_chunk_and_costs_what_its_noise_says():
 
 
 def test_others_learn_of_a_client_through_the_releases_alone():
-    algorithm = mpmtl(TASK, "decomposed", "columns", "convex", protect_examples=True)
-    check_billboard(behind(algorithm, gaussian_gram()), NOISED, client=2)
+    algorithm = mpmtl(
+        TASK,
+        penalty="decomposed",
+        outliers="columns",
+        acceleration="convex",
+        protect_examples=True,
+    )
+    sim = behind(algorithm, gaussian_gram())
+    check_billboard(sim, sim.hyperparameters(**NOISED), client=2)
 
 
 @pytest.mark.thorough
 def test_several_outputs_and_intercepts_are_columns_and_coordinates():
     # With M = I and no noise a round is a gradient step on each client's own loss.
     population, task = classification([5, 7, 4], features=3, classes=3)
-    sim = behind(mpmtl(task), gaussian_gram(), population, task)
-    hparams = Hyperparameters(learning_rate=0.5)
+    sim = behind(mpmtl(task), gaussian_gram(), population)
+    hparams = sim.hyperparameters(learning_rate=0.5, lam=0.0)
     state, _ = sim.run(sim.init(0, hparams), hparams, 2)
     assert state.shared.matrix.shape == (4, 4)
     for client in range(3):
@@ -384,7 +399,7 @@ def test_examples_are_protected_by_noise_of_the_right_law():
     m = 3000
     population = Population.from_clients([{"x": np.zeros((1, D)), "y": np.zeros(1)}] * m)
     sim = behind(mpmtl(TASK, protect_examples=True), gaussian_gram(), population)
-    hparams = Hyperparameters(clip_norm=1000.0, example_epsilon=500.0)
+    hparams = sim.hyperparameters(lam=0.0, clip_norm=1000.0, example_epsilon=500.0)
     state = sim.init(0, hparams)
     b = np.asarray(sim.round(state, hparams)[0].personal.sent.w)[:, :, 0]
     assert kstest(np.linalg.norm(b, axis=1), gamma(D, scale=4.0).cdf).pvalue > 1e-4
@@ -410,24 +425,29 @@ def test_the_guarantee_of_examples_composes_over_rounds():
         example_guarantee(0.0, 1)
 
 
+def start(sim, **changes):
+    """The state before the first round."""
+    return sim.init(0, sim.hyperparameters(**(PLAIN | changes)))
+
+
 def test_what_does_not_suit_is_refused():
     with pytest.raises(ValueError, match="mpmtl is for linear models"):
         mpmtl(softmax(mlp((D,), 2), 2))
     with pytest.raises(
         ValueError, match="penalty must be one of low-rank, group-sparse, relationship"
     ):
-        mpmtl(TASK, "lowrank")  # pyright: ignore[reportArgumentType]
+        mpmtl(TASK, penalty="lowrank")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="acceleration must be one of none, convex, strongly"):
         mpmtl(TASK, acceleration="fast")  # pyright: ignore[reportArgumentType]
     for door in (gaussian(), gaussian_gram(diagonal=True)):
         with pytest.raises(ValueError, match=r"must release a Gram matrix \(d, d\)"):
-            behind(mpmtl(TASK), door).init(0, PLAIN)
-    with pytest.raises(ValueError, match=r"its mechanism must be every_row\(8\)"):
-        behind(dp_mtrl(TASK, M), gaussian()).init(0, PLAIN)
+            start(behind(mpmtl(TASK), door))
+    with pytest.raises(ValueError, match=r"its mechanism must be every_row\(\)"):
+        start(behind(dp_mtrl(TASK, num_clients=M), gaussian()))
     fast = behind(mpmtl(TASK, acceleration="strongly-convex"), gaussian_gram())
     with pytest.raises(ValueError, match="ridge must be positive for the acceleration"):
-        fast.init(0, PLAIN)
+        start(fast)
     with pytest.raises(ValueError, match="learning_rate must be at most 1/ridge"):
-        fast.init(0, PLAIN.replace(learning_rate=3.0, ridge=0.5))
+        start(fast, learning_rate=3.0, ridge=0.5)
     with pytest.raises(ValueError, match="clip_norm must be finite where examples are protected"):
-        behind(mpmtl(TASK, protect_examples=True), gaussian_gram()).init(0, PLAIN)
+        start(behind(mpmtl(TASK, protect_examples=True), gaussian_gram()))

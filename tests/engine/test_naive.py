@@ -4,18 +4,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification
+from problems import classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.data.population import Population
 from fedjaxsim.models.model import linear
-from fedjaxsim.models.task import squared
 from fedjaxsim.privacy.doors.every_row import every_row
+from fedjaxsim.tasks.task import squared
 
 M, VICTIM = 4, 2
-HPARAMS = fjs.Hyperparameters(
-    learning_rate=0.5, lam=0.3, clip_norm=0.1, noise_multiplier=0.7, sampling_rate=0.75
-)
+VALUES = {
+    "learning_rate": 0.5,
+    "lam": 0.3,
+    "clip_norm": 0.1,
+    "noise_multiplier": 0.7,
+    "sampling_rate": 0.75,
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +30,8 @@ def problem():
 def simulation(problem, algorithm=None, mechanism=None):
     population, task = problem
     return fjs.Simulation(
-        algorithm or fjs.naive_dp(task, M), task, population, fjs.poisson(M),
-        fjs.Minibatches(4, steps=2), mechanism or every_row(M),
+        algorithm or fjs.naive_dp(task, num_clients=M), population, fjs.poisson(1.0),
+        fjs.Minibatches(4, steps=2), mechanism or every_row(),
     )  # fmt: skip
 
 
@@ -41,10 +45,10 @@ def test_it_is_its_formula_worked_by_hand():
         )
         task = squared(linear((1,), 1, bias=False))
         sim = fjs.Simulation(
-            fjs.naive_dp(task, 3), task, population, fjs.poisson(3), fjs.Minibatches(1, epochs=1),
-            every_row(3),
+            fjs.naive_dp(task, num_clients=3), population, fjs.poisson(1.0),
+            fjs.Minibatches(1, epochs=1), every_row(),
         )  # fmt: skip
-        hparams = fjs.Hyperparameters(learning_rate=0.5, lam=1.0, clip_norm=2.0, sampling_rate=0.5)
+        hparams = sim.hyperparameters(learning_rate=0.5, lam=1.0, clip_norm=2.0, sampling_rate=0.5)
         state, w = sim.init(0, hparams), np.zeros(3)
         sizes = set()
         for _ in range(6):
@@ -65,19 +69,18 @@ def test_it_is_its_formula_worked_by_hand():
 
 def test_without_one_clients_message_its_row_moves_by_the_clip_norm_and_no_other(problem):
     _, task = problem
-    whole = fjs.naive_dp(task, M)
+    whole = fjs.naive_dp(task, num_clients=M)
 
     def client(shared, personal, data, hparams, context):
-        # All messages whole, but the victim's times μ, which naive DP has no other use for.
+        # All messages whole, but the victim's times a hyperparameter of this test.
         personal, message, metrics = whole.client(shared, personal, data, hparams, context)
-        factor = jnp.where(context.client_id == VICTIM, hparams.mu, 1.0)
+        factor = jnp.where(context.client_id == VICTIM, hparams.factor, 1.0)
         return personal, jax.tree.map(lambda leaf: factor * leaf, message), metrics
 
-    sim = simulation(problem, whole._replace(client=client))
-    settings = [HPARAMS.replace(mu=mu) for mu in (1.0, 0.0)]
-    (one, metrics), (other, _) = (
-        sim.round(sim.init(1, hparams, common_noise=True), hparams) for hparams in settings
-    )
+    records = (*whole.hyperparameters, fjs.Hyperparameter("factor"))
+    sim = simulation(problem, whole._replace(client=client, hyperparameters=records))
+    settings = [sim.hyperparameters(**VALUES, factor=factor) for factor in (1.0, 0.0)]
+    (one, metrics), (other, _) = (sim.round(sim.init(1, hparams), hparams) for hparams in settings)
     assert int(metrics["clipped"]) == int(metrics["participants"]) > 1
     moves = jax.tree.map(lambda a, b: np.asarray(a, float) - b, one.shared.rows, other.shared.rows)
     norms = np.sqrt(sum(np.square(v.reshape(M, -1)).sum(axis=1) for v in jax.tree.leaves(moves)))
@@ -93,10 +96,12 @@ def test_without_one_clients_message_its_row_moves_by_the_clip_norm_and_no_other
 def test_a_release_or_a_population_of_another_size_is_refused(problem):
     _, task = problem
     for sim, message in [
-        (simulation(problem, mechanism=fjs.gaussian()), r"its mechanism must be every_row\(4\)"),
-        (simulation(problem, fjs.naive_dp(task, 3)), "must be of the 4 clients of the run"),
-        (simulation(problem, mechanism=every_row(5)), "must be of the 4 clients of the run"),
+        (simulation(problem, mechanism=fjs.gaussian()), r"its mechanism must be every_row\(\)"),
+        (
+            simulation(problem, fjs.naive_dp(task, num_clients=3)),
+            "must be of the 4 clients of the run",
+        ),
         (simulation(problem, fjs.fedavg(task)), "server must return a billboard of the shapes"),
     ]:
         with pytest.raises(ValueError, match=message):
-            sim.init(0, HPARAMS)
+            sim.init(0, read_by(sim, **VALUES))

@@ -4,29 +4,30 @@ import functools
 import itertools
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification, common_noise_key, least_squares
+from problems import classification, least_squares, noise_key, read_by
 
 from fedjaxsim.algorithm import Context
 from fedjaxsim.algorithms.layers import merge, split
 from fedjaxsim.algorithms.ppsgd import (
     Parametrization,
-    average,
+    Risk,
     noise_multiplier_from_paper,
     ppsgd,
     weighted,
 )
 from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import compose, fill
 from fedjaxsim.models import linear, mlp
-from fedjaxsim.models.task import Task, one_vs_all, squared
 from fedjaxsim.privacy.mechanisms import noise_like
-from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks.task import Task, one_vs_all, squared
 
 COUNTS = [5, 9, 17, 6]
 N, D = len(COUNTS), 4  # clients; coefficients, the bias last
@@ -40,7 +41,7 @@ THOROUGH = pytest.mark.thorough
 @functools.cache
 def simulation(
     sampling: str,
-    objective: str,
+    objective: Risk,
     parametrization: Parametrization = "grid",
     averaged: bool = False,
 ) -> Simulation:
@@ -49,11 +50,12 @@ def simulation(
     algorithm = ppsgd(
         task,
         parametrization=parametrization,
-        objective=weighted(SIZES) if objective == "weighted" else average(),
+        objective=objective,
+        sizes=SIZES if objective == "weighted" else None,
         averaged=averaged,
     )
-    sampler = everyone(N) if sampling == "everyone" else poisson(N)
-    return Simulation(algorithm, task, population, sampler, Minibatches(BATCH, steps=1))
+    sampler = full_participation() if sampling == "everyone" else poisson(1.0)
+    return Simulation(algorithm, population, sampler, Minibatches(BATCH, steps=1))
 
 
 def coefficients(params):
@@ -73,7 +75,7 @@ def randomness(sampling, seed, rate, rounds):
     """What the engine draws: who takes part (T, N), minibatches X (T, N, b, d + 1) and y, and
     standard normal noise (T, d + 1). No setting of the algorithm enters."""
     sim = simulation(sampling, "average")
-    hparams = Hyperparameters(sampling_rate=rate)
+    hparams = read_by(sim, sampling_rate=rate)
     state = sim.init(seed, hparams)
     sampling_key, clients_key, _ = jax.random.split(state.key, 3)
 
@@ -86,7 +88,7 @@ def randomness(sampling, seed, rate, rounds):
     def one(t):
         cohort = sim.sampling.draw(sampling_key, t, hparams.as_arrays())
         present = jnp.zeros(N, bool).at[cohort.ids].max(cohort.mask)
-        noise = noise_like(common_noise_key(state, t), state.shared.value, jnp.ones(()))
+        noise = noise_like(noise_key(state, t), state.shared.value, jnp.ones(()))
         return present, jax.vmap(minibatch, (None, 0))(t, jnp.arange(N)), noise
 
     present, fields, noise = jax.jit(jax.vmap(one))(jnp.arange(rounds))
@@ -143,12 +145,12 @@ def test_it_is_algorithm_2_written_in_numpy(sampling, objective, parametrization
     rounds, eta, q = 20, 0.05, 1.0 if sampling == "everyone" else 0.625
     with jax.enable_x64(True):
         sim = simulation(sampling, objective, parametrization, averaged)
-        hparams = Hyperparameters(learning_rate=eta, sampling_rate=q)
+        hparams = read_by(sim, learning_rate=eta, sampling_rate=q)
         draws = randomness(sampling, 3, q, rounds)
         assert draws[0].all() == (sampling == "everyone")
         for level, (clip, z) in itertools.product(levels, [(INF, 0.0), (1.0, 0.7)]):
             hparams = hparams.replace(personalization=level, clip_norm=clip, noise_multiplier=z)
-            state, clipped = sim.init(3, hparams, common_noise=True), 0
+            state, clipped = sim.init(3, hparams), 0
             for _ in range(rounds):
                 state, metrics = sim.round(state, hparams)
                 clipped += int(metrics["clipped"])
@@ -172,9 +174,12 @@ def trained(sim, hparams, rounds):
     return state
 
 
-PRIVATE = Hyperparameters(
-    learning_rate=0.05, clip_norm=1.0, noise_multiplier=0.7, sampling_rate=0.625
-)
+PRIVATE = {
+    "learning_rate": 0.05,
+    "clip_norm": 1.0,
+    "noise_multiplier": 0.7,
+    "sampling_rate": 0.625,
+}
 
 
 def test_at_level_0_nothing_of_the_others_reaches_a_client():
@@ -186,7 +191,7 @@ def test_at_level_0_nothing_of_the_others_reaches_a_client():
         altered = sim.with_population(
             Population({"x": x, "y": y}, sim.population.splits, sim.population.names)
         )
-        hparams = PRIVATE.replace(personalization=0.0)
+        hparams = sim.hyperparameters(**PRIVATE, personalization=0.0)
         one, two = trained(sim, hparams, 10), trained(altered, hparams, 10)
         own = [coefficients(state.personal.value) for state in (one, two)]
         assert np.any(own[0][0] != 0)
@@ -196,7 +201,7 @@ def test_at_level_0_nothing_of_the_others_reaches_a_client():
         np.testing.assert_array_equal(used[0][0], used[1][0])
         assert np.all(coefficients(one.shared.value) == 0)
         # At another level it does.
-        hparams = PRIVATE.replace(personalization=0.01)
+        hparams = sim.hyperparameters(**PRIVATE, personalization=0.01)
         one, two = trained(sim, hparams, 10), trained(altered, hparams, 10)
         own = [coefficients(state.personal.value) for state in (one, two)]
         assert np.any(own[0][0] != own[1][0])
@@ -205,7 +210,7 @@ def test_at_level_0_nothing_of_the_others_reaches_a_client():
 def test_at_level_infinity_there_is_one_model():
     with jax.enable_x64(True):
         sim = simulation("poisson", "average", averaged=True)
-        hparams = PRIVATE.replace(personalization=INF)
+        hparams = sim.hyperparameters(**PRIVATE, personalization=INF)
         state = trained(sim, hparams, 10)
         assert np.all(coefficients(state.personal.value) == 0)
         used = predictions(sim, state, hparams)
@@ -217,11 +222,12 @@ def test_at_level_infinity_there_is_one_model():
 def test_derivatives_in_the_learning_rate_and_the_level():
     with jax.enable_x64(True):
         sim = simulation("poisson", "average", averaged=True)
-        start = sim.init(3, PRIVATE)
+        private = sim.hyperparameters(**PRIVATE)
+        start = sim.init(3, private)
         direction = np.random.default_rng(0).normal(size=(N, D))
 
         def outcome(rate, level):
-            hparams = PRIVATE.replace(learning_rate=rate, personalization=level)
+            hparams = private.replace(learning_rate=rate, personalization=level)
             state, _ = jax.lax.scan(
                 lambda state, _: (sim.round(state, hparams)[0], None), start, length=4
             )
@@ -264,8 +270,8 @@ def test_in_a_network_the_representation_is_shared_and_clipped_together_with_w()
     population, _ = classification([16, 20, 25], features=3)
     task = one_vs_all(mlp((3,), 3, hidden=(4,)), 3)
     clip, eta, level = 0.1, 0.5, 0.4
-    sim = Simulation(ppsgd(task), task, population, everyone(3), Minibatches(8, epochs=1))
-    hparams = Hyperparameters(learning_rate=eta, personalization=level, clip_norm=clip)
+    sim = Simulation(ppsgd(task), population, full_participation(), Minibatches(8, epochs=1))
+    hparams = sim.hyperparameters(learning_rate=eta, personalization=level, clip_norm=clip)
     state = sim.init(0, hparams)
     start = state.shared.value
     assert [leaf.shape for leaf in jax.tree.leaves(state.personal.value)] == [(3, 3), (3, 4, 3)]
@@ -306,19 +312,24 @@ def test_in_a_network_the_representation_is_shared_and_clipped_together_with_w()
     jax.tree.map(np.testing.assert_array_equal, numpy(state.shared.value), numpy(begun))
 
 
+def defaults(algorithm):
+    """The hyperparameters of an algorithm without a simulation."""
+    return fill(compose([algorithm.hyperparameters]), {}).as_arrays()
+
+
 def test_before_the_first_round_the_averaged_iterate_is_the_first_one():
     def init(key):
         return {"body": jax.random.normal(key, (3,)), "head": {"a": jnp.ones(2), "b": jnp.ones(2)}}
 
     task = Task(init, lambda params, batch: jnp.zeros(()), lambda params, batch: {})
     algorithm = ppsgd(task, personal=lambda path: path == "head/b", averaged=True)
-    hparams = Hyperparameters().as_arrays()
+    hparams = defaults(algorithm)
     shared, personal = algorithm.init(jax.random.key(0), hparams)
     assert jax.tree.map(jnp.shape, personal.value) == {"body": None, "head": {"a": None, "b": (2,)}}
     params = algorithm.predict(shared, personal, hparams, jnp.int32(0))
     expected = init(jax.random.key(0))
     expected["head"]["b"] = jnp.zeros(2)  # w starts at 0
-    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    chex.assert_trees_all_equal(params, expected)
 
 
 def test_parameters_split_by_path_and_merge_again():
@@ -362,8 +373,8 @@ def test_the_weighted_objective_uses_m_i_examples(minibatches):
     # Rows of the identity and w = 0: the gradient is −y_r for each use of row r.
     sizes, y = [3, 5], np.array([1.0, 2.0, 3.0, 4.0, 5.0])
     task = squared(linear((5,), 1, bias=False))
-    algorithm = ppsgd(task, objective=weighted(sizes))
-    hparams = Hyperparameters().as_arrays()
+    algorithm = ppsgd(task, objective="weighted", sizes=sizes)
+    hparams = defaults(algorithm)
     shared, personal = algorithm.init(jax.random.key(0), hparams)
 
     @jax.jit
@@ -372,7 +383,7 @@ def test_the_weighted_objective_uses_m_i_examples(minibatches):
         data = ClientData(
             fields, jnp.int32(0), jnp.int32(5), jax.random.key(1), minibatches=minibatches
         )
-        context = Context(jnp.int32(0), jax.random.key(2), client_id, 2)
+        context = Context(jnp.int32(0), jax.random.key(2), client_id, 2, jnp.ones(()))
         return algorithm.client(shared, personal, data, hparams, context)[1]
 
     for i, size in enumerate(sizes):
@@ -391,20 +402,20 @@ def test_the_papers_noise_is_on_the_average():
 
 
 @pytest.mark.parametrize(
-    ("objective", "minibatches", "message"),
+    ("sizes", "minibatches", "message"),
     [
         (None, Minibatches(4, steps=2), "one minibatch a round"),
         (None, Minibatches(4, epochs=2), "one minibatch a round"),
-        (weighted([1, 2]), Minibatches(4, steps=1), "one for each of the 4 clients"),
-        (weighted(5), Minibatches(4, steps=1), "first m_i examples of a batch of 4"),
+        ([1, 2], Minibatches(4, steps=1), "one for each of the 4 clients"),
+        (5, Minibatches(4, steps=1), "first m_i examples of a batch of 4"),
     ],
 )
-def test_minibatches_that_do_not_suit_are_refused(objective, minibatches, message):
+def test_minibatches_that_do_not_suit_are_refused(sizes, minibatches, message):
     population, task = least_squares(COUNTS)
-    algorithm = ppsgd(task, objective=objective)
-    sim = Simulation(algorithm, task, population, everyone(N), minibatches)
+    algorithm = ppsgd(task, objective="weighted" if sizes else "average", sizes=sizes)
+    sim = Simulation(algorithm, population, full_participation(), minibatches)
     with pytest.raises(ValueError, match=message):
-        sim.init(0, Hyperparameters())
+        sim.init(0, sim.hyperparameters())
 
 
 def test_settings_out_of_range_are_refused():
@@ -416,6 +427,9 @@ def test_settings_out_of_range_are_refused():
         ppsgd(task, parametrization="code")  # pyright: ignore[reportArgumentType]
     algorithm = ppsgd(task, parametrization="paper")
     with pytest.raises(ValueError, match="must be finite in the paper's parametrization"):
-        algorithm.check(Hyperparameters(personalization=INF))
+        algorithm.check(defaults(algorithm).replace(personalization=INF))
     with pytest.raises(ValueError, match="'Dense_1' selects none"):
-        ppsgd(task, personal="Dense_1").init(jax.random.key(0), Hyperparameters())
+        ppsgd(task, personal="Dense_1").init(jax.random.key(0), defaults(algorithm))
+    for objective, sizes in [("weighted", None), ("average", [1, 2]), ("median", None)]:
+        with pytest.raises(ValueError, match="must be 'average', or 'weighted' with sizes"):
+            ppsgd(task, objective=objective, sizes=sizes)  # pyright: ignore[reportArgumentType]

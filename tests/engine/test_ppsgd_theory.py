@@ -3,15 +3,15 @@
 import jax
 import numpy as np
 import pytest
+from problems import read_by
 
 from fedjaxsim.algorithms.ppsgd import noise_multiplier_from_paper, ppsgd, weighted
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.models.model import linear
-from fedjaxsim.models.task import squared
-from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks.task import squared
 
 V = np.array([1.0, -2.0, 0.5])
 D = len(V)
@@ -37,9 +37,9 @@ def test_lemma_4_6_the_limit_is_the_minimizer_of_least_norm():
         ]
         population = Population.from_clients([{"x": x, "y": x @ V} for x in inputs])
         algorithm = ppsgd(TASK, parametrization="paper")
-        sim = Simulation(algorithm, TASK, population, everyone(3), Minibatches(20, epochs=1))
+        sim = Simulation(algorithm, population, full_participation(), Minibatches(20, epochs=1))
         for alpha in (0.0, 0.1, 1 / 3, 2.0):
-            hparams = Hyperparameters(learning_rate=1 / (alpha + 1 / 3), personalization=alpha)
+            hparams = sim.hyperparameters(learning_rate=1 / (alpha + 1 / 3), personalization=alpha)
             state, _ = sim.run(sim.init(0, hparams), hparams, 500)
             w, theta = minimal_norm(alpha, 3)
             np.testing.assert_allclose(
@@ -81,7 +81,8 @@ def check_bound(sim, alpha, smoothness, variance, z, weights, rate):
     """E f(z̄_T) − f* ≤ 4 L_α ‖z*‖²_α/T + 3 σ_α ‖z*‖_α/√T, with three standard errors."""
     w, theta = minimal_norm(alpha, N)
     norm = np.sqrt(w @ w / alpha + N * theta @ theta)
-    hparams = Hyperparameters(
+    hparams = read_by(
+        sim,
         learning_rate=min(1 / (4 * smoothness), norm / np.sqrt(ROUNDS * variance)),
         personalization=alpha,
         clip_norm=CLIP,
@@ -106,7 +107,7 @@ def test_theorem_4_5():
     with jax.enable_x64(True):
         algorithm = ppsgd(TASK, parametrization="paper", averaged=True)
         population, batch = noisy_clients(), Minibatches(1, steps=1)
-        sim = Simulation(algorithm, TASK, population, everyone(N), batch)
+        sim = Simulation(algorithm, population, full_participation(), batch)
         sigma = np.mean(NOISES**2)
         for alpha, noise in LEVELS:  # noise is σ_ζ
             check_bound(
@@ -125,10 +126,11 @@ def test_theorem_5_2():
     # With clients drawn and sizes of their own; L_m,α with qM in place of the text's M.
     rate = 0.5
     with jax.enable_x64(True):
-        objective = weighted(SIZES)
-        algorithm = ppsgd(TASK, parametrization="paper", objective=objective, averaged=True)
+        algorithm = ppsgd(
+            TASK, parametrization="paper", objective="weighted", sizes=SIZES, averaged=True
+        )
         population, batch = noisy_clients(), Minibatches(3, steps=1)
-        sim = Simulation(algorithm, TASK, population, poisson(N), batch)
+        sim = Simulation(algorithm, population, poisson(1.0), batch)
         share = SIZES.max() / (rate * M)
         sigma = SIZES @ NOISES**2 / M
         for alpha, noise in LEVELS:
@@ -137,7 +139,7 @@ def test_theorem_5_2():
                 alpha,
                 smoothness=L * max(alpha + alpha * share, share),
                 variance=(alpha * sigma + sigma) / (rate * M) + alpha * D * noise**2,
-                z=noise_multiplier_from_paper(noise / CLIP, rate, N, objective),
+                z=noise_multiplier_from_paper(noise / CLIP, rate, N, weighted(SIZES)),
                 weights=SIZES / M,
                 rate=rate,
             )

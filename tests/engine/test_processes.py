@@ -8,19 +8,23 @@ import time
 import jax
 import numpy as np
 import pytest
-from problems import HANGS, every_system, least_squares, simulation_of
+from problems import HANGS, every_system, least_squares, read_by, simulation_of
 from several import free_port, start
 
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine import processes
-from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.ledger import charged
 from fedjaxsim.privacy.sampling import poisson
 
-HPARAMS = Hyperparameters(
-    learning_rate=0.05, lam=0.3, clip_norm=0.2, noise_multiplier=0.5, sampling_rate=0.5
-)
+VALUES = {
+    "learning_rate": 0.05,
+    "lam": 0.3,
+    "mu": 0.0,
+    "clip_norm": 0.2,
+    "noise_multiplier": 0.5,
+    "sampling_rate": 0.5,
+}
 QUICK = ("pmtl",)
 COUNTS = [6, 9, 11, 4, 8, 7, 5, 6, 10, 3]
 """Rows of ten clients: each of two processes holds five, and eight devices hold two or none."""
@@ -29,16 +33,16 @@ COUNTS = [6, 9, 11, 4, 8, 7, 5, 6, 10, 3]
 def result_of(name, rounds, devices):
     """What all of a run comes to, on the host: states, metrics of rounds, evaluation, charges."""
     population, task = least_squares(COUNTS, test=0.3)
-    hparams = HPARAMS if SYSTEMS[name].sends else HPARAMS.replace(noise_multiplier=0.0)
     simulation = simulation_of(
         name,
         task,
         population,
-        poisson(len(COUNTS), max_rate=0.5),
+        poisson(0.5),
         Minibatches(4, epochs=1),
         chunk_size=2,
         devices=devices,
     )
+    hparams = read_by(simulation, **VALUES)
     state, [segment] = simulation.run(simulation.init(3, hparams), hparams, rounds)
     drawn = {key: segment.metrics[key] for key in ("participants", "overflow", "noise_multiplier")}
     leaves = jax.tree.leaves(processes.to_host((state.shared, state.personal)))

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from problems import classification, least_squares, simulation_of
+from problems import classification, least_squares, read_by, simulation_of
 
 from fedjaxsim import fedavg, pmtl
 from fedjaxsim.algorithms import SYSTEMS
@@ -15,13 +15,18 @@ from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.settings_axis import over_settings, stack, varying
 from fedjaxsim.engine.share import Shard
 from fedjaxsim.engine.state import state_of
-from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.ledger import charged
-from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 
 THOROUGH = pytest.mark.thorough
-HPARAMS = Hyperparameters(learning_rate=0.1, lam=0.3, clip_norm=0.2, noise_multiplier=0.5)
+VALUES = {
+    "learning_rate": 0.1,
+    "lam": 0.3,
+    "mu": 0.0,
+    "clip_norm": 0.2,
+    "noise_multiplier": 0.5,
+}
 EPOCHS, PASSES = Minibatches(4, epochs=2), Minibatches(4, steps=1, passes=2)
 
 
@@ -45,9 +50,8 @@ def test_two_devices_give_what_one_gives(name, counts, rate, minibatches, chunk_
     with jax.enable_x64(True):
         population, task = least_squares(counts, test=0.3)
         m = len(counts)
-        sampling = everyone(m) if rate == 1 else poisson(m, max_rate=rate)
-        hparams = HPARAMS if SYSTEMS[name].sends else Hyperparameters(learning_rate=0.1)
-        hparams = hparams.replace(sampling_rate=rate)
+        sampling = full_participation() if rate == 1 else poisson(rate)
+        values = VALUES if SYSTEMS[name].sends else VALUES | {"lam": 0.0}
         results = []
         for devices in (None, jax.devices()[:2]):
             sim = simulation_of(
@@ -60,6 +64,7 @@ def test_two_devices_give_what_one_gives(name, counts, rate, minibatches, chunk_
                 chunk_map=chunk_map,
                 devices=devices,
             )
+            hparams = read_by(sim, **values, sampling_rate=rate)
             state, (segment, _) = sim.run(sim.init(3, hparams), hparams, 6, eval_every=3)
             results.append((state, segment))
         (state, segment), (other, others) = results
@@ -100,8 +105,11 @@ def test_a_placement_that_changes_noise_or_counts_is_seen():
     def billboard(devices):
         """That of each device: where the engine is wrong, they may differ."""
         steps = Minibatches(4, steps=1)
-        sim = simulation_of("fedavg", task, population, everyone(2), steps, devices=devices)
-        state, _ = sim.round(sim.init(0, HPARAMS), HPARAMS)
+        sim = simulation_of(
+            "fedavg", task, population, full_participation(), steps, devices=devices
+        )
+        hparams = read_by(sim, **VALUES)
+        state, _ = sim.round(sim.init(0, hparams), hparams)
         leaf = jax.tree.leaves(state.shared)[1]
         return [np.asarray(shard.data) for shard in leaf.addressable_shards]
 
@@ -116,9 +124,11 @@ def test_a_placement_that_changes_noise_or_counts_is_seen():
 @pytest.mark.thorough
 def test_a_device_holds_its_own_clients_and_their_rows():
     population, task = least_squares([40, 3, 5, 30], test=0.3)
-    sim = Simulation(pmtl(task), task, population, everyone(4), EPOCHS, devices=jax.devices()[:2])
-    state = sim.init(0, HPARAMS)
-    state, _ = sim.run(state, HPARAMS, 1)
+    sim = Simulation(
+        pmtl(task), population, full_participation(), EPOCHS, devices=jax.devices()[:2]
+    )
+    hparams = read_by(sim, **VALUES)
+    state, _ = sim.run(sim.init(0, hparams), hparams, 1)
     for leaf in jax.tree.leaves(state.personal):
         assert [shard.data.shape[0] for shard in leaf.addressable_shards] == [2, 2]
     x = population.fields["x"].astype(np.float32)
@@ -132,16 +142,17 @@ def test_a_device_holds_its_own_clients_and_their_rows():
 @pytest.mark.parametrize("devices", [pytest.param(None, marks=THOROUGH), jax.devices()[:2]])
 def test_a_simulation_may_be_traced_before_it_runs(devices):
     population, task = least_squares([4, 4, 5], test=0.3)
-    sim = Simulation(fedavg(task), task, population, everyone(3), EPOCHS, devices=devices)
-    traced, _ = jax.jit(lambda key: sim.round(sim.init(key, HPARAMS), HPARAMS))(jax.random.key(0))
-    state, _ = sim.run(sim.init(0, HPARAMS), HPARAMS, 1)
+    sim = Simulation(fedavg(task), population, full_participation(), EPOCHS, devices=devices)
+    hparams = read_by(sim, **VALUES)
+    traced, _ = jax.jit(lambda key: sim.round(sim.init(key, hparams), hparams))(jax.random.key(0))
+    state, _ = sim.run(sim.init(0, hparams), hparams, 1)
     np.testing.assert_allclose(numbers(traced.shared), numbers(state.shared), rtol=1e-6)
 
 
 def test_a_simulation_needs_a_device():
     population, task = least_squares([4, 4])
     with pytest.raises(ValueError, match="at least one device"):
-        Simulation(pmtl(task), task, population, everyone(2), EPOCHS, devices=[])
+        Simulation(pmtl(task), population, full_participation(), EPOCHS, devices=[])
 
 
 def test_devices_of_a_cpu_share_the_memory_of_the_population():
@@ -150,7 +161,7 @@ def test_devices_of_a_cpu_share_the_memory_of_the_population():
     with pytest.raises(ValueError, match="read-only"):
         x[0] = 0
     first = x.ctypes.data
-    sim = Simulation(pmtl(task), task, population, everyone(4), EPOCHS)
+    sim = Simulation(pmtl(task), population, full_participation(), EPOCHS)
     assert sim.rows["train"].fields["x"].unsafe_buffer_pointer() == first
     # Rows have 128 bytes. Of 78 rows, the first two clients have 43, and pieces are equally long.
     divided = OverDevices(jax.devices()[:2]).rows(population)["train"].fields["x"]
@@ -163,8 +174,9 @@ def test_devices_of_a_cpu_share_the_memory_of_the_population():
 @pytest.mark.thorough
 def test_a_settings_axis_composes_with_clients_on_several_devices():
     population, task = least_squares([4, 4, 5], test=0.3)
-    sim = Simulation(pmtl(task), task, population, everyone(3), EPOCHS)
-    settings = [HPARAMS.replace(learning_rate=rate).as_arrays() for rate in (0.01, 0.1)]
+    sim = Simulation(pmtl(task), population, full_participation(), EPOCHS)
+    hparams = read_by(sim, **VALUES)
+    settings = [hparams.replace(learning_rate=rate).as_arrays() for rate in (0.01, 0.1)]
     axes = varying(settings)
     program = over_settings(sim.program, axes, 2)
     placement = OverDevices(jax.devices()[:2])
@@ -174,7 +186,7 @@ def test_a_settings_axis_composes_with_clients_on_several_devices():
     several = jax.jit(functions.rounds, static_argnames="rounds")
     state, _ = several(state, hparams, rows, rounds=2)
     for run, setting in enumerate(settings):
-        start = sim.init(key, setting, common_noise=True)
+        start = sim.init(key, setting)
         alone, _ = sim.run(start, setting, 2)
         one = state_of(state, run)
         for name in ("shared", "personal"):

@@ -41,19 +41,23 @@ def release_of_messages(messages: fjs.Messages, key: Any):
     return messages
 
 
-RIGHT = fjs.Algorithm(GOOD.init, a_client, GOOD.server, GOOD.predict)
+RIGHT = fjs.Algorithm(
+    GOOD.init, a_client, GOOD.server, GOOD.predict, TASK, hyperparameters=GOOD.hyperparameters
+)
 WRONG = {
     r"the algorithm's client must take \(shared, personal, data, hparams, context\)": fjs.Algorithm(
         GOOD.init,
         without_context,  # pyright: ignore[reportArgumentType]
         GOOD.server,
         GOOD.predict,
+        TASK,
     ),
     r"the algorithm's server must take \(shared, release, hparams, round\)": fjs.Algorithm(
         GOOD.init,
         a_client,
         a_server_with_messages,  # pyright: ignore[reportArgumentType]
         GOOD.predict,
+        TASK,
     ),
     r"the mechanism's add must take \(accumulator, messages, mask, ids": fjs.Mechanism(
         DOOR.event,
@@ -75,7 +79,7 @@ WRONG = {
 def simulation(part):
     algorithm, mechanism = (part, None) if isinstance(part, fjs.Algorithm) else (GOOD, part)
     return fjs.Simulation(
-        algorithm, TASK, POPULATION, fjs.everyone(4), fjs.Minibatches(2, steps=1), mechanism
+        algorithm, POPULATION, fjs.full_participation(), fjs.Minibatches(2, steps=1), mechanism
     )
 
 

@@ -3,12 +3,14 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import algorithm_of, least_squares
+from problems import algorithm_of, least_squares, read_by
 
+from fedjaxsim.algorithm import WarmStart
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local import local
 from fedjaxsim.algorithms.pmtl import pmtl
@@ -16,20 +18,35 @@ from fedjaxsim.algorithms.ppsgd import ppsgd
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.state import PARTS, SimulationState
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.factories import make, resolve, settings_of
 from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.privacy.doors.pure import pure
-from fedjaxsim.privacy.mechanisms import closed
-from fedjaxsim.privacy.sampling import everyone
+from fedjaxsim.privacy.mechanisms import no_release
+from fedjaxsim.privacy.sampling import full_participation
 from fedjaxsim.simulation import Simulation
 
-HPARAMS = Hyperparameters(learning_rate=0.1, lam=0.3, clip_norm=0.5, noise_multiplier=2.0)
+VALUES = {"learning_rate": 0.1, "lam": 0.3, "clip_norm": 0.5, "noise_multiplier": 2.0}
 POPULATION, TASK = least_squares([4, 5, 6], features=2)
 
 
+def given(sim, **changes):
+    """The hyperparameters of a simulation."""
+    return read_by(sim, **(VALUES | changes))
+
+
+def begin(sim, seed=0):
+    """The state before the first round."""
+    return sim.init(seed, given(sim))
+
+
+def following(sim, state, before):
+    """The state before the first round of a stage after one of another simulation."""
+    return sim.start_from(state, given(sim), before, given(before))
+
+
 def simulation(factory, mechanism=None, population=POPULATION):
-    clients = everyone(population.num_clients)
-    return Simulation(factory(TASK), TASK, population, clients, Minibatches(2, steps=1), mechanism)
+    clients = full_participation()
+    return Simulation(factory(TASK), population, clients, Minibatches(2, steps=1), mechanism)
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +57,8 @@ def ended():
     """
     found = {}
     for factory in (fedavg, local, pmtl, ppsgd):
-        sim = simulation(factory, closed() if factory is local else None)
-        found[factory] = sim, sim.run(sim.init(0, HPARAMS), HPARAMS, 2)[0]
+        sim = simulation(factory, no_release() if factory is local else None)
+        found[factory] = sim, sim.run(begin(sim), given(sim), 2)[0]
     return found
 
 
@@ -54,7 +71,7 @@ def epsilon(sim, state):
 def predictions(sim, state):
     ids = jnp.arange(sim.num_clients)
     predict = jax.vmap(sim.algorithm.predict, (None, 0, None, 0))
-    return np.asarray(predict(state.shared, state.personal, HPARAMS.as_arrays(), ids)["kernel"])
+    return np.asarray(predict(state.shared, state.personal, given(sim).as_arrays(), ids)["kernel"])
 
 
 def test_every_part_of_the_state_is_declared():
@@ -64,21 +81,21 @@ def test_every_part_of_the_state_is_declared():
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_clients_start_from_the_models_that_they_predicted_with(ended, name):
     system = SYSTEMS[name]
-    make = functools.partial(algorithm_of, name, num_clients=POPULATION.num_clients)
-    new = simulation(make, MECHANISMS[system.door].make(POPULATION.num_clients))
+    factory = functools.partial(algorithm_of, name, num_clients=POPULATION.num_clients)
+    new = simulation(factory, make(MECHANISMS[system.mechanism]))
     for sim, state in ended.values():
-        nothing = sim.algorithm.published(state.shared) is None
-        if nothing and new.algorithm.needs_published:
+        nothing = sim.algorithm.warm_start.published(state.shared) is None
+        if nothing and new.algorithm.warm_start.required:
             with pytest.raises(ValueError, match="that stage published none"):
-                new.start_from(state, HPARAMS, sim)
+                following(new, state, sim)
             continue
-        begun = new.start_from(state, HPARAMS, sim)
+        begun = following(new, state, sim)
         found = predictions(new, begun)
         # Where a client keeps a head only, which is the bias here, all have the kernel in common.
-        if jax.tree.leaves(begun.personal) and "head" not in system.arguments:
+        if jax.tree.leaves(begun.personal) and "head" not in settings_of(resolve(system.factory)):
             np.testing.assert_allclose(found, predictions(sim, state), rtol=1e-6)
         else:  # one model for all: the published one, where there was one
-            published = sim.algorithm.published(state.shared)
+            published = sim.algorithm.warm_start.published(state.shared)
             expected = found[0] if published is None else published["kernel"]
             np.testing.assert_array_equal(found, np.stack([expected] * 3))
 
@@ -86,7 +103,7 @@ def test_clients_start_from_the_models_that_they_predicted_with(ended, name):
 def test_the_billboard_starts_from_what_was_published(ended):
     sim, state = ended[fedavg]
     new, _ = ended[pmtl]
-    begun = new.start_from(state, HPARAMS, sim)
+    begun = following(new, state, sim)
     np.testing.assert_array_equal(begun.shared.params["kernel"], state.shared.params["kernel"])
 
 
@@ -94,25 +111,25 @@ def test_models_that_were_never_published_do_not_reach_the_billboard(ended):
     sim, state = ended[local]
     others = dataclasses.replace(state, personal=jax.tree.map(lambda w: w + 1, state.personal))
     new, _ = ended[pmtl]
-    one, other = (new.start_from(each, HPARAMS, sim) for each in (state, others))
+    one, other = (following(new, each, sim) for each in (state, others))
     assert np.all(one.personal["kernel"] != other.personal["kernel"])
-    for a, b in zip(jax.tree.leaves(one.shared), jax.tree.leaves(other.shared), strict=True):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(one.shared, other.shared)
 
     def leaks(hparams, published, own):
         del hparams, published
         return own, own
 
-    bad = new.with_algorithm(new.algorithm._replace(start=leaks, published=lambda shared: shared))
+    warm_start = WarmStart(leaks, lambda shared: shared)
+    bad = new.with_algorithm(new.algorithm._replace(warm_start=warm_start))
     with pytest.raises(ValueError, match="out_axes"):
-        bad.start_from(state, HPARAMS, sim)
+        following(bad, state, sim)
 
 
 def test_stages_of_one_kind_cost_what_one_run_of_all_rounds_does(ended):
     sim, state = ended[fedavg]
     new, _ = ended[pmtl]
-    state, _ = new.run(new.start_from(state, HPARAMS, sim), HPARAMS, 2)
-    whole, _ = sim.run(sim.init(0, HPARAMS), HPARAMS, 4, eval_every=2)
+    state, _ = new.run(following(new, state, sim), given(new), 2)
+    whole, _ = sim.run(begin(sim), given(sim), 4, eval_every=2)
     both = [new.guarantee(state), sim.guarantee(whole)]
     assert both[0].guarantees == both[1].guarantees
 
@@ -121,20 +138,20 @@ def test_stages_of_one_kind_cost_what_one_run_of_all_rounds_does(ended):
 def test_a_stage_behind_another_door_adds_its_own_charge(ended):
     sim, state = ended[fedavg]
     new = simulation(fedavg, pure())
-    begun = new.start_from(state, HPARAMS)
+    begun = new.start_from(state, given(new))
     np.testing.assert_array_equal(begun.shared.params["kernel"], state.shared.params["kernel"])
-    after, _ = new.run(begun, HPARAMS, 1)
+    after, _ = new.run(begun, given(new), 1)
     epsilons = [epsilon(sim, state), epsilon(new, after)]
     # Gaussian noise of two rounds, and then 1/z more with δ = 0.
     assert epsilons[0] < epsilons[1] <= epsilons[0] + 0.5 + 1e-6
     free, _ = ended[local]
-    done, _ = free.run(free.start_from(after, HPARAMS, new), HPARAMS, 2)
+    done, _ = free.run(following(free, after, new), given(free), 2)
     assert epsilon(free, done) == epsilons[1]
 
 
 def test_a_stage_draws_noise_of_its_own(ended):
-    sim, state = ended[fedavg]
-    quiet = HPARAMS.replace(learning_rate=0.0)
+    sim, _ = ended[fedavg]
+    quiet = given(sim, learning_rate=0.0)
     first, _ = sim.run(sim.init(0, quiet), quiet, 2)
     start = sim.init(0, quiet)
     second, _ = sim.run(sim.start_from(start, quiet), quiet, 2)
@@ -143,25 +160,27 @@ def test_a_stage_draws_noise_of_its_own(ended):
         for each in (first, second)
     ]
     assert np.all(np.abs(moved[0] - moved[1]) > 1e-4)
-    assert sim.guarantee(state).noise != sim.guarantee(second).noise
+    # The stage before it released nothing, and drew nothing that counts.
+    digests = [[each.digest for each in sim.guarantee(end).draws] for end in (first, second)]
+    assert [len(each) for each in digests] == [1, 1]
+    assert digests[0] != digests[1]
 
 
 def test_the_state_that_a_stage_starts_from_stays_usable(ended):
     sim, state = ended[pmtl]
     before = np.array(state.personal["kernel"])
-    sim.run(sim.start_from(state, HPARAMS), HPARAMS, 2)
+    sim.run(sim.start_from(state, given(sim)), given(sim), 2)
     np.testing.assert_array_equal(state.personal["kernel"], before)
 
 
 def test_states_of_another_kind_are_refused(ended):
     _, state = ended[fedavg]
     with pytest.raises(ValueError, match=r"personal states must be .*kernel.*, got nothing"):
-        ended[pmtl][0].start_from(state, HPARAMS)
+        ended[pmtl][0].start_from(state, given(ended[pmtl][0]))
     fewer = simulation(fedavg, population=least_squares([4, 5], features=2)[0])
     with pytest.raises(ValueError, match="2 clients, as those here, got 3"):
-        fewer.start_from(state, HPARAMS)
+        fewer.start_from(state, given(fewer))
     sim, _ = ended[pmtl]
-    with pytest.raises(ValueError, match="has no `start`"):
-        sim.with_algorithm(sim.algorithm._replace(start=None)).start_from(
-            state, HPARAMS, ended[fedavg][0]
-        )
+    cold = sim.with_algorithm(sim.algorithm._replace(warm_start=WarmStart()))
+    with pytest.raises(ValueError, match="has no `warm_start`"):
+        following(cold, state, ended[fedavg][0])

@@ -15,24 +15,36 @@ from fedjaxsim.data import load_folder, save_folder
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.checkpoint import Checkpoints
 from fedjaxsim.engine.placement import streamed
-from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.mechanisms import gaussian
-from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.simulation import Simulation
-from tests.problems import least_squares
+from tests.problems import least_squares, read_by
 
 COUNTS = [4, 9, 1, 6, 5, 3, 7, 8]
-HPARAMS = Hyperparameters(
-    learning_rate=0.1, lam=0.5, clip_norm=0.7, noise_multiplier=0.8, sampling_rate=0.5
-)
+VALUES = {
+    "learning_rate": 0.1,
+    "lam": 0.5,
+    "clip_norm": 0.7,
+    "noise_multiplier": 0.8,
+    "sampling_rate": 0.5,
+}
+
+
+def hparams_of(sim, **changes):
+    """The hyperparameters of a simulation."""
+    return read_by(sim, **(VALUES | changes))
+
+
+def run(sim, rounds, seed, **changes):
+    """A run from its beginning."""
+    hparams = hparams_of(sim, **changes)
+    return sim.run(sim.init(seed, hparams), hparams, rounds)
 
 
 def simulation(population, task, stream, algorithm=pmtl, passes=None):
     batches = Minibatches(2, steps=3, passes=passes) if passes else Minibatches(2, epochs=1)
-    sampling = poisson(population.num_clients)
-    return Simulation(
-        algorithm(task), task, population, sampling, batches, gaussian(), streamed=stream
-    )
+    sampling = poisson(1.0)
+    return Simulation(algorithm(task), population, sampling, batches, gaussian(), streamed=stream)
 
 
 def assert_agree(one, other):
@@ -59,7 +71,7 @@ def pair(problem):
 
 def test_a_streamed_run_is_the_run_in_memory(pair, monkeypatch):
     monkeypatch.setattr(streamed, "BLOCK", 3)  # clients do not divide into blocks evenly
-    found = [sim.run(sim.init(1, HPARAMS), HPARAMS, 6) for sim in pair]
+    found = [run(sim, 6, seed=1) for sim in pair]
     (memory, [whole]), (stream, [piecewise]) = found
     assert_agree(memory, stream)
     assert whole.metrics.keys() == piecewise.metrics.keys()
@@ -72,8 +84,7 @@ def test_a_streamed_run_is_the_run_in_memory(pair, monkeypatch):
 
 def test_a_client_in_every_round_has_its_newest_state(pair):
     # p = 1: all clients take part in all rounds, and no state is back before it is needed.
-    always = HPARAMS.replace(sampling_rate=1.0)
-    memory, stream = (sim.run(sim.init(2, always), always, 6)[0] for sim in pair)
+    memory, stream = (run(sim, 6, seed=2, sampling_rate=1.0)[0] for sim in pair)
     assert_agree(memory, stream)
 
 
@@ -100,12 +111,12 @@ def test_rows_are_not_replaced_before_a_slow_round_has_read_them(problem, monkey
     memory = simulation(population, task, False)
     monkeypatch.setattr(streamed, "functions_of_fetched", slow)
     late = simulation(population, task, True)
-    assert_agree(*(sim.run(sim.init(3, HPARAMS), HPARAMS, 12)[0] for sim in (memory, late)))
+    assert_agree(*(run(sim, 12, seed=3)[0] for sim in (memory, late)))
 
 
 def test_a_client_s_state_is_one_piece_of_memory(pair):
     # Copied by columns, as NumPy would, states are read and written a number at a time.
-    state = pair[1].init(0, HPARAMS)
+    state = pair[1].init(0, hparams_of(pair[1]))
     leaves = jax.tree.leaves(state.personal)
     assert leaves
     assert all(leaf.flags.c_contiguous for leaf in leaves)
@@ -113,12 +124,12 @@ def test_a_client_s_state_is_one_piece_of_memory(pair):
 
 def test_checkpoints_hold_every_state_and_go_on(pair, tmp_path):
     sim = pair[1]
-    straight, _ = sim.run(sim.init(3, HPARAMS), HPARAMS, 6)
-    state, _ = sim.run(sim.init(3, HPARAMS), HPARAMS, 2)
+    straight, _ = run(sim, 6, seed=3)
+    state, _ = run(sim, 2, seed=3)
     Checkpoints(tmp_path).save(2, state, {})
     saved = Checkpoints(tmp_path).last()
     assert saved is not None
-    again, _ = sim.run(saved.state(sim.init(3, HPARAMS)), HPARAMS, 4)
+    again, _ = sim.run(saved.state(sim.init(3, hparams_of(sim))), hparams_of(sim), 4)
     for left, right in zip(
         jax.tree.leaves((straight.shared, straight.personal)),
         jax.tree.leaves((again.shared, again.personal)),
@@ -131,10 +142,10 @@ def test_what_does_not_stream_is_refused(pair, problem):
     population, _, task = problem
     sim = pair[1]
     with pytest.raises(ValueError, match="use `run`, not `round`"):
-        sim.round(sim.init(0, HPARAMS), HPARAMS)
+        sim.round(sim.init(0, hparams_of(sim)), hparams_of(sim))
     with pytest.raises(ValueError, match="sweeps and derivatives need all rows in memory"):
         _ = sim.rows
-    parts = (pmtl(task), task, population, everyone(8), Minibatches(2, epochs=1))
+    parts = (pmtl(task), population, full_participation(), Minibatches(2, epochs=1))
     with pytest.raises(ValueError, match="nothing can be streamed"):
         Simulation(*parts, streamed=True)
     with pytest.raises(ValueError, match="leave devices out"):
@@ -149,10 +160,10 @@ def test_other_states_stream_too(problem, algorithm, passes):
         simulation(population, task, False, algorithm, passes),
         simulation(mapped, task, True, algorithm, passes),
     )
-    memory, stream = (sim.run(sim.init(1, HPARAMS), HPARAMS, 5)[0] for sim in sims)
+    memory, stream = (run(sim, 5, seed=1)[0] for sim in sims)
     assert_agree(memory, stream)
     # Nobody has rows for validation.
-    assert np.isnan(sims[1].evaluate(stream, HPARAMS, "validation").mean("loss"))
+    assert np.isnan(sims[1].evaluate(stream, hparams_of(sims[1]), "validation").mean("loss"))
 
 
 @pytest.mark.thorough
@@ -165,8 +176,8 @@ def test_other_states_stream_too(problem, algorithm, passes):
 def test_any_pattern_of_cohorts_streams(pair, rates, lengths, seed):
     ends = []
     for sim in pair:
-        state = sim.init(seed, HPARAMS, common_noise=True)
+        state = sim.init(seed, hparams_of(sim))
         for rate, rounds in zip(rates, lengths, strict=False):
-            state, _ = sim.run(state, HPARAMS.replace(sampling_rate=rate), rounds)
+            state, _ = sim.run(state, hparams_of(sim, sampling_rate=rate), rounds)
         ends.append(dataclasses.replace(state, privacy=()))
     assert_agree(*ends)

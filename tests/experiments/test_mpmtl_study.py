@@ -37,14 +37,15 @@ def test_repetitions_are_the_runs_of_each_alone(script, study):
     method = script("contenders").METHODS["low-rank"]
     populations = [study.problem.read(seed) for seed in (3, 4)]
     simulation = study.simulation(
-        method.make(study.task, 40), method.mechanism(40), populations[0], None
+        method.make(study.task, 40), method.mechanism(), populations[0], None
     )
-    settings = [study.point(lam=2.0, clip_norm=30.0, noise_multiplier=z) for z in (0.0, 0.5)]
-    found, _ = script("study").Repetitions(simulation).run(populations, settings, 3, [7, 8])
+    points = [study.point(lam=2.0, clip_norm=30.0, noise_multiplier=z) for z in (0.0, 0.5)]
+    found, _ = script("study").Repetitions(simulation).run(populations, points, 3, [7, 8])
     for population, seed, summary in zip(populations, (7, 8), found, strict=True):
         one = simulation.with_population(population)
-        for index, hparams in enumerate(settings):
-            state, _ = one.run(one.init(seed, hparams, common_noise=True), hparams, 3)
+        for index, point in enumerate(points):
+            hparams = script("study").read_by(one, point)
+            state, _ = one.run(one.init(seed, hparams), hparams, 3)
             alone = one.evaluate(state, hparams).summary()["test_nmse"]
             assert summary["test_nmse"][index] == pytest.approx(alone, rel=1e-5)
 
@@ -78,15 +79,17 @@ def test_rounds_lambda_and_k_are_chosen_for_every_epsilon(script, problem, tmp_p
     def run(self, populations, settings, rounds, seeds, split="test", own=None):
         if rounds != problem.alone:
             levels.update({
-                method.noise(method.mechanism(4), epsilon, one.delta, rounds, 4): epsilon
+                method.noise(method.mechanism(), epsilon, one.delta, rounds, 4): epsilon
                 for epsilon in wanted
             })  # fmt: skip
         scores = []
-        for hparams in settings:
-            shrinkage, clip = wanted[levels.get(hparams.noise_multiplier, math.inf)]
-            found = hparams.lam / one.unit(method), hparams.clip_norm / problem.clip_norm
+        for point in settings:
+            z = point.get("noise_multiplier", 0.0)
+            shrinkage, clip = wanted[levels.get(z, math.inf)]
+            k = point.get("clip_norm", math.inf)
+            found = point["lam"] / one.unit(method), k / problem.clip_norm
             scores.append(abs(found[0] - shrinkage) + abs(rounds - 3))
-            scores[-1] += abs(found[1] - clip) if hparams.noise_multiplier else 0
+            scores[-1] += abs(found[1] - clip) if z else 0
         every = np.array(scores)
         return [{f"{split}_nmse": every} for _ in populations], {"kernel": np.zeros((1, 1, 4, 3))}
 
@@ -135,13 +138,13 @@ def test_with_a_lambda_of_0_to_choose_noise_does_no_harm(script, study):
 
 def test_noise_is_charged_what_it_should_be(script):
     methods = script("contenders").METHODS
-    z = methods["low-rank"].noise(methods["low-rank"].mechanism(40), 2.0, 1e-3, 5, 40)
-    scheme = fjs.everyone(40).scheme
-    event = methods["low-rank"].mechanism(40).event
+    z = methods["low-rank"].noise(methods["low-rank"].mechanism(), 2.0, 1e-3, 5, 40)
+    scheme = fjs.full_participation().for_clients(40).scheme
+    event = methods["low-rank"].mechanism().event
     assert spent(z, 1.0, 5, 1e-3, scheme, event, "replace") == pytest.approx(2.0, rel=1e-3)
     # One release of the published noise, or of pure ε: no composition.
     assert methods["low-rank-published"].noise(None, 0.5, 1e-9, 1, 40) == pytest.approx(2.0)
-    assert methods["dp-aggr"].noise(methods["dp-aggr"].mechanism(40), 0.5, 1e-3, 1, 40) == 4.0
+    assert methods["dp-aggr"].noise(methods["dp-aggr"].mechanism(), 0.5, 1e-3, 1, 40) == 4.0
 
 
 @pytest.mark.thorough

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import fedjaxsim as fjs
-from fedjaxsim.models import linear, squared
+from fedjaxsim.models import linear
+from fedjaxsim.tasks import squared
 
 SCRIPTS = Path(__file__).parents[2] / "experiments" / "multi_task"
 
@@ -19,7 +20,7 @@ def read(folder, seed, validation):
     rng = np.random.default_rng(seed)
     clients = [{"x": rng.normal(size=(8, 2)), "y": rng.normal(size=8)} for _ in range(4)]
     whole = fjs.Population.from_clients(clients)
-    return fjs.split(whole, validation=validation, test=0.25, seed=seed)
+    return fjs.data.split(whole, validation=validation, test=0.25, seed=seed)
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ def read(folder, seed, validation):
         {"x": rng.random((10, 784), np.float32), "y": rng.integers(0, 10, 10)}
         for _ in range(CLIENTS)
     ]
-    return fjs.split(
+    return fjs.data.split(
         fjs.Population.from_clients(clients), validation=validation, test=0.2, seed=seed
     )
 
@@ -92,7 +92,7 @@ def test_all_systems_have_their_noise_for_both_adjacencies(run, monkeypatch, cap
 
     def schools(folder, seed, validation):
         rows = [{"x": rng.random((10, 3)), "y": rng.random(10)} for _ in range(CLIENTS)]
-        return fjs.split(fjs.Population.from_clients(rows), validation=validation, test=0.3)
+        return fjs.data.split(fjs.Population.from_clients(rows), validation=validation, test=0.3)
 
     small = {**SIZES, "rate": 1.0, "read": schools}
     school = dataclasses.replace(module.PROBLEMS["school"], **small)

@@ -5,11 +5,13 @@ import functools
 import re
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from problems import read_by
 
 from fedjaxsim.algorithm import Context
 from fedjaxsim.algorithms import local_steps, optimizers
@@ -22,12 +24,13 @@ from fedjaxsim.engine.rows import Rows
 from fedjaxsim.fast import map_last
 from fedjaxsim.fast.linear_steps import linear_update, pays
 from fedjaxsim.fast.products import Product, Sealed
-from fedjaxsim.gradients.hypergradient import hypergradient
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models import linear, logistic, mlp, softmax, squared
-from fedjaxsim.privacy.sampling import everyone, poisson
-from fedjaxsim.runs.many import ManyRuns
+from fedjaxsim.gradients.whole_run import hypergradient
+from fedjaxsim.hyperparameters import compose, fill
+from fedjaxsim.models import linear, mlp
+from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.sweep import ManyRuns
+from fedjaxsim.tasks import logistic, softmax, squared
 
 THOROUGH = pytest.mark.thorough
 D, C, COUNTS = 7, 4, [5, 9, 3, 12, 6, 8]
@@ -115,21 +118,19 @@ def test_a_run_is_the_same_with_products(always, kind, bias, algorithm, minibatc
     with jax.enable_x64(True):
         task, clients = task_of(kind, bias)
         spoil(clients, 6)
-        hparams = Hyperparameters(
-            learning_rate=0.05, mu=0.7, clip_norm=clip_norm, noise_multiplier=0.3, sampling_rate=0.8
-        )
+        given = {"learning_rate": 0.05, "mu": 0.7, "noise_multiplier": 0.3, "sampling_rate": 0.8}
         results = []
         for form in (task, plain(task)):
             sim = Simulation(
                 algorithm(form),
-                task,
                 clients,
-                poisson(len(COUNTS)),
+                poisson(1.0),
                 minibatches,
                 chunk_size=4,
                 chunk_map="vmap",
             )
-            state, metrics = sim.init(3, hparams, common_noise=True), []
+            hparams = read_by(sim, **given, clip_norm=clip_norm)
+            state, metrics = sim.init(3, hparams), []
             for _ in range(4):
                 state, values = sim.round(state, hparams)
                 metrics.append(values)
@@ -138,8 +139,7 @@ def test_a_run_is_the_same_with_products(always, kind, bias, algorithm, minibatc
         (ours, metrics), (expected, expected_metrics) = results
         assert 0 < metrics["clipped"].sum() < metrics["participants"].sum() - 4
         assert 0 < metrics["nonfinite"].sum() < 4
-        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+        chex.assert_trees_all_close(ours, expected, rtol=1e-12, atol=1e-14)
         for name in metrics:
             np.testing.assert_allclose(metrics[name], expected_metrics[name], rtol=1e-12)
 
@@ -150,13 +150,14 @@ def test_products_are_sent_where_they_pay():
     fields = {name: jnp.asarray(values) for name, values in clients.fields.items()}
 
     def sends_products(algorithm, minibatches=one_step):
-        key, hparams, sent = jax.random.key(0), Hyperparameters().as_arrays(), []
+        key, sent = jax.random.key(0), []
+        hparams = fill(compose([algorithm.hyperparameters]), {}).as_arrays()
 
         def message():
             shared, personal = algorithm.init(key, hparams)
             rows, layout = Rows.place(clients, "train", fields), Layout(2, "vmap")
             data = rows.of(jnp.int32(0), key, minibatches, layout)
-            context = Context(jnp.int32(0), key, jnp.int32(0), len(COUNTS))
+            context = Context(jnp.int32(0), key, jnp.int32(0), len(COUNTS), jnp.ones(()))
             sent.extend(
                 jax.tree.leaves(algorithm.client(shared, personal, data, hparams, context)[1])
             )
@@ -167,7 +168,7 @@ def test_products_are_sent_where_they_pay():
     for algorithm in (fedavg, fedprox):
         assert sends_products(algorithm(task))
         assert not sends_products(algorithm(plain(task)))
-        assert not sends_products(algorithm(task, optimizers.local(optax.adam)))
+        assert not sends_products(algorithm(task, local_optimizer=optimizers.local(optax.adam)))
         assert not sends_products(algorithm(task), Minibatches(2, epochs=1))
         assert not sends_products(algorithm(task), Minibatches(2, steps=2))
         network = softmax(mlp((D,), C, hidden=(3,)), C)
@@ -191,15 +192,14 @@ def test_a_grid_of_runs_is_that_of_the_plain_form(always, monkeypatch):
     with jax.enable_x64(True):
         task, clients = task_of("softmax")
         grid = [
-            Hyperparameters(learning_rate=eta, mu=mu, clip_norm=c, noise_multiplier=0.3)
+            {"learning_rate": eta, "mu": mu, "clip_norm": c, "noise_multiplier": 0.3}
             for eta, mu, c in [(0.05, 0.0, 0.5), (0.1, 0.3, 1e3), (0.02, 0.9, 0.1)]
         ]
         clipped, states = [], []
         for form in (task, plain(task)):
-            sim = Simulation(
-                fedprox(form), task, clients, everyone(len(COUNTS)), Minibatches(2, steps=2)
-            )
-            many = ManyRuns(sim, grid, devices=jax.devices()[:1])
+            sim = Simulation(fedprox(form), clients, full_participation(), Minibatches(2, steps=2))
+            settings = [sim.hyperparameters(**values) for values in grid]
+            many = ManyRuns(sim, settings, devices=jax.devices()[:1])
             state, [segment] = many.run(many.init(0), rounds=3)
             clipped.append(segment.metrics["clipped"])
             states.append(jax.tree.leaves(state.shared))
@@ -212,7 +212,7 @@ def test_a_grid_of_runs_is_that_of_the_plain_form(always, monkeypatch):
 def test_hypergradients_are_those_of_the_plain_form(always):
     # One client is broken: it adds nothing, and its derivatives are zero in either mode.
     names = ("learning_rate", "mu", "clip_norm", "noise_multiplier")
-    hparams = Hyperparameters(learning_rate=0.05, mu=0.4, clip_norm=0.6, noise_multiplier=0.2)
+    values = {"learning_rate": 0.05, "mu": 0.4, "clip_norm": 0.6, "noise_multiplier": 0.2}
     with jax.enable_x64(True):
         task, clients = task_of("softmax")
         spoil(clients, 6)
@@ -220,9 +220,8 @@ def test_hypergradients_are_those_of_the_plain_form(always):
         def gradient(form, mode):
             sim = Simulation(
                 fedprox(form),
-                task,
                 clients,
-                everyone(len(COUNTS)),
+                full_participation(),
                 Minibatches(2, steps=2),
                 chunk_size=3,
                 chunk_map="vmap",
@@ -231,7 +230,9 @@ def test_hypergradients_are_those_of_the_plain_form(always):
             def objective(state, hparams):
                 return jnp.sum(jnp.square(state.shared.params["kernel"]))
 
-            _, found = hypergradient(sim, objective, 2, names, mode=mode)(0, hparams)
+            _, found = hypergradient(sim, objective, 2, names, mode=mode)(
+                0, sim.hyperparameters(**values)
+            )
             return [float(found[name]) for name in names]
 
         expected = gradient(plain(task), "forward")
@@ -245,18 +246,17 @@ def test_a_round_holds_no_gradient_of_a_client():
     m, d, c = 1000, 300, 12
     clients = population(lambda rng, n: rng.integers(0, c, n), [3] * m, d, np.float32)
     task = softmax(linear((d,), c), c)
-    hparams = Hyperparameters(learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
     compiled = {}
     for name, form in (("products", task), ("plain", plain(task))):
         sim = Simulation(
             fedavg(form),
-            task,
             clients,
-            everyone(m),
+            full_participation(),
             Minibatches(3, steps=2),
             chunk_size=50,
             chunk_map="vmap",
         )
+        hparams = sim.hyperparameters(learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
         state = sim.init(0, hparams)
         one_round: Any = sim._one_round
         compiled[name] = one_round.lower(state, hparams.as_arrays(), sim.rows["train"]).compile()
@@ -295,12 +295,12 @@ def test_clients_that_send_products_run_as_a_batch_unless_told_otherwise():
 def test_clients_who_share_a_linear_model_are_evaluated_in_batches():
     clients = population(lambda rng, n: rng.integers(0, C, n), [5, 1, 9, 30] * 20, 300, np.float32)
     task = softmax(linear((300,), C), C)  # of 4.8 kB, above which clients run one after another
-    hparams = Hyperparameters(learning_rate=0.1)
     found, texts = [], []
     for chunk_map in (None, "scan"):
         sim = Simulation(
-            fedavg(task), task, clients, everyone(80), Minibatches(3, 1), chunk_map=chunk_map
+            fedavg(task), clients, full_participation(), Minibatches(3, 1), chunk_map=chunk_map
         )
+        hparams = sim.hyperparameters(learning_rate=0.1)
         state = sim.init(0, hparams)
         found.append(sim.evaluate(state, hparams, "train"))
         inputs = state, hparams.as_arrays(), sim.rows["train"]

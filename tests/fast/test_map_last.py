@@ -2,18 +2,18 @@
 
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification, least_squares
+from problems import classification, least_squares, read_by
 
 from fedjaxsim import fedavg, pmtl, ppsgd
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.settings_axis import over_settings, stack, varying
 from fedjaxsim.fast import map_last as module
 from fedjaxsim.fast.map_last import map_last
-from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.sampling import poisson
 from fedjaxsim.simulation import Simulation
 
@@ -84,10 +84,8 @@ def test_numbers_are_those_of_vmap(name, monkeypatch):
         u = {"loop": rng.normal(size=(6, 4))}.get(name, u)
         ours = jax.jit(map_last(FUNCTIONS[name], axes, S))(m, u, s)
         theirs = jax.jit(jax.vmap(FUNCTIONS[name], in_axes=axes, out_axes=-1))(m, u, s)
-        assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-            assert a.dtype == b.dtype
-            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+        chex.assert_trees_all_equal_dtypes(ours, theirs)
+        chex.assert_trees_all_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 def test_axes_may_be_given_leaf_by_leaf_and_keys_are_not_mapped():
@@ -142,9 +140,9 @@ def test_sweeps_of_linear_models_are_not_left_to_vmap(algorithm, minibatches, mo
     monkeypatch.setattr(module, "_by_vmap", note)
     monkeypatch.setattr(module, "_by_front", None)  # calling None is an error
     population, task = (least_squares if algorithm is ppsgd else classification)([5, 9, 17])
-    sim = Simulation(algorithm(task), task, population, poisson(3, max_rate=0.6), minibatches)
+    sim = Simulation(algorithm(task), population, poisson(0.6), minibatches)
     settings = [
-        Hyperparameters(learning_rate=eta, lam=lam, clip_norm=c, personalization=a)
+        read_by(sim, learning_rate=eta, lam=lam, clip_norm=c, personalization=a)
         for eta, lam, c, a in [(0.1, 0.0, 1.0, 0.0), (0.2, 0.3, 2.0, 1.0)]
     ]
     axes = varying(settings)

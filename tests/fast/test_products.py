@@ -1,5 +1,6 @@
 """Messages that are products of thin matrices agree with the matrices they stand for."""
 
+import chex
 import hypothesis.extra.numpy as hnp
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedjaxsim.fast import products
 from fedjaxsim.fast.products import Product, dense
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import compose, fill
 from fedjaxsim.privacy.clipping import clip_by_global_norm
 from fedjaxsim.privacy.doors import adaptive_clipping, client_noise, plain_mean, pure
 from fedjaxsim.privacy.mechanisms import gaussian
@@ -83,8 +84,7 @@ def test_derivatives_agree_with_those_of_the_matrices(mode, clip_norm):
                 )
                 for form in (lambda message: message, dense)
             )
-            for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
-                np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
+            chex.assert_trees_all_close(ours, expected, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("mode", [jax.jacfwd, jax.jacrev])
@@ -165,8 +165,7 @@ def test_a_client_that_is_not_finite_adds_nothing(bad, factor):
     finite, with_broken = jax.jit(total)(broken, everyone)
     _, without = jax.jit(total)(messages, others)
     np.testing.assert_array_equal(finite, others)
-    for a, b in zip(jax.tree.leaves(with_broken), jax.tree.leaves(without), strict=True):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(with_broken, without)
 
     def of_scale(scale):  # what a hypergradient goes through
         scaled = products.rescale(lambda leaf: scale * leaf, broken)
@@ -191,9 +190,11 @@ def test_a_client_that_is_not_finite_adds_nothing(bad, factor):
 )
 def test_doors_release_the_same_of_products_and_of_matrices(mechanism):
     with jax.enable_x64(True):
-        hparams = Hyperparameters(
-            clip_norm=2.0, noise_multiplier=0.5, count_noise=1.0, target_quantile=0.4
-        ).as_arrays()
+        records = compose([mechanism.hyperparameters])
+        values = {"clip_norm": 2.0, "noise_multiplier": 0.5}
+        values |= {"count_noise": 1.0, "target_quantile": 0.4}
+        values = {name: value for name, value in values.items() if name in records}
+        hparams = fill(records, values).as_arrays()
         messages = random_messages(3)
         # One client sends nothing, which adaptive clipping does not count.
         product = messages["kernel"]
@@ -205,7 +206,7 @@ def test_doors_release_the_same_of_products_and_of_matrices(mechanism):
         def release(messages):
             one = products.shapes(jax.tree.map(lambda v: v[0], messages))
             accumulator = mechanism.add(
-                mechanism.zero(one), Messages(messages), mask, IDS, state, hparams
+                mechanism.zero(one, K), Messages(messages), mask, IDS, state, hparams
             )
             out = mechanism.release(
                 accumulator, 4.0, jax.random.key(0), state, hparams, jnp.int32(0)
@@ -213,9 +214,7 @@ def test_doors_release_the_same_of_products_and_of_matrices(mechanism):
             return out._replace(noise_multiplier=0), accumulator
 
         ours, expected = release(messages), release(dense(messages))
-        assert jax.tree.structure(ours) == jax.tree.structure(expected)
-        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
+        chex.assert_trees_all_close(ours, expected, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.thorough

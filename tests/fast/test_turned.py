@@ -3,26 +3,26 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification, simulation_of
+from problems import classification, read_by, simulation_of
 
 from fedjaxsim import simulation as simulations
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.layout import default_layout
 from fedjaxsim.fast import turned
-from fedjaxsim.gradients.hypergradient import hypergradient
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.messages import Messages
-from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.privacy.sampling import full_participation, poisson
 
 THOROUGH = pytest.mark.thorough
 ROWS = [4 + k % 5 for k in range(15)]
-HPARAMS = Hyperparameters(learning_rate=0.01, lam=0.3, clip_norm=0.2, noise_multiplier=0.5)
+VALUES = {"learning_rate": 0.01, "lam": 0.3, "clip_norm": 0.2, "noise_multiplier": 0.5}
 
 
 def test_only_matrices_with_few_columns_are_turned():
@@ -61,8 +61,7 @@ def test_turned_messages_are_the_messages():
             kept.add_rows(rows, ids), kept.gram(), kept.gram_diagonal(), kept.squared_norms(),
         )  # fmt: skip
 
-    for one, other in zip(*map(jax.tree.leaves, (of(lying), of(plain))), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+    chex.assert_trees_all_close(of(lying), of(plain), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(lying.total()["kernel"], kernel.sum(axis=0), rtol=1e-5, atol=1e-6)
 
 
@@ -94,20 +93,17 @@ def pair(monkeypatch, name, sampling, minibatches, **given):
 )
 def test_a_run_with_turned_models_is_the_run(monkeypatch, name, rate, minibatches, given):
     with jax.enable_x64(True):
-        sampling = everyone(15) if rate == 1 else poisson(15, max_rate=rate)
+        sampling = full_participation() if rate == 1 else poisson(rate)
         if "devices" in given:
             given = {"devices": jax.devices()[: given["devices"]]}
-        hparams, found = HPARAMS.replace(mu=0.2, sampling_rate=rate), []
-        if name == "local":
-            hparams = Hyperparameters(learning_rate=0.01)
+        found = []
         turning, plain = pair(monkeypatch, name, sampling, minibatches, **given)
         assert (turning.layout.turns, plain.layout.turns) == (True, False)
         for sim in (turning, plain):
-            rows = sim._placed["train"]
+            rows, hparams = sim._placed["train"], read_by(sim, **VALUES, mu=0.2, sampling_rate=rate)
             state, metrics = sim._segment(sim.init(0, hparams), hparams, rows, rounds=4)
             found.append((state.shared, state.personal, state.consumed, metrics))
-        for one, other in zip(*map(jax.tree.leaves, found), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-14)
+        chex.assert_trees_all_close(*found, rtol=1e-11, atol=1e-14)
 
 
 def test_a_mechanism_sees_sums_as_algorithms_send_them():
@@ -120,9 +116,10 @@ def test_a_mechanism_sees_sums_as_algorithms_send_them():
     mechanism = gaussian()._replace(release=release)
     population, task = classification(ROWS, 400)
     sim = simulations.Simulation(
-        pmtl(task), task, population, everyone(15), Minibatches(3, steps=1), mechanism
+        pmtl(task), population, full_participation(), Minibatches(3, steps=1), mechanism
     )
-    sim._segment(sim.init(0, HPARAMS), HPARAMS, sim._placed["train"], rounds=4)
+    hparams = sim.hyperparameters(**VALUES)
+    sim._segment(sim.init(0, hparams), hparams, sim._placed["train"], rounds=4)
     assert seen
     assert all(shapes == {"bias": (3,), "kernel": (400, 3)} for shapes in seen)
 
@@ -132,13 +129,15 @@ def test_a_mechanism_sees_sums_as_algorithms_send_them():
 def test_derivatives_of_turned_models_are_those_of_the_run(monkeypatch, mode):
     with jax.enable_x64(True):
         found = []
-        for sim in pair(monkeypatch, "pmtl", everyone(15), Minibatches(3, steps=2)):
+        for sim in pair(monkeypatch, "pmtl", full_participation(), Minibatches(3, steps=2)):
 
             def objective(state, hparams):
                 return jnp.sum(jnp.square(state.personal["kernel"]))
 
             names = ("learning_rate", "lam", "clip_norm")
-            _, gradient = hypergradient(sim, objective, 4, names, mode=mode)(0, HPARAMS)
+            _, gradient = hypergradient(sim, objective, 4, names, mode=mode)(
+                0, sim.hyperparameters(**VALUES)
+            )
             found.append([float(gradient[name]) for name in names])
         assert np.all(np.abs(found[1]) > 1e-6)
         np.testing.assert_allclose(*found, rtol=1e-9)

@@ -5,13 +5,12 @@ import numpy as np
 import pytest
 from problems import least_squares
 
-from fedjaxsim import closed, fedprox, local, pmtl
+from fedjaxsim import fedprox, local, no_release, pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import split
 from fedjaxsim.gradients.fixed_point import implicit_hypergradient
-from fedjaxsim.gradients.hypergradient import hypergradient, mean_metric
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.gradients.whole_run import hypergradient, mean_metric
+from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 
 
@@ -19,9 +18,9 @@ def simulation(algorithm, minibatches=None, sampling=None):
     population, task = least_squares([6, 10, 15, 8])
     population = split(population, validation=0.2)
     minibatches = minibatches or Minibatches(1000, epochs=2)
-    sampling = sampling or everyone(4)
-    door = closed() if algorithm is local else None
-    return Simulation(algorithm(task), task, population, sampling, minibatches, door)
+    sampling = sampling or full_participation()
+    door = no_release() if algorithm is local else None
+    return Simulation(algorithm(task), population, sampling, minibatches, door)
 
 
 @pytest.mark.thorough
@@ -29,7 +28,7 @@ def test_pmtl_has_the_derivatives_of_the_run_that_led_there():
     # Fixed points of PMTL are a family: w̃ − η_s · (mean of w_k) is conserved.
     with jax.enable_x64(True):
         sim = simulation(pmtl)
-        hparams = Hyperparameters(learning_rate=0.3, lam=0.5)
+        hparams = sim.hyperparameters(learning_rate=0.3, lam=0.5)
         objective = mean_metric(sim)
         state, _ = sim.run(sim.init(0, hparams), hparams, 200)
         implicit = implicit_hypergradient(sim, objective, ("lam", "learning_rate"))
@@ -58,7 +57,7 @@ def test_pmtl_has_the_derivatives_of_the_run_that_led_there():
 def test_fedprox_meets_its_isolated_fixed_point():
     with jax.enable_x64(True):
         sim = simulation(fedprox)
-        hparams = Hyperparameters(learning_rate=0.3, mu=0.3)
+        hparams = sim.hyperparameters(learning_rate=0.3, mu=0.3)
         objective, names = mean_metric(sim), ("mu", "learning_rate", "server_learning_rate")
         state, _ = sim.run(sim.init(0, hparams), hparams, 200)
         _, gradient = implicit_hypergradient(sim, objective, names)(state, hparams)
@@ -72,7 +71,7 @@ def test_fedprox_meets_its_isolated_fixed_point():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sampling": poisson(4)}, "needs everyone in every round, got 'poisson'"),
+        ({"sampling": poisson(1.0)}, "needs everyone in every round, got 'poisson'"),
         ({"minibatches": Minibatches(1000, steps=1)}, "needs full batches"),
         ({"minibatches": Minibatches(11, epochs=1)}, "at least 12"),
     ],

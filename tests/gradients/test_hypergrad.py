@@ -6,43 +6,43 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import every_system, least_squares, simulation_of
+from problems import every_system, least_squares, read_by, simulation_of
 
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population, split
-from fedjaxsim.gradients.hypergradient import (
+from fedjaxsim.gradients.whole_run import (
     epsilon_by_sampling_rate,
     hypergradient,
     mean_metric,
     over_seeds,
     price_of_privacy,
 )
-from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
 from fedjaxsim.privacy.budget import Budget
 from fedjaxsim.privacy.clipping import clip_by_global_norm
-from fedjaxsim.privacy.sampling import everyone, poisson
+from fedjaxsim.privacy.sampling import full_participation, poisson
 
 THOROUGH = pytest.mark.thorough
 T = 50
-BASE = Hyperparameters(
-    learning_rate=0.05,
-    server_learning_rate=0.8,
-    lam=0.3,
-    mu=0.2,
-    ridge=0.1,
-    personalization=0.7,
-    clip_norm=0.4,
-    noise_multiplier=0.3,
-    sampling_rate=0.6,
-)
-RELEASED = ("clip_norm", "noise_multiplier")
-READ = {
-    name: (*system.reads, *(RELEASED if system.sends else ())) for name, system in SYSTEMS.items()
+BASE = {
+    "learning_rate": 0.05,
+    "server_learning_rate": 0.8,
+    "lam": 0.3,
+    "mu": 0.2,
+    "ridge": 0.1,
+    "personalization": 0.7,
+    "clip_norm": 0.4,
+    "noise_multiplier": 0.3,
+    "sampling_rate": 0.6,
 }
 SCHEDULE = (0, 17, T - 1)
 """Rounds of fedavg's noise schedule whose derivatives are compared."""
+
+
+def read_names(sim):
+    """The hyperparameters that a run of it has derivatives in."""
+    return tuple(name for name in sim.records if name != "sampling_rate")
 
 
 def regression(broken):
@@ -69,17 +69,17 @@ def case(name):
         name,
         task,
         population,
-        poisson(population.num_clients, max_rate=0.6) if sends else everyone(5),
+        poisson(0.6) if sends else full_participation(),
         Minibatches(4, epochs=1) if epochs else Minibatches(4, steps=2),
         chunk_size=3,
         chunk_map="vmap" if name in ("ppsgd", "fedavg") else "scan",
         ledger_entries=T if name == "fedavg" else 8,
     )
-    hparams = BASE if sends else Hyperparameters(learning_rate=0.05, lam=BASE.lam, ridge=BASE.ridge)
+    hparams = read_by(sim, **BASE)
     if name == "fedavg":
         z = np.asarray(Budget.parse("power:0.4").noise(0.3, T), np.float64)
-        hparams = BASE.replace(noise_multiplier=z)
-    return sim, hparams, hypergradient(sim, mean_metric(sim), T, READ[name])
+        hparams = hparams.replace(noise_multiplier=z)
+    return sim, hparams, hypergradient(sim, mean_metric(sim), T, read_names(sim))
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def reverse_of(name):
     """The derivatives of the same runs in reverse mode; 20 does not divide the rounds."""
     sim, *_ = case(name)
     segment = 20 if name == "ppsgd" else None
-    return hypergradient(sim, mean_metric(sim), T, READ[name], mode="reverse", segment=segment)
+    return hypergradient(sim, mean_metric(sim), T, read_names(sim), mode="reverse", segment=segment)
 
 
 def difference(value, at, step):
@@ -100,7 +100,7 @@ def difference(value, at, step):
 @pytest.mark.parametrize("system", every_system("pmtl"))
 def test_derivatives_of_a_run_are_those_of_differences(system):
     with jax.enable_x64(True):
-        _, hparams, forward = case(system)
+        sim, hparams, forward = case(system)
         _, gradient = forward(3, hparams)
 
         def at(name, point, index=()):
@@ -108,7 +108,7 @@ def test_derivatives_of_a_run_are_those_of_differences(system):
             leaf[index] = point
             return float(forward(3, hparams.replace(**{name: leaf}))[0])
 
-        for name in READ[system]:
+        for name in read_names(sim):
             leaf = np.asarray(getattr(hparams, name))
             for index in SCHEDULE if leaf.ndim else ((),):
                 # So near that no message's norm crosses the clip norm, where there is a kink.
@@ -126,11 +126,11 @@ def test_both_modes_give_the_same_numbers(system):
     # In fedavg a client's messages are never finite, so they count as zero: forward mode and the
     # differences above show what reverse mode must make of them.
     with jax.enable_x64(True):
-        _, hparams, forward = case(system)
+        sim, hparams, forward = case(system)
         value, gradient = forward(3, hparams)
         same, backward = reverse_of(system)(3, hparams)
         np.testing.assert_allclose(same, value, rtol=1e-12)
-        for name in READ[system]:
+        for name in read_names(sim):
             assert backward[name].shape == np.shape(getattr(hparams, name))
             np.testing.assert_allclose(backward[name], gradient[name], rtol=1e-10, atol=1e-14)
 
@@ -159,17 +159,17 @@ def test_derivatives_are_finite_at_kinks():
 @pytest.mark.thorough
 def test_the_price_of_privacy_is_paid_in_noise():
     with jax.enable_x64(True):
-        sim, _, forward = case("pmtl")
+        sim, base, forward = case("pmtl")
         delta, epsilon = 1e-2, 8.0
-        value, price = price_of_privacy(sim, mean_metric(sim), T, delta=delta)(3, BASE, epsilon)
+        value, price = price_of_privacy(sim, mean_metric(sim), T, delta=delta)(3, base, epsilon)
 
         # z(ε) spends ε, the run is the one with that z, and derivatives follow the chain rule.
         @jax.jit
         def z(epsilon):
-            rate = sim.sampling.rate(BASE.as_arrays())
+            rate = sim.sampling.rate(base.as_arrays())
             return noise_multiplier_in_jit(epsilon, delta, rate, T)
 
-        hparams = BASE.replace(noise_multiplier=z(epsilon))
+        hparams = base.replace(noise_multiplier=z(epsilon))
         spent, _ = epsilon_by_sampling_rate(sim, hparams, T, delta)
         np.testing.assert_allclose(spent, epsilon, rtol=1e-9)
         same, gradient = forward(3, hparams)
@@ -180,14 +180,14 @@ def test_the_price_of_privacy_is_paid_in_noise():
 
 def test_epsilon_has_a_derivative_in_p():
     with jax.enable_x64(True):
-        sim, *_ = case("pmtl")
+        sim, base, _ = case("pmtl")
         z = np.repeat([0.8, 1.1], [20, 30])
         epsilon, slope = epsilon_by_sampling_rate(
-            sim, BASE.replace(sampling_rate=0.3, noise_multiplier=z), T, 1e-2
+            sim, base.replace(sampling_rate=0.3, noise_multiplier=z), T, 1e-2
         )
 
         def of_rate(p):
-            hparams = BASE.replace(sampling_rate=p, noise_multiplier=z)
+            hparams = base.replace(sampling_rate=p, noise_multiplier=z)
             return float(epsilon_by_sampling_rate(sim, hparams, T, 1e-2)[0])
 
         np.testing.assert_allclose(slope, difference(of_rate, 0.3, 1e-4), rtol=1e-7)

@@ -8,9 +8,8 @@ from problems import least_squares
 
 from fedjaxsim import pmtl
 from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.gradients.hypergradient import hypergradient
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.privacy.sampling import everyone
+from fedjaxsim.gradients.whole_run import hypergradient
+from fedjaxsim.privacy.sampling import full_participation
 from fedjaxsim.simulation import Simulation
 
 pytestmark = pytest.mark.usefixtures("fully_optimized")
@@ -20,8 +19,8 @@ CLIENTS, FEATURES = 32, 50
 def bytes_of(mode, rounds):
     """Temporary memory of the derivative of a run of PMTL in which everyone takes part."""
     population, task = least_squares([8] * CLIENTS, features=FEATURES)
-    sim = Simulation(pmtl(task), task, population, everyone(CLIENTS), Minibatches(4, steps=1))
-    hparams = Hyperparameters(lam=0.1, clip_norm=1.0, noise_multiplier=0.1)
+    sim = Simulation(pmtl(task), population, full_participation(), Minibatches(4, steps=1))
+    hparams = sim.hyperparameters(lam=0.1, clip_norm=1.0, noise_multiplier=0.1)
 
     def objective(state, hparams):
         del hparams

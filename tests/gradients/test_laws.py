@@ -11,16 +11,15 @@ import pytest
 from fedjaxsim import ppsgd
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
-from fedjaxsim.gradients.hypergradient import mean_metric, over_seeds, price_of_privacy
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.known_risk import known_regression
-from fedjaxsim.privacy.sampling import everyone
+from fedjaxsim.gradients.whole_run import mean_metric, over_seeds, price_of_privacy
+from fedjaxsim.privacy.sampling import full_participation
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks.known_risk import known_regression
 from fedjaxsim.tune import Optax, SeedGradient, descend, measure_grid
 
 FEATURES, ROUNDS = 20, 30
 NAMES = ("learning_rate", "personalization", "clip_norm")
-PRIVATE = Hyperparameters(noise_multiplier=10.0, clip_norm=1.0)
+PRIVATE = {"noise_multiplier": 10.0, "clip_norm": 1.0}
 POOR = {"learning_rate": 0.02, "personalization": 1.0, "clip_norm": 100.0}
 
 
@@ -29,9 +28,8 @@ def synthetic(clients):
     population, task = regression_stream(clients, FEATURES), known_regression(FEATURES)
     return Simulation(
         ppsgd(task),
-        task,
         population,
-        everyone(clients),
+        full_participation(),
         Minibatches(10, steps=1),
         chunk_size=50,
         chunk_map="vmap",
@@ -39,7 +37,15 @@ def synthetic(clients):
 
 
 def gradient(sim, keys):
-    return SeedGradient(sim, PRIVATE, ROUNDS, NAMES, keys, metric="excess_risk", split="test")
+    return SeedGradient(
+        sim,
+        sim.hyperparameters(**PRIVATE),
+        ROUNDS,
+        NAMES,
+        keys,
+        metric="excess_risk",
+        split="test",
+    )
 
 
 @functools.cache
@@ -57,13 +63,13 @@ def tuned():
 def test_more_privacy_costs_more_and_less_so_among_many(crowds):
     # The noise on the mean of m messages has the standard deviation zC/m.
     keys = jax.random.split(jax.random.key(1), 16)
-    hparams = Hyperparameters(learning_rate=0.5, personalization=1.0, clip_norm=10.0)
+    values = {"learning_rate": 0.5, "personalization": 1.0, "clip_norm": 10.0}
     prices = []
     for clients in crowds:
         sim = synthetic(clients)
         objective = mean_metric(sim, "excess_risk", "test")
         price = over_seeds(price_of_privacy(sim, objective, ROUNDS, delta=1e-4))
-        estimate = price(keys, hparams, 0.5)
+        estimate = price(keys, sim.hyperparameters(**values), 0.5)
         mean, error = float(estimate.mean[1]), float(estimate.standard_error[1])
         assert mean < -5 * error
         prices.append(-mean)
@@ -82,7 +88,8 @@ def test_descent_meets_the_best_of_a_grid_with_a_tenth_of_its_runs():
         {name: float(value) for name, value in zip(NAMES, values, strict=True)}
         for values in itertools.product(*axes)
     ]
-    grid = measure_grid(sim, PRIVATE, ROUNDS, points, keys, metric="excess_risk", split="test")
+    private = sim.hyperparameters(**PRIVATE)
+    grid = measure_grid(sim, private, ROUNDS, points, keys, metric="excess_risk", split="test")
     assert grid is not None
     best = np.mean(grid.values[grid.best])
     assert path.steps[0].value > 10 * best

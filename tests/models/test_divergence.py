@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedjaxsim.data.minibatches import Batch
-from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.models.model import linear
-from fedjaxsim.models.task import logistic, one_vs_all, softmax, squared
+from fedjaxsim.tasks.known_risk import known_regression
+from fedjaxsim.tasks.task import logistic, one_vs_all, softmax, squared
 
 B, D, C = 5, 4, 3
 

@@ -7,9 +7,9 @@ import pytest
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from fedjaxsim.data.minibatches import Batch
-from fedjaxsim.models.folds import area_under_roc, balanced_accuracy
 from fedjaxsim.models.model import Model
-from fedjaxsim.models.task import logistic, one_vs_all, softmax
+from fedjaxsim.tasks.folds import area_under_roc, balanced_accuracy
+from fedjaxsim.tasks.task import logistic, one_vs_all, softmax
 
 SIZE = 4  # rows in a batch
 AUC = area_under_roc(lambda params, batch: batch.fields["x"], lambda batch: batch.fields["y"] > 0)

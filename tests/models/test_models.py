@@ -7,7 +7,7 @@ import pytest
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.models.model import Model, linear
 from fedjaxsim.models.network import cnn, mlp
-from fedjaxsim.models.task import logistic, one_vs_all, softmax, squared
+from fedjaxsim.tasks.task import logistic, one_vs_all, softmax, squared
 
 
 def size(params):

@@ -1,5 +1,6 @@
 """Modules of flax and equinox: the functions that one would write by hand, or refused."""
 
+import chex
 import equinox as eqx
 import flax.linen as nn
 import jax
@@ -10,7 +11,8 @@ from flax import nnx
 from problems import classification
 
 import fedjaxsim as fjs
-from fedjaxsim.models import from_equinox, from_flax, from_nnx, softmax
+from fedjaxsim.models import from_equinox, from_flax, from_nnx
+from fedjaxsim.tasks import softmax
 
 FEATURES, WIDTH, CLASSES = 4, 5, 3
 
@@ -86,10 +88,7 @@ def test_a_module_is_the_model_written_by_hand(library):
 
     found = names(jax.grad(lambda w: loss(model.apply, w))(params))
     expected = jax.grad(lambda w: loss(by_hand, w))(ours)
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected
-    )
+    chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_module_starts_from_the_key_that_it_is_given(library):
@@ -106,9 +105,9 @@ def test_a_module_trains_under_noise_and_keeps_its_head(library):
     population, _ = classification([12, 9, 15], FEATURES, CLASSES)
     task = softmax(model, CLASSES)
     sim = fjs.Simulation(
-        fjs.dpfedmtl(task), task, population, fjs.everyone(3), fjs.Minibatches(5, steps=4)
+        fjs.dpfedmtl(task), population, fjs.full_participation(), fjs.Minibatches(5, steps=4)
     )
-    hparams = fjs.Hyperparameters(learning_rate=0.5, clip_norm=1.0, noise_multiplier=0.1)
+    hparams = sim.hyperparameters(learning_rate=0.5, clip_norm=1.0, noise_multiplier=0.1)
     state = sim.init(0, hparams)
     start = np.mean(sim.evaluate(state, hparams, "train").values["loss"])
     for _ in range(8):

@@ -11,19 +11,11 @@ import pytest
 import fedjaxsim as fjs
 from fedjaxsim.cli import main
 from fedjaxsim.data.minibatches import Batch
-from fedjaxsim.models import (
-    cnn,
-    gru,
-    in_bfloat16,
-    linear,
-    mlp,
-    softmax,
-    softmax_sequence,
-    transformer,
-)
+from fedjaxsim.models import cnn, gru, in_bfloat16, linear, mlp, transformer
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings import run_config
+from fedjaxsim.tasks import softmax, softmax_sequence
 
 LENGTH, TOKENS, CLASSES = 5, 6, 3
 PADDING = TOKENS - 1
@@ -194,8 +186,8 @@ def test_states_messages_and_noise_are_float32_around_a_model_in_bfloat16():
     population = fjs.Population.from_flat({"x": x, "y": np.arange(12) % 3}, [4, 4, 4])
     task = softmax(in_bfloat16(mlp((4,), 3, (5,))), 3)
     minibatches = fjs.Minibatches(4, steps=1)
-    sim = fjs.Simulation(fjs.pmtl(task), task, population, fjs.everyone(3), minibatches)
-    hparams = fjs.Hyperparameters(learning_rate=0.1, lam=0.1, clip_norm=1.0, noise_multiplier=1e-3)
+    sim = fjs.Simulation(fjs.pmtl(task), population, fjs.full_participation(), minibatches)
+    hparams = sim.hyperparameters(learning_rate=0.1, lam=0.1, clip_norm=1.0, noise_multiplier=1e-3)
     key = sim.check_start(0, hparams)
     message = sim.message_shapes(key, sim.check(hparams))
     state, _ = sim.round(sim.init(key, hparams), hparams)
@@ -258,7 +250,7 @@ def shapes(config):
 @pytest.mark.thorough
 def test_the_command_line_makes_the_models_that_the_text_asks_for(text, tokens_by_place):
     for model, path in (("gru", tokens_by_place), ("transformer", text)):
-        config = RunConfig(data=f"leaf:{path}", model=model, hidden=(8,))
+        config = run_config(data=f"leaf:{path}", model=model, hidden=(8,))
         output, embedding, x, public = shapes(config)
         # 80 characters, and what stands behind the end of a row.
         padded = path == text
@@ -271,13 +263,13 @@ def test_numbers_are_no_tokens_and_text_is_no_numbers(text, tmp_path):
     with pytest.raises(
         ValueError, match=r"gru needs rows of tokens, .* got x float32 \(1797, 64\)"
     ):
-        prepare(RunConfig(model="gru"))
+        prepare(run_config(model="gru"))
     with pytest.raises(ValueError, match=r"text, .* model must be gru, transformer or one of"):
-        prepare(RunConfig(data=f"leaf:{text}", model="mlp"))
+        prepare(run_config(data=f"leaf:{text}", model="mlp"))
     path = tmp_path / "numbers.npz"
     x = np.arange(12, dtype=np.int32).reshape(4, 3)
     np.savez(path, x=x, y=np.array([0, 1, 0, 1]), client=np.array([0, 0, 1, 1]))
-    config = RunConfig(data=f"npz:{path}", model="transformer", hidden=(4,), test_fraction=0.5)
+    config = run_config(data=f"npz:{path}", model="transformer", hidden=(4,), test_fraction=0.5)
     sentences = prepare(config).simulation.public
     assert sentences[0].startswith(
         "The number of tokens, 12, is the largest of them of all clients"

@@ -8,8 +8,8 @@ import scipy.special
 
 import fedjaxsim as fjs
 from fedjaxsim.data.minibatches import Batch
-from fedjaxsim.gradients.hypergradient import mean_metric
-from fedjaxsim.models import softmax_sequence
+from fedjaxsim.gradients.whole_run import mean_metric
+from fedjaxsim.tasks import softmax_sequence
 
 CLASSES = 4
 LABELS = np.array([[1, 3, -1], [2, -1, -1], [0, 0, 1]], np.int32)
@@ -91,11 +91,11 @@ def simulation():
     population = fjs.Population.from_flat({"x": x, "y": y}, [2, 2])
     task = softmax_sequence(embedding(CLASSES + 1), CLASSES)
     minibatches = fjs.Minibatches(2, epochs=1)
-    return fjs.Simulation(fjs.fedavg(task), task, population, fjs.everyone(2), minibatches)
+    return fjs.Simulation(fjs.fedavg(task), population, fjs.full_participation(), minibatches)
 
 
 def test_every_token_of_a_client_counts_once(simulation):
-    hparams = fjs.Hyperparameters(learning_rate=1.0)
+    hparams = simulation.hyperparameters(learning_rate=1.0)
     state, _ = simulation.run(simulation.init(0, hparams), hparams, rounds=6, eval_every=6)
     train = simulation.evaluate(state, hparams, "train")
     # Of client 0's six tokens all but one follow the rule, and client 1 has three.

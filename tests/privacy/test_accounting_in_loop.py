@@ -35,7 +35,7 @@ def host(charges, delta):
 
 
 def epsilon_of(charges, delta, adjacency: Adjacency = "zero_out"):
-    return epsilon_in_jit(ledgers.empty(charges), delta, adjacency)
+    return epsilon_in_jit(ledgers.Ledger((charges,)), delta, adjacency)
 
 
 epsilon_of_poisson = jax.jit(epsilon_of)
@@ -98,9 +98,7 @@ def test_no_guarantee_is_infinite():
     assert float(epsilon_of(unprotected, 1e-5)) == np.inf
     assert float(epsilon_of(closed, 1e-5)) == 0
     # Whatever is charged besides.
-    both = dataclasses.replace(
-        ledgers.empty(unprotected), charges=(account((9.0, 0.5, 1)), unprotected)
-    )
+    both = ledgers.Ledger((account((9.0, 0.5, 1)), unprotected))
     assert float(epsilon_in_jit(both, 1e-5)) == np.inf
 
 
@@ -110,7 +108,7 @@ def test_charges_of_unlike_kinds_add_up():
     whole = account((5.0, 1.0, 40), scheme=everyone)
     half = account((5.0, 1.0, 20), scheme=everyone)
     other = account((5.0, 1.0, 20))
-    both = dataclasses.replace(ledgers.empty(half), charges=(half, other))
+    both = ledgers.Ledger((half, other))
     assert float(epsilon_in_jit(both, 1e-5)) == pytest.approx(float(epsilon_of(whole, 1e-5)))
 
 

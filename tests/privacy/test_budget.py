@@ -216,7 +216,7 @@ def test_what_a_pure_door_charges_is_what_its_event_says_of_z():
         hparams = fjs.Hyperparameters(clip_norm=1.0, noise_multiplier=z).as_arrays()
         door = pure()
         out = door.release(
-            door.zero(np.zeros(2, np.float32)), 1.0, jax.random.key(0), (), hparams, 0
+            door.zero(np.zeros(2, np.float32), 1), 1.0, jax.random.key(0), (), hparams, 0
         )
         assert float(out.noise_multiplier) == pytest.approx(door.event.charge(z), rel=2e-7)
         [planned] = entries(float(np.float32(z)), 1.0, 1, door.event)
@@ -247,11 +247,11 @@ def scheduled():
     """FedAvg of a model of 2,000 numbers whose clients send nothing but zeros, by its schedule."""
     population, task = least_squares([3] * M, features=2000)
     sim = fjs.Simulation(
-        fjs.fedavg(task), task, population, fjs.everyone(M), fjs.Minibatches(3, steps=1),
+        fjs.fedavg(task), population, fjs.full_participation(), fjs.Minibatches(3, steps=1),
         ledger_entries=T,
     )  # fmt: skip
     z = Budget.parse("power:1.5").noise(4.0, T)
-    hparams = fjs.Hyperparameters(learning_rate=0.0, clip_norm=0.5, noise_multiplier=z)
+    hparams = sim.hyperparameters(learning_rate=0.0, clip_norm=0.5, noise_multiplier=z)
     state = sim.init(3, hparams)
     states = [state]
     for _ in range(T):
@@ -301,14 +301,14 @@ def test_the_ledger_holds_at_every_round_what_has_been_spent_so_far(scheduled):
 def test_mp_mtl_is_charged_what_its_schedule_draws(door, cost):
     population, task = least_squares([3] * 4, features=2)
     sim = fjs.Simulation(
-        fjs.mpmtl(task), task, population, fjs.everyone(4), fjs.Minibatches(1, steps=1), door,
+        fjs.mpmtl(task), population, fjs.full_participation(), fjs.Minibatches(1, steps=1), door,
         ledger_entries=T,
     )  # fmt: skip
     event, everyone = door.event, Scheme("everyone", 4, 4)
     budget, epsilon = Budget.parse("power:0.4"), 2.0
     aim: Any = {"rounds": T, "sampling_rate": 1.0, "scheme": everyone, "event": event}
     z = calibration.noise_multiplier(epsilon, DELTA, adjacency="replace", budget=budget, **aim)
-    hparams = fjs.Hyperparameters(
+    hparams = sim.hyperparameters(
         learning_rate=0.1, lam=1.0, clip_norm=1.0, noise_multiplier=budget.noise(z, T)
     )
     state, _ = sim.run(sim.init(0, hparams), hparams, T)

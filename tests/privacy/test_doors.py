@@ -3,6 +3,7 @@
 import functools
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from problems import least_squares
 
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.doors.adaptive import adaptive_clipping
 from fedjaxsim.privacy.doors.client_noise import client_noise, plain_mean
 from fedjaxsim.privacy.doors.every_row import every_row
@@ -21,9 +24,17 @@ from fedjaxsim.privacy.doors.pure import pure, pure_gram
 from fedjaxsim.privacy.doors.wishart import wishart
 from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.messages import Messages
+from fedjaxsim.privacy.sampling import full_participation
+from fedjaxsim.simulation import Simulation
 
 C, Z, SIGMA = 2.0, 1.5, 2.0
-HPARAMS = Hyperparameters(clip_norm=C, noise_multiplier=Z, count_noise=SIGMA).as_arrays()
+HPARAMS = Hyperparameters(
+    clip_norm=C,
+    noise_multiplier=Z,
+    count_noise=SIGMA,
+    target_quantile=0.5,
+    clip_learning_rate=0.2,
+).as_arrays()
 IDS = jnp.arange(5)
 WEIGHTS = [1.0, 2.0, 4.0, 8.0, 3.0]
 
@@ -31,7 +42,7 @@ DOORS = {
     "gaussian": gaussian(),
     "weighted": gaussian(WEIGHTS),
     "adaptive": adaptive_clipping(),
-    "every row": every_row(5),
+    "every row": every_row(),
     "gram": gaussian_gram(),
     "gram diagonal": gaussian_gram(diagonal=True),
     "pure": pure(),
@@ -47,7 +58,9 @@ PROTECTED = [name for name, door in DOORS.items() if door.event.kind != "unprote
 
 def add_all(door, messages, mask, hparams):
     state = door.init(hparams)
-    return door.add(door.zero(messages[0]), Messages(messages), mask, IDS, state, hparams).total
+    return door.add(
+        door.zero(messages[0], len(messages)), Messages(messages), mask, IDS, state, hparams
+    ).total
 
 
 ADD = {name: jax.jit(lambda *args, door=door: add_all(door, *args)) for name, door in DOORS.items()}
@@ -118,7 +131,7 @@ def test_chunks_and_order_change_nothing(name):
     mask = np.array([True, True, False, True, True])
     whole = ADD[name](messages, mask, HPARAMS)
     state = door.init(HPARAMS)
-    one_by_one = door.zero(messages[0])
+    one_by_one = door.zero(messages[0], len(messages))
 
     @jax.jit
     def add(accumulator, messages, mask, ids):
@@ -127,11 +140,7 @@ def test_chunks_and_order_change_nothing(name):
     for k in (4, 2, 0, 3, 1):
         one = slice(k, k + 1)
         one_by_one = add(one_by_one, messages[one], mask[one], IDS[one])
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-        one_by_one.total,
-        whole,
-    )
+    chex.assert_trees_all_close(one_by_one.total, whole, rtol=1e-5, atol=1e-6)
 
 
 MESSAGES = np.array([[3.0, 4, 0], [1, 0, 2], [0, 0, 1], [2, 2, 2], [0, 1, 0]], np.float32)
@@ -152,7 +161,7 @@ def run(door, clip_norm, z):
     """A round at these settings with everybody, denominator 5."""
     hparams = HPARAMS.replace(clip_norm=clip_norm, noise_multiplier=z)
     state = door.init(hparams)
-    accumulator = door.zero(MESSAGES[0])
+    accumulator = door.zero(MESSAGES[0], 5)
     accumulator = door.add(accumulator, Messages(MESSAGES), jnp.ones(5, bool), IDS, state, hparams)
     release = door.release(accumulator, 5.0, jax.random.key(0), state, hparams, jnp.int32(0))
     return jnp.sum(release.value), release
@@ -192,12 +201,12 @@ def test_settings_can_be_mapped_over_and_differentiated(name):
 def test_weights_give_a_weighted_mean_of_clipped_messages():
     # Weights 1, 2, 9 up to 4 are shares 1/4, 1/2, 1; (9, 0) is clipped to (2, 0).
     door = gaussian([1.0, 2.0, 9.0], max_weight=4.0)
-    hparams = Hyperparameters(clip_norm=2.0).as_arrays()
+    hparams = Hyperparameters(clip_norm=2.0, noise_multiplier=0.0).as_arrays()
     messages = np.array([[1.0, 1], [0, 2], [9, 0]], np.float32)
 
     @jax.jit
     def weighted(messages):
-        accumulator = door.zero(messages[0])
+        accumulator = door.zero(messages[0], len(messages))
         accumulator = door.add(
             accumulator, Messages(messages), jnp.ones(3, bool), jnp.arange(3), (), hparams
         )
@@ -207,9 +216,9 @@ def test_weights_give_a_weighted_mean_of_clipped_messages():
     accumulator, out = weighted(messages)
     np.testing.assert_allclose(accumulator.total, [2.25, 1.25], rtol=3e-5)
     np.testing.assert_allclose(out.value, [2.25 / 1.75, 1.25 / 1.75], rtol=3e-5)
-    door.check(hparams, 3)
-    with pytest.raises(ValueError, match="weights must have 4 numbers, got 3"):
-        door.check(hparams, 4)
+    door.check(hparams)
+    assert door.num_clients == 3
+    refused_for(door, 4, "the mechanism is for 3 clients, but the population has 4")
     with pytest.raises(ValueError, match=r"must be positive and finite, got 0\.0 to 1\.0"):
         gaussian([0.0, 1.0])
     with pytest.raises(ValueError, match="one number per client"):
@@ -222,14 +231,18 @@ def test_the_clip_norm_steps_towards_the_quantile():
     # Norms 5, 1, 2.2, 3.5 and 0 against C = 4: one is clipped, three are not, and zero counts half.
     # b̃ = 1/2 + (3 − 1)/2/5 = 0.7, so C ← 4 exp(−0.3 (0.7 − 0.4)).
     rows = [[3.0, 4, 0], [1, 0, 0], [2.2, 0, 0], [0, 3.5, 0], [0, 0, 0]]
-    hparams = Hyperparameters(
-        clip_norm=4.0, noise_multiplier=0.0, target_quantile=0.4, clip_learning_rate=0.3
+    hparams = HPARAMS.replace(
+        clip_norm=4.0,
+        noise_multiplier=0.0,
+        count_noise=0.0,
+        target_quantile=0.4,
+        clip_learning_rate=0.3,
     ).as_arrays()
     door = DOORS["adaptive"]
 
     @jax.jit
     def adapted(messages, c):
-        accumulator = door.zero(messages[0])
+        accumulator = door.zero(messages[0], len(messages))
         accumulator = door.add(accumulator, Messages(messages), jnp.ones(5, bool), IDS, c, hparams)
         key = jax.random.key(0)
         return accumulator.clipped, door.release(accumulator, 5.0, key, c, hparams, jnp.int32(0))
@@ -241,13 +254,13 @@ def test_the_clip_norm_steps_towards_the_quantile():
 
 def test_the_clip_norm_finds_the_quantile():
     norms = np.exp(np.random.default_rng(0).normal(size=500)).astype(np.float32)
-    hparams = Hyperparameters(
+    hparams = HPARAMS.replace(
         clip_norm=0.01, noise_multiplier=1.0, count_noise=25.0, target_quantile=0.8
     ).as_arrays()
     door = DOORS["adaptive"]
 
     def step(c, key):
-        accumulator = door.zero(jnp.zeros(1))
+        accumulator = door.zero(jnp.zeros(1), 500)
         mask = jnp.ones(500, bool)
         accumulator = door.add(accumulator, Messages(norms[:, None]), mask, mask, c, hparams)
         return door.release(accumulator, 500.0, key, c, hparams, jnp.int32(0)).state, c
@@ -260,12 +273,12 @@ def test_the_clip_norm_finds_the_quantile():
 def test_count_noise_that_cannot_cover_z_is_refused_or_voids_the_guarantee():
     door = DOORS["adaptive"]
     with pytest.raises(ValueError, match=r"must be above noise_multiplier/2 = 2\.0, got 2\.0"):
-        door.check(HPARAMS.replace(noise_multiplier=4.0), 5)
+        door.check(HPARAMS.replace(noise_multiplier=4.0))
     charged = runs("adaptive")[1].noise_multiplier
     np.testing.assert_array_equal(charged, [0, 0, 0.75, 1.5, np.nan])
     with pytest.raises(ValueError, match="clip_norm, where adaptive clipping starts"):
-        door.check(HPARAMS.replace(clip_norm=np.inf), 5)
-    door.check(HPARAMS, 5)
+        door.check(HPARAMS.replace(clip_norm=np.inf))
+    door.check(HPARAMS)
 
 
 def test_the_shift_has_the_size_of_the_noise():
@@ -278,7 +291,7 @@ def test_the_shift_has_the_size_of_the_noise():
         values = []
         for t in (4.0, None):
             door = gaussian_gram(diagonal, psd_deviations=t)
-            release = jax.jit(functools.partial(door.release, door.zero(zero[0])))
+            release = jax.jit(functools.partial(door.release, door.zero(zero[0], 1)))
             out = release(1.0, jax.random.key(0), (), HPARAMS, jnp.int32(0))
             values.append(np.asarray(out.value))
         np.testing.assert_allclose(values[0] - values[1], expected, atol=1e-4)
@@ -295,7 +308,7 @@ def test_the_columns_of_matrices_count_alike():
         total = jax.jit(
             lambda v, door=door: (
                 door.add(
-                    door.zero(v[0]), Messages(v), jnp.ones(2, bool), IDS[:2], (), hparams
+                    door.zero(v[0], 2), Messages(v), jnp.ones(2, bool), IDS[:2], (), hparams
                 ).total
             )
         )(messages)
@@ -305,7 +318,7 @@ def test_the_columns_of_matrices_count_alike():
 def test_a_gram_matrix_needs_vectors_or_matrices():
     for message in (jnp.zeros((2, 3, 4)), (jnp.zeros(2), jnp.zeros(2))):
         with pytest.raises(ValueError, match="one vector"):
-            gaussian_gram().zero(message)
+            gaussian_gram().zero(message, 5)
     with pytest.raises(ValueError, match="psd_deviations must be finite and at least 0"):
         pure_gram(psd_deviations=-1.0)
 
@@ -320,11 +333,11 @@ def test_the_pure_doors_charge_the_epsilon_of_replacing(name, sensitivity):
 def test_a_mean_over_the_realised_cohort():
     door = plain_mean()
     mask = jnp.array([True, False, True, False, False])
-    accumulator = door.add(door.zero(MESSAGES[0]), Messages(MESSAGES), mask, IDS, (), HPARAMS)
+    accumulator = door.add(door.zero(MESSAGES[0], 5), Messages(MESSAGES), mask, IDS, (), HPARAMS)
     out = door.release(accumulator, 5.0, jax.random.key(0), (), HPARAMS, jnp.int32(0))
     np.testing.assert_allclose(out.value, [1.5, 2, 0.5])
     for door in (plain_mean(), client_noise()):
-        empty = door.zero(MESSAGES[0])
+        empty = door.zero(MESSAGES[0], 5)
         out = door.release(empty, 5.0, jax.random.key(0), (), HPARAMS, jnp.int32(0))
         np.testing.assert_array_equal(out.value, np.zeros(3))
 
@@ -332,7 +345,7 @@ def test_a_mean_over_the_realised_cohort():
 def test_every_row_gets_the_same_noise_whoever_takes_part():
     # Clients 1 and 3 send, one of them clipped from a norm of 5 to 2.
     door, draws = DOORS["every row"], 4000
-    nobody = door.zero(MESSAGES[0])
+    nobody = door.zero(MESSAGES[0], 5)
     senders, ids = Messages(MESSAGES[np.array([0, 2])]), jnp.array([3, 1])
     two = door.add(nobody, senders, jnp.ones(2, bool), ids, (), HPARAMS)
     expected = np.zeros((5, 3))
@@ -357,11 +370,32 @@ def test_every_row_gets_the_same_noise_whoever_takes_part():
     assert np.abs(noise.mean(axis=0)).max() < 5 / math.sqrt(draws)
 
 
+def refused_for(door, num_clients, message):
+    """Check that a simulation of `num_clients` clients refuses the door."""
+    population, task = least_squares([2] * num_clients)
+    with pytest.raises(ValueError, match=message):
+        Simulation(fedavg(task), population, full_participation(), mechanism=door)
+
+
 def test_every_row_is_of_the_clients_of_the_run():
+    for m in (1, 6):
+        assert every_row().zero(jnp.zeros((2, 3)), m).total.shape == (m, 2, 3)
     with pytest.raises(ValueError, match="num_clients must be at least 1, got 0"):
-        every_row(0)
-    with pytest.raises(ValueError, match="every_row must be of the 6 clients of the run, got 5"):
-        DOORS["every row"].check(HPARAMS, 6)
+        gaussian_gram_of_clients(0)
+    refused_for(
+        gaussian_gram_of_clients(5), 6, "the mechanism is for 5 clients, but the population has 6"
+    )
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_door_declares_what_it_reads_and_reads_nothing_else(name):
+    door = DOORS[name]
+    given = {record.name: getattr(HPARAMS, record.name) for record in door.hyperparameters}
+    hparams, messages = Hyperparameters(**given), Messages(MESSAGES)
+    door.check(hparams)
+    state = door.init(hparams)
+    total = door.add(door.zero(MESSAGES[0], 5), messages, jnp.ones(5, bool), IDS, state, hparams)
+    door.release(total, 5.0, jax.random.key(0), state, hparams, jnp.int32(0))
 
 
 @functools.cache
@@ -373,7 +407,7 @@ def gram_of_three(z):
     @jax.jit
     def release(messages):
         state, ids = door.init(hparams), jnp.array([2, 0, 1])
-        start = door.zero(messages[0])
+        start = door.zero(messages[0], len(messages))
         total = door.add(start, Messages(messages), jnp.ones(3, bool), ids, state, hparams)
         return door.release(total, 3.0, jax.random.key(0), state, hparams, jnp.int32(0)).value
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.doors.adaptive import adaptive_clipping
 from fedjaxsim.privacy.doors.client_noise import client_noise
 from fedjaxsim.privacy.doors.gram import gaussian_gram, spectral_bound
@@ -21,7 +21,13 @@ from fedjaxsim.privacy.messages import Messages
 ALARM = 1e-6  # false-alarm rate of every statistical test here
 DRAWS = 20_000
 C, Z, SIGMA, DENOMINATOR = 2.0, 1.25, 1.5, 4.0
-HPARAMS = Hyperparameters(clip_norm=C, noise_multiplier=Z, count_noise=SIGMA).as_arrays()
+HPARAMS = Hyperparameters(
+    clip_norm=C,
+    noise_multiplier=Z,
+    count_noise=SIGMA,
+    target_quantile=0.5,
+    clip_learning_rate=0.2,
+).as_arrays()
 KEYS = jax.random.split(jax.random.key(0), DRAWS)
 
 FAR, NEAR, NOTHING = [9.0, 0, 0], [-1.9999, 0, 0], [0, 0, 0]  # clipped to 2; just inside
@@ -37,7 +43,7 @@ def add(door, message):
 def add_one(door, messages):
     one = jnp.ones(1, bool)
     return door.add(
-        door.zero(messages[0]),
+        door.zero(messages[0], 1),
         Messages(messages),
         one,
         jnp.zeros(1, int),
@@ -196,7 +202,7 @@ def test_wishart_noise_gives_outputs_that_a_neighbour_cannot():
     @jax.jit
     def noise(z):
         hparams = HPARAMS.replace(noise_multiplier=z)
-        accumulator = door.zero(jnp.zeros(2))
+        accumulator = door.zero(jnp.zeros(2), 1)
 
         def one(key):
             return door.release(accumulator, 1.0, key, (), hparams, jnp.int32(0)).value
@@ -219,7 +225,7 @@ def test_wishart_noise_gives_outputs_that_a_neighbour_cannot():
 def test_the_shift_makes_the_release_positive_definite(kind, diagonal):
     t = 1.2
     door = kind(diagonal, psd_deviations=t)
-    accumulator = door.zero(jnp.zeros(6))  # nothing but noise: the worst case
+    accumulator = door.zero(jnp.zeros(6), 1)  # nothing but noise: the worst case
     values = np.asarray(releases(door, accumulator).value, np.float64)
     smallest = values.min(axis=1) if diagonal else np.linalg.eigvalsh(values)[:, 0]
     failure = math.exp(-(t**2) / 2) * (2 if kind is pure_gram else 1)

@@ -176,7 +176,7 @@ def test_cohorts_over_capacity_are_paid_for_or_reported():
     ],
 )
 def test_default_places_are_enough_for_any_epsilon_that_one_would_report(clients, rate):
-    scheme = poisson(clients, max_rate=rate).scheme
+    scheme = poisson(rate).for_clients(clients).scheme
     z = noise_multiplier(15.0, 1e-9, rounds=1000, sampling_rate=rate, scheme=scheme)
     found = report(rounds_of(scheme, GAUSSIAN, (z, rate, 1000)), 1e-9)
     assert found.find("zero_out").epsilon == pytest.approx(15, rel=1e-3)
@@ -248,3 +248,21 @@ def test_an_approximation_is_called_one():
     found = report(rounds_of(POISSON, GAUSSIAN, (0.65, 20 / 9343, 400)), 1e-5, accountant="clt")
     assert found.find("zero_out").status == "approximate"
     assert "ε ≈ 0.465" in str(found)
+
+
+def test_a_report_shows_its_guarantees_and_no_charges():
+    found = report(rounds_of(EVERYONE, GAUSSIAN, (4.0, 1.0, 10)), 1e-5)
+    assert repr(found).splitlines() == [
+        "Report of privacy", *(f"  {each}" for each in found.guarantees)
+    ]  # fmt: skip
+    page = found._repr_html_()
+    assert page.count("<tr>") == 1 + len(found.guarantees) == 5
+    for each in found.guarantees:
+        assert f"<td>ε {each.value}</td>" in page
+        assert all(sentence.replace("'", "&#x27;") in page for sentence in each.assumptions)
+
+
+def test_a_report_without_a_guarantee_shows_why():
+    found = report(rounds_of(EVERYONE, GAUSSIAN, (0.0, 1.0, 10)), 1e-5)
+    assert "no guarantee (no noise was added)" in repr(found)
+    assert "<td>none: no noise was added</td>" in found._repr_html_()

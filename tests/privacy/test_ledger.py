@@ -120,22 +120,26 @@ def test_a_cap_holds_for_rounds_in_their_order_each_once():
 
 def test_a_ledger_keeps_an_account_for_every_sampler_and_mechanism():
     fixed = Scheme("fixed", 100, 10)
-    ledger = ledgers.empty(empty(1))
+    ledger = ledgers.Ledger((empty(1),))
     once = ledgers.update(ledger, POISSON, GAUSSIAN, lambda c: charge(c, 2.0, 0.5, 0))
     assert ledgers.with_account(once, POISSON, GAUSSIAN, 3) is once
     with pytest.raises(ValueError, match="no account for 'gaussian' releases under 'fixed'"):
         ledgers.update(once, fixed, GAUSSIAN, lambda c: c)
     both = ledgers.with_account(once, fixed, GAUSSIAN, 2)
     both = ledgers.update(both, fixed, GAUSSIAN, lambda c: charge(c, 1.0, 0.1, 1))
-    assert ledgers.charged(both) == [
-        (POISSON, GAUSSIAN, (Entry(2.0, 0.5, 1),), False),
-        (fixed, GAUSSIAN, (Entry(1.0, float(np.float32(0.1)), 1),), False),
+    key = jax.random.key(0)
+    drew = ledgers.drew(ledgers.with_key(both, key), key, jnp.int32(0))
+    drew = ledgers.drew(drew, key, jnp.int32(1))
+    assert ledgers.charged(drew) == [
+        (POISSON, GAUSSIAN, (Entry(2.0, 0.5, 1),), False, False),
+        (fixed, GAUSSIAN, (Entry(1.0, float(np.float32(0.1)), 1),), False, False),
     ]
-    assert ledgers.rounds_charged(both) == 2
+    # More rounds were charged than are known to have been drawn.
+    assert all(charged.redrawn for charged in ledgers.charged(both))
 
 
 def test_room_is_made_for_noise_that_is_to_come_and_has_no_place_yet():
-    ledger = ledgers.empty(charged([(1.0, 0.5), (2.0, 0.5)], 3))
+    ledger = ledgers.Ledger((charged([(1.0, 0.5), (2.0, 0.5)], 3),))
 
     def places(noise, rate):
         wide = ledgers.with_room(ledger, POISSON, GAUSSIAN, np.array(noise), rate)

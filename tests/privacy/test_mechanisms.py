@@ -8,8 +8,8 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.privacy.mechanisms import closed, gaussian, noise_like
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.privacy.mechanisms import gaussian, no_release, noise_like
 from fedjaxsim.privacy.messages import Messages
 
 IDS = jnp.arange(5)
@@ -20,7 +20,7 @@ def total(messages, mask, hparams=HPARAMS):
     mechanism = gaussian()
     one = jax.tree.map(lambda leaf: leaf[0], messages)
     return mechanism.add(
-        mechanism.zero(one), Messages(messages), jnp.asarray(mask), IDS, (), hparams
+        mechanism.zero(one, 5), Messages(messages), jnp.asarray(mask), IDS, (), hparams
     )
 
 
@@ -51,7 +51,7 @@ class ReleaseTest(chex.TestCase):
     def test_release_is_the_noised_sum_over_the_public_denominator(self):
         mechanism = gaussian()
         sums = {"w": jnp.full(100_000, 30.0), "b": jnp.full(100_000, -30.0)}
-        accumulator = mechanism.zero(sums)._replace(total=sums)
+        accumulator = mechanism.zero(sums, 1)._replace(total=sums)
 
         @self.variant  # pyright: ignore[reportAttributeAccessIssue]
         def release(key):
@@ -73,7 +73,7 @@ class ReleaseTest(chex.TestCase):
 def test_a_schedule_of_noise_is_read_by_round():
     hparams = Hyperparameters(clip_norm=1.0, noise_multiplier=[1.0, 2.0, 3.0]).as_arrays()
     mechanism = gaussian()
-    accumulator = mechanism.zero(jnp.zeros(4))
+    accumulator = mechanism.zero(jnp.zeros(4), 1)
     for t, z in enumerate([1.0, 2.0, 3.0]):
         out = mechanism.release(accumulator, 1.0, jax.random.key(7), (), hparams, jnp.int32(t))
         assert float(out.noise_multiplier) == z
@@ -89,9 +89,9 @@ def test_no_noise_and_no_clipping_is_the_plain_mean():
 
 
 def test_the_closed_door_releases_nothing():
-    mechanism = closed()
+    mechanism = no_release()
     accumulator = mechanism.add(
-        mechanism.zero(()), Messages(()), jnp.ones(5, bool), IDS, (), HPARAMS
+        mechanism.zero((), 5), Messages(()), jnp.ones(5, bool), IDS, (), HPARAMS
     )
     out = mechanism.release(accumulator, 1.0, jax.random.key(0), (), HPARAMS, jnp.int32(0))
     assert out.value == ()
@@ -104,7 +104,9 @@ def test_the_release_differentiates_in_noise_and_clip_norm(mode):
 
     def release(z, c):
         hparams = Hyperparameters(clip_norm=c, noise_multiplier=z).as_arrays()
-        out = mechanism.release(mechanism.zero(jnp.zeros(2)), 1.0, key, (), hparams, jnp.int32(0))
+        out = mechanism.release(
+            mechanism.zero(jnp.zeros(2), 1), 1.0, key, (), hparams, jnp.int32(0)
+        )
         return out.value
 
     unit = noise_like(key, jnp.zeros(2), jnp.float32(1.0))

@@ -97,12 +97,16 @@ def test_a_users_mechanism_sees_no_factors():
     # A linear model of 4 classes and one example a client, whose update is sent as factors: halving
     # both would quarter it.
     population, task = classification([3, 4, 5])
-    hparams = fjs.Hyperparameters(learning_rate=0.1)
 
     def after_a_round(door):
         sim = fjs.Simulation(
-            fjs.fedavg(task), task, population, fjs.everyone(3), fjs.Minibatches(1, steps=1), door
+            fjs.fedavg(task),
+            population,
+            fjs.full_participation(),
+            fjs.Minibatches(1, steps=1),
+            door,
         )
+        hparams = sim.hyperparameters(learning_rate=0.1)
         start = sim.init(0, hparams)
         state, _ = sim.round(start, hparams)
         return jax.tree.map(jnp.subtract, state.shared.params, start.shared.params)

@@ -10,7 +10,7 @@ import scipy.stats
 from scipy.special import ndtri_exp
 
 from fedjaxsim.fast import threefry
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.mechanisms import gaussian, noise_like
 from fedjaxsim.privacy.noise import from_words, normal
 
@@ -140,7 +140,9 @@ def test_the_gaussian_door_draws_from_them():
         "b": jax.ShapeDtypeStruct((), jnp.float32),
     }
     hparams = Hyperparameters(clip_norm=0.5, noise_multiplier=2.0).as_arrays()
-    release = jax.jit(lambda key: door.release(door.zero(shapes), 10.0, key, (), hparams, 0).value)
+    release = jax.jit(
+        lambda key: door.release(door.zero(shapes, 1), 10.0, key, (), hparams, 0).value
+    )
     out = release(key)
     flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(out)])
     np.testing.assert_allclose(flat, _normal(key, (7,)) * 0.5 * 2.0 / 10, rtol=1e-6)

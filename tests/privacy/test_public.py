@@ -8,7 +8,7 @@ import pytest
 from problems import classification
 
 from fedjaxsim.algorithms.pmtl import pmtl
-from fedjaxsim.algorithms.ppsgd import average, ppsgd, weighted
+from fedjaxsim.algorithms.ppsgd import ppsgd
 from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
@@ -17,37 +17,39 @@ from fedjaxsim.data.partition import dirichlet, iid, shards
 from fedjaxsim.data.population import Population, split
 from fedjaxsim.data.transforms import drop_constant_columns, first_classes, unit_rows
 from fedjaxsim.privacy.mechanisms import gaussian
-from fedjaxsim.privacy.sampling import everyone
+from fedjaxsim.privacy.sampling import full_participation
 from fedjaxsim.runs.build import simulation_of
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings import run_config
 from fedjaxsim.simulation import Simulation
 
 CLIENTS, TASK = classification([10] * 4)
 
 
-def build(algorithm=None, task=TASK, population=CLIENTS, mechanism=None):
-    algorithm = pmtl(task) if algorithm is None else algorithm
-    sampling = everyone(population.num_clients)
-    return Simulation(algorithm, task, population, sampling, Minibatches(3, steps=1), mechanism)
+def build(algorithm=None, population=CLIENTS, mechanism=None):
+    algorithm = pmtl(TASK) if algorithm is None else algorithm
+    sampling = full_participation()
+    return Simulation(algorithm, population, sampling, Minibatches(3, steps=1), mechanism)
 
 
 def test_without_such_numbers_nothing_is_named():
     assert build(mechanism=gaussian()).public == ()
-    assert build(ppsgd(TASK, objective=average())).public == ()
+    assert build(ppsgd(TASK, objective="average")).public == ()
     # A number that is one for all is a setting, and no number of a client.
-    assert build(ppsgd(TASK, objective=weighted(3))).public == ()
+    assert build(ppsgd(TASK, objective="weighted", sizes=3)).public == ()
 
 
 def test_a_simulation_names_what_each_part_names_once():
+    task = TASK._replace(public=("of the task",))
     sim = build(
-        pmtl(TASK)._replace(public=("of the algorithm", "of two")),
-        TASK._replace(public=("of the task",)),
+        pmtl(task)._replace(public=("of the algorithm", "of two")),
         dataclasses.replace(CLIENTS, public=("of the data", "of two")),
         gaussian()._replace(public=("of the door",)),
     )
     everything = ("of the data", "of two", "of the task", "of the algorithm", "of the door")
     assert sim.public == everything
-    assert sim.with_algorithm(pmtl(TASK)).public == (*everything[:3], "of the door")
+    assert sim.with_algorithm(pmtl(task)).public == (*everything[:3], "of the door")
+    # An algorithm brings its task.
+    assert sim.with_algorithm(pmtl(TASK)).public == (*everything[:2], "of the door")
     assert sim.with_population(CLIENTS).public == (
         "of the task",
         "of the algorithm",
@@ -57,7 +59,7 @@ def test_a_simulation_names_what_each_part_names_once():
 
 
 def test_weights_and_sizes_of_clients_are_named():
-    (divisor,) = build(ppsgd(TASK, objective=weighted([1, 2, 3, 3]))).public
+    (divisor,) = build(ppsgd(TASK, objective="weighted", sizes=[1, 2, 3, 3])).public
     assert divisor.startswith("M = Σ m_i, by which the weighted objective divides, is taken as")
     (weights,) = build(mechanism=gaussian([1.0, 2.0, 3.0, 4.0])).public
     assert weights.startswith("The clients' weights, by whose sum the release is divided, are")
@@ -99,7 +101,7 @@ def test_a_division_by_label_is_named():
 
 def test_what_the_command_line_reads_is_named():
     def of(**settings):
-        return simulation_of(RunConfig(**settings), CLIENTS).public
+        return simulation_of(run_config(**settings), CLIENTS).public
 
     classes = (
         "The number of classes, 3, is the largest label of all clients and one more; it is taken "

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
+from problems import least_squares
 
+from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.fast import threefry
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.samplers.fixed import fixed_size
 from fedjaxsim.privacy.samplers.passes import passes
-from fedjaxsim.privacy.sampling import check_rate
+from fedjaxsim.simulation import Simulation
 
 ALARM = 1e-6  # false-alarm rate of every statistical test here
 HPARAMS = Hyperparameters().as_arrays()
@@ -31,7 +33,7 @@ def draws(sampling, rounds, seed=0):
 
 @pytest.mark.parametrize("q", [2, 4])  # drawn, and the complement of drawn
 def test_every_subset_of_a_fixed_size_is_equally_likely(q):
-    ids = np.sort(draws(fixed_size(7, q), 20_000), axis=1)
+    ids = np.sort(draws(fixed_size(cohort=q).for_clients(7), 20_000), axis=1)
     subsets = list(itertools.combinations(range(7), q))
     codes = ids @ 7 ** np.arange(q)
     observed = [np.count_nonzero(codes == np.dot(s, 7 ** np.arange(q))) for s in subsets]
@@ -48,7 +50,8 @@ def test_too_few_different_clients_are_as_rare_as_is_said(monkeypatch, m, q):
         return jnp.zeros(shape, jnp.uint32)
 
     monkeypatch.setattr(threefry, "bits", bits)
-    jax.eval_shape(lambda key: fixed_size(m, q).draw(key, round_, HPARAMS), jax.random.key(0))
+    sampling = fixed_size(cohort=q).for_clients(m)
+    jax.eval_shape(lambda key: sampling.draw(key, round_, HPARAMS), jax.random.key(0))
     # Even the last new client comes with probability (m − q + 1)/2^bits; fewer than q successes.
     chance = (m - q + 1) / 2 ** (m - 1).bit_length()
     assert scipy.special.betainc(drawn[0] - q + 1, q, 1 - chance) < 1e-18
@@ -56,7 +59,7 @@ def test_too_few_different_clients_are_as_rare_as_is_said(monkeypatch, m, q):
 
 def test_a_large_population_is_drawn_from_evenly_and_without_repetition():
     m, q = 100_003, 500
-    ids = draws(fixed_size(m, q), 20)
+    ids = draws(fixed_size(cohort=q).for_clients(m), 20)
     assert all(len(set(row)) == q for row in ids.tolist())
     assert ids.min() >= 0
     assert ids.max() < m
@@ -64,13 +67,15 @@ def test_a_large_population_is_drawn_from_evenly_and_without_repetition():
 
 
 def test_a_cohort_of_everybody_is_everybody():
-    np.testing.assert_array_equal(np.sort(draws(fixed_size(5, 5), 3)), [range(5)] * 3)
-    assert set(draws(fixed_size(1, 1), 1).ravel()) == {0}
+    np.testing.assert_array_equal(
+        np.sort(draws(fixed_size(cohort=5).for_clients(5), 3)), [range(5)] * 3
+    )
+    assert set(draws(fixed_size(cohort=1).for_clients(1), 1).ravel()) == {0}
 
 
 def test_every_pass_visits_everybody_once_until_the_cap():
     m, q, cap = 23, 5, 3
-    sampling = passes(m, q, cap)
+    sampling = passes(cohort=q, max_participations=cap).for_clients(m)
     assert sampling.rounds == 15  # five cohorts a pass, the last one of three
     ids = draws(sampling, 25)
     orders = [ids[5 * k : 5 * k + 5].ravel() for k in range(5)]
@@ -83,18 +88,23 @@ def test_every_pass_visits_everybody_once_until_the_cap():
 
 
 def test_the_rate_is_the_share_of_the_clients():
-    for sampling in (fixed_size(206, 100), passes(206, 100, 2)):
-        np.testing.assert_allclose(float(sampling.rate(HPARAMS)), 100 / 206, rtol=1e-7)
-        check_rate(sampling, 100 / 206)
-        check_rate(sampling, float(np.float32(100 / 206)))
-        with pytest.raises(ValueError, match=r"must be 100/206 = 0\.485437, .* got 0\.5"):
-            check_rate(sampling, 0.5)
+    population, task = least_squares([2] * 206)
+    for sampling in (fixed_size(cohort=100), passes(cohort=100, max_participations=2)):
+        drawn = sampling.for_clients(206)
+        np.testing.assert_allclose(float(drawn.rate(HPARAMS)), 100 / 206, rtol=1e-7)
+        # No hyperparameter could say another one.
+        simulation = Simulation(fedavg(task), population, sampling)
+        for rate in (100 / 206, 0.5):
+            with pytest.raises(ValueError, match="unknown hyperparameter 'sampling_rate'"):
+                simulation.hyperparameters(sampling_rate=rate)
+        hparams = simulation.hyperparameters()
+        assert float(simulation.sampling.rate(hparams)) == float(drawn.rate(HPARAMS))
 
 
 def test_sizes_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match=r"cohort must lie in \[1, 10\], got 11"):
-        fixed_size(10, 11)
+        fixed_size(cohort=11).for_clients(10)
     with pytest.raises(ValueError, match=r"cohort must lie in \[1, 10\], got 0"):
-        passes(10, 0, 1)
+        passes(cohort=0, max_participations=1).for_clients(10)
     with pytest.raises(ValueError, match="max_participations must be at least 1, got 0"):
-        passes(10, 2, 0)
+        passes(cohort=2, max_participations=0).for_clients(10)

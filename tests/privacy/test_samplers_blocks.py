@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.samplers import blocks
-from fedjaxsim.privacy.sampling import check_rate, poisson
+from fedjaxsim.privacy.sampling import poisson
 
 ALARM = 1e-6  # false-alarm rate of every statistical test here
 M, PLACES, DRAWS = 10_000, 300, 2_000
-SAMPLING = poisson(M, capacity=PLACES)
+SAMPLING = poisson(capacity=PLACES).for_clients(M)
 
 
 @jax.jit
@@ -106,7 +106,7 @@ def test_the_rate_charged_is_the_float32_rate_itself(p):
 
 def test_a_rate_above_the_largest_is_refused_and_never_charged_below_what_is_drawn():
     with pytest.raises(ValueError, match=r"sampling_rate 0\.5 of 10000 clients exceeds"):
-        check_rate(SAMPLING, 0.5)
+        SAMPLING.check(Hyperparameters(sampling_rate=0.5))
     hparams = Hyperparameters(sampling_rate=0.5).as_arrays()
     charged = float(SAMPLING.rate(hparams))
     assert charged == 1 / 32 * (1 - 2.0**-24)
@@ -116,7 +116,7 @@ def test_a_rate_above_the_largest_is_refused_and_never_charged_below_what_is_dra
 
 def test_a_clients_bits_do_not_depend_on_the_number_of_clients():
     hparams = Hyperparameters(sampling_rate=0.01).as_arrays()
-    samplers = SAMPLING, poisson(15_000, capacity=400)
+    samplers = SAMPLING, poisson(capacity=400).for_clients(15_000)
 
     @jax.jit
     def draw(key):
@@ -130,7 +130,7 @@ def test_a_clients_bits_do_not_depend_on_the_number_of_clients():
 @pytest.mark.thorough
 def test_a_population_of_ten_million_is_drawn_from_evenly():
     m, q, draws = 10**7, 100, 50
-    sampling = poisson(m, max_rate=q / m)
+    sampling = poisson(q / m).for_clients(m)
     hparams = Hyperparameters(sampling_rate=q / m).as_arrays()
     draw = jax.jit(lambda t: sampling.draw(jax.random.key(0), t, hparams))
     rounds = [draw(jnp.int32(t)) for t in range(draws)]

@@ -1,15 +1,24 @@
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from problems import least_squares
 
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.privacy.sampling import check_rate, default_capacity, everyone, poisson
+from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.privacy.sampling import default_capacity, full_participation, poisson
+from fedjaxsim.simulation import Simulation
 
 ALARM = 1e-6  # false-alarm rate of every statistical test here
+
+
+def everybody_fits(m):
+    """Poisson sampling of any rate, with a place for everybody."""
+    return poisson(max_rate=1.0).for_clients(m)
 
 
 def membership(sampling, p, draws, seed=0):
@@ -27,7 +36,7 @@ def membership(sampling, p, draws, seed=0):
 @pytest.mark.thorough
 def test_inclusion_frequencies_are_binomial():
     m, p, draws = 50, 0.3, 20_000
-    counts = membership(poisson(m), p, draws).sum(axis=0)
+    counts = membership(everybody_fits(m), p, draws).sum(axis=0)
     statistic = np.sum((counts - draws * p) ** 2) / (draws * p * (1 - p))  # χ², m degrees
     low, high = scipy.stats.chi2.ppf([ALARM / 2, 1 - ALARM / 2], m)
     assert low < statistic < high
@@ -36,7 +45,7 @@ def test_inclusion_frequencies_are_binomial():
 @pytest.mark.thorough
 def test_clients_are_pairwise_independent():
     m, p, draws = 20, 0.3, 20_000
-    drawn = membership(poisson(m), p, draws).astype(np.int64)
+    drawn = membership(everybody_fits(m), p, draws).astype(np.int64)
     together = drawn.T @ drawn
     pairs = list(itertools.combinations(range(m), 2))
     counts = np.array([together[i, j] for i, j in pairs])
@@ -49,14 +58,14 @@ def test_clients_are_pairwise_independent():
 @pytest.mark.thorough
 def test_clients_of_different_blocks_are_independent():
     m, p, draws = 2500, 0.5, 2_000
-    sizes = membership(poisson(m), p, draws).sum(axis=1)
+    sizes = membership(everybody_fits(m), p, draws).sum(axis=1)
     statistic = np.sum((sizes - m * p) ** 2) / (m * p * (1 - p))  # variances add only if so
     low, high = scipy.stats.chi2.ppf([ALARM / 2, 1 - ALARM / 2], draws)
     assert low < statistic < high
 
 
 def test_a_clients_bits_do_not_depend_on_the_number_of_clients():
-    few, many = membership(poisson(1500), 0.1, 20), membership(poisson(4000), 0.1, 20)
+    few, many = (membership(everybody_fits(m), 0.1, 20) for m in (1500, 4000))
     np.testing.assert_array_equal(few, many[:, :1500])
 
 
@@ -64,27 +73,28 @@ def test_a_clients_bits_do_not_depend_on_the_number_of_clients():
 def test_the_rate_charged_is_the_fraction_of_bit_patterns_that_include(p):
     hparams = Hyperparameters(sampling_rate=p).as_arrays()
     patterns = np.floor(np.float64(np.float32(p)) * 2**32)
-    assert float(poisson(10).rate(hparams)) == patterns / 2**32
+    assert float(everybody_fits(10).rate(hparams)) == patterns / 2**32
 
 
 def test_every_round_draws_anew():
     hparams = Hyperparameters(sampling_rate=0.5).as_arrays()
     cohorts = [
-        poisson(40).draw(jax.random.key(0), jnp.int32(t), hparams).ids.tolist() for t in (0, 1, 1)
+        everybody_fits(40).draw(jax.random.key(0), jnp.int32(t), hparams).ids.tolist()
+        for t in (0, 1, 1)
     ]
     assert cohorts[0] != cohorts[1]
     assert cohorts[1] == cohorts[2]
 
 
 def test_rate_one_includes_everybody():
-    assert membership(poisson(30), 1.0, 5).all()
-    assert float(poisson(30).rate(Hyperparameters(sampling_rate=1.0).as_arrays())) == 1
+    assert membership(everybody_fits(30), 1.0, 5).all()
+    assert float(everybody_fits(30).rate(Hyperparameters(sampling_rate=1.0).as_arrays())) == 1
 
 
 @pytest.mark.thorough
 def test_an_overfull_cohort_favours_nobody():
     m, p, places, draws = 60, 0.5, 15, 20_000
-    sampling = poisson(m, capacity=places)
+    sampling = poisson(capacity=places).for_clients(m)
     counts = membership(sampling, p, draws).sum(axis=0)
     # Cohorts are nearly always full: each id is kept with probability 15/60; full cohorts make
     # the counts negatively correlated, which only shrinks the statistic: an upper bound suffices.
@@ -100,12 +110,15 @@ def test_an_overfull_cohort_favours_nobody():
 
 def test_overflow_is_counted_and_places_are_filled_from_the_front():
     hparams = Hyperparameters(sampling_rate=1.0).as_arrays()
-    cohort = poisson(10, capacity=4).draw(jax.random.key(0), jnp.int32(0), hparams)
+    sampling = poisson(capacity=4).for_clients(10)
+    cohort = sampling.draw(jax.random.key(0), jnp.int32(0), hparams)
     assert int(cohort.overflow) == 6
     assert cohort.mask.all()
     assert len(set(np.asarray(cohort.ids).tolist())) == 4
-    cohort = poisson(10, capacity=10).draw(
-        jax.random.key(1), jnp.int32(0), Hyperparameters(sampling_rate=0.3).as_arrays()
+    cohort = (
+        poisson(capacity=10)
+        .for_clients(10)
+        .draw(jax.random.key(1), jnp.int32(0), Hyperparameters(sampling_rate=0.3).as_arrays())
     )
     mask = np.asarray(cohort.mask)
     assert int(cohort.overflow) == 0
@@ -123,17 +136,42 @@ def test_default_capacity_is_the_smallest_with_that_tail():
 
 
 def test_everyone_is_everyone():
-    assert membership(everyone(7), 1.0, 3).all()
+    assert membership(full_participation().for_clients(7), 1.0, 3).all()
+
+
+def refused(sampling, m, p):
+    sampling.for_clients(m).check(Hyperparameters(sampling_rate=p))
 
 
 def test_rates_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"must be 1 where everyone takes part, got 0\.5"):
-        check_rate(everyone(10), 0.5)
     with pytest.raises(ValueError, match=r"sampling_rate 0\.5 of 1000 clients exceeds"):
-        check_rate(poisson(1000, max_rate=0.1), 0.5)
+        refused(poisson(0.1), 1000, 0.5)
     with pytest.raises(ValueError, match="at least 2"):
-        check_rate(poisson(1000), 1e-12)
+        refused(poisson(max_rate=1.0), 1000, 1e-12)
     with pytest.raises(ValueError, match=r"capacity must lie in \[1, 10\], got 0"):
-        poisson(10, capacity=0)
-    with pytest.raises(ValueError, match=r"must lie in \(0, 1\], got 1\.5"):
-        poisson(10, max_rate=1.5)
+        poisson(capacity=0).for_clients(10)
+    wrong: Any = ({"sampling_rate": 1.5}, {"max_rate": 1.5}, {"sampling_rate": 0.0})
+    for rates in wrong:
+        with pytest.raises(ValueError, match=r"must lie in \(0, 1\], got (1\.5|0\.0)"):
+            poisson(**rates)
+    with pytest.raises(ValueError, match=r"max_rate must be at least sampling_rate 0\.3, got 0\.1"):
+        poisson(0.3, max_rate=0.1)
+
+
+def test_poisson_sampling_alone_reads_a_rate_and_draws_with_its_own_unless_given_another():
+    population, task = least_squares([2] * 10)
+    assert full_participation().hyperparameters == ()
+    everyone = Simulation(fedavg(task), population, full_participation())
+    with pytest.raises(ValueError, match="unknown hyperparameter 'sampling_rate'"):
+        everyone.hyperparameters(sampling_rate=0.5)
+    assert float(everyone.sampling.rate(everyone.hyperparameters())) == 1
+    sampled = Simulation(fedavg(task), population, poisson(0.25, max_rate=0.5))
+    assert sampled.sampling.scheme == poisson(0.5).for_clients(10).scheme
+    for given, p in (({}, 0.25), ({"sampling_rate": 0.5}, 0.5)):
+        hparams = sampled.hyperparameters(**given).as_arrays()
+        assert float(sampled.sampling.rate(hparams)) == p
+
+
+def test_the_default_places_suit_the_largest_rate():
+    for sampling, rate in ((poisson(0.1), 0.1), (poisson(0.1, max_rate=0.3), 0.3)):
+        assert sampling.for_clients(1000).scheme.capacity == default_capacity(1000, rate)

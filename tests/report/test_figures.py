@@ -17,7 +17,6 @@ from fedjaxsim.report.plots import save
 from fedjaxsim.report.trade_off import trade_off_figure
 from fedjaxsim.runs.default_figures import default_figures
 from fedjaxsim.runs.plan import Plan, make_plan
-from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.table import tidy
 
 LEVELS = (0.0, 1.0, math.inf)
@@ -312,7 +311,7 @@ def table_of(plan: Plan) -> pa.Table:
         [
             {
                 "run": index, "round": t, "train_loss": 1.0,
-                "test_accuracy": 0.01 * t + 0.1 * run.learning_rate,
+                "test_accuracy": 0.01 * t + 0.1 * run.get("learning_rate"),
                 "epsilon": run.target_epsilon if t else 0.0, "delta": 0.1,
             }
             for index, run in enumerate(plan.runs) for t in ROUNDS
@@ -321,7 +320,7 @@ def table_of(plan: Plan) -> pa.Table:
 
 
 def default(*tables: dict) -> dict[str, Figure]:
-    plan = make_plan(RunConfig(), tables)
+    plan = make_plan({}, tables)
     return default_figures(plan, table_of(plan))
 
 

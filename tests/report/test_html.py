@@ -14,14 +14,13 @@ from problems import HANGS
 
 from fedjaxsim.cli import main
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.privacy.events import Charged, Entry, Event, Scheme
+from fedjaxsim.privacy.events import Charged, Drawn, Entry, Event, Scheme
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.report.envelopes import envelope
 from fedjaxsim.report.files import write_json
 from fedjaxsim.report.plots import picture, png
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.plan import make_plan
-from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.sweep_directory import SweepDirectory
 
 NASTY = "<script>alert('x')</script> & \"co\""
@@ -84,7 +83,7 @@ def write_run(path, algorithm, values, *, seed=0, noise=2.0, names=tuple("abcde"
     count = np.array([3, 3, 3, 3, 0])
     evaluation = Evaluation("test", count, {"accuracy": np.array([*values, np.nan])})
     charged = Charged(Scheme("everyone", 5, 5), Event("gaussian"), (Entry(noise, 1.0, 4),))
-    found = report([charged], 0.01)
+    found = report([charged], 0.01, draws=(Drawn(f"d{seed}", 0, 4),))
     spent = found.find("zero_out").epsilon
     last = {"train_loss": 0.5, **evaluation.summary(), "epsilon": spent}
     resolved = {"data_fingerprint": f"f1d0{seed}"}
@@ -189,10 +188,11 @@ def test_runs_side_by_side_are_compared_over_their_seeds(tmp_path):
     ]  # fmt: skip
     assert [row[2] for row in page.tables["Whose data"][1:]] == ["f1d00", "f1d01"] * 2
     assert len(page.alternatives) == 2
+    assert "published under its own: pmtl-0, fedavg-0; pmtl-1, fedavg-1." in out.read_text()
 
 
 def test_a_sweep_says_what_its_files_hold(tmp_path):
-    plan = make_plan(RunConfig(rounds=4), [{"lam": (0.1, 0.3), "seed": (0, 1)}])
+    plan = make_plan({"rounds": 4}, [{"lam": (0.1, 0.3), "seed": (0, 1)}])
     sweep = SweepDirectory.open(tmp_path / "sweep", plan, {"fedjaxsim": "0.1.0"}, "f1d0")
     # Of λ = 0.1 the seeds have 0.4 and 0.6, of λ = 0.3 0.6 and 0.8, and the worst tenth 0.1 less.
     values = {
@@ -237,7 +237,7 @@ def test_a_sweep_says_what_its_files_hold(tmp_path):
         "0 B",
     ]
     assert page.tables["What all of them took"][1] == ["2 s", "8 s", "1 GB"]
-    assert page.tables["Whose data"][1] == ["sweep", "0", "f1d0"]
+    assert page.tables["Whose data"][1] == ["sweep", "0, 1", "f1d0"]
     assert "ε = 2.3178 zero-out" in page.text
     (sweep.path / "report.json").write_text("{}")
     assert main(["report", str(sweep.path)]) == 2
@@ -257,6 +257,7 @@ def write_tuning(path, **changes):
     }  # fmt: skip
     write_json(path / "path.json", {
         "statement": f"Tuned on {NASTY}: NOT covered.", "tuned_on": "validation",
+        "shared_seed": "Runs share their seeds.",
         "metric": "loss", "split": "validation", "seeds": 2, "rounds": 4, "rule": "adam",
         "clients": {"tuning": 5, "run": 5}, "noise_multiplier": {"tuning": 1.5, "run": 2.0},
         "asked": {"wrt": ["learning-rate"], "seeds": 2, "steps": 2, "rule": "adam",
@@ -354,7 +355,7 @@ def test_a_run_without_test_rows_or_old_files_has_dashes(tmp_path):
         (["one", "sweep", "--out", "page.html"], "sweep holds a sweep, and only runs"),
         (["tuning", "one", "--out", "page.html"], "tuning holds a tuning, and only runs"),
         (["sweep"], "sweep holds no report.json: not a sweep, or not a finished one"),
-        (["tuning"], "tuning holds no path.png: not a tuning, or not a finished one"),
+        (["tuning"], "tuning holds no tuned.toml: not a tuning, or not a finished one"),
         (["unended"], "run holds no summary.json: not a run, or not a finished one"),
         (["old"], "old is damaged: it does not hold what a tuning writes"),
         (["damaged"], "damaged/clients.csv is damaged"),

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from fedjaxsim.data import Population
-from fedjaxsim.data.describe import describe
-from fedjaxsim.report.population import in_words, population_figure
+from fedjaxsim.data.describe import describe, in_words
+from fedjaxsim.report.population import population_figure
 
 
 def drawn(population) -> list[Any]:

@@ -130,6 +130,8 @@ def test_the_command_prints_systems_below_runs(runs, tmp_path, capsys):
         )
         (path / "summary.json").write_text(json.dumps(summary))
         (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
+        draws = {"digest": f"seed {config['seed']}", "first": 0, "rounds": 4}
+        (path / "guarantee.json").write_text(json.dumps({"draws": [draws]}))
         paths.append(str(path))
     assert main(["compare", *paths, "--out", str(tmp_path / "all.png")]) == 0
     out = capsys.readouterr().out
@@ -137,6 +139,9 @@ def test_the_command_prints_systems_below_runs(runs, tmp_path, capsys):
     row = next(line for line in out.splitlines() if line.startswith(" fedavg ") and "±" in line)
     assert "0.467 ± 0.143" in row
     assert "-0.167 ± 0.287" in row
+    # Those without privacy have nothing to add up.
+    shared = "pmtl-0, fedavg-0; pmtl-1, fedavg-1; pmtl-2, fedavg-2."
+    assert out.splitlines()[-1].endswith(f"published under its own: {shared}")
     assert main(["compare", *paths, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["runs"]) == 9

@@ -1,6 +1,5 @@
 """What memory a run is said to need: counted by hand, and against arrays and programs."""
 
-import dataclasses
 import functools
 
 import jax
@@ -13,13 +12,13 @@ from fedjaxsim.engine.placement import streamed
 from fedjaxsim.engine.placement.devices import OverDevices
 from fedjaxsim.engine.state import map_parts
 from fedjaxsim.runs import capacity
-from fedjaxsim.runs.build import asked_for, parts_of
+from fedjaxsim.runs.build import fill_settings, parts_of
 from fedjaxsim.runs.memory import Machine
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings import run_config
 from fedjaxsim.simulation import Simulation
 
 GB = 10**9
-CONFIG = RunConfig(classes=3, sampling_rate=0.5, test_fraction=0.5, local_steps=1)
+CONFIG = run_config(classes=3, sampling_rate=0.5, test_fraction=0.5, local_steps=1)
 LARGE = Machine(2, 80 * GB, 80 * GB)
 
 
@@ -33,7 +32,7 @@ def population(clients, rows=4, features=16):
 def simulation(config, data, devices=None, *, streamed=False):
     parts = parts_of(config, data, data.num_clients)
     return Simulation(
-        parts.algorithm, parts.task, data, parts.sampling, parts.minibatches, parts.mechanism,
+        parts.algorithm, data, parts.sampling, parts.minibatches, parts.mechanism,
         devices=devices, streamed=streamed,
     )  # fmt: skip
 
@@ -63,9 +62,7 @@ def of_device(plan, name):
 @functools.cache
 def images():
     """10,000 clients with a softmax model of 784 features of their own, on a CPU."""
-    config = dataclasses.replace(
-        CONFIG, algorithm="local", classes=10, sampling_rate=0.1, test_fraction=0.2
-    )
+    config = CONFIG.replace(algorithm="local", classes=10, sampling_rate=0.1, test_fraction=0.2)
     sizes = capacity.sizes_without_data(config, (784,), 10_000, 10)
     return capacity.plan(config, sizes, Machine(1, None, 8 * GB))
 
@@ -126,10 +123,9 @@ def test_devices_hold_what_is_planned(clients):
     two = jax.devices()[:2]
     for name, devices in (("in memory", None), ("over 2 devices", two)):
         sim = simulation(CONFIG, data, devices)
-        state = sim.init(0, asked_for(CONFIG))
-        state, _ = sim._segment(
-            state, asked_for(CONFIG).as_arrays(), sim._placed["train"], rounds=2
-        )
+        hparams = fill_settings(CONFIG, sim.records)
+        state = sim.init(0, hparams)
+        state, _ = sim._segment(state, hparams.as_arrays(), sim._placed["train"], rounds=2)
         for device in two if devices else two[:1]:
             assert bytes_on(device, (sim._placed, state)) == of_device(plan, name).lasting, name
         fields = sum(values.nbytes for values in data.fields.values())
@@ -142,7 +138,7 @@ def test_a_mapped_and_a_streamed_run_hold_what_is_planned(tmp_path):
     data = load_folder(tmp_path / "folder")
     plan = capacity.plan(CONFIG, capacity.sizes_of(data), Machine(1, None, GB))
     sim = simulation(CONFIG, data, streamed=True)
-    state = sim.init(0, asked_for(CONFIG))
+    state = sim.init(0, fill_settings(CONFIG, sim.records))
     on_host = sum(leaf.nbytes for leaf in jax.tree.leaves(state.personal))
     ranges = [each for r in data.splits.values() for each in (r.start, r.count)]
     need = placements(plan)["streamed"].host
@@ -151,14 +147,14 @@ def test_a_mapped_and_a_streamed_run_hold_what_is_planned(tmp_path):
     files = (tmp_path / "folder").glob("*.npy")
     # Every file begins with 128 bytes that say what is in it.
     assert plan.folder == sum(file.stat().st_size - 128 for file in files)
-    everyone = dataclasses.replace(CONFIG, sampling_rate=1.0)
+    everyone = CONFIG.replace(sampling_rate=1.0)
     plan = capacity.plan(everyone, capacity.sizes_of(data), Machine(1, None, GB))
     assert not placements(plan)["streamed"].fits(plan.machine)
 
 
 @pytest.mark.thorough
 def test_a_billion_clients_are_planned_without_any_memory_for_them():
-    config = RunConfig(loss="squared", sampling_rate=1e-6, test_fraction=0.5, local_steps=1)
+    config = run_config(loss="squared", sampling_rate=1e-6, test_fraction=0.5, local_steps=1)
     sizes = capacity.sizes_without_data(config, (32,), 10**9, 2)
     plan = capacity.plan(config, sizes, Machine(16, 80 * GB, 25 * GB))
     each = of_device(plan, "over 16 devices")
@@ -175,10 +171,10 @@ def test_a_billion_clients_are_planned_without_any_memory_for_them():
 @pytest.mark.parametrize("clients", [2000, 2001])
 def test_one_of_several_devices_works_in_what_the_program_of_all_says(clients):
     data = population(clients)
-    config = dataclasses.replace(CONFIG, chunk_map="vmap", chunk_size=64)
+    config = CONFIG.replace(chunk_map="vmap", chunk_size=64)
     need = of_device(capacity.plan(config, capacity.sizes_of(data), LARGE), "over 2 devices")
     sim = simulation(config, data, jax.devices()[:2])
-    hparams = asked_for(config).as_arrays()
+    hparams = fill_settings(config, sim.records).as_arrays()
     state = sim.init(0, hparams)
     rounds = OverDevices(jax.devices()[:2]).functions(sim.program).rounds
     whole = jax.jit(rounds, static_argnames="rounds", donate_argnums=0)

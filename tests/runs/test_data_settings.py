@@ -9,7 +9,7 @@ import pytest
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
 from fedjaxsim.runs.build import simulation_of, whole_population_of
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings import run_config
 
 COLUMNS = {"client": "who", "target": "likes", "drop": ("age",)}
 
@@ -24,7 +24,7 @@ def table(tmp_path):
 
 
 def test_the_names_of_classes_say_how_many_there_are(table):
-    config = RunConfig(data=table, **COLUMNS)
+    config = run_config(data=table, **COLUMNS)
     population = whole_population_of(config)
     known = simulation_of(config, population).public
     assert not any("number of classes" in sentence for sentence in known)
@@ -41,10 +41,13 @@ def test_flags_name_columns(table):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--client who", "csv needs the column that is to be predicted (target)"),
+        ("--client who", "Missing from fedjaxsim run: --target"),
         ("--target likes", "csv needs the column that says whose a row is (client)"),
-        ("--client who --target likes --partition iid", "partition has no effect with data table"),
-        ("--target likes --partition iid --split b", "split has no effect with data table without"),
+        (
+            "--client who --target likes --partition iid",
+            "a.csv has its own clients, so partition must",
+        ),
+        ("--target likes --partition iid --split b", "a column of splits needs one of clients"),
         ("--client who --target likes --loss squared", "which loss squared would take for numbers"),
     ],
 )
@@ -75,7 +78,7 @@ def test_labels_per_token_have_a_loss_per_token(tmp_path, monkeypatch, labels, p
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "mychars", raising=False)
-    config = RunConfig(data="leaf:a.json", model="mychars:table", test_fraction=0.5)
+    config = run_config(data="leaf:a.json", model="mychars:table", test_fraction=0.5)
     population = whole_population_of(config)
     assert (simulation_of(config, population).task.targets is not None) == per_token
 
@@ -95,11 +98,13 @@ def test_cells_have_two_names(capsys):
 
 def test_images_are_dealt_only_where_a_partition_is_asked_for(capsys):
     assert main(["run", "--data", "images:absent", "--clients", "5"]) == 2
-    assert "clients has no effect with data images with clients" in capsys.readouterr().err
+    assert "clients has no effect on data with clients of their own" in capsys.readouterr().err
     assert main(["run", "--data", "images:absent", "--clients", "5", "--partition", "iid"]) == 2
     assert "no folder of images at absent" in capsys.readouterr().err
 
 
 def test_the_columns_of_other_data_have_no_effect(capsys):
     assert main(["run", "--target", "y"]) == 2
-    assert "target has no effect with data digits, only with table" in capsys.readouterr().err
+    assert (
+        "target has no effect with data digits, only with csv or parquet" in capsys.readouterr().err
+    )

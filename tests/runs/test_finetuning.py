@@ -6,9 +6,9 @@ import pytest
 
 from fedjaxsim.cli import Run, parse
 from fedjaxsim.runs.finetuning import Finetuning
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings import run_config
 
-PRIVATE = RunConfig(
+PRIVATE = run_config(
     data="synthetic", loss="squared", clients=9, algorithm="ditto", epsilon=2.0, delta=1e-4,
     accountant="pld", clip=0.3, sampling="fixed", cohort=3, lam=0.4, learning_rate=0.02,
     server_optimizer="adam", local_steps=3, passes=2, batch_size=7, schedule="cosine", seed=5,
@@ -17,15 +17,21 @@ PRIVATE = RunConfig(
 
 def test_what_fine_tuning_reads_is_as_in_the_run_and_the_rest_as_if_nobody_had_said_it():
     stage = Finetuning("kl").settings_after(PRIVATE)
-    expected = RunConfig(
+    expected = run_config(
         data="synthetic", loss="squared", clients=9, algorithm="finetune", penalty="kl", rounds=10,
-        delta=1e-4, accountant="pld", sampling_rate=1.0, lam=0.4, learning_rate=0.02,
+        delta=1e-4, accountant="pld", sampling="everyone", lam=0.4, learning_rate=0.02,
         local_steps=3, batch_size=7, seed=5,
     )  # fmt: skip
     assert stage == expected
-    assert (stage.door_name, stage.sampler.factory) == (
-        "closed", "fedjaxsim.privacy.sampling:everyone",
-    )  # fmt: skip
+    assert (stage.part("mechanism").name, stage.sampler) == ("closed", "everyone")
+
+
+def test_the_models_and_the_clients_are_those_of_the_run():
+    shape = {"model": "mlp", "hidden": (3, 4), "partition": "shards", "shards_per_client": 3}
+    stage = Finetuning("mean").settings_after(run_config(algorithm="fedavg", **shape))
+    assert stage == run_config(
+        algorithm="finetune", penalty="mean", sampling="everyone", rounds=10, **shape
+    )
 
 
 def test_its_own_settings_win():

@@ -7,10 +7,10 @@ import pytest
 import fedjaxsim as fjs
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
 
-CONFIG = RunConfig(
+CONFIG = run_config(
     data="synthetic", clients=6, loss="squared", rounds=1, sampling_rate=1.0, local_steps=1,
     noise_multiplier=1.0, clip=0.2, learning_rate=0.1, lam=0.2,
 )  # fmt: skip
@@ -26,29 +26,30 @@ def by_hand(experiment):
     """The simulation that somebody who knows the settings would put together."""
     made = experiment.simulation
     return fjs.Simulation(
-        fjs.pmtl(made.task), made.task, made.population, fjs.everyone(6), fjs.Minibatches(10, 1)
+        fjs.pmtl(made.task), made.population, fjs.full_participation(), fjs.Minibatches(10, 1)
     )
 
 
-HPARAMS = fjs.Hyperparameters(
-    learning_rate=0.1, lam=0.2, clip_norm=0.2, noise_multiplier=1.0, sampling_rate=1.0
-)
+HPARAMS = {"learning_rate": 0.1, "lam": 0.2, "clip_norm": 0.2, "noise_multiplier": 1.0}
 
 
-def test_a_run_built_from_its_directory_draws_the_same_noise(experiment, by_hand, tmp_path):
+def test_a_run_built_from_its_directory_draws_the_same_noise(experiment, tmp_path):
     RunDirectory(tmp_path).write_config(experiment.resolved())
-    again = prepare(RunConfig(**read_toml(tmp_path / "config.toml")))
-    noise = experiment.simulation.noise(experiment.hparams)
-    np.testing.assert_array_equal(again.simulation.noise(again.hparams), noise)
-    assert np.any(by_hand.noise(HPARAMS) != noise)
+    again = prepare(read_toml(tmp_path / "config.toml"))
+    keys = []
+    for each in (experiment, again):
+        hparams = each.hparams.as_arrays()
+        state = each.simulation.init(each.config.seed, hparams)
+        keys.append(jax.random.key_data(each.simulation.program.draw(state, hparams).noise))
+    np.testing.assert_array_equal(*keys)
 
 
-def test_in_python_only_the_noise_is_another(experiment, by_hand):
-    def after_a_round(simulation, hparams, common):
-        state = simulation.init(0, hparams, common_noise=common)
-        return jax.tree.leaves(simulation.run(state, hparams, 1)[0].shared.params)
+def test_the_same_seed_is_the_same_run_from_python_and_from_settings(experiment, by_hand):
+    def after_a_round(simulation, hparams):
+        state, _ = simulation.run(simulation.init(0, hparams), hparams, 1)
+        return jax.tree.leaves(state.shared.params), simulation.guarantee(state).draws
 
-    for common in (True, False):
-        ours = after_a_round(experiment.simulation, experiment.hparams, common)
-        theirs = after_a_round(by_hand, HPARAMS, common)
-        assert all(map(np.allclose, ours, theirs)) == common
+    ours, draws = after_a_round(experiment.simulation, experiment.hparams)
+    theirs, same = after_a_round(by_hand, by_hand.hyperparameters(**HPARAMS))
+    assert all(map(np.allclose, ours, theirs))
+    assert draws == same == experiment.draws()

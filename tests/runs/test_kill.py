@@ -24,11 +24,11 @@ from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.execute import execute
 from fedjaxsim.runs.loop import Cadence
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.simulation import Simulation
 
-SMALL = RunConfig(
+SMALL = run_config(
     data="synthetic", clients=10, loss="squared", sampling_rate=0.4, learning_rate=0.01,
     rounds=6, eval_every=2, local_steps=1, epsilon=3.0,
 )  # fmt: skip
@@ -134,8 +134,8 @@ def test_a_run_goes_on_over_any_number_of_devices(experiment, undisturbed, tmp_p
     simulation = experiment.simulation
     assert simulation.devices is not None
     alone = Simulation(
-        simulation.algorithm, simulation.task, simulation.population, simulation.sampling,
-        simulation.minibatches, simulation.mechanism,
+        simulation.algorithm, simulation.population, simulation._sampling, simulation.minibatches,
+        simulation.mechanism,
     )  # fmt: skip
     one = dataclasses.replace(experiment, simulation=alone)
     directory = RunDirectory(tmp_path / "copy")
@@ -182,7 +182,8 @@ def test_a_finished_run_is_extended_and_spends_what_all_its_rounds_cost(
 def test_another_run_in_its_place_and_damage_are_refused(experiment, undisturbed, tmp_path):
     directory = RunDirectory(tmp_path / "copy")
     shutil.copytree(undisturbed.path, directory.path)
-    other = dataclasses.replace(experiment, hparams=experiment.hparams.replace(lam=0.5))
+    config = dataclasses.replace(experiment.config, lam=0.5)
+    other = dataclasses.replace(experiment, config=config)
     with pytest.raises(ValueError, match="checkpoints/6 was made with other settings than these"):
         run(other, directory)
     x = experiment.simulation.population.fields["x"].copy()
@@ -267,7 +268,7 @@ def test_processes_that_are_killed_go_on_bit_for_bit(tmp_path, devices, private)
         kill_after(again, devices, "ε", chance.randrange(60))
     if not RunDirectory(killed).is_finished():
         finish(["resume", str(killed), "--quiet"], devices)
-    experiment = prepare(RunConfig(**read_toml(Path(whole, "config.toml"))))
+    experiment = prepare(read_toml(Path(whole, "config.toml")))
     assert_same(RunDirectory(killed), RunDirectory(whole), experiment)
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification, compilations, least_squares, simulation_of
+from problems import classification, compilations, least_squares, read_by, simulation_of
 from several import start
 
 from fedjaxsim import pmtl, ppsgd
@@ -15,29 +15,24 @@ from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.engine.state import state_of
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.models.network import mlp
-from fedjaxsim.models.task import softmax
 from fedjaxsim.privacy.doors import adaptive_clipping
 from fedjaxsim.privacy.guarantee import together_published
-from fedjaxsim.privacy.sampling import everyone, poisson
-from fedjaxsim.runs.many import ManyRuns, grid
+from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.sweep import ManyRuns, grid
+from fedjaxsim.tasks.known_risk import known_regression
+from fedjaxsim.tasks.task import softmax
 
 THOROUGH = pytest.mark.thorough
-BASE = Hyperparameters(
-    learning_rate=0.05,
-    lam=0.3,
-    mu=0.2,
-    clip_norm=0.4,
-    noise_multiplier=0.5,
-    sampling_rate=0.6,
-)
+BASE = {
+    "learning_rate": 0.05, "lam": 0.3, "lam2": 0.0, "mu": 0.2, "clip_norm": 0.4,
+    "noise_multiplier": 0.5,
+}  # fmt: skip
 SETTINGS = [
-    BASE.replace(learning_rate=0.02, personalization=0.0, lam=0.0),
-    BASE.replace(noise_multiplier=0.0, personalization=np.inf),
-    BASE.replace(clip_norm=0.1, lam=1.0, personalization=3.0),
+    BASE | {"learning_rate": 0.02, "personalization": 0.0, "lam": 0.0},
+    BASE | {"noise_multiplier": 0.0, "personalization": np.inf},
+    BASE | {"clip_norm": 0.1, "lam": 1.0, "personalization": 3.0},
 ]
 
 
@@ -81,22 +76,21 @@ def test_runs_are_those_that_each_setting_makes_alone(name, chunk_map):
             name,
             task,
             population,
-            poisson(5, max_rate=0.6),
+            poisson(0.6),
             Minibatches(4, epochs=2),
             chunk_size=2,
             chunk_map=chunk_map,
         )
-        many = ManyRuns(sim, SETTINGS)
+        settings = [read_by(sim, **each) for each in SETTINGS]
+        many = ManyRuns(sim, settings)
         state, history = many.run(many.init(7), 6, eval_every=3)
         run_alone = functools.partial(_alone, seed=7, rounds=6, eval_every=3)
-        agree(many, state, history, run_alone, sim, SETTINGS)
+        agree(many, state, history, run_alone, sim, settings)
         assert np.std(history[-1].metrics["loss"][-1]) > 0  # the settings do differ
 
 
 def _alone(simulation, setting, seed, rounds, eval_every):
-    return simulation.run(
-        simulation.init(seed, setting, common_noise=True), setting, rounds, eval_every=eval_every
-    )
+    return simulation.run(simulation.init(seed, setting), setting, rounds, eval_every=eval_every)
 
 
 @pytest.mark.thorough
@@ -107,9 +101,13 @@ def test_networks_and_adaptive_clipping_agree_too():
         task = softmax(model, 3)
         task = task._replace(init=lambda key: jax.tree.map(jnp.float64, model.init(key)))
         sim = Simulation(
-            ppsgd(task), task, population, everyone(4), Minibatches(3, steps=1), adaptive_clipping()
+            ppsgd(task),
+            population,
+            full_participation(),
+            Minibatches(3, steps=1),
+            adaptive_clipping(),
         )
-        base = BASE.replace(sampling_rate=1.0, count_noise=2.0, personalization=1.0)
+        base = read_by(sim, **BASE, count_noise=2.0, personalization=1.0)
         settings = [base.replace(learning_rate=rate) for rate in (0.05, 0.1)]
         many = ManyRuns(sim, settings)
         state, history = many.run(many.init(1), 4)
@@ -121,8 +119,8 @@ def test_networks_and_adaptive_clipping_agree_too():
 def test_generated_data_and_noise_schedules_agree_too():
     with jax.enable_x64(True):
         population, task = regression_stream(6, 8, seed=3), known_regression(8)
-        sim = Simulation(ppsgd(task), task, population, everyone(6), Minibatches(5, steps=1))
-        base = BASE.replace(sampling_rate=1.0)
+        sim = Simulation(ppsgd(task), population, full_participation(), Minibatches(5, steps=1))
+        base = read_by(sim, **BASE)
         schedules = ([0.5, 0.5, 1.0], [1.0, 2.0, 2.0])
         settings = [base.replace(noise_multiplier=np.array(z)) for z in schedules]
         many = ManyRuns(sim, settings)
@@ -133,15 +131,18 @@ def test_generated_data_and_noise_schedules_agree_too():
 
 # --- one program, which the tests below share -----------------------------------------------------
 
-ALL = BASE.replace(sampling_rate=1.0)
-
 
 @functools.cache
 def three() -> ManyRuns:
     """Three runs that may differ in η and λ, in segments of two rounds."""
     population, task = least_squares([5, 9, 17, 8])
-    sim = Simulation(pmtl(task), task, population, everyone(4), Minibatches(4, steps=2))
-    return ManyRuns(sim, [ALL, ALL.replace(learning_rate=0.06, lam=0.1), ALL.replace(lam=0.2)])
+    sim = Simulation(pmtl(task), population, full_participation(), Minibatches(4, steps=2))
+    base = read_by(sim, **BASE)
+    return ManyRuns(sim, [base, base.replace(learning_rate=0.06, lam=0.1), base.replace(lam=0.2)])
+
+
+def base_of_three():
+    return three().settings[0]
 
 
 def after(many, rounds, seed=0):
@@ -151,7 +152,7 @@ def after(many, rounds, seed=0):
 @pytest.mark.thorough
 def test_a_run_that_diverges_changes_no_other():
     tame, wild = list(three().settings), list(three().settings)
-    wild[1] = ALL.replace(lam=1e30, learning_rate=1e30)
+    wild[1] = base_of_three().replace(lam=1e30, learning_rate=1e30)
     finals = [
         jax.tree.leaves(after(three().with_runs(three().simulation, chosen), 4).personal)
         for chosen in (tame, wild)
@@ -170,13 +171,14 @@ def test_settings_lie_on_all_devices_and_nothing_is_compiled_twice():
     assert leaf.sharding.device_set == set(jax.devices())
     one = ManyRuns(sim, many.settings, devices=jax.devices()[:1])
     np.testing.assert_array_equal(after(one, 2).personal["kernel"], leaf[..., :3])
-    other = many.with_runs(sim, [ALL.replace(lam=0.5), ALL.replace(lam=0.7)])
+    base = base_of_three()
+    other = many.with_runs(sim, [base.replace(lam=0.5), base.replace(lam=0.7)])
     with compilations() as seen:
         after(many, 2, seed=5)
         two, history = other.run(other.init(0), 2)
     assert not seen
     assert history[-1].metrics["loss"].shape == (2, 2)
-    alone, _ = sim.run(sim.init(0, ALL, common_noise=True), ALL.replace(lam=0.7), 2)
+    alone, _ = sim.run(sim.init(0, base), base.replace(lam=0.7), 2)
     np.testing.assert_allclose(
         state_of(two, 1).personal["kernel"], alone.personal["kernel"], rtol=1e-5
     )
@@ -198,30 +200,31 @@ def test_a_state_read_back_goes_on_as_the_run_would_have():
 def test_the_runs_of_a_sweep_share_their_noise_and_their_guarantees_know_it():
     state = after(three(), 2)
     reports = [three().simulation.guarantee(state_of(state, run)) for run in (0, 1)]
-    noise, same = (report.noise for report in reports)
-    assert noise is not None
-    assert [stream.rounds for stream in noise] == [2]
-    assert noise == same
-    with pytest.raises(ValueError, match="share noise"):
+    draws, same = (report.draws for report in reports)
+    assert draws is not None
+    assert [(each.first, each.rounds) for each in draws] == [(0, 2)]
+    assert draws == same
+    with pytest.raises(ValueError, match=r"no joint ε.*: report 1, report 2"):
         together_published(reports)
 
 
 def test_input_is_checked():
     population, task = least_squares([5, 9, 17, 8])
-    sim = Simulation(pmtl(task), task, population, poisson(4), Minibatches(4, steps=2))
+    sim = Simulation(pmtl(task), population, poisson(0.6, max_rate=1.0), Minibatches(4, steps=2))
+    base = read_by(sim, **BASE)
     with pytest.raises(ValueError, match="at least one setting"):
         ManyRuns(sim, [])
     with pytest.raises(ValueError, match=r"one sampling_rate, got \[0.5, 0.6\]"):
-        ManyRuns(sim, [BASE, BASE.replace(sampling_rate=0.5)])
+        ManyRuns(sim, [base, base.replace(sampling_rate=0.5)])
     with pytest.raises(ValueError, match="learning_rate must be finite"):
-        ManyRuns(sim, [BASE, BASE.replace(learning_rate=np.nan)])
+        ManyRuns(sim, [base, base.replace(learning_rate=np.nan)])
     with pytest.raises(ValueError, match="noise_multiplier must have one shape"):
-        ManyRuns(sim, [BASE, BASE.replace(noise_multiplier=np.ones(3))])
-    many, sim = three(), three().simulation
+        ManyRuns(sim, [base, base.replace(noise_multiplier=np.ones(3))])
+    many, sim, base = three(), three().simulation, base_of_three()
     with pytest.raises(ValueError, match="holds 4 settings, got 5"):
-        many.with_runs(sim, [ALL] * 5)
-    with pytest.raises(ValueError, match="mu does not vary in this program"):
-        many.with_runs(sim, [ALL, ALL.replace(mu=0.9)])
+        many.with_runs(sim, [base] * 5)
+    with pytest.raises(ValueError, match="clip_norm does not vary in this program"):
+        many.with_runs(sim, [base, base.replace(clip_norm=0.9)])
     with pytest.raises(ValueError, match="split must be one of"):
         many.evaluate(many.init(0), "held-out")
     with pytest.raises(ValueError, match="rounds must be at least 1"):
@@ -251,9 +254,9 @@ def test_devices_that_settings_leave_idle_divide_the_clients():
 def test_one_setting_over_two_devices_is_its_run_alone(name, rate):
     with jax.enable_x64(True):
         population, task = least_squares([5, 9, 17, 8, 12, 6], test=0.2)
-        sampling = everyone(6) if rate == 1 else poisson(6, max_rate=rate)
+        sampling = full_participation() if rate == 1 else poisson(rate)
         sim = simulation_of(name, task, population, sampling, Minibatches(4, epochs=2))
-        settings = [SETTINGS[2].replace(sampling_rate=rate)]
+        settings = [read_by(sim, **SETTINGS[2])]
         many = ManyRuns(sim, settings)
         assert dict(many._mesh.shape) == {"settings": 1, "clients": 2}
         state, history = many.run(many.init(7), 6, eval_every=3)
@@ -276,8 +279,8 @@ def over_eight_devices():
     jax.config.update("jax_num_cpu_devices", 8)
     jax.config.update("jax_enable_x64", True)
     population, task = least_squares([5, 9, 7, 8, 12, 6, 4, 5], test=0.2)
-    sim = simulation_of("pmtl", task, population, poisson(8, max_rate=0.6), Minibatches(4, steps=2))
-    settings = [BASE.replace(learning_rate=0.01 * k) for k in range(1, 5)]
+    sim = simulation_of("pmtl", task, population, poisson(0.6), Minibatches(4, steps=2))
+    settings = [read_by(sim, **BASE | {"learning_rate": 0.01 * k}) for k in range(1, 5)]
     many = ManyRuns(sim, settings)
     assert dict(many._mesh.shape) == {"settings": 4, "clients": 2}
     state, history = many.run(many.init(7), 4, eval_every=2)

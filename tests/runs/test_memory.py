@@ -3,40 +3,37 @@
 import jax
 import optax
 import pytest
-from problems import classification
+from problems import classification, read_by
 
-from fedjaxsim import closed, fedavg, local, pmtl, ppsgd
+from fedjaxsim import fedavg, local, no_release, pmtl, ppsgd
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.models.known_risk import known_regression
 from fedjaxsim.models.network import mlp
-from fedjaxsim.models.task import softmax
-from fedjaxsim.privacy.sampling import everyone, poisson
-from fedjaxsim.runs.many import ManyRuns
+from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.runs.memory import bytes_per_run, traffic
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.sweep import ManyRuns
+from fedjaxsim.tasks.known_risk import known_regression
+from fedjaxsim.tasks.task import softmax
 
 pytestmark = pytest.mark.usefixtures("fully_optimized")
 
 
 def stream():
     population, task = regression_stream(1000, 100), known_regression(100)
-    return Simulation(ppsgd(task), task, population, everyone(1000), Minibatches(10, steps=1))
+    return Simulation(ppsgd(task), population, full_participation(), Minibatches(10, steps=1))
 
 
 def network():
     population, _ = classification([20] * 30)
     task = softmax(mlp((4,), 3, hidden=(64,)), 3)
-    sampling = poisson(30, max_rate=0.3)
-    return Simulation(pmtl(task), task, population, sampling, Minibatches(5, epochs=1))
+    return Simulation(pmtl(task), population, poisson(0.3), Minibatches(5, epochs=1))
 
 
 @pytest.mark.parametrize("simulation", [stream, pytest.param(network, marks=pytest.mark.thorough)])
 def test_the_estimate_is_above_what_a_program_needs_and_not_far(simulation):
     sim, runs = simulation(), 32
-    rate = 1.0 if sim.sampling.scheme.kind == "everyone" else 0.3
-    base = Hyperparameters(clip_norm=1.0, sampling_rate=rate)
+    base = sim.hyperparameters(clip_norm=1.0)
     many = ManyRuns(sim, [base.replace(learning_rate=0.01 * (i + 1)) for i in range(runs)])
     rows = sim.rows["train"]
     lowered = many._rounds.lower(many.state_shapes, many._hparams, rows, rounds=2)
@@ -53,16 +50,15 @@ def test_bytes_up_and_down_are_those_of_the_parameters():
     population, _ = classification([20] * 30)
     task = softmax(mlp((4,), 3, hidden=(64,)), 3)
     parameters = (4 + 1) * 64 + (64 + 1) * 3
-    sampling, once = poisson(30, max_rate=0.3), Minibatches(5, epochs=1)
-    hparams = Hyperparameters(clip_norm=1.0, sampling_rate=0.25)
+    sampling, once = poisson(0.25, max_rate=0.3), Minibatches(5, epochs=1)
 
     def of(algorithm, mechanism=None):
-        simulation = Simulation(algorithm, task, population, sampling, once, mechanism)
-        told = traffic(simulation, hparams)
+        simulation = Simulation(algorithm, population, sampling, once, mechanism)
+        told = traffic(simulation, read_by(simulation, clip_norm=1.0))
         return told["message_bytes"], told["server_bytes"], told["cohort"]
 
     assert of(pmtl(task)) == (4 * parameters, 4 * parameters, 7.5)
     # Adam's server keeps two moments and a count.
     adam = fedavg(task, server_optimizer=lambda _: optax.adam(0.1))
     assert of(adam) == (4 * parameters, 4 * (3 * parameters + 1), 7.5)
-    assert of(local(task), closed())[:2] == (0, 0)
+    assert of(local(task), no_release())[:2] == (0, 0)

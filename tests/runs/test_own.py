@@ -12,12 +12,12 @@ import pytest
 from fedjaxsim.cli import main
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.plan import read_plan
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
 
 CODE = """
-import fedjaxsim as fjs; import jax
-
+import fedjaxsim as fjs; import jax; from fedjaxsim.hyperparameters import declared_by
+@fjs.reads(*declared_by(fjs.fedprox))
 def algorithm(task):
     return fjs.fedprox(task)
 
@@ -59,6 +59,15 @@ def serves(task):
 
 def factory_of_ours(task):
     return fjs.pmtl(task, message="other")
+
+@fjs.reads(*declared_by(fjs.fedprox), fjs.Hyperparameter("nu", 0.5, scale="log"))
+def mine(task, *, kind: "Literal['one', 'two']" = "one", deep: bool = False, other: "Type" = None):
+    assert (kind, deep, other) == ("two", True, None)
+    return fjs.fedprox(task)
+
+from typing import TYPE_CHECKING, Literal
+if TYPE_CHECKING:
+    from absent import Type
 """
 OWN: Any = {"algorithm": "mycode:algorithm", "model": "mycode:model"}
 
@@ -74,8 +83,11 @@ def mycode(tmp_path, monkeypatch):
 
 
 def test_a_run_takes_an_algorithm_and_a_model_of_ones_own():
-    config = RunConfig(clients=6, rounds=1, mu=0.3, hidden=(5,), **OWN)
-    simulation = prepare(config).simulation
+    experiment = prepare(run_config(clients=6, rounds=1, mu=0.3, **OWN))
+    simulation = experiment.simulation
+    assert experiment.hparams.mu == 0.3
+    with pytest.raises(ValueError, match="hidden has no effect with model mycode:model, only with"):
+        run_config(hidden=(5,), **OWN)
     params = jax.eval_shape(simulation.task.init, jax.random.key(0))
     shapes = {name: leaf["kernel"].shape for name, leaf in params.items()}
     assert shapes == {"Dense_0": (64, 3), "Dense_1": (3, 10)}
@@ -84,12 +96,32 @@ def test_a_run_takes_an_algorithm_and_a_model_of_ones_own():
 
 def test_files_and_sweeps_name_them_too(tmp_path):
     (tmp_path / "run.toml").write_text("algorithm = 'mycode:algorithm'\nmodel = 'mycode:model'\n")
-    assert read_toml(tmp_path / "run.toml") == OWN
+    assert read_toml(tmp_path / "run.toml").given() == OWN
     (tmp_path / "sweep.toml").write_text(
         "[sweep]\nalgorithm = ['fedavg', 'mycode:algorithm']\nmu = [1, 2]\n"
     )
     runs = read_plan(tmp_path / "sweep.toml").runs
-    assert [run.algorithm for run in runs] == ["fedavg"] * 2 + ["mycode:algorithm"] * 2
+    assert [(run.algorithm, run.get("mu")) for run in runs] == [
+        ("fedavg", None), ("mycode:algorithm", 1.0), ("mycode:algorithm", 2.0),
+    ]  # fmt: skip
+
+
+def test_what_ones_own_code_takes_is_set_swept_and_checked(tmp_path):
+    settings = {"algorithm": "mycode:mine", "kind": "two", "deep": True, "clients": 6}
+    experiment = prepare(run_config(**settings, nu=2.0))
+    assert (experiment.hparams.nu, experiment.hparams.mu) == (2.0, 0.1)
+    (tmp_path / "sweep.toml").write_text(
+        "[sweep]\nalgorithm = ['mycode:mine', 'pmtl']\nkind = ['one', 'two']\nnu = [1, 3]\n"
+    )
+    plan = read_plan(tmp_path / "sweep.toml")
+    assert [(plan.values(run)["kind"], plan.values(run)["nu"]) for run in range(5)] == [
+        ("one", 1.0), ("one", 3.0), ("two", 1.0), ("two", 3.0), (None, None),
+    ]  # fmt: skip
+    assert plan.groups() == ((0, 1), (2, 3), (4,))
+    assert plan.best_over == ("nu",)
+    (tmp_path / "run.toml").write_text("algorithm = 'mycode:mine'\nkind = 'three'\n")
+    with pytest.raises(ValueError, match="kind must be one of one, two, got 'three'"):
+        read_toml(tmp_path / "run.toml")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +135,7 @@ def test_files_and_sweeps_name_them_too(tmp_path):
         ("--algorithm absent_module:x", "absent_module:x: there is no module 'absent_module'"),
         ("--algorithm halfway:x", "fails at .*halfway.py:1: ModuleNotFoundError: No module named"),
         ("--algorithm mycode:algoritm", r"mycode has no 'algoritm' \(did you mean 'algorithm'\?\)"),
-        ("--algorithm mycode:number", "mycode:number must be a function of .task., got an? int"),
+        ("--algorithm mycode:number", "mycode:number must be a function of .task., got int"),
         ("--algorithm mycode:two", r"must take \(task\), but takes \(task, other\)"),
         ("--algorithm mycode:seven", "mycode:seven must return Algorithm, got int"),
         ("--algorithm mycode:broken", "fails at .*mycode.py:17: KeyError: 'key'"),
@@ -123,7 +155,10 @@ def test_files_and_sweeps_name_them_too(tmp_path):
             r"server fails on the release.*: 'dict' object .* \(at .*/mycode.py:40\); JAX_TRACE",
         ),
         ("--model mycode:algorithm", r"must take \(shape, outputs\), but takes \(task\)"),
-        ("--algorithm mycode:algorithm --averaged", "averaged has no effect with algorithm of"),
+        (
+            "--algorithm mycode:algorithm --averaged",
+            "averaged has no effect with algorithm mycode:algorithm, only with ppsgd",
+        ),
     ],
 )
 def test_what_is_wrong_with_them_is_one_line(flags, message, tmp_path, capsys):

@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 import math
 from pathlib import Path
@@ -6,8 +5,8 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from fedjaxsim.runs.plan import HYPERPARAMETERS, SweepOptions, make_plan, read_plan, value_type
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.plan import SweepOptions, hyperparameters_of, make_plan, read_plan
+from fedjaxsim.runs.settings import run_config
 
 
 def written(folder: Path, text: str) -> Path:
@@ -30,11 +29,11 @@ def test_a_table_is_a_product_whose_last_key_varies_fastest(tmp_path):
             """,
         )
     )
-    assert plan.base == RunConfig(rounds=7)
+    assert plan.base == {"rounds": 7}
     assert plan.options == SweepOptions(memory=3.0)
     assert plan.keys == ("learning_rate", "algorithm", "seed")
     assert plan.runs == tuple(
-        RunConfig(rounds=7, algorithm="fedavg", learning_rate=rate, seed=seed)
+        run_config(rounds=7, algorithm="fedavg", learning_rate=rate, seed=seed)
         for rate, seed in ((0.1, 4), (0.1, 5), (1.0, 4), (1.0, 5))
     )
     assert plan.values(2) == {"learning_rate": 1.0, "algorithm": "fedavg", "seed": 4}
@@ -58,13 +57,55 @@ def test_tables_stand_side_by_side_and_a_run_of_several_is_one(tmp_path):
         )
     )
     # The third table's runs are the second of the defaults μ = 0.1 and the first.
-    assert [(run.algorithm, run.lam, run.mu) for run in plan.runs] == [
-        ("pmtl", 0.5, 0.1), ("pmtl", 0.1, 0.1), ("fedprox", 0.5, 0.1), ("fedprox", 0.5, 0.3),
+    assert [(run.algorithm, run.get("lam"), run.get("mu")) for run in plan.runs] == [
+        ("pmtl", 0.5, None), ("pmtl", 0.1, None), ("fedprox", None, 0.1), ("fedprox", None, 0.3),
     ]  # fmt: skip
     assert plan.columns == ("algorithm", "lam", "mu")
     assert [tuple(plan.values(run).values()) for run in range(4)] == [
         ("pmtl", 0.5, None), ("pmtl", 0.1, None), ("fedprox", None, 0.1), ("fedprox", None, 0.3),
     ]  # fmt: skip
+
+
+def test_a_run_is_the_same_for_all_values_of_a_key_that_it_does_not_read(tmp_path):
+    plan = read_plan(
+        written(
+            tmp_path,
+            """
+            cohort = 4
+            [sweep]
+            algorithm = ["fedavg", "pmtl", "local"]
+            lam = [0.1, 0.5]
+            sampling = ["poisson", "fixed"]
+            epsilon = [1]
+            """,
+        )
+    )
+    assert [tuple(plan.values(run).values()) for run in range(len(plan.runs))] == [
+        ("fedavg", None, "poisson", 1.0), ("fedavg", None, "fixed", 1.0),
+        ("pmtl", 0.1, "poisson", 1.0), ("pmtl", 0.1, "fixed", 1.0),
+        ("pmtl", 0.5, "poisson", 1.0), ("pmtl", 0.5, "fixed", 1.0),
+        ("local", None, "poisson", None), ("local", None, "fixed", None),
+    ]  # fmt: skip
+    assert [run.get("cohort") for run in plan.runs] == [None, 4] * 4
+    assert plan.groups() == ((0,), (1,), (2, 4), (3, 5), (6,), (7,))
+
+
+def test_a_key_may_have_other_values_for_another_algorithm(tmp_path):
+    plan = read_plan(
+        written(
+            tmp_path,
+            """
+            loss = "squared"
+            [[sweep]]
+            algorithm = "finetune"
+            penalty = ["mean", "kl"]
+            [[sweep]]
+            algorithm = "mpmtl"
+            penalty = "group-sparse"
+            """,
+        )
+    )
+    assert [run.get("penalty") for run in plan.runs] == ["mean", "kl", "group-sparse"]
 
 
 def test_epsilon_and_noise_displace_each_other(tmp_path):
@@ -101,8 +142,8 @@ def test_lists_of_words_and_widths_are_strings_in_tables(tmp_path):
     plan = read_plan(path)
     assert [run.hidden for run in plan.runs] == [(64,), (32, 16)]
     assert plan.values(1) == {"hidden": "32,16", "preprocess": "unit-rows", "rounds": 1}
-    assert list(map(value_type, plan.keys)) == [str, str, int]
-    assert list(map(value_type, ("epsilon", "algorithm", "local_steps"))) == [float, str, int]
+    assert list(map(plan.value_type, plan.keys)) == [str, str, int]
+    assert list(map(plan.value_type, ("epsilon", "algorithm", "local_steps"))) == [float, str, int]
 
 
 def test_groups_are_the_largest_that_differ_in_hyperparameters_alone():
@@ -113,12 +154,12 @@ def test_groups_are_the_largest_that_differ_in_hyperparameters_alone():
         },
         {"noise_multiplier": (0.0, 1.0), "clip": (1.0, math.inf)},
     ]  # fmt: skip
-    plan = make_plan(RunConfig(), tables)
+    plan = make_plan({}, tables)
     groups = plan.groups()
     assert sorted(itertools.chain(*groups)) == list(range(20))
 
     def shared(run):
-        return {k: v for k, v in dataclasses.asdict(run).items() if k not in HYPERPARAMETERS}
+        return {k: v for k, v in vars(run).items() if k not in hyperparameters_of(run)}
 
     for group in groups:
         assert all(shared(plan.runs[run]) == shared(plan.runs[group[0]]) for run in group)
@@ -129,17 +170,17 @@ def test_groups_are_the_largest_that_differ_in_hyperparameters_alone():
 
 def test_envelopes_are_best_over_the_learning_rate_else_over_what_is_tuned():
     one = {"learning_rate": (0.1, 1.0), "lam": (1.0,), "epsilon": (1.0,), "seed": (0, 1)}
-    assert make_plan(RunConfig(), [one]).best_over == ("learning_rate",)
+    assert make_plan({}, [one]).best_over == ("learning_rate",)
     del one["learning_rate"]
-    assert make_plan(RunConfig(), [one]).best_over == ("lam",)
+    assert make_plan({}, [one]).best_over == ("lam",)
     options = SweepOptions(best_over=("epsilon", "lam"))
-    assert make_plan(RunConfig(), [one], options).best_over == ("target_epsilon", "lam")
+    assert make_plan({}, [one], options).best_over == ("target_epsilon", "lam")
 
 
 def test_what_was_asked_for_can_be_asked_for_again(tmp_path):
     tables = [{"epsilon": (1.0, math.inf), "hidden": ((3, 4),)}, {"local_steps": (2,)}]
     options = SweepOptions(memory=1.5, best_over=("epsilon",))
-    base = RunConfig(model="mlp", rounds=3, preprocess=("unit-rows",))
+    base = {"model": "mlp", "rounds": 3, "preprocess": ("unit-rows",)}
     plan = make_plan(base, tables, options)
     written_down = tomli_w.dumps({**plan.settings(), "resolved": {}, "versions": {"jax": "1"}})
     again = read_plan(written(tmp_path, written_down))
@@ -149,15 +190,15 @@ def test_what_was_asked_for_can_be_asked_for_again(tmp_path):
 
 def test_the_fingerprint_follows_what_results_depend_on():
     table = {"learning_rate": (0.1, 0.3), "seed": (0,)}
-    plan = make_plan(RunConfig(), [table])
-    same = make_plan(RunConfig(out=Path("x")), [table], SweepOptions(memory=9.0, best_over=()))
+    plan = make_plan({}, [table])
+    same = make_plan({"out": Path("x")}, [table], SweepOptions(memory=9.0, best_over=()))
     assert same.fingerprint == plan.fingerprint
     others = [
-        make_plan(RunConfig(rounds=99), [table]),
-        make_plan(RunConfig(), [{**table, "seed": (1,)}]),
-        make_plan(RunConfig(), [{**table, "seed": (0, 1)}]),
-        make_plan(RunConfig(), [{"learning_rate": (0.3, 0.1), "seed": (0,)}]),
-        make_plan(RunConfig(), [{"learning_rate": (0.1, 0.3)}]),
+        make_plan({"rounds": 99}, [table]),
+        make_plan({}, [{**table, "seed": (1,)}]),
+        make_plan({}, [{**table, "seed": (0, 1)}]),
+        make_plan({}, [{"learning_rate": (0.3, 0.1), "seed": (0,)}]),
+        make_plan({}, [{"learning_rate": (0.1, 0.3)}]),
     ]
     assert len({plan.fingerprint, *(other.fingerprint for other in others)}) == 6
 
@@ -169,8 +210,8 @@ def test_the_fingerprint_follows_what_results_depend_on():
         ("sweep = 3", r"sweep must be a table \[sweep\] or tables \[\[sweep\]\], got 3"),
         ("sweep = []", "sweep must be a table"),
         ("[sweep]", r"\[sweep\] is empty"),
-        ("[sweep]\nlamb = [1]", r"\[sweep\]: unknown key 'lamb' \(did you mean 'lam'\?\)"),
-        ("memori = 1\n[sweep]\nlam = 1", r"unknown key 'memori' \(did you mean 'memory'\?\)"),
+        ("[sweep]\nlamb = [1]", r"\[sweep\]: unknown setting 'lamb' \(did you mean 'lam'\?\)"),
+        ("memori = 1\n[sweep]\nlam = 1", r"unknown setting 'memori' \(did you mean 'memory'\?\)"),
         ("[sweep]\nlam = []", r"lam in \[sweep\] must list at least one value"),
         (
             "[sweep]\nseed = [0, 1.5]",
@@ -193,6 +234,21 @@ def test_the_fingerprint_follows_what_results_depend_on():
         ("best-over = ['seed']\n[sweep]\nseed = 1", "best-over cannot hold seed"),
         ("best-over = ['lam', 'lam']\n[sweep]\nlam = 1", "best-over names 'lam' twice"),
         ("best-over = 3\n[sweep]\nlam = 1", "best-over must be a list of str, got 3"),
+        (
+            "[sweep]\nalgorithm = ['fedavg', 'fedprox']\nlam = [1]",
+            "no run reads what is swept: lam has no effect with algorithm fedavg, only with pmtl",
+        ),
+        (
+            "lam = 2\n[[sweep]]\nalgorithm = 'fedavg'\nlam = 1\n[[sweep]]\nalgorithm = 'pmtl'",
+            "no run reads what is swept: lam has no effect with algorithm fedavg",
+        ),
+        (
+            "lam = 1\n[sweep]\nalgorithm = 'fedavg'",
+            "no run reads what is set: lam has no effect with algorithm fedavg",
+        ),
+        ("[sweep]\nalgorithm = 'fedsgd'", "algorithm must be one of pmtl, .*, got 'fedsgd'"),
+        ("algorithm = 3\n[sweep]\nseed = 1", "algorithm must be a name, got 3"),
+        ("[sweep]\ndata = [3]", r"value 1 of data in \[sweep\] must be str, got 3"),
         ("[sweep", "is not a TOML file"),
     ],
 )

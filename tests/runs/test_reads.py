@@ -1,5 +1,6 @@
-"""Each setting is read by what the table says reads it, and by nothing else."""
+"""Each setting is read by the parts that declare it, and is refused where none of a run's does."""
 
+import dataclasses
 import hashlib
 import re
 from typing import Any
@@ -12,50 +13,68 @@ import pytest
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.runs.build import population_of, prepare
-from fedjaxsim.runs.reads import settings_of, unread
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.parts import part_of
+from fedjaxsim.runs.settings import (
+    MinibatchSettings,
+    RowSettings,
+    RunConfig,
+    fields_of,
+    require_read,
+    run_config,
+    unread,
+)
 
 CHANGED = {
     "learning_rate": 0.7, "lam": 0.7, "mu": 0.7, "personalization": 0.7, "message": "offset",
     "parametrization": "paper", "objective": "weighted", "averaged": True, "schedule": "cosine",
     "local_optimizer": "adam", "server_optimizer": "adam", "server_learning_rate": 0.5, "clip": 2.0,
     "delta": 1e-4, "epsilon": 5.0, "noise_multiplier": 3.0, "budget": "power:1", "penalty": "kl",
-    "acceleration": "convex", "ridge": 0.5, "example_epsilon": 2.0,
-    "origin": "global", "head": ("kernel",), "order": "head-first",
+    "acceleration": "convex", "ridge": 0.5, "example_epsilon": 2.0, "protect_examples": True,
+    "origin": "global", "head": ("kernel",), "order": "head-first", "personal": ("bias",),
+    "lam2": 0.7, "outliers": "columns", "psd_deviations": 1.0,
 }  # fmt: skip
+NEEDS = {
+    "lam2": {"penalty": "decomposed"},
+    "outliers": {"penalty": "decomposed"},
+    "example_epsilon": {"protect_examples": True},
+}
+"""Other settings without which a setting has no effect."""
 RELEASE = {
     "clip": 2.0, "noise_multiplier": 0.4, "budget": "power:1", "target_quantile": 0.7,
-    "clip_learning_rate": 0.7, "count_noise": 2.0,
+    "clip_learning_rate": 0.7, "count_noise": 2.0, "psd_deviations": 1.0,
 }  # fmt: skip
 DATA = {
     "clients": 7, "partition": "shards", "alpha": 9.0, "offset_scale": 3.0, "test_fraction": 0.5,
-    "validation_fraction": 0.3, "classes": 3, "preprocess": ("unit-rows",),
+    "validation_fraction": 0.3, "classes": 3, "preprocess": ("unit-rows",), "feature_noise": 0.3,
+    "shards_per_client": 3,
 }  # fmt: skip
-KINDS = {
-    "digits": RunConfig(clients=9),
-    "digits, dealt evenly": RunConfig(clients=9, partition="iid"),
-    "synthetic": RunConfig(data="synthetic", clients=9, loss="squared"),
-    "clients of their own": RunConfig(data="npz:own.npz"),
-    "one data set": RunConfig(data="npz:one.npz", clients=4, partition="iid"),
+KINDS: dict[str, dict[str, Any]] = {
+    "digits": {"clients": 9},
+    "digits, dealt evenly": {"clients": 9, "partition": "iid"},
+    "digits, dealt in shards": {"clients": 9, "partition": "shards"},
+    "digits, with noise": {"clients": 9, "partition": "feature-noise"},
+    "synthetic": {"data": "synthetic", "clients": 9, "loss": "squared"},
+    "clients of their own": {"data": "npz:own.npz"},
+    "one data set": {"data": "npz:one.npz", "clients": 4, "partition": "iid"},
 }
 
 
 def computed(algorithm: str, **changed: Any) -> str:
-    """What a start, two rounds and an evaluation compute, as code and numbers."""
+    """Return the code and numbers of a start, two rounds and an evaluation."""
     settings: dict[str, Any] = {
         "data": "synthetic",
         "loss": "squared",
         "clients": 5,
         "rounds": 2,
+        "sampling": "everyone",
         **_noise(algorithm, changed),
     }
-    if "head" in SYSTEMS[algorithm].arguments:
+    if "head" in part_of("algorithm", algorithm).settings:
         settings["head"] = ("bias",)
-    experiment = prepare(
-        RunConfig(algorithm=algorithm, sampling_rate=1.0, **{**settings, **changed})
-    )
+    experiment = prepare(run_config(algorithm=algorithm, **{**settings, **changed}))
     simulation, hparams = experiment.simulation, experiment.hparams.as_arrays()
-    program, key, start = simulation.program, jax.random.key(0), simulation.algorithm.start
+    program, key = simulation.program, jax.random.key(0)
+    start = simulation.algorithm.warm_start.start
     assert start is not None
 
     def work(rows, published, own):
@@ -75,30 +94,49 @@ def _noise(algorithm: str, changed: dict[str, Any]) -> dict[str, float]:
     """Some noise, which is calibrated where it can be."""
     if "noise_multiplier" in changed or "epsilon" in changed:
         return {}
-    return {"noise_multiplier": 0.5} if SYSTEMS[algorithm].noised_by_clients else {"epsilon": 2.0}
+    read = fields_of({"algorithm": algorithm, **changed})
+    kinds = {"epsilon": 2.0, "noise_multiplier": 0.5}
+    return next(({name: value} for name, value in kinds.items() if name in read), {})
 
 
 def _is_key(const) -> bool:
     return jnp.issubdtype(const.dtype, jax.dtypes.prng_key)
 
 
+def test_every_setting_of_a_system_is_changed_below():
+    shared = {
+        field.name
+        for group in (RunConfig, RowSettings, MinibatchSettings)
+        for field in dataclasses.fields(group)
+    }
+    roles = {"model": "linear", "sampling": "poisson", "data": "digits", "partition": "dirichlet"}
+    shared |= {name for role, part in roles.items() for name in part_of(role, part).settings}
+    known = set(CHANGED)
+    for algorithm in SYSTEMS:
+        for needed in ({}, *NEEDS.values()):
+            if needed.keys() <= fields_of({"algorithm": algorithm}).keys():
+                # An accountant is part of the report, and an error where it does not describe it.
+                read = fields_of({"algorithm": algorithm, **needed}).keys() - {"accountant"}
+                assert read - shared <= set(CHANGED)
+                known -= read
+    assert not known
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", SYSTEMS)
-def test_a_system_reads_what_its_table_says_and_nothing_else(algorithm):
-    plain, config = computed(algorithm), RunConfig(algorithm=algorithm)
-    known = {name for system in SYSTEMS.values() for name in settings_of(system)}
-    # An accountant is part of the report, and an error where it does not describe the run.
-    known |= {*MECHANISMS["gaussian"].reads} - {"accountant"}
-    assert known == set(CHANGED)
+def test_a_system_reads_what_it_declares_and_nothing_else(algorithm):
     changed = CHANGED | ({"penalty": "group-sparse"} if algorithm == "mpmtl" else {})
     for name, value in changed.items():
-        reads = name in (*settings_of(SYSTEMS[algorithm]), *config.release_reads)
-        assert bool(unread(config, [name])) != reads
-        if name == "epsilon" and config.noised_by_clients:
-            with pytest.raises(ValueError, match="epsilon cannot be aimed at"):
-                computed(algorithm, epsilon=value)
-        else:
-            assert (computed(algorithm, **{name: value}) != plain) == reads, name
+        needed = NEEDS.get(name, {})
+        if not needed.keys() <= fields_of({"algorithm": algorithm}).keys():
+            needed = {}
+        given = {"algorithm": algorithm, **needed}
+        if name not in fields_of(given):
+            with pytest.raises(ValueError, match="has no effect with"):
+                run_config(**given, **{name: value})
+        elif name != "delta" or "epsilon" in fields_of(given):  # else it is part of the report
+            plain = computed(algorithm, **needed)
+            assert computed(algorithm, **needed, **{name: value}) != plain, name
 
 
 @pytest.mark.parametrize(
@@ -108,45 +146,132 @@ def test_a_system_reads_what_its_table_says_and_nothing_else(algorithm):
         for name in MECHANISMS
     ],
 )
-def test_a_mechanism_reads_what_its_table_says_and_nothing_else(mechanism):
-    base = {"mechanism": mechanism, "noise_multiplier": 0.3, "count_noise": 1.0}
+def test_a_mechanism_reads_what_it_declares_and_nothing_else(mechanism):
     grams = dict.fromkeys(("gaussian-gram", "pure-gram", "wishart"), "mpmtl")
     behind = {"closed": "local", "every-row": "naive-dp", **grams}
     algorithm = behind.get(mechanism, "fedavg")
-    plain, config = computed(algorithm, **base), RunConfig(algorithm=algorithm, mechanism=mechanism)
+    given: dict[str, Any] = {"algorithm": algorithm, "mechanism": mechanism}
+    read = fields_of(given)
+    base = {"noise_multiplier": 0.3, "count_noise": 1.0}
+    base = {name: value for name, value in base.items() if name in read}
+    plain = computed(algorithm, mechanism=mechanism, **base)
     for name, value in RELEASE.items():
-        reads = name in config.door.reads
-        assert (computed(algorithm, **{**base, name: value}) != plain) == reads, name
-        assert bool(unread(config, [name])) != reads
-    # δ and accountant are part of the report, and of the noise where that follows from ε.
-    left = {"delta", "accountant", "epsilon"}
-    assert {name for choice in MECHANISMS.values() for name in choice.reads} - left == set(RELEASE)
+        if name in read:
+            changed = {**base, name: value}
+            assert computed(algorithm, mechanism=mechanism, **changed) != plain, name
+        else:
+            with pytest.raises(ValueError, match="has no effect with"):
+                run_config(**given, **{name: value})
+    part = part_of("mechanism", mechanism)
+    declared = {*part.settings, *(record.setting for record in part.records({}))}
+    assert declared <= set(RELEASE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_data_read_what_their_table_says_and_nothing_else(kind, tmp_path, monkeypatch):
+def test_data_read_what_they_declare_and_nothing_else(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     one = {"x": rng.normal(size=(60, 3)).astype(np.float32), "y": np.arange(60) % 4}
     np.savez("one.npz", **one)
     np.savez("own.npz", **one, client=np.arange(60) // 20)
 
-    def content(config):
-        population = population_of(config)
+    def content(**settings):
+        population = population_of(run_config(**settings))
         arrays = [*population.fields.values(), population.splits["train"].start]
         arrays += [population.splits[split].count for split in population.splits]
         return hashlib.sha256(b"|".join(array.tobytes() for array in arrays)).hexdigest()
 
-    config = KINDS[kind]
-    plain = content(config)
+    base = KINDS[kind]
+    plain, read = content(**base), fields_of(base)
     for name, value in DATA.items():
-        settings = {**vars(config), name: value}
-        if not unread(config, [name]):
-            # Of synthetic data, which have no classes, all rows may go: refused or another content.
-            if (name, kind) != ("classes", "synthetic"):
-                assert content(RunConfig(**settings)) != plain, name
-        elif name == "partition":  # not only ignored
+        changed = {**base, name: value}
+        if name not in read:
+            with pytest.raises(ValueError, match="has no effect"):
+                content(**changed)
+        elif name == "partition" and base.get("partition") == value:
+            continue
+        elif name == "partition" and "partition" not in run_config(**base).parts:
             with pytest.raises(ValueError, match="has its own clients"):
-                content(RunConfig(**settings))
-        else:
-            assert content(RunConfig(**settings)) == plain, name
+                content(**changed)
+        # Of synthetic data, which have no classes, all rows may go: refused or another content.
+        elif (name, kind) != ("classes", "synthetic"):
+            assert content(**changed) != plain, name
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "reasons"),
+    [
+        (["lam", "seed"], {}, []),
+        (["mu"], {}, ["mu has no effect with algorithm pmtl, only with fedprox"]),
+        (
+            ["hidden", "cohort"],
+            {},
+            [
+                "hidden has no effect with model linear, only with mlp or gru or transformer",
+                "cohort has no effect with sampling poisson, only with fixed or passes",
+            ],
+        ),
+        (
+            ["lam"],
+            {"algorithm": "finetune", "penalty": "vanilla"},
+            ["lam has no effect with penalty vanilla, only with mean or kl or ewc"],
+        ),
+        (
+            ["example_epsilon"],
+            {"algorithm": "mpmtl"},
+            ["example-epsilon has no effect with protect-examples False, only with True"],
+        ),
+        (["alpha"], {"data": "synthetic"}, ["alpha has no effect on data with clients of their"]),
+        (["alpha"], {"partition": "iid"}, ["alpha has no effect with partition iid, only with di"]),
+        # Most mechanisms clip, and few algorithms do.
+        (
+            ["clip"],
+            {"mechanism": "plain-mean"},
+            ["clip has no effect with mechanism plain-mean, only with gaussian or adaptive or"],
+        ),
+        (["local_steps"], {"algorithm": "stl"}, ["local-steps has no effect with algorithm stl"]),
+        (["delta"], {"mechanism": "client-noise"}, ["delta has no effect with mechanism client-n"]),
+        (["clients"], {"data": "images:a"}, ["clients has no effect on data with clients of thei"]),
+    ],
+)
+def test_what_has_no_effect_is_said_with_what_reads_it(names, given, reasons):
+    found = unread(names, given)
+    assert len(found) == len(reasons)
+    assert all(map(str.startswith, found, reasons)), found
+    if reasons:
+        with pytest.raises(ValueError, match="; ".join(reasons) if len(names) == 1 else "; "):
+            require_read(names, given)
+    else:
+        require_read(names, given)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lamm": 1.0}, r"unknown setting 'lamm' \(did you mean 'lam'\?\)"),
+        ({"composition": 1.0}, "unknown setting 'composition'"),
+        ({"xyzzy": 1.0}, "unknown setting 'xyzzy'$"),
+        ({"mu": 1.0}, "mu has no effect with algorithm pmtl, only with fedprox"),
+        ({"sampling": "fixed"}, "cohort must be given: it has no default"),
+        ({"algorithm": "fedsgd"}, "algorithm must be one of pmtl, .*MODULE:FACTORY.*'fedsgd'"),
+        ({"algorithm": ["pmtl"]}, r"algorithm must be a name, got \['pmtl'\]"),
+        ({"data": 3}, "data must be a name, got 3"),
+        ({"data": "digit"}, "data must be one of digits, .*, got 'digit'"),
+        ({"partition": "even"}, "partition must be one of dirichlet, .*, got 'even'"),
+    ],
+)
+def test_settings_that_no_part_reads_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        run_config(**settings)
+
+
+def test_a_part_with_a_setting_that_others_have_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "clashing.py").write_text(
+        "def rounds(task, *, rounds: int = 3): pass\n"
+        "def capacity(task, *, capacity: int = 3): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="'rounds' is a setting of every run: no part may have"):
+        run_config(algorithm="clashing:rounds")
+    with pytest.raises(ValueError, match="sampling poisson has a setting 'capacity', as another"):
+        run_config(algorithm="clashing:capacity")

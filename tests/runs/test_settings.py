@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from fedjaxsim.algorithms import SYSTEMS
-from fedjaxsim.runs.settings import RunConfig
-from fedjaxsim.runs.settings_files import combine, read_toml
+from fedjaxsim.cli import Run, parse
+from fedjaxsim.runs.settings import run_config
+from fedjaxsim.runs.settings_files import displaced, read_toml
 
 
 def written(folder: Path, text: str) -> Path:
@@ -21,6 +22,7 @@ def test_keys_take_dashes_and_underscores_and_values_become_the_fields_types(tmp
             """
             learning-rate = 1
             local_steps = 3
+            model = "mlp"
             epsilon = "inf"
             hidden = [32, 16]
             preprocess = "drop-constant, unit-rows"
@@ -30,9 +32,10 @@ def test_keys_take_dashes_and_underscores_and_values_become_the_fields_types(tmp
             """,
         )
     )
-    assert settings == {
+    assert settings.given() == {
         "learning_rate": 1.0,
         "local_steps": 3,
+        "model": "mlp",
         "epsilon": math.inf,
         "hidden": (32, 16),
         "preprocess": ("drop-constant", "unit-rows"),
@@ -40,19 +43,26 @@ def test_keys_take_dashes_and_underscores_and_values_become_the_fields_types(tmp
         "out": Path("results"),
         "quiet": True,
     }
-    assert isinstance(settings["learning_rate"], float)
+    assert isinstance(settings.get("learning_rate"), float)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("learnig-rate = 0.1", r"unknown key 'learnig-rate' \(did you mean 'learning-rate'\?\)"),
-        ("zzz = 1", r"unknown key 'zzz'; known keys: data, clients, .*sampling-rate"),
+        (
+            "learnig-rate = 0.1",
+            r"unknown setting 'learnig-rate' \(did you mean 'learning-rate'\?\)",
+        ),
+        ("zzz = 1", r"unknown setting 'zzz'$"),
+        (
+            "lam = 1\nalgorithm = 'fedavg'",
+            "lam has no effect with algorithm fedavg, only with pmtl",
+        ),
         ("local-steps = 2\nlocal_steps = 3", "local-steps is given twice"),
         ("rounds = 2.5", "rounds must be a whole number, got 2.5"),
         ("rounds = true", "rounds must be a whole number, got True"),
         ("clip = '1'", "clip must be a number, got '1'"),
-        ("hidden = [1.5]", r"hidden must be a list of int, got \[1.5\]"),
+        ("model = 'mlp'\nhidden = [1.5]", r"hidden must be a list of int, got \[1.5\]"),
         (
             "algorithm = 'fedsgd'",
             f"algorithm must be one of {', '.join(SYSTEMS)}, or MODULE:FACTORY",
@@ -74,43 +84,78 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_what_a_run_adds_to_its_configuration_is_not_read_back(tmp_path):
     path = written(tmp_path, "rounds = 3\n[versions]\njax = '1'\n[resolved]\ncapacity = 4\n")
-    assert read_toml(path) == {"rounds": 3}
+    assert read_toml(path) == run_config(rounds=3)
 
 
-def test_a_flag_displaces_what_it_excludes_in_the_file():
+def test_a_flag_displaces_what_it_excludes_in_the_file(tmp_path):
     settings = {"noise_multiplier": 2.0, "local_epochs": 5, "rounds": 7}
-    flags = RunConfig(epsilon=1.0, local_steps=3)
-    assert combine(settings, flags) == RunConfig(rounds=7)
-    assert combine(settings, RunConfig()) == RunConfig(**settings)
+    assert displaced(settings, {"epsilon", "local_steps"}) == {"rounds": 7}
+    assert displaced(settings, {}) == settings
+    path = written(tmp_path, "noise-multiplier = 2\nlocal-epochs = 5\nrounds = 7")
+    flags = ["--epsilon", "1", "--local-steps", "3"]
+    for words, expected in (
+        (flags, run_config(rounds=7, epsilon=1.0, local_steps=3)),
+        ([], run_config(**settings)),
+    ):
+        command = parse(["run", str(path), *words])
+        assert isinstance(command, Run)
+        assert command.settings == expected
+
+
+def test_settings_with_changes_may_have_other_parts():
+    config = run_config(lam=0.5, clip=2.0, noise_multiplier=1.0, rounds=7)
+    assert config.replace(rounds=8, epsilon=math.inf, noise_multiplier=None) == run_config(
+        lam=0.5, clip=2.0, rounds=8, epsilon=math.inf
+    )
+    # What the other algorithm does not read is left out.
+    assert config.replace(algorithm="fedprox", mu=0.3) == run_config(
+        algorithm="fedprox", mu=0.3, clip=2.0, noise_multiplier=1.0, rounds=7
+    )
+    with pytest.raises(ValueError, match="mu has no effect with algorithm pmtl"):
+        config.replace(mu=0.3)
+
+
+def test_a_sampling_rate_is_a_setting_like_any_other(tmp_path):
+    import tomli_w
+
+    config = run_config(sampling_rate=0.7)
+    assert config.given() == {"sampling_rate": 0.7}
+    assert type(config) is type(run_config())
+    assert config.replace(lam=0.3).get("sampling_rate") == 0.7
+    assert config.replace(sampling="fixed", cohort=3).given().keys() == {"sampling", "cohort"}
+    assert read_toml(written(tmp_path, tomli_w.dumps(config.settings()))) == config
+    assert run_config(sampling_rate=0.2) == run_config()
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("settings", "message"),
     [
-        (RunConfig(epsilon=1.0, noise_multiplier=2.0), "epsilon and noise-multiplier exclude"),
-        (RunConfig(local_steps=1, local_epochs=2), "local-steps and local-epochs exclude"),
-        (RunConfig(epsilon=0.0), r"epsilon must be positive .*, got 0.0"),
-        (RunConfig(epsilon=math.nan), "epsilon must be positive .*, got nan"),
-        (RunConfig(delta=1.0), r"delta must lie in \(0, 1\), got 1.0"),
-        (RunConfig(rounds=0), "rounds must be at least 1, got 0"),
-        (RunConfig(eval_every=0), "eval-every must be at least 1, got 0"),
+        ({"epsilon": 1.0, "noise_multiplier": 2.0}, "epsilon and noise-multiplier exclude"),
+        ({"local_steps": 1, "local_epochs": 2}, "local-steps and local-epochs exclude"),
+        ({"epsilon": 0.0}, r"epsilon must be positive .*, got 0.0"),
+        ({"epsilon": math.nan}, "epsilon must be positive .*, got nan"),
+        ({"delta": 1.0}, r"delta must lie in \(0, 1\), got 1.0"),
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"eval_every": 0}, "eval-every must be at least 1, got 0"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(config, message):
+def test_settings_that_cannot_be_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        config.validate()
+        run_config(**settings).validate()
 
 
 def test_clipping_follows_from_what_was_asked():
-    assert not RunConfig().clips
-    assert not RunConfig(epsilon=math.inf).clips
-    assert RunConfig(epsilon=2.0).clips
-    assert RunConfig(noise_multiplier=0.0).clips
+    assert not run_config().clips
+    assert not run_config(epsilon=math.inf).clips
+    assert run_config(epsilon=2.0).clips
+    assert run_config(noise_multiplier=0.0).clips
 
 
 def test_the_settings_of_a_run_repeat_it(tmp_path):
     import tomli_w
 
-    config = RunConfig(epsilon=math.inf, hidden=(8, 4), preprocess=("unit-rows",), seed=3)
+    config = run_config(
+        epsilon=math.inf, model="mlp", hidden=(8, 4), preprocess=("unit-rows",), seed=3
+    )
     path = written(tmp_path, tomli_w.dumps(config.settings()))
-    assert RunConfig(**read_toml(path)) == config
+    assert read_toml(path) == config

@@ -68,7 +68,7 @@ def test_a_run_of_a_sweep_is_the_run_alone(finished, tmp_path):
         tmp_path / "run.toml",
         BASE + "seed = 4\nnoise-multiplier = 5.0\npersonalization = 0.3\nlearning-rate = 0.4\n",
     )
-    assert main(["run", run, "--common-noise", "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    assert main(["run", run, "--out", str(tmp_path / "run"), "--quiet"]) == 0
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     alone = [json.loads(line) for line in lines]
     wanted = (4, 5.0, 0.3, 0.4)
@@ -92,6 +92,14 @@ def test_runs_that_diverge_are_marked_and_the_report_says_what_is_not_covered(fi
     report = json.loads((finished / "out" / "report.json").read_text())
     assert report["summary"]["diverged"] == 8
     assert "Choosing the best of a sweep" in report["selection"]
+    assert "at most one of them may be published" in report["shared_seed"]
+    # Runs of one seed draw from one key, each round of it.
+    of_seed = {}
+    for row in rows:
+        of_seed.setdefault(row["seed"], set()).add(row["run"])
+    assert [set(each["runs"]) for each in report["draws"]] == list(of_seed.values())
+    assert {(each["first"], each["rounds"]) for each in report["draws"]} == {(0, 6)}
+    assert len({each["digest"] for each in report["draws"]}) == len(of_seed) == 2
     promised = {entry["noise_multiplier"]: entry for entry in report["guarantees"]}
     assert sorted(promised) == [0.0, 5.0]
     assert [len(entry["runs"]) for entry in promised.values()] == [12, 12]

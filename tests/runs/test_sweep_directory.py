@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedjaxsim.runs.plan import SweepOptions, make_plan, read_plan
-from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.sweep_directory import SweepDirectory
 from fedjaxsim.runs.table import tidy
 
@@ -20,7 +19,7 @@ TABLES = [
     {"algorithm": ("pmtl",), "lam": (0.1, 0.3), "epsilon": (1.0, math.inf)},
     {"algorithm": ("local",), "local_steps": (2,)},
 ]
-PLAN = make_plan(RunConfig(rounds=10), TABLES)
+PLAN = make_plan({"rounds": 10}, TABLES)
 
 
 def rows_of(run: int, accuracy: float = 0.5) -> list[dict]:
@@ -69,7 +68,7 @@ def test_rows_become_typed_columns_where_null_is_absent_and_nan_stays():
 
 
 def test_a_swept_delta_is_the_column_that_all_rows_have():
-    plan = make_plan(RunConfig(), [{"delta": (0.1, 0.2)}])
+    plan = make_plan({}, [{"delta": (0.1, 0.2)}])
     table = tidy(plan, [{"run": 1, "round": 0, "train_loss": 1.0, "delta": 0.2}])
     assert table.column_names.count("delta") == 1
     assert table["delta"].to_pylist() == [0.2]
@@ -121,7 +120,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path):
     directory(tmp_path).write_part(rows_of(2))
     # What a killed process leaves of a part.
     (tmp_path / "parts" / ".0001.parquet.x7a9").write_bytes(b"PAR1 half")
-    again = directory(tmp_path, make_plan(RunConfig(rounds=10), TABLES, SweepOptions(memory=1.0)))
+    again = directory(tmp_path, make_plan({"rounds": 10}, TABLES, SweepOptions(memory=1.0)))
     assert again.finished() == {2}
     assert again.checkpoint() is None
     assert [path.name for path in (tmp_path / "parts").iterdir()] == ["0000.parquet"]
@@ -132,18 +131,18 @@ def test_an_interrupted_sweep_goes_on(tmp_path):
 @pytest.mark.parametrize(
     ("base", "tables", "message"),
     [
-        (RunConfig(rounds=20), TABLES, r"\(rounds is 10 there and 20 here\)"),
+        ({"rounds": 20}, TABLES, r"\(rounds is 10 there and 20 here\)"),
         (
-            RunConfig(rounds=10),
+            {"rounds": 10},
             [{**TABLES[0], "lam": (0.1,)}, TABLES[1]],
             r"\(lam in sweep 1 is \[0.1, 0.3\] there and \[0.1\] here\)",
         ),
         (
-            RunConfig(rounds=10),
+            {"rounds": 10},
             TABLES[:1],
             "algorithm in sweep 2 is ..local.. there and not set here; local-steps in sweep 2",
         ),
-        (RunConfig(rounds=1, mu=9, lam=9, alpha=9), TABLES, "and 1 more"),
+        ({"rounds": 1, "clip": 9.0, "learning_rate": 9.0, "alpha": 9.0}, TABLES, "and 1 more"),
     ],
 )
 def test_another_sweep_is_refused_and_the_difference_named(tmp_path, base, tables, message):
@@ -239,7 +238,7 @@ def test_damaged_files_are_named(tmp_path):
 
 
 def test_files_of_another_sweep_and_repeated_runs_are_refused(tmp_path):
-    other = directory(tmp_path / "other", make_plan(RunConfig(rounds=11), TABLES))
+    other = directory(tmp_path / "other", make_plan({"rounds": 11}, TABLES))
     part = other.write_part(rows_of(2))
     keep(other)
     sweep = directory(tmp_path / "this")

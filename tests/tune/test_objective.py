@@ -8,7 +8,6 @@ from problems import least_squares
 from fedjaxsim import fedavg
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import split
-from fedjaxsim.hparams import Hyperparameters
 from fedjaxsim.privacy.sampling import poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tune.objective import SeedGradient, grid_around, measure_grid, mode_for
@@ -24,13 +23,12 @@ def test_descent_and_grid_measure_the_same_runs():
         population = split(population, validation=0.3)
         sim = Simulation(
             fedavg(task),
-            task,
             population,
-            poisson(5, max_rate=0.6),
+            poisson(0.6),
             Minibatches(4, steps=2),
             chunk_size=3,
         )
-        hparams = Hyperparameters(noise_multiplier=0.5, sampling_rate=0.6, clip_norm=1.0)
+        hparams = sim.hyperparameters(noise_multiplier=0.5, clip_norm=1.0)
         keys = jax.random.split(jax.random.key(7), 4)
         measure = SeedGradient(sim, hparams, T, tuple(START), keys)
         assert (measure.mode, measure.runs) == ("forward", 4 * 3)

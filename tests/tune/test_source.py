@@ -9,10 +9,10 @@ from problems import least_squares
 from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.population import split
 from fedjaxsim.runs.build import prepare
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings import run_config
 from fedjaxsim.tune.source import find_source, metric_of
 
-SMALL = RunConfig(clients=12, rounds=5, sampling_rate=0.5, epsilon=2.0, clip=0.3)
+SMALL = run_config(clients=12, rounds=5, sampling_rate=0.5, epsilon=2.0, clip=0.3)
 
 
 def test_clients_are_held_out_whole_and_whatever_their_data_are():
@@ -45,7 +45,7 @@ def test_too_few_clients_on_either_side_are_refused(fraction, message):
 
 @pytest.mark.thorough
 def test_a_run_leaves_held_out_clients_out_and_tuning_takes_them():
-    config = dataclasses.replace(SMALL, held_out_clients=0.25)
+    config = SMALL.replace(held_out_clients=0.25)
     source = find_source(config, None, clips=False)
     final, tuned_on = source.final.simulation.population, source.simulation.population
     assert (final.num_clients, tuned_on.num_clients) == (9, 3)
@@ -66,7 +66,7 @@ def test_validation_rows_are_the_same_clients_and_not_covered():
     assert source.final.config.validation_fraction == 0.2
     assert source.split == "validation"
     assert "the choice is NOT covered by the run's ε" in source.statement
-    kept = find_source(dataclasses.replace(SMALL, validation_fraction=0.4), None, clips=False)
+    kept = find_source(SMALL.replace(validation_fraction=0.4), None, clips=False)
     assert kept.final.config.validation_fraction == 0.4
 
 
@@ -90,7 +90,7 @@ def test_public_data_are_other_data_that_suit_the_model(tmp_path):
 
 
 def test_at_infinite_epsilon_there_is_no_noise_and_clipping_only_where_it_is_tuned():
-    config = dataclasses.replace(SMALL, epsilon=None, held_out_clients=0.25)
+    config = SMALL.replace(epsilon=None, held_out_clients=0.25)
     for clips, norm in ((False, np.inf), (True, 0.3)):
         hparams = find_source(config, None, clips=clips).hparams
         assert np.asarray(hparams.noise_multiplier) == 0
@@ -105,10 +105,8 @@ def test_a_metric_is_minimized_where_it_is_smooth():
         metric_of(task, population, "accuracy")
     with pytest.raises(ValueError, match="metric must be one of loss, got 'los'"):
         metric_of(task, population, "los")
-    stream = dataclasses.replace(
-        SMALL, data="synthetic-stream", loss="squared", held_out_clients=0.25
-    )
+    stream = SMALL.replace(data="synthetic-stream", loss="squared", held_out_clients=0.25)
     simulation = find_source(stream, None, clips=False).simulation
     assert metric_of(simulation.task, simulation.population, None) == "excess_risk"
     with pytest.raises(ValueError, match="synthetic-stream has no validation rows"):
-        find_source(dataclasses.replace(stream, held_out_clients=0.0), None, clips=False)
+        find_source(stream.replace(held_out_clients=0.0), None, clips=False)

@@ -1,7 +1,6 @@
 """`fedjaxsim tune`, from its flags to its files."""
 
 import csv
-import dataclasses
 import html
 import json
 import math
@@ -15,7 +14,7 @@ from fedjaxsim.cli import Run, main, parse
 from fedjaxsim.cli.work import tune as command
 from fedjaxsim.cli.work.tune import tuned_settings
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings import run_config
 from fedjaxsim.tune.watch import TuneProgress
 
 SMALL = [
@@ -75,6 +74,10 @@ def test_the_statement_is_everywhere(finished):
     statement = read(folder)["statement"]
     assert "6 held-out clients have NO protection" in statement
     assert statement in printed
+    draws = read(folder)["draws"]
+    assert len({each["digest"] for each in draws}) == len(draws) == read(folder)["seeds"]
+    assert "at most one of them may be published" in read(folder)["shared_seed"]
+    assert read(folder)["shared_seed"] in printed
     assert (folder / "tuned.toml").read_text().startswith(f"# {statement}\n")
 
 
@@ -168,25 +171,32 @@ def test_a_tuning_is_not_overwritten(finished, capsys):
 
 
 def test_a_clip_norm_tuned_without_noise_is_one_that_a_run_clips_to():
-    config = RunConfig(clip=0.3, epsilon=math.inf)
+    config = run_config(clip=0.3, epsilon=math.inf)
     tuned = tuned_settings(config, {"clip_norm": 0.7, "lam": 2.0})
     assert (tuned.clip, tuned.lam, tuned.noise_multiplier) == (0.7, 2.0, 0.0)
+    assert tuned.epsilon is None
     tuned.validate()
     assert tuned.clips
-    private = tuned_settings(dataclasses.replace(config, epsilon=2.0), {"clip_norm": 0.7})
+    private = tuned_settings(config.replace(epsilon=2.0), {"clip_norm": 0.7})
     assert (private.clip, private.epsilon, private.noise_multiplier) == (0.7, 2.0, None)
+    # No ε can be aimed at with a mechanism that promises none.
+    published = tuned_settings(run_config(mechanism="client-noise"), {"clip_norm": 0.7})
+    assert (published.clip, published.noise_multiplier) == (0.7, 0.0)
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--wrt lamda", "no hyperparameter 'lamda'; did you mean 'lam'"),
+        (
+            "--wrt lamda",
+            r"lamda cannot be tuned with pmtl \(did you mean 'lam'\?\); it can be tuned in",
+        ),
         ("--wrt ,", "wrt must name at least one of"),
         ("--wrt sampling-rate", "who takes part, which is discrete"),
         ("--wrt noise-multiplier", "noise-multiplier is not tuned: it sets the guarantee"),
         ("--wrt epsilon", "epsilon is not tuned: it sets the guarantee"),
-        ("--wrt mu", "pmtl does not read mu; it can be tuned in learning-rate, "),
-        ("--wrt clip-norm --algorithm local", "local does not read clip-norm"),
+        ("--wrt mu", "mu cannot be tuned with pmtl; it can be tuned in learning-rate, "),
+        ("--wrt clip-norm --algorithm local", "clip-norm cannot be tuned with local"),
         ("--wrt lam,lam", "wrt names lam twice"),
         ("--lam 0 --wrt lam", "lam must be positive and finite to be tuned"),
         ("--clip inf --wrt clip-norm", "clip must be positive and finite to be tuned"),

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedjaxsim.bench.children import in_child
-from fedjaxsim.bench.figure import growth_figure, systems_figure
 from fedjaxsim.bench.report import print_comparison, print_list, print_results
 from fedjaxsim.bench.results import Results
 from fedjaxsim.bench.workload import Workload
 from fedjaxsim.bench.workloads import select
 from fedjaxsim.cli.start import INTERRUPTED
-from fedjaxsim.report import plots
 from fedjaxsim.report.files import make_directory
-from fedjaxsim.report.progress import COUNT, Bar, number
+from fedjaxsim.report.progress import COUNT, Bar, can_draw, number
 
 if TYPE_CHECKING:
     from fedjaxsim.cli.bench import Bench
@@ -60,13 +58,15 @@ def prepare_bench(command: "Bench") -> Callable[[], int]:
         )
 
     def work() -> int:
+        draws = command.out is not None and can_draw()
         results, failures, interrupted = _measure(workloads, command.processes, data, command.out)
         if results.processes:
             print_results(results)
         if earlier:
             print_comparison(results, earlier[0], str(command.compare[0]))
         if command.out is not None and results.processes:
-            _draw(results, workloads, command.out)
+            if draws:
+                _draw(results, workloads, command.out)
             print(f"files in {command.out}")
         for name, words in failures.items():
             print(f"fedjaxsim: {name} failed: {words}", file=sys.stderr)
@@ -152,6 +152,9 @@ def _plan(workloads: Sequence[Workload], processes: int) -> Iterator[Workload]:
 
 
 def _draw(results: Results, workloads: Sequence[Workload], out: Path) -> None:
+    from fedjaxsim.bench.figure import growth_figure, systems_figure
+    from fedjaxsim.report import plots
+
     known = [workload for workload in workloads if workload.name in results.processes]
     systems = [workload.name for workload in known if workload.curve is None]
     points = [workload for workload in known if workload.curve is not None]

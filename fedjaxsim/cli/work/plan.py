@@ -40,10 +40,9 @@ def prepare_plan(command: "Plan") -> Callable[[], int]:
     if command.shape is None:
         sizes = capacity.sizes_of(population_of(config))
     else:
-        assert config.clients is not None
         assert command.rows_per_client is not None
         sizes = capacity.sizes_without_data(
-            config, command.shape, config.clients, command.rows_per_client
+            config, command.shape, config.get("clients"), command.rows_per_client
         )
     here = this_machine()
     machines = {"this machine": here}

@@ -15,6 +15,7 @@ from fedjaxsim.privacy.guarantee import CLOSED_DOOR
 from fedjaxsim.report import loggers
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import (
+    can_draw,
     epsilon_text,
     print_guarantee,
     print_table,
@@ -25,7 +26,7 @@ from fedjaxsim.runs.directory import CONFIG, FINETUNE, GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import STOPPING, Executed, about, describe, execute, spent_in_all
 from fedjaxsim.runs.feasible import labels_like_classes
 from fedjaxsim.runs.loop import Cadence, digest, fingerprint_of
-from fedjaxsim.runs.settings import RunConfig, flag
+from fedjaxsim.runs.settings import flag
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.stages import go_on, prepare_next, start_from
 
@@ -75,7 +76,7 @@ def prepare_run(command: "Run") -> Callable[[], int]:
     if command.from_ is None:
         experiment = prepare(config)
         _agree(experiment, finetune=tuning.flags(), out=config.out is not None)
-        if experiment.simulation.algorithm.needs_published:
+        if experiment.simulation.algorithm.warm_start.required:
             raise ValueError(
                 f"algorithm {config.algorithm} goes on from what a run has published: say --from "
                 "DIR, or --finetune with another algorithm"
@@ -132,7 +133,7 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
     directory = RunDirectory(path)
     tables = directory.config()
     planned, earlier = tables.get("resolved", {}).get("rounds"), tables.get("stages", [])
-    config = RunConfig(**read_toml(path / CONFIG))
+    config = read_toml(path / CONFIG)
     experiment = prepare(config)
     _agree(experiment, directory, rounds=command.rounds)
     last = directory.checkpoints(about(experiment)).last()
@@ -151,9 +152,10 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
         )
     if rounds == done and directory.is_finished():
         raise ValueError(f"{path} has done its {done} rounds: say --rounds N for N rounds in all")
-    if rounds > config.rounds and config.schedule != "constant":
+    schedule = config.get("schedule", "constant")
+    if rounds > config.rounds and schedule != "constant":
         raise ValueError(
-            f"a run with schedule {config.schedule} cannot go on beyond its {config.rounds} "
+            f"a run with schedule {schedule} cannot go on beyond its {config.rounds} "
             f"rounds, where its learning rate is 0, got rounds {rounds}"
         )
     if rounds > config.rounds and not config.spread.is_constant:
@@ -184,7 +186,6 @@ def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: o
     last = None if start is None else start.checkpoints().last()
     parts = {
         **{flag(name): value for name, value in experiment.config.settings().items()},
-        "noise": experiment.simulation.noise(experiment.hparams),
         "versions": versions(),
         "number of devices": jax.local_device_count(),
         "checkpoint": last and last.round,
@@ -212,6 +213,8 @@ def _run(
     planned: _Planned, cadence: Cadence, *, quiet: bool, explain: bool, then: _Then | None = None
 ) -> int:
     """Runs, prints what came of it, and gives the exit code."""
+    if planned.path is not None and processes.is_first():
+        can_draw()
     with stop_on_interrupt() as stop:
         done = _execute(planned, cadence, stop, quiet=quiet)
         both = [(planned, done)]
@@ -258,8 +261,8 @@ def _execute(planned: _Planned, cadence: Cadence, stop: Event, *, quiet: bool) -
 def _name(experiment: Experiment) -> str:
     """What a run is called in a table."""
     config = experiment.config
-    penalty = f" {config.penalty_name}" if config.system.penalties else ""
-    return f"{config.algorithm}{penalty}"
+    penalty = config.get("penalty")
+    return config.algorithm if penalty is None else f"{config.algorithm} {penalty}"
 
 
 def _warn_of(planned: _Planned, done: Executed) -> None:

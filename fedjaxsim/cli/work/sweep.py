@@ -12,28 +12,23 @@ import numpy as np
 from fedjaxsim.cli.start import INTERRUPTED
 from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.engine.settings_axis import varying
-from fedjaxsim.report import plots
-from fedjaxsim.report.progress import stop_on_interrupt
+from fedjaxsim.report.progress import can_draw, stop_on_interrupt
 from fedjaxsim.runs.build import Experiment, population_of, prepare, versions
-from fedjaxsim.runs.default_figures import default_figures
 from fedjaxsim.runs.loop import Cadence, advance, fingerprint_of
-from fedjaxsim.runs.many import ManyRuns
 from fedjaxsim.runs.memory import bytes_per_run
-from fedjaxsim.runs.plan import HYPERPARAMETERS, Plan, read_plan
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.plan import Plan, hyperparameters_of, read_plan
 from fedjaxsim.runs.sweep_directory import SweepDirectory
 from fedjaxsim.runs.sweep_progress import SweepProgress
 from fedjaxsim.runs.sweep_report import print_report, write_report
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.sweep import ManyRuns
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from fedjaxsim.cli.sweep import Sweep
 
 _GB = 10**9
-_ALIKE: Any = {
-    name: getattr(RunConfig(), name) for name in HYPERPARAMETERS if hasattr(RunConfig(), name)
-}
-"""The hyperparameters, all alike, so that what is left tells families apart."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,14 +72,15 @@ def prepare_sweep(command: "Sweep") -> Callable[[], int]:
     begun = directory.checkpoint()
 
     def work() -> int:
+        draws = can_draw()
         with stop_on_interrupt() as stop:
             _compute(plan, families, directory, begun, stop, cadence, quiet=command.quiet)
         results = directory.join()
         if len(results):
             experiments = {run: each for family in families for run, each in family.experiments}
             write_report(plan, directory, results, experiments)
-            for name, figure in default_figures(plan, results).items():
-                plots.save(figure, directory.path / name)
+            if draws:
+                _draw(plan, directory, results)
             print_report(plan, results)
         print(f"files in {directory.path}")
         left = len(plan.runs) - len(results["run"].unique())
@@ -100,11 +96,20 @@ def prepare_sweep(command: "Sweep") -> Callable[[], int]:
     return work
 
 
+def _draw(plan: Plan, directory: SweepDirectory, results: "pa.Table") -> None:
+    from fedjaxsim.report import plots
+    from fedjaxsim.runs.default_figures import default_figures
+
+    for name, figure in default_figures(plan, results).items():
+        plots.save(figure, directory.path / name)
+
+
 def _families(plan: Plan) -> list[_Family]:
-    families: dict[RunConfig, _Family] = {}
+    families: dict[Any, _Family] = {}
     for group in plan.groups():
         first = plan.runs[group[0]]
-        kind = dataclasses.replace(first, **_ALIKE, seed=0)
+        arrays = (*hyperparameters_of(first), "seed")
+        kind = type(first), *((k, v) for k, v in vars(first).items() if k not in arrays)
         known = families.get(kind)
         simulation = prepare(first).simulation if known is None else known.simulation
         experiments = [(run, prepare(plan.runs[run], simulation)) for run in group]

@@ -1,30 +1,38 @@
 """The command `fedjaxsim tune`: a descent, its path in files, and the run that it leads to."""
 
 import dataclasses
+import difflib
 import math
 import sys
 from collections.abc import Callable, Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from fedjaxsim.cli.start import INTERRUPTED
-from fedjaxsim.gradients.hypergradient import EPSILON, check_names
-from fedjaxsim.hparams import ABOUT, Hyperparameters, setting_of
+from fedjaxsim.extras import missing
+from fedjaxsim.gradients.whole_run import EPSILON, check_names
+from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters
 from fedjaxsim.privacy.budget import equally_costly
-from fedjaxsim.report import plots
+from fedjaxsim.privacy.guarantee import SHARED_SEED
 from fedjaxsim.report.files import Record
-from fedjaxsim.report.progress import number, print_guarantee, print_table, stop_on_interrupt
-from fedjaxsim.runs.build import prepare, versions
+from fedjaxsim.report.progress import (
+    can_draw,
+    number,
+    print_guarantee,
+    print_table,
+    stop_on_interrupt,
+)
+from fedjaxsim.report.symbols import remember
+from fedjaxsim.runs.build import draws_of, prepare, versions
 from fedjaxsim.runs.directory import GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import about, execute
 from fedjaxsim.runs.loop import Cadence, digest, fingerprint_of
-from fedjaxsim.runs.reads import settings_of
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.tune import descent
 from fedjaxsim.tune.descent import Measured, Point, Step, descend
-from fedjaxsim.tune.figure import path_figure
 from fedjaxsim.tune.files import PICTURE, RUN, TuneDirectory
 from fedjaxsim.tune.objective import Grid, SeedGradient, grid_around, measure_grid
 from fedjaxsim.tune.rules import Optax, Quadratic, Rule
@@ -44,8 +52,7 @@ BOUNDS = 1e4
 
 def tunable(config: RunConfig) -> tuple[str, ...]:
     """The hyperparameters that a run reads, but for those that set the guarantee."""
-    read = (*settings_of(config.system, config.penalty_name), *config.release_reads)
-    return tuple(name for name in ABOUT if ABOUT[name].tuned and setting_of(name) in read)
+    return tuple(name for name, record in config.records.items() if record.scale == "log")
 
 
 def prepare_tune(command: "Tune") -> Callable[[], int]:
@@ -63,11 +70,16 @@ def prepare_tune(command: "Tune") -> Callable[[], int]:
         value = getattr(command, name)
         if value is not None and value < least:
             raise ValueError(f"{flag(name)} must be at least {least}, got {value}")
-    start = {name: float(getattr(config, setting_of(name))) for name in names}
+    settings = {name: config.records[name].setting for name in names}
+    start = {
+        name: config.clip_norm if name == "clip_norm" else float(config.get(setting))
+        for name, setting in settings.items()
+    }
+    remember(config.records.values())
     for name, value in start.items():
         if not 0 < value < math.inf:
             raise ValueError(
-                f"{flag(setting_of(name))} must be positive and finite to be tuned on a "
+                f"{flag(settings[name])} must be positive and finite to be tuned on a "
                 f"logarithmic scale, got {value}"
             )
     source = find_source(config, command.public_data, clips="clip_norm" in names)
@@ -80,6 +92,7 @@ def prepare_tune(command: "Tune") -> Callable[[], int]:
     directory = TuneDirectory.open(config.out, digest(asked, data), overwrite=config.overwrite)
 
     def work() -> int:
+        can_draw()
         with stop_on_interrupt() as stop:
             return _Tuning(command, source, start, metric, directory, stop, cadence).run()
 
@@ -103,11 +116,15 @@ def _names(wrt: Sequence[str], config: RunConfig) -> tuple[str, ...]:
                 f"{flag(name)} is not tuned: it sets the guarantee, and no metric says what that "
                 "is worth; give it a value"
             )
-    check_names(names, Hyperparameters())
     for index, name in enumerate(names):
+        if name == "sampling_rate":
+            check_names(names, Hyperparameters())
         if name not in tunable(config):
+            close = difflib.get_close_matches(name, tunable(config), n=1)
+            hint = f" (did you mean {flag(close[0])!r}?)" if close else ""
             raise ValueError(
-                f"{config.algorithm} does not read {flag(name)}; it can be tuned in {allowed}"
+                f"{flag(name)} cannot be tuned with {config.algorithm}{hint}; it can be tuned in "
+                f"{allowed}"
             )
         if name in names[:index]:
             raise ValueError(f"wrt names {flag(name)} twice")
@@ -134,7 +151,7 @@ class _Tuning:
         measure = SeedGradient(
             source.simulation, source.hparams, config.rounds, tuple(self.start), keys, **at
         )
-        record = self._record(measure)
+        record = self._record(measure, keys)
         known, known_grid = self.directory.known()
         seen: list[Step] = []
         measured: list[Measured] = []
@@ -162,7 +179,9 @@ class _Tuning:
                 self.start,
                 steps=self.command.steps,
                 rule=RULES[self.command.rule],
-                bounds={name: _bounds(name, value) for name, value in self.start.items()},
+                bounds={
+                    name: _bounds(config.records[name], value) for name, value in self.start.items()
+                },
                 cost=measure.runs,
                 on_step=on_step,
             )
@@ -178,11 +197,13 @@ class _Tuning:
             )  # fmt: skip
         return self._finish(record, path, measured, grid)
 
-    def _record(self, measure: SeedGradient) -> Record:
+    def _record(self, measure: SeedGradient, keys: jax.Array) -> Record:
         """What was done, as the file of the path says it."""
         config, final = self.command.settings, self.source.final
         return {
             "statement": self.source.statement,
+            "shared_seed": SHARED_SEED,
+            "draws": [draws_of(key, config.rounds)._asdict() for key in keys],
             "tuned_on": self.source.kind,
             "metric": self.metric,
             "split": self.source.split,
@@ -196,7 +217,9 @@ class _Tuning:
                 "run": final.simulation.num_clients,
             },
             "noise_multiplier": {
-                "tuning": equally_costly(np.asarray(self.source.hparams.noise_multiplier)),
+                "tuning": equally_costly(
+                    np.asarray(self.source.hparams.get("noise_multiplier", 0.0))
+                ),
                 "run": final.noise_multiplier,
             },
             "asked": {name: getattr(self.command, name) for name in _ASKED},
@@ -217,8 +240,12 @@ class _Tuning:
             "grid": None if grid is None else _grid_record(grid),
         }
         directory.write_path(record, path.steps, measured)
-        title = f"Tuning of {source.final.title}, {self.command.seeds} seeds"
-        plots.save(path_figure(path, self.metric, title, grid), directory.path / PICTURE)
+        if missing("plots") is None:
+            from fedjaxsim.report import plots
+            from fedjaxsim.tune.figure import path_figure
+
+            title = f"Tuning of {source.final.title}, {self.command.seeds} seeds"
+            plots.save(path_figure(path, self.metric, title, grid), directory.path / PICTURE)
         if path.stopped == descent.NOT_FINITE:
             print(f"fedjaxsim: {path.stopped}: start elsewhere", file=sys.stderr)
             return FAILED
@@ -241,6 +268,7 @@ class _Tuning:
         )
         code = INTERRUPTED if self.stop.is_set() else self._run(tuned)
         print(source.statement)
+        print(SHARED_SEED)
         print(f"files in {directory.path}")
         if code == INTERRUPTED:
             print("stopped by Ctrl-C; the path so far is kept", end="; ", file=sys.stderr)
@@ -269,15 +297,17 @@ def tuned_settings(config: RunConfig, point: Point) -> RunConfig:
       config: the settings that the tuning started from.
       point: the hyperparameters.
     """
-    changes: dict[str, Any] = {setting_of(name): value for name, value in point.items()}
+    changes: dict[str, Any] = {config.records[name].setting: value for name, value in point.items()}
     if "clip_norm" in point and not config.clips:
         # At ε = ∞ a run does not clip, unless it is told that z = 0.
-        changes |= {"epsilon": None, "noise_multiplier": 0.0}
-    return dataclasses.replace(config, **changes)
+        changes |= {"noise_multiplier": 0.0}
+        changes |= {"epsilon": None} if "epsilon" in config.given() else {}
+    return config.replace(**changes)
 
 
-def _bounds(name: str, start: float) -> tuple[float, float]:
-    return max(ABOUT[name].least, start / BOUNDS), min(ABOUT[name].most, start * BOUNDS)
+def _bounds(record: Hyperparameter, start: float) -> tuple[float, float]:
+    least, most = record.range
+    return max(least, start / BOUNDS), min(most, start * BOUNDS)
 
 
 def _row(step: Step, runs: float) -> tuple[Point, float, float, float]:

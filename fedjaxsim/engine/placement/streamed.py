@@ -28,7 +28,7 @@ from fedjaxsim.engine.program import Measured, Program
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.share import Fetched, Whole
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.hyperparameters import Hyperparameters
 
 PyTree = Any
 BLOCK, BLOCK_BYTES = 4096, 64 * 10**6

@@ -188,7 +188,7 @@ def profiles(
 
     By default that are all of `default_accountants`, of which there may be none.
     """
-    scheme, event, entries, _ = charged
+    scheme, event, entries = charged[:3]
     names: tuple[str, ...] = (accountant or "",)
     if accountant is None:
         scheme = effective_scheme(entries, scheme)

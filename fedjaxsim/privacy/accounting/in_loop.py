@@ -134,6 +134,8 @@ def epsilon_in_jit(
         if charges.event.kind != "none":
             rdp, certain = _spent(charges, adjacency)
             spent, known = spent + rdp, known & certain
+    for draws in ledger.draws:
+        known &= ~draws.repeated
     return jnp.where(known, epsilon_from_rdp(spent, delta), jnp.inf)
 
 

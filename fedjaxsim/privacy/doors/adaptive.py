@@ -1,12 +1,17 @@
 """Gaussian noise with a clip norm that follows a quantile of the messages' norms."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.hparams import SMALLEST_CLIP_NORM, on_host
+from fedjaxsim.hyperparameters import Hyperparameter, on_host, reads
 from fedjaxsim.privacy.events import Event
 from fedjaxsim.privacy.mechanisms import (
+    CLIP_NORM,
+    NOISE_MULTIPLIER,
+    SMALLEST_CLIP_NORM,
     Accumulator,
     Mechanism,
     Release,
@@ -18,8 +23,34 @@ from fedjaxsim.privacy.mechanisms import (
 )
 
 LARGEST_CLIP_NORM = 1e18  # squares of larger norms overflow in float32
+_OPEN = (math.nextafter(0, 1), math.nextafter(1, 0))
+TARGET_QUANTILE = Hyperparameter(
+    "target_quantile",
+    default=0.5,
+    range=_OPEN,
+    allowed="lie in (0, 1)",
+    symbol="γ",
+    label="target quantile",
+    help="γ of adaptive clipping, the share of messages that should not be clipped.",
+)
+CLIP_LEARNING_RATE = Hyperparameter(
+    "clip_learning_rate",
+    default=0.2,
+    symbol="η_C",
+    label="step of log C",
+    help="η_C of adaptive clipping, the step of log C.",
+)
+COUNT_NOISE = Hyperparameter(
+    "count_noise",
+    default=0.0,
+    symbol="σ_b",
+    label="noise on the count",
+    help="σ_b of adaptive clipping, the noise on the number of clipped messages, above z/2 where "
+    "there is noise. (A run sets a twentieth of the expected cohort where it is not given.)",
+)
 
 
+@reads(CLIP_NORM, NOISE_MULTIPLIER, TARGET_QUANTILE, CLIP_LEARNING_RATE, COUNT_NOISE)
 def adaptive_clipping() -> Mechanism:
     """Adaptive clipping to a quantile (Andrew, Thakkar, McMahan, Ramaswamy 2021, Algorithm 1).
 
@@ -49,7 +80,8 @@ def adaptive_clipping() -> Mechanism:
     def clip_norm(value):
         return jnp.clip(value, SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM)
 
-    def zero(message) -> Accumulator:
+    def zero(message, num_clients) -> Accumulator:
+        del num_clients
         return zeros((message, jax.ShapeDtypeStruct((), jnp.result_type(float))))
 
     def add(accumulator, messages, mask, ids, state, hparams):
@@ -76,8 +108,7 @@ def adaptive_clipping() -> Mechanism:
         value = noised_mean(total, noise, denominator)
         return Release(value, new_state, jnp.where(valid, z, jnp.nan))
 
-    def check(hparams, num_clients):
-        del num_clients
+    def check(hparams):
         first, z, sigma = map(
             on_host, (hparams.clip_norm, hparams.noise_multiplier, hparams.count_noise)
         )
@@ -93,4 +124,4 @@ def adaptive_clipping() -> Mechanism:
             )
 
     event = Event("gaussian", zero_out=1.0, replace=2.0)
-    return Mechanism(event, lambda h: clip_norm(h.clip_norm), zero, add, release, check)
+    return Mechanism(event, lambda h: clip_norm(h.clip_norm), zero, add, release, check=check)

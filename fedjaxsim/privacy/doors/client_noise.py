@@ -3,8 +3,11 @@
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim.hyperparameters import reads
 from fedjaxsim.privacy.events import Event
 from fedjaxsim.privacy.mechanisms import (
+    CLIP_NORM,
+    NOISE_MULTIPLIER,
     Mechanism,
     Release,
     accumulate,
@@ -16,7 +19,8 @@ from fedjaxsim.privacy.mechanisms import (
 )
 
 
-def _zero(message):
+def _zero(message, num_clients):
+    del num_clients
     return zeros((message, jax.ShapeDtypeStruct((), jnp.result_type(float))))
 
 
@@ -26,13 +30,14 @@ def _add(accumulator, messages, mask, clip_norm):
     return accumulate(accumulator, bounded, (bounded.messages.total(), present))
 
 
+@reads(CLIP_NORM, NOISE_MULTIPLIER)
 def client_noise() -> Mechanism:
     """Noise at every client and the mean over the realised cohort, as DPFedMTL publishes it.
 
-    release = (1/|S|) Σ_{k∈S} (clip(v_k, C) + N(0, (zC)² I)), 0 for an empty cohort (DPFedMTL,
-    equations 3 and 6, for one local step). The paper's noise of standard deviation σ · 2CK/M, for K
-    of M clients, is z = 2σK/M. Nothing reads a single noised message, so that one draw of
-    N(0, |S| (zC)² I) stands for their sum: the release has the same distribution.
+    release = (1/q) Σ_{k∈S} (clip(v_k, C) + N(0, (zC)² I)), 0 for an empty cohort; q is the size of
+    the cohort S (DPFedMTL, equations 3 and 6, for one local step). The paper's noise of standard
+    deviation σ · 2CK/M, for K of M clients, is z = 2σK/M. Nothing reads a single noised message, so
+    that one draw of N(0, q (zC)² I) stands for their sum: the release has the same distribution.
 
     Formal guarantees:
       * None, and no ε is reported. The mean is divided by a private number, the realised size of
@@ -59,8 +64,9 @@ def client_noise() -> Mechanism:
 def plain_mean() -> Mechanism:
     """The mean of the messages of the realised cohort, neither clipped nor noised.
 
-    release = (1/|S|) Σ_{k∈S} v_k, 0 for an empty cohort. For algorithms whose clients add noise in
-    each of their local steps, as DPFedMTL's do. Messages that are not finite count as zero.
+    release = (1/q) Σ_{k∈S} v_k, 0 for an empty cohort; q is the size of the cohort S. It is for
+    algorithms whose clients add noise in each of their local steps, as DPFedMTL's do. Messages that
+    are not finite count as zero.
 
     Formal guarantees:
       * None, and no ε is reported.

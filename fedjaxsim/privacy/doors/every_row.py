@@ -3,8 +3,11 @@
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim.hyperparameters import reads
 from fedjaxsim.privacy.events import Event
 from fedjaxsim.privacy.mechanisms import (
+    CLIP_NORM,
+    NOISE_MULTIPLIER,
     Mechanism,
     Release,
     counted,
@@ -15,7 +18,8 @@ from fedjaxsim.privacy.mechanisms import (
 )
 
 
-def every_row(num_clients: int) -> Mechanism:
+@reads(CLIP_NORM, NOISE_MULTIPLIER)
+def every_row() -> Mechanism:
     """The Gaussian mechanism on the matrix of all clients' messages (PMTL, Figure 1).
 
     release = V + N(0, (zC)² I), leaves (m, …) for messages (…). Row k of V is clip(v_k, C) if
@@ -33,17 +37,9 @@ def every_row(num_clients: int) -> Mechanism:
         release costs what that of `gaussian` costs, sampled or not.
       * Who took part does not show in the noise, which is the same for all rows.
       * With z = 0 there is no guarantee.
-
-    Args:
-      num_clients: m.
-
-    Raises:
-      ValueError: if there is no client; before a run, if the clients are not as many.
     """
-    if num_clients < 1:
-        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
 
-    def zero(message):
+    def zero(message, num_clients):
         return zeros(
             jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct((num_clients, *leaf.shape), leaf.dtype), message
@@ -61,13 +57,5 @@ def every_row(num_clients: int) -> Mechanism:
         noise = noise_like(key, accumulator.total, noise_scale(z, hparams.clip_norm))
         return Release(jax.tree.map(jnp.add, accumulator.total, noise), state, z)
 
-    def check(hparams, num_clients_of_run):
-        del hparams
-        if num_clients_of_run != num_clients:
-            raise ValueError(
-                f"every_row must be of the {num_clients_of_run} clients of the run, "
-                f"got {num_clients}"
-            )
-
     event = Event("gaussian", zero_out=1.0, replace=2.0)
-    return Mechanism(event, lambda _: (), zero, add, release, check)
+    return Mechanism(event, lambda _: (), zero, add, release)

@@ -6,8 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim.hyperparameters import reads
 from fedjaxsim.privacy.events import Event
 from fedjaxsim.privacy.mechanisms import (
+    CLIP_NORM,
+    NOISE_MULTIPLIER,
     Accumulator,
     Mechanism,
     Release,
@@ -92,6 +95,7 @@ def check_deviations(psd_deviations: float | None) -> None:
         )
 
 
+@reads(CLIP_NORM, NOISE_MULTIPLIER)
 def gaussian_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> Mechanism:
     """The Gram matrix of clipped messages with symmetric Gaussian noise: a sound MP-MTL door.
 
@@ -135,7 +139,7 @@ def gaussian_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) ->
     return Mechanism(
         Event("gaussian", zero_out=1.0, replace=math.sqrt(2)),
         lambda _: (),
-        lambda message: zero_gram(message, diagonal),
+        lambda message, m: zero_gram(message, diagonal),
         add,
         release,
         adds_chunks=True,

@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim.hyperparameters import reads
 from fedjaxsim.privacy.doors.every_row import every_row
 from fedjaxsim.privacy.doors.gram import (
     check_deviations,
@@ -14,9 +15,17 @@ from fedjaxsim.privacy.doors.gram import (
     symmetric_normal,
 )
 from fedjaxsim.privacy.events import Event
-from fedjaxsim.privacy.mechanisms import Mechanism, Release, noise_scale, round_value
+from fedjaxsim.privacy.mechanisms import (
+    CLIP_NORM,
+    NOISE_MULTIPLIER,
+    Mechanism,
+    Release,
+    noise_scale,
+    round_value,
+)
 
 
+@reads(CLIP_NORM, NOISE_MULTIPLIER)
 def gaussian_gram_of_clients(num_clients: int, psd_deviations: float | None = 4.0) -> Mechanism:
     """How alike clients' messages are, W̃ᵀW̃ + E + c·I: the other branch of MP-MTL's Algorithm 1.
 
@@ -45,7 +54,9 @@ def gaussian_gram_of_clients(num_clients: int, psd_deviations: float | None = 4.
       ValueError: if there is no client, or t is negative; before a run, if the clients are not as
         many.
     """
-    rows, m = every_row(num_clients), num_clients
+    if num_clients < 1:
+        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
+    rows, m = every_row(), num_clients
     check_deviations(psd_deviations)
 
     def release(accumulator, denominator, key, state, hparams, round_):
@@ -61,4 +72,5 @@ def gaussian_gram_of_clients(num_clients: int, psd_deviations: float | None = 4.
         return Release(value, state, z)
 
     replace = math.sqrt(8 * (m - 1) / (2 * m - 1)) if m > 1 else 1.0
-    return rows._replace(event=Event("gaussian", zero_out=1.0, replace=replace), release=release)
+    event = Event("gaussian", zero_out=1.0, replace=replace)
+    return rows._replace(event=event, release=release, num_clients=m)

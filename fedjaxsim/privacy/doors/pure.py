@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import scipy.special
 
+from fedjaxsim.hyperparameters import reads
 from fedjaxsim.privacy.doors.gram import (
     add_gram,
     check_deviations,
@@ -17,6 +18,8 @@ from fedjaxsim.privacy.doors.gram import (
 )
 from fedjaxsim.privacy.events import Event
 from fedjaxsim.privacy.mechanisms import (
+    CLIP_NORM,
+    NOISE_MULTIPLIER,
     Mechanism,
     Release,
     accumulate,
@@ -35,6 +38,7 @@ def _epsilon(noise_multiplier: jax.Array, sensitivity: float) -> jax.Array:
     return jnp.where(private, sensitivity / jnp.where(private, noise_multiplier, 1.0), jnp.inf)
 
 
+@reads(CLIP_NORM, NOISE_MULTIPLIER)
 def pure() -> Mechanism:
     """The sum of clipped messages with noise of density ∝ exp(−‖E‖₂/(zC)): pure ε-DP.
 
@@ -69,6 +73,7 @@ def pure() -> Mechanism:
     return Mechanism(Event("pure", zero_out=0.5, replace=1.0), lambda _: (), zeros, add, release)
 
 
+@reads(CLIP_NORM, NOISE_MULTIPLIER)
 def pure_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> Mechanism:
     """The Gram matrix of clipped messages with noise of density ∝ exp(−‖E‖_F/(zK²)): pure ε-DP.
 
@@ -117,7 +122,7 @@ def pure_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> Mec
     return Mechanism(
         Event("pure", zero_out=1 / math.sqrt(2), replace=1.0),
         lambda _: (),
-        lambda message: zero_gram(message, diagonal),
+        lambda message, m: zero_gram(message, diagonal),
         add,
         release,
         adds_chunks=True,

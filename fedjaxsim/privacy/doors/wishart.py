@@ -3,12 +3,21 @@
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim.hyperparameters import reads
 from fedjaxsim.privacy.doors.gram import add_gram, symmetric, zero_gram
 from fedjaxsim.privacy.events import Event
-from fedjaxsim.privacy.mechanisms import Mechanism, Release, noise_scale, round_value
+from fedjaxsim.privacy.mechanisms import (
+    CLIP_NORM,
+    NOISE_MULTIPLIER,
+    Mechanism,
+    Release,
+    noise_scale,
+    round_value,
+)
 from fedjaxsim.privacy.noise import normal
 
 
+@reads(CLIP_NORM, NOISE_MULTIPLIER)
 def wishart(diagonal: bool = False) -> Mechanism:
     """The Gram matrix of clipped messages with Wishart noise (MP-MTL, Algorithm 1, step 5).
 
@@ -53,7 +62,7 @@ def wishart(diagonal: bool = False) -> Mechanism:
     return Mechanism(
         Event("unprotected"),
         lambda _: (),
-        lambda message: zero_gram(message, diagonal),
+        lambda message, m: zero_gram(message, diagonal),
         add,
         release,
         adds_chunks=True,

@@ -6,7 +6,7 @@ import scipy.stats
 
 from fedjaxsim.fast import threefry
 from fedjaxsim.privacy.events import Scheme
-from fedjaxsim.privacy.sampling import Cohort, Sampling
+from fedjaxsim.privacy.sampling import Cohort, Sampler, Sampling
 
 _TAIL = 1e-18  # probability, per round, that too few different clients are among the draws
 
@@ -37,11 +37,10 @@ def _distinct(key: jax.Array, count: int, num_clients: int) -> jax.Array:
     return ids.at[chosen].get(mode="fill", fill_value=num_clients)
 
 
-def fixed_size(num_clients: int, cohort: int) -> Sampling:
+def fixed_size(*, cohort: int) -> Sampling:
     """Exactly q of m clients, a uniformly random subset, independently in every round.
 
     Costs time in proportion to q log q, or to m where q is more than half of it.
-    `hparams.sampling_rate` must be q/m.
 
     Formal guarantees:
       * Every subset of q clients is equally likely, whatever the data and the rounds before, and
@@ -54,12 +53,16 @@ def fixed_size(num_clients: int, cohort: int) -> Sampling:
         sampling without replacement.
 
     Args:
-      num_clients: m.
-      cohort: q.
+      cohort: Number q of clients in every cohort.
 
     Raises:
-      ValueError: if q lies outside [1, m].
+      ValueError: for a population, if q lies outside [1, m].
     """
+    return Sampling(lambda num_clients: _fixed_size(num_clients, cohort))
+
+
+def _fixed_size(num_clients: int, cohort: int) -> Sampler:
+    """Return the sampler of m clients."""
     if not 1 <= cohort <= num_clients:
         raise ValueError(f"cohort must lie in [1, {num_clients}], got {cohort}")
     left_out = num_clients - cohort
@@ -77,7 +80,7 @@ def fixed_size(num_clients: int, cohort: int) -> Sampling:
             ids = jnp.nonzero(member, size=cohort)[0].astype(jnp.int32)
         return Cohort(ids, ids < num_clients, jnp.zeros((), jnp.int32))
 
-    return Sampling(
+    return Sampler(
         Scheme("fixed", num_clients, cohort),
         draw,
         lambda hparams: jnp.asarray(cohort / num_clients),

@@ -7,16 +7,15 @@ import jax.numpy as jnp
 from fedjaxsim.data.minibatches import permuted
 from fedjaxsim.fast import threefry
 from fedjaxsim.privacy.events import Scheme
-from fedjaxsim.privacy.sampling import Cohort, Sampling
+from fedjaxsim.privacy.sampling import Cohort, Sampler, Sampling
 
 
-def passes(num_clients: int, cohort: int, max_participations: int) -> Sampling:
+def passes(*, cohort: int, max_participations: int) -> Sampling:
     """Each pass is a fresh random order of the clients, cut into cohorts of q.
 
     The cohort of round t depends on the run's key and t alone: it is number t mod R of pass ⌊t/R⌋,
     where R = ⌈m/q⌉; the last one of a pass holds what is left of the clients. After
-    `max_participations` passes, `Sampling.rounds` rounds in all, cohorts are empty.
-    `hparams.sampling_rate` must be q/m.
+    `max_participations` passes, `Sampler.rounds` rounds in all, cohorts are empty.
 
     Formal guarantees:
       * In a pass every client takes part exactly once (the order is a permutation whatever the
@@ -28,13 +27,17 @@ def passes(num_clients: int, cohort: int, max_participations: int) -> Sampling:
       * Sums are divided by q, also in the smaller cohort at the end of a pass.
 
     Args:
-      num_clients: m.
-      cohort: q.
-      max_participations: how often one client may take part; the number of passes.
+      cohort: Number q of clients in every cohort.
+      max_participations: Largest number of participations of one client, the number of passes.
 
     Raises:
-      ValueError: if q lies outside [1, m], or the cap is below 1.
+      ValueError: for a population, if q lies outside [1, m]; if the cap is below 1.
     """
+    return Sampling(lambda num_clients: _passes(num_clients, cohort, max_participations))
+
+
+def _passes(num_clients: int, cohort: int, max_participations: int) -> Sampler:
+    """Return the sampler of m clients."""
     if not 1 <= cohort <= num_clients:
         raise ValueError(f"cohort must lie in [1, {num_clients}], got {cohort}")
     scheme = Scheme("capped", num_clients, cohort, max_participations)
@@ -52,7 +55,7 @@ def passes(num_clients: int, cohort: int, max_participations: int) -> Sampling:
         ids = jnp.where(mask, ids, num_clients).astype(jnp.int32)
         return Cohort(ids, mask, jnp.zeros((), jnp.int32))
 
-    return Sampling(
+    return Sampler(
         scheme,
         draw,
         lambda hparams: jnp.asarray(cohort / num_clients),

@@ -26,7 +26,7 @@ from fedjaxsim.engine.program import measure_with
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import map_clients
 from fedjaxsim.gradients.reverse import bounded, reversible, run_rounds, segment_length
-from fedjaxsim.hparams import Hyperparameters, on_host
+from fedjaxsim.hyperparameters import Hyperparameters, on_host
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit, noise_multiplier_in_jit
 from fedjaxsim.privacy.guarantee import default_delta
@@ -255,7 +255,7 @@ def epsilon_by_sampling_rate(
     scheme, event = simulation.sampling.scheme, simulation.mechanism.event
     simulation.check(hparams)
     simulation.check_rounds(hparams, 0, rounds, None)
-    rate = float(np.asarray(hparams.sampling_rate))
+    rate = float(np.asarray(hparams.get("sampling_rate", 1.0)))
     if scheme.kind != "poisson" or event.kind != "gaussian" or rate >= 1:
         raise ValueError(
             "ε has a derivative in p for Poisson sampling with p < 1 and Gaussian noise, got "
@@ -284,7 +284,7 @@ def _epsilon_slope(p, z, counts, delta, scheme, event):
         sampling_rate=jnp.broadcast_to(p, z.shape),
         rounds=counts,
     )
-    return epsilon_in_jit(ledger.empty(charges), delta)
+    return epsilon_in_jit(ledger.Ledger((charges,)), delta)
 
 
 # --- over seeds -----------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def check_names(
       ValueError: if there is none, or no such hyperparameter, if it is discrete, or if one follows
         from another.
     """
-    fields = [field.name for field in dataclasses.fields(hparams)]
+    fields = list(hparams)
     if not names:
         raise ValueError(f"wrt must name at least one of {fields}, got nothing")
     for name in names:
@@ -381,7 +381,7 @@ def check_names(
         return
     if epsilon is not None:
         raise ValueError("noise_multiplier follows from epsilon, so it is not free to vary")
-    clip_norm = on_host(hparams.clip_norm)
+    clip_norm = on_host(hparams.get("clip_norm", np.inf))
     if clip_norm is not None and not np.all(np.isfinite(clip_norm)):
         raise ValueError(
             f"noise_multiplier has no derivative without a finite clip_norm, got {clip_norm}"
@@ -402,12 +402,12 @@ def _check(
         value = on_host(epsilon)
         if value is not None and not (value.ndim == 0 and 0 < value < np.inf):
             raise ValueError(f"epsilon must be one positive, finite number, got {epsilon}")
-        if np.ndim(hparams.noise_multiplier):
+        if np.ndim(hparams.get("noise_multiplier", 0.0)):
             raise ValueError(
                 "z(ε) is known for noise that is constant over rounds: noise_multiplier must be a "
                 f"number where epsilon is given, got {np.shape(hparams.noise_multiplier)} of them"
             )
         hparams = hparams.replace(noise_multiplier=1.0)
     simulation.check(hparams)
-    if on_host(hparams.noise_multiplier) is not None:
+    if on_host(hparams.get("noise_multiplier", 0.0)) is not None:
         simulation.check_rounds(hparams, 0, rounds, None)

@@ -5,7 +5,7 @@ import optax
 
 from fedjaxsim.data.synthetic import feature_variances
 from fedjaxsim.models.model import linear
-from fedjaxsim.models.task import Task
+from fedjaxsim.tasks.task import Task
 
 
 def known_regression(num_features: int) -> Task:

@@ -17,12 +17,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax_privacy.auditing import CanaryScoreAuditor, Split
 
 from fedjaxsim.audit.attacks import Attack, Evidence, likelihood_ratio, with_canaries
-from fedjaxsim.hparams import Hyperparameters
+from fedjaxsim.extras import importing
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.guarantee import default_delta
 from fedjaxsim.simulation import Simulation, SimulationState
+
+with importing("audit"):
+    from jax_privacy.auditing import CanaryScoreAuditor, Split
 
 PyTree = Any
 
@@ -242,7 +245,7 @@ def _audited(
 
     def notes():
         mechanism = simulation.mechanism
-        zero, state = mechanism.zero(message), mechanism.init(arrays)
+        zero, state = mechanism.zero(message, simulation.num_clients), mechanism.init(arrays)
         release = mechanism.release(zero, 1.0, key, state, arrays, jnp.int32(0))
         return attack.observe(release.value, jnp.asarray(directions, dtype=float))
 

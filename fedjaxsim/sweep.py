@@ -17,12 +17,11 @@ from fedjaxsim.engine.placement.devices import AXIS as CLIENTS
 from fedjaxsim.engine.placement.devices import rows_over, specs_of_rows
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.segments import Segment, run_segments
+from fedjaxsim.engine.segments import History, Segment, run_segments
 from fedjaxsim.engine.settings_axis import over_settings, stack, varying
 from fedjaxsim.engine.share import Shard
 from fedjaxsim.engine.state import Part, SimulationState, map_parts
-from fedjaxsim.hparams import Hyperparameters
-from fedjaxsim.privacy import streams
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.simulation import Simulation
 
 PyTree = Any
@@ -32,10 +31,10 @@ _AXIS = "settings"
 class ManyRuns:
     """Runs of one simulation that differ in hyperparameters, as one program.
 
-    Each of them computes what `Simulation.run` would with the same seed and common noise, up to
-    rounding: the runs share cohorts, minibatches and the standard normal numbers behind the noise,
-    which are made once. So at most one of them may be published under its own guarantee. A run that
-    diverges does so alone: no number of one run enters another.
+    Each of them computes what `Simulation.run` would with the same seed, up to rounding: the runs
+    share cohorts, minibatches and the standard normal numbers behind the noise, which are made
+    once. So at most one of them may be published under its own guarantee. A run that diverges does
+    so alone: no number of one run enters another.
 
     Args:
       simulation: what is run.
@@ -104,7 +103,7 @@ class ManyRuns:
             raise ValueError("a sweep needs at least one setting, got none")
         for setting in settings:
             simulation.check(setting)
-        rates = sorted({float(np.asarray(setting.sampling_rate)) for setting in settings})
+        rates = sorted({float(np.asarray(s.get("sampling_rate", 1.0))) for s in settings})
         if len(rates) > 1:
             raise ValueError(
                 "runs in one program share their cohorts, so they need one sampling_rate, "
@@ -179,7 +178,7 @@ class ManyRuns:
           ValueError: as `Simulation.init`.
         """
         key = self.simulation.check_start(key, self.settings[0])
-        return self.simulation.drawing_from(streams.COMMON, self._init(key, self._hparams))
+        return self._init(key, self._hparams)
 
     def place(self, state: SimulationState) -> SimulationState:
         """A state that comes from elsewhere, a file say, on the devices."""
@@ -197,12 +196,12 @@ class ManyRuns:
         *,
         eval_every: int | None = None,
         on_segment: Callable[[SimulationState, Segment], bool | None] | None = None,
-    ) -> tuple[SimulationState, list[Segment]]:
+    ) -> tuple[SimulationState, History]:
         """As `Simulation.run`, for all runs at once.
 
         Returns:
-          The state, and the segments. Their metrics are (rounds, S), or (rounds,) where the runs
-          share them; the values of their evaluations are (m, S).
+          The state, and the history. The segments' metrics are (rounds, S), or (rounds,) where the
+          runs share them; the values of their evaluations are (m, S).
 
         Raises:
           ValueError: as `Simulation.run`, for any of the settings.

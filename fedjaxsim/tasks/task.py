@@ -12,8 +12,8 @@ from jax.typing import ArrayLike
 
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.fast.linear_steps import Linear, turned_gradient, turns
-from fedjaxsim.models.folds import Fold, area_under_roc, balanced_accuracy
 from fedjaxsim.models.model import Model
+from fedjaxsim.tasks.folds import Fold, area_under_roc, balanced_accuracy
 
 PyTree = Any
 Divergence = Callable[[jax.Array, jax.Array], jax.Array]

@@ -1,0 +1,30 @@
+# The public names of `fedjaxsim.data`, for type checkers and `lazy_loader`.
+from .digits import digits as digits
+from .folder import check_folder as check_folder
+from .folder import load_folder as load_folder
+from .folder import save_folder as save_folder
+from .hugging_face import from_hf as from_hf
+from .images import load_images as load_images
+from .leaf import load_leaf as load_leaf
+from .load import load as load
+from .matlab import load_matlab as load_matlab
+from .npz import load_npz as load_npz
+from .npz import save_npz as save_npz
+from .partition import by_column as by_column
+from .partition import dirichlet as dirichlet
+from .partition import feature_noise as feature_noise
+from .partition import iid as iid
+from .partition import quantity as quantity
+from .partition import shards as shards
+from .population import Population as Population
+from .population import Ranges as Ranges
+from .population import split as split
+from .synthetic import regression_stream as regression_stream
+from .synthetic import related_regression as related_regression
+from .synthetic import synthetic_regression as synthetic_regression
+from .table import load_csv as load_csv
+from .table import load_parquet as load_parquet
+from .transforms import drop_constant_columns as drop_constant_columns
+from .transforms import unit_rows as unit_rows
+
+__all__: list[str]

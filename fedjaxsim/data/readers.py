@@ -1,0 +1,36 @@
+"""The readers and partitions that `--data` and `--partition` take by name.
+
+A new one is a file, and an entry here. Nothing heavy is imported, so that the command line knows
+the names at once.
+"""
+
+_DATA = "fedjaxsim.data"
+
+GENERATED = {
+    "digits": f"{_DATA}.digits:digits",
+    "synthetic": f"{_DATA}.synthetic:regression",
+    "synthetic-low-rank": f"{_DATA}.synthetic:low_rank",
+    "synthetic-group-sparse": f"{_DATA}.synthetic:group_sparse",
+    "synthetic-stream": f"{_DATA}.synthetic:stream",
+}
+"""Factories of data without a path, as "module:function"."""
+IN_FILES = {
+    "csv": f"{_DATA}.table:arrays_of_csv",
+    "folder": f"{_DATA}.folder:load_folder",
+    "images": f"{_DATA}.images:arrays_of_folder",
+    "leaf": f"{_DATA}.leaf:load_leaf",
+    "mat": f"{_DATA}.matlab:load_cells",
+    "npz": f"{_DATA}.npz:read_arrays",
+    "parquet": f"{_DATA}.table:arrays_of_parquet",
+}
+"""Factories of data at a path, their first argument."""
+READERS = GENERATED | IN_FILES
+PARTITIONS = {
+    "dirichlet": f"{_DATA}.partition:dirichlet",
+    "feature-noise": f"{_DATA}.partition:feature_noise",
+    "iid": f"{_DATA}.partition:iid",
+    "quantity": f"{_DATA}.partition:quantity",
+    "shards": f"{_DATA}.partition:shards",
+    "column": f"{_DATA}.partition:by_column",
+}
+"""Factories of populations from rows without clients; column takes a name, column:NAME."""

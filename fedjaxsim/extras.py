@@ -1,0 +1,84 @@
+"""Optional libraries: the extra that installs each, and one line of error where it is absent."""
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Extra(NamedTuple):
+    """An extra of the package.
+
+    Attributes:
+      subject: subject and verb of the error, as in "pictures need".
+      libraries: the modules that it installs, by the names under which they are imported.
+    """
+
+    subject: str
+    libraries: tuple[str, ...]
+
+
+EXTRAS = {
+    "audit": Extra("audits need", ("jax_privacy",)),
+    "equinox": Extra("equinox modules need", ("equinox",)),
+    "hf": Extra("Hugging Face data sets need", ("datasets",)),
+    "images": Extra("images need", ("PIL",)),
+    "mlflow": Extra("the logger mlflow needs", ("mlflow",)),
+    "plots": Extra("pictures need", ("matplotlib",)),
+    "tables": Extra("data frames, table files and sweeps need", ("narwhals", "pandas", "pyarrow")),
+    "tensorboard": Extra("the logger tensorboard needs", ("tensorboardX",)),
+    "trackio": Extra("the logger trackio needs", ("trackio",)),
+    "wandb": Extra("the logger wandb needs", ("wandb",)),
+}
+"""All extras that install a library the package imports."""
+
+_TITLES = {"PIL": "pillow", "jax_privacy": "jax-privacy"}
+"""Names of libraries that are imported under another one."""
+
+
+class MissingExtraError(ModuleNotFoundError):
+    """A library of an extra that is not installed."""
+
+
+def require(name: str) -> None:
+    """Check that the libraries of the extra `name` are installed, without importing them.
+
+    Raises:
+      MissingExtraError: if one is not; in one line that says what installs it.
+    """
+    for library in EXTRAS[name].libraries:
+        if importlib.util.find_spec(library) is None:
+            raise _missing(name, library)
+
+
+def missing(name: str) -> str | None:
+    """Return the error of `require`, or None where every library of the extra is installed."""
+    try:
+        require(name)
+    except MissingExtraError as error:
+        return str(error)
+    return None
+
+
+@contextlib.contextmanager
+def importing(name: str) -> Iterator[None]:
+    """Import libraries of the extra `name` in a `with` block.
+
+    Raises:
+      MissingExtraError: as `require`, if one of them is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library in EXTRAS[name].libraries:
+            raise _missing(name, library) from None
+        raise
+
+
+def _missing(name: str, library: str) -> MissingExtraError:
+    title = _TITLES.get(library, library)
+    return MissingExtraError(
+        f"{EXTRAS[name].subject} {title}, which is not installed: pip install 'fedjaxsim[{name}]'",
+        name=library,
+    )

@@ -1,0 +1,290 @@
+"""Hyperparameters: the numbers of a run that one may tune, sweep or differentiate.
+
+A part of a simulation (an algorithm, a mechanism, a sampler) declares each number that it reads as
+a `Hyperparameter`, in the file that reads it. `Simulation.hyperparameters` composes the records of
+its parts into one pytree of arrays. Flags, keys of TOML files, axes of sweeps, tuning, derivatives,
+labels and checks are derived from the same records.
+
+Settings that fix a shape or a branch (local steps, batch size, cohort capacity) are no
+hyperparameters but arguments of the part's factory. So changing a hyperparameter never recompiles.
+"""
+
+import dataclasses
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, ParamSpec, Self, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.typing import ArrayLike
+
+from fedjaxsim.factories import settings_of
+
+Value = ArrayLike | Sequence[float]
+LARGEST_FLOAT32 = 3.4028234663852886e38
+_P = ParamSpec("_P")
+_Part = TypeVar("_Part", bound=Any)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hyperparameter:
+    """A number that a part of a simulation reads.
+
+    Attributes:
+      name: its name in `Hyperparameters`.
+      default: its value where none is given; None if one must be given.
+      help: its meaning and unit, for `--help` and docs.
+      range: the smallest and the largest allowed value.
+      also: allowed values outside the range.
+      allowed: the allowed values in words, as an error says them after "must".
+      scale: "log" for a positive number that `fedjaxsim tune` may search on a logarithmic scale.
+      schedule: whether it may have one value per round, shape (T,), instead of ().
+      symbol: its symbol in figures; None for the name.
+      label: its name in a figure's axis label; None where the symbol says enough.
+      meanings: the names of special values.
+      flag: its name on the command line and in files; None for `name`.
+    """
+
+    name: str
+    default: float | None = None
+    help: str = ""
+    range: tuple[float, float] = (0.0, LARGEST_FLOAT32)
+    also: tuple[float, ...] = ()
+    allowed: str = "be finite and at least 0"
+    scale: Literal["linear", "log"] = "linear"
+    schedule: bool = False
+    symbol: str | None = None
+    label: str | None = None
+    meanings: Mapping[float, str] = dataclasses.field(default_factory=dict, hash=False)
+    flag: str | None = None
+
+    @property
+    def setting(self) -> str:
+        """The name of its flag and of its key in files, with underscores."""
+        return self.flag or self.name
+
+    def check(self, value: Value) -> None:
+        """Check the shape, and the range where the value is known on the host.
+
+        Raises:
+          ValueError: naming the hyperparameter, its value and what is allowed.
+        """
+        shape = np.shape(value)
+        if len(shape) > (1 if self.schedule else 0):
+            wanted = "a number or one number per round" if self.schedule else "one number"
+            raise ValueError(f"{self.name} must be {wanted}, got shape {shape}")
+        known = on_host(value)
+        if known is None:
+            return
+        allowed = (known >= self.range[0]) & (known <= self.range[1])
+        for other in self.also:
+            allowed |= known == other
+        if not allowed.all():
+            raise ValueError(f"{self.name} must {self.allowed}, got {known}")
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Hyperparameters:
+    """The values of all hyperparameters of one simulation, by name: a pytree of arrays.
+
+    `Simulation.hyperparameters` makes them. Values are attributes, as in `hparams.learning_rate`:
+    each () or, for a declared schedule, (T,).
+    """
+
+    def __init__(self, **values: Value):
+        self.__dict__["_values"] = values
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_values"][name]
+        except KeyError:
+            raise AttributeError(
+                f"hyperparameter {name!r} is not declared by a part of the simulation; declared: "
+                f"{', '.join(self.__dict__.get('_values', ())) or 'none'}"
+            ) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"hyperparameters are immutable: use replace({name}=…)")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Hyperparameters) and self._values == other._values
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        def shown(value: Any) -> str:
+            if isinstance(value, Tracer) or np.ndim(value):
+                return f"array{list(np.shape(value))}"
+            return f"{float(value):.6g}"
+
+        return f"Hyperparameters({', '.join(f'{k}={shown(v)}' for k, v in self._values.items())})"
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of that name, or the default where no part declares it."""
+        return self._values.get(name, default)
+
+    def replace(self, **changes: Value) -> Self:
+        """Return a copy with other values.
+
+        Raises:
+          ValueError: for a name that is not among them.
+        """
+        for name in changes:
+            if name not in self._values:
+                raise ValueError(unknown("hyperparameter", name, self._values))
+        return type(self)(**(self._values | changes))
+
+    def as_arrays(self) -> Self:
+        """Return a copy whose leaves are float arrays of the default precision.
+
+        Python numbers, numpy and JAX arrays then lead to one compiled program.
+        """
+        dtype = jnp.result_type(float)
+
+        def as_array(leaf: Any) -> Any:
+            done = isinstance(leaf, jax.Array) and leaf.dtype == dtype and not leaf.weak_type
+            return leaf if done or leaf is None else jnp.asarray(leaf, dtype=dtype)
+
+        return type(self)(**{name: as_array(value) for name, value in self._values.items()})
+
+    def map(self, function: Callable[..., Any], *others: "Hyperparameters") -> Self:
+        """Return `function(value, …)` of every value and those of `others` of the same name."""
+        return type(self)(
+            **{
+                name: function(value, *(other._values[name] for other in others))
+                for name, value in self._values.items()
+            }
+        )
+
+    def tree_flatten_with_keys(self) -> tuple[Any, tuple[str, ...]]:
+        """Flatten for JAX."""
+        names = tuple(self._values)
+        return [(jax.tree_util.GetAttrKey(name), self._values[name]) for name in names], names
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], leaves: Iterable[Any]) -> Self:
+        """Unflatten for JAX."""
+        return cls(**dict(zip(names, leaves, strict=True)))
+
+
+Records = tuple[Hyperparameter, ...]
+
+
+def reads(
+    *records: Hyperparameter | Callable[..., Iterable[Hyperparameter]],
+) -> Callable[[Callable[_P, _Part]], Callable[_P, _Part]]:
+    """Declare the hyperparameters that the part made by a factory reads.
+
+    The part gets them as its `hyperparameters`; the command line makes flags of them before the
+    factory is called.
+
+    Args:
+      *records: hyperparameters; or functions of the factory's keyword arguments that return some,
+        where an argument decides what is read.
+    """
+
+    def decorate(factory: Callable[_P, _Part]) -> Callable[_P, _Part]:
+        signature = inspect.signature(factory)
+
+        def of_call(call: inspect.BoundArguments) -> Records:
+            call.apply_defaults()
+            found: list[Hyperparameter] = []
+            for record in records:
+                if isinstance(record, Hyperparameter):
+                    found.append(record)
+                else:
+                    found += record(**call.arguments)
+            return tuple(dict.fromkeys(found))
+
+        @functools.wraps(factory)
+        def make(*args: _P.args, **kwargs: _P.kwargs) -> _Part:
+            part = factory(*args, **kwargs)
+            return part._replace(hyperparameters=of_call(signature.bind(*args, **kwargs)))
+
+        def declared(**arguments: Any) -> Records:
+            return of_call(signature.bind_partial(**arguments))
+
+        make.declared = declared  # type: ignore[attr-defined]
+        return make
+
+    return decorate
+
+
+def declared_by(factory: Callable[..., Any], **arguments: Any) -> Records:
+    """Return what `reads` declared for a factory called with these keyword arguments."""
+    declared = getattr(factory, "declared", None)
+    return () if declared is None else declared(**arguments)
+
+
+def ever_declared_by(factory: Callable[..., Any]) -> Records:
+    """Return what `reads` declared for a factory called with any values of its settings."""
+    found = dict.fromkeys(declared_by(factory))
+    for setting in settings_of(factory).values():
+        for value in setting.values:
+            found |= dict.fromkeys(declared_by(factory, **{setting.name: value}))
+    return tuple(found)
+
+
+def compose(parts: Iterable[Records]) -> dict[str, Hyperparameter]:
+    """Join the hyperparameters of several parts into one namespace.
+
+    Raises:
+      ValueError: if two parts give one name different meanings.
+    """
+    found: dict[str, Hyperparameter] = {}
+    for record in (record for records in parts for record in records):
+        if found.setdefault(record.name, record) != record:
+            raise ValueError(
+                f"two parts of the simulation declare hyperparameter {record.name!r} differently: "
+                f"{found[record.name]} and {record}"
+            )
+    return found
+
+
+def fill(records: Mapping[str, Hyperparameter], values: Mapping[str, Value]) -> Hyperparameters:
+    """Complete values by defaults and check them.
+
+    Args:
+      records: of all parts, by name.
+      values: the given ones.
+
+    Raises:
+      ValueError: for an unknown name (with the nearest known one), a missing value without a
+        default, a wrong shape or a value out of range.
+    """
+    for name in values:
+        if name not in records:
+            raise ValueError(unknown("hyperparameter", name, records))
+    missing = [n for n, record in records.items() if n not in values and record.default is None]
+    if missing:
+        raise ValueError(
+            f"hyperparameter {missing[0]!r} must be given: it has no default "
+            f"({records[missing[0]].help})"
+        )
+    complete: dict[str, Any] = {n: values.get(n, record.default) for n, record in records.items()}
+    for name, value in complete.items():
+        records[name].check(value)
+    return Hyperparameters(**complete)
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """Return the message about an unknown name, with the nearest known one."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"unknown {kind} {name!r}{hint}; this simulation reads {', '.join(known) or 'none'}"
+
+
+def on_host(value: Value) -> np.ndarray | None:
+    """Return the value on the host, or None while it is traced (mapped or differentiated)."""
+    return None if isinstance(value, Tracer) else np.asarray(value, dtype=np.float64)

@@ -1,0 +1,10 @@
+# The public names of `fedjaxsim.tasks`, for type checkers and `lazy_loader`.
+from .known_risk import known_regression as known_regression
+from .task import Task as Task
+from .task import logistic as logistic
+from .task import one_vs_all as one_vs_all
+from .task import softmax as softmax
+from .task import softmax_sequence as softmax_sequence
+from .task import squared as squared
+
+__all__: list[str]

@@ -1,0 +1,61 @@
+"""The history of a run: a sequence of segments, shown in short and as a table."""
+
+import numpy as np
+import pytest
+
+from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.engine.segments import History, Segment
+
+
+def segment(round_, participants, values):
+    """Two rounds and an evaluation on two clients, or on one for each run."""
+    evaluation = Evaluation("test", np.array([1, 1]), {"loss": np.array(values)})
+    return Segment(round_, {"participants": np.array(participants)}, evaluation)
+
+
+HISTORY = History([segment(2, [1, 2], [0.5, 1.5]), segment(4, [3, 3], [0.25, 0.25])])
+
+
+def test_a_history_is_a_sequence_of_segments():
+    first, last = HISTORY
+    assert (len(HISTORY), HISTORY[0], HISTORY[-1]) == (2, first, last)
+    assert isinstance(HISTORY[1:], History)
+    assert [each.round for each in HISTORY[::-1]] == [4, 2]
+    assert [each.round for each in HISTORY[:1] + HISTORY[1:]] == [2, 4]
+    with pytest.raises(IndexError):
+        HISTORY[2]
+
+
+def test_its_table_has_a_row_per_evaluation():
+    table = HISTORY.to_pandas()
+    assert table["round"].tolist() == [2, 4]
+    assert table["participants"].tolist() == [1.5, 3.0]  # means over a segment's rounds
+    assert table["test_loss"].tolist() == [1.0, 0.25]
+    assert table["test_loss_p90"].tolist() == pytest.approx([1.4, 0.25])
+    assert "run" not in table
+
+
+def test_its_table_of_several_runs_has_a_row_for_each():
+    # Participants are shared by the runs, as cohorts are.
+    table = History([segment(2, [1, 2], [[0.5, 1.0, 2.0], [1.5, 1.0, 4.0]])]).to_pandas()
+    assert table["round"].tolist() == [2, 2, 2]
+    assert table["run"].tolist() == [0, 1, 2]
+    assert table["participants"].tolist() == [1.5, 1.5, 1.5]
+    assert table["test_loss"].tolist() == [1.0, 1.0, 3.0]
+
+
+def test_it_shows_where_metrics_began_and_ended():
+    assert repr(HISTORY).splitlines() == [
+        "History of 2 evaluations, up to round 4",
+        "  test_loss: 1 → 0.25",
+    ]
+    assert repr(HISTORY[:1]).splitlines()[1] == "  test_loss: 1"
+    assert repr(History()) == "History of 0 evaluations"
+    page = HISTORY._repr_html_()
+    assert "<tr><th>round</th><th>participants</th><th>test_loss</th></tr>" in page
+    assert "<tr><td>2</td><td>1.5</td><td>1</td></tr>" in page
+    assert History()._repr_html_().count("<td>") == 0
+
+
+def test_a_segment_does_not_show_its_arrays():
+    assert "array" not in repr(HISTORY[0])

@@ -1,0 +1,219 @@
+"""What works without optional libraries, and the one line that names the extra where one is needed.
+
+A library is absent here where `sys.modules` holds None for it, as Python itself has it.
+"""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from problems import HANGS
+
+import fedjaxsim as fjs
+from fedjaxsim.cli import main
+from fedjaxsim.data import Population, load_csv, load_images
+from fedjaxsim.extras import EXTRAS, MissingExtraError, importing, missing, require
+from fedjaxsim.models import from_equinox
+
+ROOT = Path(__file__).parents[1]
+TABLE = "k,x,y\n0,1,0\n0,2,1\n1,3,0\n1,4,1\n"
+SWEEP = "rounds = 1\nclients = 6\nepsilon = inf\n[sweep]\nlam = [0.1, 1.0]\n"
+
+
+_COMMANDS = """
+import contextlib, io, json, sys
+
+for library in json.loads(sys.argv[1]):
+    sys.modules[library] = None
+
+from fedjaxsim.cli import main
+
+answers = []
+for arguments in json.loads(sys.argv[2]):
+    out, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        code = main(arguments.split())
+    answers.append([code, out.getvalue(), error.getvalue()])
+print(json.dumps(answers))
+"""
+
+
+def without(libraries, commands, folder):
+    """The exit code, output and errors of commands in one new process without some libraries."""
+    arguments = [json.dumps(libraries), json.dumps(commands)]
+    done = subprocess.run(
+        [sys.executable, "-c", _COMMANDS, *arguments],
+        cwd=folder, stdout=subprocess.PIPE, text=True, check=True, timeout=HANGS,
+    )  # fmt: skip
+    return dict(zip(commands, json.loads(done.stdout.splitlines()[-1]), strict=True))
+
+
+def test_the_extras_are_those_of_the_project():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for name, extra in EXTRAS.items():
+        listed = " ".join(declared["optional-dependencies"][name])
+        for library in extra.libraries:
+            distribution = {"PIL": "pillow", "jax_privacy": "jax-privacy"}.get(library, library)
+            assert f"{distribution}>=" in listed
+            assert not any(each.startswith(distribution) for each in declared["dependencies"])
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_an_absent_library_is_one_line_with_its_extra(name, monkeypatch):
+    library = EXTRAS[name].libraries[0]
+    monkeypatch.setitem(sys.modules, library, None)
+    message = (
+        rf"^{EXTRAS[name].subject} .*, which is not installed: pip install 'fedjaxsim\[{name}\]'$"
+    )
+    with pytest.raises(MissingExtraError, match=message):
+        require(name)
+    with pytest.raises(MissingExtraError, match=message), importing(name):
+        __import__(library)
+    assert missing(name) is not None
+
+
+def test_another_missing_module_is_not_taken_for_that_of_an_extra():
+    with pytest.raises(ModuleNotFoundError, match="no_such") as caught, importing("plots"):
+        import no_such_module  # type: ignore  # noqa: F401
+    assert not isinstance(caught.value, MissingExtraError)
+
+
+def frame():
+    import pyarrow
+
+    return pyarrow.table({"k": [0, 1], "x": [0.0, 1.0], "y": [0, 1]})
+
+
+@pytest.mark.parametrize(
+    ("library", "extra", "use"),
+    [
+        ("pyarrow", "tables", lambda path: load_csv(path / "t.csv", client="k", target="y")),
+        ("PIL", "images", lambda path: load_images(path / "images")),
+        ("equinox", "equinox", lambda path: from_equinox(lambda key: None)),  # type: ignore
+        ("pandas", "tables", lambda path: fjs.History().to_pandas()),
+    ],
+)
+def test_a_function_that_needs_a_library_names_its_extra(
+    library, extra, use, tmp_path, monkeypatch
+):
+    (tmp_path / "t.csv").write_text(TABLE)
+    for label in "ab":
+        (tmp_path / "images" / "client" / label).mkdir(parents=True)
+        (tmp_path / "images" / "client" / label / "1.png").touch()
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingExtraError, match=rf"'fedjaxsim\[{extra}\]'"):
+        use(tmp_path)
+
+
+def test_a_data_frame_names_the_extra(monkeypatch):
+    table = frame()
+    monkeypatch.setitem(sys.modules, "narwhals", None)
+    monkeypatch.setitem(sys.modules, "narwhals.stable.v2", None)
+    with pytest.raises(MissingExtraError, match=r"data frames.* narwhals.*'fedjaxsim\[tables\]'"):
+        Population.from_dataframe(table, client="k", target="y")
+
+
+REFUSED = {
+    "data show --clients 6 --out who.png": "plots",
+    "compare done --out both.png": "plots",
+    "report done": "plots",
+    "privacy tradeoff --noise-multiplier 4 --rounds 10 --out errors.png": "plots",
+    "sweep sweep.toml --out swept": "tables",
+    "run --data csv:t.csv --client k --target y --rounds 2 --out table": "tables",
+    "audit --clients 20 --rounds 2 --sampling-rate 1": "audit",
+    "run --rounds 2 --log tensorboard --out watched": "tensorboard",
+}
+"""Commands that need a library, and its extra."""
+QUIET = " --clients 6 --rounds 2 --sampling-rate 1 --epsilon inf --quiet"
+RUN = f"run{QUIET} --out run"
+IN_WORDS = "data show --clients 6"
+NO_PICTURES = (
+    "fedjaxsim: warning: no pictures will be drawn: pictures need matplotlib, which is not "
+    "installed: pip install 'fedjaxsim[plots]'"
+)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """A folder, and what commands answered in it without any library of an extra."""
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "sweep.toml").write_text(SWEEP)
+    (folder / "t.csv").write_text(TABLE)
+    libraries = [library for extra in EXTRAS.values() for library in extra.libraries]
+    return folder, without(libraries, [*REFUSED, RUN, f"run{QUIET}", IN_WORDS], folder)
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_a_command_that_needs_a_library_is_refused_before_it_computes(command, bare):
+    folder, answers = bare
+    code, out, error = answers[command]
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert f"not installed: pip install 'fedjaxsim[{REFUSED[command]}]'" in error
+    assert {path.name for path in folder.iterdir()} == {"sweep.toml", "t.csv", "run"}
+
+
+def test_a_run_goes_on_without_pictures_and_says_so_first(bare):
+    folder, answers = bare
+    code, _, error = answers[RUN]
+    assert (code, error.splitlines()[0]) == (0, NO_PICTURES)
+    files = {path.name for path in (folder / "run").iterdir()}
+    assert "curves.png" not in files
+    assert {"summary.json", "guarantee.json", "metrics.jsonl", "clients.csv"} <= files
+    assert json.loads((folder / "run" / "summary.json").read_text())["rounds"] == 2
+
+
+def test_what_draws_nothing_does_not_miss_pictures(bare):
+    _, answers = bare
+    for command in (f"run{QUIET}", IN_WORDS):
+        code, _, error = answers[command]
+        assert (code, error.count("pictures")) == (0, 0)
+
+
+def test_a_sweep_goes_on_without_pictures_and_says_so_first(tmp_path):
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    command = "sweep sweep.toml --out swept --quiet"
+    code, _, error = without(["matplotlib"], [command], tmp_path)[command]
+    assert (code, error.splitlines()[0]) == (0, NO_PICTURES)
+    assert (tmp_path / "swept" / "results.parquet").exists()
+    assert list((tmp_path / "swept").glob("*.png")) == []
+
+
+def test_the_page_of_a_run_without_pictures_draws_its_own(bare, tmp_path):
+    page = tmp_path / "page.html"
+    assert main(["report", str(bare[0] / "run"), "--out", str(page)]) == 0
+    assert "data:image/png" in page.read_text()
+
+
+_TINY = """
+import json, sys
+
+for library in json.loads(sys.argv[1]):
+    sys.modules[library] = None
+
+import fedjaxsim as fjs
+from fedjaxsim.models import linear
+from fedjaxsim.tasks import softmax
+
+for name in fjs.__all__:
+    getattr(fjs, name)
+population = fjs.data.iid(fjs.data.digits(), num_clients=5, seed=0)
+population = fjs.data.split(population, test=0.2)
+task = softmax(linear((64,), 10), num_classes=10)
+sampling, minibatches = fjs.poisson(0.5), fjs.Minibatches(10, steps=1)
+simulation = fjs.Simulation(fjs.pmtl(task), population, sampling, minibatches)
+hparams = simulation.hyperparameters(sampling_rate=0.5, clip_norm=1.0, noise_multiplier=1.0)
+state, history = simulation.run(simulation.init(0, hparams), hparams, 2)
+print(repr(history), repr(simulation.guarantee(state)), history._repr_html_())
+"""
+
+
+def test_a_simulation_in_python_needs_no_extra():
+    libraries = [library for extra in EXTRAS.values() for library in extra.libraries]
+    command = [sys.executable, "-c", _TINY, json.dumps([*libraries, "chex"])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "test_accuracy" in done.stdout
+    assert "ε ≤" in done.stdout

@@ -1,0 +1,115 @@
+"""Settings of factories are read from their signatures and docstrings."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import pytest
+
+from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.algorithms.systems import SYSTEMS
+from fedjaxsim.factories import described, make, resolve, settings_of
+from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
+
+Size = Literal["small", "large"]
+
+
+def part(
+    task: Any,
+    *,
+    cohort: int,
+    size: Size = "small",
+    fast: bool = False,
+    capacity: int | None = None,
+    rate: float = 0.5,
+    words: tuple[str, ...] = (),
+    paths: str | Sequence[str] | Callable[[str], bool] | None = None,
+    hidden: tuple[int, ...] = (8,),
+    optimizer: Callable[[float], Any] | Literal["sgd", "adam"] = "sgd",
+    num_clients: int = 3,
+    function: Callable[[], None] | None = None,
+    **others: int,
+) -> tuple[Any, ...]:
+    """Make a part.
+
+    What it does takes: a sentence with a colon.
+
+    Args:
+      task: model and loss.
+      cohort: clients in a round.
+      size: how large it is, in words
+        that take two lines.
+      rate: p in (0, 1]; see `cohort: int`.
+      paths: of parameters.
+
+    Raises:
+      ValueError: never.
+    """
+    del size, fast, capacity, rate, words, paths, hidden, optimizer, function, others
+    return task, cohort, num_clients
+
+
+def test_settings_are_the_arguments_of_plain_types():
+    found = settings_of(part, supplied=("num_clients",))
+    assert {name: (setting.hint, setting.optional) for name, setting in found.items()} == {
+        "cohort": (int, False),
+        "size": (Size, False),
+        "fast": (bool, False),
+        "capacity": (int, True),
+        "rate": (float, False),
+        "words": (tuple[str, ...], False),
+        "paths": (tuple[str, ...], True),
+        "hidden": (tuple[int, ...], False),
+        "optimizer": (Literal["sgd", "adam"], False),
+    }
+    assert all(name == setting.name for name, setting in found.items())
+    assert "num_clients" in settings_of(part)
+
+
+def test_a_setting_without_a_default_is_required():
+    found = settings_of(part)
+    assert [name for name, setting in found.items() if setting.required] == ["cohort"]
+    assert found["cohort"].default is inspect.Parameter.empty
+    assert (found["hidden"].default, found["capacity"].default) == ((8,), None)
+
+
+def test_help_is_that_of_the_docstring():
+    found = settings_of(part)
+    assert found["cohort"].help == "clients in a round."
+    assert found["size"].help == "how large it is, in words that take two lines."
+    assert found["rate"].help == "p in (0, 1]; see `cohort: int`."
+    assert found["fast"].help == ""
+    assert set(described(inspect.getdoc(part) or "")) == {"task", "cohort", "size", "rate", "paths"}
+    assert described("One line.") == {}
+
+
+def test_a_factory_is_called_with_what_it_takes_of_what_is_supplied():
+    supplied = {"num_clients": 7, "sizes": [1, 2]}
+    assert make(part, "task", supplied=supplied, cohort=2) == ("task", 2, 7)
+    assert make(part, "task", supplied=supplied, cohort=2, num_clients=5) == ("task", 2, 5)
+    assert make(part, "task", cohort=2) == ("task", 2, 3)
+
+
+def test_a_name_stands_for_a_function():
+    assert resolve("fedjaxsim.algorithms.fedavg:fedavg") is fedavg
+    assert make("fedjaxsim.privacy.mechanisms:no_release").event.kind == "none"
+    with pytest.raises(AttributeError):
+        resolve("fedjaxsim.algorithms.fedavg:missing")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*(s.factory for s in SYSTEMS.values()), *MECHANISMS.values(), *SAMPLERS.values()],
+)
+def test_every_setting_of_every_part_has_help(path):
+    for setting in settings_of(resolve(path)).values():
+        assert setting.help, setting.name
+
+
+def test_settings_of_parts_keep_their_types_behind_decorators():
+    penalty = settings_of(resolve(SYSTEMS["mpmtl"].factory))["penalty"]
+    assert "group-sparse" in penalty.hint.__args__
+    assert penalty.default == "low-rank"
+    head = settings_of(resolve(SYSTEMS["dpfedmtl"].factory))["head"]
+    assert (head.hint, head.optional) == (tuple[str, ...], True)
+    assert "task" not in settings_of(resolve(SYSTEMS["pmtl"].factory))

@@ -1,0 +1,347 @@
+"""Hyperparameters: composed of what a simulation's parts read, filled, checked, transformed."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import every_system, least_squares, simulation_of
+
+import fedjaxsim as fjs
+from fedjaxsim.algorithms.optimizers import LEARNING_RATE, SERVER_LEARNING_RATE
+from fedjaxsim.algorithms.systems import SYSTEMS
+from fedjaxsim.factories import make, resolve
+from fedjaxsim.hyperparameters import (
+    Hyperparameter,
+    Hyperparameters,
+    compose,
+    declared_by,
+    fill,
+    on_host,
+    reads,
+)
+from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
+from fedjaxsim.privacy.doors.adaptive import adaptive_clipping
+from fedjaxsim.privacy.mechanisms import CLIP_NORM, NOISE_MULTIPLIER
+
+POPULATION, TASK = least_squares([4, 5, 6], features=2)
+NOISE = {"clip_norm", "noise_multiplier"}
+RATE, WEIGHT = Hyperparameter("rate", 0.5), Hyperparameter("weight", help="of the penalty.")
+
+
+def simulation(algorithm, sampling=None, mechanism=None):
+    steps = fjs.Minibatches(2, steps=1)
+    sampling = sampling or fjs.full_participation()
+    return fjs.Simulation(algorithm, POPULATION, sampling, steps, mechanism)
+
+
+# --- which ones a simulation has ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sampling", "mechanism", "expected"),
+    [
+        (fjs.fedavg(TASK), None, None, {"learning_rate", "server_learning_rate", *NOISE}),
+        (
+            fjs.fedprox(TASK),
+            fjs.poisson(0.3),
+            None,
+            {"learning_rate", "server_learning_rate", "mu", "sampling_rate", *NOISE},
+        ),
+        (fjs.local(TASK), None, fjs.no_release(), {"learning_rate"}),
+        (
+            fjs.pmtl(TASK),
+            None,
+            adaptive_clipping(),
+            {
+                *("learning_rate", "server_learning_rate", "lam"),
+                *("target_quantile", "clip_learning_rate", "count_noise"),
+                *NOISE,
+            },
+        ),
+    ],
+    ids=["fedavg", "poisson", "nothing sent", "adaptive"],
+)
+def test_a_simulation_has_those_that_its_parts_read(algorithm, sampling, mechanism, expected):
+    sim = simulation(algorithm, sampling, mechanism)
+    assert set(sim.records) == set(sim.hyperparameters()) == expected
+    defaults = {name: record.default for name, record in sim.records.items()}
+    assert {name: getattr(sim.hyperparameters(), name) for name in sim.records} == defaults
+
+
+def test_a_sampling_rate_that_is_not_given_is_that_of_the_sampler():
+    sim = simulation(fjs.fedavg(TASK), fjs.poisson(0.3))
+    assert sim.hyperparameters().sampling_rate == 0.3
+    hparams = sim.check(sim.hyperparameters())
+    assert float(sim.sampling.rate(hparams)) == pytest.approx(0.3, abs=1e-7)
+    assert float(simulation(fjs.fedavg(TASK)).sampling.rate(Hyperparameters())) == 1.0
+
+
+def names(part):
+    return {record.name for record in part.hyperparameters}
+
+
+def test_a_part_reads_what_its_arguments_ask_for():
+    plain = {"learning_rate", "lam", "ridge", "clip_norm"}
+    for penalty, outliers in [("low-rank", set()), ("decomposed", {"lam2"})]:
+        for protect, noise in [(False, set()), (True, {"example_epsilon"})]:
+            part = fjs.mpmtl(TASK, penalty=penalty, protect_examples=protect)
+            assert names(part) == plain | outliers | noise
+            known = declared_by(fjs.mpmtl, penalty=penalty, protect_examples=protect)
+            assert known == part.hyperparameters
+    assert names(fjs.mpmtl(TASK, penalty="decomposed-group-sparse")) == plain | {"lam2"}
+    penalties = {penalty: fjs.finetune(TASK, penalty=penalty) for penalty in ("mean", "kl", "ewc")}
+    assert all(names(part) == {"learning_rate", "lam"} for part in penalties.values())
+    assert names(fjs.finetune(TASK, penalty="vanilla")) == {"learning_rate"}
+
+
+@pytest.mark.parametrize("name", every_system())
+def test_what_is_declared_is_what_is_read(name):
+    # Without one of them a round cannot be traced, and a round reads no others.
+    sim = simulation_of(
+        name, TASK, POPULATION, fjs.poisson(0.5), fjs.Minibatches(2, steps=1), chunk_size=2
+    )
+    read = set()
+
+    class Watched(Hyperparameters):
+        def __getattr__(self, name):
+            if name != "_values":
+                read.add(name)
+            return super().__getattr__(name)
+
+    jax.tree_util.register_pytree_with_keys_class(Watched)
+    values = sim.check(sim.hyperparameters())
+    watched = Watched(**{name: getattr(values, name) for name in values})
+    key = jax.random.key(0, impl="threefry2x32")
+    state = jax.eval_shape(sim.program.init, key, watched)
+    jax.eval_shape(sim.program.round, state, watched, sim.rows["train"])
+    jax.eval_shape(sim.program.evaluate, state, watched, sim.rows["train"])
+    assert read == set(sim.records)
+
+
+@pytest.mark.parametrize("path", sorted({*MECHANISMS.values(), *SAMPLERS.values()}))
+def test_a_factory_declares_before_it_is_called_what_its_part_has(path):
+    settings: Any = {
+        "fixed_size": {"cohort": 2},
+        "passes": {"cohort": 2, "max_participations": 1},
+    }.get(path.split(":")[1], {})
+    part = make(path, **settings)
+    assert declared_by(resolve(path), **settings) == part.hyperparameters
+
+
+def test_every_system_declares_before_it_is_called_what_its_algorithm_has():
+    for name, system in SYSTEMS.items():
+        settings = {"head": "bias"} if name.startswith("dpfedmtl") else {}
+        algorithm = system.make(TASK, 3, **settings)
+        assert declared_by(resolve(system.factory), **settings) == algorithm.hyperparameters
+        assert LEARNING_RATE in algorithm.hyperparameters
+
+
+def test_an_algorithm_of_ones_own_declares_what_it_reads():
+    @reads(RATE, lambda heavy, **_: (WEIGHT,) if heavy else ())
+    def mine(task, *, heavy=False):
+        return fjs.fedavg(task)
+
+    assert mine(TASK).hyperparameters == (RATE,)
+    assert mine(TASK, heavy=True).hyperparameters == (RATE, WEIGHT)
+    assert declared_by(mine) == (RATE,)
+    assert declared_by(mine, heavy=True) == (RATE, WEIGHT)
+    assert declared_by(lambda task: task) == ()
+    sim = simulation(mine(TASK, heavy=True))
+    assert set(sim.hyperparameters(weight=2.0)) == {"rate", "weight", *NOISE}
+
+
+def test_two_parts_may_share_a_record_but_not_a_name():
+    shared = compose([(RATE, CLIP_NORM), (CLIP_NORM, NOISE_MULTIPLIER), ()])
+    assert list(shared) == ["rate", "clip_norm", "noise_multiplier"]
+    other = Hyperparameter("clip_norm", 1.0)
+    algorithm = fjs.fedavg(TASK)
+    clashing = algorithm._replace(hyperparameters=(*algorithm.hyperparameters, other))
+    for clash in (lambda: compose([(CLIP_NORM,), (other,)]), lambda: simulation(clashing)):
+        with pytest.raises(ValueError, match="declare hyperparameter 'clip_norm' differently"):
+            clash()
+
+
+# --- values and refusals --------------------------------------------------------------------------
+
+
+def test_defaults_fill_what_is_not_given():
+    hparams = fill(compose([(RATE, WEIGHT)]), {"weight": 2.0})
+    assert (hparams.rate, hparams.weight) == (0.5, 2.0)
+    assert list(hparams) == ["rate", "weight"]
+    assert "rate" in hparams
+    assert "lam" not in hparams
+    assert (hparams.get("weight"), hparams.get("lam"), hparams.get("lam", 3.0)) == (2.0, None, 3.0)
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_one():
+    sim = simulation(fjs.fedavg(TASK))
+    read = "this simulation reads learning_rate, server_learning_rate, clip_norm, noise_multiplier"
+    close = rf"unknown hyperparameter 'learning_rat' \(did you mean 'learning_rate'\?\); {read}$"
+    with pytest.raises(ValueError, match=close):
+        sim.hyperparameters(learning_rat=0.1)
+    # FedAvg has no λ, and full participation no rate.
+    for name in ("lam", "sampling_rate"):
+        with pytest.raises(ValueError, match=f"unknown hyperparameter '{name}'.*; {read}$"):
+            sim.hyperparameters(**{name: 0.1})
+    with pytest.raises(ValueError, match="unknown hyperparameter 'x'; this simulation reads none"):
+        fill({}, {"x": 1.0})
+
+
+def test_without_a_default_a_value_must_be_given():
+    message = r"hyperparameter 'weight' must be given: it has no default \(of the penalty\.\)"
+    with pytest.raises(ValueError, match=message):
+        fill(compose([(RATE, WEIGHT)]), {"rate": 0.1})
+
+
+@pytest.mark.parametrize("value", [np.ones(3), [1.0, 2.0], jnp.ones((1,))])
+def test_only_a_schedule_may_have_a_value_for_each_round(value):
+    sim = simulation(fjs.pmtl(TASK))
+    with pytest.raises(ValueError, match=r"lam must be one number, got shape \(\d,\)"):
+        sim.hyperparameters(lam=value)
+    with pytest.raises(ValueError, match=r"lam must be one number, got shape \(\d,\)"):
+        sim.init(0, sim.hyperparameters().replace(lam=value))
+    assert sim.hyperparameters(noise_multiplier=value).noise_multiplier is value
+    with pytest.raises(ValueError, match=r"a number or one number per round, got shape \(2, 2\)"):
+        sim.hyperparameters(noise_multiplier=np.ones((2, 2)))
+    # Shapes are known while values are traced.
+    with pytest.raises(ValueError, match="lam must be one number"):
+        jax.eval_shape(lambda lam: sim.check(sim.hyperparameters(lam=lam)), jnp.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name", "value"),
+    [
+        (fjs.fedprox, "mu", -1.0),
+        (fjs.fedavg, "server_learning_rate", np.nan),
+        (fjs.fedavg, "learning_rate", np.inf),
+        (fjs.ppsgd, "personalization", -0.5),
+    ],
+)
+def test_a_value_out_of_range_is_refused(algorithm, name, value):
+    sim = simulation(algorithm(TASK))
+    with pytest.raises(ValueError, match=f"{name} must be .*at least 0.*got {value}"):
+        sim.hyperparameters(**{name: value})
+
+
+def test_values_outside_the_range_may_be_allowed():
+    z = Hyperparameter("z", 1.0, range=(0.5, 2.0), also=(0.0, math.inf), allowed="be z")
+    for value in (0.0, 0.5, 2.0, math.inf):
+        z.check(value)
+    for value in (0.4, 2.1, -math.inf, math.nan):
+        with pytest.raises(ValueError, match="z must be z, got"):
+            z.check(value)
+
+
+def test_those_of_another_simulation_are_refused():
+    sim, other = simulation(fjs.fedavg(TASK)), simulation(fjs.pmtl(TASK))
+    hparams = sim.hyperparameters()
+    state = other.init(0, other.hyperparameters())
+    uses = [
+        lambda hparams: other.init(0, hparams),
+        lambda hparams: other.run(state, hparams, 1),
+        lambda hparams: other.round(state, hparams),
+        lambda hparams: other.check(hparams),
+    ]
+    for use in uses:
+        with pytest.raises(ValueError, match="must come from `hyperparameters` of this simulation"):
+            use(hparams)
+    with pytest.raises(ValueError, match=r"reads learning_rate, .*, lam, .*; got"):
+        other.init(0, {"lam": 0.1})  # pyright: ignore[reportArgumentType]
+    # Their order and where they were made do not matter.
+    values = {name: getattr(other.hyperparameters(), name) for name in reversed(other.records)}
+    assert set(other.check(Hyperparameters(**values))) == set(other.records)
+
+
+def test_they_do_not_change_but_by_copies():
+    hparams = simulation(fjs.fedavg(TASK)).hyperparameters(learning_rate=0.2)
+    assert hparams.replace(learning_rate=0.3).learning_rate == 0.3
+    assert hparams.learning_rate == 0.2
+    with pytest.raises(ValueError, match="unknown hyperparameter 'lam'"):
+        hparams.replace(lam=0.1)
+    with pytest.raises(AttributeError, match=r"immutable: use replace\(learning_rate=…\)"):
+        hparams.learning_rate = 0.3
+    with pytest.raises(AttributeError, match="'lam' is not declared by a part of the simulation"):
+        _ = hparams.lam
+
+
+# --- a pytree of arrays ---------------------------------------------------------------------------
+
+
+def test_they_go_through_transformations_of_jax():
+    sim = simulation(fjs.fedavg(TASK))
+    hparams = sim.hyperparameters(learning_rate=0.2).as_arrays()
+    leaves, structure = jax.tree.flatten(hparams)
+    assert jax.tree.unflatten(structure, leaves) == hparams
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(hparams)]
+    assert paths == [f".{name}" for name in sim.records]
+
+    def product(hparams):
+        return hparams.learning_rate * hparams.server_learning_rate**2
+
+    assert float(jax.jit(product)(hparams)) == pytest.approx(0.2)
+    slope = jax.grad(product)(hparams)
+    assert isinstance(slope, Hyperparameters)
+    assert float(slope.server_learning_rate) == pytest.approx(0.4)
+    assert float(slope.clip_norm) == 0
+    several = hparams.map(lambda a, b: jnp.stack([a, b]), hparams.replace(learning_rate=0.5))
+    mapped = jax.vmap(product)(several)
+    np.testing.assert_allclose(mapped, [0.2, 0.5], rtol=1e-6)
+    # One of them mapped, the others shared.
+    axes = hparams.map(lambda _: None).replace(learning_rate=0)
+    rates = hparams.replace(learning_rate=jnp.array([0.1, 0.3]))
+    np.testing.assert_allclose(jax.vmap(product, (axes,))(rates), [0.1, 0.3], rtol=1e-6)
+
+
+def test_numbers_of_all_kinds_make_one_program():
+    records = compose([(LEARNING_RATE, SERVER_LEARNING_RATE)])
+    traced = []
+
+    @jax.jit
+    def use(hparams):
+        traced.append(1)
+        return hparams.learning_rate
+
+    for kind in (float, np.float64, np.float32, jnp.float32, np.asarray, jnp.asarray):
+        hparams = fill(records, {"learning_rate": kind(0.25)}).as_arrays()
+        assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(hparams))
+        assert float(use(hparams)) == 0.25
+    assert len(traced) == 1
+
+
+def test_values_are_known_on_the_host_unless_traced():
+    known = on_host([1.0, 2.0])
+    assert known is not None
+    assert known.dtype == np.float64
+    seen = []
+    jax.eval_shape(lambda value: seen.append(on_host(value)), jnp.ones(()))
+    assert seen == [None]
+
+
+def test_they_show_their_values():
+    hparams = Hyperparameters(lam=0.1, noise_multiplier=np.ones(3))
+    assert repr(hparams) == "Hyperparameters(lam=0.1, noise_multiplier=array[3])"
+
+
+# --- calibration ----------------------------------------------------------------------------------
+
+
+def test_calibration_finds_the_least_noise_of_a_target():
+    sim = simulation(fjs.fedavg(TASK), fjs.poisson(0.5))
+    hparams = sim.calibrate(sim.hyperparameters(clip_norm=1.0), epsilon=2.0, rounds=3, delta=1e-3)
+    assert hparams.clip_norm == 1.0
+    state, _ = sim.run(sim.init(0, hparams), hparams, 3)
+    epsilon = sim.guarantee(state, 1e-3).find("zero_out", "joint_dp").epsilon
+    assert epsilon is not None
+    assert 1.99 < epsilon <= 2.0
+
+
+def test_what_cannot_be_calibrated_is_refused():
+    silent = simulation(fjs.local(TASK), mechanism=fjs.no_release())
+    with pytest.raises(ValueError, match="adds no noise, so no ε can be aimed at"):
+        silent.calibrate(silent.hyperparameters(), epsilon=1.0, rounds=1)
+    sim = simulation(fjs.fedavg(TASK))
+    with pytest.raises(ValueError, match="needs a finite clip_norm"):
+        sim.calibrate(sim.hyperparameters(), epsilon=1.0, rounds=1)
