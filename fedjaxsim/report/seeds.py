@@ -28,18 +28,20 @@ class Run(NamedTuple):
 
 
 class System(NamedTuple):
-    """One setting.
+    """The runs of one setting.
 
     Attributes:
-      label: its algorithm and the settings in which it differs from others of that algorithm, or
-        the name of its only run.
-      algorithm: of it.
-      runs: by seed.
+      label: algorithm with the settings in which it differs from others of that algorithm, or the
+        name of the only run.
+      algorithm: name of the algorithm.
+      runs: runs by seed.
+      names: names of runs by seed.
     """
 
     label: str
     algorithm: str
     runs: dict[int, Run]
+    names: dict[int, str]
 
     def values(self, metric: str, seeds: Sequence[int]) -> np.ndarray:
         """The last value of a metric for some seeds; NaN where there is none."""
@@ -54,6 +56,11 @@ class Estimate(NamedTuple):
     half: float
 
 
+def settings_of(config: Record) -> Record:
+    """Return the settings of a run without its seed and what follows from them."""
+    return {key: value for key, value in config.items() if key not in _NOT_SETTINGS}
+
+
 def systems(runs: Mapping[str, Run]) -> list[System]:
     """Runs by setting, in the order in which they are given.
 
@@ -62,7 +69,7 @@ def systems(runs: Mapping[str, Run]) -> list[System]:
     """
     groups: list[tuple[Record, dict[int, str]]] = []
     for name, run in runs.items():
-        settings = {key: v for key, v in run.config.items() if key not in _NOT_SETTINGS}
+        settings = settings_of(run.config)
         seed = run.config.get("seed", 0)
         alike = [seeds for known, seeds in groups if known == settings and seed not in seeds]
         if alike:
@@ -78,8 +85,8 @@ def systems(runs: Mapping[str, Run]) -> list[System]:
             if any(each.get(key) != value for each in alike)
         ]  # fmt: skip
         label = ", ".join([algorithm, *parts]) if len(seeds) > 1 else next(iter(seeds.values()))
-        own = {seed: runs[name] for seed, name in seeds.items()}
-        found.append(System(label, algorithm, own))
+        of_seeds = {seed: runs[name] for seed, name in seeds.items()}
+        found.append(System(label, algorithm, of_seeds, seeds))
     return found
 
 

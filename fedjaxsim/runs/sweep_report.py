@@ -1,6 +1,7 @@
-"""What a sweep says at its end: envelopes, guarantees, and what they do not cover."""
+"""The report of a finished sweep: envelopes, guarantees and their limits."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from fedjaxsim.report.progress import epsilon_text, number, print_rows
 from fedjaxsim.runs.build import Experiment
 from fedjaxsim.runs.memory import peak_bytes, traffic
 from fedjaxsim.runs.plan import Plan
-from fedjaxsim.runs.sweep_directory import REPORT, SELECTION, SweepDirectory
+from fedjaxsim.runs.sweep_directory import ENVELOPES, REPORT, SELECTION, SweepDirectory
 
 with importing("tables"):
     import pandas as pd
@@ -30,13 +31,13 @@ def write_report(
     results: pa.Table,
     experiments: Mapping[int, Experiment],
 ) -> None:
-    """Writes the envelopes, and the guarantees of the finished runs.
+    """Write the envelopes, and the guarantees of the finished runs.
 
     Args:
-      plan: of the sweep.
-      directory: where to.
-      results: its table.
-      experiments: by run.
+      plan: plan of the sweep.
+      directory: directory of the sweep.
+      results: results of the sweep, from `table.tidy`.
+      experiments: experiments by run.
     """
     metric = default_metric(results, plan.columns)
     directory.write_envelopes(envelope(results, plan.columns, plan.best_over, metric))
@@ -56,37 +57,41 @@ def write_report(
 
 
 def print_report(plan: Plan, results: pa.Table) -> None:
-    """Prints the best final value of each family of runs, and what no guarantee covers."""
+    """Print the best final value of each family of runs, and the limits of the guarantees."""
     metric = default_metric(results, plan.columns)
-    title, headings, lines = best_table(
-        envelope(results, plan.columns, plan.best_over, metric), plan.best_over
-    )
-    print_rows(headings, lines[:_MOST_LINES], title, left=0)
-    if len(lines) > _MOST_LINES:
-        print(f"… and {len(lines) - _MOST_LINES} more in envelopes.parquet")
+    best = best_table(envelope(results, plan.columns, plan.best_over, metric), plan.best_over)
+    print_rows(best.headings, best.lines[:_MOST_LINES], best.title, left=0)
+    if len(best.lines) > _MOST_LINES:
+        print(f"… and {len(best.lines) - _MOST_LINES} more in {ENVELOPES}")
     diverged = _diverged(results)
     if diverged:
-        print(f"{len(diverged)} runs diverged; they are in the results, marked, and never the best")
+        print(f"{len(diverged)} runs diverged: marked in the results, and never the best")
     print(SELECTION)
-    print(f"the guarantees in full: {REPORT}")
+    print(f"guarantees in full: {REPORT}")
     print(SHARED_SEED)
 
 
-def best_table(
-    found: pd.DataFrame, best_over: Sequence[str]
-) -> tuple[str, list[str], list[list[str]]]:
-    """The best final values as a table: its title, its headings, and its lines.
+class BestTable(NamedTuple):
+    """The best final values of a sweep; the first `keys` columns are settings."""
+
+    title: str
+    headings: list[str]
+    lines: list[list[str]]
+    keys: int
+
+
+def best_table(found: pd.DataFrame, best_over: Sequence[str]) -> BestTable:
+    """Return the best final value of each combination of the keys.
 
     Args:
-      found: of the sweep, from `envelope`.
+      found: from `envelope`.
       best_over: the keys over which it takes the best.
     """
     best = last(found)
-    rows = records(best)
-    over = ", ".join(key_label(key) for key in best_over)
-    title = f"{metrics.label(rows[0]['metric'])} at the end"
-    title += f", best over {over}" if over else ""
     keys = [*best.columns[: best.columns.get_loc("round")], *best_over]
+    rows = records(best)
+    over = ", ".join(map(key_label, best_over))
+    title = f"{metrics.label(rows[0]['metric'])} at the end" + (over and f", best over {over}")
     lines = [
         [
             *(value_label(key, row[key]) for key in keys),
@@ -96,7 +101,8 @@ def best_table(
         ]
         for row in rows
     ]
-    return title, [*map(key_label, keys), "value", "ε\nzero-out", "ε\nreplace", "δ"], lines
+    headings = [*map(key_label, keys), "value", "ε\nzero-out", "ε\nreplace", "δ"]
+    return BestTable(title, headings, lines, len(keys))
 
 
 def _diverged(results: pa.Table) -> set[int]:
@@ -105,7 +111,7 @@ def _diverged(results: pa.Table) -> set[int]:
 
 
 def _guarantees(experiments: Mapping[int, Experiment]) -> list[Record]:
-    """The report of each different plan of noise, with the runs that have it."""
+    """Return the report of each distinct noise schedule, with the runs that have it."""
     runs: dict[tuple[Charged, float, float, tuple[str, ...]], list[int]] = {}
     for run, experiment in experiments.items():
         z = np.float32(experiment.noise_multiplier).item()
@@ -131,7 +137,7 @@ def _draws(experiments: Mapping[int, Experiment]) -> list[Record]:
 
 
 def _traffic(experiments: Mapping[int, Experiment]) -> list[Record]:
-    """What `traffic` says of each program, with its runs."""
+    """Return the traffic of each program, with its runs."""
     programs: dict[int, tuple[Experiment, list[int]]] = {}
     for run, experiment in experiments.items():
         programs.setdefault(id(experiment.simulation), (experiment, []))[1].append(run)

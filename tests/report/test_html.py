@@ -119,28 +119,31 @@ def run(tmp_path_factory):
 def test_a_run_says_what_its_files_hold(run):
     page = read(run / "report.html")
     assert page.headings[0] == (1, "fedavg linear on csv:x.csv")
-    sections = ["Results", "Privacy", "Curves", "Clients", "Bytes, time and memory", "Settings"]
-    assert page.headings[1:] == [(2, name) for name in [*sections, "How to reproduce it"]]
-    _, results = page.tables["At the end, on test rows"]
+    assert [text for _, text in page.headings[1:]] == [
+        "Results", "Privacy", "Curves", "Clients", "Communication, time and memory", "Settings",
+        "Reproduction",
+    ]  # fmt: skip
+    _, results = page.tables["Test metrics after the last round"]
     assert results[:2] == ["one", "0.500"]
     # By hand: of 0.1, 0.5, 0.6 and 0.8 the mean is 0.5, the squared deviations add up to 0.26, and
     # a tenth of four clients is the worst of them.
-    headings, clients = page.tables["Test metrics, every client counted once"]
+    headings, clients = page.tables["Test metrics over clients, equally weighted"]
     assert dict(zip(headings, clients, strict=True)) == {
         "metric": "test accuracy (fraction)", "clients": "4", "mean": "0.5000",
         "standard deviation": f"{math.sqrt(0.26 / 4):.4f}", "worst tenth": "0.1000",
         "p10": "0.2200", "p50": "0.5500", "p90": "0.7400",
     }  # fmt: skip
-    assert page.tables["The clients worst off"][1:3] == [
+    assert page.tables["Clients with the worst values"][1:3] == [
         ["a", "0.1000", "7", "3"],
         ["b", "0.5000", "7", "3"],
     ]
     # 2,600 bytes up and 5,200 down for each of 5 clients in 4 rounds, at 2 rounds/s.
-    costs = {row[0]: row[1] for row in page.tables["What it took"]}
-    assert costs["up: one message"] == "2.6 kB"
-    assert (costs["up in all"], costs["down in all"]) == ("52 kB", "104 kB")
-    assert (costs["computing"], costs["compiling"], costs["memory"]) == ("2 s", "0.5 s", "123.5 MB")
-    assert page.tables["Whose data"][1] == ["one", "0", "f1d00"]
+    costs = {row[0]: row[1] for row in page.tables["Costs"]}
+    assert costs["message up"] == "2.6 kB"
+    assert (costs["total up"], costs["total down"]) == ("52 kB", "104 kB")
+    assert (costs["compute time"], costs["compile time"]) == ("2 s", "0.5 s")
+    assert costs["memory"] == "123.5 MB"
+    assert page.tables["Data and seeds"][1] == ["one", "0", "f1d00"]
     assert "fedjaxsim run config.toml --out DIR" in page.text
     assert (run / "config.toml").read_text() in page.text
 
@@ -149,7 +152,7 @@ def test_the_guarantee_is_that_of_the_file_with_its_adjacencies_in_words(run):
     page = read(run / "report.html")
     stored = json.loads((run / "guarantee.json").read_text())["zero_out"]["joint_dp"]
     (accountant, fields), *_ = stored.items()
-    rows = page.tables["What the releases tell about one client"]
+    rows = page.tables["Information released about one client"]
     row = next(row for row in rows if "become zero" in row[0] and "all other clients" in row[1])
     sign, shown = row[2].split()
     assert (sign, row[4]) == ("=", accountant)
@@ -161,7 +164,7 @@ def test_what_promises_nothing_says_why(tmp_path):
     run = write_run(tmp_path / "none", "fedavg", [0.1, 0.5, 0.6, 0.8], noise=0.0)
     main(["report", str(run)])
     page = read(run / "report.html")
-    assert "What the releases tell about one client" not in page.tables
+    assert "Information released about one client" not in page.tables
     assert "no guarantee: no noise was added" in page.text
 
 
@@ -174,19 +177,19 @@ def test_runs_side_by_side_are_compared_over_their_seeds(tmp_path):
     assert main(["report", *paths, "--out", str(out)]) == 0
     page = read(out)
     assert page.headings[0] == (1, "4 runs side by side")
-    assert [row[0] for row in page.tables["At the end, on test rows"][1:]] == [
+    assert [row[0] for row in page.tables["Test metrics after the last round"][1:]] == [
         "pmtl-0", "pmtl-1", "fedavg-0", "fedavg-1",
     ]  # fmt: skip
     # Means over clients (2·value + 1)/4: 0.5 and 0.6 of pmtl, 0.45 twice of fedavg.
-    title = "Means over seeds with 95 % intervals; differences on the seeds that both have"
+    title = "Means over seeds with 95 % intervals; differences are paired by seed"
     _, first, second = page.tables[title]
     assert (first[0], first[1], first[2][:5]) == ("pmtl", "2", "0.550")
     assert (second[0], second[2], second[3][:6]) == ("fedavg", "0.450 ± 0.000", "-0.100")
-    differ = page.tables["Where they differ"]
+    differ = page.tables["Settings that differ"]
     assert differ == [
         ["setting", "pmtl", "fedavg"], ["algorithm", "pmtl", "fedavg"], ["seed", "0, 1", "0, 1"],
     ]  # fmt: skip
-    assert [row[2] for row in page.tables["Whose data"][1:]] == ["f1d00", "f1d01"] * 2
+    assert [row[2] for row in page.tables["Data and seeds"][1:]] == ["f1d00", "f1d01"] * 2
     assert len(page.alternatives) == 2
     assert "published under its own: pmtl-0, fedavg-0; pmtl-1, fedavg-1." in out.read_text()
 
@@ -228,7 +231,7 @@ def test_a_sweep_says_what_its_files_hold(tmp_path):
     assert best[1] == ["0.3", "0.7", "2.000", "∞", "0.01"]
     spread = page.tables["test accuracy (fraction) over the clients of the best settings"]
     assert spread == [["λ", "value", "worst tenth"], ["0.3", "0.7000", "0.6000"]]
-    assert page.tables["What passes in each run"][1] == [
+    assert page.tables["Communication of each run"][1] == [
         "pmtl (4 runs)",
         "1 kB",
         "0 B",
@@ -236,8 +239,8 @@ def test_a_sweep_says_what_its_files_hold(tmp_path):
         "20 kB",
         "0 B",
     ]
-    assert page.tables["What all of them took"][1] == ["2 s", "8 s", "1 GB"]
-    assert page.tables["Whose data"][1] == ["sweep", "0, 1", "f1d0"]
+    assert page.tables["Time and memory of the sweep"][1] == ["2 s", "8 s", "1 GB"]
+    assert page.tables["Data and seeds"][1] == ["sweep", "0, 1", "f1d0"]
     assert "ε = 2.3178 zero-out" in page.text
     (sweep.path / "report.json").write_text("{}")
     assert main(["report", str(sweep.path)]) == 2
@@ -285,17 +288,17 @@ def test_a_tuning_says_what_its_files_hold(tmp_path):
     assert start == ["start", "0.1", "1.5 ± 0.5", "4"]
     assert tuned == ["tuned", "0.25", "1.2 ± 0.3", "12"]
     assert grid == ["best on the grid", "1", "1.5 ± 0.25", "4"]
-    assert page.tables["The descent; step 0 is the start"][2:] == [
-        ["1", "0.25", "1.2 ± 0.3", "8", "kept, the best"],
+    assert page.tables["Steps of the descent; step 0 is the start, step 1 the best"][2:] == [
+        ["1", "0.25", "1.2 ± 0.3", "8", "kept"],
         ["2", "4", "not finite", "12", "taken back"],
     ]
-    assert page.tables["The grid"][1] == ["0", "0.01", "3 ± 0"]
+    assert page.tables["Grid"][1] == ["0", "0.01", "3 ± 0"]
     assert "The loss fell by 0.3 ± 0.2 from the start" in page.text
     # What is promised and spread over clients is that of the final run.
-    assert page.tables["At the end, on test rows"][1][:2] == ["final run", "0.500"]
+    assert page.tables["Test metrics after the last round"][1][:2] == ["final run", "0.500"]
     assert "ε = 2.3178 zero-out" in page.text
     assert len(page.alternatives) == 3
-    assert ["z: tuning, final run", "1.5, 2"] in page.tables["The tuning"]
+    assert ["z: tuning, final run", "1.5, 2"] in page.tables["Settings of the tuning"]
     assert (path / "tuned.toml").read_text() in page.text
     again = (
         "fedjaxsim tune tuned.toml --learning-rate 0.1 --wrt learning-rate --seeds 2 --steps 2 "
@@ -304,7 +307,7 @@ def test_a_tuning_says_what_its_files_hold(tmp_path):
     assert again in page.text
     write_tuning(tmp_path / "alone", grid=None)
     assert main(["report", str(tmp_path / "alone")]) == 0
-    assert "The grid" not in read(tmp_path / "alone" / "report.html").tables
+    assert "Grid" not in read(tmp_path / "alone" / "report.html").tables
 
 
 def test_what_users_name_stays_text(tmp_path):
@@ -314,8 +317,8 @@ def test_what_users_name_stays_text(tmp_path):
     page = read(path / "report.html")
     assert not page.tags & {"script", "b"}
     assert page.headings[0][1] == "<b>mine</b> linear on csv:x.csv"
-    assert page.tables["At the end, on test rows"][1][0] == "<script>alert(1)<"
-    assert page.tables["The clients worst off"][1][0] == NASTY
+    assert page.tables["Test metrics after the last round"][1][0] == "<script>alert(1)<"
+    assert page.tables["Clients with the worst values"][1][0] == NASTY
 
 
 def test_nothing_is_loaded_and_all_can_be_read_aloud(run):
@@ -339,8 +342,8 @@ def test_a_run_without_test_rows_or_old_files_has_dashes(tmp_path):
     (path / "summary.json").write_text(json.dumps(old))
     assert main(["report", str(path)]) == 0
     page = read(path / "report.html")
-    assert ["up in all", "–"] in page.tables["What it took"]
-    assert "The clients worst off" not in page.tables
+    assert ["total up", "–"] in page.tables["Costs"]
+    assert "Clients with the worst values" not in page.tables
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,88 @@
+"""HTML pages, rendered from `templates/`: one file each, without scripts or network access."""
+
+import base64
+import contextlib
+import functools
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from fedjaxsim.report.progress import bytes_text, number
+
+_PIXELS = slice(16, 20)
+"""The bytes of a PNG file that hold its width."""
+
+
+def metric_text(value: float | None) -> str:
+    """Format a metric with four decimals, or four digits where decimals would hide it."""
+    shows = value is not None and (value == 0 or 0.01 <= abs(value) < 100)
+    return f"{value:.4f}" if shows else number(value)
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Format a time in seconds, a dash for None."""
+    return "–" if seconds is None else f"{number(seconds)} s"
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("fedjaxsim.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "base64": lambda content: base64.b64encode(content).decode(),
+        "bytes": bytes_text,
+        "command": shlex.join,
+        "metric": metric_text,
+        "number": number,
+        "pixels": lambda png: int.from_bytes(png[_PIXELS]),
+        "seconds": seconds_text,
+        "transpose": lambda rows: list(zip(*rows, strict=True)),
+    }
+    return environment
+
+
+def render(template: str, **content: Any) -> bytes:
+    """Render a page as the content of an HTML file; all text is escaped.
+
+    Args:
+      template: name of a file in `templates/`, without `.html.jinja`.
+      **content: variables of the template.
+
+    Raises:
+      jinja2.UndefinedError: if the template reads a variable that is missing.
+    """
+    page = _environment().get_template(f"{template}.html.jinja").render(content)
+    return page.encode(errors="replace")
+
+
+@contextlib.contextmanager
+def reading(
+    path: Path, kind: str, files: Sequence[str], *errors: type[Exception]
+) -> Iterator[None]:
+    """Check that a directory holds `files`, and name it in errors of the block that reads them.
+
+    Args:
+      path: the directory.
+      kind: of results, for messages.
+      files: names of files.
+      *errors: further errors that damaged files cause.
+
+    Raises:
+      FileNotFoundError: if a file is missing.
+      ValueError: if a file lacks an entry, or has one of another type.
+    """
+    for name in files:
+        if not (path / name).is_file():
+            raise FileNotFoundError(f"{path} holds no {name}: not a {kind}, or not a finished one")
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, jinja2.UndefinedError, *errors) as error:
+        raise ValueError(f"{path} is damaged: it does not hold what a {kind} writes") from error
