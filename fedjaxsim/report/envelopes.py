@@ -1,10 +1,10 @@
 """The best of a sweep, round by round: means over seeds first, then the best over settings.
 
-An envelope shows what each system can do when it is tuned, and says with which setting. It is
-chosen on the very metrics that it shows, so it is optimistic, and no run's ε covers the choice.
+An envelope is optimistic: it is chosen by the metric that it shows, and no run's ε covers the
+choice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,18 +19,18 @@ with importing("tables"):
 
 Frame = Any
 """A `pandas.DataFrame` or a part of one: its annotations do not tell type checkers which."""
+Combination = tuple[Any, ...]
+"""Values of several keys; None where a run's table does not set one."""
 LAST_COLUMNS = ("epsilon", "epsilon_replace", "delta", "diverged")
 """The columns of results after the metrics."""
-
-_SEED = "seed"
-_SPENT = ("epsilon", "epsilon_replace", "delta")
+_SPENT = LAST_COLUMNS[:3]
 
 
 def metrics(results: pa.Table, settings: Sequence[str]) -> list[str]:
-    """The columns that measure runs: the training loss and the evaluation's metrics.
+    """Return the columns of the training loss and the evaluation's metrics.
 
     Args:
-      results: as `rows.tidy` makes them.
+      results: results of a sweep, from `table.tidy`.
       settings: the columns of the swept keys.
     """
     other = {"run", "round", *settings, *LAST_COLUMNS}
@@ -38,7 +38,7 @@ def metrics(results: pa.Table, settings: Sequence[str]) -> list[str]:
 
 
 def default_metric(results: pa.Table, settings: Sequence[str]) -> str:
-    """The metric on test rows by which runs are judged, see `METRICS`.
+    """Return the metric on test rows by which runs are judged, see `METRICS`.
 
     Raises:
       ValueError: if the results hold none.
@@ -53,30 +53,29 @@ def default_metric(results: pa.Table, settings: Sequence[str]) -> str:
 def envelope(
     results: pa.Table, settings: Sequence[str], best_over: Sequence[str], metric: str
 ) -> pd.DataFrame:
-    """The best value over some swept keys, for each combination of the others and each round.
+    """Compute the best value over some keys, for each combination of the others and each round.
 
     Args:
-      results: as `rows.tidy` makes them.
+      results: results of a sweep, from `table.tidy`.
       settings: the columns of all swept keys, `seed` among them where it is swept.
-      best_over: those over which the best is taken; none gives the means over seeds.
+      best_over: keys over which the best is taken; none gives the means over seeds.
       metric: the column to judge by.
 
     Returns:
       One row per combination and round, in their order: the columns of the other keys, `round`,
       `metric` (its name), `value`, `standard_error` over seeds (NA for a single one), `seeds`
-      (their number), the columns of `best_over` (the setting that was best; on ties the first in
-      order), and `epsilon`, `epsilon_replace` and `delta` of that setting. A setting of which some
-      seed has diverged, or has no finite value, is never the best; where there is no other, value
-      and setting are NA. Columns have the types of Arrow.
+      (their number), the columns of `best_over` (the best setting; the first of equal ones), and
+      `epsilon`, `epsilon_replace` and `delta` of that setting. A setting is never the best if some
+      seed has diverged or has no finite value; without another, value and setting are NA. Columns
+      have the types of Arrow.
 
     Raises:
-      ValueError: for a metric that the results lack, a key to be best over that is not swept or is
-        the seed.
+      ValueError: if the results lack the metric, or a key of `best_over` is not swept or the seed.
     """
     known = metrics(results, settings)
     if metric not in known:
         raise ValueError(f"metric must be one of {', '.join(known)}, got {metric!r}")
-    tuned = [name for name in settings if name != _SEED]
+    tuned = [name for name in settings if name != "seed"]
     unknown = [name for name in best_over if name not in tuned]
     if unknown:
         raise ValueError(f"best_over takes {', '.join(tuned) or 'nothing'}, got {unknown[0]!r}")
@@ -95,26 +94,57 @@ def envelope(
     means["standard_error"] = error.where(means["value"].notna() & (of_seeds.size() > 1))
     means["seeds"] = of_seeds.size().astype("int32[pyarrow]")
     means["metric"] = pd.Series(metric, means.index, pd.ArrowDtype(pa.string()))
-    # Sorting is stable, and the settings are in order.
-    ranked = means.reset_index().sort_values(
-        "value", ascending=not of_column(metric).larger_is_better, kind="stable"
-    )
-    best = ranked.drop_duplicates(place).sort_values(place, kind="stable", ignore_index=True)
+    best = best_first(means.reset_index(), metric).drop_duplicates(place)
+    best = best.sort_values(place, kind="stable", ignore_index=True)
     best[[*best_over, *spent]] = best[[*best_over, *spent]].where(best["value"].notna())
     return best[[*place, "metric", "value", "standard_error", "seeds", *best_over, *spent]]
 
 
-def last(envelope: pd.DataFrame) -> pd.DataFrame:
-    """The rows of an envelope at the final round of each combination of its other keys.
+def best_first(rows: Frame, metric: str) -> Frame:
+    """Sort rows by `value`, the best first; equal rows stay in order."""
+    upwards = of_column(metric).larger_is_better
+    return rows.sort_values("value", ascending=not upwards, kind="stable")
 
-    Args:
-      envelope: from `envelope`.
-    """
-    keys = list(envelope.columns[: envelope.columns.get_loc("round")])
+
+def keys_of(envelope: Frame) -> list[str]:
+    """Return the keys of an envelope, over which no best was taken."""
+    return list(envelope.columns[: envelope.columns.get_loc("round")])
+
+
+def last(envelope: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the final round of each combination of an envelope's keys."""
+    keys = keys_of(envelope)
     rows = envelope.sort_values([*keys, "round"], kind="stable")
     return rows.drop_duplicates(keys, keep="last") if keys else rows.tail(1)
 
 
 def records(frame: Frame) -> list[Record]:
-    """The rows as dictionaries, with None for what is NA."""
+    """Return rows as dictionaries, with None for NA."""
     return frame.astype(object).where(frame.notna(), None).to_dict("records")
+
+
+def placed(envelope: pd.DataFrame, given: Sequence[str]) -> Frame:
+    """Return the rows of an envelope for a figure, with NumPy's floats.
+
+    Raises:
+      ValueError: if `given` are not the keys of the envelope, or it has no rows.
+    """
+    keys = keys_of(envelope)
+    if sorted(keys) != sorted(given):
+        raise ValueError(
+            f"the keys of the figure must be those of the envelope, {', '.join(keys)}, "
+            f"got {', '.join(given)}"
+        )
+    if envelope.empty:
+        raise ValueError("a figure needs at least one row of an envelope, got none")
+    return envelope.astype(dict.fromkeys(("value", "standard_error", "epsilon"), float))
+
+
+def grouped(frame: Frame, keys: Sequence[str]) -> Iterator[tuple[Combination, Frame]]:
+    """Yield the rows of each combination of keys, in order; unset keys (None) come last."""
+    if not keys and len(frame):
+        yield (), frame
+    if not keys or frame.empty:
+        return
+    for values, rows in frame.groupby(list(keys), dropna=False):
+        yield tuple(None if pd.isna(value) else value for value in values), rows

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and JSON that every reader takes."""
+"""Files that are written whole or not at all, and strict JSON."""
 
 import csv
 import io
@@ -17,20 +17,20 @@ import numpy as np
 Record = dict[str, Any]
 
 _BLOCK = 1 << 16
-"""Lines of a table that are written at once."""
+"""Rows of a table in one write."""
 
 
 def make_directory(
     path: Path, names: Sequence[str], kind: str, *, overwrite: bool, pictures: Sequence[str] = ()
 ) -> None:
-    """Makes a directory for results, and with `overwrite` removes those that it holds.
+    """Make a directory for results; with `overwrite`, remove the results that it holds.
 
     Args:
       path: the directory.
-      names: of the files and folders that say that it holds results.
-      kind: of results, for messages.
-      overwrite: whether they are removed.
-      pictures: of theirs, which are removed too; other files of the directory stay.
+      names: files and folders that show that it holds results.
+      kind: kind of results, for messages.
+      overwrite: whether results are removed.
+      pictures: further files that are removed with them; other files stay.
 
     Raises:
       ValueError: if the path is a file, cannot be made, or holds such results and may not be
@@ -54,7 +54,7 @@ def make_directory(
 
 
 def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Writes a file so that a reader sees the old content or the new one, never a part."""
+    """Write a file so that a reader sees the old content or the new one, never a part."""
     content = [content] if isinstance(content, bytes) else content
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -74,7 +74,7 @@ def _umask() -> int:
 
 
 def strict(value: Any) -> Any:
-    """The value as strict JSON: arrays become lists, what is not finite becomes null."""
+    """Return a value as strict JSON: arrays become lists, numbers that are not finite null."""
     if isinstance(value, Mapping):
         return {str(key): strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -91,24 +91,22 @@ def _json(value: Any) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes strict JSON, atomically."""
+    """Write strict JSON, atomically."""
     write_atomically(path, f"{_json(value)}\n".encode())
 
 
 def print_json(value: Any) -> None:
-    """Prints strict JSON."""
+    """Print strict JSON."""
     print(_json(value))
 
 
 def lines(records: Iterable[Mapping[str, Any]]) -> bytes:
-    """Records as strict JSON, one a line."""
-    return "".join(
-        json.dumps(strict(record), allow_nan=False) + "\n" for record in records
-    ).encode()
+    """Return records as lines of strict JSON."""
+    return "".join(f"{json.dumps(strict(each), allow_nan=False)}\n" for each in records).encode()
 
 
 def write_csv(path: Path, columns: Mapping[str, Any]) -> None:
-    """Writes a table, atomically; what is not finite stays empty."""
+    """Write a table, atomically; numbers that are not finite stay empty."""
     arrays = [np.asarray(each) for each in columns.values()]
 
     def parts() -> Iterator[bytes]:
@@ -127,7 +125,7 @@ def _csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Reads JSON.
+    """Read JSON.
 
     Raises:
       ValueError: if the file is damaged.
@@ -136,7 +134,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str, path: Path) -> Any:
-    """The content of a file, or of one line of it.
+    """Parse the JSON of a file, or of one line of it.
 
     Raises:
       ValueError: if it is damaged.
@@ -148,7 +146,7 @@ def parse_json(text: str, path: Path) -> Any:
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    """Reads TOML.
+    """Read TOML.
 
     Raises:
       ValueError: if the file is damaged.
@@ -160,7 +158,7 @@ def read_tables(path: Path) -> dict[str, Any]:
 
 
 def write_tables(path: Path, tables: Mapping[str, Any], comment: str = "") -> None:
-    """Writes TOML, atomically, below a line of comment."""
+    """Write TOML, atomically, below a line of comment."""
     import tomli_w
 
     heading = f"# {comment}\n" if comment else ""

@@ -1,4 +1,4 @@
-"""Curves of runs and of guarantees, in one style: colour-blind-safe, labelled, small.
+"""Figures of runs and of guarantees, in one style: colour-blind-safe, labelled, small.
 
 Figures are made without pyplot, so that nothing global is touched and no display is needed.
 """
@@ -23,6 +23,7 @@ with importing("plots"):
     from matplotlib.lines import Line2D
 
 Records = Sequence[Mapping[str, Any]]
+"""The evaluations of a run, in the order of rounds."""
 
 # Okabe and Ito's palette (2008), without its yellow, which is too faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -44,7 +45,7 @@ STYLE: dict[Any, Any] = {
 
 
 def picture(title: str, width: float, height: float) -> Figure:
-    """An empty figure of so many inches, whose parts make room for one another."""
+    """Make an empty figure with constrained layout; sizes in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.suptitle(title, fontsize=10, wrap=True)
     return figure
@@ -59,23 +60,20 @@ def line(
     band_label: str | None = None,
     **style: Any,
 ) -> None:
-    """A line, or a dot where there is one point only, before its band from low to high."""
+    """Draw a line, or a dot for a single point, before its band (low, high)."""
     axes.plot(x, y, **{"marker": "o" if len(x) == 1 else None, "ms": 4, **style})
     if band is not None:
-        low, high = band
-        axes.fill_between(x, low, high, color=style["color"], alpha=0.15, lw=0, label=band_label)
+        axes.fill_between(x, *band, color=style["color"], alpha=0.15, lw=0, label=band_label)
 
 
 def legend_above(axes: Axes, *handles: Line2D, ncols: int = 2) -> None:
-    """A legend outside the axes, where it hides no data; by default of what has a label."""
-    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
-    if handles:
-        place["handles"] = handles
-    axes.legend(ncols=ncols, **place)
+    """Add a legend above the axes, where it hides no data; by default of all labels."""
+    given = {"handles": handles} if handles else {}
+    axes.legend(ncols=ncols, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, **given)
 
 
 def check_path(path: Path) -> None:
-    """Checks where a figure is to be written.
+    """Check that a figure can be written to `path`.
 
     Raises:
       ValueError: if the path does not end in .png, or its folder does not exist.
@@ -87,7 +85,7 @@ def check_path(path: Path) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure as PNG, atomically.
+    """Write a figure as PNG, atomically.
 
     Raises:
       ValueError: as `check_path`.
@@ -97,7 +95,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def png(figure: Figure) -> bytes:
-    """A figure as the content of a PNG file."""
+    """Return a figure as the content of a PNG file."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=DPI)
     return stream.getvalue()
@@ -107,13 +105,13 @@ def png(figure: Figure) -> bytes:
 
 
 class Curve(NamedTuple):
-    """One run in a comparison.
+    """One run or system in a figure.
 
     Attributes:
-      label: its name in the legend.
-      records: its evaluations.
-      colour: an index into `COLOURS`; runs of one kind share it.
-      dashes: an index into solid, dashed, dash-dotted, dotted.
+      label: name in the legend.
+      records: evaluations; `METRIC_low` and `METRIC_high`, where present, bound a band.
+      colour: index into `COLOURS`.
+      dashes: index into `DASHES`.
     """
 
     label: str
@@ -123,181 +121,136 @@ class Curve(NamedTuple):
 
 
 def colour_of(algorithm: str) -> int:
-    """The index of a system's colour and, beyond the palette, dashes: the same in every figure."""
+    """Return the index of a system's colour and, beyond the palette, dashes in all figures."""
     names = list(SYSTEMS)
     return names.index(algorithm) if algorithm in names else len(names)
 
 
 def curve_of(label: str, records: Records, algorithm: str) -> Curve:
-    """The curve of a run of a system, in its colour."""
+    """Return the curve of a run of a system, in its colour."""
     dashes, colour = divmod(colour_of(algorithm), len(COLOURS))
     return Curve(label, records, colour, dashes)
 
 
 def of_systems(found: Sequence[System]) -> list[Curve]:
-    """One curve per system, a mean where it has several seeds, in the colour of its algorithm."""
+    """Return a curve per system, the mean over its seeds, in the colour of its algorithm."""
     metric = quality_key(next(iter(found[0].runs.values())).records)
     curves: list[Curve] = []
     for system in found:
-        records = next(iter(system.runs.values())).records
-        if len(system.runs) > 1:
-            records = mean_records(system, metric)
-        curve = curve_of(system.label, records, system.algorithm)
+        curve = curve_of(system.label, mean_records(system, metric), system.algorithm)
         alike = sum(other.colour == curve.colour for other in curves)
         curves.append(curve._replace(dashes=(curve.dashes + alike) % len(DASHES)))
     return curves
 
 
 def quality_key(records: Records) -> str:
-    """The metric by which a run is judged."""
+    """Return the metric by which a run is judged."""
     return metrics.judged_by(key for record in records for key in record) or "test_loss"
 
 
+@mpl.rc_context(STYLE)
 def run_figure(records: Records, title: str) -> Figure:
-    """Loss, quality with its 10–90 percentile band over clients, and ε of one run.
+    """Draw loss, quality with its 10–90 percentile band over clients, and ε of one run.
 
     Args:
-      records: the evaluations of the run, at least one.
-      title: what is shown.
+      records: evaluations of the run, at least one.
+      title: title of the figure.
     """
     quality = quality_key(records)
-    with mpl.rc_context(STYLE):
-        figure, (loss, middle, privacy) = _panels(title, 3)
-        for colour, key in zip(COLOURS, ("train_loss", "test_loss"), strict=False):
-            line(loss, *_points(records, key), color=colour, label=key.replace("_", " "))
-        loss.set_ylabel("loss (mean over clients)")
-        rounds, mean = _points(records, quality)
-        _, *band = _points(records, f"{quality}_p10", f"{quality}_p90")
-        shown = band if len(band[0]) == len(rounds) else None
-        looks: dict[str, Any] = {"color": COLOURS[0], "label": "mean"}
-        line(middle, rounds, mean, shown, band_label="10–90 % of clients", **looks)
-        middle.set_ylabel(metrics.label(quality))
-        for panel in (loss, middle):
-            legend_above(panel)
-        _epsilon_axis(privacy, [Curve("ε", records, 0)])
+    figure, (loss, middle, privacy) = _panels(title, 3)
+    for colour, key in zip(COLOURS, ("train_loss", "test_loss"), strict=False):
+        line(loss, *_points(records, key), color=colour, label=key.replace("_", " "))
+    loss.set_ylabel("loss (mean over clients)")
+    looks = {"color": COLOURS[0], "label": "mean", "band_label": "10–90 % of clients"}
+    _draw_with_band(middle, records, quality, ("_p10", "_p90"), **looks)
+    middle.set_ylabel(metrics.label(quality))
+    for panel in (loss, middle):
+        legend_above(panel)
+    _draw_epsilon(privacy, [Curve("ε", records, 0)])
     return figure
 
 
+@mpl.rc_context(STYLE)
 def comparison_figure(runs: Sequence[Curve], title: str) -> Figure:
-    """Quality and ε of several runs over rounds, with one legend beside them.
+    """Draw quality and ε of several runs over rounds, with one legend.
 
     Args:
-      runs: at least one; those with another quality metric than the first are left out of the
-        first panel, since the two numbers share no axis.
-      title: what is shown.
+      runs: at least one. The first panel omits runs without the quality metric of the first run.
+      title: title of the figure.
     """
     quality = quality_key(runs[0].records)
-    with mpl.rc_context(STYLE):
-        figure, (left, privacy) = _panels(title, 2)
-        for run, style in zip(runs, _styles(runs), strict=True):
-            line(left, *_points(run.records, quality), label=run.label, **style)
-            rounds, *band = _points(run.records, f"{quality}_low", f"{quality}_high")
-            if len(rounds):
-                left.fill_between(rounds, *band, color=style["color"], alpha=0.15, lw=0)
-        seeds = any(f"{quality}_low" in record for run in runs for record in run.records)
-        of = "mean over clients and seeds, 95 %" if seeds else "mean over clients"
-        left.set_ylabel(f"{metrics.label(quality)}\n{of}")
-        _epsilon_axis(privacy, runs)
-        handles, labels = left.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right center")
+    figure, (left, privacy) = _panels(title, 2)
+    bands = [
+        _draw_with_band(left, run.records, quality, ("_low", "_high"), label=run.label, **style)
+        for run, style in zip(runs, _styles(runs), strict=True)
+    ]
+    mean = "mean over clients and seeds, 95 %" if any(bands) else "mean over clients"
+    left.set_ylabel(f"{metrics.label(quality)}\n{mean}")
+    _draw_epsilon(privacy, runs)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right center")
     return figure
 
 
-def panels_figure(panels: Mapping[str, Sequence[Curve]], title: str) -> Figure:
-    """Quality of runs over rounds in panels of one scale, with one legend beside them.
-
-    Args:
-      panels: runs by the title of their panel, with labels that are the same in all; a panel may be
-        empty, but not all of them. Where records have METRIC_low and METRIC_high, the standard
-        error over seeds, it is a band.
-      title: what is shown.
-    """
-    quality = quality_key(next(run for runs in panels.values() for run in runs).records)
-    with mpl.rc_context(STYLE):
-        figure, axes = _panels(title, len(panels), sharey=True)
-        handles = {}
-        for panel, (name, runs) in zip(axes, panels.items(), strict=True):
-            panel.set_title(name)
-            for run, style in zip(runs, _styles(runs), strict=True):
-                looks = style | {"label": run.label, "linewidth": 1.8}
-                line(panel, *_points(run.records, quality), **looks)
-                rounds, *band = _points(run.records, f"{quality}_low", f"{quality}_high")
-                if len(rounds):
-                    panel.fill_between(rounds, *band, color=style["color"], alpha=0.15, lw=0)
-            drawn, labels = panel.get_legend_handles_labels()
-            handles |= dict(zip(labels, drawn, strict=True))
-        seeds = any(
-            f"{quality}_low" in record
-            for runs in panels.values() for run in runs for record in run.records
-        )  # fmt: skip
-        of = "mean over seeds ± standard error" if seeds else "mean over clients"
-        axes[0].set_ylabel(f"{metrics.label(quality)}\n{of}")
-        figure.legend(handles.values(), handles.keys(), loc="outside right center")
-    return figure
-
-
+@mpl.rc_context(STYLE)
 def clients_figure(runs: Sequence[tuple[Curve, np.ndarray]], metric: str) -> Figure:
-    """How a metric is distributed over clients: the share of them at or below each value.
+    """Draw the empirical distribution of a metric over clients.
 
     Args:
-      runs: how each is named and drawn, and the values of its clients, at least one.
-      metric: the column that they are of.
+      runs: at least one curve, with the values of its clients.
+      metric: column of the values.
     """
-    with mpl.rc_context(STYLE):
-        figure = picture("", 6.4, 3.0)
-        axes = figure.subplots()
-        styles = _styles([run for run, _ in runs])
-        for (run, values), style in zip(runs, styles, strict=True):
-            axes.ecdf(values, label=run.label, **style)
-        axes.axhline(0.1, color="0.6", lw=0.8, zorder=1)
-        axes.set_xlabel(metrics.label(metric))
-        axes.set_ylabel("share of clients at or below")
-        if len(runs) > 1:
-            figure.legend(loc="outside right center")
+    figure = picture("", 6.4, 3.0)
+    axes = figure.subplots()
+    styles = _styles([run for run, _ in runs])
+    for (run, values), style in zip(runs, styles, strict=True):
+        axes.ecdf(values, label=run.label, **style)
+    axes.axhline(0.1, color="0.6", lw=0.8, zorder=1)
+    axes.set(xlabel=metrics.label(metric), ylabel="share of clients at or below")
+    if len(runs) > 1:
+        figure.legend(loc="outside right center")
     return figure
 
 
+@mpl.rc_context(STYLE)
 def errors_figure(type_one: np.ndarray, curves: Mapping[str, np.ndarray], title: str) -> Figure:
-    """The errors that a guarantee leaves to any test, below the diagonal of perfect privacy.
+    """Draw the errors that a guarantee leaves to any test, below the line of perfect privacy.
 
     Args:
       type_one: (k,) type I errors α in [0, 1].
-      curves: by name, (k,) smallest type II errors.
-      title: what is shown.
+      curves: smallest type II errors (k,), by name.
+      title: title of the figure.
     """
-    with mpl.rc_context(STYLE):
-        figure = picture(title, 4.6, 4.4)
-        axes = figure.subplots()
-        axes.plot([0, 1], [1, 0], color="0.45", lw=1, ls="dotted", label="perfect privacy")
-        for index, (label, type_two) in enumerate(curves.items()):
-            style: Any = {"color": COLOURS[index], "ls": DASHES[index], "label": label}
-            # Above the axis: without a guarantee the curve lies on it.
-            axes.plot(type_one, type_two, clip_on=False, zorder=3 + index, **style)
-        axes.set_xlabel("type I error (false alarm)")
-        axes.set_ylabel("type II error (miss)")
-        axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
-        # A certified curve lies below the diagonal, so the upper right corner is free.
-        axes.legend(loc="upper right")
+    figure = picture(title, 4.6, 4.4)
+    axes = figure.subplots()
+    axes.plot([0, 1], [1, 0], color="0.45", lw=1, ls="dotted", label="perfect privacy")
+    for index, (label, type_two) in enumerate(curves.items()):
+        style: Any = {"color": COLOURS[index], "ls": DASHES[index], "label": label}
+        # Above the axis: without a guarantee the curve lies on it.
+        axes.plot(type_one, type_two, clip_on=False, zorder=3 + index, **style)
+    axes.set(xlabel="type I error (false alarm)", ylabel="type II error (miss)")
+    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    # A certified curve lies below the diagonal, so the upper right corner is free.
+    axes.legend(loc="upper right")
     return figure
 
 
-def _panels(title: str, count: int, *, sharey: bool = False) -> tuple[Figure, Sequence[Axes]]:
+def _panels(title: str, count: int) -> tuple[Figure, Sequence[Axes]]:
     figure = picture(title, 9.6, 3.2)
-    panels = figure.subplots(1, count, sharex=True, sharey=sharey)
+    panels = figure.subplots(1, count, sharex=True)
     for panel in panels:
         panel.set_xlabel("rounds")
     return figure, panels
 
 
 def _points(records: Records, *keys: str) -> np.ndarray:
-    """Rounds and values where all of these are known, (1 + keys, evaluations)."""
+    """Return rounds and values of evaluations that have all keys, (1 + keys, evaluations)."""
     columns = ("round", *keys)
     rows: list[Any] = [[record.get(key) for key in columns] for record in records]
     return np.reshape([row for row in rows if None not in row], (-1, len(columns))).T
 
 
 def _styles(runs: Sequence[Curve]) -> list[dict[str, Any]]:
-    """How each run is drawn: ever thinner, so that a curve shows below one that covers it."""
+    """Return ever thinner lines, so that a curve shows below one that covers it."""
     widths = np.linspace(3.2, 1.2, len(runs)) if len(runs) > 1 else [1.6]
     return [
         {"color": COLOURS[run.colour], "linestyle": DASHES[run.dashes], "linewidth": width}
@@ -305,12 +258,24 @@ def _styles(runs: Sequence[Curve]) -> list[dict[str, Any]]:
     ]
 
 
-def _epsilon_axis(axes: Axes, runs: Sequence[Curve]) -> None:
+def _draw_with_band(
+    axes: Axes, records: Records, key: str, ends: Sequence[str], **style: Any
+) -> bool:
+    """Draw a metric over rounds; return whether the columns of its band are there too."""
+    rounds, values = _points(records, key)
+    _, *band = _points(records, *(f"{key}{end}" for end in ends))
+    known = len(rounds) > 0 and len(band[0]) == len(rounds)
+    line(axes, rounds, values, band if known else None, **style)
+    return known
+
+
+def _draw_epsilon(axes: Axes, runs: Sequence[Curve]) -> None:
+    """Draw ε over rounds; runs that spend the same share one line, which names them."""
     axes.set_ylabel("ε spent (nats)\nzero-out, joint DP")
     alike: dict[Any, list[tuple[Curve, dict[str, Any]]]] = {}
     without = []
     for run, style in zip(runs, _styles(runs), strict=True):
-        # Nothing is spent before the first round, also where ε is infinite from then on.
+        # ε is 0 before the first round, also where it is infinite from then on.
         if run.records[-1]["epsilon"] is None:
             without.append(run.label)
         else:
@@ -318,7 +283,6 @@ def _epsilon_axis(axes: Axes, runs: Sequence[Curve]) -> None:
             alike.setdefault(points.tobytes(), []).append((run, style))
     for group in alike.values():
         (run, style), shared = group[0], len(group) > 1
-        # What several have spent alike is one line, and says whose.
         looks = {"color": "0.3", "linewidth": 1.6} if shared else style
         label = " = ".join(run.label for run, _ in group) if shared else None
         line(axes, *_points(run.records, "epsilon"), label=label, **looks)

@@ -1,8 +1,8 @@
 """Runs that differ in their seed alone, as one system: means, intervals, paired differences."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,12 +10,12 @@ from fedjaxsim.metrics import judged_by
 from fedjaxsim.report.files import Record
 
 LEVEL = 0.95
-"""Of intervals, for the mean over seeds by Student's t."""
+"""Level of Student's t intervals for the mean over seeds."""
 _NOT_SETTINGS = ("seed", "resolved", "versions", "stages")
 
 
 class Run(NamedTuple):
-    """A finished run, as its directory holds it; its clients only for who asks about them."""
+    """A finished run, read from its directory; `clients` is the table of its clients."""
 
     config: Record
     summary: Record
@@ -23,7 +23,7 @@ class Run(NamedTuple):
     clients: Sequence[Mapping[str, str]] = ()
 
     def of_clients(self, column: str) -> np.ndarray:
-        """What is known of the clients in a column of their table."""
+        """Return the known values of a column of the table of clients."""
         return np.array([float(row[column]) for row in self.clients if row.get(column)])
 
 
@@ -44,13 +44,13 @@ class System(NamedTuple):
     names: dict[int, str]
 
     def values(self, metric: str, seeds: Sequence[int]) -> np.ndarray:
-        """The last value of a metric for some seeds; NaN where there is none."""
+        """Return the last value of a metric for some seeds; NaN where there is none."""
         found = [self.runs[seed].summary.get(metric) for seed in seeds]
         return np.array([math.nan if value is None else value for value in found])
 
 
 class Estimate(NamedTuple):
-    """A mean over n seeds and half the width of its interval; NaN for a single seed."""
+    """A mean over seeds and half the width of its interval; NaN for a single seed."""
 
     mean: float
     half: float
@@ -62,52 +62,50 @@ def settings_of(config: Record) -> Record:
 
 
 def systems(runs: Mapping[str, Run]) -> list[System]:
-    """Runs by setting, in the order in which they are given.
+    """Group runs by setting, in the order given.
 
     Args:
-      runs: by name. Of two with one setting and one seed the second is a system of its own.
+      runs: by name. A second run of one setting and seed is a system of its own.
     """
     groups: list[tuple[Record, dict[int, str]]] = []
     for name, run in runs.items():
-        settings = settings_of(run.config)
-        seed = run.config.get("seed", 0)
-        alike = [seeds for known, seeds in groups if known == settings and seed not in seeds]
-        if alike:
-            alike[0][seed] = name
-        else:
-            groups.append((settings, {seed: name}))
+        settings, seed = settings_of(run.config), run.config.get("seed", 0)
+        alike = (seeds for known, seeds in groups if known == settings and seed not in seeds)
+        names = next(alike, None)
+        if names is None:
+            groups.append((settings, names := {}))
+        names[seed] = name
     found = []
-    for settings, seeds in groups:
+    for settings, names in groups:
         algorithm = settings.get("algorithm", "")
         alike = [each for each, _ in groups if each.get("algorithm", "") == algorithm]
         parts = [
             f"{key} {value}" for key, value in settings.items()
             if any(each.get(key) != value for each in alike)
         ]  # fmt: skip
-        label = ", ".join([algorithm, *parts]) if len(seeds) > 1 else next(iter(seeds.values()))
-        of_seeds = {seed: runs[name] for seed, name in seeds.items()}
-        found.append(System(label, algorithm, of_seeds, seeds))
+        label = ", ".join([algorithm, *parts]) if len(names) > 1 else next(iter(names.values()))
+        of_seeds = {seed: runs[name] for seed, name in names.items()}
+        found.append(System(label, algorithm, of_seeds, names))
     return found
 
 
 def estimate(values: np.ndarray) -> Estimate:
-    """The mean of values, one for each seed, with its interval."""
+    """Return the mean of values (S,), one per seed, with its interval."""
     from scipy import stats
 
-    count = len(values)
-    if count < 2:
-        return Estimate(float(np.mean(values)), math.nan)
-    error = standard_error(values)
-    return Estimate(float(np.mean(values)), float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * error))
+    half = math.nan
+    if len(values) > 1:
+        half = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * standard_error(values)
+    return Estimate(float(np.mean(values)), float(half))
 
 
 def standard_error(values: np.ndarray) -> float:
-    """The sample standard deviation over √S; 0 for S = 1, where the value is free of chance."""
+    """Return the sample standard deviation over √S; 0 for S = 1, which has no chance in it."""
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def compared(found: Sequence[System]) -> list[Record]:
-    """Each system over its seeds, and its difference from the first on the seeds that both have.
+    """Compare each system with the first, on the seeds that both have.
 
     Seeds are paired because runs of one seed share partition, test rows and initial model. The test
     of a difference of 0 is Student's, paired (scipy); p values are corrected for their number by
@@ -123,49 +121,50 @@ def compared(found: Sequence[System]) -> list[Record]:
     metric = judged_by(next(iter(first.runs.values())).summary) or "test_loss"
     for system in found:
         mean, half = estimate(system.values(metric, sorted(system.runs)))
-        row = {"system": system.label, "metric": metric, "seeds": len(system.runs)}
-        row |= {"mean": mean, "half": half, "difference": None, "difference_half": None}
         shared = sorted(set(system.runs) & set(first.runs))
-        row |= {"paired_seeds": len(shared), "p": None}
+        difference = difference_half = p = None
         if system is not first and len(shared) > 1:
-            ours, theirs = (each.values(metric, shared) for each in (system, first))
-            row["difference"], row["difference_half"] = estimate(ours - theirs)
-            if np.ptp(ours - theirs) > 0:
-                row["p"] = float(stats.ttest_rel(ours, theirs).pvalue)
-        rows.append(row)
+            values, others = (each.values(metric, shared) for each in (system, first))
+            difference, difference_half = estimate(values - others)
+            if np.ptp(values - others) > 0:
+                p = float(stats.ttest_rel(values, others).pvalue)
+        rows.append({
+            "system": system.label, "metric": metric, "seeds": len(system.runs),
+            "mean": mean, "half": half, "difference": difference,
+            "difference_half": difference_half, "paired_seeds": len(shared), "p": p,
+        })  # fmt: skip
     tested = sorted((row for row in rows if row["p"] is not None), key=lambda row: row["p"])
     least = 0.0
     for place, row in enumerate(tested):
-        least = max(least, min(1.0, (len(tested) - place) * row["p"]))
-        row["p"] = least
+        least = row["p"] = max(least, min(1.0, (len(tested) - place) * row["p"]))
     return rows
 
 
 def mean_records(system: System, metric: str) -> list[Record]:
-    """The evaluations that all seeds have, as means: `round`, the metric with its interval, and ε.
+    """Return the means of evaluations that all seeds have: `round`, the metric and `epsilon`.
 
-    The interval is from `METRIC_low` to `METRIC_high`, where there are several seeds; ε is the
-    largest, None where one is.
+    `METRIC_low` and `METRIC_high` bound the interval of several seeds. `epsilon` is the largest;
+    None where one is.
     """
     by_round = [{record["round"]: record for record in run.records} for run in system.runs.values()]
     means = []
     for round_ in sorted(set.intersection(*map(set, by_round))):
         records = [each[round_] for each in by_round]
         values = [record.get(metric) for record in records]
-        spent = [record["epsilon"] for record in records if record.get("epsilon") is not None]
+        spent = [record.get("epsilon") for record in records]
         mean: Record = {"round": round_, metric: None}
-        mean["epsilon"] = max(spent) if len(spent) == len(records) else None
+        mean["epsilon"] = None if None in spent else max(spent)
         if None not in values:
-            middle, half = estimate(np.array(values))
-            mean[metric] = middle
+            mean[metric], half = estimate(np.array(values))
             if not math.isnan(half):
-                mean |= {f"{metric}_low": middle - half, f"{metric}_high": middle + half}
+                low, high = mean[metric] - half, mean[metric] + half
+                mean |= {f"{metric}_low": low, f"{metric}_high": high}
         means.append(mean)
     return means
 
 
-def cells(row: Record, number: Any) -> list[str]:
-    """A row of `compared` as texts."""
+def cells(row: Record, number: Callable[[float | None], str]) -> list[str]:
+    """Format a row of `compared`."""
 
     def interval(mean: float | None, half: float | None) -> str:
         if mean is None:

@@ -1,17 +1,16 @@
-"""Personal models beside a global one on data that come along, private and not."""
+"""Personal models beside a global one on digits, private and not."""
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.report.files import write_json
+from fedjaxsim.extras import missing
+from fedjaxsim.report.files import Record, write_json
 from fedjaxsim.report.progress import (
-    can_draw,
     epsilon_text,
     number,
     print_guarantee,
@@ -25,11 +24,9 @@ from fedjaxsim.runs.execute import execute
 from fedjaxsim.runs.settings import RunConfig, run_config
 from fedjaxsim.simulation import Simulation
 
-if TYPE_CHECKING:
-    from fedjaxsim.report.plots import Curve
-
 QUALITY = "test_accuracy"
 _HEADINGS = ["run", "seeds", "accuracy", "p10", "p90", "ε\nzero-out", "ε\nreplace", "δ"]
+_SPREAD = ("", "_p10", "_p90")
 TARGET = 1.6
 """The finite ε of the private runs, at the default δ = 1/(10·100)."""
 
@@ -52,12 +49,12 @@ _SETTINGS: dict[tuple[str, float], dict[str, Any]] = {
     ("pmtl", math.inf): {"learning_rate": 0.239, "lam": 3.0, "message": "offset"},
     ("fedavg", math.inf): {"learning_rate": 2.12},
 }
-"""As `experiments/multi_task/equal_privacy.py` chose them on validation rows, with as many tries
-for each system and ε."""
+"""By algorithm and ε, chosen on validation rows by `experiments/multi_task/equal_privacy.py` with
+equally many tries each."""
 
 
 def configurations(seed: int) -> dict[str, RunConfig]:
-    """The runs of the demo, by name: one population, model and number of rounds for all.
+    """Return the runs of the demo by name: one population, model and number of rounds for all.
 
     Local appears once: it releases nothing, so it is the same run at every ε.
     """
@@ -72,11 +69,11 @@ def configurations(seed: int) -> dict[str, RunConfig]:
 def prepare_demo(
     out: Path, seeds: range, *, overwrite: bool, quiet: bool, explain: bool
 ) -> Callable[[], int]:
-    """Checks the input of the demo; what is returned runs it and gives the exit code.
+    """Check the input of the demo; the returned function runs it and gives the exit code.
 
     Args:
       out: directory for the runs, `curves.png` and `table.json`.
-      seeds: each system runs once with each, as NAME-SEED.
+      seeds: seeds of each system; its runs are called NAME-SEED.
       overwrite: replace runs that the directory holds.
       quiet: no progress bars.
       explain: print all of each guarantee instead of one line.
@@ -86,33 +83,36 @@ def prepare_demo(
     """
     if not seeds:
         raise ValueError("seeds must be at least 1, got none")
-    experiments: dict[str, dict[int, Experiment]] = {}
+    experiments: dict[tuple[str, int], Experiment] = {}
     simulations: dict[tuple[int, str], Simulation] = {}
     for seed in seeds:
         for name, config in configurations(seed).items():
             # Runs of one algorithm differ in hyperparameters only: one compilation serves them.
             key = seed, config.algorithm
-            experiment = prepare(config, simulations.get(key))
-            simulations[key] = experiment.simulation
-            experiments.setdefault(name, {})[seed] = experiment
+            experiments[name, seed] = prepare(config, simulations.get(key))
+            simulations[key] = experiments[name, seed].simulation
     directories = {
         (name, seed): RunDirectory.create(out / f"{name}-{seed}", overwrite=overwrite)
-        for name, of_name in experiments.items()
-        for seed in of_name
+        for name in configurations(seeds[0])
+        for seed in seeds
     }
 
     def work() -> int:
         done: dict[str, list[RunDirectory]] = {}
-        rows, reports = [], {}
-        draws = can_draw()
+        rows, reports, curves = [], {}, []
+        why = missing("plots") or missing("tables")
+        if why is not None:
+            print(f"fedjaxsim: warning: no picture will be drawn: {why}", file=sys.stderr)
         with stop_on_interrupt() as stop:
             for (name, seed), directory in directories.items():
                 if stop.is_set():
                     break
-                ran = execute(experiments[name][seed], directory, stop, quiet=quiet)
+                experiment = experiments[name, seed]
+                ran = execute(experiment, directory, stop, quiet=quiet)
                 rows.append({"run": directory.path.name, **ran.summary})
                 done.setdefault(name, []).append(directory)
                 reports.setdefault(name, ran.report)
+                curves += _evaluations(experiment.config, directory)
         data = f"Digits over {rows[0]['clients']} clients"
         title = f"{data} by label Dirichlet, means ± standard error"
         lines = [_line(name, found) for name, found in done.items()]
@@ -122,8 +122,8 @@ def prepare_demo(
             print_guarantee(report, done[name][0].path / GUARANTEE, explain=explain)
         print("Local releases nothing: its ε is 0 whatever the others spend.")
         write_json(out / "table.json", rows)
-        if draws:
-            _draw(out, {name: (experiments[name], found) for name, found in done.items()}, data)
+        if why is None:
+            _draw(curves, f"{data}; Local releases nothing in either panel", out / "curves.png")
         print(f"files in {out}")
         if not stop.is_set():
             return 0
@@ -133,67 +133,39 @@ def prepare_demo(
     return work
 
 
-def _draw(
-    out: Path,
-    done: Mapping[str, tuple[Mapping[int, Experiment], Sequence[RunDirectory]]],
-    data: str,
-) -> None:
-    """Draw the systems over rounds, a panel for each ε."""
-    from fedjaxsim.report import plots
-
-    def curves(epsilon: float) -> "list[Curve]":
-        return [
-            _curve(next(iter(of_seeds.values())).config.algorithm, found)
-            for of_seeds, found in done.values()
-            if _is_at(of_seeds, epsilon)
-        ]
-
-    panels = {
-        f"ε = {TARGET:g} (zero-out, joint DP)": curves(TARGET),
-        "without noise (ε = ∞)": curves(math.inf),
-    }
-    figure = plots.panels_figure(panels, f"{data}; Local releases nothing in either panel")
-    plots.save(figure, out / "curves.png")
-
-
-def _line(name: str, directories: Sequence[RunDirectory]) -> list[str]:
-    """A system at an ε: its metrics over seeds; δ and ε are those of every seed."""
-    summaries = [directory.summary() for directory in directories]
-    shown = [_mean([each[f"{QUALITY}{end}"] for each in summaries]) for end in ("", "_p10", "_p90")]
-    first = summaries[0]
+def _evaluations(config: RunConfig, directory: RunDirectory) -> list[Record]:
+    """Return the evaluations of a run at its ε; those of Local, at every ε."""
+    levels = (TARGET, math.inf) if config.algorithm == "local" else (config.target_epsilon,)
     return [
-        name,
-        str(len(summaries)),
-        " ± ".join(f"{each:.3f}" for each in shown[0]),
-        *(f"{mean:.3f}" for mean, *_ in shown[1:]),
-        *(epsilon_text(first[key]) for key in ("epsilon", "epsilon_replace")),
-        number(first["delta"]),
+        {"target_epsilon": epsilon, "algorithm": config.algorithm, **record}
+        for epsilon in levels
+        for record in directory.metrics()
     ]
 
 
-def _mean(values: Sequence[float]) -> tuple[float, ...]:
-    """The mean over seeds and, of several, its standard error."""
-    mean = float(np.mean(values))
-    if len(values) == 1:
-        return (mean,)
-    return mean, standard_error(np.asarray(values))
+def _draw(evaluations: Sequence[Record], title: str, path: Path) -> None:
+    """Draw the systems over rounds with standard errors, a panel for each ε."""
+    import pandas as pd
+
+    from fedjaxsim.report.figures import envelope_figure
+    from fedjaxsim.report.plots import save
+
+    keys = ["target_epsilon", "algorithm", "round"]
+    found = pd.DataFrame(evaluations).groupby(keys, as_index=False).agg(
+        value=(QUALITY, "mean"), standard_error=(QUALITY, "sem"), epsilon=("epsilon", "max")
+    )  # fmt: skip
+    panels, lines = keys[:1], keys[1:2]
+    figure = envelope_figure(found.assign(metric=QUALITY), panels=panels, lines=lines, title=title)
+    save(figure, path)
 
 
-def _curve(algorithm: str, directories: Sequence[RunDirectory]) -> "Curve":
-    """A system over rounds, with its standard error, in its colour."""
-    from fedjaxsim.report import plots
-
-    records = []
-    for of_round in zip(*(directory.metrics() for directory in directories), strict=False):
-        mean, *error = _mean([record[QUALITY] for record in of_round])
-        record = {"round": of_round[0]["round"], QUALITY: mean}
-        if error:
-            record |= {f"{QUALITY}_low": mean - error[0], f"{QUALITY}_high": mean + error[0]}
-        records.append(record)
-    return plots.curve_of(SYSTEMS[algorithm].title, records, algorithm)
-
-
-def _is_at(of_seeds: Mapping[int, Experiment], epsilon: float) -> bool:
-    """Whether runs belong into the panel of an ε; Local does into each."""
-    config = next(iter(of_seeds.values())).config
-    return config.algorithm == "local" or config.target_epsilon == epsilon
+def _line(name: str, directories: Sequence[RunDirectory]) -> list[str]:
+    """Format the metrics of a system over seeds; δ and ε are equal for all seeds."""
+    summaries = [directory.summary() for directory in directories]
+    values = np.array([[each[f"{QUALITY}{end}"] for each in summaries] for end in _SPREAD])
+    accuracy, *percentiles = (f"{mean:.3f}" for mean in values.mean(axis=1))
+    if len(summaries) > 1:
+        accuracy += f" ± {standard_error(values[0]):.3f}"
+    first = summaries[0]
+    spent = [epsilon_text(first[key]) for key in ("epsilon", "epsilon_replace")]
+    return [name, str(len(summaries)), accuracy, *percentiles, *spent, number(first["delta"])]
