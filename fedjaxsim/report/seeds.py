@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -151,7 +151,7 @@ def mean_records(system: System, metric: str) -> list[Record]:
     for round_ in sorted(set.intersection(*map(set, by_round))):
         records = [each[round_] for each in by_round]
         values = [record.get(metric) for record in records]
-        spent = [record.get("epsilon") for record in records]
+        spent: list[Any] = [record.get("epsilon") for record in records]
         mean: Record = {"round": round_, metric: None}
         mean["epsilon"] = None if None in spent else max(spent)
         if None not in values:

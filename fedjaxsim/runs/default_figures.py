@@ -1,4 +1,4 @@
-"""Which figures a sweep gets, and what they show, where nobody has said."""
+"""The default figures of a sweep, chosen by its keys."""
 
 import itertools
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ _FIRST_LINES = ("algorithm", "personalization", "lam")
 
 
 def default_figures(plan: Plan, results: pa.Table) -> dict[str, Figure]:
-    """The figures that suit the keys of a sweep.
+    """Draw the figures that suit the keys of a sweep.
 
     Panels are levels of noise or, without any, of a key that is no hyperparameter. Lines are the
     other keys, algorithms and levels of personalization first, as long as they are at most twelve;
-    over the rest the best is taken.
+    the best is taken over the rest.
 
     Args:
-      plan: of the sweep.
-      results: its table, not empty.
+      plan: plan of the sweep.
+      results: results of the sweep, not empty.
 
     Returns:
       By file name: `envelopes.png`; `trade_off.png` where runs differ in ε; `heat.png` where two
@@ -42,26 +42,29 @@ def default_figures(plan: Plan, results: pa.Table) -> dict[str, Figure]:
     varied = [key for key in counts if counts[key] > 1]
     noise = [key for key in varied if key in NOISE and key not in plan.best_over]
     rest = [key for key in varied if key not in noise]
-    panels = noise or _panel_keys(plan, rest, counts)
+    # Without noise: the first key that needs a program of its own and over which no best is taken.
+    static = (
+        key for key in rest
+        if key not in (*plan.hyperparameters, "algorithm", *plan.best_over)
+        and counts[key] <= _MOST_PANELS
+    )  # fmt: skip
+    panels = noise or list(itertools.islice(static, 1))
     lines = _line_keys(plan, results, [key for key in rest if key not in panels])
 
     def best(keys: Sequence[str]) -> pd.DataFrame:
         return envelope(results, plan.columns, [key for key in counts if key not in keys], metric)
 
     def title(keys: Sequence[str]) -> str:
-        over = [key_label(key) for key in varied if key not in keys]
-        parts = [_subject(plan), *([f"best over {', '.join(over)}"] if over else [])]
+        over = ", ".join(key_label(key) for key in varied if key not in keys)
         seeds = len(results["seed"].unique()) if "seed" in plan.columns else 1
-        return "; ".join([*parts, *([f"mean of {seeds} seeds"] if seeds > 1 else [])])
+        several = f"mean of {seeds} seeds" if seeds > 1 else ""
+        return "; ".join(filter(None, [_subject(plan), over and f"best over {over}", several]))
 
     keys = [*panels, *lines]
+    over_lines = best(panels) if lines else None
     figures = {
         "envelopes.png": envelope_figure(
-            best(keys),
-            panels=panels,
-            lines=lines,
-            title=title(keys),
-            best=best(panels) if lines else None,
+            best(keys), panels=panels, lines=lines, title=title(keys), best=over_lines
         )
     }
     family = [key for key in lines if key not in NOISE]
@@ -73,30 +76,20 @@ def default_figures(plan: Plan, results: pa.Table) -> dict[str, Figure]:
     numbers = [key for key in rest if not pa.types.is_string(results[key].type)]
     numbers.sort(key=lambda key: key not in plan.best_over)
     one_each = len(noise) == len(numbers) == 1
-    pairs = itertools.combinations([*noise, *numbers] if one_each else numbers, 2)
-    pair = next((pair for pair in pairs if _set_together(results, pair)), ())
-    small = [key for key in panels if key not in pair]
-    if len(pair) == 2 and _combinations(results, small) <= _MOST_PANELS:
-        keys = [*small, *pair]
-        figures["heat.png"] = heat_figure(
-            last(best(keys)), x=pair[0], y=pair[1], panels=small, title=title(keys)
-        )
+    for x, y in itertools.combinations([*noise, *numbers] if one_each else numbers, 2):
+        small = [key for key in panels if key not in (x, y)]
+        if len(results.select([x, y]).drop_null()):  # some run sets both
+            if _combinations(results, small) <= _MOST_PANELS:
+                keys = [*small, x, y]
+                figures["heat.png"] = heat_figure(
+                    last(best(keys)), x=x, y=y, panels=small, title=title(keys)
+                )
+            break
     return figures
 
 
-def _panel_keys(plan: Plan, keys: Sequence[str], counts: dict[str, int]) -> list[str]:
-    """The first key that no envelope is best over and that needs a program of its own."""
-    suited = [
-        key
-        for key in keys
-        if key not in (*plan.hyperparameters, "algorithm", *plan.best_over)
-        and counts[key] <= _MOST_PANELS
-    ]
-    return suited[:1]
-
-
 def _line_keys(plan: Plan, results: pa.Table, keys: Sequence[str]) -> list[str]:
-    """As many keys as make few enough lines, at least one where there is any."""
+    """Return as many keys as make few enough lines, at least one where there is any."""
     order = (*_FIRST_LINES, *keys)
     kept = sorted((key for key in keys if key not in plan.best_over), key=order.index)
     kept = kept or list(keys[:1])
@@ -109,13 +102,8 @@ def _combinations(results: pa.Table, keys: Sequence[str]) -> int:
     return len(results.group_by(list(keys), use_threads=False).aggregate([])) if keys else 1
 
 
-def _set_together(results: pa.Table, keys: Sequence[str]) -> bool:
-    """Whether some run is given a value for each of these keys."""
-    return len(results.select(list(keys)).drop_null()) > 0
-
-
 def _subject(plan: Plan) -> str:
-    """What is run, for people: no names of files or folders."""
+    """Return the algorithms and data of a sweep, without names of files or folders."""
     names = dict.fromkeys(run.algorithm.rpartition(":")[2] for run in plan.runs)
     titles = [SYSTEMS[name].title if name in SYSTEMS else name for name in names]
     kinds = dict.fromkeys(run.data.partition(":")[::2] for run in plan.runs)

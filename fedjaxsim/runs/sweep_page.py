@@ -6,21 +6,19 @@ from pathlib import Path
 from fedjaxsim import metrics
 from fedjaxsim.extras import importing
 from fedjaxsim.privacy.guarantee import Report
-from fedjaxsim.report.envelopes import Frame, last, records
+from fedjaxsim.report.envelopes import Frame, keys_of, last, records
 from fedjaxsim.report.files import Record, read_json, read_tables
 from fedjaxsim.report.labels import key_label, value_label
 from fedjaxsim.report.page import metric_text, reading, render
 from fedjaxsim.report.progress import number
 from fedjaxsim.runs.pages import SPREAD, TIMES, TRAFFIC, privacy, provenance, traffic_cells
 from fedjaxsim.runs.plan import SWEEP
-from fedjaxsim.runs.sweep_directory import ENVELOPES, REPORT, RESULTS
+from fedjaxsim.runs.sweep_directory import ENVELOPES, PICTURES, REPORT, RESULTS
 from fedjaxsim.runs.sweep_report import best_table
 
 with importing("tables"):
     import pandas as pd
     import pyarrow as pa
-
-_PICTURES = ("envelopes.png", "trade_off.png", "heat.png")
 
 
 def sweep_page(path: Path) -> bytes:
@@ -53,7 +51,7 @@ def sweep_page(path: Path) -> bytes:
             privacy=privacy(plans),
             shared_seeds="",
             pictures={
-                name: (path / name).read_bytes() for name in _PICTURES if (path / name).is_file()
+                name: (path / name).read_bytes() for name in PICTURES if (path / name).is_file()
             },
             metric=metrics.label(summary["metric"]),
             spread=_spread(last(best), results, summary),
@@ -73,7 +71,7 @@ def sweep_page(path: Path) -> bytes:
 
 def _spread(best: Frame, results: Frame, summary: Record) -> Record:
     """Return the spread over clients of the best settings at the end, as means over seeds."""
-    keys = [*best.columns[: best.columns.get_loc("round")], *summary["best_over"]]
+    keys = [*keys_of(best), *summary["best_over"]]
     metric, at = summary["metric"], [*keys, "round"]
     shown = {metric: "value"} | {
         f"{metric}{end}": name for end, name in SPREAD.items() if f"{metric}{end}" in results

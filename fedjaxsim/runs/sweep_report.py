@@ -1,15 +1,14 @@
 """The report of a finished sweep: envelopes, guarantees and their limits."""
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from fedjaxsim import metrics
 from fedjaxsim.extras import importing
-from fedjaxsim.privacy.events import Charged, Drawn
 from fedjaxsim.privacy.guarantee import SHARED_SEED, report
-from fedjaxsim.report.envelopes import default_metric, envelope, last, records
+from fedjaxsim.report.envelopes import default_metric, envelope, keys_of, last, records
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import key_label, value_label
 from fedjaxsim.report.progress import epsilon_text, number, print_rows
@@ -22,6 +21,7 @@ with importing("tables"):
     import pandas as pd
     import pyarrow as pa
 
+Key = TypeVar("Key", bound=Hashable)
 _MOST_LINES = 30
 
 
@@ -88,7 +88,7 @@ def best_table(found: pd.DataFrame, best_over: Sequence[str]) -> BestTable:
       best_over: the keys over which it takes the best.
     """
     best = last(found)
-    keys = [*best.columns[: best.columns.get_loc("round")], *best_over]
+    keys = [*keys_of(best), *best_over]
     rows = records(best)
     over = ", ".join(map(key_label, best_over))
     title = f"{metrics.label(rows[0]['metric'])} at the end" + (over and f", best over {over}")
@@ -110,38 +110,42 @@ def _diverged(results: pa.Table) -> set[int]:
     return set(np.asarray(results["run"])[flags].tolist())
 
 
+def _alike(pairs: Iterable[tuple[Key, int]]) -> dict[Key, list[int]]:
+    """Return the runs of each key."""
+    runs: dict[Key, list[int]] = {}
+    for key, run in pairs:
+        runs.setdefault(key, []).append(run)
+    return runs
+
+
 def _guarantees(experiments: Mapping[int, Experiment]) -> list[Record]:
     """Return the report of each distinct noise schedule, with the runs that have it."""
-    runs: dict[tuple[Charged, float, float, tuple[str, ...]], list[int]] = {}
-    for run, experiment in experiments.items():
-        z = np.float32(experiment.noise_multiplier).item()
-        plan = (experiment.planned(), z, experiment.delta, experiment.simulation.public)
-        runs.setdefault(plan, []).append(run)
+    schedules = _alike(
+        ((one.planned(), np.float32(one.noise_multiplier).item(), one.delta,
+          one.simulation.public), run)
+        for run, one in experiments.items()
+    )  # fmt: skip
     return [
         {
-            "runs": members,
+            "runs": runs,
             "noise_multiplier": z,
             "guarantee": report([charged], delta, assumed=[*public, SHARED_SEED]).to_json(),
         }
-        for (charged, z, delta, public), members in runs.items()
+        for (charged, z, delta, public), runs in schedules.items()
     ]
 
 
 def _draws(experiments: Mapping[int, Experiment]) -> list[Record]:
-    """List the draws from each key, with the runs that share them."""
-    runs: dict[Drawn, list[int]] = {}
-    for run, experiment in experiments.items():
-        for each in experiment.draws():
-            runs.setdefault(each, []).append(run)
-    return [{"runs": members, **each._asdict()} for each, members in runs.items()]
+    """Return the draws from each key, with the runs that share them."""
+    shared = _alike((each, run) for run, one in experiments.items() for each in one.draws())
+    return [{"runs": runs, **drawn._asdict()} for drawn, runs in shared.items()]
 
 
 def _traffic(experiments: Mapping[int, Experiment]) -> list[Record]:
     """Return the traffic of each program, with its runs."""
-    programs: dict[int, tuple[Experiment, list[int]]] = {}
-    for run, experiment in experiments.items():
-        programs.setdefault(id(experiment.simulation), (experiment, []))[1].append(run)
+    programs = _alike((id(one.simulation), run) for run, one in experiments.items())
+    firsts = [(experiments[runs[0]], runs) for runs in programs.values()]
     return [
         {"algorithm": one.config.algorithm, "runs": runs, **traffic(one.simulation, one.hparams)}
-        for one, runs in programs.values()
+        for one, runs in firsts
     ]

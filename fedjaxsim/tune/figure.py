@@ -1,7 +1,8 @@
-"""The picture of a tuning: the objective and the hyperparameters over what they cost."""
+"""The figure of a tuning: the objective and the hyperparameters over their cost."""
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,59 +19,67 @@ with importing("plots"):
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
 _MOST_IN_PLANES = 3
-_RUNS = "run-equivalents"
-_BACK: dict[str, Any] = {"color": COLOURS[1], "marker": "x", "ms": 5, "ls": "none"}
-_START: dict[str, Any] = {"color": "white", "mec": COLOURS[0], "marker": "o", "ls": "none"}
-_BEST: dict[str, Any] = {"color": COLOURS[0], "marker": "*", "ls": "none"}
-_GRID: dict[str, Any] = {"color": "0.35", "marker": "s", "ls": "none"}
-_BEST_OF_GRID: dict[str, Any] = {**_GRID, "ms": 8, "mfc": "none", "mew": 1.5}
+_MARKS: dict[str, dict[str, Any]] = {
+    "start": {"color": "white", "mec": COLOURS[0], "marker": "o", "ms": 7, "ls": "none"},
+    "best": {"color": COLOURS[0], "marker": "*", "ms": 12, "ls": "none"},
+    "grid: dark is low": {"color": "0.35", "marker": "s", "ms": 5, "ls": "none"},
+    "grid's best": {"color": "0.35", "marker": "s", "ms": 8, "mfc": "none", "ls": "none"},
+    "taken back": {"color": COLOURS[1], "marker": "x", "ms": 5, "ls": "none"},
+}
 
 
+@mpl.rc_context(STYLE)
 def path_figure(path: Path, metric: str, title: str, grid: Grid | None = None) -> Figure:
-    """The objective and the hyperparameters over run-equivalents, and the path in its planes.
+    """Draw the objective and the hyperparameters over run-equivalents, and the path in planes.
 
-    Planes are drawn for two or three hyperparameters, one for each pair.
+    Two or three hyperparameters have a plane for each pair.
 
     Args:
-      path: of the descent.
-      metric: what is minimized.
-      title: what is shown.
-      grid: what a sweep of the same runs found, to be set beside.
+      path: path of the descent.
+      metric: objective, which is minimized.
+      title: title of the figure.
+      grid: results of a sweep of the same runs, for comparison.
     """
     names = list(path.steps[0].point)
     pairs = list(itertools.combinations(names, 2)) if len(names) <= _MOST_IN_PLANES else []
-    with mpl.rc_context(STYLE):
-        figure, over_runs, planes = _layout(title, len(pairs))
-        _draw_objective(over_runs[0], path, metric, grid)
-        _draw_hyperparameters(over_runs[1], path, names)
-        for panel, pair in zip(planes, pairs, strict=True):
-            _draw_plane(panel, path, pair, grid)
-        if planes:
-            marks: dict[str, Any] = {"start": _START | {"ms": 6}, "best": _BEST | {"ms": 10}}
-            if grid is not None:
-                marks |= {"grid: dark is low": _GRID | {"ms": 5}, "grid's best": _BEST_OF_GRID}
-            handles = [Line2D([], [], label=text, **looks) for text, looks in marks.items()]
-            legend_above(planes[0], *handles)
+    kept = [step for step in path.steps if step.accepted]
+    refused = [step for step in path.steps if not step.accepted]
+    # Three planes are a row of their own.
+    above: Any = picture(title, *((9.6, 6.4) if len(pairs) > 1 else (3.4 * (2 + len(pairs)), 3.3)))
+    figure, below = above, None
+    if len(pairs) > 1:
+        above, below = figure.subfigures(2, 1)
+    objective, values, *planes = above.subplots(1, 2 + (0 if below else len(pairs)))
+    planes = list(below.subplots(1, len(pairs))) if below else planes
+    _draw_objective(objective, kept, refused, metric, grid)
+    for name, colour in zip(names, itertools.cycle(COLOURS)):
+        looks: dict[str, Any] = {"color": colour, "marker": "o", "ms": 3, "label": axis_label(name)}
+        values.plot([step.runs for step in kept], [step.point[name] for step in kept], **looks)
+    _scale(values, [values.yaxis], [step.point[name] for step in kept for name in names])
+    values.set(xlabel="run-equivalents", ylabel="hyperparameter")
+    legend_above(values)
+    for panel, (x, y) in zip(planes, pairs, strict=True):
+        if grid is not None:
+            _draw_grid(panel, grid, x, y)
+        _draw_steps(panel, kept, x, y, color=COLOURS[0], lw=1.2, marker="o", ms=3)
+        _draw_steps(panel, refused, x, y, **_MARKS["taken back"])
+        _draw_steps(panel, kept[:1], x, y, zorder=4, **_MARKS["start"])
+        _draw_steps(panel, [path.best], x, y, zorder=5, mec="white", **_MARKS["best"])
+        shown = [step.point[name] for step in path.steps for name in (x, y)]
+        _scale(panel, [panel.xaxis, panel.yaxis], shown)
+        panel.set(xlabel=axis_label(x), ylabel=axis_label(y))
+    if planes:
+        marks = list(_MARKS.items())[: 2 if grid is None else 4]
+        legend_above(planes[0], *(Line2D([], [], label=text, **looks) for text, looks in marks))
     return figure
 
 
-def _layout(title: str, planes: int) -> tuple[Figure, list[Axes], list[Axes]]:
-    """A row of panels; with three planes, these are a row of their own."""
-    if planes <= 1:
-        figure = picture(title, 3.4 * (2 + planes), 3.3)
-        panels = list(figure.subplots(1, 2 + planes))
-        return figure, panels[:2], panels[2:]
-    figure = picture(title, 9.6, 6.4)
-    rows: Any = figure.subfigures(2, 1)
-    above, below = rows
-    return figure, list(above.subplots(1, 2)), list(below.subplots(1, planes))
-
-
-def _draw_objective(panel: Axes, path: Path, metric: str, grid: Grid | None) -> None:
-    kept, refused = _kept_and_refused(path)
+def _draw_objective(
+    panel: Axes, kept: Sequence[Step], refused: Sequence[Step], metric: str, grid: Grid | None
+) -> None:
     runs, values, errors = np.array([(s.runs, s.value, s.standard_error) for s in kept]).T
     low, high = values - errors, values + errors
     looks = {"color": COLOURS[0], "label": "descent, ± standard error"}
@@ -78,61 +87,31 @@ def _draw_objective(panel: Axes, path: Path, metric: str, grid: Grid | None) -> 
     shown = [*low, *high]
     if grid is not None:
         best = float(np.mean(grid.values[grid.best]))
-        label = f"best of {len(grid.points)} on a grid"
-        panel.plot([grid.runs], [best], ms=5, label=label, **_GRID)
-        panel.axhline(best, color=_GRID["color"], lw=1, ls="dotted")
+        text = f"best of {len(grid.points)} on a grid"
+        panel.plot([grid.runs], [best], label=text, **_MARKS["grid: dark is low"])
+        panel.axhline(best, color="0.35", lw=1, ls="dotted")
         shown.append(best)
     finite = [height for height in shown if math.isfinite(height)]
     bottom, top = min(finite, default=0.0), max(finite, default=0.0)
     room = 0.06 * (top - bottom) or 1.0
     if refused:
-        # One that is far above, or not finite, is shown at the edge: the descent must be readable.
+        # A step far above, or not finite, is drawn at the edge: the descent must be readable.
         heights = np.minimum(np.nan_to_num([s.value for s in refused], nan=math.inf), top + room)
         places = [step.runs for step in refused]
-        panel.plot(places, heights, label="taken back", clip_on=False, **_BACK)
+        panel.plot(places, heights, label="taken back", clip_on=False, **_MARKS["taken back"])
     if finite:
         panel.set_ylim(bottom - room, top + room)
-    panel.set_xlabel(_RUNS)
+    panel.set_xlabel("run-equivalents")
     panel.set_ylabel(f"{metric.replace('_', ' ')}\nmean over clients and seeds")
     legend_above(panel, ncols=1)
 
 
-def _draw_hyperparameters(panel: Axes, path: Path, names: list[str]) -> None:
-    kept, _ = _kept_and_refused(path)
-    for name, colour in zip(names, itertools.cycle(COLOURS)):
-        values = [step.point[name] for step in kept]
-        looks = {"color": colour, "marker": "o", "ms": 3}
-        panel.plot([step.runs for step in kept], values, label=axis_label(name), **looks)
-    if all(step.point[name] > 0 for step in kept for name in names):
-        panel.set_yscale("log")
-        _name_decades(panel.yaxis)
-    panel.set_xlabel(_RUNS)
-    panel.set_ylabel("hyperparameter")
-    legend_above(panel)
+def _draw_steps(panel: Axes, steps: Sequence[Step], x: str, y: str, **style: Any) -> None:
+    panel.plot([step.point[x] for step in steps], [step.point[y] for step in steps], **style)
 
 
-def _draw_plane(panel: Axes, path: Path, pair: tuple[str, str], grid: Grid | None) -> None:
-    x, y = pair
-    kept, refused = _kept_and_refused(path)
-    if grid is not None:
-        _draw_grid(panel, grid, pair)
-    looks: dict[str, Any] = {"color": COLOURS[0], "lw": 1.2, "marker": "o", "ms": 3}
-    panel.plot([s.point[x] for s in kept], [s.point[y] for s in kept], **looks)
-    panel.plot([s.point[x] for s in refused], [s.point[y] for s in refused], **_BACK)
-    start, best = kept[0].point, path.best.point
-    panel.plot(start[x], start[y], ms=7, zorder=4, **_START)
-    panel.plot(best[x], best[y], ms=12, mec="white", zorder=5, **_BEST)
-    if all(step.point[name] > 0 for step in path.steps for name in pair):
-        panel.set(xscale="log", yscale="log")
-        _name_decades(panel.xaxis)
-        _name_decades(panel.yaxis)
-    panel.set_xlabel(axis_label(x))
-    panel.set_ylabel(axis_label(y))
-
-
-def _draw_grid(panel: Axes, grid: Grid, pair: tuple[str, str]) -> None:
-    """The grid's points, in the colour of the best value over the hyperparameters not shown."""
-    x, y = pair
+def _draw_grid(panel: Axes, grid: Grid, x: str, y: str) -> None:
+    """Draw the points of the grid, coloured by the best value over hidden hyperparameters."""
     lowest: dict[tuple[float, float], float] = {}
     for point, mean in zip(grid.points, np.mean(grid.values, axis=1), strict=True):
         place = point[x], point[y]
@@ -141,25 +120,23 @@ def _draw_grid(panel: Axes, grid: Grid, pair: tuple[str, str]) -> None:
     panel.scatter(*shown.T[:2], color="0.85", marker="s", s=14, zorder=1)
     finite = shown[np.isfinite(shown[:, 2])]
     if len(finite):
-        # The lower half tells settings apart that are worth it; the others share one colour.
+        # Colours differ in the lower half, where settings are worth telling apart.
         means = finite[:, 2]
         panel.scatter(
             *finite.T[:2], c=means, cmap="Greys_r", vmin=means.min(), vmax=np.median(means),
             marker="s", s=26, edgecolors="0.8", linewidths=0.5, zorder=1,
         )  # fmt: skip
     best = grid.points[grid.best]
-    panel.plot(best[x], best[y], zorder=3, **_BEST_OF_GRID)
+    panel.plot(best[x], best[y], zorder=3, **_MARKS["grid's best"])
 
 
-def _kept_and_refused(path: Path) -> tuple[list[Step], list[Step]]:
-    kept = [step for step in path.steps if step.accepted]
-    return kept, [step for step in path.steps if not step.accepted]
-
-
-def _name_decades(axis: Axis) -> None:
-    """Plain numbers along a log scale, of which there are enough within one decade too."""
-    low, high = axis.get_data_interval()
-    subs = (1.0,) if high > 30 * low else (1.0, 2.0, 5.0)
-    axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+def _scale(panel: Axes, axes: Sequence[Axis], values: Sequence[float]) -> None:
+    """Scale the axes of positive values logarithmically, with plain numbers."""
+    if min(values) <= 0:
+        return
+    panel.set(yscale="log", xscale="log" if panel.xaxis in axes else "linear")
+    for axis in axes:
+        low, high = axis.get_data_interval()
+        axis.set_major_locator(LogLocator(subs=(1.0,) if high > 30 * low else (1.0, 2.0, 5.0)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(NullFormatter())
