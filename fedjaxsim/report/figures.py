@@ -62,25 +62,24 @@ def envelope_figure(
     styles = line_styles(lines, [values for values, _ in grouped(rows, lines)])
     coloured = _foremost(rows, panels, lines)
     looks = {
-        name: {"color": colour, "ls": dashes, "lw": 1.4} if name in coloured else _REST
-        for name, (_, colour, dashes) in styles.items()
-    }
+        name: {"color": colour, "ls": dashes, "lw": 1.4, "label": label}
+        for name, (label, colour, dashes) in styles.items() if name in coloured
+    }  # fmt: skip
     best_of = {} if best is None else dict(grouped(placed(best, panels), panels))
     figure, axes = _make_panels(rows, panels, title)
     for (values, of_panel), panel in axes:
         for name, one in grouped(of_panel, lines):
             value, error = one["value"], one["standard_error"]
             band = (value - error, value + error) if error.notna().any() else None
-            line(panel, one["round"], value, band, **looks[name])
+            line(panel, one["round"], value, band, **looks.get(name, _REST))
         if values in best_of:
             panel.plot(best_of[values]["round"], best_of[values]["value"], **BEST)
         panel.set_yscale(scale_of(metric, rows["value"]))
-    figure.supxlabel("rounds", fontsize="medium")
+    figure.supxlabel("rounds")
     seeds = "\nmean over seeds ± standard error" if rows["standard_error"].notna().any() else ""
-    figure.supylabel(metrics.label(metric) + seeds, fontsize="medium", ma="center")
-    shown = [{**looks[name], "label": styles[name].label} for name in styles if name in coloured]
-    handles = shown if lines else []
-    rest = [style.label for name, style in styles.items() if name not in coloured]
+    figure.supylabel(metrics.label(metric) + seeds, ma="center")
+    handles = list(looks.values()) if lines else []
+    rest = [style.label for name, style in styles.items() if name not in looks]
     handles += [{**_REST, "label": f"others: {', '.join(rest)}"}] if rest else []
     handles += [BEST] if best is not None else []
     if handles:
@@ -115,9 +114,8 @@ def heat_figure(
     across, up = (sorted(rows[key].unique()) for key in (x, y))
     colours = mpl.colormaps["viridis" if upwards else "viridis_r"].with_extremes(bad="0.85")
     known = rows["value"].dropna()
-    norm = (LogNorm if scale_of(metric, known) == "log" else Normalize)(
-        *((known.min(), known.max()) if len(known) else (0, 1))
-    )
+    limits = (known.min(), known.max()) if len(known) else (0, 1)
+    norm = (LogNorm if scale_of(metric, known) == "log" else Normalize)(*limits)
     small = len(list(grouped(rows, panels))) > 2
     width, height = (0.17, 0.17) if small else (0.46, 0.36)
     size = width * max(len(across), 3) + 0.9, height * max(len(up), 5) + 0.7
@@ -131,17 +129,17 @@ def heat_figure(
                 panel.text(column, row, "×", ha="center", va="center", fontsize=7)
             elif not small:
                 dark = (norm(value) < 0.5) == upwards
-                looks: dict[str, Any] = {"color": "white" if dark else "black", "fontsize": 7}
-                panel.text(column, row, _short(value), ha="center", va="center", **looks)
-        columns = np.eye(len(across), dtype=bool) if x in NOISE else np.ones((1, len(across)))
-        for part in columns:
+                text = f"{value:.3f}" if 0.01 <= abs(value) < 10 else number(value)
+                colour = "white" if dark else "black"
+                panel.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
+        for part in np.eye(len(across)) if x in NOISE else np.ones((1, len(across))):
             _frame_best(panel, np.where(part, grid, np.nan), upwards)
         for axis, key, values in ((panel.xaxis, x, across), (panel.yaxis, y, up)):
             every = 2 if small and len(values) > 5 else 1
             labels = [value_label(key, value) for value in values[::every]]
             axis.set_ticks(range(0, len(values), every), labels)
-    figure.supxlabel(key_label(x), fontsize="medium")
-    figure.supylabel(key_label(y), fontsize="medium")
+    figure.supxlabel(key_label(x))
+    figure.supylabel(key_label(y))
     mappable = ScalarMappable(norm, colours)
     figure.colorbar(mappable, ax=[panel for _, panel in axes], label=metrics.label(metric))
     return figure
@@ -203,7 +201,3 @@ def _frame_best(axes: Axes, grid: np.ndarray, upwards: bool) -> None:
         row, column = map(int, np.unravel_index(at, grid.shape))
         looks: dict[str, Any] = {"fill": False, "ec": COLOURS[1], "lw": 2.2, "zorder": 4}
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, clip_on=False, **looks))
-
-
-def _short(value: float) -> str:
-    return f"{value:.3f}" if 0.01 <= abs(value) < 10 else number(value)

@@ -35,6 +35,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlesize": 9,
+    "figure.labelsize": "medium",
     "grid.alpha": 0.25,
     "grid.linewidth": 0.6,
     "legend.columnspacing": 1.2,
@@ -110,36 +111,39 @@ class Curve(NamedTuple):
     Attributes:
       label: name in the legend.
       records: evaluations; `METRIC_low` and `METRIC_high`, where present, bound a band.
-      colour: index into `COLOURS`.
-      dashes: index into `DASHES`.
+      style: arguments of `Axes.plot`, `color` among them.
     """
 
     label: str
     records: Records
-    colour: int
-    dashes: int = 0
+    style: dict[str, Any]
 
 
 def colour_of(algorithm: str) -> int:
-    """Return the index of a system's colour and, beyond the palette, dashes in all figures."""
+    """Return the index of a system's colour, the same in every figure."""
     names = list(SYSTEMS)
     return names.index(algorithm) if algorithm in names else len(names)
 
 
-def curve_of(label: str, records: Records, algorithm: str) -> Curve:
-    """Return the curve of a run of a system, in its colour."""
-    dashes, colour = divmod(colour_of(algorithm), len(COLOURS))
-    return Curve(label, records, colour, dashes)
-
-
 def of_systems(found: Sequence[System]) -> list[Curve]:
-    """Return a curve per system, the mean over its seeds, in the colour of its algorithm."""
+    """Return a curve per system, the mean over its seeds, in the colour of its algorithm.
+
+    Dashes tell apart systems of one colour. Lines are ever thinner, so that a curve shows below one
+    that covers it.
+    """
     metric = quality_key(next(iter(found[0].runs.values())).records)
-    curves: list[Curve] = []
-    for system in found:
-        curve = curve_of(system.label, mean_records(system, metric), system.algorithm)
-        alike = sum(other.colour == curve.colour for other in curves)
-        curves.append(curve._replace(dashes=(curve.dashes + alike) % len(DASHES)))
+    widths = np.linspace(3.2, 1.2, len(found)) if len(found) > 1 else [1.6]
+    known: list[int] = []
+    curves = []
+    for system, width in zip(found, widths, strict=True):
+        dashes, colour = divmod(colour_of(system.algorithm), len(COLOURS))
+        style = {
+            "color": COLOURS[colour],
+            "ls": DASHES[(dashes + known.count(colour)) % len(DASHES)],
+            "lw": width,
+        }
+        known.append(colour)
+        curves.append(Curve(system.label, mean_records(system, metric), style))
     return curves
 
 
@@ -150,23 +154,20 @@ def quality_key(records: Records) -> str:
 
 @mpl.rc_context(STYLE)
 def run_figure(records: Records, title: str) -> Figure:
-    """Draw loss, quality with its 10–90 percentile band over clients, and ε of one run.
-
-    Args:
-      records: evaluations of the run, at least one.
-      title: title of the figure.
-    """
+    """Draw loss, quality with its 10–90 percentile band over clients, and ε of one run."""
     quality = quality_key(records)
-    figure, (loss, middle, privacy) = _panels(title, 3)
+    figure = picture(title, 9.6, 3.2)
+    loss, middle, privacy = figure.subplots(1, 3, sharex=True)
     for colour, key in zip(COLOURS, ("train_loss", "test_loss"), strict=False):
         line(loss, *_points(records, key), color=colour, label=key.replace("_", " "))
     loss.set_ylabel("loss (mean over clients)")
     looks = {"color": COLOURS[0], "label": "mean", "band_label": "10–90 % of clients"}
     _draw_with_band(middle, records, quality, ("_p10", "_p90"), **looks)
     middle.set_ylabel(metrics.label(quality))
-    for panel in (loss, middle):
-        legend_above(panel)
-    _draw_epsilon(privacy, [Curve("ε", records, 0)])
+    legend_above(loss)
+    legend_above(middle)
+    _draw_epsilon(privacy, [Curve("ε", records, {"color": COLOURS[0]})])
+    figure.supxlabel("rounds")
     return figure
 
 
@@ -174,36 +175,30 @@ def run_figure(records: Records, title: str) -> Figure:
 def comparison_figure(runs: Sequence[Curve], title: str) -> Figure:
     """Draw quality and ε of several runs over rounds, with one legend.
 
-    Args:
-      runs: at least one. The first panel omits runs without the quality metric of the first run.
-      title: title of the figure.
+    The first panel omits runs without the quality metric of the first run.
     """
     quality = quality_key(runs[0].records)
-    figure, (left, privacy) = _panels(title, 2)
+    figure = picture(title, 9.6, 3.2)
+    left, privacy = figure.subplots(1, 2, sharex=True)
     bands = [
-        _draw_with_band(left, run.records, quality, ("_low", "_high"), label=run.label, **style)
-        for run, style in zip(runs, _styles(runs), strict=True)
+        _draw_with_band(left, run.records, quality, ("_low", "_high"), label=run.label, **run.style)
+        for run in runs
     ]
     mean = "mean over clients and seeds, 95 %" if any(bands) else "mean over clients"
     left.set_ylabel(f"{metrics.label(quality)}\n{mean}")
     _draw_epsilon(privacy, runs)
     figure.legend(*left.get_legend_handles_labels(), loc="outside right center")
+    figure.supxlabel("rounds")
     return figure
 
 
 @mpl.rc_context(STYLE)
 def clients_figure(runs: Sequence[tuple[Curve, np.ndarray]], metric: str) -> Figure:
-    """Draw the empirical distribution of a metric over clients.
-
-    Args:
-      runs: at least one curve, with the values of its clients.
-      metric: column of the values.
-    """
+    """Draw the empirical distribution of a metric over the clients (m,) of each curve."""
     figure = picture("", 6.4, 3.0)
     axes = figure.subplots()
-    styles = _styles([run for run, _ in runs])
-    for (run, values), style in zip(runs, styles, strict=True):
-        axes.ecdf(values, label=run.label, **style)
+    for run, values in runs:
+        axes.ecdf(values, label=run.label, **run.style)
     axes.axhline(0.1, color="0.6", lw=0.8, zorder=1)
     axes.set(xlabel=metrics.label(metric), ylabel="share of clients at or below")
     if len(runs) > 1:
@@ -234,28 +229,11 @@ def errors_figure(type_one: np.ndarray, curves: Mapping[str, np.ndarray], title:
     return figure
 
 
-def _panels(title: str, count: int) -> tuple[Figure, Sequence[Axes]]:
-    figure = picture(title, 9.6, 3.2)
-    panels = figure.subplots(1, count, sharex=True)
-    for panel in panels:
-        panel.set_xlabel("rounds")
-    return figure, panels
-
-
 def _points(records: Records, *keys: str) -> np.ndarray:
     """Return rounds and values of evaluations that have all keys, (1 + keys, evaluations)."""
     columns = ("round", *keys)
     rows: list[Any] = [[record.get(key) for key in columns] for record in records]
     return np.reshape([row for row in rows if None not in row], (-1, len(columns))).T
-
-
-def _styles(runs: Sequence[Curve]) -> list[dict[str, Any]]:
-    """Return ever thinner lines, so that a curve shows below one that covers it."""
-    widths = np.linspace(3.2, 1.2, len(runs)) if len(runs) > 1 else [1.6]
-    return [
-        {"color": COLOURS[run.colour], "linestyle": DASHES[run.dashes], "linewidth": width}
-        for run, width in zip(runs, widths, strict=True)
-    ]
 
 
 def _draw_with_band(
@@ -272,20 +250,18 @@ def _draw_with_band(
 def _draw_epsilon(axes: Axes, runs: Sequence[Curve]) -> None:
     """Draw ε over rounds; runs that spend the same share one line, which names them."""
     axes.set_ylabel("ε spent (nats)\nzero-out, joint DP")
-    alike: dict[Any, list[tuple[Curve, dict[str, Any]]]] = {}
+    alike: dict[bytes, list[Curve]] = {}
     without = []
-    for run, style in zip(runs, _styles(runs), strict=True):
+    for run in runs:
         # ε is 0 before the first round, also where it is infinite from then on.
         if run.records[-1]["epsilon"] is None:
             without.append(run.label)
         else:
-            points = _points(run.records, "epsilon")
-            alike.setdefault(points.tobytes(), []).append((run, style))
-    for group in alike.values():
-        (run, style), shared = group[0], len(group) > 1
-        looks = {"color": "0.3", "linewidth": 1.6} if shared else style
-        label = " = ".join(run.label for run, _ in group) if shared else None
-        line(axes, *_points(run.records, "epsilon"), label=label, **looks)
+            alike.setdefault(_points(run.records, "epsilon").tobytes(), []).append(run)
+    for first, *others in alike.values():
+        names = " = ".join(run.label for run in (first, *others))
+        looks = {"color": "0.3", "lw": 1.6, "label": names} if others else first.style
+        line(axes, *_points(first.records, "epsilon"), **looks)
     # Room below 0, for the line of a run that spends nothing.
     axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
     if not alike:

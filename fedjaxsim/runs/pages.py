@@ -1,5 +1,6 @@
 """Contents of the HTML report of a run or of several runs, read from their files."""
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -55,17 +56,24 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
         name: seeds.Run(each.config(), each.summary(), each.metrics(), each.clients())
         for name, each in directories.items()
     }
-    systems = seeds.systems(runs)
-    first, several = next(iter(runs.values())), len(runs) > 1
+    systems, several = seeds.systems(runs), len(runs) > 1
+    curves = plots.of_systems(systems)
+    name, first = next(iter(runs.items()))
     judged = plots.quality_key(first.records)
-    config = first.config
-    what = "{} {} on {}".format(*(config.get(key, "?") for key in ("algorithm", "model", "data")))
+    what = (first.config.get(key, "?") for key in ("algorithm", "model", "data"))
+    if several:
+        picture = plots.png(plots.comparison_figure(curves, "Runs"))
+    elif (directories[name].path / CURVES).is_file():  # absent where matplotlib was
+        picture = directories[name].read(CURVES)
+    else:
+        picture = plots.png(plots.run_figure(first.records, name))
+    table = runs_table([{"run": name, **run.summary} for name, run in runs.items()])
     return {
         "several": several,
-        "title": f"{len(runs)} runs side by side" if several else what,
-        "clients": config.get("resolved", {}).get("clients", "?"),
+        "title": f"{len(runs)} runs side by side" if several else "{} {} on {}".format(*what),
+        "clients": first.config.get("resolved", {}).get("clients", "?"),
         "summary": first.summary,
-        "results": (table := runs_table([{"run": n, **run.summary} for n, run in runs.items()])),
+        "results": table,
         "notes": table.notes + [
             f"{name} {words}"
             for name, run in runs.items() for key, words in _ENDINGS.items() if run.summary.get(key)
@@ -75,8 +83,8 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
         if len(systems) < len(runs) else [],
         "privacy": privacy(_promises(systems, directories)),
         "shared_seeds": drawn_twice(directories),
-        "curves": _curves(directories, runs, systems),
-        "distribution": _distribution(systems, judged),
+        "curves": picture,
+        "distribution": _distribution(systems, curves, judged),
         "spread_names": list(SPREAD.values()),
         "spread": _spread(runs, judged),
         "worst": [] if several else _worst(first.clients, judged),
@@ -106,66 +114,50 @@ def _promises(
 
 
 def privacy(reports: Iterable[tuple[str, Report]]) -> Record:
-    """Return what pages say of privacy; equal reports are said once.
-
-    Args:
-      reports: with the labels of runs that have them.
-    """
+    """Return the variables of the section on privacy; labels of equal reports are joined."""
     groups: dict[str, tuple[dict[str, None], Report]] = {}
     for label, report in reports:
         groups.setdefault(str(report), ({}, report))[0][label] = None
-    several = len(groups) > 1
-    short, rows, sentences, promising = [], [], {}, set()
-    for labels, report in groups.values():
-        name = ", ".join(labels)
-        short.append(f"{name}: {report.short()}" if several else report.short())
-        for each in report.guarantees:
-            if each.epsilon is None:
-                continue
-            promising.add(str(report))
+    known = [(", ".join(labels), report) for labels, report in groups.values()]
+    several = len(known) > 1
+    rows, sentences = [], {}
+    for index, (name, report) in enumerate(known):
+        for each in (each for each in report.guarantees if each.epsilon is not None):
             for sentence in each.assumptions:
-                sentences.setdefault(sentence, {})[str(report)] = name
-            if several and each.view != "joint_dp":
-                continue
-            found = math.ceil(round(1000 * each.most_found(_FALSE_ALARMS), 6)) / 10
-            rows.append([
-                *([name] if several else []), ADJACENCY_TEXT[each.adjacency],
-                VIEW_TEXT[each.view].removeprefix("against "), each.value, number(each.delta),
-                each.accountant, f"{found:g} %",
-            ])  # fmt: skip
+                sentences.setdefault(sentence, {})[index] = name
+            if each.view == "joint_dp" or not several:
+                found = math.ceil(round(1000 * each.most_found(_FALSE_ALARMS), 6)) / 10
+                rows.append([
+                    *([name] if several else []), ADJACENCY_TEXT[each.adjacency],
+                    VIEW_TEXT[each.view].removeprefix("against "), each.value, number(each.delta),
+                    each.accountant, f"{found:g} %",
+                ])  # fmt: skip
     # A sentence that does not hold for every guarantee names the runs for which it does.
+    promising = set(itertools.chain(*sentences.values()))
     said = [
         sentence if len(of) == len(promising) else f"{', '.join(of.values())}: {sentence}"
         for sentence, of in sentences.items()
     ]
     return {
-        "several": several, "short": short, "rows": rows, "false_alarms": _FALSE_ALARMS,
+        "several": several,
+        "short": [f"{name}: {each.short()}" if several else each.short() for name, each in known],
+        "rows": rows,
+        "false_alarms": _FALSE_ALARMS,
         "assumptions": list(dict.fromkeys([*said, METRICS])),
-    }  # fmt: skip
-
-
-def _curves(
-    directories: Mapping[str, RunDirectory],
-    runs: Mapping[str, seeds.Run],
-    systems: Sequence[seeds.System],
-) -> bytes:
-    if len(runs) > 1:
-        return plots.png(plots.comparison_figure(plots.of_systems(systems), "Runs"))
-    [(name, directory)] = directories.items()
-    if (directory.path / CURVES).is_file():  # absent where matplotlib was
-        return directory.read(CURVES)
-    return plots.png(plots.run_figure(runs[name].records, name))
+    }
 
 
 # --- clients and costs ----------------------------------------------------------------------------
 
 
-def _distribution(systems: Sequence[seeds.System], column: str) -> bytes | None:
+def _distribution(
+    systems: Sequence[seeds.System], curves: Sequence[plots.Curve], column: str
+) -> bytes | None:
     """Draw the values of clients, pooled over the seeds of each system."""
     pooled = [
         np.concatenate([run.of_clients(column) for run in each.runs.values()]) for each in systems
     ]
-    known = [pair for pair in zip(plots.of_systems(systems), pooled, strict=True) if len(pair[1])]
+    known = [pair for pair in zip(curves, pooled, strict=True) if len(pair[1])]
     return plots.png(plots.clients_figure(known, column)) if known else None
 
 

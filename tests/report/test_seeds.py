@@ -107,17 +107,21 @@ def test_equal_epsilon_is_one_line_with_all_names_and_infinity_is_named(runs, tm
     plots.save(figure, tmp_path / "all.png")
 
 
+def looks(curve):
+    return curve.style["color"], curve.style["ls"]
+
+
 def test_a_system_has_one_colour_whatever_it_is_beside(runs):
-    every = {each.label: each for each in plots.of_systems(systems(runs))}
+    every = {each.label: looks(each) for each in plots.of_systems(systems(runs))}
     alone = plots.of_systems([systems(runs)[1]])[0]
-    assert (alone.label, alone.colour) == ("fedavg", every["fedavg"].colour)
-    assert len({(each.colour, each.dashes) for each in every.values()}) == 3
+    assert (alone.label, looks(alone)) == ("fedavg", every["fedavg"])
+    assert len(set(every.values())) == 3
     # Two settings of one system share its colour, not their dashes.
-    one, two = plots.of_systems(
-        systems({"a": run("pmtl", 0, 0.1), "b": run("pmtl", 0, 0.2, lam=0.2)})
-    )
-    assert one.colour == two.colour == every["pmtl"].colour
-    assert one.dashes != two.dashes
+    both = systems({"a": run("pmtl", 0, 0.1), "b": run("pmtl", 0, 0.2, lam=0.2)})
+    (colour, dashes), other = map(looks, plots.of_systems(both))
+    assert (colour, dashes) == every["pmtl"]
+    assert other[0] == colour
+    assert other[1] != dashes
 
 
 def test_the_command_prints_systems_below_runs(runs, tmp_path, capsys):
