@@ -87,11 +87,13 @@ def program(built, tmp_path_factory):
 
 
 @pytest.mark.thorough
-def test_the_wheel_runs_the_demo_outside_the_repository(program):
+def test_the_wheel_runs_the_demo_and_a_report_outside_the_repository(program):
     folder, fedjaxsim_ = program
     fedjaxsim_("demo", "--out", "demo", "--seeds", "1", "--quiet")
     assert (folder / "demo" / "curves.png").exists()
     assert len(json.loads((folder / "demo" / "table.json").read_text())) == 7
+    fedjaxsim_("report", "demo/local-0")
+    assert "<h2" in (folder / "demo" / "local-0" / "report.html").read_text()
 
 
 @pytest.mark.thorough

@@ -1,6 +1,7 @@
-"""Figures of a sweep over several keys: envelopes over rounds, and maps of two keys."""
+"""Figures of a sweep: envelopes over rounds, quality against ε, and maps of two keys."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,12 +22,13 @@ with importing("plots"):
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Rectangle
+    from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 with importing("tables"):
     import pandas as pd
 
-BEST: dict[str, Any] = {"color": "black", "lw": 3.4, "zorder": 1.9, "label": "best of all"}
+_BEST: dict[str, Any] = {"color": "black", "lw": 3.4, "zorder": 1.9, "label": "best of all"}
 """Wide and below the other lines, so that the one that is best shows on it."""
-MEANING = "(zero-out, joint DP)"
+_MEANING = "(zero-out, joint DP)"
 """The meaning of ε in figures."""
 _IN_A_ROW = 5
 _MOST_COLOURED = 7
@@ -73,17 +75,17 @@ def envelope_figure(
             band = (value - error, value + error) if error.notna().any() else None
             line(panel, one["round"], value, band, **looks.get(name, _REST))
         if values in best_of:
-            panel.plot(best_of[values]["round"], best_of[values]["value"], **BEST)
-        panel.set_yscale(scale_of(metric, rows["value"]))
+            panel.plot(best_of[values]["round"], best_of[values]["value"], **_BEST)
+        panel.set_yscale(_scale_of(metric, rows["value"]))
     figure.supxlabel("rounds")
     seeds = "\nmean over seeds ± standard error" if rows["standard_error"].notna().any() else ""
     figure.supylabel(metrics.label(metric) + seeds, ma="center")
     handles = list(looks.values()) if lines else []
     rest = [style.label for name, style in styles.items() if name not in looks]
     handles += [{**_REST, "label": f"others: {', '.join(rest)}"}] if rest else []
-    handles += [BEST] if best is not None else []
+    handles += [_BEST] if best is not None else []
     if handles:
-        legend_beside(figure, lines, handles=[Line2D([], [], **each) for each in handles])
+        _legend_beside(figure, lines, handles=[Line2D([], [], **each) for each in handles])
     return figure
 
 
@@ -115,7 +117,7 @@ def heat_figure(
     colours = mpl.colormaps["viridis" if upwards else "viridis_r"].with_extremes(bad="0.85")
     known = rows["value"].dropna()
     limits = (known.min(), known.max()) if len(known) else (0, 1)
-    norm = (LogNorm if scale_of(metric, known) == "log" else Normalize)(*limits)
+    norm = (LogNorm if _scale_of(metric, known) == "log" else Normalize)(*limits)
     small = len(list(grouped(rows, panels))) > 2
     width, height = (0.17, 0.17) if small else (0.46, 0.36)
     size = width * max(len(across), 3) + 0.9, height * max(len(up), 5) + 0.7
@@ -145,12 +147,74 @@ def heat_figure(
     return figure
 
 
-def scale_of(metric: str, values: Frame) -> str:
+@mpl.rc_context(STYLE)
+def trade_off_figure(
+    final: pd.DataFrame, *, noise: Sequence[str], family: Sequence[str], title: str
+) -> Figure:
+    """Draw quality at the end of training against the ε spent, one line per family.
+
+    Runs without noise stand at ε = ∞ to the right; runs that release nothing are a level line,
+    since they fit every ε. The best of all families is black (Bietti et al. 2022, figure 2).
+
+    Args:
+      final: the end of an envelope, from `envelopes.last`.
+      noise: keys along a line, e.g. the noise multiplier.
+      family: keys whose values make lines, e.g. the level of personalization.
+      title: title of the figure.
+
+    Raises:
+      ValueError: if noise and family together are not the keys of the envelope.
+    """
+    everything = placed(final, [*noise, *family])
+    metric = everything["metric"].iloc[0]
+    styles = line_styles(family, [values for values, _ in grouped(everything, family)])
+    rows = best_first(everything.dropna(subset="value"), metric).reset_index(drop=True)
+    spent = rows["epsilon"][rows["epsilon"] > 0]
+    low, high = (spent.min(), spent.max()) if len(spent) else (1.0, 1.0)
+    infinite = high * max(2.0, (high / low) ** 0.2) if len(spent) else 1.0
+    rows["at"] = _places(rows, noise, infinite)
+    points, levels = rows[rows["at"] > 0], rows[rows["at"] == 0]
+    points_of, level_of = dict(grouped(points, family)), dict(grouped(levels, family))
+    # Room for the legend beside the axes.
+    longest = max(len(style.label) for style in styles.values())
+    figure = picture(textwrap.fill(title, 64), 5.2 + 0.075 * longest, 3.8)
+    axes = figure.subplots()
+    axes.set(xscale="log", yscale=_scale_of(metric, rows["value"]))
+    axes.set(xlabel=f"ε {_MEANING} at the end of training, nats", ylabel=metrics.label(metric))
+    for values, (label, colour, dashes) in styles.items():
+        looks: dict[str, Any] = {"color": colour, "ls": dashes, "lw": 1.4, "label": label}
+        if values in level_of:
+            axes.axhline(level_of[values]["value"].iloc[0], **looks)
+        if values in points_of:
+            _draw_line(axes, points_of[values], infinite, ms=4, **looks)
+    if family:
+        # At the largest ε of each noise; what releases nothing competes at every ε.
+        at = points.groupby(list(noise), dropna=False)["at"].transform("max")
+        everywhere = [levels.head(1).assign(at=epsilon) for epsilon in at.unique()]
+        rivals = best_first(pd.concat([points.assign(at=at), *everywhere]), metric)
+        _draw_line(axes, rivals.drop_duplicates("at"), infinite, ms=8, **_BEST)
+        _legend_beside(figure, family)
+    ticks: list[float] = []
+    if len(spent):
+        # Room for the markers at both ends.
+        margin = max(1.15, (infinite / low) ** 0.05)
+        axes.set_xlim(low / margin, infinite * margin)
+        axes.axvline(math.sqrt(high * infinite), color="0.6", lw=0.8, ls=(0, (1, 2)))
+        steps = (1, 2, 5) if high / low < 200 / margin**2 else (1,)
+        every = LogLocator(subs=steps, numticks=50).tick_values(low, high)
+        ticks = [tick for tick in every if low / margin <= tick <= high * margin]
+    axes.xaxis.set_major_locator(FixedLocator([*ticks, infinite]))
+    axes.set_xticks([*ticks, infinite], [*(f"{tick:g}" for tick in ticks), "∞"])
+    axes.xaxis.set_minor_locator(NullLocator())
+    return figure
+
+
+def _scale_of(metric: str, values: Frame) -> str:
     """Return "log" for a positive metric that belongs on a logarithmic axis, else "linear"."""
     return "log" if metrics.of_column(metric).logarithmic and values.min() > 0 else "linear"
 
 
-def legend_beside(figure: Figure, keys: Sequence[str], **given: Any) -> None:
+def _legend_beside(figure: Figure, keys: Sequence[str], **given: Any) -> None:
     """Add a legend beside the axes; its title is the key, where there is one."""
     title = key_label(keys[0]) if len(keys) == 1 else None
     figure.legend(title=title, loc="outside right center", **given)
@@ -191,7 +255,7 @@ def _with_spent(label: str, rows: Frame) -> str:
     if not spent > 0 or final.loc[final["epsilon"] != 0, "epsilon"].isna().any():
         return label
     rounded = epsilon_text(spent).rstrip("0").rstrip(".")
-    return f"{label}\nε ≤ {rounded} {MEANING}".lstrip()
+    return f"{label}\nε ≤ {rounded} {_MEANING}".lstrip()
 
 
 def _frame_best(axes: Axes, grid: np.ndarray, upwards: bool) -> None:
@@ -201,3 +265,31 @@ def _frame_best(axes: Axes, grid: np.ndarray, upwards: bool) -> None:
         row, column = map(int, np.unravel_index(at, grid.shape))
         looks: dict[str, Any] = {"fill": False, "ec": COLOURS[1], "lw": 2.2, "zorder": 4}
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, clip_on=False, **looks))
+
+
+def _places(rows: Frame, noise: Sequence[str], infinite: float) -> Frame:
+    """Return the ε at which rows are drawn; 0 for a level line.
+
+    A run that spends nothing where others of its noise do (a local algorithm among private ones)
+    stands at their ε.
+    """
+    at = rows["epsilon"].fillna(infinite)
+    of_others = at.groupby([rows[key] for key in noise], dropna=False).transform("max")
+    return at.where(at > 0, of_others)
+
+
+def _draw_line(axes: Axes, rows: Frame, infinite: float, **style: Any) -> None:
+    """Draw points joined by a line, thin and dotted on its way to ∞.
+
+    Only the first point without a finite ε is drawn: besides runs without noise they may be runs
+    with so little that no accountant certifies any ε.
+    """
+    beyond = rows[rows["at"] == infinite].head(1)
+    finite = rows[rows["at"] < infinite].sort_values("at", kind="stable")
+    way = pd.concat([finite.tail(1), beyond])
+    axes.plot(finite["at"], finite["value"], marker="o", **style)
+    thin: dict[str, Any] = {"ls": "dotted", "lw": 0.6 * style["lw"], "label": None}
+    axes.plot(way["at"], way["value"], marker="o", **style | thin)
+    bars: Frame = pd.concat([finite, beyond]).dropna(subset="standard_error")
+    looks = {"lw": 0.8, "color": style["color"], "zorder": style.get("zorder", 2), "ls": "none"}
+    axes.errorbar(bars["at"], bars["value"], bars["standard_error"], **looks)

@@ -49,13 +49,6 @@ class System(NamedTuple):
         return np.array([math.nan if value is None else value for value in found])
 
 
-class Estimate(NamedTuple):
-    """A mean over seeds and half the width of its interval; NaN for a single seed."""
-
-    mean: float
-    half: float
-
-
 def settings_of(config: Record) -> Record:
     """Return the settings of a run without its seed and what follows from them."""
     return {key: value for key, value in config.items() if key not in _NOT_SETTINGS}
@@ -89,14 +82,14 @@ def systems(runs: Mapping[str, Run]) -> list[System]:
     return found
 
 
-def estimate(values: np.ndarray) -> Estimate:
-    """Return the mean of values (S,), one per seed, with its interval."""
+def estimate(values: np.ndarray) -> tuple[float, float]:
+    """Return the mean of values (S,), one per seed, and half its interval; NaN for one seed."""
     from scipy import stats
 
     half = math.nan
     if len(values) > 1:
-        half = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * standard_error(values)
-    return Estimate(float(np.mean(values)), float(half))
+        half = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * standard_error(values))
+    return float(np.mean(values)), half
 
 
 def standard_error(values: np.ndarray) -> float:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.extras import importing
 from fedjaxsim.report.envelopes import default_metric, envelope, last
-from fedjaxsim.report.figures import envelope_figure, heat_figure
+from fedjaxsim.report.figures import envelope_figure, heat_figure, trade_off_figure
 from fedjaxsim.report.labels import NOISE, key_label
-from fedjaxsim.report.trade_off import trade_off_figure
 from fedjaxsim.runs.plan import Plan
 
 with importing("plots"):

@@ -11,10 +11,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from fedjaxsim.report.envelopes import envelope, last
-from fedjaxsim.report.figures import envelope_figure, heat_figure
+from fedjaxsim.report.figures import envelope_figure, heat_figure, trade_off_figure
 from fedjaxsim.report.labels import combination_label, line_styles
 from fedjaxsim.report.plots import save
-from fedjaxsim.report.trade_off import trade_off_figure
 from fedjaxsim.runs.default_figures import default_figures
 from fedjaxsim.runs.plan import Plan, make_plan
 from fedjaxsim.runs.table import tidy
