@@ -6,8 +6,8 @@ import json
 import math
 import os
 import shutil
-import tempfile
 import tomllib
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,22 +55,14 @@ def make_directory(
 
 def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
     """Write a file so that a reader sees the old content or the new one, never a part."""
-    content = [content] if isinstance(content, bytes) else content
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.writelines(content)
-        os.chmod(temporary, 0o666 & ~_umask())
+        with open(temporary, "xb") as file:
+            file.writelines([content] if isinstance(content, bytes) else content)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def strict(value: Any) -> Any:

@@ -40,7 +40,6 @@ def _environment() -> jinja2.Environment:
         "base64": lambda content: base64.b64encode(content).decode(),
         "bytes": bytes_text,
         "command": shlex.join,
-        "metric": metric_text,
         "number": number,
         "pixels": lambda png: int.from_bytes(png[_PIXELS]),
         "seconds": seconds_text,
