@@ -15,12 +15,13 @@ _NOT_SETTINGS = ("seed", "resolved", "versions", "stages")
 
 
 class Run(NamedTuple):
-    """A finished run, read from its directory; `clients` is the table of its clients."""
+    """A finished run, read from its directory; `report` is its privacy report."""
 
     config: Record
     summary: Record
     records: list[Record]
     clients: Sequence[Mapping[str, str]] = ()
+    report: Any = None
 
     def of_clients(self, column: str) -> np.ndarray:
         """Return the known values of a column of the table of clients."""
@@ -35,13 +36,11 @@ class System(NamedTuple):
         name of the only run.
       algorithm: name of the algorithm.
       runs: runs by seed.
-      names: names of runs by seed.
     """
 
     label: str
     algorithm: str
     runs: dict[int, Run]
-    names: dict[int, str]
 
     def values(self, metric: str, seeds: Sequence[int]) -> np.ndarray:
         """Return the last value of a metric for some seeds; NaN where there is none."""
@@ -78,7 +77,7 @@ def systems(runs: Mapping[str, Run]) -> list[System]:
         ]  # fmt: skip
         label = ", ".join([algorithm, *parts]) if len(names) > 1 else next(iter(names.values()))
         of_seeds = {seed: runs[name] for seed, name in names.items()}
-        found.append(System(label, algorithm, of_seeds, names))
+        found.append(System(label, algorithm, of_seeds))
     return found
 
 

@@ -53,7 +53,9 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
       FileNotFoundError, ValueError: as `runs_page`.
     """
     runs = {
-        name: seeds.Run(each.config(), each.summary(), each.metrics(), each.clients())
+        name: seeds.Run(
+            each.config(), each.summary(), each.metrics(), each.clients(), each.report()
+        )
         for name, each in directories.items()
     }
     systems, several = seeds.systems(runs), len(runs) > 1
@@ -81,7 +83,7 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
         "metric": metrics.label(judged),
         "compared": [seeds.cells(row, number) for row in seeds.compared(systems)]
         if len(systems) < len(runs) else [],
-        "privacy": privacy(_promises(systems, directories)),
+        "privacy": privacy(_promises(systems)),
         "shared_seeds": drawn_twice(directories),
         "curves": picture,
         "distribution": _distribution(systems, curves, judged),
@@ -102,15 +104,12 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
     }  # fmt: skip
 
 
-def _promises(
-    systems: Sequence[seeds.System], directories: Mapping[str, RunDirectory]
-) -> Iterator[tuple[str, Report]]:
+def _promises(systems: Sequence[seeds.System]) -> Iterator[tuple[str, Report]]:
     """Yield the report of each system, or of each of its seeds where they differ."""
     for system in systems:
-        reports = {seed: directories[name].report() for seed, name in system.names.items()}
-        alike = len(set(map(str, reports.values()))) == 1
-        for seed, report in reports.items():
-            yield system.label if alike else f"{system.label}, seed {seed}", report
+        alike = len({str(run.report) for run in system.runs.values()}) == 1
+        for seed, run in system.runs.items():
+            yield system.label if alike else f"{system.label}, seed {seed}", run.report
 
 
 def privacy(reports: Iterable[tuple[str, Report]]) -> Record:

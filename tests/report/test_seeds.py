@@ -126,7 +126,7 @@ def test_a_system_has_one_colour_whatever_it_is_beside(runs):
 
 def test_the_command_prints_systems_below_runs(runs, tmp_path, capsys):
     paths = []
-    for name, (config, summary, records, _) in runs.items():
+    for name, (config, summary, records, *_) in runs.items():
         path = tmp_path / name
         path.mkdir()
         (path / "config.toml").write_text(
