@@ -361,6 +361,7 @@ def test_a_run_without_test_rows_or_old_files_has_dashes(tmp_path):
         (["tuning"], "tuning holds no tuned.toml: not a tuning, or not a finished one"),
         (["unended"], "run holds no summary.json: not a run, or not a finished one"),
         (["old"], "old is damaged: it does not hold what a tuning writes"),
+        (["cut"], "cut is damaged: it does not hold what a tuning writes"),
         (["damaged"], "damaged/clients.csv is damaged"),
         (["unknown"], "unknown/guarantee.json is damaged: it is no privacy report"),
     ],
@@ -375,6 +376,9 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     (tmp_path / "tuning").mkdir()
     (tmp_path / "tuning" / "path.json").touch()
     write_tuning(tmp_path / "old", asked={})
+    record = json.loads((write_tuning(tmp_path / "cut") / "path.json").read_text())
+    del record["stopped"]  # which the template alone reads
+    write_json(tmp_path / "cut" / "path.json", record)
     write_tuning(tmp_path / "unended")
     (tmp_path / "unended" / "run" / "summary.json").unlink()
     for name, file, content in (
