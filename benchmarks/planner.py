@@ -26,12 +26,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import Watch, anonymous, of_script
 
 import fedjaxsim as fjs
-from fedjaxsim.bench.children import of_script
-from fedjaxsim.bench.machine import machine
-from fedjaxsim.bench.measure import give_back_heap
-from fedjaxsim.bench.watch import Watch, anonymous
+from fedjaxsim.bench.measure import forget_peak, machine
 from fedjaxsim.data import load_folder, save_folder
 from fedjaxsim.data.arrays import shareable
 from fedjaxsim.data.population import consecutive
@@ -137,7 +135,7 @@ def measured(case: str, placement: str, folder: Path) -> dict[str, int]:
         return state
 
     state = run(state)
-    give_back_heap()
+    forget_peak()
     running = Watch()
     run(state)
     return {"running": running.peak, "whole": whole.peak, "idle": idle}

@@ -82,8 +82,8 @@ def text(path: Path) -> tuple[fjs.Simulation, fjs.Hyperparameters]:
 
 def ppsgd() -> tuple[fjs.Simulation, fjs.Hyperparameters]:
     """PP-SGD on its synthetic problem."""
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-    from benchmarks import ppsgd_grid
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    import ppsgd_grid
 
     simulation, _ = ppsgd_grid.make_simulation(
         chunk_map="vmap", chunk_size=250, devices=jax.devices()

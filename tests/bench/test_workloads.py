@@ -1,0 +1,45 @@
+"""The fixed workloads, which are files of settings."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from fedjaxsim.algorithms import SYSTEMS
+from fedjaxsim.bench.work import work_of
+from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.settings_files import read_toml
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "workloads"
+FILES = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
+
+
+def test_every_system_has_a_workload():
+    kinds = {name: "linear" if system.linear else "mlp" for name, system in SYSTEMS.items()}
+    assert {f"{kind}-{name}" for name, kind in kinds.items()} <= set(FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_are_settings_of_runs_and_say_in_a_line_what_of(name):
+    first, _, rest = FILES[name].read_text().partition("\n")
+    assert first.startswith("# ")
+    assert "#" not in rest
+    config = read_toml(FILES[name])
+    config.validate()
+    assert config.rounds >= 10 * config.eval_every
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FILES)
+def test_workloads_can_start_and_their_work_is_known(name):
+    config = read_toml(FILES[name])
+    small = {"clients": 10, "hidden": (4,), "shape": (8,)}
+    small |= {"shape": (28, 28)} if config.model == "cnn" else {}
+    # A file stays a file of its own parts, and has few clients and small models here.
+    fields = {field.name for field in dataclasses.fields(config)}
+    changes = {key: value for key, value in small.items() if key in fields and config.get(key)}
+    experiment = prepare(config.replace(**changes))
+    state = experiment.simulation.init(0, experiment.hparams)
+    work = work_of(experiment, state)
+    assert min(work) > 0
+    assert work.cohort <= 10
