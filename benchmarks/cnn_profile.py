@@ -18,7 +18,6 @@ processes.
 
 import argparse
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import experiment_of, of_script
+from common import experiment_of, of_script, use_all_cores
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from fedjaxsim import Batch
@@ -104,7 +103,7 @@ LOADS: dict[str, Callable[[], Timed]] = {
 
 def child(repeats: int) -> dict[str, Any]:
     """Fractions of the ceiling by load, medians of alternating repetitions."""
-    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    use_all_cores()
     timed = {name: make() for name, make in LOADS.items()}
     for each in timed.values():
         each.run()

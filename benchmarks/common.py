@@ -1,12 +1,15 @@
 """What several of these scripts share."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.settings_files import read_toml
@@ -32,6 +35,11 @@ def of_script(script: str, *arguments: Any, seconds: float | None = None) -> Any
     command = [sys.executable, script, "--child", *map(str, arguments)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=seconds)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def use_all_cores() -> None:
+    """Give a CPU one device for each core, over which clients are divided; before JAX computes."""
+    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
 
 
 def experiment_of(workload: str, **changes: Any) -> Experiment:

@@ -1,6 +1,6 @@
 """Speed and memory of PMTL at ever larger sizes, measured by `fedjaxsim bench`, and their picture.
 
-    python benchmarks/growth.py [--out runs/growth] [--curves cohort steps] [--processes 3]
+    python benchmarks/growth.py [--out runs/growth] [--curves cohort steps] [--repeats 3]
     python benchmarks/growth.py --draw runs/growth/bench.json docs/figures/growth.png
 
 The first writes a file of settings for each point into the folder and measures them all; the second
@@ -109,14 +109,14 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/growth"))
     parser.add_argument("--curves", nargs="*", choices=CURVES, default=list(CURVES))
-    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--draw", nargs=2, type=Path, metavar=("RESULTS", "PICTURE"))
     args = parser.parse_args()
     if args.draw:
         draw(Results.read(args.draw[0]), args.draw[1])
         return 0
     files = map(str, write(args.out, args.curves))
-    flags = ["--processes", str(args.processes), "--out", str(args.out), "--overwrite"]
+    flags = ["--repeats", str(args.repeats), "--out", str(args.out), "--overwrite"]
     code = fedjaxsim(["bench", *files, *flags])
     draw(Results.read(args.out / "bench.json"), args.out / "growth.png")
     return code

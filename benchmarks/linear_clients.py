@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from common import of_script
+from common import of_script, use_all_cores
 
 import fedjaxsim as fjs
 
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+        use_all_cores()
         print(json.dumps(one_process(args.rounds, args.repeats)))
         return
     results = []

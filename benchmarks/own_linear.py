@@ -11,13 +11,11 @@ processes of both, and of their ratio.
 
 import argparse
 import json
-import os
 import statistics
 import time
 
-import jax
 import numpy as np
-from common import experiment_of, of_script
+from common import experiment_of, of_script, use_all_cores
 
 from fedjaxsim.bench.measure import Rounds
 
@@ -76,7 +74,7 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+        use_all_cores()
         print(json.dumps(one_process(args.clients, args.repeats)))
         return
     given = ("--clients", args.clients, "--repeats", args.repeats)

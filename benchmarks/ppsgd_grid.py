@@ -42,7 +42,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import of_script
+from common import of_script, use_all_cores
 
 from fedjaxsim.algorithms.ppsgd import ppsgd
 from fedjaxsim.data.minibatches import Minibatches
@@ -321,7 +321,7 @@ def main() -> None:
     args = parser.parse_args()
     # Before JAX starts. The single run has one device, which uses all cores in an operation.
     if args.child in ("grid", "sizes"):
-        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+        use_all_cores()
     if args.child:
         print(json.dumps(measure(args.child, args)))
         return

@@ -10,19 +10,15 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 SIDE, ACCELERATOR_SIDE = 2048, 8192
-"""Rows of the multiplied matrices, one product on each device. At 400 TFLOP/s an accelerator
-takes 3 ms for a large product, a hundred times the cost of starting an operation and waiting for
-its end; a small one would take 40 µs."""
+"""Rows of the multiplied matrices. At 400 TFLOP/s an accelerator takes 3 ms for a large product, a
+hundred times the cost of starting an operation and waiting for its end."""
 BUFFER_BYTES, ACCELERATOR_BYTES = 2**28, 2**31
-"""Bytes of the updated buffer, over all cores of a CPU and on each accelerator, which takes 1 ms
-for it at 4 TB/s."""
+"""Bytes of the updated buffer, over all cores of a CPU and on each accelerator."""
 _ATTEMPTS = 3
 
 
 class Ceilings:
-    """Both ceilings of some devices, all of them at work at once.
-
-    A measurement is the fastest of three attempts.
+    """Both ceilings of some devices, all of them at work at once; the fastest of three attempts.
 
     Args:
       devices: one or more JAX devices.
@@ -32,7 +28,7 @@ class Ceilings:
     def __init__(self, devices: Sequence[Any], dtype: Any = jnp.float32):
         spec, mesh = PartitionSpec("devices"), Mesh(np.array(devices), ("devices",))
         count, on_cpu = len(devices), devices[0].platform == "cpu"
-        self._side = SIDE if on_cpu else ACCELERATOR_SIDE
+        side = SIDE if on_cpu else ACCELERATOR_SIDE
         length = BUFFER_BYTES // 4 // count if on_cpu else ACCELERATOR_BYTES // 4
 
         def on_each(function: Callable[[jax.Array], jax.Array], **options: Any) -> Any:
@@ -42,29 +38,30 @@ class Ceilings:
         def ones(*shape: int, dtype: Any = jnp.float32) -> jax.Array:
             return jax.device_put(jnp.ones(shape, dtype), NamedSharding(mesh, spec))
 
-        self._count = count
+        self._operations = 2 * side**3 * count
         # The default precision, as in the products of a run.
         self._multiply = on_each(lambda a: jnp.matmul(a[0], a[0])[None])
-        self._matrices = ones(count, self._side, self._side, dtype=dtype)
+        self._matrices = ones(count, side, side, dtype=dtype)
         self._update = on_each(lambda a: a + 1, donate_argnums=0)
-        self._buffer = jax.block_until_ready(self._update(ones(count, length)))
-        jax.block_until_ready(self._multiply(self._matrices))
+        self._buffer = ones(count, length)
+        self.flops()  # compiles
+        self.bandwidth()
 
     def flops(self) -> float:
-        """Measure the floating-point operations per second of matrix products, all devices."""
-
-        def multiply() -> None:
-            jax.block_until_ready(self._multiply(self._matrices))
-
-        return 2 * self._side**3 * self._count / _fastest(multiply)
+        """Measure the floating-point operations per second of matrix products."""
+        took = [
+            seconds(lambda: jax.block_until_ready(self._multiply(self._matrices)))
+            for _ in range(_ATTEMPTS)
+        ]
+        return self._operations / min(took)
 
     def bandwidth(self) -> float:
-        """Measure the bytes read and written per second by an update in place, all devices."""
+        """Measure the bytes read and written per second by an update in place."""
 
         def update() -> None:
             self._buffer = jax.block_until_ready(self._update(self._buffer))
 
-        return 2 * self._buffer.nbytes / _fastest(update)
+        return 2 * self._buffer.nbytes / min(seconds(update) for _ in range(_ATTEMPTS))
 
 
 def seconds(function: Callable[[], Any]) -> float:
@@ -72,7 +69,3 @@ def seconds(function: Callable[[], Any]) -> float:
     begin = time.perf_counter()
     function()
     return time.perf_counter() - begin
-
-
-def _fastest(function: Callable[[], Any]) -> float:
-    return min(seconds(function) for _ in range(_ATTEMPTS))

@@ -98,7 +98,7 @@ def measure(experiment: Experiment) -> Record:
     forget_peak()
     second, _ = repeat(1)
     running, of_devices = peak_bytes(), device_peak_bytes(devices)
-    state = jax.eval_shape(run.start)
+    state = jax.eval_shape(simulation.program.init, jax.random.key(0), experiment.hparams)
     work, limits = work_of(experiment, state), Ceilings(devices)
     segments = min(max(1, math.ceil(LONG_ENOUGH / second)), config.rounds // length)
     turns = []

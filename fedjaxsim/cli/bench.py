@@ -19,8 +19,8 @@ class Bench:
     files: Annotated[tuple[Path, ...], Positional] = ()
     """TOML files with the settings of a run each; flags win over them. Without a file the flags
     describe the run. One file of results, bench.json, is shown and nothing measured."""
-    processes: int = 5
-    """New processes for each run, which measures in each of them."""
+    repeats: int = 5
+    """New processes that measure each run."""
     devices: Annotated[str, optional("all|N", "all")] = "all"
     """Devices over which clients are divided; of a CPU, its cores."""
     compare: Annotated[Path | None, optional("bench.json", "none")] = None
@@ -40,8 +40,8 @@ class Bench:
           FileNotFoundError, ValueError: for bad input.
         """
         Machines(devices=self.devices).validate()
-        if self.processes < 1:
-            raise ValueError(f"processes must be at least 1, got {self.processes}")
+        if self.repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
         from fedjaxsim.cli.work.bench import prepare_bench
 
         return prepare_bench(self)

@@ -77,7 +77,7 @@ def test_every_run_has_its_first_process_before_any_has_its_second(files, answer
     left, requests = answers
     left += [3.0, 5.0, 4.0, 7.0]
     out = tmp_path / "out"
-    flags = ["--processes", "2", "--devices", "1", "--out", str(out)]
+    flags = ["--repeats", "2", "--devices", "1", "--out", str(out)]
     assert main(["bench", *files[:2], *flags]) == 0
     assert [settings["algorithm"] for settings, _ in requests] == ["pmtl", "fedavg"] * 2
     assert {devices for _, devices in requests} == {1}
@@ -90,7 +90,7 @@ def test_every_run_has_its_first_process_before_any_has_its_second(files, answer
 
 def test_results_name_a_file_of_data_without_its_folder(answers, tmp_path):
     answers[0].append(1.0)
-    given = f"--data npz:{tmp_path}/clients.npz --processes 1 --out {tmp_path}/out"
+    given = f"--data npz:{tmp_path}/clients.npz --repeats 1 --out {tmp_path}/out"
     assert main(["bench", *given.split()]) == 0
     [settings] = Results.read(tmp_path / "out" / "bench.json").settings.values()
     assert settings["data"] == "npz:clients.npz"
@@ -113,7 +113,7 @@ def test_an_interrupt_keeps_what_was_measured(files, answers, tmp_path, capsys):
 )
 def test_a_run_that_fails_stops_no_other(error, code, files, answers, capsys):
     answers[0].extend([error, 4.0, 5.0])
-    assert main(["bench", *files[:2], "--processes", "2"]) == code
+    assert main(["bench", *files[:2], "--repeats", "2"]) == code
     printed = capsys.readouterr()
     assert printed.err == f"fedjaxsim: error: one: {error}\n"
     assert "4.5 (4–5)" in printed.out
@@ -130,7 +130,7 @@ def test_results_are_shown_and_compared_without_measuring(files, answers, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--processes 0", "processes must be at least 1, got 0"),
+        ("--repeats 0", "repeats must be at least 1, got 0"),
         ("--devices none", "devices must be all or a positive number, got 'none'"),
         ("--compare nowhere.json", "no results nowhere.json"),
         ("nowhere.toml", "no configuration file nowhere.toml"),
@@ -160,7 +160,7 @@ def test_bad_input_is_refused_in_one_line(arguments, words, answers, tmp_path, m
 def test_a_child_measures_a_tiny_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     out = str(tmp_path / "out")
-    assert main(["bench", *TINY, "--processes", "1", "--out", out]) == 0
+    assert main(["bench", *TINY, "--repeats", "1", "--out", out]) == 0
     found = Results.read(tmp_path / "out" / "bench.json")
     assert found.machine["cores"] == os.cpu_count() == found.machine["devices"]
     assert found.machine["versions"].keys() >= {"python", "jax", "fedjaxsim"}

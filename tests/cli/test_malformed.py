@@ -110,7 +110,7 @@ def answer(tmp_path, monkeypatch, capsys):
         "compare . .",
         "compare --out c.png",
         "bench --compare .",
-        "bench --processes 0",
+        "bench --repeats 0",
         "bench --compare absent.json",
         "bench absent.json",
         "bench --learning-rate 0.1 --rounds 0",

@@ -83,7 +83,7 @@ def test_refusing_a_flag_or_a_command_imports_nothing_heavy(tmp_path):
     assert not modules & _HEAVY
     # The flags of a run are those that its parts declare, whose code must be there.
     refused = ["run --round 3", "run --rounds three", "run --rounds 0", f"run {tmp_path}/run.toml"]
-    refused += ["bench --processes many"]
+    refused += ["bench --repeats many"]
     codes, modules = run(*refused)
     assert codes == [2] * len(refused)
     assert not modules & (_HEAVY - _OF_PARTS)

@@ -68,7 +68,7 @@ def prepare_bench(command: "Bench") -> Callable[[], int]:
 
 def _measure(command: "Bench", results: Results, failures: dict[str, Exception]) -> None:
     """Measure every run once before any run twice, and write the file after each process."""
-    plan = [name for _ in range(command.processes) for name in command.runs]
+    plan = [name for _ in range(command.repeats) for name in command.runs]
     devices, out = Machines(devices=command.devices).wanted, command.settings.out
     with Bar("bench", len(plan), before=(COUNT,), quiet=command.settings.quiet) as bar:
         for done, name in enumerate(plan):
