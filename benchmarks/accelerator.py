@@ -120,7 +120,7 @@ def measure(name: str, rehearse: bool, share: float, limit: float, record: Recor
         record["chunks"].append({"chunk_size": size, **{key: found[key] for key in kept}})
 
 
-# --- what a child of this script measures ---------------------------------------------------------
+# --- children -------------------------------------------------------------------------------------
 
 
 def of_ceilings(rehearse: bool) -> Record:

@@ -1,4 +1,4 @@
-"""What several of these scripts share."""
+"""Functions that several scripts share."""
 
 import json
 import os
