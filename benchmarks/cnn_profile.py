@@ -11,8 +11,8 @@ Four loads, each of which has one cost more than the one before:
     FEMNIST  206 writers of 5 to 69 images: the last batch of each is partial
 
 Each is timed right beside the ceiling, the rate of a product of two 2048 × 2048 matrices on each
-device. The fraction of it that is reached counts the products of examples that exist, in the direct
-form of convolutions, as in `fedjaxsim bench`. Medians over repetitions, and medians and ranges over
+device. The fraction of it that is reached counts the products of examples that exist, as
+`fedjaxsim bench` does. Medians over repetitions, and medians and ranges over
 processes.
 """
 
@@ -25,31 +25,25 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import experiment_of, of_script, use_all_cores
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from fedjaxsim import models, tasks
-from fedjaxsim.algorithms.fedavg import fedavg
-from fedjaxsim.bench import problems
-from fedjaxsim.bench.ceilings import Ceilings
-from fedjaxsim.bench.children import of_script
-from fedjaxsim.bench.machine import machine
-from fedjaxsim.bench.measure import seconds
+from fedjaxsim import Batch
+from fedjaxsim.bench.ceilings import Ceilings, seconds
+from fedjaxsim.bench.measure import Rounds, machine
 from fedjaxsim.bench.results import spread
-from fedjaxsim.bench.systems import BATCH, FEMNIST_COHORT, PRIVATE, femnist_cnn, work_of
-from fedjaxsim.bench.work import cnn_flops
-from fedjaxsim.bench.workload import Load, simulate
-from fedjaxsim.data.minibatches import Batch, Minibatches
-from fedjaxsim.engine.devices import use_all_cores
-from fedjaxsim.privacy.sampling import full_participation, poisson
-from fedjaxsim.simulation import Simulation
+from fedjaxsim.bench.work import flops_of_gradient, work_of
+from fedjaxsim.runs.build import Experiment
 
-CLASSES, BATCHES, STEPS = problems.FEMNIST_CLASSES, 3, 100
-FLOPS = cnn_flops(problems.IMAGE[0], CLASSES)
+WORKLOAD = "femnist-cnn-fedavg"
+FULL = {"rows": (33,), "test_fraction": 0.1}
+"""Clients with 30 rows for training: three full batches."""
+ROUNDS, STEPS = 4, 100
 RESULTS = Path(__file__).parent / "results" / "cnn_profile.json"
 
 
 class Timed(NamedTuple):
-    """What is timed: a call, and the floating-point operations that it must do."""
+    """A call, and the floating-point operations of its products."""
 
     run: Callable[[], Any]
     flops: float
@@ -57,12 +51,11 @@ class Timed(NamedTuple):
 
 def kernel() -> Timed:
     """Steps of SGD on one batch, on every device by itself."""
-    task = tasks.softmax(models.cnn(problems.IMAGE, CLASSES), CLASSES)
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.standard_normal((BATCH, *problems.IMAGE), dtype=np.float32))
-    y = jnp.asarray(rng.integers(0, CLASSES, BATCH, dtype=np.int32))
-    batch = Batch({"x": x, "y": y}, jnp.ones(BATCH))
-    rate = PRIVATE["learning_rate"]
+    experiment = experiment_of(WORKLOAD)
+    simulation, rate = experiment.simulation, float(experiment.hparams.learning_rate)
+    task, size = simulation.task, simulation.minibatches.size
+    rows = {name: jnp.asarray(v[:size]) for name, v in simulation.population.fields.items()}
+    batch = Batch(rows, jnp.ones(size))
 
     def steps(params):
         def step(_, params):
@@ -83,44 +76,28 @@ def kernel() -> Timed:
         jax.shard_map(of_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     )
     params = jax.vmap(task.init)(jax.random.split(jax.random.key(0), len(devices)))
-    work = STEPS * BATCH * FLOPS * len(devices)
+    work = STEPS * flops_of_gradient(simulation) * len(devices)
     return Timed(lambda: jax.block_until_ready(on_each(params)), work)
 
 
-def even(clients: int) -> Load:
-    """FedAvg where every client has three full batches; 100 of them take part."""
-    rows = np.full(clients, BATCHES * BATCH)
-    population = problems.classification(rows, np.zeros_like(rows), problems.IMAGE, CLASSES)
-    task = tasks.softmax(models.cnn(problems.IMAGE, CLASSES), CLASSES)
-    p = FEMNIST_COHORT / clients
-    examples = FEMNIST_COHORT * BATCHES * BATCH
-    simulation = Simulation(
-        fedavg(task),
-        population,
-        full_participation() if p == 1 else poisson(p),
-        Minibatches(BATCH, epochs=1),
-        devices=jax.devices(),
-    )
-    work = work_of("fedavg", task, clients, FEMNIST_COHORT, examples, FLOPS, rows[0])
-    return simulate(simulation, simulation.hyperparameters(**PRIVATE), work, rounds=4)
-
-
-def of_load(load: Load) -> Timed:
-    """The segments of a load, one after another."""
-    state: Any = load.init()
+def rounds_of(experiment: Experiment) -> Timed:
+    """Some rounds of a run, again and again."""
+    run = Rounds(experiment.simulation, experiment.hparams)
+    state = run.start()
+    flops = ROUNDS * work_of(experiment, state).flops
 
     def advance():
         nonlocal state
-        state = jax.block_until_ready(load.advance(state, load.rounds)[0])
+        state = run.advance(state, ROUNDS)
 
-    return Timed(advance, load.work.flops * load.rounds)
+    return Timed(advance, flops)
 
 
 LOADS: dict[str, Callable[[], Timed]] = {
     "kernel": kernel,
-    "clients": lambda: of_load(even(FEMNIST_COHORT)),
-    "cohorts": lambda: of_load(even(problems.FEMNIST_WRITERS)),
-    "FEMNIST": lambda: of_load(femnist_cnn(None, "fedavg", rounds=4)),
+    "clients": lambda: rounds_of(experiment_of(WORKLOAD, **FULL, clients=100, sampling="everyone")),
+    "cohorts": lambda: rounds_of(experiment_of(WORKLOAD, **FULL)),
+    "FEMNIST": lambda: rounds_of(experiment_of(WORKLOAD)),
 }
 
 

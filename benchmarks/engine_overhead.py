@@ -20,31 +20,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from common import of_script
 
-from fedjaxsim.algorithms.pmtl import pmtl
-from fedjaxsim.bench.children import of_script
-from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.data.population import Population, split
-from fedjaxsim.models import model
-from fedjaxsim.privacy.mechanisms import gaussian
-from fedjaxsim.privacy.sampling import poisson
-from fedjaxsim.simulation import Simulation
-from fedjaxsim.tasks import softmax
+import fedjaxsim as fjs
+from fedjaxsim.bench.measure import Rounds
 
 M, D, C, ROWS, BATCH, STEPS, P = 1000, 784, 10, 50, 10, 5, 0.1
 ETA, LAM, CLIP, Z = 0.01, 0.1, 1.0, 1.0
 
 
-def make_population() -> Population:
+def make_population() -> fjs.Population:
     rng = np.random.default_rng(0)
     fields = {
         "x": rng.normal(size=(M * ROWS, D)).astype(np.float32),
         "y": rng.integers(0, C, M * ROWS).astype(np.int32),
     }
-    return split(Population.from_flat(fields, [ROWS] * M), test=0.2)
+    return fjs.data.split(fjs.Population.from_flat(fields, [ROWS] * M), test=0.2)
 
 
-def hand_written(population: Population, capacity: int, client_map: str):
+def hand_written(population: fjs.Population, capacity: int, client_map: str):
     """A PMTL round written out for this model, over the whole cohort by `vmap` or by `scan`."""
     x, y = jnp.asarray(population.fields["x"]), jnp.asarray(population.fields["y"])
     train = population.splits["train"]
@@ -124,19 +118,15 @@ def hand_written(population: Population, capacity: int, client_map: str):
 def one_process(rounds: int, repeats: int) -> dict[str, float]:
     """Medians of seconds per round of each form, alternating."""
     population = make_population()
-    learn = softmax(model.linear((D,), C), C)
-    simulation = Simulation(
-        pmtl(learn), population, poisson(P), Minibatches(BATCH, steps=STEPS), gaussian()
+    task = fjs.tasks.softmax(fjs.models.linear((D,), C), C)
+    simulation = fjs.Simulation(
+        fjs.pmtl(task), population, fjs.poisson(P), fjs.Minibatches(BATCH, steps=STEPS)
     )
     hparams = simulation.hyperparameters(
         learning_rate=ETA, lam=LAM, clip_norm=CLIP, noise_multiplier=Z
-    ).as_arrays()
-    state = simulation.init(0, hparams)
-
-    def engine(state, rounds):
-        return simulation._segment(state, hparams, simulation.rows["train"], rounds=rounds)[0]
-
-    forms: dict[str, tuple[Any, Any]] = {"engine": (state, engine)}
+    )
+    engine = Rounds(simulation, hparams)
+    forms: dict[str, tuple[Any, Any]] = {"engine": (engine.start(), engine.advance)}
     for client_map in ("vmap", "scan"):
         forms[client_map] = hand_written(
             population, simulation.sampling.scheme.capacity, client_map

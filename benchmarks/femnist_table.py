@@ -27,12 +27,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+from common import use_all_cores
 from rich.progress import track
 
 import fedjaxsim as fjs
 from fedjaxsim.data import load
 from fedjaxsim.data.transforms import invert
-from fedjaxsim.engine.devices import use_all_cores
 from fedjaxsim.models import cnn, mlp
 from fedjaxsim.privacy.calibration import noise_multiplier
 from fedjaxsim.tasks import softmax

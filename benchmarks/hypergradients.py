@@ -27,11 +27,12 @@ from typing import Any
 import jax
 import matplotlib as mpl
 import numpy as np
+from common import of_script
 from matplotlib.figure import Figure
 
 import fedjaxsim as fjs
-from fedjaxsim.bench.children import of_script
-from fedjaxsim.bench.measure import forget_peak, seconds
+from fedjaxsim.bench.ceilings import seconds
+from fedjaxsim.bench.measure import forget_peak
 from fedjaxsim.bench.results import spread
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.gradients.whole_run import Mode, hypergradient, mean_metric

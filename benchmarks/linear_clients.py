@@ -31,61 +31,50 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from common import of_script, use_all_cores
 
-from fedjaxsim.algorithms.fedavg import fedavg
-from fedjaxsim.bench.children import of_script
-from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.data.population import Population
-from fedjaxsim.engine.devices import use_all_cores
-from fedjaxsim.engine.layout import ChunkMap
-from fedjaxsim.models import model
-from fedjaxsim.privacy.sampling import full_participation
-from fedjaxsim.simulation import Simulation
-from fedjaxsim.tasks import softmax
+import fedjaxsim as fjs
 
 M, D, C, ROWS, BATCH = 10_000, 784, 10, 20, 10
 ETA, CLIP, Z = 0.1, 0.5, 1.0
 PRODUCTS_CHUNK, GRADIENTS_CHUNK = 40, 50
 
 
-def make_population() -> Population:
+def make_population() -> fjs.Population:
     rng = np.random.default_rng(0)
     fields = {
         "x": rng.standard_normal((M * ROWS, D), dtype=np.float32),
         "y": rng.integers(0, C, M * ROWS).astype(np.int32),
     }
-    return Population.from_flat(fields, [ROWS] * M)
+    return fjs.Population.from_flat(fields, [ROWS] * M)
 
 
-def engine(
-    population: Population, products: bool, size: int | None = None, chunk: ChunkMap | None = None
-):
+def engine(population: fjs.Population, products: bool, size: int | None = None, chunk: Any = None):
     """A state, and a function that runs rounds on it."""
-    learn = softmax(model.linear((D,), C), C)
-    algorithm = fedavg(learn if products else learn._replace(linear=None))
-    simulation = Simulation(
-        algorithm,
+    task = fjs.tasks.softmax(fjs.models.linear((D,), C), C)
+    simulation = fjs.Simulation(
+        fjs.fedavg(task if products else task._replace(linear=None)),
         population,
-        full_participation(),
-        Minibatches(BATCH, steps=1),
+        fjs.full_participation(),
+        fjs.Minibatches(BATCH, steps=1),
         chunk_size=size,
         chunk_map=chunk,
         devices=jax.devices(),
     )
     values = {"learning_rate": ETA, "clip_norm": CLIP, "noise_multiplier": Z}
     hparams = simulation.hyperparameters(**values).as_arrays()
-    rows = simulation._placed["train"]
+    rows = simulation.placement.rows(population)["train"]
+    several: Any = simulation.placement.compiled(simulation.program).rounds
 
     def compiled(rounds):
-        segment: Any = simulation._segment
-        program = segment.lower(state, hparams, rows, rounds=rounds).compile()
+        program = several.lower(state, hparams, rows, rounds=rounds).compile()
         return program, lambda state: program(state, hparams, rows)[0]
 
     state = simulation.init(0, hparams)
     return state, compiled
 
 
-def by_hand(population: Population):
+def by_hand(population: fjs.Population):
     """The same round with all clients' gradients at once."""
     x, y = jnp.asarray(population.fields["x"]), jnp.asarray(population.fields["y"])
 

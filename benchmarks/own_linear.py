@@ -14,20 +14,17 @@ import json
 import statistics
 import time
 
-import jax
 import numpy as np
+from common import experiment_of, of_script, use_all_cores
 
-from fedjaxsim.algorithms.local_steps import PULL
-from fedjaxsim.bench.children import of_script
-from fedjaxsim.bench.systems import BATCH, PIXELS, PRIVATE, dense
-from fedjaxsim.engine.devices import use_all_cores
+from fedjaxsim.bench.measure import Rounds
 
-CLASSES, ROWS = 10, 16
+PIXELS, CLASSES, ROWS, BATCH = 784, 10, 16, 10
 
 
-def numpy_round(rng, x, y, own, w_tilde) -> None:
+def numpy_round(hparams, rng, x, y, own, w_tilde) -> None:
     """A round of Algorithm 1 of PMTL, in place; own: (m, d, c)."""
-    given = (PRIVATE["learning_rate"], PULL.default, PRIVATE["clip_norm"])
+    given = (hparams.learning_rate, hparams.lam, hparams.clip_norm)
     eta, lam, clip = (np.asarray(value, np.float32) for value in given)
     total = np.zeros_like(w_tilde)
     for k, w in enumerate(own):
@@ -47,10 +44,10 @@ def numpy_round(rng, x, y, own, w_tilde) -> None:
 def one_process(clients: int, repeats: int) -> dict[str, float]:
     """Seconds of a round in either form."""
     rounds = max(10, 5000 // clients)
-    load = dense(
-        "pmtl", (PIXELS, CLASSES), clients=clients, rows=(ROWS, 0), rounds=rounds, batch=BATCH
-    )
-    state = load.init()
+    # A fifth of 20 rows is for testing.
+    experiment = experiment_of("softmax-1k-own", clients=clients)
+    run = Rounds(experiment.simulation, experiment.hparams)
+    state = run.start()
     rng = np.random.default_rng(0)
     x = rng.standard_normal((clients * ROWS, PIXELS), dtype=np.float32)
     y = rng.integers(0, CLASSES, clients * ROWS)
@@ -59,10 +56,10 @@ def one_process(clients: int, repeats: int) -> dict[str, float]:
     seconds = {"engine": [], "numpy": []}
     for _ in range(1 + repeats):  # the first, which compiles, is left out
         begin = time.perf_counter()
-        state = jax.block_until_ready(load.advance(state, rounds)[0])
+        state = run.advance(state, rounds)
         seconds["engine"].append((time.perf_counter() - begin) / rounds)
         begin = time.perf_counter()
-        numpy_round(rng, x, y, own, w_tilde)
+        numpy_round(experiment.hparams, rng, x, y, own, w_tilde)
         seconds["numpy"].append(time.perf_counter() - begin)
     return {name: statistics.median(values[1:]) for name, values in seconds.items()}
 

@@ -26,16 +26,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import Watch, anonymous, of_script
 
 import fedjaxsim as fjs
-from fedjaxsim.bench.children import of_script
-from fedjaxsim.bench.machine import machine
-from fedjaxsim.bench.measure import give_back_heap
-from fedjaxsim.bench.watch import Watch, anonymous
+from fedjaxsim.bench.measure import forget_peak, machine
 from fedjaxsim.data import load_folder, save_folder
 from fedjaxsim.data.arrays import shareable
 from fedjaxsim.data.population import consecutive
-from fedjaxsim.engine.devices import use_devices
 from fedjaxsim.report.files import write_csv
 from fedjaxsim.runs import capacity
 from fedjaxsim.runs.build import fill_settings, parts_of
@@ -114,7 +111,7 @@ def in_arrays(population: fjs.Population, folder: Path) -> fjs.Population:
 
 def measured(case: str, placement: str, folder: Path) -> dict[str, int]:
     """Bytes of this process: while running, with loading and compiling, and before both."""
-    use_devices(DEVICES if placement.startswith("over") else 1)
+    jax.config.update("jax_num_cpu_devices", DEVICES if placement.startswith("over") else 1)
     jax.config.update("jax_enable_compilation_cache", False)
     jax.block_until_ready(jnp.zeros(()) + 1)
     idle = anonymous()
@@ -137,7 +134,7 @@ def measured(case: str, placement: str, folder: Path) -> dict[str, int]:
         return state
 
     state = run(state)
-    give_back_heap()
+    forget_peak()
     running = Watch()
     run(state)
     return {"running": running.peak, "whole": whole.peak, "idle": idle}
@@ -155,7 +152,7 @@ def seconds(function: Callable[[], Any]) -> list[float]:
 
 def times(folder: Path) -> dict[str, Any]:
     """Seconds of what grows with clients, of the first case but for a draw; bytes of the table."""
-    use_devices(1)
+    jax.config.update("jax_num_cpu_devices", 1)
     many, p = 10**9, 1e-6
     draw = jax.jit(fjs.poisson(p).for_clients(many).draw)
     rate, key = fjs.Hyperparameters(sampling_rate=p).as_arrays(), jax.random.key(0)
@@ -183,7 +180,7 @@ def times(folder: Path) -> dict[str, Any]:
 
 def planned(case: str) -> dict[str, dict[str, int]]:
     """What is planned for every placement, in bytes."""
-    use_devices(DEVICES)
+    jax.config.update("jax_num_cpu_devices", DEVICES)
     m, r, features, _ = CASES[case]
     config = config_of(case)
     sizes = capacity.sizes_without_data(config, features, m, r)

@@ -17,11 +17,8 @@ Three parts, each in processes of its own; the first two alternate engine and nu
   chosen by hand on 2 cores: clients so small are slower one at a time ("scan"), and other sizes of
   chunks are a little slower.
 
-* map: several numbers of settings of the grid, each once as above, and once by plain `jax.vmap` of
-  the same rounds over the settings, on the same devices, in turn. Runs are then a first axis of all
-  arrays; clients go one after another as above ("scan"), or in batches as by default ("vmap").
-  Numbers are rounds of one run per second, S times the rounds of the program; the ratio is that of
-  the best of each form, over all numbers of settings.
+* sizes: several numbers of settings of the grid, each as one program. Numbers are rounds of one run
+  per second, S times the rounds of the program, with an evaluation after every 10.
 
 The parent reports medians and ranges over the processes. GFLOP count the two matrix products of a
 gradient, 4bd a client and round; bytes, one read and one write of all θ_i a round. The ceilings are
@@ -31,8 +28,6 @@ exceeds a process that has only the same imports.
 """
 
 import argparse
-import dataclasses
-import functools
 import itertools
 import json
 import os
@@ -47,16 +42,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import of_script, use_all_cores
 
 from fedjaxsim.algorithms.ppsgd import ppsgd
-from fedjaxsim.bench.children import of_script
-from fedjaxsim.bench.systems import LEVELS, NOISES, RATES
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import feature_variances, regression_stream
-from fedjaxsim.engine.devices import SAME, across, divided, mesh_of, use_all_cores
-from fedjaxsim.engine.layout import Layout
-from fedjaxsim.engine.settings_axis import stack, varying
-from fedjaxsim.engine.state import map_parts
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.sampling import full_participation
 from fedjaxsim.simulation import Simulation
@@ -64,12 +54,15 @@ from fedjaxsim.sweep import ManyRuns
 from fedjaxsim.tasks.known_risk import known_regression
 
 N, D, BATCH, CLIP, LABEL_NOISE, EVAL_EVERY = 1000, 100, 10, 10.0, 0.01, 10
+RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.2, 1.5, 1.8)
+LEVELS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, float("inf"))
+NOISES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 SETTINGS = list(itertools.product(RATES, LEVELS, NOISES))
-MAP_SIZES = (16, 32, 64, 128, 256, len(SETTINGS))
-"""How many of them two ways of mapping are compared on."""
+SIZES = (16, 32, 64, 128, 256, len(SETTINGS))
+"""Numbers of settings that run as one program."""
 SINGLE = (0.1, 1.0, 1.0)
 """Learning rate, level and noise multiplier of the single run."""
-PARTS = ("grid", "single", "map")
+PARTS = ("grid", "single", "sizes")
 GFLOP = 4e-9 * N * BATCH * D
 """Of one round of one run."""
 RESULTS = Path(__file__).parent / "results" / "ppsgd_grid.json"
@@ -235,81 +228,24 @@ def single_process(rounds: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def plain_vmap(
-    simulation: Simulation, settings: list[Hyperparameters], layout: Layout
-) -> tuple[Any, Any]:
-    """A state of one run per setting, and `(state, rounds) -> state` by `jax.vmap` alone."""
-    program = dataclasses.replace(simulation.program, layout=layout)
-    axes = varying(settings)
-    hparams = stack(settings, axes).as_arrays()
-    key, rows = jax.random.key(0, impl="threefry2x32"), simulation.rows["train"]
-    shapes = jax.eval_shape(program.init, key, settings[0].as_arrays())
-
-    def by_part(varies, same):
-        def of(part, tree):
-            return jax.tree.map(lambda _: varies if part.varies else same, tree)
-
-        return map_parts(of, shapes)
-
-    first, mesh = by_part(0, None), mesh_of(jax.devices(), "settings")
-    specs, of_settings = by_part(divided("settings"), SAME), divided("settings")
-    by_setting = jax.tree.map(
-        lambda axis: SAME if axis is None else of_settings, axes, is_leaf=lambda axis: axis is None
-    )
-
-    def several(state, hparams, rounds):
-        def one(state, hparams):
-            return program.rounds(state, hparams, rows, rounds)[0]
-
-        return jax.vmap(one, (first, axes), first)(state, hparams)
-
-    def advance(state, hparams, rounds):
-        part = functools.partial(several, rounds=rounds)
-        return across(part, mesh, (specs, by_setting), specs)(state, hparams)
-
-    run = jax.jit(advance, static_argnames="rounds", donate_argnums=0)
-    start = jax.vmap(program.init, (None, axes), first)(key, hparams)
-    return start, lambda state, rounds: run(state, hparams, rounds=rounds)
-
-
-def mapped(simulation: Simulation, size: int, rounds: int, repeats: int) -> dict[str, float]:
-    """Rounds of one run per second of each form, for `size` settings of the grid, in turn."""
+def of_size(simulation: Simulation, size: int, rounds: int, repeats: int) -> float:
+    """Rounds of one run per second, of `size` settings of the grid as one program."""
     chosen = SETTINGS[:: len(SETTINGS) // size][:size]
-    settings = [hyperparameters(simulation, setting) for setting in chosen]
-    many = ManyRuns(simulation, settings)
-
-    def one_program(state, rounds):
-        rows = simulation.rows["train"]
-        return many._rounds(state, many._hparams, rows, rounds=rounds)[0]
-
-    forms = {
-        "axis_last": (many.init(0), one_program),
-        "vmap_in_scan": plain_vmap(simulation, settings, simulation.layout_of(len(SETTINGS))),
-        "vmap_in_vmap": plain_vmap(simulation, settings, simulation.layout_of(1)),
-    }
-    states = {name: advance(state, rounds) for name, (state, advance) in forms.items()}
-    times: dict[str, list[float]] = {name: [] for name in forms}
+    many = ManyRuns(simulation, [hyperparameters(simulation, setting) for setting in chosen])
+    state, _ = many.run(many.init(0), rounds)
+    times = []
     for _ in range(repeats):
-        for name, (_, advance) in forms.items():
-            jax.block_until_ready(states[name])
-            begin = time.perf_counter()
-            states[name] = jax.block_until_ready(advance(states[name], rounds))
-            times[name].append(time.perf_counter() - begin)
-    return {name: size * rounds / statistics.median(each) for name, each in times.items()}
+        begin = time.perf_counter()
+        state, _ = many.run(state, rounds)
+        times.append(time.perf_counter() - begin)
+    return size * rounds / statistics.median(times)
 
 
-def map_process(sizes: list[int], rounds: int, repeats: int) -> dict[str, Any]:
-    """Rounds of a run per second by form and number of settings, and the best ones' ratio."""
+def sizes_process(sizes: list[int], rounds: int, repeats: int) -> dict[str, Any]:
+    """Rounds of a run per second by number of settings, with one evaluation after `rounds`."""
     simulation, _ = make_simulation()
-    per_s = {
-        f"{form}_{size}_per_s": value
-        for size in sizes
-        for form, value in mapped(simulation, size, rounds, repeats).items()
-    }
-    last = max(value for form, value in per_s.items() if form.startswith("axis_last"))
-    plain = max(value for form, value in per_s.items() if form.startswith("vmap"))
-    best = {"best_axis_last_per_s": last, "best_vmap_per_s": plain}
-    return per_s | best | {"ratio": last / plain, "peak_mb": megabytes()}
+    speeds = {f"{size}_per_s": of_size(simulation, size, rounds, repeats) for size in sizes}
+    return speeds | {"peak_mb": megabytes()}
 
 
 def idle_process() -> dict[str, Any]:
@@ -328,7 +264,7 @@ def measure(part: str, args: argparse.Namespace) -> dict[str, Any]:
     if part == "single":
         return single_process(args.single_rounds, args.repeats)
     if part == "map":
-        return map_process(args.sizes, EVAL_EVERY, args.repeats)
+        return sizes_process(args.sizes, EVAL_EVERY, args.repeats)
     return idle_process()
 
 
@@ -370,21 +306,21 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rounds", type=multiple, default=300, help="of the grid's runs")
     parser.add_argument("--single-rounds", type=int, default=100, help="in one repetition")
-    parser.add_argument("--repeats", type=int, default=5, help="of the single run and of a map")
+    parser.add_argument("--repeats", type=int, default=5, help="of the single run and of a size")
     parser.add_argument(
         "--sizes",
         nargs="+",
         type=int,
         choices=range(1, len(SETTINGS) + 1),
         metavar="S",
-        default=MAP_SIZES,
-        help="how many settings, in the part map",
+        default=SIZES,
+        help="how many settings, in the part sizes",
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--child", choices=(*PARTS, "idle"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     # Before JAX starts. The single run has one device, which uses all cores in an operation.
-    if args.child in ("grid", "map"):
+    if args.child in ("grid", "sizes"):
         use_all_cores()
     if args.child:
         print(json.dumps(measure(args.child, args)))
@@ -398,8 +334,8 @@ def main() -> None:
             numbers = in_new_process(part, args)
             numbers["peak_above_idle_mb"] = numbers["peak_mb"] - idle["peak_mb"]
             processes[part].append(numbers)
-            other = "plain vmap" if part == "map" else "numpy"
-            print(f"process {index + 1}, {part}: {numbers['ratio']:.2f} times {other}", flush=True)
+            ratio = f": {numbers['ratio']:.2f} times numpy" if "ratio" in numbers else ""
+            print(f"process {index + 1}, {part}{ratio}", flush=True)
     for part, several in processes.items():
         results[part] = {"summary": summarize(several), "processes": several}
         print(f"{part}, median (range) over {args.processes} processes:")

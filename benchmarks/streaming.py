@@ -30,10 +30,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import Watch, anonymous, of_script
 
 import fedjaxsim as fjs
-from fedjaxsim.bench.children import of_script
-from fedjaxsim.bench.watch import Watch, anonymous
+from fedjaxsim.bench.measure import Rounds
 from fedjaxsim.data import load_folder, save_folder
 from fedjaxsim.data.population import consecutive
 
@@ -142,13 +142,13 @@ def rounds(folder: Path, how: str) -> dict[str, Any]:
         fields = {name: np.asarray(jnp.array(v)) for name, v in population.fields.items()}
         population = fjs.Population(fields, population.splits, population.names)
     simulation, hparams = simulation_of(population, streamed=how == "streamed")
-    state = jax.block_until_ready(simulation.init(0, hparams))
+    run = Rounds(simulation, hparams)
+    state = run.start()
     loading = time.perf_counter() - begin
-    rows = simulation._placed["train"]
-    arrays, rates = hparams.as_arrays(), []
+    rates = []
     for _ in range(REPEATS + 1):
         begin = time.perf_counter()
-        state, _ = jax.block_until_ready(simulation._segment(state, arrays, rows, rounds=ROUNDS))
+        state = run.advance(state, ROUNDS)
         rates.append(ROUNDS / (time.perf_counter() - begin))
     shared = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state.shared))
     return {

@@ -28,11 +28,11 @@ import jax
 import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
+from common import use_all_cores
+from ppsgd_grid import LEVELS, RATES
 
 import fedjaxsim as fjs
-from fedjaxsim.bench.systems import LEVELS, RATES
 from fedjaxsim.data.synthetic import regression_stream
-from fedjaxsim.engine.devices import use_all_cores
 from fedjaxsim.gradients.whole_run import mean_metric, over_seeds, price_of_privacy
 from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
 from fedjaxsim.report.plots import COLOURS, STYLE, picture, save

@@ -19,12 +19,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from common import use_all_cores
 
 import fedjaxsim as fjs
 from fedjaxsim.data import load
 from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.transforms import invert
-from fedjaxsim.engine.devices import use_all_cores
 from fedjaxsim.models import linear
 from fedjaxsim.privacy.calibration import noise_multiplier
 from fedjaxsim.tasks import softmax

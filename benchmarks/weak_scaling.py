@@ -19,12 +19,11 @@ import time
 from pathlib import Path
 
 import jax
+from common import experiment_of, of_script
 
 from fedjaxsim.bench.ceilings import Ceilings
-from fedjaxsim.bench.children import of_script
-from fedjaxsim.bench.machine import machine
-from fedjaxsim.bench.systems import femnist_cnn
-from fedjaxsim.engine.devices import use_devices
+from fedjaxsim.bench.measure import Rounds, machine
+from fedjaxsim.bench.work import work_of
 
 WRITERS = 103
 SEGMENTS, ROUNDS = 5, 4
@@ -33,16 +32,18 @@ SEGMENTS, ROUNDS = 5, 4
 def one_process(devices: int) -> dict[str, float]:
     """FLOP/s of the rounds, as they are counted, and of products, on so many cores."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:devices])
-    use_devices(devices)
-    load = femnist_cnn(None, "fedavg", devices * WRITERS, rounds=ROUNDS)
-    state, took = load.init(), []
+    jax.config.update("jax_num_cpu_devices", devices)
+    experiment = experiment_of("femnist-cnn-fedavg", clients=devices * WRITERS)
+    run = Rounds(experiment.simulation, experiment.hparams)
+    state, took = run.start(), []
+    flops = work_of(experiment, state).flops
     for _ in range(1 + SEGMENTS):  # the first, which compiles, is left out
         begin = time.perf_counter()
-        state = jax.block_until_ready(load.advance(state, ROUNDS)[0])
+        state = run.advance(state, ROUNDS)
         took.append((time.perf_counter() - begin) / ROUNDS)
     seconds = statistics.median(took[1:])
-    products = Ceilings(load.devices).flops()
-    return {"rounds": load.work.flops / seconds, "products": products, "seconds": seconds}
+    products = Ceilings(jax.devices()).flops()
+    return {"rounds": flops / seconds, "products": products, "seconds": seconds}
 
 
 def main() -> None:

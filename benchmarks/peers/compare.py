@@ -29,8 +29,7 @@ from typing import Any
 
 import child
 
-from fedjaxsim.bench.machine import processor
-from fedjaxsim.bench.problems import texts
+from fedjaxsim.bench.measure import machine
 from fedjaxsim.bench.results import spread
 from fedjaxsim.data import load
 from fedjaxsim.data.npz import save_npz
@@ -156,7 +155,10 @@ def ready(peer: str, directory: Path) -> Path:
 def write_clients(source: str, path: Path) -> None:
     """The clients for everybody: of FEMNIST a fifth of the rows to test on, ink 1 on paper 0."""
     if source == TEXT:
-        save_npz(path, texts(100, 20, 4, child.LENGTH, child.CHARACTERS))
+        sizes = {"shape": (child.LENGTH,), "rows": (24,)}  # four of which are for testing
+        kinds = {"labels": child.CHARACTERS, "tokens": child.CHARACTERS}
+        given: dict[str, Any] = {"num_clients": 100, **sizes, **kinds}
+        save_npz(path, load("random", test=1 / 6, **given))
         return
     clients = load(source, test=0.2, seed=0)
     fields = {"x": 1 - clients.fields["x"], "y": clients.fields["y"]}
@@ -289,11 +291,6 @@ def interval(numbers: Mapping[str, float]) -> str:
     return f"{numbers['median']:.3g} ({numbers['least']:.3g} to {numbers['greatest']:.3g})"
 
 
-def machine() -> dict[str, Any]:
-    """What all this ran on."""
-    return {"processor": processor(), "cores": os.cpu_count(), "system": platform.platform()}
-
-
 # --- the comparison -------------------------------------------------------------------------------
 
 
@@ -341,7 +338,7 @@ def compare(args: argparse.Namespace, data: Path) -> dict[str, Any]:
         repetitions.append(reports)
         seconds.append(time.perf_counter() - begin)
     return {
-        "machine": machine(),
+        "machine": {**machine(), "system": platform.platform()},
         "seconds_of_a_repetition": seconds,
         "load_before_a_repetition": loads,
         "summary": summarize(repetitions),

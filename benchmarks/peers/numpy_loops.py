@@ -106,8 +106,8 @@ def pmtl(args) -> None:
 
 def ppsgd(args) -> None:
     """PP-SGD on its synthetic problem."""
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-    from benchmarks import ppsgd_grid
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    import ppsgd_grid
 
     _, theta = ppsgd_grid.make_simulation()
     loop = ppsgd_grid.InNumpy(theta, ppsgd_grid.SINGLE, np.random.default_rng(args.seed))

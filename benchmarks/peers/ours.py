@@ -4,6 +4,7 @@
 part is training alone, as for the peers.
 """
 
+import os
 import statistics
 import sys
 from pathlib import Path
@@ -15,7 +16,6 @@ import jax.numpy as jnp
 
 import fedjaxsim as fjs
 from fedjaxsim.data.npz import load_npz
-from fedjaxsim.engine.devices import use_all_cores
 from fedjaxsim.models import cnn, from_flax, linear
 from fedjaxsim.tasks import softmax, softmax_sequence
 
@@ -82,8 +82,8 @@ def text(path: Path) -> tuple[fjs.Simulation, fjs.Hyperparameters]:
 
 def ppsgd() -> tuple[fjs.Simulation, fjs.Hyperparameters]:
     """PP-SGD on its synthetic problem."""
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-    from benchmarks import ppsgd_grid
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    import ppsgd_grid
 
     simulation, _ = ppsgd_grid.make_simulation(
         chunk_map="vmap", chunk_size=250, devices=jax.devices()
@@ -95,7 +95,7 @@ def main() -> None:
     args = child.parse()
     if args.warm != args.rounds:  # another number of rounds is another program
         raise ValueError(f"warm and rounds must agree here, got {args.warm} and {args.rounds}")
-    use_all_cores()
+    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
     if args.what == "ppsgd":
         simulation, hparams = ppsgd()
     elif args.what == "lstm":

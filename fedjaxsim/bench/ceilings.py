@@ -1,77 +1,71 @@
-"""The ceilings of a machine: how fast it multiplies matrices and moves memory."""
+"""The ceilings of a machine: the speed of its matrix products and of its memory."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
-
-from fedjaxsim.engine.devices import across, divided, mesh_of
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 SIDE, ACCELERATOR_SIDE = 2048, 8192
-"""Rows of the matrices that are multiplied, one pair on each device. At 400 TFLOP/s an accelerator
-takes 3 ms for the large ones, a hundred times what it takes to start an operation and to wait for
-its end; for the small ones it would take 40 µs."""
+"""Rows of the multiplied matrices. At 400 TFLOP/s an accelerator takes 3 ms for a large product, a
+hundred times the cost of starting an operation and waiting for its end."""
 BUFFER_BYTES, ACCELERATOR_BYTES = 2**28, 2**31
-"""Of the buffer that is updated in place: on all cores of a CPU, and on each accelerator, where it
-takes 1 ms at 4 TB/s."""
+"""Bytes of the updated buffer, over all cores of a CPU and on each accelerator."""
 _ATTEMPTS = 3
 
 
 class Ceilings:
-    """Measures both ceilings, on all of some devices at once.
-
-    The machine's best is what counts, so each measurement is the fastest of three.
+    """Both ceilings of some devices, all of them at work at once; the fastest of three attempts.
 
     Args:
-      devices: one or more.
+      devices: one or more JAX devices.
       dtype: of the matrices.
     """
 
     def __init__(self, devices: Sequence[Any], dtype: Any = jnp.float32):
-        mesh, spec = mesh_of(devices, "devices"), divided("devices")
-        count = len(devices)
-        on_cpu = devices[0].platform == "cpu"
-        self._side = SIDE if on_cpu else ACCELERATOR_SIDE
+        spec, mesh = PartitionSpec("devices"), Mesh(np.array(devices), ("devices",))
+        count, on_cpu = len(devices), devices[0].platform == "cpu"
+        side = SIDE if on_cpu else ACCELERATOR_SIDE
         length = BUFFER_BYTES // 4 // count if on_cpu else ACCELERATOR_BYTES // 4
 
-        def on_each(function, **options):
-            return jax.jit(across(function, mesh, spec, spec), **options)
+        def on_each(function: Callable[[jax.Array], jax.Array], **options: Any) -> Any:
+            one = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec)
+            return jax.jit(one, **options)
 
-        def filled(*shape, dtype=jnp.float32):
+        def ones(*shape: int, dtype: Any = jnp.float32) -> jax.Array:
             return jax.device_put(jnp.ones(shape, dtype), NamedSharding(mesh, spec))
 
-        self._count = count
-        # In the default precision, like the products of the workloads.
+        self._operations = 2 * side**3 * count
+        # The default precision, as in the products of a run.
         self._multiply = on_each(lambda a: jnp.matmul(a[0], a[0])[None])
-        self._matrices = filled(count, self._side, self._side, dtype=dtype)
+        self._matrices = ones(count, side, side, dtype=dtype)
         self._update = on_each(lambda a: a + 1, donate_argnums=0)
-        self._buffer = jax.block_until_ready(self._update(filled(count, length)))
-        jax.block_until_ready(self._multiply(self._matrices))
+        self._buffer = ones(count, length)
+        self.flops()  # compiles
+        self.bandwidth()
 
     def flops(self) -> float:
-        """Floating-point operations per second of the matrix products, over all devices."""
-
-        def multiply():
-            jax.block_until_ready(self._multiply(self._matrices))
-
-        return 2 * self._side**3 * self._count / _fastest(multiply)
+        """Measure the floating-point operations per second of matrix products."""
+        took = [
+            seconds(lambda: jax.block_until_ready(self._multiply(self._matrices)))
+            for _ in range(_ATTEMPTS)
+        ]
+        return self._operations / min(took)
 
     def bandwidth(self) -> float:
-        """Bytes per second that are read and written by an update in place, over all devices."""
+        """Measure the bytes read and written per second by an update in place."""
 
-        def update():
+        def update() -> None:
             self._buffer = jax.block_until_ready(self._update(self._buffer))
 
-        return 2 * self._buffer.nbytes / _fastest(update)
+        return 2 * self._buffer.nbytes / min(seconds(update) for _ in range(_ATTEMPTS))
 
 
-def _fastest(function) -> float:
-    seconds = []
-    for _ in range(_ATTEMPTS):
-        begin = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
+def seconds(function: Callable[[], Any]) -> float:
+    """Return the seconds that a call takes."""
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin

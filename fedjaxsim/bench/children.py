@@ -1,115 +1,56 @@
-"""Processes that measure, each for one request, and never longer than their parent lives."""
+"""Processes that measure one run each, and end with their parent at the latest."""
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-Record = dict[str, Any]
 
-
-def of_script(script: str, *arguments: Any) -> Any:
-    """Runs a script again with `--child` and arguments, for numbers of a process of its own.
-
-    Args:
-      script: its `__file__`; with `--child` it prints JSON and nothing else.
-      arguments: that follow `--child`.
-
-    Returns:
-      What it printed.
-
-    Raises:
-      subprocess.CalledProcessError: if it fails; it has said why on its standard error.
-    """
-    command = [sys.executable, script, "--child", *map(str, arguments)]
-    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return json.loads(printed)
-
-
-def in_child(workload: str | None, data: str | None, repeats: int) -> Record:
-    """Measures in a new process.
+def in_child(
+    settings: Mapping[str, Any], devices: int | None = None, seconds: float | None = None
+) -> dict[str, Any]:
+    """Measure a run in a new process.
 
     Args:
-      workload: its name; None to see what a process takes that does nothing.
-      data: what real data there are, see `Workload.build`.
-      repeats: see `measure`.
+      settings: of the run, as `RunConfig.settings` gives them.
+      devices: the number of devices; None for all.
+      seconds: the time limit; None for none.
 
     Returns:
-      What `measure` gives.
+      The result of `measure`, with the machine.
 
     Raises:
+      ValueError: if the run is refused.
       ChildProcessError: if the process fails, with its last words.
+      subprocess.TimeoutExpired: if the time is over.
     """
-    request = json.dumps({"workload": workload, "data": data, "repeats": repeats})
-    *_, last = reports([sys.executable, "-m", "fedjaxsim.bench.measure", request])
-    return last
-
-
-def reports(command: Sequence[str], seconds: float | None = None) -> Iterator[Record]:
-    """What a process prints, one JSON object a line, as it comes.
-
-    The process gets an input that ends with its parent, see `end_with_parent`.
-
-    Args:
-      command: of the process.
-      seconds: after which it is ended; None for no limit.
-
-    Raises:
-      TimeoutError: if it is not done by then.
-      ChildProcessError: if it fails, with its last words.
-    """
-    with contextlib.ExitStack() as stack:
-        errors = stack.enter_context(tempfile.TemporaryFile("w+"))
-        reader, writer = os.pipe()
-        # A session of its own, so that a Ctrl-C of the terminal reaches the parent alone.
-        process = subprocess.Popen(
-            command,
-            stdin=reader,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        output, late = stack.enter_context(process.stdout), threading.Event()
-
-        def cut():
-            late.set()
-            process.kill()
-
-        clock = None if seconds is None else threading.Timer(seconds, cut)
-        try:
-            if clock is not None:
-                clock.start()
-            for line in output:
-                if line.startswith("{"):
-                    yield json.loads(line)
-            process.wait()
-        finally:
-            if clock is not None:
-                clock.cancel()
-            process.kill()
-            process.wait()
-            os.close(reader)
-            # A child whose parent is killed before this line sees the end of its input, and ends.
-            os.close(writer)
-        if late.is_set():
-            raise TimeoutError(f"cut after {seconds:.0f} s")
-        if process.returncode != 0:
-            errors.seek(0)
-            words = errors.read().strip().splitlines() or [f"exit code {process.returncode}"]
-            raise ChildProcessError(words[-1])
+    request = json.dumps({"settings": dict(settings), "devices": devices})
+    reader, writer = os.pipe()
+    try:
+        # In a session of its own, so that a Ctrl-C of the terminal reaches the parent alone.
+        done = subprocess.run(
+            [sys.executable, "-m", "fedjaxsim.bench.measure", request],
+            stdin=reader, capture_output=True, text=True, timeout=seconds, start_new_session=True,
+        )  # fmt: skip
+    finally:
+        os.close(reader)
+        os.close(writer)
+    if done.returncode != 0:
+        words = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise ChildProcessError(words[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
+    if "refused" in found:
+        raise ValueError(found["refused"])
+    return found
 
 
 def end_with_parent() -> None:
-    """Ends this process when its input ends, whose other end the parent holds while it lives."""
+    """End this process when its input ends, which the parent holds open while it lives."""
 
-    def wait():
+    def wait() -> None:
         os.read(0, 1)
         os._exit(1)
 

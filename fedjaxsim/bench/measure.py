@@ -1,167 +1,181 @@
-"""What one process measures: one workload, or nothing at all to see what a process takes.
+"""The measurement of one run, in a process of its own.
 
-The parent starts `python -m fedjaxsim.bench.measure REQUEST`, REQUEST being JSON, and reads the
-last line of output, JSON too.
+The parent starts `python -m fedjaxsim.bench.measure REQUEST`, where REQUEST is JSON with the
+settings, and reads the last line of its output, JSON too.
 """
 
 import ctypes
 import json
 import math
+import os
+import platform
 import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from fedjaxsim.bench.ceilings import Ceilings
+from fedjaxsim.bench.ceilings import Ceilings, seconds
 from fedjaxsim.bench.children import end_with_parent
-from fedjaxsim.bench.machine import machine
-from fedjaxsim.bench.workload import Load
-from fedjaxsim.bench.workloads import WORKLOADS
-from fedjaxsim.engine.devices import use_all_cores
-from fedjaxsim.engine.layout import bytes_of
+from fedjaxsim.bench.work import work_of
+from fedjaxsim.engine.devices import require, use_devices
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings import run_config
+from fedjaxsim.runs.settings_files import typed
+from fedjaxsim.simulation import Simulation
 
 Record = dict[str, Any]
 
 LONG_ENOUGH = 0.2
-"""Seconds that one repetition takes at least, in as many segments as that needs."""
+"""Seconds of a repetition, at least, where the run has the rounds for it."""
+REPETITIONS = 5
 MB = 1e6
 
 
-def measure(load: Load, repeats: int, *, ceilings: bool) -> Record:
-    """Runs a workload for a while.
-
-    Memory is read twice before the ceilings are measured: with compilation, and without. From then
-    on workload, evaluation and ceilings take turns, so that all of them meet the same machine. An
-    evaluation follows the rounds directly, as in a run, and finds in the caches what they left.
+class Rounds:
+    """The compiled rounds of a simulation, with no evaluation between them.
 
     Args:
-      load: the workload.
-      repeats: how often they take turns.
-      ceilings: whether the machine's ceilings are measured.
+      simulation: the simulation.
+      hparams: of `Simulation.run`.
+    """
+
+    def __init__(self, simulation: Simulation, hparams: Hyperparameters):
+        self._simulation, self._hparams = simulation, simulation.check(hparams)
+        self._functions = simulation.placement.compiled(simulation.program)
+        self._rows = simulation.placement.rows(simulation.population)
+
+    def start(self, seed: int = 0) -> Any:
+        """Return the state before the first round."""
+        key = jax.random.key(seed, impl="threefry2x32")
+        return jax.block_until_ready(self._functions.init(key, self._hparams))
+
+    def advance(self, state: Any, rounds: int) -> Any:
+        """Return the state after `rounds` more rounds, one program; it takes over the buffers."""
+        after, _ = self._functions.rounds(state, self._hparams, self._rows["train"], rounds=rounds)
+        return jax.block_until_ready(after)
+
+    def evaluate(self, state: Any) -> Any:
+        """Evaluate every client on its test rows."""
+        measured = self._functions.evaluate(state, self._hparams, self._rows["test"])
+        return self._simulation.summarize("test", measured)
+
+
+def measure(experiment: Experiment) -> Record:
+    """Measure the first rounds of a run, several times.
+
+    A repetition starts the run anew and goes on for some segments, the rounds between two
+    evaluations, and one evaluation, which finds in the caches what the rounds left. Then the
+    ceilings are measured, so that both meet the same machine. Memory is read before that.
+
+    Args:
+      experiment: the run.
 
     Returns:
-      Medians over the repetitions, by name; docs/benchmarks.md says what they are.
+      Medians over the repetitions, by name; docs/benchmarks.md describes each.
     """
     forget_peak()
-    state: Any = jax.block_until_ready(load.init())
-    state_bytes = bytes_of(state)
+    base = peak_bytes()
+    config, simulation = experiment.config, experiment.simulation
+    run = Rounds(simulation, experiment.hparams)
+    length = min(config.eval_every, config.rounds)
+    devices = simulation.devices or tuple(jax.devices()[:1])
 
-    def advance() -> None:
-        nonlocal state
-        state = jax.block_until_ready(load.advance(state, load.rounds)[0])
+    def repeat(segments: int) -> tuple[float, float]:
+        state = run.start(config.seed)
 
-    def evaluate() -> None:
-        assert load.evaluate is not None
-        load.evaluate(state)
+        def advance() -> None:
+            nonlocal state
+            for _ in range(segments):
+                state = run.advance(state, length)
 
-    def both() -> float:
-        took = seconds(advance)
-        if load.evaluate is not None:
-            evaluate()
-        return took
+        return seconds(advance), seconds(lambda: run.evaluate(state))
 
-    first, peak = both(), peak_bytes()
-    give_back_heap()
+    (first, _), peak = repeat(1), peak_bytes()
     forget_peak()
-    second = both()
-    device_peak = device_peak_bytes(load.devices)
-    memory = {
-        "peak_mb": peak / MB,
-        "running_mb": peak_bytes() / MB,
-        "device_peak_mb": None if device_peak is None else device_peak / MB,
-        "state_mb": state_bytes / MB,
-        "data_mb": load.data_bytes / MB,
-    }
-    limits = Ceilings(load.devices) if ceilings else None
-    segments = max(1, math.ceil(LONG_ENOUGH / second))
+    second, _ = repeat(1)
+    running, of_devices = peak_bytes(), device_peak_bytes(devices)
+    state = jax.eval_shape(simulation.program.init, jax.random.key(0), experiment.hparams)
+    work, limits = work_of(experiment, state), Ceilings(devices)
+    segments = min(max(1, math.ceil(LONG_ENOUGH / second)), config.rounds // length)
     turns = []
-    for _ in range(repeats):
-        took = seconds(lambda: [advance() for _ in range(segments)]) / (segments * load.rounds)
-        turn = {"round": took}
-        if load.evaluate is not None:
-            evaluation = seconds(evaluate)
-            turn["evaluation_share"] = evaluation / (evaluation + RunConfig.eval_every * took)
-        if limits is not None:
-            turn |= _fractions(load, took, limits.flops(), limits.bandwidth())
-        turns.append(turn)
-    medians = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
-    took = medians.pop("round")
+    for _ in range(REPETITIONS):
+        took, evaluation = repeat(segments)
+        took /= segments * length
+        flops, bandwidth = limits.flops(), limits.bandwidth()
+        turns.append({
+            "rounds_per_second": 1 / took,
+            "evaluation_seconds": evaluation,
+            "gemm_gflops": flops / 1e9,
+            "memory_gb_per_s": bandwidth / 1e9,
+            "gemm_fraction": work.flops / flops / took,
+            "memory_fraction": work.bytes / bandwidth / took,
+        })  # fmt: skip
+    known = [name for name in turns[0] if not math.isnan(turns[0][name])]
     return {
-        "rounds_per_second": 1 / took,
-        "updates_per_second": load.work.updates / took,
+        **{name: statistics.median(turn[name] for turn in turns) for name in known},
         "compile_seconds": max(0.0, first - second),
-        **medians,
-        **memory,
-        "gflop_per_round": load.work.flops / 1e9,
-        "mb_per_round": load.work.bytes / MB,
-        "chunk_size": load.chunk_size,
-        "devices": len(load.devices),
-        "data": load.data,
+        "rounds_mb": (running - base) / MB,
+        "compiling_mb": (peak - base) / MB,
+        "device_peak_mb": None if of_devices is None else of_devices / MB,
+        "state_mb": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)) / MB,
+        "data_mb": sum(field.nbytes for field in simulation.population.fields.values()) / MB,
+        "gflop_per_round": work.flops / 1e9,
+        "mb_per_round": work.bytes / MB,
+        "clients_per_round": work.cohort,
+        "chunk_size": simulation.chunk_size(experiment.hparams),
+        "devices": len(devices),
     }
-
-
-def _fractions(load: Load, took: float, flops: float, bandwidth: float) -> dict[str, float]:
-    return {
-        "gemm_gflops": flops / 1e9,
-        "memory_gb_per_s": bandwidth / 1e9,
-        "gemm_fraction": load.work.flops / flops / took,
-        "memory_fraction": load.work.bytes / bandwidth / took,
-    }
-
-
-def seconds(function: Callable[[], Any]) -> float:
-    """How long a call takes."""
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
 
 
 def forget_peak() -> None:
-    """Lets the peak of resident memory start anew from what is resident now, on Linux.
+    """Let the peak of resident memory start anew, on Linux, from what is in use.
 
-    Elsewhere it stays, and includes what building the data took.
+    Elsewhere it stays. A compiler frees its working memory in pieces, which glibc would keep.
     """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
     clear = Path("/proc/self/clear_refs")
     if clear.exists():
         clear.write_text("5")
 
 
-def give_back_heap() -> None:
-    """Gives memory back that was freed, on Linux with glibc.
-
-    A compiler's working memory is freed in pieces, which glibc keeps for what is allocated later.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
-
-
-def idle() -> Record:
-    """The memory of a process that has the same imports and has started JAX, and its machine."""
-    forget_peak()
-    jax.block_until_ready(jnp.zeros(()) + 1)
-    return {"peak_mb": peak_bytes() / MB, "machine": machine()}
+def machine() -> Record:
+    """Describe the machine of this process; starts JAX."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    device = jax.devices()[0]
+    return {
+        "name": platform.node(),
+        "processor": models[0] if models else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "platform": device.platform,
+        "device_kind": device.device_kind,
+        "devices": jax.device_count(),
+        "versions": versions(),
+    }
 
 
 def main() -> None:
-    """Answers one request and ends; or ends at once if the parent does."""
+    """Answer the request of the command line."""
     end_with_parent()
-    use_all_cores()
-    jax.config.update("jax_enable_compilation_cache", False)
     request = json.loads(sys.argv[1])
-    if request["workload"] is None:
-        print(json.dumps(idle()))
+    wanted = request["devices"]
+    use_devices(wanted)
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        require(wanted)
+        settings = request["settings"]
+        experiment = prepare(run_config(**typed(settings, settings, Path("settings"))))
+    except (ValueError, OSError) as error:
+        print(json.dumps({"refused": " ".join(str(error).split())}))
         return
-    workload = WORKLOADS[request["workload"]]
-    load = workload.build(request["data"])
-    print(json.dumps(measure(load, request["repeats"], ceilings=workload.curve is None)))
+    print(json.dumps({"machine": machine(), **measure(experiment)}))
 
 
 if __name__ == "__main__":

@@ -1,110 +1,182 @@
-"""The numbers of all processes, as one JSON file, and their medians and ranges."""
+"""The numbers of all processes: their medians and ranges, one JSON file, and tables."""
 
 import dataclasses
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from fedjaxsim.report.files import write_json
+from fedjaxsim.report.progress import number, print_rows
 
 Record = dict[str, Any]
 
+_MEDIANS = {
+    "compile_seconds": "compile s", "evaluation_seconds": "evaluation s",
+    "rounds_mb": "MB", "compiling_mb": "MB compiling",
+}  # fmt: skip
+_COMPARED = {
+    "rounds_per_second": ("rounds/s", ("slower", "", "faster"), 0.0),
+    "compile_seconds": ("compile s", ("shorter", "", "longer"), 0.1),
+    "rounds_mb": ("MB", ("less", "", "more"), 1.0),
+}
+"""Unit, verdicts, and the value below which numbers count as equal."""
+
 
 class Spread(NamedTuple):
-    """A number as several processes measured it.
-
-    Attributes:
-      median: of the processes.
-      least: the smallest one.
-      greatest: the largest one.
-    """
+    """The median and the range of a number over processes."""
 
     median: float
     least: float
     greatest: float
 
-    def over(self, old: "Spread") -> "Spread":
-        """The ratio of two medians, and the range of the ratios of any two processes."""
-        ratios = self.median / old.median, self.least / old.greatest, self.greatest / old.least
+    def over(self, old: "Spread", equal: float = 0.0) -> "Spread":
+        """Return the ratio of the medians, and the range of the ratios of any two processes.
+
+        Args:
+          old: the divisor.
+          equal: the value that stands in for all smaller ones.
+        """
+        now, then = (Spread(*(max(equal, value) for value in each)) for each in (self, old))
+        ratios = now.median / then.median, now.least / then.greatest, now.greatest / then.least
         return Spread(*ratios)
+
+    def __str__(self) -> str:
+        """The median with its range, as `2.9 (2.7–3.1)`, where there is one."""
+        ends = f" ({number(self.least)}–{number(self.greatest)})"
+        return number(self.median) + (ends if self.least < self.greatest else "")
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median and range of at least one value."""
+    """Return the median and the range of one or more values."""
     return Spread(statistics.median(values), min(values), max(values))
 
 
 @dataclasses.dataclass
 class Results:
-    """What was measured so far.
+    """All measurements so far.
 
     Attributes:
-      machine: on which, see `machine.py`.
-      idle_mb: the memory of a process that does nothing.
-      processes: by workload, what each process gave.
+      machine: its description, see `measure.machine`.
+      settings: of each run, by its name.
+      processes: the numbers of each process, by run.
     """
 
-    machine: Record
-    idle_mb: float = 0.0
+    machine: Record = dataclasses.field(default_factory=dict)
+    settings: dict[str, Record] = dataclasses.field(default_factory=dict)
     processes: dict[str, list[Record]] = dataclasses.field(default_factory=dict)
 
-    def add(self, workload: str, numbers: Mapping[str, Any]) -> None:
-        """Keeps what one process gave."""
-        peak, running = (numbers[name] - self.idle_mb for name in ("peak_mb", "running_mb"))
-        rest = running - numbers["state_mb"] - numbers["data_mb"]
-        memory = {"compiling_memory_mb": peak, "memory_mb": running, "rest_mb": rest}
-        self.processes.setdefault(workload, []).append({**numbers, **memory})
-
-    def spread(self, workload: str, name: str) -> Spread | None:
-        """Median and range of one number of a workload; None where a process lacks it."""
-        values: list[Any] = [each.get(name) for each in self.processes[workload]]
+    def spread(self, run: str, name: str) -> Spread | None:
+        """Return the spread of a number of a run; None where a process lacks it."""
+        values: list[Any] = [each.get(name) for each in self.processes[run]]
         return None if None in values else spread(values)
 
-    def bound(self, workload: str) -> str | None:
-        """Which ceiling is nearer, "gemm" or "memory"; None where there is none to come near."""
-        gemm, memory = (self.spread(workload, f"{name}_fraction") for name in ("gemm", "memory"))
-        if gemm is None or memory is None or max(gemm.median, memory.median) == 0:
-            return None
-        return "gemm" if gemm.median >= memory.median else "memory"
-
-    def fraction(self, workload: str) -> Spread | None:
-        """The fraction of that ceiling which is reached."""
-        bound = self.bound(workload)
-        return None if bound is None else self.spread(workload, f"{bound}_fraction")
+    def reached(self, run: str) -> tuple[str, Spread] | None:
+        """Return the nearer ceiling and its fraction reached; None where no work is known."""
+        known = [
+            (name, found)
+            for name in ("GEMM", "memory")
+            if (found := self.spread(run, f"{name.lower()}_fraction")) and found.median > 0
+        ]
+        return max(known, key=lambda each: each[1].median, default=None)
 
     def write(self, path: Path) -> None:
-        """Writes everything as strict JSON, atomically."""
-        workloads = {}
-        for name, processes in self.processes.items():
-            numbers = [key for key, value in processes[0].items() if isinstance(value, int | float)]
-            spreads = {key: self.spread(name, key) for key in numbers}
-            summary = {key: each._asdict() for key, each in spreads.items() if each is not None}
-            bound = self.bound(name)
-            workloads[name] = {"bound": bound, "summary": summary, "processes": processes}
-        record = {"machine": self.machine, "idle_mb": self.idle_mb, "workloads": workloads}
-        write_json(path, record)
+        """Write everything as strict JSON, atomically."""
+        runs = {}
+        for run, processes in self.processes.items():
+            spreads = {name: self.spread(run, name) for name in processes[0]}
+            summary = {name: each._asdict() for name, each in spreads.items() if each}
+            runs[run] = {"settings": self.settings[run], "summary": summary, "processes": processes}
+        write_json(path, {"machine": self.machine, "workloads": runs})
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Reads what `write` wrote.
+        """Read a file of `write`.
 
         Raises:
           FileNotFoundError: if there is no such file.
-          ValueError: if it is not such a file.
+          ValueError: if it holds something else.
         """
         if not path.is_file():
             raise FileNotFoundError(f"no results {path}")
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-            processes = {
-                name: list(each["processes"]) for name, each in record["workloads"].items()
-            }
-            results = cls(dict(record["machine"]), float(record["idle_mb"]), processes)
-            for name in processes:
-                if results.spread(name, "rounds_per_second") is None:
-                    raise KeyError(name)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            runs = record["workloads"]
+            results = cls(
+                dict(record["machine"]),
+                {run: dict(each.get("settings") or {}) for run, each in runs.items()},
+                {run: list(each["processes"]) for run, each in runs.items()},
+            )
+            if not all(results.spread(run, "rounds_per_second") for run in runs):
+                raise KeyError("rounds_per_second")
+            compare(results, results)
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"{path} does not hold results of fedjaxsim bench") from error
         return results
+
+
+def print_results(results: Results) -> None:
+    """Print a line for each run: speed, fraction of the ceiling, and medians of the rest."""
+    rows = []
+    for run in results.processes:
+        reached = results.reached(run)
+        percent = f"{100 * reached[1].median:.3g} % of {reached[0]}" if reached else "–"
+        found = [results.spread(run, name) for name in _MEDIANS]
+        medians = [number(each and each.median) for each in found]
+        rows.append([run, str(results.spread(run, "rounds_per_second")), percent, *medians])
+    print_rows(["run", "rounds/s", "reached", *_MEDIANS.values()], rows, no_wrap=True)
+
+
+def compare(new: Results, old: Results) -> list[list[str]]:
+    """Compare speed, compile time and memory of the runs that two results share.
+
+    A number is called faster or slower, shorter or longer, less or more only where every process of
+    one lies beyond every process of the other. With five processes each, equal distributions come
+    apart like this once in 126 comparisons.
+
+    Args:
+      new: the results in question.
+      old: the results to compare with.
+
+    Returns:
+      Rows of texts: the run and, of each number, its ratio new/old with range, and the verdict.
+    """
+    rows = []
+    for run in (run for run in new.processes if run in old.processes):
+        row = [run]
+        for name, (_, verdicts, equal) in _COMPARED.items():
+            now, then = new.spread(run, name), old.spread(run, name)
+            ratio = now and then and now.over(then, equal)
+            row += [str(ratio or "–"), ""]
+            if ratio:
+                row[-1] = verdicts[1 + (ratio.least > 1) - (ratio.greatest < 1)]
+        rows.append(row)
+    return rows
+
+
+def print_comparison(new: Results, old: Results, name: str) -> None:
+    """Print `compare` as a table, and what makes the results hard to compare.
+
+    Args:
+      new: the results in question.
+      old: the results to compare with.
+      name: of the old results.
+    """
+    rows = compare(new, old)
+    if not rows:
+        print(f"no run of {name} was measured here")
+        return
+    headings = [text for unit, _, _ in _COMPARED.values() for text in (f"{unit} new/old", "is")]
+    print_rows(["run", *headings], rows, no_wrap=True)
+    slower = ", ".join(row[0] for row in rows if row[2] == "slower")
+    print(f"in brackets the range over pairs of processes; slower: {slower or 'none'}")
+    for key in ("name", "processor", "cores", "device_kind", "devices"):
+        was, now = old.machine.get(key), new.machine.get(key)
+        if was != now:
+            print(f"not the same machine: {key} was {was!r} and is {now!r}")
+    for run, *_ in rows:
+        was, now = old.settings.get(run), new.settings.get(run)
+        if was and now and was != now:
+            other = [key for key in {**was, **now} if was.get(key) != now.get(key)]
+            print(f"not the same run: {run} has other {', '.join(other)}")

@@ -1,105 +1,117 @@
-"""What a round must compute and move, counted by hand.
+"""The work that a round cannot avoid: its matrix products, and the bytes that pass through memory.
 
-Counted are the multiplications and additions of matrix products, on examples that exist (not on the
-padding of a client's last batch), and the bytes that must pass through memory at least once. All
-else (elementwise work, random numbers, gathers, batches of padding) is overhead, which a measured
-fraction of a ceiling is there to show. Convolutions count as in their direct form, whatever form
-is taken.
+XLA's own analysis counts the body of a loop once, and a round is loops in loops: over clients, over
+their steps. So the products of one gradient are counted, each as XLA analyses it, times the
+examples of a round. Elementwise work, random numbers, gathers, padding and what an algorithm does
+beside its gradients are not counted.
 """
 
-import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+import functools
+import math
+from typing import Any, NamedTuple
 
-FLOAT = 4
-"""Bytes of a float32."""
+import jax
+import jax.numpy as jnp
+from jax.extend.core import jaxprs_in_params
+
+from fedjaxsim.data.minibatches import Batch
+from fedjaxsim.runs.build import Experiment
+from fedjaxsim.simulation import Simulation
+
+_PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
 class Work(NamedTuple):
-    """The work of one round, as expected where cohorts are random.
+    """The work of a round, in expectation over its cohort.
 
     Attributes:
-      flops: floating-point operations of its matrix products.
-      bytes: that must be read or written.
-      updates: client updates, over all runs of a sweep.
+      cohort: clients that take part.
+      flops: floating-point operations of matrix products; NaN where they cannot be counted.
+      bytes: bytes read or written at least once.
     """
 
+    cohort: float
     flops: float
     bytes: float
-    updates: float
 
 
-def dense_flops(widths: Sequence[int]) -> int:
-    """Forward and backward pass of dense layers, for one example.
-
-    A layer from a to b features takes 2ab for its outputs, 2ab for the gradient of its weights and,
-    unless it is the first one, 2ab for the gradient of its inputs.
+def work_of(experiment: Experiment, state: Any) -> Work:
+    """Count the work of a round of a run.
 
     Args:
-      widths: features of the input and of each layer's output, e.g. (d, c).
+      experiment: the run.
+      state: its `SimulationState`, or the shapes of one.
     """
-    products = [a * b for a, b in itertools.pairwise(widths)]
-    return 4 * products[0] + 6 * sum(products[1:])
+    simulation, config = experiment.simulation, experiment.config
+    population, batches = simulation.population, simulation.minibatches
+    rate = float(simulation.sampling.rate(experiment.hparams.as_arrays()))
+    cohort = rate * simulation.num_clients
+    # A read of all training rows, or of the minibatches.
+    examples = rate * float(population.splits["train"].count.sum())
+    if not config.system.whole_pass:
+        drawn = cohort * (batches.steps or 0) * batches.size
+        examples = batches.epochs * examples if batches.epochs else drawn
+    rows = cohort if population.generate else examples
+    row = sum(field.nbytes for field in population.fields.values()) / population.num_rows
+    personal = cohort / simulation.num_clients * _bytes(state.personal)
+    gradients = config.system.local_passes * examples / batches.size
+    return Work(
+        cohort,
+        gradients * flops_of_gradient(simulation),
+        2 * personal + 2 * _bytes(state.shared) + rows * row,
+    )
 
 
-def cnn_flops(side: int, num_outputs: int) -> int:
-    """Forward and backward pass of `models.cnn` on one grey image, for one example.
+def flops_of_gradient(simulation: Simulation) -> float:
+    """Count the products of the task's gradient on one minibatch; see `flops_of`."""
+    task, population, key = simulation.task, simulation.population, jax.random.key(0)
+    row = {
+        name: jax.ShapeDtypeStruct(field.shape[1:], field.dtype)
+        for name, field in population.fields.items()
+    }
 
-    A convolution from a to b channels with k×k kernels and s×s outputs is a product of s² rows:
-    2s²k²ab. As in `dense_flops` it counts twice in the first layer and three times after it.
+    def batch(row: dict[str, jax.Array]) -> Batch:
+        size = simulation.minibatches.size
+        fields = {name: jnp.zeros((size, *value.shape), value.dtype) for name, value in row.items()}
+        if population.generate is not None:
+            fields = population.generate(key, row, size)
+        return Batch(fields, jnp.ones(size))
+
+    shapes = jax.eval_shape(task.init, key), jax.eval_shape(batch, row)
+    return flops_of(jax.make_jaxpr(jax.grad(task.loss))(*shapes).jaxpr)
+
+
+def flops_of(jaxpr: Any) -> float:
+    """Count the floating-point operations of the matrix products of a program.
+
+    The body of a scan counts as often as it runs, and of the branches of a condition the largest.
 
     Args:
-      side: of the image, e.g. 28.
-      num_outputs: c.
+      jaxpr: the program.
+
+    Returns:
+      Their number; NaN where a loop that has products runs an unknown number of times.
     """
-    first, second = side - 4, (side - 4) // 2 - 4
-    flat = (second // 2) ** 2 * 64
-    products = (first**2 * 25 * 1 * 32, second**2 * 25 * 32 * 64, flat * num_outputs)
-    return 4 * products[0] + 6 * (products[1] + products[2])
+    total = 0.0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in _PRODUCTS:
+            total += _analysed(equation)
+            continue
+        inner = [flops_of(each) for each in jaxprs_in_params(equation.params)]
+        if equation.primitive.name == "cond":
+            total += max(inner)
+        elif equation.primitive.name == "while":
+            total += math.nan if any(inner) else 0.0
+        else:
+            total += equation.params.get("length", 1) * sum(inner)
+    return total
 
 
-def gru_flops(length: int, hidden: Sequence[int], num_outputs: int) -> int:
-    """Forward and backward pass of `models.gru` with outputs at every token, for one example.
-
-    A layer from a to h units multiplies a token by (a, 3h) and the state by (h, 3h). Tokens are
-    embedded, so that all products count three times, as those after the first in `dense_flops`.
-
-    Args:
-      length: L, the tokens of an example.
-      hidden: units of each layer; tokens are embedded in as many as the first has.
-      num_outputs: c.
-    """
-    inputs = (hidden[0], *hidden[:-1])
-    layers = sum(3 * h * (a + h) for a, h in zip(inputs, hidden, strict=True))
-    return 6 * length * (layers + hidden[-1] * num_outputs)
+def _analysed(equation: Any) -> float:
+    product = functools.partial(equation.primitive.bind, **equation.params)
+    shapes = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in equation.invars]
+    return (jax.jit(product).lower(*shapes).cost_analysis() or {}).get("flops", math.nan)
 
 
-def transformer_flops(length: int, hidden: Sequence[int], num_outputs: int) -> int:
-    """As `gru_flops`, of `models.transformer`.
-
-    A block of width w multiplies a token by (w, 3w), (w, w), (w, 4w) and (4w, w), and attention
-    takes two products of w numbers for each pair of a token and one that is not behind it.
-
-    Args:
-      length: L.
-      hidden: the width of each block.
-      num_outputs: c.
-    """
-    pairs = length * (length + 1) // 2
-    blocks = sum(12 * w * w * length + 2 * w * pairs for w in hidden)
-    return 6 * (blocks + hidden[-1] * num_outputs * length)
-
-
-def round_bytes(
-    updates: float, personal: int, examples: float, features: int, shared: int
-) -> float:
-    """The least traffic of a round.
-
-    Args:
-      updates: clients that take part.
-      personal: parameters of a client's own, read and written once.
-      examples: that all of them read.
-      features: numbers in an example.
-      shared: parameters of the billboard, read and written once.
-    """
-    return FLOAT * (2 * updates * personal + examples * features + 2 * shared)
+def _bytes(arrays: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(arrays))

@@ -1,46 +1,47 @@
 """`fedjaxsim bench`."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import tyro
+from tyro.conf import OmitArgPrefixes, Positional, Suppress
+
+from fedjaxsim.cli.start import Machines
+from fedjaxsim.runs.settings import RunConfig, optional
 
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """Measure speed and memory of named workloads against this machine's ceilings."""
+    """Measure the speed and memory of runs against this machine's ceilings."""
 
-    workloads: Annotated[
-        str | None, tyro.conf.arg(metavar="NAME[,NAME...]", help_behavior_hint="(default: all)")
-    ] = None
-    """Which workloads; the name of a growth curve stands for all its points."""
-    list: bool = False
-    """Only say which workloads there are."""
-    processes: int = 5
-    """Processes per workload, each of them new (at most 3 per point of a growth curve)."""
-    data: Annotated[
-        str | None,
-        tyro.conf.arg(metavar="leaf:PATH", help_behavior_hint="(default: from FEDJAXSIM_DATA)"),
-    ] = None
-    """FEMNIST, for the workloads that take it; random images where there is none."""
-    out: Annotated[
-        Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: none)")
-    ] = None
-    """Directory for bench.json, bench.png and growth.png; without it only the terminal shows
-    results."""
-    overwrite: bool = False
-    """Replace the results that the directory already holds."""
-    compare: Annotated[
-        tuple[Path, ...],
-        tyro.conf.arg(metavar="OLD.json [NEW.json]", help_behavior_hint="(default: none)"),
-    ] = ()
-    """Earlier results to compare with. Given two files, nothing is measured: the second is
-    compared with the first."""
+    settings: OmitArgPrefixes[RunConfig]
+    files: Annotated[tuple[Path, ...], Positional] = ()
+    """TOML files with the settings of a run each; flags win over them. Without a file the flags
+    describe the run. One file of results, bench.json, is shown and nothing measured."""
+    repeats: int = 5
+    """New processes that measure each run."""
+    devices: Annotated[str, optional("all|N", "all")] = "all"
+    """Devices over which clients are divided; of a CPU, its cores."""
+    compare: Annotated[Path | None, optional("bench.json", "none")] = None
+    """Earlier results to compare with."""
+    runs: Annotated[Mapping[str, Any], Suppress] = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name of the run: its file's, or that of its parts."""
+        parts = self.settings.algorithm, self.settings.model, self.settings.data.partition(":")[0]
+        return self.files[0].stem if self.files else "-".join(parts).replace(":", ".")
 
     def prepare(self) -> Callable[[], int]:
-        """As `prepare_bench`."""
+        """Check the flags; the returned function measures and returns the exit code.
+
+        Raises:
+          FileNotFoundError, ValueError: for bad input.
+        """
+        Machines(devices=self.devices).validate()
+        if self.repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
         from fedjaxsim.cli.work.bench import prepare_bench
 
         return prepare_bench(self)

@@ -56,18 +56,19 @@ def scan(arguments: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def file_of(arguments: Sequence[str]) -> Path | None:
-    """Return the TOML file that a command line names."""
-    words = list(arguments)
+def files_of(arguments: Sequence[str]) -> list[str]:
+    """Return the words of a command line that are neither flags nor their values: its files."""
+    words, found = list(arguments), []
     while words:
         word = words.pop(0)
         if not word.startswith("--"):
-            return Path(word)
+            found.append(word)
+            continue
         name = word[2:].replace("-", "_")
         alone = "=" in word or name in _ALONE or name.startswith("no_")
         if not alone and words and not words[0].startswith("--") and not _is_file(words[0]):
             words.pop(0)
-    return None
+    return found
 
 
 def _is_file(word: str) -> bool:
@@ -154,7 +155,7 @@ def defaults_of(
       ValueError: for a part or a setting that there is not, or that the run does not read.
     """
     flags = scan(arguments)
-    path, earlier = file_of(arguments), flags.get("from")
+    path, earlier = next(map(Path, files_of(arguments)), None), flags.get("from")
     inherited = read_raw(Path(earlier) / "config.toml") if isinstance(earlier, str) else {}
     file = {} if path is None else read_raw(path)
     raw = displaced(inherited, file) | file

@@ -15,6 +15,7 @@ from fedjaxsim.cli.composed import (
     OPTIONS,
     data_defaults,
     defaults_of,
+    files_of,
     scan,
     show_help,
     wants_help,
@@ -66,6 +67,8 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
         assert isinstance(command, Data)
         command.config.validate()
         return command
+    if kind is Bench:
+        return _parse_bench(rest, notes)
     made, defaults = defaults_of(rest, _flags_of(kind), notes)
     command = _parse(arguments, {name: with_settings(kind, made, defaults)})
     assert isinstance(command, Run | Tune | Plan | Audit)
@@ -79,8 +82,28 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
     return command
 
 
+def _parse_bench(arguments: Sequence[str], notes: list[str] | None) -> Bench:
+    """Parse the command line of bench, once for each file of settings."""
+    files = files_of(arguments)
+    if any(file.endswith(".json") for file in files):
+        command = _parse(["bench", *arguments])
+        assert isinstance(command, Bench)
+        return command
+    flags, commands = [word for word in arguments if word not in files], list[Bench]()
+    for words in [[*flags, file] for file in files] or [flags]:
+        made, defaults = defaults_of(words, _flags_of(Bench), notes)
+        command = _parse(["bench", *words], {"bench": with_settings(Bench, made, defaults)})
+        assert isinstance(command, Bench)
+        command.settings.validate()
+        if command.name in (other.name for other in commands):
+            raise ValueError(f"two files of settings are called {command.name}")
+        commands.append(command)
+    runs = {command.name: command.settings for command in commands}
+    return dataclasses.replace(commands[0], runs=runs)
+
+
 _WITH_SETTINGS: dict[str, type] = {
-    "run": Run, "tune": Tune, "plan": Plan, "audit": Audit, "data": Data
+    "run": Run, "tune": Tune, "plan": Plan, "audit": Audit, "bench": Bench, "data": Data
 }  # fmt: skip
 
 

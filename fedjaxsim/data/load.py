@@ -41,16 +41,17 @@ def load(
 ) -> Population:
     """Load the data a specification names and split every client's rows.
 
-    The clients of `folder`, `leaf`, `mat`, the `synthetic` ones, of an `npz` with owners and of a
-    table with a column of clients are given, and no partition touches them. `digits`, an `npz`
-    without owners, a table without clients and, where a partition is given, a folder of images are
-    one data set, divided among 100 clients, by label-Dirichlet unless told otherwise.
+    The clients of `folder`, `leaf`, `mat`, `random`, the `synthetic` ones, of an `npz` with owners
+    and of a table with a column of clients are given, and no partition touches them. `digits`, an
+    `npz` without owners, a table without clients and, where a partition is given, a folder of
+    images are one data set, divided among 100 clients, by label-Dirichlet unless told otherwise.
 
     Args:
         spec: csv:PATH, digits, folder:PATH (see `save_folder`), images:PATH, leaf:PATH, mat:PATH,
-            npz:PATH, parquet:PATH, synthetic, synthetic-low-rank or synthetic-group-sparse, which
-            bring test rows (see `related_regression`), or synthetic-stream, which makes fresh
-            examples in every round and has one test row a client, its true parameters.
+            npz:PATH, parquet:PATH, random (see `random_rows`), synthetic, synthetic-low-rank or
+            synthetic-group-sparse, which bring test rows (see `related_regression`), or
+            synthetic-stream, which makes fresh examples in every round and has one test row a
+            client, its true parameters.
         partition: a name from `readers.PARTITIONS`, or column:NAME; by default dirichlet.
         classes: keep rows with labels 0 … classes − 1 only, and the clients that have some.
         seed: of the partition, the split and the synthetic data; a non-negative integer.

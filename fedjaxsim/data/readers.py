@@ -8,6 +8,7 @@ _DATA = "fedjaxsim.data"
 
 GENERATED = {
     "digits": f"{_DATA}.digits:digits",
+    "random": f"{_DATA}.random:random_rows",
     "synthetic": f"{_DATA}.synthetic:regression",
     "synthetic-low-rank": f"{_DATA}.synthetic:low_rank",
     "synthetic-group-sparse": f"{_DATA}.synthetic:group_sparse",

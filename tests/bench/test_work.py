@@ -1,72 +1,119 @@
 """FLOPs and bytes, against counts made by hand."""
 
-import numpy as np
+import math
+
+import jax
+import jax.numpy as jnp
 import pytest
 
-from fedjaxsim.bench import problems
-from fedjaxsim.bench.systems import work_of
-from fedjaxsim.bench.work import (
-    cnn_flops,
-    dense_flops,
-    gru_flops,
-    round_bytes,
-    transformer_flops,
-)
-from fedjaxsim.models import linear
-from fedjaxsim.tasks import softmax
+from fedjaxsim.bench.work import flops_of, flops_of_gradient, work_of
+from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.settings import run_config
+
+
+def experiment(**settings):
+    given = {"data": "random", "clients": 10, "rows": (20,), "clip": 1.0, "noise_multiplier": 1.0}
+    return prepare(run_config(**(given | settings)))
+
+
+def per_example(**settings):
+    simulation = experiment(**settings).simulation
+    return flops_of_gradient(simulation) / simulation.minibatches.size
+
+
+def count(function, *arguments):
+    return flops_of(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
 def test_a_linear_layer_computes_outputs_and_the_gradient_of_its_weights():
     # x (1, 3) times W (3, 2): 6 multiplications and 6 additions; xᵀ times the error the same.
-    assert dense_flops((3, 2)) == 12 + 12
+    assert per_example(shape=(3,), labels=2) == 12 + 12
 
 
 def test_layers_after_the_first_also_compute_the_gradient_of_their_inputs():
     # 3·4 and 4·2 products: forward 24 + 16, weights 24 + 16, and 16 for the hidden layer.
-    assert dense_flops((3, 4, 2)) == 24 + 16 + 24 + 16 + 16
-
-
-def test_the_cnn_of_the_papers_counts_what_its_shapes_say():
-    # 24×24 outputs of 5×5×1 → 32, 8×8 outputs of 5×5×32 → 64, 4·4·64 = 1024 → 62.
-    first, second, last = 24 * 24 * 25 * 32, 8 * 8 * 25 * 32 * 64, 1024 * 62
-    forward = 2 * (first + second + last)
-    backward = 2 * (first + second + last) + 2 * (second + last)
-    assert cnn_flops(28, 62) == forward + backward
-    # The round of docs/benchmarks.md: 100 clients with 3 batches of 10.
-    assert 100 * 30 * cnn_flops(28, 62) == pytest.approx(65.6e9, rel=1e-3)
+    found = per_example(shape=(3,), labels=2, model="mlp", hidden=(4,))
+    assert found == 24 + 16 + 24 + 16 + 16
 
 
 def test_gates_and_outputs_of_a_gru_count_for_every_token():
     # 2 embedded numbers and 2 units into 6 gates, then 2 and 3 units into 9; 3 units into 5.
-    assert gru_flops(7, (2, 3), 5) == 3 * 2 * 7 * ((2 + 2) * 6 + (2 + 3) * 9 + 3 * 5)
+    found = per_example(shape=(7,), labels=5, tokens=5, model="gru", hidden=(2, 3))
+    assert found == 3 * 2 * 7 * ((2 + 2) * 6 + (2 + 3) * 9 + 3 * 5)
 
 
-def test_attention_counts_the_pairs_that_are_not_behind():
-    # 4 tokens make 10 pairs, each with a score and a share of 6 numbers.
-    dense = 6 * 18 + 6 * 6 + 6 * 24 + 24 * 6
-    assert transformer_flops(4, (6,), 5) == 3 * 2 * (4 * dense + 10 * 2 * 6 + 4 * 6 * 5)
+def test_attention_counts_all_pairs_of_tokens():
+    # 4 tokens make 16 pairs, each with a score and a share of 8 numbers.
+    dense = 8 * 24 + 8 * 8 + 8 * 32 + 32 * 8
+    found = per_example(shape=(4,), labels=5, tokens=5, model="transformer", hidden=(8,))
+    assert found == 3 * 2 * (4 * dense + 16 * 2 * 8 + 4 * 8 * 5)
 
 
-def test_own_parameters_move_twice_a_client_and_shared_ones_twice_a_round():
-    # 2 clients with 5 floats each way, 4 examples of 3 floats, 7 shared floats each way.
-    assert round_bytes(2, 5, 4, 3, 7) == 4 * (2 * 2 * 5 + 4 * 3 + 2 * 7)
+def test_generated_examples_are_not_counted():
+    settings = {"data": "synthetic-stream", "loss": "squared", "algorithm": "ppsgd"}
+    made = prepare(run_config(**settings, clients=10, sampling="everyone"))
+    work = work_of(made, made.simulation.init(0, made.hparams))
+    # 4bd a client, and of its data θ_i* alone: read with 2 × 100 floats of its own and of all.
+    assert work == (10, 10 * 4 * 10 * 100, 4 * (10 * 100 + 10 * 2 * 100 + 2 * 100))
+
+
+def test_a_convolution_counts_no_padding():
+    x, kernel = jnp.ones((1, 1, 4)), jnp.ones((1, 1, 3))
+
+    def convolve(x, kernel):
+        return jax.lax.conv_general_dilated(x, kernel, (1,), "SAME")
+
+    # Of 4 × 3 products two meet the padding.
+    assert count(convolve, x, kernel) == 2 * (4 * 3 - 2)
+
+
+def test_the_body_of_a_scan_counts_as_often_as_it_runs():
+    a = jnp.ones((2, 2))
+
+    def scanned(a):
+        return jax.lax.scan(lambda c, _: (c @ a, None), a, length=5)[0]
+
+    assert count(scanned, a) == 5 * 2 * 2**3
+    assert count(lambda a: jax.lax.scan(lambda c, _: (scanned(c), None), a, length=3)[0], a) == 240
+
+
+def test_a_loop_of_unknown_length_cannot_be_counted():
+    a = jnp.ones((2, 2))
+
+    def until(step):
+        return lambda a: jax.lax.while_loop(lambda c: jnp.sum(c) < 9, step, a)
+
+    assert math.isnan(count(until(lambda c: c @ a), a))
+    assert count(until(lambda c: c + a), a) == 0
+
+
+def test_the_larger_branch_counts():
+    a = jnp.ones((2, 2))
+    assert count(lambda a: jax.lax.cond(a[0, 0] > 0, lambda: a @ a @ a, lambda: a), a) == 32
+
+
+def test_elementwise_work_is_no_product():
+    assert count(lambda a: jnp.exp(a) * a + 1, jnp.ones(5)) == 0
 
 
 @pytest.mark.parametrize(
     ("algorithm", "floats"),
-    # d = 3 and c = 2 make 8 parameters; 10 clients read 20 examples.
-    [("fedavg", 60 + 16), ("pmtl", 160 + 60 + 16), ("local", 160 + 60)],
+    # d = 3 and c = 2 make 8 parameters; 5 of 10 clients read an epoch of 16 examples of 3 floats
+    # and a label.
+    [("fedavg", 5 * 16 * 4 + 16), ("pmtl", 5 * 16 + 5 * 16 * 4 + 16)],
 )
 def test_only_personal_algorithms_move_parameters_of_every_client(algorithm, floats):
-    task = softmax(linear((3,), 2), 2)
-    work = work_of(algorithm, task, 10, 10, 20, dense_flops((3, 2)), 3)
-    assert work == (20 * 24, 4 * floats, 10)
+    made = experiment(
+        shape=(3,), labels=2, algorithm=algorithm, sampling="fixed", cohort=5, batch_size=16
+    )
+    work = work_of(made, made.simulation.init(0, made.hparams))
+    assert work == (5, 5 * 16 * 24, 4 * floats)
 
 
-def test_random_writers_are_as_many_and_as_large_as_those_of_femnist():
-    train, test = problems.femnist_counts()
-    images = train + test
-    assert (len(images), images.min(), images.max()) == (206, 5, 69)
-    # The 206 writers have 6,237 images.
-    assert images.sum() == pytest.approx(6237, rel=0.01)
-    assert np.abs(test - images / 5).max() <= 0.5
+def test_local_passes_and_steps_multiply_the_gradients():
+    given = {"shape": (3,), "labels": 2, "sampling": "everyone", "local_steps": 3}
+    flops = [
+        work_of(made, made.simulation.init(0, made.hparams)).flops
+        for made in (experiment(algorithm=name, **given) for name in ("pmtl", "ditto"))
+    ]
+    assert flops == [10 * 3 * 10 * 24, 2 * 10 * 3 * 10 * 24]

@@ -91,7 +91,7 @@ def answer(tmp_path, monkeypatch, capsys):
         "privacy noise --epsilon 1e-12 --sampling-rate 0.02 --rounds 100 --delta 1e-5",
         "privacy epsilon",
         "privacy",
-        "bench --workloads nothing --out b",
+        "bench nothing --out b",
         "compare absent",
         "tune --out t",
         "tune --wrt lam --algorithm fedavg --out t",
@@ -110,9 +110,10 @@ def answer(tmp_path, monkeypatch, capsys):
         "compare . .",
         "compare --out c.png",
         "bench --compare .",
-        "bench --workloads empty-round --processes 0",
-        "bench --workloads empty-round --compare absent.json",
-        "bench --workloads empty-round --data leaf:absent",
+        "bench --repeats 0",
+        "bench --compare absent.json",
+        "bench absent.json",
+        "bench --learning-rate 0.1 --rounds 0",
         "audit --runs 0",
         "audit --confidence 2",
         "audit --canaries 0",
@@ -365,4 +366,4 @@ def test_any_results(answer, tmp_path, content, file):
     answer(["compare", "r"])
     answer(["compare", "r", "--out", "c.png"])
     (tmp_path / "c.png").unlink(missing_ok=True)
-    answer(["bench", "--compare", "r/bench.json", "r/bench.json"])
+    answer(["bench", "r/bench.json", "--compare", "r/bench.json"])

@@ -22,7 +22,7 @@ _NOISE = "--noise-multiplier 1 --delta 1e-6 --sampling-rate 1e-3"
         ("data show --clients 1e2 --partition iid", {"clients": 100}),
         (f"privacy epsilon --clients 1e6 --rounds 1e2 {_NOISE}", {"clients": 10**6, "rounds": 100}),
         ("resume there --rounds 1e4", {"rounds": 10**4}),
-        ("bench --processes 3e0", {"processes": 3}),
+        ("bench --repeats 3e0", {"repeats": 3}),
         ("demo --out there --seeds 1e0", {"seeds": 1}),
     ],
 )  # fmt: skip
@@ -49,7 +49,7 @@ def test_whole_numbers_may_have_an_exponent(command, found):
         ("run --epsilon abc", "epsilon must be a number, got 'abc'"),
         ("plan --features 784,0.5", "features must be positive whole numbers, got '784,0.5'"),
         ("plan --features ,", "features must be positive whole numbers, got ','"),
-        ("bench --processes one", "processes must be a whole number"),
+        ("bench --repeats one", "repeats must be a whole number"),
         (f"privacy epsilon --rounds 1e {_NOISE}", "rounds must be a whole number"),
     ],
 )

@@ -77,14 +77,13 @@ def test_help_and_the_version_import_nothing_heavy():
 @pytest.mark.thorough
 def test_refusing_a_flag_or_a_command_imports_nothing_heavy(tmp_path):
     (tmp_path / "run.toml").write_text("learning_rat = 1\n")
-    refused = [
-        "rnu", "--hlep", "run absent.toml", "privacy epsilon --rounds 3", "bench --processes many",
-    ]  # fmt: skip
+    refused = ["rnu", "--hlep", "run absent.toml", "privacy epsilon --rounds 3"]
     codes, modules = run(*refused)
     assert codes == [2] * len(refused)
     assert not modules & _HEAVY
     # The flags of a run are those that its parts declare, whose code must be there.
     refused = ["run --round 3", "run --rounds three", "run --rounds 0", f"run {tmp_path}/run.toml"]
+    refused += ["bench --repeats many"]
     codes, modules = run(*refused)
     assert codes == [2] * len(refused)
     assert not modules & (_HEAVY - _OF_PARTS)
