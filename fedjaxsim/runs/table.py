@@ -13,7 +13,7 @@ from typing import Any
 from fedjaxsim.extras import importing
 from fedjaxsim.report.envelopes import LAST_COLUMNS
 from fedjaxsim.report.files import Record
-from fedjaxsim.runs.loop import diverged
+from fedjaxsim.runs.divergence import diverged
 from fedjaxsim.runs.plan import Plan
 
 with importing("tables"):
@@ -33,7 +33,7 @@ def tidy(plan: Plan, rows: Iterable[Record]) -> pa.Table:
         `epsilon`, `epsilon_replace` (None or inf where nothing is promised) and `delta`.
 
     Returns:
-      The table; `diverged` is as `loop.diverged` says.
+      The table; `diverged` is as `divergence.diverged` says.
     """
     ordered = sorted(rows, key=lambda row: (row["run"], row["round"]))
     fixed = {"run", *plan.columns, "round", "train_loss", *LAST_COLUMNS}

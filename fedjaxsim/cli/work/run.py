@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
+from fedjaxsim.callbacks import Cadence, Logger
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy.guarantee import CLOSED_DOOR
-from fedjaxsim.report import loggers
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import (
     can_draw,
@@ -25,7 +25,7 @@ from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.directory import CONFIG, FINETUNE, GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import STOPPING, Executed, about, describe, execute, spent_in_all
 from fedjaxsim.runs.feasible import labels_like_classes
-from fedjaxsim.runs.loop import Cadence, digest, fingerprint_of
+from fedjaxsim.runs.fingerprints import digest, fingerprint_of
 from fedjaxsim.runs.settings import flag
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.stages import go_on, prepare_next, start_from
@@ -44,20 +44,24 @@ class _Planned(NamedTuple):
     experiment: Experiment
     directory: RunDirectory | None
     rounds: int
-    begin: SimulationState | None
-    earlier: Sequence[Record]
     log: str | None
+    begin: SimulationState | None = None
+    earlier: Sequence[Record] = ()
 
     @property
     def path(self) -> Path | None:
         return None if self.directory is None else self.directory.path
 
+    def execute(self, cadence: Cadence, stop: Event, *, quiet: bool) -> Executed:
+        experiment, directory, *_ = self
+        rest = {name: getattr(self, name) for name in self._fields[2:]}
+        return execute(experiment, directory, stop, quiet=quiet, cadence=cadence, **rest)
+
 
 class _Then(NamedTuple):
     """The fine-tuning that comes after a run, and the command that does it alone."""
 
-    experiment: Experiment
-    directory: RunDirectory | None
+    planned: _Planned
     command: Sequence[str]
 
 
@@ -71,7 +75,7 @@ def prepare_run(command: "Run") -> Callable[[], int]:
     config, tuning = command.settings, command.finetuning
     cadence = Cadence.parse(command.checkpoint_every)
     if command.log is not None:
-        loggers.require(command.log, config.out)
+        Logger(command.log, directory=config.out)  # refuse one that cannot be opened
     begin, earlier, next_ = None, [], None
     if command.from_ is None:
         experiment = prepare(config)
@@ -99,9 +103,9 @@ def prepare_run(command: "Run") -> Callable[[], int]:
         if config.out is not None:
             inside = RunDirectory.create(config.out / FINETUNE)
             words += ["--from", str(config.out), "--out", str(inside.path)]
-        then = _Then(next_, inside, words)
+        then = _Then(_Planned(next_, inside, next_.config.rounds, command.log), words)
     _agree_on_files(directory)
-    planned = _Planned(experiment, directory, config.rounds, begin, earlier, command.log)
+    planned = _Planned(experiment, directory, config.rounds, command.log, begin, earlier)
     doubt = labels_like_classes(config, experiment.simulation.population)
 
     def work() -> int:
@@ -129,7 +133,7 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
                 f"{path} holds a {kind}: the command that began it, repeated, goes on with it"
             )
     if command.log is not None:
-        loggers.require(command.log, path)
+        Logger(command.log, directory=path)  # refuse one that cannot be opened
     directory = RunDirectory(path)
     tables = directory.config()
     planned, earlier = tables.get("resolved", {}).get("rounds"), tables.get("stages", [])
@@ -166,7 +170,7 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
         )
     simulation = experiment.simulation
     simulation.check_rounds(experiment.hparams, 0, rounds, config.eval_every)
-    planned = _Planned(experiment, directory, rounds, None, earlier, command.log)
+    planned = _Planned(experiment, directory, rounds, command.log, None, earlier)
 
     def work() -> int:
         if last is not None and last.note["versions"] != versions():
@@ -216,15 +220,15 @@ def _run(
     if planned.path is not None and processes.is_first():
         can_draw()
     with stop_on_interrupt() as stop:
-        done = _execute(planned, cadence, stop, quiet=quiet)
+        done = planned.execute(cadence, stop, quiet=quiet)
         both = [(planned, done)]
         if then is not None and not done.summary["interrupted"]:
+            next_ = then.planned
             begin, earlier = go_on(
-                done, planned.experiment, then.experiment, planned.path, planned.earlier
+                done, planned.experiment, next_.experiment, planned.path, planned.earlier
             )
-            rounds = then.experiment.config.rounds
-            next_ = _Planned(then.experiment, then.directory, rounds, begin, earlier, planned.log)
-            both.append((next_, _execute(next_, cadence, stop, quiet=quiet)))
+            next_ = next_._replace(begin=begin, earlier=earlier)
+            both.append((next_, next_.execute(cadence, stop, quiet=quiet)))
     print_table([{"run": _name(each.experiment), **found.summary} for each, found in both])
     for each, found in both:
         _warn_of(each, found)
@@ -249,13 +253,6 @@ def _run(
         stopped += f"; then {shlex.join(then.command)} fine-tunes"
     print(stopped, file=sys.stderr)
     return INTERRUPTED
-
-
-def _execute(planned: _Planned, cadence: Cadence, stop: Event, *, quiet: bool) -> Executed:
-    return execute(
-        planned.experiment, planned.directory, stop, quiet=quiet, cadence=cadence,
-        rounds=planned.rounds, begin=planned.begin, earlier=planned.earlier, log=planned.log,
-    )  # fmt: skip
 
 
 def _name(experiment: Experiment) -> str:

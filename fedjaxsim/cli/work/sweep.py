@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedjaxsim import callbacks
+from fedjaxsim.callbacks import Cadence
 from fedjaxsim.cli.start import INTERRUPTED
 from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.engine.settings_axis import varying
 from fedjaxsim.report.progress import can_draw, stop_on_interrupt
 from fedjaxsim.runs.build import Experiment, population_of, prepare, versions
-from fedjaxsim.runs.loop import Cadence, advance, fingerprint_of
+from fedjaxsim.runs.fingerprints import fingerprint_of
 from fedjaxsim.runs.memory import bytes_per_run
 from fedjaxsim.runs.plan import Plan, hyperparameters_of, read_plan
 from fedjaxsim.runs.sweep_directory import SweepDirectory
@@ -75,7 +77,7 @@ def prepare_sweep(command: "Sweep") -> Callable[[], int]:
         draws = can_draw()
         with stop_on_interrupt() as stop:
             _compute(plan, families, directory, begun, stop, cadence, quiet=command.quiet)
-        results = directory.join()
+        results = directory.results()
         if len(results):
             experiments = {run: each for family in families for run, each in family.experiments}
             write_report(plan, directory, results, experiments)
@@ -135,31 +137,49 @@ def _compute(
     with SweepProgress(len(plan.runs), len(done), quiet=quiet) as progress:
         for family in families:
             for many, runs in _chunks(plan, family, done, checkpoint):
-                experiments = [dict(family.experiments)[run] for run in runs]
-                rounds = experiments[0].config.rounds
-                progress.start(len(runs), rounds)
                 if checkpoint and tuple(checkpoint.note["runs"]) != runs:
                     directory.checkpoints.clear()
-                outcome = advance(
-                    many,
-                    experiments,
-                    rounds,
-                    stop=stop,
-                    numbers=runs,
-                    checkpoints=directory.checkpoints,
-                    cadence=cadence,
-                    extra={"runs": runs, "places": many.capacity},
-                    of_sweep=True,
-                    on_rows=progress.update,
-                )
-                if outcome.round == rounds:
-                    directory.write_part(
-                        outcome.rows,
-                        seconds=outcome.seconds,
-                        compile_seconds=outcome.compile_seconds,
-                    )
+                _compute_chunk(many, runs, family, directory, stop, cadence, progress)
                 if stop.is_set():
                     return
+
+
+def _compute_chunk(
+    many: ManyRuns,
+    runs: tuple[int, ...],
+    family: _Family,
+    directory: SweepDirectory,
+    stop: Event,
+    cadence: Cadence,
+    progress: SweepProgress,
+) -> None:
+    """Run a chunk to its end, or to its next checkpoint."""
+    first = dict(family.experiments)[runs[0]]
+    rounds, recorded = first.config.rounds, callbacks.Records()
+    checkpoints = callbacks.Checkpoints(
+        directory.checkpoints,
+        [recorded],
+        every=cadence,
+        note={"runs": runs, "places": many.capacity},
+        keep_last=False,
+    )
+    state = checkpoints.restore(many.init(first.config.seed))
+    state, _ = many.run(
+        state,
+        rounds - int(state.round),
+        eval_every=first.config.eval_every,
+        callbacks=[recorded, progress, checkpoints, callbacks.StopOnInterrupt(stop)],
+        delta=first.delta,
+        keep=0,
+    )
+    if int(state.round) < rounds:
+        return
+    found = recorded.memory
+    rows = [{**row, "run": runs[row["run"]], "delta": first.delta} for row in found["rows"]]
+    replace = recorded.run.epsilon(state, "replace")
+    for row, epsilon in zip(rows[-len(runs) :], replace, strict=True):
+        row["epsilon_replace"] = epsilon
+    directory.add(rows, seconds=found["seconds"], compile_seconds=found["compile_seconds"])
 
 
 def _chunks(
