@@ -50,10 +50,6 @@ class Progress(Callback):
     def start(self, state: SimulationState) -> None:
         """Show the bar."""
         self._begin, self._seconds = int(state.round), 0.0
-        self.open()
-
-    def open(self) -> None:
-        """Show the bar of a run."""
         bar = Bar(self._title, self.run.rounds, after=(COUNT,), quiet=self._quiet)
         self._bar = self.run.closing.enter_context(bar)
 

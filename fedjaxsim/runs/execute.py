@@ -53,7 +53,7 @@ def execute(
     begin: SimulationState | None = None,
     earlier: Sequence[Record] = (),
 ) -> Executed:
-    """Run an experiment, watch it and write its files; of several processes, the first does.
+    """Run an experiment, watch it, and write its files from the first of several processes.
 
     Args:
       experiment: from `prepare`.

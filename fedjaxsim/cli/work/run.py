@@ -39,12 +39,14 @@ _REPEATED = {"sweep.toml": "sweep", "path.json": "tuning"}
 
 
 class _Planned(NamedTuple):
-    """A run that was checked, and where it starts; see `execute`."""
+    """A run that was checked, with its start; see `execute`."""
 
     experiment: Experiment
     directory: RunDirectory | None
     rounds: int
     log: str | None
+    quiet: bool
+    cadence: Cadence
     begin: SimulationState | None = None
     earlier: Sequence[Record] = ()
 
@@ -52,21 +54,14 @@ class _Planned(NamedTuple):
     def path(self) -> Path | None:
         return None if self.directory is None else self.directory.path
 
-    def execute(self, cadence: Cadence, stop: Event, *, quiet: bool) -> Executed:
+    def execute(self, stop: Event) -> Executed:
         experiment, directory, *_ = self
-        rest = {name: getattr(self, name) for name in self._fields[2:]}
-        return execute(experiment, directory, stop, quiet=quiet, cadence=cadence, **rest)
-
-
-class _Then(NamedTuple):
-    """The fine-tuning that comes after a run, and the command that does it alone."""
-
-    planned: _Planned
-    command: Sequence[str]
+        options = {name: getattr(self, name) for name in self._fields[2:]}
+        return execute(experiment, directory, stop, **options)
 
 
 def prepare_run(command: "Run") -> Callable[[], int]:
-    """Checks all input of a run; what is returned runs it and gives the exit code.
+    """Check all input of a run; return what runs it and gives the exit code.
 
     Raises:
       FileNotFoundError: if there are no data where the settings say.
@@ -103,9 +98,12 @@ def prepare_run(command: "Run") -> Callable[[], int]:
         if config.out is not None:
             inside = RunDirectory.create(config.out / FINETUNE)
             words += ["--from", str(config.out), "--out", str(inside.path)]
-        then = _Then(_Planned(next_, inside, next_.config.rounds, command.log), words)
+        rounds = next_.config.rounds
+        then = _Planned(next_, inside, rounds, command.log, config.quiet, cadence), words
     _agree_on_files(directory)
-    planned = _Planned(experiment, directory, config.rounds, command.log, begin, earlier)
+    planned = _Planned(
+        experiment, directory, config.rounds, command.log, config.quiet, cadence, begin, earlier
+    )
     doubt = labels_like_classes(config, experiment.simulation.population)
 
     def work() -> int:
@@ -114,13 +112,13 @@ def prepare_run(command: "Run") -> Callable[[], int]:
         if begin is not None:
             spent = spent_in_all(experiment, begin)
             _warn_above(config.target_epsilon, spent, "this stage and those before it will spend")
-        return _run(planned, cadence, quiet=config.quiet, explain=command.explain, then=then)
+        return _run(planned, explain=command.explain, then=then)
 
     return work
 
 
 def prepare_resume(command: "Resume") -> Callable[[], int]:
-    """Checks whether a run can go on; what is returned does it and gives the exit code.
+    """Check that a run can resume; return what resumes it and gives the exit code.
 
     Raises:
       FileNotFoundError: if the directory holds no run, or there are no data where it says.
@@ -170,7 +168,9 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
         )
     simulation = experiment.simulation
     simulation.check_rounds(experiment.hparams, 0, rounds, config.eval_every)
-    planned = _Planned(experiment, directory, rounds, command.log, None, earlier)
+    planned = _Planned(
+        experiment, directory, rounds, command.log, command.quiet, cadence, None, earlier
+    )
 
     def work() -> int:
         if last is not None and last.note["versions"] != versions():
@@ -178,13 +178,13 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
                 f"{last.folder} was written with {_words(last.note)}, so numbers may differ in "
                 "their last digits from an undisturbed run"
             )
-        return _run(planned, cadence, quiet=command.quiet, explain=command.explain)
+        return _run(planned, explain=command.explain)
 
     return work
 
 
 def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: object) -> None:
-    """Checks that several processes are about to do the same run, from the same checkpoint."""
+    """Check that all processes are about to do the same run, from the same checkpoint."""
     if not processes.several():
         return
     last = None if start is None else start.checkpoints().last()
@@ -200,7 +200,7 @@ def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: o
 
 
 def _agree_on_files(directory: RunDirectory | None) -> None:
-    """Checks that several processes see the same files, once the first has made them."""
+    """Check that all processes see the same files, once the first has made them."""
     if directory is not None and processes.several():
         processes.agree({})
         last = directory.checkpoints().last()
@@ -208,27 +208,27 @@ def _agree_on_files(directory: RunDirectory | None) -> None:
 
 
 def _words(note: dict[str, dict[str, str]]) -> str:
-    """The versions that are not those here."""
+    """List the versions of a checkpoint that differ from those here."""
     here = versions()
     return ", ".join(f"{k} {v}" for k, v in note["versions"].items() if here.get(k) != v)
 
 
 def _run(
-    planned: _Planned, cadence: Cadence, *, quiet: bool, explain: bool, then: _Then | None = None
+    planned: _Planned, *, explain: bool, then: tuple[_Planned, Sequence[str]] | None = None
 ) -> int:
-    """Runs, prints what came of it, and gives the exit code."""
+    """Do a run, and then the fine-tuning that a command may do alone; return the exit code."""
     if planned.path is not None and processes.is_first():
         can_draw()
     with stop_on_interrupt() as stop:
-        done = planned.execute(cadence, stop, quiet=quiet)
+        done = planned.execute(stop)
         both = [(planned, done)]
         if then is not None and not done.summary["interrupted"]:
-            next_ = then.planned
+            next_, _ = then
             begin, earlier = go_on(
                 done, planned.experiment, next_.experiment, planned.path, planned.earlier
             )
             next_ = next_._replace(begin=begin, earlier=earlier)
-            both.append((next_, next_.execute(cadence, stop, quiet=quiet)))
+            both.append((next_, next_.execute(stop)))
     print_table([{"run": _name(each.experiment), **found.summary} for each, found in both])
     for each, found in both:
         _warn_of(each, found)
@@ -250,20 +250,20 @@ def _run(
     if last.path is not None:
         stopped += f"; fedjaxsim resume {shlex.quote(str(last.path))} goes on"
     if then is not None and len(both) == 1 and planned.path is not None:
-        stopped += f"; then {shlex.join(then.command)} fine-tunes"
+        stopped += f"; then {shlex.join(then[1])} fine-tunes"
     print(stopped, file=sys.stderr)
     return INTERRUPTED
 
 
 def _name(experiment: Experiment) -> str:
-    """What a run is called in a table."""
+    """Name a run in a table."""
     config = experiment.config
     penalty = config.get("penalty")
     return config.algorithm if penalty is None else f"{config.algorithm} {penalty}"
 
 
 def _warn_of(planned: _Planned, done: Executed) -> None:
-    """Says what is wrong with a run that went to its end."""
+    """Warn of a run that diverges or spends more than was asked."""
     summary, asked = done.summary, planned.experiment.config.target_epsilon
     if summary["diverging"]:
         _warn(
