@@ -292,18 +292,15 @@ class Cadence(NamedTuple):
         if text is None or isinstance(text, Cadence):
             return text or cls()
         found = re.fullmatch(r"(\d+(?:\.\d+)?) *(rounds|s|min|h|)", str(text).strip())
-        if (
-            found is None
-            or float(found[1]) == 0
-            or (found[2] in ("", "rounds") and "." in found[1])
-        ):
+        of_rounds = found is not None and found[2] in ("", "rounds")
+        if found is None or float(found[1]) == 0 or (of_rounds and "." in found[1]):
             raise ValueError(
                 "checkpoint-every must be rounds, as in 10, or time, as in 30s, 5min or 2h, got "
                 f"{text!r}"
             )
-        if found[2] in _UNITS:
-            return cls(seconds=float(found[1]) * _UNITS[found[2]])
-        return cls(rounds=int(found[1]))
+        if of_rounds:
+            return cls(rounds=int(found[1]))
+        return cls(seconds=float(found[1]) * _UNITS[found[2]])
 
     def is_due(self, rounds: int, seconds: float, writing: float) -> bool:
         """Return whether a checkpoint is due, given the time since the last and to write it."""
@@ -359,8 +356,8 @@ class Checkpoints(Callback):
         last = self._folder.last()
         if last is None:
             return state
-        for name, memory in last.note["memory"].items():
-            self._callbacks[name].memory = memory
+        for name, each in self._callbacks.items():
+            each.memory = last.note["memory"].get(name, each.memory)
         return last.state(state)
 
     def save(self, state: SimulationState) -> None:
@@ -372,7 +369,7 @@ class Checkpoints(Callback):
         self._saved = int(state.round), now, now - begin
 
     def start(self, state: SimulationState) -> None:
-        """Count from here."""
+        """Count rounds and time from here."""
         self._saved = int(state.round), time.monotonic(), 0.0
 
     def segment(self, state: SimulationState, segment: Segment) -> None:
