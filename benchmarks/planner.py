@@ -36,7 +36,7 @@ from fedjaxsim.data.population import consecutive
 from fedjaxsim.report.files import write_csv
 from fedjaxsim.runs import capacity
 from fedjaxsim.runs.build import fill_settings, parts_of
-from fedjaxsim.runs.loop import fingerprint_of
+from fedjaxsim.runs.fingerprints import fingerprint_of
 from fedjaxsim.runs.memory import this_machine
 from fedjaxsim.runs.settings import RunConfig, run_config
 

@@ -180,7 +180,7 @@ def grid_process(rounds: int) -> dict[str, Any]:
 
     state = many.init(0)
     jax.block_until_ready(state)
-    total = seconds(lambda: many.run(state, rounds, eval_every=EVAL_EVERY, on_segment=alternate))
+    total = seconds(lambda: many.run(state, rounds, eval_every=EVAL_EVERY, callbacks=[alternate]))
     engine = total - sum(in_numpy)
     numpy_round = sum(in_numpy) / rounds
     peak, limit = megabytes(), ceilings()

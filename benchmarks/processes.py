@@ -33,10 +33,11 @@ def child(index: int, port: int, runs: int, folder: str) -> None:
 
     import jax
 
+    from fedjaxsim.callbacks import Cadence
     from fedjaxsim.runs.build import prepare
     from fedjaxsim.runs.directory import RunDirectory
     from fedjaxsim.runs.execute import execute
-    from fedjaxsim.runs.loop import Cadence, digest
+    from fedjaxsim.runs.fingerprints import digest
     from fedjaxsim.runs.settings import run_config
 
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - progress

@@ -1,6 +1,7 @@
 # The public names of the package: for type checkers, and for `lazy_loader`, which imports each
 # from here when it is first used.
 from . import audit as audit
+from . import callbacks as callbacks
 from . import data as data
 from . import gradients as gradients
 from . import models as models
@@ -32,6 +33,7 @@ from .data.minibatches import Minibatches as Minibatches
 from .data.population import Population as Population
 from .engine.evaluation import Evaluation as Evaluation
 from .engine.segments import History as History
+from .engine.segments import Segment as Segment
 from .hyperparameters import Hyperparameter as Hyperparameter
 from .hyperparameters import Hyperparameters as Hyperparameters
 from .hyperparameters import reads as reads
@@ -43,7 +45,6 @@ from .privacy.messages import Messages as Messages
 from .privacy.sampling import Sampling as Sampling
 from .privacy.sampling import full_participation as full_participation
 from .privacy.sampling import poisson as poisson
-from .simulation import Segment as Segment
 from .simulation import Simulation as Simulation
 from .simulation import SimulationState as SimulationState
 from .tasks.task import Task as Task

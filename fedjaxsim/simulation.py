@@ -22,6 +22,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine import checks
 from fedjaxsim.engine.evaluation import Evaluation, Facts, summarize
 from fedjaxsim.engine.layout import ChunkMap, Layout, bytes_of, default_layout
+from fedjaxsim.engine.loop import Callbacks, Run
 from fedjaxsim.engine.placement import Placement
 from fedjaxsim.engine.placement.devices import OverDevices
 from fedjaxsim.engine.placement.memory import InMemory
@@ -29,7 +30,7 @@ from fedjaxsim.engine.placement.streamed import Streamed
 from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import Measured, Program, measure_with
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.segments import History, Segment, run_segments
+from fedjaxsim.engine.segments import History
 from fedjaxsim.engine.share import Whole
 from fedjaxsim.engine.stages import first_states, stage_key
 from fedjaxsim.engine.state import SimulationState
@@ -436,17 +437,24 @@ class Simulation:
         rounds: int,
         *,
         eval_every: int | None = None,
-        on_segment: Callable[[SimulationState, Segment], bool | None] | None = None,
+        callbacks: Callbacks = (),
+        delta: float | None = None,
+        keep: int | None = None,
     ) -> tuple[SimulationState, History]:
-        """Runs rounds, evaluating on the test split after every `eval_every` of them.
+        """Run rounds, with evaluations on the test split.
 
         Args:
-          state: where to start; its buffers are reused, so it cannot be used afterwards.
+          state: state to start from; its buffers are reused, so it cannot be used afterwards.
           hparams: hyperparameters; with a noise schedule (T,), round t (counted over the whole
             life of the state) uses its t-th value.
-          rounds: how many, at least 1.
-          eval_every: rounds in one compiled segment; by default all of them.
-          on_segment: called with the state and what the segment gave; returning False stops.
+          rounds: number of rounds, at least 1.
+          eval_every: rounds in one compiled segment, an evaluation after each multiple of it and
+            after the last round; by default all rounds.
+          callbacks: called after each evaluation, in this order: those of `fjs.callbacks`, or
+            functions `(state, segment)`. One that returns False stops the run.
+          delta: δ of the ε that callbacks read; by default 1/(10 m).
+          keep: number of segments to return, the last ones, whose evaluations hold values of all
+            clients; by default all.
 
         Returns:
           The state after the last round, and the history: a sequence of segments.
@@ -465,14 +473,15 @@ class Simulation:
         def advance(state, length):
             return self._segment(state, hparams, self._placed["train"], rounds=length)
 
-        return run_segments(
+        delta = default_delta(self.num_clients) if delta is None else delta
+        run = Run(
             advance,
-            lambda state: self.evaluate(state, hparams),
-            state,
-            rounds,
-            eval_every,
-            on_segment,
+            lambda state, split: self.evaluate(state, hparams, split),
+            done + rounds,
+            delta,
+            self.accountant,
         )
+        return run.segments(state, eval_every, callbacks, keep)
 
     def evaluate(
         self, state: SimulationState, hparams: Hyperparameters, split: str = "test"

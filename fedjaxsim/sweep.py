@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,15 +13,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedjaxsim.engine.devices import SAME, across, divided, grid_of
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.layout import bytes_of
+from fedjaxsim.engine.loop import Callbacks, Run
 from fedjaxsim.engine.placement.devices import AXIS as CLIENTS
 from fedjaxsim.engine.placement.devices import rows_over, specs_of_rows
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.segments import History, Segment, run_segments
+from fedjaxsim.engine.segments import History
 from fedjaxsim.engine.settings_axis import over_settings, stack, varying
 from fedjaxsim.engine.share import Shard
 from fedjaxsim.engine.state import Part, SimulationState, map_parts
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.privacy.guarantee import default_delta
 from fedjaxsim.simulation import Simulation
 
 PyTree = Any
@@ -195,9 +197,11 @@ class ManyRuns:
         rounds: int,
         *,
         eval_every: int | None = None,
-        on_segment: Callable[[SimulationState, Segment], bool | None] | None = None,
+        callbacks: Callbacks = (),
+        delta: float | None = None,
+        keep: int | None = None,
     ) -> tuple[SimulationState, History]:
-        """As `Simulation.run`, for all runs at once.
+        """Run as `Simulation.run`, all runs at once.
 
         Returns:
           The state, and the history. The segments' metrics are (rounds, S), or (rounds,) where the
@@ -218,7 +222,10 @@ class ManyRuns:
             }
             return state, own
 
-        return run_segments(advance, self.evaluate, state, rounds, eval_every, on_segment)
+        delta = default_delta(self.simulation.num_clients) if delta is None else delta
+        last = int(state.round) + rounds
+        run = Run(advance, self.evaluate, last, delta, self.simulation.accountant, self.size)
+        return run.segments(state, eval_every, callbacks, keep)
 
     def evaluate(self, state: SimulationState, split: str = "test") -> Evaluation:
         """As `Simulation.evaluate`; values are (m, S).

@@ -11,6 +11,7 @@ LAYERS = (
     ("cli",),
     ("tune", "bench"),
     ("runs",),
+    ("callbacks",),
     ("report",),
     ("testing", "audit", "gradients", "sweep"),
     ("simulation",),

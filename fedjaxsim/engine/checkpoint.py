@@ -102,7 +102,7 @@ class Checkpoint(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoints:
+class CheckpointFolder:
     """A folder of checkpoints.
 
     Attributes:

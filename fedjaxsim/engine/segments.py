@@ -1,37 +1,40 @@
-"""Rounds in compiled segments, with an evaluation after each."""
+"""Results of a run: a segment of rounds with its evaluation, and all of them as a history."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-import jax
 import numpy as np
 
 from fedjaxsim import notebook
-from fedjaxsim.algorithm import Metrics
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
     import pandas as pd
 
+Record = dict[str, Any]
+
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """What the rounds between two evaluations gave.
+    """Results of the rounds between two evaluations.
 
     Attributes:
       round: rounds done at its end.
-      metrics: per-round metrics by name, each (rounds,) numpy arrays: the means over the cohort of
-        the algorithm's own, and "participants", "overflow", "clipped", "nonfinite",
+      metrics: per-round metrics by name, (rounds,) numpy arrays: the means over the cohort of the
+        algorithm's own, and "participants", "overflow", "clipped", "nonfinite",
         "noise_multiplier".
       evaluation: on the test split, after the last round.
+      seconds: time of the rounds and the evaluation, without compilation.
+      compile_seconds: tracing, lowering and compiling since the segment before.
     """
 
     round: int
     metrics: dict[str, np.ndarray] = dataclasses.field(repr=False)
     evaluation: Evaluation
+    seconds: float = 0.0
+    compile_seconds: float = 0.0
 
 
 class History(Sequence[Segment]):
@@ -73,14 +76,12 @@ class History(Sequence[Segment]):
         with importing("tables"):
             import pandas as pd
 
-        columns: dict[str, list[Any]] = {}
+        rows: list[Record] = []
         for segment in self:
             values = _means(segment) | segment.evaluation.summary()
-            shape = np.broadcast_shapes(*map(np.shape, values.values()))
-            of_runs = {"run": np.arange(*shape)} if shape else {}
-            for name, value in ({"round": segment.round} | of_runs | values).items():
-                columns.setdefault(name, []).extend(np.broadcast_to(value, shape or (1,)).tolist())
-        return pd.DataFrame(columns)
+            size = next(iter(np.broadcast_shapes(*map(np.shape, values.values()))), None)
+            rows += rows_of({"round": segment.round} | values, size)
+        return pd.DataFrame(rows)
 
     def __repr__(self) -> str:
         """The rounds, and the first and last mean of each metric."""
@@ -108,6 +109,18 @@ class History(Sequence[Segment]):
         return f"History of {count}, up to round {self[-1].round}"
 
 
+def rows_of(columns: Mapping[str, Any], size: int | None) -> list[Record]:
+    """Return a row for each of `size` runs, with its `run`; None is one run without that column.
+
+    Args:
+      columns: values by name, (size,) or () if the runs share them.
+      size: number of runs.
+    """
+    spread = [np.broadcast_to(each, size or 1).tolist() for each in columns.values()]
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*spread, strict=True)]
+    return rows if size is None else [{"run": run, **row} for run, row in enumerate(rows)]
+
+
 def _means(segment: Segment) -> dict[str, Any]:
     """Average the per-round metrics over the segment."""
     return {name: np.mean(each, axis=0) for name, each in segment.metrics.items() if len(each)}
@@ -116,34 +129,3 @@ def _means(segment: Segment) -> dict[str, Any]:
 def _metrics(segment: Segment) -> list[str]:
     """Return the names of the metrics' means in the summary."""
     return [f"{segment.evaluation.split}_{name}" for name in segment.evaluation.values]
-
-
-def run_segments(
-    advance: Callable[[SimulationState, int], tuple[SimulationState, Metrics]],
-    evaluate: Callable[[SimulationState], Evaluation],
-    state: SimulationState,
-    rounds: int,
-    eval_every: int | None,
-    on_segment: Callable[[SimulationState, Segment], bool | None] | None,
-) -> tuple[SimulationState, History]:
-    """Runs rounds in compiled segments, evaluating after each; see `Simulation.run`.
-
-    Args:
-      advance: `(state, rounds) -> (state, metrics)`.
-      evaluate: `(state) -> Evaluation`.
-      state: where to start.
-      rounds: how many.
-      eval_every: rounds in one segment; None for all.
-      on_segment: called after each; returning False stops.
-    """
-    done = int(state.round)
-    last = done + rounds
-    history = []
-    while done < last:
-        length = min(eval_every or rounds, last - done)
-        state, metrics = advance(state, length)
-        done += length
-        history.append(Segment(done, jax.tree.map(np.asarray, metrics), evaluate(state)))
-        if on_segment is not None and on_segment(state, history[-1]) is False:
-            break
-    return state, History(history)

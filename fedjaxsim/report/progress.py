@@ -27,12 +27,12 @@ COMPILING = "compiling …"
 
 
 def number(value: float | None) -> str:
-    """A number for people: four significant digits, a dash where there is none."""
+    """Format a number with four significant digits; None is a dash."""
     return "–" if value is None else f"{value:.4g}"
 
 
 def bytes_text(count: float | None) -> str:
-    """A number of bytes for people, in powers of 1000."""
+    """Format a number of bytes, in powers of 1000."""
     if count is None:
         return "–"
     power = min(5, int(math.log10(count) // 3)) if count >= 1 else 0
@@ -40,17 +40,17 @@ def bytes_text(count: float | None) -> str:
 
 
 def _decimals(value: float | None) -> str:
-    """A metric in a table: three decimals, so that points align."""
+    """Format a metric of a table with three decimals, so that points align."""
     return "–" if value is None else f"{value:.3f}"
 
 
 def epsilon_text(value: float | None) -> str:
-    """ε for people, rounded up; None is no guarantee at all."""
+    """Format ε, rounded up; None, no guarantee, is ∞."""
     return "∞" if value is None else f"{math.ceil(value * 1000) / 1000:.3f}"
 
 
 def describe(record: Mapping[str, Any], rounds_per_second: float | None) -> str:
-    """One evaluation in words, e.g. `loss 0.52  accuracy 0.81  ε 1.9  40 rounds/s`."""
+    """Describe an evaluation, as in `loss 0.52  accuracy 0.81  ε 1.9  40 rounds/s`."""
     shown = [("train_loss", METRICS["loss"]), *in_tables()]
     parts = [f"{metric.title} {number(record[key])}" for key, metric in shown if key in record]
     parts.append(f"ε {epsilon_text(record['epsilon'])}")
@@ -68,12 +68,7 @@ class RunsTable(NamedTuple):
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
-    """Prints runs side by side, one line each.
-
-    Args:
-      rows: as `runs_table` takes them.
-      title: above the table.
-    """
+    """Print runs side by side, one line each; `rows` as for `runs_table`."""
     headings, lines, notes = runs_table(rows)
     print_rows(headings, lines, title, padding=0)  # 80 columns are enough then
     for note in notes:
@@ -81,11 +76,7 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
 
 
 def runs_table(rows: Sequence[Mapping[str, Any]]) -> RunsTable:
-    """Runs side by side, one line each.
-
-    Args:
-      rows: summaries of runs, with a `run` each to name it.
-    """
+    """Make a line for each summary of a run, whose name is its `run`."""
     qualities = [(key, metric) for key, metric in in_tables() if any(key in row for row in rows)]
     lines = []
     for row in rows:
@@ -116,13 +107,7 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> RunsTable:
 
 
 def print_guarantee(report: "Report", place: Path | None, *, explain: bool) -> None:
-    """Prints what a run guarantees: one line that says where the rest is, or all of it.
-
-    Args:
-      report: of the run.
-      place: the file that holds the whole report; None where there is none.
-      explain: whether to print the whole report.
-    """
+    """Print the guarantee of a run in one line that names the file of the rest, or all of it."""
     if explain:
         print(report)
     else:
@@ -146,15 +131,15 @@ def print_rows(
     no_wrap: bool = False,
     padding: Any = (0, 1),
 ) -> None:
-    """Prints a table, as wide as it is where there is no terminal to fit into, in a log say.
+    """Print a table; without a terminal, in a log say, as wide as its texts.
 
     Args:
-      headings: of the columns.
+      headings: headings of the columns.
       rows: texts, one for each column.
-      title: above the table.
-      left: so many columns are flush left, and the others flush right.
-      no_wrap: whether the first column stays as wide as it is, however narrow a terminal is.
-      padding: of cells, as rich's.
+      title: title above the table.
+      left: number of columns that are flush left; the others are flush right.
+      no_wrap: whether the first column keeps its width on a narrow terminal.
+      padding: padding of cells, as rich's.
     """
     looks: dict[str, Any] = {"title_justify": "left", "box": rich.box.SIMPLE_HEAD}
     table = Table(title=title, show_edge=False, padding=padding, **looks)
@@ -169,16 +154,16 @@ def print_rows(
 
 
 class Bar:
-    """A bar on a terminal; elsewhere, or when quiet, none. The base of what watches long work.
+    """A bar on a terminal; elsewhere, or if quiet, lines.
 
     Both say so while JAX traces and compiles programs, or reads compiled ones.
 
     Args:
-      title: what is running.
-      total: how much there is to do.
+      title: name of the work.
+      total: amount of work.
       before: formats of the columns before the bar, as rich's.
-      after: likewise, of those after it.
-      words: at its end, until `show` brings others.
+      after: formats of the columns after the bar.
+      words: words at the end of the bar, until `show` brings others.
       quiet: no bar even on a terminal.
     """
 
@@ -207,7 +192,7 @@ class Bar:
             self._task = self._bar.add_task(title, total=total, words=words)
 
     def __enter__(self) -> Self:
-        """Starts the bar."""
+        """Start the bar."""
         import jax  # What prints a table of finished runs needs none.
 
         jax.monitoring.register_event_duration_secs_listener(self._listen)
@@ -216,7 +201,7 @@ class Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leaves the bar as it stands."""
+        """Leave the bar as it is."""
         import jax
 
         jax.monitoring.unregister_event_duration_listener(self._listen)
@@ -224,7 +209,7 @@ class Bar:
             self._bar.stop()
 
     def show(self, otherwise: str | None = None, **changes: Any) -> None:
-        """Changes `completed` or `words`; where there is no bar, prints a line instead."""
+        """Change `completed` or `words`; without a bar, print the line `otherwise`."""
         self._said_compiling = False
         if self._bar is not None:
             self._bar.update(self._task, **changes)
@@ -232,47 +217,20 @@ class Bar:
             print(otherwise, flush=True)
 
     def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        """Hears of a program as soon as a first part of it is traced."""
+        """Say that a program is compiled, as soon as its first part is traced."""
         del duration_secs, kwargs
         if event.startswith("/jax/core/compile/") and not self._said_compiling:
             self.show(f"{self._title}  {COMPILING}", words=COMPILING)
             self._said_compiling = True
 
 
-class RunProgress(Bar):
-    """A bar on a terminal; elsewhere, or when quiet, one plain line per evaluation.
-
-    Args:
-      title: what is running.
-      rounds: T.
-      quiet: no bar even on a terminal.
-    """
-
-    def __init__(self, title: str, rounds: int, *, quiet: bool = False):
-        super().__init__(title, rounds, after=(COUNT,), quiet=quiet)
-        self._rounds = rounds
-
-    def update(self, record: Mapping[str, Any], rounds_per_second: float | None) -> None:
-        """Shows one evaluation.
-
-        Args:
-          record: with `round` (rounds done), `epsilon` and metrics.
-          rounds_per_second: speed without compilation, None while unknown.
-        """
-        words, done = describe(record, rounds_per_second), record["round"]
-        self.show(f"{self._title}  {done}/{self._rounds}  {words}", completed=done, words=words)
-
-
 @contextmanager
 def stop_on_interrupt() -> Iterator[threading.Event]:
-    """Turns the first Ctrl-C into a set event and the second into an immediate end.
+    """Yield an event that the first Ctrl-C sets; the second one ends the process at once.
 
     A Python signal handler waits until the compiled program in flight returns, which can take
     minutes. The wake-up descriptor is written by the C handler at once, so a thread that reads it
     can answer the user and honour a second Ctrl-C meanwhile.
-
-    Yields:
-      An event that is set once the user has asked to stop.
     """
     stop = threading.Event()
     reader, writer = os.pipe()

@@ -26,12 +26,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedjaxsim.report.files import (
     Record,
-    lines,
     make_directory,
     parse_json,
     read_json,
     read_tables,
-    write_atomically,
     write_csv,
     write_json,
     write_tables,
@@ -89,28 +87,19 @@ class RunDirectory:
         return cls(path)
 
     def checkpoints(self, about: Mapping[str, str] | None = None) -> Any:
-        """The folder of states, as `Checkpoints`.
+        """The folder of states, as `CheckpointFolder`.
 
         Args:
           about: what they must have been made with.
         """
-        from fedjaxsim.engine.checkpoint import Checkpoints
+        from fedjaxsim.engine.checkpoint import CheckpointFolder
 
-        return Checkpoints(self.path / CHECKPOINTS, about or {})
+        return CheckpointFolder(self.path / CHECKPOINTS, about or {})
 
     def write_config(self, tables: Mapping[str, Any]) -> None:
-        """Writes the resolved settings and versions as TOML."""
-        write_tables(self.path / CONFIG, tables)
-
-    def write_metrics(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Writes the evaluations so far, and no others; the summary is out of date then."""
+        """Write the resolved settings and versions as TOML; a summary is out of date then."""
         (self.path / SUMMARY).unlink(missing_ok=True)
-        write_atomically(self.path / METRICS, lines(records))
-
-    def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Adds one evaluation: a whole line, in a single write."""
-        with open(self.path / METRICS, "ab", buffering=0) as file:
-            file.write(lines([record]))
+        write_tables(self.path / CONFIG, tables)
 
     def write_guarantee(self, guarantee: Mapping[str, Any]) -> None:
         """Writes the privacy report as nested JSON."""

@@ -18,27 +18,22 @@ from fedjaxsim.simulation import Simulation
 
 
 class Start(NamedTuple):
-    """Where a stage starts.
-
-    Attributes:
-      state: before its first round.
-      earlier: the stages before, as `stage_of` describes them.
-    """
+    """Start of a stage: the state before its first round, and `stage_of` each stage before."""
 
     state: SimulationState
     earlier: list[Record]
 
 
 def start_from(path: Path, experiment: Experiment) -> Start:
-    """Reads the last state of a run, as that before the first round of another one.
+    """Start a stage from the last state of a run.
 
-    Where algorithm and shapes are the same it is taken as it is, unless the algorithm starts from
-    what was published. Otherwise clients start from the models that they predicted with; see
+    With the same algorithm and shapes the state is taken as it is, unless the algorithm starts from
+    published models. Otherwise clients start from the models that they predicted with; see
     `Simulation.start_from`.
 
     Args:
-      path: the directory of the run.
-      experiment: the stage, whose data must be those of the run.
+      path: directory of the run.
+      experiment: the stage, on the data of the run.
 
     Raises:
       FileNotFoundError: if the directory holds no run, or no state.
@@ -63,11 +58,11 @@ def start_from(path: Path, experiment: Experiment) -> Start:
 
 
 def prepare_next(before: Experiment, config: RunConfig) -> Experiment:
-    """Checks everything about a stage that follows a run before that computes anything.
+    """Check a stage that follows a run, before the run computes anything.
 
     Args:
       before: the run.
-      config: the settings of the stage, on the same data.
+      config: settings of the stage, on the same data.
 
     Raises:
       ValueError: as `prepare`, or if it cannot start from the models of the run.
@@ -87,15 +82,7 @@ def go_on(
     directory: Path | None,
     earlier: Sequence[Record],
 ) -> Start:
-    """Where a stage starts that follows a run.
-
-    Args:
-      done: what came of the run.
-      before: the run.
-      experiment: the stage, as from `prepare_next`.
-      directory: of the run.
-      earlier: the stages before the run.
-    """
+    """Start the stage from `prepare_next` after the run `before`, whose results are `done`."""
     stage = stage_of(before, done.summary["rounds"], directory)
     return Start(_begin(done.state, before, experiment), [*earlier, stage])
 
@@ -107,7 +94,7 @@ def _begin(state: SimulationState, before: Experiment, experiment: Experiment) -
 
 
 def _shapes(simulation: Simulation, experiment: Experiment) -> Any:
-    """What billboard and personal states look like."""
+    """Return the shapes of server and personal states."""
     key = jax.random.key(0, impl="threefry2x32")
     state = jax.eval_shape(simulation.program.init, key, experiment.hparams.as_arrays())
     return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), (state.shared, state.personal))

@@ -3,9 +3,8 @@
 A sweep directory holds
 
     sweep.toml          what was asked for (it can be run again), what followed, versions
-    parts/NNNN.parquet  the rows of runs that are done, one file per chunk of runs
+    results.parquet     of the runs that are done: one row per run and evaluation, by run and round
     checkpoint/         of the chunk in progress: its rows so far and the state of the engine
-    results.parquet     all parts: one row per run and evaluation, by run and round
     envelopes.parquet   the best of the sweep, round by round
     report.json         a summary, guarantees, draws, and what is not covered; written last
     *.png               figures
@@ -15,11 +14,11 @@ A sweep directory holds
 import dataclasses
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjaxsim.engine.checkpoint import Checkpoint, Checkpoints
+from fedjaxsim.engine.checkpoint import Checkpoint, CheckpointFolder
 from fedjaxsim.extras import importing
 from fedjaxsim.privacy.guarantee import SHARED_SEED
 from fedjaxsim.report.envelopes import LAST_COLUMNS
@@ -42,7 +41,6 @@ with importing("tables"):
 
 PICTURES = ("envelopes.png", "trade_off.png", "heat.png")
 PAGE = "report.html"
-PARTS = "parts"
 CHECKPOINT = "checkpoint"
 RESULTS = "results.parquet"
 ENVELOPES = "envelopes.parquet"
@@ -65,7 +63,7 @@ class SweepDirectory:
     Attributes:
       path: the directory.
       plan: what is run.
-      versions: of the programs, which every part notes.
+      versions: of the programs.
       data: a fingerprint of the clients' rows, which a checkpoint belongs to.
     """
 
@@ -99,47 +97,80 @@ class SweepDirectory:
         """
         if not overwrite:
             _check_same(path, plan)
-        names = (PARTS, CHECKPOINT, RESULTS, ENVELOPES, REPORT, SWEEP) if overwrite else ()
+        names = (CHECKPOINT, RESULTS, ENVELOPES, REPORT, SWEEP) if overwrite else ()
         make_directory(path, names, "sweep", overwrite=overwrite, pictures=(*PICTURES, PAGE))
         directory = cls(path, plan, versions, data)
-        (path / PARTS).mkdir(exist_ok=True)
-        for unfinished in (path / PARTS).glob(".*"):
+        for unfinished in path.glob(f".{RESULTS}.*"):
             unfinished.unlink()
         write_tables(path / SWEEP, directory._description())
         return directory
 
     @property
-    def checkpoints(self) -> Checkpoints:
+    def checkpoints(self) -> CheckpointFolder:
         """Of the chunk in progress; notes say which `runs` it has, in how many `places`."""
         about = {"settings": self.plan.fingerprint, "data": self.data}
-        return Checkpoints(self.path / CHECKPOINT, about)
+        return CheckpointFolder(self.path / CHECKPOINT, about)
 
-    def finished(self) -> set[int]:
-        """The indices of the runs that are done.
+    def results(self) -> pa.Table:
+        """Read the evaluations of all runs that are done, by run and round.
 
         Raises:
-          ValueError: if a part is damaged, comes from another sweep, or repeats a run.
+          ValueError: if the file is damaged.
         """
-        return {run for table in self._tables(["run"]) for run in table["run"].to_pylist()}
+        path = self.path / RESULTS
+        if not path.exists():
+            return tidy(self.plan, [])
+        try:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                table, expected = file.read(use_threads=False), file.metadata.num_rows
+            # Checksums cover the data of a page, but not the header with its length.
+            if table.num_rows != expected:
+                raise ValueError(f"it must have {expected} rows, got {table.num_rows}")
+            missing = set(tidy(self.plan, []).column_names) - set(table.column_names)
+            if missing:
+                raise ValueError(f"it lacks the column {min(missing)}")
+        except (pa.ArrowException, ValueError, OSError) as error:
+            raise ValueError(
+                f"{path} is damaged ({error}): delete it, and its runs are computed again"
+            ) from error
+        return table
 
-    def write_part(self, rows: Iterable[Record], **times: float) -> Path:
-        """Writes all evaluations of runs that are done; their checkpoint is then gone.
+    def finished(self) -> set[int]:
+        """Return the indices of the runs that are done.
+
+        Raises:
+          ValueError: as `results`.
+        """
+        return set(self.results()["run"].to_pylist())
+
+    def times(self) -> dict[str, float]:
+        """Return the `seconds` and `compile_seconds` of all runs that are done."""
+        metadata = self.results().schema.metadata or {}
+        return json.loads(metadata.get(_METADATA, b'{"seconds": 0.0, "compile_seconds": 0.0}'))
+
+    def add(self, rows: Iterable[Record], *, seconds: float, compile_seconds: float) -> None:
+        """Add all evaluations of runs that are done to the results, and remove their checkpoint.
 
         Args:
           rows: as `tidy` takes them.
-          **times: the `seconds` and `compile_seconds` that they took.
+          seconds: time of rounds and evaluations.
+          compile_seconds: time of compilation.
 
-        Returns:
-          The file, with the next free number.
+        Raises:
+          ValueError: as `results`.
         """
-        taken = [int(path.stem) for path in self._parts()]
-        path = self.path / PARTS / f"{max(taken, default=-1) + 1:04}.parquet"
-        note = json.dumps(
-            {"fingerprint": self.plan.fingerprint, "versions": dict(self.versions), **times}
+        table = pa.concat_tables([self.results(), tidy(self.plan, rows)], promote_options="default")
+        # A metric that earlier runs lack has come last.
+        first = [name for name in table.column_names if name not in LAST_COLUMNS]
+        table = table.select([*first, *LAST_COLUMNS])
+        table = table.sort_by([("run", "ascending"), ("round", "ascending")])
+        times = self.times()
+        times["seconds"] += seconds
+        times["compile_seconds"] += compile_seconds
+        _write_table(
+            self.path / RESULTS, table.replace_schema_metadata({_METADATA: json.dumps(times)})
         )
-        _write_table(path, tidy(self.plan, rows).replace_schema_metadata({_METADATA: note}))
         self.checkpoints.clear()
-        return path
 
     def checkpoint(self) -> Checkpoint | None:
         """That of the chunk in progress; None where there is none, or its runs are done.
@@ -148,35 +179,11 @@ class SweepDirectory:
           ValueError: if it is damaged or belongs to another sweep.
         """
         last = self.checkpoints.last()
-        # The part is written before its checkpoints are removed.
+        # Results are written before their checkpoints are removed.
         if last is not None and set(last.note["runs"]) <= self.finished():
             self.checkpoints.clear()
             return None
         return last
-
-    def join(self) -> pa.Table:
-        """Writes all parts as one table, by run and round, and returns it.
-
-        Raises:
-          ValueError: as `finished`.
-        """
-        tables = self._tables() or [tidy(self.plan, [])]
-        table = pa.concat_tables(tables, promote_options="default").replace_schema_metadata(None)
-        # A metric that the first part lacks has come last.
-        first = [name for name in table.column_names if name not in LAST_COLUMNS]
-        table = table.select([*first, *LAST_COLUMNS])
-        table = table.sort_by([("run", "ascending"), ("round", "ascending")])
-        _write_table(self.path / RESULTS, table)
-        return table
-
-    def times(self) -> dict[str, float]:
-        """The `seconds` and `compile_seconds` of all parts together."""
-        schemas = [pq.read_schema(path).metadata or {} for path in self._parts()]
-        notes = [json.loads(metadata.get(_METADATA, b"{}")) for metadata in schemas]
-        return {
-            name: sum(note.get(name, 0.0) for note in notes)
-            for name in ("seconds", "compile_seconds")
-        }
 
     def write_envelopes(self, envelope: pd.DataFrame) -> None:
         """Writes the best of the sweep, from `envelopes.envelope`."""
@@ -190,41 +197,6 @@ class SweepDirectory:
         report = {"summary": summary, "selection": SELECTION, "shared_seed": SHARED_SEED}
         report |= {"guarantees": guarantees, "draws": draws, "traffic": traffic}
         write_json(self.path / REPORT, report)
-
-    def _parts(self) -> list[Path]:
-        return sorted((self.path / PARTS).glob("[0-9]*.parquet"), key=lambda path: int(path.stem))
-
-    def _tables(self, columns: Sequence[str] | None = None) -> list[pa.Table]:
-        """All parts, or some of their columns, `run` among them."""
-        tables: list[pa.Table] = []
-        known: set[int] = set()
-        for path in self._parts():
-            tables.append(self._read(path, columns))
-            runs = set(tables[-1]["run"].to_pylist())
-            if known & runs:
-                raise ValueError(
-                    f"{path} holds run {min(known & runs)}, which an earlier part holds too: "
-                    "delete it"
-                )
-            known |= runs
-        return tables
-
-    def _read(self, path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-        """A part, or some of its columns."""
-        try:
-            table = _table(path, columns)
-            note = json.loads((table.schema.metadata or {}).get(_METADATA, b"{}"))
-            wanted = tidy(self.plan, []).column_names if columns is None else columns
-            missing = [name for name in wanted if name not in table.column_names]
-            if missing:
-                raise ValueError(f"it lacks the column {missing[0]}")
-        except (pa.ArrowException, ValueError, OSError) as error:
-            raise ValueError(
-                f"{path} is damaged ({error}): delete it, and its runs are computed again"
-            ) from error
-        if note.get("fingerprint") != self.plan.fingerprint:
-            raise ValueError(f"{path} belongs to another sweep: delete it, or say --overwrite")
-        return table
 
     def _description(self) -> Record:
         resolved = {
@@ -272,21 +244,7 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _parquet(table: pa.Table) -> bytes:
+def _write_table(path: Path, table: pa.Table) -> None:
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    return sink.getvalue()
-
-
-def _write_table(path: Path, table: pa.Table) -> None:
-    write_atomically(path, _parquet(table))
-
-
-def _table(source: Any, columns: Sequence[str] | None = None) -> pa.Table:
-    """Reads a table, or some of its columns, and checks that it is whole."""
-    with pq.ParquetFile(source, page_checksum_verification=True) as file:
-        table, expected = file.read(columns, use_threads=False), file.metadata.num_rows
-    # Checksums cover the data of a page, but not the header that says how much there is.
-    if table.num_rows != expected:
-        raise ValueError(f"it must have {expected} rows, got {table.num_rows}")
-    return table
+    write_atomically(path, sink.getvalue())

@@ -14,7 +14,7 @@ from typing import Any
 from fedjaxsim.extras import importing
 from fedjaxsim.report.envelopes import LAST_COLUMNS
 from fedjaxsim.report.files import Record
-from fedjaxsim.runs.loop import diverged
+from fedjaxsim.runs.divergence import diverged
 from fedjaxsim.runs.plan import Plan
 
 with importing("tables"):
@@ -24,7 +24,7 @@ _TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string
 
 
 def tidy(plan: Plan, rows: Iterable[Record]) -> pa.Table:
-    """Return the table of results, by run and round; `diverged` is computed by `loop.diverged`.
+    """Return the table of results, by run and round; `diverged` is computed by `divergence.diverged`.
 
     Args:
       plan: plan of the sweep.

@@ -16,7 +16,7 @@ from problems import HANGS
 from fedjaxsim.cli import Run, main, parse
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.loop import fingerprint_of
+from fedjaxsim.runs.fingerprints import fingerprint_of
 from fedjaxsim.runs.settings import run_config
 
 SMALL = ["--clients", "8", "--rounds", "4", "--eval-every", "2", "--local-steps", "1"]

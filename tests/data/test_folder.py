@@ -11,7 +11,7 @@ import pytest
 
 from fedjaxsim.data import Population, check_folder, load, load_folder, save_folder, split
 from fedjaxsim.data.synthetic import regression_stream
-from fedjaxsim.runs.loop import fingerprint_of
+from fedjaxsim.runs.fingerprints import fingerprint_of
 
 
 def a_population(names=None):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjaxsim.engine.checkpoint import KEPT, Checkpoints
+from fedjaxsim.engine.checkpoint import KEPT, CheckpointFolder
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.events import Event, Scheme
 
@@ -46,14 +46,14 @@ def bits(leaf) -> tuple:
     return str(leaf.dtype), raw.shape, raw.tobytes()
 
 
-def last(checkpoints: Checkpoints):
+def last(checkpoints: CheckpointFolder):
     found = checkpoints.last()
     assert found is not None
     return found
 
 
 def test_a_state_comes_back_bit_by_bit_with_its_types_and_its_note(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "a" / "b")
+    checkpoints = CheckpointFolder(tmp_path / "a" / "b")
     assert checkpoints.last() is None
     note = {"rows": [{"loss": math.nan, "epsilon": math.inf, "value": 0.1}], "none": None}
     checkpoints.save(7, state(7), note)
@@ -66,7 +66,7 @@ def test_a_state_comes_back_bit_by_bit_with_its_types_and_its_note(tmp_path):
 
 
 def test_the_last_few_are_kept_and_the_same_round_is_not_written_twice(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointFolder(tmp_path)
     for round_ in range(2 * KEPT):
         checkpoints.save(round_, state(round_), {})
     checkpoints.save(2 * KEPT - 1, state(99), {"other": True})
@@ -77,7 +77,7 @@ def test_the_last_few_are_kept_and_the_same_round_is_not_written_twice(tmp_path)
 
 
 def test_what_a_killed_process_left_is_no_checkpoint(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointFolder(tmp_path)
     checkpoints.save(3, state(3), {})
     (tmp_path / "5.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
     checkpoints.save(6, state(9), {})
@@ -91,7 +91,7 @@ def test_what_a_killed_process_left_is_no_checkpoint(tmp_path):
 
 
 def test_a_state_of_another_simulation_is_refused(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointFolder(tmp_path)
     checkpoints.save(1, state(1), {})
     other = state(1)._replace(weights={"w": jnp.zeros((3, 2))})
     with pytest.raises(ValueError, match=r"another kind of state: weights\['b'\] differ"):
@@ -103,7 +103,7 @@ def test_a_state_of_another_simulation_is_refused(tmp_path):
 
 
 def test_a_damaged_file_is_refused_unless_nothing_depends_on_it(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointFolder(tmp_path)
     checkpoints.save(1, state(1), {"rows": [1, 2]})
     folder = tmp_path / "1"
     files = [path for path in folder.rglob("*") if path.is_file()]
@@ -124,7 +124,7 @@ def test_a_damaged_file_is_refused_unless_nothing_depends_on_it(tmp_path):
 
 
 def test_nothing_is_said_and_no_thread_is_left(tmp_path, capfd, caplog):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointFolder(tmp_path)
     before = set(threading.enumerate())
     with caplog.at_level(logging.WARNING):
         checkpoints.save(1, state(1), {})
@@ -135,6 +135,6 @@ def test_nothing_is_said_and_no_thread_is_left(tmp_path, capfd, caplog):
 
 
 def test_a_note_is_plain_json(tmp_path):
-    Checkpoints(tmp_path).save(1, state(1), {"rows": []})
+    CheckpointFolder(tmp_path).save(1, state(1), {"rows": []})
     seal = json.loads((tmp_path / "1" / "note.json").read_text())
     assert json.loads(seal["content"])["note"] == {"rows": []}

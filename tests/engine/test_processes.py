@@ -12,6 +12,7 @@ from problems import HANGS, every_system, least_squares, read_by, simulation_of
 from several import free_port, start
 
 from fedjaxsim.algorithms import SYSTEMS
+from fedjaxsim.callbacks import Progress
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine import processes
 from fedjaxsim.privacy.ledger import charged
@@ -43,7 +44,11 @@ def result_of(name, rounds, devices):
         devices=devices,
     )
     hparams = read_by(simulation, **VALUES)
-    state, [segment] = simulation.run(simulation.init(3, hparams), hparams, rounds)
+    # The first process alone shows its progress, which needs an evaluation of all.
+    callbacks = [Progress(name)]
+    state, [segment] = simulation.run(
+        simulation.init(3, hparams), hparams, rounds, callbacks=callbacks
+    )
     drawn = {key: segment.metrics[key] for key in ("participants", "overflow", "noise_multiplier")}
     leaves = jax.tree.leaves(processes.to_host((state.shared, state.personal)))
     states = [np.asarray(leaf, np.float64) for leaf in leaves]  # also of what is true or false

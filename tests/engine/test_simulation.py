@@ -352,7 +352,7 @@ def test_the_callback_sees_every_segment_and_can_stop():
         seen.append((int(state.round), segment.round))
         return len(seen) < 2
 
-    state, history = run(sim, 10, eval_every=2, on_segment=watch)
+    state, history = run(sim, 10, eval_every=2, callbacks=[watch])
     assert seen == [(2, 2), (4, 4)]
     assert int(state.round) == 4
     assert len(history) == 2

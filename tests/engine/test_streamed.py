@@ -13,7 +13,7 @@ from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data import load_folder, save_folder
 from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.engine.checkpoint import Checkpoints
+from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.engine.placement import streamed
 from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.sampling import full_participation, poisson
@@ -126,8 +126,8 @@ def test_checkpoints_hold_every_state_and_go_on(pair, tmp_path):
     sim = pair[1]
     straight, _ = run(sim, 6, seed=3)
     state, _ = run(sim, 2, seed=3)
-    Checkpoints(tmp_path).save(2, state, {})
-    saved = Checkpoints(tmp_path).last()
+    CheckpointFolder(tmp_path).save(2, state, {})
+    saved = CheckpointFolder(tmp_path).last()
     assert saved is not None
     again, _ = sim.run(saved.state(sim.init(3, hparams_of(sim))), hparams_of(sim), 4)
     for left, right in zip(

@@ -15,7 +15,7 @@ from problems import least_squares, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.cli.program import main
-from fedjaxsim.engine.checkpoint import Checkpoints
+from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.engine.state import state_of
 from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.privacy import ledger as ledgers
@@ -232,8 +232,8 @@ def test_a_stage_says_what_all_stages_drew(sim):
 
 def test_a_checkpoint_keeps_the_record_of_every_key(sim, tmp_path):
     state = rounds(sim, sim.start_from(rounds(sim, fresh(sim), 2), values(sim)), 1)
-    Checkpoints(tmp_path).save(1, state, {})
-    last = Checkpoints(tmp_path).last()
+    CheckpointFolder(tmp_path).save(1, state, {})
+    last = CheckpointFolder(tmp_path).last()
     assert last is not None
     read = last.state(fresh(sim, 3))
     assert sim.guarantee(read).draws == sim.guarantee(state).draws

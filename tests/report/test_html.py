@@ -17,7 +17,7 @@ from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.privacy.events import Charged, Drawn, Entry, Event, Scheme
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.report.envelopes import envelope
-from fedjaxsim.report.files import write_json
+from fedjaxsim.report.files import lines, write_json
 from fedjaxsim.report.plots import picture, png
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.plan import make_plan
@@ -90,7 +90,7 @@ def write_run(path, algorithm, values, *, seed=0, noise=2.0, names=tuple("abcde"
     config = {"algorithm": algorithm, "data": "csv:x.csv", "model": "linear", "seed": seed}
     directory.write_config(config | {"resolved": resolved, "versions": {"fedjaxsim": "0.1.0"}})
     records = [{"round": 0, **last, "epsilon": 0.0}, {"round": 4, **last}]
-    directory.write_metrics(records)
+    (path / "metrics.jsonl").write_bytes(lines(records))
     directory.write_guarantee(found.to_json())
     columns = {"name": list(names), "train_rows": [7] * 5, "test_rows": count}
     directory.write_clients(columns | {"test_accuracy": evaluation.values["accuracy"]})
@@ -207,8 +207,8 @@ def test_a_sweep_says_what_its_files_hold(tmp_path):
          "test_accuracy_worst_tenth": value - 0.1}
         for run, value in values.items() for round_ in (0, 4)
     ]  # fmt: skip
-    sweep.write_part(rows, seconds=2.0, compile_seconds=8.0)
-    results = sweep.join()
+    sweep.add(rows, seconds=2.0, compile_seconds=8.0)
+    results = sweep.results()
     sweep.write_envelopes(envelope(results, plan.columns, ["lam"], "test_accuracy"))
     charged = Charged(Scheme("everyone", 5, 5), Event("gaussian"), (Entry(2.0, 1.0, 4),))
     plans = [{"runs": [0, 1, 2, 3], "noise_multiplier": 2.0,

@@ -1,3 +1,4 @@
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -5,14 +6,16 @@ import operator
 import os
 import signal
 import threading
+import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 from problems import HANGS
 
+from fedjaxsim.callbacks import Progress
 from fedjaxsim.report.progress import (
-    RunProgress,
     bytes_text,
     describe,
     epsilon_text,
@@ -40,10 +43,20 @@ def test_bytes_have_a_unit_that_shows_something():
     assert [bytes_text(count) for count in counts] == texts
 
 
+@contextlib.contextmanager
+def watching():
+    """Yield what shows an evaluation of a run of ten rounds."""
+    with contextlib.ExitStack() as closing:
+        progress: Any = Progress("pmtl")
+        progress.run = types.SimpleNamespace(rounds=10, size=None, closing=closing)
+        progress.start(types.SimpleNamespace(round=0))
+        yield lambda record, speed: progress.show([record], speed)
+
+
 def test_without_a_terminal_there_is_one_plain_line_per_evaluation(capsys):
-    with RunProgress("pmtl", 10) as progress:
-        progress.update(RECORD, None)
-        progress.update(RECORD | {"round": 10}, 3.0)
+    with watching() as show:
+        show(RECORD, None)
+        show(RECORD | {"round": 10}, 3.0)
     output = capsys.readouterr()
     assert output.out.splitlines() == [
         "pmtl  5/10  loss 0.5123  accuracy 0.75  ε 1.235",
@@ -53,15 +66,15 @@ def test_without_a_terminal_there_is_one_plain_line_per_evaluation(capsys):
 
 
 def test_compiling_is_said_once_between_two_evaluations(capsys):
-    with RunProgress("pmtl", 10) as progress:
+    with watching() as show:
         jax.jit(lambda x: jnp.sin(x) + 1)(1.0)
         jax.jit(lambda x: jnp.cos(x) + 2)(1.0)
-        progress.update(RECORD, None)
+        show(RECORD, None)
         compiled = jax.jit(lambda x: jnp.tan(x) + 3)
         compiled(1.0)
-        progress.update(RECORD, None)
+        show(RECORD, None)
         compiled(1.0)
-        progress.update(RECORD, None)
+        show(RECORD, None)
     jax.jit(lambda x: jnp.tan(x) + 4)(1.0)
     said = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
     assert said == ["compiling", "5/10", "compiling", "5/10", "5/10"]

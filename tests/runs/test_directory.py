@@ -15,18 +15,11 @@ def test_what_is_not_finite_becomes_null():
     assert json.dumps(strict(value), allow_nan=False)
 
 
-def test_metrics_are_one_object_a_line(tmp_path):
+def test_a_run_that_goes_on_has_no_summary_any_more(tmp_path):
     directory = RunDirectory.create(tmp_path)
-    directory.append_metrics({"round": 0, "epsilon": math.inf})
-    directory.append_metrics({"round": 5, "epsilon": np.float64(0.5)})
-    assert (tmp_path / "metrics.jsonl").read_text() == (
-        '{"round": 0, "epsilon": null}\n{"round": 5, "epsilon": 0.5}\n'
-    )
-    assert directory.metrics()[1] == {"round": 5, "epsilon": 0.5}
     directory.write_summary({"round": 5})
-    directory.write_metrics(directory.metrics()[:1])
-    assert directory.metrics() == [{"round": 0, "epsilon": None}]
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    directory.write_config({"rounds": 6})
+    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
 
 
 def test_clients_are_one_line_each(tmp_path):

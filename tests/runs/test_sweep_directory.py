@@ -99,14 +99,17 @@ def test_noise_that_undoes_what_was_learned_is_no_divergence():
     assert flags([None, 5.0, 0.1, 4.0], [0.5] * 4) == [False] * 4
 
 
-def test_parts_come_back_joined_and_sorted(tmp_path):
+def add(sweep: SweepDirectory, *rows, seconds=0.0, compile_seconds=0.0) -> None:
+    sweep.add(rows, seconds=seconds, compile_seconds=compile_seconds)
+
+
+def test_results_are_sorted_by_run_and_round(tmp_path):
     sweep = directory(tmp_path / "a" / "sweep")
-    assert sweep.join().num_rows == 0
-    sweep.write_part([*rows_of(3), *rows_of(1)])
-    other_metric = [{**row, "test_nmse": 2.0} for row in rows_of(0)]
-    assert sweep.write_part(other_metric).name == "0001.parquet"
+    assert sweep.results().num_rows == 0
+    add(sweep, *rows_of(3), *rows_of(1))
+    add(sweep, *({**row, "test_nmse": 2.0} for row in rows_of(0)))
     assert sweep.finished() == {0, 1, 3}
-    table = sweep.join()
+    table = sweep.results()
     assert table.equals(pq.read_table(sweep.path / "results.parquet"))
     assert table["run"].to_pylist() == [0] * 3 + [1] * 3 + [3] * 3
     assert table["round"].to_pylist() == [0, 5, 10] * 3
@@ -117,15 +120,15 @@ def test_parts_come_back_joined_and_sorted(tmp_path):
 
 
 def test_an_interrupted_sweep_goes_on(tmp_path):
-    directory(tmp_path).write_part(rows_of(2))
-    # What a killed process leaves of a part.
-    (tmp_path / "parts" / ".0001.parquet.x7a9").write_bytes(b"PAR1 half")
+    add(directory(tmp_path), *rows_of(2))
+    # What a killed process leaves.
+    (tmp_path / ".results.parquet.x7a9").write_bytes(b"PAR1 half")
     again = directory(tmp_path, make_plan({"rounds": 10}, TABLES, SweepOptions(memory=1.0)))
     assert again.finished() == {2}
     assert again.checkpoint() is None
-    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["0000.parquet"]
-    assert again.write_part(rows_of(0)).name == "0001.parquet"
-    assert again.join()["run"].to_pylist() == [0] * 3 + [2] * 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results.parquet", "sweep.toml"]
+    add(again, *rows_of(0))
+    assert again.results()["run"].to_pylist() == [0] * 3 + [2] * 3
 
 
 @pytest.mark.parametrize(
@@ -146,14 +149,14 @@ def test_an_interrupted_sweep_goes_on(tmp_path):
     ],
 )
 def test_another_sweep_is_refused_and_the_difference_named(tmp_path, base, tables, message):
-    directory(tmp_path).write_part(rows_of(2))
+    add(directory(tmp_path), *rows_of(2))
     (tmp_path / "heat.png").write_bytes(b"")
     other = make_plan(base, tables)
     with pytest.raises(ValueError, match=f"holds another sweep .*{message}.*or say --overwrite"):
         directory(tmp_path, other)
     assert directory(tmp_path).finished() == {2}
     assert directory(tmp_path, other, overwrite=True).finished() == set()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["parts", "sweep.toml"]
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]
 
 
 def test_the_description_asks_for_the_same_sweep(tmp_path):
@@ -165,10 +168,8 @@ def test_the_description_asks_for_the_same_sweep(tmp_path):
         "fingerprint": PLAN.fingerprint, "runs": 5, "groups": 2, "best_over": ["lam"],
         "data_fingerprint": "",
     }  # fmt: skip
-    part = sweep.write_part(rows_of(0), seconds=2.0)
-    note = json.loads(pq.read_schema(part).metadata[b"fedjaxsim"])
-    assert note == {"fingerprint": PLAN.fingerprint, "versions": VERSIONS, "seconds": 2.0}
-    sweep.write_part(rows_of(1), seconds=3.0, compile_seconds=0.5)
+    add(sweep, *rows_of(0), seconds=2.0)
+    add(sweep, *rows_of(1), seconds=3.0, compile_seconds=0.5)
     assert sweep.times() == {"seconds": 5.0, "compile_seconds": 0.5}
 
 
@@ -202,11 +203,11 @@ def test_rows_that_were_kept_and_rows_that_follow_make_one_table(tmp_path):
     assert str(tidy(PLAN, [*loaded.note["rows"], *rest]).to_pylist()) == str(whole.to_pylist())
 
 
-def test_a_part_takes_the_place_of_its_checkpoint(tmp_path):
+def test_results_take_the_place_of_their_checkpoint(tmp_path):
     sweep = directory(tmp_path)
     keep(sweep)
     shutil.copytree(tmp_path / "checkpoint", tmp_path / "kept")
-    sweep.write_part([*rows_of(0), *rows_of(1)])
+    add(sweep, *rows_of(0), *rows_of(1))
     assert not (tmp_path / "checkpoint").exists()
     # As after an interruption between the two steps.
     shutil.copytree(tmp_path / "kept", tmp_path / "checkpoint")
@@ -216,42 +217,35 @@ def test_a_part_takes_the_place_of_its_checkpoint(tmp_path):
 
 def test_damaged_files_are_named(tmp_path):
     sweep = directory(tmp_path)
-    part = sweep.write_part(rows_of(2))
-    good = part.read_bytes()
-    # Any bit inside the runs of a part.
-    column = pq.read_metadata(part).row_group(0).column(0)
+    add(sweep, *rows_of(2))
+    results = tmp_path / "results.parquet"
+    good = results.read_bytes()
+    # Any bit inside the runs.
+    column = pq.read_metadata(results).row_group(0).column(0)
     start = column.dictionary_page_offset
     for bad in (b"", good[:100], good[:-1]):
-        part.write_bytes(bad)
-        with pytest.raises(ValueError, match=r"0000\.parquet is damaged .*delete it"):
+        results.write_bytes(bad)
+        with pytest.raises(ValueError, match=r"results\.parquet is damaged .*delete it"):
             sweep.finished()
     for at in range(start, start + column.total_compressed_size):
-        part.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        results.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
         # A bit that nothing depends on, in a page's statistics say, may be another.
         with contextlib.suppress(ValueError):
             assert sweep.finished() == {2}
-    part.write_bytes(good)
+    results.write_bytes(good)
     assert sweep.finished() == {2}
     (tmp_path / "sweep.toml").write_text("rounds = 10")
     with pytest.raises(ValueError, match=r"sweep\.toml is damaged"):
         directory(tmp_path)
 
 
-def test_files_of_another_sweep_and_repeated_runs_are_refused(tmp_path):
+def test_a_checkpoint_of_another_sweep_is_refused(tmp_path):
     other = directory(tmp_path / "other", make_plan({"rounds": 11}, TABLES))
-    part = other.write_part(rows_of(2))
     keep(other)
     sweep = directory(tmp_path / "this")
-    first = sweep.write_part(rows_of(0))
     shutil.copytree(other.path / "checkpoint", sweep.path / "checkpoint")
     with pytest.raises(ValueError, match="checkpoint/5 was made with other settings"):
         sweep.checkpoint()
-    (sweep.path / "parts" / "0001.parquet").write_bytes(first.read_bytes())
-    with pytest.raises(ValueError, match=r"0001\.parquet holds run 0, which an earlier part"):
-        sweep.join()
-    (sweep.path / "parts" / "0001.parquet").write_bytes(part.read_bytes())
-    with pytest.raises(ValueError, match=r"0001\.parquet belongs to another sweep"):
-        sweep.finished()
 
 
 def test_the_report_says_that_choosing_is_not_covered(tmp_path):

@@ -3,6 +3,7 @@
 wandb, mlflow and trackio are stood in for by modules that note how they are called.
 """
 
+import contextlib
 import importlib
 import importlib.machinery
 import json
@@ -15,9 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedjaxsim.callbacks import Logger
 from fedjaxsim.cli import main
-from fedjaxsim.report import loggers
-from fedjaxsim.runs.loop import stopped_early
 from fedjaxsim.runs.plan import read_plan
 
 SMALL = ["--clients", "6", "--local-steps", "1", "--eval-every", "2", "--sampling-rate", "1"]
@@ -79,26 +79,6 @@ def test_tensorboard_gets_every_evaluation(stopped):
 
 
 @pytest.mark.parametrize(
-    ("accuracies", "stops"),
-    [
-        ([0.1, 0.1, 0.1], True),
-        ([0.1, 0.1], False),
-        ([0.1, 0.1, 0.2], False),
-        ([0.1, 0.3, 0.2, 0.3], True),
-        ([0.1, float("nan"), float("nan")], True),
-        ([float("nan"), float("nan"), 0.1], False),
-    ],
-)
-def test_patience_counts_evaluations_that_are_no_better_than_the_best_before(accuracies, stops):
-    rows: list[dict[str, Any]] = [{"validation_accuracy": value} for value in accuracies]
-    assert stopped_early(rows, 2) == stops
-    assert not stopped_early(rows, None)
-    # Of a loss, smaller is better.
-    rows = [{"validation_loss": -value} for value in accuracies]
-    assert stopped_early(rows, 2) == stops
-
-
-@pytest.mark.parametrize(
     ("flags", "message"),
     [
         ("--patience 0 --validation-fraction 0.2", "patience must be at least 1, got 0"),
@@ -144,12 +124,19 @@ class Calls(types.ModuleType):
 class Segment:
     """As the engine's, of two rounds, with a metric that has no value."""
 
-    def __init__(self, round_):
-        self.round, self.evaluation = round_, self
-        self.metrics = {"loss": np.array([1.0, 3.0]), "nothing": np.zeros(0)}
+    round = 7
+    metrics = {"loss": np.array([1.0, 3.0]), "nothing": np.zeros(0)}  # noqa: RUF012
 
-    def summary(self):
-        return {"test_accuracy": 0.5, "test_auc": np.nan}
+
+class Run:
+    """A run whose record has a number that is missing and one that is not finite."""
+
+    def __init__(self):
+        self.closing = contextlib.ExitStack()
+
+    def record(self, state, segment):
+        return {"round": 7, "train_loss": None, "test_accuracy": 0.5, "test_auc": np.nan,
+                "epsilon": 1.5}  # fmt: skip
 
 
 VALUES = {"rounds/loss": 2.0, "test_accuracy": 0.5, "epsilon": 1.5}
@@ -189,8 +176,9 @@ def test_a_logger_gets_settings_and_finite_numbers(name, calls, monkeypatch):
     module = Calls(name)
     monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
-    state: Any = None
-    segment: Any = Segment(7)
-    with loggers.open_logger(name, "t", {"seed": 3}, None, lambda state: 1.5) as log:
-        log(state, segment)
+    log: Any = Logger(name, "t", {"seed": 3})
+    log.run = Run()
+    with log.run.closing:
+        log.start(None)
+        log.segment(None, Segment())
     assert module.seen == calls

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
+from fedjaxsim.callbacks import Cadence, Logger
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy.guarantee import CLOSED_DOOR
-from fedjaxsim.report import loggers
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import (
     can_draw,
@@ -25,7 +25,7 @@ from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.directory import CONFIG, FINETUNE, GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import STOPPING, Executed, about, describe, execute, spent_in_all
 from fedjaxsim.runs.feasible import labels_like_classes
-from fedjaxsim.runs.loop import Cadence, digest, fingerprint_of
+from fedjaxsim.runs.fingerprints import digest, fingerprint_of
 from fedjaxsim.runs.settings import flag
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.stages import go_on, prepare_next, start_from
@@ -39,30 +39,29 @@ _REPEATED = {"sweep.toml": "sweep", "path.json": "tuning"}
 
 
 class _Planned(NamedTuple):
-    """A run that was checked, and where it starts; see `execute`."""
+    """A run that was checked, with its start; see `execute`."""
 
     experiment: Experiment
     directory: RunDirectory | None
     rounds: int
-    begin: SimulationState | None
-    earlier: Sequence[Record]
     log: str | None
+    quiet: bool
+    cadence: Cadence
+    begin: SimulationState | None = None
+    earlier: Sequence[Record] = ()
 
     @property
     def path(self) -> Path | None:
         return None if self.directory is None else self.directory.path
 
-
-class _Then(NamedTuple):
-    """The fine-tuning that comes after a run, and the command that does it alone."""
-
-    experiment: Experiment
-    directory: RunDirectory | None
-    command: Sequence[str]
+    def execute(self, stop: Event) -> Executed:
+        experiment, directory, *_ = self
+        options = {name: getattr(self, name) for name in self._fields[2:]}
+        return execute(experiment, directory, stop, **options)
 
 
 def prepare_run(command: "Run") -> Callable[[], int]:
-    """Checks all input of a run; what is returned runs it and gives the exit code.
+    """Check all input of a run; return what runs it and gives the exit code.
 
     Raises:
       FileNotFoundError: if there are no data where the settings say.
@@ -71,7 +70,7 @@ def prepare_run(command: "Run") -> Callable[[], int]:
     config, tuning = command.settings, command.finetuning
     cadence = Cadence.parse(command.checkpoint_every)
     if command.log is not None:
-        loggers.require(command.log, config.out)
+        Logger(command.log, directory=config.out)  # refuse one that cannot be opened
     begin, earlier, next_ = None, [], None
     if command.from_ is None:
         experiment = prepare(config)
@@ -99,9 +98,12 @@ def prepare_run(command: "Run") -> Callable[[], int]:
         if config.out is not None:
             inside = RunDirectory.create(config.out / FINETUNE)
             words += ["--from", str(config.out), "--out", str(inside.path)]
-        then = _Then(next_, inside, words)
+        rounds = next_.config.rounds
+        then = _Planned(next_, inside, rounds, command.log, config.quiet, cadence), words
     _agree_on_files(directory)
-    planned = _Planned(experiment, directory, config.rounds, begin, earlier, command.log)
+    planned = _Planned(
+        experiment, directory, config.rounds, command.log, config.quiet, cadence, begin, earlier
+    )
     doubt = labels_like_classes(config, experiment.simulation.population)
 
     def work() -> int:
@@ -110,13 +112,13 @@ def prepare_run(command: "Run") -> Callable[[], int]:
         if begin is not None:
             spent = spent_in_all(experiment, begin)
             _warn_above(config.target_epsilon, spent, "this stage and those before it will spend")
-        return _run(planned, cadence, quiet=config.quiet, explain=command.explain, then=then)
+        return _run(planned, explain=command.explain, then=then)
 
     return work
 
 
 def prepare_resume(command: "Resume") -> Callable[[], int]:
-    """Checks whether a run can go on; what is returned does it and gives the exit code.
+    """Check that a run can resume; return what resumes it and gives the exit code.
 
     Raises:
       FileNotFoundError: if the directory holds no run, or there are no data where it says.
@@ -129,7 +131,7 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
                 f"{path} holds a {kind}: the command that began it, repeated, goes on with it"
             )
     if command.log is not None:
-        loggers.require(command.log, path)
+        Logger(command.log, directory=path)  # refuse one that cannot be opened
     directory = RunDirectory(path)
     tables = directory.config()
     planned, earlier = tables.get("resolved", {}).get("rounds"), tables.get("stages", [])
@@ -166,7 +168,9 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
         )
     simulation = experiment.simulation
     simulation.check_rounds(experiment.hparams, 0, rounds, config.eval_every)
-    planned = _Planned(experiment, directory, rounds, None, earlier, command.log)
+    planned = _Planned(
+        experiment, directory, rounds, command.log, command.quiet, cadence, None, earlier
+    )
 
     def work() -> int:
         if last is not None and last.note["versions"] != versions():
@@ -174,13 +178,13 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
                 f"{last.folder} was written with {_words(last.note)}, so numbers may differ in "
                 "their last digits from an undisturbed run"
             )
-        return _run(planned, cadence, quiet=command.quiet, explain=command.explain)
+        return _run(planned, explain=command.explain)
 
     return work
 
 
 def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: object) -> None:
-    """Checks that several processes are about to do the same run, from the same checkpoint."""
+    """Check that all processes are about to do the same run, from the same checkpoint."""
     if not processes.several():
         return
     last = None if start is None else start.checkpoints().last()
@@ -196,7 +200,7 @@ def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: o
 
 
 def _agree_on_files(directory: RunDirectory | None) -> None:
-    """Checks that several processes see the same files, once the first has made them."""
+    """Check that all processes see the same files, once the first has made them."""
     if directory is not None and processes.several():
         processes.agree({})
         last = directory.checkpoints().last()
@@ -204,27 +208,27 @@ def _agree_on_files(directory: RunDirectory | None) -> None:
 
 
 def _words(note: dict[str, dict[str, str]]) -> str:
-    """The versions that are not those here."""
+    """List the versions of a checkpoint that differ from those here."""
     here = versions()
     return ", ".join(f"{k} {v}" for k, v in note["versions"].items() if here.get(k) != v)
 
 
 def _run(
-    planned: _Planned, cadence: Cadence, *, quiet: bool, explain: bool, then: _Then | None = None
+    planned: _Planned, *, explain: bool, then: tuple[_Planned, Sequence[str]] | None = None
 ) -> int:
-    """Runs, prints what came of it, and gives the exit code."""
+    """Do a run, and then the fine-tuning that a command may do alone; return the exit code."""
     if planned.path is not None and processes.is_first():
         can_draw()
     with stop_on_interrupt() as stop:
-        done = _execute(planned, cadence, stop, quiet=quiet)
+        done = planned.execute(stop)
         both = [(planned, done)]
         if then is not None and not done.summary["interrupted"]:
+            next_, _ = then
             begin, earlier = go_on(
-                done, planned.experiment, then.experiment, planned.path, planned.earlier
+                done, planned.experiment, next_.experiment, planned.path, planned.earlier
             )
-            rounds = then.experiment.config.rounds
-            next_ = _Planned(then.experiment, then.directory, rounds, begin, earlier, planned.log)
-            both.append((next_, _execute(next_, cadence, stop, quiet=quiet)))
+            next_ = next_._replace(begin=begin, earlier=earlier)
+            both.append((next_, next_.execute(stop)))
     print_table([{"run": _name(each.experiment), **found.summary} for each, found in both])
     for each, found in both:
         _warn_of(each, found)
@@ -246,27 +250,20 @@ def _run(
     if last.path is not None:
         stopped += f"; fedjaxsim resume {shlex.quote(str(last.path))} goes on"
     if then is not None and len(both) == 1 and planned.path is not None:
-        stopped += f"; then {shlex.join(then.command)} fine-tunes"
+        stopped += f"; then {shlex.join(then[1])} fine-tunes"
     print(stopped, file=sys.stderr)
     return INTERRUPTED
 
 
-def _execute(planned: _Planned, cadence: Cadence, stop: Event, *, quiet: bool) -> Executed:
-    return execute(
-        planned.experiment, planned.directory, stop, quiet=quiet, cadence=cadence,
-        rounds=planned.rounds, begin=planned.begin, earlier=planned.earlier, log=planned.log,
-    )  # fmt: skip
-
-
 def _name(experiment: Experiment) -> str:
-    """What a run is called in a table."""
+    """Name a run in a table."""
     config = experiment.config
     penalty = config.get("penalty")
     return config.algorithm if penalty is None else f"{config.algorithm} {penalty}"
 
 
 def _warn_of(planned: _Planned, done: Executed) -> None:
-    """Says what is wrong with a run that went to its end."""
+    """Warn of a run that diverges or spends more than was asked."""
     summary, asked = done.summary, planned.experiment.config.target_epsilon
     if summary["diverging"]:
         _warn(

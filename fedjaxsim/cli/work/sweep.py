@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedjaxsim import callbacks
+from fedjaxsim.callbacks import Cadence
 from fedjaxsim.cli.start import INTERRUPTED
 from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.engine.settings_axis import varying
 from fedjaxsim.report.progress import can_draw, stop_on_interrupt
 from fedjaxsim.runs.build import Experiment, population_of, prepare, versions
-from fedjaxsim.runs.loop import Cadence, advance, fingerprint_of
+from fedjaxsim.runs.fingerprints import fingerprint_of
 from fedjaxsim.runs.memory import bytes_per_run
 from fedjaxsim.runs.plan import Plan, hyperparameters_of, read_plan
 from fedjaxsim.runs.sweep_directory import SweepDirectory
-from fedjaxsim.runs.sweep_progress import SweepProgress
 from fedjaxsim.runs.sweep_report import print_report, write_report
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import ManyRuns
@@ -33,10 +34,10 @@ _GB = 10**9
 
 @dataclasses.dataclass(frozen=True)
 class _Family:
-    """The runs that differ in hyperparameters and seeds: one program serves them all.
+    """Runs that differ in hyperparameters and seeds, for which one program is compiled.
 
     Attributes:
-      simulation: on the population of the first seed.
+      simulation: simulation on the population of the first seed.
       groups: runs by seed, each (run index, experiment).
     """
 
@@ -45,17 +46,17 @@ class _Family:
 
     @property
     def experiments(self) -> list[tuple[int, Experiment]]:
-        """All runs."""
+        """Runs of all groups."""
         return [each for group in self.groups for each in group]
 
     @functools.cached_property
     def axes(self) -> Any:
-        """Which hyperparameters differ between any two of the runs."""
+        """Hyperparameters that differ between any two of the runs."""
         return varying([experiment.hparams for _, experiment in self.experiments])
 
 
 def prepare_sweep(command: "Sweep") -> Callable[[], int]:
-    """Checks all input of a sweep; what is returned runs it and gives the exit code.
+    """Check all input of a sweep; return what runs it and gives the exit code.
 
     Raises:
       FileNotFoundError: if there is no such file, or no data where it says.
@@ -75,7 +76,7 @@ def prepare_sweep(command: "Sweep") -> Callable[[], int]:
         draws = can_draw()
         with stop_on_interrupt() as stop:
             _compute(plan, families, directory, begun, stop, cadence, quiet=command.quiet)
-        results = directory.join()
+        results = directory.results()
         if len(results):
             experiments = {run: each for family in families for run, each in family.experiments}
             write_report(plan, directory, results, experiments)
@@ -130,50 +131,71 @@ def _compute(
     *,
     quiet: bool,
 ) -> None:
-    """Runs what is not finished yet, the chunk that was interrupted first."""
+    """Run what is not finished yet, the chunk that was interrupted first."""
     done = directory.finished()
-    with SweepProgress(len(plan.runs), len(done), quiet=quiet) as progress:
-        for family in families:
-            for many, runs in _chunks(plan, family, done, checkpoint):
-                experiments = [dict(family.experiments)[run] for run in runs]
-                rounds = experiments[0].config.rounds
-                progress.start(len(runs), rounds)
-                if checkpoint and tuple(checkpoint.note["runs"]) != runs:
-                    directory.checkpoints.clear()
-                outcome = advance(
-                    many,
-                    experiments,
-                    rounds,
-                    stop=stop,
-                    numbers=runs,
-                    checkpoints=directory.checkpoints,
-                    cadence=cadence,
-                    extra={"runs": runs, "places": many.capacity},
-                    of_sweep=True,
-                    on_rows=progress.update,
-                )
-                if outcome.round == rounds:
-                    directory.write_part(
-                        outcome.rows,
-                        seconds=outcome.seconds,
-                        compile_seconds=outcome.compile_seconds,
-                    )
-                if stop.is_set():
-                    return
+    count = len(done)
+    for family in families:
+        for many, runs in _chunks(plan, family, done, checkpoint):
+            if checkpoint and tuple(checkpoint.note["runs"]) != runs:
+                directory.checkpoints.clear()
+            title = f"runs {count + 1}–{count + len(runs)} of {len(plan.runs)}"
+            progress = callbacks.Progress(title, quiet=quiet)
+            _compute_chunk(
+                many, runs, dict(family.experiments)[runs[0]], directory, stop, cadence, progress
+            )
+            if stop.is_set():
+                return
+            count += len(runs)
+
+
+def _compute_chunk(
+    many: ManyRuns,
+    runs: tuple[int, ...],
+    first: Experiment,
+    directory: SweepDirectory,
+    stop: Event,
+    cadence: Cadence,
+    progress: callbacks.Progress,
+) -> None:
+    """Run a chunk to its end, or to its next checkpoint."""
+    config, recorded = first.config, callbacks.Records()
+    checkpoints = callbacks.Checkpoints(
+        directory.checkpoints,
+        [recorded],
+        every=cadence,
+        note={"runs": runs, "places": many.capacity},
+        keep_last=False,
+    )
+    state = checkpoints.restore(many.init(config.seed))
+    state, _ = many.run(
+        state,
+        config.rounds - int(state.round),
+        eval_every=config.eval_every,
+        callbacks=[recorded, progress, checkpoints, callbacks.StopOnInterrupt(stop)],
+        delta=first.delta,
+        keep=0,
+    )
+    if int(state.round) < config.rounds:
+        return
+    found = recorded.memory
+    rows = [{**row, "run": runs[row["run"]], "delta": first.delta} for row in found["rows"]]
+    replace = recorded.run.epsilon(state, "replace")
+    for row, epsilon in zip(rows[-len(runs) :], replace, strict=True):
+        row["epsilon_replace"] = epsilon
+    directory.add(rows, seconds=found["seconds"], compile_seconds=found["compile_seconds"])
 
 
 def _chunks(
     plan: Plan, family: _Family, done: set[int], checkpoint: Checkpoint | None
 ) -> Iterator[tuple[ManyRuns, tuple[int, ...]]]:
-    """Programs with the runs that they hold, within the memory budget."""
+    """Yield programs with their runs, within the memory budget."""
     budget = plan.options.memory * _GB
     each = bytes_per_run(family.simulation, family.groups[0][0][1].hparams)
     fitting = max(1, int(budget // each))
     # The places of a program follow from the plan, or from the checkpoint that it goes on with, and
     # not from what is left: else a checkpoint would not fit the program that reads it.
     places = max(len(_cut(range(len(group)), fitting)[0]) for group in family.groups)
-    interrupted = checkpoint.note["runs"] if checkpoint else []
-    if checkpoint and set(interrupted) & set(dict(family.experiments)):
+    if checkpoint and checkpoint.note["runs"][0] in dict(family.experiments):
         places = checkpoint.note["places"]
     fitting = min(fitting, places)
     shared: ManyRuns | None = None
@@ -183,17 +205,16 @@ def _chunks(
         simulation = family.simulation
         if config.seed != family.groups[0][0][1].config.seed:
             simulation = simulation.with_population(population_of(config))
-        begun = tuple(run for run in interrupted if run in experiments)
-        rest = [run for run in experiments if run not in done and run not in begun]
-        for runs in ([begun] if begun else []) + _cut(rest, fitting):
+        # The first of these chunks is the interrupted one, whatever was done before it.
+        for runs in _cut([run for run in experiments if run not in done], fitting):
             settings = [experiments[run].hparams for run in runs]
             if shared is None:
                 padding = [settings[-1]] * (places - len(settings))
                 shared = ManyRuns(simulation, settings + padding, axes=family.axes)
-            yield shared.with_runs(simulation, settings), tuple(runs)
+            yield shared.with_runs(simulation, settings), runs
 
 
 def _cut(runs: Sequence[int], most: int) -> list[tuple[int, ...]]:
-    """The runs in as few chunks as fit, of about one size."""
+    """Cut runs into as few chunks as fit, of about one size."""
     count = -(-len(runs) // most)
     return [tuple(map(int, part)) for part in np.array_split(runs, count)] if count else []

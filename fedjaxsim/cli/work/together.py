@@ -1,4 +1,4 @@
-"""A command that several processes do together: all of them, or none."""
+"""A command of several processes: all of them do it, or none."""
 
 import os
 import sys
@@ -15,12 +15,12 @@ Result = TypeVar("Result")
 
 
 def together(prepare: Callable[[], Callable[[], int]], machines: Machines) -> Callable[[], int]:
-    """The same for several processes: what one refuses none does, and none waits for a dead one.
+    """Prepare a command in all processes: none starts what one refuses, or waits for a dead one.
 
     Args:
       prepare: checks all input, calls `processes.agree` before anything is written or computed, and
         returns what does the work.
-      machines: where it is done.
+      machines: devices and processes of the command.
 
     Raises:
       ValueError: as `prepare`, or if there are fewer devices than asked for.
@@ -54,7 +54,7 @@ def together(prepare: Callable[[], Callable[[], int]], machines: Machines) -> Ca
 
 
 def _or_leave(function: Callable[[], Result], passing: tuple[type[Exception], ...] = ()) -> Result:
-    """What a function returns or, unless it is let through, an end of this process that is told."""
+    """Return the result of `function`; print an error outside `passing` and end the process."""
     try:
         return function()
     except BaseException as error:

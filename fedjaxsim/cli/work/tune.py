@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from fedjaxsim.callbacks import Cadence
 from fedjaxsim.cli.start import INTERRUPTED
 from fedjaxsim.extras import missing
 from fedjaxsim.gradients.whole_run import EPSILON, check_names
@@ -29,7 +30,7 @@ from fedjaxsim.report.symbols import remember
 from fedjaxsim.runs.build import draws_of, prepare, versions
 from fedjaxsim.runs.directory import GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import about, execute
-from fedjaxsim.runs.loop import Cadence, digest, fingerprint_of
+from fedjaxsim.runs.fingerprints import digest, fingerprint_of
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.tune import descent
 from fedjaxsim.tune.descent import Measured, Point, Step, descend

@@ -1,0 +1,386 @@
+"""Callbacks of a run: progress, records, loggers, checkpoints, patience, an end by Ctrl-C.
+
+`Simulation.run(…, callbacks=[…])` calls them after each evaluation, as the command line does. A
+callback of your own is a function `(state, segment)` or a subclass of `Callback`.
+"""
+
+import contextlib
+import importlib
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from threading import Event
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjaxsim import extras, metrics
+from fedjaxsim.engine.checkpoint import CheckpointFolder
+from fedjaxsim.engine.loop import Callback as Callback
+from fedjaxsim.engine.loop import Run as Run
+from fedjaxsim.engine.processes import from_all, is_first
+from fedjaxsim.engine.segments import Record, Segment
+from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.report.files import lines, strict, write_atomically
+from fedjaxsim.report.progress import COUNT, Bar, describe, number, stop_on_interrupt
+
+PROJECT = "fedjaxsim"
+"""Project of the runs that loggers send."""
+_BETWEEN = 60.0
+_SHARE = 20
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+class Progress(Callback):
+    """Show a bar with the latest metrics on a terminal; elsewhere, print a line per evaluation.
+
+    Args:
+      title: name of the run.
+      quiet: no bar even on a terminal.
+    """
+
+    everywhere, initial = False, True
+
+    def __init__(self, title: str = "run", *, quiet: bool = False):
+        self._title, self._quiet = title, quiet
+
+    def start(self, state: SimulationState) -> None:
+        """Show the bar."""
+        self._begin, self._seconds = int(state.round), 0.0
+        bar = Bar(self._title, self.run.rounds, after=(COUNT,), quiet=self._quiet)
+        self._bar = self.run.closing.enter_context(bar)
+
+    def segment(self, state: SimulationState, segment: Segment) -> None:
+        """Show an evaluation, with the speed so far."""
+        self._seconds += segment.seconds
+        done = segment.round - self._begin
+        speed = done / self._seconds if self._seconds else None
+        self.show(self.run.records(state, segment), speed)
+
+    def show(self, records: Sequence[Record], speed: float | None) -> None:
+        """Show the records of all runs.
+
+        Args:
+          records: records of one evaluation, one for each run.
+          speed: rounds per second without compilation; None before the first round.
+        """
+        alone, done = self.run.size is None, records[0]["round"]
+        words = describe(strict(records[0]), speed) if alone else describe_best(records, speed)
+        line = f"{self._title}  {done}/{self.run.rounds}  {words}"
+        self._bar.show(line, completed=done, words=words)
+
+
+def describe_best(records: Sequence[Record], speed: float | None) -> str:
+    """Describe an evaluation of several runs, as in `best accuracy 0.81  400 run-rounds/s`."""
+    words = []
+    for key, metric in metrics.in_tables():
+        values = [row[key] for row in records if key in row and np.isfinite(row[key])]
+        if values:
+            best, of = ("best", max) if metric.larger_is_better else ("least", min)
+            words.append(f"{best} {metric.title} {number(of(values))}")
+    if speed is not None:
+        words.append(f"{number(len(records) * speed)} run-rounds/s")
+    return "  ".join(words)
+
+
+class Records(Callback):
+    """Keep the records of all evaluations, and the time that they took.
+
+    Attributes:
+      memory: `rows`, the records (see `Run.records`) of all evaluations; `seconds` of rounds and
+        evaluations, without compilation; and `compile_seconds`.
+    """
+
+    initial = True
+
+    def __init__(self):
+        self.memory = {"rows": [], "seconds": 0.0, "compile_seconds": 0.0}
+
+    def start(self, state: SimulationState) -> None:
+        """Forget evaluations after `state`."""
+        done = int(state.round)
+        if done == 0:
+            self.memory = Records().memory
+        self.memory["rows"] = [row for row in self.memory["rows"] if row["round"] <= done]
+
+    def segment(self, state: SimulationState, segment: Segment) -> None:
+        """Add an evaluation."""
+        self.memory["rows"] += self.run.records(state, segment)
+        self.memory["seconds"] += segment.seconds
+        self.memory["compile_seconds"] += segment.compile_seconds
+
+
+class MetricsFile(Records):
+    """Write the records of all evaluations to a file, a line of strict JSON each.
+
+    A start replaces the file by the evaluations in memory.
+
+    Args:
+      path: the file; its folders are made.
+    """
+
+    def __init__(self, path: Path | str):
+        super().__init__()
+        self._path = Path(path)
+
+    def start(self, state: SimulationState) -> None:
+        """Write the evaluations in memory."""
+        super().start(state)
+        if is_first():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path, lines(self.memory["rows"]))
+
+    def segment(self, state: SimulationState, segment: Segment) -> None:
+        """Add an evaluation to the file: whole lines, in a single write."""
+        super().segment(state, segment)
+        if is_first():
+            with open(self._path, "ab", buffering=0) as file:
+                file.write(lines(self.run.records(state, segment)))
+
+
+class Logger(Callback):
+    """Send each evaluation to a logger.
+
+    Logged are the finite numbers of the run's record (see `Run.records`), and `rounds/NAME`, the
+    mean of each per-round metric over the segment.
+
+    Args:
+      name: tensorboard, wandb, mlflow or trackio. The variables of wandb (WANDB_MODE,
+        WANDB_PROJECT) and mlflow (MLFLOW_TRACKING_URI) hold.
+      title: name of the run.
+      settings: settings of the run, by name.
+      directory: where tensorboard puts the folder `tensorboard`; others need none.
+
+    Raises:
+      MissingExtraError: if the library is not installed.
+      ValueError: if tensorboard has no directory.
+    """
+
+    everywhere, initial = False, True
+
+    def __init__(
+        self,
+        name: str,
+        title: str = "run",
+        settings: Mapping[str, Any] | None = None,
+        directory: Path | str | None = None,
+    ):
+        extras.require(name)
+        if name == "tensorboard" and directory is None:
+            raise ValueError("log tensorboard writes files: say where with out")
+        self._name, self._title = name, title
+        self._settings, self._directory = dict(settings or {}), Path(directory or ".")
+
+    def start(self, state: SimulationState) -> None:
+        """Open the log."""
+        self._write = self._opened(self.run.closing)
+
+    def segment(self, state: SimulationState, segment: Segment) -> None:
+        """Log an evaluation."""
+        record = self.run.record(state, segment)
+        values = {name: value for name, value in record.items() if name != "round"}
+        values |= {f"rounds/{k}": each.mean() for k, each in segment.metrics.items() if len(each)}
+        known = {name: float(value) for name, value in values.items() if value is not None}
+        finite = {name: value for name, value in known.items() if math.isfinite(value)}
+        self._write(finite, step=segment.round)
+
+    def _opened(self, closing: contextlib.ExitStack) -> Callable[..., Any]:
+        """Begin a log; return what writes values by name at a `step`."""
+        if self._name == "tensorboard":
+            from tensorboardX import SummaryWriter
+
+            writer = SummaryWriter(str(self._directory / "tensorboard"))
+            closing.callback(writer.close)
+
+            def write(values: Mapping[str, float], step: int) -> None:
+                for name, value in values.items():
+                    writer.add_scalar(name, value, step)
+                writer.flush()
+
+            return write
+        library = importlib.import_module(self._name)
+        if self._name == "mlflow":
+            library.start_run(run_name=self._title)
+            library.log_params(self._settings)
+            closing.callback(library.end_run)
+            return library.log_metrics
+        project = os.environ.get("WANDB_PROJECT", PROJECT) if self._name == "wandb" else PROJECT
+        library.init(project=project, name=self._title, config=self._settings)
+        closing.callback(library.finish)
+        return library.log
+
+
+class Patience(Callback):
+    """Stop a run whose metric on validation rows gets no better.
+
+    The metric is the one by which runs are judged: accuracy, nMSE, the excess risk or the loss. A
+    callback later in the list finds it in the run's record. The guarantee does not cover this
+    choice of the last round: see docs/watching.md.
+
+    Args:
+      evaluations: stop after so many in a row that are no better than the best one before.
+
+    Attributes:
+      memory: values of all evaluations, with a sign such that larger is better.
+    """
+
+    initial = True
+
+    def __init__(self, evaluations: int):
+        self._evaluations, self.memory = evaluations, []
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the last evaluations were no better than the best one before them."""
+        values, last = self.memory, self._evaluations
+        return len(values) > last and max(values[-last:]) <= max(values[:-last])
+
+    def start(self, state: SimulationState) -> bool:
+        """Refuse to go on with a run that was stopped."""
+        if int(state.round) == 0:
+            self.memory = []
+        return not self.exhausted
+
+    def segment(self, state: SimulationState, segment: Segment) -> bool:
+        """Judge the run on its validation rows."""
+        record = self.run.record(state, segment)
+        summary = self.run.evaluate(state, "validation").summary()
+        as_test = {f"test_{name.partition('_')[2]}": name for name in summary}
+        name = as_test[str(metrics.judged_by(as_test))]
+        record[name] = value = float(summary[name])
+        sign = 1 if metrics.of_column(name).larger_is_better else -1
+        self.memory.append(-math.inf if math.isnan(value) else sign * value)
+        return not self.exhausted
+
+
+class StopOnInterrupt(Callback):
+    """End a run after the rounds in flight at the first Ctrl-C, at once at the second.
+
+    Args:
+      event: stops the run when it is set; None listens to Ctrl-C, which only the main thread can.
+    """
+
+    def __init__(self, event: Event | None = None):
+        self._given = event
+
+    def start(self, state: SimulationState) -> bool:
+        """Listen. A run that was stopped before it began has one segment."""
+        self._event = self._given or self.run.closing.enter_context(stop_on_interrupt())
+        return int(state.round) == 0 or not self._event.is_set()
+
+    def segment(self, state: SimulationState, segment: Segment) -> bool:
+        """Stop if the user has asked to."""
+        return not self._event.is_set()
+
+
+class Cadence(NamedTuple):
+    """Rule for when a checkpoint is due: after `rounds`, or `seconds`, or see `Checkpoints`."""
+
+    rounds: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: "Cadence | str | int | None") -> "Cadence":
+        """Read `--checkpoint-every`: rounds as in `10`, time as in `30s`, `5min`, `2h`.
+
+        Raises:
+          ValueError: for any other text.
+        """
+        if text is None or isinstance(text, Cadence):
+            return text or cls()
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) *(rounds|s|min|h|)", str(text).strip())
+        of_rounds = found is not None and found[2] in ("", "rounds")
+        if found is None or float(found[1]) == 0 or (of_rounds and "." in found[1]):
+            raise ValueError(
+                "checkpoint-every must be rounds, as in 10, or time, as in 30s, 5min or 2h, got "
+                f"{text!r}"
+            )
+        if of_rounds:
+            return cls(rounds=int(found[1]))
+        return cls(seconds=float(found[1]) * _UNITS[found[2]])
+
+    def is_due(self, rounds: int, seconds: float, writing: float) -> bool:
+        """Return whether a checkpoint is due, given the time since the last and to write it."""
+        if self.rounds is not None:
+            return rounds >= self.rounds
+        wait = max(_BETWEEN, _SHARE * writing) if self.seconds is None else self.seconds
+        return seconds > wait
+
+
+class Checkpoints(Callback):
+    """Keep the last three states of a run in a folder, that after the last round among them.
+
+    In the list of callbacks it stands behind those whose memory it keeps.
+
+    Args:
+      folder: the folder.
+      callbacks: callbacks whose `memory` is kept with the state, one of each class.
+      every: rounds or time between checkpoints, as in 10, "30s" or "5min"; by default a minute, or
+        longer, so that writing takes at most a twentieth of the time. A checkpoint is written at
+        the next evaluation.
+      note: other values of JSON to keep.
+      keep_last: whether the state after the last round is kept.
+
+    Raises:
+      ValueError: for another text in `every`.
+    """
+
+    def __init__(
+        self,
+        folder: CheckpointFolder | Path | str,
+        callbacks: Sequence[Callback] = (),
+        *,
+        every: Cadence | str | int | None = None,
+        note: Mapping[str, Any] | None = None,
+        keep_last: bool = True,
+    ):
+        is_path = isinstance(folder, Path | str)
+        self._folder = CheckpointFolder(Path(folder)) if is_path else folder
+        self._callbacks = {type(each).__name__: each for each in callbacks}
+        self._cadence, self._note, self._keep_last = Cadence.parse(every), note, keep_last
+        self._saved: tuple[int, float, float] = 0, 0.0, 0.0
+
+    def restore(self, state: SimulationState) -> SimulationState:
+        """Return the last state that was kept, and set the memory of the callbacks.
+
+        Args:
+          state: state before the first round of the run, from `init`; returned if the folder is
+            empty.
+
+        Raises:
+          ValueError: if the checkpoint is damaged, or belongs to another run.
+        """
+        last = self._folder.last()
+        if last is None:
+            return state
+        for name, each in self._callbacks.items():
+            each.memory = last.note["memory"].get(name, each.memory)
+        return last.state(state)
+
+    def save(self, state: SimulationState) -> None:
+        """Write a checkpoint; of several processes, all must call it."""
+        begin = time.monotonic()
+        memory = {name: each.memory for name, each in self._callbacks.items()}
+        self._folder.save(int(state.round), state, {**(self._note or {}), "memory": memory})
+        now = time.monotonic()
+        self._saved = int(state.round), now, now - begin
+
+    def start(self, state: SimulationState) -> None:
+        """Count rounds and time from here."""
+        self._saved = int(state.round), time.monotonic(), 0.0
+
+    def segment(self, state: SimulationState, segment: Segment) -> None:
+        """Write a checkpoint if one is due by the clock of the first process."""
+        round_, at, writing = self._saved
+        due = self._cadence.is_due(segment.round - round_, time.monotonic() - at, writing)
+        if from_all(due)[0] and segment.round < self.run.rounds:
+            self.save(state)
+
+    def end(self, state: SimulationState) -> None:
+        """Write the last state."""
+        done = int(state.round)
+        if done != self._saved[0] and (self._keep_last or done < self.run.rounds):
+            self.save(state)

@@ -1,0 +1,212 @@
+"""The loop of every run: segments of rounds, an evaluation after each, and callbacks.
+
+One run is the case of S runs in one program without the axis of runs.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from fedjaxsim.algorithm import Metrics
+from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.engine.processes import from_all, is_first
+from fedjaxsim.engine.segments import History, Record, Segment, rows_of
+from fedjaxsim.engine.state import SimulationState, state_of
+from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy.accounting.composition import Adjacency
+from fedjaxsim.privacy.guarantee import spent
+
+_spent = functools.cache(spent)
+"""Runs of a sweep, and evaluations without a round between them, ask for the same ε again."""
+
+
+class Callback:
+    """Watch, keep or stop a run. The methods do nothing; a subclass overrides those it needs.
+
+    Each process of a run calls its callbacks in the same order, and a run that one process stops
+    ends in all of them.
+
+    Attributes:
+      everywhere: whether every process calls it; otherwise the first one does.
+      initial: whether `segment` is called before the first round, too, with an empty segment.
+      memory: what `fjs.callbacks.Checkpoints` may keep of it, a value of JSON. Checkpoints set it
+        before `start` when a run resumes.
+      run: the run, set before `start`.
+    """
+
+    everywhere = True
+    initial = False
+    memory: Any = None
+    run: "Run"
+
+    def start(self, state: SimulationState) -> bool | None:
+        """Prepare for the first segment after `state`; return False to run none.
+
+        `self.run.closing` takes what must be closed after the end, an error or an interruption.
+        """
+
+    def segment(self, state: SimulationState, segment: Segment) -> bool | None:
+        """Read the state after a segment, and its results; return False to stop the run here.
+
+        The buffers of `state` are reused by the next segment.
+        """
+
+    def end(self, state: SimulationState) -> None:
+        """Finish after the last segment, also of a run that was stopped; not after an error."""
+
+
+Callbacks = Sequence[Callback | Callable[[SimulationState, Segment], bool | None]]
+"""Functions `(state, segment)` are callbacks, too."""
+
+
+@dataclasses.dataclass
+class Run:
+    """A run, or S runs in one program, as its callbacks see it.
+
+    Attributes:
+      advance: `(state, rounds) -> (state, metrics)`, one compiled segment.
+      evaluate: `(state, split) -> Evaluation`.
+      rounds: rounds done at its end.
+      delta: δ of the ε in records.
+      accountant: name of the accountant; None for the tightest.
+      size: S; None for one run, without an axis of runs.
+      closing: stack of what is closed when the run is over.
+    """
+
+    advance: Callable[[SimulationState, int], tuple[SimulationState, Metrics]]
+    evaluate: Callable[[SimulationState, str], Evaluation]
+    rounds: int
+    delta: float
+    accountant: str | None
+    size: int | None = None
+    closing: contextlib.ExitStack = dataclasses.field(
+        default_factory=contextlib.ExitStack, init=False
+    )
+    _recorded: Segment | None = dataclasses.field(default=None, init=False)
+    _records: list[Record] = dataclasses.field(default_factory=list, init=False)
+
+    def segments(
+        self,
+        state: SimulationState,
+        eval_every: int | None,
+        callbacks: Callbacks,
+        keep: int | None,
+    ) -> tuple[SimulationState, History]:
+        """Run up to the last round; return the last state and the last segments.
+
+        Args:
+          state: state to start from; its buffers are reused.
+          eval_every: rounds between evaluations, counted over the life of the state; None for one
+            evaluation at the end.
+          callbacks: called in this order.
+          keep: number of segments to return; None for all.
+        """
+        called = [each for each in callbacks if getattr(each, "everywhere", True) or is_first()]
+        hooked = [each for each in called if isinstance(each, Callback)]
+        steps = [each.segment if isinstance(each, Callback) else each for each in called]
+        history: deque[Segment] = deque(maxlen=keep)
+        done, told = int(state.round), 0.0
+        with self.closing, _Compiling() as compiling:
+            for each in hooked:
+                each.run = self
+            goes_on = _all_go_on([each.start(state) for each in hooked])
+            # All processes evaluate together, for a callback of the first one, too.
+            if goes_on and done == 0 and any(getattr(each, "initial", False) for each in callbacks):
+                segment = Segment(0, {}, self.evaluate(state, "test"))
+                initial = [each for each in hooked if each.initial]
+                goes_on = _all_go_on([each.segment(state, segment) for each in initial])
+            while goes_on and done < self.rounds:
+                length = self.rounds - done
+                if eval_every is not None:
+                    length = min(length, eval_every - done % eval_every)
+                begin = time.perf_counter() - compiling.seconds
+                state, metrics = self.advance(state, length)
+                done += length
+                metrics = jax.tree.map(np.asarray, metrics)
+                evaluation = self.evaluate(state, "test")
+                seconds = max(time.perf_counter() - compiling.seconds - begin, 1e-9)
+                segment = Segment(done, metrics, evaluation, seconds, compiling.seconds - told)
+                told = compiling.seconds
+                history.append(segment)
+                goes_on = _all_go_on([step(state, segment) for step in steps])
+            for each in hooked:
+                each.end(state)
+        return state, History(history)
+
+    def record(self, state: SimulationState, segment: Segment) -> Record:
+        """Return the record of an evaluation of a single run, see `records`.
+
+        Raises:
+          ValueError: if there are several runs.
+        """
+        if self.size is not None:
+            raise ValueError(f"a callback of this kind takes a single run, got {self.size} runs")
+        return self.records(state, segment)[0]
+
+    def records(self, state: SimulationState, segment: Segment) -> list[Record]:
+        """Return the flat record of an evaluation of each run.
+
+        All callbacks get the same records, to which they may add.
+
+        Returns:
+          For each run `run` (0 to S − 1, if there are several), `round`, `train_loss` (mean of the
+          local losses during the segment, each participation with equal weight; None if nobody took
+          part or measured it), the evaluation's summary, and `epsilon` so far (zero-out, joint DP;
+          inf without a guarantee).
+        """
+        if self._recorded is not segment:
+            columns = {"round": segment.round, "train_loss": _train_loss(segment)}
+            columns |= segment.evaluation.summary()
+            columns["epsilon"] = self.epsilon(state)
+            self._recorded, self._records = segment, rows_of(columns, self.size)
+        return self._records
+
+    def epsilon(self, state: SimulationState, adjacency: Adjacency = "zero_out") -> list[float]:
+        """Return ε of each run so far, for joint DP; inf without a guarantee."""
+        privacy = jax.tree.map(np.asarray, state.privacy)
+        bare = dataclasses.replace(state, shared=(), personal=(), mechanism=(), privacy=privacy)
+        states = [bare] if self.size is None else [state_of(bare, run) for run in range(self.size)]
+        return [
+            _spent(tuple(ledger.charged(each.privacy)), self.delta, adjacency,
+                   accountant=self.accountant)
+            for each in states
+        ]  # fmt: skip
+
+
+def _all_go_on(answers: Sequence[bool | None]) -> bool:
+    """Return whether no callback of any process stops the run."""
+    return all(from_all(all(answer is not False for answer in answers)))
+
+
+def _train_loss(segment: Segment) -> Any:
+    weights = segment.metrics.get("participants", np.zeros(0))
+    losses = segment.metrics.get("loss")
+    if losses is None or not weights.sum():
+        return None
+    present = (weights > 0).reshape(-1, *[1] * (losses.ndim - 1))
+    return weights @ np.where(present, losses, 0.0) / weights.sum()
+
+
+class _Compiling:
+    """Seconds of tracing, lowering and compiling inside a `with` block."""
+
+    seconds = 0.0
+
+    def __enter__(self) -> Self:
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._listen)
+
+    def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        del kwargs
+        if event.startswith("/jax/core/compile/"):
+            self.seconds += duration_secs

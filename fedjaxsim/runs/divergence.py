@@ -1,0 +1,36 @@
+"""Divergence of a run, from its records."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fedjaxsim.report.files import Record
+
+_GROWTH = 10
+
+
+def diverged(records: Sequence[Record]) -> Iterator[bool]:
+    """Whether a run has diverged, evaluation by evaluation.
+
+    It has from where its training loss, or a test metric that was finite at first, is not finite;
+    and where its training loss is more than ten times its first one. A run that noise carries away
+    from a good start is worse, and not diverging. Accuracy can look healthy for long meanwhile.
+
+    Args:
+      records: of one run, from its first evaluation on.
+    """
+
+    def finite(value: Any) -> bool:
+        return value is None or math.isfinite(value)
+
+    # A metric that has no value from the start (no client has test rows) says nothing.
+    metrics = {name for record in records for name in record if name.startswith("test_")}
+    watched = ["train_loss", *(name for name in metrics if finite(records[0].get(name)))]
+    first, broken, growing = None, False, False
+    for record in records:
+        loss = record.get("train_loss")
+        broken |= not all(finite(record.get(name)) for name in watched)
+        if loss is not None and not broken:
+            first = loss if first is None else first
+            growing = loss > _GROWTH * first
+        yield broken or growing

@@ -1,0 +1,235 @@
+"""Callbacks of a run, in Python: the order of their hooks, and a run that is killed and resumes."""
+
+import json
+import math
+import os
+import signal
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from problems import HANGS, least_squares, simulation_of
+
+import fedjaxsim as fjs
+from fedjaxsim.callbacks import Cadence, Callback, Checkpoints, MetricsFile, Patience, Progress
+from fedjaxsim.sweep import ManyRuns
+
+
+@pytest.fixture(scope="module")
+def made():
+    """A private simulation of six clients with validation rows, and its hyperparameters."""
+    population, task = least_squares([16, 18, 17, 19, 15, 16])
+    population = fjs.data.split(population, test=0.3, validation=0.2)
+    sim = simulation_of("fedavg", task, population, fjs.poisson(0.5), fjs.Minibatches(4, steps=1))
+    return sim, sim.hyperparameters(
+        learning_rate=0.05, clip_norm=0.2, noise_multiplier=2.0, sampling_rate=0.5
+    )
+
+
+class Noting(Callback):
+    """Notes the hooks that are called, and answers what it is told to."""
+
+    def __init__(self, start=None, segments=()):
+        self.seen: list[Any] = []
+        self._start, self._segments = start, list(segments)
+
+    def start(self, state):
+        self.seen.append(("start", int(state.round), self.run.rounds))
+        self.run.closing.callback(self.seen.append, "close")
+        return self._start
+
+    def segment(self, state, segment):
+        self.seen.append(("segment", int(state.round), segment.round))
+        return self._segments.pop(0) if self._segments else None
+
+    def end(self, state):
+        self.seen.append(("end", int(state.round)))
+
+
+def run(made, rounds, callbacks, state=None, **options):
+    sim, hparams = made
+    state = sim.init(0, hparams) if state is None else state
+    return sim.run(state, hparams, rounds, eval_every=2, callbacks=callbacks, **options)
+
+
+def leaves(state):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves((state.shared, state.privacy.charges))]
+
+
+def test_hooks_are_called_around_segments_that_end_at_multiples_of_eval_every(made):
+    noting = Noting()
+    state, history = run(made, 3, [noting])
+    steps = [("segment", 2, 2), ("segment", 3, 3)]
+    assert noting.seen == [("start", 0, 3), *steps, ("end", 3), "close"]
+    again = Noting()
+    state, history = run(made, 4, [again], state)
+    assert [each.round for each in history] == [4, 6, 7]
+    assert again.seen[0] == ("start", 3, 7)
+
+
+def test_one_callback_stops_the_run_and_all_hear_of_it(made):
+    stopping, other = Noting(segments=[None, False]), Noting()
+    state, history = run(made, 10, [stopping, other])
+    assert int(state.round) == 4
+    assert other.seen[-3:] == [("segment", 4, 4), ("end", 4), "close"]
+    none, started = Noting(start=False), Noting()
+    state, history = run(made, 10, [none, started])
+    assert (int(state.round), len(history)) == (0, 0)
+    assert started.seen == [("start", 0, 10), ("end", 0), "close"]
+
+
+def test_after_an_error_callbacks_are_closed_and_there_is_no_end(made):
+    noting = Noting()
+
+    def fail(state, segment):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(made, 4, [noting, fail])
+    assert noting.seen == [("start", 0, 4), ("segment", 2, 2), "close"]
+
+
+def test_only_the_last_segments_are_kept_where_that_is_asked(made):
+    _, history = run(made, 5, [], keep=1)
+    assert [each.round for each in history] == [5]
+    assert history[0].seconds > 0
+
+
+def watched(folder):
+    """The callbacks of a run in a folder: progress, metrics and patience, and its checkpoints."""
+    metrics, patience = MetricsFile(folder / "metrics.jsonl"), Patience(100)
+    checkpoints = Checkpoints(folder / "checkpoints", [metrics, patience], every=2)
+    return [patience, metrics, Progress("fedavg"), checkpoints]
+
+
+def test_a_run_that_is_killed_resumes_bit_for_bit(made, tmp_path, capsys):
+    sim, hparams = made
+    whole = run(made, 6, watched(tmp_path / "whole"))[0]
+    printed = capsys.readouterr().out
+
+    def killing(state, segment):
+        if segment.round == 4:
+            raise KeyboardInterrupt
+
+    *others, checkpoints = watched(tmp_path / "killed")
+    with pytest.raises(KeyboardInterrupt):
+        run(made, 6, [*others, killing, checkpoints])
+    *others, checkpoints = watched(tmp_path / "killed")
+    state = checkpoints.restore(sim.init(0, hparams))
+    assert int(state.round) == 2
+    state, history = run(made, 4, [*others, checkpoints], state)
+    assert [each.round for each in history] == [4, 6]
+    for mine, wanted in zip(leaves(state), leaves(whole), strict=True):
+        np.testing.assert_array_equal(mine, wanted)
+    one, other = ((tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "killed"))
+    assert one == other
+    rows = [json.loads(line) for line in one.splitlines()]
+    assert [row["round"] for row in rows] == [0, 2, 4, 6]
+    spent = sim.guarantee(whole).find("zero_out").epsilon
+    assert rows[-1]["epsilon"] == pytest.approx(spent)
+    assert {"train_loss", "test_loss", "validation_nmse"} <= rows[-1].keys()
+    assert [f"fedavg  {n}/6" in printed for n in (0, 2, 4, 6)] == [True] * 4
+    kept = Checkpoints(tmp_path / "killed" / "checkpoints", others[:2]).restore(state)
+    for mine, wanted in zip(leaves(kept), leaves(whole), strict=True):
+        np.testing.assert_array_equal(mine, wanted)
+
+
+def test_the_records_of_several_runs_are_those_of_each(made, tmp_path):
+    sim, hparams = made
+    settings = [hparams, hparams.replace(noise_multiplier=4.0)]
+    several, alone = MetricsFile(tmp_path / "several"), MetricsFile(tmp_path / "alone")
+    many = ManyRuns(sim, settings, jax.devices()[:1])
+    many.run(many.init(0), 2, callbacks=[several, Progress("two")])
+    sim.run(sim.init(0, settings[1]), settings[1], 2, callbacks=[alone])
+    rows = [row for row in several.memory["rows"] if row["run"] == 1]
+    for row, wanted in zip(rows, alone.memory["rows"], strict=True):
+        del row["run"]
+        assert (row.pop("train_loss") is None) == (wanted.pop("train_loss") is None)
+        assert row == pytest.approx(wanted, rel=1e-4)
+    with pytest.raises(ValueError, match="takes a single run, got 2 runs"):
+        many.run(many.init(0), 2, callbacks=[Patience(3)])
+
+
+def test_ctrl_c_ends_a_run_after_the_rounds_in_flight(made, capfd):
+    stop: Any = fjs.callbacks.StopOnInterrupt()
+
+    def interrupt(state, segment):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop._event.wait(HANGS)
+
+    before = threading.active_count()
+    state, _ = run(made, 10, [interrupt, stop])
+    assert int(state.round) == 2
+    assert threading.active_count() == before
+    assert "stopping after the rounds in flight" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("values", "stops"),
+    [
+        ([0.1, 0.1, 0.1], True),
+        ([0.1, 0.1], False),
+        ([0.1, 0.1, 0.2], False),
+        ([0.1, 0.3, 0.2, 0.3], True),
+        ([0.1, -math.inf, -math.inf], True),
+        ([-math.inf, -math.inf, 0.1], False),
+    ],
+)
+def test_patience_counts_evaluations_that_are_no_better_than_the_best_before(values, stops):
+    patience = Patience(2)
+    patience.memory = values
+    assert patience.exhausted == stops
+
+
+@pytest.mark.parametrize(("name", "sign"), [("accuracy", 1), ("loss", -1)])
+def test_patience_reads_validation_rows_with_the_sign_of_the_metric(name, sign):
+    values = iter([0.5, 0.25, math.nan])
+
+    class Evaluation:
+        def summary(self):
+            return {f"validation_{name}": next(values)}
+
+    class Run:
+        def evaluate(self, state, split):
+            return Evaluation()
+
+        def record(self, state, segment):
+            return segment
+
+    patience: Any = Patience(10)
+    patience.run = Run()
+    for index in range(3):
+        record = {}
+        patience.segment(None, record)
+        assert list(record) == [f"validation_{name}"], index
+    assert patience.memory == [sign * 0.5, sign * 0.25, -math.inf]
+
+
+@pytest.mark.parametrize(
+    ("text", "cadence"),
+    [
+        (None, Cadence()),
+        ("10", Cadence(rounds=10)),
+        ("10 rounds", Cadence(rounds=10)),
+        ("30s", Cadence(seconds=30.0)),
+        ("5min", Cadence(seconds=300.0)),
+        ("1.5 h", Cadence(seconds=5400.0)),
+    ],
+)
+def test_rounds_and_times_are_told_apart(text, cadence):
+    assert Cadence.parse(text) == cadence
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "5 days", "min", "0min"])
+def test_anything_else_is_refused(text):
+    with pytest.raises(ValueError, match="checkpoint-every must be rounds, as in 10, or time"):
+        Cadence.parse(text)
+
+
+def test_writing_takes_at_most_a_twentieth_of_the_time_unless_told_otherwise():
+    assert [Cadence().is_due(10**6, seconds, 2.0) for seconds in (59, 61)] == [False, True]
+    assert [Cadence().is_due(1, seconds, 10.0) for seconds in (199, 201)] == [False, True]
+    assert [Cadence(seconds=5.0).is_due(1, seconds, 10.0) for seconds in (4, 6)] == [False, True]
+    assert [Cadence(rounds=3).is_due(rounds, 1e9, 0.0) for rounds in (2, 3)] == [False, True]
