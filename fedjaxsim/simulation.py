@@ -251,7 +251,7 @@ class Simulation:
 
     def layout_of(self, models: int) -> Layout:
         """The layout where every client has so many models at once."""
-        return layout_of(self.task, self.minibatches, models, self._chunk_size, self._chunk_map)
+        return layout_of(self.task, models, self._chunk_size, self._chunk_map)
 
     def chunk_size(self, hparams: Hyperparameters) -> int:
         """How many clients of a cohort are worked on together on one device, told from shapes.
@@ -633,15 +633,13 @@ class Simulation:
 
 def layout_of(
     task: Task,
-    minibatches: Minibatches,
     models: int = 1,
     chunk_size: int | None = None,
     chunk_map: ChunkMap | None = None,
 ) -> Layout:
     """The layout of clients with so many models of a task each; see `default_layout`."""
     model = bytes_of(jax.eval_shape(task.init, jax.random.key(0)))
-    linear, alike = task.linear is not None, minibatches.steps is not None
-    return default_layout(models * model, chunk_size, chunk_map, linear=linear, alike=alike)
+    return default_layout(models * model, chunk_size, chunk_map, linear=task.linear is not None)
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -171,7 +171,7 @@ class ManyRuns:
         return dataclasses.replace(program, layout=layout)
 
     def init(self, key: jax.Array | int) -> SimulationState:
-        """The state before the first round: what differs between runs has a last axis of them.
+        """The state before the first round: what differs between runs has an axis of them.
 
         Args:
           key: as of `Simulation.init`.
@@ -265,14 +265,14 @@ def grid(devices: int, settings: int, clients: int) -> tuple[int, int]:
 
 
 def _specs_of(part: Part, tree: PyTree) -> PyTree:
-    """How a part of the state is divided: its first axis by clients, its last by settings."""
+    """Return how a part of the state is divided, by clients and by settings."""
 
     def spec(leaf):
         axes: list[str | None] = [None] * leaf.ndim
         if part.owner == "clients":
             axes[0] = CLIENTS
         if part.varies:
-            axes[-1] = _AXIS
+            axes[part.runs_axis] = _AXIS
         return PartitionSpec(*axes)
 
     return jax.tree.map(spec, tree)

@@ -35,7 +35,7 @@ def main() -> None:
     population, truth = related_regression("low-rank", study.clients, seed=0)
     panels = {"truth": truth}
     own = study.models([population], [0])
-    panels["STL"] = np.asarray(own["kernel"][0, :, :, 0]).T
+    panels["STL"] = np.asarray(own["kernel"][0, :, 0]).T
     for name in SHOWN:
         method = METHODS[name]
         door, algorithm = method.mechanism(), method.make(study.task, study.clients)
@@ -46,7 +46,7 @@ def main() -> None:
         )
         runs = Repetitions(study.simulation(algorithm, door, population, None))
         models = [runs.run([population], [point], 1, [seed], own=own)[1] for seed in range(RUNS)]
-        every = np.stack([np.asarray(one["kernel"])[0, 0, :, :, 0].T for one in models])
+        every = np.stack([np.asarray(one["kernel"])[0, 0, :, 0].T for one in models])
         panels[method.title] = every
     with mpl.rc_context({**STYLE, "axes.grid": False}):
         title = f"ε = {options.epsilon:g}, one release: correlations of tasks, and their models"

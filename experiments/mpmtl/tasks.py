@@ -73,13 +73,13 @@ def with_tasks(pattern: Pattern, clients: int, folder: Path) -> dict[str, list[f
             every = []
             for seed, ((population, truth), start) in enumerate(zip(data, own, strict=True)):
                 _, params = runs.run([population], plan, 1, [seed], own=start)
-                kernels = np.asarray(params["kernel"])[0, :, :, :, 0]
+                kernels = np.asarray(params["kernel"])[0, :, :, 0]
                 every.append([score(kernel, truth) for kernel in kernels])
             scores = np.reshape(every, (len(data), len(EPSILONS), -1))
             best = scores[-1].argmin(axis=1)  # on the data of the last seed
             found[name] = [float(scores[:-1, e, k].mean()) for e, k in enumerate(best)]
         alone = [
-            score(np.asarray(start["kernel"])[0, :, :, 0], truth)
+            score(np.asarray(start["kernel"])[0, :, 0], truth)
             for (_, truth), start in zip(data[:-1], own, strict=False)
         ]
         return found | {"alone": [float(np.mean(alone))]}

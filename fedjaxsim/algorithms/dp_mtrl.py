@@ -38,6 +38,6 @@ def dp_mtrl(task: Task, *, num_clients: int, acceleration: Acceleration = "none"
     """
     outputs = 1
     if task.linear is not None:
-        outputs = jax.eval_shape(task.init, jax.random.key(0))["kernel"].shape[1]
+        outputs = jax.eval_shape(task.init, jax.random.key(0))["kernel"].shape[0]
     server_map = relationship_of_rows(num_clients, outputs)
     return mpmtl(task, penalty="relationship", acceleration=acceleration, server_map=server_map)

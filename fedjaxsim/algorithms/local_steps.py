@@ -11,10 +11,9 @@ from jax.typing import ArrayLike
 from fedjaxsim.algorithm import LocalOptimizer
 from fedjaxsim.algorithms.optimizers import LocalName, as_local
 from fedjaxsim.data.minibatches import Batch, ClientData
-from fedjaxsim.fast import turned
 from fedjaxsim.fast.linear_steps import linear_update, pays
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters
-from fedjaxsim.tasks.task import Task, value_and_gradient
+from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 PULL = Hyperparameter(
@@ -65,15 +64,10 @@ def local_steps(
       each taken before its step, (); 0 where the client's data are used up.
     """
     optimizer = as_local(local_optimizer)(hparams, round_)
-    plain = task.linear is not None and local_optimizer == "sgd" and penalty is None
-    own = turned.which(params) if plain and data.turns else ()
-    params = turned.turn(params, own)
-    pull = pull and Pull(pull.strength, turned.turn(pull.centre, own))
 
     def step(carry, batch):
         params, state, total = carry
-        value, grads = value_and_gradient(task, turned.turn(params, own), batch)
-        grads = turned.turn(grads, own)
+        value, grads = jax.value_and_grad(task.loss)(params, batch)
         if pull is not None:
             strength, centre = pull
             grads = jax.tree.map(lambda g, v, c: g + strength * (v - c), grads, params, centre)
@@ -84,7 +78,7 @@ def local_steps(
 
     start = (params, optimizer.init(params), jnp.zeros(()))
     params, _, total = data.fold(step, start)
-    return turned.turn(params, own), total / jnp.maximum(data.num_steps(), 1)
+    return params, total / jnp.maximum(data.num_steps(), 1)
 
 
 def local_update(

@@ -13,7 +13,6 @@ from fedjaxsim.algorithm import Algorithm, Context, WarmStart
 from fedjaxsim.algorithms.layers import Selection, merge, split
 from fedjaxsim.algorithms.optimizers import LEARNING_RATE
 from fedjaxsim.data.minibatches import ClientData, Minibatches
-from fedjaxsim.fast import turned
 from fedjaxsim.hyperparameters import (
     LARGEST_FLOAT32,
     Hyperparameter,
@@ -21,7 +20,7 @@ from fedjaxsim.hyperparameters import (
     on_host,
     reads,
 )
-from fedjaxsim.tasks.task import Task, value_and_gradient
+from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 Parametrization = Literal["grid", "paper"]
@@ -346,14 +345,13 @@ def _gradient(
         if size is not None:
             position = count + jnp.arange(batch.weight.shape[0])
             batch = batch._replace(weight=jnp.where(position < size, batch.weight, 0))
-        value, more = value_and_gradient(task, params, batch, jnp.sum(batch.weight))
-        gradient = jax.tree.map(jnp.add, gradient, turned.turn(more, lying))
-        return gradient, total + value, count + jnp.sum(batch.weight)
+        examples = jnp.sum(batch.weight)
+        value, more = jax.value_and_grad(lambda w: examples * task.loss(w, batch))(params)
+        gradient = jax.tree.map(jnp.add, gradient, more)
+        return gradient, total + value, count + examples
 
-    lying = turned.which(params) if task.linear is not None and data.turns else ()
-    zero = turned.turn(jax.tree.map(jnp.zeros_like, params), lying)
+    zero = jax.tree.map(jnp.zeros_like, params)
     gradient, total, count = data.fold(add, (zero, jnp.zeros(()), jnp.zeros(())))
-    gradient = turned.turn(gradient, lying)
     examples = jnp.maximum(count, 1.0)
     if objective.sizes is None:
         gradient = jax.tree.map(lambda g: g / examples.astype(g.dtype), gradient)

@@ -28,7 +28,9 @@ def require_choice(value: str, kind: Any, name: str) -> None:
 def matrices(
     task: Task, name: str
 ) -> tuple[Callable[[PyTree], jax.Array], Callable[[jax.Array], PyTree]]:
-    """A linear task's parameters as a matrix (d, c), the intercept being its last row, and back.
+    """A linear task's parameters as a matrix (d, c), a column for each output, and back.
+
+    The intercept is the last row.
 
     Args:
       task: a linear one.
@@ -39,19 +41,19 @@ def matrices(
     """
     if task.linear is None:
         raise ValueError(
-            f"{name} is for linear models, whose parameters are a column of W each: give a task of "
+            f"{name} is for linear models, whose parameters are a row of W each: give a task of "
             "models.linear()"
         )
 
     def to_matrix(params):
-        rows = [params["kernel"], *([params["bias"][None]] if "bias" in params else [])]
+        rows = [params["kernel"].T, *([params["bias"][None]] if "bias" in params else [])]
         w = jnp.concatenate(rows)
         return w.astype(jnp.promote_types(w.dtype, jnp.float32))
 
     def to_params(matrix):
         like = jax.eval_shape(task.init, jax.random.key(0))
         w = matrix.astype(like["kernel"].dtype)
-        return {"kernel": w[:-1], "bias": w[-1]} if "bias" in like else {"kernel": w}
+        return {"kernel": w[:-1].T, "bias": w[-1]} if "bias" in like else {"kernel": w.T}
 
     return to_matrix, to_params
 

@@ -53,13 +53,11 @@ class Reading(NamedTuple):
         static bound, so that reverse mode applies to them.
       cuts_halves: whether a batch of which at most half is filled is computed as one of half the
         size. It pays where clients run one after another: mapped together, both would be computed.
-      turns: whether a linear model takes its steps turned, see `fast/turned.py`.
     """
 
     pass_size: int = 16
     most_rows: int | None = None
     cuts_halves: bool = False
-    turns: bool = False
 
 
 _PLAINLY = Reading()
@@ -137,7 +135,7 @@ def permuted(key: jax.Array, position: jax.Array, count: jax.Array) -> jax.Array
 class ClientData:
     """One client's view of its own rows in one split.
 
-    It offers `fold`, `full_pass`, `num_steps()`, `count`, `generates`, `turns`, `minibatches` and
+    It offers `fold`, `full_pass`, `num_steps()`, `count`, `generates`, `minibatches` and
     `batch_shapes`, and nothing by which a client could read the rows of another. It is no pytree,
     as its leaves would be everybody's rows: a function that is mapped or checkpointed closes over
     it.
@@ -176,13 +174,8 @@ class ClientData:
                 )
             raise AttributeError(
                 f"a client's data have no {name!r}; they offer fold, full_pass, num_steps(), "
-                "count, generates, turns, minibatches and batch_shapes"
+                "count, generates, minibatches and batch_shapes"
             )
-
-    @property
-    def turns(self) -> bool:
-        """Whether a linear model takes its steps turned, see `fast/turned.py`."""
-        return self._reading.turns
 
     @property
     def generates(self) -> bool:
@@ -207,7 +200,9 @@ class ClientData:
         size, key = self.minibatches.size, threefry.fold_in(self._key, index)
         if self._generate is not None:
             row = {name: field[self._start] for name, field in self._fields.items()}
-            return Batch(self._generate(key, row, size), jnp.ones(size))
+            # Made once, not anew in each operation that reads it.
+            fields = jax.lax.optimization_barrier(self._generate(key, row, size))
+            return Batch(fields, jnp.ones(size))
         position = threefry.randint(key, (size,), self.count)
         return self._gather(position, jnp.ones(size))
 

@@ -8,7 +8,6 @@ from jax.extend.core import jaxprs_in_params
 
 from fedjaxsim.data.minibatches import Reading
 from fedjaxsim.fast import products
-from fedjaxsim.fast.turned import Turned, which
 
 PyTree = Any
 ChunkMap = Literal["scan", "vmap"]
@@ -41,8 +40,6 @@ class Layout:
         array makes XLA copy the whole array.
       chunk_map: inside a chunk, "scan" runs one client after another, which keeps a client's work
         in cache and skips empty places; "vmap" runs them as one batch.
-      together: how many clients of a chunk run as one batch, at most, before the next ones: more
-        than one of linear models, whose steps are over in the time it takes to start them.
       chosen: whether somebody asked for this; otherwise it follows what clients send and keep.
       linear: whether the model is linear, so that rows of clients who share it are one product.
       rematerialize: whether reverse mode does a client's work again instead of keeping what it
@@ -52,8 +49,6 @@ class Layout:
         the end with batches of padding alone. Of unlike lengths, they copy what they carry in every
         step, to keep it for those who have come to their end. Never in training: how many rows the
         others have is none of a client's business.
-      turns: whether linear models are worked on turned, see `fast/turned.py`.
-      turned: which leaves of the clients' states lie turned in the store.
       memory: bytes of an accelerator's memory, where the size of chunks follows from it; None where
         it does not, as on a CPU. Until the shapes of the work are known it is `chunk_size`.
       most: clients in a chunk that follows from memory, at most.
@@ -61,14 +56,11 @@ class Layout:
 
     chunk_size: int
     chunk_map: ChunkMap
-    together: int = 1
     chosen: bool = True
     linear: bool = False
     rematerialize: bool = False
     most_rows: int | None = None
     in_step: bool = False
-    turns: bool = False
-    turned: Turned = ()
     memory: int | None = None
     most: int = MOST_AT_ONCE
 
@@ -83,44 +75,23 @@ class Layout:
         """Whether the clients of a chunk run one after another."""
         return self.chunk_map == "scan"
 
-    def turned_for(self, personal: PyTree, updates: float) -> Turned:
-        """Which leaves of the clients' states are to lie turned in the store for some rounds.
-
-        None, (), where turning takes longer than it saves: all states are turned at the begin and
-        at the end, which takes as long as two updates of each of them save.
-
-        Args:
-          personal: the states of all clients.
-          updates: how often a client takes part in these rounds, at most.
-        """
-        if not self.turns or self.rematerialize or updates < 3:
-            return ()
-        return which(
-            jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), personal)
-        )
-
-    def group(self, size: int) -> int:
-        """How many clients of a chunk of so many run as one batch: a divisor of its size."""
-        if not self.scans:
-            return size
-        return max(g for g in range(1, self.together + 1) if size % g == 0 and (g < size or g == 1))
-
     def even_size(self, places: int) -> int:
         """The best size of chunks, at least 2, that divides the places; else `chunk_size`.
 
         Without empty places nothing need be skipped, and a branch per client costs copies. But a
         batch of few clients costs more than empty places do.
         """
-        least = 2 if self.scans and self.together == 1 else self.chunk_size // 4
+        least = 2 if self.scans else self.chunk_size // 4
         sizes = range(min(least, places), self.chunk_size + 1)
-        even = [size for size in sizes if size > 1 and places % size == 0]
-        return max(even, key=lambda size: (self.group(size), size), default=self.chunk_size)
+        return max(
+            (size for size in sizes if size > 1 and places % size == 0), default=self.chunk_size
+        )
 
     def reading(self, pass_size: int) -> Reading:
         """How a client reads its rows, exact passes in batches of so many."""
         # Reverse mode would keep what both branches need.
-        cuts = self.scans and self.together == 1 and self.most_rows is None
-        return Reading(pass_size, self.most_rows, cuts, self.turns and not self.rematerialize)
+        cuts = self.scans and self.most_rows is None
+        return Reading(pass_size, self.most_rows, cuts)
 
     def batched(self, size: int = _IN_BATCH) -> "Layout":
         """The same with chunks of so many clients, each one batch."""
@@ -172,9 +143,7 @@ class Layout:
         if not self.scans:
             return self.limited()
         fitting = max(2, int(CACHE // max(1.0, row_bytes)))
-        return dataclasses.replace(
-            self, chunk_size=min(self.chunk_size, fitting), together=1, chosen=True, turns=False
-        )
+        return dataclasses.replace(self, chunk_size=min(self.chunk_size, fitting), chosen=True)
 
 
 def default_layout(
@@ -183,7 +152,6 @@ def default_layout(
     chunk_map: ChunkMap | None = None,
     *,
     linear: bool = False,
-    alike: bool = False,
 ) -> Layout:
     """What suits the default backend, where nothing is asked for.
 
@@ -196,24 +164,17 @@ def default_layout(
       chunk_size: clients per chunk, where it is asked for.
       chunk_map: likewise.
       linear: whether the model is linear.
-      alike: whether every client takes as many steps.
     """
     chosen = chunk_size is not None or chunk_map is not None
     on_cpu = jax.default_backend() == "cpu"
     scans = on_cpu and model_bytes > SMALL_MODEL
     if chunk_map is None:
         chunk_map = "scan" if scans else "vmap"
-    together = 1
-    if linear and alike and scans and not chosen:
-        # What a client's step reads and writes is several times its model.
-        together = max(1, CACHE // 8 // model_bytes)
-        chunk_size = max(_IN_SCAN, 5 * together)
     follows = not on_cpu and chunk_map == "vmap" and chunk_size is None
     if chunk_size is None:
         chunk_size = _IN_SCAN if chunk_map == "scan" else _IN_BATCH
     memory = device_memory() if follows else None
-    turns = linear and on_cpu
-    return Layout(chunk_size, chunk_map, together, chosen, linear, turns=turns, memory=memory)
+    return Layout(chunk_size, chunk_map, chosen, linear, memory=memory)
 
 
 def at_once(free: int, client: int, places: int, most: int = MOST_AT_ONCE) -> int:

@@ -27,7 +27,6 @@ from fedjaxsim.engine.work import (
     map_clients,
     work,
 )
-from fedjaxsim.fast import turned
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.ledger import Charges
@@ -180,15 +179,7 @@ class Program:
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows, rounds: int
     ) -> tuple[SimulationState, Metrics]:
         """So many rounds, and their metrics, each (rounds, ...)."""
-        updates = rounds * self.sampling.scheme.capacity / self.num_clients
-        own = self.layout.turned_for(state.personal, updates)
-        program = dataclasses.replace(self, layout=dataclasses.replace(self.layout, turned=own))
-        state = dataclasses.replace(state, personal=turned.turn_in_place(state.personal, own))
-        state, metrics = jax.lax.scan(
-            lambda state, _: program.round(state, hparams, rows), state, length=rounds
-        )
-        personal = turned.turn_in_place(state.personal, own)
-        return dataclasses.replace(state, personal=personal), metrics
+        return jax.lax.scan(lambda state, _: self.round(state, hparams, rows), state, length=rounds)
 
     def evaluate(self, state: SimulationState, hparams: Hyperparameters, rows: Rows) -> Measured:
         """The metrics of each client on its rows, (m, ...)."""

@@ -1,9 +1,9 @@
-"""Many settings as one program: every function of a run, mapped over a trailing axis of settings.
+"""Many settings as one program: the functions of a run, mapped over an axis of settings.
 
 Runs that share a seed and a sampling rate share their cohorts and minibatches. So only what an
 algorithm, a mechanism and a ledger compute is mapped; drawing cohorts and reading data are not, and
-happen once. The axis comes last: the personal states of all settings are (m, ..., S), and where a
-minibatch (b, d) of one client meets all its models (d, S), that is one matrix product.
+happen once. The personal states of all settings are (m, S, ...): the models of one client are one
+piece of memory, and where a minibatch (b, d) meets linear models (S, c, d), that is one product.
 """
 
 import dataclasses
@@ -14,12 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.engine.program import Program
-from fedjaxsim.fast.map_last import map_last
 from fedjaxsim.fast.products import dense, unsealed
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.messages import Messages
 
 PyTree = Any
@@ -69,7 +66,7 @@ def stack(settings: Sequence[Hyperparameters], axes: Hyperparameters) -> Hyperpa
 
 
 def over_settings(program: Program, axes: Hyperparameters, size: int) -> Program:
-    """The program of S runs.
+    """Map a program over settings that share cohorts and minibatches.
 
     Args:
       program: of one run.
@@ -77,66 +74,59 @@ def over_settings(program: Program, axes: Hyperparameters, size: int) -> Program
       size: S.
 
     Returns:
-      A program whose state and metrics have a last axis of length S, but for what all runs share:
-      the round, the key, the cohorts and the minibatches that were consumed.
+      A program whose state has an axis of length S: the first of what belongs to the server, the
+      second, after the clients, of what belongs to clients. The round, the key, the cohorts and the
+      consumed minibatches are shared and have none. Metrics are (S,).
     """
 
     def many(function, *in_axes):
-        return map_last(function, in_axes, size)
+        return jax.vmap(function, in_axes, axis_size=size)
 
-    def measure(params, data, most_rows):
-        return many(lambda params: program.measure(params, data, most_rows), -1)(params)
-
-    return dataclasses.replace(
-        program,
-        algorithm=_algorithm(program.algorithm, axes, many),
-        mechanism=_mechanism(program.mechanism, axes, many, size),
-        measure=measure,
-        no_charges=lambda: _repeat(program.no_charges(), size),
-        charge=many(program.charge, -1, -1, None, None),
-    )
-
-
-def _algorithm(one: Algorithm, axes: Hyperparameters, many: Any) -> Algorithm:
     def client(shared, personal, data, hparams, context):
         def of_one(shared, personal, hparams):
-            # Of a product leftᵀ·right the settings share the left factor: formed here, it is one
-            # matrix product for all of them.
+            # All settings share the factor X of a product XᵀR: multiplied here, it is one matrix
+            # product for all of them.
             personal, message, metrics = one.client(shared, personal, data, hparams, context)
             return personal, dense(unsealed(message)), metrics
 
-        return many(of_one, -1, -1, axes)(shared, personal, hparams)
+        return many(of_one, 0, 0, axes)(shared, personal, hparams)
 
-    return one._replace(
-        init=many(one.init, None, axes),
-        client=client,
-        server=many(one.server, -1, -1, axes, None),
-        predict=many(one.predict, -1, -1, axes, None),
-    )
-
-
-def _mechanism(one: Mechanism, axes: Hyperparameters, many: Any, size: int) -> Mechanism:
     def zero(message, num_clients):
         single = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[:-1], leaf.dtype), message
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), message
         )
-        return _repeat(one.zero(single, num_clients), size)
+        return _repeat(mechanism.zero(single, num_clients), size)
 
-    def add_one(accumulator, messages, *others):
-        return one.add(accumulator, Messages(messages), *others)
+    def add(accumulator, messages, mask, ids, state, hparams):
+        def of_one(accumulator, messages, state, hparams):
+            return mechanism.add(accumulator, Messages(messages), mask, ids, state, hparams)
 
-    def add(accumulator, messages, *others):
-        of_settings = many(add_one, -1, -1, None, None, -1, axes)
-        return of_settings(accumulator, messages.dense(), *others)
+        return many(of_one, 0, 1, 0, axes)(accumulator, messages.dense(), state, hparams)
 
-    return one._replace(
-        init=many(one.init, axes),
-        zero=zero,
-        add=add,
-        release=many(one.release, -1, None, None, -1, axes, None),
+    def measure(params, data, most_rows):
+        return many(lambda params: program.measure(params, data, most_rows), 0)(params)
+
+    one, mechanism = program.algorithm, program.mechanism
+    return dataclasses.replace(
+        program,
+        algorithm=one._replace(
+            init=many(one.init, None, axes),
+            client=client,
+            server=many(one.server, 0, 0, axes, None),
+            predict=many(one.predict, 0, 0, axes, None),
+        ),
+        mechanism=mechanism._replace(
+            init=many(mechanism.init, axes),
+            zero=zero,
+            add=add,
+            release=many(mechanism.release, 0, None, None, 0, axes, None),
+        ),
+        measure=measure,
+        no_charges=lambda: _repeat(program.no_charges(), size),
+        charge=many(program.charge, 0, 0, None, None),
     )
 
 
 def _repeat(tree: PyTree, size: int) -> PyTree:
-    """Every leaf S times, along a new last axis."""
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[..., None], (*leaf.shape, size)), tree)
+    """Repeat every leaf S times along a new first axis."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *jnp.shape(leaf))), tree)

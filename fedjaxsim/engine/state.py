@@ -2,7 +2,8 @@
 
 That is declared here and nowhere else. Placements, sweeps, seeds and checkpoints read it: what
 belongs to clients has a leading axis of them, (m, ...), and may be divided; what differs between
-runs that share their randomness gets an axis of runs, the last one.
+runs that share their randomness gets an axis of runs, the first or, after that of clients, the
+second one.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
 from fedjaxsim.privacy.ledger import Ledger
@@ -27,6 +29,11 @@ class Part(NamedTuple):
 
     owner: Literal["clients", "server"]
     varies: bool
+
+    @property
+    def runs_axis(self) -> int:
+        """The axis of runs, where the part has one."""
+        return 1 if self.owner == "clients" else 0
 
 
 @register_dataclass
@@ -95,9 +102,11 @@ def map_clients_leaves(
 
 
 def state_of(state: SimulationState, run: int) -> SimulationState:
-    """One run out of a state whose varying parts have a last axis of runs."""
+    """Return one run of a state whose varying parts have an axis of runs."""
 
     def own(part, tree):
-        return jax.tree.map(lambda leaf: leaf[..., run], tree) if part.varies else tree
+        if not part.varies:
+            return tree
+        return jax.tree.map(lambda leaf: jnp.take(leaf, run, part.runs_axis), tree)
 
     return map_parts(own, state)

@@ -18,7 +18,7 @@ from fedjaxsim.algorithm import Algorithm, Context, Metrics
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.layout import Layout, bytes_of, bytes_of_work
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.fast import products, threefry, turned
+from fedjaxsim.fast import products, threefry
 from fedjaxsim.fast.in_place import put, take
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism
@@ -117,22 +117,12 @@ def work(
       filled: static; whether every place of the cohort is filled.
     """
     client = client_of(algorithm, minibatches, num_clients, layout)
-    own = layout.turned
-    # Of what clients are told, matrices are turned once for all of them.
-    of_shared = turned.which(told.shared) if any(own) else ()
-    lying = turned.made_turned(told.shared, of_shared)
 
     def one(row, client_id):
-        given = told._replace(shared=turned.turn(lying, of_shared))
-        row = row._replace(personal=turned.turn(row.personal, own))
-        row, message, metrics = client(given, rows, row, client_id)
-        return row._replace(personal=turned.turn(row.personal, own)), message, metrics
+        return client(told, rows, row, client_id)
 
     row = _row_of(store)
     _, message, metrics = jax.eval_shape(one, row, _ID)
-    # Products, of messages or in the mechanism, are of matrices as they are.
-    sums_turned = any(own) and not mechanism.adds_chunks and not products.any_of(message)
-    of_message = turned.which(message) if sums_turned else ()
     zero_metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), metrics)
     layout = layout.for_messages(message)
     rematerialize = layout.rematerialize
@@ -142,23 +132,20 @@ def work(
         layout = layout.for_memory(bytes_of(rows), bytes_of(store), each, count)
     size = layout.even_size(count) if filled else layout.chunk_size
     full = filled and count % size == 0
-    group = layout.group(size)
-    kept = message if mechanism.adds_chunks and group < size else None
+    kept = message if mechanism.adds_chunks and layout.scans else None
     # Where every client takes part, a chunk's states are a piece of the store; but one that goes
     # through no loop would be read again by each use, and the store copied for the one that writes.
-    piece = full and group < size
+    piece = full and layout.scans
 
     def add(accumulator, messages, mask, ids):
-        messages = Messages(turned.made_turned(messages, of_message), of_message)
-        accumulator = turned.turn(accumulator, of_sums)
-        added = mechanism.add(accumulator, messages, mask, ids, told.mechanism, told.hparams)
-        return turned.turn(added, of_sums)
+        messages = Messages(messages)
+        return mechanism.add(accumulator, messages, mask, ids, told.mechanism, told.hparams)
 
     def run_chunk(operands):
         (store, accumulator, totals), (slots, ids, mask) = operands
         old, store = take(store, slots, reverse=rematerialize, piece=piece)
         new, accumulator, totals = _run_chunk(
-            kept, one, add, group, old, ids, mask, accumulator, totals, full, rematerialize
+            kept, one, add, layout.scans, old, ids, mask, accumulator, totals, full, rematerialize
         )
         store = put(store, slots, new, reverse=rematerialize, piece=piece)
         return store, accumulator, totals
@@ -172,11 +159,9 @@ def work(
         ), None
 
     zero = mechanism.zero(products.shapes(message), num_clients)
-    of_sums = turned.which(zero) if sums_turned else ()
-    start = (store, turned.turn(zero, of_sums), zero_metrics)
     chunks = _chunks(places, jax.tree.leaves(store), size)
-    (store, accumulator, totals), _ = jax.lax.scan(body, start, chunks)
-    return Worked(store, turned.turn(accumulator, of_sums), totals)
+    (store, accumulator, totals), _ = jax.lax.scan(body, (store, zero, zero_metrics), chunks)
+    return Worked(store, accumulator, totals)
 
 
 def client_of(
@@ -243,17 +228,21 @@ def _chunks(places: Places, store_leaves: list[jax.Array], size: int) -> Places:
     return jax.tree.map(lambda leaf: leaf.reshape(chunks, size), Places(slots, ids, mask))
 
 
-def _run_chunk(kept, one, add, size, rows, ids, mask, accumulator, totals, full, rematerialize):
-    """Groups of so many clients one after another, each bounded and added before the next starts.
+def _run_chunk(kept, one, add, scans, rows, ids, mask, accumulator, totals, full, rematerialize):
+    """Run the clients of a chunk one after another or as one batch, and add up their messages.
 
-    The clients of a group run as one batch; a group without clients is skipped. Where `kept` is
-    given, a message as shapes, all messages of the chunk are kept and added when the last is done.
+    In a scan each message is bounded and added before the next client starts, and empty places are
+    skipped. Where `kept` is given, a message as shapes, all messages of the chunk are kept and
+    added when the last client is done.
     """
-    together = jax.vmap(one) if size > 1 else _alone(one)
 
     def run(operands):
         rows, ids, mask, accumulator, totals = operands
-        rows, messages, metrics = together(rows, ids)
+        rows, messages, metrics = (one if scans else jax.vmap(one))(rows, ids)
+        if scans:
+            ids, mask, messages, metrics = jax.tree.map(
+                lambda leaf: leaf[None], (ids, mask, messages, metrics)
+            )
 
         def add_present(total, leaf):
             return total + jnp.sum(jnp.where(along_clients(mask, leaf), leaf, 0), axis=0)
@@ -265,39 +254,30 @@ def _run_chunk(kept, one, add, size, rows, ids, mask, accumulator, totals, full,
 
     def skip(operands):
         rows, _, _, accumulator, totals = operands
-        nothing = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), kept)
+        nothing = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), kept)
         return rows, accumulator, totals, nothing
 
     def body(carry, places):
         operands = (*places, *carry)
-        rows, accumulator, totals, messages = (
-            run(operands) if full else jax.lax.cond(places[2][0], run, skip, operands)
-        )
+        if full:
+            rows, accumulator, totals, messages = run(operands)
+        else:
+            filled = places[2] if scans else places[2][0]
+            rows, accumulator, totals, messages = jax.lax.cond(filled, run, skip, operands)
         return (accumulator, totals), (rows, messages)
 
     # Around the branch and not inside it, where all that a client reads would be kept.
     body = jax.checkpoint(body, prevent_cse=False) if rematerialize else body
-    carry, places, count = (accumulator, totals), (rows, ids, mask), ids.shape[0]
-    if size == count:
-        carry, (rows, messages) = body(carry, places)
+    carry, places = (accumulator, totals), (rows, ids, mask)
+    if scans:
+        carry, (rows, messages) = jax.lax.scan(body, carry, places)
+        messages = jax.tree.map(lambda leaf: leaf[:, 0], messages)
     else:
-        groups = jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), places)
-        carry, grouped = jax.lax.scan(body, carry, groups)
-        rows, messages = jax.tree.map(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), grouped)
+        carry, (rows, messages) = body(carry, places)
     accumulator, totals = carry
     if kept is not None:
         accumulator = add(accumulator, messages, mask, ids)
     return rows, accumulator, totals
-
-
-def _alone(one):
-    """The function of one client for a group of one, without an axis that is mapped over."""
-
-    def group(rows, ids):
-        outputs = one(*jax.tree.map(lambda leaf: leaf[0], (rows, ids)))
-        return jax.tree.map(lambda leaf: leaf[None], outputs)
-
-    return group
 
 
 def map_clients(

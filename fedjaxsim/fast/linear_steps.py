@@ -2,12 +2,12 @@
 
 E steps of plain SGD from w on batches X_e of b examples move a linear model by
 
-    v_e − w = −η Σ_{i ≤ e} X_iᵀ R_i,
+    v_e − w = −η Σ_{i ≤ e} R_iᵀ X_i,
 
 R_e (b, c) the derivatives of the loss with respect to the outputs. So the update is the product of
-the stacked X and the stacked −ηR, r = E·b rows each, and the outputs that the next step needs are
-X_e v = X_e w + (X_e Xᵀ)(−ηR): a client holds r·(d + c) numbers instead of d·c. X_e w is one matrix
-product for all clients, as w is the same for all.
+the stacked −ηR and the stacked X, r = E·b rows each, and the outputs that the next step needs are
+X_e vᵀ = X_e wᵀ + (X_e Xᵀ)(−ηR): a client holds r·(c + d) numbers instead of c·d. X_e wᵀ is one
+matrix product for all clients, as w is the same for all.
 """
 
 from collections.abc import Callable
@@ -23,9 +23,9 @@ PyTree = Any
 
 
 class Linear(NamedTuple):
-    """What makes a task linear: outputs = features @ kernel, plus the bias where there is one.
+    """What makes a task linear: outputs = features @ kernel.T, plus the bias where there is one.
 
-    Its params are {"kernel": (d, c)}, with or without {"bias": (c,)}.
+    Its params are {"kernel": (c, d)}, with or without {"bias": (c,)}.
 
     Attributes:
       features: `(batch) -> (b, d)`.
@@ -40,16 +40,16 @@ def pays(params: PyTree, steps: int, size: int) -> bool:
     """Whether a product needs fewer multiplications than the matrix it stands for.
 
     Its norm needs the r × r Gram matrix of the features, r²·d multiplications, and steps after the
-    first need the same once more; the matrix itself would take r·d·c, and passes over its d·c
+    first need the same once more; the matrix itself would take r·c·d, and passes over its c·d
     numbers besides.
 
     Args:
-      params: {"kernel": (d, c), …}.
+      params: {"kernel": (c, d), …}.
       steps: E. Of epochs the number of batches is the client's own, so that r is not known, and
         products are not used.
       size: b.
     """
-    d, c = params["kernel"].shape
+    c, d = params["kernel"].shape
     rows, grams = steps * size, min(2, steps)
     return rows <= d and rows * grams <= c
 
@@ -78,13 +78,13 @@ def linear_update(
       The update: {"kernel": a sealed product, "bias": (c,) where there is one}, and the losses.
     """
     kernel, bias = params["kernel"], params.get("bias")
-    d, c = kernel.shape
+    c, d = kernel.shape
 
     def outputs_at(x, left, right):
-        outputs = x @ kernel
+        outputs = x @ kernel.T
         if steps > 1:  # at the only step v is still w
-            outputs += (x @ left.T) @ right
-        return outputs if bias is None else outputs + (bias + jnp.sum(right, axis=0))
+            outputs += (x @ right.T) @ left
+        return outputs if bias is None else outputs + (bias + jnp.sum(left, axis=0))
 
     def append(rows, new):  # in place of the oldest, which are zeros
         return jnp.concatenate([rows[size:], new.astype(rows.dtype)])
@@ -93,47 +93,13 @@ def linear_update(
         left, right, total = carry
         x = linear.features(batch)
         value, derivative = jax.value_and_grad(linear.loss)(outputs_at(x, left, right), batch)
-        right = append((1 - learning_rate * mu) * right, -learning_rate * derivative)
-        return append(left, x), right, total + value
+        left = append((1 - learning_rate * mu) * left, -learning_rate * derivative)
+        return left, append(right, x), total + value
 
     rows = steps * size
-    empty = (jnp.zeros((rows, d), kernel.dtype), jnp.zeros((rows, c), kernel.dtype))
+    empty = (jnp.zeros((rows, c), kernel.dtype), jnp.zeros((rows, d), kernel.dtype))
     left, right, total = fold(step, (*empty, jnp.zeros(())))
     update: PyTree = {"kernel": Sealed(Product(left, right))}
     if bias is not None:  # the kernel of a feature that is always 1
-        update["bias"] = jnp.sum(right, axis=0)
+        update["bias"] = jnp.sum(left, axis=0)
     return update, total
-
-
-def turned_gradient(
-    params: PyTree, linear: Linear, batch: Any, times: ArrayLike = 1.0
-) -> tuple[jax.Array, PyTree]:
-    """`jax.value_and_grad` of a multiple of a task's loss, with XᵀR multiplied as (RᵀX)ᵀ.
-
-    Where c is small, a CPU multiplies matrices with rows of d numbers in a third of the time of
-    those with rows of c. The barrier keeps the compiler from turning the product round again.
-
-    Args:
-      params: {"kernel": (d, c), …}.
-      linear: of the task.
-      batch: of b examples.
-      times: (), the multiple.
-
-    Returns:
-      The value and its gradient, like the params.
-    """
-    kernel, bias = params["kernel"], params.get("bias")
-    x = linear.features(batch)
-    outputs = x @ kernel if bias is None else x @ kernel + bias
-    value, derivative = jax.value_and_grad(lambda o: times * linear.loss(o, batch))(outputs)
-    turned = jax.lax.optimization_barrier(derivative.T @ x)
-    gradient: PyTree = {"kernel": turned.T.astype(kernel.dtype)}
-    if bias is not None:
-        gradient["bias"] = jnp.sum(derivative, axis=0, dtype=bias.dtype)
-    return value, gradient
-
-
-def turns(params: PyTree) -> bool:
-    """Whether the gradient of a linear task is multiplied as (RᵀX)ᵀ."""
-    d, c = params["kernel"].shape
-    return jax.default_backend() == "cpu" and 1 < c < d

@@ -22,8 +22,8 @@ class Model(NamedTuple):
       apply: `(params, x (b, ...)) -> outputs (b, c)`.
       output_layer: the top-level name in `params` of the output layer, where the layers before it
         are a representation; None where there is none, as in a linear model.
-      features: `(x (b, ...)) -> (b, d)` where the outputs are linear, features @ kernel (+ bias),
-        and the params {"kernel": (d, c)}, with or without {"bias": (c,)}; else None.
+      features: `(x (b, ...)) -> (b, d)` where the outputs are linear, features @ kernel.T
+        (+ bias), and the params {"kernel": (c, d)}, with or without {"bias": (c,)}; else None.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -64,11 +64,14 @@ def in_bfloat16(model: Model) -> Model:
 
 
 def linear(input_shape: Sequence[int], num_outputs: int, bias: bool = True) -> Model:
-    """Softmax or linear regression: outputs = x·W + b, started at zero.
+    """Softmax or linear regression: outputs = x·Wᵀ + b, started at zero.
+
+    Rows of W hold d numbers, so that products of a minibatch with the models of many clients or
+    settings run along long rows.
 
     Args:
       input_shape: the shape of one example; flattened to d features.
-      num_outputs: c, columns of W, the "kernel": (d, c) float32.
+      num_outputs: c, rows of W, the "kernel": (c, d) float32.
       bias: Whether there is an intercept b, the "bias": (c,).
     """
     num_features = math.prod(input_shape)
@@ -78,11 +81,11 @@ def linear(input_shape: Sequence[int], num_outputs: int, bias: bool = True) -> M
 
     def init(key):
         del key
-        params = {"kernel": jnp.zeros((num_features, num_outputs))}
+        params = {"kernel": jnp.zeros((num_outputs, num_features))}
         return params | {"bias": jnp.zeros(num_outputs)} if bias else params
 
     def apply(params, x):
-        outputs = features(x) @ params["kernel"]
+        outputs = jax.lax.dot_general(params["kernel"], features(x), (((1,), (1,)), ((), ()))).T
         return outputs + params["bias"] if bias else outputs
 
     return Model(init, apply, features=features)

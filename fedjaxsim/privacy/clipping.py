@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fedjaxsim.fast import products
 from fedjaxsim.fast.products import Product
@@ -68,10 +67,12 @@ def clip_by_global_norm(message: PyTree, clip_norm: jax.Array) -> Clipped:
 
 
 def squared_norm(message: PyTree) -> jax.Array:
-    """‖v‖₂² over the whole pytree, (); never far below it through rounding."""
-    leaves = products.leaves(message)
-    arrays = [leaf for leaf in leaves if not isinstance(leaf, Product)]
-    parts = [products.squared_norm(leaf) for leaf in leaves if isinstance(leaf, Product)]
-    if arrays:
-        parts.append(optax.tree.norm(arrays, squared=True))
-    return sum(parts[1:], parts[0]) if parts else jnp.zeros(())
+    """Return ‖v‖₂² over the whole pytree, (); never far below it through rounding."""
+
+    def one(leaf):
+        if isinstance(leaf, Product):
+            return products.squared_norm(leaf)
+        # Not `jnp.square`: XLA takes a sum of squares for a batch of 1 × 1 products on a CPU.
+        return jnp.sum(leaf * leaf)
+
+    return sum(map(one, products.leaves(message)), jnp.zeros(()))

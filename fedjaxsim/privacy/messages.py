@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim.fast import products, turned
+from fedjaxsim.fast import products
 from fedjaxsim.fast.products import Opaque, Product
-from fedjaxsim.fast.turned import Turned
 from fedjaxsim.privacy.clipping import clip_by_global_norm, squared_norm
 
 PyTree = Any
@@ -40,14 +39,9 @@ class Messages(Opaque):
 
     instead = "a mechanism may bound, scale and sum messages, or call dense() for their numbers"
 
-    def __init__(self, tree: PyTree, turned: Turned = ()):
-        """Messages from a pytree of arrays, leaves (k, …), or of `Product`s of k clients.
-
-        Args:
-          tree: the messages.
-          turned: which of the arrays are given as (k, c, d) in place of (k, d, c).
-        """
-        self._tree, self._turned = tree, turned
+    def __init__(self, tree: PyTree):
+        """Take a pytree of arrays, leaves (k, …), or of `Product`s of k clients."""
+        self._tree = tree
 
     def bound(self, clip_norm: jax.Array, mask: jax.Array) -> Bounded:
         """Clips each message to a global L2 norm; absent ones, mask (k,) False, become zero."""
@@ -55,17 +49,14 @@ class Messages(Opaque):
         present = products.rescale(
             lambda leaf: jnp.where(along_clients(mask, leaf), leaf, 0), clipped.message
         )
-        return Bounded(
-            Messages(present, self._turned), clipped.clipped & mask, clipped.finite | ~mask
-        )
+        return Bounded(Messages(present), clipped.clipped & mask, clipped.finite | ~mask)
 
     def scale(self, factors: jax.Array) -> "Messages":
         """Multiplies each client's message by its factor, (k,)."""
         return Messages(
             products.rescale(
                 lambda leaf: leaf * along_clients(factors, leaf).astype(leaf.dtype), self._tree
-            ),
-            self._turned,
+            )
         )
 
     def total(self) -> PyTree:
@@ -79,7 +70,7 @@ class Messages(Opaque):
             ones = jnp.ones(leaf.shape[0], leaf.dtype)
             return jnp.tensordot(ones, leaf, 1, precision=jax.lax.Precision.HIGHEST)
 
-        return turned.turn(products.tree_map(one, self._tree), self._turned)
+        return products.tree_map(one, self._tree)
 
     def add_rows(self, rows: PyTree, ids: jax.Array) -> PyTree:
         """Adds each client's message to its own row of `rows`, leaves (m, …).
@@ -115,7 +106,7 @@ class Messages(Opaque):
 
         They take the memory that a form of factors saves.
         """
-        return turned.turn(products.dense(self._tree), self._turned)
+        return products.dense(self._tree)
 
 
 def along_clients(values: jax.Array, leaf: jax.Array) -> jax.Array:

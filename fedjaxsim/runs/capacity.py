@@ -354,7 +354,7 @@ class _Planner:
         """For all clients in one place."""
         config, parts, memory = self.config, self.parts, self.machine.device
         chunk_map = config.chunk_map or (None if memory is None else "vmap")
-        layout = layout_of(parts.algorithm.task, parts.minibatches, 1, config.chunk_size, chunk_map)
+        layout = layout_of(parts.algorithm.task, 1, config.chunk_size, chunk_map)
         if memory is not None and chunk_map == "vmap" and config.chunk_size is None:
             layout = dataclasses.replace(layout, memory=memory)
         scheme, event = self.sampler.scheme, parts.mechanism.event

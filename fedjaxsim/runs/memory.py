@@ -48,7 +48,7 @@ def bytes_per_run(simulation: Simulation, hparams: Hyperparameters) -> int:
     personal, shared = bytes_of(state.personal), bytes_of((state.shared, state.mechanism))
     client = intermediate_bytes(jax.make_jaxpr(one)(key, hparams, rows).jaxpr)
     layout = simulation.layout_of(_MANY)
-    at_once = layout.together if layout.scans else layout.chunk_size
+    at_once = 1 if layout.scans else layout.chunk_size
     rows_of_chunk = layout.chunk_size * personal // program.num_clients
     return _STATE_COPIES * (personal + 4 * shared) + ROW_COPIES * rows_of_chunk + at_once * client
 

@@ -24,7 +24,9 @@ _TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string
 
 
 def tidy(plan: Plan, rows: Iterable[Record]) -> pa.Table:
-    """Return the table of results, by run and round; `diverged` is computed by `divergence.diverged`.
+    """Return the table of results, by run and round.
+
+    `divergence.diverged` computes its column `diverged`.
 
     Args:
       plan: plan of the sweep.

@@ -17,7 +17,7 @@ def known_regression(num_features: int) -> Task:
     (The authors' code prints it divided by d as well.)
 
     Args:
-      num_features: d. The model is {"kernel": (d, 1)}, without bias, started at zero.
+      num_features: d. The model is {"kernel": (1, d)}, without bias, started at zero.
     """
     model = linear((num_features,), 1, bias=False)
     variances = feature_variances(num_features)
@@ -31,7 +31,7 @@ def known_regression(num_features: int) -> Task:
         return jnp.square(means - others)
 
     def metrics(params, batch):
-        error = params["kernel"][:, 0] - batch.fields["theta"]
+        error = params["kernel"][0] - batch.fields["theta"]
         return {"excess_risk": jnp.square(error) @ jnp.asarray(variances, error.dtype)}
 
     def check(fields):

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.typing import ArrayLike
 
 from fedjaxsim.data.minibatches import Batch
-from fedjaxsim.fast.linear_steps import Linear, turned_gradient, turns
+from fedjaxsim.fast.linear_steps import Linear
 from fedjaxsim.models.model import Model
 from fedjaxsim.tasks.folds import Fold, area_under_roc, balanced_accuracy
 
@@ -52,15 +51,6 @@ class Task(NamedTuple):
     divergence: Callable[[PyTree, PyTree, Batch], jax.Array] | None = None
     folds: Mapping[str, Fold] = MappingProxyType({})
     targets: Callable[[Mapping[str, np.ndarray]], np.ndarray] | None = None
-
-
-def value_and_gradient(
-    task: Task, params: PyTree, batch: Batch, times: ArrayLike = 1.0
-) -> tuple[jax.Array, PyTree]:
-    """A multiple of the task's loss, () `times` the loss, and its gradient, like the params."""
-    if task.linear is not None and turns(params):
-        return turned_gradient(params, task.linear, batch, times)
-    return jax.value_and_grad(lambda params: times * task.loss(params, batch))(params)
 
 
 def _require_xy(fields: Mapping[str, np.ndarray]) -> np.ndarray:

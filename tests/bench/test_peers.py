@@ -60,7 +60,9 @@ def test_pmtl_in_numpy_is_pmtl(peers):
     loop.run(3)
     for params, theirs in zip(ours, (loop.shared, loop.personal), strict=True):
         assert np.abs(theirs).max() > 0.01
-        np.testing.assert_allclose(theirs[..., :-1, :], params["kernel"], rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(
+            theirs[..., :-1, :], params["kernel"].swapaxes(-1, -2), rtol=1e-12, atol=1e-14
+        )
         np.testing.assert_allclose(theirs[..., -1, :], params["bias"], rtol=1e-12, atol=1e-14)
 
 

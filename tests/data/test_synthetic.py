@@ -105,9 +105,9 @@ def test_the_risk_is_that_of_the_true_parameters():
     # d = 5, Σ = diag(1, 1/2, …, 1/5): an error of 2 in the second coefficient costs 2²/2.
     population, task = regression_stream(3, 5, seed=1), known_regression(5)
     theta = jax.numpy.asarray(population.rows(0, "test")["theta"])
-    error = jax.numpy.zeros((5, 1)).at[1, 0].set(2.0)
+    error = jax.numpy.zeros((1, 5)).at[0, 1].set(2.0)
     batch = Batch({"theta": theta}, jax.numpy.ones(1))
-    risk = task.metrics({"kernel": theta.T + error}, batch)["excess_risk"]
+    risk = task.metrics({"kernel": theta + error}, batch)["excess_risk"]
     np.testing.assert_allclose(risk, [2.0], rtol=1e-5)
     with pytest.raises(ValueError, match=r"'theta' of shape \(N, 6\), got 'theta' \[6, 5\]"):
         known_regression(6).check(population.fields)

@@ -46,7 +46,7 @@ def designs(population):
 def coefficients(params):
     """(…, d + 1) of linear parameters with leading axes."""
     kernel, bias = np.asarray(params["kernel"]), np.asarray(params["bias"])
-    return np.concatenate([kernel[..., 0], bias], axis=-1)
+    return np.concatenate([kernel[..., 0, :], bias], axis=-1)
 
 
 @functools.cache

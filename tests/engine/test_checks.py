@@ -147,7 +147,7 @@ def test_what_the_server_returns():
         "PyTreeDef({'bias': *, 'kernel': *}), got PyTreeDef(*)"
     )
     assert of(lambda shared, release, *_: shared["bias"] + release["weights"]) == (
-        "server fails on the release, float32[3] at ['bias'], float32[4, 3] at ['kernel']: "
+        "server fails on the release, float32[3] at ['bias'], float32[3, 4] at ['kernel']: "
         "'weights'"
     )
 
@@ -157,7 +157,7 @@ def test_what_predict_returns():
     message = refusal(lambda: build(algorithm))
     assert message.startswith(
         "predict must return params that the task takes, such as float32[3] at ['bias'], "
-        "float32[4, 3] at ['kernel'], got float32[3] at .params['bias'], "
+        "float32[3, 4] at ['kernel'], got float32[3] at .params['bias'], "
     )
 
 

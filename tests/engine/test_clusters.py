@@ -16,7 +16,7 @@ CLUSTERS = [0, 1, 0, 1, 1]
 
 def coefficients(params):
     """(…, d + 1) of linear parameters, the bias last."""
-    return np.concatenate([params["kernel"][..., 0], params["bias"]], axis=-1)
+    return np.concatenate([params["kernel"][..., 0, :], params["bias"]], axis=-1)
 
 
 def run(population, task, clusters, values, minibatches, sampling, message: Message = "update"):
@@ -96,7 +96,7 @@ def test_a_client_sends_in_its_own_slot_and_a_release_is_divided_by_its_clusters
     sim = fjs.Simulation(watched, population, fjs.full_participation(), fjs.Minibatches(4, steps=1))
     hparams = sim.hyperparameters()
     state = sim.init(0, hparams)
-    assert sent[0] == {"kernel": (2, 3, 1), "bias": (2, 1)}
+    assert sent[0] == {"kernel": (2, 1, 3), "bias": (2, 1)}
     ones = jax.tree.map(jnp.ones_like, state.shared.params)
     after = algorithm.server(state.shared, ones, hparams, jnp.int32(0)).params
     np.testing.assert_allclose(after["bias"], [[5 / 2], [5 / 3]], rtol=1e-6)

@@ -129,7 +129,7 @@ def expected(personal):
     for k in (0, 1, 3, 4):
         rows = CLIENTS.rows(k, "test")
         kernel, bias = np.asarray(personal["kernel"][k]), np.asarray(personal["bias"][k])
-        score = (rows["x"] @ kernel + bias)[:, 0]
+        score = (rows["x"] @ kernel.T + bias)[:, 0]
         recalls = [np.mean((score > 0)[rows["y"] == label] == label) for label in set(rows["y"])]
         found["balanced_accuracy"][k] = np.mean(recalls)
         found["largest_loss"][k] = np.max(np.log1p(np.exp(np.where(rows["y"] > 0, -score, score))))
@@ -176,7 +176,7 @@ def test_folds_of_many_runs_are_those_of_each_alone():
     state = with_models(many.init(1))
     evaluation = many.evaluate(state)
     for index in range(2):
-        personal = {name: leaf[..., index] for name, leaf in state.personal.items()}
+        personal = {name: leaf[:, index] for name, leaf in state.personal.items()}
         for name, values in expected(personal).items():
             found = evaluation.values[name][:, index]
             np.testing.assert_allclose(found, values, rtol=1e-5, err_msg=name)

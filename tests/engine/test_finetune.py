@@ -69,7 +69,7 @@ def rounds(sim, state, count):
 
 def coefficients(params):
     """(…, d + 1) of linear parameters with leading axes: the bias is the last one."""
-    return np.concatenate([np.asarray(params["kernel"])[..., 0], params["bias"]], axis=-1)
+    return np.concatenate([np.asarray(params["kernel"])[..., 0, :], params["bias"]], axis=-1)
 
 
 def design(client):
@@ -126,7 +126,7 @@ def test_fisher_information_of_softmax_regression():
         population, task = classification([40, 9])
         sim = simulation(local(task), population=population, task=task)
         params = {
-            "kernel": jax.random.normal(jax.random.key(0), (4, 3)),
+            "kernel": jax.random.normal(jax.random.key(0), (3, 4)),
             "bias": jnp.array([0.3, -0.2, 0.1]),
         }
         for client in range(2):
@@ -134,9 +134,9 @@ def test_fisher_information_of_softmax_regression():
             data = rows.of(jnp.int32(client), jax.random.key(0), FEW, sim.layout)
             found = fisher(task, params, data)
             x, y = (population.rows(client, "train")[name] for name in ("x", "y"))
-            outputs = np.exp(x.astype(float) @ params["kernel"] + params["bias"])
+            outputs = np.exp(x.astype(float) @ params["kernel"].T + params["bias"])
             residual = outputs / outputs.sum(axis=1, keepdims=True) - np.eye(3)[y]
-            expected = {"kernel": (x.T**2) @ residual**2 / len(y), "bias": (residual**2).mean(0)}
+            expected = {"kernel": (residual.T**2) @ x**2 / len(y), "bias": (residual**2).mean(0)}
             for name, leaf in found.items():
                 np.testing.assert_allclose(leaf, expected[name], rtol=1e-6)
 
@@ -197,7 +197,7 @@ def test_bad_input_says_what_is_allowed(ended):
         begin(sim)
     population, task = least_squares([12, 15, 9], features=4)
     larger = simulation(finetune(task), population=population, task=task)
-    with jax.enable_x64(True), pytest.raises(ValueError, match=r"billboard must be .*\[4, 1\] at "):
+    with jax.enable_x64(True), pytest.raises(ValueError, match=r"billboard must be .*\[1, 4\] at "):
         following(larger, ended[1], ended[0])
 
 

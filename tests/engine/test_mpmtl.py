@@ -75,7 +75,7 @@ def path(
 
     predict = jax.vmap(algorithm.predict, (None, 0, None, 0))
     return lambda values: np.moveaxis(
-        np.asarray(run(sim.check(sim.hyperparameters(**values))))[..., 0], 1, 2
+        np.asarray(run(sim.check(sim.hyperparameters(**values))))[..., 0, :], 1, 2
     )
 
 
@@ -175,7 +175,7 @@ def test_dp_mtrl_without_noise_is_mtrl_and_with_it_clients_have_their_noised_mod
     ids = jnp.arange(M)
     hparams = sim.hyperparameters(**PLAIN)
     state = run(hparams)
-    found = predict(state.shared, state.personal, hparams, ids)["kernel"][:, :, 0].T
+    found = predict(state.shared, state.personal, hparams, ids)["kernel"][:, 0].T
     np.testing.assert_allclose(found, path("relationship", "convex")(PLAIN)[2], rtol=1e-6)
     noised = hparams.replace(clip_norm=2.0, noise_multiplier=1.5)
     state = run(noised)
@@ -183,7 +183,7 @@ def test_dp_mtrl_without_noise_is_mtrl_and_with_it_clients_have_their_noised_mod
     anything = jax.tree.map(lambda leaf: leaf + 1.0, state.personal)
     for own in (state.personal, anything):
         models = predict(state.shared, own, noised, ids)["kernel"]
-        np.testing.assert_array_equal(models, state.shared.matrix.rows)
+        np.testing.assert_array_equal(models.swapaxes(1, 2), state.shared.matrix.rows)
     check_billboard(sim, noised, client=2)
 
 
@@ -220,7 +220,7 @@ def test_one_round_of_fedprox_is_the_average_of_ridge_regressions():
     alone = [
         np.linalg.solve(X[i].T @ X[i] / N + mu * np.eye(D), X[i].T @ Y[i] / N) for i in range(M)
     ]
-    found = np.asarray(state.shared.params["kernel"])[:, 0]
+    found = np.asarray(state.shared.params["kernel"])[0]
     np.testing.assert_allclose(found, np.mean(alone, axis=0), rtol=1e-6)
 
 

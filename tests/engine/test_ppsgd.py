@@ -61,7 +61,7 @@ def simulation(
 def coefficients(params):
     """(…, d + 1) of linear parameters with leading axes."""
     kernel, bias = np.asarray(params["kernel"]), np.asarray(params["bias"])
-    return np.concatenate([kernel[..., 0], bias], axis=-1)
+    return np.concatenate([kernel[..., 0, :], bias], axis=-1)
 
 
 def predictions(sim, state, hparams):
@@ -233,7 +233,7 @@ def test_derivatives_in_the_learning_rate_and_the_level():
             )
             predict = jax.vmap(sim.algorithm.predict, (None, 0, None, 0))
             params = predict(state.shared, state.personal, hparams, jnp.arange(N))
-            kernel, bias = params["kernel"][..., 0], params["bias"]
+            kernel, bias = params["kernel"][..., 0, :], params["bias"]
             return jnp.sum(direction * jnp.concatenate([kernel, bias], axis=-1))
 
         both = jax.jit(lambda point, tangents: jax.jvp(outcome, point, tangents))
@@ -387,7 +387,7 @@ def test_the_weighted_objective_uses_m_i_examples(minibatches):
         return algorithm.client(shared, personal, data, hparams, context)[1]
 
     for i, size in enumerate(sizes):
-        uses = np.asarray(message(jnp.int32(i))["kernel"])[:, 0] / -y
+        uses = np.asarray(message(jnp.int32(i))["kernel"])[0] / -y
         np.testing.assert_allclose(uses, np.round(uses), atol=1e-6)
         assert np.round(uses).sum() == size
         if minibatches.epochs:

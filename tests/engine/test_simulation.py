@@ -222,7 +222,7 @@ def test_evaluation_is_that_of_numpy_on_each_clients_own_rows():
         for k in range(5):
             rows = population.rows(k, split)
             w = np.asarray(state.personal["kernel"][k]), np.asarray(state.personal["bias"][k])
-            expected.append(np.mean(np.argmax(rows["x"] @ w[0] + w[1], axis=1) == rows["y"]))
+            expected.append(np.mean(np.argmax(rows["x"] @ w[0].T + w[1], axis=1) == rows["y"]))
             counts.append(len(rows["y"]))
         np.testing.assert_allclose(evaluation.values["accuracy"], expected, rtol=1e-6)
         summary = evaluation.summary()
@@ -245,7 +245,7 @@ def test_nmse_is_pooled_squared_error_over_the_variance_of_targets():
     errors, targets = [], []
     for k in range(3):
         rows = population.rows(k, "test")
-        kernel = np.asarray(state.personal["kernel"][k, :, 0])
+        kernel = np.asarray(state.personal["kernel"][k, 0])
         errors.append(rows["x"] @ kernel + np.asarray(state.personal["bias"][k]) - rows["y"])
         targets.append(rows["y"])
     variance = np.var(np.concatenate(targets))
@@ -304,12 +304,12 @@ def test_hyperparameters_seeds_and_cohorts_do_not_recompile():
 def test_a_run_leaves_what_the_user_passed_alone():
     population, _ = classification([10] * 4)
     _, task = classification([10] * 4)
-    mine = {"kernel": jnp.ones((4, 3)), "bias": jnp.zeros(3)}
+    mine = {"kernel": jnp.ones((3, 4)), "bias": jnp.zeros(3)}
     own = task._replace(init=lambda key: mine)
     sim = Simulation(pmtl(own), population, poisson(1.0), EPOCH)
     key = jax.random.key(0)
     run(sim, 2, key)
-    np.testing.assert_array_equal(mine["kernel"], np.ones((4, 3)))
+    np.testing.assert_array_equal(mine["kernel"], np.ones((3, 4)))
     jax.random.split(key)  # raises if its buffer was donated
 
 

@@ -30,7 +30,7 @@ def norm64(product):
 def random_messages(seed, scale=1.0, dtype: type = np.float64):
     """Messages of K clients, with a bias, in the form of factors."""
     rng = np.random.default_rng(seed)
-    left, right, bias = (scale * rng.normal(size=s) for s in [(K, R, D), (K, R, C), (K, C)])
+    left, right, bias = (scale * rng.normal(size=s) for s in [(K, R, C), (K, R, D), (K, C)])
     return {"kernel": Product(jnp.asarray(left, dtype), jnp.asarray(right, dtype)), "bias": bias}
 
 
@@ -125,7 +125,7 @@ def test_the_true_norm_never_exceeds_the_bound_at_any_scale(factors, exponent, c
         left = np.ldexp(factors[0], exponent).astype(np.float32)
         right = np.ldexp(factors[1], -exponent).astype(np.float32)
     clipped = clip(Product(jnp.asarray(left), jnp.asarray(right)), jnp.float32(clip_norm)).message
-    assert norm64(Product(products._cleared(clipped), clipped.right)) <= clip_norm
+    assert norm64(Product(clipped.left, products._cleared(clipped))) <= clip_norm
 
 
 def test_no_more_room_is_left_for_rounding_than_documented():
@@ -226,6 +226,6 @@ def test_products_map_over_a_further_axis():
         return Messages(messages).bound(clip_norm, jnp.ones(K, bool)).messages.total()["kernel"]
 
     mapped = jax.jit(jax.vmap(total))(bounds)
-    assert mapped.shape == (3, D, C)
+    assert mapped.shape == (3, C, D)
     for one, clip_norm in zip(mapped, bounds, strict=True):
         np.testing.assert_allclose(one, total(clip_norm), rtol=1e-5, atol=1e-6)

@@ -45,7 +45,7 @@ def problem(name):
         jax.random.normal(key, shape)
         for key, shape in zip(
             jax.random.split(jax.random.key(0), 3),
-            [(B, D), (D, outputs), (D, outputs)],
+            [(B, D), (outputs, D), (outputs, D)],
             strict=True,
         )
     )
@@ -59,7 +59,7 @@ def test_it_and_its_gradient_are_those_of_the_definition(name):
         batch = Batch({"x": x}, jnp.ones(B))
 
         def defined(w):
-            a, b = x @ w["kernel"], x @ other["kernel"]
+            a, b = x @ w["kernel"].T, x @ other["kernel"].T
             return kl(a, b) + kl(b, a)
 
         values = task.divergence(w, other, batch)

@@ -49,8 +49,8 @@ def test_sizes_of_linear_and_mlp():
 def test_a_linear_model_without_bias():
     model = linear((2, 2), 3, bias=False)
     params = model.init(jax.random.key(0))
-    assert jax.tree.map(jnp.shape, params) == {"kernel": (4, 3)}
-    params["kernel"] = jnp.arange(12.0).reshape(4, 3)
+    assert jax.tree.map(jnp.shape, params) == {"kernel": (3, 4)}
+    params["kernel"] = jnp.arange(12.0).reshape(4, 3).T
     x = jnp.array([[[1.0, 0.0], [0.0, 2.0]]])
     np.testing.assert_array_equal(model.apply(params, x), [[0 + 18, 1 + 20, 2 + 22]])
 

@@ -267,7 +267,7 @@ def make(task):
         lambda key, hparams: (jnp.zeros(3), ()),
         client,
         lambda shared, release, hparams, round_: release,
-        lambda *_: {{"kernel": jnp.zeros((3, 1)), "bias": jnp.zeros(1)}},
+        lambda *_: {{"kernel": jnp.zeros((1, 3)), "bias": jnp.zeros(1)}},
         task,
     )
 """
