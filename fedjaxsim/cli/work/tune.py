@@ -13,8 +13,6 @@ import optax
 
 from fedjaxsim.cli.start import INTERRUPTED
 from fedjaxsim.extras import missing
-from fedjaxsim.gradients.whole_run import EPSILON, check_names
-from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.budget import equally_costly
 from fedjaxsim.privacy.guarantee import SHARED_SEED
 from fedjaxsim.report.files import Record
@@ -43,6 +41,11 @@ if TYPE_CHECKING:
 RULES = {"adam": OPTIMIZER, "lion": optax.lion(1.0, weight_decay=0.0)}
 BOUNDS = 1e4
 """Largest factor between a hyperparameter and its start."""
+_REASONS = {
+    "epsilon": "it sets the guarantee, and no metric says what that is worth",
+    "noise_multiplier": "it sets the guarantee, and no metric says what that is worth",
+    "sampling_rate": "it decides who takes part, which is discrete",
+}
 _ASKED = ("wrt", "seeds", "steps", "rule", "metric", "public_data", "compare_grid")
 """Options that a tuning follows from, besides the settings of a run."""
 
@@ -94,8 +97,7 @@ def _names(wrt: Sequence[str], config: RunConfig) -> tuple[str, ...]:
     """Return the fields of the hyperparameters that are tuned.
 
     Raises:
-      ValueError: if there are none, or one is unknown, discrete, read by no part, given twice, or
-        sets the guarantee.
+      ValueError: if there are none, or one is given twice or cannot be tuned.
     """
     names = tuple(name.replace("-", "_") for name in wrt)
     tunable = [name for name, record in config.records.items() if record.scale == "log"]
@@ -103,22 +105,16 @@ def _names(wrt: Sequence[str], config: RunConfig) -> tuple[str, ...]:
     if not names:
         raise ValueError(f"wrt must name at least one of {allowed}, got nothing")
     for index, name in enumerate(names):
-        if name in (EPSILON, "noise_multiplier"):
-            raise ValueError(
-                f"{flag(name)} is not tuned: it sets the guarantee, and no metric says what that "
-                "is worth; give it a value"
-            )
-        if name == "sampling_rate":
-            check_names(names, Hyperparameters())
-        if name not in tunable:
-            close = difflib.get_close_matches(name, tunable, n=1)
-            hint = f" (did you mean {flag(close[0])!r}?)" if close else ""
-            raise ValueError(
-                f"{flag(name)} cannot be tuned with {config.algorithm}{hint}; it can be tuned in "
-                f"{allowed}"
-            )
         if name in names[:index]:
             raise ValueError(f"wrt names {flag(name)} twice")
+        if name in tunable:
+            continue
+        close = difflib.get_close_matches(name, tunable, n=1)
+        reason = _REASONS.get(name) or (f"did you mean {flag(close[0])!r}?" if close else "")
+        raise ValueError(
+            f"{flag(name)} cannot be tuned with {config.algorithm}{reason and f' ({reason})'}; it "
+            f"can be tuned in {allowed}"
+        )
     return names
 
 
@@ -259,10 +255,8 @@ class _Tuning:
             error_of_grid = standard_error(values)
             rows["grid"] = grid.points[grid.best], float(values.mean()), error_of_grid, grid.runs
         print_points(self.metric, rows)
-        print(
-            f"{self.metric} fell by {with_error(found.gain, found.standard_error)} (standard error "
-            f"over {self.command.seeds} seeds); ended: {path.stopped}"
-        )
+        fell = with_error(found.gain, found.standard_error)
+        print(f"{self.metric} fell by {fell} on {self.command.seeds} seeds; ended: {path.stopped}")
         if test is not None:
             fell = with_error(test["gain"], test["standard_error"])
             print(f"on as many fresh seeds it fell by {fell} (paired t test, p = {test['p']:.2g})")
