@@ -37,7 +37,7 @@ from fedjaxsim.gradients.whole_run import mean_metric, over_seeds, price_of_priv
 from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
 from fedjaxsim.report.plots import COLOURS, STYLE, picture, save
 from fedjaxsim.tasks.known_risk import known_regression
-from fedjaxsim.tune import Measured, Quadratic, SeedGradient, Step, descend, measure_grid
+from fedjaxsim.tune import Measured, SeedGradient, Step, descend
 
 N, FEATURES, BATCH, ROUNDS, DELTA = 1000, 100, 10, 100, 1e-4
 EPSILONS = (0.5, 2.0, math.inf)
@@ -83,15 +83,15 @@ class InSteps:
     def __init__(self, measure: SeedGradient, seeds: int):
         self.measure, self.cost = measure, measure.runs / seeds
 
-    def __call__(self, point: Point) -> Measured:
-        """The objective and its derivatives at a point, by the chain rule."""
+    def __call__(self, point: Point, keys: jax.Array | None = None) -> Measured:
+        """Measure the objective and its derivatives at a point, by the chain rule."""
         step, level = point["step"], point["level"]
         inside = {
             "learning_rate": N * step / (1 + level),
             "personalization": level / N,
             "clip_norm": point["clip_norm"],
         }
-        measured = self.measure(inside)
+        measured = self.measure(inside, keys)
         by_log = {name: g * inside[name] for name, g in measured.gradients.items()}
         by_level = by_log["personalization"] - by_log["learning_rate"] * level / (1 + level)
         gradients = {
@@ -137,8 +137,11 @@ def tune_synthetic(epsilon: float, seeds: int, most: int, simulations: Any) -> d
     base = sweep.hyperparameters(clip_norm=1.0, noise_multiplier=noise_for(epsilon))
     begin = time.perf_counter()
 
+    def gradient(simulation, keys):
+        return SeedGradient(simulation, base, ROUNDS, NAMES, keys, metric=METRIC, split=SPLIT)
+
     def grid(points, keys):
-        found = measure_grid(sweep, base, ROUNDS, points, keys, metric=METRIC, split=SPLIT)
+        found = gradient(sweep, keys).on_grid(points)
         assert found is not None
         return found
 
@@ -148,16 +151,12 @@ def tune_synthetic(epsilon: float, seeds: int, most: int, simulations: Any) -> d
     fine = grid(fine_points, search)
     of_grids = time.perf_counter() - begin
 
-    def objective(keys):
-        measure = SeedGradient(single, base, ROUNDS, NAMES, keys, metric=METRIC, split=SPLIT)
-        return InSteps(measure, len(keys))
-
     begin = time.perf_counter()
-    measure = objective(search)
-    path = descend(measure, START, steps=most - 1, rule=Quadratic(), cost=measure.cost)
+    measure = InSteps(gradient(single, search), seeds)
+    path = descend(measure, START, steps=most - 1, cost=measure.cost)
     of_descent = time.perf_counter() - begin
     best = path.best
-    elsewhere = objective(fresh)(best.point)
+    elsewhere = measure(best.point, fresh)
     slopes = np.array([elsewhere.gradients[name] * best.point[name] for name in START])
     errors = np.std(slopes, axis=1, ddof=1) / math.sqrt(seeds)
     both = np.hypot(errors, [best.gradient_error[name] for name in START])

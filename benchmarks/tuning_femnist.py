@@ -28,7 +28,7 @@ from fedjaxsim.data.transforms import invert
 from fedjaxsim.models import linear
 from fedjaxsim.privacy.calibration import noise_multiplier
 from fedjaxsim.tasks import softmax
-from fedjaxsim.tune import Optax, SeedGradient, descend, measure_grid
+from fedjaxsim.tune import SeedGradient, descend
 
 ROUNDS, EPSILON, RATE, CLIP, BATCH = 50, 2.0, 0.5, 0.3, 10
 START = {"learning_rate": 0.005, "lam": 3.0}
@@ -61,25 +61,19 @@ def tune(source: str, seeds: int, most: int) -> dict[str, Any]:
     keys = jax.random.split(jax.random.key(3), seeds)
     names = tuple(START)
     measure = SeedGradient(public, base, ROUNDS, names, keys)
-    path = descend(measure, START, steps=most - 1, cost=1 + len(names), rule=Optax(largest=1.5))
+    path = descend(measure, START, steps=most - 1, cost=1 + len(names))
     axes = itertools.product(*GRID)
     points = [dict(zip(names, values, strict=True)) for values in axes]
-    grid = measure_grid(public, base, ROUNDS, points, keys)
+    grid = measure.on_grid(points)
     assert grid is not None
     candidates = {
         "start": START,
         "tuned": path.best.point,
         "best of the grid": points[grid.best],
     }
-    judged = measure_grid(
-        final,
-        base.replace(noise_multiplier=z),
-        ROUNDS,
-        list(candidates.values()),
-        jax.random.split(jax.random.key(4), seeds),
-        metric="accuracy",
-        split="test",
-    )
+    private, fresh = base.replace(noise_multiplier=z), jax.random.split(jax.random.key(4), seeds)
+    others_run = SeedGradient(final, private, ROUNDS, names, fresh, metric="accuracy", split="test")
+    judged = others_run.on_grid(list(candidates.values()))
     assert judged is not None
     result = {
         "epsilon": EPSILON,

@@ -42,8 +42,8 @@ class Tune:
     """S, the runs over whose mean is minimized; the same ones at every step."""
     steps: int = 20
     """The most points to try besides the start."""
-    rule: Literal["adam", "quadratic"] = "adam"
-    """How a step is chosen: by optax's Adam, or from a quadratic model of the log of the metric."""
+    rule: Literal["adam", "lion"] = "adam"
+    """Optimizer of optax that proposes the steps."""
     metric: Annotated[str | None, optional("NAME", "loss")] = None
     """The metric that is minimized; a smooth one."""
     public_data: Annotated[str | None, optional("SPEC", "none")] = None
@@ -57,7 +57,7 @@ class Tune:
     """Print all of the final run's guarantee, and what it rests on."""
 
     def prepare(self) -> Callable[[], int]:
-        """As `prepare_tune`."""
+        """Check all input; see `prepare_tune`."""
         start_jax()
         from fedjaxsim.cli.work.tune import prepare_tune
 

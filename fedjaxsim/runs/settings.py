@@ -636,8 +636,10 @@ def unread(names: Iterable[str], given: Mapping[str, Any], others: Iterable[str]
         readers = _readers()
         if name not in readers:
             raise ValueError(unknown_key(name, [*known, *readers, *others]))
-        # The role that most parts of read it says the most.
-        role, choices = max(readers[name].items(), key=lambda item: len(item[1]))
+        # A role that the run lacks says the most, else the one with most parts that read it.
+        role, choices = max(
+            readers[name].items(), key=lambda item: (item[0] not in parts, len(item[1]))
+        )
         if role not in parts:
             reasons.append(f"{flag(name)} has no effect on data with clients of their own")
             continue

@@ -1,10 +1,9 @@
-"""Gradient descent on hyperparameters, with a trust region: a bad step costs time and nothing else.
+"""Gradient descent on hyperparameters by an optax optimizer; bad steps are taken back.
 
-Coordinates are log h for hyperparameters h > 0, so a step multiplies them, and h itself for those
-that are named as plain. A rule chooses the step within its trust radius. It is taken back where the
-objective is then not finite, or worse by more than the standard error of the difference.
+A step multiplies a hyperparameter: its coordinate is log h. Hyperparameters named as `plain` may be
+0 or negative, and their coordinate is h. Coordinates are 0 at the start.
 
-Axes: S seeds.
+Axes: S seeds, k hyperparameters.
 """
 
 import dataclasses
@@ -12,12 +11,14 @@ import math
 from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
+import optax
 
 from fedjaxsim.report.seeds import standard_error
-from fedjaxsim.tune.rules import Optax, Place, Rule
 
-SMALLEST_RADIUS = 1e-3
-"""Shorter steps are not taken: they change a hyperparameter by less than a thousandth."""
+OPTIMIZER = optax.adam(1.0, b1=0.5, b2=0.8)
+"""Adam with short memories, for objectives of little noise and a few tens of steps."""
+LARGEST, SMALLEST = 1.0, 1e-3
+"""Radii of a step in the largest change of a coordinate; 1 is a factor of e on a log scale."""
 
 FLAT = "the gradient vanishes within its standard error"
 SHORT = "no step of more than a thousandth is better"
@@ -29,18 +30,16 @@ NOT_FINITE = "the objective or its gradient is not finite at the start"
 Point = dict[str, float]
 """Hyperparameters by name."""
 
-_FREE = (-math.inf, math.inf)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measured:
-    """The objective and its gradient at one point, seed by seed.
+    """The objective and its gradient at one point, for each seed.
 
     Seeds are the same at all points, so that differences between points have little noise.
 
     Attributes:
       values: (S,). With S = 1 the objective counts as free of chance.
-      gradients: by name, (S,): the derivatives with respect to the hyperparameters themselves.
+      gradients: by name, (S,): derivatives with respect to the hyperparameters themselves.
     """
 
     values: np.ndarray
@@ -48,7 +47,7 @@ class Measured:
 
     @property
     def finite(self) -> bool:
-        """Whether all of these numbers are."""
+        """Return whether all values and derivatives are finite."""
         return all(np.all(np.isfinite(v)) for v in (self.values, *self.gradients.values()))
 
 
@@ -58,18 +57,17 @@ class Step:
 
     Attributes:
       point: the hyperparameters.
-      values: the objective for each seed, (S,).
-      gradient: by name, the derivative of the mean over seeds in the coordinates of the descent,
-        d/d log h, or d/dh where h is plain.
-      gradient_error: by name, the standard error of that.
+      measured: the objective and its gradient there.
+      gradient: by name, the derivative of the mean over seeds with respect to log h, or to h where
+        h is plain.
+      gradient_error: by name, the standard error of `gradient`.
       accepted: whether the descent went there.
-      radius: the longest step that was allowed on the way here, in the norm of the rule; at the
-        start infinite.
+      radius: the largest change of a coordinate that was allowed; infinite at the start.
       runs: run-equivalents spent so far, this point included.
     """
 
     point: Point
-    values: np.ndarray
+    measured: Measured
     gradient: Point
     gradient_error: Point
     accepted: bool
@@ -78,22 +76,22 @@ class Step:
 
     @property
     def value(self) -> float:
-        """The mean of the objective over seeds."""
-        return float(np.mean(self.values))
+        """Return the mean of the objective over seeds."""
+        return float(np.mean(self.measured.values))
 
     @property
     def standard_error(self) -> float:
-        """The standard error of the mean over seeds, as an estimate of that over all runs."""
-        return standard_error(self.values)
+        """Return the standard error of `value`, over seeds."""
+        return standard_error(self.measured.values)
 
 
 @dataclasses.dataclass(frozen=True)
 class Path:
-    """What a descent came through.
+    """The points of a descent.
 
     Attributes:
       steps: the start and every step tried, in order.
-      stopped: why it ended, one of the sentences of this module.
+      stopped: the reason for its end, one of the sentences of this module.
     """
 
     steps: tuple[Step, ...]
@@ -101,18 +99,9 @@ class Path:
 
     @property
     def best(self) -> Step:
-        """The accepted point with the lowest value."""
-        kept = [step for step in self.steps if step.accepted]
-        return min(kept, key=lambda step: step.value if math.isfinite(step.value) else math.inf)
-
-    @property
-    def gain(self) -> tuple[float, float]:
-        """By how much the best point is below the start, and the standard error of that.
-
-        The difference is taken seed by seed.
-        """
-        saved = self.steps[0].values - self.best.values
-        return float(np.mean(saved)), standard_error(saved)
+        """Return the accepted point with the lowest value."""
+        accepted = [step for step in self.steps if step.accepted]
+        return min(accepted, key=lambda s: s.value if math.isfinite(s.value) else math.inf)
 
 
 def descend(
@@ -120,153 +109,121 @@ def descend(
     start: Mapping[str, float],
     *,
     steps: int,
-    rule: Rule | None = None,
+    optimizer: optax.GradientTransformation = OPTIMIZER,
     bounds: Mapping[str, tuple[float, float]] | None = None,
     plain: Collection[str] = (),
     cost: float = 1.0,
     on_step: Callable[[Step], bool | None] | None = None,
 ) -> Path:
-    """Minimizes an objective of hyperparameters.
+    """Minimize an objective of hyperparameters.
 
-    Ends where every derivative is at most its own standard error, since the seeds then do not tell
-    which way is down, or where the way down leaves the bounds.
+    A step is taken back where the objective or its gradient is not finite, or where the objective
+    is worse by more than the standard error of its paired difference. The next step is then at most
+    half as long, and the optimizer forgets the past; an accepted step allows one that is longer by
+    half. The descent ends where every derivative is at most its own standard error, since the seeds
+    then do not tell which way is down, or where the way down leaves the bounds.
 
     Args:
       measure: `(point) -> Measured`, e.g. a `SeedGradient`.
-      start: hyperparameters by name; positive, but for plain ones.
-      steps: how many points to try besides the start, at least 1.
-      rule: how a step is chosen; by default `Optax()`.
+      start: hyperparameters by name; positive, except for plain ones.
+      steps: number of points to try besides the start, at least 1.
+      optimizer: proposes changes of the coordinates (k,).
       bounds: by name, the smallest and the largest value allowed; none by default.
-      plain: hyperparameters that move on a linear scale, which may be 0 or negative.
+      plain: hyperparameters that move on a linear scale.
       cost: run-equivalents of one call of `measure`.
       on_step: called with the start and every step tried; returning False stops.
 
     Raises:
       ValueError: if there are no hyperparameters or steps, the start is not within the bounds or
-        not positive, a name in bounds or `plain` is unknown, or the rule does not apply.
+        not positive, or a name in `bounds` or `plain` is unknown.
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
-    space = _Space(start, bounds or {}, plain)
-    rule = Optax() if rule is None else rule
-    found: list[Step] = []
+    low, high = _limits(start, bounds or {}, plain)
+    is_log = np.array([name not in plain for name in start])
+    first = np.array(list(start.values()), np.float64)
+    tried: list[Step] = []
 
-    def visit(at: np.ndarray, radius: float, kept: Place | None) -> Place:
-        point = space.point(at)
-        place = space.place(at, measure(point))
-        accepted = kept is None or _is_no_worse(place, kept)
-        gradient, error = (
-            dict(zip(space.names, map(float, v), strict=True)) for v in (place.slope, place.error)
-        )
-        runs = cost * (len(found) + 1)
-        found.append(Step(point, place.values, gradient, error, accepted, radius, runs))
-        return place
+    def coordinates(values):
+        with np.errstate(divide="ignore"):
+            logs = np.log(np.where(is_log, np.maximum(values, 0) / np.where(is_log, first, 1), 1))
+        return np.where(is_log, logs, values - first)
 
-    def goes_on() -> bool:
-        return on_step is None or on_step(found[-1]) is not False
+    lowest, highest = coordinates(low), coordinates(high)
 
-    here = visit(space.start, math.inf, None)
-    if not here.finite:
-        goes_on()
-        return Path(tuple(found), NOT_FINITE)
-    memory = rule.start(here)
-    if not goes_on():
-        return Path(tuple(found), STOPPED)
-    for _ in range(steps):
-        if (end := space.end(here)) is not None:
-            return Path(tuple(found), end)
-        radius = rule.radius(memory)
-        if radius < SMALLEST_RADIUS:
-            return Path(tuple(found), SHORT)
-        trial = space.within(here.at + rule.step(memory, here))
-        if np.array_equal(trial, here.at):
-            return Path(tuple(found), BOUNDED)
-        there = visit(trial, radius, here)
-        memory = rule.learn(memory, here, there, found[-1].accepted)
-        here = there if found[-1].accepted else here
-        if not goes_on():
-            return Path(tuple(found), STOPPED)
-    return Path(tuple(found), space.end(here) or SPENT)
+    def visit(at, radius, kept):
+        values = np.where(is_log, first * np.exp(np.where(is_log, at, 0)), first + at)
+        point = dict(zip(start, map(float, np.clip(values, low, high)), strict=True))
+        measured = measure(point)
+        slopes = {n: g * (1 if n in plain else point[n]) for n, g in measured.gradients.items()}
+        with np.errstate(invalid="ignore"):
+            slope = {name: float(np.mean(slopes[name])) for name in start}
+            error = {name: standard_error(slopes[name]) for name in start}
+        accepted = kept is None or _is_no_worse(measured, kept.measured)
+        runs = cost * (len(tried) + 1)
+        tried.append(Step(point, measured, slope, error, accepted, radius, runs))
+        return tried[-1]
+
+    def end(slope, error):
+        if not here.measured.finite:
+            return NOT_FINITE
+        if goes_on is False:
+            return STOPPED
+        steep = np.abs(slope) > error
+        outwards = ((at <= lowest) & (slope > 0)) | ((at >= highest) & (slope < 0))
+        if not np.any(steep):
+            return FLAT
+        if not np.any(steep & ~outwards):
+            return BOUNDED
+        if len(tried) > steps:
+            return SPENT
+        return SHORT if radius < SMALLEST else None
+
+    at, radius = np.zeros(len(first)), LARGEST
+    state = optimizer.init(at)
+    here = step = visit(at, math.inf, None)
+    while True:
+        goes_on = None if on_step is None else on_step(step)
+        slope, error = (np.array([*each.values()]) for each in (here.gradient, here.gradient_error))
+        if (stopped := end(slope, error)) is not None:
+            return Path(tuple(tried), stopped)
+        update, state = optimizer.update(slope, state, at)
+        change = np.asarray(update, np.float64)
+        change *= min(1.0, radius / max(np.max(np.abs(change)), 1e-300))
+        there = np.clip(at + change, lowest, highest)
+        step = visit(there, radius, here)
+        if step.accepted:
+            at, here, radius = there, step, min(1.5 * radius, LARGEST)
+        else:
+            state, radius = optimizer.init(at), float(np.max(np.abs(there - at))) / 2
 
 
-def _is_no_worse(place: Place, other: Place) -> bool:
-    """Whether all is finite, and not worse by more than the difference's standard error."""
-    if not place.finite:
+def _is_no_worse(new: Measured, old: Measured) -> bool:
+    """Return whether all is finite, and no rise exceeds its standard error."""
+    if not new.finite:
         return False
-    rise = place.values - other.values
+    rise = new.values - old.values
     return bool(np.mean(rise) <= standard_error(rise))
 
 
-class _Space:
-    """The coordinates of the descent: log h less that of the start, or h where it is plain."""
-
-    def __init__(
-        self,
-        start: Mapping[str, float],
-        bounds: Mapping[str, tuple[float, float]],
-        plain: Collection[str],
-    ):
-        self.names = tuple(start)
-        if not self.names:
-            raise ValueError("there must be at least one hyperparameter to tune, got none")
-        for given, kind in ((bounds, "bounds"), (plain, "plain")):
-            unknown = [name for name in given if name not in start]
-            if unknown:
-                raise ValueError(
-                    f"{kind} must be of what is tuned ({', '.join(start)}), got {unknown[0]!r}"
-                )
-        self.logarithmic = np.array([name not in plain for name in self.names])
-        for name, is_log in zip(self.names, self.logarithmic, strict=True):
-            value = start[name]
-            low, high = bounds.get(name, _FREE)
-            if not math.isfinite(value) or (is_log and value <= 0):
-                wanted = "positive and finite, on a log scale" if is_log else "finite"
-                raise ValueError(f"{name} must start at a value that is {wanted}, got {value}")
-            if not low <= value <= high:
-                raise ValueError(f"{name} must start within [{low}, {high}], got {value}")
-        self._scale = np.array([start[name] for name in self.names], np.float64)
-        self.start = self._coordinates(self._scale)
-        limits = np.array([bounds.get(name, _FREE) for name in self.names], np.float64)
-        self._low, self._high = map(self._coordinates, limits.T)
-
-    def _coordinates(self, values: np.ndarray) -> np.ndarray:
-        # A bound of 0 or below is none on a log scale.
-        scale = np.where(self.logarithmic, self._scale, 1.0)
-        with np.errstate(divide="ignore"):
-            logs = np.log(np.maximum(values, 0.0) / scale)
-        return np.where(self.logarithmic, logs, values)
-
-    def point(self, at: np.ndarray) -> Point:
-        """The hyperparameters at coordinates (k,)."""
-        grown = self._scale * np.exp(np.where(self.logarithmic, at, 0.0))
-        values = np.where(self.logarithmic, grown, at)
-        return dict(zip(self.names, map(float, values), strict=True))
-
-    def within(self, at: np.ndarray) -> np.ndarray:
-        """The nearest coordinates within the bounds."""
-        return np.clip(at, self._low, self._high)
-
-    def place(self, at: np.ndarray, measured: Measured) -> Place:
-        """What was measured at coordinates (k,), with the derivatives in the coordinates."""
-        point = self.point(at)
-        with np.errstate(invalid="ignore"):
-            slopes = np.array([
-                np.asarray(measured.gradients[name], np.float64) * (point[name] if is_log else 1.0)
-                for name, is_log in zip(self.names, self.logarithmic, strict=True)
-            ])  # fmt: skip
-            slope = np.mean(slopes, axis=1)
-            error = np.array([standard_error(each) for each in slopes])
-        values = np.asarray(measured.values, np.float64)
-        return Place(at, values, slope, error, measured.finite)
-
-    def end(self, here: Place) -> str | None:
-        """Why a descent ends at a place; None where it can go on.
-
-        It can where a derivative exceeds its standard error and the way down is within the bounds.
-        """
-        steep = np.abs(here.slope) > here.error
-        if not np.any(steep):
-            return FLAT
-        down, up = here.slope > 0, here.slope < 0
-        outwards = ((here.at <= self._low) & down) | ((here.at >= self._high) & up)
-        return None if np.any(steep & ~outwards) else BOUNDED
+def _limits(
+    start: Mapping[str, float],
+    bounds: Mapping[str, tuple[float, float]],
+    plain: Collection[str],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Check the start, and return the smallest and largest values, (k,) each."""
+    if not start:
+        raise ValueError("there must be at least one hyperparameter to tune, got none")
+    for given, kind in ((bounds, "bounds"), (plain, "plain")):
+        for name in given:
+            if name not in start:
+                raise ValueError(f"{kind} must be of {', '.join(start)}, got {name!r}")
+    limits = [bounds.get(name, (-math.inf, math.inf)) for name in start]
+    for (name, value), (low, high) in zip(start.items(), limits, strict=True):
+        if not math.isfinite(value) or (name not in plain and value <= 0):
+            wanted = "finite" if name in plain else "positive and finite, on a log scale"
+            raise ValueError(f"{name} must start at a value that is {wanted}, got {value}")
+        if not low <= value <= high:
+            raise ValueError(f"{name} must start within [{low}, {high}], got {value}")
+    lows, highs = np.array(limits, np.float64).T
+    return lows, highs

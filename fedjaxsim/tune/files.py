@@ -1,8 +1,8 @@
-"""The files of one tuning: written whole or not at all, and the path after every step.
+"""Files of one tuning: written whole or not at all, and the path after every step.
 
 A tuning's directory holds
 
-    path.json   every step, the grid, and the statement on what the guarantee covers
+    path.json   every step, the test of the result, the grid, and the privacy statement
     path.csv    every step, one line each
     path.png    the picture of both
     tuned.toml  the settings of the final run, which `fedjaxsim run` takes
@@ -38,113 +38,83 @@ RUN = "run"
 
 @dataclasses.dataclass(frozen=True)
 class TuneDirectory:
-    """Where one tuning puts its files.
+    """The directory of one tuning.
 
     Attributes:
       path: the directory.
-      fingerprint: of all that the tuning follows from.
+      fingerprint: digest of everything that the tuning follows from.
+      saved: record of the same tuning that was interrupted; empty where there was none.
     """
 
     path: Path
     fingerprint: str
+    saved: Record
 
     @classmethod
     def open(cls, path: Path, fingerprint: str, *, overwrite: bool = False) -> "TuneDirectory":
-        """Makes the directory, or goes on with the same tuning in it if it is not finished.
+        """Make the directory, or open that of the same tuning if it is not finished.
 
         Args:
           path: the directory; its parents are made too.
-          fingerprint: of all that the tuning follows from.
+          fingerprint: digest of everything that the tuning follows from.
           overwrite: start anew, without the files of the tuning that the directory holds.
 
         Raises:
           ValueError: if the path is a file, cannot be made, or holds a finished or another tuning
             and may not be overwritten.
         """
-        directory = cls(path, fingerprint)
-        if overwrite or not directory._goes_on():
-            names = (PATH_JSON, PATH_CSV, TUNED)
-            make_directory(path, names, "tuning", overwrite=overwrite, pictures=[PICTURE, PAGE])
-            RunDirectory.create(directory.run.path, overwrite=overwrite)
-        return directory
+        run, record = RunDirectory(path / RUN), {}
+        if (path / PATH_JSON).is_file() and not overwrite:
+            record = read_json(path / PATH_JSON)
+            ended = run.is_finished() or record.get("stopped") == NOT_FINITE
+            if record.get("fingerprint") == fingerprint and not ended:
+                return cls(path, fingerprint, record)
+        names = (PATH_JSON, PATH_CSV, TUNED)
+        make_directory(path, names, "tuning", overwrite=overwrite, pictures=[PICTURE, PAGE])
+        RunDirectory.create(run.path, overwrite=overwrite)
+        return cls(path, fingerprint, {})
 
-    @property
-    def run(self) -> RunDirectory:
-        """That of the final run."""
-        return RunDirectory(self.path / RUN)
-
-    def _goes_on(self) -> bool:
-        if not (self.path / PATH_JSON).is_file():
-            return False
-        record = read_json(self.path / PATH_JSON)
-        ended = self.run.is_finished() or record.get("stopped") == NOT_FINITE
-        return record.get("fingerprint") == self.fingerprint and not ended
-
-    def known(self) -> tuple[list[tuple[Point, Measured]], tuple[np.ndarray, int] | None]:
-        """What was measured before: at the points of the descent, and on the grid."""
-        if not (self.path / PATH_JSON).is_file():
-            return [], None
-        record = read_json(self.path / PATH_JSON)
-        grid = record.get("grid")
-        steps = [
+    def measured(self) -> list[tuple[Point, Measured]]:
+        """Return the points that the interrupted tuning measured."""
+        return [
             (
                 step["point"],
                 Measured(
-                    _numbers(step["values"]), {k: _numbers(v) for k, v in step["slopes"].items()}
+                    array_of(step["values"]), {k: array_of(v) for k, v in step["slopes"].items()}
                 ),
             )
-            for step in record["steps"]
+            for step in self.saved.get("steps", ())
         ]
-        return steps, grid and (_numbers(grid["values"]), grid["runs"])
 
-    def write_path(
-        self, record: Record, steps: Sequence[Step], measured: Sequence[Measured]
-    ) -> None:
-        """Writes the path so far, as JSON and as CSV, where what is not finite stays empty."""
-        rows = [
-            _step_record(index, *step)
-            for index, step in enumerate(zip(steps, measured, strict=True))
-        ]
-        whole = {"fingerprint": self.fingerprint, **record, "steps": rows}
-        write_json(self.path / PATH_JSON, whole)
-        flat = [_flat(row) for row in rows]
-        write_csv(self.path / PATH_CSV, {name: [row[name] for row in flat] for name in flat[0]})
+    def write_path(self, record: Record, steps: Sequence[Step]) -> None:
+        """Write the path so far, as JSON and as CSV, where what is not finite stays empty."""
+        rows: list[Record] = []
+        columns: dict[str, list[Any]] = {}
+        for index, step in enumerate(steps):
+            numbers = {
+                "step": index,
+                "runs": step.runs,
+                "accepted": step.accepted,
+                "radius": step.radius,
+                "value": step.value,
+                "standard_error": step.standard_error,
+            }
+            slopes = {"gradient": step.gradient, "gradient_error": step.gradient_error}
+            by_seed = {"values": step.measured.values, "slopes": step.measured.gradients}
+            rows.append({**numbers, "point": step.point, **slopes, **by_seed})
+            named = {f"{k}_{name}": v for k, each in slopes.items() for name, v in each.items()}
+            for name, value in (numbers | step.point | named).items():
+                columns.setdefault(name, []).append(value)
+        write_json(
+            self.path / PATH_JSON, {"fingerprint": self.fingerprint, **record, "steps": rows}
+        )
+        write_csv(self.path / PATH_CSV, columns)
 
     def write_tuned(self, config: RunConfig, statement: str) -> None:
-        """Writes the settings of the final run, with the statement as a comment."""
+        """Write the settings of the final run, with the statement as a comment."""
         write_tables(self.path / TUNED, config.settings(), statement)
 
 
-def _numbers(values: Any) -> np.ndarray:
-    """Numbers from JSON, where null was not finite."""
+def array_of(values: Any) -> np.ndarray:
+    """Return numbers from JSON, where null was not finite."""
     return np.asarray(values, np.float64)
-
-
-def _step_record(index: int, step: Step, measured: Measured) -> Record:
-    """A step, with its values and its derivatives (in the hyperparameters themselves) by seed."""
-    return {
-        "step": index,
-        "runs": step.runs,
-        "accepted": step.accepted,
-        "radius": step.radius,
-        "value": step.value,
-        "standard_error": step.standard_error,
-        "values": step.values,
-        "point": step.point,
-        "gradient": step.gradient,
-        "gradient_error": step.gradient_error,
-        "slopes": measured.gradients,
-    }
-
-
-def _flat(row: Record) -> Record:
-    """A step without its numbers by seed, and with one column for each of the others."""
-    flat: Record = {}
-    for key, value in row.items():
-        if key == "point":
-            flat |= value
-        elif key in ("gradient", "gradient_error"):
-            flat |= {f"{key}_{name}": each for name, each in value.items()}
-        elif key not in ("values", "slopes"):
-            flat[key] = value
-    return flat

@@ -1,4 +1,4 @@
-"""What is tuned: the mean over seeds of a metric after a whole run, with its derivatives.
+"""The objective of a tuning: the mean over seeds of a metric after a whole run, and its gradient.
 
 Axes: S seeds, T rounds, k hyperparameters, G points of a grid.
 """
@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from scipy import stats
 
 from fedjaxsim.engine.devices import SAME, across, divided, mesh_of
 from fedjaxsim.engine.settings_axis import varying
@@ -21,100 +22,19 @@ from fedjaxsim.gradients.whole_run import (
     mean_metric,
 )
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.report.seeds import standard_error
 from fedjaxsim.runs.memory import bytes_per_run
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import ManyRuns
 from fedjaxsim.tune.descent import Measured, Point
 
 MOST_FORWARD = 5
-"""Up to so many hyperparameters go in forward mode, which keeps nothing of the rounds."""
+"""Largest k of forward mode, which costs 1 + k runs and keeps nothing of the rounds."""
 REVERSE_RUNS = 4
-"""Run-equivalents of a run in reverse mode: forwards twice, and backwards for two."""
-GRID_SPAN = 10.0
-"""A grid goes from a tenth of the start to ten times the start."""
+"""Run-equivalents of reverse mode: two runs forwards, and two for the way back."""
 _GRID_MEMORY = 2 * 10**9
 """Bytes for the runs of a grid that are computed at once."""
 _SEEDS = divided("seeds")
-
-
-def mode_for(count: int) -> Mode:
-    """The mode for k derivatives: forward costs 1 + k run-equivalents, reverse 4 for any number.
-
-    Reverse mode also needs memory that grows with the rounds, and more time to compile: it is taken
-    where it is clearly cheaper.
-
-    Args:
-      count: k.
-    """
-    return "forward" if count <= MOST_FORWARD else "reverse"
-
-
-class SeedGradient:
-    """A metric after T rounds and its gradient, for each of S seeds, as `descend` takes it.
-
-    One program is compiled for all points. Seeds follow one another on a CPU, divided over the
-    devices as far as they can be evenly, and run as one batch on one device of another kind.
-
-    Args:
-      simulation: what is run. Its clients are what is tuned on.
-      hparams: hyperparameters; those that are tuned are replaced.
-      rounds: T.
-      wrt: names of the hyperparameters that are tuned, each ().
-      keys: (S,) typed keys.
-      metric: one of the task's.
-      split: the rows that the metric is on.
-
-    Attributes:
-      mode: "forward" or "reverse", see `mode_for`.
-      runs: run-equivalents of one call: S (1 + k) in forward mode, 4 S in reverse mode. They are
-        counted and not measured: a derivative of a round costs about as much as the round.
-
-    Raises:
-      ValueError: as `hypergradient`, `mean_metric` and `Simulation.init`, and if the keys are not
-        (S,).
-    """
-
-    def __init__(
-        self,
-        simulation: Simulation,
-        hparams: Hyperparameters,
-        rounds: int,
-        wrt: Sequence[str],
-        keys: jax.Array,
-        *,
-        metric: str = "loss",
-        split: str = "validation",
-    ):
-        check_names(wrt, hparams)
-        if keys.ndim != 1:
-            raise ValueError(f"keys must have shape (S,), got {keys.shape}")
-        simulation.check_start(keys[0], hparams)
-        self.mode = mode_for(len(wrt))
-        each = 1 + len(wrt) if self.mode == "forward" else REVERSE_RUNS
-        self.runs = keys.shape[0] * each
-        self._simulation, self._hparams, self._keys = simulation, hparams, keys
-        objective = mean_metric(simulation, metric, split)
-        run = hypergradient(simulation, objective, rounds, tuple(wrt), mode=self.mode)
-
-        def for_seeds(keys, hparams):
-            return map_seeds(lambda key: run(key, hparams), keys)
-
-        count = math.gcd(keys.shape[0], len(jax.devices()))
-        mesh = mesh_of(jax.devices()[:count], "seeds")
-        self._measure = jax.jit(across(for_seeds, mesh, (_SEEDS, SAME), _SEEDS))
-
-    def __call__(self, point: Point) -> Measured:
-        """The metric and its gradient at a point.
-
-        Raises:
-          ValueError: if a hyperparameter is out of range.
-        """
-        hparams = self._simulation.check(self._hparams.replace(**point))
-        values, gradients = self._measure(self._keys, hparams)
-        return Measured(
-            np.asarray(values, np.float64),
-            {name: np.asarray(g, np.float64) for name, g in gradients.items()},
-        )
 
 
 class Grid(NamedTuple):
@@ -132,66 +52,143 @@ class Grid(NamedTuple):
 
     @property
     def best(self) -> int:
-        """The index of the point with the lowest mean; that of the first one if none is finite."""
+        """Return the index of the lowest mean; 0 if none is finite."""
         means = np.mean(self.values, axis=1)
         return int(np.argmin(np.where(np.isfinite(means), means, np.inf)))
 
 
+class SeedGradient:
+    """A metric after T rounds and its gradient, for each of S seeds, as `descend` takes it.
+
+    One program is compiled for all points and all keys. Seeds follow one another on a CPU, are
+    divided evenly over several devices, and run as one batch on one device of another kind.
+
+    Args:
+      simulation: the simulation; its clients are tuned on.
+      hparams: hyperparameters; those that are tuned are replaced.
+      rounds: T.
+      wrt: names of the hyperparameters that are tuned, each ().
+      keys: (S,) typed keys.
+      metric: one of the task's.
+      split: rows of the metric.
+      mode: "forward" or "reverse"; by default forward for at most `MOST_FORWARD` hyperparameters.
+
+    Attributes:
+      mode: the mode.
+      runs: run-equivalents of one call: S (1 + k) in forward mode, 4 S in reverse mode. They are
+        counted, not measured: a derivative of a round costs about as much as the round.
+
+    Raises:
+      ValueError: as `hypergradient`, `mean_metric` and `Simulation.init`, and if the keys are not
+        (S,).
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        hparams: Hyperparameters,
+        rounds: int,
+        wrt: Sequence[str],
+        keys: jax.Array,
+        *,
+        metric: str = "loss",
+        split: str = "validation",
+        mode: Mode | None = None,
+    ):
+        check_names(wrt, hparams)
+        if keys.ndim != 1:
+            raise ValueError(f"keys must have shape (S,), got {keys.shape}")
+        simulation.check_start(keys[0], hparams)
+        self.mode: Mode = mode or ("forward" if len(wrt) <= MOST_FORWARD else "reverse")
+        self.runs = len(keys) * (1 + len(wrt) if self.mode == "forward" else REVERSE_RUNS)
+        self._simulation, self._hparams, self._keys = simulation, hparams, keys
+        self._rounds, self._metric, self._split = rounds, metric, split
+        objective = mean_metric(simulation, metric, split)
+        run = hypergradient(simulation, objective, rounds, tuple(wrt), mode=self.mode)
+
+        def for_seeds(keys, hparams):
+            return map_seeds(lambda key: run(key, hparams), keys)
+
+        count = math.gcd(len(keys), len(jax.devices()))
+        mesh = mesh_of(jax.devices()[:count], "seeds")
+        self._measure = jax.jit(across(for_seeds, mesh, (_SEEDS, SAME), _SEEDS))
+
+    def __call__(self, point: Point, keys: jax.Array | None = None) -> Measured:
+        """Measure the metric and its gradient.
+
+        Args:
+          point: hyperparameters by name.
+          keys: (S,) other keys; by default those given at first.
+
+        Raises:
+          ValueError: if a hyperparameter is out of range.
+        """
+        hparams = self._simulation.check(self._hparams.replace(**point))
+        values, gradients = self._measure(self._keys if keys is None else keys, hparams)
+        slopes = {name: np.asarray(each, np.float64) for name, each in gradients.items()}
+        return Measured(np.asarray(values, np.float64), slopes)
+
+    def on_grid(self, points: Sequence[Point], stop: Event | None = None) -> Grid | None:
+        """Measure the metric of the same runs at every point of a grid, many in one program.
+
+        Args:
+          points: hyperparameters by name, G of them.
+          stop: once it is set, the grid is given up after the runs in flight.
+
+        Returns:
+          The grid; None if it was given up.
+        """
+        simulation = self._simulation
+        settings = [self._hparams.replace(**point) for point in points]
+        fitting = max(1, _GRID_MEMORY // bytes_per_run(simulation, settings[0]))
+        parts = np.array_split(np.arange(len(points)), -(-len(points) // fitting))
+        shared = ManyRuns(simulation, [settings[i] for i in parts[0]], axes=varying(settings))
+        values = np.empty((len(points), len(self._keys)))
+        for part in parts:
+            many = shared.with_runs(simulation, [settings[i] for i in part])
+            for seed, key in enumerate(self._keys):
+                if stop is not None and stop.is_set():
+                    return None
+                state, _ = many.run(many.init(key), self._rounds)
+                values[part, seed] = many.evaluate(state, self._split).mean(self._metric)
+        return Grid(tuple(points), values, values.size)
+
+
+class PairedTest(NamedTuple):
+    """The fall of an objective between two points on the same seeds.
+
+    Attributes:
+      gain: the mean fall.
+      standard_error: its standard error.
+      p: two-sided p-value of Student's paired t test of no difference; NaN where no seeds differ.
+    """
+
+    gain: float
+    standard_error: float
+    p: float
+
+
+def paired_test(before: np.ndarray, after: np.ndarray) -> PairedTest:
+    """Test the difference of two points on the same seeds, (S,) values each."""
+    with np.errstate(invalid="ignore"):
+        fall = before - after
+        differ = bool(np.all(np.isfinite(fall)) and np.ptp(fall) > 0)
+        p = float(stats.ttest_rel(before, after).pvalue) if differ else math.nan
+        return PairedTest(float(np.mean(fall)), standard_error(fall), p)
+
+
 def grid_around(start: Mapping[str, float], count: int) -> tuple[Point, ...]:
-    """All points of a logarithmic grid, from a tenth of the start to ten times the start.
+    """Return a logarithmic grid from a tenth of the start to ten times the start.
 
     Args:
       start: positive hyperparameters by name.
-      count: N ≥ 2 values of each; an odd number has the start among them.
+      count: number of values of each, at least 2; an odd number has the start among them.
 
     Raises:
       ValueError: if there are fewer than two values.
     """
     if count < 2:
         raise ValueError(f"a grid needs at least 2 values of each hyperparameter, got {count}")
-    factors = np.geomspace(1 / GRID_SPAN, GRID_SPAN, count)
-    axes = [[float(value * factor) for factor in factors] for value in start.values()]
+    axes = [value * np.geomspace(0.1, 10, count) for value in start.values()]
     places = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
     return tuple(dict(zip(start, map(float, place), strict=True)) for place in places)
-
-
-def measure_grid(
-    simulation: Simulation,
-    hparams: Hyperparameters,
-    rounds: int,
-    points: Sequence[Point],
-    keys: jax.Array,
-    *,
-    metric: str = "loss",
-    split: str = "validation",
-    stop: Event | None = None,
-) -> Grid | None:
-    """The objective at every point of a grid, as a sweep computes it: many runs in one program.
-
-    Args:
-      simulation: as of `SeedGradient`.
-      hparams: likewise.
-      rounds: T.
-      points: the grid.
-      keys: (S,) typed keys; with those of a `SeedGradient` both measure the same runs.
-      metric: one of the task's.
-      split: the rows that the metric is on.
-      stop: once it is set, the grid is given up after the runs in flight.
-
-    Returns:
-      The grid; None if it was given up.
-    """
-    settings = [hparams.replace(**point) for point in points]
-    fitting = max(1, _GRID_MEMORY // bytes_per_run(simulation, settings[0]))
-    parts = np.array_split(np.arange(len(points)), -(-len(points) // fitting))
-    axes = varying(settings)
-    shared = ManyRuns(simulation, [settings[i] for i in parts[0]], axes=axes)
-    values = np.empty((len(points), keys.shape[0]))
-    for part in parts:
-        many = shared.with_runs(simulation, [settings[i] for i in part])
-        for seed in range(keys.shape[0]):
-            if stop is not None and stop.is_set():
-                return None
-            state, _ = many.run(many.init(keys[seed]), rounds)
-            values[part, seed] = many.evaluate(state, split).mean(metric)
-    return Grid(tuple(points), values, values.size)

@@ -1,6 +1,6 @@
-"""Watching a tuning on the terminal: its steps as they come, and what they led to."""
+"""A tuning on the terminal: its steps as they come, and a table of its result."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from fedjaxsim.report.progress import COUNT, Bar, number, print_rows
 from fedjaxsim.runs.settings import flag
@@ -11,8 +11,8 @@ class TuneProgress(Bar):
     """A bar on a terminal; elsewhere, or when quiet, one plain line per step.
 
     Args:
-      metric: what is minimized.
-      steps: how many are planned, besides the start.
+      metric: the metric that is minimized.
+      steps: number planned, besides the start.
       quiet: no bar even on a terminal.
     """
 
@@ -21,34 +21,28 @@ class TuneProgress(Bar):
         self._metric, self._steps, self._done = metric, steps, -1
 
     def update(self, step: Step) -> None:
-        """Shows the start, or a step that was tried."""
+        """Show the start, or a step that was tried, e.g. `loss 0.93 ± 0.018  lam 0.1  kept`."""
         self._done += 1
-        words = describe(self._metric, step)
-        line = f"step {self._done}/{self._steps}  {words}"
-        self.show(line, completed=self._done, words=words)
-
-
-def describe(metric: str, step: Step) -> str:
-    """A step in words, e.g. `loss 0.93 ± 0.018  lam 0.1  kept`."""
-    point = "  ".join(f"{flag(name)} {number(value)}" for name, value in step.point.items())
-    fate = "kept" if step.accepted else "taken back"
-    return f"{metric} {with_error(step.value, step.standard_error)}  {point}  {fate}"
+        point = "  ".join(f"{flag(name)} {number(value)}" for name, value in step.point.items())
+        fate = "kept" if step.accepted else "taken back"
+        words = f"{self._metric} {with_error(step.value, step.standard_error)}  {point}  {fate}"
+        self.show(f"step {self._done}/{self._steps}  {words}", completed=self._done, words=words)
 
 
 def with_error(value: float, error: float) -> str:
-    """A mean with its standard error, which has two digits."""
+    """Format a mean with its standard error, which has two digits."""
     return f"{number(value)} ± {error:.2g}"
 
 
 def print_points(metric: str, rows: Mapping[str, tuple[Point, float, float, float]]) -> None:
-    """Prints where a tuning began and what it found.
+    """Print the points that a tuning compares.
 
     Args:
-      metric: what is minimized.
-      rows: by name, the hyperparameters, the metric with its standard error over seeds, and the
-        run-equivalents it took to find them.
+      metric: the metric that is minimized.
+      rows: by name, the hyperparameters, the metric with its standard error over seeds, and
+        run-equivalents spent.
     """
-    names: Sequence[str] = list(next(iter(rows.values()))[0])
+    names = list(next(iter(rows.values()))[0])
     lines = [
         [name, *(number(point[each]) for each in names), with_error(value, error), number(runs)]
         for name, (point, value, error, runs) in rows.items()

@@ -343,7 +343,7 @@ def test_a_sweep_takes_settings_and_hyperparameters_of_ones_own(mine):
 
 
 def test_tune_takes_a_hyperparameter_of_ones_own(mine):
-    small = ["--seeds", "2", "--steps", "2", "--quiet", "--out", "tuned"]
+    small = ["--seeds", "2", "--steps", "3", "--quiet", "--out", "tuned"]
     command = ["tune", *flags(SMALL, PFEDME), "--wrt", "inner-learning-rate", *small]
     assert main(command) == 0
     path = json.loads((mine / "tuned" / "path.json").read_text())

@@ -146,7 +146,7 @@ def test_a_round_has_batches_of_the_size_that_memory_gives(pretend):
         assert sim.chunk_size(hparams) == size
         batched = shapes_of(jax.make_jaxpr(sim.program.round)(state, hparams, rows).jaxpr)
         # The kernels of a batch of clients, and of no other number of them.
-        assert {shape[0] for shape in batched if shape[1:] == (5, 3)} - {30, 1} == {size} - {30}
+        assert {shape[0] for shape in batched if shape[1:] == (3, 5)} - {30, 1} == {size} - {30}
 
 
 def test_each_of_several_devices_counts_what_lies_on_it(pretend):
@@ -161,7 +161,7 @@ def test_each_of_several_devices_counts_what_lies_on_it(pretend):
     pretend(held + 4 * 5 * sim.program.client_bytes(hparams, sim.rows["train"]))
     sim = linear(features=5, devices=devices)
     advance = jax.make_jaxpr(lambda state: sim._segment(state, hparams, rows, rounds=2))(state)
-    batched = {shape[0] for shape in shapes_of(advance.jaxpr) if shape[1:] == (5, 3)}
+    batched = {shape[0] for shape in shapes_of(advance.jaxpr) if shape[1:] == (3, 5)}
     assert batched - {1, 15, 30} == {5}
 
 

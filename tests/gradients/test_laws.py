@@ -5,7 +5,6 @@ import itertools
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 from fedjaxsim import ppsgd
@@ -15,7 +14,7 @@ from fedjaxsim.gradients.whole_run import mean_metric, over_seeds, price_of_priv
 from fedjaxsim.privacy.sampling import full_participation
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.known_risk import known_regression
-from fedjaxsim.tune import Optax, SeedGradient, descend, measure_grid
+from fedjaxsim.tune import SeedGradient, descend
 
 FEATURES, ROUNDS = 20, 30
 NAMES = ("learning_rate", "personalization", "clip_norm")
@@ -52,9 +51,7 @@ def gradient(sim, keys):
 def tuned():
     """A simulation, the seeds of a descent from a poor start, and the descent."""
     sim, keys = synthetic(50), jax.random.split(jax.random.key(0), 4)
-    path = descend(
-        gradient(sim, keys), POOR, steps=40, rule=Optax(optax.adam(0.7, b1=0.5, b2=0.8), 1.5)
-    )
+    path = descend(gradient(sim, keys), POOR, steps=40)
     return sim, keys, path
 
 
@@ -88,8 +85,7 @@ def test_descent_meets_the_best_of_a_grid_with_a_tenth_of_its_runs():
         {name: float(value) for name, value in zip(NAMES, values, strict=True)}
         for values in itertools.product(*axes)
     ]
-    private = sim.hyperparameters(**PRIVATE)
-    grid = measure_grid(sim, private, ROUNDS, points, keys, metric="excess_risk", split="test")
+    grid = gradient(sim, keys).on_grid(points)
     assert grid is not None
     best = np.mean(grid.values[grid.best])
     assert path.steps[0].value > 10 * best

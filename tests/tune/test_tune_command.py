@@ -6,9 +6,11 @@ import json
 import math
 import re
 import shlex
+from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from fedjaxsim.cli import Run, main, parse
 from fedjaxsim.cli.work import tune as command
@@ -69,13 +71,27 @@ def test_the_path_states_every_step_and_what_it_cost(finished):
     assert len(re.findall(r"^step \d/2  loss ", printed, re.MULTILINE)) == 3
 
 
+def test_the_result_is_tested_on_fresh_seeds(finished):
+    folder, printed = finished
+    path = read(folder)
+    found, first = path["test"], path["steps"][0]
+    assert found["runs"] == 2 * path["runs_per_step"]
+    assert not set(found["start"]) & set(first["values"])
+    fall = np.subtract(found["start"], found["tuned"])
+    assert found["gain"] == pytest.approx(fall.mean())
+    expected: Any = stats.ttest_1samp(fall, 0.0)
+    assert found["p"] == pytest.approx(expected.pvalue)
+    assert f"(paired t test, p = {found['p']:.2g})" in printed
+
+
 def test_the_statement_is_everywhere(finished):
     folder, printed = finished
     statement = read(folder)["statement"]
     assert "6 held-out clients have NO protection" in statement
     assert statement in printed
     draws = read(folder)["draws"]
-    assert len({each["digest"] for each in draws}) == len(draws) == read(folder)["seeds"]
+    # Those of the tuning, and as many fresh ones.
+    assert len({each["digest"] for each in draws}) == len(draws) == 2 * read(folder)["seeds"]
     assert "at most one of them may be published" in read(folder)["shared_seed"]
     assert read(folder)["shared_seed"] in printed
     assert (folder / "tuned.toml").read_text().startswith(f"# {statement}\n")
@@ -137,7 +153,7 @@ def test_the_same_seed_gives_the_same_path_until_ctrl_c_and_after_it(
     path = read(tmp_path)
     assert path["stopped"] == "stopped by the user"
     assert path["steps"] == read(folder)["steps"][:2]
-    assert path["grid"] is None
+    assert path["grid"] is path["test"] is None
     assert (tmp_path / "path.png").exists()
     assert (tmp_path / "tuned.toml").exists()
     assert "stopped by Ctrl-C; the path so far is kept" in capsys.readouterr().err
@@ -193,8 +209,8 @@ def test_a_clip_norm_tuned_without_noise_is_one_that_a_run_clips_to():
         ),
         ("--wrt ,", "wrt must name at least one of"),
         ("--wrt sampling-rate", "who takes part, which is discrete"),
-        ("--wrt noise-multiplier", "noise-multiplier is not tuned: it sets the guarantee"),
-        ("--wrt epsilon", "epsilon is not tuned: it sets the guarantee"),
+        ("--wrt noise-multiplier", r"noise-multiplier cannot be tuned .* \(it sets the"),
+        ("--wrt epsilon", r"epsilon cannot be tuned with pmtl \(it sets the guarantee"),
         ("--wrt mu", "mu cannot be tuned with pmtl; it can be tuned in learning-rate, "),
         ("--wrt clip-norm --algorithm local", "clip-norm cannot be tuned with local"),
         ("--wrt lam,lam", "wrt names lam twice"),

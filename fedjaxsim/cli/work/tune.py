@@ -1,4 +1,4 @@
-"""The command `fedjaxsim tune`: a descent, its path in files, and the run that it leads to."""
+"""The command `fedjaxsim tune`: a descent, its test on fresh seeds, and the run with its result."""
 
 import dataclasses
 import difflib
@@ -8,56 +8,51 @@ from collections.abc import Callable, Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
+import optax
 
 from fedjaxsim.callbacks import Cadence
 from fedjaxsim.cli.start import INTERRUPTED
 from fedjaxsim.extras import missing
-from fedjaxsim.gradients.whole_run import EPSILON, check_names
-from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters
 from fedjaxsim.privacy.budget import equally_costly
 from fedjaxsim.privacy.guarantee import SHARED_SEED
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import (
     can_draw,
-    number,
     print_guarantee,
     print_table,
     stop_on_interrupt,
 )
+from fedjaxsim.report.seeds import standard_error
 from fedjaxsim.report.symbols import remember
 from fedjaxsim.runs.build import draws_of, prepare, versions
 from fedjaxsim.runs.directory import GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import about, execute
 from fedjaxsim.runs.fingerprints import digest, fingerprint_of
 from fedjaxsim.runs.settings import RunConfig, flag
-from fedjaxsim.tune import descent
-from fedjaxsim.tune.descent import Measured, Point, Step, descend
-from fedjaxsim.tune.files import PICTURE, RUN, TuneDirectory
-from fedjaxsim.tune.objective import Grid, SeedGradient, grid_around, measure_grid
-from fedjaxsim.tune.rules import Optax, Quadratic, Rule
+from fedjaxsim.tune.descent import NOT_FINITE, OPTIMIZER, Measured, Path, Point, Step, descend
+from fedjaxsim.tune.files import PICTURE, RUN, TuneDirectory, array_of
+from fedjaxsim.tune.objective import Grid, SeedGradient, grid_around, paired_test
 from fedjaxsim.tune.source import Source, find_source, keys_of, metric_of
-from fedjaxsim.tune.watch import TuneProgress, print_points
+from fedjaxsim.tune.watch import TuneProgress, print_points, with_error
 
 if TYPE_CHECKING:
     from fedjaxsim.cli.tune import Tune
 
-RULES: dict[str, Rule] = {"adam": Optax(), "quadratic": Quadratic()}
-FAILED = 1
-_ASKED = ("wrt", "seeds", "steps", "rule", "metric", "public_data", "compare_grid")
-"""What a tuning follows from, besides the settings of a run."""
+RULES = {"adam": OPTIMIZER, "lion": optax.lion(1.0, weight_decay=0.0)}
 BOUNDS = 1e4
-"""Hyperparameters stay within this factor of their start."""
-
-
-def tunable(config: RunConfig) -> tuple[str, ...]:
-    """The hyperparameters that a run reads, but for those that set the guarantee."""
-    return tuple(name for name, record in config.records.items() if record.scale == "log")
+"""Largest factor between a hyperparameter and its start."""
+_REASONS = {
+    "epsilon": "it sets the guarantee, and no metric says what that is worth",
+    "noise_multiplier": "it sets the guarantee, and no metric says what that is worth",
+    "sampling_rate": "it decides who takes part, which is discrete",
+}
+_ASKED = ("wrt", "seeds", "steps", "rule", "metric", "public_data", "compare_grid")
+"""Options that a tuning follows from, besides the settings of a run."""
 
 
 def prepare_tune(command: "Tune") -> Callable[[], int]:
-    """Checks all input of a tuning; what is returned does it and gives the exit code.
+    """Check all input of a tuning; return a function that tunes and gives the exit code.
 
     Raises:
       FileNotFoundError: if there are no data where the settings say.
@@ -71,18 +66,17 @@ def prepare_tune(command: "Tune") -> Callable[[], int]:
         value = getattr(command, name)
         if value is not None and value < least:
             raise ValueError(f"{flag(name)} must be at least {least}, got {value}")
-    settings = {name: config.records[name].setting for name in names}
-    start = {
-        name: config.clip_norm if name == "clip_norm" else float(config.get(setting))
-        for name, setting in settings.items()
-    }
-    remember(config.records.values())
-    for name, value in start.items():
+    start: Point = {}
+    for name in names:
+        setting = config.records[name].setting
+        value = config.clip_norm if name == "clip_norm" else float(config.get(setting))
         if not 0 < value < math.inf:
             raise ValueError(
-                f"{flag(settings[name])} must be positive and finite to be tuned on a "
-                f"logarithmic scale, got {value}"
+                f"{flag(setting)} must be positive and finite to be tuned on a logarithmic scale, "
+                f"got {value}"
             )
+        start[name] = value
+    remember(config.records.values())
     source = find_source(config, command.public_data, clips="clip_norm" in names)
     simulation = source.simulation
     metric = metric_of(simulation.task, simulation.population, command.metric)
@@ -101,34 +95,27 @@ def prepare_tune(command: "Tune") -> Callable[[], int]:
 
 
 def _names(wrt: Sequence[str], config: RunConfig) -> tuple[str, ...]:
-    """The hyperparameters that are tuned, by field name.
+    """Return the fields of the hyperparameters that are tuned.
 
     Raises:
-      ValueError: if there are none, or one is unknown, discrete, read by no one, given twice, or
-        what the guarantee depends on.
+      ValueError: if there are none, or one is given twice or cannot be tuned.
     """
     names = tuple(name.replace("-", "_") for name in wrt)
-    allowed = ", ".join(map(flag, tunable(config)))
+    tunable = [name for name, record in config.records.items() if record.scale == "log"]
+    allowed = ", ".join(map(flag, tunable))
     if not names:
         raise ValueError(f"wrt must name at least one of {allowed}, got nothing")
-    for name in names:
-        if name in (EPSILON, "noise_multiplier"):
-            raise ValueError(
-                f"{flag(name)} is not tuned: it sets the guarantee, and no metric says what that "
-                "is worth; give it a value"
-            )
     for index, name in enumerate(names):
-        if name == "sampling_rate":
-            check_names(names, Hyperparameters())
-        if name not in tunable(config):
-            close = difflib.get_close_matches(name, tunable(config), n=1)
-            hint = f" (did you mean {flag(close[0])!r}?)" if close else ""
-            raise ValueError(
-                f"{flag(name)} cannot be tuned with {config.algorithm}{hint}; it can be tuned in "
-                f"{allowed}"
-            )
         if name in names[:index]:
             raise ValueError(f"wrt names {flag(name)} twice")
+        if name in tunable:
+            continue
+        close = difflib.get_close_matches(name, tunable, n=1)
+        reason = _REASONS.get(name) or (f"did you mean {flag(close[0])!r}?" if close else "")
+        raise ValueError(
+            f"{flag(name)} cannot be tuned with {config.algorithm}{reason and f' ({reason})'}; it "
+            f"can be tuned in {allowed}"
+        )
     return names
 
 
@@ -145,128 +132,135 @@ class _Tuning:
     cadence: Cadence
 
     def run(self) -> int:
-        """Descends, compares, runs, writes and prints; gives the exit code."""
-        config, source = self.command.settings, self.source
-        keys = keys_of(config.seed, self.command.seeds)
-        at: dict[str, Any] = {"metric": self.metric, "split": source.split}
+        """Descend, test, compare, and run with the result; return the exit code."""
+        config, source, stop = self.command.settings, self.source, self.stop
+        keys, fresh = keys_of(config.seed, self.command.seeds)
         measure = SeedGradient(
-            source.simulation, source.hparams, config.rounds, tuple(self.start), keys, **at
-        )
-        record = self._record(measure, keys)
-        known, known_grid = self.directory.known()
-        seen: list[Step] = []
-        measured: list[Measured] = []
+            source.simulation, source.hparams, config.rounds, tuple(self.start), keys,
+            metric=self.metric, split=source.split,
+        )  # fmt: skip
+        record = self._record(measure, [*keys, *fresh])
+        saved, path = self.directory.saved, self._descend(measure, record)
+        test = grid = None
+        if path.best is not path.steps[0] and not stop.is_set():
+            test = self._test(path, measure, fresh)
+        if self.command.compare_grid is not None and not stop.is_set():
+            points = grid_around(self.start, self.command.compare_grid)
+            if saved.get("grid"):
+                grid = Grid(points, array_of(saved["grid"]["values"]), saved["grid"]["runs"])
+            else:
+                print(f"grid: {len(points)} points, {len(points) * len(keys)} runs", flush=True)
+                grid = measure.on_grid(points, stop)
+        return self._finish(record, path, test, grid)
+
+    def _descend(self, measure: SeedGradient, record: Record) -> Path:
+        """Descend; points measured before an interruption are not measured again."""
+        config, steps, known = self.command.settings, [], self.directory.measured()
 
         def remembered(point: Point) -> Measured:
-            """What was measured before this command was interrupted is not measured again."""
             if known and known[0][0] == point:
-                measured.append(known.pop(0)[1])
-            else:
-                known.clear()
-                measured.append(measure(point))
-            return measured[-1]
+                return known.pop(0)[1]
+            known.clear()
+            return measure(point)
 
+        def on_step(step: Step) -> bool:
+            steps.append(step)
+            if not known:
+                self.directory.write_path(record, steps)
+            progress.update(step)
+            return bool(known) or not self.stop.is_set()
+
+        bounds = {}
+        for name, value in self.start.items():
+            least, most = config.records[name].range
+            bounds[name] = max(least, value / BOUNDS), min(most, value * BOUNDS)
         with TuneProgress(self.metric, self.command.steps, quiet=config.quiet) as progress:
-
-            def on_step(step: Step) -> bool:
-                seen.append(step)
-                if not known:
-                    self.directory.write_path(record, seen, measured)
-                progress.update(step)
-                return bool(known) or not self.stop.is_set()
-
-            path = descend(
+            return descend(
                 remembered,
                 self.start,
                 steps=self.command.steps,
-                rule=RULES[self.command.rule],
-                bounds={
-                    name: _bounds(config.records[name], value) for name, value in self.start.items()
-                },
+                optimizer=RULES[self.command.rule],
+                bounds=bounds,
                 cost=measure.runs,
                 on_step=on_step,
             )
-        grid = None
-        if self.command.compare_grid is not None and not self.stop.is_set():
-            points = grid_around(self.start, self.command.compare_grid)
-            if known_grid is not None:
-                return self._finish(record, path, measured, Grid(points, *known_grid))
-            print(f"grid: {len(points)} points, {len(points) * len(keys)} runs", flush=True)
-            grid = measure_grid(
-                source.simulation, source.hparams, config.rounds, points, keys,
-                stop=self.stop, **at,
-            )  # fmt: skip
-        return self._finish(record, path, measured, grid)
 
-    def _record(self, measure: SeedGradient, keys: jax.Array) -> Record:
-        """What was done, as the file of the path says it."""
-        config, final = self.command.settings, self.source.final
+    def _test(self, path: Path, measure: SeedGradient, fresh: Any) -> Record:
+        """Compare the start with the result on seeds that the descent has not seen."""
+        points = {"start": path.steps[0].point, "tuned": path.best.point}
+        saved = self.directory.saved.get("test")
+        values = {
+            name: array_of(saved[name]) if saved else measure(point, fresh).values
+            for name, point in points.items()
+        }
+        found = paired_test(values["start"], values["tuned"])
+        return {**values, **found._asdict(), "runs": 2 * measure.runs}
+
+    def _record(self, measure: SeedGradient, keys: Sequence[Any]) -> Record:
+        """Return the settings of the tuning, as the file of the path says them."""
+        config, source, command = self.command.settings, self.source, self.command
+        noise = np.asarray(source.hparams.get("noise_multiplier", 0.0))
+        final, tuning = source.final.simulation.num_clients, source.simulation.num_clients
         return {
-            "statement": self.source.statement,
+            "statement": source.statement,
             "shared_seed": SHARED_SEED,
             "draws": [draws_of(key, config.rounds)._asdict() for key in keys],
-            "tuned_on": self.source.kind,
+            "tuned_on": source.kind,
             "metric": self.metric,
-            "split": self.source.split,
-            "seeds": self.command.seeds,
+            "split": source.split,
+            "seeds": command.seeds,
             "rounds": config.rounds,
-            "rule": self.command.rule,
+            "rule": command.rule,
             "mode": measure.mode,
             "runs_per_step": measure.runs,
-            "clients": {
-                "tuning": self.source.simulation.num_clients,
-                "run": final.simulation.num_clients,
-            },
+            "clients": {"tuning": tuning, "run": final},
             "noise_multiplier": {
-                "tuning": equally_costly(
-                    np.asarray(self.source.hparams.get("noise_multiplier", 0.0))
-                ),
-                "run": final.noise_multiplier,
+                "tuning": equally_costly(noise),
+                "run": source.final.noise_multiplier,
             },
-            "asked": {name: getattr(self.command, name) for name in _ASKED},
+            "asked": {name: getattr(command, name) for name in _ASKED},
             "guarantee": f"{RUN}/guarantee.json",
             "versions": versions(),
         }
 
-    def _finish(
-        self, record: Record, path: descent.Path, measured: Sequence[Measured], grid: Grid | None
-    ) -> int:
-        """Writes what was found, and runs with it unless that makes no sense any more."""
+    def _finish(self, record: Record, path: Path, test: Record | None, grid: Grid | None) -> int:
+        """Write and print the result, and run with it unless that makes no sense any more."""
         directory, source, best = self.directory, self.source, path.best
-        gain, error = path.gain
+        found = paired_test(path.steps[0].measured.values, best.measured.values)
         record |= {
             "stopped": path.stopped,
             "best": path.steps.index(best),
-            "gain": {"value": gain, "standard_error": error},
-            "grid": None if grid is None else _grid_record(grid),
+            "gain": {"value": found.gain, "standard_error": found.standard_error},
+            "test": test,
+            "grid": grid and grid._asdict() | {"best": grid.best},
         }
-        directory.write_path(record, path.steps, measured)
+        directory.write_path(record, path.steps)
         if missing("plots") is None:
             from fedjaxsim.report import plots
             from fedjaxsim.tune.figure import path_figure
 
             title = f"Tuning of {source.final.title}, {self.command.seeds} seeds"
             plots.save(path_figure(path, self.metric, title, grid), directory.path / PICTURE)
-        if path.stopped == descent.NOT_FINITE:
+        if path.stopped == NOT_FINITE:
             print(f"fedjaxsim: {path.stopped}: start elsewhere", file=sys.stderr)
-            return FAILED
+            return 1
         tuned = tuned_settings(source.final.config, best.point)
         directory.write_tuned(tuned, source.statement)
+        first, last = path.steps[0], path.steps[-1]
         rows = {
-            "start": _row(path.steps[0], path.steps[0].runs),
-            "tuned": _row(best, path.steps[-1].runs),
+            "start": (first.point, first.value, first.standard_error, first.runs),
+            "tuned": (best.point, best.value, best.standard_error, last.runs),
         }
         if grid is not None:
             values = grid.values[grid.best]
-            rows["grid"] = (
-                grid.points[grid.best], float(values.mean()), descent.standard_error(values),
-                float(grid.runs),
-            )  # fmt: skip
+            error_of_grid = standard_error(values)
+            rows["grid"] = grid.points[grid.best], float(values.mean()), error_of_grid, grid.runs
         print_points(self.metric, rows)
-        print(
-            f"{self.metric} fell by {number(gain)} ± {error:.2g} (standard error over "
-            f"{self.command.seeds} seeds); ended: {path.stopped}"
-        )
+        fell = with_error(found.gain, found.standard_error)
+        print(f"{self.metric} fell by {fell} on {self.command.seeds} seeds; ended: {path.stopped}")
+        if test is not None:
+            fell = with_error(test["gain"], test["standard_error"])
+            print(f"on as many fresh seeds it fell by {fell} (paired t test, p = {test['p']:.2g})")
         code = INTERRUPTED if self.stop.is_set() else self._run(tuned)
         print(source.statement)
         print(SHARED_SEED)
@@ -277,22 +271,23 @@ class _Tuning:
         return code
 
     def _run(self, config: RunConfig) -> int:
-        """The final run, with its report."""
+        """Make the final run, with its report."""
         experiment = prepare(config, self.source.final.simulation)
+        directory = RunDirectory(self.directory.path / RUN)
         try:
-            self.directory.run.checkpoints(about(experiment)).last()
-        except ValueError:  # It is damaged, or of what other versions have found.
-            RunDirectory.create(self.directory.run.path, overwrite=True)
+            directory.checkpoints(about(experiment)).last()
+        except ValueError:  # The checkpoint is damaged, or has other hyperparameters.
+            RunDirectory.create(directory.path, overwrite=True)
         summary, report, _ = execute(
-            experiment, self.directory.run, self.stop, quiet=config.quiet, cadence=self.cadence
+            experiment, directory, self.stop, quiet=config.quiet, cadence=self.cadence
         )
         print_table([{"run": config.algorithm, **summary}])
-        print_guarantee(report, self.directory.run.path / GUARANTEE, explain=self.command.explain)
+        print_guarantee(report, directory.path / GUARANTEE, explain=self.command.explain)
         return INTERRUPTED if summary["interrupted"] else 0
 
 
 def tuned_settings(config: RunConfig, point: Point) -> RunConfig:
-    """The settings of a run with hyperparameters that a tuning found.
+    """Return the settings of a run with the hyperparameters that a tuning found.
 
     Args:
       config: the settings that the tuning started from.
@@ -300,25 +295,7 @@ def tuned_settings(config: RunConfig, point: Point) -> RunConfig:
     """
     changes: dict[str, Any] = {config.records[name].setting: value for name, value in point.items()}
     if "clip_norm" in point and not config.clips:
-        # At ε = ∞ a run does not clip, unless it is told that z = 0.
+        # At ε = ∞ a run clips only where z = 0 is given.
         changes |= {"noise_multiplier": 0.0}
         changes |= {"epsilon": None} if "epsilon" in config.given() else {}
     return config.replace(**changes)
-
-
-def _bounds(record: Hyperparameter, start: float) -> tuple[float, float]:
-    least, most = record.range
-    return max(least, start / BOUNDS), min(most, start * BOUNDS)
-
-
-def _row(step: Step, runs: float) -> tuple[Point, float, float, float]:
-    return step.point, step.value, step.standard_error, runs
-
-
-def _grid_record(grid: Grid) -> Record:
-    return {
-        "points": list(grid.points),
-        "values": grid.values,
-        "best": grid.best,
-        "runs": grid.runs,
-    }
