@@ -20,29 +20,20 @@ from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine import checks
-from fedjaxsim.engine.evaluation import Evaluation, Facts, summarize
-from fedjaxsim.engine.layout import ChunkMap, Layout, bytes_of, default_layout
+from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.engine.layout import ChunkMap
 from fedjaxsim.engine.loop import Callbacks, Run
-from fedjaxsim.engine.placement import Placement
-from fedjaxsim.engine.placement.devices import OverDevices
-from fedjaxsim.engine.placement.memory import InMemory
-from fedjaxsim.engine.placement.streamed import Streamed
-from fedjaxsim.engine.processes import to_host
-from fedjaxsim.engine.program import Measured, Program, measure_with
-from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.segments import History
-from fedjaxsim.engine.share import Whole
+from fedjaxsim.engine.setup import Setup
 from fedjaxsim.engine.stages import first_states, stage_key
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.hyperparameters import Hyperparameters, Value, compose, fill
+from fedjaxsim.hyperparameters import Hyperparameters, Value, fill
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.accounting.composition import require_match
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.calibration import noise_multiplier
 from fedjaxsim.privacy.guarantee import Report, default_delta, report
-from fedjaxsim.privacy.mechanisms import Mechanism, check_noise, gaussian
+from fedjaxsim.privacy.mechanisms import Mechanism, gaussian
 from fedjaxsim.privacy.sampling import Sampling
-from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 
@@ -73,8 +64,12 @@ class Simulation:
         one cohort at a time; see `engine/placement/streamed.py`.
 
     Attributes:
-      program: the pure functions of a run on one device; see `engine/program.py`.
+      algorithm, task, population, mechanism, minibatches: its parts.
+      sampling: the sampler of cohorts of this population's clients.
+      num_clients: m.
       records: the hyperparameters that its parts declare, by name.
+      program: the pure functions of a run on one device; see `engine/program.py`.
+      setup: what other modules of the package need besides; see `engine/setup.py`.
 
     Raises:
       ValueError: where the parts do not fit together: a function of other arguments than it is
@@ -97,67 +92,33 @@ class Simulation:
         devices: Sequence[Any] | None = None,
         streamed: bool = False,
     ):
-        self.mechanism = gaussian() if mechanism is None else mechanism
-        minibatches = Minibatches(10, epochs=1) if minibatches is None else minibatches
-        checks.check_parts(
-            algorithm=algorithm,
-            task=getattr(algorithm, "task", None),
-            warm_start=getattr(algorithm, "warm_start", None),
-            population=population,
-            sampling=sampling,
-            minibatches=minibatches,
-            mechanism=self.mechanism,
-        )
-        self.algorithm, self.task, self._sampling = algorithm, algorithm.task, sampling
-        self.sampling = sampling.for_clients(population.num_clients)
-        checks.check_parts(sampler=self.sampling)
-        if self.sampling.scheme.clients != population.num_clients:
-            raise ValueError(
-                f"the sampler draws from {self.sampling.scheme.clients} clients, "
-                f"but the population has {population.num_clients}"
-            )
-        self.records = compose(
-            (algorithm.hyperparameters, self.mechanism.hyperparameters, sampling.hyperparameters)
-        )
-        if self.mechanism.num_clients not in (None, population.num_clients):
-            raise ValueError(
-                f"the mechanism is for {self.mechanism.num_clients} clients, but the population "
-                f"has {population.num_clients}"
-            )
-        if accountant is not None and self.mechanism.event.kind != "none":
-            require_match(accountant, self.sampling.scheme, self.mechanism.event)
-        self.accountant = accountant
-        self.minibatches, self.ledger_entries = minibatches, ledger_entries
-        self._chunk_size = chunk_size
-        self._chunk_map: ChunkMap | None = chunk_map
-        self.layout = self.layout_of(1)
-        self.devices = None if devices is None else tuple(devices)
-        self.streamed = streamed
-        if streamed and devices is not None:
-            raise ValueError("a streamed simulation runs on the first device: leave devices out")
-        self.placement: Placement = InMemory() if devices is None else OverDevices(devices)
-        if streamed:
-            self.placement = Streamed()
-        self._take(population)
-        self.program = Program(
+        setup = Setup(
             algorithm,
-            self.mechanism,
-            self.sampling,
-            measure_with(self.task),
-            minibatches,
-            self.layout,
-            Whole(population.num_clients),
-            self._no_charges,
+            population,
+            sampling,
+            Minibatches(10, epochs=1) if minibatches is None else minibatches,
+            gaussian() if mechanism is None else mechanism,
+            accountant=accountant,
+            ledger_entries=ledger_entries,
+            chunk_size=chunk_size,
+            chunk_map=chunk_map,
+            devices=devices,
+            streamed=streamed,
         )
-        functions = self.placement.compiled(self.program)
-        self._init, self._one_round, self._segment, self._evaluate = functions
+        self._use(setup)
+
+    def _use(self, setup: Setup) -> None:
+        self.setup, self.program, self.records = setup, setup.program, setup.records
+        self.algorithm, self.task, self.population = setup.algorithm, setup.task, setup.population
+        self.sampling, self.mechanism = setup.sampling, setup.mechanism
+        self.minibatches, self.num_clients = setup.minibatches, setup.num_clients
 
     def __repr__(self) -> str:
         """The parts: algorithm, data, sampling, mechanism, minibatches and placement."""
         scheme, batches = self.sampling.scheme, self.minibatches
         amount = f"steps {batches.steps}" if batches.epochs is None else f"epochs {batches.epochs}"
         fields = (f"{name} {values.shape}" for name, values in self.population.fields.items())
-        where = "streamed" if self.streamed else "in memory"
+        where = "streamed" if self.setup.streamed else "in memory"
         lines = [
             f"Simulation of {_name_of(self.algorithm.client)}",
             f"  {repr(self.population).splitlines()[0]}",
@@ -165,134 +126,9 @@ class Simulation:
             f"  sampling: {scheme.kind}, at most {scheme.capacity} clients a round",
             f"  mechanism: {self.mechanism.event.kind}",
             f"  minibatches: size {batches.size}, {amount}",
-            f"  data: {where}, devices: {len(self.devices or (None,))}",
+            f"  data: {where}, devices: {len(self.setup.devices or (None,))}",
         ]
         return "\n".join(lines)
-
-    def _no_charges(self) -> ledger.Charges:
-        return ledger.no_charges(self.sampling.scheme, self.mechanism.event, self.ledger_entries)
-
-    def _take(self, population: Population) -> None:
-        """Checks a population and takes it; it goes to the device when it is first needed."""
-        self.task.check(population.fields)
-        if population.generate is not None and (
-            self.minibatches.steps is None or self.minibatches.passes is not None
-        ):
-            raise ValueError(
-                "a population that generates its minibatches has no epochs or passes; give steps, "
-                f"got {self.minibatches}"
-            )
-        self.population = population
-        self._messages: dict[Any, PyTree] = {}
-        self._facts: dict[str, Facts] = {}
-
-    @functools.cached_property
-    def rows(self) -> dict[str, Rows]:
-        """Where each split's rows lie on the first device, by its name.
-
-        Raises:
-          ValueError: the simulation is streamed, so that sweeps and derivatives have none.
-        """
-        self.check_in_memory()
-        return InMemory().rows(self.population)
-
-    def check_in_memory(self) -> None:
-        """Checks that rows may lie on devices.
-
-        Raises:
-          ValueError: the simulation is streamed, so that sweeps and derivatives have none.
-        """
-        if self.streamed:
-            raise ValueError("sweeps and derivatives need all rows in memory: they do not stream")
-
-    @functools.cached_property
-    def _placed(self) -> dict[str, Any]:
-        """Each split's rows as they are placed, by its name."""
-        in_memory = isinstance(self.placement, InMemory)
-        return self.rows if in_memory else self.placement.rows(self.population)
-
-    def with_population(self, population: Population) -> Self:
-        """The same simulation on other data of as many clients, sharing compiled code.
-
-        Shapes that agree (rows and fields) lead to no new compilation.
-        """
-        if population.num_clients != self.num_clients:
-            raise ValueError(
-                f"the population must have {self.num_clients} clients, got {population.num_clients}"
-            )
-        other = copy.copy(self)
-        for cached in ("rows", "_placed"):
-            other.__dict__.pop(cached, None)
-        other._take(population)
-        return other
-
-    def with_algorithm(self, algorithm: Algorithm) -> "Simulation":
-        """The same simulation, population and settings included, of another algorithm."""
-        return self._of(algorithm, self.mechanism)
-
-    def with_mechanism(self, mechanism: Mechanism) -> "Simulation":
-        """The same simulation, population and settings included, behind another door."""
-        return self._of(self.algorithm, mechanism)
-
-    def _of(self, algorithm: Algorithm, mechanism: Mechanism) -> "Simulation":
-        return Simulation(
-            algorithm,
-            self.population,
-            self._sampling,
-            self.minibatches,
-            mechanism,
-            accountant=self.accountant,
-            ledger_entries=self.ledger_entries,
-            chunk_size=self._chunk_size,
-            chunk_map=self._chunk_map,
-            devices=self.devices,
-            streamed=self.streamed,
-        )
-
-    def layout_of(self, models: int) -> Layout:
-        """The layout where every client has so many models at once."""
-        return layout_of(self.task, models, self._chunk_size, self._chunk_map)
-
-    def chunk_size(self, hparams: Hyperparameters) -> int:
-        """How many clients of a cohort are worked on together on one device, told from shapes.
-
-        Args:
-          hparams: of a run.
-        """
-        if self.layout.memory is None:
-            return self.layout.chunk_size
-        fields = jax.eval_shape(lambda fields: fields, dict(self.population.fields))
-        rows = Rows.place(self.population, "train", fields)
-        hparams, devices = hparams.as_arrays(), len(self.devices or (None,))
-        state = jax.eval_shape(self.program.init, jax.random.key(0), hparams)
-        states = bytes_of((state.personal, state.consumed))
-        client = self.program.client_bytes(hparams, rows)
-        share = -(-self.num_clients // devices)
-        places = min(self.sampling.scheme.capacity, share)
-        of_device = self.layout.for_memory(
-            bytes_of(rows) // devices, states // devices, client, places
-        )
-        return of_device.chunk_size
-
-    @property
-    def public(self) -> tuple[str, ...]:
-        """Sentences on what is taken as public though it may be made of private data.
-
-        Those of the population, the task, the algorithm and the mechanism: assumptions of every
-        guarantee of the simulation.
-        """
-        parts = (self.population, self.task, self.algorithm, self.mechanism)
-        return tuple(dict.fromkeys(sentence for part in parts for sentence in part.public))
-
-    @property
-    def functions(self) -> checks.Functions:
-        """What the checks trace."""
-        return checks.Functions(self.algorithm, self.mechanism, self.minibatches, self.population)
-
-    @property
-    def num_clients(self) -> int:
-        """The number of clients m."""
-        return self.population.num_clients
 
     # --- what a user calls ------------------------------------------------------------------------
 
@@ -329,14 +165,27 @@ class Simulation:
             epsilon,
             default_delta(self.num_clients) if delta is None else delta,
             rounds=rounds,
-            sampling_rate=float(self.sampling.rate(self.check(hparams))),
+            sampling_rate=float(self.sampling.rate(self.setup.check(hparams))),
             scheme=self.sampling.scheme,
             event=self.mechanism.event,
-            accountant=self.accountant,
+            accountant=self.setup.accountant,
         )
         calibrated = hparams.replace(noise_multiplier=z)
-        self.check(calibrated)
+        self.setup.check(calibrated)
         return calibrated
+
+    def with_population(self, population: Population) -> Self:
+        """Return the simulation on other data of as many clients, sharing compiled code.
+
+        Args:
+          population: data; where fields and rows agree in shape, nothing is compiled again.
+
+        Raises:
+          ValueError: for another number of clients, or data that do not suit the task.
+        """
+        other = copy.copy(self)
+        other._use(self.setup.with_population(population))
+        return other
 
     def init(self, key: jax.Array | int, hparams: Hyperparameters) -> SimulationState:
         """The state before the first round.
@@ -353,8 +202,8 @@ class Simulation:
             does not suit what the algorithm sends, or a function returns what the engine or the
             task cannot use.
         """
-        key = self.check_start(key, hparams)
-        return self._init(key, self.check(hparams))
+        key = self.setup.check_start(key, hparams)
+        return self.setup.compiled.init(key, self.setup.check(hparams))
 
     def start_from(
         self,
@@ -383,8 +232,8 @@ class Simulation:
             one and there is none.
         """
         key = stage_key(state.key, state.round)
-        self.check_start(key, hparams)
-        hparams = self.check(hparams)
+        self.setup.check_start(key, hparams)
+        hparams = self.setup.check(hparams)
         others = {charges.scheme.clients for charges in state.privacy.charges} - {self.num_clients}
         if others:
             raise ValueError(
@@ -406,7 +255,7 @@ class Simulation:
             shared, personal = jax.jit(begin)(
                 key, hparams, state=state, earlier_hparams=earlier_hparams
             )
-        fresh = self._init(key, hparams)
+        fresh = self.setup.compiled.init(key, hparams)
         checks.require_same_shapes("billboard", fresh.shared, shared)
         checks.require_same_shapes("personal states", fresh.personal, personal)
         new = dataclasses.replace(
@@ -417,7 +266,7 @@ class Simulation:
         )
         if state.consumed is not None and new.consumed is not None:
             new = dataclasses.replace(new, consumed=jnp.copy(state.consumed))
-        return self._with_account(new)
+        return self.setup.with_account(new)
 
     def round(
         self, state: SimulationState, hparams: Hyperparameters
@@ -427,8 +276,10 @@ class Simulation:
         Returns:
           The next state, and the round's metrics by name (see `Segment`), each ().
         """
-        state = self._with_account(state)
-        return self._one_round(state, self.check(hparams), self._placed["train"])
+        state = self.setup.with_account(state)
+        return self.setup.compiled.round(
+            state, self.setup.check(hparams), self.setup.placed["train"]
+        )
 
     def run(
         self,
@@ -464,14 +315,15 @@ class Simulation:
             or has more distinct values than the ledger has places.
         """
         done = int(state.round)
-        self.check_rounds(hparams, done, rounds, eval_every)
-        hparams = self.check(hparams)
+        self.setup.check_rounds(hparams, done, rounds, eval_every)
+        hparams = self.setup.check(hparams)
         z = np.asarray(hparams.get("noise_multiplier", 0.0))
         z = z[done : done + rounds] if z.ndim else z
-        state = self._with_room(self._with_account(state), z, self.sampling.rate(hparams))
+        state = self.setup.with_room(self.setup.with_account(state), z, self.sampling.rate(hparams))
 
         def advance(state, length):
-            return self._segment(state, hparams, self._placed["train"], rounds=length)
+            rows = self.setup.placed["train"]
+            return self.setup.compiled.rounds(state, hparams, rows, rounds=length)
 
         delta = default_delta(self.num_clients) if delta is None else delta
         run = Run(
@@ -479,7 +331,7 @@ class Simulation:
             lambda state, split: self.evaluate(state, hparams, split),
             done + rounds,
             delta,
-            self.accountant,
+            self.setup.accountant,
         )
         return run.segments(state, eval_every, callbacks, keep)
 
@@ -496,15 +348,10 @@ class Simulation:
         Raises:
           ValueError: if there is no such split.
         """
-        self.check_split(split)
-        measured = self._evaluate(state, hparams.as_arrays(), self._placed[split])
-        return self.summarize(split, measured)
-
-    def summarize(self, split: str, measured: Measured) -> Evaluation:
-        """What metrics of each client, (m,) or (m, S), come to."""
-        if split not in self._facts:
-            self._facts[split] = Facts.of(self.population, split, self.task, measured.sums)
-        return summarize(split, to_host(measured), self._facts[split])
+        self.setup.check_split(split)
+        rows = self.setup.placed[split]
+        measured = self.setup.compiled.evaluate(state, hparams.as_arrays(), rows)
+        return self.setup.summarize(split, measured)
 
     def guarantee(self, state: SimulationState, delta: float | None = None) -> Report:
         """What the releases so far cost, computed on the host in float64 from the ledger.
@@ -514,13 +361,13 @@ class Simulation:
           delta: total δ in (0, 1); by default `default_delta(m)`, at most 1/(10 m).
         """
         delta = default_delta(self.num_clients) if delta is None else delta
-        state = self._with_account(state)
+        state = self.setup.with_account(state)
         return report(
             ledger.charged(state.privacy),
             delta,
-            self.accountant,
+            self.setup.accountant,
             draws=ledger.drawn(state.privacy),
-            assumed=self.public,
+            assumed=self.setup.public,
         )
 
     def epsilon(self, state: SimulationState, delta: float | None = None) -> jax.Array:
@@ -536,110 +383,23 @@ class Simulation:
         delta = default_delta(self.num_clients) if delta is None else delta
         return epsilon_in_jit(state.privacy, delta)
 
-    # --- the ledger of a state --------------------------------------------------------------------
 
-    def _with_account(self, state: SimulationState) -> SimulationState:
-        """The state of this or another simulation, with a place for what this one releases."""
-        scheme, event = self.sampling.scheme, self.mechanism.event
-        privacy = ledger.with_account(state.privacy, scheme, event, self.ledger_entries)
-        return dataclasses.replace(state, privacy=privacy)
-
-    def _with_room(
-        self, state: SimulationState, noise: np.ndarray, rate: jax.Array
-    ) -> SimulationState:
-        """The state with places in its account for rounds with so much noise, (T,) or ()."""
-        scheme, event = self.sampling.scheme, self.mechanism.event
-        if event.kind == "none":
-            return state
-        privacy = ledger.with_room(state.privacy, scheme, event, noise, rate)
-        return dataclasses.replace(state, privacy=privacy)
-
-    # --- checks, before any compute ---------------------------------------------------------------
-
-    def check(self, hparams: Hyperparameters) -> Hyperparameters:
-        """The hyperparameters as arrays, if they suit the simulation as far as they are known.
-
-        Raises:
-          ValueError: if one is out of range.
-        """
-        if not isinstance(hparams, Hyperparameters) or set(hparams) != set(self.records):
-            names = list(hparams) if isinstance(hparams, Hyperparameters) else hparams
-            raise ValueError(
-                f"hparams must come from `hyperparameters` of this simulation, which reads "
-                f"{', '.join(self.records) or 'none'}; got {names}"
-            )
-        for name, record in self.records.items():
-            record.check(getattr(hparams, name))
-        check_noise(hparams)
-        for part in (self.algorithm, self.mechanism, self.sampling):
-            part.check(hparams)
-        # In one order, so that one program serves them wherever they were made.
-        ordered = {name: getattr(hparams, name) for name in self.records}
-        return Hyperparameters(**ordered).as_arrays()
-
-    def check_start(self, key: jax.Array | int, hparams: Hyperparameters) -> jax.Array:
-        """The key with which a run may start.
-
-        Raises:
-          ValueError: as `init`.
-        """
-        if not isinstance(key, jax.Array):
-            key = jax.random.key(key, impl="threefry2x32")
-        elif not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or "fry" not in str(key.dtype):
-            # Other generators share one stream under vmap, which breaks noise and sampling.
-            raise ValueError(f"key must be a typed threefry key, jax.random.key(seed), got {key}")
-        hparams = self.check(hparams)
-        self.message_shapes(key, hparams)
-        return key
-
-    def check_rounds(
-        self, hparams: Hyperparameters, done: int, rounds: int, eval_every: int | None
-    ) -> None:
-        """Checks whether a run can go on for so many rounds.
-
-        Raises:
-          ValueError: as `run`.
-        """
-        checks.check_rounds(self.sampling, hparams, self.ledger_entries, done, rounds, eval_every)
-
-    def check_split(self, split: str) -> None:
-        """Checks the name of a split.
-
-        Raises:
-          ValueError: if there is none of that name.
-        """
-        splits = self.population.splits
-        if split not in splits:
-            raise ValueError(f"split must be one of {sorted(splits)}, got {split!r}")
-
-    def message_shapes(self, key: jax.Array, hparams: Hyperparameters) -> PyTree:
-        """What one client's message is at the door, as shapes.
-
-        All functions are checked when it is first asked.
-
-        Args:
-          key: a random key.
-          hparams: hyperparameters, as arrays.
-
-        Raises:
-          ValueError: as `init`.
-        """
-        leaves = jax.tree.leaves(hparams)
-        traced = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-        if traced not in self._messages:
-            self._messages[traced] = checks.message_shapes(self.functions, key, hparams)
-        return self._messages[traced]
-
-
-def layout_of(
-    task: Task,
-    models: int = 1,
-    chunk_size: int | None = None,
-    chunk_map: ChunkMap | None = None,
-) -> Layout:
-    """The layout of clients with so many models of a task each; see `default_layout`."""
-    model = bytes_of(jax.eval_shape(task.init, jax.random.key(0)))
-    return default_layout(models * model, chunk_size, chunk_map, linear=task.linear is not None)
+def with_parts(
+    simulation: Simulation,
+    *,
+    algorithm: Algorithm | None = None,
+    mechanism: Mechanism | None = None,
+) -> Simulation:
+    """Return the simulation with another algorithm or mechanism, and all else the same."""
+    setup = simulation.setup
+    return Simulation(
+        setup.algorithm if algorithm is None else algorithm,
+        setup.population,
+        setup.asked_sampling,
+        setup.minibatches,
+        setup.mechanism if mechanism is None else mechanism,
+        **setup.options,
+    )
 
 
 def _name_of(function: Callable[..., Any]) -> str:

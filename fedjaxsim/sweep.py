@@ -104,7 +104,7 @@ class ManyRuns:
         if not settings:
             raise ValueError("a sweep needs at least one setting, got none")
         for setting in settings:
-            simulation.check(setting)
+            simulation.setup.check(setting)
         rates = sorted({float(np.asarray(s.get("sampling_rate", 1.0))) for s in settings})
         if len(rates) > 1:
             raise ValueError(
@@ -156,9 +156,9 @@ class ManyRuns:
     @functools.cached_property
     def _rows(self) -> dict[str, Rows]:
         """Every split's rows: whole on each device, or divided with the clients."""
-        self.simulation.check_in_memory()
+        self.simulation.setup.check_in_memory()
         if self._mesh.shape[CLIENTS] == 1:
-            return self.simulation.rows
+            return self.simulation.setup.rows
         return rows_over(self._mesh, self.simulation.population)
 
     def _laid_out(self, program: Program) -> Program:
@@ -167,7 +167,7 @@ class ManyRuns:
         row = (
             bytes_of(state.personal) / program.num_clients * self.capacity / self._mesh.shape[_AXIS]
         )
-        layout = self.simulation.layout_of(self.capacity).for_settings(row)
+        layout = self.simulation.setup.layout_of(self.capacity).for_settings(row)
         return dataclasses.replace(program, layout=layout)
 
     def init(self, key: jax.Array | int) -> SimulationState:
@@ -179,7 +179,7 @@ class ManyRuns:
         Raises:
           ValueError: as `Simulation.init`.
         """
-        key = self.simulation.check_start(key, self.settings[0])
+        key = self.simulation.setup.check_start(key, self.settings[0])
         return self._init(key, self._hparams)
 
     def place(self, state: SimulationState) -> SimulationState:
@@ -211,7 +211,7 @@ class ManyRuns:
           ValueError: as `Simulation.run`, for any of the settings.
         """
         for setting in self.settings:
-            self.simulation.check_rounds(setting, int(state.round), rounds, eval_every)
+            self.simulation.setup.check_rounds(setting, int(state.round), rounds, eval_every)
 
         def advance(state, length):
             rows = self._rows["train"]
@@ -224,7 +224,7 @@ class ManyRuns:
 
         delta = default_delta(self.simulation.num_clients) if delta is None else delta
         last = int(state.round) + rounds
-        run = Run(advance, self.evaluate, last, delta, self.simulation.accountant, self.size)
+        run = Run(advance, self.evaluate, last, delta, self.simulation.setup.accountant, self.size)
         return run.segments(state, eval_every, callbacks, keep)
 
     def evaluate(self, state: SimulationState, split: str = "test") -> Evaluation:
@@ -233,10 +233,10 @@ class ManyRuns:
         Raises:
           ValueError: if there is no such split.
         """
-        self.simulation.check_split(split)
+        self.simulation.setup.check_split(split)
         measured = self._evaluate(state, self._hparams, self._rows[split])
         own = jax.tree.map(lambda values: np.asarray(values)[:, : self.size], measured)
-        return self.simulation.summarize(split, own)
+        return self.simulation.setup.summarize(split, own)
 
 
 def grid(devices: int, settings: int, clients: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine import checks
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.mechanisms import Mechanism
-from fedjaxsim.simulation import Simulation, SimulationState
+from fedjaxsim.simulation import Simulation, SimulationState, with_parts
 
 PyTree = Any
 _LARGE = 1e3
@@ -71,7 +71,7 @@ def check_billboard(
     population = simulation.population
     if not 0 <= client < population.num_clients:
         raise ValueError(f"client must lie in [0, {population.num_clients}), got {client}")
-    simulation.check_rounds(hparams, 0, rounds, None)
+    simulation.setup.check_rounds(hparams, 0, rounds, None)
     _check_constants(simulation, hparams, client)
     changed = _altered(population, client, seed)
     first = _with_tape(simulation, hparams, rounds)
@@ -129,9 +129,9 @@ class _Tape(NamedTuple):
 
 def _with_tape(simulation: Simulation, hparams: Hyperparameters, rounds: int) -> Simulation:
     """The simulation behind its door with a tape; one program records and plays back."""
-    mechanism, arrays = simulation.mechanism, simulation.check(hparams)
+    mechanism, arrays = simulation.mechanism, simulation.setup.check(hparams)
     key = jax.random.key(0, impl="threefry2x32")
-    message = simulation.message_shapes(key, arrays)
+    message = simulation.setup.message_shapes(key, arrays)
 
     def one_release():
         zero, state = mechanism.zero(message, simulation.num_clients), mechanism.init(arrays)
@@ -139,7 +139,7 @@ def _with_tape(simulation: Simulation, hparams: Hyperparameters, rounds: int) ->
         return out.value, out.state
 
     shapes = jax.eval_shape(one_release)
-    return simulation.with_mechanism(_taped(mechanism, shapes, rounds))
+    return with_parts(simulation, mechanism=_taped(mechanism, shapes, rounds))
 
 
 def _taped(mechanism: Mechanism, shapes: PyTree, rounds: int) -> Mechanism:
@@ -203,7 +203,9 @@ def _check_constants(simulation: Simulation, hparams: Hyperparameters, client: i
         pieces += [(name, f" of client {client}", values) for name, values in own.items()]
     pieces = [piece for piece in pieces if np.size(piece[2]) and np.ptp(piece[2]) > 0]
     key = jax.random.key(0, impl="threefry2x32")
-    for constant in checks.closed_over(simulation.functions, key, simulation.check(hparams)):
+    for constant in checks.closed_over(
+        simulation.setup.functions(), key, simulation.setup.check(hparams)
+    ):
         for name, whose, values in pieces:
             if constant.shape == values.shape and np.array_equal(
                 constant, values.astype(constant.dtype)

@@ -74,7 +74,7 @@ def test_a_simulation_has_those_that_its_parts_read(algorithm, sampling, mechani
 def test_a_sampling_rate_that_is_not_given_is_that_of_the_sampler():
     sim = simulation(fjs.fedavg(TASK), fjs.poisson(0.3))
     assert sim.hyperparameters().sampling_rate == 0.3
-    hparams = sim.check(sim.hyperparameters())
+    hparams = sim.setup.check(sim.hyperparameters())
     assert float(sim.sampling.rate(hparams)) == pytest.approx(0.3, abs=1e-7)
     assert float(simulation(fjs.fedavg(TASK)).sampling.rate(Hyperparameters())) == 1.0
 
@@ -112,12 +112,12 @@ def test_what_is_declared_is_what_is_read(name):
             return super().__getattr__(name)
 
     jax.tree_util.register_pytree_with_keys_class(Watched)
-    values = sim.check(sim.hyperparameters())
+    values = sim.setup.check(sim.hyperparameters())
     watched = Watched(**{name: getattr(values, name) for name in values})
     key = jax.random.key(0, impl="threefry2x32")
     state = jax.eval_shape(sim.program.init, key, watched)
-    jax.eval_shape(sim.program.round, state, watched, sim.rows["train"])
-    jax.eval_shape(sim.program.evaluate, state, watched, sim.rows["train"])
+    jax.eval_shape(sim.program.round, state, watched, sim.setup.rows["train"])
+    jax.eval_shape(sim.program.evaluate, state, watched, sim.setup.rows["train"])
     assert read == set(sim.records)
 
 
@@ -208,7 +208,7 @@ def test_only_a_schedule_may_have_a_value_for_each_round(value):
         sim.hyperparameters(noise_multiplier=np.ones((2, 2)))
     # Shapes are known while values are traced.
     with pytest.raises(ValueError, match="lam must be one number"):
-        jax.eval_shape(lambda lam: sim.check(sim.hyperparameters(lam=lam)), jnp.ones(3))
+        jax.eval_shape(lambda lam: sim.setup.check(sim.hyperparameters(lam=lam)), jnp.ones(3))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_those_of_another_simulation_are_refused():
         lambda hparams: other.init(0, hparams),
         lambda hparams: other.run(state, hparams, 1),
         lambda hparams: other.round(state, hparams),
-        lambda hparams: other.check(hparams),
+        lambda hparams: other.setup.check(hparams),
     ]
     for use in uses:
         with pytest.raises(ValueError, match="must come from `hyperparameters` of this simulation"):
@@ -252,7 +252,7 @@ def test_those_of_another_simulation_are_refused():
         other.init(0, {"lam": 0.1})  # pyright: ignore[reportArgumentType]
     # Their order and where they were made do not matter.
     values = {name: getattr(other.hyperparameters(), name) for name in reversed(other.records)}
-    assert set(other.check(Hyperparameters(**values))) == set(other.records)
+    assert set(other.setup.check(Hyperparameters(**values))) == set(other.records)
 
 
 def test_they_do_not_change_but_by_copies():

@@ -42,10 +42,10 @@ def measure(clients: int) -> dict[str, Any]:
         fjs.mpmtl(task), population, fjs.full_participation(), fjs.Minibatches(1, steps=1),
         gaussian_gram(),
     )  # fmt: skip
-    hparams = simulation.check(
+    hparams = simulation.setup.check(
         simulation.hyperparameters(learning_rate=0.5, lam=1.0, clip_norm=2.0, noise_multiplier=4.0)
     )
-    program, rows = simulation.program, simulation.rows["train"]
+    program, rows = simulation.program, simulation.setup.rows["train"]
     state = program.init(jax.random.key(0, impl="threefry2x32"), hparams)
     compiled = jax.jit(program.round, donate_argnums=0).lower(state, hparams, rows).compile()
     seconds = []

@@ -44,7 +44,7 @@ def main() -> None:
             bare = gaussian_gram(psd_deviations=None) if name == "low-rank" else door
             algorithm = method.make(study.task, study.clients)
             simulation = study.simulation(algorithm, door, population, None)
-            program, rows = simulation.program, simulation.rows["train"]
+            program, rows = simulation.program, simulation.setup.rows["train"]
             start = first_personal(algorithm, None, own)
 
             @jax.jit

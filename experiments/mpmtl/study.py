@@ -82,11 +82,11 @@ class Repetitions:
         """
         each = [read_by(self.simulation, values) for values in settings]
         for setting in each:
-            self.simulation.check(setting)
+            self.simulation.setup.check(setting)
         hparams = stack(each, self._axes).as_arrays()
         simulations = [self.simulation.with_population(one) for one in populations]
         train, judged = (
-            _stacked([one.rows[name] for one in simulations]) for name in ("train", split)
+            _stacked([one.setup.rows[name] for one in simulations]) for name in ("train", split)
         )
         keys = jnp.stack([jax.random.key(seed, impl="threefry2x32") for seed in seeds])
         ranges = (judged.start, judged.count)
@@ -94,7 +94,7 @@ class Repetitions:
         summaries = []
         for index, one in enumerate(simulations):
             of_one = jax.tree.map(lambda leaf, r=index: np.asarray(leaf[r]).T, measured)
-            summaries.append(one.summarize(split, Measured(*of_one)).summary())
+            summaries.append(one.setup.summarize(split, Measured(*of_one)).summary())
         return summaries, params
 
     def _all(self, keys, hparams, train, ranges, own, rounds):

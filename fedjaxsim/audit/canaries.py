@@ -22,7 +22,7 @@ from fedjaxsim.audit.attacks import Attack, Evidence, likelihood_ratio, with_can
 from fedjaxsim.extras import importing
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.guarantee import default_delta
-from fedjaxsim.simulation import Simulation, SimulationState
+from fedjaxsim.simulation import Simulation, SimulationState, with_parts
 
 with importing("audit"):
     from jax_privacy.auditing import CanaryScoreAuditor, Split
@@ -235,7 +235,7 @@ def _audited(
 ) -> tuple[Simulation, np.ndarray, np.ndarray]:
     """The simulation with canaries in it, their ids (n,) and directions (n, p)."""
     key, arrays = jax.random.key(0, impl="threefry2x32"), hparams.as_arrays()
-    message = simulation.message_shapes(key, arrays)
+    message = simulation.setup.message_shapes(key, arrays)
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(message))
     if size == 0:
         raise ValueError("the algorithm sends nothing, so there is nothing to audit")
@@ -252,7 +252,7 @@ def _audited(
     wrapped = with_canaries(
         simulation.algorithm, ids, directions, jax.eval_shape(notes), rounds, attack
     )
-    audited = simulation.with_algorithm(wrapped)
+    audited = with_parts(simulation, algorithm=wrapped)
     return audited, ids, directions
 
 

@@ -44,9 +44,9 @@ class Rounds:
     """
 
     def __init__(self, simulation: Simulation, hparams: Hyperparameters):
-        self._simulation, self._hparams = simulation, simulation.check(hparams)
-        self._functions = simulation.placement.compiled(simulation.program)
-        self._rows = simulation.placement.rows(simulation.population)
+        self._simulation, self._hparams = simulation, simulation.setup.check(hparams)
+        self._functions = simulation.setup.placement.compiled(simulation.program)
+        self._rows = simulation.setup.placement.rows(simulation.population)
 
     def start(self, seed: int = 0) -> Any:
         """Return the state before the first round."""
@@ -61,7 +61,7 @@ class Rounds:
     def evaluate(self, state: Any) -> Any:
         """Evaluate every client on its test rows."""
         measured = self._functions.evaluate(state, self._hparams, self._rows["test"])
-        return self._simulation.summarize("test", measured)
+        return self._simulation.setup.summarize("test", measured)
 
 
 def measure(experiment: Experiment) -> Record:
@@ -82,7 +82,7 @@ def measure(experiment: Experiment) -> Record:
     config, simulation = experiment.config, experiment.simulation
     run = Rounds(simulation, experiment.hparams)
     length = min(config.eval_every, config.rounds)
-    devices = simulation.devices or tuple(jax.devices()[:1])
+    devices = simulation.setup.devices or tuple(jax.devices()[:1])
 
     def repeat(segments: int) -> tuple[float, float]:
         state = run.start(config.seed)
@@ -126,7 +126,7 @@ def measure(experiment: Experiment) -> Record:
         "gflop_per_round": work.flops / 1e9,
         "mb_per_round": work.bytes / MB,
         "clients_per_round": work.cohort,
-        "chunk_size": simulation.chunk_size(experiment.hparams),
+        "chunk_size": simulation.setup.chunk_size(experiment.hparams),
         "devices": len(devices),
     }
 

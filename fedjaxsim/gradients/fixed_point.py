@@ -69,11 +69,11 @@ def implicit_hypergradient(
     if tolerance is None:
         tolerance = math.sqrt(float(jnp.finfo(jnp.result_type(float)).eps))
     a_round, measure = _compile(simulation)
-    rows = simulation.rows["train"]
+    rows = simulation.setup.rows["train"]
 
     def function(state, hparams):
         check_names(names, hparams)
-        simulation.check(hparams)
+        simulation.setup.check(hparams)
         z = hparams.get("noise_multiplier", 0.0)
         if "noise_multiplier" in names or np.any(np.asarray(z) > 0):
             raise ValueError(

@@ -64,8 +64,8 @@ def mean_metric(
       ValueError: if there is no such split or it has no rows. When the objective is first used, if
         the task has no such metric.
     """
-    simulation.check_split(split)
-    rows, population = simulation.rows[split], simulation.population
+    simulation.setup.check_split(split)
+    rows, population = simulation.setup.rows[split], simulation.population
     counts = targets_of(population, split, simulation.task)
     present = int(np.sum(counts > 0))
     if present == 0:
@@ -147,7 +147,7 @@ def hypergradient(
     objective = objective if isinstance(objective, Partial) else Partial(objective)
     run = _run(simulation, rounds, mode, delta, segment)
     differentiate = jax.jit(_forward(run) if mode == "forward" else jax.value_and_grad(run))
-    rows = simulation.rows["train"]
+    rows = simulation.setup.rows["train"]
 
     def function(key, hparams, epsilon=None):
         check_names(names, hparams, epsilon)
@@ -168,10 +168,10 @@ def _run(simulation: Simulation, rounds: int, mode: Mode, delta: float, segment:
     """The objective of a run as a pure function, of the chosen hyperparameters first."""
     program = simulation.program.limited()
     if mode == "reverse":
-        program = reversible(program, simulation.rows["train"])
+        program = reversible(program, simulation.setup.rows["train"])
 
     def run(chosen, epsilon, key, hparams, rows, objective):
-        simulation.check_start(key, hparams)
+        simulation.setup.check_start(key, hparams)
         epsilon = chosen.get(EPSILON, epsilon)
         hparams = hparams.replace(**{name: chosen[name] for name in chosen if name != EPSILON})
         if epsilon is not None:
@@ -253,8 +253,8 @@ def epsilon_by_sampling_rate(
         is private is released), or the run could not be done.
     """
     scheme, event = simulation.sampling.scheme, simulation.mechanism.event
-    simulation.check(hparams)
-    simulation.check_rounds(hparams, 0, rounds, None)
+    simulation.setup.check(hparams)
+    simulation.setup.check_rounds(hparams, 0, rounds, None)
     rate = float(np.asarray(hparams.get("sampling_rate", 1.0)))
     if scheme.kind != "poisson" or event.kind != "gaussian" or rate >= 1:
         raise ValueError(
@@ -408,6 +408,6 @@ def _check(
                 f"number where epsilon is given, got {np.shape(hparams.noise_multiplier)} of them"
             )
         hparams = hparams.replace(noise_multiplier=1.0)
-    simulation.check(hparams)
+    simulation.setup.check(hparams)
     if on_host(hparams.get("noise_multiplier", 0.0)) is not None:
-        simulation.check_rounds(hparams, 0, rounds, None)
+        simulation.setup.check_rounds(hparams, 0, rounds, None)

@@ -118,8 +118,8 @@ class Experiment:
                 "delta": self.delta,
                 "local_epochs": minibatches.epochs or 0,
                 "local_steps": minibatches.steps or 0,
-                "chunk_size": self.simulation.chunk_size(self.hparams),
-                "chunk_map": self.simulation.layout.chunk_map,
+                "chunk_size": self.simulation.setup.chunk_size(self.hparams),
+                "chunk_map": self.simulation.setup.layout.chunk_map,
             },
             "versions": versions(),
         }
@@ -192,7 +192,7 @@ def prepare(
             p,
             scheme,
             simulation.mechanism.event,
-            simulation.accountant,
+            simulation.setup.accountant,
             config.spread,
         )
         hparams = hparams.replace(noise_multiplier=z)
@@ -203,8 +203,8 @@ def prepare(
     if z > 0 and "count_noise" in hparams and config.get("count_noise") is None:
         # A twentieth of the expected cohort is usual; where that is small, it must be above z/2.
         hparams = hparams.replace(count_noise=max(p * scheme.clients / 20, z))
-    simulation.check(hparams)
-    simulation.check_rounds(hparams, 0, config.rounds, config.eval_every)
+    simulation.setup.check(hparams)
+    simulation.setup.check_rounds(hparams, 0, config.rounds, config.eval_every)
     experiment = Experiment(config, simulation, hparams, delta)
     if new:
         with _declared(config):

@@ -21,6 +21,7 @@ from fedjaxsim.engine.placement import streamed
 from fedjaxsim.engine.placement.devices import AXIS, pieces_of, specs_of, specs_of_rows
 from fedjaxsim.engine.program import Program, measure_with
 from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.setup import layout_of
 from fedjaxsim.engine.share import Shard, Whole
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters, compose
@@ -31,7 +32,6 @@ from fedjaxsim.runs.build import Parts, fill_settings, parts_of
 from fedjaxsim.runs.memory import Machine
 from fedjaxsim.runs.parts import OF_TOKENS
 from fedjaxsim.runs.settings import RunConfig
-from fedjaxsim.simulation import layout_of
 
 PyTree = Any
 

@@ -133,7 +133,7 @@ def execute(
         "compile_seconds": recorded.memory["compile_seconds"],
         **traffic(simulation, hparams),
         "peak_bytes": peak_bytes(),
-        "device_peak_bytes": device_peak_bytes(simulation.devices or jax.devices()[:1]),
+        "device_peak_bytes": device_peak_bytes(simulation.setup.devices or jax.devices()[:1]),
     }
     evaluation = history[-1].evaluation if history else simulation.evaluate(state, hparams)
     if directory is not None and is_first():
@@ -159,7 +159,7 @@ def stage_of(experiment: Experiment, rounds: int, directory: Path | None) -> Rec
         **({} if directory is None else {"directory": str(directory)}),
         "algorithm": experiment.config.algorithm,
         "rounds": rounds,
-        "public": [*experiment.simulation.public, *_chosen(experiment.config)],
+        "public": [*experiment.simulation.setup.public, *_chosen(experiment.config)],
     }
 
 
@@ -171,7 +171,7 @@ def _chosen(config: RunConfig) -> Sequence[str]:
 def spent_in_all(experiment: Experiment, begin: SimulationState) -> float:
     """Return ε of all stages up to one that starts from `begin`; inf without a guarantee."""
     charged = (*ledger.charged(begin.privacy), experiment.planned())
-    return spent(charged, experiment.delta, accountant=experiment.simulation.accountant)
+    return spent(charged, experiment.delta, accountant=experiment.simulation.setup.accountant)
 
 
 def describe(earlier: Sequence[Record], algorithm: str, rounds: int) -> str:

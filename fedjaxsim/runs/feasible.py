@@ -97,16 +97,16 @@ def check_start(experiment: "Experiment") -> None:
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
     fields = simulation.population.fields.values()
     row = sum(value.nbytes // len(value) for value in fields)
-    batches = simulation.layout.chunk_size * config.get("batch_size", 10) * row
+    batches = simulation.setup.layout.chunk_size * config.get("batch_size", 10) * row
     machine = this_machine()
     _check_memory(batches, machine.of_devices, "minibatches", "batch-size or chunk-size")
-    simulation.check_start(config.seed, hparams)
+    simulation.setup.check_start(config.seed, hparams)
     program, key = simulation.program, jax.random.key(0, impl="threefry2x32")
     state = jax.eval_shape(program.init, key, hparams.as_arrays())
-    states = machine.host if simulation.streamed else machine.of_devices
+    states = machine.host if simulation.setup.streamed else machine.of_devices
     _check_memory(2 * bytes_of(state), states, "models of all clients", "clients or hidden")
     if simulation.mechanism.event.kind == "gaussian" and experiment.noise_multiplier > 0:
-        spent((experiment.planned(),), experiment.delta, accountant=simulation.accountant)
+        spent((experiment.planned(),), experiment.delta, accountant=simulation.setup.accountant)
 
 
 def _check_memory(needed: int, available: int, what: str, remedy: str) -> None:

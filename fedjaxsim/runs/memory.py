@@ -33,7 +33,7 @@ def bytes_per_run(simulation: Simulation, hparams: Hyperparameters) -> int:
       simulation: what is run.
       hparams: of any of the runs.
     """
-    program, rows = simulation.program, simulation.rows["train"]
+    program, rows = simulation.program, simulation.setup.rows["train"]
     hparams = hparams.as_arrays()
     key = jax.random.key(0, impl="threefry2x32")
 
@@ -47,7 +47,7 @@ def bytes_per_run(simulation: Simulation, hparams: Hyperparameters) -> int:
     state = jax.eval_shape(program.init, key, hparams)
     personal, shared = bytes_of(state.personal), bytes_of((state.shared, state.mechanism))
     client = intermediate_bytes(jax.make_jaxpr(one)(key, hparams, rows).jaxpr)
-    layout = simulation.layout_of(_MANY)
+    layout = simulation.setup.layout_of(_MANY)
     at_once = 1 if layout.scans else layout.chunk_size
     rows_of_chunk = layout.chunk_size * personal // program.num_clients
     return _STATE_COPIES * (personal + 4 * shared) + ROW_COPIES * rows_of_chunk + at_once * client
@@ -72,7 +72,7 @@ def traffic(simulation: Simulation, hparams: Hyperparameters) -> Record:
     sends = simulation.mechanism.event.kind != "none"
     state = jax.eval_shape(simulation.program.init, key, hparams)
     return {
-        "message_bytes": bytes_of(simulation.message_shapes(key, hparams)) if sends else 0,
+        "message_bytes": bytes_of(simulation.setup.message_shapes(key, hparams)) if sends else 0,
         "server_bytes": bytes_of((state.shared, state.mechanism)),
         "cohort": simulation.num_clients * float(simulation.sampling.rate(hparams)),
     }

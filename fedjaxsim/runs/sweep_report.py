@@ -122,7 +122,7 @@ def _guarantees(experiments: Mapping[int, Experiment]) -> list[Record]:
     """Return the report of each distinct noise schedule, with the runs that have it."""
     schedules = _alike(
         ((one.planned(), np.float32(one.noise_multiplier).item(), one.delta,
-          one.simulation.public), run)
+          one.simulation.setup.public), run)
         for run, one in experiments.items()
     )  # fmt: skip
     return [

@@ -137,13 +137,16 @@ def test_a_round_has_batches_of_the_size_that_memory_gives(pretend):
     pretend(2**40)
     sim = linear(features=5)
     hparams = read_by(sim, **VALUES).as_arrays()
-    rows, state = sim.rows["train"], jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
+    rows, state = (
+        sim.setup.rows["train"],
+        jax.eval_shape(sim.program.init, jax.random.key(0), hparams),
+    )
     client = sim.program.client_bytes(hparams, rows)
     held = bytes_of(rows) + bytes_of((state.personal, state.consumed))
     for fitting, size in ((30, 30), (12, 10), (3, 3), (0, 2)):  # of 30 places
         pretend(held + 4 * fitting * client)
         sim = linear(features=5)
-        assert sim.chunk_size(hparams) == size
+        assert sim.setup.chunk_size(hparams) == size
         batched = shapes_of(jax.make_jaxpr(sim.program.round)(state, hparams, rows).jaxpr)
         # The kernels of a batch of clients, and of no other number of them.
         assert {shape[0] for shape in batched if shape[1:] == (3, 5)} - {30, 1} == {size} - {30}
@@ -154,13 +157,18 @@ def test_each_of_several_devices_counts_what_lies_on_it(pretend):
     devices = jax.devices()[:2]
     sim = linear(features=5, devices=devices)
     hparams = read_by(sim, **VALUES).as_arrays()
-    assert sim.chunk_size(hparams) == 15  # of 30 clients
-    rows, state = sim._placed["train"], jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
+    assert sim.setup.chunk_size(hparams) == 15  # of 30 clients
+    rows, state = (
+        sim.setup.placed["train"],
+        jax.eval_shape(sim.program.init, jax.random.key(0), hparams),
+    )
     fields, ranges = bytes_of(rows.fields), bytes_of((rows.start, rows.count))
     held = fields // 2 + ranges + bytes_of(state.personal) // 2
-    pretend(held + 4 * 5 * sim.program.client_bytes(hparams, sim.rows["train"]))
+    pretend(held + 4 * 5 * sim.program.client_bytes(hparams, sim.setup.rows["train"]))
     sim = linear(features=5, devices=devices)
-    advance = jax.make_jaxpr(lambda state: sim._segment(state, hparams, rows, rounds=2))(state)
+    advance = jax.make_jaxpr(
+        lambda state: sim.setup.compiled.rounds(state, hparams, rows, rounds=2)
+    )(state)
     batched = {shape[0] for shape in shapes_of(advance.jaxpr) if shape[1:] == (3, 5)}
     assert batched - {1, 15, 30} == {5}
 
@@ -169,7 +177,7 @@ def test_settings_and_derivatives_beside_clients_leave_batches_of_64(pretend):
     pretend(2**40)
     sim = linear(150)
     hparams = read_by(sim, **VALUES)
-    assert sim.chunk_size(hparams) == 150
+    assert sim.setup.chunk_size(hparams) == 150
     several = ManyRuns(sim, [hparams, hparams.replace(learning_rate=0.1)])._laid_out(sim.program)
     for program in (several, sim.program.limited()):
         plan = program.layout.for_memory(0, 0, 1, 150)
@@ -212,7 +220,7 @@ def of_problem(problem, name, **settings):
 
 def four_at_once(sim):
     """Bytes of memory of which a quarter of what is free holds the work of four clients."""
-    hparams, rows = read_by(sim, **VALUES).as_arrays(), sim.rows["train"]
+    hparams, rows = read_by(sim, **VALUES).as_arrays(), sim.setup.rows["train"]
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
     held = bytes_of((rows, state.personal, state.consumed))
     return held + 4 * 4 * sim.program.client_bytes(hparams, rows)
@@ -235,7 +243,10 @@ def test_forms_of_an_accelerator_give_what_those_of_a_cpu_give(problem, name, pr
             sim = of_problem(problem, name)
             pretend(four_at_once(sim))
             sim = of_problem(problem, name)
-            assert (sim.layout.chunk_map, sim.chunk_size(hparams)) == ("vmap", 4)  # 4, 4, and 2
+            assert (sim.setup.layout.chunk_map, sim.setup.chunk_size(hparams)) == (
+                "vmap",
+                4,
+            )  # 4, 4, and 2
         state, _ = sim.round(sim.init(0, hparams), hparams)
         state, metrics = sim.round(state, hparams)
         found.append((state.shared, state.personal, metrics))
@@ -251,10 +262,10 @@ def test_the_clients_at_work_take_no_more_than_a_quarter_of_what_is_free(problem
     pretend(2**40)
     sim = of_problem(problem, "pmtl")
     hparams = read_by(sim, **VALUES).as_arrays()
-    rows = sim.rows["train"]
+    rows = sim.setup.rows["train"]
     client = sim.program.client_bytes(hparams, rows)
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
-    layout = dataclasses.replace(sim.layout, memory=four_at_once(sim))
+    layout = dataclasses.replace(sim.setup.layout, memory=four_at_once(sim))
     program = dataclasses.replace(sim.program, layout=layout)
     several = jax.jit(lambda state: program.rounds(state, hparams, rows, 2)[0], donate_argnums=0)
     plan = several.lower(state).compile().memory_analysis()

@@ -40,7 +40,7 @@ def refusal(make):
 
     def start():
         simulation = make()
-        simulation.check_start(0, read_by(simulation, **VALUES))
+        simulation.setup.check_start(0, read_by(simulation, **VALUES))
 
     with pytest.raises(ValueError) as refused:  # noqa: PT011
         start()
@@ -302,9 +302,9 @@ def test_functions_are_traced_once_whatever_the_seed():
     simulation = build(once)
     for seed in (0, 1):
         hparams = read_by(simulation, **VALUES, learning_rate=0.1 * seed + 0.1)
-        simulation.check_start(seed, hparams)
+        simulation.setup.check_start(seed, hparams)
     with pytest.raises(AssertionError, match="traced > 1 times"):
-        build(once).check_start(0, hparams)
+        build(once).setup.check_start(0, hparams)
 
 
 def test_a_client_that_reads_everybodys_rows_is_refused():

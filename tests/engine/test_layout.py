@@ -26,11 +26,11 @@ def test_rounds_of_everyone_copy_no_states():
     # A piece that several uses read, one of which writes it back, would take two copies of all.
     population, task = classification([4 + k % 5 for k in range(150)], 400)
     sim = simulation_of("pmtl", task, population, full_participation(), Minibatches(3, steps=2))
-    assert sim.layout.scans
-    hparams = sim.check(sim.hyperparameters(learning_rate=0.01, clip_norm=0.2))
+    assert sim.setup.layout.scans
+    hparams = sim.setup.check(sim.hyperparameters(learning_rate=0.01, clip_norm=0.2))
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
     several = functools.partial(sim.program.rounds, rounds=2)
-    compiled = jax.jit(several, donate_argnums=0).lower(state, hparams, sim.rows["train"])
+    compiled = jax.jit(several, donate_argnums=0).lower(state, hparams, sim.setup.rows["train"])
     text = compiled.compile().as_text()
     assert text
     states = r"f32\[150,3,400\]"

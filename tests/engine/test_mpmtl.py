@@ -63,7 +63,7 @@ def path(
     """(values) -> what all clients predict with after each round, (T, d, m); compiled once."""
     algorithm = mpmtl(TASK, penalty=penalty, acceleration=acceleration, server_map=server_map)
     sim = behind(algorithm, gaussian_gram(penalty.endswith("group-sparse")))
-    program, rows = sim.program, sim.rows["train"]
+    program, rows = sim.program, sim.setup.rows["train"]
 
     @jax.jit
     def run(hparams):
@@ -75,7 +75,7 @@ def path(
 
     predict = jax.vmap(algorithm.predict, (None, 0, None, 0))
     return lambda values: np.moveaxis(
-        np.asarray(run(sim.check(sim.hyperparameters(**values))))[..., 0, :], 1, 2
+        np.asarray(run(sim.setup.check(sim.hyperparameters(**values))))[..., 0, :], 1, 2
     )
 
 
@@ -410,7 +410,7 @@ def test_examples_are_protected_by_noise_of_the_right_law():
     norms = np.linalg.norm(clipped, axis=1)
     assert np.all(norms <= 0.5)
     assert np.mean(norms > 0.499) > 0.99
-    assert any("example_guarantee" in sentence for sentence in sim.public)
+    assert any("example_guarantee" in sentence for sentence in sim.setup.public)
 
 
 def test_the_guarantee_of_examples_composes_over_rounds():

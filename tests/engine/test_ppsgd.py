@@ -81,7 +81,9 @@ def randomness(sampling, seed, rate, rounds):
 
     def minibatch(t, client):
         key = jax.random.fold_in(jax.random.fold_in(clients_key, t), client)
-        data = sim.rows["train"].of(client, jax.random.split(key)[0], sim.minibatches, sim.layout)
+        data = sim.setup.rows["train"].of(
+            client, jax.random.split(key)[0], sim.minibatches, sim.setup.layout
+        )
         nothing = Batch({"x": jnp.zeros((BATCH, 3)), "y": jnp.zeros(BATCH)}, jnp.zeros(BATCH))
         return data.fold(lambda _, batch: batch, nothing).fields
 

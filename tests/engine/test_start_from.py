@@ -23,7 +23,7 @@ from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.privacy.doors.pure import pure
 from fedjaxsim.privacy.mechanisms import no_release
 from fedjaxsim.privacy.sampling import full_participation
-from fedjaxsim.simulation import Simulation
+from fedjaxsim.simulation import Simulation, with_parts
 
 VALUES = {"learning_rate": 0.1, "lam": 0.3, "clip_norm": 0.5, "noise_multiplier": 2.0}
 POPULATION, TASK = least_squares([4, 5, 6], features=2)
@@ -120,7 +120,7 @@ def test_models_that_were_never_published_do_not_reach_the_billboard(ended):
         return own, own
 
     warm_start = WarmStart(leaks, lambda shared: shared)
-    bad = new.with_algorithm(new.algorithm._replace(warm_start=warm_start))
+    bad = with_parts(new, algorithm=new.algorithm._replace(warm_start=warm_start))
     with pytest.raises(ValueError, match="out_axes"):
         following(bad, state, sim)
 
@@ -181,6 +181,6 @@ def test_states_of_another_kind_are_refused(ended):
     with pytest.raises(ValueError, match="2 clients, as those here, got 3"):
         fewer.start_from(state, given(fewer))
     sim, _ = ended[pmtl]
-    cold = sim.with_algorithm(sim.algorithm._replace(warm_start=WarmStart()))
+    cold = with_parts(sim, algorithm=sim.algorithm._replace(warm_start=WarmStart()))
     with pytest.raises(ValueError, match="has no `warm_start`"):
         following(cold, state, ended[fedavg][0])

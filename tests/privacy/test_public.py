@@ -20,7 +20,7 @@ from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.sampling import full_participation
 from fedjaxsim.runs.build import simulation_of
 from fedjaxsim.runs.settings import run_config
-from fedjaxsim.simulation import Simulation
+from fedjaxsim.simulation import Simulation, with_parts
 
 CLIENTS, TASK = classification([10] * 4)
 
@@ -32,10 +32,10 @@ def build(algorithm=None, population=CLIENTS, mechanism=None):
 
 
 def test_without_such_numbers_nothing_is_named():
-    assert build(mechanism=gaussian()).public == ()
-    assert build(ppsgd(TASK, objective="average")).public == ()
+    assert build(mechanism=gaussian()).setup.public == ()
+    assert build(ppsgd(TASK, objective="average")).setup.public == ()
     # A number that is one for all is a setting, and no number of a client.
-    assert build(ppsgd(TASK, objective="weighted", sizes=3)).public == ()
+    assert build(ppsgd(TASK, objective="weighted", sizes=3)).setup.public == ()
 
 
 def test_a_simulation_names_what_each_part_names_once():
@@ -46,11 +46,11 @@ def test_a_simulation_names_what_each_part_names_once():
         gaussian()._replace(public=("of the door",)),
     )
     everything = ("of the data", "of two", "of the task", "of the algorithm", "of the door")
-    assert sim.public == everything
-    assert sim.with_algorithm(pmtl(task)).public == (*everything[:3], "of the door")
+    assert sim.setup.public == everything
+    assert with_parts(sim, algorithm=pmtl(task)).setup.public == (*everything[:3], "of the door")
     # An algorithm brings its task.
-    assert sim.with_algorithm(pmtl(TASK)).public == (*everything[:2], "of the door")
-    assert sim.with_population(CLIENTS).public == (
+    assert with_parts(sim, algorithm=pmtl(TASK)).setup.public == (*everything[:2], "of the door")
+    assert sim.with_population(CLIENTS).setup.public == (
         "of the task",
         "of the algorithm",
         "of two",
@@ -59,9 +59,9 @@ def test_a_simulation_names_what_each_part_names_once():
 
 
 def test_weights_and_sizes_of_clients_are_named():
-    (divisor,) = build(ppsgd(TASK, objective="weighted", sizes=[1, 2, 3, 3])).public
+    (divisor,) = build(ppsgd(TASK, objective="weighted", sizes=[1, 2, 3, 3])).setup.public
     assert divisor.startswith("M = Σ m_i, by which the weighted objective divides, is taken as")
-    (weights,) = build(mechanism=gaussian([1.0, 2.0, 3.0, 4.0])).public
+    (weights,) = build(mechanism=gaussian([1.0, 2.0, 3.0, 4.0])).setup.public
     assert weights.startswith("The clients' weights, by whose sum the release is divided, are")
 
 
@@ -101,7 +101,7 @@ def test_a_division_by_label_is_named():
 
 def test_what_the_command_line_reads_is_named():
     def of(**settings):
-        return simulation_of(run_config(**settings), CLIENTS).public
+        return simulation_of(run_config(**settings), CLIENTS).setup.public
 
     classes = (
         "The number of classes, 3, is the largest label of all clients and one more; it is taken "

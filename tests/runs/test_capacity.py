@@ -125,9 +125,10 @@ def test_devices_hold_what_is_planned(clients):
         sim = simulation(CONFIG, data, devices)
         hparams = fill_settings(CONFIG, sim.records)
         state = sim.init(0, hparams)
-        state, _ = sim._segment(state, hparams.as_arrays(), sim._placed["train"], rounds=2)
+        placed = sim.setup.placed
+        state, _ = sim.setup.compiled.rounds(state, hparams.as_arrays(), placed["train"], rounds=2)
         for device in two if devices else two[:1]:
-            assert bytes_on(device, (sim._placed, state)) == of_device(plan, name).lasting, name
+            assert bytes_on(device, (placed, state)) == of_device(plan, name).lasting, name
         fields = sum(values.nbytes for values in data.fields.values())
         assert placements(plan)[name].host.rows == fields
 
@@ -178,7 +179,7 @@ def test_one_of_several_devices_works_in_what_the_program_of_all_says(clients):
     state = sim.init(0, hparams)
     rounds = OverDevices(jax.devices()[:2]).functions(sim.program).rounds
     whole = jax.jit(rounds, static_argnames="rounds", donate_argnums=0)
-    lowered = whole.lower(state, hparams, sim._placed["train"], rounds=2)
+    lowered = whole.lower(state, hparams, sim.setup.placed["train"], rounds=2)
     found = lowered.compile().memory_analysis()
     assert found is not None
     # The program's own numbers are of one device.

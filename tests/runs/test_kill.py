@@ -136,7 +136,7 @@ def test_a_run_killed_at_each_moment_goes_on_bit_for_bit(
 @pytest.mark.thorough
 def test_a_run_goes_on_over_any_number_of_devices(experiment, undisturbed, tmp_path):
     simulation = experiment.simulation
-    assert simulation.devices is not None
+    assert simulation.setup.devices is not None
     alone = Simulation(
         simulation.algorithm, simulation.population, simulation._sampling, simulation.minibatches,
         simulation.mechanism,

@@ -35,7 +35,7 @@ def test_the_estimate_is_above_what_a_program_needs_and_not_far(simulation):
     sim, runs = simulation(), 32
     base = sim.hyperparameters(clip_norm=1.0)
     many = ManyRuns(sim, [base.replace(learning_rate=0.01 * (i + 1)) for i in range(runs)])
-    rows = sim.rows["train"]
+    rows = sim.setup.rows["train"]
     lowered = many._rounds.lower(many.state_shapes, many._hparams, rows, rounds=2)
     analysis = lowered.compile().memory_analysis()
     assert analysis is not None

@@ -167,7 +167,7 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
             "begins another stage there, with noise of its own"
         )
     simulation = experiment.simulation
-    simulation.check_rounds(experiment.hparams, 0, rounds, config.eval_every)
+    simulation.setup.check_rounds(experiment.hparams, 0, rounds, config.eval_every)
     planned = _Planned(
         experiment, directory, rounds, command.log, command.quiet, cadence, None, earlier
     )

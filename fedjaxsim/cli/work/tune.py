@@ -80,7 +80,7 @@ def prepare_tune(command: "Tune") -> Callable[[], int]:
     source = find_source(config, command.public_data, clips="clip_norm" in names)
     simulation = source.simulation
     metric = metric_of(simulation.task, simulation.population, command.metric)
-    simulation.check_start(config.seed, source.hparams)
+    simulation.setup.check_start(config.seed, source.hparams)
     cadence = Cadence.parse(command.checkpoint_every)
     asked = [config.settings(), *(getattr(command, name) for name in _ASKED)]
     data = [fingerprint_of(each.population) for each in (simulation, source.final.simulation)]
