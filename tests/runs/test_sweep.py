@@ -5,6 +5,7 @@ import json
 import math
 import threading
 
+import jax
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -176,23 +177,25 @@ def test_a_sweep_cut_into_unequal_chunks_goes_on(tmp_path, monkeypatch, stops):
     assert_same(table(tmp_path), table(tmp_path, "whole"))
 
 
-def assert_same(rows, others):
+def assert_same(rows, others, rtol=1e-4):
     for row, other in zip(rows, others, strict=True):
         for name, value in row.items():
             if isinstance(value, float) and math.isfinite(value):
-                np.testing.assert_allclose(value, other[name], rtol=1e-4, err_msg=name)
+                np.testing.assert_allclose(value, other[name], rtol=rtol, err_msg=name)
             elif not isinstance(value, float):
                 assert value == other[name]
 
 
 @pytest.mark.thorough
-def test_a_small_budget_cuts_the_sweep_into_chunks_with_the_same_results(
-    finished, tmp_path, capsys
-):
-    assert sweep(tmp_path, "memory = 0.0005\n" + BASE + GRID) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len({line.partition("  ")[0] for line in lines if line.startswith("runs ")}) > 4
-    assert_same(table(tmp_path), table(finished))
+def test_a_small_budget_cuts_the_sweep_into_chunks_with_the_same_results(tmp_path, capsys):
+    # Products of other sizes round differently, which some settings amplify: so in float64.
+    text = BASE + GRID.replace("1e30", "0.2")
+    with jax.enable_x64(True):
+        assert sweep(tmp_path, "memory = 0.0005\n" + text, "cut") == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len({line.partition("  ")[0] for line in lines if line.startswith("runs ")}) > 4
+        assert sweep(tmp_path, text, "whole") == 0
+    assert_same(table(tmp_path, "cut"), table(tmp_path, "whole"), 1e-9)
 
 
 @pytest.mark.thorough
