@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
 from fedjaxsim.privacy.ledger import Ledger
@@ -107,6 +106,7 @@ def state_of(state: SimulationState, run: int) -> SimulationState:
     def own(part, tree):
         if not part.varies:
             return tree
-        return jax.tree.map(lambda leaf: jnp.take(leaf, run, part.runs_axis), tree)
+        index = (*[slice(None)] * part.runs_axis, run)
+        return jax.tree.map(lambda leaf: leaf[index], tree)
 
     return map_parts(own, state)
