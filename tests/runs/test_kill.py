@@ -135,12 +135,11 @@ def test_a_run_killed_at_each_moment_goes_on_bit_for_bit(
 
 @pytest.mark.thorough
 def test_a_run_goes_on_over_any_number_of_devices(experiment, undisturbed, tmp_path):
-    simulation = experiment.simulation
-    assert simulation.setup.devices is not None
+    setup = experiment.simulation.setup
+    assert setup.devices is not None
     alone = Simulation(
-        simulation.algorithm, simulation.population, simulation._sampling, simulation.minibatches,
-        simulation.mechanism,
-    )  # fmt: skip
+        setup.algorithm, setup.population, setup.asked_sampling, setup.minibatches, setup.mechanism
+    )
     one = dataclasses.replace(experiment, simulation=alone)
     directory = RunDirectory(tmp_path / "copy")
     shutil.copytree(undisturbed.path, directory.path)
