@@ -63,8 +63,8 @@ def engine(population: fjs.Population, products: bool, size: int | None = None, 
     )
     values = {"learning_rate": ETA, "clip_norm": CLIP, "noise_multiplier": Z}
     hparams = simulation.hyperparameters(**values).as_arrays()
-    rows = simulation.setup.placement.rows(population)["train"]
-    several: Any = simulation.setup.placement.compiled(simulation.program).rounds
+    rows = simulation.setup.placed["train"]
+    several: Any = simulation.setup.compiled.rounds
 
     def compiled(rounds):
         program = several.lower(state, hparams, rows, rounds=rounds).compile()

@@ -391,15 +391,9 @@ def with_parts(
     mechanism: Mechanism | None = None,
 ) -> Simulation:
     """Return the simulation with another algorithm or mechanism, and all else the same."""
-    setup = simulation.setup
-    return Simulation(
-        setup.algorithm if algorithm is None else algorithm,
-        setup.population,
-        setup.asked_sampling,
-        setup.minibatches,
-        setup.mechanism if mechanism is None else mechanism,
-        **setup.options,
-    )
+    other = copy.copy(simulation)
+    other._use(simulation.setup.with_parts(algorithm, mechanism))
+    return other
 
 
 def _name_of(function: Callable[..., Any]) -> str:

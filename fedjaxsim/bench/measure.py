@@ -45,8 +45,7 @@ class Rounds:
 
     def __init__(self, simulation: Simulation, hparams: Hyperparameters):
         self._simulation, self._hparams = simulation, simulation.setup.check(hparams)
-        self._functions = simulation.setup.placement.compiled(simulation.program)
-        self._rows = simulation.setup.placement.rows(simulation.population)
+        self._functions, self._rows = simulation.setup.compiled, simulation.setup.placed
 
     def start(self, seed: int = 0) -> Any:
         """Return the state before the first round."""

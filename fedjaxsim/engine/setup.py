@@ -46,6 +46,7 @@ class Setup:
 
     Attributes:
       algorithm, task, population, mechanism, minibatches, accountant, ledger_entries: as given.
+      asked_sampling: the sampling as given, for any number of clients.
       sampling: the sampler for the population's clients.
       records: the hyperparameters that the parts declare, by name.
       layout: of clients and their work.
@@ -79,6 +80,7 @@ class Setup:
             mechanism=mechanism,
         )
         self.algorithm, self.task, self.mechanism = algorithm, algorithm.task, mechanism
+        self.asked_sampling = sampling
         self.sampling = sampling.for_clients(population.num_clients)
         checks.check_parts(sampler=self.sampling)
         if self.sampling.scheme.clients != population.num_clients:
@@ -120,15 +122,6 @@ class Setup:
             self._no_charges,
         )
         self.compiled: Functions = self.placement.compiled(self.program)
-        self.options: dict[str, Any] = {
-            "accountant": accountant,
-            "ledger_entries": ledger_entries,
-            "chunk_size": chunk_size,
-            "chunk_map": chunk_map,
-            "devices": self.devices,
-            "streamed": streamed,
-        }
-        self.asked_sampling = sampling
 
     def _no_charges(self) -> ledger.Charges:
         return ledger.no_charges(self.sampling.scheme, self.mechanism.event, self.ledger_entries)
@@ -189,6 +182,22 @@ class Setup:
             other.__dict__.pop(cached, None)
         other._take(population)
         return other
+
+    def with_parts(self, algorithm: Algorithm | None, mechanism: Mechanism | None) -> "Setup":
+        """Return a setup with another algorithm or mechanism, and all else the same."""
+        return Setup(
+            self.algorithm if algorithm is None else algorithm,
+            self.population,
+            self.asked_sampling,
+            self.minibatches,
+            self.mechanism if mechanism is None else mechanism,
+            accountant=self.accountant,
+            ledger_entries=self.ledger_entries,
+            chunk_size=self._chunk_size,
+            chunk_map=self._chunk_map,
+            devices=self.devices,
+            streamed=self.streamed,
+        )
 
     def layout_of(self, models: int) -> Layout:
         """Return the layout for clients with `models` models each."""
