@@ -57,7 +57,7 @@ class Client(Protocol):
 
 
 class WarmStart(NamedTuple):
-    """How an algorithm hands its models to another one, and starts from those of another.
+    """The functions by which an algorithm starts from models of another, and hands on its own.
 
     Attributes:
       start: `(hparams, published, own) -> (shared, personal)`: the first states from the parameters

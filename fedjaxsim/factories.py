@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def required(self) -> bool:
-        """Whether a value must be given."""
+        """True if a value must be given."""
         return self.default is inspect.Parameter.empty
 
     @property

@@ -192,7 +192,7 @@ def _unread(name: str, given: Mapping[str, Any], path: Path | None) -> list[str]
 
 
 def _is_setting(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether some part of some run has a setting of that name."""
+    """Return whether some part of some run has a setting of that name."""
     try:
         unread([name], given)
     except ValueError:

@@ -12,7 +12,7 @@ from fedjaxsim.extras import MissingExtraError
 from fedjaxsim.runs.own_lines import own_line
 
 REFUSED = (ValueError, OSError, OverflowError, MemoryError, MissingExtraError)
-"""What bad input raises: values, files that cannot be read, numbers or sizes too large, and a
+"""Errors of bad input: values, files that cannot be read, numbers or sizes too large, and a
 library that is not installed."""
 
 _WHOLE = "JAX_TRACEBACK_FILTERING"

@@ -23,7 +23,7 @@ PyTree = Any
 
 
 class Linear(NamedTuple):
-    """What makes a task linear: outputs = features @ kernel.T, plus the bias where there is one.
+    """The linear form of a task: outputs = features @ kernel.T, plus the bias where there is one.
 
     Its params are {"kernel": (c, d)}, with or without {"bias": (c,)}.
 

@@ -10,7 +10,7 @@ _GROWTH = 10
 
 
 def diverged(records: Sequence[Record]) -> Iterator[bool]:
-    """Whether a run has diverged, evaluation by evaluation.
+    """Yield whether a run has diverged, evaluation by evaluation.
 
     It has from where its training loss, or a test metric that was finite at first, is not finite;
     and where its training loss is more than ten times its first one. A run that noise carries away

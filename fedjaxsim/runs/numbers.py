@@ -1,4 +1,4 @@
-"""How settings spell numbers and lists."""
+"""Numbers and lists as settings spell them."""
 
 import contextlib
 import decimal

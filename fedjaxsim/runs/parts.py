@@ -26,7 +26,7 @@ MODELS = {
 OF_TOKENS = ("gru", "transformer")
 """The models of text; all others take integers for numbers."""
 OWN = System("", "an algorithm of one's own", "")
-"""What is assumed of a user's own algorithm."""
+"""The record of a user's own algorithm, with nothing assumed of it."""
 
 
 class Role(NamedTuple):

@@ -337,7 +337,7 @@ def _types(base: Mapping[str, Any], table: Mapping[str, list[Any]]) -> dict[str,
 
 
 def _chooses(values: list[Any]) -> bool:
-    """Whether values may name parts, or choices within them."""
+    """Return whether values may name parts, or choices within them."""
     return all(isinstance(value, str | bool) for value in values)
 
 

@@ -296,7 +296,7 @@ class RunConfig(DataSettings):
 
     @property
     def clips(self) -> bool:
-        """Whether messages are clipped: where z was given, or a finite ε; adaptively, always."""
+        """True if messages are clipped: with a given z or a finite ε; adaptively, always."""
         noise = self.get("noise_multiplier") is not None or math.isfinite(self.target_epsilon)
         return "clip_norm" in self.records and (noise or "target_quantile" in self.records)
 
@@ -314,7 +314,7 @@ class RunConfig(DataSettings):
 
     @property
     def diagonal(self) -> bool:
-        """Whether the algorithm needs only the diagonal of a Gram matrix."""
+        """True if the algorithm needs only the diagonal of a Gram matrix."""
         return (self.get("penalty") or "").endswith("group-sparse")
 
     # --- checks -----------------------------------------------------------------------------------
