@@ -7,7 +7,7 @@ export MPLBACKEND := Agg
 
 .PHONY: test test-all lint types unit thorough demo docs clean
 
-# Every capability and every law once; test-all adds repetitions over sizes, doors and seeds.
+# Every capability and every law once; test-all adds repetitions over sizes, mechanisms and seeds.
 test: $(VENV)/ready
 	@$(MAKE) --no-print-directory --jobs=2 lint types unit
 

@@ -42,7 +42,7 @@ from fedjaxsim.bench.ceilings import Ceilings, seconds
 from fedjaxsim.bench.children import in_child
 from fedjaxsim.bench.measure import machine
 from fedjaxsim.data.npz import save_npz
-from fedjaxsim.fast import winograd
+from fedjaxsim.kernels import winograd
 from fedjaxsim.models import convolution, network
 from fedjaxsim.report.files import write_json
 from fedjaxsim.report.progress import number

@@ -26,9 +26,9 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.models.model import linear
-from fedjaxsim.privacy.doors.gram import gaussian_gram
-from fedjaxsim.privacy.doors.wishart import wishart
 from fedjaxsim.privacy.mechanisms import Mechanism, gaussian, zeros
+from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
+from fedjaxsim.privacy.mechanisms.wishart import wishart
 from fedjaxsim.privacy.sampling import Sampling, full_participation, poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import Task, softmax
@@ -207,7 +207,7 @@ def simulation(
 ) -> Simulation:
     """The simulation that the cases share, of `m` clients."""
     population, task = problem(m)
-    everyone = sampling.for_clients(m).scheme.kind == "everyone"
+    everyone = sampling.for_clients(m).scheme.kind == "full"
     return Simulation(
         algorithm(task),
         population,
@@ -324,7 +324,7 @@ def poisson_chunks() -> int:
 _SCALE = ("test_one_noise_draw_a_round_whatever_the_cohort",)
 _MOVE = ("test_no_client_moves_the_statistic_by_more_than_the_event_says",)
 CASES = (
-    Case("gaussian", "everyone", "likelihood ratio", True, lambda: with_everyone(gaussian())),
+    Case("gaussian", "full", "likelihood ratio", True, lambda: with_everyone(gaussian())),
     Case("gaussian", "poisson", "likelihood ratio", True, lambda: with_poisson(gaussian())),
     Case(
         "gaussian",
@@ -333,10 +333,10 @@ CASES = (
         True,
         lambda: with_poisson(gaussian(), algorithm=quiet, attack=reads_the_cohort_size()),
     ),
-    Case("gaussian_gram", "everyone", "quadratic form", True, gram),
+    Case("gaussian_gram", "full", "quadratic form", True, gram),
     Case(
         "half the noise",
-        "everyone",
+        "full",
         "likelihood ratio",
         False,
         lambda: with_everyone(half_the_noise(gaussian())),
@@ -378,7 +378,7 @@ CASES = (
     ),
     Case(
         "half of the clients not clipped",
-        "everyone",
+        "full",
         "likelihood ratio",
         False,
         lambda: with_everyone(unclipped(gaussian(), range(0, 420, 2))),
@@ -386,7 +386,7 @@ CASES = (
     ),
     Case(
         "one client not clipped",
-        "everyone",
+        "full",
         "likelihood ratio, that client",
         False,
         one_unclipped,
@@ -394,7 +394,7 @@ CASES = (
     ),
     Case(
         "wishart at its published ε",
-        "everyone",
+        "full",
         "support",
         False,
         wishart_as_published,

@@ -95,7 +95,7 @@ def rounds_of(experiment: Experiment) -> Timed:
 
 LOADS: dict[str, Callable[[], Timed]] = {
     "kernel": kernel,
-    "clients": lambda: rounds_of(experiment_of(WORKLOAD, **FULL, clients=100, sampling="everyone")),
+    "clients": lambda: rounds_of(experiment_of(WORKLOAD, **FULL, clients=100, sampling="full")),
     "cohorts": lambda: rounds_of(experiment_of(WORKLOAD, **FULL)),
     "FEMNIST": lambda: rounds_of(experiment_of(WORKLOAD)),
 }

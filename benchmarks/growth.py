@@ -25,7 +25,7 @@ from fedjaxsim.report.plots import COLOURS, STYLE, picture, save
 
 BASE = {"data": "random", "algorithm": "pmtl", "rows": [10], "local-steps": 1,
         "learning-rate": 0.05, "clip": 1.0, "noise-multiplier": 1.0}  # fmt: skip
-EVERYONE = {"clients": 100, "sampling": "everyone"}
+EVERYONE = {"clients": 100, "sampling": "full"}
 
 
 def cohort(q: int) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def cohort(q: int) -> dict[str, Any]:
 def population(m: int) -> dict[str, Any]:
     """The clients, of whom 100 are expected, with 22 parameters and two rows for training."""
     rows = {"rows": [3], "test-fraction": 0.3, "batch-size": 2, "shape": [10], "labels": 2}
-    who = {"sampling": "everyone"} if m == 100 else {"sampling-rate": 100 / m}
+    who = {"sampling": "full"} if m == 100 else {"sampling-rate": 100 / m}
     return {"clients": m, **who, **rows, "eval-every": 100}
 
 

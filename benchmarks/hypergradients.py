@@ -90,11 +90,11 @@ def personal_models(clients: int = 1000, features: int = 784, classes: int = 10)
 
 
 MEMORY: dict[str, Callable[[], Problem]] = {
-    "everyone": lambda: synthetic(1000, 1.0, chunk_map="vmap", chunk_size=250),
+    "full": lambda: synthetic(1000, 1.0, chunk_map="vmap", chunk_size=250),
     "cohorts": lambda: synthetic(20_000, 0.0025, chunk_map="vmap", chunk_size=64),
 }
 COST: dict[str, tuple[Callable[[], Problem], int]] = {
-    "synthetic, chunks as batches": (MEMORY["everyone"], 50),
+    "synthetic, chunks as batches": (MEMORY["full"], 50),
     "synthetic, clients in turn": (lambda: synthetic(1000, 1.0), 50),
     "personal models, clients in turn": (personal_models, 15),
 }
@@ -212,7 +212,7 @@ def all_costs(processes: int, repeats: int) -> dict[str, Any]:
 def draw(memory: dict[str, Any], out: Path) -> None:
     """Temporary memory against the number of rounds."""
     titles = {
-        "everyone": "1,000 clients, all take part",
+        "full": "1,000 clients, all take part",
         "cohorts": "20,000 clients, 50 in a round",
     }
     with mpl.rc_context(STYLE):
@@ -228,7 +228,7 @@ def draw(memory: dict[str, Any], out: Path) -> None:
                         rounds, values["resident_mb"], ":", color=colour, label=f"{mode}, resident"
                     )
             first = memory["problems"][problem]["reverse"]["planned_mb"][0]
-            law, power = (r"$\sqrt{T}$", 0.5) if problem == "everyone" else ("$T$", 1.0)
+            law, power = (r"$\sqrt{T}$", 0.5) if problem == "full" else ("$T$", 1.0)
             panel.plot(
                 rounds, first * (rounds / rounds[0]) ** power, "--", color="grey", lw=1, label=law
             )

@@ -3,7 +3,7 @@
 10,000 clients, softmax regression (d = 784, c = 10), one local step of batch 10, clip, sum, noise.
 Four forms of the same round:
 
-    products   the engine; a client sends two thin factors (`fedjaxsim.fast.linear_steps`)
+    products   the engine; a client sends two thin factors (`fedjaxsim.kernels.linear_steps`)
     chunks     the engine with clients' gradients, `jax.vmap` over 50 at a time
     default    the engine with clients' gradients, as its defaults lay them out
     vmap       written by hand: `jax.vmap(jax.grad)` over all clients at once, clip, sum

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from fedjaxsim.engine.client_partition import Shard
 from fedjaxsim.engine.devices import SAME, across, divided, grid_of
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.layout import bytes_of
@@ -20,7 +21,6 @@ from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.segments import History
 from fedjaxsim.engine.settings_axis import over_settings, stack, varying
-from fedjaxsim.engine.share import Shard
 from fedjaxsim.engine.state import Part, SimulationState, map_parts
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.guarantee import default_delta

@@ -23,8 +23,8 @@ from fedjaxsim.hyperparameters import (
     reads,
 )
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
-from fedjaxsim.privacy.doors.adaptive import adaptive_clipping
 from fedjaxsim.privacy.mechanisms import CLIP_NORM, NOISE_MULTIPLIER
+from fedjaxsim.privacy.mechanisms.adaptive import adaptive_clipping
 
 POPULATION, TASK = least_squares([4, 5, 6], features=2)
 NOISE = {"clip_norm", "noise_multiplier"}

@@ -23,7 +23,7 @@ LAYERS = (
     ("models",),
     ("data",),
     ("hyperparameters", "metrics"),
-    ("fast", "factories", "extras", "notebook"),
+    ("kernels", "factories", "extras", "notebook"),
 )
 """From the top down. What shares a layer does not import each other."""
 

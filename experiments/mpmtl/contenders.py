@@ -10,7 +10,7 @@ from fedjaxsim.factories import make
 from fedjaxsim.privacy.accounting import kov
 from fedjaxsim.privacy.calibration import noise_multiplier
 from fedjaxsim.privacy.choices import MECHANISMS
-from fedjaxsim.privacy.events import Entry, Scheme
+from fedjaxsim.privacy.events import Entry, SamplingScheme
 from fedjaxsim.report.plots import COLOURS
 
 Noise = Callable[[fjs.Mechanism, float, float, int, int], float]
@@ -23,7 +23,7 @@ def _sound(door: fjs.Mechanism, epsilon: float, delta: float, rounds: int, clien
         return 0.0
     if door.event.kind == "pure":  # of one release, with δ = 0
         return 2 / epsilon
-    scheme = Scheme("everyone", clients, clients)
+    scheme = SamplingScheme("full", clients, clients)
     return noise_multiplier(
         epsilon, delta, rounds=rounds, sampling_rate=1.0, scheme=scheme, event=door.event,
         adjacency="replace",

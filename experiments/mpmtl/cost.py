@@ -20,7 +20,7 @@ import numpy as np
 
 import fedjaxsim as fjs
 from fedjaxsim.models import linear
-from fedjaxsim.privacy.doors.gram import gaussian_gram
+from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
 from fedjaxsim.report.files import write_atomically
 from fedjaxsim.report.plots import COLOURS, STYLE, line, picture
 from fedjaxsim.tasks import squared

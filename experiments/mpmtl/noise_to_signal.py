@@ -19,7 +19,7 @@ from contenders import METHODS
 from data_problems import PROBLEMS
 from study import Study, first_personal, read_by
 
-from fedjaxsim.privacy.doors.gram import gaussian_gram
+from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
 from fedjaxsim.report.plots import COLOURS, STYLE, picture
 
 ROUNDS, RUNS, SHRINKAGE = 30, 10, 30.0

@@ -19,7 +19,7 @@ from contenders import Method
 from data_problems import Problem, delta, folded
 
 import fedjaxsim as fjs
-from fedjaxsim.engine.program import Measured
+from fedjaxsim.engine.program import ClientMetrics
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.settings_axis import stack
 from fedjaxsim.report.files import write_atomically
@@ -94,7 +94,7 @@ class Repetitions:
         summaries = []
         for index, one in enumerate(simulations):
             of_one = jax.tree.map(lambda leaf, r=index: np.asarray(leaf[r]).T, measured)
-            summaries.append(one.setup.summarize(split, Measured(*of_one)).summary())
+            summaries.append(one.setup.summarize(split, ClientMetrics(*of_one)).summary())
         return summaries, params
 
     def _all(self, keys, hparams, train, ranges, own, rounds):
@@ -247,7 +247,11 @@ class Study:
 
         def compute():
             found: Record = {}
-            folds, split, rounds = self.choosing(), self.choosing_split, self.problem.alone
+            folds, split, rounds = (
+                self.choosing(),
+                self.choosing_split,
+                self.problem.alone,
+            )
             seeds = range(len(folds))
             validation, test = (f"{name}_{self.problem.metric}" for name in (split, "test"))
             scores = []

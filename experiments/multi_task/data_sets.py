@@ -13,7 +13,7 @@ from fedjaxsim.data import load
 from fedjaxsim.data.transforms import drop_constant_columns, invert
 from fedjaxsim.models import linear
 from fedjaxsim.privacy.calibration import noise_multiplier, spent
-from fedjaxsim.privacy.events import Scheme
+from fedjaxsim.privacy.events import SamplingScheme
 from fedjaxsim.tasks import logistic, softmax, squared
 
 SMALL = (0.5, 2.0, 8.0, math.inf)
@@ -73,7 +73,7 @@ class Problem:
         everyone = self.rate == 1
         return fjs.full_participation() if everyone else fjs.poisson(self.rate)
 
-    def scheme(self, clients: int) -> Scheme:
+    def scheme(self, clients: int) -> SamplingScheme:
         """Return the scheme by which so many clients are sampled."""
         return self.sampling.for_clients(clients).scheme
 

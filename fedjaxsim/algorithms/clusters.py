@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjaxsim.algorithm import Algorithm, WarmStart
-from fedjaxsim.fast import products
+from fedjaxsim.kernels import products
 
 PyTree = Any
 _PUBLIC = (

@@ -17,8 +17,8 @@ from fedjaxsim.algorithms.optimizers import (
     LocalName,
     ServerName,
 )
-from fedjaxsim.fast import threefry
 from fedjaxsim.hyperparameters import Hyperparameters, reads
+from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy.clipping import clip_by_global_norm
 from fedjaxsim.privacy.mechanisms import (
     CLIP_NORM,

@@ -11,8 +11,8 @@ from jax.typing import ArrayLike
 from fedjaxsim.algorithm import LocalOptimizer
 from fedjaxsim.algorithms.optimizers import LocalName, as_local
 from fedjaxsim.data.minibatches import Batch, ClientData
-from fedjaxsim.fast.linear_steps import linear_update, pays
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters
+from fedjaxsim.kernels.linear_steps import linear_update, pays
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
@@ -93,7 +93,7 @@ def local_update(
     """What `local_steps` change, v − w, as a message, and their loss.
 
     SGD of a linear task, pulled to w if at all, makes it a product of thin matrices where that
-    saves work (see `fast.linear_steps`): the same update, up to rounding.
+    saves work (see `kernels.linear_steps`): the same update, up to rounding.
     """
     steps, size, linear = data.minibatches.steps, data.minibatches.size, task.linear
     plain = local_optimizer == "sgd" and (pull is None or pull.centre is params)

@@ -20,7 +20,6 @@ from fedjaxsim.algorithms.proximal import (
     require_choice,
 )
 from fedjaxsim.algorithms.server_maps import ServerMap, group_sparse, low_rank, relationship
-from fedjaxsim.fast import threefry
 from fedjaxsim.hyperparameters import (
     LARGEST_FLOAT32,
     Hyperparameter,
@@ -28,6 +27,7 @@ from fedjaxsim.hyperparameters import (
     on_host,
     reads,
 )
+from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy.accounting import kov
 from fedjaxsim.privacy.clipping import clip_by_global_norm
 from fedjaxsim.privacy.events import Entry
@@ -277,7 +277,7 @@ def example_guarantee(example_epsilon: float, rounds: int, delta: float = 0.0) -
         delta=delta,
         adjacency="replace",
         view="released_sequence",
-        sampling="everyone",
+        sampling="full",
         accountant="kov",
         status="upper_bound" if protected else "none",
         assumptions=(

@@ -38,7 +38,7 @@ def naive_dp(
         w ← w − η (∇ℓ_k(w) + λ (w − w̄))
 
     from its released row w_k, w̄ being the mean of all rows, and sends w − w_k. The mechanism,
-    `privacy.doors.every_row()`, clips that and noises every row; the server adds the
+    `privacy.mechanisms.every_row()`, clips that and noises every row; the server adds the
     release to W. Clients predict with their released row, so a client's own model, too, tells no
     more of its data than (ε, δ) allow. At the ε of PMTL the noise is as large, but meets the update
     of one client instead of the sum of a cohort's.

@@ -14,8 +14,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedjaxsim.algorithm import Algorithm, WarmStart
-from fedjaxsim.fast.products import dense, unsealed
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.kernels.products import dense, unsealed
 
 PyTree = Any
 

@@ -11,7 +11,6 @@ from tyro.conf import Suppress
 
 from fedjaxsim.cli.read_numbers import REGISTRY
 from fedjaxsim.cli.start import Machines, start_jax
-from fedjaxsim.runs.own import is_own
 from fedjaxsim.runs.parts import ROLES
 from fedjaxsim.runs.settings import (
     composition_of,
@@ -22,6 +21,7 @@ from fedjaxsim.runs.settings import (
     unread,
 )
 from fedjaxsim.runs.settings_files import displaced, excluded, read_raw, typed
+from fedjaxsim.runs.user_code import is_own
 
 OPTIONS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes)
 _ALONE = {"help", "overwrite", "quiet", "streamed", "explain", "cluster", "json"}

@@ -127,7 +127,7 @@ class Privacy:
     ]
 
     def prepare(self) -> Callable[[], int]:
-        """As `answers.prepare`."""
-        from fedjaxsim.cli import answers
+        """As `privacy_commands.prepare`."""
+        from fedjaxsim.cli import privacy_commands
 
-        return answers.prepare(self.question)
+        return privacy_commands.prepare(self.question)

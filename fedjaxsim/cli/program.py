@@ -33,9 +33,9 @@ from fedjaxsim.cli.run import Run
 from fedjaxsim.cli.start import INTERRUPTED
 from fedjaxsim.cli.sweep import Sweep
 from fedjaxsim.cli.tune import Tune
-from fedjaxsim.runs.own_lines import own_line
 from fedjaxsim.runs.settings import DataSettings, Everything
 from fedjaxsim.runs.settings_files import read_raw
+from fedjaxsim.runs.user_code_lines import own_line
 
 Command = (
     Run | Resume | Sweep | Tune | Compare | Report | Data | Demo | Plan | Privacy | Audit | Bench

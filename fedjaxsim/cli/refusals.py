@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterator
 
 from fedjaxsim.extras import MissingExtraError
-from fedjaxsim.runs.own_lines import own_line
+from fedjaxsim.runs.user_code_lines import own_line
 
 REFUSED = (ValueError, OSError, OverflowError, MemoryError, MissingExtraError)
 """Errors of bad input: values, files that cannot be read, numbers or sizes too large, and a

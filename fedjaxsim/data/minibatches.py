@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim.fast import threefry
+from fedjaxsim.kernels import threefry
 
 PyTree = Any
 Carry = TypeVar("Carry")
@@ -44,7 +44,7 @@ class Batch(NamedTuple):
         return self.sum(values) / jnp.maximum(jnp.sum(self.weight), 1.0).astype(values.dtype)
 
 
-class Reading(NamedTuple):
+class BatchReadOptions(NamedTuple):
     """How a client works on its rows, as suits the machine; no result changes beyond rounding.
 
     Attributes:
@@ -60,7 +60,7 @@ class Reading(NamedTuple):
     cuts_halves: bool = False
 
 
-_PLAINLY = Reading()
+_PLAINLY = BatchReadOptions()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +158,7 @@ class ClientData:
     _order: jax.Array | None = None
     # Makes batches afresh instead of drawing them from the rows (see `Population`).
     _generate: Generate | None = None
-    _reading: Reading = _PLAINLY
+    _reading: BatchReadOptions = _PLAINLY
     # () int32, for how many rows an exact pass goes on, those beyond the own being padding; None
     # for its own rows.
     _longest: jax.Array | None = None

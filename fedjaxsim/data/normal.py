@@ -1,9 +1,9 @@
 """Normal numbers for synthetic data, several times faster on a CPU than `jax.random.normal`.
 
-Problems that make fresh data in every round spend most of their time here. Threefry is written out
-(see `fast/threefry.py`). And where `jax.random.normal` inverts the distribution function with one
-of its two words, Box and Muller (1958) need one word for the radius and one for the angle, and half
-the arithmetic. For data only: noise that protects anybody comes from `privacy/noise.py`.
+Problems that make fresh data in every round spend most of their time here. Threefry is written
+out (`kernels/threefry.py`). And where `jax.random.normal` inverts the distribution function with
+one of its two words, Box and Muller (1958) need one word for the radius and one for the angle,
+and half the arithmetic. For data only: noise that protects anybody comes from `privacy/noise.py`.
 """
 
 import math
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.fast.threefry import words
+from fedjaxsim.kernels.threefry import words
 
 _SINE = np.array(
     [1.5707963, -0.64596409, 0.079692626, -0.0046817541, 0.00016044118, -3.5988432e-06], np.float32

@@ -24,7 +24,7 @@ from fedjaxsim.engine.devices import placed
 from fedjaxsim.engine.processes import is_first, to_host
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.events import Event, Scheme
+from fedjaxsim.privacy.events import PrivacyEvent, SamplingScheme
 
 Tree = TypeVar("Tree")
 
@@ -91,7 +91,10 @@ class Checkpoint(NamedTuple):
         """A state with an account for all that this one was charged for, and a record per key."""
         if not isinstance(like, SimulationState):
             return like
-        kinds = [(Scheme(**scheme), Event(**event), n) for scheme, event, n in self.accounts]
+        kinds = [
+            (SamplingScheme(**scheme), PrivacyEvent(**event), n)
+            for scheme, event, n in self.accounts
+        ]
         known = [(each.scheme, each.event, len(each.rounds)) for each in like.privacy.charges]
         privacy = like.privacy
         if known != kinds:

@@ -18,12 +18,12 @@ from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.fast import products
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.kernels import products
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.messages import widened
 from fedjaxsim.privacy.sampling import Sampler, Sampling
-from fedjaxsim.tasks.folds import Fold
+from fedjaxsim.tasks.streaming_metrics import StreamingMetric
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
@@ -331,7 +331,7 @@ def _check_evaluation(
             "the task's metrics must be a dict of per-example values (b,) by name, "
             f"got {_described(values)}"
         )
-    for name, fold in task.folds.items():
+    for name, fold in task.streaming_metrics.items():
         if name in values:
             raise _RefusedError(f"{name!r} must be a metric or a fold of the task, and is both")
         jax.eval_shape(lambda *args, of=(name, fold): _check_fold(*of, *args), params, batch)
@@ -343,7 +343,7 @@ def _check_evaluation(
             )
 
 
-def _check_fold(name: str, fold: Fold, params: PyTree, batch: Batch) -> None:
+def _check_fold(name: str, fold: StreamingMetric, params: PyTree, batch: Batch) -> None:
     carry = fold.start(_EXAMPLES)
     after = fold.add(carry, params, batch)
     _require_alike(f"add of the fold {name!r}", "a carry", carry, after)

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import jax
 
-from fedjaxsim.fast import threefry
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy.sampling import Cohort, Sampler
 
 _ORDER = 2**32 - 1

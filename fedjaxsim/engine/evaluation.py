@@ -13,7 +13,7 @@ import numpy as np
 from fedjaxsim import notebook
 from fedjaxsim.data.describe import majority_accuracy
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.program import Measured
+from fedjaxsim.engine.program import ClientMetrics
 from fedjaxsim.metrics import MAJORITY, metric
 from fedjaxsim.tasks.task import Task
 
@@ -153,7 +153,7 @@ class Evaluation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class SplitStatistics:
     """What evaluations of one split need to know of its data.
 
     Attributes:
@@ -169,7 +169,7 @@ class Facts:
     @classmethod
     def of(
         cls, population: Population, split: str, task: Task, metrics: Collection[str]
-    ) -> "Facts":
+    ) -> "SplitStatistics":
         """The facts of a split, for a task's metrics of these names."""
         count, y = targets_of(population, split, task), population.fields.get("y")
         variance = majority = None
@@ -193,7 +193,7 @@ def targets_of(population: Population, split: str, task: Task) -> np.ndarray:
     return before[ranges.start + ranges.count] - before[ranges.start]
 
 
-def summarize(split: str, measured: Measured, facts: Facts) -> Evaluation:
+def summarize(split: str, measured: ClientMetrics, facts: SplitStatistics) -> Evaluation:
     """Turns what was measured of each client into an `Evaluation`.
 
     "squared_error" divided by the variance of all targets is reported as "nmse", too, as in the
@@ -209,7 +209,9 @@ def summarize(split: str, measured: Measured, facts: Facts) -> Evaluation:
     def over(divisor, found):
         return {name: (np.asarray(v, np.float64).T / divisor).T for name, v in found.items()}
 
-    values, folds = over(rows, measured.sums), over(rows / rows, measured.values)
+    values, streaming_metrics = over(rows, measured.sums), over(rows / rows, measured.values)
     if "squared_error" in values and facts.variance:
         values["nmse"] = values["squared_error"] / facts.variance
-    return Evaluation(split, facts.count, values | folds, tuple(folds), facts.majority)
+    return Evaluation(
+        split, facts.count, values | streaming_metrics, tuple(streaming_metrics), facts.majority
+    )

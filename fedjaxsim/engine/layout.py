@@ -6,8 +6,8 @@ from typing import Any, Literal
 import jax
 from jax.extend.core import jaxprs_in_params
 
-from fedjaxsim.data.minibatches import Reading
-from fedjaxsim.fast import products
+from fedjaxsim.data.minibatches import BatchReadOptions
+from fedjaxsim.kernels import products
 
 PyTree = Any
 ChunkMap = Literal["scan", "vmap"]
@@ -87,11 +87,11 @@ class Layout:
             (size for size in sizes if size > 1 and places % size == 0), default=self.chunk_size
         )
 
-    def reading(self, pass_size: int) -> Reading:
+    def reading(self, pass_size: int) -> BatchReadOptions:
         """How a client reads its rows, exact passes in batches of so many."""
         # Reverse mode would keep what both branches need.
         cuts = self.scans and self.most_rows is None
-        return Reading(pass_size, self.most_rows, cuts)
+        return BatchReadOptions(pass_size, self.most_rows, cuts)
 
     def batched(self, size: int = _IN_BATCH) -> "Layout":
         """The same with chunks of so many clients, each one batch."""

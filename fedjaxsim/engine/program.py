@@ -12,16 +12,16 @@ import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import ClientData, Minibatches
+from fedjaxsim.engine.client_partition import ClientPartition
 from fedjaxsim.engine.draw import Draw, draw
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.settle import settle
-from fedjaxsim.engine.share import Share
+from fedjaxsim.engine.server_update import server_update
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import (
-    Store,
-    Told,
-    Worked,
+    Broadcast,
+    ClientStates,
+    CohortResult,
     client_bytes,
     client_of,
     map_clients,
@@ -37,7 +37,7 @@ from fedjaxsim.tasks.task import Task
 PyTree = Any
 
 
-class Measured(NamedTuple):
+class ClientMetrics(NamedTuple):
     """Metrics of clients by name, each () of one client, (m,) or, of S runs, (m, S).
 
     Attributes:
@@ -62,7 +62,7 @@ class Program:
       algorithm: four functions for one client.
       mechanism: the door.
       sampling: who takes part.
-      measure: `(params, data, most_rows) -> Measured`, of one client; none has more rows.
+      measure: `(params, data, most_rows) -> ClientMetrics`, of one client; none has more rows.
       minibatches: of the local steps.
       layout: how clients and their work are laid out.
       share: the clients that are worked on here: all of them, or those of one device.
@@ -73,10 +73,10 @@ class Program:
     algorithm: Algorithm
     mechanism: Mechanism
     sampling: Sampler
-    measure: Callable[[PyTree, ClientData, int], Measured]
+    measure: Callable[[PyTree, ClientData, int], ClientMetrics]
     minibatches: Minibatches
     layout: Layout
-    share: Share
+    share: ClientPartition
     no_charges: Callable[[], Charges]
     charge: Callable[..., Charges] = ledger.charge
 
@@ -110,7 +110,7 @@ class Program:
     ) -> tuple[SimulationState, Metrics]:
         """One round, and its metrics."""
         drawn = self.draw(state, hparams)
-        return self.settle(state, hparams, drawn, self.work(state, hparams, rows, drawn))
+        return self.server_update(state, hparams, drawn, self.work(state, hparams, rows, drawn))
 
     def draw(self, state: SimulationState, hparams: Hyperparameters) -> Draw:
         """Who takes part in the next round, and its keys; of the state it reads key and round."""
@@ -118,27 +118,27 @@ class Program:
 
     def work(
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows, drawn: Draw
-    ) -> Worked:
+    ) -> CohortResult:
         """What the cohort does, added up over all places where clients are."""
-        everyone = self.sampling.scheme.kind == "everyone"
+        everyone = self.sampling.scheme.kind == "full"
         worked = work(
             self.algorithm,
             self.mechanism,
             self.minibatches,
             self.num_clients,
             self.layout,
-            Store(state.personal, state.consumed),
+            ClientStates(state.personal, state.consumed),
             self.share.places(drawn.cohort, everyone=everyone),
             rows,
             self._told(state, hparams, drawn),
             filled=everyone and self.share.even,
         )
         accumulator, metrics = self.share.total((worked.accumulator, worked.metrics))
-        return Worked(worked.store, accumulator, metrics)
+        return CohortResult(worked.store, accumulator, metrics)
 
     @staticmethod
-    def _told(state: SimulationState, hparams: Hyperparameters, drawn: Draw) -> Told:
-        return Told(
+    def _told(state: SimulationState, hparams: Hyperparameters, drawn: Draw) -> Broadcast:
+        return Broadcast(
             state.shared,
             state.mechanism,
             hparams,
@@ -164,14 +164,14 @@ class Program:
         drawn = jax.eval_shape(self.draw, state, hparams)
         client = client_of(self.algorithm, self.minibatches, self.num_clients, self.layout)
         told = self._told(state, hparams, drawn)
-        return client_bytes(client, told, rows, Store(state.personal, state.consumed))
+        return client_bytes(client, told, rows, ClientStates(state.personal, state.consumed))
 
-    def settle(
-        self, state: SimulationState, hparams: Hyperparameters, drawn: Draw, worked: Worked
+    def server_update(
+        self, state: SimulationState, hparams: Hyperparameters, drawn: Draw, worked: CohortResult
     ) -> tuple[SimulationState, Metrics]:
         """The next state, after the release and the server's step, and the round's metrics."""
         scheme = self.sampling.scheme
-        return settle(
+        return server_update(
             self.algorithm, self.mechanism, scheme, self.charge, state, hparams, drawn, worked
         )
 
@@ -181,7 +181,9 @@ class Program:
         """So many rounds, and their metrics, each (rounds, ...)."""
         return jax.lax.scan(lambda state, _: self.round(state, hparams, rows), state, length=rounds)
 
-    def evaluate(self, state: SimulationState, hparams: Hyperparameters, rows: Rows) -> Measured:
+    def evaluate(
+        self, state: SimulationState, hparams: Hyperparameters, rows: Rows
+    ) -> ClientMetrics:
         """The metrics of each client on its rows, (m, ...)."""
         layout = self.layout.for_evaluation(state.personal)
 
@@ -194,7 +196,7 @@ class Program:
         return map_clients(one, state.personal, ids, layout, rows)
 
 
-def measure_with(task: Task) -> Callable[[PyTree, ClientData, int], Measured]:
+def measure_with(task: Task) -> Callable[[PyTree, ClientData, int], ClientMetrics]:
     """The `measure` of a `Program`: the task's metrics and folds, in one pass over the rows."""
 
     def measure(params, data, most_rows):
@@ -204,13 +206,18 @@ def measure_with(task: Task) -> Callable[[PyTree, ClientData, int], Measured]:
             values = task.metrics(params, batch)
             return (
                 {name: sums[name] + batch.sum(values[name]) for name in sums},
-                {name: task.folds[name].add(carries[name], params, batch) for name in carries},
+                {
+                    name: task.streaming_metrics[name].add(carries[name], params, batch)
+                    for name in carries
+                },
             )
 
         shapes = jax.eval_shape(task.metrics, params, data.batch_shapes())
         sums = {name: jnp.zeros((), v.dtype) for name, v in shapes.items()}
-        carries = {name: fold.start(most_rows) for name, fold in task.folds.items()}
+        carries = {name: fold.start(most_rows) for name, fold in task.streaming_metrics.items()}
         sums, carries = data.full_pass(add, (sums, carries))
-        return Measured(sums, {name: task.folds[name].value(carries[name]) for name in carries})
+        return ClientMetrics(
+            sums, {name: task.streaming_metrics[name].value(carries[name]) for name in carries}
+        )
 
     return measure

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.engine.program import Program
-from fedjaxsim.fast.products import dense, unsealed
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.kernels.products import dense, unsealed
 from fedjaxsim.privacy.messages import Messages
 
 PyTree = Any

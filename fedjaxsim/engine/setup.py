@@ -18,16 +18,16 @@ from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine import checks
-from fedjaxsim.engine.evaluation import Evaluation, Facts, summarize
+from fedjaxsim.engine.client_partition import AllClients
+from fedjaxsim.engine.evaluation import Evaluation, SplitStatistics, summarize
 from fedjaxsim.engine.layout import ChunkMap, Layout, bytes_of, default_layout
 from fedjaxsim.engine.placement import Functions, Placement
 from fedjaxsim.engine.placement.devices import OverDevices
 from fedjaxsim.engine.placement.memory import InMemory
 from fedjaxsim.engine.placement.streamed import Streamed
 from fedjaxsim.engine.processes import to_host
-from fedjaxsim.engine.program import Measured, Program, measure_with
+from fedjaxsim.engine.program import ClientMetrics, Program, measure_with
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.share import Whole
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy import ledger
@@ -118,7 +118,7 @@ class Setup:
             measure_with(self.task),
             minibatches,
             self.layout,
-            Whole(population.num_clients),
+            AllClients(population.num_clients),
             self._no_charges,
         )
         self.compiled: Functions = self.placement.compiled(self.program)
@@ -138,7 +138,7 @@ class Setup:
             )
         self.population = population
         self._messages: dict[Any, PyTree] = {}
-        self._facts: dict[str, Facts] = {}
+        self._facts: dict[str, SplitStatistics] = {}
 
     @functools.cached_property
     def rows(self) -> dict[str, Rows]:
@@ -239,10 +239,12 @@ class Setup:
         """The number of clients m."""
         return self.population.num_clients
 
-    def summarize(self, split: str, measured: Measured) -> Evaluation:
+    def summarize(self, split: str, measured: ClientMetrics) -> Evaluation:
         """Summarize metrics of each client, (m,) or, of S runs, (m, S)."""
         if split not in self._facts:
-            self._facts[split] = Facts.of(self.population, split, self.task, measured.sums)
+            self._facts[split] = SplitStatistics.of(
+                self.population, split, self.task, measured.sums
+            )
         return summarize(split, to_host(measured), self._facts[split])
 
     # --- the ledger of a state --------------------------------------------------------------------

@@ -18,16 +18,16 @@ from fedjaxsim.algorithm import Algorithm, Context, Metrics
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.layout import Layout, bytes_of, bytes_of_work
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.fast import products, threefry
-from fedjaxsim.fast.in_place import put, take
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.kernels import products, threefry
+from fedjaxsim.kernels.in_place import put, take
 from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism
 from fedjaxsim.privacy.messages import Messages, along_clients, widened
 
 PyTree = Any
 
 
-class Store(NamedTuple):
+class ClientStates(NamedTuple):
     """What each of some clients keeps from round to round, leaves (s, ...).
 
     Attributes:
@@ -39,7 +39,7 @@ class Store(NamedTuple):
     consumed: jax.Array | None
 
 
-class Places(NamedTuple):
+class CohortSlots(NamedTuple):
     """The part of a cohort that is worked on in one place.
 
     Attributes:
@@ -53,7 +53,7 @@ class Places(NamedTuple):
     mask: jax.Array
 
 
-class Told(NamedTuple):
+class Broadcast(NamedTuple):
     """What every client of a round is told.
 
     Attributes:
@@ -75,7 +75,7 @@ class Told(NamedTuple):
     order: jax.Array
 
 
-class Worked(NamedTuple):
+class CohortResult(NamedTuple):
     """What a cohort's work comes to.
 
     Attributes:
@@ -84,7 +84,7 @@ class Worked(NamedTuple):
       metrics: sums over the cohort of the clients' metrics; for the researcher only.
     """
 
-    store: Store
+    store: ClientStates
     accumulator: Accumulator
     metrics: Metrics
 
@@ -95,13 +95,13 @@ def work(
     minibatches: Minibatches,
     num_clients: int,
     layout: Layout,
-    store: Store,
-    places: Places,
+    store: ClientStates,
+    places: CohortSlots,
     rows: Rows,
-    told: Told,
+    told: Broadcast,
     *,
     filled: bool,
-) -> Worked:
+) -> CohortResult:
     """Runs `algorithm.client` for every client of a cohort and adds up the bounded messages.
 
     Args:
@@ -161,12 +161,12 @@ def work(
     zero = mechanism.zero(products.shapes(message), num_clients)
     chunks = _chunks(places, jax.tree.leaves(store), size)
     (store, accumulator, totals), _ = jax.lax.scan(body, (store, zero, zero_metrics), chunks)
-    return Worked(store, accumulator, totals)
+    return CohortResult(store, accumulator, totals)
 
 
 def client_of(
     algorithm: Algorithm, minibatches: Minibatches, num_clients: int, layout: Layout
-) -> Callable[[Told, Rows, Store, jax.Array], tuple[Store, PyTree, Metrics]]:
+) -> Callable[[Broadcast, Rows, ClientStates, jax.Array], tuple[ClientStates, PyTree, Metrics]]:
     """One client's round, `(told, rows, row, client_id) -> row, message, metrics`.
 
     Args:
@@ -186,12 +186,14 @@ def client_of(
             told.shared, row.personal, data, told.hparams, context
         )
         consumed = None if row.consumed is None else row.consumed + data.num_steps()
-        return Store(personal, consumed), widened(message), metrics
+        return ClientStates(personal, consumed), widened(message), metrics
 
     return client
 
 
-def client_bytes(client: Callable[..., Any], told: Told, rows: Rows, store: Store) -> int:
+def client_bytes(
+    client: Callable[..., Any], told: Broadcast, rows: Rows, store: ClientStates
+) -> int:
     """What one client of a batch needs at once, as of `bytes_of_work`.
 
     Args:
@@ -215,7 +217,7 @@ def _row_of(store: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), store)
 
 
-def _chunks(places: Places, store_leaves: list[jax.Array], size: int) -> Places:
+def _chunks(places: CohortSlots, store_leaves: list[jax.Array], size: int) -> CohortSlots:
     """The places in chunks, (chunks, size); empty ones point outside the store."""
     slots, ids, mask = places
     count = slots.shape[0]
@@ -225,7 +227,7 @@ def _chunks(places: Places, store_leaves: list[jax.Array], size: int) -> Places:
     mask = jnp.pad(mask, (0, extra))
     slots = jnp.where(mask, jnp.pad(slots, (0, extra)), outside)
     ids = jnp.where(mask, jnp.pad(ids, (0, extra)), 0)
-    return jax.tree.map(lambda leaf: leaf.reshape(chunks, size), Places(slots, ids, mask))
+    return jax.tree.map(lambda leaf: leaf.reshape(chunks, size), CohortSlots(slots, ids, mask))
 
 
 def _run_chunk(kept, one, add, scans, rows, ids, mask, accumulator, totals, full, rematerialize):

@@ -181,7 +181,7 @@ def _compile(simulation: Simulation):
 
 def _require_equal_rounds(simulation: Simulation) -> None:
     """Raises ValueError if anything is drawn in a round."""
-    if simulation.sampling.scheme.kind != "everyone":
+    if simulation.sampling.scheme.kind != "full":
         raise ValueError(
             "a fixed point needs everyone in every round, got "
             f"{simulation.sampling.scheme.kind!r} sampling"

@@ -20,8 +20,8 @@ from fedjaxsim.engine.layout import Layout, bytes_of
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.fast.products import unsealed
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.kernels.products import unsealed
 
 PyTree = Any
 

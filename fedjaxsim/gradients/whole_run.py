@@ -73,7 +73,9 @@ def mean_metric(
     program = simulation.program
     layout = bounded(program.layout, rows)
     targets = jnp.maximum(counts, 1)
-    measure = measure_with(simulation.task._replace(folds={}))  # which have no derivatives
+    measure = measure_with(
+        simulation.task._replace(streaming_metrics={})
+    )  # which have no derivatives
 
     def value(rows, state, hparams):
         def one(personal, client_id):
@@ -394,7 +396,7 @@ def _check(
     """Checks whether a run can be done, as far as the hyperparameters are known."""
     if epsilon is not None:
         scheme, event = simulation.sampling.scheme, simulation.mechanism.event
-        if scheme.kind not in ("poisson", "everyone") or event.kind != "gaussian":
+        if scheme.kind not in ("poisson", "full") or event.kind != "gaussian":
             raise ValueError(
                 "z(ε) is known for Gaussian noise with Poisson sampling or everyone, got a "
                 f"{event.kind!r} mechanism with {scheme.kind!r} sampling"

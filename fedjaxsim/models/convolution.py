@@ -11,7 +11,7 @@ derivative is the slow part, the operation is chosen for its transpose. The test
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim.fast import winograd
+from fedjaxsim.kernels import winograd
 
 
 def conv2d(x: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -1,16 +1,7 @@
 # The public names of `fedjaxsim.privacy`, for type checkers and `lazy_loader`.
 from .calibration import noise_multiplier as noise_multiplier
-from .doors.adaptive import adaptive_clipping as adaptive_clipping
-from .doors.client_noise import client_noise as client_noise
-from .doors.client_noise import plain_mean as plain_mean
-from .doors.every_row import every_row as every_row
-from .doors.gram import gaussian_gram as gaussian_gram
-from .doors.gram_of_clients import gaussian_gram_of_clients as gaussian_gram_of_clients
-from .doors.pure import pure as pure
-from .doors.pure import pure_gram as pure_gram
-from .doors.wishart import wishart as wishart
-from .events import Event as Event
-from .events import Scheme as Scheme
+from .events import PrivacyEvent as PrivacyEvent
+from .events import SamplingScheme as SamplingScheme
 from .guarantee import Guarantee as Guarantee
 from .guarantee import Report as Report
 from .guarantee import default_delta as default_delta
@@ -19,6 +10,15 @@ from .guarantee import together_published as together_published
 from .mechanisms import Mechanism as Mechanism
 from .mechanisms import gaussian as gaussian
 from .mechanisms import no_release as no_release
+from .mechanisms.adaptive import adaptive_clipping as adaptive_clipping
+from .mechanisms.client_noise import client_noise as client_noise
+from .mechanisms.client_noise import plain_mean as plain_mean
+from .mechanisms.every_row import every_row as every_row
+from .mechanisms.gram import gaussian_gram as gaussian_gram
+from .mechanisms.gram_of_clients import gaussian_gram_of_clients as gaussian_gram_of_clients
+from .mechanisms.pure import pure as pure
+from .mechanisms.pure import pure_gram as pure_gram
+from .mechanisms.wishart import wishart as wishart
 from .messages import Messages as Messages
 from .samplers.fixed import fixed_size as fixed_size
 from .samplers.passes import passes as passes

@@ -8,7 +8,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Literal, Self
 
-from fedjaxsim.privacy.events import Entry, Event
+from fedjaxsim.privacy.events import Entry, PrivacyEvent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,7 +128,7 @@ class Budget:
         return (noise_multiplier / self.weights(rounds)).astype("float32")
 
     def entries(
-        self, noise_multiplier: float, sampling_rate: float, rounds: int, event: Event
+        self, noise_multiplier: float, sampling_rate: float, rounds: int, event: PrivacyEvent
     ) -> tuple[Entry, ...]:
         """As `entries`, of the noise of all rounds."""
         return entries(self.noise(noise_multiplier, rounds), sampling_rate, rounds, event)
@@ -143,7 +143,7 @@ CONSTANT = Budget()
 
 
 def entries(
-    noise_multiplier: "float | np.ndarray", sampling_rate: float, rounds: int, event: Event
+    noise_multiplier: "float | np.ndarray", sampling_rate: float, rounds: int, event: PrivacyEvent
 ) -> tuple[Entry, ...]:
     """What a ledger holds after all rounds of a plan, equal rounds together.
 
@@ -173,8 +173,8 @@ def equally_costly(noise_multiplier: "float | np.ndarray") -> float:
     return 0.0 if np.any(z == 0) else float(1 / np.sqrt(np.mean(1 / z**2)))
 
 
-def _charge(event: Event, noise_multiplier: float) -> float:
-    """As `Event.charge`, and for a pure release no less than what a float32 ledger holds."""
+def _charge(event: PrivacyEvent, noise_multiplier: float) -> float:
+    """As `PrivacyEvent.charge`, and for a pure release no less than what a float32 ledger holds."""
     charge = event.charge(noise_multiplier)
     if event.kind != "pure":
         return charge

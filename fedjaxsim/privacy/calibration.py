@@ -16,10 +16,10 @@ from fedjaxsim.privacy.budget import CONSTANT, Budget
 from fedjaxsim.privacy.events import (
     LARGEST_NOISE,
     SMALLEST_NOISE,
-    Charged,
     Entry,
-    Event,
-    Scheme,
+    PrivacyEvent,
+    PrivacySpend,
+    SamplingScheme,
 )
 
 TOLERANCE = 1e-3
@@ -28,7 +28,7 @@ LEAST, MOST = 1e-6, 1e6
 """The range of ε for which noise, rounds or rates are looked for."""
 _FEW_ROUNDS = 10_000
 _MOST_ROUNDS = int(np.iinfo(np.int32).max)
-_GAUSSIAN = Event("gaussian")
+_GAUSSIAN = PrivacyEvent("gaussian")
 
 
 def spent(
@@ -36,8 +36,8 @@ def spent(
     sampling_rate: float,
     rounds: int,
     delta: float,
-    scheme: Scheme,
-    event: Event = _GAUSSIAN,
+    scheme: SamplingScheme,
+    event: PrivacyEvent = _GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
     accountant: str | None = None,
@@ -66,14 +66,14 @@ def spent(
     if event.kind == "none":
         return 0.0
     entries = budget.entries(noise_multiplier, sampling_rate, rounds, event)
-    charged = Charged(scheme, event, entries)
+    charged = PrivacySpend(scheme, event, entries)
     found = composition.profiles(charged, adjacency, view, accountant)
     if not found:
         raise ValueError(f"no accountant describes {event.kind!r} releases")
     return min(profile.epsilon(delta) for profile in found.values())
 
 
-def _check(epsilon: float, delta: float, event: Event) -> None:
+def _check(epsilon: float, delta: float, event: PrivacyEvent) -> None:
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
     if not LEAST <= epsilon <= MOST:
@@ -162,8 +162,8 @@ def noise_multiplier(
     *,
     rounds: int,
     sampling_rate: float,
-    scheme: Scheme,
-    event: Event = _GAUSSIAN,
+    scheme: SamplingScheme,
+    event: PrivacyEvent = _GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
     accountant: str | None = None,
@@ -227,8 +227,8 @@ def rounds(
     *,
     noise_multiplier: float,
     sampling_rate: float,
-    scheme: Scheme,
-    event: Event = _GAUSSIAN,
+    scheme: SamplingScheme,
+    event: PrivacyEvent = _GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
 ) -> int:
@@ -269,8 +269,8 @@ def sampling_rate(
     *,
     noise_multiplier: float,
     rounds: int,
-    scheme: Scheme,
-    event: Event = _GAUSSIAN,
+    scheme: SamplingScheme,
+    event: PrivacyEvent = _GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
     budget: Budget = CONSTANT,

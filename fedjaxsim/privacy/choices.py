@@ -3,7 +3,7 @@
 JAX is not imported, so that the command line knows the names at once.
 """
 
-_DOORS = "fedjaxsim.privacy.doors"
+_DOORS = "fedjaxsim.privacy.mechanisms"
 
 MECHANISMS = {
     "gaussian": "fedjaxsim.privacy.mechanisms:gaussian",
@@ -21,7 +21,7 @@ MECHANISMS = {
 as a message."""
 SAMPLERS = {
     "poisson": "fedjaxsim.privacy.sampling:poisson",
-    "everyone": "fedjaxsim.privacy.sampling:full_participation",
+    "full": "fedjaxsim.privacy.sampling:full_participation",
     "fixed": "fedjaxsim.privacy.samplers.fixed:fixed_size",
     "passes": "fedjaxsim.privacy.samplers.passes:passes",
 }

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from fedjaxsim.privacy.accounting import clt, composition, gaussian, rdp
 from fedjaxsim.privacy.accounting.composition import Adjacency
-from fedjaxsim.privacy.events import Charged, Entry, Event, Scheme
+from fedjaxsim.privacy.events import Entry, PrivacyEvent, PrivacySpend, SamplingScheme
 
 Method = Literal["rdp", "clt", "per_step", "kov"]
 """Moments accountant with Poisson sampling, central limit theorem, √(2 ln(1.25/δ))/σ for one step,
@@ -45,7 +45,7 @@ class Claim:
     setting: str
     epsilon: float | None
     method: Method
-    sampling: Literal["fixed", "poisson", "everyone"]
+    sampling: Literal["fixed", "poisson", "full"]
     clients: int
     cohort: int
     rounds: int
@@ -115,7 +115,7 @@ def _dpfedmtl(
 
 def _mp_mtl(source: str, setting: str, tasks: int) -> Claim:
     return Claim(
-        "MP-MTL", source, setting, 0.1, "kov", "everyone", tasks, tasks, 1, None, math.nan,
+        "MP-MTL", source, setting, 0.1, "kov", "full", tasks, tasks, 1, None, math.nan,
         1 / (tasks * math.log(tasks)), _WISHART,
     )  # fmt: skip
 
@@ -210,11 +210,11 @@ def sound(claim: Claim, adjacency: Adjacency, delta: float | None = None) -> flo
     if claim.noise_multiplier is None:
         return None
     capacity = claim.cohort if claim.sampling == "fixed" else claim.clients
-    scheme = Scheme(claim.sampling, claim.clients, capacity)
+    scheme = SamplingScheme(claim.sampling, claim.clients, capacity)
     entries = (Entry(claim.noise_multiplier, claim.cohort / claim.clients, claim.rounds),)
     delta = claim.delta if delta is None else delta
     profiles = composition.profiles(
-        Charged(scheme, Event("gaussian"), entries), adjacency, "joint_dp"
+        PrivacySpend(scheme, PrivacyEvent("gaussian"), entries), adjacency, "joint_dp"
     )
     epsilon = min(profile.epsilon(delta) for profile in profiles.values())
     return None if math.isinf(epsilon) else epsilon

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.fast import products
-from fedjaxsim.fast.products import Product
+from fedjaxsim.kernels import products
+from fedjaxsim.kernels.products import Product
 
 PyTree = Any
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple, get_args
 
-SchemeKind = Literal["poisson", "fixed", "capped", "everyone"]
+SchemeKind = Literal["poisson", "fixed", "capped", "full"]
 EventKind = Literal["gaussian", "pure", "none", "unprotected"]
 Adjacency = Literal["zero_out", "replace"]
 View = Literal["joint_dp", "released_sequence"]
@@ -19,14 +19,14 @@ _SCHEMES, _EVENTS = get_args(SchemeKind), get_args(EventKind)
 
 
 @dataclasses.dataclass(frozen=True)
-class Scheme:
+class SamplingScheme:
     """Who takes part in a round.
 
     Attributes:
       kind: "poisson": each client independently with the probability p that the ledger was charged;
         "fixed": a uniformly random cohort of exactly `capacity` clients; "capped": cohorts that
         follow a publicly known schedule (such as passes over the population), in which no client
-        takes part more than `max_participations` times in the whole run; "everyone": all clients,
+        takes part more than `max_participations` times in the whole run; "full": all clients,
         in every round.
       clients: m, the size of the population, public.
       capacity: B, the largest cohort that a round can hold. A Poisson cohort that exceeds it loses
@@ -49,7 +49,7 @@ class Scheme:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
         if not 1 <= self.capacity <= self.clients:
             raise ValueError(f"capacity must lie in [1, {self.clients}], got {self.capacity}")
-        if self.kind == "everyone" and self.capacity != self.clients:
+        if self.kind == "full" and self.capacity != self.clients:
             raise ValueError(
                 f"capacity must be {self.clients} where everyone takes part, got {self.capacity}"
             )
@@ -65,7 +65,7 @@ class Scheme:
 
 
 @dataclasses.dataclass(frozen=True)
-class Event:
+class PrivacyEvent:
     """What one release of a mechanism costs.
 
     Attributes:
@@ -122,7 +122,7 @@ class Entry(NamedTuple):
     rounds: int
 
 
-class Charged(NamedTuple):
+class PrivacySpend(NamedTuple):
     """The rounds of one sampler and mechanism, on the host.
 
     Attributes:
@@ -133,8 +133,8 @@ class Charged(NamedTuple):
       redrawn: whether a round's random numbers were drawn twice, or it is not known which were.
     """
 
-    scheme: Scheme
-    event: Event
+    scheme: SamplingScheme
+    event: PrivacyEvent
     entries: tuple[Entry, ...]
     overflowed: bool = False
     redrawn: bool = False

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from fedjaxsim import notebook
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.accounting.composition import ADJACENCIES, VIEWS, Adjacency, Status, View
-from fedjaxsim.privacy.events import Charged, Drawn, Scheme, drawn_twice
+from fedjaxsim.privacy.events import Drawn, PrivacySpend, SamplingScheme, drawn_twice
 
 ADJACENCY_TEXT = {
     "zero_out": "one client's messages become zero (the numbers of add/remove)",
@@ -141,7 +141,7 @@ class Report:
 
     guarantees: tuple[Guarantee, ...]
     delta: float
-    charges: tuple[Charged, ...] = ()
+    charges: tuple[PrivacySpend, ...] = ()
     draws: tuple[Drawn, ...] | None = None
     assumed: tuple[str, ...] = ()
 
@@ -261,7 +261,7 @@ class Report:
 _NOTHING_SENT = "No client sends anything."
 
 
-def _sampling_sentence(scheme: Scheme) -> str:
+def _sampling_sentence(scheme: SamplingScheme) -> str:
     m = scheme.clients
     return {
         "poisson": f"Each of the {m} clients takes part independently of all others with the "
@@ -270,11 +270,13 @@ def _sampling_sentence(scheme: Scheme) -> str:
         "participation reveals a client's own, so sampling hides nothing in joint_dp.",
         "capped": f"No client takes part more than {scheme.max_participations} times; the "
         "schedule is public, so sampling hides nothing.",
-        "everyone": f"All {m} clients take part in every round.",
+        "full": f"All {m} clients take part in every round.",
     }[scheme.kind]
 
 
-def _assumptions(charges: Sequence[Charged], assumed: Sequence[str], delta: float) -> list[str]:
+def _assumptions(
+    charges: Sequence[PrivacySpend], assumed: Sequence[str], delta: float
+) -> list[str]:
     """The sentences of a guarantee, for charges that cost something."""
     if not charges:
         return [_NOTHING_SENT, METRICS]
@@ -295,7 +297,7 @@ def _assumptions(charges: Sequence[Charged], assumed: Sequence[str], delta: floa
     return [*sentences, *assumed, METRICS, SECRET_SEED, SIMULATION]
 
 
-def _no_guarantee(charged: Charged) -> str:
+def _no_guarantee(charged: PrivacySpend) -> str:
     """Why no accountant need be asked about rounds of one kind, or an empty string."""
     noise = [entry.noise_multiplier for entry in charged.entries]
     if charged.redrawn:
@@ -320,7 +322,7 @@ def _no_guarantee(charged: Charged) -> str:
     return ""
 
 
-def _no_epsilon(charges: Sequence[Charged], delta: float) -> str:
+def _no_epsilon(charges: Sequence[PrivacySpend], delta: float) -> str:
     """Why an accountant certified nothing."""
     for charged in charges:
         scheme = charged.scheme
@@ -335,7 +337,7 @@ def _no_epsilon(charges: Sequence[Charged], delta: float) -> str:
 
 
 def _certified(
-    charges: Sequence[Charged],
+    charges: Sequence[PrivacySpend],
     delta: float,
     accountant: str | None,
     adjacency: Adjacency,
@@ -348,11 +350,12 @@ def _certified(
     """
     if len(charges) == 1:
         return _alone(charges[0], delta, accountant, adjacency, view)
-    from fedjaxsim.privacy.accounting import together  # it starts slowly, and is rarely asked
+    from fedjaxsim.privacy.accounting import heterogeneous  # it starts slowly, and is rarely asked
 
-    names = together.accountants(charges, adjacency) if accountant is None else (accountant,)
+    names = heterogeneous.accountants(charges, adjacency) if accountant is None else (accountant,)
     epsilon, name = min(
-        (together.profile(charges, adjacency, view, name).epsilon(delta), name) for name in names
+        (heterogeneous.profile(charges, adjacency, view, name).epsilon(delta), name)
+        for name in names
     )
     if accountant is None:
         parts = [_alone(charged, delta, None, adjacency, view)[0] for charged in charges]
@@ -361,7 +364,7 @@ def _certified(
 
 
 def _alone(
-    charged: Charged, delta: float, accountant: str | None, adjacency: Adjacency, view: View
+    charged: PrivacySpend, delta: float, accountant: str | None, adjacency: Adjacency, view: View
 ) -> tuple[float, str, Status]:
     found = composition.profiles(charged, adjacency, view, accountant)
     epsilon, name = min((profile.epsilon(delta), name) for name, profile in found.items())
@@ -369,7 +372,7 @@ def _alone(
 
 
 def spent(
-    charges: Sequence[Charged],
+    charges: Sequence[PrivacySpend],
     delta: float,
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
@@ -394,7 +397,7 @@ def spent(
     return _certified(spent, delta, accountant, adjacency, view)[0]
 
 
-def _spent(charges: Sequence[Charged]) -> list[Charged]:
+def _spent(charges: Sequence[PrivacySpend]) -> list[PrivacySpend]:
     """Those that cost something."""
     return [
         charged
@@ -404,7 +407,7 @@ def _spent(charges: Sequence[Charged]) -> list[Charged]:
 
 
 def report(
-    charges: Sequence[Charged],
+    charges: Sequence[PrivacySpend],
     delta: float,
     accountant: str | None = None,
     *,

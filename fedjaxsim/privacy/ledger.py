@@ -18,8 +18,8 @@ import numpy as np
 from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
-from fedjaxsim.fast import threefry
-from fedjaxsim.privacy.events import Charged, Drawn, Entry, Event, Scheme
+from fedjaxsim.kernels import threefry
+from fedjaxsim.privacy.events import Drawn, Entry, PrivacyEvent, PrivacySpend, SamplingScheme
 
 _MOST_ROUNDS = np.iinfo(np.int32).max
 _DIGEST = 0x64726177
@@ -44,8 +44,8 @@ class Charges:
         capped (None otherwise): the cap holds for rounds in their order, each once.
     """
 
-    scheme: Scheme = dataclasses.field(metadata={"static": True})
-    event: Event = dataclasses.field(metadata={"static": True})
+    scheme: SamplingScheme = dataclasses.field(metadata={"static": True})
+    event: PrivacyEvent = dataclasses.field(metadata={"static": True})
     noise_multiplier: jax.Array
     sampling_rate: jax.Array
     rounds: jax.Array
@@ -87,7 +87,7 @@ class Ledger:
     draws: tuple[Draws, ...] = ()
 
 
-def no_charges(scheme: Scheme, event: Event, places: int) -> Charges:
+def no_charges(scheme: SamplingScheme, event: PrivacyEvent, places: int) -> Charges:
     """The account of a sampler and a mechanism before the first round.
 
     Args:
@@ -151,7 +151,9 @@ def drew(ledger: Ledger, key: jax.Array, round_: jax.Array) -> Ledger:
     return dataclasses.replace(ledger, draws=(*earlier, after))
 
 
-def with_account(ledger: Ledger, scheme: Scheme, event: Event, places: int) -> Ledger:
+def with_account(
+    ledger: Ledger, scheme: SamplingScheme, event: PrivacyEvent, places: int
+) -> Ledger:
     """The ledger with an account for a sampler and a mechanism: that which it has, or a new one."""
     if _place(ledger, scheme, event) is not None:
         return ledger
@@ -160,7 +162,11 @@ def with_account(ledger: Ledger, scheme: Scheme, event: Event, places: int) -> L
 
 
 def with_room(
-    ledger: Ledger, scheme: Scheme, event: Event, noise: np.ndarray, sampling_rate: ArrayLike
+    ledger: Ledger,
+    scheme: SamplingScheme,
+    event: PrivacyEvent,
+    noise: np.ndarray,
+    sampling_rate: ArrayLike,
 ) -> Ledger:
     """The ledger with places in one of its accounts for rounds that are to come, on the host.
 
@@ -188,7 +194,10 @@ def with_room(
 
 
 def update(
-    ledger: Ledger, scheme: Scheme, event: Event, change: Callable[[Charges], Charges]
+    ledger: Ledger,
+    scheme: SamplingScheme,
+    event: PrivacyEvent,
+    change: Callable[[Charges], Charges],
 ) -> Ledger:
     """The ledger with one account changed.
 
@@ -206,7 +215,7 @@ def update(
     return dataclasses.replace(ledger, charges=tuple(charges))
 
 
-def _place(ledger: Ledger, scheme: Scheme, event: Event) -> int | None:
+def _place(ledger: Ledger, scheme: SamplingScheme, event: PrivacyEvent) -> int | None:
     kinds = [(charges.scheme, charges.event) for charges in ledger.charges]
     return kinds.index((scheme, event)) if (scheme, event) in kinds else None
 
@@ -268,7 +277,7 @@ def entries(charges: Charges) -> list[Entry]:
     return [Entry(float(z[i]), float(p[i]), int(counts[i])) for i in np.flatnonzero(counts)]
 
 
-def charged(ledger: Ledger) -> list[Charged]:
+def charged(ledger: Ledger) -> list[PrivacySpend]:
     """Everything that a state was charged for, on the host.
 
     Raises:
@@ -279,7 +288,9 @@ def charged(ledger: Ledger) -> list[Charged]:
     redrawn = spent > sum(each.rounds for each in drawn(ledger))
     redrawn |= any(bool(np.asarray(draws.repeated)) for draws in ledger.draws)
     return [
-        Charged(charges.scheme, charges.event, each, bool(np.asarray(charges.overflowed)), redrawn)
+        PrivacySpend(
+            charges.scheme, charges.event, each, bool(np.asarray(charges.overflowed)), redrawn
+        )
         for charges, each in zip(ledger.charges, own, strict=True)
     ]
 

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim.fast import products
-from fedjaxsim.fast.products import Opaque, Product
+from fedjaxsim.kernels import products
+from fedjaxsim.kernels.products import Opaque, Product
 from fedjaxsim.privacy.clipping import clip_by_global_norm, squared_norm
 
 PyTree = Any
@@ -32,9 +32,9 @@ class Bounded(NamedTuple):
 class Messages(Opaque):
     """The messages of k clients, whatever form they have in memory.
 
-    Updates of linear models may be kept as factors (see `fast.products`). So this is no pytree of
-    arrays: `jax.tree.map` takes it for a leaf, and arithmetic on it raises TypeError. The methods
-    here give the same numbers for either form, up to rounding.
+    Updates of linear models may be kept as factors (see `kernels.products`). So this is no pytree
+    of arrays: `jax.tree.map` takes it for a leaf, and arithmetic on it raises TypeError. The
+    methods here give the same numbers for either form, up to rounding.
     """
 
     instead = "a mechanism may bound, scale and sum messages, or call dense() for their numbers"

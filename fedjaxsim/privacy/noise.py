@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from fedjaxsim.fast import threefry
+from fedjaxsim.kernels import threefry
 
 _BRANCH = 6.25
 _CENTRE = (3.125, (

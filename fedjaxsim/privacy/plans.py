@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import tyro
 
 from fedjaxsim.privacy.budget import CONSTANT, Budget
-from fedjaxsim.privacy.events import LARGEST_NOISE, SMALLEST_NOISE, Charged, Event, Scheme
+from fedjaxsim.privacy.events import (
+    LARGEST_NOISE,
+    SMALLEST_NOISE,
+    PrivacyEvent,
+    PrivacySpend,
+    SamplingScheme,
+)
 
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
 
-GAUSSIAN = Event("gaussian")
+GAUSSIAN = PrivacyEvent("gaussian")
 # How help shows what need not be given.
 OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(optional)")]
 OptionalFloat = Annotated[
@@ -30,7 +36,7 @@ _MOST_ROUNDS = 2**31 - 1
 class Cohorts:
     """Who takes part in a round."""
 
-    sampling: Literal["poisson", "fixed", "everyone", "passes"] = "poisson"
+    sampling: Literal["poisson", "fixed", "full", "passes"] = "poisson"
     """How cohorts are drawn: independently, with exactly q clients, all, or in passes."""
     sampling_rate: OptionalFloat = None
     """p (poisson), or the cohort's share q/m of the clients (fixed, passes)."""
@@ -51,7 +57,7 @@ class Planned(NamedTuple):
       assumed: what was not given, in sentences.
     """
 
-    scheme: Scheme
+    scheme: SamplingScheme
     sampling_rate: float
     assumed: tuple[str, ...] = ()
 
@@ -85,17 +91,19 @@ def plan(cohorts: Cohorts, delta: float = 0.1) -> Planned:
     if kind in ("fixed", "passes"):
         cohort = _cohort(cohorts, m)
         scheme = "fixed" if kind == "fixed" else "capped"
-        return Planned(Scheme(scheme, m, cohort, cohorts.max_participations), cohort / m, assumed)
+        return Planned(
+            SamplingScheme(scheme, m, cohort, cohorts.max_participations), cohort / m, assumed
+        )
     capacity = m if cohorts.capacity is None else cohorts.capacity
-    if kind == "everyone":
+    if kind == "full":
         if p not in (None, 1):
             raise ValueError(f"sampling_rate must be 1 where everyone takes part, got {p}")
-        return Planned(Scheme(kind, m, capacity), 1.0, assumed)
+        return Planned(SamplingScheme(kind, m, capacity), 1.0, assumed)
     if p is None:
         raise ValueError("sampling_rate must be given for poisson sampling, got none")
     if capacity == m:
         assumed += ("Cohorts have room for all clients, so no overflow is charged to δ.",)
-    return Planned(Scheme(kind, m, capacity), p, assumed)
+    return Planned(SamplingScheme(kind, m, capacity), p, assumed)
 
 
 def _any_clients(share: float | None, delta: float) -> int:
@@ -157,7 +165,7 @@ def report(
     from fedjaxsim.privacy import guarantee
 
     planned = budget.entries(noise_multiplier, plan.sampling_rate, rounds, GAUSSIAN)
-    found = guarantee.report([Charged(plan.scheme, GAUSSIAN, planned)], delta, accountant)
+    found = guarantee.report([PrivacySpend(plan.scheme, GAUSSIAN, planned)], delta, accountant)
     return dataclasses.replace(
         found,
         guarantees=tuple(

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.fast import threefry
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, Records, on_host, reads
+from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy import binomial
-from fedjaxsim.privacy.events import Scheme
+from fedjaxsim.privacy.events import SamplingScheme
 from fedjaxsim.privacy.samplers import blocks
 
 BLOCK = 1024
@@ -77,7 +77,7 @@ class Sampler(NamedTuple):
         suit the sampler.
     """
 
-    scheme: Scheme
+    scheme: SamplingScheme
     draw: Callable[[jax.Array, jax.Array, Hyperparameters], Cohort]
     rate: Callable[[Hyperparameters], jax.Array]
     rounds: int | None = None
@@ -207,7 +207,7 @@ def _poisson(num_clients: int, max_rate: float, capacity: int | None) -> Sampler
             return blocks.charged_rate(p, largest)
         return jnp.where(p >= 1, 1.0, _threshold(p).astype(p.dtype) * 2.0**-32)
 
-    scheme = Scheme("poisson", num_clients, places)
+    scheme = SamplingScheme("poisson", num_clients, places)
 
     def check(hparams):
         p = on_host(hparams.sampling_rate)
@@ -239,10 +239,12 @@ def _everyone(num_clients: int) -> Sampler:
             jnp.zeros((), jnp.int32),
         )
 
-    return Sampler(Scheme("everyone", num_clients, num_clients), draw, lambda hparams: jnp.ones(()))
+    return Sampler(
+        SamplingScheme("full", num_clients, num_clients), draw, lambda hparams: jnp.ones(())
+    )
 
 
-def _check_rate(scheme: Scheme, sampling_rate: float) -> None:
+def _check_rate(scheme: SamplingScheme, sampling_rate: float) -> None:
     """Check that a sampling rate suits the capacity of a Poisson scheme.
 
     Raises:

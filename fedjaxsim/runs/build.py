@@ -29,17 +29,17 @@ from fedjaxsim.models.model import Model, in_bfloat16
 from fedjaxsim.privacy import calibration
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.budget import Budget, entries, equally_costly
-from fedjaxsim.privacy.events import Charged, Drawn, Scheme
-from fedjaxsim.privacy.events import Event as PrivacyEvent
+from fedjaxsim.privacy.events import Drawn, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.events import PrivacyEvent as PrivacyEvent
 from fedjaxsim.privacy.guarantee import default_delta
 from fedjaxsim.privacy.ledger import digest, hex_digest
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.sampling import Sampling, full_participation
 from fedjaxsim.report.files import Record
-from fedjaxsim.runs import feasible
-from fedjaxsim.runs.own import is_own, make_own
+from fedjaxsim.runs import validation
 from fedjaxsim.runs.parts import OF_TOKENS
 from fedjaxsim.runs.settings import RunConfig, flag
+from fedjaxsim.runs.user_code import is_own, make_own
 from fedjaxsim.simulation import LEDGER_ENTRIES, Simulation
 from fedjaxsim.tasks.known_risk import known_regression
 from fedjaxsim.tasks.task import Task
@@ -85,14 +85,14 @@ class Experiment:
         """The z of every round; of a schedule, that with the same Σ 1/z²."""
         return equally_costly(np.asarray(self.hparams.get("noise_multiplier", 0.0)))
 
-    def planned(self) -> Charged:
+    def planned(self) -> PrivacySpend:
         """What its ledger is charged for all rounds."""
         scheme, event = self.simulation.sampling.scheme, self.simulation.mechanism.event
         hparams = self.hparams.as_arrays()
         rate = float(self.simulation.sampling.rate(hparams))
         noise = np.asarray(hparams.get("noise_multiplier", 0.0), np.float32)
         spent = () if event.kind == "none" else entries(noise, rate, self.config.rounds, event)
-        return Charged(scheme, event, spent)
+        return PrivacySpend(scheme, event, spent)
 
     def draws(self) -> tuple[Drawn, ...]:
         """Return what a run of all rounds, which is no later stage, draws."""
@@ -171,7 +171,7 @@ def prepare(
     new = simulation is None
     if simulation is None:
         population = population_of(config) if population is None else population
-        feasible.check_data(config, population)
+        validation.check_data(config, population)
         simulation = simulation_of(config, population)
     for record in simulation.mechanism.hyperparameters:
         if record.name not in config.records:
@@ -208,7 +208,7 @@ def prepare(
     experiment = Experiment(config, simulation, hparams, delta)
     if new:
         with _declared(config):
-            feasible.check_start(experiment)
+            validation.check_start(experiment)
     return experiment
 
 
@@ -252,7 +252,7 @@ def _calibrated(
     delta: float,
     rounds: int,
     rate: float,
-    scheme: Scheme,
+    scheme: SamplingScheme,
     charge: PrivacyEvent,
     accountant: str | None,
     budget: Budget,
@@ -342,7 +342,7 @@ def parts_of(
       ValueError: as `prepare`.
     """
     task = _task(config, population) if task is None else task
-    everyone = config.sampler == "everyone"
+    everyone = config.sampler == "full"
     return Parts(
         _algorithm(config, task, population, num_clients),
         full_participation() if everyone else _part(config, "sampling", Sampling),
@@ -379,7 +379,9 @@ def _part(
     return part.factory(*args, **given)
 
 
-def _check_accountant(config: RunConfig, name: str, scheme: Scheme, event: PrivacyEvent) -> None:
+def _check_accountant(
+    config: RunConfig, name: str, scheme: SamplingScheme, event: PrivacyEvent
+) -> None:
     """Check that an accountant gives the ε that is shown as a run goes on, and aimed at."""
     composition.require_match(name, scheme, event)
     if not composition.knows(name, "zero_out", "joint_dp"):

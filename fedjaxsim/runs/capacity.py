@@ -15,6 +15,7 @@ import numpy as np
 
 from fedjaxsim.data.population import MOST_ROWS, SPLITS, Population, consecutive, numbers_of_rows
 from fedjaxsim.engine.checkpoint import KEPT
+from fedjaxsim.engine.client_partition import AllClients, Shard
 from fedjaxsim.engine.devices import SAME, across, divided, mesh_of
 from fedjaxsim.engine.layout import bytes_of
 from fedjaxsim.engine.placement import streamed
@@ -22,7 +23,6 @@ from fedjaxsim.engine.placement.devices import AXIS, pieces_of, specs_of, specs_
 from fedjaxsim.engine.program import Program, measure_with
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.setup import layout_of
-from fedjaxsim.engine.share import Shard, Whole
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy import ledger
@@ -322,7 +322,7 @@ def plan(config: RunConfig, sizes: Sizes, machine: Machine) -> Capacity:
     scheme = sampler.scheme
     for part in (parts.algorithm, parts.mechanism, sampler):
         part.check(hparams)
-    if config.streamed and scheme.kind == "everyone":
+    if config.streamed and scheme.kind == "full":
         raise ValueError("where everyone takes part nothing can be streamed: sample clients")
     planner = _Planner(config, sizes, machine, parts, sampler, hparams.as_arrays())
     placed = [planner.streamed()] if config.streamed else planner.placed()
@@ -365,7 +365,7 @@ class _Planner:
             measure_with(parts.algorithm.task),
             parts.minibatches,
             layout,
-            Whole(self.sizes.clients),
+            AllClients(self.sizes.clients),
             functools.partial(ledger.no_charges, scheme, event, parts.ledger_entries),
         )
 
@@ -401,7 +401,7 @@ class _Planner:
     @functools.cached_property
     def metrics(self) -> int:
         """How many numbers an evaluation measures of one client."""
-        program = dataclasses.replace(self.program, share=Whole(1))
+        program = dataclasses.replace(self.program, share=AllClients(1))
         rows = self.rows("test", 1, max(1, self.sizes.largest["test"]))
         measured = jax.eval_shape(program.evaluate, self.state(program), self.hparams, rows)
         return len(jax.tree.leaves(measured))
@@ -531,7 +531,7 @@ class _Planner:
         """Rows on disk and states in the host's memory, those of a cohort on one device."""
         sizes, program, hparams = self.sizes, self.program, self.hparams
         m, places = sizes.clients, program.sampling.scheme.capacity
-        if program.sampling.scheme.kind == "everyone":
+        if program.sampling.scheme.kind == "full":
             why = "everyone takes part"
             nothing = None if self.machine.device is None else Need()
             return Placed("streamed", 1, nothing, self._host(), why)
@@ -543,7 +543,7 @@ class _Planner:
             """Rows and states of so many clients, as shapes."""
             room = max(1, min(sizes.rows[split], clients * sizes.largest[split]))
             ids = jax.ShapeDtypeStruct((clients,), jnp.int32)
-            part = dataclasses.replace(program, share=Whole(clients))
+            part = dataclasses.replace(program, share=AllClients(clients))
             return self.rows(split, clients, room, ids), self.state(part)
 
         rows, state = fetched("train", places)

@@ -74,7 +74,7 @@ class Finetuning:
         steps = ("local_steps", "local_epochs")
         anew = (*_ANEW, *(steps if own.keys() & {*steps} else ()))
         kept = {name: value for name, value in config.given().items() if name not in anew}
-        chosen = {"algorithm": "finetune", "penalty": self.finetune, "sampling": "everyone"}
+        chosen = {"algorithm": "finetune", "penalty": self.finetune, "sampling": "full"}
         return kept | chosen | {"rounds": _ROUNDS} | own
 
     def require_read(self, config: RunConfig, given: Collection[str], *, alone: bool) -> None:

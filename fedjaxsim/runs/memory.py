@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Context
 from fedjaxsim.engine.layout import ROW_COPIES, bytes_of, intermediate_bytes
-from fedjaxsim.fast.products import unsealed
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.kernels.products import unsealed
 from fedjaxsim.report.files import Record
 from fedjaxsim.simulation import Simulation
 

@@ -10,7 +10,7 @@ from fedjaxsim.algorithms.systems import SYSTEMS, System
 from fedjaxsim.data.readers import IN_FILES, PARTITIONS, READERS
 from fedjaxsim.factories import Setting, resolve, settings_of
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
-from fedjaxsim.runs.own import find_own, is_own
+from fedjaxsim.runs.user_code import find_own, is_own
 
 if TYPE_CHECKING:
     from fedjaxsim.hyperparameters import Records
@@ -190,7 +190,7 @@ def names_of(given: Mapping[str, Any]) -> dict[str, str]:
         "algorithm": algorithm,
         "model": texts.get("model", "linear"),
         "mechanism": texts.get("mechanism", system.mechanism),
-        "sampling": texts.get("sampling", "everyone" if system.full_participation else "poisson"),
+        "sampling": texts.get("sampling", "full" if system.full_participation else "poisson"),
         "data": texts.get("data", "digits").partition(":")[0],
     }
     if is_divided(given):

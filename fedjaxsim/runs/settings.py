@@ -310,7 +310,7 @@ class RunConfig(DataSettings):
     def sampler(self) -> str:
         """The name of the sampler; a Poisson rate of 1 is everyone."""
         everyone = self.sampling is None and self.get("sampling_rate") == 1
-        return "everyone" if everyone else self.parts["sampling"].name
+        return "full" if everyone else self.parts["sampling"].name
 
     @property
     def diagonal(self) -> bool:

@@ -10,9 +10,9 @@ import numpy as np
 import optax
 
 from fedjaxsim.data.minibatches import Batch
-from fedjaxsim.fast.linear_steps import Linear
+from fedjaxsim.kernels.linear_steps import Linear
 from fedjaxsim.models.model import Model
-from fedjaxsim.tasks.folds import Fold, area_under_roc, balanced_accuracy
+from fedjaxsim.tasks.streaming_metrics import StreamingMetric, area_under_roc, balanced_accuracy
 
 PyTree = Any
 Divergence = Callable[[jax.Array, jax.Array], jax.Array]
@@ -49,7 +49,7 @@ class Task(NamedTuple):
     linear: Linear | None = None
     public: tuple[str, ...] = ()
     divergence: Callable[[PyTree, PyTree, Batch], jax.Array] | None = None
-    folds: Mapping[str, Fold] = MappingProxyType({})
+    streaming_metrics: Mapping[str, StreamingMetric] = MappingProxyType({})
     targets: Callable[[Mapping[str, np.ndarray]], np.ndarray] | None = None
 
 
@@ -112,7 +112,7 @@ def _classification(
     correct: Callable,
     check: Callable,
     divergence: Divergence,
-    folds: Mapping[str, Fold],
+    streaming_metrics: Mapping[str, StreamingMetric],
 ) -> Task:
     """The task of functions of outputs and labels: `losses`, (b,), and `correct`, (b,) bool."""
 
@@ -124,10 +124,14 @@ def _classification(
         is_correct = correct(outputs, batch.fields["y"])
         return {"loss": values, "accuracy": is_correct.astype(values.dtype)}
 
-    return _task(model, losses_of, metrics, check, divergence)._replace(folds=folds)
+    return _task(model, losses_of, metrics, check, divergence)._replace(
+        streaming_metrics=streaming_metrics
+    )
 
 
-def _folds(model: Model, num_classes: int, correct: Callable, score: Callable) -> dict[str, Fold]:
+def _folds(
+    model: Model, num_classes: int, correct: Callable, score: Callable
+) -> dict[str, StreamingMetric]:
     """The folds of a classification: of outputs and labels `correct`, (b,) bool.
 
     Of two classes `score` is a function of the outputs: (b,), larger for the one of positive label.
@@ -143,12 +147,12 @@ def _folds(model: Model, num_classes: int, correct: Callable, score: Callable) -
     def is_correct(params, batch):
         return correct(outputs_of(params, batch), batch.fields["y"])
 
-    folds = {"balanced_accuracy": balanced_accuracy(is_correct, label, num_classes)}
+    streaming_metrics = {"balanced_accuracy": balanced_accuracy(is_correct, label, num_classes)}
     if num_classes == 2:
-        folds["auc"] = area_under_roc(
+        streaming_metrics["auc"] = area_under_roc(
             lambda params, batch: score(outputs_of(params, batch)), lambda batch: label(batch) > 0
         )
-    return folds
+    return streaming_metrics
 
 
 def _second_over_first(outputs: jax.Array) -> jax.Array:
@@ -194,8 +198,8 @@ def softmax(model: Model, num_classes: int) -> Task:
         _require_classes(fields, num_classes, "softmax")
 
     losses = optax.losses.softmax_cross_entropy_with_integer_labels
-    folds = _folds(model, num_classes, _largest, _second_over_first)
-    return _classification(model, losses, _largest, check, _of_categories, folds)
+    streaming_metrics = _folds(model, num_classes, _largest, _second_over_first)
+    return _classification(model, losses, _largest, check, _of_categories, streaming_metrics)
 
 
 def softmax_sequence(model: Model, num_classes: int) -> Task:
@@ -285,8 +289,8 @@ def one_vs_all(
         _require_classes(fields, num_classes, "one_vs_all")
 
     divergence = _of_normals if loss == "squared" else _of_coins
-    folds = _folds(model, num_classes, _largest, _second_over_first)
-    return _classification(model, losses, _largest, check, divergence, folds)
+    streaming_metrics = _folds(model, num_classes, _largest, _second_over_first)
+    return _classification(model, losses, _largest, check, divergence, streaming_metrics)
 
 
 def logistic(model: Model) -> Task:
@@ -313,8 +317,8 @@ def logistic(model: Model) -> Task:
                 f"logistic needs labels -1 and 1, or 0 and 1, got {sorted(values)[:10]}"
             )
 
-    folds = _folds(model, 2, correct, lambda logits: logits[:, 0])
-    return _classification(model, losses, correct, check, _of_coins, folds)
+    streaming_metrics = _folds(model, 2, correct, lambda logits: logits[:, 0])
+    return _classification(model, losses, correct, check, _of_coins, streaming_metrics)
 
 
 def squared(model: Model) -> Task:

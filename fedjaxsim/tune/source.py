@@ -145,7 +145,7 @@ def metric_of(task: Task, population: Population, asked: str | None) -> str:
     smooth = sorted(n for n in names if metric(n).smooth and not metric(n).larger_is_better)
     if asked is None:
         return "loss" if "loss" in smooth else smooth[0]
-    if asked in task.folds or (asked in names and not metric(asked).smooth):
+    if asked in task.streaming_metrics or (asked in names and not metric(asked).smooth):
         raise ValueError(
             f"{asked} has no derivative: it is a step function of the models. Metrics to tune on: "
             + ", ".join(smooth)

@@ -23,10 +23,10 @@ from fedjaxsim.engine import program
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.accounting import gaussian as gdp
-from fedjaxsim.privacy.doors.gram import gaussian_gram
-from fedjaxsim.privacy.doors.wishart import wishart
-from fedjaxsim.privacy.events import Entry, Event
+from fedjaxsim.privacy.events import Entry, PrivacyEvent
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
+from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
+from fedjaxsim.privacy.mechanisms.wishart import wishart
 from fedjaxsim.privacy.messages import Messages
 from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.simulation import Simulation
@@ -166,7 +166,7 @@ def stated_by_poisson():
     scheme = poisson(0.1).for_clients(100).scheme
     entries = [Entry(0.6, 0.1, 20)]
     return composition.profile(
-        entries, scheme, Event("gaussian"), "zero_out", "joint_dp", "pld"
+        entries, scheme, PrivacyEvent("gaussian"), "zero_out", "joint_dp", "pld"
     ).epsilon
 
 

@@ -14,7 +14,7 @@ from fedjaxsim.runs.settings import run_config
 
 SETTINGS = {
     "data": "random", "clients": 4, "shape": (3,), "rows": (5,), "labels": 2, "clip": 1.0,
-    "noise_multiplier": 1.0, "sampling": "everyone", "rounds": 20, "eval_every": 2,
+    "noise_multiplier": 1.0, "sampling": "full", "rounds": 20, "eval_every": 2,
 }  # fmt: skip
 
 

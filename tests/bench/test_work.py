@@ -51,7 +51,7 @@ def test_attention_counts_all_pairs_of_tokens():
 
 def test_generated_examples_are_not_counted():
     settings = {"data": "synthetic-stream", "loss": "squared", "algorithm": "ppsgd"}
-    made = prepare(run_config(**settings, clients=10, sampling="everyone"))
+    made = prepare(run_config(**settings, clients=10, sampling="full"))
     work = work_of(made, made.simulation.init(0, made.hparams))
     # 4bd a client, and of its data θ_i* alone: read with 2 × 100 floats of its own and of all.
     assert work == (10, 10 * 4 * 10 * 100, 4 * (10 * 100 + 10 * 2 * 100 + 2 * 100))
@@ -111,7 +111,7 @@ def test_only_personal_algorithms_move_parameters_of_every_client(algorithm, flo
 
 
 def test_local_passes_and_steps_multiply_the_gradients():
-    given = {"shape": (3,), "labels": 2, "sampling": "everyone", "local_steps": 3}
+    given = {"shape": (3,), "labels": 2, "sampling": "full", "local_steps": 3}
     flops = [
         work_of(made, made.simulation.init(0, made.hparams)).flops
         for made in (experiment(algorithm=name, **given) for name in ("pmtl", "ditto"))

@@ -396,7 +396,7 @@ def test_every_client_learns_a_mixing_weight_of_its_own():
 def test_a_fixed_mixing_weight_of_zero_is_fedavg_and_of_one_local(mixing, other):
     fixed = {"algorithm": "mine:apfl", "initial_mixing": mixing, "mixing_learning_rate": 0.0}
     sampled = {k: v for k, v in SMALL.items() if k != "sampling_rate"}
-    everyone = sampled | {"sampling": "everyone"}
+    everyone = sampled | {"sampling": "full"}
     losses = []
     for settings in (fixed, {"algorithm": other}):
         experiment = prepare(run_config(**everyone, **settings))

@@ -52,7 +52,7 @@ def only(nested: dict, adjacency: str, view: str = "joint_dp") -> dict:
     [
         (PLAN, 4.841, 8.320, 6e-4),
         (FULL, 3.3414, 7.5113, 6e-5),
-        (FULL.replace("--sampling-rate 1", "--sampling everyone"), 3.3414, 7.5113, 6e-5),
+        (FULL.replace("--sampling-rate 1", "--sampling full"), 3.3414, 7.5113, 6e-5),
         (f"{FEMNIST} --clients 205 --capacity 100", 2.214, 5.526, 6e-4),
         (f"{FEMNIST} --clients 205 --sampling-rate {100 / 205}", 2.214, 5.526, 6e-4),
         (f"{FEMNIST} --sampling-rate {100 / 205}", 2.214, 5.526, 6e-4),
@@ -147,7 +147,7 @@ def test_the_noise_found_meets_the_target(ask, ask_json, adjacency):
 
 
 def test_the_rounds_found_are_the_most_that_meet_the_target(ask_json):
-    plan = "--sampling everyone --noise-multiplier 4 --delta 1e-5"
+    plan = "--sampling full --noise-multiplier 4 --delta 1e-5"
     found = ask_json(f"privacy rounds --epsilon 3.3415 {plan}")
     assert found["rounds"] == 10
     assert only(found["guarantee"], "zero_out")["epsilon"] == pytest.approx(3.3414, abs=6e-5)
@@ -203,11 +203,11 @@ def test_the_trade_off_is_drawn(ask, tmp_path, monkeypatch):
 
     monkeypatch.setattr(plots, "errors_figure", kept)
     command = f"privacy tradeoff --noise-multiplier 4 --rounds 10 --out {path}"
-    ask(f"{command} --sampling everyone")
+    ask(f"{command} --sampling full")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size < 150_000
     # Where all take part a schedule of the same z costs as much.
-    ask(f"{command} --sampling everyone --budget power:1")
+    ask(f"{command} --sampling full --budget power:1")
     np.testing.assert_allclose(drawn[1], drawn[0], atol=1e-6)
 
 
@@ -260,7 +260,7 @@ def test_the_exit_code_of_an_audit_says_whether_epsilon_is_refuted(
         ("epsilon --clients 4 --capacity 5", r"capacity must lie in \[1, 4\], got 5"),
         ("epsilon --max-participations 2", "max_participations must be given for passes"),
         ("epsilon --sampling passes", "max_participations must be given for passes .* got None"),
-        ("epsilon --sampling everyone", "sampling_rate must be 1 where everyone .*, got 0.02"),
+        ("epsilon --sampling full", "sampling_rate must be 1 where everyone .*, got 0.02"),
         ("epsilon --sampling fixed --clients 205", "such as 4/205 = 0.0195121951, got 0.02"),
         ("noise --epsilon 0", "epsilon must be positive and finite, got 0"),
         ("noise --epsilon 1 --clients 10 --capacity 1", "capacity 1 is exceeded with probability"),
@@ -320,6 +320,6 @@ def test_the_ledger_is_that_of_the_numbers_typed(ask_json):
     mu = math.sqrt(3) / 5.1
     phi = [0.5 * math.erfc(-x / math.sqrt(2)) for x in (mu / 2 - 1 / mu, -mu / 2 - 1 / mu)]
     delta = phi[0] - math.e * phi[1]
-    plan = f"--sampling everyone --noise-multiplier 5.1 --rounds 3 --delta {delta}"
+    plan = f"--sampling full --noise-multiplier 5.1 --rounds 3 --delta {delta}"
     found = only(ask_json(f"privacy epsilon {plan}"), "zero_out")
     assert found["epsilon"] == pytest.approx(1, rel=1e-9)

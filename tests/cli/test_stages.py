@@ -8,7 +8,7 @@ import pytest
 
 from fedjaxsim.cli import Run, main, parse
 from fedjaxsim.cli.work import run as work
-from fedjaxsim.privacy.events import Charged, Entry
+from fedjaxsim.privacy.events import Entry, PrivacySpend
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
@@ -58,7 +58,7 @@ def test_the_charges_of_both_stages_are_composed(stages):
 
     def epsilon(*entries: Entry) -> float:
         scheme, event = simulation.sampling.scheme, simulation.mechanism.event
-        return spent([Charged(scheme, event, entries)], delta)
+        return spent([PrivacySpend(scheme, event, entries)], delta)
 
     both = epsilon(Entry(2.0, 1.0, 2), Entry(3.0, 1.0, 3))
     assert first.summary()["epsilon"] == epsilon(Entry(2.0, 1.0, 2))

@@ -11,7 +11,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjaxsim.data.minibatches import _ROUNDS, ClientData, Minibatches, Reading, permuted
+from fedjaxsim.data.minibatches import _ROUNDS, BatchReadOptions, ClientData, Minibatches, permuted
 
 TOTAL = 64  # rows of all clients together
 
@@ -29,7 +29,7 @@ def compiled(minibatches, pass_size):
             count,
             key,
             minibatches,
-            _reading=Reading(pass_size or 16),
+            _reading=BatchReadOptions(pass_size or 16),
         )
 
         def step(carry, batch):

@@ -4,7 +4,7 @@ import pytest
 import scipy.stats
 
 from fedjaxsim.data.normal import _sine_of_right_angles, normal
-from fedjaxsim.fast.threefry import words
+from fedjaxsim.kernels.threefry import words
 
 
 def test_numbers_are_normal_and_independent():

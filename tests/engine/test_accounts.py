@@ -11,8 +11,8 @@ from problems import classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.privacy.accounting import gaussian as gdp
-from fedjaxsim.privacy.doors import client_noise
 from fedjaxsim.privacy.guarantee import together_published
+from fedjaxsim.privacy.mechanisms import client_noise
 from fedjaxsim.privacy.samplers.fixed import fixed_size
 from fedjaxsim.privacy.samplers.passes import passes
 

@@ -17,7 +17,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import compose, fill
 from fedjaxsim.models import cnn, mlp
-from fedjaxsim.privacy.doors.client_noise import plain_mean
+from fedjaxsim.privacy.mechanisms.client_noise import plain_mean
 from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings import run_config, unread

@@ -19,21 +19,21 @@ from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.sampling import full_participation
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import ManyRuns
-from fedjaxsim.tasks.folds import Fold
+from fedjaxsim.tasks.streaming_metrics import StreamingMetric
 from fedjaxsim.tasks.task import logistic
 from fedjaxsim.tune.source import metric_of
 
 VALUES = {"learning_rate": 0.3, "lam": 0.1, "clip_norm": 1.0}
 NAMES = ("auc", "balanced_accuracy", "largest_loss")
 TASK = logistic(linear((2,), 1))
-LARGEST_LOSS = Fold(  # a metric of one's own
+LARGEST_LOSS = StreamingMetric(  # a metric of one's own
     start=lambda most_rows: jnp.zeros(()),
     add=lambda carry, params, batch: jnp.maximum(
         carry, jnp.max(jnp.where(batch.weight > 0, TASK.metrics(params, batch)["loss"], 0))
     ),
     value=lambda carry: carry,
 )
-OWN = TASK._replace(folds={**TASK.folds, "largest_loss": LARGEST_LOSS})
+OWN = TASK._replace(streaming_metrics={**TASK.streaming_metrics, "largest_loss": LARGEST_LOSS})
 
 
 # --- summaries ------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_the_model_is_asked_once_for_a_batch(fully_optimized):
         compiled = evaluate.lower(state, hparams, sim.setup.placed["test"]).compile()
         return str(compiled.as_text()).count(" dot(")
 
-    assert products(OWN) == products(TASK._replace(folds={})) > 0
+    assert products(OWN) == products(TASK._replace(streaming_metrics={})) > 0
 
 
 def test_the_majoritys_accuracy_is_that_of_a_constant_answer():
@@ -225,14 +225,14 @@ def test_folds_have_no_derivative():
     ],
 )
 def test_a_fold_that_gives_something_else(fold, message):
-    task = TASK._replace(folds={"own": fold})
+    task = TASK._replace(streaming_metrics={"own": fold})
     sim = Simulation(pmtl(task), CLIENTS, full_participation(), Minibatches(4, steps=2))
     with pytest.raises(ValueError, match=f"fold 'own' .*{message}"):
         sim.init(0, sim.hyperparameters(**VALUES))
 
 
 def test_a_fold_needs_a_name_of_its_own():
-    task = TASK._replace(folds={"loss": LARGEST_LOSS})
+    task = TASK._replace(streaming_metrics={"loss": LARGEST_LOSS})
     sim = Simulation(pmtl(task), CLIENTS, full_participation(), Minibatches(4, steps=2))
     with pytest.raises(ValueError, match="'loss' must be a metric or a fold of the task"):
         sim.init(0, sim.hyperparameters(**VALUES))

@@ -21,9 +21,9 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.models.model import linear
 from fedjaxsim.models.network import mlp
-from fedjaxsim.privacy.doors.every_row import every_row
-from fedjaxsim.privacy.doors.gram import gaussian_gram
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
+from fedjaxsim.privacy.mechanisms.every_row import every_row
+from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
 from fedjaxsim.privacy.sampling import full_participation
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import softmax, squared

@@ -54,7 +54,7 @@ def simulation(
         sizes=SIZES if objective == "weighted" else None,
         averaged=averaged,
     )
-    sampler = full_participation() if sampling == "everyone" else poisson(1.0)
+    sampler = full_participation() if sampling == "full" else poisson(1.0)
     return Simulation(algorithm, population, sampler, Minibatches(BATCH, steps=1))
 
 
@@ -136,20 +136,20 @@ def algorithm_2(draws, parametrization, objective, eta, level, q, clip, z):
     ("sampling", "objective", "parametrization", "averaged", "levels"),
     [
         ("poisson", "average", "grid", True, [0, 0.1, 1, 10, INF]),
-        pytest.param("everyone", "weighted", "paper", False, [0, 0.05, 1.5], marks=THOROUGH),
-        pytest.param("everyone", "weighted", "grid", False, [0, 0.1, 1, 10, INF], marks=THOROUGH),
+        pytest.param("full", "weighted", "paper", False, [0, 0.05, 1.5], marks=THOROUGH),
+        pytest.param("full", "weighted", "grid", False, [0, 0.1, 1, 10, INF], marks=THOROUGH),
         pytest.param("poisson", "weighted", "paper", True, [0, 0.05, 1.5], marks=THOROUGH),
         pytest.param("poisson", "average", "paper", False, [0, 0.05, 1.5], marks=THOROUGH),
     ],
 )
 def test_it_is_algorithm_2_written_in_numpy(sampling, objective, parametrization, averaged, levels):
     # The sampler rounds q to a multiple of 2⁻³².
-    rounds, eta, q = 20, 0.05, 1.0 if sampling == "everyone" else 0.625
+    rounds, eta, q = 20, 0.05, 1.0 if sampling == "full" else 0.625
     with jax.enable_x64(True):
         sim = simulation(sampling, objective, parametrization, averaged)
         hparams = read_by(sim, learning_rate=eta, sampling_rate=q)
         draws = randomness(sampling, 3, q, rounds)
-        assert draws[0].all() == (sampling == "everyone")
+        assert draws[0].all() == (sampling == "full")
         for level, (clip, z) in itertools.product(levels, [(INF, 0.0), (1.0, 0.7)]):
             hparams = hparams.replace(personalization=level, clip_norm=clip, noise_multiplier=z)
             state, clipped = sim.init(3, hparams), 0

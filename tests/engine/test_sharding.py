@@ -10,10 +10,10 @@ from problems import classification, least_squares, read_by, simulation_of
 from fedjaxsim import fedavg, pmtl
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.engine.client_partition import Shard
 from fedjaxsim.engine.placement.devices import OverDevices
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.settings_axis import over_settings, stack, varying
-from fedjaxsim.engine.share import Shard
 from fedjaxsim.engine.state import state_of
 from fedjaxsim.privacy.ledger import charged
 from fedjaxsim.privacy.sampling import full_participation, poisson
@@ -86,11 +86,13 @@ def test_two_devices_give_what_one_gives(name, counts, rate, minibatches, chunk_
 def noise_of_its_own(patch):
     """Each device draws another noise."""
 
-    def settle(program, state, hparams, drawn, worked, *, settle=Program.settle):
+    def server_update(
+        program, state, hparams, drawn, worked, *, server_update=Program.server_update
+    ):
         key = jax.random.fold_in(drawn.noise, jax.lax.axis_index("clients"))
-        return settle(program, state, hparams, drawn._replace(noise=key), worked)
+        return server_update(program, state, hparams, drawn._replace(noise=key), worked)
 
-    patch.setattr(Program, "settle", settle)
+    patch.setattr(Program, "settle", server_update)
 
 
 def clients_counted_twice(patch):

@@ -20,8 +20,8 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.state import PARTS, SimulationState
 from fedjaxsim.factories import make, resolve, settings_of
 from fedjaxsim.privacy.choices import MECHANISMS
-from fedjaxsim.privacy.doors.pure import pure
 from fedjaxsim.privacy.mechanisms import no_release
+from fedjaxsim.privacy.mechanisms.pure import pure
 from fedjaxsim.privacy.sampling import full_participation
 from fedjaxsim.simulation import Simulation, with_parts
 

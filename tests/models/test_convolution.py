@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjaxsim.fast import winograd
+from fedjaxsim.kernels import winograd
 from fedjaxsim.models import convolution
 from fedjaxsim.models.convolution import conv2d, max_pool2d
 from fedjaxsim.models.network import cnn

@@ -8,7 +8,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.models.model import Model
-from fedjaxsim.tasks.folds import area_under_roc, balanced_accuracy
+from fedjaxsim.tasks.streaming_metrics import area_under_roc, balanced_accuracy
 from fedjaxsim.tasks.task import logistic, one_vs_all, softmax
 
 SIZE = 4  # rows in a batch
@@ -77,13 +77,17 @@ def test_tasks_know_their_scores_and_classes():
     score = roc_auc_score(y, outputs[:, 1] - outputs[:, 0])
     recall = balanced_accuracy_score(y, np.argmax(outputs, axis=1))
     for task in (softmax(OUTPUTS, 2), one_vs_all(OUTPUTS, 2)):
-        np.testing.assert_allclose(value(task.folds["auc"], outputs, y), score, rtol=1e-6)
-        found = value(task.folds["balanced_accuracy"], outputs, y)
+        np.testing.assert_allclose(
+            value(task.streaming_metrics["auc"], outputs, y), score, rtol=1e-6
+        )
+        found = value(task.streaming_metrics["balanced_accuracy"], outputs, y)
         np.testing.assert_allclose(found, recall, rtol=1e-6)
     one = outputs[:, :1]
     for labels in (y, 2 * y - 1):
-        folds = logistic(OUTPUTS).folds
-        found = [value(folds[name], one, labels) for name in ("auc", "balanced_accuracy")]
+        streaming_metrics = logistic(OUTPUTS).streaming_metrics
+        found = [
+            value(streaming_metrics[name], one, labels) for name in ("auc", "balanced_accuracy")
+        ]
         expected = [roc_auc_score(y, one[:, 0]), balanced_accuracy_score(y, one[:, 0] > 0)]
         np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert list(softmax(OUTPUTS, 3).folds) == ["balanced_accuracy"]
+    assert list(softmax(OUTPUTS, 3).streaming_metrics) == ["balanced_accuracy"]

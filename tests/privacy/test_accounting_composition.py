@@ -9,14 +9,14 @@ from scipy.stats import binom
 from fedjaxsim.privacy.accounting import composition, gaussian, mixture
 from fedjaxsim.privacy.accounting.composition import require_match
 from fedjaxsim.privacy.accounting.profile import with_failure
-from fedjaxsim.privacy.events import Entry, Event, Scheme
+from fedjaxsim.privacy.events import Entry, PrivacyEvent, SamplingScheme
 
-GAUSSIAN = Event("gaussian")
-PURE = Event("pure")
-POISSON = Scheme("poisson", 205, 205)
-FIXED = Scheme("fixed", 205, 100)
-CAPPED = Scheme("capped", 205, 100, max_participations=5)
-EVERYONE = Scheme("everyone", 205, 205)
+GAUSSIAN = PrivacyEvent("gaussian")
+PURE = PrivacyEvent("pure")
+POISSON = SamplingScheme("poisson", 205, 205)
+FIXED = SamplingScheme("fixed", 205, 100)
+CAPPED = SamplingScheme("capped", 205, 100, max_participations=5)
+EVERYONE = SamplingScheme("full", 205, 205)
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,8 @@ EVERYONE = Scheme("everyone", 205, 205)
         ("rdp", EVERYONE, GAUSSIAN, "gaussian"),
         ("gaussian", POISSON, GAUSSIAN, "pld or rdp"),
         ("mixture", POISSON, GAUSSIAN, "pld"),
-        ("pld", POISSON, Event("none"), "no ε is known"),
-        ("gaussian", EVERYONE, Event("unprotected"), "no ε is known"),
+        ("pld", POISSON, PrivacyEvent("none"), "no ε is known"),
+        ("gaussian", EVERYONE, PrivacyEvent("unprotected"), "no ε is known"),
         ("rdp_without_replacement", POISSON, GAUSSIAN, "pld"),
         ("kov", EVERYONE, GAUSSIAN, "gaussian"),
         ("pld", POISSON, PURE, "kov"),
@@ -68,7 +68,7 @@ def test_rounds_that_cannot_come_from_the_scheme_are_refused(entry, scheme, mess
         ({"kind": "shuffled", "clients": 5, "capacity": 5}, "kind must be one of"),
         ({"kind": "poisson", "clients": 0, "capacity": 1}, "clients must be at least 1"),
         ({"kind": "poisson", "clients": 5, "capacity": 6}, r"capacity must lie in \[1, 5\]"),
-        ({"kind": "everyone", "clients": 5, "capacity": 4}, "capacity must be 5"),
+        ({"kind": "full", "clients": 5, "capacity": 4}, "capacity must be 5"),
         ({"kind": "capped", "clients": 5, "capacity": 4}, "max_participations must be given"),
         (
             {"kind": "capped", "clients": 5, "capacity": 4, "max_participations": 0},
@@ -78,7 +78,7 @@ def test_rounds_that_cannot_come_from_the_scheme_are_refused(entry, scheme, mess
 )
 def test_schemes_are_validated(arguments, message):
     with pytest.raises(ValueError, match=message):
-        Scheme(**arguments)
+        SamplingScheme(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -92,15 +92,15 @@ def test_schemes_are_validated(arguments, message):
 )
 def test_events_are_validated(arguments, message):
     with pytest.raises(ValueError, match=message):
-        Event(**arguments)
+        PrivacyEvent(**arguments)
 
 
 def test_overflow_is_a_union_bound_over_rounds():
-    scheme = Scheme("poisson", 100, 20)
+    scheme = SamplingScheme("poisson", 100, 20)
     entries = [Entry(1.0, 0.1, 30), Entry(1.0, 0.05, 7)]
     expected = 30 * binom.sf(20, 100, 0.1) + 7 * binom.sf(20, 100, 0.05)
     assert composition.overflow_probability(entries, scheme) == pytest.approx(expected)
-    assert composition.overflow_probability(entries, Scheme("poisson", 100, 100)) == 0
+    assert composition.overflow_probability(entries, SamplingScheme("poisson", 100, 100)) == 0
     assert composition.overflow_probability([Entry(1.0, 0.9, 10**9)], scheme) == 1
 
 
@@ -168,7 +168,7 @@ def test_fixed_size_with_several_noise_levels_is_a_close_upper_bound():
 
 def test_a_capped_client_may_meet_the_costliest_rounds():
     entries = [Entry(4.0, 0.1, 10), Entry(1.0, 0.1, 2), Entry(2.0, 0.1, 1)]
-    capped = Scheme("capped", 205, 100, max_participations=4)
+    capped = SamplingScheme("capped", 205, 100, max_participations=4)
     # Least noise first, but the largest ε first where the entries hold ε.
     assert composition.met_by_one_client(entries, capped, GAUSSIAN) == [
         Entry(1.0, 0.1, 2),
@@ -187,7 +187,7 @@ def test_poisson_sampling_of_everyone_is_everyone_if_all_fit():
     full, part = [Entry(1.0, 1.0, 3)], [Entry(1.0, 1.0, 3), Entry(1.0, 0.5, 1)]
     assert composition.effective_scheme(full, POISSON) == EVERYONE
     assert composition.effective_scheme(part, POISSON) is POISSON
-    tight = Scheme("poisson", 205, 204)
+    tight = SamplingScheme("poisson", 205, 204)
     assert composition.effective_scheme(full, tight) is tight
 
 

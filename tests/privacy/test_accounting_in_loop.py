@@ -12,11 +12,11 @@ from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import composition, in_loop, rdp
 from fedjaxsim.privacy.accounting.composition import Adjacency
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
-from fedjaxsim.privacy.events import Entry, Event, Scheme
+from fedjaxsim.privacy.events import Entry, PrivacyEvent, SamplingScheme
 from fedjaxsim.privacy.ledger import charge, entries
 
-POISSON = Scheme("poisson", 1000, 1000)
-GAUSSIAN = Event("gaussian")
+POISSON = SamplingScheme("poisson", 1000, 1000)
+GAUSSIAN = PrivacyEvent("gaussian")
 
 
 def account(*groups, scheme=POISSON, event=GAUSSIAN):
@@ -94,7 +94,9 @@ def test_no_guarantee_is_infinite():
     full = account((1.0, 0.5, 1))
     full = dataclasses.replace(full, overflowed=jnp.ones((), bool))
     assert float(epsilon_of_poisson(full, 1e-5)) == np.inf
-    unprotected, closed = (account((1.0, 0.5, 1), event=Event(k)) for k in ("unprotected", "none"))
+    unprotected, closed = (
+        account((1.0, 0.5, 1), event=PrivacyEvent(k)) for k in ("unprotected", "none")
+    )
     assert float(epsilon_of(unprotected, 1e-5)) == np.inf
     assert float(epsilon_of(closed, 1e-5)) == 0
     # Whatever is charged besides.
@@ -104,7 +106,7 @@ def test_no_guarantee_is_infinite():
 
 def test_charges_of_unlike_kinds_add_up():
     # Everyone for n rounds at z is everyone for n/2 rounds twice.
-    everyone = Scheme("everyone", 1000, 1000)
+    everyone = SamplingScheme("full", 1000, 1000)
     whole = account((5.0, 1.0, 40), scheme=everyone)
     half = account((5.0, 1.0, 20), scheme=everyone)
     other = account((5.0, 1.0, 20))
@@ -114,8 +116,8 @@ def test_charges_of_unlike_kinds_add_up():
 
 def test_other_schemes_are_bounds_on_their_accountants():
     for scheme, accountant in (
-        (Scheme("fixed", 1000, 100), "mixture"),
-        (Scheme("capped", 1000, 100, max_participations=45), "gaussian"),
+        (SamplingScheme("fixed", 1000, 100), "mixture"),
+        (SamplingScheme("capped", 1000, 100, max_participations=45), "gaussian"),
     ):
         charges = account((5.0, 0.1, 400), scheme=scheme)
         for adjacency in ("zero_out", "replace"):
@@ -129,12 +131,12 @@ def test_other_schemes_are_bounds_on_their_accountants():
 
 def test_pure_releases_are_bounded_too():
     # Two releases of ε = 0.1 cost 0.2; RDP adds log(1/δ)/(α − 1) at its largest order.
-    bound = float(epsilon_of(account((0.1, 1.0, 2), event=Event("pure")), 1e-5))
+    bound = float(epsilon_of(account((0.1, 1.0, 2), event=PrivacyEvent("pure")), 1e-5))
     assert 0.2 <= bound <= 0.2 + math.log(1e5) / 1023
 
 
 def test_sampled_pure_releases_cost_as_much_as_on_the_host():
-    event = Event("pure", zero_out=0.5, replace=1.0)
+    event = PrivacyEvent("pure", zero_out=0.5, replace=1.0)
     for epsilon, p in ((0.3, 1e-4), (3.0, 0.2), (90.0, 0.2), (0.3, 1.0)):
         groups, large = [Entry(epsilon, p, 1)], jnp.float32(epsilon)
         for adjacency in ("zero_out", "replace"):

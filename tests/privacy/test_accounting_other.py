@@ -18,9 +18,9 @@ from fedjaxsim.privacy.accounting import (
     rdp,
     rdp_without_replacement,
 )
-from fedjaxsim.privacy.events import Entry, Event, Scheme
+from fedjaxsim.privacy.events import Entry, PrivacyEvent, SamplingScheme
 
-GAUSSIAN = Event("gaussian")
+GAUSSIAN = PrivacyEvent("gaussian")
 
 
 def steps(epsilon, rounds):
@@ -78,7 +78,10 @@ def test_a_huge_step_does_not_overflow_and_none_is_free():
 
 
 def test_basic_composition_is_the_sum_at_every_delta_and_never_the_smaller_bound():
-    everyone, event = Scheme("everyone", 10, 10), Event("pure", zero_out=0.5, replace=1.0)
+    everyone, event = (
+        SamplingScheme("full", 10, 10),
+        PrivacyEvent("pure", zero_out=0.5, replace=1.0),
+    )
     for entries in ([Entry(0.3, 1.0, 7), Entry(2.0, 1.0, 2)], [Entry(1e-3, 1.0, 10**5)]):
         total = sum(entry.rounds * entry.noise_multiplier for entry in entries)
         cases: Any = (("zero_out", 0.5), ("replace", 1.0))
@@ -103,13 +106,13 @@ def laplace_sensitivity_grid(z):
 @pytest.mark.parametrize("z", [0.02, 0.5, 20.0])
 def test_a_sampled_pure_release_costs_what_the_densities_of_neighbours_say(z, p):
     density, entry = laplace_sensitivity_grid(z), Entry(2 / z, p, 1)
-    event = Event("pure", zero_out=0.5, replace=1.0)
+    event = PrivacyEvent("pure", zero_out=0.5, replace=1.0)
 
     def worst(one, other):
         mixed = [p * density[k] + (1 - p) * density[0] for k in (one, other)]
         return float(np.max(np.abs(np.log(mixed[0]) - np.log(mixed[1]))))
 
-    poisson = Scheme("poisson", 1000, 1000)
+    poisson = SamplingScheme("poisson", 1000, 1000)
     cases: Any = (("zero_out", (1, 0)), ("replace", (1, -1)))
     for adjacency, pair in cases:
         [found] = composition.pure_rounds([entry], poisson, event, adjacency)
@@ -123,29 +126,31 @@ def test_a_sampled_pure_release_costs_what_the_densities_of_neighbours_say(z, p)
 def test_between_messages_that_are_not_opposite_the_worst_densities_are_found_by_search(p):
     # Ratios a/c and b/c within e^±s of 1 and e^±r of one another, for Gram matrices r = √2 s.
     s = 1.3
-    event = Event("pure", zero_out=1 / math.sqrt(2), replace=1.0)
+    event = PrivacyEvent("pure", zero_out=1 / math.sqrt(2), replace=1.0)
     entry = Entry(s * math.sqrt(2), p, 1)
     logs = np.linspace(-s, s, 801)
     a, b = np.meshgrid(logs, logs)
     cost = np.abs(np.log(p * np.exp(a) + 1 - p) - np.log(p * np.exp(b) + 1 - p))
     largest = np.max(cost[np.abs(a - b) <= math.sqrt(2) * s + 1e-12])
-    found = composition.pure_rounds([entry], Scheme("poisson", 9, 9), event, "replace")[0][0]
+    found = composition.pure_rounds([entry], SamplingScheme("poisson", 9, 9), event, "replace")[0][
+        0
+    ]
     assert largest <= found < largest * 1.005
 
 
-@pytest.mark.parametrize("kind", ["fixed", "everyone", "capped"])
+@pytest.mark.parametrize("kind", ["fixed", "full", "capped"])
 def test_without_independent_cohorts_nothing_is_amplified(kind):
-    scheme = Scheme(kind, 10, 10 if kind == "everyone" else 5, 4 if kind == "capped" else None)
+    scheme = SamplingScheme(kind, 10, 10 if kind == "full" else 5, 4 if kind == "capped" else None)
     entry = Entry(2.0, scheme.capacity / 10, 3)
-    found = composition.pure_rounds([entry], scheme, Event("pure"), "zero_out")
+    found = composition.pure_rounds([entry], scheme, PrivacyEvent("pure"), "zero_out")
     assert found == [entry]
 
 
 def test_cohorts_over_capacity_take_what_sampling_has_saved():
-    event, entries = Event("pure", zero_out=1.0, replace=2.0), [Entry(0.5, 0.1, 2)]
+    event, entries = PrivacyEvent("pure", zero_out=1.0, replace=2.0), [Entry(0.5, 0.1, 2)]
 
     def epsilon(capacity, accountant):
-        scheme = Scheme("poisson", 100, capacity)
+        scheme = SamplingScheme("poisson", 100, capacity)
         ask = entries, scheme, event, "zero_out", "joint_dp", accountant
         return composition.profile(*ask).epsilon(1e-5)
 
@@ -198,7 +203,7 @@ def test_without_replacement_of_everybody_is_the_gaussian_mechanism():
 
 @pytest.mark.parametrize(("z", "cohort", "rounds"), [(10.0, 20, 2000), (2.0, 10, 500)])
 def test_the_released_sequence_gets_the_smaller_of_both_sound_numbers(z, cohort, rounds):
-    scheme = Scheme("fixed", 1000, cohort)
+    scheme = SamplingScheme("fixed", 1000, cohort)
     entries = [Entry(z, cohort / 1000, rounds)]
     for adjacency in composition.ADJACENCIES:
         names = composition.default_accountants(scheme, GAUSSIAN, adjacency, "released_sequence")
@@ -228,7 +233,7 @@ def test_the_central_limit_understates():
 
 
 def test_the_central_limit_is_asked_for_by_name():
-    entries, scheme = [Entry(0.65, 20 / 9343, 400)], Scheme("poisson", 9343, 9343)
+    entries, scheme = [Entry(0.65, 20 / 9343, 400)], SamplingScheme("poisson", 9343, 9343)
     profile = composition.profile(entries, scheme, GAUSSIAN, "zero_out", "joint_dp", "clt")
     assert composition.status("clt", entries, scheme) == "approximate"
     assert profile.epsilon(1e-5) == pytest.approx(0.465, abs=5e-4)

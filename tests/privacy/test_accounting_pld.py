@@ -8,11 +8,11 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.pld import privacy_loss_distribution
 from scipy.stats import norm
 
-from fedjaxsim.privacy.accounting import gaussian, groups, losses, pld, rdp
-from fedjaxsim.privacy.events import Entry, Event
+from fedjaxsim.privacy.accounting import gaussian, groups, pld, rdp, subsampled_gaussian_pld
+from fedjaxsim.privacy.events import Entry, PrivacyEvent
 
-GAUSSIAN = Event("gaussian")
-GRAM = Event("gaussian", replace=math.sqrt(2))
+GAUSSIAN = PrivacyEvent("gaussian")
+GRAM = PrivacyEvent("gaussian", replace=math.sqrt(2))
 
 REFERENCE = [
     (1.0, 4.0, 10, 1e-5, 3.3414, 7.5113),
@@ -64,7 +64,7 @@ def test_one_release_is_the_hockey_stick_integral(p, z, replace):
 )
 @pytest.mark.parametrize("replace", [False, True])
 def test_one_release_keeps_all_mass_and_agrees_with_dp_accounting(p, z, replace):
-    ours = losses.one_round(z, p, replace, 1e-4)
+    ours = subsampled_gaussian_pld.one_round(z, p, replace, 1e-4)
     relation = NeighboringRelation.REPLACE_ONE if replace else NeighboringRelation.ADD_OR_REMOVE_ONE
     theirs = privacy_loss_distribution.from_gaussian_mechanism(
         z, sampling_prob=p, neighboring_relation=relation
@@ -195,7 +195,7 @@ def test_where_the_losses_of_very_many_rounds_are_cut_off_epsilon_is_a_bound(z, 
     exact = gaussian.epsilon(delta, math.sqrt(rounds) / z)
     assert exact <= pld.profile(entries, GAUSSIAN, False).epsilon(delta) <= 1.1 * exact
     # All but 1e-15 of the mass of a sum lies within 8.4 standard deviations.
-    one = losses.one_round(z, 1 - 1e-12, False, pld.interval(entries))
+    one = subsampled_gaussian_pld.one_round(z, 1 - 1e-12, False, pld.interval(entries))
     points = 2 * 8.4 * math.sqrt(rounds) / z / pld.interval(entries)
     assert one.self_compose(rounds)._pmf_remove.size < 1.2 * points
 
@@ -204,7 +204,9 @@ def test_where_the_losses_of_very_many_rounds_are_cut_off_epsilon_is_a_bound(z, 
 @pytest.mark.parametrize("replace", [False, True])
 def test_what_a_coarse_grid_cuts_off_below_and_above_only_adds(z, p, replace):
     # Each grid holds the points of the next one, so each cut and each rounding is upwards.
-    fine, middle, coarse = (losses.one_round(z, p, replace, 0.032 * 2**k) for k in (0, 5, 7))
+    fine, middle, coarse = (
+        subsampled_gaussian_pld.one_round(z, p, replace, 0.032 * 2**k) for k in (0, 5, 7)
+    )
     for epsilon in (0.0, 0.3, 1.0, 3.0, 10.0):
         exact = one_release_delta(epsilon, z, p, replace)
         deltas = [one.get_delta_for_epsilon(epsilon) for one in (fine, middle, coarse)]

@@ -7,11 +7,11 @@ import pytest
 from scipy.stats import norm
 
 from fedjaxsim.privacy.accounting import gaussian, trade_off
-from fedjaxsim.privacy.events import Entry, Event, Scheme
+from fedjaxsim.privacy.events import Entry, PrivacyEvent, SamplingScheme
 
-GAUSSIAN = Event("gaussian")
-EVERYONE = Scheme("everyone", 100, 100)
-POISSON = Scheme("poisson", 100, 100)
+GAUSSIAN = PrivacyEvent("gaussian")
+EVERYONE = SamplingScheme("full", 100, 100)
+POISSON = SamplingScheme("poisson", 100, 100)
 ALPHAS = np.linspace(0, 1, 41)
 
 
@@ -61,11 +61,13 @@ def test_exact_where_everyone_takes_part():
 def test_the_ends():
     nothing = trade_off.trade_off([], EVERYONE, GAUSSIAN, ALPHAS)
     np.testing.assert_array_equal(nothing, 1 - ALPHAS)
-    closed = trade_off.trade_off([Entry(0.0, 1.0, 3)], EVERYONE, Event("none"), ALPHAS)
+    closed = trade_off.trade_off([Entry(0.0, 1.0, 3)], EVERYONE, PrivacyEvent("none"), ALPHAS)
     np.testing.assert_array_equal(closed, 1 - ALPHAS)
     open_ = trade_off.trade_off([Entry(0.0, 1.0, 3)], EVERYONE, GAUSSIAN, ALPHAS)
     np.testing.assert_array_equal(open_, 0)
-    unknown = trade_off.trade_off([Entry(1.0, 1.0, 3)], EVERYONE, Event("unprotected"), ALPHAS)
+    unknown = trade_off.trade_off(
+        [Entry(1.0, 1.0, 3)], EVERYONE, PrivacyEvent("unprotected"), ALPHAS
+    )
     np.testing.assert_array_equal(unknown, 0)
     with pytest.raises(ValueError, match=r"type_one must lie in \[0, 1\]"):
         trade_off.trade_off([Entry(1.0, 1.0, 3)], EVERYONE, GAUSSIAN, [math.nan])

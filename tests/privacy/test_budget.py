@@ -17,14 +17,14 @@ from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting import clt, gaussian, groups, rdp
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.budget import CONSTANT, Budget, entries, equally_costly
-from fedjaxsim.privacy.doors.gram import gaussian_gram
-from fedjaxsim.privacy.doors.pure import pure, pure_gram
-from fedjaxsim.privacy.events import Charged, Entry, Event, Scheme
+from fedjaxsim.privacy.events import Entry, PrivacyEvent, PrivacySpend, SamplingScheme
 from fedjaxsim.privacy.guarantee import report, spent
+from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
+from fedjaxsim.privacy.mechanisms.pure import pure, pure_gram
 
 DELTA, M, T = 1e-5, 40, 6
-EVERYONE, POISSON = Scheme("everyone", M, M), Scheme("poisson", M, M)
-GAUSSIAN, PURE = Event("gaussian"), Event("pure", zero_out=0.5, replace=1.0)
+EVERYONE, POISSON = SamplingScheme("full", M, M), SamplingScheme("poisson", M, M)
+GAUSSIAN, PURE = PrivacyEvent("gaussian"), PrivacyEvent("pure", zero_out=0.5, replace=1.0)
 SCHEDULES = ("power:0.4", "power:-1", "geometric:0.8", "geometric:1.1")
 
 
@@ -105,7 +105,7 @@ def test_what_is_no_schedule_is_refused(text, rounds, message):
 )
 def test_epsilon_is_that_of_an_independent_composition_of_every_round(text, p):
     budget, scheme = Budget.parse(text), EVERYONE if p == 1 else POISSON
-    charged = Charged(scheme, GAUSSIAN, budget.entries(2.0, p, T, GAUSSIAN))
+    charged = PrivacySpend(scheme, GAUSSIAN, budget.entries(2.0, p, T, GAUSSIAN))
     whole = explicit(budget, 2.0, p)
     tight = PLDAccountant(value_discretization_interval=1e-4).compose(whole).get_epsilon(DELTA)
     assert spent([charged], DELTA) == pytest.approx(tight, rel=2e-3)
@@ -123,14 +123,16 @@ def test_epsilon_is_that_of_an_independent_composition_of_every_round(text, p):
 def test_where_everyone_takes_part_no_schedule_changes_epsilon_and_the_order_never_does():
     for text in SCHEDULES:
         planned = Budget.parse(text).entries(3.0, 1.0, T, GAUSSIAN)
-        found = report([Charged(EVERYONE, GAUSSIAN, planned)], DELTA).find("zero_out")
+        found = report([PrivacySpend(EVERYONE, GAUSSIAN, planned)], DELTA).find("zero_out")
         exact = gaussian.epsilon(DELTA, math.sqrt(T) / 3)
         assert found.epsilon == pytest.approx(exact, rel=1e-6)
         assert found.status == "exact"
-    for scheme, p in ((EVERYONE, 1.0), (POISSON, 0.3), (Scheme("fixed", M, 10), 0.25)):
+    for scheme, p in ((EVERYONE, 1.0), (POISSON, 0.3), (SamplingScheme("fixed", M, 10), 0.25)):
         planned = Budget.parse("power:1").entries(3.0, p, T, GAUSSIAN)
         shuffled = tuple(planned[i] for i in (3, 0, 5, 1, 4, 2))
-        one, other = (spent([Charged(scheme, GAUSSIAN, e)], DELTA) for e in (planned, shuffled))
+        one, other = (
+            spent([PrivacySpend(scheme, GAUSSIAN, e)], DELTA) for e in (planned, shuffled)
+        )
         assert one == pytest.approx(other, rel=1e-9)
 
 
@@ -171,8 +173,8 @@ def test_many_pure_rounds_meet_the_target_under_advanced_composition_in_closed_f
     [
         pytest.param(POISSON, 0.2, "pld", marks=pytest.mark.thorough),
         (POISSON, 0.2, "rdp"),
-        (Scheme("fixed", M, 10), 0.25, "mixture"),
-        (Scheme("capped", M, 10, max_participations=3), 0.25, "gaussian"),
+        (SamplingScheme("fixed", M, 10), 0.25, "mixture"),
+        (SamplingScheme("capped", M, 10, max_participations=3), 0.25, "gaussian"),
     ],
 )
 def test_calibrated_schedules_meet_the_target(scheme, p, accountant):
@@ -181,7 +183,7 @@ def test_calibrated_schedules_meet_the_target(scheme, p, accountant):
     z = calibration.noise_multiplier(1.0, DELTA, budget=budget, **plan)
     assert z == float(np.float32(z))
     drawn = budget.noise(z, T)
-    charged = Charged(scheme, GAUSSIAN, entries(drawn, float(np.float32(p)), T, GAUSSIAN))
+    charged = PrivacySpend(scheme, GAUSSIAN, entries(drawn, float(np.float32(p)), T, GAUSSIAN))
     found = spent([charged], DELTA, accountant=accountant)
     assert 1 - calibration.TOLERANCE <= found <= 1
     if scheme.kind == "capped":
@@ -304,7 +306,7 @@ def test_mp_mtl_is_charged_what_its_schedule_draws(door, cost):
         fjs.mpmtl(task), population, fjs.full_participation(), fjs.Minibatches(1, steps=1), door,
         ledger_entries=T,
     )  # fmt: skip
-    event, everyone = door.event, Scheme("everyone", 4, 4)
+    event, everyone = door.event, SamplingScheme("full", 4, 4)
     budget, epsilon = Budget.parse("power:0.4"), 2.0
     aim: Any = {"rounds": T, "sampling_rate": 1.0, "scheme": everyone, "event": event}
     z = calibration.noise_multiplier(epsilon, DELTA, adjacency="replace", budget=budget, **aim)

@@ -9,9 +9,9 @@ from scipy.optimize import bisect
 
 from fedjaxsim.privacy import calibration
 from fedjaxsim.privacy.accounting import gaussian
-from fedjaxsim.privacy.events import Event, Scheme
+from fedjaxsim.privacy.events import PrivacyEvent, SamplingScheme
 
-POISSON = Scheme("poisson", 205, 205)
+POISSON = SamplingScheme("poisson", 205, 205)
 
 
 def largest_mu(epsilon, delta):
@@ -66,8 +66,8 @@ def test_the_tight_accountant_needs_less_noise_than_rdp():
 
 
 def test_without_sampling_noise_has_a_closed_form():
-    scheme = Scheme("everyone", 10, 10)
-    gram = Event("gaussian", replace=math.sqrt(2))
+    scheme = SamplingScheme("full", 10, 10)
+    gram = PrivacyEvent("gaussian", replace=math.sqrt(2))
     z = calibration.noise_multiplier(
         1.0, 1e-5, rounds=50, sampling_rate=1.0, scheme=scheme, event=gram, adjacency="replace"
     )
@@ -76,18 +76,21 @@ def test_without_sampling_noise_has_a_closed_form():
 
 
 def test_capacity_is_part_of_the_price():
-    small, large = Scheme("poisson", 205, 50), POISSON
+    small, large = SamplingScheme("poisson", 205, 50), POISSON
     plan = {"rounds": 100, "sampling_rate": 0.1}
     dear = calibration.noise_multiplier(0.5, 1e-5, scheme=small, **plan)
     cheap = calibration.noise_multiplier(0.5, 1e-5, scheme=large, **plan)
     assert dear > cheap
     assert_meets(calibration.spent(dear, float(np.float32(0.1)), 100, 1e-5, small), 0.5)
     with pytest.raises(ValueError, match="capacity 30 is exceeded with probability"):
-        calibration.noise_multiplier(0.5, 1e-5, scheme=Scheme("poisson", 205, 30), **plan)
+        calibration.noise_multiplier(0.5, 1e-5, scheme=SamplingScheme("poisson", 205, 30), **plan)
 
 
 def test_fixed_and_capped_cohorts():
-    for scheme in (Scheme("fixed", 205, 20), Scheme("capped", 205, 20, max_participations=3)):
+    for scheme in (
+        SamplingScheme("fixed", 205, 20),
+        SamplingScheme("capped", 205, 20, max_participations=3),
+    ):
         z = calibration.noise_multiplier(
             1.0, 1e-5, rounds=100, sampling_rate=20 / 205, scheme=scheme
         )
@@ -106,7 +109,7 @@ def test_rounds_are_the_most_that_fit():
 
 
 def test_rounds_at_the_ends():
-    capped = Scheme("capped", 10, 5, max_participations=2)
+    capped = SamplingScheme("capped", 10, 5, max_participations=2)
     plan = {"sampling_rate": 0.5, "scheme": capped}
     assert calibration.rounds(1.0, 1e-5, noise_multiplier=50.0, **plan) == 2**31 - 1
     assert calibration.rounds(1.0, 1e-5, noise_multiplier=0.5, **plan) == 0
@@ -128,7 +131,10 @@ def test_sampling_rate_meets_the_target():
         ({"epsilon": math.inf}, "epsilon must be positive and finite"),
         ({"delta": 1.0}, "delta must lie in"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
-        ({"event": Event("none")}, "only gaussian and pure releases have noise to calibrate"),
+        (
+            {"event": PrivacyEvent("none")},
+            "only gaussian and pure releases have noise to calibrate",
+        ),
         ({"sampling_rate": 1.5}, "sampling_rate must lie in"),
     ],
 )
@@ -141,7 +147,7 @@ def test_values_are_validated(changes, message):
 def test_only_poisson_sampling_has_a_rate_to_choose():
     with pytest.raises(ValueError, match="scheme must be poisson"):
         calibration.sampling_rate(
-            1.0, 1e-5, noise_multiplier=2.0, rounds=5, scheme=Scheme("fixed", 205, 20)
+            1.0, 1e-5, noise_multiplier=2.0, rounds=5, scheme=SamplingScheme("fixed", 205, 20)
         )
 
 
@@ -154,7 +160,7 @@ def test_next_to_no_noise_protects_nobody_whichever_accountant_is_asked(z):
         assert spent == math.inf if accountant == "clt" else spent > 1e3
 
 
-EVERYONE = Scheme("everyone", 205, 205)
+EVERYONE = SamplingScheme("full", 205, 205)
 
 
 @pytest.mark.parametrize("epsilon", [calibration.LEAST, calibration.MOST])
@@ -234,6 +240,6 @@ class TestSecants:
 
 
 def test_a_plan_that_releases_nothing_is_free():
-    assert calibration.spent(0.0, 1.0, 5, 1e-5, POISSON, Event("none")) == 0
+    assert calibration.spent(0.0, 1.0, 5, 1e-5, POISSON, PrivacyEvent("none")) == 0
     with pytest.raises(ValueError, match="no accountant describes 'unprotected'"):
-        calibration.spent(1.0, 1.0, 5, 1e-5, POISSON, Event("unprotected"))
+        calibration.spent(1.0, 1.0, 5, 1e-5, POISSON, PrivacyEvent("unprotected"))

@@ -15,14 +15,14 @@ from problems import least_squares
 
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.privacy.doors.adaptive import adaptive_clipping
-from fedjaxsim.privacy.doors.client_noise import client_noise, plain_mean
-from fedjaxsim.privacy.doors.every_row import every_row
-from fedjaxsim.privacy.doors.gram import gaussian_gram
-from fedjaxsim.privacy.doors.gram_of_clients import gaussian_gram_of_clients
-from fedjaxsim.privacy.doors.pure import pure, pure_gram
-from fedjaxsim.privacy.doors.wishart import wishart
 from fedjaxsim.privacy.mechanisms import gaussian
+from fedjaxsim.privacy.mechanisms.adaptive import adaptive_clipping
+from fedjaxsim.privacy.mechanisms.client_noise import client_noise, plain_mean
+from fedjaxsim.privacy.mechanisms.every_row import every_row
+from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
+from fedjaxsim.privacy.mechanisms.gram_of_clients import gaussian_gram_of_clients
+from fedjaxsim.privacy.mechanisms.pure import pure, pure_gram
+from fedjaxsim.privacy.mechanisms.wishart import wishart
 from fedjaxsim.privacy.messages import Messages
 from fedjaxsim.privacy.sampling import full_participation
 from fedjaxsim.simulation import Simulation

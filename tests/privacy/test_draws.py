@@ -20,7 +20,7 @@ from fedjaxsim.engine.state import state_of
 from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import gaussian
-from fedjaxsim.privacy.events import Drawn, Event, drawn_twice
+from fedjaxsim.privacy.events import Drawn, PrivacyEvent, drawn_twice
 from fedjaxsim.privacy.guarantee import together_published
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.sweep import ManyRuns
@@ -403,4 +403,4 @@ def test_closed_doors_draw_nothing_that_counts():
     assert report.draws == ()
     assert report.find("zero_out").epsilon == 0
     assert together_published([report, report], DELTA).find("zero_out").epsilon == 0
-    assert ledgers.charged(state.privacy)[0].event == Event("none")
+    assert ledgers.charged(state.privacy)[0].event == PrivacyEvent("none")

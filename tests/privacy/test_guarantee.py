@@ -9,18 +9,18 @@ import pytest
 from fedjaxsim.privacy import guarantee
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.calibration import noise_multiplier
-from fedjaxsim.privacy.events import Charged, Entry, Event, Scheme
+from fedjaxsim.privacy.events import Entry, PrivacyEvent, PrivacySpend, SamplingScheme
 from fedjaxsim.privacy.guarantee import default_delta, report
 from fedjaxsim.privacy.sampling import poisson
 
-GAUSSIAN = Event("gaussian")
-POISSON = Scheme("poisson", 1000, 1000)
-EVERYONE = Scheme("everyone", 1000, 1000)
+GAUSSIAN = PrivacyEvent("gaussian")
+POISSON = SamplingScheme("poisson", 1000, 1000)
+EVERYONE = SamplingScheme("full", 1000, 1000)
 
 
 def rounds_of(scheme, event, *groups, overflowed=False):
     entries = tuple(Entry(*group) for group in groups)
-    return [Charged(scheme, event, entries, overflowed)]
+    return [PrivacySpend(scheme, event, entries, overflowed)]
 
 
 def test_poisson_report():
@@ -87,7 +87,7 @@ def test_in_one_line():
     assert report(rounds_of(POISSON, GAUSSIAN, (0.0, 0.5, 3)), 1e-5).short() == (
         "no guarantee: no noise was added"
     )
-    nothing = report(rounds_of(EVERYONE, Event("none"), (0.0, 1.0, 3)), 1e-5).short()
+    nothing = report(rounds_of(EVERYONE, PrivacyEvent("none"), (0.0, 1.0, 3)), 1e-5).short()
     assert nothing == "ε = 0 zero-out, ε = 0 replace, δ = 1e-05 (joint DP, exact)"
 
 
@@ -95,7 +95,7 @@ def test_in_one_line_of_one_accountant():
     rounds = (8.0, 0.01, 10)
     half = report(rounds_of(POISSON, GAUSSIAN, rounds), 1e-5, "rdp")
     assert half.short().endswith("zero-out, δ = 1e-05 (joint DP, upper bound)")
-    fixed = Scheme("fixed", 1000, 10)
+    fixed = SamplingScheme("fixed", 1000, 10)
     read = report(rounds_of(fixed, GAUSSIAN, rounds), 1e-5, "rdp_without_replacement")
     assert read.short().endswith("replace, δ = 1e-05 (released sequence, upper bound)")
     lost = dataclasses.replace(half.guarantees[0], epsilon=None, reason="lost", adjacency="replace")
@@ -121,7 +121,7 @@ def test_a_weak_delta_is_called_weak():
         (rounds_of(POISSON, GAUSSIAN, (0.0, 0.5, 3)), "no noise was added"),
         (rounds_of(POISSON, GAUSSIAN, (1.0, 0.5, 3), (0.0, 0.5, 1)), "no noise was added"),
         (rounds_of(POISSON, GAUSSIAN, (float("nan"), 0.5, 3)), "not a number"),
-        (rounds_of(POISSON, Event("unprotected"), (1.0, 0.5, 3)), "no guarantee is known"),
+        (rounds_of(POISSON, PrivacyEvent("unprotected"), (1.0, 0.5, 3)), "no guarantee is known"),
         (rounds_of(POISSON, GAUSSIAN, (1.0, 0.5, 3), overflowed=True), "ledger overflowed"),
     ],
 )
@@ -137,7 +137,7 @@ def test_no_guarantee_has_a_reason(charges, reason):
 
 def test_nothing_released_costs_exactly_nothing():
     for found in (
-        report(rounds_of(EVERYONE, Event("none"), (0.0, 1.0, 50)), 1e-5),
+        report(rounds_of(EVERYONE, PrivacyEvent("none"), (0.0, 1.0, 50)), 1e-5),
         report(rounds_of(POISSON, GAUSSIAN), 1e-5),
     ):
         assert [one.epsilon for one in found.guarantees] == [0.0] * 4
@@ -145,19 +145,21 @@ def test_nothing_released_costs_exactly_nothing():
 
 
 def test_a_closed_door_is_not_judged_by_its_ledger():
-    closed = rounds_of(EVERYONE, Event("none"), (0.0, 1.0, 50), overflowed=True)
+    closed = rounds_of(EVERYONE, PrivacyEvent("none"), (0.0, 1.0, 50), overflowed=True)
     assert report(closed, 1e-5).find("replace").epsilon == 0
 
 
 def test_cohorts_over_capacity_are_paid_for_or_reported():
     groups = [(5.0, 0.1, 200)]
-    roomy = report(rounds_of(Scheme("poisson", 1000, 1000), GAUSSIAN, *groups), 1e-5).find(
+    roomy = report(rounds_of(SamplingScheme("poisson", 1000, 1000), GAUSSIAN, *groups), 1e-5).find(
         "zero_out"
     )
-    tight = report(rounds_of(Scheme("poisson", 1000, 165), GAUSSIAN, *groups), 1e-5).find(
+    tight = report(rounds_of(SamplingScheme("poisson", 1000, 165), GAUSSIAN, *groups), 1e-5).find(
         "zero_out"
     )
-    over = report(rounds_of(Scheme("poisson", 1000, 120), GAUSSIAN, *groups), 1e-5).find("zero_out")
+    over = report(rounds_of(SamplingScheme("poisson", 1000, 120), GAUSSIAN, *groups), 1e-5).find(
+        "zero_out"
+    )
     assert roomy.epsilon is not None
     assert tight.epsilon is not None
     assert tight.epsilon > roomy.epsilon
@@ -191,7 +193,7 @@ def test_poisson_sampling_at_rate_one_is_exact():
 
 
 def test_fixed_size_is_not_amplified_for_the_other_clients():
-    found = report(rounds_of(Scheme("fixed", 1000, 20), GAUSSIAN, (10.0, 0.02, 2000)), 1e-4)
+    found = report(rounds_of(SamplingScheme("fixed", 1000, 20), GAUSSIAN, (10.0, 0.02, 2000)), 1e-4)
     assert found.find("zero_out").epsilon == pytest.approx(2.308, abs=6e-4)
     assert found.find("zero_out").accountant == "mixture"
 
@@ -224,16 +226,18 @@ def test_a_delta_below_float64_resolution_is_named():
 
 def test_pure_releases_compose():
     groups = [(0.1, 1.0, 2)]
-    found = report(rounds_of(EVERYONE, Event("pure", zero_out=1.0, replace=2.0), *groups), 1e-5)
+    found = report(
+        rounds_of(EVERYONE, PrivacyEvent("pure", zero_out=1.0, replace=2.0), *groups), 1e-5
+    )
     assert {one.accountant for one in found.guarantees} == {"kov"}
     assert found.find("zero_out").epsilon == pytest.approx(0.2)
     assert found.find("replace").epsilon == pytest.approx(0.4)
-    unbounded = report(rounds_of(EVERYONE, Event("pure"), (math.inf, 1.0, 2)), 1e-5)
+    unbounded = report(rounds_of(EVERYONE, PrivacyEvent("pure"), (math.inf, 1.0, 2)), 1e-5)
     assert "infinite" in unbounded.find("zero_out").reason
 
 
 def test_a_reader_of_the_released_sequence_learns_less_from_fixed_cohorts():
-    found = report(rounds_of(Scheme("fixed", 1000, 20), GAUSSIAN, (10.0, 0.02, 2000)), 1e-4)
+    found = report(rounds_of(SamplingScheme("fixed", 1000, 20), GAUSSIAN, (10.0, 0.02, 2000)), 1e-4)
     for adjacency in ("zero_out", "replace"):
         reader = found.find(adjacency, "released_sequence")
         others = found.find(adjacency, "joint_dp")

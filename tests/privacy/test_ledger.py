@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjaxsim.privacy import ledger as ledgers
-from fedjaxsim.privacy.events import Entry, Event, Scheme
+from fedjaxsim.privacy.events import Entry, PrivacyEvent, SamplingScheme
 from fedjaxsim.privacy.ledger import charge, entries, no_charges
 
-POISSON, GAUSSIAN = Scheme("poisson", 100, 100), Event("gaussian")
+POISSON, GAUSSIAN = SamplingScheme("poisson", 100, 100), PrivacyEvent("gaussian")
 
 
 def empty(places, scheme=POISSON):
@@ -105,7 +105,7 @@ def test_places_are_validated():
 
 
 def test_a_cap_holds_for_rounds_in_their_order_each_once():
-    capped = Scheme("capped", 100, 10, max_participations=2)
+    capped = SamplingScheme("capped", 100, 10, max_participations=2)
 
     def overflowed(rounds):
         account = empty(1, capped)
@@ -119,7 +119,7 @@ def test_a_cap_holds_for_rounds_in_their_order_each_once():
 
 
 def test_a_ledger_keeps_an_account_for_every_sampler_and_mechanism():
-    fixed = Scheme("fixed", 100, 10)
+    fixed = SamplingScheme("fixed", 100, 10)
     ledger = ledgers.Ledger((empty(1),))
     once = ledgers.update(ledger, POISSON, GAUSSIAN, lambda c: charge(c, 2.0, 0.5, 0))
     assert ledgers.with_account(once, POISSON, GAUSSIAN, 3) is once

@@ -7,7 +7,7 @@ import pytest
 from problems import classification
 
 import fedjaxsim as fjs
-from fedjaxsim.fast.products import Product, Sealed
+from fedjaxsim.kernels.products import Product, Sealed
 from fedjaxsim.privacy.messages import Messages, widened
 
 # Two clients: (1, 2)ᵀ(3, 4) = ((3, 4), (6, 8)) with a bias of (0, 1), and zeros.

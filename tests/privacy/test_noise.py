@@ -9,8 +9,8 @@ import pytest
 import scipy.stats
 from scipy.special import ndtri_exp
 
-from fedjaxsim.fast import threefry
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy.mechanisms import gaussian, noise_like
 from fedjaxsim.privacy.noise import from_words, normal
 

@@ -11,8 +11,8 @@ import scipy.stats
 from problems import least_squares
 
 from fedjaxsim.algorithms.fedavg import fedavg
-from fedjaxsim.fast import threefry
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy.samplers.fixed import fixed_size
 from fedjaxsim.privacy.samplers.passes import passes
 from fedjaxsim.simulation import Simulation

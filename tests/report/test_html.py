@@ -14,7 +14,7 @@ from problems import HANGS
 
 from fedjaxsim.cli import main
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.privacy.events import Charged, Drawn, Entry, Event, Scheme
+from fedjaxsim.privacy.events import Drawn, Entry, PrivacyEvent, PrivacySpend, SamplingScheme
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.report.envelopes import envelope
 from fedjaxsim.report.files import lines, write_json
@@ -82,7 +82,9 @@ def write_run(path, algorithm, values, *, seed=0, noise=2.0, names=tuple("abcde"
     directory = RunDirectory.create(path)
     count = np.array([3, 3, 3, 3, 0])
     evaluation = Evaluation("test", count, {"accuracy": np.array([*values, np.nan])})
-    charged = Charged(Scheme("everyone", 5, 5), Event("gaussian"), (Entry(noise, 1.0, 4),))
+    charged = PrivacySpend(
+        SamplingScheme("full", 5, 5), PrivacyEvent("gaussian"), (Entry(noise, 1.0, 4),)
+    )
     found = report([charged], 0.01, draws=(Drawn(f"d{seed}", 0, 4),))
     spent = found.find("zero_out").epsilon
     last = {"train_loss": 0.5, **evaluation.summary(), "epsilon": spent}
@@ -210,7 +212,9 @@ def test_a_sweep_says_what_its_files_hold(tmp_path):
     sweep.add(rows, seconds=2.0, compile_seconds=8.0)
     results = sweep.results()
     sweep.write_envelopes(envelope(results, plan.columns, ["lam"], "test_accuracy"))
-    charged = Charged(Scheme("everyone", 5, 5), Event("gaussian"), (Entry(2.0, 1.0, 4),))
+    charged = PrivacySpend(
+        SamplingScheme("full", 5, 5), PrivacyEvent("gaussian"), (Entry(2.0, 1.0, 4),)
+    )
     plans = [{"runs": [0, 1, 2, 3], "noise_multiplier": 2.0,
               "guarantee": report([charged], 0.01).to_json()}]  # fmt: skip
     summary = {"runs": 4, "finished": 4, "diverged": 0, "metric": "test_accuracy", "rounds": 4,

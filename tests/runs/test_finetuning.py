@@ -19,18 +19,18 @@ def test_what_fine_tuning_reads_is_as_in_the_run_and_the_rest_as_if_nobody_had_s
     stage = Finetuning("kl").settings_after(PRIVATE)
     expected = run_config(
         data="synthetic", loss="squared", clients=9, algorithm="finetune", penalty="kl", rounds=10,
-        delta=1e-4, accountant="pld", sampling="everyone", lam=0.4, learning_rate=0.02,
+        delta=1e-4, accountant="pld", sampling="full", lam=0.4, learning_rate=0.02,
         local_steps=3, batch_size=7, seed=5,
     )  # fmt: skip
     assert stage == expected
-    assert (stage.part("mechanism").name, stage.sampler) == ("closed", "everyone")
+    assert (stage.part("mechanism").name, stage.sampler) == ("closed", "full")
 
 
 def test_the_models_and_the_clients_are_those_of_the_run():
     shape = {"model": "mlp", "hidden": (3, 4), "partition": "shards", "shards_per_client": 3}
     stage = Finetuning("mean").settings_after(run_config(algorithm="fedavg", **shape))
     assert stage == run_config(
-        algorithm="finetune", penalty="mean", sampling="everyone", rounds=10, **shape
+        algorithm="finetune", penalty="mean", sampling="full", rounds=10, **shape
     )
 
 

@@ -20,7 +20,7 @@ from problems import HANGS
 from fedjaxsim.callbacks import Cadence, MetricsFile
 from fedjaxsim.engine import checkpoint
 from fedjaxsim.engine.checkpoint import CheckpointFolder
-from fedjaxsim.privacy.events import Charged, Entry
+from fedjaxsim.privacy.events import Entry, PrivacySpend
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import RunDirectory
@@ -178,7 +178,7 @@ def test_a_finished_run_is_extended_and_spends_what_all_its_rounds_cost(
     assert spent > 3.0
     entry = Entry(experiment.noise_multiplier, 0.4, 10)
     simulation = experiment.simulation
-    charged = Charged(simulation.sampling.scheme, simulation.mechanism.event, (entry,))
+    charged = PrivacySpend(simulation.sampling.scheme, simulation.mechanism.event, (entry,))
     assert report([charged], experiment.delta).find("zero_out").epsilon == pytest.approx(spent)
 
 

@@ -16,8 +16,8 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.engine.state import state_of
 from fedjaxsim.models.network import mlp
-from fedjaxsim.privacy.doors import adaptive_clipping
 from fedjaxsim.privacy.guarantee import together_published
+from fedjaxsim.privacy.mechanisms import adaptive_clipping
 from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import ManyRuns, grid

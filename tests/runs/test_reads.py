@@ -66,7 +66,7 @@ def computed(algorithm: str, **changed: Any) -> str:
         "loss": "squared",
         "clients": 5,
         "rounds": 2,
-        "sampling": "everyone",
+        "sampling": "full",
         **_noise(algorithm, changed),
     }
     if "head" in part_of("algorithm", algorithm).settings:

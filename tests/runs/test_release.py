@@ -74,7 +74,7 @@ def test_every_sampler_has_a_flag(name, rate):
 def test_a_pure_release_costs_one_over_z(ran):
     # One round of everyone: ε = 1/z, and 2/z for replacement, whatever δ is.
     summary, _ = ran(
-        "--mechanism", "pure", "--noise-multiplier", "4", "--sampling", "everyone",
+        "--mechanism", "pure", "--noise-multiplier", "4", "--sampling", "full",
         "--rounds", "1",
     )  # fmt: skip
     assert summary["epsilon"] == pytest.approx(1 / 4, rel=1e-6)

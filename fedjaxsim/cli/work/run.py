@@ -24,11 +24,11 @@ from fedjaxsim.report.progress import (
 from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.directory import CONFIG, FINETUNE, GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import STOPPING, Executed, about, describe, execute, spent_in_all
-from fedjaxsim.runs.feasible import labels_like_classes
 from fedjaxsim.runs.fingerprints import digest, fingerprint_of
 from fedjaxsim.runs.settings import flag
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.stages import go_on, prepare_next, start_from
+from fedjaxsim.runs.validation import labels_like_classes
 
 if TYPE_CHECKING:
     from fedjaxsim.cli.resume import Resume

@@ -9,7 +9,7 @@ from typing import TypeVar
 from fedjaxsim.cli.refusals import REFUSED, one_line, refuse
 from fedjaxsim.cli.start import INTERRUPTED, Machines
 from fedjaxsim.engine import devices, processes
-from fedjaxsim.runs.own_lines import own_line
+from fedjaxsim.runs.user_code_lines import own_line
 
 Result = TypeVar("Result")
 

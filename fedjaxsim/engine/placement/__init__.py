@@ -16,7 +16,7 @@ class Functions(NamedTuple):
       init: `(key, hparams) -> state`.
       round: `(state, hparams, rows) -> (state, metrics)`.
       rounds: `(state, hparams, rows, rounds) -> (state, metrics)`.
-      evaluate: `(state, hparams, rows) -> Measured`.
+      evaluate: `(state, hparams, rows) -> ClientMetrics`.
     """
 
     init: Callable[..., Any]

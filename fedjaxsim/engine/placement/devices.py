@@ -20,11 +20,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from fedjaxsim.data.population import Population
+from fedjaxsim.engine.client_partition import Shard
 from fedjaxsim.engine.devices import SAME, across, divided, mesh_of, placed
 from fedjaxsim.engine.placement import Functions, jitted
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.share import Shard
 from fedjaxsim.engine.state import SimulationState, map_clients_leaves, map_parts
 
 PyTree = Any

@@ -22,11 +22,11 @@ import numpy as np
 from fedjaxsim.algorithm import Metrics
 from fedjaxsim.data.arrays import aligned
 from fedjaxsim.data.population import Population, Ranges
+from fedjaxsim.engine.client_partition import AllClients, StreamedClients
 from fedjaxsim.engine.draw import Draw
 from fedjaxsim.engine.placement import Functions
-from fedjaxsim.engine.program import Measured, Program
+from fedjaxsim.engine.program import ClientMetrics, Program
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.share import Fetched, Whole
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters
 
@@ -130,10 +130,10 @@ class Streamed:
         Raises:
           ValueError: everyone takes part in every round.
         """
-        if program.sampling.scheme.kind == "everyone":
+        if program.sampling.scheme.kind == "full":
             raise ValueError("where everyone takes part nothing can be streamed: sample clients")
         clients = program.num_clients
-        start = jax.jit(dataclasses.replace(program, share=Whole(1)).init)
+        start = jax.jit(dataclasses.replace(program, share=AllClients(1)).init)
 
         work, measure = map(jax.jit, functions_of_fetched(program))
 
@@ -217,7 +217,9 @@ class Streamed:
             metrics = jax.tree.map(lambda *each: np.stack(each), *history)
             return with_states(after, on_host), metrics
 
-        def evaluate(state: SimulationState, hparams: Hyperparameters, rows: HostRows) -> Measured:
+        def evaluate(
+            state: SimulationState, hparams: Hyperparameters, rows: HostRows
+        ) -> ClientMetrics:
             leaves = jax.tree.leaves(_states(state))
             size = block_of(clients, sum(leaf.nbytes for leaf in leaves) // clients)
             blocks = [
@@ -271,13 +273,13 @@ def functions_of_fetched(program: Program) -> tuple[Callable[..., Any], Callable
     """A round and an evaluation of a program, of what was fetched for them.
 
     Returns:
-      `(state, turn, hparams) -> (state, metrics)` and `(state, hparams, rows) -> Measured`; states
-      hold those of the clients that were fetched.
+      `(state, turn, hparams) -> (state, metrics)` and `(state, hparams, rows) -> ClientMetrics`;
+      states hold those of the clients that were fetched.
     """
 
     def of_fetched(rows: Rows) -> Program:
         assert rows.ids is not None
-        return dataclasses.replace(program, share=Fetched(program.num_clients, rows.ids))
+        return dataclasses.replace(program, share=StreamedClients(program.num_clients, rows.ids))
 
     def work(state: SimulationState, turn: Turn, hparams: Hyperparameters):
         draws, place, rows = turn.cohort
@@ -290,7 +292,7 @@ def functions_of_fetched(program: Program) -> tuple[Callable[..., Any], Callable
         state = with_states(state, jax.tree.map(newest, turn.states, _states(state)))
         drawn = jax.tree.map(lambda leaf: leaf[place], draws)
         worked = part.work(state, hparams, rows, drawn)
-        return part.settle(state, hparams, drawn, worked)
+        return part.server_update(state, hparams, drawn, worked)
 
     def measure(state: SimulationState, hparams: Hyperparameters, rows: Rows):
         return of_fetched(rows).evaluate(state, hparams, rows)

@@ -13,10 +13,10 @@ from fedjaxsim.privacy.events import (
     ADJACENCIES,
     VIEWS,
     Adjacency,
-    Charged,
     Entry,
-    Event,
-    Scheme,
+    PrivacyEvent,
+    PrivacySpend,
+    SamplingScheme,
     View,
 )
 
@@ -35,22 +35,22 @@ class _Scope(NamedTuple):
 
 
 _SCOPES = {
-    "gaussian": _Scope(("everyone", "capped"), ("gaussian",), "exact"),
+    "gaussian": _Scope(("full", "capped"), ("gaussian",), "exact"),
     "pld": _Scope(("poisson",), ("gaussian",), "upper_bound"),
     "rdp": _Scope(("poisson",), ("gaussian",), "upper_bound", adjacencies=("zero_out",)),
     "mixture": _Scope(("fixed",), ("gaussian",), "exact"),
     "rdp_without_replacement": _Scope(
         ("fixed",), ("gaussian",), "upper_bound", views=("released_sequence",)
     ),
-    "kov": _Scope(("poisson", "fixed", "capped", "everyone"), ("pure",), "upper_bound"),
+    "kov": _Scope(("poisson", "fixed", "capped", "full"), ("pure",), "upper_bound"),
     "basic": _Scope(
-        ("poisson", "fixed", "capped", "everyone"), ("pure",), "upper_bound", never_better=True
+        ("poisson", "fixed", "capped", "full"), ("pure",), "upper_bound", never_better=True
     ),
     "clt": _Scope(("poisson",), ("gaussian",), "approximate", adjacencies=("zero_out",)),
 }
 
 
-def require_match(accountant: str, scheme: Scheme, event: Event) -> None:
+def require_match(accountant: str, scheme: SamplingScheme, event: PrivacyEvent) -> None:
     """Checks that an accountant describes a sampler and a mechanism.
 
     Raises:
@@ -73,7 +73,7 @@ def require_match(accountant: str, scheme: Scheme, event: Event) -> None:
     )
 
 
-def overflow_probability(entries: Sequence[Entry], scheme: Scheme) -> float:
+def overflow_probability(entries: Sequence[Entry], scheme: SamplingScheme) -> float:
     """τ, a bound on the probability that any Poisson cohort exceeded the capacity."""
     if scheme.kind != "poisson":
         return 0.0
@@ -84,15 +84,15 @@ def overflow_probability(entries: Sequence[Entry], scheme: Scheme) -> float:
     return min(1.0, math.fsum(excess))
 
 
-def effective_scheme(entries: Sequence[Entry], scheme: Scheme) -> Scheme:
+def effective_scheme(entries: Sequence[Entry], scheme: SamplingScheme) -> SamplingScheme:
     """The scheme, with Poisson sampling at p = 1 in every round seen as everyone taking part."""
     everyone = scheme.capacity == scheme.clients and all(e.sampling_rate == 1 for e in entries)
     if scheme.kind == "poisson" and everyone:
-        return Scheme("everyone", scheme.clients, scheme.clients)
+        return SamplingScheme("full", scheme.clients, scheme.clients)
     return scheme
 
 
-def check_entries(entries: Sequence[Entry], scheme: Scheme) -> None:
+def check_entries(entries: Sequence[Entry], scheme: SamplingScheme) -> None:
     """Checks that the rounds can have come from the scheme.
 
     Raises:
@@ -105,7 +105,7 @@ def check_entries(entries: Sequence[Entry], scheme: Scheme) -> None:
             raise ValueError(f"sampling_rate must lie in [0, 1], got {p}")
         if rounds < 0:
             raise ValueError(f"rounds must be at least 0, got {rounds}")
-        if scheme.kind == "everyone" and p != 1:
+        if scheme.kind == "full" and p != 1:
             raise ValueError(f"sampling_rate must be 1 where everyone takes part, got {p}")
         fraction = scheme.capacity / scheme.clients
         if scheme.kind == "fixed" and not math.isclose(p, fraction, rel_tol=1e-6):
@@ -115,7 +115,9 @@ def check_entries(entries: Sequence[Entry], scheme: Scheme) -> None:
             )
 
 
-def met_by_one_client(entries: Sequence[Entry], scheme: Scheme, event: Event) -> list[Entry]:
+def met_by_one_client(
+    entries: Sequence[Entry], scheme: SamplingScheme, event: PrivacyEvent
+) -> list[Entry]:
     """The rounds with a cost that one client can have met: all, or the costliest up to its cap."""
     spent = [entry for entry in entries if entry.rounds and entry.sampling_rate > 0]
     if scheme.max_participations is None:
@@ -129,7 +131,7 @@ def met_by_one_client(entries: Sequence[Entry], scheme: Scheme, event: Event) ->
 
 
 def pure_rounds(
-    entries: Sequence[Entry], scheme: Scheme, event: Event, adjacency: Adjacency
+    entries: Sequence[Entry], scheme: SamplingScheme, event: PrivacyEvent, adjacency: Adjacency
 ) -> list[Entry]:
     """Rounds that are each ε-differentially private, with that ε, after sampling, as their noise.
 
@@ -156,7 +158,7 @@ def is_approximate(accountant: str) -> bool:
 
 
 def default_accountants(
-    scheme: Scheme, event: Event, adjacency: Adjacency, view: View
+    scheme: SamplingScheme, event: PrivacyEvent, adjacency: Adjacency, view: View
 ) -> tuple[str, ...]:
     """All accountants that are sound here, except where one is never better than another.
 
@@ -173,7 +175,7 @@ def default_accountants(
     )
 
 
-def status(accountant: str, entries: Sequence[Entry], scheme: Scheme) -> Status:
+def status(accountant: str, entries: Sequence[Entry], scheme: SamplingScheme) -> Status:
     """What kind of number an accountant gives for these rounds."""
     rounded = accountant == "mixture" and len(entries) > 1
     if rounded or scheme.max_participations is not None:
@@ -182,7 +184,7 @@ def status(accountant: str, entries: Sequence[Entry], scheme: Scheme) -> Status:
 
 
 def profiles(
-    charged: Charged, adjacency: Adjacency, view: View, accountant: str | None = None
+    charged: PrivacySpend, adjacency: Adjacency, view: View, accountant: str | None = None
 ) -> dict[str, Profile]:
     """By the name of each accountant asked for, `profile` of rounds of one kind.
 
@@ -198,8 +200,8 @@ def profiles(
 
 def profile(
     entries: Sequence[Entry],
-    scheme: Scheme,
-    event: Event,
+    scheme: SamplingScheme,
+    event: PrivacyEvent,
     adjacency: Adjacency,
     view: View,
     accountant: str,
@@ -232,7 +234,11 @@ def profile(
 
 @functools.lru_cache(maxsize=4)
 def _described(
-    spent: tuple[Entry, ...], scheme: Scheme, event: Event, adjacency: Adjacency, accountant: str
+    spent: tuple[Entry, ...],
+    scheme: SamplingScheme,
+    event: PrivacyEvent,
+    adjacency: Adjacency,
+    accountant: str,
 ) -> Profile:
     """The last few are kept, as a report asks for the same ones in both views."""
     sensitivity = event.sensitivity(adjacency)

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from fedjaxsim.privacy.accounting.composition import Adjacency
 from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS, log_binomials
-from fedjaxsim.privacy.events import Event, Scheme
+from fedjaxsim.privacy.events import PrivacyEvent, SamplingScheme
 from fedjaxsim.privacy.ledger import Charges, Ledger
 
 _ALPHAS = np.array(INTEGER_ORDERS, np.float64)
@@ -76,7 +76,7 @@ def _amplified(s: jax.Array, r: jax.Array, sampling_rate: jax.Array) -> jax.Arra
 
 
 def _round_rdp(
-    z: jax.Array, p: jax.Array, scheme: Scheme, event: Event, adjacency: Adjacency
+    z: jax.Array, p: jax.Array, scheme: SamplingScheme, event: PrivacyEvent, adjacency: Adjacency
 ) -> jax.Array:
     """RDP of one round at INTEGER_ORDERS, (72,), for z > 0."""
     alphas = jnp.asarray(_ALPHAS, z.dtype)

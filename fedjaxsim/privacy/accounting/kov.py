@@ -8,10 +8,10 @@ import math
 from collections.abc import Sequence
 
 from fedjaxsim.privacy.accounting.profile import Profile
-from fedjaxsim.privacy.events import Adjacency, Entry, Event
+from fedjaxsim.privacy.events import Adjacency, Entry, PrivacyEvent
 
 
-def amplified(entry: Entry, event: Event, adjacency: Adjacency) -> Entry:
+def amplified(entry: Entry, event: PrivacyEvent, adjacency: Adjacency) -> Entry:
     """A Poisson-sampled round with its ε after sampling, in the place of the charged one.
 
     Let a, b and c be the densities of a release with one message of the client, with another one

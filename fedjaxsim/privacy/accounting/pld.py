@@ -25,10 +25,10 @@ import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from fedjaxsim.privacy.accounting import gaussian, losses, rdp
+from fedjaxsim.privacy.accounting import gaussian, rdp, subsampled_gaussian_pld
 from fedjaxsim.privacy.accounting.groups import merge
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile
-from fedjaxsim.privacy.events import Entry, Event
+from fedjaxsim.privacy.events import Entry, PrivacyEvent
 
 INTERVAL = 1e-4
 """The grid of privacy losses, in nats, unless rounds are too cheap or too many for it."""
@@ -42,7 +42,7 @@ _MOST_POINTS, _MANY_ROUNDS = 6e6, 10**8
 _MOST_POINTS_OF_ONE_ROUND = 1e6
 
 
-_one_round = functools.lru_cache(maxsize=128)(losses.one_round)
+_one_round = functools.lru_cache(maxsize=128)(subsampled_gaussian_pld.one_round)
 """Cached, as ε is asked for after every evaluation of a run."""
 
 
@@ -56,7 +56,7 @@ def interval(entries: Sequence[Entry]) -> float:
     rounds = sum(entry.rounds for entry in entries)
     variance = sum(n * p**2 * math.expm1(min(z**-2, 50.0)) for z, p, n in entries) / rounds
     fine = math.floor(math.log2(max(0.08 * math.sqrt(variance) / INTERVAL, 2.0**_FINEST)))
-    one_round = max(losses.largest_loss(z, p) for z, p, _ in entries)
+    one_round = max(subsampled_gaussian_pld.largest_loss(z, p) for z, p, _ in entries)
     loose = min(rounds * one_round, _LOOSE_END)
     together = max(one_round, rdp.epsilon(rdp.compose(entries), 1e-15), loose)
     return max(INTERVAL * 2.0 ** min(fine, 0), coarsest(one_round, together, rounds))
@@ -76,7 +76,7 @@ def sampled_rounds(
     return [_one_round(z, p, replace, interval).self_compose(rounds) for z, p, rounds in entries]
 
 
-def profile(entries: Sequence[Entry], event: Event, replace: bool) -> Profile:
+def profile(entries: Sequence[Entry], event: PrivacyEvent, replace: bool) -> Profile:
     """The privacy profile of Poisson-sampled Gaussian releases.
 
     Args:

@@ -13,7 +13,7 @@ from scipy.special import ndtr, ndtri
 from fedjaxsim.privacy.accounting import composition, gaussian
 from fedjaxsim.privacy.accounting.composition import Adjacency, View
 from fedjaxsim.privacy.accounting.profile import Profile
-from fedjaxsim.privacy.events import Charged, Entry, Event, Scheme
+from fedjaxsim.privacy.events import Entry, PrivacyEvent, PrivacySpend, SamplingScheme
 
 _SLOPES = 129
 
@@ -54,8 +54,8 @@ def of_profile(profile: Profile, type_one: ArrayLike) -> np.ndarray:
 
 def trade_off(
     entries: Sequence[Entry],
-    scheme: Scheme,
-    event: Event,
+    scheme: SamplingScheme,
+    event: PrivacyEvent,
     type_one: ArrayLike,
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
@@ -85,7 +85,7 @@ def trade_off(
     if composition.default_accountants(described, event, adjacency, view) == ("gaussian",):
         spent = composition.met_by_one_client(entries, described, event)
         return of_gaussian(gaussian.mu(spent, event.sensitivity(adjacency)), alphas)
-    charged = Charged(scheme, event, tuple(entries))
+    charged = PrivacySpend(scheme, event, tuple(entries))
     curve = np.zeros_like(alphas)
     for profile in composition.profiles(charged, adjacency, view).values():
         curve = np.maximum(curve, of_profile(profile, alphas))

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.fast import threefry
+from fedjaxsim.kernels import threefry
 
 LARGEST_RATE = 2.0**-5
 """Above it, a coin for every client costs no more."""

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import scipy.stats
 
-from fedjaxsim.fast import threefry
-from fedjaxsim.privacy.events import Scheme
+from fedjaxsim.kernels import threefry
+from fedjaxsim.privacy.events import SamplingScheme
 from fedjaxsim.privacy.sampling import Cohort, Sampler, Sampling
 
 _TAIL = 1e-18  # probability, per round, that too few different clients are among the draws
@@ -81,7 +81,7 @@ def _fixed_size(num_clients: int, cohort: int) -> Sampler:
         return Cohort(ids, ids < num_clients, jnp.zeros((), jnp.int32))
 
     return Sampler(
-        Scheme("fixed", num_clients, cohort),
+        SamplingScheme("fixed", num_clients, cohort),
         draw,
         lambda hparams: jnp.asarray(cohort / num_clients),
     )

@@ -5,8 +5,8 @@ import math
 import jax.numpy as jnp
 
 from fedjaxsim.data.minibatches import permuted
-from fedjaxsim.fast import threefry
-from fedjaxsim.privacy.events import Scheme
+from fedjaxsim.kernels import threefry
+from fedjaxsim.privacy.events import SamplingScheme
 from fedjaxsim.privacy.sampling import Cohort, Sampler, Sampling
 
 
@@ -40,7 +40,7 @@ def _passes(num_clients: int, cohort: int, max_participations: int) -> Sampler:
     """Return the sampler of m clients."""
     if not 1 <= cohort <= num_clients:
         raise ValueError(f"cohort must lie in [1, {num_clients}], got {cohort}")
-    scheme = Scheme("capped", num_clients, cohort, max_participations)
+    scheme = SamplingScheme("capped", num_clients, cohort, max_participations)
     per_pass = math.ceil(num_clients / cohort)
 
     def draw(key, round_, hparams):

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjaxsim.fast import products
-from fedjaxsim.fast.products import Product, dense
 from fedjaxsim.hyperparameters import compose, fill
+from fedjaxsim.kernels import products
+from fedjaxsim.kernels.products import Product, dense
 from fedjaxsim.privacy.clipping import clip_by_global_norm
-from fedjaxsim.privacy.doors import adaptive_clipping, client_noise, plain_mean, pure
-from fedjaxsim.privacy.mechanisms import gaussian
+from fedjaxsim.privacy.mechanisms import adaptive_clipping, client_noise, gaussian, plain_mean, pure
 from fedjaxsim.privacy.messages import Messages
 
 K, R, D, C = 4, 3, 6, 2

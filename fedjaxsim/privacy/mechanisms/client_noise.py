@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.hyperparameters import reads
-from fedjaxsim.privacy.events import Event
-from fedjaxsim.privacy.mechanisms import (
+from fedjaxsim.privacy.events import PrivacyEvent
+from fedjaxsim.privacy.mechanisms.base import (
     CLIP_NORM,
     NOISE_MULTIPLIER,
     Mechanism,
@@ -58,7 +58,7 @@ def client_noise() -> Mechanism:
         noise = noise_like(key, total, scale)
         return Release(noised_mean(total, noise, jnp.maximum(present, 1)), state, z)
 
-    return Mechanism(Event("unprotected"), lambda _: (), _zero, add, release)
+    return Mechanism(PrivacyEvent("unprotected"), lambda _: (), _zero, add, release)
 
 
 def plain_mean() -> Mechanism:
@@ -83,4 +83,4 @@ def plain_mean() -> Mechanism:
         value = noised_mean(total, no_noise, jnp.maximum(present, 1))
         return Release(value, state, jnp.zeros(()))
 
-    return Mechanism(Event("unprotected"), lambda _: (), _zero, add, release)
+    return Mechanism(PrivacyEvent("unprotected"), lambda _: (), _zero, add, release)

@@ -5,23 +5,26 @@ from typing import Any
 
 import pytest
 
-from fedjaxsim.privacy.accounting import gaussian, kov, mixture, pld, together
-from fedjaxsim.privacy.events import Charged, Entry, Event, Scheme
+from fedjaxsim.privacy.accounting import gaussian, heterogeneous, kov, mixture, pld
+from fedjaxsim.privacy.events import Entry, PrivacyEvent, PrivacySpend, SamplingScheme
 from fedjaxsim.privacy.guarantee import report
 
-GAUSSIAN, PURE = Event("gaussian"), Event("pure")
-EVERYONE, POISSON = Scheme("everyone", 100, 100), Scheme("poisson", 100, 100)
-FIXED, CAPPED = Scheme("fixed", 100, 10), Scheme("capped", 100, 10, max_participations=3)
+GAUSSIAN, PURE = PrivacyEvent("gaussian"), PrivacyEvent("pure")
+EVERYONE, POISSON = SamplingScheme("full", 100, 100), SamplingScheme("poisson", 100, 100)
+FIXED, CAPPED = (
+    SamplingScheme("fixed", 100, 10),
+    SamplingScheme("capped", 100, 10, max_participations=3),
+)
 DELTA = 1e-5
 
 
 def charged(scheme, event, *groups):
-    return Charged(scheme, event, tuple(Entry(*group) for group in groups))
+    return PrivacySpend(scheme, event, tuple(Entry(*group) for group in groups))
 
 
 def epsilon(*charges, adjacency: Any = "zero_out", view: Any = "joint_dp", **options):
     accountant, delta = options.get("accountant", "pld"), options.get("delta", DELTA)
-    return together.profile(charges, adjacency, view, accountant).epsilon(delta)
+    return heterogeneous.profile(charges, adjacency, view, accountant).epsilon(delta)
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace"])
@@ -53,7 +56,7 @@ def test_poisson_sampled_rounds_are_what_they_are_alone(adjacency):
     alone = pld.profile([Entry(1.0, 0.05, 300)], GAUSSIAN, adjacency == "replace").epsilon(DELTA)
     found = epsilon(
         charged(POISSON, GAUSSIAN, (1.0, 0.05, 100)),
-        charged(Scheme("poisson", 100, 99), GAUSSIAN, (1.0, 0.05, 200)),
+        charged(SamplingScheme("poisson", 100, 99), GAUSSIAN, (1.0, 0.05, 200)),
         adjacency=adjacency,
     )
     assert found == pytest.approx(alone, rel=1e-3)
@@ -85,9 +88,9 @@ def test_both_accountants_are_bounds_and_the_tight_one_is_the_smaller():
         tight = epsilon(*ALL, view=view)
         loose = epsilon(*ALL, view=view, accountant="rdp")
         assert tight < loose < 1.35 * tight
-    assert together.accountants(ALL, "zero_out") == ("pld", "rdp")
-    assert together.accountants(ALL, "replace") == ("pld",)
-    assert together.accountants(ALL[2:], "replace") == ("pld", "rdp")
+    assert heterogeneous.accountants(ALL, "zero_out") == ("pld", "rdp")
+    assert heterogeneous.accountants(ALL, "replace") == ("pld",)
+    assert heterogeneous.accountants(ALL[2:], "replace") == ("pld", "rdp")
     with pytest.raises(ValueError, match="'rdp' does not describe"):
         epsilon(*ALL, adjacency="replace", accountant="rdp")
 
@@ -106,7 +109,7 @@ def test_every_kind_that_is_added_costs_something_and_order_is_of_no_importance(
 
 
 def test_cohorts_over_capacity_are_paid_for_by_all():
-    tight = Scheme("poisson", 100, 14)
+    tight = SamplingScheme("poisson", 100, 14)
     found = report([ALL[0], charged(tight, GAUSSIAN, (2.0, 0.05, 100))], DELTA).find("zero_out")
     assert any("exceeds the 14 places" in sentence for sentence in found.assumptions)
     assert found.epsilon is None  # a cohort of 15 comes once in ten thousand rounds

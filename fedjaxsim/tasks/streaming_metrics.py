@@ -11,7 +11,7 @@ from fedjaxsim.data.minibatches import Batch
 PyTree = Any
 
 
-class Fold(NamedTuple):
+class StreamingMetric(NamedTuple):
     """A metric of one client, computed in one pass over its rows.
 
     Attributes:
@@ -29,7 +29,7 @@ def balanced_accuracy(
     correct: Callable[[PyTree, Batch], jax.Array],
     label: Callable[[Batch], jax.Array],
     num_classes: int,
-) -> Fold:
+) -> StreamingMetric:
     """The mean recall over the classes that occur in the client's rows.
 
     As `sklearn.metrics.balanced_accuracy_score` (Brodersen, Ong, Stephan, Buhmann 2010).
@@ -56,12 +56,12 @@ def balanced_accuracy(
         recall = hits / jnp.maximum(rows, 1)  # 0 for a class that does not occur
         return jnp.sum(recall) / jnp.sum(rows > 0)
 
-    return Fold(start, add, value)
+    return StreamingMetric(start, add, value)
 
 
 def area_under_roc(
     score: Callable[[PyTree, Batch], jax.Array], positive: Callable[[Batch], jax.Array]
-) -> Fold:
+) -> StreamingMetric:
     """The share of pairs of a positive and a negative row in which the positive one scores higher.
 
     Ties count one half, so this is the area under the ROC curve (Hanley, McNeil 1982), as
@@ -96,7 +96,7 @@ def area_under_roc(
         wins = (below + up_to) / (2 * negatives)
         return jnp.sum(jnp.where(signs > 0, wins, 0)) / positives
 
-    return Fold(start, add, value)
+    return StreamingMetric(start, add, value)
 
 
 def _ordinal(scores: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from fedjaxsim.runs.own_lines import own_line, remember
+from fedjaxsim.runs.user_code_lines import own_line, remember
 
 _TAKES = {"algorithm": "task", "model": "shape, outputs", "mechanism": "", "sampling": ""}
 """Positional arguments of factories."""

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.hyperparameters import reads
-from fedjaxsim.privacy.events import Event
-from fedjaxsim.privacy.mechanisms import (
+from fedjaxsim.privacy.events import PrivacyEvent
+from fedjaxsim.privacy.mechanisms.base import (
     CLIP_NORM,
     NOISE_MULTIPLIER,
     Mechanism,
@@ -57,5 +57,5 @@ def every_row() -> Mechanism:
         noise = noise_like(key, accumulator.total, noise_scale(z, hparams.clip_norm))
         return Release(jax.tree.map(jnp.add, accumulator.total, noise), state, z)
 
-    event = Event("gaussian", zero_out=1.0, replace=2.0)
+    event = PrivacyEvent("gaussian", zero_out=1.0, replace=2.0)
     return Mechanism(event, lambda _: (), zero, add, release)

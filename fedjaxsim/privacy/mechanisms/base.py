@@ -22,7 +22,7 @@ from fedjaxsim.hyperparameters import (
     on_host,
     reads,
 )
-from fedjaxsim.privacy.events import LARGEST_NOISE, SMALLEST_NOISE, Event
+from fedjaxsim.privacy.events import LARGEST_NOISE, SMALLEST_NOISE, PrivacyEvent
 from fedjaxsim.privacy.messages import Bounded, Messages
 from fedjaxsim.privacy.noise import normal
 
@@ -85,8 +85,8 @@ class Release(NamedTuple):
       value: pytree, like one message unless the mechanism says otherwise; the only thing the
         server reads.
       state: the mechanism's next (public) state.
-      noise_multiplier: () the z of the noise that was really drawn (the ε, where `Event.kind` is
-        "pure"); the ledger is charged this. NaN where there is no guarantee.
+      noise_multiplier: () the z of the noise that was really drawn (the ε, where
+        `PrivacyEvent.kind` is "pure"); the ledger is charged this. NaN where there is no guarantee.
     """
 
     value: PyTree
@@ -147,7 +147,7 @@ class Mechanism(NamedTuple):
         where those run one after another: it pays where a chunk's messages are one matrix product.
     """
 
-    event: Event
+    event: PrivacyEvent
     init: Callable[[Hyperparameters], PyTree]
     zero: Callable[[PyTree, int], Accumulator]
     add: Add
@@ -284,7 +284,7 @@ def gaussian(weights: ArrayLike | None = None, max_weight: float | None = None) 
         divisor = denominator if shares is None else denominator * float(shares.mean())
         return Release(noised_mean(accumulator.total, noise, divisor), state, z)
 
-    event = Event("gaussian", zero_out=1.0, replace=2.0)
+    event = PrivacyEvent("gaussian", zero_out=1.0, replace=2.0)
     public = () if shares is None else (_WEIGHTS,)
     for_clients = None if shares is None else len(shares)
     return Mechanism(
@@ -307,4 +307,4 @@ def no_release() -> Mechanism:
         del denominator, key, hparams, round_
         return Release(accumulator.total, state, jnp.zeros(()))
 
-    return Mechanism(Event("none"), lambda _: (), lambda _, m: zeros(()), add, release)
+    return Mechanism(PrivacyEvent("none"), lambda _: (), lambda _, m: zeros(()), add, release)

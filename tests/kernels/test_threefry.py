@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjaxsim.fast import threefry
+from fedjaxsim.kernels import threefry
 
 KEY = jax.random.key(2**40 + 7, impl="threefry2x32")
 

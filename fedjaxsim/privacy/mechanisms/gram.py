@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.hyperparameters import reads
-from fedjaxsim.privacy.events import Event
-from fedjaxsim.privacy.mechanisms import (
+from fedjaxsim.privacy.events import PrivacyEvent
+from fedjaxsim.privacy.mechanisms.base import (
     CLIP_NORM,
     NOISE_MULTIPLIER,
     Accumulator,
@@ -137,7 +137,7 @@ def gaussian_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) ->
         return Release(value, state, z)
 
     return Mechanism(
-        Event("gaussian", zero_out=1.0, replace=math.sqrt(2)),
+        PrivacyEvent("gaussian", zero_out=1.0, replace=math.sqrt(2)),
         lambda _: (),
         lambda message, m: zero_gram(message, diagonal),
         add,

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from fedjaxsim.fast.products import Product, Sealed
+from fedjaxsim.kernels.products import Product, Sealed
 
 PyTree = Any
 

@@ -21,10 +21,10 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import Layout, default_layout
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.fast.linear_steps import linear_update, pays
-from fedjaxsim.fast.products import Product, Sealed
 from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.hyperparameters import compose, fill
+from fedjaxsim.kernels.linear_steps import linear_update, pays
+from fedjaxsim.kernels.products import Product, Sealed
 from fedjaxsim.models import linear, mlp
 from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.simulation import Simulation

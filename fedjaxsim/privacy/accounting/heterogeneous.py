@@ -19,15 +19,15 @@ from dp_accounting.pld import common, privacy_loss_distribution
 from fedjaxsim.privacy.accounting import (
     composition,
     gaussian,
-    losses,
     pld,
     rdp,
     rdp_without_replacement,
+    subsampled_gaussian_pld,
 )
 from fedjaxsim.privacy.accounting.composition import Adjacency, View
 from fedjaxsim.privacy.accounting.groups import merge, merge_pure
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, with_failure
-from fedjaxsim.privacy.events import Charged, Entry
+from fedjaxsim.privacy.events import Entry, PrivacySpend
 
 _ALPHAS = np.array(rdp.INTEGER_ORDERS, np.float64)
 
@@ -48,12 +48,12 @@ class _Parts(NamedTuple):
     pure: tuple[Entry, ...]
 
 
-def _met(charged: Charged) -> list[Entry]:
+def _met(charged: PrivacySpend) -> list[Entry]:
     composition.check_entries(charged.entries, charged.scheme)
     return composition.met_by_one_client(charged.entries, charged.scheme, charged.event)
 
 
-def _parts(charges: Sequence[Charged], adjacency: Adjacency) -> _Parts:
+def _parts(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> _Parts:
     squared, sampled, known, pure = [], [], [], []
     for charged in charges:
         scheme, event = charged.scheme, charged.event
@@ -81,7 +81,7 @@ def _parts(charges: Sequence[Charged], adjacency: Adjacency) -> _Parts:
     )
 
 
-def accountants(charges: Sequence[Charged], adjacency: Adjacency) -> tuple[str, ...]:
+def accountants(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> tuple[str, ...]:
     """The accountants that describe releases of all these kinds together.
 
     Rényi divergences of Poisson-sampled releases are known for zero-out only.
@@ -91,7 +91,7 @@ def accountants(charges: Sequence[Charged], adjacency: Adjacency) -> tuple[str, 
 
 
 def profile(
-    charges: Sequence[Charged], adjacency: Adjacency, view: View, accountant: str
+    charges: Sequence[PrivacySpend], adjacency: Adjacency, view: View, accountant: str
 ) -> Profile:
     """The privacy profile of releases of any kinds, with what cohorts over capacity cost.
 
@@ -121,7 +121,7 @@ def profile(
     return with_failure(found, min(1.0, overflow))
 
 
-def _rdp(charged: Charged, adjacency: Adjacency, view: View) -> np.ndarray:
+def _rdp(charged: PrivacySpend, adjacency: Adjacency, view: View) -> np.ndarray:
     """RDP of the rounds of one kind at INTEGER_ORDERS, (72,)."""
     scheme, event = charged.scheme, charged.event
     s, spent = event.sensitivity(adjacency), _met(charged)
@@ -152,9 +152,9 @@ def _rdp(charged: Charged, adjacency: Adjacency, view: View) -> np.ndarray:
 def _interval(parts: _Parts) -> float:
     """The grid of losses: as fine as the Poisson-sampled rounds need, and such that all fit."""
     finest = pld.interval(parts.sampled) if parts.sampled else pld.INTERVAL
-    one = [losses.largest_loss(z, 1.0) for z, _, _ in parts.known]
+    one = [subsampled_gaussian_pld.largest_loss(z, 1.0) for z, _, _ in parts.known]
     one += [epsilon for epsilon, _, _ in parts.pure]
-    one += [losses.largest_loss(1 / parts.mu, 1.0)] if parts.mu > 0 else []
+    one += [subsampled_gaussian_pld.largest_loss(1 / parts.mu, 1.0)] if parts.mu > 0 else []
     if not one:
         return finest
     # How large losses become together need not be known well: a grid too coarse is pessimistic.
@@ -174,7 +174,7 @@ def _convolved(parts: _Parts, adjacency: Adjacency) -> Profile:
     interval = _interval(parts)
     pieces = pld.sampled_rounds(parts.sampled, adjacency == "replace", interval)
     for z, q, rounds in parts.known:
-        pieces.append(losses.one_known_round(z, q, interval).self_compose(rounds))
+        pieces.append(subsampled_gaussian_pld.one_known_round(z, q, interval).self_compose(rounds))
     for epsilon, _, rounds in parts.pure:
         parameters = common.DifferentialPrivacyParameters(epsilon, 0.0)
         one = privacy_loss_distribution.from_privacy_parameters(

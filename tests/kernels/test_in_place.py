@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjaxsim.fast.in_place import put, take
+from fedjaxsim.kernels.in_place import put, take
 
 
 def work(slots, weights, reverse, piece=False):

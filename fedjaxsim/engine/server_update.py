@@ -10,25 +10,25 @@ import jax.numpy as jnp
 from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.engine.draw import Draw
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.engine.work import Worked
+from fedjaxsim.engine.work import CohortResult
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.events import Scheme
+from fedjaxsim.privacy.events import SamplingScheme
 from fedjaxsim.privacy.ledger import Charges
 from fedjaxsim.privacy.mechanisms import Mechanism
 
 PyTree = Any
 
 
-def settle(
+def server_update(
     algorithm: Algorithm,
     mechanism: Mechanism,
-    scheme: Scheme,
+    scheme: SamplingScheme,
     charge: Callable[..., Charges],
     state: SimulationState,
     hparams: Hyperparameters,
     drawn: Draw,
-    worked: Worked,
+    worked: CohortResult,
 ) -> tuple[SimulationState, Metrics]:
     """The state after a round, and the round's metrics.
 

@@ -7,17 +7,8 @@ import jax.numpy as jnp
 import scipy.special
 
 from fedjaxsim.hyperparameters import reads
-from fedjaxsim.privacy.doors.gram import (
-    add_gram,
-    check_deviations,
-    shifted,
-    spectral_bound,
-    symmetric,
-    symmetric_normal,
-    zero_gram,
-)
-from fedjaxsim.privacy.events import Event
-from fedjaxsim.privacy.mechanisms import (
+from fedjaxsim.privacy.events import PrivacyEvent
+from fedjaxsim.privacy.mechanisms.base import (
     CLIP_NORM,
     NOISE_MULTIPLIER,
     Mechanism,
@@ -28,6 +19,15 @@ from fedjaxsim.privacy.mechanisms import (
     noised_mean,
     round_value,
     zeros,
+)
+from fedjaxsim.privacy.mechanisms.gram import (
+    add_gram,
+    check_deviations,
+    shifted,
+    spectral_bound,
+    symmetric,
+    symmetric_normal,
+    zero_gram,
 )
 from fedjaxsim.privacy.noise import radius
 
@@ -70,7 +70,9 @@ def pure() -> Mechanism:
         value = noised_mean(accumulator.total, noise, denominator)
         return Release(value, state, _epsilon(z, 2.0))
 
-    return Mechanism(Event("pure", zero_out=0.5, replace=1.0), lambda _: (), zeros, add, release)
+    return Mechanism(
+        PrivacyEvent("pure", zero_out=0.5, replace=1.0), lambda _: (), zeros, add, release
+    )
 
 
 @reads(CLIP_NORM, NOISE_MULTIPLIER)
@@ -120,7 +122,7 @@ def pure_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> Mec
         return Release(value, state, _epsilon(z, math.sqrt(2)))
 
     return Mechanism(
-        Event("pure", zero_out=1 / math.sqrt(2), replace=1.0),
+        PrivacyEvent("pure", zero_out=1 / math.sqrt(2), replace=1.0),
         lambda _: (),
         lambda message, m: zero_gram(message, diagonal),
         add,

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.hyperparameters import Hyperparameter, on_host, reads
-from fedjaxsim.privacy.events import Event
-from fedjaxsim.privacy.mechanisms import (
+from fedjaxsim.privacy.events import PrivacyEvent
+from fedjaxsim.privacy.mechanisms.base import (
     CLIP_NORM,
     NOISE_MULTIPLIER,
     SMALLEST_CLIP_NORM,
@@ -123,5 +123,5 @@ def adaptive_clipping() -> Mechanism:
                 "twentieth of the expected cohort is usual"
             )
 
-    event = Event("gaussian", zero_out=1.0, replace=2.0)
+    event = PrivacyEvent("gaussian", zero_out=1.0, replace=2.0)
     return Mechanism(event, lambda h: clip_norm(h.clip_norm), zero, add, release, check=check)

@@ -5,13 +5,13 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim.engine.work import Places
+from fedjaxsim.engine.work import CohortSlots
 from fedjaxsim.privacy.sampling import Cohort
 
 PyTree = Any
 
 
-class Share(Protocol):
+class ClientPartition(Protocol):
     """The clients whose states one place holds.
 
     Attributes:
@@ -31,8 +31,8 @@ class Share(Protocol):
         """The ids of this place's clients, (size,) int32, and which of them exist, (size,)."""
         ...
 
-    def places(self, cohort: Cohort, *, everyone: bool) -> Places:
-        """The part of a cohort that is worked on here; `everyone`: whether it is all clients."""
+    def places(self, cohort: Cohort, *, everyone: bool) -> CohortSlots:
+        """The part of a cohort that is worked on here; `full`: whether it is all clients."""
         ...
 
     def total(self, sums: PyTree) -> PyTree:
@@ -40,37 +40,37 @@ class Share(Protocol):
         ...
 
 
-class Whole(NamedTuple):
+class AllClients(NamedTuple):
     """All clients of a simulation, in one place."""
 
     num_clients: int
 
     @property
     def size(self) -> int:
-        """As of `Share`."""
+        """As of `ClientPartition`."""
         return self.num_clients
 
     @property
     def even(self) -> bool:
-        """As of `Share`."""
+        """As of `ClientPartition`."""
         return True
 
     def ids(self) -> tuple[jax.Array, jax.Array]:
-        """As of `Share`."""
+        """As of `ClientPartition`."""
         ids = jnp.arange(self.num_clients, dtype=jnp.int32)
         return ids, jnp.ones(self.num_clients, bool)
 
-    def places(self, cohort: Cohort, *, everyone: bool) -> Places:
-        """As of `Share`: a client's state lies at its id."""
+    def places(self, cohort: Cohort, *, everyone: bool) -> CohortSlots:
+        """As of `ClientPartition`: a client's state lies at its id."""
         del everyone
-        return Places(cohort.ids, cohort.ids, cohort.mask)
+        return CohortSlots(cohort.ids, cohort.ids, cohort.mask)
 
     def total(self, sums: PyTree) -> PyTree:
-        """As of `Share`."""
+        """As of `ClientPartition`."""
         return sums
 
 
-class Fetched(NamedTuple):
+class StreamedClients(NamedTuple):
     """Some clients, whose states and rows were brought to one place for a while.
 
     Attributes:
@@ -83,26 +83,26 @@ class Fetched(NamedTuple):
 
     @property
     def size(self) -> int:
-        """As of `Share`."""
+        """As of `ClientPartition`."""
         return self.own.shape[0]
 
     @property
     def even(self) -> bool:
-        """As of `Share`."""
+        """As of `ClientPartition`."""
         return False
 
     def ids(self) -> tuple[jax.Array, jax.Array]:
-        """As of `Share`."""
+        """As of `ClientPartition`."""
         return jnp.minimum(self.own, self.num_clients - 1), self.own < self.num_clients
 
-    def places(self, cohort: Cohort, *, everyone: bool) -> Places:
-        """As of `Share`."""
+    def places(self, cohort: Cohort, *, everyone: bool) -> CohortSlots:
+        """As of `ClientPartition`."""
         del everyone
         slots = jnp.searchsorted(self.own, cohort.ids, method="sort")
-        return Places(slots.astype(jnp.int32), cohort.ids, cohort.mask)
+        return CohortSlots(slots.astype(jnp.int32), cohort.ids, cohort.mask)
 
     def total(self, sums: PyTree) -> PyTree:
-        """As of `Share`."""
+        """As of `ClientPartition`."""
         return sums
 
 
@@ -130,26 +130,26 @@ class Shard(NamedTuple):
         return self.num_clients % self.devices == 0
 
     def ids(self) -> tuple[jax.Array, jax.Array]:
-        """As of `Share`."""
+        """As of `ClientPartition`."""
         ids = jax.lax.axis_index(self.axis) * self.size + jnp.arange(self.size, dtype=jnp.int32)
         return jnp.minimum(ids, self.num_clients - 1), ids < self.num_clients
 
-    def places(self, cohort: Cohort, *, everyone: bool) -> Places:
-        """As of `Share`; each in min(capacity, size) places.
+    def places(self, cohort: Cohort, *, everyone: bool) -> CohortSlots:
+        """As of `ClientPartition`; each in min(capacity, size) places.
 
         As many places as that are enough whoever is drawn, so that no cohort overflows here that
         would not on one device.
         """
         if everyone:
             ids, exist = self.ids()
-            return Places(jnp.arange(self.size, dtype=jnp.int32), ids, exist)
+            return CohortSlots(jnp.arange(self.size, dtype=jnp.int32), ids, exist)
         slots = cohort.ids - jax.lax.axis_index(self.axis) * self.size
         mine = cohort.mask & (slots >= 0) & (slots < self.size)
         capacity = min(mine.shape[0], self.size)
         kept = jnp.nonzero(mine, size=capacity, fill_value=0)[0]
         mask = jnp.arange(capacity) < jnp.sum(mine)
-        return Places(slots[kept], cohort.ids[kept], mask)
+        return CohortSlots(slots[kept], cohort.ids[kept], mask)
 
     def total(self, sums: PyTree) -> PyTree:
-        """As of `Share`."""
+        """As of `ClientPartition`."""
         return jax.lax.psum(sums, self.axis)

@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.hyperparameters import reads
-from fedjaxsim.privacy.doors.gram import add_gram, symmetric, zero_gram
-from fedjaxsim.privacy.events import Event
-from fedjaxsim.privacy.mechanisms import (
+from fedjaxsim.privacy.events import PrivacyEvent
+from fedjaxsim.privacy.mechanisms.base import (
     CLIP_NORM,
     NOISE_MULTIPLIER,
     Mechanism,
@@ -14,6 +13,7 @@ from fedjaxsim.privacy.mechanisms import (
     noise_scale,
     round_value,
 )
+from fedjaxsim.privacy.mechanisms.gram import add_gram, symmetric, zero_gram
 from fedjaxsim.privacy.noise import normal
 
 
@@ -60,7 +60,7 @@ def wishart(diagonal: bool = False) -> Mechanism:
         return Release(total + scale.astype(total.dtype) * e, state, z)
 
     return Mechanism(
-        Event("unprotected"),
+        PrivacyEvent("unprotected"),
         lambda _: (),
         lambda message, m: zero_gram(message, diagonal),
         add,

@@ -6,22 +6,22 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.hyperparameters import reads
-from fedjaxsim.privacy.doors.every_row import every_row
-from fedjaxsim.privacy.doors.gram import (
-    check_deviations,
-    shifted,
-    spectral_bound,
-    symmetric,
-    symmetric_normal,
-)
-from fedjaxsim.privacy.events import Event
-from fedjaxsim.privacy.mechanisms import (
+from fedjaxsim.privacy.events import PrivacyEvent
+from fedjaxsim.privacy.mechanisms.base import (
     CLIP_NORM,
     NOISE_MULTIPLIER,
     Mechanism,
     Release,
     noise_scale,
     round_value,
+)
+from fedjaxsim.privacy.mechanisms.every_row import every_row
+from fedjaxsim.privacy.mechanisms.gram import (
+    check_deviations,
+    shifted,
+    spectral_bound,
+    symmetric,
+    symmetric_normal,
 )
 
 
@@ -72,5 +72,5 @@ def gaussian_gram_of_clients(num_clients: int, psd_deviations: float | None = 4.
         return Release(value, state, z)
 
     replace = math.sqrt(8 * (m - 1) / (2 * m - 1)) if m > 1 else 1.0
-    event = Event("gaussian", zero_out=1.0, replace=replace)
+    event = PrivacyEvent("gaussian", zero_out=1.0, replace=replace)
     return rows._replace(event=event, release=release, num_clients=m)
