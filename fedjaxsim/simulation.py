@@ -277,7 +277,7 @@ class Simulation:
           The next state, and the round's metrics by name (see `Segment`), each ().
         """
         state = self.setup.with_account(state)
-        return self.setup.compiled.round(
+        return self.setup.compiled.step(
             state, self.setup.check(hparams), self.setup.placed["train"]
         )
 

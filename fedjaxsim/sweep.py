@@ -1,33 +1,23 @@
 """S runs of one simulation as one program, over a grid of devices: settings by clients."""
 
 import copy
-import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
-from fedjaxsim.engine.client_partition import Shard
-from fedjaxsim.engine.devices import SAME, across, divided, grid_of
+from fedjaxsim.engine.batch import batch, stack, varying
+from fedjaxsim.engine.devices import grid_of
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.engine.layout import bytes_of
 from fedjaxsim.engine.loop import Callbacks, Run
-from fedjaxsim.engine.placement.devices import AXIS as CLIENTS
-from fedjaxsim.engine.placement.devices import rows_over, specs_of_rows
-from fedjaxsim.engine.program import Program
-from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.segments import History
-from fedjaxsim.engine.settings_axis import over_settings, stack, varying
-from fedjaxsim.engine.state import Part, SimulationState, map_parts
+from fedjaxsim.engine.shard import CLIENTS, RUNS, shard
+from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.guarantee import default_delta
 from fedjaxsim.simulation import Simulation
-
-PyTree = Any
-_AXIS = "settings"
 
 
 class ManyRuns:
@@ -41,9 +31,10 @@ class ManyRuns:
     Args:
       simulation: what is run.
       settings: S hyperparameters, with one and the same sampling rate.
-      devices: JAX devices, by default all. The settings are divided over them, the last one
-        repeated until they can be divided evenly; the repetitions are part of states only. Where
-        there are more devices than settings, the clients are divided, too (see `grid`).
+      devices: JAX devices, by default all, those of other processes included. The settings are
+        divided over them, the last one repeated until they can be divided evenly; the repetitions
+        are part of states only. Where there are more devices than settings, the clients are
+        divided, too (see `grid`).
       axes: which hyperparameters may differ, as from `varying`; by default those that do.
 
     Attributes:
@@ -51,7 +42,7 @@ class ManyRuns:
       settings: as given.
       size: S.
       capacity: how many settings the program holds, repetitions included.
-      state_shapes: a state, as shapes.
+      program: the batched and sharded program.
 
     Raises:
       ValueError: if there is no setting, one is out of range, or sampling rates differ.
@@ -68,13 +59,15 @@ class ManyRuns:
         self.simulation, self.settings, self.size = simulation, tuple(settings), len(settings)
         devices = list(jax.devices() if devices is None else devices)
         by_settings, by_clients = grid(len(devices), self.size, simulation.num_clients)
-        self._mesh = grid_of(
-            devices[: by_settings * by_clients], {_AXIS: by_settings, CLIENTS: by_clients}
+        mesh = grid_of(
+            devices[: by_settings * by_clients], {RUNS: by_settings, CLIENTS: by_clients}
         )
         self.capacity = self.size + -self.size % by_settings
         self._axes = varying(settings) if axes is None else axes
         self._hparams = self._stack(settings)
-        self._compile()
+        self.program = shard(batch(simulation.program, self._axes, self.capacity), mesh)
+        self._compiled = self.program.compiled()
+        self._place()
 
     def with_runs(self, simulation: Simulation, settings: Sequence[Hyperparameters]) -> "ManyRuns":
         """The same program for other runs, of the same simulation or on another population.
@@ -93,8 +86,9 @@ class ManyRuns:
         if len(settings) > self.capacity:
             raise ValueError(f"the program holds {self.capacity} settings, got {len(settings)}")
         other = copy.copy(self)
-        other.__dict__.pop("_rows", None)
         other.simulation, other.settings = simulation, tuple(settings)
+        if simulation.population is not self.simulation.population:
+            other._place()
         other.size = len(settings)
         other._hparams = self._stack(settings)
         return other
@@ -116,59 +110,10 @@ class ManyRuns:
         padding = [settings[-1]] * (self.capacity - len(settings))
         return stack([*settings, *padding], self._axes).as_arrays()
 
-    def _compile(self) -> None:
-        """Maps the program over the settings of each device, and over the devices."""
-        axes, one = self._axes, self._laid_out(self.simulation.program)
-        by_settings, by_clients = self._mesh.shape[_AXIS], self._mesh.shape[CLIENTS]
-        whole = over_settings(one, axes, self.capacity)
-        if by_clients > 1:
-            one = dataclasses.replace(one, share=Shard(CLIENTS, by_clients, one.num_clients))
-        part = over_settings(one, axes, self.capacity // by_settings)
-        key = jax.random.key(0, impl="threefry2x32")
-        rows = self._rows["train"]
-        state = jax.eval_shape(whole.init, key, self._hparams)
-        _, metrics = jax.eval_shape(whole.round, state, self._hparams, rows)
-        self.state_shapes = state
-        self._specs = map_parts(_specs_of, state)
-        hparams_specs: Any = jax.tree.map(
-            lambda axis: SAME if axis is None else divided(_AXIS),
-            axes,
-            is_leaf=lambda axis: axis is None,
-        )
-        metric_specs = jax.tree.map(lambda leaf: divided(_AXIS, 1) if leaf.ndim else SAME, metrics)
-        measured = PartitionSpec(CLIENTS, _AXIS)
-
-        def divided_over(function, state, hparams, rows, outputs):
-            inputs = (self._specs, hparams_specs, SAME if by_clients == 1 else specs_of_rows(rows))
-            return across(function, self._mesh, inputs, outputs)(state, hparams, rows)
-
-        def several(state, hparams, rows, rounds):
-            of_device = functools.partial(part.rounds, rounds=rounds)
-            return divided_over(of_device, state, hparams, rows, (self._specs, metric_specs))
-
-        def evaluate(state, hparams, rows):
-            return divided_over(part.evaluate, state, hparams, rows, measured)
-
-        self._init = jax.jit(across(part.init, self._mesh, (SAME, hparams_specs), self._specs))
-        self._rounds = jax.jit(several, static_argnames="rounds", donate_argnums=0)
-        self._evaluate = jax.jit(evaluate)
-
-    @functools.cached_property
-    def _rows(self) -> dict[str, Rows]:
-        """Every split's rows: whole on each device, or divided with the clients."""
+    def _place(self) -> None:
+        """Put every split's rows on the devices."""
         self.simulation.setup.check_in_memory()
-        if self._mesh.shape[CLIENTS] == 1:
-            return self.simulation.setup.rows
-        return rows_over(self._mesh, self.simulation.population)
-
-    def _laid_out(self, program: Program) -> Program:
-        """The program with a layout for the models of all settings."""
-        state = jax.eval_shape(program.init, jax.random.key(0), self.settings[0].as_arrays())
-        row = (
-            bytes_of(state.personal) / program.num_clients * self.capacity / self._mesh.shape[_AXIS]
-        )
-        layout = self.simulation.setup.layout_of(self.capacity).for_settings(row)
-        return dataclasses.replace(program, layout=layout)
+        self._rows = self.program.place(self.simulation.population)
 
     def init(self, key: jax.Array | int) -> SimulationState:
         """The state before the first round: what differs between runs has an axis of them.
@@ -180,16 +125,7 @@ class ManyRuns:
           ValueError: as `Simulation.init`.
         """
         key = self.simulation.setup.check_start(key, self.settings[0])
-        return self._init(key, self._hparams)
-
-    def place(self, state: SimulationState) -> SimulationState:
-        """A state that comes from elsewhere, a file say, on the devices."""
-        return jax.tree.map(
-            lambda spec, part: jax.device_put(part, NamedSharding(self._mesh, spec)),
-            self._specs,
-            state,
-            is_leaf=lambda node: isinstance(node, PartitionSpec),
-        )
+        return self._compiled.init(key, self._hparams)
 
     def run(
         self,
@@ -215,12 +151,10 @@ class ManyRuns:
 
         def advance(state, length):
             rows = self._rows["train"]
-            state, metrics = self._rounds(state, self._hparams, rows, rounds=length)
-            own: Any = {
-                name: np.asarray(value)[..., : self.size] if value.ndim > 1 else value
-                for name, value in metrics.items()
-            }
-            return state, own
+            state, metrics = self._compiled.rounds(state, self._hparams, rows, rounds=length)
+            metrics = to_host(metrics)
+            asked = {k: v[..., : self.size] if v.ndim > 1 else v for k, v in metrics.items()}
+            return state, asked
 
         delta = default_delta(self.simulation.num_clients) if delta is None else delta
         last = int(state.round) + rounds
@@ -234,16 +168,16 @@ class ManyRuns:
           ValueError: if there is no such split.
         """
         self.simulation.setup.check_split(split)
-        measured = self._evaluate(state, self._hparams, self._rows[split])
-        own = jax.tree.map(lambda values: np.asarray(values)[:, : self.size], measured)
-        return self.simulation.setup.summarize(split, own)
+        measured = to_host(self._compiled.evaluate(state, self._hparams, self._rows[split]))
+        asked = jax.tree.map(lambda values: values[:, : self.size], measured)
+        return self.simulation.setup.summarize(split, asked)
 
 
 def grid(devices: int, settings: int, clients: int) -> tuple[int, int]:
     """Over how many of the devices settings are divided, and over how many of each the clients.
 
-    Settings come first. Devices that they leave idle divide the clients, evenly: so that no device
-    has more of settings times clients to compute than it must.
+    Settings come first. Devices that they leave idle divide the clients, so that no device computes
+    more of settings times clients than it must.
 
     Args:
       devices: that there are.
@@ -255,24 +189,7 @@ def grid(devices: int, settings: int, clients: int) -> tuple[int, int]:
 
     def load(pair):
         by_settings, by_clients = pair
-        return -(-settings // by_settings) / by_clients, -by_settings
+        return -(-settings // by_settings) * -(-clients // by_clients), -by_settings
 
-    pairs = []
-    for by_settings in range(1, settings + 1):
-        most = devices // by_settings
-        pairs.append((by_settings, max(c for c in range(1, most + 1) if clients % c == 0)))
-    return min(pairs, key=load)
-
-
-def _specs_of(part: Part, tree: PyTree) -> PyTree:
-    """Return how a part of the state is divided, by clients and by settings."""
-
-    def spec(leaf):
-        axes: list[str | None] = [None] * leaf.ndim
-        if part.owner == "clients":
-            axes[0] = CLIENTS
-        if part.varies:
-            axes[part.runs_axis] = _AXIS
-        return PartitionSpec(*axes)
-
-    return jax.tree.map(spec, tree)
+    pairs = [(by, devices // by) for by in range(1, settings + 1)]
+    return min(((by, min(most, clients)) for by, most in pairs), key=load)

@@ -116,7 +116,7 @@ def test_what_is_declared_is_what_is_read(name):
     watched = Watched(**{name: getattr(values, name) for name in values})
     key = jax.random.key(0, impl="threefry2x32")
     state = jax.eval_shape(sim.program.init, key, watched)
-    jax.eval_shape(sim.program.round, state, watched, sim.setup.rows["train"])
+    jax.eval_shape(sim.program.step, state, watched, sim.setup.rows["train"])
     jax.eval_shape(sim.program.evaluate, state, watched, sim.setup.rows["train"])
     assert read == set(sim.records)
 

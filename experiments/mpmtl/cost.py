@@ -47,7 +47,7 @@ def measure(clients: int) -> dict[str, Any]:
     )
     program, rows = simulation.program, simulation.setup.rows["train"]
     state = program.init(jax.random.key(0, impl="threefry2x32"), hparams)
-    compiled = jax.jit(program.round, donate_argnums=0).lower(state, hparams, rows).compile()
+    compiled = jax.jit(program.step, donate_argnums=0).lower(state, hparams, rows).compile()
     seconds = []
     for _ in range(WARM + REPETITIONS):
         start = time.perf_counter()

@@ -52,7 +52,7 @@ def main() -> None:
                 state = program.init(jax.random.key(seed, impl="threefry2x32"), hparams)
 
                 def step(state, index):
-                    state, _ = program.round(state, hparams, rows)
+                    state, _ = program.step(state, hparams, rows)
                     w = state.personal.sent.w[:, :, 0]
                     key = jax.random.fold_in(state.key, index)
                     message = jax.ShapeDtypeStruct((w.shape[1], 1), w.dtype)

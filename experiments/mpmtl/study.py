@@ -19,9 +19,9 @@ from contenders import Method
 from data_problems import Problem, delta, folded
 
 import fedjaxsim as fjs
+from fedjaxsim.engine.batch import stack
 from fedjaxsim.engine.program import ClientMetrics
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.settings_axis import stack
 from fedjaxsim.report.files import write_atomically
 
 TUNING_SEED = 1000
@@ -117,7 +117,7 @@ class Repetitions:
         if own is not None:
             state = dataclasses.replace(state, personal=first_personal(algorithm, hparams, own))
         state = jax.lax.fori_loop(
-            0, rounds, lambda _, state: program.round(state, hparams, rows)[0], state
+            0, rounds, lambda _, state: program.step(state, hparams, rows)[0], state
         )
         ids = jnp.arange(program.num_clients)
         predict = jax.vmap(algorithm.predict, (None, 0, None, 0))

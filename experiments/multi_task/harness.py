@@ -17,7 +17,7 @@ from methods import Method, Point, at_edge, hyperparameters
 from rich.progress import track
 
 import fedjaxsim as fjs
-from fedjaxsim.engine.settings_axis import varying
+from fedjaxsim.engine.batch import varying
 from fedjaxsim.metrics import metric
 from fedjaxsim.report.files import write_atomically
 from fedjaxsim.sweep import ManyRuns

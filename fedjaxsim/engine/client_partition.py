@@ -1,6 +1,10 @@
-"""Which of a simulation's clients are worked on in one place: all of them, or those of a device."""
+"""The clients whose states a program holds: all, those of one device, or those fetched for a round.
 
-from typing import Any, NamedTuple, Protocol
+`AllClients` is the plain partition, and says what the others must answer.
+"""
+
+import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,136 +15,109 @@ from fedjaxsim.privacy.sampling import Cohort
 PyTree = Any
 
 
-class ClientPartition(Protocol):
-    """The clients whose states one place holds.
+@dataclasses.dataclass(frozen=True)
+class AllClients:
+    """All clients of a simulation; each state lies at its client's id.
 
     Attributes:
-      num_clients: m, in all places together.
-      size: states that this place holds; some may belong to no client.
-      even: whether all of them belong to one.
+      num_clients: m, in all partitions together.
     """
-
-    @property
-    def num_clients(self) -> int: ...  # noqa: D102
-    @property
-    def size(self) -> int: ...  # noqa: D102
-    @property
-    def even(self) -> bool: ...  # noqa: D102
-
-    def ids(self) -> tuple[jax.Array, jax.Array]:
-        """The ids of this place's clients, (size,) int32, and which of them exist, (size,)."""
-        ...
-
-    def places(self, cohort: Cohort, *, everyone: bool) -> CohortSlots:
-        """The part of a cohort that is worked on here; `full`: whether it is all clients."""
-        ...
-
-    def total(self, sums: PyTree) -> PyTree:
-        """Sums over all places."""
-        ...
-
-
-class AllClients(NamedTuple):
-    """All clients of a simulation, in one place."""
 
     num_clients: int
 
     @property
     def size(self) -> int:
-        """As of `ClientPartition`."""
+        """The number of states held; padding states belong to no client."""
         return self.num_clients
 
     @property
     def even(self) -> bool:
-        """As of `ClientPartition`."""
+        """Whether no state is padding."""
         return True
 
     def ids(self) -> tuple[jax.Array, jax.Array]:
-        """As of `ClientPartition`."""
+        """Return the ids of the states' clients, (size,) int32, and which exist, (size,) bool."""
         ids = jnp.arange(self.num_clients, dtype=jnp.int32)
         return ids, jnp.ones(self.num_clients, bool)
 
-    def places(self, cohort: Cohort, *, everyone: bool) -> CohortSlots:
-        """As of `ClientPartition`: a client's state lies at its id."""
-        del everyone
+    def places(self, cohort: Cohort, *, full: bool) -> CohortSlots:
+        """Return the cohort's clients that are held here; `full`: whether all clients take part."""
+        del full
         return CohortSlots(cohort.ids, cohort.ids, cohort.mask)
 
     def total(self, sums: PyTree) -> PyTree:
-        """As of `ClientPartition`."""
+        """Add up sums over all partitions."""
         return sums
 
 
-class StreamedClients(NamedTuple):
-    """Some clients, whose states and rows were brought to one place for a while.
+ClientPartition = AllClients
+"""The type of every partition."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamedClients(AllClients):
+    """Clients whose states and rows were fetched to one device.
 
     Attributes:
-      num_clients: m, wherever they are.
-      own: (s,) sorted int32 ids of those here; m at the end where there are fewer.
+      fetched: (s,) sorted int32 ids; m is padding and comes last.
     """
 
-    num_clients: int
-    own: jax.Array
+    fetched: jax.Array
 
     @property
     def size(self) -> int:
-        """As of `ClientPartition`."""
-        return self.own.shape[0]
+        """The number s of fetched states."""
+        return self.fetched.shape[0]
 
     @property
     def even(self) -> bool:
-        """As of `ClientPartition`."""
+        """False: cohorts may be smaller than s."""
         return False
 
     def ids(self) -> tuple[jax.Array, jax.Array]:
-        """As of `ClientPartition`."""
-        return jnp.minimum(self.own, self.num_clients - 1), self.own < self.num_clients
+        """Return ids, the last client's for padding, and which exist."""
+        return jnp.minimum(self.fetched, self.num_clients - 1), self.fetched < self.num_clients
 
-    def places(self, cohort: Cohort, *, everyone: bool) -> CohortSlots:
-        """As of `ClientPartition`."""
-        del everyone
-        slots = jnp.searchsorted(self.own, cohort.ids, method="sort")
+    def places(self, cohort: Cohort, *, full: bool) -> CohortSlots:
+        """Return the cohort's clients with their places in `fetched`."""
+        del full
+        slots = jnp.searchsorted(self.fetched, cohort.ids, method="sort")
         return CohortSlots(slots.astype(jnp.int32), cohort.ids, cohort.mask)
 
-    def total(self, sums: PyTree) -> PyTree:
-        """As of `ClientPartition`."""
-        return sums
 
-
-class Shard(NamedTuple):
-    """The clients that one of several devices holds: those with ids from size·index on.
+@dataclasses.dataclass(frozen=True)
+class Shard(AllClients):
+    """The clients of one of several devices: ids from size·index on, inside `jax.shard_map`.
 
     Attributes:
       axis: name of the mesh axis over which the clients are divided.
-      devices: how many there are.
-      num_clients: m, on all devices together.
+      devices: number of devices on it.
     """
 
     axis: str
     devices: int
-    num_clients: int
 
     @property
     def size(self) -> int:
-        """Clients on each device; on the last ones some places may belong to none."""
+        """The number of states on each device; the last devices may hold padding."""
         return -(-self.num_clients // self.devices)
 
     @property
     def even(self) -> bool:
-        """Whether all devices hold as many clients."""
+        """Whether the number of devices divides m."""
         return self.num_clients % self.devices == 0
 
     def ids(self) -> tuple[jax.Array, jax.Array]:
-        """As of `ClientPartition`."""
+        """Return this device's ids, the last client's for padding, and which exist."""
         ids = jax.lax.axis_index(self.axis) * self.size + jnp.arange(self.size, dtype=jnp.int32)
         return jnp.minimum(ids, self.num_clients - 1), ids < self.num_clients
 
-    def places(self, cohort: Cohort, *, everyone: bool) -> CohortSlots:
-        """As of `ClientPartition`; each in min(capacity, size) places.
+    def places(self, cohort: Cohort, *, full: bool) -> CohortSlots:
+        """Return the cohort's clients of this device, in min(capacity, size) slots.
 
-        As many places as that are enough whoever is drawn, so that no cohort overflows here that
-        would not on one device.
+        So many slots suffice, so sharding adds no overflow.
         """
-        if everyone:
+        if full:
             ids, exist = self.ids()
             return CohortSlots(jnp.arange(self.size, dtype=jnp.int32), ids, exist)
         slots = cohort.ids - jax.lax.axis_index(self.axis) * self.size
@@ -151,5 +128,5 @@ class Shard(NamedTuple):
         return CohortSlots(slots[kept], cohort.ids[kept], mask)
 
     def total(self, sums: PyTree) -> PyTree:
-        """As of `ClientPartition`."""
+        """Add up sums over the mesh axis."""
         return jax.lax.psum(sums, self.axis)

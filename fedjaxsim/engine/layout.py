@@ -52,6 +52,8 @@ class Layout:
       memory: bytes of an accelerator's memory, where the size of chunks follows from it; None where
         it does not, as on a CPU. Until the shapes of the work are known it is `chunk_size`.
       most: clients in a chunk that follows from memory, at most.
+      model_bytes: of one client's parameters.
+      asked: the chunk size and map that a user gave.
     """
 
     chunk_size: int
@@ -63,6 +65,8 @@ class Layout:
     in_step: bool = False
     memory: int | None = None
     most: int = MOST_AT_ONCE
+    model_bytes: int = 0
+    asked: tuple[int | None, ChunkMap | None] = (None, None)
 
     def __post_init__(self):
         if self.chunk_size < 2:
@@ -135,15 +139,17 @@ class Layout:
         """
         return dataclasses.replace(self, most=self.chunk_size)
 
-    def for_settings(self, row_bytes: float) -> "Layout":
-        """Chunks so small that rows of so many bytes, of all settings, fit into a core's cache.
+    def for_settings(self, size: int, row_bytes: float) -> "Layout":
+        """Return the layout of `size` settings in one program.
 
-        Of a cohort that fills few of its places, small chunks are skipped more often, too.
+        In a scan the personal states of a chunk, `row_bytes` a client, fit a core's cache. Small
+        chunks are skipped more often, too, where a cohort fills few of its slots.
         """
-        if not self.scans:
-            return self.limited()
+        layout = default_layout(size * self.model_bytes, *self.asked, linear=self.linear)
+        if not layout.scans:
+            return layout.limited()
         fitting = max(2, int(CACHE // max(1.0, row_bytes)))
-        return dataclasses.replace(self, chunk_size=min(self.chunk_size, fitting), chosen=True)
+        return dataclasses.replace(layout, chunk_size=min(layout.chunk_size, fitting), chosen=True)
 
 
 def default_layout(
@@ -166,6 +172,7 @@ def default_layout(
       linear: whether the model is linear.
     """
     chosen = chunk_size is not None or chunk_map is not None
+    asked = chunk_size, chunk_map
     on_cpu = jax.default_backend() == "cpu"
     scans = on_cpu and model_bytes > SMALL_MODEL
     if chunk_map is None:
@@ -174,7 +181,9 @@ def default_layout(
     if chunk_size is None:
         chunk_size = _IN_SCAN if chunk_map == "scan" else _IN_BATCH
     memory = device_memory() if follows else None
-    return Layout(chunk_size, chunk_map, chosen, linear, memory=memory)
+    return Layout(
+        chunk_size, chunk_map, chosen, linear, memory=memory, model_bytes=model_bytes, asked=asked
+    )
 
 
 def at_once(free: int, client: int, places: int, most: int = MOST_AT_ONCE) -> int:

@@ -1,6 +1,7 @@
-"""A run as pure functions: what is compiled, without anything that checks or reports.
+"""A federated run as four pure functions: `init`, `step`, `rounds` and `evaluate`.
 
-`Simulation` builds a `Program` and calls it; a sweep maps its parts over many settings first.
+`Simulation` checks its parts, builds a `Program` and calls it. The transforms `shard`, `batch` and
+`stream` take a program and return a program.
 """
 
 import dataclasses
@@ -12,9 +13,10 @@ import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import ClientData, Minibatches
+from fedjaxsim.data.population import Population
 from fedjaxsim.engine.client_partition import ClientPartition
 from fedjaxsim.engine.draw import Draw, draw
-from fedjaxsim.engine.layout import Layout
+from fedjaxsim.engine.layout import Layout, bytes_of
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.server_update import server_update
 from fedjaxsim.engine.state import SimulationState
@@ -41,12 +43,35 @@ class ClientMetrics(NamedTuple):
     """Metrics of clients by name, each () of one client, (m,) or, of S runs, (m, S).
 
     Attributes:
-      sums: of the task's metrics, over each client's rows.
-      values: of the task's folds; NaN for a client that has none.
+      sums: the task's metrics, summed over each client's rows.
+      values: the task's streaming metrics; NaN for a client that has none.
     """
 
     sums: dict[str, jax.Array]
     values: dict[str, jax.Array]
+
+
+class Runs(NamedTuple):
+    """The runs of a batched program.
+
+    Attributes:
+      program: the program of one run.
+      axes: the axis of each hyperparameter that differs between runs, 0 or None; None for seeds.
+      size: S; None for seeds, whose number is that of the keys.
+    """
+
+    program: "Program"
+    axes: Hyperparameters | None
+    size: int | None
+
+
+class Functions(NamedTuple):
+    """Compiled functions of a program."""
+
+    init: Callable[..., SimulationState]
+    step: Callable[..., tuple[SimulationState, Metrics]]
+    rounds: Callable[..., tuple[SimulationState, Metrics]]
+    evaluate: Callable[..., ClientMetrics]
 
 
 def run_key(key: jax.Array) -> jax.Array:
@@ -56,18 +81,19 @@ def run_key(key: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """The parts of a simulation as pure functions, with the settings that fix shapes.
+    """A run as pure functions, and the parts that they are made of.
 
     Attributes:
       algorithm: four functions for one client.
-      mechanism: the door.
-      sampling: who takes part.
-      measure: `(params, data, most_rows) -> ClientMetrics`, of one client; none has more rows.
+      mechanism: the only way from messages to the server.
+      sampling: the sampler of cohorts.
+      measure: `(params, data, most_rows) -> ClientMetrics` of one client.
       minibatches: of the local steps.
-      layout: how clients and their work are laid out.
-      share: the clients that are worked on here: all of them, or those of one device.
+      layout: chunks of clients, chosen for speed.
+      partition: the clients whose states this program holds.
       no_charges: `() -> Charges`, the account of the sampler and the mechanism before any round.
       charge: `(charges, noise multiplier, sampling rate, round) -> charges`.
+      runs: the runs of a batched program; None for a single run.
     """
 
     algorithm: Algorithm
@@ -76,20 +102,27 @@ class Program:
     measure: Callable[[PyTree, ClientData, int], ClientMetrics]
     minibatches: Minibatches
     layout: Layout
-    share: ClientPartition
+    partition: ClientPartition
     no_charges: Callable[[], Charges]
     charge: Callable[..., Charges] = ledger.charge
+    runs: Runs | None = None
 
     @property
     def num_clients(self) -> int:
-        """The number of clients m, here and elsewhere."""
-        return self.share.num_clients
+        """The number of clients m, on all devices together."""
+        return self.partition.num_clients
+
+    def parts(self) -> dict[str, Any]:
+        """Return the attributes by name: what a transform makes its own program of."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Program)}
+
+    # --- the four functions -----------------------------------------------------------------------
 
     def init(self, key: jax.Array, hparams: Hyperparameters) -> SimulationState:
-        """The state before the first round."""
+        """Return the state before the first round."""
         init_key, key = jax.random.split(key)[0], run_key(key)
         shared, personal = self.algorithm.init(init_key, hparams)
-        clients = self.share.size
+        clients = self.partition.size
 
         def for_all(leaf):
             return jnp.broadcast_to(leaf, (clients, *leaf.shape))
@@ -105,39 +138,87 @@ class Program:
             consumed=jnp.zeros(clients, jnp.int32) if consumes else None,
         )
 
-    def round(
+    def step(
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows
     ) -> tuple[SimulationState, Metrics]:
-        """One round, and its metrics."""
+        """Run one round; return the next state and the round's metrics."""
         drawn = self.draw(state, hparams)
         return self.server_update(state, hparams, drawn, self.work(state, hparams, rows, drawn))
 
+    def rounds(
+        self, state: SimulationState, hparams: Hyperparameters, rows: Rows, rounds: int
+    ) -> tuple[SimulationState, Metrics]:
+        """Run `rounds` rounds; return the last state and all metrics, each (rounds, ...)."""
+        return jax.lax.scan(lambda state, _: self.step(state, hparams, rows), state, length=rounds)
+
+    def evaluate(
+        self, state: SimulationState, hparams: Hyperparameters, rows: Rows
+    ) -> ClientMetrics:
+        """Compute the metrics of each client on its rows, (m, ...)."""
+        layout = self._layout(state).for_evaluation(state.personal)
+
+        def one(personal, client_id):
+            params = self.algorithm.predict(state.shared, personal, hparams, client_id)
+            data = rows.of(client_id, state.key, self.minibatches, layout)
+            return self.measure(params, data, rows.most_rows)
+
+        ids, _ = self.partition.ids()
+        return map_clients(one, state.personal, ids, layout, rows)
+
+    # --- where rows lie, and what is compiled -----------------------------------------------------
+
+    def place(self, population: Population) -> dict[str, Any]:
+        """Put the rows of each split where the functions read them; return them by split."""
+        with jax.ensure_compile_time_eval():  # also while a run is being traced
+            fields = {name: jax.device_put(value) for name, value in population.fields.items()}
+            return {split: Rows.place(population, split, fields) for split in population.splits}
+
+    def compiled(self) -> Functions:
+        """Return the four functions compiled; `rounds` reuses the buffers of its state."""
+        return Functions(
+            jax.jit(self.init),
+            jax.jit(self.step),
+            jax.jit(self.rounds, static_argnames="rounds", donate_argnums=0),
+            jax.jit(self.evaluate),
+        )
+
+    # --- the three parts of a round ---------------------------------------------------------------
+
     def draw(self, state: SimulationState, hparams: Hyperparameters) -> Draw:
-        """Who takes part in the next round, and its keys; of the state it reads key and round."""
+        """Draw the next round's cohort and keys from the state's key and round alone."""
         return draw(self.sampling, state.key, state.round, hparams)
 
     def work(
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows, drawn: Draw
     ) -> CohortResult:
-        """What the cohort does, added up over all places where clients are."""
-        everyone = self.sampling.scheme.kind == "full"
+        """Run the cohort's clients and add up their messages over all devices."""
+        full = self.sampling.scheme.kind == "full"
         worked = work(
             self.algorithm,
             self.mechanism,
             self.minibatches,
             self.num_clients,
-            self.layout,
+            self._layout(state),
             ClientStates(state.personal, state.consumed),
-            self.share.places(drawn.cohort, everyone=everyone),
+            self.partition.places(drawn.cohort, full=full),
             rows,
-            self._told(state, hparams, drawn),
-            filled=everyone and self.share.even,
+            self._broadcast(state, hparams, drawn),
+            filled=full and self.partition.even,
         )
-        accumulator, metrics = self.share.total((worked.accumulator, worked.metrics))
+        accumulator, metrics = self.partition.total((worked.accumulator, worked.metrics))
         return CohortResult(worked.store, accumulator, metrics)
 
+    def server_update(
+        self, state: SimulationState, hparams: Hyperparameters, drawn: Draw, worked: CohortResult
+    ) -> tuple[SimulationState, Metrics]:
+        """Release, take the server's step and charge the ledger; return state and metrics."""
+        scheme = self.sampling.scheme
+        return server_update(
+            self.algorithm, self.mechanism, scheme, self.charge, state, hparams, drawn, worked
+        )
+
     @staticmethod
-    def _told(state: SimulationState, hparams: Hyperparameters, drawn: Draw) -> Broadcast:
+    def _broadcast(state: SimulationState, hparams: Hyperparameters, drawn: Draw) -> Broadcast:
         return Broadcast(
             state.shared,
             state.mechanism,
@@ -148,12 +229,21 @@ class Program:
             drawn.order,
         )
 
+    # --- the layout -------------------------------------------------------------------------------
+
+    def _layout(self, state: SimulationState) -> Layout:
+        """Return the layout for the models of all runs in the state."""
+        if self.runs is None or self.runs.size is None:
+            return self.layout
+        row_bytes = bytes_of(state.personal) / self.partition.size
+        return self.layout.for_settings(self.runs.size, row_bytes)
+
     def limited(self) -> "Program":
-        """The same for work of more than one run: its derivatives, or many seeds of it."""
+        """Return the program with batches of at most a chunk, for derivatives and seeds."""
         return dataclasses.replace(self, layout=self.layout.limited())
 
     def client_bytes(self, hparams: Hyperparameters, rows: Rows) -> int:
-        """What one client of a batch needs at once, in bytes, as told from shapes.
+        """Estimate from shapes the bytes that one client of a batch needs at once.
 
         Args:
           hparams: as arrays.
@@ -163,61 +253,28 @@ class Program:
         state = jax.eval_shape(self.init, key, hparams)
         drawn = jax.eval_shape(self.draw, state, hparams)
         client = client_of(self.algorithm, self.minibatches, self.num_clients, self.layout)
-        told = self._told(state, hparams, drawn)
-        return client_bytes(client, told, rows, ClientStates(state.personal, state.consumed))
-
-    def server_update(
-        self, state: SimulationState, hparams: Hyperparameters, drawn: Draw, worked: CohortResult
-    ) -> tuple[SimulationState, Metrics]:
-        """The next state, after the release and the server's step, and the round's metrics."""
-        scheme = self.sampling.scheme
-        return server_update(
-            self.algorithm, self.mechanism, scheme, self.charge, state, hparams, drawn, worked
-        )
-
-    def rounds(
-        self, state: SimulationState, hparams: Hyperparameters, rows: Rows, rounds: int
-    ) -> tuple[SimulationState, Metrics]:
-        """So many rounds, and their metrics, each (rounds, ...)."""
-        return jax.lax.scan(lambda state, _: self.round(state, hparams, rows), state, length=rounds)
-
-    def evaluate(
-        self, state: SimulationState, hparams: Hyperparameters, rows: Rows
-    ) -> ClientMetrics:
-        """The metrics of each client on its rows, (m, ...)."""
-        layout = self.layout.for_evaluation(state.personal)
-
-        def one(personal, client_id):
-            params = self.algorithm.predict(state.shared, personal, hparams, client_id)
-            data = rows.of(client_id, state.key, self.minibatches, layout)
-            return self.measure(params, data, rows.most_rows)
-
-        ids, _ = self.share.ids()
-        return map_clients(one, state.personal, ids, layout, rows)
+        broadcast = self._broadcast(state, hparams, drawn)
+        return client_bytes(client, broadcast, rows, ClientStates(state.personal, state.consumed))
 
 
 def measure_with(task: Task) -> Callable[[PyTree, ClientData, int], ClientMetrics]:
-    """The `measure` of a `Program`: the task's metrics and folds, in one pass over the rows."""
+    """Return the `measure` of a `Program`: the task's metrics in one pass over a client's rows."""
+    streaming = task.streaming_metrics
 
     def measure(params, data, most_rows):
         def add(carry, batch):
             sums, carries = carry
-            # Folds ask the model again for the same batch: the compiler does it once.
+            # Streaming metrics call the model again on the batch; the compiler merges the calls.
             values = task.metrics(params, batch)
             return (
                 {name: sums[name] + batch.sum(values[name]) for name in sums},
-                {
-                    name: task.streaming_metrics[name].add(carries[name], params, batch)
-                    for name in carries
-                },
+                {name: streaming[name].add(carries[name], params, batch) for name in carries},
             )
 
         shapes = jax.eval_shape(task.metrics, params, data.batch_shapes())
         sums = {name: jnp.zeros((), v.dtype) for name, v in shapes.items()}
-        carries = {name: fold.start(most_rows) for name, fold in task.streaming_metrics.items()}
+        carries = {name: each.start(most_rows) for name, each in streaming.items()}
         sums, carries = data.full_pass(add, (sums, carries))
-        return ClientMetrics(
-            sums, {name: task.streaming_metrics[name].value(carries[name]) for name in carries}
-        )
+        return ClientMetrics(sums, {name: streaming[name].value(carries[name]) for name in carries})
 
     return measure

@@ -19,16 +19,15 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine import checks
 from fedjaxsim.engine.client_partition import AllClients
+from fedjaxsim.engine.devices import mesh_of
 from fedjaxsim.engine.evaluation import Evaluation, SplitStatistics, summarize
 from fedjaxsim.engine.layout import ChunkMap, Layout, bytes_of, default_layout
-from fedjaxsim.engine.placement import Functions, Placement
-from fedjaxsim.engine.placement.devices import OverDevices
-from fedjaxsim.engine.placement.memory import InMemory
-from fedjaxsim.engine.placement.streamed import Streamed
 from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import ClientMetrics, Program, measure_with
 from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.shard import CLIENTS, shard
 from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.engine.stream import stream
 from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.composition import require_match
@@ -50,9 +49,9 @@ class Setup:
       sampling: the sampler for the population's clients.
       records: the hyperparameters that the parts declare, by name.
       layout: of clients and their work.
-      placement: of rows and states.
       program: the pure functions of a run on one device.
-      compiled: the functions of a run, compiled for the placement.
+      transformed: the program sharded or streamed, as asked for.
+      compiled: its functions, compiled.
     """
 
     def __init__(
@@ -104,12 +103,11 @@ class Setup:
         self._chunk_map: ChunkMap | None = chunk_map
         self.layout = self.layout_of(1)
         self.devices = None if devices is None else tuple(devices)
+        if self.devices == ():
+            raise ValueError("a simulation needs at least one device, got none")
         self.streamed = streamed
         if streamed and devices is not None:
             raise ValueError("a streamed simulation runs on the first device: leave devices out")
-        self.placement: Placement = InMemory() if devices is None else OverDevices(devices)
-        if streamed:
-            self.placement = Streamed()
         self._take(population)
         self.program = Program(
             algorithm,
@@ -121,7 +119,13 @@ class Setup:
             AllClients(population.num_clients),
             self._no_charges,
         )
-        self.compiled: Functions = self.placement.compiled(self.program)
+        if streamed:
+            self.transformed = stream(self.program)
+        elif self.devices is not None:
+            self.transformed = shard(self.program, mesh_of(self.devices, CLIENTS))
+        else:
+            self.transformed = self.program
+        self.compiled = self.transformed.compiled()
 
     def _no_charges(self) -> ledger.Charges:
         return ledger.no_charges(self.sampling.scheme, self.mechanism.event, self.ledger_entries)
@@ -148,7 +152,7 @@ class Setup:
           ValueError: the simulation is streamed, so that sweeps and derivatives have none.
         """
         self.check_in_memory()
-        return InMemory().rows(self.population)
+        return self.program.place(self.population)
 
     def check_in_memory(self) -> None:
         """Check that rows may lie on devices.
@@ -161,9 +165,9 @@ class Setup:
 
     @functools.cached_property
     def placed(self) -> dict[str, Any]:
-        """Each split's rows where the placement has them, by its name."""
-        in_memory = isinstance(self.placement, InMemory)
-        return self.rows if in_memory else self.placement.rows(self.population)
+        """Each split's rows where the transformed program reads them, by its name."""
+        alike = self.transformed is self.program
+        return self.rows if alike else self.transformed.place(self.population)
 
     def with_population(self, population: Population) -> Self:
         """Return the setup on other data of as many clients, sharing compiled code.

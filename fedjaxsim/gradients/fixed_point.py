@@ -164,7 +164,7 @@ def _compile(simulation: Simulation):
     @jax.jit
     def a_round(vector, along, state, hparams, direction, rows):
         def after(vector, hparams):
-            new, _ = program.round(put(vector, state), hparams, rows)
+            new, _ = program.step(put(vector, state), hparams, rows)
             return ravel_pytree(_moving(new)[0])[0]
 
         return jax.jvp(after, (vector, hparams), (along, direction))

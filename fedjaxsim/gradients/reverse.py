@@ -63,7 +63,7 @@ def run_rounds(
 
     def several(state, length):
         def one(state, _):
-            return program.round(state, hparams, rows)[0], None
+            return program.step(state, hparams, rows)[0], None
 
         return jax.lax.scan(one, state, length=length)[0]
 

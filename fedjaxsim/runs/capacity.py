@@ -14,15 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.data.population import MOST_ROWS, SPLITS, Population, consecutive, numbers_of_rows
+from fedjaxsim.engine import stream as streamed
 from fedjaxsim.engine.checkpoint import KEPT
 from fedjaxsim.engine.client_partition import AllClients, Shard
 from fedjaxsim.engine.devices import SAME, across, divided, mesh_of
 from fedjaxsim.engine.layout import bytes_of
-from fedjaxsim.engine.placement import streamed
-from fedjaxsim.engine.placement.devices import AXIS, pieces_of, specs_of, specs_of_rows
 from fedjaxsim.engine.program import Program, measure_with
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.setup import layout_of
+from fedjaxsim.engine.shard import CLIENTS as AXIS
+from fedjaxsim.engine.shard import pieces_of, shard, specs_of_rows
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy import ledger
@@ -401,7 +402,7 @@ class _Planner:
     @functools.cached_property
     def metrics(self) -> int:
         """How many numbers an evaluation measures of one client."""
-        program = dataclasses.replace(self.program, share=AllClients(1))
+        program = dataclasses.replace(self.program, partition=AllClients(1))
         rows = self.rows("test", 1, max(1, self.sizes.largest["test"]))
         measured = jax.eval_shape(program.evaluate, self.state(program), self.hparams, rows)
         return len(jax.tree.leaves(measured))
@@ -439,13 +440,13 @@ class _Planner:
             rounds, evaluate = program.rounds, program.evaluate
             spare = gathered = 0
         else:
-            shard = Shard(AXIS, devices, m)
-            program = dataclasses.replace(program, share=shard)
+            part = Shard(m, AXIS, devices)
+            program = dataclasses.replace(program, partition=part)
             rounds, evaluate = self._of_one(program)
             # Of clients that do not divide evenly every device has all states, and its own again;
             # rounds gather all of them anew in the end.
-            share = shard.size * self.states_of_one
-            if shard.even:
+            share = part.size * self.states_of_one
+            if part.even:
                 states, spare, gathered = share, 0, 0
             else:
                 spare, gathered = share, states
@@ -468,7 +469,8 @@ class _Planner:
     def _of_one(self, program: Program) -> tuple[Callable[..., Any], ...]:
         """Rounds and evaluation of one of several devices, as functions for one."""
         mesh = mesh_of(jax.devices()[:1], AXIS)
-        specs = specs_of(self.state(program))
+        whole = shard(program, mesh)
+        specs = whole.specs(self.state(program))
 
         def rounds(state, hparams, rows, rounds):
             several = functools.partial(program.rounds, rounds=rounds)
@@ -543,7 +545,7 @@ class _Planner:
             """Rows and states of so many clients, as shapes."""
             room = max(1, min(sizes.rows[split], clients * sizes.largest[split]))
             ids = jax.ShapeDtypeStruct((clients,), jnp.int32)
-            part = dataclasses.replace(program, share=AllClients(clients))
+            part = dataclasses.replace(program, partition=AllClients(clients))
             return self.rows(split, clients, room, ids), self.state(part)
 
         rows, state = fetched("train", places)

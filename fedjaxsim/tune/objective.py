@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from scipy import stats
 
+from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.devices import SAME, across, divided, mesh_of
-from fedjaxsim.engine.settings_axis import varying
 from fedjaxsim.gradients.whole_run import (
     Mode,
     check_names,

@@ -24,7 +24,6 @@ from fedjaxsim.engine.layout import (
 )
 from fedjaxsim.models import cnn, gru, mlp
 from fedjaxsim.privacy.sampling import poisson
-from fedjaxsim.sweep import ManyRuns
 from fedjaxsim.tasks import softmax, softmax_sequence
 
 THOROUGH = pytest.mark.thorough
@@ -147,7 +146,7 @@ def test_a_round_has_batches_of_the_size_that_memory_gives(pretend):
         pretend(held + 4 * fitting * client)
         sim = linear(features=5)
         assert sim.setup.chunk_size(hparams) == size
-        batched = shapes_of(jax.make_jaxpr(sim.program.round)(state, hparams, rows).jaxpr)
+        batched = shapes_of(jax.make_jaxpr(sim.program.step)(state, hparams, rows).jaxpr)
         # The kernels of a batch of clients, and of no other number of them.
         assert {shape[0] for shape in batched if shape[1:] == (3, 5)} - {30, 1} == {size} - {30}
 
@@ -178,9 +177,8 @@ def test_settings_and_derivatives_beside_clients_leave_batches_of_64(pretend):
     sim = linear(150)
     hparams = read_by(sim, **VALUES)
     assert sim.setup.chunk_size(hparams) == 150
-    several = ManyRuns(sim, [hparams, hparams.replace(learning_rate=0.1)])._laid_out(sim.program)
-    for program in (several, sim.program.limited()):
-        plan = program.layout.for_memory(0, 0, 1, 150)
+    for suits in (sim.setup.layout.for_settings(2, 4.0), sim.program.limited().layout):
+        plan = suits.for_memory(0, 0, 1, 150)
         assert plan.chunk_size == 50  # three even chunks
 
 

@@ -151,5 +151,5 @@ def test_mp_mtl_forms_no_matrix_for_every_task(chunk_map):
         read_by(sim, learning_rate=0.1, lam=0.0, clip_norm=1.0, noise_multiplier=1.0)
     )
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
-    traced = jax.make_jaxpr(sim.program.round)(state, hparams, sim.setup.rows["train"])
+    traced = jax.make_jaxpr(sim.program.step)(state, hparams, sim.setup.rows["train"])
     assert m * (d + 1) <= largest(traced.jaxpr) < 2 * m * (d + 1)

@@ -68,7 +68,7 @@ def path(
     @jax.jit
     def run(hparams):
         def step(state, _):
-            state, _ = program.round(state, hparams, rows)
+            state, _ = program.step(state, hparams, rows)
             return state, predict(state.shared, state.personal, hparams, jnp.arange(M))["kernel"]
 
         return jax.lax.scan(step, program.init(jax.random.key(0), hparams), length=rounds)[1]

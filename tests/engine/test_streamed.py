@@ -13,8 +13,8 @@ from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data import load_folder, save_folder
 from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.engine import stream as streamed
 from fedjaxsim.engine.checkpoint import CheckpointFolder
-from fedjaxsim.engine.placement import streamed
 from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.simulation import Simulation
@@ -146,7 +146,7 @@ def test_what_does_not_stream_is_refused(pair, problem):
     with pytest.raises(ValueError, match="sweeps and derivatives need all rows in memory"):
         _ = sim.setup.rows
     parts = (pmtl(task), population, full_participation(), Minibatches(2, epochs=1))
-    with pytest.raises(ValueError, match="nothing can be streamed"):
+    with pytest.raises(ValueError, match="cannot be streamed"):
         Simulation(*parts, streamed=True)
     with pytest.raises(ValueError, match="leave devices out"):
         Simulation(*parts, streamed=True, devices=jax.devices())

@@ -255,7 +255,7 @@ def test_a_round_holds_no_gradient_of_a_client():
         )
         hparams = sim.hyperparameters(learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
         state = sim.init(0, hparams)
-        one_round: Any = sim.setup.compiled.round
+        one_round: Any = sim.setup.compiled.step
         compiled[name] = one_round.lower(
             state, hparams.as_arrays(), sim.setup.rows["train"]
         ).compile()

@@ -1,6 +1,7 @@
 """What memory a run is said to need: counted by hand, and against arrays and programs."""
 
 import functools
+from typing import Any
 
 import jax
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 
 from fedjaxsim.data import load_folder, save_folder
 from fedjaxsim.data.population import Population, split
-from fedjaxsim.engine.placement import streamed
-from fedjaxsim.engine.placement.devices import OverDevices
+from fedjaxsim.engine import stream as streamed
+from fedjaxsim.engine.devices import mesh_of
+from fedjaxsim.engine.shard import CLIENTS, shard
 from fedjaxsim.engine.state import map_parts
 from fedjaxsim.runs import capacity
 from fedjaxsim.runs.build import fill_settings, parts_of
@@ -177,8 +179,7 @@ def test_one_of_several_devices_works_in_what_the_program_of_all_says(clients):
     sim = simulation(config, data, jax.devices()[:2])
     hparams = fill_settings(config, sim.records).as_arrays()
     state = sim.init(0, hparams)
-    rounds = OverDevices(jax.devices()[:2]).functions(sim.program).rounds
-    whole = jax.jit(rounds, static_argnames="rounds", donate_argnums=0)
+    whole: Any = shard(sim.program, mesh_of(jax.devices()[:2], CLIENTS)).compiled().rounds
     lowered = whole.lower(state, hparams, sim.setup.placed["train"], rounds=2)
     found = lowered.compile().memory_analysis()
     assert found is not None

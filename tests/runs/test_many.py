@@ -189,7 +189,7 @@ def test_a_state_read_back_goes_on_as_the_run_would_have():
     kept = jax.tree.map(
         lambda leaf: leaf if leaf.dtype == half.key.dtype else np.asarray(leaf), half
     )
-    resumed, _ = many.run(many.place(kept), 2)
+    resumed, _ = many.run(kept, 2)
     for a, b in zip(
         jax.tree.leaves(after(many, 4).personal), jax.tree.leaves(resumed.personal), strict=True
     ):
@@ -235,10 +235,11 @@ def test_input_is_checked():
 def test_devices_that_settings_leave_idle_divide_the_clients():
     assert grid(2, 990, 7) == (2, 1)
     assert grid(2, 1, 6) == (1, 2)
-    assert grid(2, 1, 7) == (1, 1)  # seven clients divide over no two devices
-    # Over three by two devices each has one setting and half of the clients, over eight by clients
-    # it would have three settings and an eighth: less.
-    assert grid(8, 3, 206) == (3, 2)
+    assert grid(2, 1, 7) == (1, 2)  # four clients and three
+    assert grid(2, 1, 1) == (1, 1)
+    # Over eight devices by clients each has 3 settings of 26 clients; over three by two it would
+    # have one setting of 103 clients: more.
+    assert grid(8, 3, 206) == (1, 8)
     assert grid(8, 3, 80) == (1, 8)
     assert grid(8, 4, 80) == (4, 2)
 
@@ -258,7 +259,7 @@ def test_one_setting_over_two_devices_is_its_run_alone(name, rate):
         sim = simulation_of(name, task, population, sampling, Minibatches(4, epochs=2))
         settings = [read_by(sim, **SETTINGS[2])]
         many = ManyRuns(sim, settings)
-        assert dict(many._mesh.shape) == {"settings": 1, "clients": 2}
+        assert dict(many.program.mesh.shape) == {"runs": 1, "clients": 2}
         state, history = many.run(many.init(7), 6, eval_every=3)
         if name == "pmtl":
             shards = state.personal["kernel"].addressable_shards
@@ -282,7 +283,7 @@ def over_eight_devices():
     sim = simulation_of("pmtl", task, population, poisson(0.6), Minibatches(4, steps=2))
     settings = [read_by(sim, **BASE | {"learning_rate": 0.01 * k}) for k in range(1, 5)]
     many = ManyRuns(sim, settings)
-    assert dict(many._mesh.shape) == {"settings": 4, "clients": 2}
+    assert dict(many.program.mesh.shape) == {"runs": 4, "clients": 2}
     state, history = many.run(many.init(7), 4, eval_every=2)
     run_alone = functools.partial(_alone, seed=7, rounds=4, eval_every=2)
     agree(many, state, history, run_alone, sim, settings)

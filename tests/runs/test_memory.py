@@ -1,5 +1,7 @@
 """The estimate that cuts sweeps into chunks, against what compiled programs say they need."""
 
+from typing import Any
+
 import jax
 import optax
 import pytest
@@ -36,7 +38,10 @@ def test_the_estimate_is_above_what_a_program_needs_and_not_far(simulation):
     base = sim.hyperparameters(clip_norm=1.0)
     many = ManyRuns(sim, [base.replace(learning_rate=0.01 * (i + 1)) for i in range(runs)])
     rows = sim.setup.rows["train"]
-    lowered = many._rounds.lower(many.state_shapes, many._hparams, rows, rounds=2)
+    hparams = many._hparams
+    state = jax.eval_shape(many.program.init, jax.random.key(0, impl="threefry2x32"), hparams)
+    compiled: Any = many.program.compiled().rounds
+    lowered = compiled.lower(state, hparams, rows, rounds=2)
     analysis = lowered.compile().memory_analysis()
     assert analysis is not None
     devices = len(jax.devices())

@@ -12,8 +12,8 @@ import numpy as np
 from fedjaxsim import callbacks
 from fedjaxsim.callbacks import Cadence
 from fedjaxsim.cli.start import INTERRUPTED
+from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
-from fedjaxsim.engine.settings_axis import varying
 from fedjaxsim.report.progress import can_draw, stop_on_interrupt
 from fedjaxsim.runs.build import Experiment, population_of, prepare, versions
 from fedjaxsim.runs.fingerprints import fingerprint_of

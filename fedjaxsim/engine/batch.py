@@ -1,12 +1,13 @@
-"""Many settings as one program: the functions of a run, mapped over an axis of settings.
+"""`batch`: several runs as one program, by `jax.vmap` over settings or over seeds.
 
-Runs that share a seed and a sampling rate share their cohorts and minibatches. So only what an
-algorithm, a mechanism and a ledger compute is mapped; drawing cohorts and reading data are not, and
-happen once. The personal states of all settings are (m, S, ...): the models of one client are one
-piece of memory, and where a minibatch (b, d) meets linear models (S, c, d), that is one product.
+Runs that differ in hyperparameters share a seed and a sampling rate, so they share cohorts and
+minibatches. Only the functions of algorithm, mechanism and ledger are mapped; cohorts are drawn and
+rows are read once. Personal states are (m, S, ...): one client's models lie together, and a
+minibatch (b, d) meets linear models (S, c, d) in one product.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.engine.program import Program
+from fedjaxsim.data.population import Population
+from fedjaxsim.engine.program import Program, Runs
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels.products import dense, unsealed
 from fedjaxsim.privacy.messages import Messages
@@ -22,8 +24,38 @@ from fedjaxsim.privacy.messages import Messages
 PyTree = Any
 
 
+def batch(program: Program, axes: Hyperparameters | None, size: int | None = None) -> Program:
+    """Return one program for S runs that differ in hyperparameters, or in seeds.
+
+    Args:
+      program: of one run.
+      axes: the axis of each hyperparameter that is mapped over, 0 or None, as from `varying`; all
+        runs then share a key. None maps over keys instead: `init` takes (S,) keys, and each run
+        draws cohorts, minibatches and noise of its own.
+      size: S; required with `axes`.
+
+    Returns:
+      With `axes`, a program whose state has an axis of length S: the first of the server's parts,
+      the second, after the clients, of the clients'. Round, key and consumed minibatches are shared
+      and have none. Metrics are (S,), and `evaluate` returns (m, S). For seeds S is the first
+      axis of everything.
+
+    Raises:
+      ValueError: if the program has runs already, or `size` is missing.
+    """
+    if program.runs is not None:
+        raise ValueError("the program is a batch already: map over its functions by jax.vmap")
+    if axes is None:
+        parts = program.parts()
+        parts["runs"] = Runs(program, None, None)
+        return Seeds(**parts)
+    if size is None:
+        raise ValueError("size must be the number of settings, got None")
+    return _of_settings(program, axes, size)
+
+
 def varying(settings: Sequence[Hyperparameters]) -> Hyperparameters:
-    """Which hyperparameters differ between settings: for each the axis to map over, 0 or None.
+    """Return for each hyperparameter the axis to map over: 0 where settings differ, else None.
 
     Args:
       settings: S hyperparameters of one class.
@@ -37,15 +69,14 @@ def varying(settings: Sequence[Hyperparameters]) -> Hyperparameters:
 
 
 def stack(settings: Sequence[Hyperparameters], axes: Hyperparameters) -> Hyperparameters:
-    """Many settings as one, leaves (S, ...) where they are mapped over.
+    """Stack settings; hyperparameters that are mapped over become (S, ...).
 
     Args:
       settings: S hyperparameters of one class.
       axes: as from `varying`.
 
     Raises:
-      ValueError: where the noise multiplier is a schedule in some settings and not in others, or
-        of another length; or where settings differ in what is not mapped over.
+      ValueError: if a hyperparameter has several shapes, or differs where `axes` has None.
     """
     differ = varying(settings)
     fields = {}
@@ -65,19 +96,8 @@ def stack(settings: Sequence[Hyperparameters], axes: Hyperparameters) -> Hyperpa
     return Hyperparameters(**fields)
 
 
-def over_settings(program: Program, axes: Hyperparameters, size: int) -> Program:
-    """Map a program over settings that share cohorts and minibatches.
-
-    Args:
-      program: of one run.
-      axes: the axis of each hyperparameter that is mapped over, 0 or None, as from `varying`.
-      size: S.
-
-    Returns:
-      A program whose state has an axis of length S: the first of what belongs to the server, the
-      second, after the clients, of what belongs to clients. The round, the key, the cohorts and the
-      consumed minibatches are shared and have none. Metrics are (S,).
-    """
+def _of_settings(program: Program, axes: Hyperparameters, size: int) -> Program:
+    """Map the parts of a program over settings."""
 
     def many(function, *in_axes):
         return jax.vmap(function, in_axes, axis_size=size)
@@ -124,9 +144,40 @@ def over_settings(program: Program, axes: Hyperparameters, size: int) -> Program
         measure=measure,
         no_charges=lambda: _repeat(program.no_charges(), size),
         charge=many(program.charge, 0, 0, None, None),
+        runs=Runs(program, axes, size),
     )
 
 
+class Seeds(Program):
+    """Runs of one setting with keys of their own, (S,)."""
+
+    def init(self, key, hparams):
+        """As `Program.init`, for each key."""
+        return jax.vmap(self._one.init, (0, None))(key, hparams)
+
+    def step(self, state, hparams, rows):
+        """As `Program.step`, for each key."""
+        return jax.vmap(self._one.step, (0, None, None))(state, hparams, rows)
+
+    def rounds(self, state, hparams, rows, rounds):
+        """As `Program.rounds`, for each key."""
+        several = functools.partial(self._one.rounds, rounds=rounds)
+        return jax.vmap(several, (0, None, None))(state, hparams, rows)
+
+    def evaluate(self, state, hparams, rows):
+        """As `Program.evaluate`, for each key."""
+        return jax.vmap(self._one.evaluate, (0, None, None))(state, hparams, rows)
+
+    def place(self, population: Population) -> dict[str, Any]:
+        """As `Program.place`; seeds share the rows."""
+        return self._one.place(population)
+
+    @property
+    def _one(self) -> Program:
+        assert self.runs is not None
+        return self.runs.program.limited()
+
+
 def _repeat(tree: PyTree, size: int) -> PyTree:
-    """Repeat every leaf S times along a new first axis."""
+    """Repeat every leaf along a new first axis."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *jnp.shape(leaf))), tree)

@@ -1,4 +1,4 @@
-"""Rows and states on the host, or on disk: a device holds those of one cohort at a time.
+"""`stream`: rows and states on the host or on disk, one cohort's at a time on the device.
 
 Who takes part in the next rounds is known from the key alone. So while a round computes, one thread
 reads the rows of the cohorts to come, and another one writes back the states of the round before it
@@ -24,8 +24,7 @@ from fedjaxsim.data.arrays import aligned
 from fedjaxsim.data.population import Population, Ranges
 from fedjaxsim.engine.client_partition import AllClients, StreamedClients
 from fedjaxsim.engine.draw import Draw
-from fedjaxsim.engine.placement import Functions
-from fedjaxsim.engine.program import ClientMetrics, Program
+from fedjaxsim.engine.program import ClientMetrics, Functions, Program
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -112,11 +111,30 @@ class Turn(NamedTuple):
     earlier: np.ndarray
 
 
-class Streamed:
-    """Rows and states on the host, those of a cohort on the first device."""
+def stream(program: Program) -> Program:
+    """Keep rows and states on the host, and a cohort's on the first device.
 
-    def rows(self, population: Population) -> dict[str, HostRows]:
-        """As of `Placement`; nothing is read."""
+    The functions of the result are not pure: they change the personal states, numpy arrays, in
+    place. There is no `step`, since cohorts are drawn and read many rounds ahead.
+
+    Args:
+      program: of one run on one device.
+
+    Raises:
+      ValueError: if all clients take part in every round, or the program holds several runs.
+    """
+    if program.sampling.scheme.kind == "full":
+        raise ValueError("full participation cannot be streamed: sample clients")
+    if program.runs is not None:
+        raise ValueError("several runs in one program cannot be streamed: run them one by one")
+    return Streamed(**program.parts())
+
+
+class Streamed(Program):
+    """A program whose rows and states are on the host, as from `stream`."""
+
+    def place(self, population: Population) -> dict[str, Any]:
+        """Return where each split's rows are on the host; nothing is read."""
         nobody = np.zeros(0, np.int32)
         placed = {}
         for split, ranges in population.splits.items():
@@ -124,16 +142,11 @@ class Streamed:
             placed[split] = HostRows(population.fields, ranges, few)
         return placed
 
-    def compiled(self, program: Program) -> Functions:
-        """As of `Placement`. The personal states of a state are numpy arrays.
-
-        Raises:
-          ValueError: everyone takes part in every round.
-        """
-        if program.sampling.scheme.kind == "full":
-            raise ValueError("where everyone takes part nothing can be streamed: sample clients")
+    def compiled(self) -> Functions:
+        """Return functions of states whose clients' parts are numpy arrays."""
+        program = Program(**self.parts())
         clients = program.num_clients
-        start = jax.jit(dataclasses.replace(program, share=AllClients(1)).init)
+        start = jax.jit(dataclasses.replace(program, partition=AllClients(1)).init)
 
         work, measure = map(jax.jit, functions_of_fetched(program))
 
@@ -279,7 +292,9 @@ def functions_of_fetched(program: Program) -> tuple[Callable[..., Any], Callable
 
     def of_fetched(rows: Rows) -> Program:
         assert rows.ids is not None
-        return dataclasses.replace(program, share=StreamedClients(program.num_clients, rows.ids))
+        return dataclasses.replace(
+            program, partition=StreamedClients(program.num_clients, rows.ids)
+        )
 
     def work(state: SimulationState, turn: Turn, hparams: Hyperparameters):
         draws, place, rows = turn.cohort

@@ -1,0 +1,241 @@
+"""`shard`: a program over a mesh of devices, clients along one axis and runs along another.
+
+Each device holds the personal states and rows of its clients, runs those of a cohort and adds its
+accumulator to the others': one sum over devices a round. Each device computes everything else
+(cohorts, noise, server, ledger) from the same keys. So any number of devices gives the same cohorts
+and noise, and the same numbers up to the rounding of that sum. The runs of a batch never meet.
+
+The whole scan over rounds lies inside one `jax.shard_map`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedjaxsim.data.population import Population
+from fedjaxsim.engine.batch import Seeds, batch
+from fedjaxsim.engine.client_partition import Shard
+from fedjaxsim.engine.devices import SAME, across, placed
+from fedjaxsim.engine.program import Program
+from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.state import PARTS, Part, SimulationState, map_parts
+
+PyTree = Any
+CLIENTS, RUNS = "clients", "runs"
+"""Names of the mesh axes."""
+
+
+def shard(program: Program, mesh: Mesh) -> "Sharded":
+    """Divide a program over a mesh.
+
+    States keep their shapes, (m, ...) for the clients' parts, on any number of devices. Where the
+    number of devices divides m, each device keeps its clients' part between calls. Otherwise each
+    call pads the clients' axis and divides it anew, at the cost of a copy.
+
+    Args:
+      program: of one run or, as from `batch`, of several.
+      mesh: with an axis "clients" and, for several runs, perhaps an axis "runs".
+
+    Raises:
+      ValueError: if the mesh has other axes, or its "runs" do not divide those of the program.
+    """
+    if set(mesh.axis_names) not in ({CLIENTS}, {CLIENTS, RUNS}):
+        raise ValueError(f"the mesh must have axes {CLIENTS!r} and {RUNS!r}, got {mesh.axis_names}")
+    runs, along = program.runs, mesh.shape.get(RUNS, 1)
+    if runs is None and along > 1:
+        raise ValueError(f"a single run cannot be divided over {along} devices: batch it first")
+    if runs is not None and runs.size is not None and runs.size % along:
+        raise ValueError(f"{along} devices must divide the number of runs, got {runs.size}")
+    return Sharded(**program.parts(), mesh=mesh)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharded(Program):
+    """A program over a mesh, as from `shard`."""
+
+    mesh: Mesh = dataclasses.field(kw_only=True)
+
+    def init(self, key, hparams):
+        """As `Program.init`."""
+        specs = self.specs(jax.eval_shape(self._whole().init, key, hparams))
+        whole = across(self._local().init, self.mesh, (self._keys, self._hparams), specs)
+        return self._without_padding(whole(key, hparams))
+
+    def step(self, state, hparams, rows):
+        """As `Program.step`."""
+        return self._advance(self._local().step, state, hparams, rows, ())
+
+    def rounds(self, state, hparams, rows, rounds):
+        """As `Program.rounds`."""
+        several = functools.partial(self._local().rounds, rounds=rounds)
+        return self._advance(several, state, hparams, rows, (None,))
+
+    def evaluate(self, state, hparams, rows):
+        """As `Program.evaluate`."""
+        inputs = (self.specs(state), self._hparams, specs_of_rows(rows))
+        outputs = self._spec(Part("clients", varies=True))
+        whole = across(self._local().evaluate, self.mesh, inputs, outputs)
+        measured = whole(self._with_padding(state), hparams, rows)
+        return jax.tree.map(self._unpadded, measured)
+
+    def place(self, population: Population) -> dict[str, Any]:
+        """Put each device's clients' rows on it.
+
+        Rows lie one client after another, so a device holds one piece of every field. Pieces are as
+        long as the longest one and may overlap.
+        """
+        with jax.ensure_compile_time_eval():
+            return _place(self.mesh, population)
+
+    def specs(self, state: SimulationState) -> Any:
+        """Return how a state is divided: a `PartitionSpec` for each leaf."""
+        return map_parts(lambda part, tree: jax.tree.map(lambda _: self._spec(part), tree), state)
+
+    # --- one device's part ------------------------------------------------------------------------
+
+    def _whole(self) -> Program:
+        """Return the program on one device."""
+        return (Seeds if self._seeds else Program)(**self.parts())
+
+    def _local(self) -> Program:
+        """Return the program of one device's clients and runs, for use inside `jax.shard_map`."""
+        one = self if self.runs is None else self.runs.program
+        one = dataclasses.replace(Program(**one.parts()), partition=self._partition)
+        if self.runs is None:
+            return one
+        _, axes, size = self.runs
+        return batch(one, axes, None if size is None else size // self.mesh.shape.get(RUNS, 1))
+
+    def _advance(self, function, state, hparams, rows, before):
+        """Run rounds on all devices; metrics of runs have their axis after `before`."""
+
+        def local(state, hparams, rows):
+            state, metrics = function(state, hparams, rows)
+            varies = {k: v for k, v in metrics.items() if v.ndim > len(before)}
+            return state, varies, {k: v for k, v in metrics.items() if k not in varies}
+
+        specs = self.specs(state)
+        of_runs = self._keys if self._seeds else PartitionSpec(*before, self._runs_axis)
+        whole = across(
+            local, self.mesh, (specs, self._hparams, specs_of_rows(rows)), (specs, of_runs, SAME)
+        )
+        state, varies, shared = whole(self._with_padding(state), hparams, rows)
+        return self._without_padding(state), varies | shared
+
+    # --- how arrays are divided -------------------------------------------------------------------
+
+    @property
+    def _partition(self) -> Shard:
+        return Shard(self.num_clients, CLIENTS, self.mesh.shape[CLIENTS])
+
+    @property
+    def _seeds(self) -> bool:
+        return self.runs is not None and self.runs.axes is None
+
+    @property
+    def _runs_axis(self) -> str | None:
+        return RUNS if RUNS in self.mesh.axis_names else None
+
+    @property
+    def _keys(self) -> PartitionSpec:
+        return PartitionSpec(self._runs_axis) if self._seeds else SAME
+
+    @property
+    def _hparams(self) -> Any:
+        """How hyperparameters are divided: those that differ between runs."""
+        if self.runs is None or self.runs.axes is None:
+            return SAME
+        by_runs = PartitionSpec(self._runs_axis)
+        return self.runs.axes.map(lambda axis: SAME if axis is None else by_runs)
+
+    def _spec(self, part: Part) -> PartitionSpec:
+        """Return how a part of the state is divided, by clients and by runs."""
+        clients = [CLIENTS] if part.owner == "clients" else []
+        if self._seeds:
+            return PartitionSpec(self._runs_axis, *clients)
+        runs = [self._runs_axis] if part.varies and self.runs is not None else []
+        return PartitionSpec(*clients, *runs)
+
+    def _with_padding(self, state: SimulationState) -> SimulationState:
+        """Pad the clients' axis to a multiple of the number of devices."""
+        extra = self._partition.devices * self._partition.size - self.num_clients
+        axis = int(self._seeds)
+
+        def pad(leaf):
+            return jnp.pad(leaf, [(0, extra * (place == axis)) for place in range(leaf.ndim)])
+
+        return state if extra == 0 else _map_clients(pad, state)
+
+    def _without_padding(self, state: SimulationState) -> SimulationState:
+        return state if self._partition.even else _map_clients(self._unpadded, state)
+
+    def _unpadded(self, leaf: jax.Array) -> jax.Array:
+        if self._partition.even:
+            return leaf
+        return leaf[:, : self.num_clients] if self._seeds else leaf[: self.num_clients]
+
+
+def _map_clients(
+    function: Callable[[jax.Array], jax.Array], state: SimulationState
+) -> SimulationState:
+    """Apply a function to every leaf that belongs to clients."""
+    owned = {name: getattr(state, name) for name, p in PARTS.items() if p.owner == "clients"}
+    return dataclasses.replace(state, **jax.tree.map(function, owned))
+
+
+def _place(mesh: Mesh, population: Population) -> dict[str, Rows]:
+    devices = mesh.shape[CLIENTS]
+    size = -(-population.num_clients // devices)
+    begins, longest = pieces_of(population, devices)
+    by_client, everywhere = NamedSharding(mesh, PartitionSpec(CLIENTS)), NamedSharding(mesh, SAME)
+
+    def pieces(field) -> jax.Array:
+        def piece(index):
+            begin = begins[(index[0].start or 0) // longest]
+            return field[begin : begin + longest]
+
+        shape = (devices * longest, *field.shape[1:])
+        return jax.make_array_from_callback(shape, by_client, piece)
+
+    fields = {name: pieces(np.asarray(value)) for name, value in population.fields.items()}
+    owner = np.arange(population.num_clients) // size
+    shift = np.asarray(begins, np.int32)[owner]
+    rows_of = {}
+    for name, ranges in population.splits.items():
+        rows = Rows.place(population, name, fields)
+        # A client without rows in this split may start anywhere, outside its piece too.
+        start = np.where(ranges.count > 0, ranges.start - shift, 0)
+        start, count = (placed(each, everywhere) for each in (start, ranges.count))
+        rows_of[name] = dataclasses.replace(rows, start=start, count=count)
+    return rows_of
+
+
+def specs_of_rows(rows: Rows) -> Any:
+    """Return how rows are divided over devices: their fields by clients."""
+    fields: Any = dict.fromkeys(rows.fields, PartitionSpec(CLIENTS))
+    return dataclasses.replace(rows, fields=fields, start=SAME, count=SAME)
+
+
+def pieces_of(population: Population, devices: int) -> tuple[list[int], int]:
+    """Return the first row of each device's piece of the rows, and the length of a piece."""
+    size = -(-population.num_clients // devices)
+    first, last = _spans(population)
+    spans = [(first[k : k + size], last[k : k + size]) for k in range(0, len(first), size)]
+    begins = [int(np.min(low)) for low, _ in spans]
+    longest = max(int(np.max(high)) - begin for begin, (_, high) in zip(begins, spans, strict=True))
+    begins = [min(begin, population.num_rows - longest) for begin in begins]
+    return begins + [0] * (devices - len(begins)), longest
+
+
+def _spans(population: Population) -> tuple[np.ndarray, np.ndarray]:
+    """Return each client's first row and the one after its last, (m,), over all splits."""
+    starts = np.stack([r.start for r in population.splits.values()])
+    counts = np.stack([r.count for r in population.splits.values()])
+    first = np.where(counts > 0, starts, population.num_rows).min(axis=0)
+    return first, np.where(counts > 0, starts + counts, 0).max(axis=0)
