@@ -31,9 +31,13 @@ from .data.minibatches import Batch as Batch
 from .data.minibatches import ClientData as ClientData
 from .data.minibatches import Minibatches as Minibatches
 from .data.population import Population as Population
+from .engine.batch import batch as batch
 from .engine.evaluation import Evaluation as Evaluation
+from .engine.program import Program as Program
 from .engine.segments import History as History
 from .engine.segments import Segment as Segment
+from .engine.shard import shard as shard
+from .engine.stream import stream as stream
 from .hyperparameters import Hyperparameter as Hyperparameter
 from .hyperparameters import Hyperparameters as Hyperparameters
 from .hyperparameters import reads as reads

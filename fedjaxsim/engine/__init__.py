@@ -1,1 +1,1 @@
-"""What a round is made of: state, program, placement over devices, evaluation."""
+"""The engine: programs and their transforms, the parts of a round, state, loop, evaluation."""

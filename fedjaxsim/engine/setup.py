@@ -7,7 +7,7 @@ for what they need besides: checks before any compute, rows on devices, shapes o
 import copy
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
@@ -31,11 +31,16 @@ from fedjaxsim.engine.stream import stream
 from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.composition import require_match
+from fedjaxsim.privacy.calibration import noise_multiplier
+from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.privacy.mechanisms import Mechanism, check_noise
 from fedjaxsim.privacy.sampling import Sampling
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
+
+LEDGER_ENTRIES = 8
+"""Number of distinct (z, p) that a run with a constant z can be charged for over its life."""
 
 
 class Setup:
@@ -228,6 +233,23 @@ class Setup:
         )
         return of_device.chunk_size
 
+    def describe(self) -> str:
+        """Return the parts in a few lines: algorithm, data, sampling, mechanism, minibatches."""
+        scheme, batches = self.sampling.scheme, self.minibatches
+        amount = f"steps {batches.steps}" if batches.epochs is None else f"epochs {batches.epochs}"
+        fields = (f"{name} {values.shape}" for name, values in self.population.fields.items())
+        where = "streamed" if self.streamed else "in memory"
+        lines = [
+            f"Simulation of {_name_of(self.algorithm.client)}",
+            f"  {repr(self.population).splitlines()[0]}",
+            f"  fields: {', '.join(fields)}",
+            f"  sampling: {scheme.kind}, at most {scheme.capacity} clients a round",
+            f"  mechanism: {self.mechanism.event.kind}",
+            f"  minibatches: size {batches.size}, {amount}",
+            f"  data: {where}, devices: {len(self.devices or (None,))}",
+        ]
+        return "\n".join(lines)
+
     @property
     def public(self) -> tuple[str, ...]:
         """Sentences on numbers that are taken as public though they may be made of private data.
@@ -260,14 +282,48 @@ class Setup:
         return dataclasses.replace(state, privacy=privacy)
 
     def with_room(
-        self, state: SimulationState, noise: np.ndarray, rate: jax.Array
+        self, state: SimulationState, hparams: Hyperparameters, rounds: int
     ) -> SimulationState:
-        """Return the state with entries for rounds with noise multipliers `noise`, (T,) or ()."""
+        """Return the state with ledger entries for `rounds` more rounds."""
+        state, done = self.with_account(state), int(state.round)
         scheme, event = self.sampling.scheme, self.mechanism.event
         if event.kind == "none":
             return state
-        privacy = ledger.with_room(state.privacy, scheme, event, noise, rate)
+        z = np.asarray(hparams.get("noise_multiplier", 0.0))
+        z = z[done : done + rounds] if z.ndim else z
+        rate = self.sampling.rate(hparams)
+        privacy = ledger.with_room(state.privacy, scheme, event, z, rate)
         return dataclasses.replace(state, privacy=privacy)
+
+    def guarantee(self, state: SimulationState, delta: float) -> Report:
+        """Compute the guarantees of all releases so far; see `Simulation.guarantee`."""
+        privacy = self.with_account(state).privacy
+        return report(
+            ledger.charged(privacy),
+            delta,
+            self.accountant,
+            draws=ledger.drawn(privacy),
+            assumed=self.public,
+        )
+
+    def calibrate(
+        self, hparams: Hyperparameters, epsilon: float, rounds: int, delta: float
+    ) -> Hyperparameters:
+        """Return the hyperparameters with calibrated noise; see `Simulation.calibrate`."""
+        if "noise_multiplier" not in self.records:
+            raise ValueError("the mechanism adds no noise, so no ε can be aimed at")
+        z = noise_multiplier(
+            epsilon,
+            delta,
+            rounds=rounds,
+            sampling_rate=float(self.sampling.rate(self.check(hparams))),
+            scheme=self.sampling.scheme,
+            event=self.mechanism.event,
+            accountant=self.accountant,
+        )
+        calibrated = hparams.replace(noise_multiplier=z)
+        self.check(calibrated)
+        return calibrated
 
     # --- checks, before any compute ---------------------------------------------------------------
 
@@ -359,3 +415,9 @@ def layout_of(
     """Return the layout of clients with `models` models of a task each; see `default_layout`."""
     model = bytes_of(jax.eval_shape(task.init, jax.random.key(0)))
     return default_layout(models * model, chunk_size, chunk_map, linear=task.linear is not None)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """Return the name of the public function or class that made a function, or of its module."""
+    name = getattr(function, "__qualname__", type(function).__qualname__).partition(".")[0]
+    return function.__module__.rpartition(".")[2] if name.startswith("_") else name

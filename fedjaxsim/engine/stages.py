@@ -1,25 +1,76 @@
-"""How a run goes on where another one ended."""
+"""The start of a stage from the state of another run."""
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.engine import checks
+from fedjaxsim.engine.setup import Setup
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.privacy import ledger
 
 PyTree = Any
 _STAGE = 2**32 - 2
-"""Folded into a run's key for its next stage; no other number so large is."""
+"""Folded into a run's key for its next stage; no other folded number is as large."""
 
 
 def stage_key(key: jax.Array, round_: jax.Array) -> jax.Array:
-    """The key of the stage after so many rounds: another one than any that the run draws from."""
+    """Return the key of the stage after `round_` rounds, distinct from every key the run uses."""
     return jax.random.fold_in(jax.random.fold_in(key, _STAGE), round_)
 
 
-def first_states(
+def start_stage(
+    setup: Setup,
+    state: SimulationState,
+    hparams: Hyperparameters,
+    earlier: Algorithm | None,
+    earlier_hparams: Hyperparameters | None,
+) -> SimulationState:
+    """Return the first state of a stage; see `Simulation.start_from`.
+
+    Raises:
+      ValueError: as `Simulation.start_from`.
+    """
+    key = stage_key(state.key, state.round)
+    setup.check_start(key, hparams)
+    hparams = setup.check(hparams)
+    others = {charges.scheme.clients for charges in state.privacy.charges} - {setup.num_clients}
+    if others:
+        raise ValueError(
+            f"the state must be of {setup.num_clients} clients, as those here, got {others.pop()}"
+        )
+    if earlier is None:
+        shared, personal = jax.tree.map(jnp.copy, (state.shared, state.personal))
+    else:
+        if setup.algorithm.warm_start.start is None:
+            raise ValueError("the algorithm has no `warm_start`: it cannot start from models")
+        earlier_hparams = hparams if earlier_hparams is None else earlier_hparams.as_arrays()
+        begin = functools.partial(
+            _first_states, setup.algorithm, earlier, num_clients=setup.num_clients
+        )
+        shared, personal = jax.jit(begin)(
+            key, hparams, state=state, earlier_hparams=earlier_hparams
+        )
+    fresh = setup.compiled.init(key, hparams)
+    checks.require_same_shapes("server state", fresh.shared, shared)
+    checks.require_same_shapes("personal states", fresh.personal, personal)
+    new = dataclasses.replace(
+        fresh,
+        shared=shared,
+        personal=personal,
+        privacy=ledger.with_key(jax.tree.map(jnp.copy, state.privacy), fresh.key),
+    )
+    if state.consumed is not None and new.consumed is not None:
+        new = dataclasses.replace(new, consumed=jnp.copy(state.consumed))
+    return setup.with_account(new)
+
+
+def _first_states(
     algorithm: Algorithm,
     earlier: Algorithm,
     key: jax.Array,
@@ -28,25 +79,9 @@ def first_states(
     earlier_hparams: Hyperparameters,
     num_clients: int,
 ) -> tuple[PyTree, PyTree]:
-    """The billboard and all personal states of an algorithm that starts from another one's models.
+    """Return the server state and personal states (m, ...) made from another algorithm's models.
 
-    That the billboard does not depend on any client's own model holds by construction: it is an
-    output that is not mapped over clients.
-
-    Args:
-      algorithm: which starts; it has a `start`.
-      earlier: the other one.
-      key: of the new stage.
-      hparams: of the new stage.
-      state: of the other one, of m clients.
-      earlier_hparams: likewise.
-      num_clients: m.
-
-    Returns:
-      The billboard, and personal states (m, ...).
-
-    Raises:
-      ValueError: if it needs a published model, and there is none.
+    The server state cannot depend on a client's own model: it is an output that is not mapped.
     """
     start, published = algorithm.warm_start.start, earlier.warm_start.published(state.shared)
     assert start is not None

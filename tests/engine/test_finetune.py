@@ -197,7 +197,10 @@ def test_bad_input_says_what_is_allowed(ended):
         begin(sim)
     population, task = least_squares([12, 15, 9], features=4)
     larger = simulation(finetune(task), population=population, task=task)
-    with jax.enable_x64(True), pytest.raises(ValueError, match=r"billboard must be .*\[1, 4\] at "):
+    with (
+        jax.enable_x64(True),
+        pytest.raises(ValueError, match=r"server state must .*\[1, 4\] at "),
+    ):
         following(larger, ended[1], ended[0])
 
 

@@ -435,7 +435,7 @@ def test_a_capped_sampler_and_a_weighted_door_check_the_run():
 
 def test_an_accountant_that_does_not_describe_the_sampler_is_refused():
     population, task = classification([10] * 4)
-    with pytest.raises(ValueError, match="'gaussian' describes gaussian releases under everyone"):
+    with pytest.raises(ValueError, match="'gaussian' describes gaussian releases under full"):
         simulation(population, task, accountant="gaussian")
     sim = simulation(population, task, accountant="rdp")
     state, _ = run(sim, 2)
