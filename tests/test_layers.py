@@ -9,6 +9,7 @@ PACKAGE = Path(fedjaxsim.__file__).parent
 LAYERS = (
     ("__init__",),
     ("cli",),
+    ("commands",),
     ("tune", "bench"),
     ("runs",),
     ("callbacks",),

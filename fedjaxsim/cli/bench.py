@@ -42,6 +42,6 @@ class Bench:
         Machines(devices=self.devices).validate()
         if self.repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {self.repeats}")
-        from fedjaxsim.cli.work.bench import prepare_bench
+        from fedjaxsim.commands.bench import prepare_bench
 
         return prepare_bench(self)

@@ -46,7 +46,7 @@ class Plan:
         """
         self._check()
         start_jax()
-        from fedjaxsim.cli.work.plan import prepare_plan
+        from fedjaxsim.commands.plan import prepare_plan
 
         return prepare_plan(self)
 

@@ -127,7 +127,7 @@ class Privacy:
     ]
 
     def prepare(self) -> Callable[[], int]:
-        """As `privacy_commands.prepare`."""
-        from fedjaxsim.cli import privacy_commands
+        """As `privacy.prepare`."""
+        from fedjaxsim.commands import privacy
 
-        return privacy_commands.prepare(self.question)
+        return privacy.prepare(self.question)

@@ -34,7 +34,7 @@ class Resume:
     def prepare(self) -> Callable[[], int]:
         """As `prepare_resume`."""
         start_jax(self.machines)
-        from fedjaxsim.cli.work.run import prepare_resume
-        from fedjaxsim.cli.work.together import together
+        from fedjaxsim.commands.multiprocess import together
+        from fedjaxsim.commands.run import prepare_resume
 
         return together(lambda: prepare_resume(self), self.machines)

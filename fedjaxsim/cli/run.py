@@ -54,7 +54,7 @@ class Run:
     def prepare(self) -> Callable[[], int]:
         """As `prepare_run`."""
         start_jax(self.machines)
-        from fedjaxsim.cli.work.run import prepare_run
-        from fedjaxsim.cli.work.together import together
+        from fedjaxsim.commands.multiprocess import together
+        from fedjaxsim.commands.run import prepare_run
 
         return together(lambda: prepare_run(self), self.machines)

@@ -85,7 +85,7 @@ def start_jax(machines: Machines = Machines()) -> None:
     machines.validate()
     import jax
 
-    from fedjaxsim.cli.compiled import keep_compiled_programs
+    from fedjaxsim.commands.compiled import keep_compiled_programs
     from fedjaxsim.engine import devices, processes
 
     devices.use_devices(machines.wanted)

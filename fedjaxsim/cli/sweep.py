@@ -31,6 +31,6 @@ class Sweep:
     def prepare(self) -> Callable[[], int]:
         """As `prepare_sweep`."""
         start_jax()
-        from fedjaxsim.cli.work.sweep import prepare_sweep
+        from fedjaxsim.commands.sweep import prepare_sweep
 
         return prepare_sweep(self)

@@ -59,6 +59,6 @@ class Tune:
     def prepare(self) -> Callable[[], int]:
         """Check all input; see `prepare_tune`."""
         start_jax()
-        from fedjaxsim.cli.work.tune import prepare_tune
+        from fedjaxsim.commands.tune import prepare_tune
 
         return prepare_tune(self)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedjaxsim.cli import main
-from fedjaxsim.cli.work import run as run_command
+from fedjaxsim.commands import run as run_command
 from fedjaxsim.privacy.guarantee import CLOSED_DOOR
 from fedjaxsim.runs.directory import RunDirectory
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedjaxsim.cli import Run, main, parse
-from fedjaxsim.cli.work import run as work
+from fedjaxsim.commands import run as work
 from fedjaxsim.privacy.events import Entry, PrivacySpend
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.runs.build import prepare
