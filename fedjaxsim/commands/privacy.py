@@ -1,7 +1,8 @@
-"""Answers to the questions of `fedjaxsim privacy`, by the accountants that a run reports with."""
+"""Answers of `fedjaxsim privacy`, by the accountants that a run reports with."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,120 +10,148 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
-from fedjaxsim.cli.privacy import Claims, Epsilon, Noise, Question, Rate, Rounds, TradeOff
 from fedjaxsim.privacy import calibration, claims, plans
 from fedjaxsim.privacy.accounting.trade_off import trade_off
 from fedjaxsim.privacy.budget import Budget
 from fedjaxsim.privacy.claims import Verdict
-from fedjaxsim.privacy.events import ADJACENCIES
+from fedjaxsim.privacy.events import ADJACENCIES, Adjacency, View
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.privacy.plans import GAUSSIAN, Cohorts, plan
 from fedjaxsim.report.files import print_json
 from fedjaxsim.report.progress import epsilon_text, number
 
 
-def prepare(question: Question) -> Callable[[], int]:
-    """Computes what a privacy command asks for; what is returned prints it.
+def prepare_epsilon(
+    cohorts: Cohorts,
+    noise_multiplier: float,
+    rounds: int,
+    delta: float,
+    accountant: str | None,
+    budget: str | None,
+    *,
+    json: bool,
+) -> Callable[[], int]:
+    """Compute the guarantees of a plan; return a function that prints them.
 
     Raises:
-      ValueError: for bad input; a target that cannot be met is found out by computing.
+      ValueError: for bad input.
     """
-    match question:
-        case Claims():
-            return _prepare_claims(question)
-        case TradeOff():
-            return _prepare_trade_off(question)
-        case Epsilon(noise_multiplier=z, rounds=rounds, delta=delta):
-            plans.check(z, rounds)
-            planned, budget = plan(question, delta), Budget.parse(question.budget)
-            found = {}
-            report = plans.report(planned, z, rounds, delta, question.accountant, budget)
-        case _:
-            found, report = _calibrate(question)
-
-    def work() -> int:
-        nested = report.to_json()
-        if question.json:
-            print_json({**found, "guarantee": nested} if found else nested)
-            return 0
-        for name, value in found.items():
-            print(f"{name.replace('_', ' ')}: {value}")
-        print(report)
-        return 0
-
-    return work
+    plans.check(noise_multiplier, rounds)
+    planned, spread = plan(cohorts, delta), Budget.parse(budget)
+    report = plans.report(planned, noise_multiplier, rounds, delta, accountant, spread)
+    return lambda: _print_report(report, json=json)
 
 
-def _calibrate(question: Noise | Rounds | Rate) -> tuple[dict[str, float], Report]:
-    """What meets a target, under its name, and the guarantees that it leads to."""
-    epsilon, delta = question.epsilon, question.delta
-    if isinstance(question, Rate):
-        # The scheme of Poisson sampling has no rate, so any will do.
-        cohorts = Cohorts(sampling_rate=1.0, clients=question.clients, capacity=question.capacity)
-    else:
-        cohorts = question
-    planned = plan(cohorts, delta)
-    p = planned.sampling_rate
-    found: dict[str, float]
-    target: Any = {
-        "scheme": planned.scheme, "adjacency": question.adjacency, "view": question.view
-    }  # fmt: skip
-    budget = Budget.parse(question.budget)
-    if isinstance(question, Noise):
-        T = question.rounds
-        plans.check(0, T)
-        z = calibration.noise_multiplier(
-            epsilon, delta, rounds=T, sampling_rate=p, budget=budget, **target
-        )
-        found = {"noise_multiplier": z}
-    elif isinstance(question, Rounds):
-        if not budget.is_constant:
-            raise ValueError(
-                "budget must be constant where the number of rounds is asked for, on which the "
-                f"shares of any other depend, got {budget}"
+def prepare_calibration(
+    quantity: str,
+    cohorts: Cohorts,
+    epsilon: float,
+    delta: float,
+    budget: str | None,
+    *,
+    adjacency: Adjacency,
+    view: View,
+    json: bool,
+    noise_multiplier: float = 0.0,
+    rounds: int = 1,
+) -> Callable[[], int]:
+    """Solve a plan for the quantity that meets a target ε; return a function that prints it.
+
+    Args:
+      quantity: `noise_multiplier`, `rounds` or `sampling_rate`.
+      cohorts: how clients are sampled.
+      epsilon: ε to meet, in nats.
+      delta: total δ.
+      budget: spread of the budget over the rounds; only a constant one for `rounds`.
+      adjacency: adjacency of the target.
+      view: view of the target.
+      json: print JSON instead of text.
+      noise_multiplier: z, unless it is the quantity.
+      rounds: T, unless they are the quantity.
+
+    Raises:
+      ValueError: for bad input, and for a target that cannot be met.
+    """
+    planned, spread = plan(cohorts, delta), Budget.parse(budget)
+    z, T, p = noise_multiplier, rounds, planned.sampling_rate
+    plans.check(z, T)
+    target: Any = {"scheme": planned.scheme, "adjacency": adjacency, "view": view}
+    match quantity:
+        case "noise_multiplier":
+            found = z = calibration.noise_multiplier(
+                epsilon, delta, rounds=T, sampling_rate=p, budget=spread, **target
             )
-        z = question.noise_multiplier
-        T = calibration.rounds(epsilon, delta, noise_multiplier=z, sampling_rate=p, **target)
-        found = {"rounds": T}
-    else:
-        z, T = question.noise_multiplier, question.rounds
-        plans.check(z, T)
-        p = calibration.sampling_rate(
-            epsilon, delta, noise_multiplier=z, rounds=T, budget=budget, **target
-        )
-        planned = planned._replace(sampling_rate=p)
-        found = {"sampling_rate": p}
-    return found, plans.report(planned, z, T, delta, budget=budget)
+        case "rounds":
+            if not spread.is_constant:
+                raise ValueError(
+                    "budget must be constant to solve for rounds, because other shares depend on "
+                    f"their number, got {spread}"
+                )
+            found = T = calibration.rounds(
+                epsilon, delta, noise_multiplier=z, sampling_rate=p, **target
+            )
+        case _:
+            found = p = calibration.sampling_rate(
+                epsilon, delta, noise_multiplier=z, rounds=T, budget=spread, **target
+            )
+            planned = planned._replace(sampling_rate=p)
+    report = plans.report(planned, z, T, delta, budget=spread)
+    return lambda: _print_report(report, {quantity: found}, json=json)
 
 
-def _prepare_trade_off(question: TradeOff) -> Callable[[], int]:
+def _print_report(report: Report, found: Mapping[str, float] = {}, *, json: bool) -> int:
+    nested = report.to_json()
+    if json:
+        print_json({**found, "guarantee": nested} if found else nested)
+        return 0
+    for name, value in found.items():
+        print(f"{name.replace('_', ' ')}: {value}")
+    print(report)
+    return 0
+
+
+def prepare_trade_off(
+    cohorts: Cohorts,
+    noise_multiplier: float,
+    rounds: int,
+    budget: str | None,
+    view: View,
+    out: Path,
+) -> Callable[[], int]:
+    """Compute the errors of any test under a plan; return a function that draws them.
+
+    Raises:
+      ValueError: for bad input.
+    """
     from fedjaxsim.report import plots
 
-    z, T = question.noise_multiplier, question.rounds
+    z, T = noise_multiplier, rounds
     plans.check(z, T)
-    plots.check_path(question.out)
-    scheme, p, _ = plan(question)
-    entries = Budget.parse(question.budget).entries(z, p, T, GAUSSIAN)
+    plots.check_path(out)
+    scheme, p, _ = plan(cohorts)
+    entries = Budget.parse(budget).entries(z, p, T, GAUSSIAN)
     # Closer together at both ends, where curves are steep.
     type_one = (1 - np.cos(np.linspace(0, np.pi, 201))) / 2
     curves = {
-        adjacency: trade_off(entries, scheme, GAUSSIAN, type_one, adjacency, question.view)
+        adjacency: trade_off(entries, scheme, GAUSSIAN, type_one, adjacency, view)
         for adjacency in ADJACENCIES
     }
-    title = f"{question.sampling} sampling, p = {p:.4g}, z = {z:.4g}, T = {T}, {question.view}"
+    title = f"{cohorts.sampling} sampling, p = {p:.4g}, z = {z:.4g}, T = {T}, {view}"
 
     def work() -> int:
-        plots.save(plots.errors_figure(type_one, curves, title), question.out)
-        print(question.out)
+        plots.save(plots.errors_figure(type_one, curves, title), out)
+        print(out)
         return 0
 
     return work
 
 
-def _prepare_claims(question: Claims) -> Callable[[], int]:
+def prepare_claims(*, json: bool) -> Callable[[], int]:
+    """Return a function that prints the guarantees of published settings."""
+
     def work() -> int:
         verdicts = claims.table()
-        if question.json:
+        if json:
             print_json([_record(verdict) for verdict in verdicts])
         else:
             _print_claims(verdicts)
@@ -132,7 +161,7 @@ def _prepare_claims(question: Claims) -> Callable[[], int]:
 
 
 def _record(verdict: Verdict) -> dict[str, Any]:
-    """One published setting, with every ε by name; null where there is none."""
+    """Return one published setting with every ε by name; null where there is none."""
     fields = dataclasses.asdict(verdict.claim)
     return {
         **fields,

@@ -24,7 +24,7 @@ SMALL = ["--clients", "6", "--local-steps", "1", "--eval-every", "2", "--samplin
 SMALL += ["--noise-multiplier", "2"]
 
 
-PrivacyEvent: Any = importlib.import_module("tensorboardX.proto.event_pb2").PrivacyEvent
+Event: Any = importlib.import_module("tensorboardX.proto.event_pb2").Event
 
 
 def scalars(path):
@@ -33,7 +33,7 @@ def scalars(path):
     content, found, at = file.read_bytes(), {}, 0
     while at < len(content):
         [length] = struct.unpack_from("<Q", content, at)
-        event = PrivacyEvent.FromString(content[at + 12 : at + 12 + length])
+        event = Event.FromString(content[at + 12 : at + 12 + length])
         found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
         at += length + 16
     return found
@@ -65,7 +65,9 @@ def test_its_guarantee_is_of_the_rounds_done_and_does_not_cover_the_choice(stopp
     lines = (stopped / "metrics.jsonl").read_text().splitlines()
     assert found["epsilon"] == json.loads(lines[-1])["epsilon"] > 0
     assert main(["resume", str(stopped), "--rounds", "50"]) == 2
-    assert "has run out of patience after 4 rounds: a run with --from" in capsys.readouterr().err
+    assert (
+        "ran out of patience after 4 rounds: continue it" in capsys.readouterr().err
+    )
 
 
 def test_tensorboard_gets_every_evaluation(stopped):
