@@ -24,7 +24,7 @@ ROUNDS, EVERY, DEVICES = 20, 2, 2
 
 def child(index: int, port: int, runs: int, folder: str) -> None:
     """One of two processes: computes runs with other seeds, and compares what came of them."""
-    from fedjaxsim.cli.compiled import keep_compiled_programs
+    from fedjaxsim.commands.compiled import keep_compiled_programs
     from fedjaxsim.engine import devices, processes
 
     devices.use_devices(DEVICES)

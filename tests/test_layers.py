@@ -9,6 +9,7 @@ PACKAGE = Path(fedjaxsim.__file__).parent
 LAYERS = (
     ("__init__",),
     ("cli",),
+    ("commands",),
     ("tune", "bench"),
     ("runs",),
     ("callbacks",),
@@ -25,7 +26,12 @@ LAYERS = (
     ("hyperparameters", "metrics"),
     ("kernels", "factories", "extras", "notebook"),
 )
-"""From the top down. What shares a layer does not import each other."""
+"""From the top down. Modules of one layer do not import each other."""
+CIRCLES = {
+    frozenset({"runs.build", "runs.validation"}): "type of an experiment",
+    frozenset({"data.npz", "data.population", "data.table"}): "readers as class methods",
+}
+"""Files that still import each other, with the reason; to be removed one by one."""
 
 
 def imports_of(path: Path) -> set[str]:
@@ -56,23 +62,37 @@ def test_imports_run_downhill():
     assert uphill == []
 
 
-def test_no_two_files_import_each_other():
-    modules = {
-        ".".join(("fedjaxsim", *path.relative_to(PACKAGE).with_suffix("").parts)): path
-        for path in PACKAGE.rglob("*.py")
-    }
+def test_no_files_import_each_other():
+    """Late imports count, and those for type checkers."""
+    modules = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        modules[".".join(part for part in parts if part != "__init__")] = path
 
-    def needs(path):
-        """The modules of the package that must be there before this one's own lines run."""
+    def needs(path: Path) -> set[str]:
         found = set()
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-                found |= {name for name in names if name in modules}
-        return found
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                found |= {name if name in modules else node.module for name in names}
+            elif isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+        return found & modules.keys()
 
     graph = {name: needs(path) for name, path in modules.items()}
-    done: set[str] = set()
-    while ready := {name for name, before in graph.items() if name not in done and before <= done}:
-        done |= ready
-    assert set(graph) - done == set()
+
+    def reached(name: str) -> set[str]:
+        found, left = set(), [name]
+        while left:
+            new = graph[left.pop()] - found
+            found |= new
+            left += new
+        return found
+
+    after = {name: reached(name) for name in modules}
+    circles = {
+        frozenset(other.removeprefix("fedjaxsim.") for other in others if name in after[other])
+        for name, others in after.items()
+        if name in others
+    }
+    assert circles == set(CIRCLES)

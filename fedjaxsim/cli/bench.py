@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, Positional, Suppress
 
-from fedjaxsim.cli.start import Machines
-from fedjaxsim.runs.settings import RunConfig, optional
+from fedjaxsim.cli.shared_flags import Machines
+from fedjaxsim.runs.settings import RunConfig, flag, optional
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,31 +17,43 @@ class Bench:
 
     settings: OmitArgPrefixes[RunConfig]
     files: Annotated[tuple[Path, ...], Positional] = ()
-    """TOML files with the settings of a run each; flags win over them. Without a file the flags
-    describe the run. One file of results, bench.json, is shown and nothing measured."""
+    """TOML files, each with the settings of a run; flags win over them. Without a file the flags
+    describe the run. A single bench.json is shown, and nothing is measured."""
     repeats: int = 5
-    """New processes that measure each run."""
+    """Processes that measure each run."""
     devices: Annotated[str, optional("all|N", "all")] = "all"
-    """Devices over which clients are divided; of a CPU, its cores."""
+    """Devices that share the clients; of a CPU, its cores."""
     compare: Annotated[Path | None, optional("bench.json", "none")] = None
     """Earlier results to compare with."""
     runs: Annotated[Mapping[str, Any], Suppress] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """The name of the run: its file's, or that of its parts."""
+        """Name of the run: that of its file, or the names of its parts."""
         parts = self.settings.algorithm, self.settings.model, self.settings.data.partition(":")[0]
         return self.files[0].stem if self.files else "-".join(parts).replace(":", ".")
 
     def prepare(self) -> Callable[[], int]:
-        """Check the flags; the returned function measures and returns the exit code.
+        """Check the flags; return a function that measures.
 
         Raises:
           FileNotFoundError, ValueError: for bad input.
         """
-        Machines(devices=self.devices).validate()
+        machines = Machines(devices=self.devices)
+        machines.validate()
         if self.repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {self.repeats}")
-        from fedjaxsim.cli.work.bench import prepare_bench
+        from fedjaxsim.commands.bench import prepare_bench, prepare_show
 
-        return prepare_bench(self)
+        if not self.runs:
+            if self.files[1:]:
+                raise ValueError(
+                    "results are shown alone: give one bench.json, or files of settings"
+                )
+            if given := self.settings.given():
+                raise ValueError(f"{flag(next(iter(given)))} has no effect where results are shown")
+            return prepare_show(self.files[0], self.compare)
+        return prepare_bench(
+            self.runs, self.settings.out, self.compare, repeats=self.repeats,
+            devices=machines.count, overwrite=self.settings.overwrite, quiet=self.settings.quiet,
+        )  # fmt: skip

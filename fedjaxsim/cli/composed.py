@@ -10,7 +10,7 @@ import tyro
 from tyro.conf import Suppress
 
 from fedjaxsim.cli.read_numbers import REGISTRY
-from fedjaxsim.cli.start import Machines, start_jax
+from fedjaxsim.cli.shared_flags import Machines
 from fedjaxsim.runs.parts import ROLES
 from fedjaxsim.runs.settings import (
     composition_of,
@@ -163,7 +163,7 @@ def defaults_of(
     given = raw | flags
     for role in ("algorithm", "model", "mechanism", "sampling"):
         if isinstance(given.get(role), str) and is_own(given[role]):
-            start_jax(_machines(flags))
+            _machines(flags).start()
     made = composition_of(given).type
     known = fields_of(given)
     readers = [name for name in flags if name not in known and name not in own_flags]

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from fedjaxsim.cli.start import start_jax
+from fedjaxsim.cli.shared_flags import Machines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,21 +12,21 @@ class Demo:
     """Compare Ditto, PMTL, FedAvg and Local on digits over 100 clients, private and not."""
 
     out: Path
-    """Directory for the runs, the table and the curves."""
+    """Directory of the runs, the table and the curves."""
     seed: int = 0
-    """The first seed; the others follow it."""
+    """First seed; the others follow it."""
     seeds: int = 3
-    """How many seeds each system runs with: another partition, other test rows, other noise."""
+    """Seeds per system, each with another partition, other test rows and other noise."""
     overwrite: bool = False
-    """Replace the runs that the directory already holds."""
+    """Replace the runs in the directory."""
     quiet: bool = False
-    """No progress bars: one plain line per evaluation."""
+    """Print one plain line per evaluation, no progress bars."""
     explain: bool = False
-    """Print all of each run's guarantee, and what it rests on."""
+    """Print the whole guarantee of each run and its assumptions."""
 
     def prepare(self) -> Callable[[], int]:
-        """As `prepare_demo`."""
-        start_jax()
+        """Check all input; return a function that runs the demo."""
+        Machines().start()
         from fedjaxsim.runs.demo import prepare_demo
 
         return prepare_demo(

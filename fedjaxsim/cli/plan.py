@@ -2,13 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
-import tyro
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import OmitArgPrefixes
 
-from fedjaxsim.cli.start import start_jax
+from fedjaxsim.cli.shared_flags import ConfigFile, Machines
 from fedjaxsim.privacy.plans import OptionalInt
 from fedjaxsim.runs.numbers import integers
 from fedjaxsim.runs.settings import RunConfig, flag, optional
@@ -19,18 +17,18 @@ _READ = {"clients", "classes", "test_fraction", "validation_fraction", "seed"}
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Say what memory a run would need, wherever its rows and states lie; nothing is run."""
+    """Estimate the memory of a run for every placement, without running it."""
 
     settings: OmitArgPrefixes[RunConfig]
-    config: Positional[Annotated[Path | None, tyro.conf.arg(metavar="[CONFIG.toml]")]] = None
-    """A TOML file with the same settings; flags win over it."""
+    config: ConfigFile = None
+    """TOML file with the same settings; flags win over it."""
     features: Annotated[str | None, optional("INT[,INT...]", "those of the data")] = None
-    """The shape of one example, as 784 or 28,28,1: then no data are read, and there are --clients
-    with --rows-per-client each, and --classes."""
+    """Shape of one example, as 784 or 28,28,1, in place of data: --clients with
+    --rows-per-client each, and --classes."""
     rows_per_client: OptionalInt = None
-    """Rows that each client has where no data are read, those for testing among them."""
+    """Rows of each client in place of data, test rows included."""
     devices: OptionalInt = None
-    """Plan for so many accelerators, too, each with --device-memory."""
+    """Number of accelerators to plan for, each with --device-memory."""
     device_memory: Annotated[float | None, optional("GB", "none")] = None
     """Memory of one accelerator, in GB (10⁹ bytes)."""
     host_memory: Annotated[float | None, optional("GB", "this machine's")] = None
@@ -39,20 +37,16 @@ class Plan:
     """Print JSON instead of tables."""
 
     def prepare(self) -> Callable[[], int]:
-        """Plans; what is returned prints it.
-
-        Raises:
-          FileNotFoundError, ValueError: for bad input.
-        """
+        """Plan; return a function that prints the tables."""
         self._check()
-        start_jax()
-        from fedjaxsim.cli.work.plan import prepare_plan
+        Machines().start()
+        from fedjaxsim.commands.plan import prepare_plan
 
         return prepare_plan(self)
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Of one example, where no data are read."""
+        """Shape of one example, where no data are read."""
         if self.features is None:
             return None
         try:
@@ -64,11 +58,6 @@ class Plan:
         return shape
 
     def _check(self) -> None:
-        """Checks the flags as far as they say.
-
-        Raises:
-          ValueError: naming the flag, its value and what is allowed.
-        """
         config = self.settings
         if config.out is not None:
             raise ValueError(f"out must not be given, as a plan writes no files, got {config.out}")

@@ -1,4 +1,4 @@
-"""`fedjaxsim privacy`: ε of a plan, what a target ε asks for, published claims.
+"""`fedjaxsim privacy`: ε of a plan, calibration to a target ε, published claims.
 
 All take numbers instead of a run.
 """
@@ -6,7 +6,7 @@ All take numbers instead of a run.
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from tyro.conf import OmitArgPrefixes
@@ -20,44 +20,66 @@ class Epsilon(Cohorts):
     """The ε of a planned run, in both adjacencies and both views."""
 
     noise_multiplier: float
-    """z: the noise on the sum of clipped messages over the clip norm."""
+    """z: noise on the sum of clipped messages over the clip norm."""
     rounds: int
     """T."""
     delta: float
-    """The total δ."""
+    """Total δ."""
     accountant: Annotated[
         str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(optional)")
     ] = None
     """One accountant by name; by default the tightest sound one."""
     budget: OptionalBudget = None
-    """How the budget is spread over the rounds, as of a run; z is then that constant noise which
-    costs everyone as much."""
+    """Spread of the budget over the rounds; z is then the constant noise of the same total cost."""
     json: bool = False
     """Print JSON instead of text."""
+
+    def prepare(self) -> Callable[[], int]:
+        """Compute ε; return a function that prints it."""
+        from fedjaxsim.commands.privacy import prepare_epsilon
+
+        return prepare_epsilon(
+            self, self.noise_multiplier, self.rounds, self.delta, self.accountant, self.budget,
+            json=self.json,
+        )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Target:
     epsilon: float
-    """The ε to meet, in nats."""
+    """Target ε, in nats."""
     delta: float
-    """The total δ."""
+    """Total δ."""
     adjacency: Adjacency = "zero_out"
-    """The adjacency that ε is for."""
+    """Adjacency of the target."""
     view: View = "joint_dp"
-    """The view that ε is for."""
+    """View of the target."""
     json: bool = False
     """Print JSON instead of text."""
+
+    def _solve(
+        self, quantity: str, cohorts: Cohorts, budget: str | None, **known: Any
+    ) -> Callable[[], int]:
+        from fedjaxsim.commands.privacy import prepare_calibration
+
+        return prepare_calibration(
+            quantity, cohorts, self.epsilon, self.delta, budget, json=self.json,
+            adjacency=self.adjacency, view=self.view, **known,
+        )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Noise(_Target, Cohorts):
-    """The smallest noise multiplier z that meets a target ε, and the report it leads to."""
+    """The smallest noise multiplier z that meets a target ε, and its report."""
 
     rounds: int
     """T."""
     budget: OptionalBudget = None
-    """How the budget is spread over the rounds, as of a run."""
+    """Spread of the budget over the rounds."""
+
+    def prepare(self) -> Callable[[], int]:
+        """Solve for z; return a function that prints it."""
+        return self._solve("noise_multiplier", self, self.budget, rounds=self.rounds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,52 +87,74 @@ class Rounds(_Target, Cohorts):
     """The most rounds that meet a target ε (2³¹ − 1 if any number does), and their report."""
 
     noise_multiplier: float
-    """z: the noise on the sum of clipped messages over the clip norm."""
+    """z: noise on the sum of clipped messages over the clip norm."""
     budget: OptionalBudget = None
-    """Constant: the shares of any other depend on the number of rounds, which is asked for."""
+    """Constant only: other shares depend on the number of rounds."""
+
+    def prepare(self) -> Callable[[], int]:
+        """Solve for T; return a function that prints it."""
+        return self._solve("rounds", self, self.budget, noise_multiplier=self.noise_multiplier)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rate(_Target):
-    """The largest rate of Poisson sampling that meets a target ε, and the report it leads to."""
+    """The largest rate of Poisson sampling that meets a target ε, and its report."""
 
     noise_multiplier: float
-    """z: the noise on the sum of clipped messages over the clip norm."""
+    """z: noise on the sum of clipped messages over the clip norm."""
     rounds: int
     """T."""
     clients: OptionalInt = None
     """m; ε depends on it only through a capacity."""
     capacity: OptionalInt = None
-    """Places in a cohort; by default enough for all clients."""
+    """Slots of a cohort; by default enough for all clients."""
     budget: OptionalBudget = None
-    """How the budget is spread over the rounds, as of a run."""
+    """Spread of the budget over the rounds."""
+
+    def prepare(self) -> Callable[[], int]:
+        """Solve for p; return a function that prints it."""
+        # The scheme of Poisson sampling is the same at every rate.
+        cohorts = Cohorts(sampling_rate=1.0, clients=self.clients, capacity=self.capacity)
+        z, T = self.noise_multiplier, self.rounds
+        return self._solve("sampling_rate", cohorts, self.budget, noise_multiplier=z, rounds=T)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Claims:
-    """What the settings published in five papers guarantee, next to what the papers say."""
+    """The guarantees of settings published in five papers, next to the papers' claims."""
 
     json: bool = False
     """Print JSON instead of a table."""
 
+    def prepare(self) -> Callable[[], int]:
+        """Return a function that computes and prints the guarantees."""
+        from fedjaxsim.commands.privacy import prepare_claims
+
+        return prepare_claims(json=self.json)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TradeOff(Cohorts):
-    """Draw the errors that a guarantee leaves to any test for one client's data."""
+    """Draw the error rates that a guarantee forces on every test for one client's data."""
 
     noise_multiplier: float
-    """z: the noise on the sum of clipped messages over the clip norm."""
+    """z: noise on the sum of clipped messages over the clip norm."""
     rounds: int
     """T."""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE.png")]
-    """Where to draw."""
+    """Figure to write."""
     budget: OptionalBudget = None
-    """How the budget is spread over the rounds, as of a run."""
+    """Spread of the budget over the rounds."""
     view: View = "joint_dp"
-    """Who tests: all other clients together, or a reader of what the server published."""
+    """Tester: all other clients together, or a reader of the server's publications."""
 
+    def prepare(self) -> Callable[[], int]:
+        """Compute the curves; return a function that draws them."""
+        from fedjaxsim.commands.privacy import prepare_trade_off
 
-Question = Epsilon | Noise | Rounds | Rate | Claims | TradeOff
+        return prepare_trade_off(
+            self, self.noise_multiplier, self.rounds, self.budget, self.view, self.out
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +171,5 @@ class Privacy:
     ]
 
     def prepare(self) -> Callable[[], int]:
-        """As `privacy_commands.prepare`."""
-        from fedjaxsim.cli import privacy_commands
-
-        return privacy_commands.prepare(self.question)
+        """Compute the answer; return a function that prints it."""
+        return self.question.prepare()

@@ -1,4 +1,4 @@
-"""The program: finds the command, checks its input, does it, and says in one line what is wrong."""
+"""The program: parses a command line, does the command, and reports errors in one line."""
 
 import dataclasses
 import os
@@ -23,16 +23,16 @@ from fedjaxsim.cli.composed import (
 )
 from fedjaxsim.cli.data import Data
 from fedjaxsim.cli.demo import Demo
+from fedjaxsim.cli.flag_errors import flags_refused_in_one_line
 from fedjaxsim.cli.plan import Plan
 from fedjaxsim.cli.privacy import Privacy
 from fedjaxsim.cli.read_numbers import REGISTRY
-from fedjaxsim.cli.refusals import REFUSED, flags_refused_in_one_line, one_line, refuse
 from fedjaxsim.cli.report import Report
 from fedjaxsim.cli.resume import Resume
 from fedjaxsim.cli.run import Run
-from fedjaxsim.cli.start import INTERRUPTED
 from fedjaxsim.cli.sweep import Sweep
 from fedjaxsim.cli.tune import Tune
+from fedjaxsim.commands.messages import INTERRUPTED, REFUSED, one_line, refuse, say
 from fedjaxsim.runs.settings import DataSettings, Everything
 from fedjaxsim.runs.settings_files import read_raw
 from fedjaxsim.runs.user_code_lines import own_line
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except REFUSED as error:
             return refuse(error)
         for note in notes:
-            print(f"fedjaxsim: warning: {one_line(note)}", file=sys.stderr)
+            say(f"warning: {one_line(note)}")
         code = work()
         sys.stdout.flush()
         return code
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        print("fedjaxsim: interrupted", file=sys.stderr)
+        say("interrupted")
         return INTERRUPTED
     except Exception as error:
         if own_line(error) is None:

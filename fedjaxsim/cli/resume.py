@@ -8,33 +8,43 @@ from typing import Annotated
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from fedjaxsim.cli.start import CheckpointEvery, Log, Machines, start_jax
+from fedjaxsim.cli.shared_flags import CheckpointEvery, Log, Machines
 from fedjaxsim.runs.settings import optional
 
 
 @dataclasses.dataclass(frozen=True)
 class Resume:
-    """Go on with a run that was interrupted or killed, or extend a finished one."""
+    """Resume an interrupted or killed run, or extend a finished one."""
 
     directory: Positional[Annotated[Path, tyro.conf.arg(metavar="DIR")]]
-    """Where the run has put its files; the settings are those of its config.toml."""
-    rounds: Annotated[int | None, optional("INT", "as many as planned")] = None
-    """Rounds in all, those that are done included; beyond the plan, more epsilon is spent."""
+    """Directory of the run; its config.toml holds the settings."""
+    rounds: Annotated[int | None, optional("INT", "as planned")] = None
+    """Total rounds, finished ones included; rounds beyond the plan spend more epsilon."""
     checkpoint_every: CheckpointEvery = None
     """Rounds (10) or time (30s, 5min, 2h) between checkpoints, each at the next evaluation."""
     log: Log = None
-    """Where else every evaluation goes; each is an extra: pip install 'fedjaxsim[NAME]'."""
+    """Logger of every evaluation, an extra: pip install 'fedjaxsim[NAME]'."""
     machines: OmitArgPrefixes[Machines] = Machines()  # noqa: RUF009 - it is frozen
-    """On what it computes: the devices of this process, or of several."""
+    """Devices of this process, or of several."""
     quiet: bool = False
-    """No progress bar: one plain line per evaluation."""
+    """Print one plain line per evaluation, no progress bar."""
     explain: bool = False
-    """Print all of the guarantee, and what it rests on."""
+    """Print the whole guarantee and its assumptions."""
 
     def prepare(self) -> Callable[[], int]:
-        """As `prepare_resume`."""
-        start_jax(self.machines)
-        from fedjaxsim.cli.work.run import prepare_resume
-        from fedjaxsim.cli.work.together import together
+        """Check that the run can resume; return a function that resumes it."""
+        self.machines.start()
+        from fedjaxsim.commands.multiprocess import in_all_processes
+        from fedjaxsim.commands.run import prepare_resume
 
-        return together(lambda: prepare_resume(self), self.machines)
+        return in_all_processes(
+            lambda: prepare_resume(
+                self.directory,
+                self.rounds,
+                checkpoint_every=self.checkpoint_every,
+                log=self.log,
+                quiet=self.quiet,
+                explain=self.explain,
+            ),
+            self.machines.count,
+        )

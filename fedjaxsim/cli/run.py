@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import OmitArgPrefixes
 
-from fedjaxsim.cli.start import CheckpointEvery, Log, Machines, start_jax
+from fedjaxsim.cli.shared_flags import CheckpointEvery, ConfigFile, Log, Machines
 from fedjaxsim.runs.finetuning import Finetuning
 from fedjaxsim.runs.settings import RunConfig
 
@@ -22,8 +22,8 @@ class Run:
     """
 
     settings: OmitArgPrefixes[RunConfig]
-    config: Positional[Annotated[Path | None, tyro.conf.arg(metavar="[CONFIG.toml]")]] = None
-    """A TOML file with the same settings; flags win over it."""
+    config: ConfigFile = None
+    """TOML file with the same settings; flags win over it."""
     from_: Annotated[
         Path | None, tyro.conf.arg(name="from", metavar="DIR", help_behavior_hint="(default: none)")
     ] = None
@@ -41,20 +41,30 @@ class Run:
     """Devices of this process, or of several."""
 
     def require_devices(self) -> None:
-        """Checks that devices are asked for where the run can use them.
+        """Check that several devices are asked for only where the run can use them.
 
         Raises:
-          ValueError: several, and it streams.
+          ValueError: if a streamed run asks for several devices.
         """
-        if self.settings.streamed and (self.machines.wanted or 1) > 1:
+        if self.settings.streamed and (self.machines.count or 1) > 1:
             raise ValueError(
                 f"a streamed run takes one device, got devices {self.machines.devices}"
             )
 
     def prepare(self) -> Callable[[], int]:
-        """As `prepare_run`."""
-        start_jax(self.machines)
-        from fedjaxsim.cli.work.run import prepare_run
-        from fedjaxsim.cli.work.together import together
+        """Check all input; return a function that runs."""
+        self.machines.start()
+        from fedjaxsim.commands.multiprocess import in_all_processes
+        from fedjaxsim.commands.run import prepare_run
 
-        return together(lambda: prepare_run(self), self.machines)
+        return in_all_processes(
+            lambda: prepare_run(
+                self.settings,
+                self.finetuning,
+                self.from_,
+                checkpoint_every=self.checkpoint_every,
+                log=self.log,
+                explain=self.explain,
+            ),
+            self.machines.count,
+        )

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional
 
-from fedjaxsim.cli.start import CheckpointEvery, start_jax
+from fedjaxsim.cli.shared_flags import CheckpointEvery, Machines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,21 +16,21 @@ class Sweep:
     """Run a grid of settings as one program, and draw the best of each family."""
 
     config: Positional[Annotated[Path, tyro.conf.arg(metavar="CONFIG.toml")]]
-    """The settings of a run and, in tables [sweep], the values to run with each other."""
+    """Settings of a run and, in tables [sweep], the values to combine."""
     out: Path
-    """Directory for the results. A sweep that was interrupted goes on in it."""
+    """Directory of the results; an interrupted sweep resumes in it."""
     data: Annotated[str | None, tyro.conf.arg(metavar="SPEC")] = None
-    """Where the clients come from; wins over the file."""
+    """Source of the clients; wins over the file."""
     overwrite: bool = False
-    """Start anew, without the results that the directory already holds."""
+    """Replace the results in the directory."""
     quiet: bool = False
-    """No progress bar: one plain line per evaluation."""
+    """Print one plain line per evaluation, no progress bar."""
     checkpoint_every: CheckpointEvery = None
     """Rounds (10) or time (30s, 5min, 2h) between checkpoints, each at the next evaluation."""
 
     def prepare(self) -> Callable[[], int]:
-        """As `prepare_sweep`."""
-        start_jax()
-        from fedjaxsim.cli.work.sweep import prepare_sweep
+        """Check all input; return a function that runs the sweep."""
+        Machines().start()
+        from fedjaxsim.commands.sweep import prepare_sweep
 
         return prepare_sweep(self)

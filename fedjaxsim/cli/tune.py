@@ -2,14 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import OmitArgPrefixes
 from tyro.constructors import PrimitiveConstructorSpec
 
-from fedjaxsim.cli.start import CheckpointEvery, start_jax
+from fedjaxsim.cli.shared_flags import CheckpointEvery, ConfigFile, Machines
 from fedjaxsim.runs.settings import RunConfig, optional
 
 _NAMES = PrimitiveConstructorSpec(
@@ -27,38 +25,44 @@ _NAMES = PrimitiveConstructorSpec(
 class Tune:
     """Tune hyperparameters by gradient descent through whole runs, at a fixed guarantee.
 
-    Settings are those of `run`; what is tuned starts there. Without --held-out-clients or
-    --public-data it is tuned on validation rows of the run's own clients, which no ε covers; they
-    are then 0.2 of the training rows, unless --validation-fraction says otherwise. --out is needed.
+    Settings are those of `run`; tuned ones start there. Without --held-out-clients or
+    --public-data, tuning uses validation rows of the run's own clients, which no ε covers: 0.2 of
+    the training rows, unless --validation-fraction says otherwise. --out is needed.
     """
 
     settings: OmitArgPrefixes[RunConfig]
-    config: Positional[Annotated[Path | None, tyro.conf.arg(metavar="[CONFIG.toml]")]] = None
-    """A TOML file with the same settings; flags win over it."""
+    config: ConfigFile = None
+    """TOML file with the same settings; flags win over it."""
     wrt: Annotated[tuple[str, ...], _NAMES] = ()
-    """What is tuned: positive hyperparameters that the algorithm reads, as learning-rate,clip-norm;
-    without it, the error lists them all."""
+    """Positive hyperparameters to tune, as learning-rate,clip-norm; without it, the error lists
+    those of the algorithm."""
     seeds: int = 4
-    """S, the runs over whose mean is minimized; the same ones at every step."""
+    """S, the runs whose mean is minimized; the same ones at every step."""
     steps: int = 20
-    """The most points to try besides the start."""
+    """Most points to try besides the start."""
     rule: Literal["adam", "lion"] = "adam"
     """Optimizer of optax that proposes the steps."""
     metric: Annotated[str | None, optional("NAME", "loss")] = None
-    """The metric that is minimized; a smooth one."""
+    """Smooth metric to minimize."""
     public_data: Annotated[str | None, optional("SPEC", "none")] = None
-    """Data to tune on instead of those of the run; they are read without protection."""
+    """Data to tune on instead of the run's; they are read without protection."""
     compare_grid: Annotated[int | None, optional("N", "no grid")] = None
     """Also run a grid of N values of each hyperparameter, from a tenth to ten times the start."""
     checkpoint_every: CheckpointEvery = None
-    """Rounds (10) or time (30s, 5min, 2h) between checkpoints of the final run; the path is kept
-    after every step."""
+    """Rounds (10) or time (30s, 5min, 2h) between checkpoints of the final run; every step of the
+    tuning is kept."""
     explain: bool = False
-    """Print all of the final run's guarantee, and what it rests on."""
+    """Print the whole guarantee of the final run and its assumptions."""
 
     def prepare(self) -> Callable[[], int]:
-        """Check all input; see `prepare_tune`."""
-        start_jax()
-        from fedjaxsim.cli.work.tune import prepare_tune
+        """Check all input; return a function that tunes."""
+        Machines().start()
+        from fedjaxsim.commands.tune import Question, prepare_tune
 
-        return prepare_tune(self)
+        question = Question(
+            self.wrt, self.seeds, self.steps, self.rule, self.metric, self.public_data,
+            self.compare_grid,
+        )  # fmt: skip
+        return prepare_tune(
+            self.settings, question, checkpoint_every=self.checkpoint_every, explain=self.explain
+        )

@@ -17,7 +17,7 @@ from fedjaxsim.bench.results import Results
 from fedjaxsim.cli import main
 from fedjaxsim.cli.bench import Bench
 from fedjaxsim.cli.program import parse
-from fedjaxsim.cli.work import bench as command
+from fedjaxsim.commands import bench as command
 
 TINY = [
     *("--data", "random", "--clients", "4", "--shape", "3", "--labels", "2"),

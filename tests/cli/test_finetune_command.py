@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedjaxsim.cli import main
-from fedjaxsim.cli.work import run as run_command
+from fedjaxsim.commands import run as run_command
 from fedjaxsim.privacy.guarantee import CLOSED_DOOR
 from fedjaxsim.runs.directory import RunDirectory
 
@@ -98,7 +98,7 @@ def test_an_interrupted_run_says_how_to_go_on(both, tmp_path, capsys, monkeypatc
     ("arguments", "message"),
     [
         ("{first} --algorithm local {next}", "fine-tuning: the algorithm needs the model"),
-        ("{first} --algorithm finetune", "say --from DIR, or --finetune with another algorithm"),
+        ("{first} --algorithm finetune", "give --from DIR, or --finetune with another algorithm"),
         ("{first} {next} --finetune-lam -1", "fine-tuning: lam must be finite and at least 0"),
         ("--from {run} {next} --epsilon 2", "epsilon has no effect with from and finetune"),
         ("--from {run} {next} --out {run}", "out must be another directory than from"),

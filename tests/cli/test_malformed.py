@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fedjaxsim.cli import main
-from fedjaxsim.cli.work import run as command
+from fedjaxsim.commands import run as command
 
 _SECONDS = 20
 """Ends a hang; nothing here takes a tenth of it."""

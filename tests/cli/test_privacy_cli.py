@@ -266,7 +266,7 @@ def test_the_exit_code_of_an_audit_says_whether_epsilon_is_refuted(
         ("noise --epsilon 1 --clients 10 --capacity 1", "capacity 1 is exceeded with probability"),
         ("rounds --epsilon inf", "epsilon must be positive and finite, got inf"),
         ("rounds --epsilon 1 --noise-multiplier 0", "noise_multiplier must be positive, got 0"),
-        ("rounds --epsilon 1 --budget power:1", "budget must be constant where the .* power:1"),
+        ("rounds --epsilon 1 --budget power:1", "budget must be constant .* power:1"),
         ("rate --epsilon 1 --budget linear", "budget must be constant, power:A .*, got 'linear'"),
         ("rate --epsilon 1 --rounds 0", r"rounds must lie in \[1, \d+\], got 0"),
         ("rate --epsilon 1 --noise-multiplier 0", "noise_multiplier must be positive, got 0"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedjaxsim.cli import Run, main, parse
-from fedjaxsim.cli.work import run as work
+from fedjaxsim.commands import run as work
 from fedjaxsim.privacy.events import Entry, PrivacySpend
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.runs.build import prepare
@@ -112,7 +112,7 @@ def test_a_stage_goes_on_as_any_run_does(stages, tmp_path, capsys):
     assert "fedavg (2 rounds), then pmtl (4 rounds)" in capsys.readouterr().out
     shutil.rmtree(third / "checkpoints")
     assert main(["resume", str(third)]) == 2
-    assert "repeat the command that began it, with --overwrite" in capsys.readouterr().err
+    assert "run the original command again with --overwrite" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_stage_goes_on_as_any_run_does(stages, tmp_path, capsys):
         ("run --from {}/absent", "no configuration file"),
         ("resume {}/absent", "no directory"),
         ("resume {}", "holds no config.toml"),
-        ("resume {}/first", "has done its 2 rounds: say --rounds N for N rounds in all"),
+        ("resume {}/first", "has done its 2 rounds: extend it with --rounds N"),
         ("resume {}/first --rounds 1", "rounds must be at least the 2 that are done, got 1"),
         ("resume {}/first --checkpoint-every soon", "checkpoint-every must be rounds"),
     ],
@@ -144,4 +144,4 @@ def test_sweeps_and_tunings_go_on_by_their_own_command(tmp_path, capsys):
         (tmp_path / kind).mkdir()
         (tmp_path / kind / name).touch()
         assert main(["resume", str(tmp_path / kind)]) == 2
-        assert f"holds a {kind}: the command that began it" in capsys.readouterr().err
+        assert f"holds a {kind}: run the original command" in capsys.readouterr().err

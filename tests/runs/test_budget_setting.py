@@ -97,7 +97,7 @@ def test_what_is_spent_at_every_evaluation_is_that_of_the_rounds_done(ran):
 def test_no_round_is_added_to_a_plan_but_a_stage_may_follow(ran, tmp_path, capsys):
     assert main(["resume", str(ran), "--rounds", "13"]) == 2
     error = capsys.readouterr().err
-    assert "a run with budget power:1 cannot go on beyond its 12 rounds" in error
+    assert "rounds must be at most 12 with budget power:1" in error
     out = tmp_path / "next"
     flags = ["--rounds", "4", "--noise-multiplier", "5", "--quiet", "--out", str(out)]
     # All places of the ledger are taken by the first stage, whatever follows.

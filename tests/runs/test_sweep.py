@@ -12,8 +12,8 @@ import pytest
 
 from fedjaxsim.callbacks import Progress
 from fedjaxsim.cli import main
-from fedjaxsim.cli.work import sweep as command
-from fedjaxsim.cli.work.sweep import _cut
+from fedjaxsim.commands import sweep as command
+from fedjaxsim.commands.sweep import _cut
 
 BASE = """
 data = "synthetic-stream"

@@ -13,8 +13,8 @@ import pytest
 from scipy import stats
 
 from fedjaxsim.cli import Run, main, parse
-from fedjaxsim.cli.work import tune as command
-from fedjaxsim.cli.work.tune import tuned_settings
+from fedjaxsim.commands import tune as command
+from fedjaxsim.commands.tune import tuned_settings
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.tune.watch import TuneProgress

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjaxsim import callbacks
 from fedjaxsim.callbacks import Cadence
-from fedjaxsim.cli.start import INTERRUPTED
+from fedjaxsim.commands.messages import INTERRUPTED
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.report.progress import can_draw, stop_on_interrupt
@@ -26,8 +26,6 @@ from fedjaxsim.sweep import ManyRuns
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from fedjaxsim.cli.sweep import Sweep
 
 _GB = 10**9
 
@@ -55,7 +53,7 @@ class _Family:
         return varying([experiment.hparams for _, experiment in self.experiments])
 
 
-def prepare_sweep(command: "Sweep") -> Callable[[], int]:
+def prepare_sweep(command: Any) -> Callable[[], int]:
     """Check all input of a sweep; return what runs it and gives the exit code.
 
     Raises:

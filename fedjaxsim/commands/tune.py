@@ -6,13 +6,13 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import optax
 
 from fedjaxsim.callbacks import Cadence
-from fedjaxsim.cli.start import INTERRUPTED
+from fedjaxsim.commands.messages import INTERRUPTED, say
 from fedjaxsim.extras import missing
 from fedjaxsim.privacy.budget import equally_costly
 from fedjaxsim.privacy.guarantee import SHARED_SEED
@@ -36,9 +36,6 @@ from fedjaxsim.tune.objective import Grid, SeedGradient, grid_around, paired_tes
 from fedjaxsim.tune.source import Source, find_source, keys_of, metric_of
 from fedjaxsim.tune.watch import TuneProgress, print_points, with_error
 
-if TYPE_CHECKING:
-    from fedjaxsim.cli.tune import Tune
-
 RULES = {"adam": OPTIMIZER, "lion": optax.lion(1.0, weight_decay=0.0)}
 BOUNDS = 1e4
 """Largest factor between a hyperparameter and its start."""
@@ -47,23 +44,50 @@ _REASONS = {
     "noise_multiplier": "it sets the guarantee, and no metric says what that is worth",
     "sampling_rate": "it decides who takes part, which is discrete",
 }
-_ASKED = ("wrt", "seeds", "steps", "rule", "metric", "public_data", "compare_grid")
-"""Options that a tuning follows from, besides the settings of a run."""
 
 
-def prepare_tune(command: "Tune") -> Callable[[], int]:
+class Question(NamedTuple):
+    """Options that a tuning follows from, besides the settings of a run.
+
+    Attributes:
+      wrt: hyperparameters to tune.
+      seeds: number of runs whose mean is minimized.
+      steps: most points to try besides the start.
+      rule: name of the optimizer, in `RULES`.
+      metric: the metric to minimize; None for the default.
+      public_data: data to tune on, or None.
+      compare_grid: values of each hyperparameter in a grid, or None for no grid.
+    """
+
+    wrt: Sequence[str]
+    seeds: int
+    steps: int
+    rule: str
+    metric: str | None
+    public_data: str | None
+    compare_grid: int | None
+
+
+def prepare_tune(
+    config: RunConfig, question: Question, *, checkpoint_every: str | None, explain: bool
+) -> Callable[[], int]:
     """Check all input of a tuning; return a function that tunes and gives the exit code.
 
+    Args:
+      config: settings of the run.
+      question: options of the tuning.
+      checkpoint_every: rounds or time between checkpoints of the final run, for `Cadence.parse`.
+      explain: print the whole guarantee of the final run.
+
     Raises:
-      FileNotFoundError: if there are no data where the settings say.
-      ValueError: naming what is wrong, what is allowed and what was got.
+      FileNotFoundError: if the data are missing.
+      ValueError: for bad settings or options.
     """
-    config = command.settings
     if config.out is None:
         raise ValueError("tune needs a directory for its results, --out DIR")
-    names = _names(command.wrt, config)
+    names = _names(question.wrt, config)
     for name, least in (("seeds", 2), ("steps", 1), ("compare_grid", 2)):
-        value = getattr(command, name)
+        value = getattr(question, name)
         if value is not None and value < least:
             raise ValueError(f"{flag(name)} must be at least {least}, got {value}")
     start: Point = {}
@@ -77,19 +101,22 @@ def prepare_tune(command: "Tune") -> Callable[[], int]:
             )
         start[name] = value
     remember(config.records.values())
-    source = find_source(config, command.public_data, clips="clip_norm" in names)
+    source = find_source(config, question.public_data, clips="clip_norm" in names)
     simulation = source.simulation
-    metric = metric_of(simulation.task, simulation.population, command.metric)
+    metric = metric_of(simulation.task, simulation.population, question.metric)
     simulation.setup.check_start(config.seed, source.hparams)
-    cadence = Cadence.parse(command.checkpoint_every)
-    asked = [config.settings(), *(getattr(command, name) for name in _ASKED)]
+    cadence = Cadence.parse(checkpoint_every)
+    asked = [config.settings(), *question]
     data = [fingerprint_of(each.population) for each in (simulation, source.final.simulation)]
     directory = TuneDirectory.open(config.out, digest(asked, data), overwrite=config.overwrite)
 
     def work() -> int:
         can_draw()
         with stop_on_interrupt() as stop:
-            return _Tuning(command, source, start, metric, directory, stop, cadence).run()
+            tuning = _Tuning(
+                config, question, source, start, metric, directory, stop, cadence, explain
+            )
+            return tuning.run()
 
     return work
 
@@ -123,18 +150,20 @@ def _names(wrt: Sequence[str], config: RunConfig) -> tuple[str, ...]:
 class _Tuning:
     """One tuning, whose input has been checked."""
 
-    command: "Tune"
+    config: RunConfig
+    question: Question
     source: Source
     start: Point
     metric: str
     directory: TuneDirectory
     stop: Event
     cadence: Cadence
+    explain: bool
 
     def run(self) -> int:
         """Descend, test, compare, and run with the result; return the exit code."""
-        config, source, stop = self.command.settings, self.source, self.stop
-        keys, fresh = keys_of(config.seed, self.command.seeds)
+        config, source, stop = self.config, self.source, self.stop
+        keys, fresh = keys_of(config.seed, self.question.seeds)
         measure = SeedGradient(
             source.simulation, source.hparams, config.rounds, tuple(self.start), keys,
             metric=self.metric, split=source.split,
@@ -144,8 +173,8 @@ class _Tuning:
         test = grid = None
         if path.best is not path.steps[0] and not stop.is_set():
             test = self._test(path, measure, fresh)
-        if self.command.compare_grid is not None and not stop.is_set():
-            points = grid_around(self.start, self.command.compare_grid)
+        if self.question.compare_grid is not None and not stop.is_set():
+            points = grid_around(self.start, self.question.compare_grid)
             if saved.get("grid"):
                 grid = Grid(points, array_of(saved["grid"]["values"]), saved["grid"]["runs"])
             else:
@@ -155,7 +184,7 @@ class _Tuning:
 
     def _descend(self, measure: SeedGradient, record: Record) -> Path:
         """Descend; points measured before an interruption are not measured again."""
-        config, steps, known = self.command.settings, [], self.directory.measured()
+        config, steps, known = self.config, [], self.directory.measured()
 
         def remembered(point: Point) -> Measured:
             if known and known[0][0] == point:
@@ -174,12 +203,12 @@ class _Tuning:
         for name, value in self.start.items():
             least, most = config.records[name].range
             bounds[name] = max(least, value / BOUNDS), min(most, value * BOUNDS)
-        with TuneProgress(self.metric, self.command.steps, quiet=config.quiet) as progress:
+        with TuneProgress(self.metric, self.question.steps, quiet=config.quiet) as progress:
             return descend(
                 remembered,
                 self.start,
-                steps=self.command.steps,
-                optimizer=RULES[self.command.rule],
+                steps=self.question.steps,
+                optimizer=RULES[self.question.rule],
                 bounds=bounds,
                 cost=measure.runs,
                 on_step=on_step,
@@ -198,7 +227,7 @@ class _Tuning:
 
     def _record(self, measure: SeedGradient, keys: Sequence[Any]) -> Record:
         """Return the settings of the tuning, as the file of the path says them."""
-        config, source, command = self.command.settings, self.source, self.command
+        config, source, question = self.config, self.source, self.question
         noise = np.asarray(source.hparams.get("noise_multiplier", 0.0))
         final, tuning = source.final.simulation.num_clients, source.simulation.num_clients
         return {
@@ -208,9 +237,9 @@ class _Tuning:
             "tuned_on": source.kind,
             "metric": self.metric,
             "split": source.split,
-            "seeds": command.seeds,
+            "seeds": question.seeds,
             "rounds": config.rounds,
-            "rule": command.rule,
+            "rule": question.rule,
             "mode": measure.mode,
             "runs_per_step": measure.runs,
             "clients": {"tuning": tuning, "run": final},
@@ -218,7 +247,7 @@ class _Tuning:
                 "tuning": equally_costly(noise),
                 "run": source.final.noise_multiplier,
             },
-            "asked": {name: getattr(command, name) for name in _ASKED},
+            "asked": question._asdict(),
             "guarantee": f"{RUN}/guarantee.json",
             "versions": versions(),
         }
@@ -239,10 +268,10 @@ class _Tuning:
             from fedjaxsim.report import plots
             from fedjaxsim.tune.figure import path_figure
 
-            title = f"Tuning of {source.final.title}, {self.command.seeds} seeds"
+            title = f"Tuning of {source.final.title}, {self.question.seeds} seeds"
             plots.save(path_figure(path, self.metric, title, grid), directory.path / PICTURE)
         if path.stopped == NOT_FINITE:
-            print(f"fedjaxsim: {path.stopped}: start elsewhere", file=sys.stderr)
+            say(f"{path.stopped}: start elsewhere")
             return 1
         tuned = tuned_settings(source.final.config, best.point)
         directory.write_tuned(tuned, source.statement)
@@ -257,7 +286,7 @@ class _Tuning:
             rows["grid"] = grid.points[grid.best], float(values.mean()), error_of_grid, grid.runs
         print_points(self.metric, rows)
         fell = with_error(found.gain, found.standard_error)
-        print(f"{self.metric} fell by {fell} on {self.command.seeds} seeds; ended: {path.stopped}")
+        print(f"{self.metric} fell by {fell} on {self.question.seeds} seeds; ended: {path.stopped}")
         if test is not None:
             fell = with_error(test["gain"], test["standard_error"])
             print(f"on as many fresh seeds it fell by {fell} (paired t test, p = {test['p']:.2g})")
@@ -267,7 +296,7 @@ class _Tuning:
         print(f"files in {directory.path}")
         if code == INTERRUPTED:
             print("stopped by Ctrl-C; the path so far is kept", end="; ", file=sys.stderr)
-            print("the same command goes on from here", file=sys.stderr)
+            print("run the same command again to resume", file=sys.stderr)
         return code
 
     def _run(self, config: RunConfig) -> int:
@@ -282,7 +311,7 @@ class _Tuning:
             experiment, directory, self.stop, quiet=config.quiet, cadence=self.cadence
         )
         print_table([{"run": config.algorithm, **summary}])
-        print_guarantee(report, directory.path / GUARANTEE, explain=self.command.explain)
+        print_guarantee(report, directory.path / GUARANTEE, explain=self.explain)
         return INTERRUPTED if summary["interrupted"] else 0
 
 

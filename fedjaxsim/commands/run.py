@@ -1,15 +1,16 @@
-"""The commands `fedjaxsim run` and `fedjaxsim resume`: from their flags to a run's last line."""
+"""The commands `fedjaxsim run` and `fedjaxsim resume`."""
 
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax
 
 from fedjaxsim.callbacks import Cadence, Logger
+from fedjaxsim.commands.messages import INTERRUPTED, say
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy.guarantee import CLOSED_DOOR
@@ -24,22 +25,18 @@ from fedjaxsim.report.progress import (
 from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.directory import CONFIG, FINETUNE, GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import STOPPING, Executed, about, describe, execute, spent_in_all
+from fedjaxsim.runs.finetuning import Finetuning
 from fedjaxsim.runs.fingerprints import digest, fingerprint_of
-from fedjaxsim.runs.settings import flag
+from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.stages import go_on, prepare_next, start_from
 from fedjaxsim.runs.validation import labels_like_classes
 
-if TYPE_CHECKING:
-    from fedjaxsim.cli.resume import Resume
-    from fedjaxsim.cli.run import Run
-
-INTERRUPTED = 130
 _REPEATED = {"sweep.toml": "sweep", "path.json": "tuning"}
 
 
 class _Planned(NamedTuple):
-    """A run that was checked, with its start; see `execute`."""
+    """A checked run with its start."""
 
     experiment: Experiment
     directory: RunDirectory | None
@@ -60,36 +57,51 @@ class _Planned(NamedTuple):
         return execute(experiment, directory, stop, **options)
 
 
-def prepare_run(command: "Run") -> Callable[[], int]:
-    """Check all input of a run; return what runs it and gives the exit code.
+def prepare_run(
+    config: RunConfig,
+    tuning: Finetuning,
+    start: Path | None,
+    *,
+    checkpoint_every: str | None,
+    log: str | None,
+    explain: bool,
+) -> Callable[[], int]:
+    """Check all input of a run; return a function that runs it and gives the exit code.
+
+    Args:
+      config: settings of the run.
+      tuning: a stage after the run.
+      start: directory of the run to start from.
+      checkpoint_every: rounds or time between checkpoints, for `Cadence.parse`.
+      log: name of a logger.
+      explain: print the whole guarantee.
 
     Raises:
-      FileNotFoundError: if there are no data where the settings say.
-      ValueError: naming what is wrong, what is allowed and what was got.
+      FileNotFoundError: if the data are missing.
+      ValueError: for bad settings.
     """
-    config, tuning = command.settings, command.finetuning
-    cadence = Cadence.parse(command.checkpoint_every)
-    if command.log is not None:
-        Logger(command.log, directory=config.out)  # refuse one that cannot be opened
+    cadence = Cadence.parse(checkpoint_every)
+    if log is not None:
+        Logger(log, directory=config.out)  # refuse one that cannot be opened
     begin, earlier, next_ = None, [], None
-    if command.from_ is None:
+    if start is None:
         experiment = prepare(config)
         _agree(experiment, finetune=tuning.flags(), out=config.out is not None)
         if experiment.simulation.algorithm.warm_start.required:
             raise ValueError(
-                f"algorithm {config.algorithm} goes on from what a run has published: say --from "
+                f"algorithm {config.algorithm} starts from the state of another run: give --from "
                 "DIR, or --finetune with another algorithm"
             )
         if tuning.finetune is not None:
             next_ = prepare_next(experiment, tuning.settings_after(config))
     else:
-        if config.out is not None and config.out.resolve() == command.from_.resolve():
+        if config.out is not None and config.out.resolve() == start.resolve():
             raise ValueError(f"out must be another directory than from, got {config.out} for both")
         if tuning.finetune is not None:
             config = tuning.settings_after(config)
         experiment = prepare(config)
-        _agree(experiment, RunDirectory(command.from_), out=config.out is not None)
-        begin, earlier = start_from(command.from_, experiment)
+        _agree(experiment, RunDirectory(start), out=config.out is not None)
+        begin, earlier = start_from(start, experiment)
     directory, then = None, None
     if config.out is not None:
         directory = RunDirectory.create(config.out, overwrite=config.overwrite)
@@ -99,10 +111,10 @@ def prepare_run(command: "Run") -> Callable[[], int]:
             inside = RunDirectory.create(config.out / FINETUNE)
             words += ["--from", str(config.out), "--out", str(inside.path)]
         rounds = next_.config.rounds
-        then = _Planned(next_, inside, rounds, command.log, config.quiet, cadence), words
+        then = _Planned(next_, inside, rounds, log, config.quiet, cadence), words
     _agree_on_files(directory)
     planned = _Planned(
-        experiment, directory, config.rounds, command.log, config.quiet, cadence, begin, earlier
+        experiment, directory, config.rounds, log, config.quiet, cadence, begin, earlier
     )
     doubt = labels_like_classes(config, experiment.simulation.population)
 
@@ -112,65 +124,76 @@ def prepare_run(command: "Run") -> Callable[[], int]:
         if begin is not None:
             spent = spent_in_all(experiment, begin)
             _warn_above(config.target_epsilon, spent, "this stage and those before it will spend")
-        return _run(planned, explain=command.explain, then=then)
+        return _run(planned, explain=explain, then=then)
 
     return work
 
 
-def prepare_resume(command: "Resume") -> Callable[[], int]:
-    """Check that a run can resume; return what resumes it and gives the exit code.
+def prepare_resume(
+    path: Path,
+    rounds: int | None,
+    *,
+    checkpoint_every: str | None,
+    log: str | None,
+    quiet: bool,
+    explain: bool,
+) -> Callable[[], int]:
+    """Check that a run can resume; return a function that resumes it and gives the exit code.
+
+    Args:
+      path: directory of the run.
+      rounds: total number of rounds; None for the planned number.
+      checkpoint_every: rounds or time between checkpoints, for `Cadence.parse`.
+      log: name of a logger.
+      quiet: print plain lines, no progress bar.
+      explain: print the whole guarantee.
 
     Raises:
-      FileNotFoundError: if the directory holds no run, or there are no data where it says.
-      ValueError: if the run is finished, or its files are damaged or do not belong together.
+      FileNotFoundError: if the directory holds no run, or its data are missing.
+      ValueError: if the run is finished, or its files are damaged or inconsistent.
     """
-    path, cadence = command.directory, Cadence.parse(command.checkpoint_every)
+    cadence = Cadence.parse(checkpoint_every)
     for name, kind in _REPEATED.items():
         if (path / name).exists():
-            raise ValueError(
-                f"{path} holds a {kind}: the command that began it, repeated, goes on with it"
-            )
-    if command.log is not None:
-        Logger(command.log, directory=path)  # refuse one that cannot be opened
+            raise ValueError(f"{path} holds a {kind}: run the original command again to resume")
+    if log is not None:
+        Logger(log, directory=path)  # refuse one that cannot be opened
     directory = RunDirectory(path)
     tables = directory.config()
     planned, earlier = tables.get("resolved", {}).get("rounds"), tables.get("stages", [])
     config = read_toml(path / CONFIG)
     experiment = prepare(config)
-    _agree(experiment, directory, rounds=command.rounds)
+    _agree(experiment, directory, rounds=rounds)
     last = directory.checkpoints(about(experiment)).last()
     if earlier and last is None:
         raise ValueError(
-            f"{path} was killed before it had a checkpoint: repeat the command that began it, with "
-            "--overwrite"
+            f"{path} has no checkpoint yet: run the original command again with --overwrite"
         )
     done = 0 if last is None else last.round
-    rounds = command.rounds or planned or config.rounds
-    if command.rounds is not None and rounds < max(done, 1):
-        raise ValueError(f"rounds must be at least the {done} that are done, got {command.rounds}")
+    if rounds is not None and rounds < max(done, 1):
+        raise ValueError(f"rounds must be at least the {done} that are done, got {rounds}")
+    total: int = rounds or planned or config.rounds
     if directory.is_finished() and directory.summary().get("stopped_early"):
         raise ValueError(
-            f"{path} has run out of patience after {done} rounds: a run with --from goes on from it"
+            f"{path} ran out of patience after {done} rounds: continue it with run --from"
         )
-    if rounds == done and directory.is_finished():
-        raise ValueError(f"{path} has done its {done} rounds: say --rounds N for N rounds in all")
+    if total == done and directory.is_finished():
+        raise ValueError(f"{path} has done its {done} rounds: extend it with --rounds N, N in all")
     schedule = config.get("schedule", "constant")
-    if rounds > config.rounds and schedule != "constant":
+    if total > config.rounds and schedule != "constant":
         raise ValueError(
-            f"a run with schedule {schedule} cannot go on beyond its {config.rounds} "
-            f"rounds, where its learning rate is 0, got rounds {rounds}"
+            f"rounds must be at most {config.rounds} with schedule {schedule}, whose learning rate "
+            f"is 0 then, got {total}"
         )
-    if rounds > config.rounds and not config.spread.is_constant:
+    if total > config.rounds and not config.spread.is_constant:
         raise ValueError(
-            f"a run with budget {config.spread} cannot go on beyond its {config.rounds} rounds, "
-            f"over which it was spread, got rounds {rounds}; run --from {shlex.quote(str(path))} "
-            "begins another stage there, with noise of its own"
+            f"rounds must be at most {config.rounds} with budget {config.spread}, which is spread "
+            f"over them, got {total}; run --from {shlex.quote(str(path))} begins another stage "
+            "with noise of its own"
         )
     simulation = experiment.simulation
-    simulation.setup.check_rounds(experiment.hparams, 0, rounds, config.eval_every)
-    planned = _Planned(
-        experiment, directory, rounds, command.log, command.quiet, cadence, None, earlier
-    )
+    simulation.setup.check_rounds(experiment.hparams, 0, total, config.eval_every)
+    planned = _Planned(experiment, directory, total, log, quiet, cadence, None, earlier)
 
     def work() -> int:
         if last is not None and last.note["versions"] != versions():
@@ -178,7 +201,7 @@ def prepare_resume(command: "Resume") -> Callable[[], int]:
                 f"{last.folder} was written with {_words(last.note)}, so numbers may differ in "
                 "their last digits from an undisturbed run"
             )
-        return _run(planned, explain=command.explain)
+        return _run(planned, explain=explain)
 
     return work
 
@@ -216,7 +239,7 @@ def _words(note: dict[str, dict[str, str]]) -> str:
 def _run(
     planned: _Planned, *, explain: bool, then: tuple[_Planned, Sequence[str]] | None = None
 ) -> int:
-    """Do a run, and then the fine-tuning that a command may do alone; return the exit code."""
+    """Do a run, and the fine-tuning stage `then` with its own command; return the exit code."""
     if planned.path is not None and processes.is_first():
         can_draw()
     with stop_on_interrupt() as stop:
@@ -283,4 +306,4 @@ def _warn_above(asked: float, spent: float, who: str) -> None:
 
 def _warn(text: str) -> None:
     if processes.is_first():
-        print(f"fedjaxsim: warning: {text}", file=sys.stderr)
+        say(f"warning: {text}")

@@ -1,7 +1,7 @@
 """The command `fedjaxsim plan`: tables of what a run would need."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from fedjaxsim.data.population import MOST_ROWS
 from fedjaxsim.report.files import print_json
@@ -10,9 +10,6 @@ from fedjaxsim.runs import capacity
 from fedjaxsim.runs.build import population_of
 from fedjaxsim.runs.capacity import Capacity, Need
 from fedjaxsim.runs.memory import Machine, this_machine
-
-if TYPE_CHECKING:
-    from fedjaxsim.cli.plan import Plan
 
 _HEADINGS = (
     "placement", "memory", "rows", "ranges", "states", "server", "process", "round", "evaluation",
@@ -30,7 +27,7 @@ _WORDS = {
 }
 
 
-def prepare_plan(command: "Plan") -> Callable[[], int]:
+def prepare_plan(command: Any) -> Callable[[], int]:
     """Plans; what is returned prints it.
 
     Raises:

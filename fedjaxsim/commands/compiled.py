@@ -9,12 +9,13 @@ import hashlib
 import os
 import platform
 import re
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import jax
+
+from fedjaxsim.commands.messages import say
 
 VARIABLE = "FEDJAXSIM_COMPILATION_CACHE"
 """The environment variable that holds `off`, or another folder than the user's cache folder."""
@@ -45,7 +46,7 @@ def keep_compiled_programs() -> None:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(f"no permission to write to {folder}")
     except (OSError, RuntimeError) as error:
-        _warn(f"compiled programs are not kept: {error}")
+        say(f"warning: compiled programs are not kept: {error}")
         return
     prune(folder, MOST_BYTES)
     settings.update("jax_compilation_cache_dir", str(folder))
@@ -115,10 +116,6 @@ def _watch_files(folder: Path) -> None:
         action, program, reason = error.groups()
         for path in folder.glob(f"{program}-*"):
             path.unlink(missing_ok=True)
-        _warn(f"the compiled {program} {_CONSEQUENCE[action]} in {folder}: {reason}")
+        say(f"warning: the compiled {program} {_CONSEQUENCE[action]} in {folder}: {reason}")
 
     warnings.showwarning = show
-
-
-def _warn(words: str) -> None:
-    print(f"fedjaxsim: warning: {words}", file=sys.stderr)

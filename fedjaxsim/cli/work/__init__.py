@@ -1,1 +1,0 @@
-"""What the commands do, imported only once one of them is called: help must not wait for JAX."""

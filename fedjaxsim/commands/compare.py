@@ -1,0 +1,55 @@
+"""The tables and the figure of `fedjaxsim compare`."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedjaxsim import metrics
+from fedjaxsim.report import seeds
+from fedjaxsim.report.files import print_json
+from fedjaxsim.report.progress import number, print_rows, print_table
+from fedjaxsim.runs.directory import drawn_twice, named
+
+
+def prepare_compare(paths: Sequence[Path], out: Path | None, *, json: bool) -> Callable[[], int]:
+    """Read runs; return a function that compares them.
+
+    Raises:
+      FileNotFoundError, ValueError: for bad input.
+    """
+    if not paths:
+        raise ValueError("compare needs at least one run directory, got none")
+    if out is not None:
+        from fedjaxsim.report import plots
+
+        plots.check_path(out)
+    rows, runs, directories = [], {}, named(paths)
+    for name, directory in directories.items():
+        rows.append({"run": name, **directory.summary()})
+        config = directory.config() if len(paths) > 1 else {}
+        runs[name] = seeds.Run(config, directory.summary(), directory.metrics())
+    systems = seeds.systems(runs)
+    several = len(systems) < len(runs)
+    twice = drawn_twice(directories)
+
+    def work() -> int:
+        compared = seeds.compared(systems) if several else []
+        if json:
+            print_json({"runs": rows, "systems": compared} if several else rows)
+        else:
+            print_table(rows)
+        if several and not json:
+            label = metrics.label(compared[0]["metric"])
+            headings = ["system", "seeds", label, f"minus {systems[0].label}", "p (Holm)"]
+            print_rows(headings, [seeds.cells(row, number) for row in compared])
+            print("means over seeds with 95 % intervals; differences on seeds that both have")
+        if twice:
+            print(twice, file=sys.stderr if json else None)
+        if out is not None:
+            from fedjaxsim.report import plots
+
+            figure = plots.comparison_figure(plots.of_systems(systems), "Comparison of runs")
+            plots.save(figure, out)
+        return 0
+
+    return work

@@ -1,0 +1,205 @@
+"""Answers of `fedjaxsim privacy`, by the accountants that a run reports with."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rich.box
+from rich.console import Console
+from rich.table import Table
+
+from fedjaxsim.privacy import calibration, claims, plans
+from fedjaxsim.privacy.accounting.trade_off import trade_off
+from fedjaxsim.privacy.budget import Budget
+from fedjaxsim.privacy.claims import Verdict
+from fedjaxsim.privacy.events import ADJACENCIES, Adjacency, View
+from fedjaxsim.privacy.guarantee import Report
+from fedjaxsim.privacy.plans import GAUSSIAN, Cohorts, plan
+from fedjaxsim.report.files import print_json
+from fedjaxsim.report.progress import epsilon_text, number
+
+
+def prepare_epsilon(
+    cohorts: Cohorts,
+    noise_multiplier: float,
+    rounds: int,
+    delta: float,
+    accountant: str | None,
+    budget: str | None,
+    *,
+    json: bool,
+) -> Callable[[], int]:
+    """Compute the guarantees of a plan; return a function that prints them.
+
+    Raises:
+      ValueError: for bad input.
+    """
+    plans.check(noise_multiplier, rounds)
+    planned, spread = plan(cohorts, delta), Budget.parse(budget)
+    report = plans.report(planned, noise_multiplier, rounds, delta, accountant, spread)
+    return lambda: _print_report(report, json=json)
+
+
+def prepare_calibration(
+    quantity: str,
+    cohorts: Cohorts,
+    epsilon: float,
+    delta: float,
+    budget: str | None,
+    *,
+    adjacency: Adjacency,
+    view: View,
+    json: bool,
+    noise_multiplier: float = 0.0,
+    rounds: int = 1,
+) -> Callable[[], int]:
+    """Solve a plan for the quantity that meets a target ε; return a function that prints it.
+
+    Args:
+      quantity: `noise_multiplier`, `rounds` or `sampling_rate`.
+      cohorts: how clients are sampled.
+      epsilon: ε to meet, in nats.
+      delta: total δ.
+      budget: spread of the budget over the rounds; only a constant one for `rounds`.
+      adjacency: adjacency of the target.
+      view: view of the target.
+      json: print JSON instead of text.
+      noise_multiplier: z, unless it is the quantity.
+      rounds: T, unless they are the quantity.
+
+    Raises:
+      ValueError: for bad input, and for a target that cannot be met.
+    """
+    planned, spread = plan(cohorts, delta), Budget.parse(budget)
+    z, T, p = noise_multiplier, rounds, planned.sampling_rate
+    plans.check(z, T)
+    target: Any = {"scheme": planned.scheme, "adjacency": adjacency, "view": view}
+    match quantity:
+        case "noise_multiplier":
+            found = z = calibration.noise_multiplier(
+                epsilon, delta, rounds=T, sampling_rate=p, budget=spread, **target
+            )
+        case "rounds":
+            if not spread.is_constant:
+                raise ValueError(
+                    "budget must be constant to solve for rounds, because other shares depend on "
+                    f"their number, got {spread}"
+                )
+            found = T = calibration.rounds(
+                epsilon, delta, noise_multiplier=z, sampling_rate=p, **target
+            )
+        case _:
+            found = p = calibration.sampling_rate(
+                epsilon, delta, noise_multiplier=z, rounds=T, budget=spread, **target
+            )
+            planned = planned._replace(sampling_rate=p)
+    report = plans.report(planned, z, T, delta, budget=spread)
+    return lambda: _print_report(report, {quantity: found}, json=json)
+
+
+def _print_report(report: Report, found: Mapping[str, float] = {}, *, json: bool) -> int:
+    nested = report.to_json()
+    if json:
+        print_json({**found, "guarantee": nested} if found else nested)
+        return 0
+    for name, value in found.items():
+        print(f"{name.replace('_', ' ')}: {value}")
+    print(report)
+    return 0
+
+
+def prepare_trade_off(
+    cohorts: Cohorts,
+    noise_multiplier: float,
+    rounds: int,
+    budget: str | None,
+    view: View,
+    out: Path,
+) -> Callable[[], int]:
+    """Compute the errors of any test under a plan; return a function that draws them.
+
+    Raises:
+      ValueError: for bad input.
+    """
+    from fedjaxsim.report import plots
+
+    z, T = noise_multiplier, rounds
+    plans.check(z, T)
+    plots.check_path(out)
+    scheme, p, _ = plan(cohorts)
+    entries = Budget.parse(budget).entries(z, p, T, GAUSSIAN)
+    # Closer together at both ends, where curves are steep.
+    type_one = (1 - np.cos(np.linspace(0, np.pi, 201))) / 2
+    curves = {
+        adjacency: trade_off(entries, scheme, GAUSSIAN, type_one, adjacency, view)
+        for adjacency in ADJACENCIES
+    }
+    title = f"{cohorts.sampling} sampling, p = {p:.4g}, z = {z:.4g}, T = {T}, {view}"
+
+    def work() -> int:
+        plots.save(plots.errors_figure(type_one, curves, title), out)
+        print(out)
+        return 0
+
+    return work
+
+
+def prepare_claims(*, json: bool) -> Callable[[], int]:
+    """Return a function that prints the guarantees of published settings."""
+
+    def work() -> int:
+        verdicts = claims.table()
+        if json:
+            print_json([_record(verdict) for verdict in verdicts])
+        else:
+            _print_claims(verdicts)
+        return 0
+
+    return work
+
+
+def _record(verdict: Verdict) -> dict[str, Any]:
+    """Return one published setting with every ε by name; null where there is none."""
+    fields = dataclasses.asdict(verdict.claim)
+    return {
+        **fields,
+        "epsilon_stated": fields.pop("epsilon"),
+        "epsilon_by_method": verdict.published,
+        "epsilon": verdict.zero_out,
+        "epsilon_replace": verdict.replace,
+    }
+
+
+def _print_claims(verdicts: list[Verdict]) -> None:
+    table = Table(
+        title="Published settings: ε as stated, by the paper's own method, and sound (joint DP)",
+        title_justify="left",
+        box=rich.box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 1, 0),
+    )
+    table.add_column("paper, source")
+    table.add_column("setting", ratio=1)
+    for heading in ("ε\nstated", "ε by its\nmethod", "sound ε\nzero-out", "sound ε\nreplace", "δ"):
+        table.add_column(heading, justify="right")
+    table.add_column("why", justify="right")
+    reasons = list(dict.fromkeys(verdict.claim.why for verdict in verdicts))
+    for claim, by_method, zero_out, replace in verdicts:
+        table.add_row(
+            f"{claim.paper}\n{claim.source}",
+            claim.setting,
+            number(claim.epsilon),
+            "–" if by_method is None else epsilon_text(by_method),
+            epsilon_text(zero_out),
+            epsilon_text(replace),
+            f"{claim.delta:.2g}",
+            str(reasons.index(claim.why) + 1),
+        )
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=100)
+    console.print(table)
+    for place, reason in enumerate(reasons, 1):
+        console.print(f"{place}. {reason}", highlight=False)
