@@ -45,7 +45,7 @@ class Data:
         from fedjaxsim.data.describe import describe, in_words
         from fedjaxsim.data.folder import save_folder
         from fedjaxsim.report.files import print_json
-        from fedjaxsim.runs.build import population_of
+        from fedjaxsim.runs.assemble import population_of
 
         picture = self.out if self.what == "show" else None
         if picture is not None:

@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedjaxsim.report import symbols
+from fedjaxsim.runs.parts import check_parts
 from fedjaxsim.runs.settings import (
     EXCLUSIVE,
     RunConfig,
-    check_parts,
     fields_of,
     flag,
     run_config,

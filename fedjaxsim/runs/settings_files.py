@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from fedjaxsim.data.files import in_file
 from fedjaxsim.runs.numbers import integers, words
+from fedjaxsim.runs.parts import check_parts
 from fedjaxsim.runs.settings import (
     EXCLUSIVE,
     RunConfig,
-    check_parts,
     fields_of,
     flag,
     require_read,

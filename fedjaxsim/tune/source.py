@@ -12,13 +12,8 @@ from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.metrics import metric
-from fedjaxsim.runs.build import (
-    Experiment,
-    population_of,
-    prepare,
-    simulation_of,
-    whole_population_of,
-)
+from fedjaxsim.runs.assemble import population_of, simulation_of, whole_population_of
+from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import Task

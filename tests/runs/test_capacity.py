@@ -12,7 +12,8 @@ from fedjaxsim.engine.placement import streamed
 from fedjaxsim.engine.placement.devices import OverDevices
 from fedjaxsim.engine.state import map_parts
 from fedjaxsim.runs import capacity
-from fedjaxsim.runs.build import fill_settings, parts_of
+from fedjaxsim.runs.assemble import parts_of
+from fedjaxsim.runs.build import fill_settings
 from fedjaxsim.runs.memory import Machine
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.simulation import Simulation

@@ -182,7 +182,7 @@ def test_our_own_errors_are_no_errors_of_the_user(monkeypatch):
     def broken(*_):
         raise KeyError("ours")
 
-    monkeypatch.setattr("fedjaxsim.runs.validation.check_start", broken)
+    monkeypatch.setattr("fedjaxsim.runs.build.check_start", broken)
     with pytest.raises(KeyError, match="ours"):
         main(["run", "--clients", "6", "--algorithm", "mycode:algorithm"])
 
