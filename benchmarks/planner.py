@@ -35,7 +35,8 @@ from fedjaxsim.data.arrays import shareable
 from fedjaxsim.data.population import consecutive
 from fedjaxsim.report.files import write_csv
 from fedjaxsim.runs import capacity
-from fedjaxsim.runs.build import fill_settings, parts_of
+from fedjaxsim.runs.assemble import parts_of
+from fedjaxsim.runs.build import fill_settings
 from fedjaxsim.runs.fingerprints import fingerprint_of
 from fedjaxsim.runs.memory import this_machine
 from fedjaxsim.runs.settings import RunConfig, run_config

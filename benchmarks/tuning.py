@@ -37,7 +37,7 @@ from fedjaxsim.gradients.whole_run import mean_metric, over_seeds, price_of_priv
 from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
 from fedjaxsim.report.plots import COLOURS, STYLE, picture, save
 from fedjaxsim.tasks.known_risk import known_regression
-from fedjaxsim.tune import Measured, SeedGradient, Step, descend
+from fedjaxsim.tune import ObjectiveValue, SeedGradient, Step, descend
 
 N, FEATURES, BATCH, ROUNDS, DELTA = 1000, 100, 10, 100, 1e-4
 EPSILONS = (0.5, 2.0, math.inf)
@@ -83,7 +83,7 @@ class InSteps:
     def __init__(self, measure: SeedGradient, seeds: int):
         self.measure, self.cost = measure, measure.runs / seeds
 
-    def __call__(self, point: Point, keys: jax.Array | None = None) -> Measured:
+    def __call__(self, point: Point, keys: jax.Array | None = None) -> ObjectiveValue:
         """Measure the objective and its derivatives at a point, by the chain rule."""
         step, level = point["step"], point["level"]
         inside = {
@@ -99,7 +99,7 @@ class InSteps:
             "level": by_level / level,
             "clip_norm": measured.gradients["clip_norm"],
         }
-        return Measured(measured.values, gradients)
+        return ObjectiveValue(measured.values, gradients)
 
 
 def in_grid(point: Mapping[str, float]) -> Point:

@@ -18,11 +18,11 @@ _ATTEMPTS = 3
 
 
 class Ceilings:
-    """Both ceilings of some devices, all of them at work at once; the fastest of three attempts.
+    """Both ceilings of some devices at work together; the fastest of three attempts.
 
     Args:
       devices: one or more JAX devices.
-      dtype: of the matrices.
+      dtype: dtype of the matrices.
     """
 
     def __init__(self, devices: Sequence[Any], dtype: Any = jnp.float32):
@@ -39,7 +39,7 @@ class Ceilings:
             return jax.device_put(jnp.ones(shape, dtype), NamedSharding(mesh, spec))
 
         self._operations = 2 * side**3 * count
-        # The default precision, as in the products of a run.
+        # The products of a run have the default precision, too.
         self._multiply = on_each(lambda a: jnp.matmul(a[0], a[0])[None])
         self._matrices = ones(count, side, side, dtype=dtype)
         self._update = on_each(lambda a: a + 1, donate_argnums=0)

@@ -1,4 +1,4 @@
-"""Processes that measure one run each, and end with their parent at the latest."""
+"""Processes that measure one run each, and end with their parent."""
 
 import json
 import os
@@ -15,7 +15,7 @@ def in_child(
     """Measure a run in a new process.
 
     Args:
-      settings: of the run, as `RunConfig.settings` gives them.
+      settings: settings of the run, from `RunConfig.settings`.
       devices: the number of devices; None for all.
       seconds: the time limit; None for none.
 
@@ -30,7 +30,7 @@ def in_child(
     request = json.dumps({"settings": dict(settings), "devices": devices})
     reader, writer = os.pipe()
     try:
-        # In a session of its own, so that a Ctrl-C of the terminal reaches the parent alone.
+        # In a new session, so that a Ctrl-C of the terminal reaches the parent alone.
         done = subprocess.run(
             [sys.executable, "-m", "fedjaxsim.bench.measure", request],
             stdin=reader, capture_output=True, text=True, timeout=seconds, start_new_session=True,

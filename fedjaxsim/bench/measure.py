@@ -30,7 +30,7 @@ from fedjaxsim.simulation import Simulation
 Record = dict[str, Any]
 
 LONG_ENOUGH = 0.2
-"""Seconds of a repetition, at least, where the run has the rounds for it."""
+"""Seconds of a repetition, at least, if the run has enough rounds."""
 REPETITIONS = 5
 MB = 1e6
 
@@ -53,7 +53,7 @@ class Rounds:
         return jax.block_until_ready(self._functions.init(key, self._hparams))
 
     def advance(self, state: Any, rounds: int) -> Any:
-        """Return the state after `rounds` more rounds, one program; it takes over the buffers."""
+        """Return the state after `rounds` more rounds of one program, in the buffers of `state`."""
         after, _ = self._functions.rounds(state, self._hparams, self._rows["train"], rounds=rounds)
         return jax.block_until_ready(after)
 
@@ -66,12 +66,9 @@ class Rounds:
 def measure(experiment: Experiment) -> Record:
     """Measure the first rounds of a run, several times.
 
-    A repetition starts the run anew and goes on for some segments, the rounds between two
-    evaluations, and one evaluation, which finds in the caches what the rounds left. Then the
-    ceilings are measured, so that both meet the same machine. Memory is read before that.
-
-    Args:
-      experiment: the run.
+    A repetition starts the run anew and takes some segments, the rounds between two evaluations,
+    and one evaluation, with the caches that the rounds left. The ceilings are measured right after
+    it, on the same machine. Memory is read before them.
 
     Returns:
       Medians over the repetitions, by name; docs/benchmarks.md describes each.
@@ -131,9 +128,9 @@ def measure(experiment: Experiment) -> Record:
 
 
 def forget_peak() -> None:
-    """Let the peak of resident memory start anew, on Linux, from what is in use.
+    """Reset the peak of resident memory to the memory in use, on Linux.
 
-    Elsewhere it stays. A compiler frees its working memory in pieces, which glibc would keep.
+    A compiler frees its working memory in pieces, which glibc would keep.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

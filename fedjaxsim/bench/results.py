@@ -1,4 +1,4 @@
-"""The numbers of all processes: their medians and ranges, one JSON file, and tables."""
+"""Measurements of all processes: their medians and ranges, one JSON file, and tables."""
 
 import dataclasses
 import json
@@ -32,11 +32,9 @@ class Spread(NamedTuple):
     greatest: float
 
     def over(self, old: "Spread", equal: float = 0.0) -> "Spread":
-        """Return the ratio of the medians, and the range of the ratios of any two processes.
+        """Return the ratio of the medians to `old`, and its range over pairs of processes.
 
-        Args:
-          old: the divisor.
-          equal: the value that stands in for all smaller ones.
+        Values below `equal` count as `equal`.
         """
         now, then = (Spread(*(max(equal, value) for value in each)) for each in (self, old))
         ratios = now.median / then.median, now.least / then.greatest, now.greatest / then.least
@@ -156,12 +154,12 @@ def compare(new: Results, old: Results) -> list[list[str]]:
 
 
 def print_comparison(new: Results, old: Results, name: str) -> None:
-    """Print `compare` as a table, and what makes the results hard to compare.
+    """Print `compare` as a table, and the differences of machines and settings.
 
     Args:
       new: the results in question.
       old: the results to compare with.
-      name: of the old results.
+      name: name of the old results.
     """
     rows = compare(new, old)
     if not rows:

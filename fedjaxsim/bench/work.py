@@ -1,9 +1,9 @@
-"""The work that a round cannot avoid: its matrix products, and the bytes that pass through memory.
+"""The least work of a round: its matrix products, and the bytes that pass through memory.
 
-XLA's own analysis counts the body of a loop once, and a round is loops in loops: over clients, over
-their steps. So the products of one gradient are counted, each as XLA analyses it, times the
-examples of a round. Elementwise work, random numbers, gathers, padding and what an algorithm does
-beside its gradients are not counted.
+XLA counts the body of a loop once, and a round nests loops over clients and their steps. So the
+products of one gradient are counted, each as XLA analyses it, times the examples of a round.
+Elementwise work, random numbers, gathers, padding and an algorithm's work beside its gradients are
+not counted.
 """
 
 import functools
@@ -36,12 +36,7 @@ class Work(NamedTuple):
 
 
 def work_of(experiment: Experiment, state: Any) -> Work:
-    """Count the work of a round of a run.
-
-    Args:
-      experiment: the run.
-      state: its `SimulationState`, or the shapes of one.
-    """
+    """Count the work of a round of a run, from its `SimulationState` or the shapes of one."""
     simulation, config = experiment.simulation, experiment.config
     population, batches = simulation.population, simulation.minibatches
     rate = float(simulation.sampling.rate(experiment.hparams.as_arrays()))
@@ -84,13 +79,8 @@ def flops_of_gradient(simulation: Simulation) -> float:
 def flops_of(jaxpr: Any) -> float:
     """Count the floating-point operations of the matrix products of a program.
 
-    The body of a scan counts as often as it runs, and of the branches of a condition the largest.
-
-    Args:
-      jaxpr: the program.
-
-    Returns:
-      Their number; NaN where a loop that has products runs an unknown number of times.
+    The body of a scan counts once per iteration, and a condition as its largest branch; a loop of
+    unknown length with products makes the number NaN.
     """
     total = 0.0
     for equation in jaxpr.eqns:

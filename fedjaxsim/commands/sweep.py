@@ -18,9 +18,9 @@ from fedjaxsim.report.progress import can_draw, stop_on_interrupt
 from fedjaxsim.runs.build import Experiment, population_of, prepare, versions
 from fedjaxsim.runs.fingerprints import fingerprint_of
 from fedjaxsim.runs.memory import bytes_per_run
-from fedjaxsim.runs.plan import Plan, hyperparameters_of, read_plan
 from fedjaxsim.runs.sweep_directory import SweepDirectory
 from fedjaxsim.runs.sweep_report import print_report, write_report
+from fedjaxsim.runs.sweep_runs import SweepRuns, hyperparameters_of, read_sweep
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import ManyRuns
 
@@ -61,7 +61,7 @@ def prepare_sweep(command: Any) -> Callable[[], int]:
       ValueError: for a bad setting in any of the runs, or if the directory holds another sweep or a
         damaged file.
     """
-    plan = read_plan(command.config, command.data)
+    plan = read_sweep(command.config, command.data)
     cadence = Cadence.parse(command.checkpoint_every)
     families = _families(plan)
     data = "-".join(fingerprint_of(family.simulation.population) for family in families)
@@ -95,7 +95,7 @@ def prepare_sweep(command: Any) -> Callable[[], int]:
     return work
 
 
-def _draw(plan: Plan, directory: SweepDirectory, results: "pa.Table") -> None:
+def _draw(plan: SweepRuns, directory: SweepDirectory, results: "pa.Table") -> None:
     from fedjaxsim.report import plots
     from fedjaxsim.runs.default_figures import default_figures
 
@@ -103,7 +103,7 @@ def _draw(plan: Plan, directory: SweepDirectory, results: "pa.Table") -> None:
         plots.save(figure, directory.path / name)
 
 
-def _families(plan: Plan) -> list[_Family]:
+def _families(plan: SweepRuns) -> list[_Family]:
     families: dict[Any, _Family] = {}
     for group in plan.groups():
         first = plan.runs[group[0]]
@@ -120,7 +120,7 @@ def _families(plan: Plan) -> list[_Family]:
 
 
 def _compute(
-    plan: Plan,
+    plan: SweepRuns,
     families: list[_Family],
     directory: SweepDirectory,
     checkpoint: Checkpoint | None,
@@ -184,7 +184,7 @@ def _compute_chunk(
 
 
 def _chunks(
-    plan: Plan, family: _Family, done: set[int], checkpoint: Checkpoint | None
+    plan: SweepRuns, family: _Family, done: set[int], checkpoint: Checkpoint | None
 ) -> Iterator[tuple[ManyRuns, tuple[int, ...]]]:
     """Yield programs with their runs, within the memory budget."""
     budget = plan.options.memory * _GB

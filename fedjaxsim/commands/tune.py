@@ -30,7 +30,15 @@ from fedjaxsim.runs.directory import GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import about, execute
 from fedjaxsim.runs.fingerprints import digest, fingerprint_of
 from fedjaxsim.runs.settings import RunConfig, flag
-from fedjaxsim.tune.descent import NOT_FINITE, OPTIMIZER, Measured, Path, Point, Step, descend
+from fedjaxsim.tune.descent import (
+    NOT_FINITE,
+    OPTIMIZER,
+    ObjectiveValue,
+    Point,
+    Step,
+    TuningTrace,
+    descend,
+)
 from fedjaxsim.tune.files import PICTURE, RUN, TuneDirectory, array_of
 from fedjaxsim.tune.objective import Grid, SeedGradient, grid_around, paired_test
 from fedjaxsim.tune.source import Source, find_source, keys_of, metric_of
@@ -182,11 +190,11 @@ class _Tuning:
                 grid = measure.on_grid(points, stop)
         return self._finish(record, path, test, grid)
 
-    def _descend(self, measure: SeedGradient, record: Record) -> Path:
+    def _descend(self, measure: SeedGradient, record: Record) -> TuningTrace:
         """Descend; points measured before an interruption are not measured again."""
         config, steps, known = self.config, [], self.directory.measured()
 
-        def remembered(point: Point) -> Measured:
+        def remembered(point: Point) -> ObjectiveValue:
             if known and known[0][0] == point:
                 return known.pop(0)[1]
             known.clear()
@@ -214,7 +222,7 @@ class _Tuning:
                 on_step=on_step,
             )
 
-    def _test(self, path: Path, measure: SeedGradient, fresh: Any) -> Record:
+    def _test(self, path: TuningTrace, measure: SeedGradient, fresh: Any) -> Record:
         """Compare the start with the result on seeds that the descent has not seen."""
         points = {"start": path.steps[0].point, "tuned": path.best.point}
         saved = self.directory.saved.get("test")
@@ -252,10 +260,12 @@ class _Tuning:
             "versions": versions(),
         }
 
-    def _finish(self, record: Record, path: Path, test: Record | None, grid: Grid | None) -> int:
+    def _finish(
+        self, record: Record, path: TuningTrace, test: Record | None, grid: Grid | None
+    ) -> int:
         """Write and print the result, and run with it unless that makes no sense any more."""
         directory, source, best = self.directory, self.source, path.best
-        found = paired_test(path.steps[0].measured.values, best.measured.values)
+        found = paired_test(path.steps[0].objective.values, best.objective.values)
         record |= {
             "stopped": path.stopped,
             "best": path.steps.index(best),
@@ -266,10 +276,10 @@ class _Tuning:
         directory.write_path(record, path.steps)
         if missing("plots") is None:
             from fedjaxsim.report import plots
-            from fedjaxsim.tune.figure import path_figure
+            from fedjaxsim.tune.figure import trace_figure
 
             title = f"Tuning of {source.final.title}, {self.question.seeds} seeds"
-            plots.save(path_figure(path, self.metric, title, grid), directory.path / PICTURE)
+            plots.save(trace_figure(path, self.metric, title, grid), directory.path / PICTURE)
         if path.stopped == NOT_FINITE:
             say(f"{path.stopped}: start elsewhere")
             return 1

@@ -29,7 +29,8 @@ from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.sampling import Sampler
 from fedjaxsim.report.files import Record
-from fedjaxsim.runs.build import Parts, fill_settings, parts_of
+from fedjaxsim.runs.assemble import Parts, parts_of
+from fedjaxsim.runs.build import fill_settings
 from fedjaxsim.runs.memory import Machine
 from fedjaxsim.runs.parts import OF_TOKENS
 from fedjaxsim.runs.settings import RunConfig

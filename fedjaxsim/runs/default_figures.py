@@ -8,7 +8,7 @@ from fedjaxsim.extras import importing
 from fedjaxsim.report.envelopes import default_metric, envelope, last
 from fedjaxsim.report.figures import envelope_figure, heat_figure, trade_off_figure
 from fedjaxsim.report.labels import NOISE, key_label
-from fedjaxsim.runs.plan import Plan
+from fedjaxsim.runs.sweep_runs import SweepRuns
 
 with importing("plots"):
     from matplotlib.figure import Figure
@@ -21,7 +21,7 @@ _MOST_LINES = 12
 _FIRST_LINES = ("algorithm", "personalization", "lam")
 
 
-def default_figures(plan: Plan, results: pa.Table) -> dict[str, Figure]:
+def default_figures(sweep: SweepRuns, results: pa.Table) -> dict[str, Figure]:
     """Draw the figures that suit the keys of a sweep.
 
     Panels are levels of noise or, without any, of a key that is no hyperparameter. Lines are the
@@ -29,35 +29,35 @@ def default_figures(plan: Plan, results: pa.Table) -> dict[str, Figure]:
     the best is taken over the rest.
 
     Args:
-      plan: plan of the sweep.
-      results: results of the sweep, not empty.
+      sweep: the runs.
+      results: their results, not empty.
 
     Returns:
       By file name: `envelopes.png`; `trade_off.png` where runs differ in ε; `heat.png` where two
       numbers are swept besides it, or one with it, in at most ten panels.
     """
-    metric = default_metric(results, plan.columns)
-    counts = {key: len(results[key].unique()) for key in plan.columns if key != "seed"}
+    metric = default_metric(results, sweep.columns)
+    counts = {key: len(results[key].unique()) for key in sweep.columns if key != "seed"}
     varied = [key for key in counts if counts[key] > 1]
-    noise = [key for key in varied if key in NOISE and key not in plan.best_over]
+    noise = [key for key in varied if key in NOISE and key not in sweep.best_over]
     rest = [key for key in varied if key not in noise]
     # Without noise: the first key that needs a program of its own and over which no best is taken.
     static = (
         key for key in rest
-        if key not in (*plan.hyperparameters, "algorithm", *plan.best_over)
+        if key not in (*sweep.hyperparameters, "algorithm", *sweep.best_over)
         and counts[key] <= _MOST_PANELS
     )  # fmt: skip
     panels = noise or list(itertools.islice(static, 1))
-    lines = _line_keys(plan, results, [key for key in rest if key not in panels])
+    lines = _line_keys(sweep, results, [key for key in rest if key not in panels])
 
     def best(keys: Sequence[str]) -> pd.DataFrame:
-        return envelope(results, plan.columns, [key for key in counts if key not in keys], metric)
+        return envelope(results, sweep.columns, [key for key in counts if key not in keys], metric)
 
     def title(keys: Sequence[str]) -> str:
         over = ", ".join(key_label(key) for key in varied if key not in keys)
-        seeds = len(results["seed"].unique()) if "seed" in plan.columns else 1
+        seeds = len(results["seed"].unique()) if "seed" in sweep.columns else 1
         several = f"mean of {seeds} seeds" if seeds > 1 else ""
-        return "; ".join(filter(None, [_subject(plan), over and f"best over {over}", several]))
+        return "; ".join(filter(None, [_subject(sweep), over and f"best over {over}", several]))
 
     keys = [*panels, *lines]
     over_lines = best(panels) if lines else None
@@ -73,7 +73,7 @@ def default_figures(plan: Plan, results: pa.Table) -> dict[str, Figure]:
             last(best(keys)), noise=noise, family=family, title=title(keys)
         )
     numbers = [key for key in rest if not pa.types.is_string(results[key].type)]
-    numbers.sort(key=lambda key: key not in plan.best_over)
+    numbers.sort(key=lambda key: key not in sweep.best_over)
     one_each = len(noise) == len(numbers) == 1
     for x, y in itertools.combinations([*noise, *numbers] if one_each else numbers, 2):
         small = [key for key in panels if key not in (x, y)]
@@ -87,10 +87,10 @@ def default_figures(plan: Plan, results: pa.Table) -> dict[str, Figure]:
     return figures
 
 
-def _line_keys(plan: Plan, results: pa.Table, keys: Sequence[str]) -> list[str]:
-    """Return as many keys as make few enough lines, at least one where there is any."""
+def _line_keys(sweep: SweepRuns, results: pa.Table, keys: Sequence[str]) -> list[str]:
+    """Return the first keys with at most `_MOST_LINES` combinations, at least one of them."""
     order = (*_FIRST_LINES, *keys)
-    kept = sorted((key for key in keys if key not in plan.best_over), key=order.index)
+    kept = sorted((key for key in keys if key not in sweep.best_over), key=order.index)
     kept = kept or list(keys[:1])
     while len(kept) > 1 and _combinations(results, kept) > _MOST_LINES:
         kept.pop()
@@ -101,10 +101,10 @@ def _combinations(results: pa.Table, keys: Sequence[str]) -> int:
     return len(results.group_by(list(keys), use_threads=False).aggregate([])) if keys else 1
 
 
-def _subject(plan: Plan) -> str:
-    """Return the algorithms and data of a sweep, without names of files or folders."""
-    names = dict.fromkeys(run.algorithm.rpartition(":")[2] for run in plan.runs)
+def _subject(sweep: SweepRuns) -> str:
+    """Name the algorithms and data of a sweep, without files or folders."""
+    names = dict.fromkeys(run.algorithm.rpartition(":")[2] for run in sweep.runs)
     titles = [SYSTEMS[name].title if name in SYSTEMS else name for name in names]
-    kinds = dict.fromkeys(run.data.partition(":")[::2] for run in plan.runs)
+    kinds = dict.fromkeys(run.data.partition(":")[::2] for run in sweep.runs)
     data = dict.fromkeys(f"{kind} data" if path else kind for kind, path in kinds)
     return f"{', '.join(titles)} on {', '.join(data)}"

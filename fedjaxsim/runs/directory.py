@@ -2,18 +2,18 @@
 
 A run directory holds
 
-    config.toml     the settings, what followed from them (`resolved`), and `versions`
+    config.toml     the settings, resolved values (`resolved`) and `versions`
     metrics.jsonl   one strict JSON object per evaluation
     checkpoints/    the whole state after the last round, and before; see `engine/checkpoint.py`
-    guarantee.json  adjacency -> view -> accountant -> ε, δ and what they rest on
+    guarantee.json  adjacency -> view -> accountant -> ε, δ and their assumptions
     summary.json    the last metrics, speed, whether the run was interrupted; written last
     clients.csv     one line of test metrics per client
     curves.png      loss, quality and ε over rounds
-    report.html     all of it for people, where it was asked for
-    tensorboard/    event files, where they were asked for
-    finetune/       the directory of the fine-tuning that came right after, where one did
+    report.html     all of it for people, if asked for
+    tensorboard/    event files, if asked for
+    finetune/       the directory of the fine-tuning that came right after, if any
 
-JSON has no infinity: null stands for "no finite number", e.g. for ε where nothing is promised.
+JSON has no infinity: null stands for "no finite number", e.g. for ε without a guarantee.
 """
 
 import csv
@@ -60,7 +60,9 @@ Tree = TypeVar("Tree")
 
 @dataclasses.dataclass(frozen=True)
 class RunDirectory:
-    """Where one run puts its files.
+    """The directory of one run.
+
+    Methods that read raise FileNotFoundError for a missing file and ValueError for a damaged one.
 
     Attributes:
       path: the directory.
@@ -70,7 +72,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, *, overwrite: bool = False) -> "RunDirectory":
-        """Makes the directory, and with `overwrite` removes the files of the run it holds.
+        """Make the directory, and with `overwrite` remove the files of the run it holds.
 
         Of several processes, the first does.
 
@@ -87,41 +89,33 @@ class RunDirectory:
         return cls(path)
 
     def checkpoints(self, about: Mapping[str, str] | None = None) -> Any:
-        """The folder of states, as `CheckpointFolder`.
-
-        Args:
-          about: what they must have been made with.
-        """
+        """Return the `CheckpointFolder` of states that were made with `about`."""
         from fedjaxsim.engine.checkpoint import CheckpointFolder
 
         return CheckpointFolder(self.path / CHECKPOINTS, about or {})
 
     def write_config(self, tables: Mapping[str, Any]) -> None:
-        """Write the resolved settings and versions as TOML; a summary is out of date then."""
+        """Write the resolved settings and versions; an earlier summary is removed."""
         (self.path / SUMMARY).unlink(missing_ok=True)
         write_tables(self.path / CONFIG, tables)
 
     def write_guarantee(self, guarantee: Mapping[str, Any]) -> None:
-        """Writes the privacy report as nested JSON."""
+        """Write the privacy report as nested JSON."""
         write_json(self.path / GUARANTEE, guarantee)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes the summary; its presence says that all other files are there."""
+        """Write the summary, after all other files."""
         write_json(self.path / SUMMARY, summary)
 
     def write_clients(self, columns: Mapping[str, Iterable[Any]]) -> None:
-        """Writes one line per client; what is not finite stays empty.
-
-        Args:
-          columns: name -> (m,) values.
-        """
+        """Write one line per client from columns of (m,) values; non-finite ones stay empty."""
         write_csv(self.path / CLIENTS, columns)
 
     def load_state(self, like: Tree) -> Tree:
-        """Reads the last state that was kept, the final one of a finished run.
+        """Read the last saved state, the final one of a finished run.
 
         Args:
-          like: a state of the same simulation, e.g. what its `init` returns.
+          like: a state of the same simulation, e.g. from its `init`.
 
         Returns:
           The saved state, with the structure, shapes and types of `like`.
@@ -136,22 +130,22 @@ class RunDirectory:
         return saved.state(like)
 
     def config(self) -> dict[str, Any]:
-        """The resolved settings, as nested tables."""
+        """Read the resolved settings, as nested tables."""
         return read_tables(self._existing(CONFIG))
 
     def metrics(self) -> list[Record]:
-        """All evaluations, in the order of rounds."""
+        """Read all evaluations, in the order of rounds."""
         path = self._existing(METRICS)
         lines = path.read_text(encoding="utf-8").splitlines() or ["null"]
         return [_checked(parse_json(line, path), path, ("round",)) for line in lines]
 
     def guarantee(self) -> Record:
-        """The privacy report."""
+        """Read the privacy report."""
         return read_json(self._existing(GUARANTEE))
 
     def report(self) -> "Report":
-        """The privacy report, as an object."""
-        from fedjaxsim.privacy.guarantee import Report  # what compares runs needs no accountants
+        """Read the privacy report as an object."""
+        from fedjaxsim.privacy.guarantee import Report  # a comparison needs no accountants
 
         try:
             return Report.from_json(self.guarantee())
@@ -159,7 +153,7 @@ class RunDirectory:
             raise ValueError(f"{self.path / GUARANTEE} is damaged: {error}") from error
 
     def draws(self) -> tuple["Drawn", ...]:
-        """Return the rounds that the run drew from each key."""
+        """Read the rounds that the run drew from each key."""
         from fedjaxsim.privacy.events import Drawn
 
         try:
@@ -168,8 +162,8 @@ class RunDirectory:
             raise ValueError(f"{self.path / GUARANTEE} is damaged: it lacks draws") from error
 
     def clients(self) -> list[dict[str, str]]:
-        """The table of clients, a row each, by the names of its columns."""
-        text = self._existing(CLIENTS).read_text(encoding="utf-8")
+        """Read the table of clients, a row each, by the names of its columns."""
+        text = self.read(CLIENTS).decode()
         rows = list(csv.DictReader(io.StringIO(text, newline=""), restkey="", restval=""))
         for row in rows:
             if not {"name", "train_rows", "test_rows"} <= row.keys() or not _are_numbers(row):
@@ -177,16 +171,16 @@ class RunDirectory:
         return rows
 
     def summary(self) -> Record:
-        """The summary."""
+        """Read the summary."""
         path = self._existing(SUMMARY)
         return _checked(read_json(path), path, _SUMMARIZED)
 
     def is_finished(self) -> bool:
-        """Whether all files are there, and the run was not interrupted."""
+        """Return whether all files are there, and the run was not interrupted."""
         return (self.path / SUMMARY).is_file() and self.summary().get("interrupted") is False
 
     def read(self, name: str) -> bytes:
-        """The content of any file of a run that is finished."""
+        """Read any file of a finished run."""
         return self._existing(name).read_bytes()
 
     def _existing(self, name: str) -> Path:
@@ -195,14 +189,14 @@ class RunDirectory:
         return self.path / name
 
     def missing(self, name: str) -> FileNotFoundError:
-        """What to raise where a file is wanted that the directory does not hold."""
+        """Return the error for a file that the directory does not hold."""
         if not self.path.is_dir():
             return FileNotFoundError(f"no directory {self.path}")
         return FileNotFoundError(f"{self.path} holds no {name}: not a run, or not a finished one")
 
 
 def _are_numbers(row: Mapping[str, str]) -> bool:
-    """Whether all but the name of a client is a number or empty."""
+    """Return whether all columns but the name are numbers or empty."""
     try:
         return all(math.isfinite(float(row[key] or 0)) for key in row if key != "name")
     except (TypeError, ValueError):
@@ -210,7 +204,7 @@ def _are_numbers(row: Mapping[str, str]) -> bool:
 
 
 def named(paths: Iterable[Path]) -> dict[str, RunDirectory]:
-    """Directories by the names of their folders, or by their paths where two are called alike."""
+    """Return directories by the names of their folders, or by their paths if two names agree."""
     paths = list(paths)
     names = [path.resolve().name for path in paths]
     if len(set(names)) < len(names):
@@ -222,7 +216,7 @@ def drawn_twice(directories: Mapping[str, RunDirectory]) -> str:
     """Return a sentence on private runs that draw from the same key; "" if there are none.
 
     Args:
-      directories: of finished runs, by name.
+      directories: directories of finished runs, by name.
     """
     from fedjaxsim.privacy import events
 
@@ -235,7 +229,7 @@ def drawn_twice(directories: Mapping[str, RunDirectory]) -> str:
 
 
 def _checked(content: Any, path: Path, needed: Collection[str]) -> Record:
-    """The content of a file, if it is a record of a run: finite numbers, or null, by name."""
+    """Return a record if its values are finite numbers or null, and none is missing."""
     if isinstance(content, dict) and all(name in content for name in needed):
         values = [value for name, value in content.items() if name not in _TEXTS]
         numbers = [value for value in values if value is not None]

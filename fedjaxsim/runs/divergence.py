@@ -10,14 +10,14 @@ _GROWTH = 10
 
 
 def diverged(records: Sequence[Record]) -> Iterator[bool]:
-    """Yield whether a run has diverged, evaluation by evaluation.
+    """Yield for each evaluation of a run whether it has diverged.
 
-    It has from where its training loss, or a test metric that was finite at first, is not finite;
-    and where its training loss is more than ten times its first one. A run that noise carries away
-    from a good start is worse, and not diverging. Accuracy can look healthy for long meanwhile.
+    A run has diverged from the evaluation on at which its training loss, or a test metric that was
+    finite at first, is not finite; and while its training loss is more than ten times its first
+    one. A run that noise carries away from a good start is worse, and not diverging.
 
     Args:
-      records: of one run, from its first evaluation on.
+      records: records of one run, from its first evaluation on.
     """
 
     def finite(value: Any) -> bool:

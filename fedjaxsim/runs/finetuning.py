@@ -1,4 +1,4 @@
-"""Fine-tuning right after a run: its settings, made of those of the run and a few of its own.
+"""Fine-tuning right after a run: its settings, composed of the run's and a few of its own.
 
 JAX is not imported, so that the command line knows its flags at once.
 """
@@ -8,13 +8,13 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator
 from typing import Annotated, Any, Literal
 
+from fedjaxsim.runs.fields import optional
 from fedjaxsim.runs.settings import (
     Origin,
     Penalty,
     RunConfig,
     fields_of,
     flag,
-    optional,
     run_config,
     unread,
 )
@@ -32,9 +32,9 @@ class Finetuning:
     finetune: Annotated[Penalty | None, optional("{vanilla,mean,kl,ewc}", "none")] = None
     """Then fine-tune every client's model, alone; it costs no privacy."""
     finetune_origin: Annotated[Origin | None, optional("{personal,global}", "personal")] = None
-    """Where fine-tuning starts: from clients' own models or from what was published."""
+    """Start of fine-tuning: clients' own models or the published ones."""
     finetune_rounds: Annotated[int | None, optional("INT", str(_ROUNDS))] = None
-    """Rounds of fine-tuning, in which everybody takes part."""
+    """Rounds of fine-tuning, in which all clients take part."""
     finetune_local_steps: Annotated[int | None, optional("INT", _AS_IN_THE_RUN)] = None
     """E of fine-tuning, as local-steps."""
     finetune_local_epochs: Annotated[int | None, optional("INT", _AS_IN_THE_RUN)] = None
@@ -51,25 +51,22 @@ class Finetuning:
     """λ of fine-tuning's penalty."""
 
     def flags(self) -> list[str]:
-        """What stands on a command line for it."""
-        words = []
-        for name, value in vars(self).items():
-            if value is not None:
-                words += [f"--{flag(name)}", str(value)]
-        return words
+        """Return the words of a command line that give these flags."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return [word for name, value in given.items() for word in (f"--{flag(name)}", str(value))]
 
     def settings_after(self, config: RunConfig) -> RunConfig:
-        """The settings of the stage after a run.
+        """Return the settings of the stage after a run.
 
-        Those of the run that fine-tuning reads, its own where it has some, everybody, a closed door
-        and a constant learning rate.
+        The stage has the settings of the run that fine-tuning reads and the flags given here, with
+        full participation, no release and a constant learning rate.
         """
         asked = self._asked(config)
         known = fields_of(asked)
         return run_config(**{name: value for name, value in asked.items() if name in known})
 
     def _asked(self, config: RunConfig) -> dict[str, Any]:
-        """Return the settings of the run and the stage's own, read by the stage or not."""
+        """Return the settings of the run and the flags given here, read by the stage or not."""
         own = self._own()
         steps = ("local_steps", "local_epochs")
         anew = (*_ANEW, *(steps if own.keys() & {*steps} else ()))
@@ -78,12 +75,12 @@ class Finetuning:
         return kept | chosen | {"rounds": _ROUNDS} | own
 
     def require_read(self, config: RunConfig, given: Collection[str], *, alone: bool) -> None:
-        """Checks that what somebody set suits the stage and has an effect.
+        """Check that the flags suit the stage and that all given settings have an effect.
 
         Args:
-          config: of the run.
-          given: the settings of the run that somebody set, by field name.
-          alone: whether the stage is all that is run, on the state of another run.
+          config: settings of the run.
+          given: names of the run's settings that the user gave.
+          alone: whether only the stage is run, on the state of another run.
 
         Raises:
           ValueError: naming what is wrong.
@@ -101,21 +98,18 @@ class Finetuning:
         with of_the_stage():
             stage = self.settings_after(config)
             stage.validate()
-        if alone:
-            elsewhere = [
-                name
-                for name in sorted(given)
-                if not hasattr(stage, name) or config.get(name) != stage.get(name)
-            ]
-            if elsewhere:
-                reasons.append(
-                    _without_effect(elsewhere, "with from and finetune, which only fine-tune")
-                )
-        if reasons:
-            raise ValueError("; ".join(reasons))
+        elsewhere = [
+            name
+            for name in sorted(given if alone else ())
+            if not hasattr(stage, name) or config.get(name) != stage.get(name)
+        ]
+        if elsewhere:
+            raise ValueError(
+                _without_effect(elsewhere, "with from and finetune, which only fine-tune")
+            )
 
     def _own(self) -> dict[str, Any]:
-        """What the stage was given besides its penalty, by the names of settings."""
+        """Return the given flags besides the penalty, by the names of settings."""
         return {
             name.removeprefix("finetune_"): value
             for name, value in vars(self).items()
@@ -125,7 +119,7 @@ class Finetuning:
 
 @contextlib.contextmanager
 def of_the_stage() -> Iterator[None]:
-    """Says of errors in the settings of the stage that they are."""
+    """Name fine-tuning in errors about its settings."""
     try:
         yield
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Fingerprints: short hashes by which a checkpoint knows its settings and data."""
+"""Fingerprints of settings and data, with which a checkpoint identifies them."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from fedjaxsim.data.population import Population
 
 
 def fingerprint_of(population: Population) -> str:
-    """Return a hash of all rows and of which client has which."""
+    """Return a hash of all rows and of the clients that have them."""
     generate = population.generate
     found = hashlib.sha256(getattr(generate, "__qualname__", repr(generate)).encode())
     arrays = {f"field {name}": values for name, values in population.fields.items()}
@@ -24,6 +24,6 @@ def fingerprint_of(population: Population) -> str:
 
 
 def digest(*settings: Any) -> str:
-    """Return a hash of settings: what JSON can hold, and objects that print alike if equal."""
+    """Return a hash of settings: JSON values, and objects that print alike if equal."""
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -18,11 +18,7 @@ def integers(text: str) -> tuple[int, ...]:
 
 
 def whole(text: str) -> int:
-    """Read a whole number: 1000000, 1_000_000 or 1e6.
-
-    Raises:
-      ValueError: for any other text.
-    """
+    """Read a whole number (1000000, 1_000_000 or 1e6), or raise a ValueError."""
     with contextlib.suppress(ValueError):
         return int(text)
     with contextlib.suppress(decimal.InvalidOperation):
@@ -35,11 +31,7 @@ def whole(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Read a number.
-
-    Raises:
-      ValueError: for any other text.
-    """
+    """Read a number, or raise a ValueError."""
     try:
         return float(text)
     except ValueError:

@@ -1,9 +1,9 @@
-"""The parts of a run by name, and the settings and hyperparameters that each of them has."""
+"""The parts of a run by name, with the settings and hyperparameters of each."""
 
 import dataclasses
 import functools
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjaxsim.algorithms.systems import SYSTEMS, System
@@ -25,8 +25,8 @@ MODELS = {
 }
 OF_TOKENS = ("gru", "transformer")
 """The models of text; all others take integers for numbers."""
-OWN = System("", "an algorithm of one's own", "")
-"""The record of a user's own algorithm, with nothing assumed of it."""
+OWN = System("", "a user's algorithm", "")
+"""The record of a user's algorithm, with no assumptions."""
 
 
 class Role(NamedTuple):
@@ -35,7 +35,7 @@ class Role(NamedTuple):
     Attributes:
       known: the parts by name, as "module:function".
       supplied: arguments of their factories that the run supplies; they are no settings.
-      own: whether a user's own "module:factory" may fill it.
+      own: whether a user's "module:factory" may fill it.
     """
 
     known: Mapping[str, str]
@@ -58,12 +58,9 @@ ROLES = {
     "partition": Role(PARTITIONS, ("fields", "seed", "label", "field", "min_rows", "column")),
 }
 """In the order in which help lists their settings."""
-_SETTINGS = {
-    "num_clients": "clients",
-    "bias": "intercept",
-    "variance": "feature_noise",
-    "hidden": "hidden",
-}
+_WITH_RECORDS = ("algorithm", "mechanism", "sampling")
+"""The roles with hyperparameters."""
+_SETTINGS = {"num_clients": "clients", "bias": "intercept", "variance": "feature_noise"}
 """Names of settings that differ from the factory's argument."""
 
 
@@ -72,8 +69,8 @@ class Part:
     """A part that fills a role.
 
     Attributes:
-      role: which one.
-      name: the part's, as given.
+      role: its role.
+      name: its name, as given.
       factory: the function that makes it.
     """
 
@@ -87,45 +84,53 @@ class Part:
         found = settings_of(self.factory, ROLES[self.role].supplied)
         return {_SETTINGS.get(name, name): setting for name, setting in found.items()}
 
+    @functools.cached_property
+    def all_records(self) -> "Records":
+        """The hyperparameters that the part reads with any of its settings."""
+        if self.role not in _WITH_RECORDS:
+            return ()
+        from fedjaxsim.hyperparameters import ever_declared_by
+
+        return ever_declared_by(self.factory)
+
     def records(self, given: Mapping[str, Any]) -> "Records":
         """Return the hyperparameters that the part reads with some settings.
 
-        The default of one that is a setting, too, is the factory's, whatever its value.
+        A hyperparameter that is also an argument of the factory has the argument's default.
 
         Args:
           given: settings by name, as typed.
         """
-        if self.role not in ("algorithm", "mechanism", "sampling"):
+        if self.role not in _WITH_RECORDS:
             return ()
         from fedjaxsim.hyperparameters import declared_by
 
-        known = {
-            setting.name: typed_as(given[name], setting)
-            for name, setting in self.settings.items()
-            if name in given
-        }
         return tuple(
             dataclasses.replace(record, default=self.settings[record.setting].default)
             if record.setting in self.settings
             else record
-            for record in declared_by(self.factory, **known)
+            for record in declared_by(self.factory, **self._typed(given))
         )
 
     def event_kind(self, given: Mapping[str, Any]) -> str:
         """Return the kind of event of a mechanism with some settings; "" for any other part."""
         if self.role != "mechanism":
             return ""
-        known = {
-            setting.name: typed_as(given[name], setting)
+        known = self._typed(given)
+        needed = {setting.name for setting in self.settings.values() if setting.required}
+        # The parser refuses a mechanism that lacks a setting, with the flags of most mechanisms.
+        return self.factory(**known).event.kind if needed <= known.keys() else "gaussian"
+
+    def _typed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the factory that settings give; see `_typed_as`."""
+        return {
+            setting.name: _typed_as(given[name], setting)
             for name, setting in self.settings.items()
             if name in given
         }
-        needed = {s.name for s in self.settings.values() if s.required}
-        # One that misses a setting will be refused, by the parser, with the flags of most.
-        return self.factory(**known).event.kind if needed <= known.keys() else "gaussian"
 
     def arguments(self, config: Any) -> dict[str, Any]:
-        """Return the arguments of the factory as the settings of a run say them."""
+        """Return the arguments of the factory in the settings of a run."""
         return {
             setting.name: None
             if setting.default is None and getattr(config, name) == ()
@@ -134,8 +139,8 @@ class Part:
         }
 
 
-def typed_as(value: Any, setting: Setting) -> Any:
-    """Return a value as typed with the type of a setting; the default where it has another."""
+def _typed_as(value: Any, setting: Setting) -> Any:
+    """Convert a value as typed to the type of its setting; else return the default."""
     if not isinstance(value, bool | int | float | str):
         return setting.default
     if isinstance(value, str) and setting.hint in (int, float):
@@ -146,28 +151,40 @@ def typed_as(value: Any, setting: Setting) -> Any:
     return value
 
 
+@functools.cache
 def part_of(role: str, name: str) -> Part:
     """Find a part by name.
 
     Raises:
-      ValueError: for an unknown name, or own code that cannot be found.
+      ValueError: for an unknown name, or a user's code that cannot be found.
     """
-    found = ROLES[role]
-    if found.own and is_own(name):
+    if ROLES[role].own and is_own(name):
         return Part(role, name, find_own(role, name))
-    if name not in found.known:
-        raise ValueError(unknown_part(role, name))
-    return Part(role, name, resolve(found.known[name]))
+    _check_name(role, name)
+    return Part(role, name, resolve(ROLES[role].known[name]))
 
 
-def unknown_part(role: str, name: Any) -> str | None:
-    """Return the message about a name that no part of the role has; None for a known one."""
-    found = ROLES[role]
-    if name in found.known or (found.own and isinstance(name, str) and is_own(name)):
-        return None
-    *names, last = spellings_of(role)
-    own = " for one of your own" if found.own else ""
-    return f"{role} must be one of {', '.join(names)}, or {last}{own}, got {name!r}"
+def check_parts(given: Mapping[str, Any]) -> None:
+    """Check the names of the parts in some settings.
+
+    Raises:
+      ValueError: for an unknown one.
+    """
+    for role in ROLES:
+        name = given.get(role)
+        if name is None or (isinstance(name, str) and role in ("data", "partition")):
+            continue
+        if not isinstance(name, str):
+            raise ValueError(f"{role} must be a name, got {name!r}")
+        _check_name(role, name)
+
+
+def _check_name(role: str, name: str) -> None:
+    known, own = ROLES[role].known, ROLES[role].own
+    if name not in known and not (own and is_own(name)):
+        *names, last = spellings_of(role)
+        more = " for one of your own" if own else ""
+        raise ValueError(f"{role} must be one of {', '.join(names)}, or {last}{more}, got {name!r}")
 
 
 def spellings_of(role: str) -> list[str]:
@@ -178,10 +195,10 @@ def spellings_of(role: str) -> list[str]:
 
 
 def names_of(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the name of the part in each role that some settings have.
+    """Return the name of the part in each role of a run.
 
     Args:
-      given: settings by name, as typed; those that are missing have their defaults.
+      given: settings by name, as typed; the others have their defaults.
     """
     texts = {role: given[role] for role in ROLES if isinstance(given.get(role), str)}
     algorithm = texts.get("algorithm", "pmtl")
@@ -193,15 +210,14 @@ def names_of(given: Mapping[str, Any]) -> dict[str, str]:
         "sampling": texts.get("sampling", "full" if system.full_participation else "poisson"),
         "data": texts.get("data", "digits").partition(":")[0],
     }
-    if is_divided(given):
+    if _is_divided(texts.get("data", "digits"), given):
         names["partition"] = texts.get("partition", "dirichlet").partition(":")[0]
     return names
 
 
-def is_divided(given: Mapping[str, Any]) -> bool:
-    """Return whether the data have no clients of their own, so that a partition divides them."""
-    data = given.get("data")
-    kind, _, path = (data if isinstance(data, str) else "digits").partition(":")
+def _is_divided(data: str, given: Mapping[str, Any]) -> bool:
+    """Return whether a partition divides the data, since they have no clients."""
+    kind, _, path = data.partition(":")
     if kind == "npz":
         try:
             with zipfile.ZipFile(path) as archive:
@@ -213,8 +229,6 @@ def is_divided(given: Mapping[str, Any]) -> bool:
     return kind == "digits" or (kind == "images" and given.get("partition") is not None)
 
 
-def all_parts() -> Iterator[Part]:
-    """Yield every part of the package."""
-    for role, found in ROLES.items():
-        for name in found.known:
-            yield part_of(role, name)
+def flag(name: str) -> str:
+    """Return the spelling of a setting on the command line, without the dashes in front."""
+    return name.replace("_", "-")

@@ -1,14 +1,12 @@
 """The settings of one run: flags, a TOML file, or both, where flags win.
 
-A `RunConfig` holds what the user asked for. Its fields are those that every run has and those of
-its parts: the settings and hyperparameters of the algorithm, model, mechanism, sampler, reader and
-partition that it names. `run_config` composes them; a setting that no part of the run reads is
-refused. What follows from settings (the noise multiplier behind an ε, the default δ, the cohort's
-capacity) is worked out where the run is built.
+A `RunConfig` holds what the user asked for: the settings of every run, and the settings and
+hyperparameters of its parts. `run_config` composes them and refuses a setting that no part of the
+run reads. Values that follow from settings (the noise multiplier behind an ε, the default δ, the
+cohort's capacity) are computed where the run is built.
 """
 
 import dataclasses
-import difflib
 import functools
 import math
 import typing
@@ -16,180 +14,58 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import tyro
-from tyro.constructors import PrimitiveConstructorSpec
-
 from fedjaxsim.algorithms.systems import SYSTEMS, System
-from fedjaxsim.factories import Setting
 from fedjaxsim.privacy.budget import Budget
-from fedjaxsim.runs.numbers import integers, words
-from fedjaxsim.runs.parts import (
-    OWN,
-    ROLES,
-    Part,
-    names_of,
-    part_of,
-    spellings_of,
-    unknown_part,
+from fedjaxsim.runs.fields import (
+    GROUPS,
+    BudgetSettings,
+    DataSettings,
+    Field,
+    GuaranteeSettings,
+    MinibatchSettings,
+    RowSettings,
+    ScheduleSettings,
+    TargetSettings,
+    groups_of,
+    hyperparameter_field,
+    optional,
+    part_name,
+    setting_field,
+    settings_type,
 )
+from fedjaxsim.runs.parts import OWN, Part, check_parts, flag, names_of, part_of
+from fedjaxsim.runs.unread import reasons_unread
 
 if TYPE_CHECKING:
     from fedjaxsim.hyperparameters import Hyperparameter
 
-_MOST = 2**31 - 1
-_MILLION = 10**6
+_INT32, _MILLION = 2**31 - 1, 10**6
 _LARGEST = {
     "seed": 2**32 - 1,
-    "clients": _MOST,
-    "classes": _MOST,
-    "rounds": _MOST,
-    "eval_every": _MOST,
-    "chunk_size": _MOST,
-    "batch_size": _MILLION,
-    "local_steps": _MILLION,
-    "local_epochs": _MILLION,
-    "passes": _MILLION,
-    "hidden": _MILLION,
-    "cohort": _MOST,
-    "max_participations": _MOST,
+    **dict.fromkeys(("clients", "classes", "rounds", "eval_every", "chunk_size"), _INT32),
+    **dict.fromkeys(("batch_size", "local_steps", "local_epochs", "passes", "hidden"), _MILLION),
+    **dict.fromkeys(("cohort", "max_participations"), _INT32),
 }
-"""The largest whole numbers: what is counted over a run fits into int32."""
-PREPROCESS = ("drop-constant", "invert", "unit-rows")
+"""The largest whole numbers: sums over a run fit into int32."""
+EXCLUSIVE = (("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"))
+"""Pairs of settings of which a run is given one at most."""
+_PREPROCESS = ("drop-constant", "invert", "unit-rows")
 Penalty = Literal["vanilla", "mean", "kl", "ewc"]
 Origin = Literal["personal", "global"]
 OUTPUT = ("out", "overwrite", "quiet")
-"""Settings that say where results go and how progress is shown."""
-
-_INTEGERS = PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="INT[,INT...]",
-    instance_from_str=lambda given: integers(given[0]),
-    is_instance=lambda value: isinstance(value, tuple),
-    str_from_instance=lambda value: [",".join(map(str, value))],
-)
-
-
-def _words(metavar: str) -> PrimitiveConstructorSpec:
-    """Parse words between commas, each called by `metavar` in help."""
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=f"{metavar}[,{metavar}...]",
-        instance_from_str=lambda given: words(given[0]),
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [",".join(value)],
-    )
-
-
-def _part_arg(role: str, default: str, text: str) -> Any:
-    """Return tyro's description of the setting that names the part of a role."""
-    *names, last = spellings_of(role)
-    help_ = f"{text}: {', '.join(names)} or {last}."
-    return tyro.conf.arg(metavar="NAME", help=help_, help_behavior_hint=f"(default: {default})")
-
-
-def optional(metavar: str, default: str) -> Any:
-    """Return tyro's description of a setting that need not be given."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
-
-
-@dataclasses.dataclass(frozen=True)
-class DataSettings:
-    """The clients of a run."""
-
-    data: Annotated[str, _part_arg("data", "digits", "Source of the clients")] = "digits"
-    partition: Annotated[
-        str | None, _part_arg("partition", "dirichlet", "Division of data without clients")
-    ] = None
-    held_out_clients: float = 0.0
-    """Part of the clients to leave out; `fedjaxsim tune` tunes on them."""
-    seed: int = 0
-    """Seed of partition, initial models, cohorts, minibatches and noise."""
-
-    if TYPE_CHECKING:  # The settings of the parts are fields, too, of composed types.
-
-        def __getattr__(self, name: str) -> Any: ...
-
-    def given(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults."""
-        return {
-            field.name: value
-            for field in dataclasses.fields(self)
-            if (value := getattr(self, field.name)) != field.default
-        }
-
-
-@dataclasses.dataclass(frozen=True)
-class RowSettings:
-    """The rows of the clients."""
-
-    test_fraction: Annotated[float | None, optional("FLOAT", "the data's test rows, or 0.2")] = None
-    """Part of each client's rows for testing."""
-    validation_fraction: float = 0.0
-    """The same for validation."""
-    classes: Annotated[int | None, optional("INT", "all")] = None
-    """Number of classes to keep, the first ones, and clients that have some."""
-    preprocess: Annotated[tuple[str, ...], _words("STEP")] = ()
-    """Steps in order: drop-constant, invert (x to 1 - x), unit-rows."""
-
-
-@dataclasses.dataclass(frozen=True)
-class MinibatchSettings:
-    """The minibatches of a client's round."""
-
-    local_steps: Annotated[int | None, optional("INT", "local epochs")] = None
-    """E, minibatches with replacement per round; instead of epochs (PP-SGD: 1)."""
-    passes: Annotated[int | None, optional("INT", "no limit")] = None
-    """Passes over a client's rows in the whole run, which consumes them."""
-    local_epochs: Annotated[int | None, optional("INT", "1")] = None
-    """E, passes over a client's rows per round; instead of steps."""
-    batch_size: int = 10
-    """b, rows in a minibatch."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ScheduleSettings:
-    """The local learning rate over the rounds."""
-
-    schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """Schedule of η over rounds; cosine and linear end at 0."""
-
-
-@dataclasses.dataclass(frozen=True)
-class BudgetSettings:
-    """The noise over the rounds."""
-
-    budget: Annotated[str | None, optional("constant|power:A|geometric:Q", "constant")] = None
-    """Share of the privacy budget by round, t^A or Q^-t; z is the constant noise of equal cost."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TargetSettings:
-    """The target of a run whose noise an accountant describes."""
-
-    epsilon: Annotated[float | None, optional("FLOAT", "inf")] = None
-    """Target ε of the run (joint DP, zero-out); inf: no noise, no clipping."""
-
-
-@dataclasses.dataclass(frozen=True)
-class GuaranteeSettings:
-    """The guarantee of a run and of the stages before it."""
-
-    delta: Annotated[float | None, optional("FLOAT", "1/(10 m)")] = None
-    """δ of the guarantee, for m clients."""
-    accountant: Annotated[str | None, optional("NAME", "the tightest")] = None
-    """Accountant, by its name in `fedjaxsim privacy`."""
+"""Settings of the output: the directory of results and the display of progress."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig(DataSettings):
     """The settings that every run has; a TOML file has the same keys, with - or _."""
 
-    algorithm: Annotated[str, _part_arg("algorithm", "pmtl", "Federated algorithm")] = "pmtl"
-    model: Annotated[str, _part_arg("model", "linear", "Model of every client")] = "linear"
+    algorithm: Annotated[str, part_name("algorithm", "pmtl", "Federated algorithm")] = "pmtl"
+    model: Annotated[str, part_name("model", "linear", "Model of every client")] = "linear"
     mechanism: Annotated[
-        str | None, _part_arg("mechanism", "the algorithm's own", "Release of the messages")
+        str | None, part_name("mechanism", "the algorithm's own", "Release of the messages")
     ] = None
-    sampling: Annotated[str | None, _part_arg("sampling", "poisson", "Sampling of the cohorts")] = (
+    sampling: Annotated[str | None, part_name("sampling", "poisson", "Sampling of the cohorts")] = (
         None
     )
     loss: Literal["softmax", "one-vs-all", "squared", "logistic"] = "softmax"
@@ -242,7 +118,7 @@ class RunConfig(DataSettings):
         return self.parts[role]
 
     def arguments(self, role: str) -> dict[str, Any]:
-        """Return the arguments of the factory of a role, as the settings say them."""
+        """Return the arguments of the factory of a role; none where the run lacks the role."""
         part = self.parts.get(role)
         return {} if part is None else part.arguments(self)
 
@@ -253,7 +129,7 @@ class RunConfig(DataSettings):
     def replace(self, **changes: Any) -> "RunConfig":
         """Return the settings with changes, which may name other parts.
 
-        Settings of parts that the run no longer has are left out, as are defaults.
+        Defaults, and settings of parts that the run no longer has, are left out.
 
         Raises:
           ValueError: for a change that no part reads.
@@ -270,9 +146,9 @@ class RunConfig(DataSettings):
         return names.union(*(part.settings for part in parts))
 
     def settings(self) -> dict[str, Any]:
-        """Return what the run computes as TOML values: the keys of a file that repeats it.
+        """Return the settings that numbers depend on as TOML: the keys of a file that repeats it.
 
-        Output settings are left out, and what was not set.
+        Unset ones are left out.
         """
         table = {}
         for field in dataclasses.fields(self):
@@ -281,11 +157,11 @@ class RunConfig(DataSettings):
                 table[field.name] = list(value) if isinstance(value, tuple) else value
         return table
 
-    # --- what follows from settings ---------------------------------------------------------------
+    # --- values that follow -----------------------------------------------------------------------
 
     @property
     def target_epsilon(self) -> float:
-        """The ε asked for; ∞ where none was."""
+        """The target ε; ∞ without one."""
         epsilon = self.get("epsilon")
         return math.inf if epsilon is None else epsilon
 
@@ -302,25 +178,20 @@ class RunConfig(DataSettings):
 
     @property
     def clip_norm(self) -> float:
-        """C of messages that are clipped: 1 where none was given."""
+        """C of messages that are clipped; 1 by default."""
         clip = self.get("clip")
         return 1.0 if clip is None else clip
 
     @property
     def sampler(self) -> str:
-        """The name of the sampler; a Poisson rate of 1 is everyone."""
-        everyone = self.sampling is None and self.get("sampling_rate") == 1
-        return "full" if everyone else self.parts["sampling"].name
-
-    @property
-    def diagonal(self) -> bool:
-        """True if the algorithm needs only the diagonal of a Gram matrix."""
-        return (self.get("penalty") or "").endswith("group-sparse")
+        """The name of the sampler; a Poisson rate of 1 is full participation."""
+        full = self.sampling is None and self.get("sampling_rate") == 1
+        return "full" if full else self.parts["sampling"].name
 
     # --- checks -----------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Check what concerns settings together; single numbers are checked by the library.
+        """Check settings against each other, and sizes; the library checks hyperparameters.
 
         Raises:
           ValueError: naming the settings, their values and what is allowed.
@@ -338,9 +209,9 @@ class RunConfig(DataSettings):
         if delta is not None and not 0 < delta < 1:
             raise ValueError(f"delta must lie in (0, 1), got {delta}")
         self._check_sizes()
-        steps = [step for step in self.get("preprocess", ()) if step not in PREPROCESS]
+        steps = [step for step in self.get("preprocess", ()) if step not in _PREPROCESS]
         if steps:
-            raise ValueError(f"preprocess takes {', '.join(PREPROCESS)}, got {steps[0]!r}")
+            raise ValueError(f"preprocess takes {', '.join(_PREPROCESS)}, got {steps[0]!r}")
         one = self.system.one_minibatch
         if self.get("passes") is not None and not one and self.get("local_steps") is None:
             raise ValueError(f"passes need local-steps, got passes {self.get('passes')} alone")
@@ -349,8 +220,6 @@ class RunConfig(DataSettings):
             raise ValueError(f"held-out-clients must lie in [0, 1), got {self.held_out_clients}")
         if len(self.get("fields", ())) not in (0, 2):
             raise ValueError(f"fields must be two names, got {', '.join(self.get('fields'))}")
-        if self.get("classes") is not None and self.get("classes") < 2:
-            raise ValueError(f"classes must be at least 2, got {self.get('classes')}")
         if self.data == "synthetic-stream" and (self.model, self.loss) != ("linear", "squared"):
             raise ValueError(
                 "synthetic-stream is a linear regression: model must be linear and loss squared, "
@@ -363,17 +232,17 @@ class RunConfig(DataSettings):
             raise ValueError("hidden must hold at least one width, got none")
         if any(width < 1 for width in hidden):
             raise ValueError(f"hidden widths must be at least 1, got {list(hidden)}")
-        for name in ("rounds", "eval_every", "patience"):
+        for name, least in {"rounds": 1, "eval_every": 1, "patience": 1, "classes": 2}.items():
             value = self.get(name)
-            if value is not None and value < 1:
-                raise ValueError(f"{flag(name)} must be at least 1, got {value}")
+            if value is not None and value < least:
+                raise ValueError(f"{flag(name)} must be at least {least}, got {value}")
         for name, largest in _LARGEST.items():
             size = max(hidden) if name == "hidden" else self.get(name)
             if size is not None and size > largest:
                 raise ValueError(f"{flag(name)} must be at most {largest}, got {size}")
 
     def require_unstreamed(self, what: str) -> None:
-        """Check that rows lie where many runs can read them again and again.
+        """Check that rows stay in memory, where many runs can read them.
 
         Raises:
           ValueError: they are streamed.
@@ -384,18 +253,19 @@ class RunConfig(DataSettings):
             )
 
 
-# --- composition ----------------------------------------------------------------------------------
+@dataclasses.dataclass(frozen=True)
+class Everything(
+    GuaranteeSettings, TargetSettings, BudgetSettings, ScheduleSettings, MinibatchSettings,
+    RowSettings, RunConfig,
+):  # fmt: skip
+    """The settings that most runs have, for help.
 
-EXCLUSIVE = (("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"))
-"""Settings of which a run is given one at most."""
-_CALIBRATED = ("gaussian", "pure")
-"""Kinds of events whose noise follows from a target ε."""
-_DERIVED = {
-    "clip": "1 with noise, else inf",
-    "noise_multiplier": "from epsilon",
-    "count_noise": "cohort / 20",
-}
-"""Hyperparameters whose value follows from other settings where none is given."""
+    The flags of a part are shown once it is named, as by `run --algorithm pmtl --help`; parts are
+    algorithm, model, mechanism, sampling, data and partition.
+    """
+
+
+# --- composition ----------------------------------------------------------------------------------
 
 
 class Composition(typing.NamedTuple):
@@ -419,20 +289,15 @@ def composition_of(given: Mapping[str, Any]) -> Composition:
       given: settings by name; values may be as typed on a command line.
 
     Raises:
-      ValueError: for an unknown part, own code that cannot be found, or names that clash.
+      ValueError: for an unknown part, a user's code that cannot be found, or names that clash.
     """
     from fedjaxsim.hyperparameters import compose
 
     names = names_of(given)
-    parts = {role: _part(role, name) for role, name in names.items()}
-    records = [part.records(given) for part in parts.values()]
+    parts = {role: part_of(role, name) for role, name in names.items()}
+    records = compose(part.records(given) for part in parts.values())
     event = parts["mechanism"].event_kind(given)
-    return _composed(tuple(names.items()), tuple(compose(records).items()), event)
-
-
-@functools.cache
-def _part(role: str, name: str) -> Part:
-    return part_of(role, name)
+    return _composed(tuple(names.items()), tuple(records.items()), event)
 
 
 @functools.cache
@@ -441,76 +306,43 @@ def _composed(
     records: "tuple[tuple[str, Hyperparameter], ...]",
     event: str,
 ) -> Composition:
-    parts = {role: _part(role, name) for role, name in names}
-    by_name, fields = dict(records), {}
-    system = SYSTEMS.get(parts["algorithm"].name, OWN)
-    groups: list[type] = [] if parts["data"].name == "synthetic-stream" else [RowSettings]
-    groups += [] if system.whole_pass else [MinibatchSettings]
-    groups += [ScheduleSettings] if "local_optimizer" in parts["algorithm"].settings else []
-    groups += [BudgetSettings] if "noise_multiplier" in by_name else []
-    groups += [TargetSettings] if event in _CALIBRATED else []
-    groups += [GuaranteeSettings] if event != "unprotected" else []
-    for record in by_name.values():
-        fields[record.setting] = _hyperparameter_field(record)
+    parts, by_name = {role: part_of(role, name) for role, name in names}, dict(records)
+    read = [group for part in parts.values() for group in groups_of(part, by_name, event)]
+    bases = (*(group for group in reversed(GROUPS) if group in read), RunConfig)
+    fields: dict[str, Field] = {
+        record.setting: hyperparameter_field(record) for record in by_name.values()
+    }
     for part in parts.values():
+        declared = {record.setting for record in part.all_records}
         for name, setting in part.settings.items():
-            same = name in fields and any(r.setting == name for r in _all_records(part))
-            if name in fields and not same:
+            if name in fields and name not in declared:
                 raise ValueError(
                     f"{part.role} {part.name} has a setting {name!r}, as another part of the run "
                     "has: rename one of them"
                 )
-            fields.setdefault(name, _setting_field(setting))
-    taken = {field.name for group in (RunConfig, *groups) for field in dataclasses.fields(group)}
+            fields.setdefault(name, setting_field(setting))
     for name in fields:
-        if name in taken:
+        if any(name in base.__dataclass_fields__ for base in bases):
             raise ValueError(f"{name!r} is a setting of every run: no part may have one so called")
-    made = dataclasses.make_dataclass(
-        "RunConfig",
-        [(name, hint, default) for name, (hint, default) in fields.items()],
-        bases=(*groups[::-1], RunConfig),
-        frozen=True,
-        kw_only=True,
-    )
+    made = settings_type("RunConfig", fields, bases)
     made.__doc__ = RunConfig.__doc__
     made.composition = Composition(made, parts, by_name)
     return made.composition
 
 
-def _hyperparameter_field(record: "Hyperparameter") -> tuple[Any, Any]:
-    derived = _DERIVED.get(record.setting)
-    if derived is not None:
-        arg = tyro.conf.arg(
-            metavar="FLOAT", help=record.help, help_behavior_hint=f"(default: {derived})"
-        )
-        return Annotated[float | None, arg], dataclasses.field(default=None)
-    arg = tyro.conf.arg(help=record.help)
-    if record.default is None:
-        return Annotated[float, arg], dataclasses.field()
-    return Annotated[float, arg], dataclasses.field(default=record.default)
+def data_type(given: Mapping[str, Any]) -> type[DataSettings]:
+    """Compose the settings of data: the settings of their reader and their partition.
 
+    Args:
+      given: settings that name them.
 
-def _setting_field(setting: Setting) -> tuple[Any, Any]:
-    hint, text = setting.hint, setting.help
-    kinds: dict[Any, Any] = {tuple[str, ...]: _words("NAME"), tuple[int, ...]: _INTEGERS}
-    metavars = {int: "INT", float: "FLOAT", str: "NAME", bool: "BOOL"}
-    default = setting.default
-    if setting.optional or (hint in kinds and default is None):
-        choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
-        metavar = f"{{{','.join(choices)}}}" if choices else metavars.get(hint, "NAME[,NAME...]")
-        arg = tyro.conf.arg(metavar=metavar, help=text, help_behavior_hint="(default: none)")
-        if hint in kinds:
-            return Annotated[hint, arg, kinds[hint]], dataclasses.field(default=())
-        field = dataclasses.field() if setting.required else dataclasses.field(default=default)
-        return Annotated[hint | None, arg], field
-    if isinstance(default, list | tuple):
-        default = tuple(default)
-    arg = tyro.conf.arg(help=text)
-    kind = (kinds[hint],) if hint in kinds else ()
-    annotated = Annotated[(hint, arg, *kind)]  # type: ignore[valid-type]
-    return annotated, dataclasses.field() if setting.required else dataclasses.field(
-        default=default
-    )
+    Raises:
+      ValueError: for an unknown reader or partition.
+    """
+    names = names_of(given)
+    parts = [part_of(role, names[role]) for role in ("data", "partition") if role in names]
+    fields = {n: setting_field(setting) for part in parts for n, setting in part.settings.items()}
+    return settings_type("DataSettings", fields, (*groups_of(parts[0], (), ""), DataSettings))
 
 
 def fields_of(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -528,7 +360,7 @@ def run_config(**settings: Any) -> RunConfig:
     """Make the settings of a run.
 
     Args:
-      **settings: by name; the defaults of the run and its parts stand in for the rest.
+      **settings: by name; the others have the defaults of the run and its parts.
 
     Raises:
       ValueError: for a setting that no part of the run reads, or a missing one without a default.
@@ -536,193 +368,24 @@ def run_config(**settings: Any) -> RunConfig:
     check_parts(settings)
     made = composition_of(settings).type
     require_read(settings, settings)
-    missing = [
-        field.name
-        for field in dataclasses.fields(made)
-        if field.default is dataclasses.MISSING and field.name not in settings
-    ]
-    if missing:
-        raise ValueError(f"{flag(missing[0])} must be given: it has no default")
+    for field in dataclasses.fields(made):
+        if field.default is dataclasses.MISSING and field.name not in settings:
+            raise ValueError(f"{flag(field.name)} must be given: it has no default")
     return made(**settings)
 
 
-def check_parts(given: Mapping[str, Any]) -> None:
-    """Check the names of the parts that settings have.
-
-    Raises:
-      ValueError: for an unknown one.
-    """
-    for role in ROLES:
-        name = given.get(role)
-        if name is None or (isinstance(name, str) and role in ("data", "partition")):
-            continue
-        if not isinstance(name, str):
-            raise ValueError(f"{role} must be a name, got {name!r}")
-        problem = unknown_part(role, name)
-        if problem is not None:
-            raise ValueError(problem)
-
-
-def flag(name: str) -> str:
-    """Return the spelling of a setting on the command line, without the dashes in front."""
-    return name.replace("_", "-")
-
-
-@dataclasses.dataclass(frozen=True)
-class Everything(
-    GuaranteeSettings, TargetSettings, BudgetSettings, ScheduleSettings, MinibatchSettings,
-    RowSettings, RunConfig,
-):  # fmt: skip
-    """The settings that most runs have, for help.
-
-    The flags of a part are shown once it is named, as by `run --algorithm pmtl --help`; parts are
-    algorithm, model, mechanism, sampling, data and partition.
-    """
-
-
-def data_type(given: Mapping[str, Any]) -> type[DataSettings]:
-    """Compose the settings of data: their reader's and their partition's.
-
-    Args:
-      given: settings that name them.
-
-    Raises:
-      ValueError: for an unknown reader or partition.
-    """
-    names = names_of(given)
-    parts = [_part(role, names[role]) for role in ("data", "partition") if role in names]
-    fields = {n: _setting_field(setting) for part in parts for n, setting in part.settings.items()}
-    rows = () if names["data"] == "synthetic-stream" else (RowSettings,)
-    return dataclasses.make_dataclass(
-        "DataSettings",
-        [(name, hint, default) for name, (hint, default) in fields.items()],
-        bases=(*rows, DataSettings),
-        frozen=True,
-        kw_only=True,
-    )
-
-
-# --- settings that nothing reads ------------------------------------------------------------------
+def unread(names: Iterable[str], given: Mapping[str, Any], others: Iterable[str] = ()) -> list[str]:
+    """Return the reasons for which settings have no effect on a run; see `reasons_unread`."""
+    made = composition_of(given)
+    return list(reasons_unread(names, _hints(made.type), made.parts, given, others))
 
 
 def require_read(names: Iterable[str], given: Mapping[str, Any]) -> None:
-    """Check that a run with some parts reads settings of these names.
+    """Check that a run reads the settings of these names.
 
     Raises:
-      ValueError: naming what has no effect, and what reads it.
+      ValueError: naming the settings without effect, and the parts that read them.
     """
     reasons = unread(names, given)
     if reasons:
         raise ValueError("; ".join(reasons))
-
-
-def unread(names: Iterable[str], given: Mapping[str, Any], others: Iterable[str] = ()) -> list[str]:
-    """Return why settings of these names have no effect on a run, in words.
-
-    Args:
-      names: of the settings.
-      given: settings that name the parts of the run.
-      others: names that are no settings, but that an unknown one may be meant for.
-
-    Raises:
-      ValueError: for a name that no part of any run has, with the nearest one.
-    """
-    known = fields_of(given)
-    parts = composition_of(given).parts
-    reasons = []
-    for name in names:
-        if name in known:
-            continue
-        readers = _readers()
-        if name not in readers:
-            raise ValueError(unknown_key(name, [*known, *readers, *others]))
-        # A role that the run lacks says the most, else the one with most parts that read it.
-        role, choices = max(
-            readers[name].items(), key=lambda item: (item[0] not in parts, len(item[1]))
-        )
-        if role not in parts:
-            reasons.append(f"{flag(name)} has no effect on data with clients of their own")
-            continue
-        what, chosen = role, parts[role].name
-        if chosen in choices:
-            what, chosen, choices = _condition(parts[role], name, given)
-        reasons.append(
-            f"{flag(name)} has no effect with {what} {chosen}, only with {' or '.join(choices)}"
-        )
-    return reasons
-
-
-def _condition(part: Part, name: str, given: Mapping[str, Any]) -> tuple[str, str, list[str]]:
-    """The setting of a part on which it depends whether the part reads a hyperparameter.
-
-    Returns:
-      the setting, its value, and the values with which the part reads the hyperparameter.
-    """
-    from fedjaxsim.hyperparameters import declared_by
-
-    for setting in part.settings.values():
-        values = [
-            value
-            for value in setting.values
-            if name in {r.setting for r in declared_by(part.factory, **{setting.name: value})}
-        ]
-        if values and len(values) < len(setting.values):
-            chosen = given.get(setting.name, setting.default)
-            return flag(setting.name), str(chosen), list(map(str, values))
-    return part.role, part.name, [part.name]
-
-
-def unknown_key(name: str, known: Iterable[str]) -> str:
-    """Return the message about a name that is no setting, with the nearest one."""
-    flags = list(dict.fromkeys(map(flag, known)))
-    close = difflib.get_close_matches(flag(name), flags, n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    return f"unknown setting {flag(name)!r}{hint}"
-
-
-@functools.cache
-def _readers() -> dict[str, dict[str, list[str]]]:
-    """The parts of the package that read a setting: by name, by role, their names."""
-    found: dict[str, dict[str, list[str]]] = {}
-
-    def add(setting: str, part: Part) -> None:
-        names = found.setdefault(setting, {}).setdefault(part.role, [])
-        if part.name not in names:
-            names.append(part.name)
-
-    for role, known in ROLES.items():
-        for name in known.known:
-            part = part_of(role, name)
-            for setting in part.settings:
-                add(setting, part)
-            for record in _all_records(part):
-                add(record.setting, part)
-            if role == "algorithm":
-                system = SYSTEMS[name]
-                for group, read in (
-                    (MinibatchSettings, not system.whole_pass),
-                    (ScheduleSettings, "local_optimizer" in part.settings),
-                ):
-                    for field in dataclasses.fields(group) if read else ():
-                        add(field.name, part)
-            if role == "data" and name != "synthetic-stream":
-                for field in dataclasses.fields(RowSettings):
-                    add(field.name, part)
-            if role == "mechanism":
-                event = part.event_kind({})
-                read = [TargetSettings] if event in _CALIBRATED else []
-                read += [GuaranteeSettings] if event != "unprotected" else []
-                for field in (field for group in read for field in dataclasses.fields(group)):
-                    add(field.name, part)
-                if any(record.name == "noise_multiplier" for record in _all_records(part)):
-                    add("budget", part)
-    return found
-
-
-def _all_records(part: Part) -> "tuple[Hyperparameter, ...]":
-    """The hyperparameters that a part reads with any of its settings."""
-    if part.role not in ("algorithm", "mechanism", "sampling"):
-        return ()
-    from fedjaxsim.hyperparameters import ever_declared_by
-
-    return ever_declared_by(part.factory)

@@ -1,4 +1,4 @@
-"""Settings in TOML files: reading them, with what a flag displaces."""
+"""Settings in TOML files."""
 
 import contextlib
 import math
@@ -10,15 +10,8 @@ from typing import Any, Literal
 
 from fedjaxsim.data.files import in_file
 from fedjaxsim.runs.numbers import integers, words
-from fedjaxsim.runs.settings import (
-    EXCLUSIVE,
-    RunConfig,
-    check_parts,
-    fields_of,
-    flag,
-    require_read,
-    run_config,
-)
+from fedjaxsim.runs.parts import check_parts
+from fedjaxsim.runs.settings import EXCLUSIVE, RunConfig, fields_of, flag, require_read, run_config
 
 RECORDS = ("resolved", "versions", "stages")
 """Tables that a run adds to the configuration it writes; reading one back ignores them."""
@@ -38,17 +31,20 @@ def read_toml(path: Path) -> RunConfig:
     raw = read_raw(path)
     with in_file(path):
         require_read(raw, raw)
-        return run_config(**typed(raw, raw, path))
+    settings = typed(raw, raw, path)
+    with in_file(path):
+        return run_config(**settings)
 
 
 def read_raw(path: Path) -> dict[str, Any]:
-    """Read the keys of a TOML file as field names, with their values as they stand there.
+    """Read the keys of a TOML file as field names, with their values unconverted.
 
     Raises:
       FileNotFoundError, ValueError: as `read_toml`.
     """
-    raw = dict(named(content(path), f"{path}: ", {"sweep": "is for `fedjaxsim sweep`"}))
+    table = content(path)
     with in_file(path):
+        raw = dict(named(table, {"sweep": "is for `fedjaxsim sweep`"}))
         check_parts(raw)
     return raw
 
@@ -59,21 +55,18 @@ def typed(raw: Mapping[str, Any], given: Mapping[str, Any], path: Path) -> dict[
     Args:
       raw: values by field name.
       given: settings that name the parts of the run.
-      path: of the file, in errors.
+      path: path of the file, in errors.
 
     Raises:
       ValueError: for a value of the wrong type.
     """
     hints = fields_of(given)
-    return {
-        name: convert(flag(name), value, hints[name], path)
-        for name, value in raw.items()
-        if name in hints
-    }
+    with in_file(path):
+        return {n: convert(flag(n), value, hints[n]) for n, value in raw.items() if n in hints}
 
 
 def content(path: Path) -> dict[str, Any]:
-    """All that a TOML file holds.
+    """Read a TOML file.
 
     Raises:
       FileNotFoundError, ValueError: as `read_toml`.
@@ -87,14 +80,14 @@ def content(path: Path) -> dict[str, Any]:
 
 
 def named(
-    table: Mapping[str, Any], place: str, refused: Mapping[str, str] = {}
+    table: Mapping[str, Any], refused: Mapping[str, str], place: str = ""
 ) -> Iterator[tuple[str, Any]]:
     """Yield the field names and values of a table, each key once.
 
     Args:
-      table: keys take - or _; what a run adds (`RECORDS`) is left out.
-      place: where the table stands, as an error begins.
-      refused: by field name, why a key does not belong there.
+      table: keys take - or _; the tables that a run adds (`RECORDS`) are left out.
+      refused: by field name, the reason why a key does not belong there.
+      place: place of the table, as an error begins.
     """
     seen = set()
     for key, value in table.items():
@@ -109,18 +102,18 @@ def named(
         yield name, value
 
 
-def convert(key: str, value: Any, hint: Any, path: Path) -> Any:
-    """One TOML value as the type of its field: 1e6 may be a whole number, `true` is none.
+def convert(key: str, value: Any, hint: Any) -> Any:
+    """Convert a TOML value to the type of its field; 1e6 may be a whole number, `true` is none.
 
     Raises:
       ValueError: naming the key, what is wanted and what was got.
     """
     kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
     if type(None) in typing.get_args(hint):
-        return convert(key, value, kinds[0], path)
+        return convert(key, value, kinds[0])
     if typing.get_origin(hint) is Literal:
         if value not in kinds:
-            raise ValueError(f"{path}: {key} must be one of {', '.join(kinds)}, got {value!r}")
+            raise ValueError(f"{key} must be one of {', '.join(kinds)}, got {value!r}")
         return value
     if typing.get_origin(hint) is tuple:
         parse = integers if kinds[0] is int else words
@@ -142,14 +135,14 @@ def convert(key: str, value: Any, hint: Any, path: Path) -> Any:
         return value
     called = {int: "a whole number", float: "a number"}
     wanted = f"a list of {kinds[0].__name__}" if kinds else called.get(hint, hint.__name__)
-    raise ValueError(f"{path}: {key} must be {wanted}, got {value!r}")
+    raise ValueError(f"{key} must be {wanted}, got {value!r}")
 
 
 def excluded(given: Container[str]) -> set[str]:
-    """The settings that exclude some that are given."""
+    """Return the settings that exclude some of the given ones."""
     return {pair[1 - place] for pair in EXCLUSIVE for place in (0, 1) if pair[place] in given}
 
 
 def displaced(settings: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Settings without those that exclude some that are given."""
+    """Return settings without those that exclude some of the given ones."""
     return {name: value for name, value in settings.items() if name not in excluded(given)}

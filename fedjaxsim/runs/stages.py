@@ -8,13 +8,13 @@ import jax
 
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.report.files import Record
-from fedjaxsim.runs.build import Experiment, prepare, simulation_of
+from fedjaxsim.runs.assemble import simulation_of
+from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import CHECKPOINTS, CONFIG, RunDirectory
 from fedjaxsim.runs.execute import Executed, about, stage_of
 from fedjaxsim.runs.finetuning import of_the_stage
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import read_toml
-from fedjaxsim.simulation import Simulation
 
 
 class Start(NamedTuple):
@@ -40,18 +40,16 @@ def start_from(path: Path, experiment: Experiment) -> Start:
       ValueError: if its files are damaged, its data are others, or the stage cannot start from it.
     """
     directory = RunDirectory(path)
-    tables = directory.config()
-    config = read_toml(path / CONFIG)
-    simulation = experiment.simulation
-    before = prepare(config, simulation_of(config, simulation.population))
+    tables, config = directory.config(), read_toml(path / CONFIG)
+    before = prepare(config, simulation_of(config, experiment.simulation.population))
     last = directory.checkpoints(about(before)).last()
     if last is None:
         raise directory.missing(CHECKPOINTS)
     state = last.state(before.simulation.init(config.seed, before.hparams))
     alike = config.algorithm == experiment.config.algorithm
-    alike = alike and not simulation.algorithm.warm_start.required
-    if alike and _shapes(before.simulation, before) == _shapes(simulation, experiment):
-        state = simulation.start_from(state, experiment.hparams)
+    alike = alike and not experiment.simulation.algorithm.warm_start.required
+    if alike and _shapes(before) == _shapes(experiment):
+        state = experiment.simulation.start_from(state, experiment.hparams)
     else:
         state = _begin(state, before, experiment)
     return Start(state, [*tables.get("stages", []), stage_of(before, last.round, path)])
@@ -69,9 +67,7 @@ def prepare_next(before: Experiment, config: RunConfig) -> Experiment:
     """
     with of_the_stage():
         experiment = prepare(config, population=before.simulation.population)
-        key = jax.random.key(0, impl="threefry2x32")
-        state = jax.eval_shape(before.simulation.program.init, key, before.hparams.as_arrays())
-        jax.eval_shape(lambda state: _begin(state, before, experiment), state)
+        jax.eval_shape(lambda state: _begin(state, before, experiment), before.state_shapes)
     return experiment
 
 
@@ -93,8 +89,6 @@ def _begin(state: SimulationState, before: Experiment, experiment: Experiment) -
     )
 
 
-def _shapes(simulation: Simulation, experiment: Experiment) -> Any:
-    """Return the shapes of server and personal states."""
-    key = jax.random.key(0, impl="threefry2x32")
-    state = jax.eval_shape(simulation.program.init, key, experiment.hparams.as_arrays())
+def _shapes(experiment: Experiment) -> Any:
+    state = experiment.state_shapes
     return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), (state.shared, state.personal))

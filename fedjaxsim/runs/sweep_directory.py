@@ -1,14 +1,14 @@
-"""The files of a sweep: written whole or not at all, so that an interrupted one can go on.
+"""The files of a sweep: written whole or not at all, so that an interrupted one can resume.
 
 A sweep directory holds
 
-    sweep.toml          what was asked for (it can be run again), what followed, versions
-    results.parquet     of the runs that are done: one row per run and evaluation, by run and round
-    checkpoint/         of the chunk in progress: its rows so far and the state of the engine
+    sweep.toml          the sweep as asked for (it can be run again), resolved values, versions
+    results.parquet     finished runs: one row per run and evaluation, by run and round
+    checkpoint/         the chunk in progress: its rows so far and the state of the engine
     envelopes.parquet   the best of the sweep, round by round
     report.json         a summary, guarantees, draws, and what is not covered; written last
     *.png               figures
-    report.html         all of it for people, where it was asked for
+    report.html         all of it for people, if asked for
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ from fedjaxsim.report.files import (
     write_json,
     write_tables,
 )
-from fedjaxsim.runs.plan import SWEEP, Plan
 from fedjaxsim.runs.settings import flag
+from fedjaxsim.runs.sweep_runs import SWEEP, SweepRuns
 from fedjaxsim.runs.table import tidy
 
 with importing("tables"):
@@ -51,24 +51,24 @@ SELECTION = (
     "data, as envelopes do, is not covered by any of them, and neither is publishing the metrics: "
     "both need a budget of their own."
 )
-"""What every report of a sweep says."""
+"""A sentence of every report of a sweep."""
 
 _METADATA = b"fedjaxsim"
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepDirectory:
-    """Where one sweep puts its files.
+    """The directory of one sweep.
 
     Attributes:
       path: the directory.
-      plan: what is run.
-      versions: of the programs.
+      sweep: the runs.
+      versions: versions of the programs, by name.
       data: a fingerprint of the clients' rows, which a checkpoint belongs to.
     """
 
     path: Path
-    plan: Plan
+    sweep: SweepRuns
     versions: Mapping[str, str]
     data: str = ""
 
@@ -76,57 +76,59 @@ class SweepDirectory:
     def open(
         cls,
         path: Path,
-        plan: Plan,
+        sweep: SweepRuns,
         versions: Mapping[str, str],
         data: str = "",
         *,
         overwrite: bool = False,
     ) -> "SweepDirectory":
-        """Makes the directory, or goes on with the same sweep in it.
+        """Make the directory and its parents, or open it to resume the same runs.
 
-        Args:
-          path: the directory; its parents are made too.
-          plan: what is run. A sweep goes on where all its runs are the same.
-          versions: of the programs, by name.
-          data: a fingerprint of the clients' rows.
-          overwrite: start anew, without the files of the sweep that the directory holds.
+        With `overwrite`, the files of the sweep that the directory holds are removed.
 
         Raises:
           ValueError: if the path is a file or cannot be made, or holds another sweep and may not
             be overwritten.
         """
         if not overwrite:
-            _check_same(path, plan)
+            _check_same(path, sweep)
         names = (CHECKPOINT, RESULTS, ENVELOPES, REPORT, SWEEP) if overwrite else ()
         make_directory(path, names, "sweep", overwrite=overwrite, pictures=(*PICTURES, PAGE))
-        directory = cls(path, plan, versions, data)
         for unfinished in path.glob(f".{RESULTS}.*"):
             unfinished.unlink()
-        write_tables(path / SWEEP, directory._description())
-        return directory
+        resolved = {
+            "fingerprint": sweep.fingerprint,
+            "runs": len(sweep.runs),
+            "groups": len(sweep.groups()),
+            "best_over": list(sweep.best_over),
+            "data_fingerprint": data,
+        }
+        tables = {**sweep.settings(), "resolved": resolved, "versions": dict(versions)}
+        write_tables(path / SWEEP, tables)
+        return cls(path, sweep, versions, data)
 
     @property
     def checkpoints(self) -> CheckpointFolder:
-        """Of the chunk in progress; notes say which `runs` it has, in how many `places`."""
-        about = {"settings": self.plan.fingerprint, "data": self.data}
+        """The chunk in progress; notes hold its `runs` and the number of its `places`."""
+        about = {"settings": self.sweep.fingerprint, "data": self.data}
         return CheckpointFolder(self.path / CHECKPOINT, about)
 
     def results(self) -> pa.Table:
-        """Read the evaluations of all runs that are done, by run and round.
+        """Read the evaluations of all finished runs, by run and round.
 
         Raises:
           ValueError: if the file is damaged.
         """
-        path = self.path / RESULTS
+        path, empty = self.path / RESULTS, tidy(self.sweep, [])
         if not path.exists():
-            return tidy(self.plan, [])
+            return empty
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 table, expected = file.read(use_threads=False), file.metadata.num_rows
             # Checksums cover the data of a page, but not the header with its length.
             if table.num_rows != expected:
                 raise ValueError(f"it must have {expected} rows, got {table.num_rows}")
-            missing = set(tidy(self.plan, []).column_names) - set(table.column_names)
+            missing = set(empty.column_names) - set(table.column_names)
             if missing:
                 raise ValueError(f"it lacks the column {min(missing)}")
         except (pa.ArrowException, ValueError, OSError) as error:
@@ -136,7 +138,7 @@ class SweepDirectory:
         return table
 
     def finished(self) -> set[int]:
-        """Return the indices of the runs that are done.
+        """Return the indices of the finished runs.
 
         Raises:
           ValueError: as `results`.
@@ -144,22 +146,23 @@ class SweepDirectory:
         return set(self.results()["run"].to_pylist())
 
     def times(self) -> dict[str, float]:
-        """Return the `seconds` and `compile_seconds` of all runs that are done."""
+        """Return the `seconds` and `compile_seconds` of all finished runs."""
         metadata = self.results().schema.metadata or {}
         return json.loads(metadata.get(_METADATA, b'{"seconds": 0.0, "compile_seconds": 0.0}'))
 
     def add(self, rows: Iterable[Record], *, seconds: float, compile_seconds: float) -> None:
-        """Add all evaluations of runs that are done to the results, and remove their checkpoint.
+        """Add all evaluations of finished runs to the results, and remove their checkpoint.
 
         Args:
-          rows: as `tidy` takes them.
+          rows: rows for `tidy`.
           seconds: time of rounds and evaluations.
           compile_seconds: time of compilation.
 
         Raises:
           ValueError: as `results`.
         """
-        table = pa.concat_tables([self.results(), tidy(self.plan, rows)], promote_options="default")
+        added = tidy(self.sweep, rows)
+        table = pa.concat_tables([self.results(), added], promote_options="default")
         # A metric that earlier runs lack has come last.
         first = [name for name in table.column_names if name not in LAST_COLUMNS]
         table = table.select([*first, *LAST_COLUMNS])
@@ -167,13 +170,11 @@ class SweepDirectory:
         times = self.times()
         times["seconds"] += seconds
         times["compile_seconds"] += compile_seconds
-        _write_table(
-            self.path / RESULTS, table.replace_schema_metadata({_METADATA: json.dumps(times)})
-        )
+        self._write(RESULTS, table.replace_schema_metadata({_METADATA: json.dumps(times)}))
         self.checkpoints.clear()
 
     def checkpoint(self) -> Checkpoint | None:
-        """That of the chunk in progress; None where there is none, or its runs are done.
+        """Return the checkpoint of the chunk in progress; None without one.
 
         Raises:
           ValueError: if it is damaged or belongs to another sweep.
@@ -186,31 +187,26 @@ class SweepDirectory:
         return last
 
     def write_envelopes(self, envelope: pd.DataFrame) -> None:
-        """Writes the best of the sweep, from `envelopes.envelope`."""
+        """Write the best of the sweep, from `envelopes.envelope`."""
         table = pa.Table.from_pandas(envelope, preserve_index=False)
-        _write_table(self.path / ENVELOPES, table.replace_schema_metadata(None))
+        self._write(ENVELOPES, table.replace_schema_metadata(None))
 
     def write_report(
         self, summary: Mapping[str, Any], guarantees: Any, traffic: Any = (), draws: Any = ()
     ) -> None:
-        """Writes all of it, and that choosing among runs is not covered."""
+        """Write the report, with a sentence that no guarantee covers the choice of a run."""
         report = {"summary": summary, "selection": SELECTION, "shared_seed": SHARED_SEED}
         report |= {"guarantees": guarantees, "draws": draws, "traffic": traffic}
         write_json(self.path / REPORT, report)
 
-    def _description(self) -> Record:
-        resolved = {
-            "fingerprint": self.plan.fingerprint,
-            "runs": len(self.plan.runs),
-            "groups": len(self.plan.groups()),
-            "best_over": list(self.plan.best_over),
-            "data_fingerprint": self.data,
-        }
-        return {**self.plan.settings(), "resolved": resolved, "versions": dict(self.versions)}
+    def _write(self, name: str, table: pa.Table) -> None:
+        sink = io.BytesIO()
+        pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+        write_atomically(self.path / name, sink.getvalue())
 
 
-def _check_same(path: Path, plan: Plan) -> None:
-    """That a directory holds no other sweep."""
+def _check_same(path: Path, sweep: SweepRuns) -> None:
+    """Check that a directory holds no other sweep."""
     if not (path / SWEEP).is_file():
         return
     try:
@@ -220,8 +216,8 @@ def _check_same(path: Path, plan: Plan) -> None:
         raise ValueError(
             f"{path / SWEEP} is damaged ({error}): choose another directory or say --overwrite"
         ) from error
-    if fingerprint != plan.fingerprint:
-        old, new = _flat(stored), _flat(plan.settings())
+    if fingerprint != sweep.fingerprint:
+        old, new = _flat(stored), _flat(sweep.settings())
         changes = [
             f"{key} is {old.get(key, 'not set')} there and {new.get(key, 'not set')} here"
             for key in dict.fromkeys([*old, *new])
@@ -235,16 +231,9 @@ def _check_same(path: Path, plan: Plan) -> None:
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that results depend on, those of tables with the table's number."""
+    """Return the settings that results depend on; a swept key has the number of its table."""
     ignored = ("sweep", "memory", "best_over", "resolved", "versions")
     flat = {flag(key): value for key, value in settings.items() if key not in ignored}
     for index, table in enumerate(settings.get("sweep", ())):
-        for key, values in table.items():
-            flat[f"{flag(key)} in sweep {index + 1}"] = values
+        flat |= {f"{flag(key)} in sweep {index + 1}": values for key, values in table.items()}
     return flat
-
-
-def _write_table(path: Path, table: pa.Table) -> None:
-    sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    write_atomically(path, sink.getvalue())

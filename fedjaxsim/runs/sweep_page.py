@@ -12,9 +12,9 @@ from fedjaxsim.report.labels import key_label, value_label
 from fedjaxsim.report.page import metric_text, reading, render
 from fedjaxsim.report.progress import number
 from fedjaxsim.runs.pages import SPREAD, TIMES, TRAFFIC, privacy, provenance, traffic_cells
-from fedjaxsim.runs.plan import SWEEP
 from fedjaxsim.runs.sweep_directory import ENVELOPES, PICTURES, REPORT, RESULTS
 from fedjaxsim.runs.sweep_report import best_table
+from fedjaxsim.runs.sweep_runs import SWEEP
 
 with importing("tables"):
     import pandas as pd
@@ -39,7 +39,7 @@ def sweep_page(path: Path) -> bytes:
         summary = report["summary"]
         swept = [each.get("seed", [config.get("seed", 0)]) for each in config["sweep"]]
         seeds = ", ".join(map(str, dict.fromkeys(itertools.chain(*swept))))
-        plans = [
+        reports = [
             (f"z = {number(each['noise_multiplier'])}", Report.from_json(each["guarantee"]))
             for each in report["guarantees"]
         ]
@@ -48,7 +48,7 @@ def sweep_page(path: Path) -> bytes:
             title=f"Sweep of {summary['runs']} runs",
             report=report,
             best=best_table(best, summary["best_over"]),
-            privacy=privacy(plans),
+            privacy=privacy(reports),
             shared_seeds="",
             pictures={
                 name: (path / name).read_bytes() for name in PICTURES if (path / name).is_file()

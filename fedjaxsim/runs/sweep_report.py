@@ -14,8 +14,8 @@ from fedjaxsim.report.labels import key_label, value_label
 from fedjaxsim.report.progress import epsilon_text, number, print_rows
 from fedjaxsim.runs.build import Experiment
 from fedjaxsim.runs.memory import peak_bytes, traffic
-from fedjaxsim.runs.plan import Plan
 from fedjaxsim.runs.sweep_directory import ENVELOPES, REPORT, SELECTION, SweepDirectory
+from fedjaxsim.runs.sweep_runs import SweepRuns
 
 with importing("tables"):
     import pandas as pd
@@ -26,7 +26,7 @@ _MOST_LINES = 30
 
 
 def write_report(
-    plan: Plan,
+    sweep: SweepRuns,
     directory: SweepDirectory,
     results: pa.Table,
     experiments: Mapping[int, Experiment],
@@ -34,32 +34,39 @@ def write_report(
     """Write the envelopes, and the guarantees of the finished runs.
 
     Args:
-      plan: plan of the sweep.
-      directory: directory of the sweep.
-      results: results of the sweep, from `table.tidy`.
+      sweep: the runs.
+      directory: their directory.
+      results: their results, from `table.tidy`.
       experiments: experiments by run.
     """
-    metric = default_metric(results, plan.columns)
-    directory.write_envelopes(envelope(results, plan.columns, plan.best_over, metric))
+    metric = default_metric(results, sweep.columns)
+    directory.write_envelopes(envelope(results, sweep.columns, sweep.best_over, metric))
     finished = sorted(set(results["run"].to_pylist()))
     summary = {
-        "runs": len(plan.runs),
+        "runs": len(sweep.runs),
         "finished": len(finished),
         "diverged": len(_diverged(results)),
         "rounds": max(results["round"].to_pylist()),
         "metric": metric,
-        "best_over": list(plan.best_over),
+        "best_over": list(sweep.best_over),
         **directory.times(),
         "peak_bytes": peak_bytes(),
     }
     done = {run: experiments[run] for run in finished}
-    directory.write_report(summary, _guarantees(done), _traffic(done), _draws(done))
+    draws = _runs_by_key((each, run) for run, one in done.items() for each in one.draws())
+    programs = _runs_by_key((id(one.simulation), run) for run, one in done.items())
+    directory.write_report(
+        summary,
+        _guarantees(done),
+        [_traffic(done[runs[0]], runs) for runs in programs.values()],
+        [{"runs": runs, **drawn._asdict()} for drawn, runs in draws.items()],
+    )
 
 
-def print_report(plan: Plan, results: pa.Table) -> None:
+def print_report(sweep: SweepRuns, results: pa.Table) -> None:
     """Print the best final value of each family of runs, and the limits of the guarantees."""
-    metric = default_metric(results, plan.columns)
-    best = best_table(envelope(results, plan.columns, plan.best_over, metric), plan.best_over)
+    metric = default_metric(results, sweep.columns)
+    best = best_table(envelope(results, sweep.columns, sweep.best_over, metric), sweep.best_over)
     print_rows(best.headings, best.lines[:_MOST_LINES], best.title, left=0)
     if len(best.lines) > _MOST_LINES:
         print(f"… and {len(best.lines) - _MOST_LINES} more in {ENVELOPES}")
@@ -84,7 +91,7 @@ def best_table(found: pd.DataFrame, best_over: Sequence[str]) -> BestTable:
     """Return the best final value of each combination of the keys.
 
     Args:
-      found: from `envelope`.
+      found: an envelope.
       best_over: the keys over which it takes the best.
     """
     best = last(found)
@@ -106,12 +113,10 @@ def best_table(found: pd.DataFrame, best_over: Sequence[str]) -> BestTable:
 
 
 def _diverged(results: pa.Table) -> set[int]:
-    flags = np.asarray(results["diverged"])
-    return set(np.asarray(results["run"])[flags].tolist())
+    return set(np.asarray(results["run"])[np.asarray(results["diverged"])].tolist())
 
 
-def _alike(pairs: Iterable[tuple[Key, int]]) -> dict[Key, list[int]]:
-    """Return the runs of each key."""
+def _runs_by_key(pairs: Iterable[tuple[Key, int]]) -> dict[Key, list[int]]:
     runs: dict[Key, list[int]] = {}
     for key, run in pairs:
         runs.setdefault(key, []).append(run)
@@ -119,8 +124,8 @@ def _alike(pairs: Iterable[tuple[Key, int]]) -> dict[Key, list[int]]:
 
 
 def _guarantees(experiments: Mapping[int, Experiment]) -> list[Record]:
-    """Return the report of each distinct noise schedule, with the runs that have it."""
-    schedules = _alike(
+    """Return the report of each distinct noise schedule, with its runs."""
+    schedules = _runs_by_key(
         ((one.planned(), np.float32(one.noise_multiplier).item(), one.delta,
           one.simulation.setup.public), run)
         for run, one in experiments.items()
@@ -135,17 +140,7 @@ def _guarantees(experiments: Mapping[int, Experiment]) -> list[Record]:
     ]
 
 
-def _draws(experiments: Mapping[int, Experiment]) -> list[Record]:
-    """Return the draws from each key, with the runs that share them."""
-    shared = _alike((each, run) for run, one in experiments.items() for each in one.draws())
-    return [{"runs": runs, **drawn._asdict()} for drawn, runs in shared.items()]
-
-
-def _traffic(experiments: Mapping[int, Experiment]) -> list[Record]:
-    """Return the traffic of each program, with its runs."""
-    programs = _alike((id(one.simulation), run) for run, one in experiments.items())
-    firsts = [(experiments[runs[0]], runs) for runs in programs.values()]
-    return [
-        {"algorithm": one.config.algorithm, "runs": runs, **traffic(one.simulation, one.hparams)}
-        for one, runs in firsts
-    ]
+def _traffic(first: Experiment, runs: list[int]) -> Record:
+    """Return the traffic of the runs of one program."""
+    passed = traffic(first.simulation, first.hparams)
+    return {"algorithm": first.config.algorithm, "runs": runs, **passed}

@@ -1,9 +1,9 @@
 """The tidy table of a sweep: one row per run and evaluation.
 
-The columns of the results are `run`; every swept key by its field name (`target_epsilon` for ε),
-null where a run's table does not set it; `round`; `train_loss`; the evaluation's metrics;
-`epsilon` and `epsilon_replace`, spent up to this round (joint DP, zero-out and replace; null
-without a guarantee) at `delta`; and `diverged`.
+Its columns are `run`; every swept key by its field name (`target_epsilon` for ε), null where a
+run's table does not set it; `round`; `train_loss`; the evaluation's metrics; `epsilon` and
+`epsilon_replace`, spent up to this round (joint DP, zero-out and replace; null without a guarantee)
+at `delta`; and `diverged`, from `divergence.diverged`.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from fedjaxsim.extras import importing
 from fedjaxsim.report.envelopes import LAST_COLUMNS
 from fedjaxsim.report.files import Record
 from fedjaxsim.runs.divergence import diverged
-from fedjaxsim.runs.plan import Plan
+from fedjaxsim.runs.sweep_runs import SweepRuns
 
 with importing("tables"):
     import pyarrow as pa
@@ -23,37 +23,34 @@ with importing("tables"):
 _TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 
-def tidy(plan: Plan, rows: Iterable[Record]) -> pa.Table:
+def tidy(sweep: SweepRuns, rows: Iterable[Record]) -> pa.Table:
     """Return the table of results, by run and round.
 
-    `divergence.diverged` computes its column `diverged`.
-
     Args:
-      plan: plan of the sweep.
-      rows: one per run and evaluation, each run's from its first evaluation on: `run`, `round`,
-        `train_loss` (None if no client took part since the last evaluation), metrics by name,
-        `epsilon`, `epsilon_replace` (None or inf without a guarantee) and `delta`.
+      sweep: the runs of the sweep.
+      rows: one per run and evaluation, from each run's first one on: `run`, `round`, `train_loss`
+        (None if no client took part since the last evaluation), metrics by name, `epsilon`,
+        `epsilon_replace` (None or inf without a guarantee) and `delta`.
     """
     ordered = sorted(rows, key=lambda row: (row["run"], row["round"]))
-    fixed = {"run", *plan.columns, "round", "train_loss", *LAST_COLUMNS}
+    fixed = {"run", *sweep.columns, "round", "train_loss", *LAST_COLUMNS}
     metrics = [name for name in dict.fromkeys(itertools.chain(*ordered)) if name not in fixed]
-    by_run = itertools.groupby(ordered, key=lambda row: row["run"])
-    broken = [each for _, of_run in by_run for each in diverged(list(of_run))]
-    swept = {run: plan.values(int(run)) for run in {row["run"] for row in ordered}}
+    by_run = [list(rows) for _, rows in itertools.groupby(ordered, key=lambda row: row["run"])]
+    swept = {rows[0]["run"]: sweep.values(int(rows[0]["run"])) for rows in by_run}
     columns: dict[str, pa.Array] = {"run": pa.array([row["run"] for row in ordered], pa.int32())}
-    for key, name in zip(plan.keys, plan.columns, strict=True):
+    for key, name in zip(sweep.keys, sweep.columns, strict=True):
         if name not in LAST_COLUMNS:
             values = [swept[row["run"]][name] for row in ordered]
-            columns[name] = pa.array(values, _TYPES[plan.value_type(key)])
+            columns[name] = pa.array(values, _TYPES[sweep.value_type(key)])
     columns["round"] = pa.array([row["round"] for row in ordered], pa.int32())
     for name in ("train_loss", *metrics, *LAST_COLUMNS[:-1]):
         columns[name] = pa.array([_float(name, row.get(name)) for row in ordered], pa.float64())
-    columns["diverged"] = pa.array(broken, pa.bool_())
+    columns["diverged"] = pa.array(itertools.chain(*map(diverged, by_run)), pa.bool_())
     return pa.table(columns)
 
 
 def _float(name: str, value: Any) -> float | None:
-    """Return NaN with the sign that JSON leaves it; None for an infinite ε."""
+    """Return None for an infinite ε, and NaN with the sign that JSON leaves it."""
     if value is None or (name in LAST_COLUMNS and not math.isfinite(value)):
         return None
     return float(value) if value == value else math.nan

@@ -1,4 +1,4 @@
-"""Import and call a user's own parts, named as "module:factory"."""
+"""Import and call a user's parts, named as "module:factory"."""
 
 import difflib
 import importlib
@@ -16,53 +16,21 @@ _TAKES = {"algorithm": "task", "model": "shape, outputs", "mechanism": "", "samp
 
 
 def is_own(name: str) -> bool:
-    """Return whether a name stands for a user's own part: "module:factory"."""
+    """Return whether a name stands for a user's part: "module:factory"."""
     module, _, factory = name.partition(":")
     return bool(module and factory)
 
 
 def find_own(role: str, path: str) -> Callable[..., Any]:
-    """Import a user's factory; its module is looked for in the current folder, too.
+    """Import a user's factory; its module may be in the current folder.
 
     Args:
-      role: of the part, in errors.
+      role: role of the part, in errors.
       path: "module:factory".
 
     Raises:
       ValueError: in one line, if there is no such module or function, or importing it fails.
     """
-    return _find(role, path)
-
-
-def make_own(role: str, path: str, kind: type, /, *args: Any, **settings: Any) -> Any:
-    """Call a user's factory.
-
-    Args:
-      role: of the part, in errors.
-      path: "module:factory".
-      kind: the type that it must return.
-      *args: positional arguments.
-      **settings: keyword arguments.
-
-    Raises:
-      ValueError: in one line, if there is no such module or function, if either fails, or if the
-        function takes or returns something else.
-    """
-    name = f"{role} {path}"
-    factory = _find(role, path)
-    signature = inspect.signature(factory)
-    try:
-        signature.bind(*args, **settings)
-    except TypeError:
-        takes = str(signature.replace(return_annotation=signature.empty))
-        raise ValueError(f"{name} must take ({_TAKES[role]}), but takes {takes}") from None
-    made = _calling(name, lambda: factory(*args, **settings))
-    if not isinstance(made, kind):
-        raise ValueError(f"{name} must return {kind.__name__}, got {type(made).__name__}")
-    return made
-
-
-def _find(role: str, path: str) -> Callable[..., Any]:
     name = f"{role} {path}"
     module_name, _, function = path.partition(":")
     remember(module_name)
@@ -72,7 +40,8 @@ def _find(role: str, path: str) -> Callable[..., Any]:
         module = _calling(name, lambda: importlib.import_module(module_name))
     except ValueError as error:
         missing = getattr(error.__cause__, "name", None)
-        if isinstance(error.__cause__, ModuleNotFoundError) and missing in _parents(module_name):
+        absent = isinstance(error.__cause__, ModuleNotFoundError) and missing is not None
+        if absent and f"{module_name}.".startswith(f"{missing}."):
             raise ValueError(f"{name}: there is no module {missing!r}") from error
         raise
     if not hasattr(module, function):
@@ -87,13 +56,36 @@ def _find(role: str, path: str) -> Callable[..., Any]:
     return found
 
 
-def _parents(module: str) -> list[str]:
-    parts = module.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+def make_own(role: str, path: str, kind: type, /, *args: Any, **settings: Any) -> Any:
+    """Call a user's factory.
+
+    Args:
+      role: role of the part, in errors.
+      path: "module:factory".
+      kind: the type that it must return.
+      *args: positional arguments.
+      **settings: keyword arguments.
+
+    Raises:
+      ValueError: in one line, if there is no such module or function, if either fails, or if the
+        function takes or returns something else.
+    """
+    name = f"{role} {path}"
+    factory = find_own(role, path)
+    signature = inspect.signature(factory)
+    try:
+        signature.bind(*args, **settings)
+    except TypeError:
+        takes = str(signature.replace(return_annotation=signature.empty))
+        raise ValueError(f"{name} must take ({_TAKES[role]}), but takes {takes}") from None
+    made = _calling(name, lambda: factory(*args, **settings))
+    if not isinstance(made, kind):
+        raise ValueError(f"{name} must return {kind.__name__}, got {type(made).__name__}")
+    return made
 
 
 def _calling(name: str, function: Callable[[], Any]) -> Any:
-    """What a user's code gives; where it fails is part of the one line."""
+    """Call a user's code; an error names its line."""
     try:
         return function()
     except Exception as error:

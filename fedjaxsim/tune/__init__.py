@@ -1,21 +1,15 @@
 """Tuning hyperparameters by gradient descent through whole private runs."""
 
-from fedjaxsim.tune.descent import Measured, Path, Step, descend
-from fedjaxsim.tune.objective import (
-    Grid,
-    PairedTest,
-    SeedGradient,
-    grid_around,
-    paired_test,
-)
+from fedjaxsim.tune.descent import ObjectiveValue, Step, TuningTrace, descend
+from fedjaxsim.tune.objective import Grid, PairedTest, SeedGradient, grid_around, paired_test
 
 __all__ = [
     "Grid",
-    "Measured",
+    "ObjectiveValue",
     "PairedTest",
-    "Path",
     "SeedGradient",
     "Step",
+    "TuningTrace",
     "descend",
     "grid_around",
     "paired_test",

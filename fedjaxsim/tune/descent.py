@@ -1,4 +1,4 @@
-"""Gradient descent on hyperparameters by an optax optimizer; bad steps are taken back.
+"""Gradient descent on hyperparameters with an optax optimizer; bad steps are taken back.
 
 A step multiplies a hyperparameter: its coordinate is log h. Hyperparameters named as `plain` may be
 0 or negative, and their coordinate is h. Coordinates are 0 at the start.
@@ -32,10 +32,8 @@ Point = dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Measured:
-    """The objective and its gradient at one point, for each seed.
-
-    Seeds are the same at all points, so that differences between points have little noise.
+class ObjectiveValue:
+    """The objective and its gradient at one point, for each seed; all points share the seeds.
 
     Attributes:
       values: (S,). With S = 1 the objective counts as free of chance.
@@ -47,19 +45,19 @@ class Measured:
 
     @property
     def finite(self) -> bool:
-        """Return whether all values and derivatives are finite."""
+        """True if all values and derivatives are finite."""
         return all(np.all(np.isfinite(v)) for v in (self.values, *self.gradients.values()))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """One point at which the objective was measured.
+    """A point that a descent tried.
 
     Attributes:
       point: the hyperparameters.
-      measured: the objective and its gradient there.
-      gradient: by name, the derivative of the mean over seeds with respect to log h, or to h where
-        h is plain.
+      objective: the objective and its gradient at the point.
+      gradient: by name, the derivative of the mean over seeds with respect to log h, or to h if
+        plain.
       gradient_error: by name, the standard error of `gradient`.
       accepted: whether the descent went there.
       radius: the largest change of a coordinate that was allowed; infinite at the start.
@@ -67,7 +65,7 @@ class Step:
     """
 
     point: Point
-    measured: Measured
+    objective: ObjectiveValue
     gradient: Point
     gradient_error: Point
     accepted: bool
@@ -76,22 +74,22 @@ class Step:
 
     @property
     def value(self) -> float:
-        """Return the mean of the objective over seeds."""
-        return float(np.mean(self.measured.values))
+        """The mean of the objective over seeds."""
+        return float(np.mean(self.objective.values))
 
     @property
     def standard_error(self) -> float:
-        """Return the standard error of `value`, over seeds."""
-        return standard_error(self.measured.values)
+        """The standard error of `value`, over seeds."""
+        return standard_error(self.objective.values)
 
 
 @dataclasses.dataclass(frozen=True)
-class Path:
+class TuningTrace:
     """The points of a descent.
 
     Attributes:
       steps: the start and every step tried, in order.
-      stopped: the reason for its end, one of the sentences of this module.
+      stopped: the reason for its end, one of the sentences above.
     """
 
     steps: tuple[Step, ...]
@@ -99,13 +97,13 @@ class Path:
 
     @property
     def best(self) -> Step:
-        """Return the accepted point with the lowest value."""
+        """The accepted point with the lowest value."""
         accepted = [step for step in self.steps if step.accepted]
         return min(accepted, key=lambda s: s.value if math.isfinite(s.value) else math.inf)
 
 
 def descend(
-    measure: Callable[[Point], Measured],
+    measure: Callable[[Point], ObjectiveValue],
     start: Mapping[str, float],
     *,
     steps: int,
@@ -114,20 +112,20 @@ def descend(
     plain: Collection[str] = (),
     cost: float = 1.0,
     on_step: Callable[[Step], bool | None] | None = None,
-) -> Path:
+) -> TuningTrace:
     """Minimize an objective of hyperparameters.
 
-    A step is taken back where the objective or its gradient is not finite, or where the objective
-    is worse by more than the standard error of its paired difference. The next step is then at most
-    half as long, and the optimizer forgets the past; an accepted step allows one that is longer by
-    half. The descent ends where every derivative is at most its own standard error, since the seeds
-    then do not tell which way is down, or where the way down leaves the bounds.
+    A step is taken back if the objective or its gradient is not finite, or the objective rises by
+    more than the standard error of its paired difference. The next step is then at most half as
+    long, and the optimizer forgets the past; an accepted step allows one that is longer by half.
+    The descent ends where no derivative exceeds its standard error, or the way down leaves the
+    bounds.
 
     Args:
-      measure: `(point) -> Measured`, e.g. a `SeedGradient`.
+      measure: `(point) -> ObjectiveValue`, e.g. a `SeedGradient`.
       start: hyperparameters by name; positive, except for plain ones.
       steps: number of points to try besides the start, at least 1.
-      optimizer: proposes changes of the coordinates (k,).
+      optimizer: optimizer of the coordinates (k,).
       bounds: by name, the smallest and the largest value allowed; none by default.
       plain: hyperparameters that move on a linear scale.
       cost: run-equivalents of one call of `measure`.
@@ -154,18 +152,18 @@ def descend(
     def visit(at, radius, kept):
         values = np.where(is_log, first * np.exp(np.where(is_log, at, 0)), first + at)
         point = dict(zip(start, map(float, np.clip(values, low, high)), strict=True))
-        measured = measure(point)
-        slopes = {n: g * (1 if n in plain else point[n]) for n, g in measured.gradients.items()}
+        found = measure(point)
+        slopes = {n: g * (1 if n in plain else point[n]) for n, g in found.gradients.items()}
         with np.errstate(invalid="ignore"):
             slope = {name: float(np.mean(slopes[name])) for name in start}
             error = {name: standard_error(slopes[name]) for name in start}
-        accepted = kept is None or _is_no_worse(measured, kept.measured)
+        accepted = kept is None or _is_no_worse(found, kept.objective)
         runs = cost * (len(tried) + 1)
-        tried.append(Step(point, measured, slope, error, accepted, radius, runs))
+        tried.append(Step(point, found, slope, error, accepted, radius, runs))
         return tried[-1]
 
     def end(slope, error):
-        if not here.measured.finite:
+        if not here.objective.finite:
             return NOT_FINITE
         if goes_on is False:
             return STOPPED
@@ -186,7 +184,7 @@ def descend(
         goes_on = None if on_step is None else on_step(step)
         slope, error = (np.array([*each.values()]) for each in (here.gradient, here.gradient_error))
         if (stopped := end(slope, error)) is not None:
-            return Path(tuple(tried), stopped)
+            return TuningTrace(tuple(tried), stopped)
         update, state = optimizer.update(slope, state, at)
         change = np.asarray(update, np.float64)
         change *= min(1.0, radius / max(np.max(np.abs(change)), 1e-300))
@@ -198,8 +196,8 @@ def descend(
             state, radius = optimizer.init(at), float(np.max(np.abs(there - at))) / 2
 
 
-def _is_no_worse(new: Measured, old: Measured) -> bool:
-    """Return whether all is finite, and no rise exceeds its standard error."""
+def _is_no_worse(new: ObjectiveValue, old: ObjectiveValue) -> bool:
+    """Return whether all values are finite, and the rise is at most its standard error."""
     if not new.finite:
         return False
     rise = new.values - old.values

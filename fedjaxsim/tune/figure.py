@@ -10,7 +10,7 @@ import numpy as np
 from fedjaxsim.extras import importing
 from fedjaxsim.report.plots import COLOURS, STYLE, legend_above, line, picture
 from fedjaxsim.report.symbols import axis_label
-from fedjaxsim.tune.descent import Path, Step
+from fedjaxsim.tune.descent import Step, TuningTrace
 from fedjaxsim.tune.objective import Grid
 
 with importing("plots"):
@@ -32,21 +32,21 @@ _MARKS: dict[str, dict[str, Any]] = {
 
 
 @mpl.rc_context(STYLE)
-def path_figure(path: Path, metric: str, title: str, grid: Grid | None = None) -> Figure:
-    """Draw the objective and the hyperparameters over run-equivalents, and the path in planes.
+def trace_figure(trace: TuningTrace, metric: str, title: str, grid: Grid | None = None) -> Figure:
+    """Draw the objective and the hyperparameters over run-equivalents, and the trace in planes.
 
     Two or three hyperparameters have a plane for each pair.
 
     Args:
-      path: path of the descent.
-      metric: objective, which is minimized.
+      trace: the points of the descent.
+      metric: the objective, which is minimized.
       title: title of the figure.
       grid: results of a sweep of the same runs, for comparison.
     """
-    names = list(path.steps[0].point)
+    names = list(trace.steps[0].point)
     pairs = list(itertools.combinations(names, 2)) if len(names) <= _MOST_IN_PLANES else []
-    kept = [step for step in path.steps if step.accepted]
-    refused = [step for step in path.steps if not step.accepted]
+    kept = [step for step in trace.steps if step.accepted]
+    refused = [step for step in trace.steps if not step.accepted]
     # Three planes are a row of their own.
     above: Any = picture(title, *((9.6, 6.4) if len(pairs) > 1 else (3.4 * (2 + len(pairs)), 3.3)))
     figure, below = above, None
@@ -67,8 +67,8 @@ def path_figure(path: Path, metric: str, title: str, grid: Grid | None = None) -
         _draw_steps(panel, kept, x, y, color=COLOURS[0], lw=1.2, marker="o", ms=3)
         _draw_steps(panel, refused, x, y, **_MARKS["taken back"])
         _draw_steps(panel, kept[:1], x, y, zorder=4, **_MARKS["start"])
-        _draw_steps(panel, [path.best], x, y, zorder=5, mec="white", **_MARKS["best"])
-        shown = [step.point[name] for step in path.steps for name in (x, y)]
+        _draw_steps(panel, [trace.best], x, y, zorder=5, mec="white", **_MARKS["best"])
+        shown = [step.point[name] for step in trace.steps for name in (x, y)]
         _scale(panel, [panel.xaxis, panel.yaxis], shown)
         panel.set(xlabel=axis_label(x), ylabel=axis_label(y))
     if planes:

@@ -1,13 +1,13 @@
-"""Files of one tuning: written whole or not at all, and the path after every step.
+"""Files of one tuning: written whole or not at all, and the trace after every step.
 
 A tuning's directory holds
 
     path.json   every step, the test of the result, the grid, and the privacy statement
     path.csv    every step, one line each
     path.png    the picture of both
-    tuned.toml  the settings of the final run, which `fedjaxsim run` takes
+    tuned.toml  the settings of the final run, for `fedjaxsim run`
     run/        the final run, as `fedjaxsim run` writes it
-    report.html all of it for people, where it was asked for
+    report.html all of it for people, if asked for
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from fedjaxsim.report.files import (
 )
 from fedjaxsim.runs.directory import PAGE, RunDirectory
 from fedjaxsim.runs.settings import RunConfig
-from fedjaxsim.tune.descent import NOT_FINITE, Measured, Point, Step
+from fedjaxsim.tune.descent import NOT_FINITE, ObjectiveValue, Point, Step
 
 PATH_JSON = "path.json"
 PATH_CSV = "path.csv"
@@ -43,7 +43,7 @@ class TuneDirectory:
     Attributes:
       path: the directory.
       fingerprint: digest of everything that the tuning follows from.
-      saved: record of the same tuning that was interrupted; empty where there was none.
+      saved: record of the same tuning if it was interrupted; else empty.
     """
 
     path: Path
@@ -52,12 +52,9 @@ class TuneDirectory:
 
     @classmethod
     def open(cls, path: Path, fingerprint: str, *, overwrite: bool = False) -> "TuneDirectory":
-        """Make the directory, or open that of the same tuning if it is not finished.
+        """Make the directory and its parents, or open an unfinished one of the same tuning.
 
-        Args:
-          path: the directory; its parents are made too.
-          fingerprint: digest of everything that the tuning follows from.
-          overwrite: start anew, without the files of the tuning that the directory holds.
+        With `overwrite`, the files of the tuning that the directory holds are removed.
 
         Raises:
           ValueError: if the path is a file, cannot be made, or holds a finished or another tuning
@@ -74,33 +71,23 @@ class TuneDirectory:
         RunDirectory.create(run.path, overwrite=overwrite)
         return cls(path, fingerprint, {})
 
-    def measured(self) -> list[tuple[Point, Measured]]:
+    def measured(self) -> list[tuple[Point, ObjectiveValue]]:
         """Return the points that the interrupted tuning measured."""
-        return [
-            (
-                step["point"],
-                Measured(
-                    array_of(step["values"]), {k: array_of(v) for k, v in step["slopes"].items()}
-                ),
-            )
-            for step in self.saved.get("steps", ())
-        ]
+        found = []
+        for step in self.saved.get("steps", ()):
+            gradients = {name: array_of(values) for name, values in step["slopes"].items()}
+            found.append((step["point"], ObjectiveValue(array_of(step["values"]), gradients)))
+        return found
 
     def write_path(self, record: Record, steps: Sequence[Step]) -> None:
-        """Write the path so far, as JSON and as CSV, where what is not finite stays empty."""
+        """Write the trace so far, as JSON and as CSV with empty cells for non-finite numbers."""
         rows: list[Record] = []
         columns: dict[str, list[Any]] = {}
         for index, step in enumerate(steps):
-            numbers = {
-                "step": index,
-                "runs": step.runs,
-                "accepted": step.accepted,
-                "radius": step.radius,
-                "value": step.value,
-                "standard_error": step.standard_error,
-            }
+            names = ("runs", "accepted", "radius", "value", "standard_error")
+            numbers = {"step": index, **{name: getattr(step, name) for name in names}}
             slopes = {"gradient": step.gradient, "gradient_error": step.gradient_error}
-            by_seed = {"values": step.measured.values, "slopes": step.measured.gradients}
+            by_seed = {"values": step.objective.values, "slopes": step.objective.gradients}
             rows.append({**numbers, "point": step.point, **slopes, **by_seed})
             named = {f"{k}_{name}": v for k, each in slopes.items() for name, v in each.items()}
             for name, value in (numbers | step.point | named).items():
@@ -116,5 +103,5 @@ class TuneDirectory:
 
 
 def array_of(values: Any) -> np.ndarray:
-    """Return numbers from JSON, where null was not finite."""
+    """Return numbers from JSON, with NaN for null."""
     return np.asarray(values, np.float64)

@@ -14,19 +14,13 @@ from scipy import stats
 
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.devices import SAME, across, divided, mesh_of
-from fedjaxsim.gradients.whole_run import (
-    Mode,
-    check_names,
-    hypergradient,
-    map_seeds,
-    mean_metric,
-)
+from fedjaxsim.gradients.whole_run import Mode, check_names, hypergradient, map_seeds, mean_metric
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.report.seeds import standard_error
 from fedjaxsim.runs.memory import bytes_per_run
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import ManyRuns
-from fedjaxsim.tune.descent import Measured, Point
+from fedjaxsim.tune.descent import ObjectiveValue, Point
 
 MOST_FORWARD = 5
 """Largest k of forward mode, which costs 1 + k runs and keeps nothing of the rounds."""
@@ -52,7 +46,7 @@ class Grid(NamedTuple):
 
     @property
     def best(self) -> int:
-        """Return the index of the lowest mean; 0 if none is finite."""
+        """The index of the lowest mean; 0 if none is finite."""
         means = np.mean(self.values, axis=1)
         return int(np.argmin(np.where(np.isfinite(means), means, np.inf)))
 
@@ -64,19 +58,19 @@ class SeedGradient:
     divided evenly over several devices, and run as one batch on one device of another kind.
 
     Args:
-      simulation: the simulation; its clients are tuned on.
-      hparams: hyperparameters; those that are tuned are replaced.
+      simulation: the simulation with the clients to tune on.
+      hparams: hyperparameters; the tuned ones are replaced.
       rounds: T.
-      wrt: names of the hyperparameters that are tuned, each ().
+      wrt: names of the hyperparameters to tune, each ().
       keys: (S,) typed keys.
-      metric: one of the task's.
+      metric: a metric of the task.
       split: rows of the metric.
       mode: "forward" or "reverse"; by default forward for at most `MOST_FORWARD` hyperparameters.
 
     Attributes:
       mode: the mode.
-      runs: run-equivalents of one call: S (1 + k) in forward mode, 4 S in reverse mode. They are
-        counted, not measured: a derivative of a round costs about as much as the round.
+      runs: run-equivalents of one call: S (1 + k) in forward mode, 4 S in reverse mode, since a
+        derivative of a round costs about as much as the round.
 
     Raises:
       ValueError: as `hypergradient`, `mean_metric` and `Simulation.init`, and if the keys are not
@@ -113,12 +107,8 @@ class SeedGradient:
         mesh = mesh_of(jax.devices()[:count], "seeds")
         self._measure = jax.jit(across(for_seeds, mesh, (_SEEDS, SAME), _SEEDS))
 
-    def __call__(self, point: Point, keys: jax.Array | None = None) -> Measured:
-        """Measure the metric and its gradient.
-
-        Args:
-          point: hyperparameters by name.
-          keys: (S,) other keys; by default those given at first.
+    def __call__(self, point: Point, keys: jax.Array | None = None) -> ObjectiveValue:
+        """Measure the metric and its gradient at a point, with other keys (S,) if given.
 
         Raises:
           ValueError: if a hyperparameter is out of range.
@@ -126,17 +116,12 @@ class SeedGradient:
         hparams = self._simulation.setup.check(self._hparams.replace(**point))
         values, gradients = self._measure(self._keys if keys is None else keys, hparams)
         slopes = {name: np.asarray(each, np.float64) for name, each in gradients.items()}
-        return Measured(np.asarray(values, np.float64), slopes)
+        return ObjectiveValue(np.asarray(values, np.float64), slopes)
 
     def on_grid(self, points: Sequence[Point], stop: Event | None = None) -> Grid | None:
-        """Measure the metric of the same runs at every point of a grid, many in one program.
+        """Measure the metric of the same runs at G points, many in one program.
 
-        Args:
-          points: hyperparameters by name, G of them.
-          stop: once it is set, the grid is given up after the runs in flight.
-
-        Returns:
-          The grid; None if it was given up.
+        Once `stop` is set, the grid is given up after the runs in flight, and None is returned.
         """
         simulation = self._simulation
         settings = [self._hparams.replace(**point) for point in points]
@@ -178,11 +163,9 @@ def paired_test(before: np.ndarray, after: np.ndarray) -> PairedTest:
 
 
 def grid_around(start: Mapping[str, float], count: int) -> tuple[Point, ...]:
-    """Return a logarithmic grid from a tenth of the start to ten times the start.
+    """Return a logarithmic grid from a tenth of the positive start to ten times the start.
 
-    Args:
-      start: positive hyperparameters by name.
-      count: number of values of each, at least 2; an odd number has the start among them.
+    Each hyperparameter has `count` values; an odd number has the start among them.
 
     Raises:
       ValueError: if there are fewer than two values.

@@ -21,10 +21,7 @@ from fedjaxsim.tune.watch import with_error
 
 
 def tune_page(path: Path) -> bytes:
-    """Render the report of a tuning.
-
-    Args:
-      path: its directory.
+    """Render the report of a tuning in a directory.
 
     Raises:
       FileNotFoundError: if a file is missing, or the final run was not made.
@@ -78,7 +75,7 @@ def _found(record: Record) -> list[list[str]]:
 
 
 def _cells(point: Point, values: Sequence[float | None]) -> list[str]:
-    """Format hyperparameters, and the metric with its error; null in a file was not finite."""
+    """Format hyperparameters, and the metric with its error."""
     seeds = np.asarray(values, np.float64)
     finite = bool(np.isfinite(seeds).all())
     value = with_error(float(seeds.mean()), standard_error(seeds)) if finite else "not finite"
@@ -86,7 +83,7 @@ def _cells(point: Point, values: Sequence[float | None]) -> list[str]:
 
 
 def _command(record: Record, flags: Mapping[str, str]) -> list[str]:
-    """Return the words that tune again from the same start; the file has the result."""
+    """Return a command that tunes again from the same start."""
     words, asked = ["fedjaxsim", "tune", TUNED], record["asked"]
     for name, value in record["steps"][0]["point"].items():
         words += [f"--{flags[name]}", repr(value)]

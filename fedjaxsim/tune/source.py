@@ -1,4 +1,4 @@
-"""Data that hyperparameters are tuned on, and its meaning for the guarantee of the final run."""
+"""The data of a tuning, and what the choice means for the guarantee of the final run."""
 
 import math
 from typing import NamedTuple
@@ -12,22 +12,17 @@ from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.metrics import metric
-from fedjaxsim.runs.build import (
-    Experiment,
-    population_of,
-    prepare,
-    simulation_of,
-    whole_population_of,
-)
+from fedjaxsim.runs.assemble import population_of, simulation_of, whole_population_of
+from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import Task
 
 VALIDATION_FRACTION = 0.2
-"""Part of each client's training rows that is tuned on where the settings give none."""
+"""Fraction of each client's training rows to tune on, by default."""
 
 _STREAM = 0x74_75_6E_65
-"""Folded into the key of the final run, so that no run of a tuning shares its random numbers."""
+"""Folded into the key of the final run, so that the runs of a tuning have other random numbers."""
 _FIXED = "The final run's guarantee is that of a run whose hyperparameters were fixed beforehand."
 _STATEMENTS = {
     "validation": (
@@ -51,15 +46,15 @@ _STATEMENTS = {
 
 
 class Source(NamedTuple):
-    """The simulation that is tuned, and the run that comes after it.
+    """The simulation to tune, and the run after it.
 
     Attributes:
-      final: the run at the start of the tuning, on the clients that its guarantee is for.
-      simulation: the simulation that is tuned.
+      final: the run at the start of the tuning, on the clients that its guarantee protects.
+      simulation: the simulation to tune.
       hparams: its hyperparameters at the start.
       split: rows of the objective.
       kind: "validation", "held-out" or "public".
-      statement: the meaning for the guarantee, in sentences.
+      statement: sentences on the choice and the guarantee.
     """
 
     final: Experiment
@@ -73,8 +68,8 @@ class Source(NamedTuple):
 def find_source(config: RunConfig, public_data: str | None, *, clips: bool) -> Source:
     """Load the data of a tuning and of the run after it.
 
-    Where other clients than those of the run are tuned on, their noise multiplier is scaled by
-    their number, so that the noise on a released *mean* is that of the final run.
+    On other clients than the run's, the noise multiplier is scaled by their number, so that the
+    noise on a released *mean* is the same as in the final run.
 
     Args:
       config: settings at the start; `held_out_clients` sets clients apart to tune on.
@@ -83,8 +78,8 @@ def find_source(config: RunConfig, public_data: str | None, *, clips: bool) -> S
 
     Raises:
       FileNotFoundError: if there are no data where the settings say.
-      ValueError: as `prepare`; if both kinds of other data are asked for; if public data do not
-        suit the model; or if the run is streamed.
+      ValueError: as `prepare`; if both kinds of other data are given; if public data do not suit
+        the model; or if the run is streamed.
     """
     config.require_unstreamed("tuning")
     if public_data is not None and config.held_out_clients:
@@ -121,11 +116,9 @@ def find_source(config: RunConfig, public_data: str | None, *, clips: bool) -> S
 
 
 def keys_of(seed: int, count: int) -> tuple[jax.Array, jax.Array]:
-    """Return the keys of the runs that are tuned on and of those that test the result, (S,) each.
+    """Return the keys of `count` runs to tune on and of as many that test the result, (S,) each.
 
-    Args:
-      seed: of the final run, which has none of these keys.
-      count: S.
+    The final run, of seed `seed`, has none of these keys.
     """
     key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), _STREAM)
     keys = jax.random.split(key, 2 * count)
@@ -133,7 +126,7 @@ def keys_of(seed: int, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def metric_of(task: Task, population: Population, asked: str | None) -> str:
-    """Return the metric to minimize: the one asked for, else the loss or the excess risk.
+    """Return the metric to minimize: `asked`, or by default the loss or the excess risk.
 
     Raises:
       ValueError: if the task has no such metric, or it is a step function.
@@ -156,7 +149,7 @@ def metric_of(task: Task, population: Population, asked: str | None) -> str:
 
 
 def _with_validation_rows(config: RunConfig) -> RunConfig:
-    """Return settings with validation rows, unless the data have their own."""
+    """Return settings with validation rows, unless the data have some."""
     if config.data == "synthetic-stream":
         raise ValueError(
             "synthetic-stream has no validation rows: tune on other clients, with "

@@ -39,8 +39,7 @@ def print_points(metric: str, rows: Mapping[str, tuple[Point, float, float, floa
 
     Args:
       metric: the metric that is minimized.
-      rows: by name, the hyperparameters, the metric with its standard error over seeds, and
-        run-equivalents spent.
+      rows: by name, the point, the metric with its standard error, and run-equivalents spent.
     """
     names = list(next(iter(rows.values()))[0])
     lines = [

@@ -15,9 +15,9 @@ from fedjaxsim.cli import main
 from fedjaxsim.gradients import hypergradient, mean_metric
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.plan import read_plan
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
+from fedjaxsim.runs.sweep_runs import read_sweep
 
 MINE = '''
 """Two algorithms that the package does not have."""
@@ -325,7 +325,7 @@ def test_a_sweep_takes_settings_and_hyperparameters_of_ones_own(mine):
     (mine / "sweep.toml").write_text(
         toml(SMALL, own) + "[sweep]\ninner-steps = [1, 2]\ninner-learning-rate = [0.05, 0.2]\n"
     )
-    plan = read_plan(mine / "sweep.toml")
+    plan = read_sweep(mine / "sweep.toml")
     # A setting is another program, a hyperparameter is not.
     assert plan.groups() == ((0, 1), (2, 3))
     assert main(["sweep", "sweep.toml", "--quiet", "--out", "swept"]) == 0

@@ -18,7 +18,7 @@ from fedjaxsim.data.population import Population, split
 from fedjaxsim.data.transforms import drop_constant_columns, first_classes, unit_rows
 from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.sampling import full_participation
-from fedjaxsim.runs.build import simulation_of
+from fedjaxsim.runs.assemble import simulation_of
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.simulation import Simulation, with_parts
 

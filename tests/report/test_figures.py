@@ -15,7 +15,7 @@ from fedjaxsim.report.figures import envelope_figure, heat_figure, trade_off_fig
 from fedjaxsim.report.labels import combination_label, line_styles
 from fedjaxsim.report.plots import save
 from fedjaxsim.runs.default_figures import default_figures
-from fedjaxsim.runs.plan import Plan, make_plan
+from fedjaxsim.runs.sweep_runs import SweepRuns, resolve_sweep
 from fedjaxsim.runs.table import tidy
 
 LEVELS = (0.0, 1.0, math.inf)
@@ -307,7 +307,7 @@ def test_words_have_dashes_numbers_have_colours():
     )
 
 
-def table_of(plan: Plan) -> pa.Table:
+def table_of(plan: SweepRuns) -> pa.Table:
     """Made-up results of a plan."""
     return tidy(
         plan,
@@ -323,7 +323,7 @@ def table_of(plan: Plan) -> pa.Table:
 
 
 def default(*tables: dict) -> dict[str, Figure]:
-    plan = make_plan({}, tables)
+    plan = resolve_sweep({}, tables)
     return default_figures(plan, table_of(plan))
 
 

@@ -20,8 +20,8 @@ from fedjaxsim.report.envelopes import envelope
 from fedjaxsim.report.files import lines, write_json
 from fedjaxsim.report.plots import picture, png
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.plan import make_plan
 from fedjaxsim.runs.sweep_directory import SweepDirectory
+from fedjaxsim.runs.sweep_runs import resolve_sweep
 
 NASTY = "<script>alert('x')</script> & \"co\""
 PICTURE = png(picture("Curves", 2, 1))
@@ -197,7 +197,7 @@ def test_runs_side_by_side_are_compared_over_their_seeds(tmp_path):
 
 
 def test_a_sweep_says_what_its_files_hold(tmp_path):
-    plan = make_plan({"rounds": 4}, [{"lam": (0.1, 0.3), "seed": (0, 1)}])
+    plan = resolve_sweep({"rounds": 4}, [{"lam": (0.1, 0.3), "seed": (0, 1)}])
     sweep = SweepDirectory.open(tmp_path / "sweep", plan, {"fedjaxsim": "0.1.0"}, "f1d0")
     # Of λ = 0.1 the seeds have 0.4 and 0.6, of λ = 0.3 0.6 and 0.8, and the worst tenth 0.1 less.
     values = {

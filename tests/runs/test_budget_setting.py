@@ -13,8 +13,8 @@ from fedjaxsim.privacy.budget import Budget
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.plan import make_plan
 from fedjaxsim.runs.settings import RunConfig, run_config
+from fedjaxsim.runs.sweep_runs import resolve_sweep
 from fedjaxsim.simulation import LEDGER_ENTRIES
 from fedjaxsim.tune.source import find_source
 
@@ -117,7 +117,7 @@ def test_no_round_is_added_to_a_plan_but_a_stage_may_follow(ran, tmp_path, capsy
 @pytest.mark.thorough
 def test_the_schedules_of_a_sweep_share_a_program_and_their_report_knows_every_round(tmp_path):
     table = {"budget": (None, "power:1", "geometric:0.9"), "noise_multiplier": (0.0, 4.0)}
-    plan = make_plan(SMALL, [table])
+    plan = resolve_sweep(SMALL, [table])
     assert plan.groups() == ((0, 1), (2, 3, 4, 5))
     base = "\n".join(f"{name} = {json.dumps(value)}" for name, value in SMALL.items())
     sweep = 'budget = ["constant", "power:1", "geometric:0.9"]\nnoise-multiplier = [0, 4]'

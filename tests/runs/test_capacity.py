@@ -14,7 +14,8 @@ from fedjaxsim.engine.devices import mesh_of
 from fedjaxsim.engine.shard import CLIENTS, shard
 from fedjaxsim.engine.state import map_parts
 from fedjaxsim.runs import capacity
-from fedjaxsim.runs.build import fill_settings, parts_of
+from fedjaxsim.runs.assemble import parts_of
+from fedjaxsim.runs.build import fill_settings
 from fedjaxsim.runs.memory import Machine
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.simulation import Simulation

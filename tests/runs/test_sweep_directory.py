@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fedjaxsim.runs.plan import SweepOptions, make_plan, read_plan
 from fedjaxsim.runs.sweep_directory import SweepDirectory
+from fedjaxsim.runs.sweep_runs import SweepOptions, read_sweep, resolve_sweep
 from fedjaxsim.runs.table import tidy
 
 VERSIONS = {"fedjaxsim": "0.1.0", "jax": "0.10.0"}
@@ -19,7 +19,7 @@ TABLES = [
     {"algorithm": ("pmtl",), "lam": (0.1, 0.3), "epsilon": (1.0, math.inf)},
     {"algorithm": ("local",), "local_steps": (2,)},
 ]
-PLAN = make_plan({"rounds": 10}, TABLES)
+PLAN = resolve_sweep({"rounds": 10}, TABLES)
 
 
 def rows_of(run: int, accuracy: float = 0.5) -> list[dict]:
@@ -68,7 +68,7 @@ def test_rows_become_typed_columns_where_null_is_absent_and_nan_stays():
 
 
 def test_a_swept_delta_is_the_column_that_all_rows_have():
-    plan = make_plan({}, [{"delta": (0.1, 0.2)}])
+    plan = resolve_sweep({}, [{"delta": (0.1, 0.2)}])
     table = tidy(plan, [{"run": 1, "round": 0, "train_loss": 1.0, "delta": 0.2}])
     assert table.column_names.count("delta") == 1
     assert table["delta"].to_pylist() == [0.2]
@@ -123,7 +123,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path):
     add(directory(tmp_path), *rows_of(2))
     # What a killed process leaves.
     (tmp_path / ".results.parquet.x7a9").write_bytes(b"PAR1 half")
-    again = directory(tmp_path, make_plan({"rounds": 10}, TABLES, SweepOptions(memory=1.0)))
+    again = directory(tmp_path, resolve_sweep({"rounds": 10}, TABLES, SweepOptions(memory=1.0)))
     assert again.finished() == {2}
     assert again.checkpoint() is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results.parquet", "sweep.toml"]
@@ -151,7 +151,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path):
 def test_another_sweep_is_refused_and_the_difference_named(tmp_path, base, tables, message):
     add(directory(tmp_path), *rows_of(2))
     (tmp_path / "heat.png").write_bytes(b"")
-    other = make_plan(base, tables)
+    other = resolve_sweep(base, tables)
     with pytest.raises(ValueError, match=f"holds another sweep .*{message}.*or say --overwrite"):
         directory(tmp_path, other)
     assert directory(tmp_path).finished() == {2}
@@ -161,7 +161,7 @@ def test_another_sweep_is_refused_and_the_difference_named(tmp_path, base, table
 
 def test_the_description_asks_for_the_same_sweep(tmp_path):
     sweep = directory(tmp_path)
-    assert read_plan(tmp_path / "sweep.toml") == PLAN
+    assert read_sweep(tmp_path / "sweep.toml") == PLAN
     content = tomllib.loads((tmp_path / "sweep.toml").read_text())
     assert content["versions"] == VERSIONS
     assert content["resolved"] == {
@@ -240,7 +240,7 @@ def test_damaged_files_are_named(tmp_path):
 
 
 def test_a_checkpoint_of_another_sweep_is_refused(tmp_path):
-    other = directory(tmp_path / "other", make_plan({"rounds": 11}, TABLES))
+    other = directory(tmp_path / "other", resolve_sweep({"rounds": 11}, TABLES))
     keep(other)
     sweep = directory(tmp_path / "this")
     shutil.copytree(other.path / "checkpoint", sweep.path / "checkpoint")

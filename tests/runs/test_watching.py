@@ -18,7 +18,7 @@ import pytest
 
 from fedjaxsim.callbacks import Logger
 from fedjaxsim.cli import main
-from fedjaxsim.runs.plan import read_plan
+from fedjaxsim.runs.sweep_runs import read_sweep
 
 SMALL = ["--clients", "6", "--local-steps", "1", "--eval-every", "2", "--sampling-rate", "1"]
 SMALL += ["--noise-multiplier", "2"]
@@ -101,7 +101,7 @@ def test_the_runs_of_a_sweep_have_no_patience(tmp_path):
     path = tmp_path / "sweep.toml"
     path.write_text("patience = 2\nvalidation-fraction = 0.2\n[sweep]\nlam = [0.1, 1.0]\n")
     with pytest.raises(ValueError, match="patience is for single runs"):
-        read_plan(path, None)
+        read_sweep(path, None)
 
 
 class Calls(types.ModuleType):

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from fedjaxsim.tune import descent
-from fedjaxsim.tune.descent import Measured, descend
+from fedjaxsim.tune.descent import ObjectiveValue, descend
 
 SGD = optax.sgd(1.0)
 
@@ -19,7 +19,9 @@ def bowl(optimum, curvatures):
         logs = {name: math.log(point[name] / best) for name, best in optimum.items()}
         value = sum(c * logs[name] ** 2 for name, c in curvatures.items())
         slopes = {name: 2 * c * logs[name] / point[name] for name, c in curvatures.items()}
-        return Measured(np.array([value]), {name: np.array([s]) for name, s in slopes.items()})
+        return ObjectiveValue(
+            np.array([value]), {name: np.array([s]) for name, s in slopes.items()}
+        )
 
     return measure
 
@@ -30,7 +32,7 @@ def scripted(values, slope=2.0):
 
     def measure(point):
         value = left.pop(0)
-        return Measured(value, {"h": np.full(value.shape, slope / point["h"])})
+        return ObjectiveValue(value, {"h": np.full(value.shape, slope / point["h"])})
 
     return measure
 
@@ -59,7 +61,7 @@ def test_the_optimum_of_a_bowl_along_no_axis_is_found():
         away = np.array([math.log(point[name] / best) for name, best in optimum.items()])
         slopes = dict(zip(optimum, matrix @ away, strict=True))
         value = np.array([away @ matrix @ away / 2])
-        return Measured(value, {n: np.array([s / point[n]]) for n, s in slopes.items()})
+        return ObjectiveValue(value, {n: np.array([s / point[n]]) for n, s in slopes.items()})
 
     start = {"lam": 0.02 * math.e, "eta": 0.5 / math.e, "clip_norm": 3.0 * 1.1}
     path = descend(measure, start, steps=60)
@@ -106,7 +108,7 @@ def test_the_radius_grows_to_the_first_one_and_no_further():
 def test_a_gradient_that_is_not_finite_is_a_bad_step():
     def measure(point):
         slope = np.inf if point["h"] < 0.5 else 2.0
-        return Measured(np.array([point["h"]]), {"h": np.array([slope])})
+        return ObjectiveValue(np.array([point["h"]]), {"h": np.array([slope])})
 
     path = descend(measure, {"h": 1.0}, steps=1, optimizer=SGD)
     assert [step.accepted for step in path.steps] == [True, False]
@@ -134,7 +136,7 @@ def test_a_rejection_makes_the_optimizer_forget():
 
     def measure(point):
         slope = np.array([next(slopes) / point["h"]])
-        return Measured(np.array([next(values)]), {"h": slope})
+        return ObjectiveValue(np.array([next(values)]), {"h": slope})
 
     path = descend(measure, {"h": 1.0}, steps=3, optimizer=optax.sgd(0.4, momentum=0.9))
     # −0.8; then −0.8·0.9 + 0.04 further, taken back; then 0.04 from where it was.
@@ -144,7 +146,7 @@ def test_a_rejection_makes_the_optimizer_forget():
 def test_it_ends_where_the_gradient_vanishes_within_its_standard_error():
     def measure(spread):
         noise = spread * np.array([1.0, -1.0, 2.0, -2.0])
-        return lambda point: Measured(point["h"] + noise, {"h": 0.3 + noise})
+        return lambda point: ObjectiveValue(point["h"] + noise, {"h": 0.3 + noise})
 
     # The mean slope is 0.3; that of [1, −1, 2, −2] has a standard error of √(10/3)/2 = 0.913.
     clear = descend(measure(0.3), {"h": 1.0}, steps=1)
@@ -165,7 +167,9 @@ def test_bounds_hold_and_end_the_descent():
 
 def test_plain_hyperparameters_may_pass_zero():
     def measure(point):
-        return Measured(np.array([(point["h"] + 1) ** 2]), {"h": np.array([2 * (point["h"] + 1)])})
+        return ObjectiveValue(
+            np.array([(point["h"] + 1) ** 2]), {"h": np.array([2 * (point["h"] + 1)])}
+        )
 
     path = descend(measure, {"h": 0.0}, steps=1, optimizer=optax.sgd(0.25), plain=("h",))
     assert path.steps[1].point["h"] == pytest.approx(-0.5)

@@ -11,9 +11,9 @@ import pytest
 
 from fedjaxsim.cli import main
 from fedjaxsim.runs.build import prepare
-from fedjaxsim.runs.plan import read_plan
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
+from fedjaxsim.runs.sweep_runs import read_sweep
 
 CODE = """
 import fedjaxsim as fjs; import jax; from fedjaxsim.hyperparameters import declared_by
@@ -100,7 +100,7 @@ def test_files_and_sweeps_name_them_too(tmp_path):
     (tmp_path / "sweep.toml").write_text(
         "[sweep]\nalgorithm = ['fedavg', 'mycode:algorithm']\nmu = [1, 2]\n"
     )
-    runs = read_plan(tmp_path / "sweep.toml").runs
+    runs = read_sweep(tmp_path / "sweep.toml").runs
     assert [(run.algorithm, run.get("mu")) for run in runs] == [
         ("fedavg", None), ("mycode:algorithm", 1.0), ("mycode:algorithm", 2.0),
     ]  # fmt: skip
@@ -113,7 +113,7 @@ def test_what_ones_own_code_takes_is_set_swept_and_checked(tmp_path):
     (tmp_path / "sweep.toml").write_text(
         "[sweep]\nalgorithm = ['mycode:mine', 'pmtl']\nkind = ['one', 'two']\nnu = [1, 3]\n"
     )
-    plan = read_plan(tmp_path / "sweep.toml")
+    plan = read_sweep(tmp_path / "sweep.toml")
     assert [(plan.values(run)["kind"], plan.values(run)["nu"]) for run in range(5)] == [
         ("one", 1.0), ("one", 3.0), ("two", 1.0), ("two", 3.0), (None, None),
     ]  # fmt: skip
@@ -182,7 +182,7 @@ def test_our_own_errors_are_no_errors_of_the_user(monkeypatch):
     def broken(*_):
         raise KeyError("ours")
 
-    monkeypatch.setattr("fedjaxsim.runs.validation.check_start", broken)
+    monkeypatch.setattr("fedjaxsim.runs.build.check_start", broken)
     with pytest.raises(KeyError, match="ours"):
         main(["run", "--clients", "6", "--algorithm", "mycode:algorithm"])
 

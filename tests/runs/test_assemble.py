@@ -13,7 +13,7 @@ from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.parts import part_of
-from fedjaxsim.runs.plan import read_plan
+from fedjaxsim.runs.sweep_runs import read_sweep
 
 CLIENTS = 20
 SMALL = ["--clients", str(CLIENTS), "--rounds", "2", "--local-steps", "1"]
@@ -115,7 +115,7 @@ def test_they_may_be_swept(tmp_path):
         "noise-multiplier = 1\ncohort = 5\n[[sweep]]\nmechanism = ['gaussian', 'pure']\n"
         "[[sweep]]\nmechanism = 'adaptive'\ntarget-quantile = [0.3, 0.5]\nsampling = 'fixed'\n"
     )
-    plan = read_plan(tmp_path / "a.toml")
+    plan = read_sweep(tmp_path / "a.toml")
     assert [run.mechanism for run in plan.runs] == ["gaussian", "pure", "adaptive", "adaptive"]
     assert plan.groups() == ((0,), (1,), (2, 3))
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
-from fedjaxsim.runs.build import simulation_of, whole_population_of
+from fedjaxsim.runs.assemble import simulation_of, whole_population_of
 from fedjaxsim.runs.settings import run_config
 
 COLUMNS = {"client": "who", "target": "likes", "drop": ("age",)}

@@ -12,17 +12,11 @@ import pytest
 
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.privacy.choices import MECHANISMS
-from fedjaxsim.runs.build import population_of, prepare
+from fedjaxsim.runs.assemble import population_of
+from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.fields import MinibatchSettings, RowSettings
 from fedjaxsim.runs.parts import part_of
-from fedjaxsim.runs.settings import (
-    MinibatchSettings,
-    RowSettings,
-    RunConfig,
-    fields_of,
-    require_read,
-    run_config,
-    unread,
-)
+from fedjaxsim.runs.settings import RunConfig, fields_of, require_read, run_config, unread
 
 CHANGED = {
     "learning_rate": 0.7, "lam": 0.7, "mu": 0.7, "personalization": 0.7, "message": "offset",

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from fedjaxsim.runs.plan import SweepOptions, hyperparameters_of, make_plan, read_plan
 from fedjaxsim.runs.settings import run_config
+from fedjaxsim.runs.sweep_runs import SweepOptions, hyperparameters_of, read_sweep, resolve_sweep
 
 
 def written(folder: Path, text: str) -> Path:
@@ -16,7 +16,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_a_table_is_a_product_whose_last_key_varies_fastest(tmp_path):
-    plan = read_plan(
+    plan = read_sweep(
         written(
             tmp_path,
             """
@@ -40,7 +40,7 @@ def test_a_table_is_a_product_whose_last_key_varies_fastest(tmp_path):
 
 
 def test_tables_stand_side_by_side_and_a_run_of_several_is_one(tmp_path):
-    plan = read_plan(
+    plan = read_sweep(
         written(
             tmp_path,
             """
@@ -67,7 +67,7 @@ def test_tables_stand_side_by_side_and_a_run_of_several_is_one(tmp_path):
 
 
 def test_a_run_is_the_same_for_all_values_of_a_key_that_it_does_not_read(tmp_path):
-    plan = read_plan(
+    plan = read_sweep(
         written(
             tmp_path,
             """
@@ -91,7 +91,7 @@ def test_a_run_is_the_same_for_all_values_of_a_key_that_it_does_not_read(tmp_pat
 
 
 def test_a_key_may_have_other_values_for_another_algorithm(tmp_path):
-    plan = read_plan(
+    plan = read_sweep(
         written(
             tmp_path,
             """
@@ -109,7 +109,7 @@ def test_a_key_may_have_other_values_for_another_algorithm(tmp_path):
 
 
 def test_epsilon_and_noise_displace_each_other(tmp_path):
-    plan = read_plan(
+    plan = read_sweep(
         written(
             tmp_path,
             """
@@ -139,7 +139,7 @@ def test_lists_of_words_and_widths_are_strings_in_tables(tmp_path):
         "model = 'mlp'\n[sweep]\nhidden = [[64], [32, 16]]\n"
         "preprocess = ['unit-rows']\nrounds = [1]",
     )
-    plan = read_plan(path)
+    plan = read_sweep(path)
     assert [run.hidden for run in plan.runs] == [(64,), (32, 16)]
     assert plan.values(1) == {"hidden": "32,16", "preprocess": "unit-rows", "rounds": 1}
     assert list(map(plan.value_type, plan.keys)) == [str, str, int]
@@ -154,7 +154,7 @@ def test_groups_are_the_largest_that_differ_in_hyperparameters_alone():
         },
         {"noise_multiplier": (0.0, 1.0), "clip": (1.0, math.inf)},
     ]  # fmt: skip
-    plan = make_plan({}, tables)
+    plan = resolve_sweep({}, tables)
     groups = plan.groups()
     assert sorted(itertools.chain(*groups)) == list(range(20))
 
@@ -170,35 +170,35 @@ def test_groups_are_the_largest_that_differ_in_hyperparameters_alone():
 
 def test_envelopes_are_best_over_the_learning_rate_else_over_what_is_tuned():
     one = {"learning_rate": (0.1, 1.0), "lam": (1.0,), "epsilon": (1.0,), "seed": (0, 1)}
-    assert make_plan({}, [one]).best_over == ("learning_rate",)
+    assert resolve_sweep({}, [one]).best_over == ("learning_rate",)
     del one["learning_rate"]
-    assert make_plan({}, [one]).best_over == ("lam",)
+    assert resolve_sweep({}, [one]).best_over == ("lam",)
     options = SweepOptions(best_over=("epsilon", "lam"))
-    assert make_plan({}, [one], options).best_over == ("target_epsilon", "lam")
+    assert resolve_sweep({}, [one], options).best_over == ("target_epsilon", "lam")
 
 
 def test_what_was_asked_for_can_be_asked_for_again(tmp_path):
     tables = [{"epsilon": (1.0, math.inf), "hidden": ((3, 4),)}, {"local_steps": (2,)}]
     options = SweepOptions(memory=1.5, best_over=("epsilon",))
     base = {"model": "mlp", "rounds": 3, "preprocess": ("unit-rows",)}
-    plan = make_plan(base, tables, options)
+    plan = resolve_sweep(base, tables, options)
     written_down = tomli_w.dumps({**plan.settings(), "resolved": {}, "versions": {"jax": "1"}})
-    again = read_plan(written(tmp_path, written_down))
+    again = read_sweep(written(tmp_path, written_down))
     assert again == plan
     assert again.fingerprint == plan.fingerprint
 
 
 def test_the_fingerprint_follows_what_results_depend_on():
     table = {"learning_rate": (0.1, 0.3), "seed": (0,)}
-    plan = make_plan({}, [table])
-    same = make_plan({"out": Path("x")}, [table], SweepOptions(memory=9.0, best_over=()))
+    plan = resolve_sweep({}, [table])
+    same = resolve_sweep({"out": Path("x")}, [table], SweepOptions(memory=9.0, best_over=()))
     assert same.fingerprint == plan.fingerprint
     others = [
-        make_plan({"rounds": 99}, [table]),
-        make_plan({}, [{**table, "seed": (1,)}]),
-        make_plan({}, [{**table, "seed": (0, 1)}]),
-        make_plan({}, [{"learning_rate": (0.3, 0.1), "seed": (0,)}]),
-        make_plan({}, [{"learning_rate": (0.1, 0.3)}]),
+        resolve_sweep({"rounds": 99}, [table]),
+        resolve_sweep({}, [{**table, "seed": (1,)}]),
+        resolve_sweep({}, [{**table, "seed": (0, 1)}]),
+        resolve_sweep({}, [{"learning_rate": (0.3, 0.1), "seed": (0,)}]),
+        resolve_sweep({}, [{"learning_rate": (0.1, 0.3)}]),
     ]
     assert len({plan.fingerprint, *(other.fingerprint for other in others)}) == 6
 
@@ -210,7 +210,7 @@ def test_the_fingerprint_follows_what_results_depend_on():
         ("sweep = 3", r"sweep must be a table \[sweep\] or tables \[\[sweep\]\], got 3"),
         ("sweep = []", "sweep must be a table"),
         ("[sweep]", r"\[sweep\] is empty"),
-        ("[sweep]\nlamb = [1]", r"\[sweep\]: unknown setting 'lamb' \(did you mean 'lam'\?\)"),
+        ("[sweep]\nlamb = [1]", r"unknown setting 'lamb' \(did you mean 'lam'\?\)"),
         ("memori = 1\n[sweep]\nlam = 1", r"unknown setting 'memori' \(did you mean 'memory'\?\)"),
         ("[sweep]\nlam = []", r"lam in \[sweep\] must list at least one value"),
         (
@@ -255,10 +255,10 @@ def test_the_fingerprint_follows_what_results_depend_on():
 def test_a_bad_file_is_refused_with_its_name_the_place_and_what_is_allowed(tmp_path, text, message):
     path = written(tmp_path, text)
     with pytest.raises(ValueError, match=message) as caught:
-        read_plan(path)
+        read_sweep(path)
     assert str(caught.value).startswith(str(path))
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no configuration file .*absent\.toml"):
-        read_plan(tmp_path / "absent.toml")
+        read_sweep(tmp_path / "absent.toml")

@@ -1,0 +1,246 @@
+"""Assemble the population and the simulation that settings name."""
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from fedjaxsim import factories, tasks
+from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.algorithms import optimizers
+from fedjaxsim.data.hold_out import hold_out
+from fedjaxsim.data.load import load
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.transforms import drop_constant_columns, invert, unit_rows
+from fedjaxsim.models.model import Model, in_bfloat16
+from fedjaxsim.privacy.accounting import composition
+from fedjaxsim.privacy.events import PrivacyEvent, SamplingScheme
+from fedjaxsim.privacy.mechanisms import Mechanism
+from fedjaxsim.privacy.sampling import Sampling, full_participation
+from fedjaxsim.runs.parts import OF_TOKENS
+from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.user_code import is_own, make_own
+from fedjaxsim.simulation import LEDGER_ENTRIES, Simulation
+from fedjaxsim.tasks.known_risk import known_regression
+from fedjaxsim.tasks.task import Task
+
+_TRANSFORMS = {"drop-constant": drop_constant_columns, "invert": invert, "unit-rows": unit_rows}
+_LOSSES = {"softmax": tasks.softmax, "one-vs-all": tasks.one_vs_all}
+_DIVISOR = (
+    "M = Σ min(b, n_k), the divisor of the weighted objective, is made of the clients' numbers of "
+    "training rows n_k and taken as public."
+)
+
+
+class Parts(NamedTuple):
+    """The parts of a simulation besides its population; see `Simulation`."""
+
+    algorithm: Algorithm
+    sampling: Sampling
+    minibatches: Minibatches
+    mechanism: Mechanism
+    ledger_entries: int
+
+
+def simulation_of(
+    config: RunConfig, population: Population, task: Task | None = None
+) -> Simulation:
+    """Make the simulation of a run on a population.
+
+    Args:
+      config: the settings; those of data are not read.
+      population: the clients.
+      task: the task of another population with the same classes; by default the population's.
+
+    Raises:
+      ValueError: as `prepare`.
+    """
+    parts = parts_of(config, population, population.num_clients, task)
+    accountant = config.get("accountant")
+    if accountant is not None:
+        scheme = parts.sampling.for_clients(population.num_clients).scheme
+        _check_accountant(config, accountant, scheme, parts.mechanism.event)
+    if config.streamed and jax.process_count() > 1:
+        raise ValueError("a streamed run takes one process: give --streamed or several processes")
+    divided = jax.device_count() > 1 and not config.streamed
+    return Simulation(
+        parts.algorithm,
+        population,
+        parts.sampling,
+        parts.minibatches,
+        parts.mechanism,
+        accountant=accountant,
+        ledger_entries=parts.ledger_entries,
+        chunk_size=config.chunk_size,
+        chunk_map=config.chunk_map,
+        devices=jax.devices() if divided else None,
+        streamed=config.streamed,
+    )
+
+
+def _check_accountant(
+    config: RunConfig, name: str, scheme: SamplingScheme, event: PrivacyEvent
+) -> None:
+    """Check that an accountant gives the ε that a run shows and aims at."""
+    composition.require_match(name, scheme, event)
+    if not composition.knows(name, "zero_out", "joint_dp"):
+        raise ValueError(
+            f"accountant {name!r} has no ε for zero-out in joint_dp, which a run shows; use "
+            f"`fedjaxsim privacy epsilon --accountant {name}`"
+        )
+    if math.isfinite(config.target_epsilon) and composition.is_approximate(name):
+        raise ValueError(f"epsilon cannot be aimed at with accountant {name!r}, which is no bound")
+
+
+def parts_of(
+    config: RunConfig, population: Population, num_clients: int, task: Task | None = None
+) -> Parts:
+    """Make the parts of a run's simulation.
+
+    Args:
+      config: the settings.
+      population: clients with the fields that models are made for.
+      num_clients: m, which may be more than the population has.
+      task: by default the population's.
+
+    Raises:
+      ValueError: as `prepare`.
+    """
+    task = _task(config, population) if task is None else task
+    full = config.sampler == "full"
+    # Penalties that select features need only the diagonal of a Gram matrix.
+    diagonal = (config.get("penalty") or "").endswith("group-sparse")
+    return Parts(
+        _algorithm(config, task, population, num_clients),
+        full_participation() if full else _part(config, "sampling", Sampling),
+        _minibatches(config),
+        _part(config, "mechanism", Mechanism, supplied={"diagonal": diagonal}),
+        LEDGER_ENTRIES if config.spread.is_constant else max(LEDGER_ENTRIES, config.rounds),
+    )
+
+
+def _part(
+    config: RunConfig,
+    role: str,
+    kind: type,
+    *args: Any,
+    supplied: Mapping[str, Any] = {},
+    **more: Any,
+) -> Any:
+    """Make the part of a role, which must be of type `kind`.
+
+    Args:
+      config: the settings.
+      role: its role.
+      kind: its type.
+      *args: positional arguments of the factory.
+      supplied: arguments that are no settings, for factories that take them.
+      **more: arguments in place of settings.
+    """
+    part, settings = config.part(role), config.arguments(role) | more
+    if not is_own(part.name):
+        return factories.make(part.factory, *args, supplied=supplied, **settings)
+    taken = inspect.signature(part.factory).parameters
+    known = {name: value for name, value in supplied.items() if name in taken}
+    return make_own(role, part.name, kind, *args, **known | settings)
+
+
+def population_of(config: RunConfig) -> Population:
+    """Load the population of a run, without the clients that are held out.
+
+    Raises:
+      FileNotFoundError, ValueError: as `prepare`.
+    """
+    population = whole_population_of(config)
+    if config.held_out_clients == 0:
+        return population
+    return hold_out(population, config.held_out_clients, config.seed)[0]
+
+
+def whole_population_of(config: RunConfig) -> Population:
+    """Load the population of a run, with the clients that are held out of it.
+
+    Raises:
+      FileNotFoundError, ValueError: as `prepare`.
+    """
+    population = load(
+        config.data,
+        partition=config.partition,
+        classes=config.get("classes"),
+        seed=config.seed,
+        validation=config.get("validation_fraction", 0.0),
+        test=config.get("test_fraction"),
+        **config.arguments("data"),
+        **config.arguments("partition"),
+    )
+    for step in config.get("preprocess", ()):
+        population = _TRANSFORMS[step](population)
+    return population
+
+
+def _minibatches(config: RunConfig) -> Minibatches:
+    steps, epochs = config.get("local_steps"), config.get("local_epochs")
+    if steps is None and epochs is None:
+        # Fresh examples have no epochs.
+        one = config.system.one_minibatch or config.data == "synthetic-stream"
+        steps, epochs = (1, None) if one else (None, 1)
+    size, passes = config.get("batch_size", 10), config.get("passes")
+    return Minibatches(size, steps=steps, epochs=epochs, passes=passes)
+
+
+def _task(config: RunConfig, population: Population) -> Task:
+    fields = population.fields
+    if population.generate is not None:
+        return known_regression(fields["theta"].shape[1])
+    if "x" not in fields or "y" not in fields:
+        raise ValueError(f"the data must have the fields x and y, got {', '.join(fields)}")
+    classes = population.categories.get("y")
+    outputs = 1
+    if config.loss in _LOSSES:
+        outputs = max(2, int(fields["y"].max()) + 1 if classes is None else len(classes))
+    public = []
+    per_token = config.loss == "softmax" and fields["y"].ndim == 2
+    supplied: dict[str, Any] = {}
+    if config.model in OF_TOKENS:
+        tokens = population.categories.get("x", ())
+        num_tokens = len(tokens) or int(fields["x"].max()) + 1
+        if not tokens:
+            public.append(f"The number of tokens, {num_tokens}, is the largest of them")
+        padding = tokens.index("") if "" in tokens else None
+        supplied = {"num_tokens": num_tokens, "last": not per_token, "padding": padding}
+    shape = fields["x"].shape[1:]
+    model = _part(config, "model", Model, shape, outputs, supplied=supplied)
+    if config.compute == "bfloat16":
+        model = in_bfloat16(model)
+    if config.loss in _LOSSES:
+        task = (tasks.softmax_sequence if per_token else _LOSSES[config.loss])(model, outputs)
+        if classes is None:  # otherwise their names give the number
+            public.append(f"The number of classes, {outputs}, is the largest label")
+    else:
+        task = {"logistic": tasks.logistic, "squared": tasks.squared}[config.loss](model)
+    made = " of all clients and one more; it is taken as public."
+    return task._replace(public=tuple(f"{sentence}{made}" for sentence in public))
+
+
+def _algorithm(
+    config: RunConfig, task: Task, population: Population, num_clients: int
+) -> Algorithm:
+    given = config.arguments("algorithm")
+    more: dict[str, Any] = {}
+    if config.get("schedule", "constant") != "constant":
+        decay = {
+            "cosine": optax.cosine_decay_schedule(1.0, config.rounds),
+            "linear": optax.linear_schedule(1.0, 0.0, config.rounds),
+        }[config.get("schedule")]
+        more["local_optimizer"] = optimizers.local(given["local_optimizer"], decay)
+    supplied: dict[str, Any] = {"num_clients": num_clients}
+    if given.get("objective") == "weighted":
+        rows = population.splits["train"].count
+        supplied["sizes"] = np.minimum(rows, config.get("batch_size"))
+    algorithm = _part(config, "algorithm", Algorithm, task, supplied=supplied, **more)
+    return algorithm._replace(public=(_DIVISOR,)) if "sizes" in supplied else algorithm

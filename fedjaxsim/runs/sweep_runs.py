@@ -1,0 +1,381 @@
+"""The runs of a sweep, resolved from a TOML file, and the groups that share one program.
+
+A file has the keys of a run at its top level and, below, the values to sweep:
+
+    rounds = 100
+    best-over = ["learning-rate"]    # an option of the sweep
+
+    [sweep]                          # every value with every other: 3 · 2 · 2 runs
+    learning-rate = [0.03, 0.1, 0.3]
+    epsilon = [1, inf]
+    seed = [0, 1]
+
+Several `[[sweep]]` tables stand side by side: each has a product of its own. A run that several of
+them ask for is one run.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedjaxsim.data.files import in_file
+from fedjaxsim.report import symbols
+from fedjaxsim.runs.fingerprints import digest
+from fedjaxsim.runs.parts import check_parts
+from fedjaxsim.runs.settings import (
+    EXCLUSIVE,
+    OUTPUT,
+    RunConfig,
+    fields_of,
+    flag,
+    run_config,
+    unread,
+)
+from fedjaxsim.runs.settings_files import content, convert, excluded, named
+
+if TYPE_CHECKING:
+    from fedjaxsim.hyperparameters import Hyperparameter
+
+SWEEP = "sweep.toml"
+"""The file of a sweep in its directory."""
+_STATIC = ("sampling_rate",)
+"""Hyperparameters on which the program itself depends."""
+
+Values = Mapping[str, tuple[Any, ...]]
+"""One table of a sweep: the values of each key, by field name."""
+
+_REFUSED: dict[str, str] = {
+    **dict.fromkeys(OUTPUT, "belongs on the command line, not in a sweep's file"),
+    "patience": "is for single runs: those of a sweep go on together",
+}
+_KEPT_APART = ("epsilon", "noise_multiplier", "personalization")
+"""Hyperparameters over which envelopes take no best value by default."""
+_COLUMNS = {"epsilon": "target_epsilon"}
+
+
+def hyperparameters_of(run: RunConfig) -> tuple[str, ...]:
+    """Return the settings of a run that are arrays in its program, which may differ within it."""
+    settings = [record.setting for record in run.records.values() if record.name not in _STATIC]
+    return (*settings, *(["epsilon"] if hasattr(run, "epsilon") else []))
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepOptions:
+    """The options of a sweep in its file; keys take - or _."""
+
+    memory: float = 2.0
+    """Memory for the runs that are computed at once, in GB (10⁹ bytes)."""
+    best_over: tuple[str, ...] | None = None
+    """Swept keys over which envelopes take the best; see `SweepRuns.best_over` for the default."""
+
+    def validate(self, keys: Sequence[str]) -> None:
+        """Check the options of a sweep over `keys`.
+
+        Raises:
+          ValueError: naming the option, its value and what is allowed.
+        """
+        if not 0 < self.memory < math.inf:
+            raise ValueError(f"memory must be a positive number of GB, got {self.memory}")
+        allowed, names = [flag(key) for key in keys if key != "seed"], self.best_over or ()
+        for index, name in enumerate(names):
+            if flag(name) == "seed":
+                raise ValueError("best-over cannot hold seed: over seeds, values are averaged")
+            if flag(name) not in allowed:
+                raise ValueError(f"best-over takes swept keys ({', '.join(allowed)}), got {name!r}")
+            if flag(name) in map(flag, names[:index]):
+                raise ValueError(f"best-over names {name!r} twice")
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepRuns:
+    """The runs of a sweep.
+
+    Attributes:
+      base: the settings that all runs start from, by field name.
+      options: options of the sweep.
+      tables: the values of its tables, as asked for.
+      keys: all swept keys, by field name, in the order of their first appearance.
+      runs: the settings of each run; a run is known by its index here.
+      given: for each run, the keys that its tables set; it has the others from `base`.
+    """
+
+    base: Mapping[str, Any]
+    options: SweepOptions
+    tables: tuple[Values, ...]
+    keys: tuple[str, ...]
+    runs: tuple[RunConfig, ...]
+    given: tuple[frozenset[str], ...]
+
+    @functools.cached_property
+    def hyperparameters(self) -> frozenset[str]:
+        """The settings that are arrays in the programs of some runs."""
+        return frozenset(name for run in self.runs for name in hyperparameters_of(run))
+
+    @functools.cached_property
+    def records(self) -> dict[str, "Hyperparameter"]:
+        """The hyperparameters of all runs, by setting."""
+        return {each.setting: each for run in self.runs for each in run.records.values()}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the swept keys in tables of results, in the order of `keys`."""
+        return tuple(map(_column, self.keys))
+
+    @property
+    def best_over(self) -> tuple[str, ...]:
+        """The columns over which envelopes take the best value.
+
+        The options name them; by default the learning rate where it is swept, else every
+        hyperparameter but the level of personalization and the settings of privacy.
+        """
+        if self.options.best_over is not None:
+            names = [name.replace("-", "_") for name in self.options.best_over]
+        elif "learning_rate" in self.keys:
+            names = ["learning_rate"]
+        else:
+            tuned = self.hyperparameters.difference(_KEPT_APART)
+            names = [key for key in self.keys if key in tuned]
+        return tuple(map(_column, names))
+
+    def value_type(self, key: str) -> type:
+        """Return the type of a swept key in tables of results: float, int, bool or str."""
+        hint = next(fields_of(vars(run)) for run in self.runs if hasattr(run, key))[key]
+        kind = (typing.get_args(hint) or (hint,))[0]
+        is_number = kind in (bool, int, float) and typing.get_origin(hint) is not tuple
+        return kind if is_number else str
+
+    def values(self, run: int) -> dict[str, Any]:
+        """Return the swept values of one run, by column; None where no table sets the key.
+
+        Several words or widths become one string with commas.
+        """
+        config, given = self.runs[run], self.given[run]
+        return {_column(key): _cell(config.get(key)) if key in given else None for key in self.keys}
+
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Return the runs that differ in hyperparameters and schedules alone, as they appear.
+
+        The runs of a group share a compiled program and, with their seed, data, cohorts and
+        minibatches. Clipped and unclipped runs share a group.
+        """
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for index, run in enumerate(self.runs):
+            arrays = (*hyperparameters_of(run), "budget")
+            static = {name: value for name, value in vars(run).items() if name not in arrays}
+            # Schedules are arrays of one shape; a constant is a number.
+            kind = (type(run), run.spread.is_constant, *static.items())
+            groups.setdefault(kind, []).append(index)
+        return tuple(map(tuple, groups.values()))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of all that the results depend on: the runs, their order and their columns."""
+        runs = [
+            [run.settings(), sorted(given)]
+            for run, given in zip(self.runs, self.given, strict=True)
+        ]
+        return digest(self.keys, runs)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the keys of a file that asks for the same sweep."""
+        options = {k: v for k, v in vars(self.options).items() if v is not None}
+        tables = [
+            {key: [_toml(value) for value in values] for key, values in table.items()}
+            for table in self.tables
+        ]
+        base = {key: _toml(value) for key, value in {**self.base, **options}.items()}
+        return {**base, "sweep": tables}
+
+
+def _column(key: str) -> str:
+    """Return the column of a swept key, where `epsilon` is the ε that a run has spent."""
+    return _COLUMNS.get(key, key)
+
+
+def _toml(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return value if isinstance(value, bool | int | float) else str(value)
+
+
+def resolve_sweep(
+    base: Mapping[str, Any], tables: Sequence[Values], options: SweepOptions | None = None
+) -> SweepRuns:
+    """Resolve tables of values into runs.
+
+    Args:
+      base: the settings that all runs start from, by field name; a run leaves out those that it
+        does not read.
+      tables: each with at least one value for each of its keys (field names of a run); the last key
+        varies fastest.
+      options: options of the sweep; by default the defaults.
+
+    Raises:
+      ValueError: for keys that exclude each other in one table, settings of a run that do not fit
+        together (naming its swept values), keys that no run reads, or options that do not fit the
+        keys.
+    """
+    options = options or SweepOptions()
+    keys = tuple(dict.fromkeys(key for table in tables for key in table))
+    options.validate(keys)
+    runs: dict[RunConfig, set[str]] = {}
+    set_, swept = set(), set()
+    for table in tables:
+        _check_exclusive(table)
+        for values in itertools.product(*table.values()):
+            changes = dict(zip(table, values, strict=True))
+            kept = {name: value for name, value in base.items() if name not in excluded(changes)}
+            try:
+                known = fields_of(kept | changes)
+                run = run_config(**{n: v for n, v in (kept | changes).items() if n in known})
+                run.validate()
+                run.require_unstreamed("a sweep")
+            except ValueError as error:
+                shown = ", ".join(f"{flag(key)} = {value}" for key, value in changes.items())
+                raise ValueError(f"the run with {shown}: {error}") from error
+            set_ |= known.keys() & (kept | changes)
+            swept |= known.keys() & changes
+            runs.setdefault(run, set()).update(known.keys() & changes)
+    for key in base:
+        if key not in set_:
+            raise _unread(key, base, tables[0], "is set")
+    for table in tables:
+        for key in table:
+            if key not in swept:
+                raise _unread(key, base, table, "is swept")
+    given = tuple(map(frozenset, runs.values()))
+    sweep = SweepRuns(base, options, tuple(tables), keys, tuple(runs), given)
+    symbols.remember(sweep.records.values())
+    return sweep
+
+
+def _check_exclusive(table: Values) -> None:
+    for pair in EXCLUSIVE:
+        if all(name in table for name in pair):
+            one, other = map(flag, pair)
+            raise ValueError(
+                f"{one} and {other} exclude each other: one table of a sweep takes one of them, "
+                "and tables of their own can hold both"
+            )
+
+
+def _unread(
+    name: str, settings: Mapping[str, Any], table: Mapping[str, Sequence[Any]], where: str
+) -> ValueError:
+    """Return the error about a key that no run reads.
+
+    Raises:
+      ValueError: for an unknown key.
+    """
+    first = {**settings, **{key: values[0] for key, values in table.items()}}
+    reasons = unread([name], first, typing.get_type_hints(SweepOptions))
+    return ValueError(f"no run reads what {where}: {reasons[0] if reasons else flag(name)}")
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def read_sweep(path: Path, data: str | None = None) -> SweepRuns:
+    """Read the file of a sweep.
+
+    Args:
+      path: a TOML file as described above; also one that a sweep wrote.
+      data: source of the clients, in place of the file's.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      ValueError: for a file that is not TOML, no table `[sweep]`, an unknown key (with the closest
+        known one), an empty list, a repeated value, or a value of the wrong type, each with its
+        place; and as `resolve_sweep`.
+    """
+    whole = content(path)
+    with in_file(path):
+        tables = _tables(whole.pop("sweep", None))
+        hints = typing.get_type_hints(SweepOptions)
+        top = dict(named(whole, _REFUSED))
+        options = {name: convert(flag(name), top.pop(name), hint)
+                   for name, hint in hints.items() if name in top}  # fmt: skip
+        settings = top if data is None else top | {"data": data}
+        check_parts(settings)
+        types = {place: _types(settings, table) for place, table in tables.items()}
+        every = {name: hint for found in reversed(types.values()) for name, hint in found.items()}
+        # A key that no run reads stays as it is, and is refused below.
+        base = {
+            name: convert(flag(name), value, every[name]) if name in every else value
+            for name, value in settings.items()
+        }
+        values = [
+            {
+                name: _converted(table[name], types[place].get(name, every[name]), name, place)
+                if name in every
+                else tuple(table[name])
+                for name in table
+            }
+            for place, table in tables.items()
+        ]
+        return resolve_sweep(base, values, SweepOptions(**options))
+
+
+def _tables(sweep: Any) -> dict[str, dict[str, list[Any]]]:
+    """Return the tables by their place in the file; a value that is no list becomes one."""
+    if sweep is None:
+        raise ValueError(
+            "a sweep needs a table [sweep] that lists values, as in learning-rate = [0.1, 0.3]"
+        )
+    if isinstance(sweep, dict):
+        places = {"[sweep]": sweep}
+    elif isinstance(sweep, list) and sweep and all(isinstance(table, dict) for table in sweep):
+        places = {f"[[sweep]] number {index + 1}": table for index, table in enumerate(sweep)}
+    else:
+        raise ValueError(f"sweep must be a table [sweep] or tables [[sweep]], got {sweep}")
+    above = "is an option of the sweep: write it above the tables"
+    refused = dict.fromkeys(typing.get_type_hints(SweepOptions), above) | _REFUSED
+    found: dict[str, dict[str, list[Any]]] = {}
+    for place, table in places.items():
+        if not table:
+            raise ValueError(f"{place} is empty: it needs at least one key with its values")
+        found[place] = {
+            name: value if isinstance(value, list) else [value]
+            for name, value in named(table, refused, f"{place}: ")
+        }
+        for name, values in found[place].items():
+            if not values:
+                raise ValueError(f"{flag(name)} in {place} must list at least one value, got []")
+    return found
+
+
+def _types(base: Mapping[str, Any], table: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Return the types of the settings that some run of a table has, by name."""
+    # Strings and booleans may name parts, or choices within them.
+    choosing = {
+        name: values
+        for name, values in table.items()
+        if all(isinstance(value, str | bool) for value in values)
+    }
+    found: dict[str, Any] = {}
+    for values in itertools.product(*choosing.values()):
+        found = fields_of({**base, **dict(zip(choosing, values, strict=True))}) | found
+    return found
+
+
+def _converted(values: list[Any], hint: Any, name: str, place: str) -> tuple[Any, ...]:
+    """Convert the values of one key."""
+    found: list[Any] = []
+    for index, item in enumerate(values):
+        where = f"value {index + 1} of {flag(name)} in {place}"
+        value = convert(where, item, hint)
+        if isinstance(value, float) and math.isnan(value):
+            raise ValueError(f"{where} must be a number, got nan")
+        if value in found:
+            raise ValueError(f"{where} repeats value {found.index(value) + 1}, which is {item!r}")
+        found.append(value)
+    return tuple(found)
