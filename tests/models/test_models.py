@@ -6,6 +6,7 @@ import pytest
 
 from fedjaxsim.models.model import linear
 from fedjaxsim.models.network import cnn, mlp
+from fedjaxsim.tasks.task import softmax
 
 
 def size(params):

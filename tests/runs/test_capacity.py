@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from fedjaxsim.data import load_folder, save_folder
-from fedjaxsim.data.population import Population, split
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.splitting import split
 from fedjaxsim.engine.placement import streamed
 from fedjaxsim.engine.placement.devices import OverDevices
 from fedjaxsim.engine.state import map_parts
