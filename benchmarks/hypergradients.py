@@ -35,7 +35,8 @@ from fedjaxsim.bench.ceilings import seconds
 from fedjaxsim.bench.measure import forget_peak
 from fedjaxsim.bench.results import spread
 from fedjaxsim.data.synthetic import regression_stream
-from fedjaxsim.gradients.whole_run import Mode, hypergradient, mean_metric
+from fedjaxsim.gradients.objectives import mean_metric
+from fedjaxsim.gradients.whole_run import Mode, hypergradient
 from fedjaxsim.models import linear
 from fedjaxsim.report.plots import COLOURS, STYLE
 from fedjaxsim.runs.memory import peak_bytes

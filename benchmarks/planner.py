@@ -32,7 +32,7 @@ import fedjaxsim as fjs
 from fedjaxsim.bench.measure import forget_peak, machine
 from fedjaxsim.data import load_folder, save_folder
 from fedjaxsim.data.arrays import shareable
-from fedjaxsim.data.population import consecutive
+from fedjaxsim.data.ranges import consecutive
 from fedjaxsim.report.files import write_csv
 from fedjaxsim.runs import capacity
 from fedjaxsim.runs.assemble import parts_of

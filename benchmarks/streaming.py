@@ -35,7 +35,7 @@ from common import Watch, anonymous, of_script
 import fedjaxsim as fjs
 from fedjaxsim.bench.measure import Rounds
 from fedjaxsim.data import load_folder, save_folder
-from fedjaxsim.data.population import consecutive
+from fedjaxsim.data.ranges import consecutive
 
 COHORT = 1000
 ROUNDS = 300

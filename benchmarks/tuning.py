@@ -33,7 +33,9 @@ from ppsgd_grid import LEVELS, RATES
 
 import fedjaxsim as fjs
 from fedjaxsim.data.synthetic import regression_stream
-from fedjaxsim.gradients.whole_run import mean_metric, over_seeds, price_of_privacy
+from fedjaxsim.gradients.objectives import mean_metric
+from fedjaxsim.gradients.seeds import over_seeds
+from fedjaxsim.gradients.whole_run import price_of_privacy
 from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
 from fedjaxsim.report.plots import COLOURS, STYLE, picture, save
 from fedjaxsim.tasks.known_risk import known_regression

@@ -10,7 +10,8 @@ import pytest
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.data.population import Population, split
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.splitting import split
 from fedjaxsim.factories import make
 from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.choices import MECHANISMS

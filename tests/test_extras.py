@@ -14,7 +14,7 @@ from problems import HANGS
 
 import fedjaxsim as fjs
 from fedjaxsim.cli import main
-from fedjaxsim.data import Population, load_csv, load_images
+from fedjaxsim.data import from_dataframe, load_csv, load_images
 from fedjaxsim.extras import EXTRAS, MissingExtraError, importing, missing, require
 from fedjaxsim.models import from_equinox
 
@@ -113,7 +113,7 @@ def test_a_data_frame_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "narwhals", None)
     monkeypatch.setitem(sys.modules, "narwhals.stable.v2", None)
     with pytest.raises(MissingExtraError, match=r"data frames.* narwhals.*'fedjaxsim\[tables\]'"):
-        Population.from_dataframe(table, client="k", target="y")
+        from_dataframe(table, client="k", target="y")
 
 
 REFUSED = {

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from fedjaxsim.data.population import MOST_ROWS
+from fedjaxsim.data.ranges import MOST_ROWS
 from fedjaxsim.report.files import print_json
 from fedjaxsim.report.progress import bytes_text, print_rows
 from fedjaxsim.runs import capacity

@@ -17,11 +17,12 @@ from .partition import iid as iid
 from .partition import quantity as quantity
 from .partition import shards as shards
 from .population import Population as Population
-from .population import Ranges as Ranges
-from .population import split as split
+from .ranges import Ranges as Ranges
+from .splitting import split as split
 from .synthetic import regression_stream as regression_stream
 from .synthetic import related_regression as related_regression
 from .synthetic import synthetic_regression as synthetic_regression
+from .table import from_dataframe as from_dataframe
 from .table import load_csv as load_csv
 from .table import load_parquet as load_parquet
 from .transforms import drop_constant_columns as drop_constant_columns

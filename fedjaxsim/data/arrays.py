@@ -1,4 +1,4 @@
-"""Arrays of the fields of a population: their types, their lengths, where they lie in memory."""
+"""Arrays of the fields of a population: types, lengths, and memory."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -8,18 +8,18 @@ import numpy as np
 
 _ALIGNMENT = 64
 _BLOCK = 1 << 24
-"""Bytes that are looked at, or copied, at once."""
+"""Bytes that are read or copied at once."""
 _LARGEST_INT32 = np.iinfo(np.int32).max
 
 
 def to_float32(array: np.ndarray) -> np.ndarray:
-    """Round to float32; what is too large becomes infinite, which a population refuses by name."""
+    """Round to float32; too large values become infinite, which a population refuses by name."""
     with np.errstate(over="ignore"):
         return array.astype(np.float32)
 
 
 def as_numbers(value: Any, where: str) -> np.ndarray:
-    """An array of numbers; floats that come in lists rather than arrays count as float32."""
+    """Return an array of numbers; floats in lists rather than arrays become float32."""
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -34,7 +34,7 @@ def as_numbers(value: Any, where: str) -> np.ndarray:
 
 
 def common_length(lengths: Mapping[str, int], where: str) -> int:
-    """The number of rows that all fields have; raises ValueError if they disagree or are empty."""
+    """Return the number of rows of all fields; raise ValueError if they disagree or are empty."""
     if len(lengths) == 0:
         raise ValueError(f"{where} has no fields; it needs at least one")
     if len(set(lengths.values())) > 1:
@@ -47,7 +47,7 @@ def common_length(lengths: Mapping[str, int], where: str) -> int:
 
 
 def join(field: str, parts: list[np.ndarray], owners: list[str]) -> np.ndarray:
-    """Concatenate the clients' parts of one field, in the type that all of them call for."""
+    """Concatenate the clients' parts of one field, in the type that suits all of them."""
     if field == "y":
         parts = [part.reshape(_without_trailing_ones(part.shape)) for part in parts]
     for part, owner in zip(parts, owners, strict=True):
@@ -69,7 +69,7 @@ def join(field: str, parts: list[np.ndarray], owners: list[str]) -> np.ndarray:
 
 
 def _concatenated(parts: list[np.ndarray], dtype: np.dtype) -> np.ndarray:
-    """One array of this type; a single one that is of it already stays what it is."""
+    """Concatenate in one type; a single part of this type is returned as it is."""
     if len(parts) == 1 and parts[0].dtype == dtype:
         return parts[0]
     joined = aligned((sum(map(len, parts)), *parts[0].shape[1:]), dtype)
@@ -77,7 +77,7 @@ def _concatenated(parts: list[np.ndarray], dtype: np.dtype) -> np.ndarray:
 
 
 def _type_of_integers(parts: list[np.ndarray]) -> np.dtype | None:
-    """The type that all integers of features go by; None where there are others than integers."""
+    """Return the common type of integer features; None if not all are integers."""
     if any(part.dtype.kind not in "iu" for part in parts):
         return None
     common = np.result_type(*parts)
@@ -91,14 +91,14 @@ def _without_trailing_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _is_integral(values: np.ndarray) -> bool:
-    """All are integers that int32 can hold (so neither infinity nor NaN)."""
+    """Return whether all values are integers that fit into int32."""
     largest = np.float64(_LARGEST_INT32)  # compared in float64: float32 would round it up
     fits = np.all((values >= -largest) & (values <= largest))
     return bool(fits and (values.dtype.kind != "f" or np.all(values == np.rint(values))))
 
 
 def first_not_finite(values: np.ndarray) -> int | None:
-    """The first row with a value that is not a finite number; None where there is none."""
+    """Return the first row with a value that is not finite; None if there is none."""
     if values.dtype.kind != "f":
         return None
     for part in blocks(values, len(values)):
@@ -110,21 +110,20 @@ def first_not_finite(values: np.ndarray) -> int | None:
 
 
 def taken(values: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Some rows, (k, ...), in the order of their indices, (k,); as from `shareable`."""
+    """Return the rows at `index`, (k, ...), aligned and read-only."""
     found = aligned((len(index), *values.shape[1:]), values.dtype)
     for part in blocks(values, len(index)):
-        # Of the modes the one that writes to `out` as it goes; no index is out of bounds.
+        # "clip" is the mode that writes to `out` without a buffer; no index is out of bounds.
         np.take(values, index[part], axis=0, out=found[part], mode="clip")
     return _frozen(found)
 
 
 def shareable(values: np.ndarray) -> np.ndarray:
-    """The values, where nobody can write to them.
+    """Return read-only values as they are, others as an aligned, read-only copy.
 
-    Otherwise a copy, read-only, that begins at a multiple of 64 bytes: a CPU's device then shares
-    it.
+    A CPU device shares memory that begins at a multiple of 64 bytes.
     """
-    if not _is_writeable(values):
+    if not any(part.flags.writeable for part in _views(values)):
         return values
     copy = aligned(values.shape, values.dtype)
     copy[...] = values
@@ -132,13 +131,13 @@ def shareable(values: np.ndarray) -> np.ndarray:
 
 
 def blocks(values: np.ndarray, count: int) -> Iterator[slice]:
-    """So many rows, cut into as many at a time as need not be saved on."""
+    """Cut `count` rows into slices of at most 16 MiB."""
     rows = max(1, _BLOCK // max(1, values[:1].nbytes))
     return (slice(begin, begin + rows) for begin in range(0, count, rows))
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array that begins at a multiple of 64 bytes; what is in it is not set."""
+    """Return an uninitialized array that begins at a multiple of 64 bytes."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
@@ -146,19 +145,15 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _frozen(values: np.ndarray) -> np.ndarray:
-    """The values, read-only from now on, as is the memory that they lie in."""
-    part: Any = values
-    while isinstance(part, np.ndarray):
+    """Make the values, and the memory below them, read-only."""
+    for part in _views(values):
         part.flags.writeable = False
-        part = part.base
     return values
 
 
-def _is_writeable(values: np.ndarray) -> bool:
-    """Whether they, or the array that they are a view of, can be written to."""
+def _views(values: np.ndarray) -> Iterator[np.ndarray]:
+    """Iterate over an array and the arrays that it is a view of."""
     part: Any = values
     while isinstance(part, np.ndarray):
-        if part.flags.writeable:
-            return True
+        yield part
         part = part.base
-    return False

@@ -1,36 +1,37 @@
-"""Who has what: numbers of rows and labels of the clients, and what a constant answer scores."""
+"""Statistics of a population: rows, labels, and the accuracy of constant answers."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from fedjaxsim.data.population import SPLITS, Population
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.ranges import SPLITS
 
 _PADDING = -1
 _LISTED = 10
-"""The most labels that are listed."""
+"""Most labels that are listed."""
 
 
 def rows_per_client(population: Population) -> np.ndarray:
-    """The rows of each client in all splits, (m,)."""
+    """Return the number of rows of each client in all splits, (m,)."""
     return np.sum([population.splits[split].count for split in SPLITS], axis=0)
 
 
 def skewness(values: np.ndarray) -> float:
-    """The third standardized moment, as of a population; 0 where all values are the same."""
+    """Compute the third standardized moment (biased); 0 if all values are the same."""
     apart = values - values.mean()
     variance = np.mean(apart**2)
     return float(np.mean(apart**3) / variance**1.5) if variance > 0 else 0.0
 
 
 def label_counts(population: Population, *splits: str) -> tuple[np.ndarray, np.ndarray]:
-    """How often each client has each label that occurs anywhere, in some splits or in all.
+    """Count the labels of each client in some splits, by default in all.
 
-    Of labels per token all count but −1, which marks padding.
+    The label −1 of tokens is padding and does not count.
 
     Returns:
-        The labels in sorted order, (c,), and the counts, (m, c).
+        The labels that occur in the population, sorted, (c,), and the counts, (m, c).
 
     Raises:
         ValueError: there are no integer labels "y".
@@ -40,8 +41,8 @@ def label_counts(population: Population, *splits: str) -> tuple[np.ndarray, np.n
     index = index.reshape(y.shape)
     counts = np.zeros((population.num_clients, len(labels)), np.int64)
     for split in splits or SPLITS:
-        client, own = _of_clients(population, split, index)
-        pairs = np.bincount(client * len(labels) + own, minlength=counts.size)
+        client, found = _of_clients(population, split, index)
+        pairs = np.bincount(client * len(labels) + found, minlength=counts.size)
         counts += pairs.reshape(counts.shape)
     real = _real(labels, y)
     return labels[real], counts[:, real]
@@ -57,52 +58,52 @@ def _labels(population: Population) -> np.ndarray:
 def _of_clients(
     population: Population, split: str, values: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The clients and the values of all labels in a split, (k,) each; values are like "y"."""
+    """Return the client and the value of every label in a split, (k,) each; values are like "y"."""
     ranges = population.splits[split]
-    client, own = ranges.owners(), values[ranges.all_rows()]
-    return np.repeat(client, own.size // max(1, len(own))), own.ravel()
+    client, found = ranges.owners(), values[ranges.all_rows()]
+    return np.repeat(client, found.size // max(1, len(found))), found.ravel()
 
 
 def _real(labels: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Which labels, (k,), are no padding: among labels per token, y (N, L), there may be some."""
+    """Return which labels, (k,), are no padding; only labels of tokens, y (N, L), have padding."""
     return np.full(len(labels), True) if y.ndim == 1 else labels != _PADDING
 
 
 def majority_accuracy(population: Population, split: str = "test", *, own: bool = False) -> float:
-    """The accuracy of always saying the label that is most frequent in the training rows.
+    """Compute the accuracy of always predicting the most frequent training label.
 
     Args:
-        population: with integer labels.
-        split: whose rows are predicted.
-        own: whether each client says the most frequent label of its own training rows; by default
-            all say that of all clients together. The smallest label wins a tie.
+        population: clients with integer labels.
+        split: the rows that are predicted.
+        own: whether each client predicts its own most frequent label instead of the most frequent
+            label of all clients. The smallest label wins a tie.
 
     Returns:
-        The mean over the clients that have labels in the split; NaN where none has.
+        The mean over the clients with labels in the split; NaN if there is none.
 
     Raises:
-        ValueError: as `label_counts`.
+        ValueError: there are no integer labels.
     """
     y, m = _labels(population), population.num_clients
     if own:
         labels, counts = label_counts(population, "train")
-        said = labels[np.argmax(counts, axis=1)]
+        predicted = labels[np.argmax(counts, axis=1)]
     else:
         _, train = _of_clients(population, "train", y)
         labels, sizes = np.unique(train[_real(train, y)], return_counts=True)
-        said = np.full(m, labels[np.argmax(sizes)])
+        predicted = np.full(m, labels[np.argmax(sizes)])
     client, asked = _of_clients(population, split, y)
     client, asked = (array[_real(asked, y)] for array in (client, asked))
     total = np.bincount(client, minlength=m)
-    hits = np.bincount(client, asked == said[client], m)
+    hits = np.bincount(client, asked == predicted[client], m)
     return float(np.mean(hits[total > 0] / total[total > 0])) if total.any() else float("nan")
 
 
 def describe(population: Population) -> dict[str, Any]:
-    """Numbers that say what a population is like, by name; None where one does not apply.
+    """Return statistics of a population by name; None for one that does not apply.
 
-    `rows_…` are of all splits together; the accuracies are those of `majority_accuracy` on test
-    rows, the second with each client's own label.
+    `rows_min`, `rows_median`, `rows_max` and `rows_skewness` are of all splits together;
+    `majority_accuracy` and `own_majority_accuracy` are on test rows.
     """
     sizes = rows_per_client(population)
     found: dict[str, Any] = {
@@ -133,18 +134,13 @@ def describe(population: Population) -> dict[str, Any]:
 
 
 def in_words(found: Mapping[str, Any]) -> str:
-    """Format the numbers that `describe` returns, one line per fact."""
-    sizes = (
-        f"min {found['rows_min']}, median {found['rows_median']:g}, max {found['rows_max']}, "
-        f"skewness {found['rows_skewness']:.2f}"
-    )
-    splits = ", ".join(
-        f"{name} {found[f'rows_{name}']}" for name in ("train", "validation", "test")
-    )
+    """Format the statistics of `describe`, one line per fact."""
+    splits = ", ".join(f"{name} {found[f'rows_{name}']}" for name in SPLITS)
     lines = [
         f"clients: {found['clients']}",
         f"rows: {found['rows']} ({splits})",
-        f"rows per client: {sizes}",
+        f"rows per client: min {found['rows_min']}, median {found['rows_median']:g}, "
+        f"max {found['rows_max']}, skewness {found['rows_skewness']:.2f}",
         *(
             f"{name}: {dtype}, {' × '.join(map(str, shape)) or 'one'} per row"
             for name, (dtype, *shape) in found["fields"].items()

@@ -7,7 +7,7 @@ import numpy as np
 
 
 def digits() -> dict[str, np.ndarray]:
-    """All 1,797 images of 8x8 pixels, scaled from 0–16 to [0, 1], as flat fields to partition.
+    """Return the 1,797 images of 8x8 pixels, scaled from 0–16 to [0, 1], as flat fields.
 
     Source: E. Alpaydin and C. Kaynak, "Optical recognition of handwritten digits" (UCI, 1998).
 
@@ -19,10 +19,10 @@ def digits() -> dict[str, np.ndarray]:
 
 
 def _table() -> np.ndarray:
-    """Pixels and, in the last column, the digit, (1797, 65)."""
+    """Return pixels and, in the last column, the digit, (1797, 65)."""
     package = importlib.util.find_spec("sklearn")
     if package is not None and package.origin is not None:
-        # To import scikit-learn takes as long as to import JAX, to read its file next to nothing.
+        # Importing scikit-learn takes as long as importing JAX; reading its file takes no time.
         path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
         if path.is_file():
             return np.loadtxt(path, delimiter=",")

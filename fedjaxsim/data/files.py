@@ -1,14 +1,27 @@
-"""What is wrong in a file is said with the file's name."""
+"""Errors about files that name the file."""
 
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 
 @contextlib.contextmanager
 def in_file(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Puts the path before the message of a ValueError."""
+    """Put the path before the message of a ValueError."""
     try:
         yield
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)}: {error}") from error
+
+
+def existing(path: str | os.PathLike[str], kind: str, *, folder: bool = False) -> Path:
+    """Return the path of a file or folder.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    found = Path(path)
+    if not (found.is_dir() if folder else found.is_file()):
+        raise FileNotFoundError(f"no {kind} at {found}")
+    return found

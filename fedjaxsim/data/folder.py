@@ -1,10 +1,10 @@
 """Populations on disk: a folder of columns that are mapped into memory instead of read.
 
-`population.json` says what there is: the number of clients and rows, and of every column its file,
-type, shape and bytes. Columns are plain `.npy` files: one for each field, in which every client's
-rows follow one another in the order of `SPLITS`; `counts.npy`, (m, 3) int32, how many those are;
-and `names.npy`, (m,), unless clients are called 0, 1, …. Sizes are compared whenever a folder is
-loaded; the SHA-256 of each file, taken while it is written, when `check_folder` is asked to.
+`population.json` gives the number of clients and rows, and for every column its file, type, shape,
+bytes and SHA-256. Columns are plain `.npy` files: one per field, client after client, the rows of a
+client in the order of `SPLITS`; `counts.npy`, (m, 3) int32, the number of rows of each client in
+each split; and `names.npy`, (m,), unless clients are called 0, 1, …. Loading a folder compares
+sizes, `check_folder` the digests.
 """
 
 import hashlib
@@ -20,24 +20,26 @@ from typing import Any
 import numpy as np
 
 from fedjaxsim.data.arrays import blocks
-from fedjaxsim.data.files import in_file
-from fedjaxsim.data.population import Population, consecutive, in_order
+from fedjaxsim.data.files import existing, in_file
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.ranges import consecutive, in_order
 
 _ABOUT = "population.json"
+_KIND = "folder of a population"
 _VERSION = 1
 _AT_ONCE = 1 << 24
 """Bytes that are compared at once."""
 
 
 def save_folder(path: str | os.PathLike[str], population: Population) -> None:
-    """Write a population with all that it says, so that `load_folder` returns the same.
+    """Write a population with all its attributes but `generate`, for `load_folder`.
 
-    Rows are written a block at a time. The folder appears when all of it has been written, and not
-    at all if that fails or is interrupted.
+    Rows are written a block at a time. The folder appears when it is complete, and not at all if
+    writing fails or is interrupted.
 
     Raises:
         FileExistsError: there is something at the path.
-        OSError: it cannot be written, as on a full disk.
+        OSError: it cannot be written, such as on a full disk.
         ValueError: the population generates its minibatches.
     """
     path = Path(path)
@@ -76,16 +78,14 @@ def save_folder(path: str | os.PathLike[str], population: Population) -> None:
 
 
 def load_folder(path: str | os.PathLike[str]) -> Population:
-    """A population whose fields stay on disk and are mapped into memory, for reading alone.
+    """Return a population whose fields stay on disk, mapped into memory read-only.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: it is none of a population, or a column is missing, too short, or another than
-            the one that was written.
+        ValueError: it holds no population, or a column is missing or differs in size, type or
+            shape from the one that was written.
     """
-    path = Path(path)
-    if not path.is_dir():
-        raise FileNotFoundError(f"no folder of a population at {path}")
+    path = existing(path, _KIND, folder=True)
     with in_file(path):
         about = _about(path)
         try:
@@ -108,29 +108,27 @@ def load_folder(path: str | os.PathLike[str]) -> Population:
 def check_folder(
     path: str | os.PathLike[str], on_read: Callable[[int, int], None] = lambda done, size: None
 ) -> int:
-    """Reads all of a folder, and compares it with the digests taken while it was written.
+    """Compare all columns of a folder with the digests taken while it was written.
 
     Args:
-        path: of the folder.
-        on_read: called after each block with the bytes read so far and those that there are.
+        path: the folder.
+        on_read: called after each block with the bytes read so far and the bytes in all.
 
     Returns:
-        How many bytes all columns have.
+        The bytes of all columns.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: naming every column with other content than was written; or as `load_folder`; or
-            there is nothing to compare with, as the folder was written before digests were kept.
+        ValueError: names the columns whose content changed; or `load_folder` refuses the folder, or
+            it was written before digests were kept.
     """
-    path = Path(path)
-    if not path.is_dir():
-        raise FileNotFoundError(f"no folder of a population at {path}")
+    path = existing(path, _KIND, folder=True)
     with in_file(path):
         about = _about(path)
         if "sha256" not in about:
             raise ValueError(
-                "it has no digests to compare with, as it was written by an earlier version; "
-                "fedjaxsim data convert writes it anew, with digests of what it holds now"
+                "there are no digests to compare with: an earlier version wrote this folder; "
+                "fedjaxsim data convert writes it anew, with digests of its present content"
             )
         if about["sha256"] != _digest(about):
             raise ValueError(f"{_ABOUT} is not what was written")
@@ -153,7 +151,7 @@ def check_folder(
 
 
 def _write(file: Path, values: np.ndarray, index: np.ndarray) -> dict[str, Any]:
-    """Writes some rows of an array, and says what was written."""
+    """Write the rows at `index` as a .npy file and return its record."""
     shape = (len(index), *values.shape[1:])
     header: Any = {"descr": values.dtype.str, "fortran_order": False, "shape": shape}
     head, digest = io.BytesIO(), hashlib.sha256()
@@ -175,9 +173,9 @@ def _write(file: Path, values: np.ndarray, index: np.ndarray) -> dict[str, Any]:
 
 
 def _digest(about: dict[str, Any]) -> str:
-    """Of all that `population.json` says besides."""
-    said = {name: value for name, value in about.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    """Return the digest of everything else in `population.json`."""
+    rest = {name: value for name, value in about.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _about(path: Path) -> dict[str, Any]:
@@ -193,7 +191,7 @@ def _about(path: Path) -> dict[str, Any]:
 
 
 def _file(path: Path, column: dict[str, Any]) -> Path:
-    """The file of a column, which has the size that was written."""
+    """Return the file of a column, with its size checked."""
     file = path / column["file"]
     if not file.is_file():
         raise ValueError(f"the column {file.name} is missing")
@@ -203,7 +201,7 @@ def _file(path: Path, column: dict[str, Any]) -> Path:
 
 
 def _mapped(path: Path, column: dict[str, Any]) -> np.ndarray:
-    """A column as it lies on disk, read-only."""
+    """Map a column into memory, read-only."""
     file, shape, dtype = _file(path, column), tuple(column["shape"]), np.dtype(column["dtype"])
     try:
         values = np.load(file, mmap_mode="r", allow_pickle=False)

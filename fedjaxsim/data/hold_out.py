@@ -2,23 +2,23 @@
 
 import numpy as np
 
-from fedjaxsim.data.population import Population, check_seed
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.splitting import check_seed
 
 _STREAM = 0x68_6F_6C_64
-"""Tells this choice from other random numbers of the same seed."""
+"""Separates this stream from others of the same seed."""
 
 
 def hold_out(population: Population, fraction: float, seed: int) -> tuple[Population, Population]:
-    """Divides the clients of a population at random into two, whatever their data are.
+    """Divide the clients of a population at random into two, independently of their data.
 
     Args:
-        population: of m clients.
-        fraction: the part of the clients that is held out, in (0, 1); rounded to whole clients.
-        seed: decides which ones; a non-negative integer.
+        population: m clients.
+        fraction: fraction of clients to hold out, in (0, 1); rounded to whole clients.
+        seed: a non-negative integer.
 
     Returns:
-        The clients that are left and those held out, each in the order of the population, with
-        their names and splits.
+        The clients that are left and those held out, each in the order of the population.
 
     Raises:
         ValueError: the fraction or the seed is out of range, or one of the two would have fewer

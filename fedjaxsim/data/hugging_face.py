@@ -7,7 +7,8 @@ import numpy as np
 
 from fedjaxsim.data.images import pixels_of, stacked
 from fedjaxsim.data.npz import assemble
-from fedjaxsim.data.population import SPLITS, Population
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.ranges import SPLITS
 from fedjaxsim.data.table import Columns, arrays_of
 from fedjaxsim.extras import importing, require
 
@@ -24,24 +25,23 @@ def from_hf(
     one_hot: Sequence[str] = (),
     drop: Sequence[str] = (),
 ) -> Population:
-    """A population from a data set of the `datasets` library, loaded or made.
+    """Make a population of a data set of the `datasets` library.
 
-    The columns are as in `Population.from_dataframe`. Classes (`ClassLabel`) keep their names and
+    Columns mean what they mean in `from_dataframe`. Classes (`ClassLabel`) keep their names and
     numbers.
 
     Args:
-        dataset: of a `DatasetDict`, "train", "validation" and "test" become the splits.
-        client: the column that says whose a row is.
-        target: the column that is to be predicted.
-        x: the only column to be read as features, which may hold images (x is then
-            (N, height, width, channels) float32 in [0, 1]), lists of one length, or numbers. By
-            default every other column is a feature.
-        one_hot: columns of which each becomes one column of 0 and 1 per value that occurs.
+        dataset: "train", "validation" and "test" of a `DatasetDict` become the splits.
+        client: column with the client of each row.
+        target: column to predict.
+        x: the only column of features: images (x is then (N, height, width, channels) float32 in
+            [0, 1]), lists of one length, or numbers. By default every other column is a feature.
+        one_hot: columns to replace by one column of 0 and 1 per value that occurs.
         drop: columns that are no features.
 
     Raises:
-        TypeError: it is no data set, or one that is streamed.
-        ValueError: names the column or the split that is not as it must be.
+        TypeError: the argument is no data set, or a streamed one.
+        ValueError: names the column or the split that is refused.
     """
     with importing("hf"):
         import datasets
@@ -64,15 +64,14 @@ def from_hf(
         if absent:
             raise ValueError(f"there is no column {absent[0]!r}, only {dataset.column_names}")
         dataset = dataset.select_columns([x, client, target])
-    columns = Columns(target, client, None, tuple(one_hot), tuple(drop))
-    arrays = _arrays(dataset, columns)
+    arrays = _arrays(dataset, Columns(target, client, None, one_hot, drop))
     if splits is not None:
         arrays["split"] = splits
     return assemble(arrays)
 
 
 def _arrays(dataset: "Dataset", columns: Columns) -> dict[str, np.ndarray]:
-    """The arrays of the .npz format."""
+    """Return the arrays of the .npz format."""
     import datasets
 
     with importing("tables"):
@@ -95,7 +94,7 @@ def _arrays(dataset: "Dataset", columns: Columns) -> dict[str, np.ndarray]:
         )
         dataset = dataset.remove_columns(images)
     table: Any = dataset.with_format("arrow")[:]
-    # Classes that are no target are text again, such as the names of clients.
+    # Other classes than the target become text again, such as the names of clients.
     for place, name in enumerate(table.column_names):
         if isinstance(kinds[name], datasets.ClassLabel) and name != columns.target:
             names = np.array([*kinds[name].names, None], object)  # -1 is no class

@@ -1,6 +1,6 @@
 """Folders of images: PATH/client/class/image.png, or PATH/train/client/class/image.png and so on.
 
-Of data without clients: PATH/class/image.png.
+Without clients: PATH/class/image.png.
 """
 
 import os
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjaxsim.data.files import in_file
+from fedjaxsim.data.files import existing, in_file
 from fedjaxsim.data.npz import assemble
-from fedjaxsim.data.population import SPLITS, Population
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.ranges import SPLITS
 from fedjaxsim.data.table import owners
 from fedjaxsim.extras import importing
 
@@ -25,10 +26,10 @@ _CLASSES = "Which classes there are, by name, is read from all clients' rows and
 
 
 def load_images(path: str | os.PathLike[str]) -> Population:
-    """Read a folder with a folder for each client, in which is one for each class.
+    """Read a folder with a folder for each client, and in it a folder for each class.
 
-    A folder that holds nothing but `train` and `test` or `validation` gives those splits. Images
-    are .png, .jpg, .bmp or .webp; other files, and names that start with a dot, are skipped.
+    A folder of only `train` and `test` or `validation` gives those splits. Images are .png, .jpg,
+    .bmp or .webp; other files, and names that start with a dot, are skipped.
 
     Returns:
         x: (N, height, width, channels) float32 in [0, 1], with one channel for grey images and
@@ -37,31 +38,27 @@ def load_images(path: str | os.PathLike[str]) -> Population:
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: names the file that cannot be read, or differs from others in size or colour;
-            or the folder that holds no images, or fewer or more folders than it must.
+        ValueError: names the file that cannot be read or differs from others in size or colour, or
+            the folder of another layout.
     """
     with in_file(path):
         return assemble(arrays_of_folder(path, has_clients=True))
 
 
 def arrays_of_folder(path: str | os.PathLike[str], *, has_clients: bool) -> dict[str, np.ndarray]:
-    """The arrays of the .npz format in a folder of images; see `load_images`.
+    """Return the arrays of the .npz format of a folder of images; see `load_images`.
 
     Args:
         path: the folder.
         has_clients: whether classes lie in folders of clients.
-
-    Raises:
-        FileNotFoundError, ValueError: as `load_images`.
     """
-    top = Path(path)
-    if not top.is_dir():
-        raise FileNotFoundError(f"no folder of images at {top}")
+    top = existing(path, "folder of images", folder=True)
     parts = {folder.name: folder for folder in _folders(top)}
     has_splits = "train" in parts and set(parts) <= set(SPLITS)
     if has_splits and not has_clients:
         raise ValueError(
-            "images of no client are dealt to clients and have no splits: give one folder, as train"
+            "--partition needs one folder without splits, such as PATH/train: rows are dealt to "
+            "clients and have no splits"
         )
     roots = [(SPLITS.index(name), parts[name]) for name in parts] if has_splits else [(0, top)]
     found = []  # (split, client, class, file)
@@ -90,7 +87,6 @@ def arrays_of_folder(path: str | os.PathLike[str], *, has_clients: bool) -> dict
 
 
 def _emptiness(folder: Path, has_clients: bool) -> str:
-    """What to say of a folder in which there should be folders of images."""
     layout = "PATH/client/class/image.png" if has_clients else "PATH/class/image.png"
     other = "; PATH/class/image.png needs a partition" if has_clients else ""
     return f"{folder} holds no folders of images: the layout must be {layout}{other}"
@@ -114,15 +110,15 @@ def _read(files: Iterable[Path]) -> Iterator[tuple[str, np.ndarray]]:
         try:
             with Image.open(file) as image:
                 yield str(file), pixels_of(image)
-        except (OSError, SyntaxError, ValueError) as error:  # as Pillow says it
+        except (OSError, SyntaxError, ValueError) as error:  # all of them from Pillow
             raise ValueError(f"{file} is not a readable image: {error}") from error
 
 
 def stacked(images: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
-    """Images of one size, (n, height, width, channels) float32 in [0, 1].
+    """Stack images of one size, (n, height, width, channels) float32 in [0, 1].
 
     Args:
-        images: where each is from, and its pixels, as of `pixels_of`.
+        images: the source of each and its pixels, from `pixels_of`.
 
     Raises:
         ValueError: names two that differ in size or colour.
@@ -141,7 +137,7 @@ def stacked(images: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
 
 
 def pixels_of(image: "Image") -> np.ndarray:
-    """A Pillow image as (height, width, 1) or (height, width, 3) uint8.
+    """Return a Pillow image as (height, width, 1) or (height, width, 3) uint8.
 
     Raises:
         ValueError: it has more than 8 bits a channel.

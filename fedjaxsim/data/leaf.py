@@ -17,7 +17,8 @@ import numpy as np
 
 from fedjaxsim.data.arrays import to_float32
 from fedjaxsim.data.files import in_file
-from fedjaxsim.data.population import Population, consecutive
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.ranges import consecutive
 from fedjaxsim.data.text import encode, filled_up
 
 Users = dict[str, dict[str, np.ndarray]]
@@ -26,22 +27,19 @@ Users = dict[str, dict[str, np.ndarray]]
 def load_leaf(path: str | os.PathLike[str]) -> Population:
     """Read a JSON file, a folder of `.json` files, or a zip of either; every user is a client.
 
-    A folder that holds `train` and `test` folders, as LEAF's scripts write them, gives those two
-    splits; otherwise the `.json` files of the folder are all training rows. A folder or zip that
-    holds nothing but one folder stands for that one. Names that start with a dot and `__MACOSX`
-    are litter and skipped. Users keep the order of the files (sorted by name) and of their
-    `users` lists. A user may appear in one file per split only: twice would mean that the same
-    rows were likely to be both counted twice and trained and tested on.
+    The folders `train` and `test`, if there, are those splits; otherwise all `.json` files are
+    training rows. A folder or zip that holds only one folder stands for that folder. Names that
+    start with a dot and `__MACOSX` are skipped. Users keep the order of the files (sorted by name)
+    and of their `users` lists. A user may appear in only one file per split, since rows of a second
+    file are likely to be the same.
 
-    x becomes float32, each row flat as stored, where it holds fractions; whole numbers stay
-    integers. Nested labels such as [[-1], [1]] are flattened. Text, as in Shakespeare, becomes
-    integers: rows that are strings their characters, rows that are lists of strings their words;
-    labels are characters or words as well, or names of classes: see `fedjaxsim.data.text.encode`.
+    Fractions in x become float32; whole numbers stay integers. Nested labels such as [[-1], [1]]
+    are flattened. Text becomes integers, as in `fedjaxsim.data.text.encode`.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
         ValueError: names the file that is malformed or truncated, disagrees with its own
-            `num_samples`, repeats a user, or has a user to test but not to train on.
+            `num_samples`, repeats a user, or has a user with test rows but no training rows.
     """
     path = Path(path)
     if not path.exists():
@@ -62,7 +60,7 @@ def load_leaf(path: str | os.PathLike[str]) -> Population:
 
 
 def _find_files(folder: Traversable) -> dict[str, list[Traversable]]:
-    """The JSON files of each split in a folder or zip."""
+    """Return the JSON files of each split in a folder or zip."""
     entries = {e.name: e for e in folder.iterdir() if not _is_litter(e.name)}
     if len(entries) == 1 and (only := next(iter(entries.values()))).is_dir():
         return _find_files(only)
@@ -122,7 +120,7 @@ def _read(file: Traversable) -> Users:
 def _compact(node: dict[str, Any]) -> dict[str, Any]:
     """Turn one user's lists into arrays as soon as they are parsed: lists take 8 times as much.
 
-    What does not make an array is left for `_checked`, which knows whose data it is.
+    Other nodes are left for `_checked`, which knows the user.
     """
     if not (isinstance(node.get("x"), list) and isinstance(node.get("y"), list)):
         return node
@@ -137,7 +135,7 @@ def _compact(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _array(rows: list[Any]) -> np.ndarray:
-    """Rows of numbers, strings, or lists of strings, which are filled up to equal length."""
+    """Return rows of numbers, strings, or lists of strings, padded to equal length."""
     words = bool(rows) and all(isinstance(row, list) and _are_strings(row) for row in rows)
     if words:
         longest = max(map(len, rows))

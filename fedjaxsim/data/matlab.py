@@ -1,4 +1,4 @@
-"""MATLAB files with one cell per client, as the School and Landmine data sets come in."""
+"""MATLAB files with one cell per client, such as the School and Landmine data sets."""
 
 import itertools
 import os
@@ -6,7 +6,7 @@ import os
 import numpy as np
 
 from fedjaxsim.data.arrays import to_float32
-from fedjaxsim.data.files import in_file
+from fedjaxsim.data.files import existing, in_file
 from fedjaxsim.data.population import Population
 
 
@@ -19,25 +19,22 @@ def load_matlab(
 
     Args:
         path: a .mat file of version 4 to 7.2.
-        x: name of the cell array with the features. By default X and Y are read where the file has
-            both, otherwise the only two cell arrays that fit together, of which one holds a label
-            for every row of the other.
+        x: name of the cell array with the features. By default X and Y if the file has both, else
+            the only two cell arrays of which one holds a label for every row of the other.
         y: name of the cell array with the labels; given with x.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, lacks a variable, or its cells do not fit together; or
-            there is not one pair that does, and none is named.
+        ValueError: the file is damaged, lacks a variable, or its cells do not fit together; or no
+            two are named and not exactly one pair fits.
     """
-    path = os.fspath(path)
     if (x is None) != (y is None):
-        raise ValueError(f"cells of features and of labels are named together, got {x} and {y}")
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"no MATLAB file at {path}")
+        raise ValueError(f"x and y must be given together, got {x} and {y}")
+    path = existing(path, "MATLAB file")
     from scipy.io import loadmat
 
     try:
-        variables = loadmat(path, variable_names=None if x is None else [x, y])
+        variables = loadmat(os.fspath(path), variable_names=None if x is None else [x, y])
     except Exception as error:  # scipy raises errors of many types on damaged files
         raise ValueError(f"{path} is not a readable MATLAB file (v4 to v7.2): {error}") from error
     with in_file(path):
@@ -47,14 +44,17 @@ def load_matlab(
         if len(features) != len(labels):
             raise ValueError(f"{x} has {len(features)} cells but {y} has {len(labels)}")
         clients = [
-            {"x": _narrow(a), "y": b.reshape(-1) if _is_vector(b) else b}
+            {
+                "x": to_float32(a) if a.dtype.kind in "fiub" else a,
+                "y": b.reshape(-1) if _is_vector(b) else b,
+            }
             for a, b in zip(features, labels, strict=True)
         ]
         return Population.from_clients(clients)
 
 
 def _found(variables: dict) -> tuple[str, str]:
-    """The names of the cells with the features and the labels, by their shapes."""
+    """Return the names of the cells with the features and the labels, by their shapes."""
     if {"X", "Y"} <= set(variables):
         return "X", "Y"
     cells = {name: _cells(variables, name) for name, v in variables.items() if _is_cells(v)}
@@ -68,7 +68,7 @@ def _found(variables: dict) -> tuple[str, str]:
 
 
 def _fit(features: list[np.ndarray], labels: list[np.ndarray]) -> bool:
-    """Whether there are several features, and of each client a label for each row."""
+    """Return whether clients have a label for each row, and some client several features."""
     return (
         len(features) == len(labels)
         and all(a.ndim == 2 and a.dtype.kind in "fiub" for a in [*features, *labels])
@@ -93,19 +93,12 @@ def _cells(variables: dict, name: str) -> list[np.ndarray]:
     return list(variables[name].reshape(-1))
 
 
-def _narrow(matrix: np.ndarray) -> np.ndarray:
-    return to_float32(matrix) if matrix.dtype.kind in "fiub" else matrix
-
-
 def load_cells(path: str | os.PathLike[str], *, fields: tuple[str, ...] = ()) -> Population:
-    """Read a .mat file whose cell arrays of features and labels are named in one list.
+    """Read a .mat file with the cell arrays of features and labels named in one list.
 
     Args:
         path: the file.
         fields: Cell arrays of features and labels (mat); by default X,Y or the only two that fit.
-
-    Raises:
-        FileNotFoundError, ValueError: as `load_matlab`, or if there are not two names.
     """
     if len(fields) not in (0, 2):
         raise ValueError(f"fields must be two names, got {', '.join(fields)}")

@@ -1,6 +1,6 @@
-"""How one client reads its own rows: a fold over minibatches, and an exact pass.
+"""The data of one client: a fold over minibatches of its rows, and an exact pass.
 
-All clients' rows lie in one flat array per field; a client owns `start : start + count`. Batches
+All clients' rows are in one flat array per field; a client owns `start : start + count`. Batches
 are gathers by index inside the step, so no client is padded to the largest one's size, and a client
 with few rows stops early.
 """
@@ -20,7 +20,7 @@ Generate = Callable[[jax.Array, dict[str, jax.Array], int], dict[str, jax.Array]
 """(key, a client's row of each field, b) -> the fields (b, ...) of a fresh minibatch."""
 
 _ROUNDS = 24
-"""Rounds of the swap-or-not shuffle; see `permuted`."""
+"""Rounds of the swap-or-not shuffle in `permuted`."""
 
 
 class Batch(NamedTuple):
@@ -35,24 +35,24 @@ class Batch(NamedTuple):
     weight: jax.Array
 
     def sum(self, values: jax.Array) -> jax.Array:
-        """The sum of per-example `values` (b,) over the real examples, ()."""
+        """Sum per-example `values` (b,) over the real examples, ()."""
         weight = self.weight.astype(values.dtype)
         return jnp.sum(jnp.where(weight > 0, weight * values, 0))
 
     def mean(self, values: jax.Array) -> jax.Array:
-        """The mean of per-example `values` (b,) over the real examples, () (0 if none)."""
+        """Average per-example `values` (b,) over the real examples, () (0 if none)."""
         return self.sum(values) / jnp.maximum(jnp.sum(self.weight), 1.0).astype(values.dtype)
 
 
 class BatchReadOptions(NamedTuple):
-    """How a client works on its rows, as suits the machine; no result changes beyond rounding.
+    """Options for speed and derivatives; they change no result beyond rounding.
 
     Attributes:
       pass_size: rows in a batch of an exact pass.
-      most_rows: no fewer rows than any client has. Given, loops over a client's own rows have that
-        static bound, so that reverse mode applies to them.
-      cuts_halves: whether a batch of which at most half is filled is computed as one of half the
-        size. It pays where clients run one after another: mapped together, both would be computed.
+      most_rows: an upper bound on the rows of every client. It makes loops over a client's rows
+        static, so that reverse mode applies to them.
+      cuts_halves: whether a batch that is at most half full is computed at half the size. It saves
+        time only if clients run one after another: under `jax.vmap` both sizes would be computed.
     """
 
     pass_size: int = 16
@@ -60,21 +60,20 @@ class BatchReadOptions(NamedTuple):
     cuts_halves: bool = False
 
 
-_PLAINLY = BatchReadOptions()
-
-
 @dataclasses.dataclass(frozen=True)
 class Minibatches:
-    """How many minibatches a client takes in a round, and how they are drawn.
+    """The number of a client's minibatches in a round, and the way they are drawn.
+
+    Exactly one of `steps` and `epochs` is given.
 
     Attributes:
       size: b, the examples in a batch.
-      steps: E local steps, each on a batch drawn uniformly with replacement; or
-      epochs: passes over the client's own rows in a fresh random order each, without replacement:
-        epochs·⌈n_k/b⌉ steps, the last batch of a pass partial. Exactly one of the two is given.
-      passes: with `steps`, batches are *consumed* instead: over the whole run, however often it is
-        drawn, a client goes through its rows so many times, each time in a fresh random order and
-        without replacement. Then its data are used up, and it takes no more steps.
+      steps: E local steps, each on a batch drawn uniformly with replacement.
+      epochs: passes over the client's rows, each in a fresh random order without replacement:
+        epochs·⌈n_k/b⌉ steps, the last batch of a pass partial.
+      passes: with `steps`, batches are consumed without replacement instead: over the whole run a
+        client makes `passes` passes over its rows, each in a fresh random order, and then takes no
+        more steps.
     """
 
     size: int
@@ -98,16 +97,15 @@ class Minibatches:
 
 
 def permuted(key: jax.Array, position: jax.Array, count: jax.Array) -> jax.Array:
-    """The elements at some positions of a random permutation of 0 … count−1.
+    """Return the elements at `position` of a random permutation of 0 … count−1.
 
-    Nothing of size `count` is made: the permutation is the swap-or-not shuffle (Hoang, Morris,
-    Rogaway 2012), a composition of random pairings x ↔ (K − x) mod count in each of which every
-    pair is swapped or not by a coin. Its distance from uniform falls geometrically in the number of
-    rounds.
+    The swap-or-not shuffle (Hoang, Morris, Rogaway 2012) allocates nothing of size `count`: in each
+    round a coin decides whether to swap the pair x ↔ (K − x) mod count. Its distance from uniform
+    falls geometrically in the number of rounds.
 
     Args:
-      key: a random key; the same key gives the same permutation.
-      position: any shape, integers in [0, count).
+      key: a random key.
+      position: integers in [0, count), any shape.
       count: () int32 ≥ 1.
 
     Returns:
@@ -121,13 +119,13 @@ def permuted(key: jax.Array, position: jax.Array, count: jax.Array) -> jax.Array
         offset, coin = round_
         partner = offset - x
         partner = jnp.where(partner < 0, partner + count, partner)
-        # Both members of a pair see the same coin: a hash of the larger one and the round.
+        # Both members of a pair see the same coin, a hash of the larger one and the round.
         h = jnp.maximum(x, partner).astype(jnp.uint32) * jnp.uint32(0x9E3779B1) + coin
         h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
         h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
         return jnp.where((h >> 31) == 1, partner, x), None
 
-    # A loop: written out, newer compilers repeat what is used three times a round exponentially.
+    # A loop: unrolled, newer compilers duplicate values used three times a round exponentially.
     return jax.lax.scan(pairing, position.astype(jnp.int32), (offsets, coins))[0]
 
 
@@ -135,32 +133,27 @@ def permuted(key: jax.Array, position: jax.Array, count: jax.Array) -> jax.Array
 class ClientData:
     """One client's view of its own rows in one split.
 
-    It offers `fold`, `full_pass`, `num_steps()`, `count`, `generates`, `minibatches` and
-    `batch_shapes`, and nothing by which a client could read the rows of another. It is no pytree,
-    as its leaves would be everybody's rows: a function that is mapped or checkpointed closes over
-    it.
+    Its public members give no access to the rows of other clients. It is no pytree, as its leaves
+    would be all clients' rows: a function that is mapped or checkpointed closes over it.
 
     Attributes:
-      count: () int32, how many rows the client has.
+      count: number of rows of the client, () int32.
       minibatches: static settings of `fold`.
     """
 
-    # All clients' rows, each (N, ...); only those from `_start` on, `count` of them, are ever read.
+    # All clients' rows, each (N, ...), of which only `_start : _start + count` are ever read.
     _fields: dict[str, jax.Array]
     _start: jax.Array  # () int32
     count: jax.Array
-    # What the choice of minibatches in this round depends on.
-    _key: jax.Array
+    _key: jax.Array  # of this round's minibatches
     minibatches: Minibatches
-    # () int32, the minibatches consumed in earlier rounds, and the key of the orders in which they
-    # are consumed, the same in all rounds; None where they are not consumed.
+    # With passes: the minibatches consumed in earlier rounds, () int32, and the key of the orders,
+    # the same in all rounds.
     _consumed: jax.Array | None = None
     _order: jax.Array | None = None
-    # Makes batches afresh instead of drawing them from the rows (see `Population`).
-    _generate: Generate | None = None
-    _reading: BatchReadOptions = _PLAINLY
-    # () int32, for how many rows an exact pass goes on, those beyond the own being padding; None
-    # for its own rows.
+    _generate: Generate | None = None  # see `Population`
+    _options: BatchReadOptions = BatchReadOptions()  # noqa: RUF009
+    # Rows of an exact pass, () int32, those beyond `count` being padding; None for `count`.
     _longest: jax.Array | None = None
 
     if not TYPE_CHECKING:
@@ -168,9 +161,9 @@ class ClientData:
         def __getattr__(self, name):
             if name == "fields":
                 raise AttributeError(
-                    "a client reads its own rows alone: use data.fold(step, carry) for this "
-                    "round's minibatches or data.full_pass(step, carry) for every row once; "
-                    "step(carry, batch) has batch.fields, and data.fields would be everybody's rows"
+                    "data.fields would be the rows of all clients: use data.fold(step, carry) for "
+                    "this round's minibatches or data.full_pass(step, carry) for every row once; "
+                    "step(carry, batch) has batch.fields"
                 )
             raise AttributeError(
                 f"a client's data have no {name!r}; they offer fold, full_pass, num_steps(), "
@@ -179,11 +172,11 @@ class ClientData:
 
     @property
     def generates(self) -> bool:
-        """Whether minibatches are made afresh, so that no exact pass over examples exists."""
+        """Whether minibatches are made afresh, so that there is no exact pass over examples."""
         return self._generate is not None
 
     def batch_shapes(self, size: int = 1) -> Batch:
-        """A batch of so many rows, as shapes: for `jax.eval_shape`, and to make a carry."""
+        """Return the shapes of a batch of `size` rows, for `jax.eval_shape` and carries."""
         fields: Any = {
             name: jax.ShapeDtypeStruct((size, *field.shape[1:]), field.dtype)
             for name, field in self._fields.items()
@@ -196,18 +189,18 @@ class ClientData:
         return Batch({name: field[rows] for name, field in self._fields.items()}, weight)
 
     def _drawn(self, index: jax.Array) -> Batch:
-        """A batch drawn with replacement from the rows, or generated."""
+        """Draw a batch from the rows with replacement, or generate one."""
         size, key = self.minibatches.size, threefry.fold_in(self._key, index)
         if self._generate is not None:
             row = {name: field[self._start] for name, field in self._fields.items()}
-            # Made once, not anew in each operation that reads it.
+            # Without the barrier XLA recomputes the batch in every consumer.
             fields = jax.lax.optimization_barrier(self._generate(key, row, size))
             return Batch(fields, jnp.ones(size))
         position = threefry.randint(key, (size,), self.count)
         return self._gather(position, jnp.ones(size))
 
     def _of_pass(self, key: jax.Array, batch: jax.Array) -> Batch:
-        """A batch of one pass over the rows, in the order that the pass's key gives."""
+        """Return a batch of one pass over the rows, in the order of the pass's key."""
         size = self.minibatches.size
         position = batch * size + jnp.arange(size)
         inside = position < self.count
@@ -215,14 +208,14 @@ class ClientData:
         return self._gather(position, inside.astype(float))
 
     def _batches(self) -> jax.Array:
-        """The number of batches in one pass, () int32."""
+        """Return the number of batches in one pass, () int32."""
         return -(-self.count // self.minibatches.size)
 
     def fold(self, step: Callable[[Carry, Batch], Carry], carry: Carry) -> Carry:
-        """Folds `step` over this round's local minibatches.
+        """Fold `step` over this round's local minibatches.
 
-        With E steps the loop has a static length and can be differentiated in both modes. With
-        epochs its length is the client's own, and reverse mode needs a static bound on it.
+        With steps the loop has a static length. With epochs its length depends on the client, and
+        reverse mode needs `most_rows`.
 
         Args:
           step: `(carry, batch) -> carry`.
@@ -252,7 +245,7 @@ class ClientData:
         return jax.lax.scan(one, carry, jnp.arange(self.minibatches.steps))[0]
 
     def num_steps(self) -> jax.Array:
-        """How many minibatches `fold` takes, () int32; 0 where a client's data are used up."""
+        """Return the number of minibatches of `fold`, () int32; 0 once all data are consumed."""
         if self.minibatches.passes is not None:
             assert self._consumed is not None
             left = self.minibatches.passes * self._batches() - self._consumed
@@ -263,11 +256,11 @@ class ClientData:
         return self.minibatches.epochs * self._batches()
 
     def full_pass(self, step: Callable[[Carry, Batch], Carry], carry: Carry) -> Carry:
-        """Folds `step` over all own rows exactly once, in order, in batches of one static size.
+        """Fold `step` over all of the client's rows once, in order, in batches of one static size.
 
-        The number of batches is the client's own, and reverse mode needs a static bound on it.
+        The number of batches depends on the client, and reverse mode needs `most_rows`.
         """
-        size = self._reading.pass_size
+        size = self._options.pass_size
 
         def of_rows(index):
             position = index * size + jnp.arange(size)
@@ -279,7 +272,7 @@ class ClientData:
         return _repeat(self._halved(step), of_rows, carry, -(-rows // size), most)
 
     def _halved(self, step: Callable[[Carry, Batch], Carry]) -> Callable[[Carry, Batch], Carry]:
-        """The step, for which the empty half of a batch is cut off where the reading says so."""
+        """Return the step with the empty half of a batch cut off, if `cuts_halves`."""
 
         def either(carry, batch):
             half = -(-batch.weight.shape[0] // 2)
@@ -287,17 +280,17 @@ class ClientData:
                 return step(carry, batch)
             first = jax.tree.map(lambda leaf: leaf[:half], batch)
             return jax.lax.cond(
-                batch.weight[half] > 0,  # what is filled comes first
+                batch.weight[half] > 0,  # real examples come first
                 lambda carry: step(carry, batch),
                 lambda carry: step(carry, first),
                 carry,
             )
 
-        return either if self._reading.cuts_halves else step
+        return either if self._options.cuts_halves else step
 
     def _most_batches(self, size: int) -> int | None:
-        """A static bound on the batches of one pass, where there is one."""
-        most = self._reading.most_rows
+        """Return a static bound on the batches of one pass, if there is one."""
+        most = self._options.most_rows
         return None if most is None else -(-most // size)
 
 
@@ -308,10 +301,10 @@ def _repeat(
     count: jax.Array,
     most: int | None,
 ) -> Carry:
-    """Folds `step` over batches 0 … count−1; a static bound on `count` makes reverse mode possible.
+    """Fold `step` over batches 0 … count−1; the static bound `most` makes reverse mode possible.
 
-    Batches are gathered outside the branch: where clients are mapped together, `jax.vmap` repeats
-    for each of them all that a branch reads, which must not be the data of everybody.
+    Batches are gathered outside the branch: `jax.vmap` over clients repeats everything a branch
+    reads, which must not be all clients' rows.
     """
     if most is None:
         return jax.lax.fori_loop(0, count, lambda index, carry: step(carry, batch(index)), carry)

@@ -1,9 +1,8 @@
 """Normal numbers for synthetic data, several times faster on a CPU than `jax.random.normal`.
 
-Problems that make fresh data in every round spend most of their time here. Threefry is written
-out (`kernels/threefry.py`). And where `jax.random.normal` inverts the distribution function with
-one of its two words, Box and Muller (1958) need one word for the radius and one for the angle,
-and half the arithmetic. For data only: noise that protects anybody comes from `privacy/noise.py`.
+Problems that make fresh data in every round spend most of their time here. Box and Muller (1958)
+use both words of Threefry and half the arithmetic of inverting the distribution function. For data
+only: noise that protects clients comes from `privacy/noise.py`.
 """
 
 import math
@@ -21,30 +20,31 @@ _SINE = np.array(
 
 
 def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Independent N(0, 1) numbers, up to 5.7 in absolute value.
+    """Draw independent N(0, 1) numbers, up to 5.7 in absolute value.
+
+    With float64 enabled, this is `jax.random.normal`.
 
     Args:
       key: a typed threefry key.
-      shape: of the result, which is float32; or float64 where that is enabled, and then what
-        `jax.random.normal` gives.
+      shape: shape of the result, float32.
     """
     if jnp.zeros(()).dtype != jnp.float32 or math.prod(shape) >= 2**32:
         return jax.random.normal(key, shape)
     count = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     first, second = words(jax.random.key_data(key), jnp.zeros_like(count), count)
     radius = jnp.sqrt(-2.0 * jnp.log(2.0 - _from_one_to_two(first)))
-    # The sine of an angle in half a circle is distributed as that of one in the whole circle.
+    # Sines have the same distribution over half a circle as over the whole circle.
     return radius * _sine_of_right_angles(2.0 * _from_one_to_two(second) - 3.0)
 
 
 def _from_one_to_two(word: jax.Array) -> jax.Array:
-    """Uniform in [1, 2): the upper bits of a word as the mantissa of a float."""
+    """Return a uniform number in [1, 2): the upper bits of a word become a float's mantissa."""
     mantissa = (word >> np.uint32(9)) | np.uint32(0x3F800000)
     return jax.lax.bitcast_convert_type(mantissa, jnp.float32)
 
 
 def _sine_of_right_angles(v: jax.Array) -> jax.Array:
-    """sin(πv/2), for |v| ≤ 1."""
+    """Compute sin(πv/2) for |v| ≤ 1."""
     square = v * v
     value = _SINE[-1]
     for coefficient in _SINE[-2::-1]:

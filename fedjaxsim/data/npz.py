@@ -3,13 +3,15 @@
 The arrays of a file:
 
 - any number of fields of shape (N, ...), by convention `x` and `y`;
-- who owns the rows, as one of
+- the clients of the rows, as one of
   `client`: (N,) ids, integers or strings, in any order, or
   `counts`: (m,) integers, where the rows of client 0 come first, then those of client 1, ...;
 - optionally `names`: (m,) strings; with `client`, ids are then positions in `names`;
-- optionally `split`: (N,) integers, 0 for rows to train on, 1 to validate, 2 to test;
-- optionally `public`: strings, what `Population.public` says;
-- optionally `categories.FIELD`: strings, what the integers 0, 1, … of a field stand for.
+- optionally `split`: (N,) integers, 0 for training, 1 for validation, 2 for test rows;
+- optionally `public`: strings, see `Population.public`;
+- optionally `categories.FIELD`: strings, the names of the integers 0, 1, … of a field.
+
+Readers of tables and images return the same arrays, and `assemble` makes the population.
 """
 
 import dataclasses
@@ -20,15 +22,16 @@ import zlib
 import numpy as np
 
 from fedjaxsim.data.arrays import common_length
-from fedjaxsim.data.files import in_file
-from fedjaxsim.data.population import SPLITS, Population, consecutive
+from fedjaxsim.data.files import existing, in_file
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.ranges import SPLITS, consecutive
 
 _RESERVED = ("client", "counts", "names", "split", "public")
 _CATEGORIES = "categories."
 
 
 def load_npz(path: str | os.PathLike[str]) -> Population:
-    """Read a population; see this module for the format.
+    """Read a population; the module's docstring describes the format.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -40,7 +43,7 @@ def load_npz(path: str | os.PathLike[str]) -> Population:
 
 
 def save_npz(path: str | os.PathLike[str], population: Population) -> None:
-    """Write a population with all that it says, so that `load_npz` returns the same.
+    """Write a population with all its attributes but `generate`, for `load_npz`.
 
     Raises:
         ValueError: a field has a name that the format reserves.
@@ -69,17 +72,15 @@ def save_npz(path: str | os.PathLike[str], population: Population) -> None:
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """All arrays of a .npz file.
+    """Read all arrays of a .npz file.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged, or an array holds Python objects.
     """
-    path = os.fspath(path)
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"no .npz file at {path}")
+    path = existing(path, ".npz file")
     try:
-        with zipfile.ZipFile(path):  # np.load would take a single array or a pickle for a file
+        with zipfile.ZipFile(path):  # np.load would also take a single array or a pickle
             pass
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
@@ -88,17 +89,17 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def has_clients(arrays: dict[str, np.ndarray]) -> bool:
-    """Whether the arrays of a file say who owns its rows."""
+    """Return whether the arrays name the clients of the rows."""
     return "client" in arrays or "counts" in arrays
 
 
 def fields_of(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The fields among the arrays of a file."""
+    """Return the fields among the arrays of a file."""
     return {name: values for name, values in arrays.items() if not _is_reserved(name)}
 
 
 def described(population: Population, arrays: dict[str, np.ndarray]) -> Population:
-    """The population with what the arrays of a file say of it besides.
+    """Add the public sentences and the categories among the arrays to a population.
 
     Raises:
         ValueError: they hold no strings, or do not suit the population.
@@ -107,23 +108,22 @@ def described(population: Population, arrays: dict[str, np.ndarray]) -> Populati
     for name, values in texts.items():
         if values.dtype.kind != "U" or values.ndim != 1:
             raise ValueError(f"{name} must hold strings, got type {values.dtype}")
+    lists = {name: tuple(values.tolist()) for name, values in texts.items()}
     return dataclasses.replace(
         population,
-        public=(*population.public, *texts.pop("public", np.array([], dtype=str)).tolist()),
-        categories={
-            name.removeprefix(_CATEGORIES): tuple(values.tolist()) for name, values in texts.items()
-        },
+        public=(*population.public, *lists.pop("public", ())),
+        categories={name.removeprefix(_CATEGORIES): names for name, names in lists.items()},
     )
 
 
 def assemble(arrays: dict[str, np.ndarray]) -> Population:
-    """The population that arrays describe in which clients own the rows; see `load_npz`.
+    """Make the population of arrays that name the clients of the rows.
 
     Raises:
         ValueError: they do not fit the format.
     """
     if ("client" in arrays) == ("counts" in arrays):
-        raise ValueError("exactly one of the arrays 'client' and 'counts' must say who owns rows")
+        raise ValueError("exactly one of the arrays 'client' and 'counts' must be given")
     fields = fields_of(arrays)
     n = common_length(
         {name: values.shape[0] if values.ndim else 0 for name, values in fields.items()}, "file"
@@ -146,7 +146,7 @@ def _is_reserved(name: str) -> bool:
 
 
 def _owners(arrays: dict[str, np.ndarray], n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The client of every row, (N,) integers, and the clients' names, (m,)."""
+    """Return the client of every row, (N,) integers, and the clients' names, (m,)."""
     names = arrays.get("names")
     if names is not None and names.ndim != 1:
         raise ValueError(f"names must have shape (m,), got {names.shape}")
@@ -156,9 +156,8 @@ def _owners(arrays: dict[str, np.ndarray], n: int) -> tuple[np.ndarray, np.ndarr
             raise ValueError(f"counts must be positive integers (m,), got {counts!r}")
         if counts.sum() != n:
             raise ValueError(f"counts must sum to the {n} rows, got {counts.sum()}")
-        if names is None:
-            names = np.arange(len(counts))
-        return np.repeat(np.arange(len(counts)), counts), names
+        clients = np.arange(len(counts))
+        return np.repeat(clients, counts), clients if names is None else names
     ids = arrays["client"]
     if ids.shape != (n,) or ids.dtype.kind not in "iuU":
         raise ValueError(

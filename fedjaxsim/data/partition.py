@@ -1,7 +1,7 @@
-"""Ways to divide one data set among simulated clients.
+"""Partitions of one data set among simulated clients.
 
-Each takes flat fields, arrays of shape (N, ...) that share their N rows, and returns a population
-of m clients that together own every row exactly once. All rows are training rows: `split` follows.
+Each takes flat fields, arrays of shape (N, ...), and returns a population of m clients that own
+every row exactly once. All rows are training rows: `split` follows.
 """
 
 import dataclasses
@@ -10,15 +10,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedjaxsim.data.arrays import common_length, to_float32
-from fedjaxsim.data.population import Population, check_seed
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.splitting import check_seed
 
 Fields = Mapping[str, np.ndarray]
-_BY_LABEL = (
-    "Which rows are whose was drawn by the labels of all rows; the division is taken as given."
-)
-
+_BY_LABEL = "The partition was drawn by the labels of all rows and is taken as given."
 _NOISE = 0x6E_6F_69_73
-"""Tells the noise on features from other random numbers of the same seed."""
+"""Separates the noise on features from other streams of the same seed."""
 
 
 def iid(fields: Fields, num_clients: int = 100, seed: int = 0) -> Population:
@@ -50,10 +48,9 @@ def dirichlet(
 ) -> Population:
     """Give each row of a class to client k with probability p_k, p ~ Dirichlet(α, …, α) per class.
 
-    This is the label-Dirichlet partition of Yurochkin et al., "Bayesian nonparametric federated
-    learning of neural networks" (2019): small α makes clients with few classes and unequal sizes.
-    No client stays empty: afterwards, the client with the fewest rows takes a random row from the
-    one with the most, until each has `min_rows`. For small α that makes the tail less skewed.
+    The label-Dirichlet partition of Yurochkin et al., "Bayesian nonparametric federated learning of
+    neural networks" (2019): small α makes clients with few classes and unequal sizes. Afterwards
+    the smallest client takes a random row from the largest until each has `min_rows`.
 
     Args:
         fields: arrays of shape (N, ...).
@@ -125,8 +122,8 @@ def quantity(
     """Deal random rows to clients of unequal sizes: shares of all rows ~ Dirichlet(α, …, α).
 
     The quantity skew of Li, Diao, Chen, He, "Federated learning on non-IID data silos" (2022),
-    section 4: clients differ in nothing but their number of rows, the more the smaller α is. As in
-    `dirichlet`, the smallest clients take rows from the largest until each has `min_rows`.
+    section 4: clients differ only in their number of rows, more so for small α. As in `dirichlet`,
+    the smallest clients take rows from the largest until each has `min_rows`.
 
     Args:
         fields: arrays of shape (N, ...).
@@ -154,21 +151,20 @@ def feature_noise(
     seed: int = 0,
     field: str = "x",
 ) -> Population:
-    """Deal random rows, then give each client's features noise of its own strength.
+    """Deal random rows, then add noise to the features, stronger for each client.
 
     The noise-based feature skew of Li, Diao, Chen, He (2022), section 4: clients are as in `iid`,
-    and the features of client k = 1 … m get independent N(0, σ k/m) noise, in which σ k/m is a
-    variance, as it is in the paper's text. Test rows have it like all others.
+    and the features of client k = 1 … m get independent noise of variance σ k/m, test rows too.
 
     Args:
         fields: arrays of shape (N, ...).
         num_clients: Number m of clients, at least 1.
         variance: σ ≥ 0, the variance of the noise on the last client's features.
         seed: a non-negative integer.
-        field: the one that gets the noise; as float32, or float64 where it was.
+        field: the field that gets the noise; float32, or float64 if it was.
 
     Raises:
-        ValueError: an argument is out of its range, or there are no such numbers.
+        ValueError: an argument is out of its range, or there is no such field.
     """
     if not 0 <= variance < np.inf:
         raise ValueError(f"feature_noise must be non-negative and finite, got {variance}")
@@ -207,7 +203,7 @@ def _num_rows(fields: Fields) -> int:
 def _generator(
     n: int, num_clients: int, alpha: float, seed: int, min_rows: int
 ) -> np.random.Generator:
-    """The random numbers of a partition that draws from Dirichlet(α), with checked arguments."""
+    """Check the arguments of a Dirichlet partition and return its random numbers."""
     _check_count("num_clients", num_clients, n)
     if not (0 < alpha < np.inf):
         raise ValueError(f"alpha must be positive and finite, got {alpha}")
@@ -241,9 +237,9 @@ def _level(client: np.ndarray, num_clients: int, min_rows: int, rng: np.random.G
         return
     shuffled = rng.permutation(len(client))
     grouped = shuffled[np.argsort(client[shuffled], kind="stable")]
-    unmoved = np.cumsum(sizes)  # of client k's own rows, these end before unmoved[k]
-    # As N ≥ m · min_rows, the largest client has more than min_rows while another has fewer; so it
-    # never received any, and what it gives away are its own rows.
+    unmoved = np.cumsum(sizes)  # client k keeps the grouped rows before unmoved[k]
+    # As N ≥ m · min_rows, the largest client has more than min_rows while another has fewer: so it
+    # never received any, and gives away rows that it had from the start.
     while sizes.min() < min_rows:
         rich, poor = int(sizes.argmax()), int(sizes.argmin())
         unmoved[rich] -= 1
@@ -255,7 +251,7 @@ def _level(client: np.ndarray, num_clients: int, min_rows: int, rng: np.random.G
 def _gather(
     fields: Fields, client: np.ndarray, num_clients: int, names: Sequence[str] | None = None
 ) -> Population:
-    """The population in which row r belongs to client[r]; rows keep their order in a client."""
+    """Make the population in which row r belongs to client[r]; rows keep their order."""
     order = np.argsort(client, kind="stable")
     counts = np.bincount(client, minlength=num_clients)
     return Population.from_flat(

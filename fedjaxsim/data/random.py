@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjaxsim.data.population import Population, check_seed
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.splitting import check_seed
 
 
 def random_rows(
@@ -22,13 +23,12 @@ def random_rows(
         shape: Shape of one example, as 784 or 28,28.
         rows: Rows of a client, or the least and the most, as 5,69; most clients have few.
         labels: Number of different labels.
-        tokens: Number of different tokens, of which one example is a row with a label for each;
+        tokens: Number of different tokens; an example is then a row of tokens, each with a label.
             0 for real numbers.
         seed: a non-negative integer.
 
     Returns:
-        The population, all rows for training: x (N, ...) float32 and y (N,) int32, or x (N, L)
-        and y (N, L) int32.
+        All rows for training: x (N, ...) float32 and y (N,) int32, or x (N, L) and y (N, L) int32.
 
     Raises:
         ValueError: a size is out of range.

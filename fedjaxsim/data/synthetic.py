@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.data.normal import normal
-from fedjaxsim.data.population import Population, check_seed, consecutive
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.ranges import consecutive
+from fedjaxsim.data.splitting import check_seed
 
 _PERSONAL_FEATURES = 5
 _BLOCKS = 5
@@ -17,7 +19,7 @@ Pattern = Literal["low-rank", "group-sparse"]
 
 
 def feature_variances(num_features: int) -> np.ndarray:
-    """The diagonal of Σ = diag(1, 1/2, …, 1/d), (d,) float64."""
+    """Return the diagonal of Σ = diag(1, 1/2, …, 1/d), (d,) float64."""
     return 1 / np.arange(1, num_features + 1)
 
 
@@ -39,7 +41,7 @@ def synthetic_regression(
     Args:
         num_clients: m.
         num_features: d, at least 5.
-        num_rows: n, rows of each client, all of them training rows.
+        num_rows: n, training rows of each client.
         offset_scale: s; 0.1 as in the authors' code, 0.01 in the paper's text.
         label_noise: τ, a standard deviation.
         seed: a non-negative integer.
@@ -65,7 +67,7 @@ def synthetic_regression(
 
 @dataclasses.dataclass(frozen=True)
 class RegressionStream:
-    """Makes minibatches of the synthetic regression; see `regression_stream`.
+    """The fresh minibatches of `regression_stream`.
 
     Attributes:
         label_noise: τ, a standard deviation.
@@ -92,22 +94,21 @@ def regression_stream(
     label_noise: float = 0.01,
     seed: int = 0,
 ) -> Population:
-    """The problem of `synthetic_regression` with fresh examples in every minibatch.
+    """Make the problem of `synthetic_regression` with fresh examples in every minibatch.
 
-    No example is ever seen twice, so this is the online setting of PP-SGD's theory and of its
-    Figure 1a. A client owns no examples but its θ_i*, in the field "theta": in one training row,
-    from which its minibatches are made, and in one test row, at which `known_regression` tells
-    the excess risk in closed form.
+    This is the online setting of PP-SGD's theory and of its Figure 1a. A client owns no examples
+    but its θ_i*, in the field "theta": in one training row, from which its minibatches are made,
+    and in one test row, at which `known_regression` computes the excess risk in closed form.
 
     Args:
         num_clients: m.
         num_features: d, at least 5.
         offset_scale: s; 0.1 as in the authors' code, 0.01 in the paper's text.
         label_noise: τ, a standard deviation.
-        seed: of the true parameters; a non-negative integer.
+        seed: seed of the true parameters; a non-negative integer.
 
     Raises:
-        ValueError: as `synthetic_regression`.
+        ValueError: see `synthetic_regression`.
     """
     theta, _ = _true_parameters(num_clients, num_features, 1, offset_scale, label_noise, seed)
     one, none = np.ones(num_clients, int), np.zeros(num_clients, int)
@@ -128,25 +129,24 @@ def related_regression(
     *,
     seed: int = 0,
 ) -> tuple[Population, np.ndarray]:
-    """Draw linear regressions whose coefficients W (d, m) have a pattern in common.
+    """Draw linear regressions with a common pattern in their coefficients W (d, m).
 
     The two problems of MP-MTL, section 5.4: rows x ~ N(0, I), scaled to norm 1, and
     y = ⟨x, w_i⟩ + N(0, 1).
 
-    "low-rank": W ~ MVN(0, I, Σ), where Σ consists of blocks: clients are in five groups, one after
-    another, in each of which Σ_ij = 10² between the clients of one half and −10² between those of
-    different halves. So W has rank 5 and a mean close to 0. The paper shows its Σ in a picture
-    only.
+    "low-rank": W ~ MVN(0, I, Σ) with five consecutive groups of clients; within a group
+    Σ_ij = 10² in the same half and −10² between halves. So W has rank 5 and a mean close to 0. (The
+    paper shows its Σ only in a picture.)
 
-    "group-sparse": the first four features count, with coefficients uniform in ±[1, 50]; all other
-    rows of W are 0.
+    "group-sparse": the first four features have coefficients uniform in ±[1, 50]; all other rows of
+    W are 0.
 
     Args:
-        pattern: of W.
+        pattern: pattern of W.
         num_clients: m.
         num_features: d, for "group-sparse" at least 4.
         num_rows: n, training rows of each client.
-        num_test_rows: of each client; by default 9n.
+        num_test_rows: test rows of each client; by default 9n.
         seed: a non-negative integer.
 
     Returns:
@@ -187,7 +187,7 @@ def related_regression(
 
 
 def _check_sizes(*sizes: tuple[str, int, int]) -> None:
-    """Raises ValueError where a size, given as (name, size, least), is too small."""
+    """Raise ValueError if a size, given as (name, size, least), is too small."""
     for name, size, least in sizes:
         if size < least:
             raise ValueError(f"{name} must be at least {least}, got {size}")
@@ -201,7 +201,7 @@ def _true_parameters(
     label_noise: float,
     seed: int,
 ) -> tuple[np.ndarray, np.random.Generator]:
-    """θ* of each client, (m, d) float64, and the generator after drawing them."""
+    """Draw θ* of each client, (m, d) float64; also return the generator."""
     _check_sizes(
         ("num_clients", num_clients, 1),
         ("num_features", num_features, _PERSONAL_FEATURES),

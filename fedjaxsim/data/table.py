@@ -1,6 +1,6 @@
 """Tables, one row per example: data frames, CSV and Parquet files.
 
-What a table says is put into the arrays of the .npz format; see `fedjaxsim.data.npz`.
+A table becomes the arrays of the .npz format; see `fedjaxsim.data.npz`.
 """
 
 import os
@@ -10,35 +10,65 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedjaxsim.data.arrays import to_float32
-from fedjaxsim.data.files import in_file
+from fedjaxsim.data.files import existing, in_file
 from fedjaxsim.data.npz import assemble
-from fedjaxsim.data.population import SPLITS, Population
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.ranges import SPLITS
 from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
     from narwhals.stable.v2 import DataFrame, Series
+    from narwhals.typing import IntoDataFrame
     from pyarrow import Table
 
 _SHOWN = 20
-"""So many names of columns fit into a message."""
+"""Names of columns that fit into a message."""
 
 
 class Columns(NamedTuple):
-    """What the columns of a table are; see `Population.from_dataframe`.
-
-    Attributes:
-        target: what is to be predicted.
-        client: whose a row is; None for data without clients.
-        split: "train", "validation" or "test"; None for rows that are all to train on.
-        one_hot: columns of which each becomes one per value that occurs.
-        drop: columns that are no features.
-    """
+    """The roles of columns; the arguments of `from_dataframe`, with client None for none."""
 
     target: str
     client: str | None = None
     split: str | None = None
-    one_hot: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
+    one_hot: Sequence[str] = ()
+    drop: Sequence[str] = ()
+
+    @property
+    def roles(self) -> list[str]:
+        """The columns of clients, targets and splits."""
+        return [name for name in (self.client, self.target, self.split) if name is not None]
+
+
+def from_dataframe(
+    frame: "IntoDataFrame",
+    *,
+    client: str,
+    target: str,
+    split: str | None = None,
+    one_hot: Sequence[str] = (),
+    drop: Sequence[str] = (),
+) -> Population:
+    """Make a population of a table with one row per example: pandas, polars, a pyarrow table.
+
+    Every other column is a feature, in the order of the columns: "x" is (N, d) float32. Clients
+    are sorted by name, as numbers where all are whole numbers, and keep the order of their
+    rows. A target of numbers stays; a target of text becomes classes 0 … c − 1 in sorted order,
+    with their names in `categories`.
+
+    Args:
+        frame: a data frame that narwhals knows.
+        client: column with the client of each row.
+        target: column to predict.
+        split: column of "train", "validation" and "test"; by default all rows are training rows.
+        one_hot: columns to replace by one column of 0 and 1 per value that occurs.
+        drop: columns that are no features.
+
+    Raises:
+        TypeError: the argument is no data frame.
+        ValueError: names the column that is absent, has missing values or holds no numbers.
+    """
+    return assemble(arrays_of(frame, Columns(target, client, split, one_hot, drop)))
 
 
 def load_csv(
@@ -47,24 +77,21 @@ def load_csv(
     client: str,
     target: str,
     split: str | None = None,
-    one_hot: tuple[str, ...] = (),
-    drop: tuple[str, ...] = (),
+    one_hot: Sequence[str] = (),
+    drop: Sequence[str] = (),
 ) -> Population:
     """Read a CSV file (UTF-8, commas, a line of names first; also .gz) with a column of clients.
 
-    The columns are as in `Population.from_dataframe`; the names of clients stay as they are
-    written. In a column of numbers an empty cell, NA, NaN and null are missing; in text only an
-    empty one is.
+    See `from_dataframe` for the columns; the names of clients stay as they are written. In a column
+    of numbers an empty cell, NA, NaN and null are missing; in text only an empty one is.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: names the file, and what is wrong in which column.
+        ValueError: names the file and the column that is refused.
     """
+    columns = Columns(target, client, split, one_hot, drop)
     with in_file(path):
-        arrays = arrays_of_csv(
-            path, target=target, client=client, split=split, one_hot=one_hot, drop=drop
-        )
-        return assemble(arrays)
+        return assemble(arrays_of(_read_csv(path, columns), columns))
 
 
 def load_parquet(
@@ -73,34 +100,26 @@ def load_parquet(
     client: str,
     target: str,
     split: str | None = None,
-    one_hot: tuple[str, ...] = (),
-    drop: tuple[str, ...] = (),
+    one_hot: Sequence[str] = (),
+    drop: Sequence[str] = (),
 ) -> Population:
-    """Read a Parquet file with a column of clients; columns as in `Population.from_dataframe`.
+    """Read a Parquet file with a column of clients; see `from_dataframe` for the columns.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: names the file, and what is wrong in which column.
+        ValueError: names the file and the column that is refused.
     """
+    columns = Columns(target, client, split, one_hot, drop)
     with in_file(path):
-        arrays = arrays_of_parquet(
-            path, target=target, client=client, split=split, one_hot=one_hot, drop=drop
-        )
-        return assemble(arrays)
+        return assemble(arrays_of(_read_parquet(path, columns), columns))
 
 
-def read_csv(path: str | os.PathLike[str], columns: Columns) -> "Table":
-    """The table in a CSV file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is no CSV.
-    """
+def _read_csv(path: str | os.PathLike[str], columns: Columns) -> "Table":
     with importing("tables"):
         import pyarrow
         from pyarrow import csv
 
-    _require_file(path, "CSV")
+    existing(path, "CSV file")
     try:
         with pyarrow.input_stream(os.fspath(path)) as stream:
             content = stream.read()
@@ -111,21 +130,16 @@ def read_csv(path: str | os.PathLike[str], columns: Columns) -> "Table":
     text = {} if columns.client is None else {columns.client: pyarrow.string()}
     return csv.read_csv(
         pyarrow.BufferReader(content),
-        # In one block, or types would be guessed by the first of several.
+        # In one block, since the first of several would decide the types.
         read_options=csv.ReadOptions(block_size=max(1, len(content))),
         parse_options=csv.ParseOptions(newlines_in_values=True),
         convert_options=csv.ConvertOptions(column_types=text),
     )
 
 
-def read_parquet(path: str | os.PathLike[str]) -> "Table":
-    """The table in a Parquet file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is no Parquet file, or damaged.
-    """
-    _require_file(path, "Parquet")
+def _read_parquet(path: str | os.PathLike[str], columns: Columns) -> "Table":
+    del columns
+    existing(path, "Parquet file")
     with importing("tables"):
         from pyarrow import parquet
 
@@ -135,15 +149,10 @@ def read_parquet(path: str | os.PathLike[str]) -> "Table":
         raise ValueError(f"not a readable Parquet file: {error}") from error
 
 
-def _require_file(path: str | os.PathLike[str], kind: str) -> None:
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"no {kind} file at {os.fspath(path)}")
-
-
 def _reader(
     read: Callable[[str | os.PathLike[str], Columns], "Table"],
 ) -> Callable[..., dict[str, np.ndarray]]:
-    """Return the reader of a kind of table."""
+    """Return the reader of a kind of table, with the settings of the command line."""
 
     def arrays_of_file(
         path: str | os.PathLike[str],
@@ -163,32 +172,27 @@ def _reader(
           split: Column with train, validation or test; needs --client.
           one_hot: Columns to replace by one column of 0 and 1 per value.
           drop: Columns that are no features.
-
-        Raises:
-          FileNotFoundError, ValueError: as `load_csv`.
         """
-        columns = Columns(target, client, split, tuple(one_hot), tuple(drop))
+        columns = Columns(target, client, split, one_hot, drop)
         return arrays_of(read(path, columns), columns)
 
     return arrays_of_file
 
 
-arrays_of_csv = _reader(read_csv)
-arrays_of_parquet = _reader(lambda path, columns: read_parquet(path))
+arrays_of_csv = _reader(_read_csv)
+arrays_of_parquet = _reader(_read_parquet)
 
 
 def arrays_of(frame: Any, columns: Columns, x: np.ndarray | None = None) -> dict[str, np.ndarray]:
-    """The arrays of the .npz format that a data frame holds.
+    """Return the arrays of the .npz format of a data frame.
 
     Args:
-        frame: of pandas, polars, pyarrow, or whatever else narwhals knows.
-        columns: what its columns are.
-        x: the features, (N, ...), where the frame does not hold them; all its other columns are
-            left out then.
+        frame: a data frame that narwhals knows.
+        columns: the roles of its columns.
+        x: the features, (N, ...), to be used in place of the frame's.
 
     Raises:
-        TypeError: the frame is none.
-        ValueError: names the column that is absent, has missing values or holds no numbers.
+        TypeError, ValueError: see `from_dataframe`.
     """
     with importing("tables"):
         import narwhals.stable.v2 as nw
@@ -200,9 +204,8 @@ def arrays_of(frame: Any, columns: Columns, x: np.ndarray | None = None) -> dict
     except DuplicateError as error:
         raise ValueError(f"columns must have distinct names: {error}") from error
     features = _features(table, columns) if x is None else []
-    for name in (columns.client, columns.target, columns.split, *features):
-        if name is not None:
-            _require_complete(table[name])
+    for name in (*columns.roles, *features):
+        _require_complete(table[name])
     arrays = {"x": _numbers(table, features, columns.one_hot) if x is None else x}
     arrays |= _target(table[columns.target])
     if columns.client is not None:
@@ -219,19 +222,13 @@ def arrays_of(frame: Any, columns: Columns, x: np.ndarray | None = None) -> dict
     return arrays
 
 
-def _roles(columns: Columns) -> list[str]:
-    """The columns of clients, targets and splits."""
-    return [name for name in (columns.client, columns.target, columns.split) if name is not None]
-
-
 def _check_names(table: "DataFrame", columns: Columns) -> None:
-    """Raises ValueError where the name of a column is not as it must be, or there is no row."""
-    every = [*_roles(columns), *columns.one_hot, *columns.drop]
-    absent = [name for name in every if name not in table.columns]
+    named = [*columns.roles, *columns.one_hot, *columns.drop]
+    absent = [name for name in named if name not in table.columns]
     if absent:
         raise ValueError(f"there is no column {absent[0]!r}, only {_listed(table.columns)}")
-    if len(set(every)) < len(every):
-        twice = next(name for name in every if every.count(name) > 1)
+    if len(set(named)) < len(named):
+        twice = next(name for name in named if named.count(name) > 1)
         raise ValueError(
             f"a column is either the client, the target, the split, one-hot or dropped, but "
             f"{twice!r} is named twice"
@@ -246,8 +243,7 @@ def _check_names(table: "DataFrame", columns: Columns) -> None:
 
 
 def _features(table: "DataFrame", columns: Columns) -> list[str]:
-    """The names of the columns of features."""
-    others = {*_roles(columns), *columns.drop}
+    others = {*columns.roles, *columns.drop}
     features = [name for name in table.columns if name not in others]
     if not features:
         raise ValueError(f"no column is left for features, of {_listed(table.columns)}")
@@ -274,10 +270,14 @@ def _is_text(column: "Series") -> bool:
     return column.dtype in (nw.String, nw.Categorical, nw.Enum)
 
 
-def _numbers(table: "DataFrame", features: list[str], one_hot: tuple[str, ...]) -> np.ndarray:
-    """The features, (N, d) float32; or, of one column of lists, (N, ...) of their type."""
+def _is_numeric(column: "Series") -> bool:
     import narwhals.stable.v2 as nw
 
+    return column.dtype.is_numeric() or column.dtype == nw.Boolean
+
+
+def _numbers(table: "DataFrame", features: list[str], one_hot: Sequence[str]) -> np.ndarray:
+    """Return the features, (N, d) float32; or the one column of lists, (N, ...) of its type."""
     if len(features) == 1 and _holds_lists(table[features[0]]):
         return _stacked(table[features[0]])
     parts = []
@@ -286,32 +286,33 @@ def _numbers(table: "DataFrame", features: list[str], one_hot: tuple[str, ...]) 
         if name in one_hot:
             values = column.to_numpy().astype(str)
             parts.append((values[:, None] == np.unique(values)).astype(np.float32))
-        elif column.dtype.is_numeric() or column.dtype == nw.Boolean:
-            values = to_float32(column.to_numpy())
-            if not np.isfinite(values).all():
-                raise ValueError(
-                    f"column {name!r} must hold finite numbers that fit into float32, got "
-                    f"{column.to_numpy()[~np.isfinite(values)][0]}"
-                )
-            parts.append(values[:, None])
-        elif _is_text(column):
-            values = [str(value) for value in column.to_list()]
-            row = next((i for i, value in enumerate(values) if not _is_number(value)), 0)
+            continue
+        if not _is_numeric(column):
+            raise ValueError(f"column {name!r} {_why_no_feature(column, features)}")
+        values = to_float32(column.to_numpy())
+        if not np.isfinite(values).all():
             raise ValueError(
-                f"column {name!r} holds text, such as {values[row]!r} in row {row + 1}: encode it "
-                "(one-hot) or leave it out (drop)"
+                f"column {name!r} must hold finite numbers that fit into float32, got "
+                f"{column.to_numpy()[~np.isfinite(values)][0]}"
             )
-        elif _holds_lists(column):
-            raise ValueError(
-                f"column {name!r} holds lists, which must be the only feature, of "
-                f"{_listed(features)}: leave the others out (drop)"
-            )
-        else:
-            raise ValueError(
-                f"column {name!r} holds {column.dtype}, no numbers: make numbers of it, or leave "
-                "it out (drop)"
-            )
+        parts.append(values[:, None])
     return np.concatenate(parts, axis=1)
+
+
+def _why_no_feature(column: "Series", features: list[str]) -> str:
+    if _is_text(column):
+        values = [str(value) for value in column.to_list()]
+        row = next((i for i, value in enumerate(values) if not _is_number(value)), 0)
+        return (
+            f"holds text, such as {values[row]!r} in row {row + 1}: encode it (one-hot) or leave "
+            "it out (drop)"
+        )
+    if _holds_lists(column):
+        return (
+            f"holds lists, which must be the only feature, of {_listed(features)}: leave the "
+            "others out (drop)"
+        )
+    return f"holds {column.dtype}, no numbers: make numbers of it, or leave it out (drop)"
 
 
 def _is_number(text: str) -> bool:
@@ -347,14 +348,12 @@ def _stacked(column: "Series") -> np.ndarray:
 
 
 def _target(column: "Series") -> dict[str, np.ndarray]:
-    """The array y, (N,), and with it the names of its classes where it is text."""
-    import narwhals.stable.v2 as nw
-
+    """Return the array y, (N,), and for text the names of its classes."""
     values = column.to_numpy()
     if _is_text(column):
         names, classes = np.unique(values.astype(str), return_inverse=True)
         found = {"y": classes.astype(np.int32), "categories.y": names}
-    elif column.dtype.is_numeric() or column.dtype == nw.Boolean:
+    elif _is_numeric(column):
         found = {"y": values.astype(np.float64) if values.dtype.kind == "O" else values}
     else:
         raise ValueError(
@@ -369,7 +368,7 @@ def _target(column: "Series") -> dict[str, np.ndarray]:
 
 
 def owners(clients: np.ndarray) -> dict[str, np.ndarray]:
-    """The arrays client, (N,), and names, (m,), of the names of the clients of rows, (N,) strings.
+    """Return the arrays client, (N,), and names, (m,), of the rows' client names, (N,) strings.
 
     Clients are sorted by name, as numbers where all of them are whole numbers.
     """
@@ -381,7 +380,7 @@ def owners(clients: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _splits(column: "Series") -> np.ndarray:
-    """The array split, (N,)."""
+    """Return the array split, (N,)."""
     values = column.to_numpy().astype(str)
     unknown = np.setdiff1d(values, SPLITS)
     if len(unknown):
@@ -392,6 +391,6 @@ def _splits(column: "Series") -> np.ndarray:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names of columns for a message, the first of many."""
+    """List names of columns for a message, the first of many."""
     more = [f"… ({len(names)} in all)"] if len(names) > _SHOWN else []
     return ", ".join([*map(repr, names[:_SHOWN]), *more])

@@ -14,13 +14,7 @@ Client = dict[str, np.ndarray]
 
 
 class Encoded(NamedTuple):
-    """Clients without text, and what was made of it.
-
-    Attributes:
-        clients: the fields x and y of each, as numbers.
-        categories: see `Population`.
-        public: see `Population`.
-    """
+    """Clients with numbers in x and y, and the `categories` and `public` of `Population`."""
 
     clients: list[Client]
     categories: dict[str, tuple[str, ...]]
@@ -28,16 +22,15 @@ class Encoded(NamedTuple):
 
 
 def encode(clients: Sequence[Client]) -> Encoded:
-    """Numbers for whatever is text in the clients' fields x and y.
+    """Replace text in the clients' fields x and y by integers.
 
-    Strings in x, (n,), become their characters and lists of words, (n, L), their words: both are
-    integers (n, L), where shorter rows end in an integer of their own, whose name is empty. Labels
-    are characters of the same alphabet, (n,), where each is one, or (n, L) where they are as long
-    as x; words, (n, L), where they are lists. Their padding is −1. Any other text in y names
-    classes, in sorted order.
+    Strings in x, (n,), become their characters and lists of words, (n, L), their words: integers
+    (n, L), in which one more integer, with an empty name, pads shorter rows. Labels use the symbols
+    of x if they are single characters, (n,), strings as long as x, or lists of words, (n, L);
+    their padding is −1. Any other text in y names classes, in sorted order.
 
-    Characters are numbered as in LEAF's Shakespeare where no others occur; otherwise, as words
-    always are, in the sorted order of what occurs.
+    Characters have the numbers of LEAF's Shakespeare if no others occur; otherwise characters, like
+    words, are numbered in sorted order.
 
     Raises:
         ValueError: some clients have text and others numbers, or a word holds white space.
@@ -47,7 +40,7 @@ def encode(clients: Sequence[Client]) -> Encoded:
     fields = {name: [client[name] for client in clients] for name in ("x", "y")}
     for name, arrays in fields.items():
         if len({(array.dtype.kind == "U", array.ndim) for array in arrays}) > 1:
-            raise ValueError(f"{name!r} must be text of one form or numbers, for all clients alike")
+            raise ValueError(f"{name!r} must be text of one form or numbers, alike for all clients")
     categories: dict[str, tuple[str, ...]] = {}
     public = []
     if fields["x"][0].dtype.kind == "U":
@@ -59,7 +52,7 @@ def encode(clients: Sequence[Client]) -> Encoded:
             if padded and name == "x":
                 categories[name] = (*symbols, "")
             elif padded:
-                fields[name] = [_without(array, len(symbols)) for array in fields[name]]
+                fields[name] = [_marked(array, len(symbols)) for array in fields[name]]
         if not known:
             public.append("Which characters or words there are")
     if fields["y"][0].dtype.kind == "U":
@@ -76,32 +69,31 @@ def encode(clients: Sequence[Client]) -> Encoded:
 
 
 def filled_up(words: np.ndarray, width: int) -> np.ndarray:
-    """Rows of words, (n, L), with empty ones behind the last, (n, width)."""
+    """Pad rows of words, (n, L), with empty ones, (n, width)."""
     return np.pad(words, ((0, 0), (0, width - words.shape[1])), constant_values="")
 
 
 def _continue(x: list[np.ndarray], y: list[np.ndarray]) -> bool:
-    """Whether labels are of the same symbols as x: what follows it, or what stands beside it."""
-    if y[0].dtype.kind != "U" or y[0].ndim != x[0].ndim:
-        # Words beside words are lists; a string beside a list names a class.
+    """Return whether labels use the symbols of x: the next one, or one at each place."""
+    if y[0].dtype.kind != "U" or y[0].ndim != x[0].ndim:  # a string beside a list names a class
         return False
     return y[0].ndim == 2 or _width(y) in (1, _width(x))
 
 
 def _width(texts: list[np.ndarray]) -> int:
-    """The number of symbols in the longest row."""
+    """Return the number of symbols in the longest row."""
     if texts[0].ndim == 2:
         return max(text.shape[1] for text in texts)
     return max(text.dtype.itemsize for text in texts) // np.dtype("U1").itemsize
 
 
 def _codes(text: np.ndarray, width: int) -> np.ndarray:
-    """The characters of strings, (n, width) uint32, and 0 behind the last one."""
+    """Return the characters of strings, (n, width) uint32, padded with 0."""
     return np.ascontiguousarray(text.astype(f"U{width}")).view(np.uint32).reshape(-1, width)
 
 
 def _symbols(texts: list[np.ndarray]) -> tuple[tuple[str, ...], bool]:
-    """All that occur, or more that are known beforehand, and whether they are."""
+    """Return the symbols, and whether they are those of LEAF instead of those that occur."""
     if texts[0].ndim == 1:
         seen = np.zeros(_LARGEST_CODE + 1, bool)
         for text in texts:
@@ -121,7 +113,7 @@ def _symbols(texts: list[np.ndarray]) -> tuple[tuple[str, ...], bool]:
 
 
 def _numbered(texts: list[np.ndarray], symbols: tuple[str, ...]) -> tuple[list[np.ndarray], bool]:
-    """Each text as integers, (n, L) or, of single characters, (n,); and whether any is padded."""
+    """Return each text as integers, (n, L) or (n,), and whether any is padded."""
     width = _width(texts)
     dtype = np.uint8 if len(symbols) < 256 else np.int32
     if texts[0].ndim == 1:
@@ -139,6 +131,6 @@ def _numbered(texts: list[np.ndarray], symbols: tuple[str, ...]) -> tuple[list[n
     return numbers, padded
 
 
-def _without(numbers: np.ndarray, padding: int) -> np.ndarray:
-    """Labels whose padding is marked as none."""
-    return np.where(numbers == padding, _PADDED, numbers.astype(np.int32))
+def _marked(labels: np.ndarray, padding: int) -> np.ndarray:
+    """Replace padding by −1."""
+    return np.where(labels == padding, _PADDED, labels.astype(np.int32))

@@ -1,8 +1,7 @@
 """Changes to the features of a whole population.
 
-What depends on the data of all clients here (which columns are constant, who has rows of some
-classes) is preprocessing on the curator's side: no privacy budget is charged for it, and
-`Population.public` names it.
+Changes that depend on all clients' data (constant columns, clients with rows of some classes) are
+the curator's preprocessing: they spend no privacy budget, and `Population.public` names them.
 """
 
 import dataclasses
@@ -10,7 +9,8 @@ import dataclasses
 import numpy as np
 
 from fedjaxsim.data.arrays import to_float32
-from fedjaxsim.data.population import SPLITS, Population, in_order
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.ranges import SPLITS, in_order
 
 
 def drop_constant_columns(population: Population) -> Population:
@@ -43,7 +43,7 @@ def unit_rows(population: Population) -> Population:
     x = _matrix(population)
     if x.dtype.kind != "f":
         x = to_float32(x)
-    # Dividing by the largest entry first keeps the squares from over- or underflowing.
+    # Dividing by the largest entry first keeps squares from over- or underflowing.
     scaled = _divide(x, np.abs(x).max(axis=1, keepdims=True, initial=0))
     unit = _divide(scaled, np.linalg.norm(scaled, axis=1, keepdims=True))
     return dataclasses.replace(population, fields={**population.fields, "x": unit})
@@ -61,7 +61,7 @@ def _divide(rows: np.ndarray, by: np.ndarray) -> np.ndarray:
 
 
 def invert(population: Population) -> Population:
-    """Turn grey images over, x ↦ 1 − x, so that paper that is white (1) becomes 0.
+    """Invert grey images, x ↦ 1 − x, so that white paper (1) becomes 0.
 
     With a background of ones a linear model spends its steps on the mean image.
 
@@ -75,10 +75,10 @@ def invert(population: Population) -> Population:
 
 
 def first_classes(population: Population, classes: int) -> Population:
-    """The rows of the first classes only, and the clients that have some of them to train on.
+    """Keep the rows of the first classes, and the clients with training rows among them.
 
     Args:
-        population: with integer labels "y".
+        population: clients with integer labels "y".
         classes: c; rows with labels 0 … c − 1 are kept.
 
     Raises:
@@ -89,7 +89,7 @@ def first_classes(population: Population, classes: int) -> Population:
         raise ValueError("classes need integer labels in the field 'y', one for each row")
     index, counts = in_order(population.splits)
     kept = labels[index] < classes
-    cells = np.repeat(np.arange(counts.size), counts.ravel())  # of each row, its client and split
+    cells = np.repeat(np.arange(counts.size), counts.ravel())  # client and split of each row
     counts = np.bincount(cells[kept], minlength=counts.size).reshape(counts.shape)
     has_train = counts[:, 0] > 0
     chosen = np.flatnonzero(has_train)

@@ -21,7 +21,8 @@ import numpy as np
 
 from fedjaxsim.algorithm import Metrics
 from fedjaxsim.data.arrays import aligned
-from fedjaxsim.data.population import Population, Ranges
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.ranges import Ranges
 from fedjaxsim.engine.client_partition import AllClients, StreamedClients
 from fedjaxsim.engine.draw import Draw
 from fedjaxsim.engine.program import ClientMetrics, Functions, Program

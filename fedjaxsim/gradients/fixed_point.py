@@ -1,7 +1,7 @@
-"""Derivatives of the limit of a run, by the implicit function theorem, without running it again.
+"""Derivatives of the limit of a run, by the implicit function theorem.
 
-Where every round is the same map s ↦ F(s, h) of the state, and contracts, a long run ends at its
-fixed point s* = F(s*, h). The derivative of s* along a direction dh of the hyperparameters solves
+If every round is the same contraction s ↦ F(s, h) of the state, a long run ends at its fixed point
+s* = F(s*, h). The derivative of s* along a direction dh of the hyperparameters solves
 (I − ∂F/∂s) ds = ∂F/∂h dh (Griewank and Walther 2008, chapter 15; Bai, Kolter and Koltun 2019;
 Lorraine, Vicol and Duvenaud 2020).
 """
@@ -18,13 +18,13 @@ from jax.tree_util import Partial
 from scipy.sparse.linalg import LinearOperator, gmres
 
 from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.gradients.objectives import Gradient, Objective, check_names
 from fedjaxsim.gradients.reverse import floats
-from fedjaxsim.gradients.whole_run import Gradient, Objective, check_names
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.simulation import Simulation
 
 _RESTART = 30
-"""Vectors that GMRES keeps before it starts afresh."""
+"""Vectors that GMRES keeps before it restarts."""
 _MOST_RESTARTS = 100
 
 
@@ -35,30 +35,30 @@ def implicit_hypergradient(
     *,
     tolerance: float | None = None,
 ) -> Callable[[SimulationState, Hyperparameters], tuple[jax.Array, Gradient]]:
-    """The gradient of an objective at the fixed point of the rounds.
+    """Return the gradient of an objective at the fixed point of the rounds.
 
-    For problems without chance: everyone, full batches, no noise. Optimizers may keep a state, but
-    a round must not depend on its number. One linear system is solved for each name in `wrt`, on
-    the host by GMRES, with one derivative of one round for each of its steps: neither time nor
-    memory depends on how many rounds led here.
+    Rounds must be deterministic and equal: full participation, full batches, no noise. Optimizers
+    may keep a state, but a round must not depend on its number. GMRES solves one linear system for
+    each name in `wrt`, on the host, with one derivative of one round per step: neither time nor
+    memory depends on the number of rounds before.
 
-    Rounds may conserve something, as PMTL does w̃ minus η_s times the mean of the w_k. Then fixed
-    points are a family, the system is singular, and the derivative is that at the conserved value:
-    right for what the conserved quantity does not depend on. For others, as η_s in PMTL and the
-    level of PP-SGD, there is none, since it would depend on the whole way here.
+    Rounds may conserve a quantity, such as w̃ minus η_s times the mean of the w_k in PMTL. Then
+    fixed points form a family, the system is singular, and the derivative is taken at the conserved
+    value. It is refused for hyperparameters that the quantity depends on, such as η_s in PMTL and
+    the level of PP-SGD, since it would depend on all earlier rounds.
 
     Args:
-      simulation: whose rounds these are.
-      objective: as of `hypergradient`.
+      simulation: the rounds.
+      objective: `(state, hparams) -> ()`.
       wrt: names of hyperparameters, each ().
-      tolerance: how far one round may still move the state, relative to its norm, and the largest
+      tolerance: bound on the movement of the state in one round, relative to its norm, and on the
         relative residual of a linear system; by default the square root of the precision.
 
     Returns:
       A function `(state, hparams) -> (value, gradient)` of a state at the fixed point. It raises
-      ValueError if `wrt` names what cannot be differentiated, a hyperparameter is out of range or
-      brings noise, or the state is not at a fixed point; and RuntimeError if a system cannot be
-      solved to the tolerance.
+      ValueError if a name has no derivative, a hyperparameter is out of range or brings noise, or
+      the state is not at a fixed point; and RuntimeError if a system cannot be solved to the
+      tolerance.
 
     Raises:
       ValueError: if sampling, minibatches or mechanism make rounds differ.
@@ -85,12 +85,12 @@ def implicit_hypergradient(
         still, scale = np.zeros_like(point), max(float(np.linalg.norm(point)), 1.0)
 
         def of_round(at, along, direction):
-            """A round from a state, and its derivative along a change of state and hparams."""
+            """Run a round and its derivative along a change of state and hparams."""
             values = a_round(at, along, state, hparams, direction, rows)
             return [np.array(value) for value in values]  # copies: GMRES writes into them
 
         def solve(right):
-            """(I − ∂F/∂s)⁻¹ times a vector, and the relative residual."""
+            """Apply (I − ∂F/∂s)⁻¹ to a vector; also return the relative residual."""
             size = max(float(np.linalg.norm(right)), tolerance * scale)
 
             def left(v):
@@ -118,13 +118,13 @@ def implicit_hypergradient(
         gradient = {}
         for name in names:
             direction = fixed.replace(**{name: jnp.ones(())})
-            # What rounds conserve is orthogonal to the range of the system. If ∂F/∂h leaves that
-            # range anywhere, the conserved quantity depends on h.
+            # Conserved quantities are orthogonal to the range of the system: if ∂F/∂h leaves that
+            # range anywhere, one of them depends on h.
             _, residual = solve(of_round(elsewhere, still, direction)[1])
             if not residual <= tolerance:
                 raise ValueError(
-                    f"rounds conserve something that depends on {name}, so the fixed point at "
-                    "which a run ends depends on its whole way: use hypergradient"
+                    f"rounds conserve something that depends on {name}, so the fixed point depends "
+                    "on all earlier rounds: use hypergradient"
                 )
             solution, residual = solve(of_round(point, still, direction)[1])
             if not residual <= tolerance:
@@ -139,7 +139,7 @@ def implicit_hypergradient(
 
 
 def _moving(state: SimulationState):
-    """The numbers that rounds move, and a function that puts others in their place."""
+    """Return the arrays that rounds change, and a function that replaces them."""
     return floats((state.shared, state.personal, state.mechanism))
 
 
@@ -148,11 +148,10 @@ def _vector(state: SimulationState) -> np.ndarray:
 
 
 def _compile(simulation: Simulation):
-    """A round and an objective as functions of a vector and the hyperparameters, with derivatives.
+    """Return a round and an objective as functions of a vector and hparams, with derivatives.
 
-    Returns:
-      Two functions of a point and a direction in both: `(vector, its direction, state for all
-      else, hparams, its direction, rows or objective) -> (value, derivative)`.
+    Both are `(vector, its direction, state, hparams, its direction, rows or objective) ->
+    (value, derivative)`; the vector replaces the moving arrays of the state.
     """
     program = simulation.program.limited()
 
@@ -180,10 +179,10 @@ def _compile(simulation: Simulation):
 
 
 def _require_equal_rounds(simulation: Simulation) -> None:
-    """Raises ValueError if anything is drawn in a round."""
+    """Raise ValueError if anything is drawn in a round."""
     if simulation.sampling.scheme.kind != "full":
         raise ValueError(
-            "a fixed point needs everyone in every round, got "
+            "a fixed point needs full participation in every round, got "
             f"{simulation.sampling.scheme.kind!r} sampling"
         )
     largest = int(simulation.population.splits["train"].count.max())

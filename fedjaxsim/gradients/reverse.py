@@ -1,9 +1,8 @@
-"""What reverse mode needs of a run: clients whose derivatives are guarded, and rounds in segments.
+"""Reverse mode through a run: guarded derivatives of clients, and rounds in segments.
 
-Reverse mode walks through a run backwards, so it needs again what the rounds computed. A client's
-work is done again instead of kept (`Layout.rematerialize`), and the rounds of a segment likewise
-(Griewank 1992; Chen, Xu, Zhang, Guestrin 2016). What is left to keep are the cohort's rows and the
-billboard of each round in one segment, and the state at the start of every segment.
+A client's work is recomputed instead of kept (`Layout.rematerialize`), and so are the rounds of a
+segment (Griewank 1992; Chen, Xu, Zhang, Guestrin 2016). Kept are the cohort's rows and the server
+state of each round in one segment, and the state at the start of every segment.
 """
 
 import dataclasses
@@ -27,17 +26,17 @@ PyTree = Any
 
 
 def reversible(program: Program, rows: Rows) -> Program:
-    """The program as reverse mode needs it; forward mode does not apply to it.
+    """Return the program for reverse mode; forward mode does not apply to it.
 
     A message that is not finite counts as zero, and so does its derivative. Plain reverse mode
-    multiplies that zero by infinite derivatives of the client's work, which gives NaN for all.
+    would multiply that zero by infinite derivatives of the client's work and give NaN for all.
     """
     layout = dataclasses.replace(bounded(program.layout, rows), rematerialize=True)
     return dataclasses.replace(program, algorithm=_guarded(program.algorithm), layout=layout)
 
 
 def bounded(layout: Layout, rows: Rows) -> Layout:
-    """The layout with static bounds of loops: no client has more rows than the largest one."""
+    """Return the layout with the largest client's rows as a static bound of loops."""
     most_rows = max(1, int(np.max(np.asarray(rows.count))))
     return dataclasses.replace(layout.limited(), most_rows=most_rows)
 
@@ -50,15 +49,15 @@ def run_rounds(
     rounds: int,
     segment: int,
 ) -> SimulationState:
-    """The state after so many rounds.
+    """Run T rounds and return the state.
 
     Args:
-      program: whose rounds are run.
-      state: where to start.
+      program: the program.
+      state: the state at the start.
       hparams: hyperparameters.
       rows: the training rows.
-      rounds: T, how many.
-      segment: rounds that reverse mode does again together; T or more to keep them all.
+      rounds: T.
+      segment: rounds that reverse mode recomputes together; T or more to keep them all.
     """
 
     def several(state, length):
@@ -76,24 +75,24 @@ def run_rounds(
 
 
 def segment_length(program: Program, state: SimulationState, rounds: int) -> int:
-    """The rounds of a segment with which reverse mode needs the least memory.
+    """Return the rounds of a segment with which reverse mode needs the least memory.
 
     Segments of L rounds keep T/L states of S bytes and L rounds of R bytes each: least at
-    L = √(T·S/R). Everyone taking part, that is about √T; where the state of the population is
-    large beside what one cohort reads of it, there is one segment only.
+    L = √(T·S/R). With full participation that is about √T; with a state much larger than the
+    cohort's part of it, there is only one segment.
 
     Args:
-      program: whose rounds are run.
-      state: as shapes.
+      program: the program.
+      state: the state, or its shapes.
       rounds: T.
     """
     whole = bytes_of(state)
     cohort = program.sampling.scheme.capacity / program.num_clients
-    # A round keeps the cohort's rows, the billboard, and the noise on something of its size.
+    # A round keeps the cohort's rows, the server state, and noise of its size.
     kept = cohort * bytes_of(state.personal) + 2 * bytes_of(state.shared) + 1
     best = min(rounds, max(1.0, math.sqrt(rounds * whole / kept)))
     near = [n for n in range(1, rounds + 1) if rounds % n == 0 and best / 2 <= n <= best * 2]
-    # A divisor leaves no rest, which would be one more program to compile.
+    # A rest would be one more program to compile, so divisors of T come first.
     return min(near, key=lambda n: abs(math.log(n / best))) if near else round(best)
 
 
@@ -101,12 +100,12 @@ def segment_length(program: Program, state: SimulationState, rounds: int) -> int
 
 
 def _guarded(algorithm: Algorithm) -> Algorithm:
-    """The algorithm, with `client` between two identities that see its cotangents.
+    """Return the algorithm with `client` between two identities that see its cotangents.
 
-    The backward pass meets `_leave` first. It removes the cotangents of a message that is not
-    finite, and says on the marker's cotangent whether any are left; `_enter` reads that. They must
-    be in one client's own pass: were what enters not mapped with the client, `jax.vmap` would add
-    up the clients' cotangents before `_enter` sees them. The marker, made from the id, sees to it.
+    The backward pass meets `_leave` first: it removes the cotangents of a message that is not
+    finite, and the marker's cotangent tells `_enter` whether any are left. The marker is made from
+    the client id, so that `jax.vmap` maps the inputs with the client; otherwise it would sum the
+    clients' cotangents before `_enter` sees them.
     """
 
     def client(shared, personal, data, hparams, context):
@@ -124,7 +123,7 @@ def _guarded(algorithm: Algorithm) -> Algorithm:
 
 
 def floats(tree: PyTree) -> tuple[list[jax.Array], Callable[[list[jax.Array]], PyTree]]:
-    """The leaves that have derivatives, and a function that puts others in their place."""
+    """Return the leaves with derivatives, and a function that replaces them in the tree."""
     leaves, structure = jax.tree.flatten(tree)
     places = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
 
@@ -137,7 +136,7 @@ def floats(tree: PyTree) -> tuple[list[jax.Array], Callable[[list[jax.Array]], P
 
 @jax.custom_vjp
 def _enter(read: list[jax.Array], marker: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-    """What a client reads, and the marker: zeros that belong to the client."""
+    """Return the inputs of a client plus the marker, which is zero."""
     return [leaf + marker.astype(leaf.dtype) for leaf in read], marker
 
 
@@ -152,7 +151,6 @@ def _enter_backward(_, cotangents):
 
 @jax.custom_vjp
 def _leave(kept: list[jax.Array], sent: list[jax.Array], marker: jax.Array):
-    """What a client keeps and sends, as they are."""
     del marker
     return kept, sent
 

@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.data.population import MOST_ROWS, SPLITS, Population, consecutive, numbers_of_rows
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.ranges import MOST_ROWS, SPLITS, consecutive
+from fedjaxsim.data.splitting import numbers_of_rows
 from fedjaxsim.engine import stream as streamed
 from fedjaxsim.engine.checkpoint import KEPT
 from fedjaxsim.engine.client_partition import AllClients, Shard

@@ -14,7 +14,9 @@ from scipy import stats
 
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.devices import SAME, across, divided, mesh_of
-from fedjaxsim.gradients.whole_run import Mode, check_names, hypergradient, map_seeds, mean_metric
+from fedjaxsim.gradients.objectives import check_names, mean_metric
+from fedjaxsim.gradients.seeds import map_seeds
+from fedjaxsim.gradients.whole_run import Mode, hypergradient
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.report.seeds import standard_error
 from fedjaxsim.runs.memory import bytes_per_run

@@ -11,7 +11,8 @@ import pytest
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.npz import save_npz
-from fedjaxsim.data.population import Population, split
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.splitting import split
 from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.sampling import full_participation
 from fedjaxsim.simulation import Simulation

@@ -9,7 +9,7 @@ from sklearn.dummy import DummyClassifier
 
 from fedjaxsim.data import Population
 from fedjaxsim.data.describe import describe, label_counts, majority_accuracy, skewness
-from fedjaxsim.data.population import consecutive
+from fedjaxsim.data.ranges import consecutive
 
 
 def population_of(train, test, **more):

@@ -39,7 +39,7 @@ def test_variables_may_have_other_names(tmp_path):
     assert load_matlab(path, x="feature", y="score").num_clients == 2
     with pytest.raises(ValueError, match=r"a\.mat: there is no variable 'label'"):
         load_matlab(path, x="feature", y="label")
-    with pytest.raises(ValueError, match="named together, got feature and None"):
+    with pytest.raises(ValueError, match="x and y must be given together"):
         load_matlab(path, x="feature")
 
 

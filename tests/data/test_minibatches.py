@@ -29,7 +29,7 @@ def compiled(minibatches, pass_size):
             count,
             key,
             minibatches,
-            _reading=BatchReadOptions(pass_size or 16),
+            _options=BatchReadOptions(pass_size or 16),
         )
 
         def step(carry, batch):

@@ -12,9 +12,10 @@ from sklearn.metrics import roc_auc_score
 
 from fedjaxsim import pmtl
 from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.data.population import Population, consecutive
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.ranges import consecutive
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.gradients.whole_run import mean_metric
+from fedjaxsim.gradients.objectives import mean_metric
 from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.sampling import full_participation
 from fedjaxsim.simulation import Simulation

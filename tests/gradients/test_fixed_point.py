@@ -7,9 +7,10 @@ from problems import least_squares
 
 from fedjaxsim import fedprox, local, no_release, pmtl
 from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.data.population import split
+from fedjaxsim.data.splitting import split
 from fedjaxsim.gradients.fixed_point import implicit_hypergradient
-from fedjaxsim.gradients.whole_run import hypergradient, mean_metric
+from fedjaxsim.gradients.objectives import mean_metric
+from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.privacy.sampling import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 
@@ -71,7 +72,7 @@ def test_fedprox_meets_its_isolated_fixed_point():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sampling": poisson(1.0)}, "needs everyone in every round, got 'poisson'"),
+        ({"sampling": poisson(1.0)}, "needs full participation in every round, got 'poisson'"),
         ({"minibatches": Minibatches(1000, steps=1)}, "needs full batches"),
         ({"minibatches": Minibatches(11, epochs=1)}, "at least 12"),
     ],

@@ -1,114 +1,281 @@
-"""A loss per token: padding counts for nothing, and every real token for as much as another."""
+"""GRU and transformer: what libraries and formulas give, from left to right, whatever is behind."""
 
+import json
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.special
 
 import fedjaxsim as fjs
+from fedjaxsim.cli import main
 from fedjaxsim.data.minibatches import Batch
-from fedjaxsim.gradients.whole_run import mean_metric
-from fedjaxsim.tasks import softmax_sequence
+from fedjaxsim.models import cnn, gru, in_bfloat16, linear, mlp, transformer
+from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.directory import RunDirectory
+from fedjaxsim.runs.settings import run_config
+from fedjaxsim.tasks import softmax, softmax_sequence
 
-CLASSES = 4
-LABELS = np.array([[1, 3, -1], [2, -1, -1], [0, 0, 1]], np.int32)
-
-
-def logits_are_parameters():
-    """A model whose outputs are its parameters, (b, L, c), whatever x is."""
-    return fjs.Model(lambda key: jnp.zeros((3, 3, CLASSES)), lambda params, x: params)
+LENGTH, TOKENS, CLASSES = 5, 6, 3
+PADDING = TOKENS - 1
 
 
-def embedding(tokens):
-    """A user's own model of sequences: a table of logits for each token of x (b, L)."""
-    return fjs.Model(
-        lambda key: jnp.zeros((tokens, CLASSES)), lambda table, x: table[x.astype(jnp.int32)]
+def drawn(model, seed=0):
+    """Parameters of which none is zero or one."""
+    random = np.random.default_rng(seed)
+    params = jax.jit(model.init)(jax.random.key(seed))
+    return jax.tree.map(lambda leaf: leaf + 0.3 * random.normal(size=leaf.shape), params)
+
+
+def tokens(rows=4, seed=0):
+    drawn_ = np.random.default_rng(seed).integers(0, PADDING, (rows, LENGTH))
+    return jnp.asarray(drawn_, jnp.uint8)
+
+
+def make(name, **settings):
+    factory, hidden = {"gru": (gru, (4, 3)), "transformer": (transformer, (4, 4))}[name]
+    if factory is transformer:
+        settings["heads"] = 2
+    return factory((LENGTH,), CLASSES, TOKENS, hidden, **settings)
+
+
+@pytest.fixture(params=["gru", "transformer"])
+def name(request):
+    return request.param
+
+
+def test_the_gru_is_that_of_flax():
+    params, x = drawn(gru((LENGTH,), CLASSES, TOKENS, (4,))), tokens()
+    ours, width = params["_GRU_0"], 4
+    blocks = {
+        side: jnp.split(ours[at]["kernel"] if at == "inputs" else ours[at], 3, axis=1)
+        for side, at in (("i", "inputs"), ("h", "recurrent"))
+    }
+    biases = jnp.split(ours["inputs"]["bias"], 3)
+    cell = {f"{side}{gate}": {"kernel": block}
+            for side in "ih" for gate, block in zip("rzn", blocks[side], strict=True)}  # fmt: skip
+    for gate, bias in zip("rzn", biases, strict=True):
+        cell[f"i{gate}"]["bias"] = bias
+    cell["hn"]["bias"] = ours["bias"]
+    embedded = params["embedding"]["embedding"][x]
+    layer = nn.RNN(nn.GRUCell(width))
+    states = layer.apply({"params": {"cell": cell}}, embedded)
+    assert isinstance(states, jax.Array)
+    expected = states @ params["output"]["kernel"] + params["output"]["bias"]
+    found = gru((LENGTH,), CLASSES, TOKENS, (4,)).apply(params, x)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_transformer_is_its_formula():
+    model = transformer((LENGTH,), CLASSES, TOKENS, (4,), heads=2)
+    params, x = drawn(model), tokens()
+
+    def norm(h, w):
+        h = h - h.mean(-1, keepdims=True)
+        return h / np.sqrt((h**2).mean(-1, keepdims=True) + 1e-6) * w["scale"] + w["bias"]
+
+    def dense(h, w):
+        return h @ w["kernel"] + w["bias"]
+
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    b = p["_Block_0"]
+    h = p["embedding"]["embedding"][np.asarray(x)] + p["places"]
+    parts = dense(norm(h, b["LayerNorm_0"]), b["attention"]).reshape(4, LENGTH, 3, 2, 2)
+    query, key, value = np.moveaxis(parts, 2, 0)
+    scores = np.einsum("bqhk,bshk->bhqs", query, key) / np.sqrt(2)
+    weights = np.exp(scores) * np.tril(np.ones((LENGTH, LENGTH)))
+    weights /= weights.sum(-1, keepdims=True)
+    mixed = np.einsum("bhqs,bshk->bqhk", weights, value).reshape(h.shape)
+    h = h + dense(mixed, b["mixed"])
+    inner = np.asarray(jax.nn.gelu(jnp.asarray(dense(norm(h, b["LayerNorm_1"]), b["inner"]))))
+    h = norm(h + dense(inner, b["outer"]), p["LayerNorm_0"])
+    expected = dense(h, p["output"])
+    np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_later_token_leaves_what_was_said_before(name):
+    model = make(name)
+    params, x = drawn(model), tokens()
+    apply = jax.jit(model.apply)
+    before, after = apply(params, x), apply(params, x.at[:, 3].set((x[:, 3] + 1) % PADDING))
+    np.testing.assert_array_equal(before[:, :3], after[:, :3])
+    assert np.all(np.any(before[:, 3:] != after[:, 3:], axis=-1))
+
+
+def test_padding_leaves_the_losses_unchanged(name):
+    x = tokens()
+    padded = x.at[:, 3:].set(PADDING)
+    weight = jnp.ones(len(x))
+    # A loss per token: the labels behind the end are −1.
+    model = make(name)
+    params, task = drawn(model), softmax_sequence(model, CLASSES)
+    y = jnp.asarray(np.random.default_rng(1).integers(0, CLASSES, x.shape))
+    short = Batch({"x": x[:, :3], "y": y[:, :3]}, weight)
+    long = Batch({"x": padded, "y": y.at[:, 3:].set(-1)}, weight)
+    loss = jax.jit(task.loss)
+    np.testing.assert_allclose(loss(params, long), loss(params, short), rtol=1e-5)
+    # A loss per row, of what is said at its last token.
+    model = make(name, last=True, padding=PADDING)
+    loss = jax.jit(softmax(model, CLASSES).loss)
+    found, expected, other = (
+        loss(params, Batch({"x": rows, "y": y[:, 0]}, weight)) for rows in (padded, x[:, :3], x)
     )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert abs(other - expected) > 1e-3
 
 
-def batch(weight):
-    fields = {"x": jnp.zeros((3, 3), jnp.int32), "y": jnp.asarray(LABELS)}
-    return Batch(fields, jnp.asarray(weight, jnp.float32))
+def test_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="one width, a multiple of its 4 heads, got hidden 8, 4"):
+        transformer((LENGTH,), CLASSES, TOKENS, (8, 4))
+    with pytest.raises(ValueError, match="multiple of its 3 heads, got hidden 8"):
+        transformer((LENGTH,), CLASSES, TOKENS, (8,), heads=3)
+    with pytest.raises(ValueError, match=r"gru needs rows of tokens, .* got .* \(4, 5\)"):
+        gru((4, 5), CLASSES, TOKENS)
 
 
-@pytest.fixture
-def logits():
-    return np.random.default_rng(0).normal(size=(3, 3, CLASSES)).astype(np.float32)
+# --- what is computed in bfloat16 -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weight", [[1, 1, 1], [1, 1, 0]])
-def test_the_loss_is_the_mean_over_real_tokens(logits, weight):
-    task = softmax_sequence(logits_are_parameters(), CLASSES)
-    likelihood = scipy.special.log_softmax(logits.astype(np.float64), axis=-1)
-    losses = [
-        -likelihood[k, t, LABELS[k, t]] for k, t in zip(*np.nonzero(LABELS >= 0), strict=True)
-        if weight[k]
-    ]  # fmt: skip
-    loss, slope = jax.jit(jax.value_and_grad(task.loss))(jnp.asarray(logits), batch(weight))
-    np.testing.assert_allclose(loss, np.mean(losses), rtol=1e-5)
-    real = (LABELS >= 0) & (np.array(weight) > 0)[:, None]
-    assert np.all(np.any(slope != 0, axis=-1) == real)
+def types_of_products(function, *arguments):
+    """The types of what is multiplied in all products of a program."""
+    found = set()
 
+    def look(jaxpr):
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "dot_general":
+                found.update(str(value.aval.dtype) for value in equation.invars)
+            for inner in jax.tree.leaves(
+                list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+            ):
+                if hasattr(inner, "eqns"):
+                    look(getattr(inner, "jaxpr", inner))
 
-def test_metrics_are_sums_over_tokens_and_targets_their_number(logits):
-    task = softmax_sequence(logits_are_parameters(), CLASSES)
-    found = task.metrics(jnp.asarray(logits), batch([1, 1, 1]))
-    right = (logits.argmax(axis=-1) == LABELS).sum(axis=1)
-    np.testing.assert_array_equal(found["accuracy"], right)
-    assert task.targets is not None
-    np.testing.assert_array_equal(task.targets({"y": LABELS}), [2, 1, 3])
-    mean = np.sum(found["loss"]) / 6
-    np.testing.assert_allclose(task.loss(jnp.asarray(logits), batch([1, 1, 1])), mean, rtol=1e-6)
-
-
-def test_a_minibatch_without_tokens_has_no_loss():
-    task = softmax_sequence(logits_are_parameters(), CLASSES)
-    assert task.loss(jnp.ones((3, 3, CLASSES)), batch([0, 0, 0])) == 0
+    look(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return found
 
 
 @pytest.mark.parametrize(
-    ("labels", "message"),
+    ("model", "x"),
     [
-        (np.array([0, 1]), r"needs integer labels \(n, L\), got int64 \(2,\)"),
-        (np.zeros((2, 2)), r"needs integer labels \(n, L\), got float64"),
-        (np.array([[0, 4]]), r"must lie in \[0, 4\), .*got labels from 0 to 4"),
-        (np.array([[0, -2]]), r"be -1 for padding, got labels from -2 to 0"),
+        (linear((4,), 3), jnp.ones((2, 4))),
+        (mlp((4,), 3, (5,)), jnp.ones((2, 4))),
+        (mlp((4,), 3, (5,)), jnp.ones((2, 4), jnp.uint8)),
+        (cnn((16, 16), 3), jnp.ones((2, 16, 16))),
+        (make("gru"), tokens()),
+        (make("transformer"), tokens()),
     ],
+    ids=["linear", "mlp", "integers", "cnn", "gru", "transformer"],
 )
-def test_labels_that_do_not_fit_are_refused(labels, message):
-    task = softmax_sequence(logits_are_parameters(), CLASSES)
-    with pytest.raises(ValueError, match=message):
-        task.check({"x": labels, "y": labels})
+def test_products_are_made_in_bfloat16_between_parameters_and_outputs_in_float32(model, x):
+    low, params = in_bfloat16(model), jax.eval_shape(model.init, jax.random.key(0))
+    assert jax.eval_shape(low.init, jax.random.key(0)) == params
+    assert jax.eval_shape(low.apply, params, x).dtype == jnp.float32
+
+    def slope(params, x):
+        return jax.grad(lambda params: low.apply(params, x).sum())(params)
+
+    found = jax.eval_shape(slope, params, x)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
+    assert types_of_products(low.apply, params, x) == {"bfloat16"}
+    assert types_of_products(model.apply, params, x) == {"float32"}
+
+
+def test_states_messages_and_noise_are_float32_around_a_model_in_bfloat16():
+    x = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+    population = fjs.Population.from_flat({"x": x, "y": np.arange(12) % 3}, [4, 4, 4])
+    task = softmax(in_bfloat16(mlp((4,), 3, (5,))), 3)
+    minibatches = fjs.Minibatches(4, steps=1)
+    sim = fjs.Simulation(fjs.pmtl(task), population, fjs.full_participation(), minibatches)
+    hparams = sim.hyperparameters(learning_rate=0.1, lam=0.1, clip_norm=1.0, noise_multiplier=1e-3)
+    key = sim.setup.check_start(0, hparams)
+    message = sim.setup.message_shapes(key, sim.setup.check(hparams))
+    state, _ = sim.round(sim.init(key, hparams), hparams)
+    for leaf in jax.tree.leaves((message, state.shared, state.personal)):
+        assert leaf.dtype == jnp.float32
+    # A noise of float32 is no multiple of bfloat16's steps.
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state.shared)]
+    assert any(np.any(leaf != leaf.astype(jnp.bfloat16).astype(np.float32)) for leaf in leaves)
+
+
+# --- text, out of the box -------------------------------------------------------------------------
+
+LINES = ["to be or ", "not to be", " that is ", "the quest"]
 
 
 @pytest.fixture(scope="module")
-def simulation():
-    """Two clients with sequences of unlike lengths; the next token is the token and one."""
-    x = np.array([[0, 1, 2], [1, 2, 3], [3, 0, 4], [2, 4, 4]], np.uint8)
-    y = np.where(x == CLASSES, -1, (x.astype(np.int32) + 1) % CLASSES)
-    y[0, 2] = 0  # but once
-    population = fjs.Population.from_flat({"x": x, "y": y}, [2, 2])
-    task = softmax_sequence(embedding(CLASSES + 1), CLASSES)
-    minibatches = fjs.Minibatches(2, epochs=1)
-    return fjs.Simulation(fjs.fedavg(task), population, fjs.full_participation(), minibatches)
+def text(tmp_path_factory):
+    """Two speakers, as LEAF's files hold them: the next character, and one row that ends early."""
+    users = ["HAMLET", "OPHELIA"]
+    data = {"x": [*LINES, "to b"], "y": ["n", " ", "t", "i", "e"]}
+    path = tmp_path_factory.mktemp("text") / "plays.json"
+    path.write_text(
+        json.dumps({"users": users, "num_samples": [5, 5], "user_data": dict.fromkeys(users, data)})
+    )
+    return path
 
 
-def test_every_token_of_a_client_counts_once(simulation):
-    hparams = simulation.hyperparameters(learning_rate=1.0)
-    state, _ = simulation.run(simulation.init(0, hparams), hparams, rounds=6, eval_every=6)
-    train = simulation.evaluate(state, hparams, "train")
-    # Of client 0's six tokens all but one follow the rule, and client 1 has three.
-    assert train.count.tolist() == [6, 3]
-    np.testing.assert_allclose(train.values["accuracy"], [5 / 6, 1])
-    table = np.asarray(state.shared.params)
-    fields = simulation.population.fields
-    losses = -scipy.special.log_softmax(table[fields["x"]], axis=-1)
-    own = np.take_along_axis(losses, np.maximum(fields["y"], 0)[..., None], -1)[..., 0]
-    real = fields["y"] >= 0
-    expected = [np.mean(own[rows][real[rows]]) for rows in (slice(0, 2), slice(2, 4))]
-    np.testing.assert_allclose(train.values["loss"], expected, rtol=1e-5)
-    # The constant answer is 0, as three of the nine are: two of six, and one of three.
-    assert train.majority == pytest.approx(1 / 3)
-    objective = mean_metric(simulation, "loss", "train")
-    np.testing.assert_allclose(objective(state, hparams.as_arrays()), train.mean("loss"), rtol=1e-6)
+@pytest.fixture(scope="module")
+def tokens_by_place(text):
+    """The same lines with a label at every place."""
+    data = {"x": [line[:-1] for line in LINES], "y": [line[1:] for line in LINES]}
+    path = text.with_name("places.json")
+    users = ["HAMLET", "OPHELIA"]
+    path.write_text(
+        json.dumps({"users": users, "num_samples": [4, 4], "user_data": dict.fromkeys(users, data)})
+    )
+    return path
+
+
+@pytest.mark.thorough
+def test_text_is_learnt_out_of_the_box(text, tmp_path):
+    system = "--algorithm fedavg --model gru --hidden 8 --sampling-rate 1 --noise-multiplier 0.01"
+    steps = "--rounds 8 --eval-every 4 --local-optimizer adam --learning-rate 0.05 --local-epochs 3"
+    flags = [*system.split(), *steps.split(), "--out", f"{tmp_path}/run"]
+    assert main(["run", "--data", f"leaf:{text}", *flags]) == 0
+    records = RunDirectory(tmp_path / "run").metrics()
+    assert records[-1]["train_loss"] < records[1]["train_loss"]
+    assert records[-1]["epsilon"] > 0
+
+
+def shapes(config):
+    """Of the outputs of a configuration's model, and the sentences on what is public."""
+    experiment = prepare(config)
+    sim = experiment.simulation
+    params = sim.task.init(jax.random.key(0))
+    x = sim.population.fields["x"]
+    return (
+        params["output"]["kernel"].shape,
+        params["embedding"]["embedding"].shape,
+        x,
+        sim.setup.public,
+    )
+
+
+@pytest.mark.thorough
+def test_the_command_line_makes_the_models_that_the_text_asks_for(text, tokens_by_place):
+    for model, path in (("gru", tokens_by_place), ("transformer", text)):
+        config = run_config(data=f"leaf:{path}", model=model, hidden=(8,))
+        output, embedding, x, public = shapes(config)
+        # 80 characters, and what stands behind the end of a row.
+        padded = path == text
+        assert (output, embedding) == ((8, 80), (80 + padded, 8))
+        assert (int(x.max()) == 80) == padded
+        assert not public
+
+
+def test_numbers_are_no_tokens_and_text_is_no_numbers(text, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"gru needs rows of tokens, .* got x float32 \(1797, 64\)"
+    ):
+        prepare(run_config(model="gru"))
+    with pytest.raises(ValueError, match=r"text, .* model must be gru, transformer or one of"):
+        prepare(run_config(data=f"leaf:{text}", model="mlp"))
+    path = tmp_path / "numbers.npz"
+    x = np.arange(12, dtype=np.int32).reshape(4, 3)
+    np.savez(path, x=x, y=np.array([0, 1, 0, 1]), client=np.array([0, 0, 1, 1]))
+    config = run_config(data=f"npz:{path}", model="transformer", hidden=(4,), test_fraction=0.5)
+    sentences = prepare(config).simulation.setup.public
+    assert sentences[0].startswith(
+        "The number of tokens, 12, is the largest of them of all clients"
+    )

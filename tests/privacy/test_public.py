@@ -14,7 +14,8 @@ from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.npz import load_npz, save_npz
 from fedjaxsim.data.partition import dirichlet, iid, shards
-from fedjaxsim.data.population import Population, split
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.splitting import split
 from fedjaxsim.data.transforms import drop_constant_columns, first_classes, unit_rows
 from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.sampling import full_participation
@@ -96,7 +97,7 @@ def test_a_division_by_label_is_named():
     assert iid(fields, 3, seed=0).public == ()
     for divided in (dirichlet(fields, 3, 1.0, seed=0), shards(fields, 3, 2, seed=0)):
         (sentence,) = divided.public
-        assert sentence.startswith("Which rows are whose was drawn by the labels of all rows")
+        assert sentence.startswith("The partition was drawn by the labels of all rows")
 
 
 def test_what_the_command_line_reads_is_named():

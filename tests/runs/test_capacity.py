@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedjaxsim.data import load_folder, save_folder
-from fedjaxsim.data.population import Population, split
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.splitting import split
 from fedjaxsim.engine import stream as streamed
 from fedjaxsim.engine.devices import mesh_of
 from fedjaxsim.engine.shard import CLIENTS, shard

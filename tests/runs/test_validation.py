@@ -42,12 +42,12 @@ def test_flags_name_columns(table):
     ("flags", "message"),
     [
         ("--client who", "Missing from fedjaxsim run: --target"),
-        ("--target likes", "csv needs the column that says whose a row is (client)"),
+        ("--target likes", "csv needs --client"),
         (
             "--client who --target likes --partition iid",
-            "a.csv has its own clients, so partition must",
+            "a.csv has its own clients: partition must",
         ),
-        ("--target likes --partition iid --split b", "a column of splits needs one of clients"),
+        ("--target likes --partition iid --split b", "--split needs --client"),
         ("--client who --target likes --loss squared", "which loss squared would take for numbers"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from problems import least_squares
 
 from fedjaxsim.data.hold_out import hold_out
-from fedjaxsim.data.population import split
+from fedjaxsim.data.splitting import split
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.tune.source import find_source, metric_of

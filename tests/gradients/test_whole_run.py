@@ -10,14 +10,11 @@ from problems import every_system, least_squares, read_by, simulation_of
 
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.data.population import Population, split
-from fedjaxsim.gradients.whole_run import (
-    epsilon_by_sampling_rate,
-    hypergradient,
-    mean_metric,
-    over_seeds,
-    price_of_privacy,
-)
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.splitting import split
+from fedjaxsim.gradients.objectives import mean_metric
+from fedjaxsim.gradients.seeds import over_seeds
+from fedjaxsim.gradients.whole_run import epsilon_by_sampling_rate, hypergradient, price_of_privacy
 from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
 from fedjaxsim.privacy.budget import Budget
 from fedjaxsim.privacy.clipping import clip_by_global_norm

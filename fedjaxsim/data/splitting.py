@@ -1,0 +1,118 @@
+"""The division of every client's rows into training, validation and test rows."""
+
+import numpy as np
+
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.ranges import Ranges, in_order
+
+_BLOCK = 1 << 20
+"""Rows that are shuffled at once."""
+
+
+def split(
+    population: Population, *, validation: float = 0.0, test: float = 0.0, seed: int = 0
+) -> Population:
+    """Move random training rows of every client to its validation and test splits.
+
+    The order of a client's rows depends on the seed, the client's index and the row's number alone:
+    its split depends on no other client's data. Fractions are rounded to whole rows per client;
+    where no training row would be left, validation gives up rows first, then test. With both
+    fractions 0 the population stays as it is.
+
+    Args:
+        population: the clients, of which the training rows are divided.
+        validation: fraction of each client's training rows, in [0, 1); 0 if the split has rows.
+        test: fraction for the test split, likewise; both together less than 1.
+        seed: a non-negative integer.
+
+    Returns:
+        The same rows, reordered so that every split of a client is one range.
+
+    Raises:
+        ValueError: a fraction or the seed is out of range, or the split it fills has rows.
+    """
+    check_fractions(validation, test)
+    check_seed(seed)
+    for name, fraction in (("validation", validation), ("test", test)):
+        if fraction > 0 and population.splits[name].count.any():
+            raise ValueError(
+                f"the population has {name} rows already, so {name} must be 0, got {fraction}"
+            )
+    if validation == test == 0:
+        return population
+    return population.of_rows(*_divided(population, validation, test, seed))
+
+
+def _divided(
+    population: Population, validation: float, test: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of a split population and their counts, like `in_order`."""
+    parts, n = dict(population.splits), population.splits["train"].count
+    start = parts["train"].start
+    left, validations, tests = numbers_of_rows(n, validation, test)
+    parts["train"] = Ranges(start, left)
+    if validation > 0:
+        parts["validation"] = Ranges(start + left, validations)
+    if test > 0:
+        parts["test"] = Ranges(start + left + validations, tests)
+    index, counts = in_order(parts)
+    shuffled = _shuffled(population.splits["train"], population.num_rows, seed)
+    return shuffled[index], counts
+
+
+def numbers_of_rows(
+    count: np.ndarray, validation: float, test: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the numbers of training, validation and test rows of clients, each (m,) int32."""
+    tests = np.minimum(_rounded(test * count), count - 1)
+    validations = np.minimum(_rounded(validation * count), count - 1 - tests)
+    return count - tests - validations, validations, tests
+
+
+def _rounded(rows: np.ndarray) -> np.ndarray:
+    """Round to whole rows, halves upwards."""
+    return np.floor(rows + 0.5).astype(np.int32)
+
+
+def _shuffled(ranges: Ranges, num_rows: int, seed: int) -> np.ndarray:
+    """Return all rows, (N,) int32, those of a client's range in random order.
+
+    Clients with equally many rows are sorted together, a block of them at a time.
+    """
+    index = np.arange(num_rows, dtype=np.int32)
+    [origin] = np.random.SeedSequence(seed).generate_state(1, np.uint64)
+    by_count = np.argsort(ranges.count, kind="stable")
+    sizes, first = np.unique(ranges.count[by_count], return_index=True)
+    for size, same in zip(sizes, np.split(by_count, first[1:]), strict=True):
+        for clients in np.array_split(same, -(-len(same) * size // _BLOCK)):
+            rows = ranges.start[clients, None] + np.arange(size, dtype=np.int32)
+            words = _split_mix(_split_mix(origin, clients)[:, None], np.arange(size))
+            order = np.argsort(words, axis=1, kind="stable")
+            index[rows] = np.take_along_axis(rows, order, axis=1)
+    return index
+
+
+def _split_mix(origin: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """Return uint64 words at any place of the SplitMix64 stream that starts at `origin`.
+
+    Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
+    """
+    words = np.asarray(origin + (number + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
+    return words ^ (words >> np.uint64(31))
+
+
+def check_fractions(validation: float, test: float) -> None:
+    """Raise ValueError unless both lie in [0, 1) and leave some rows to train on."""
+    for name, fraction in (("validation", validation), ("test", test)):
+        if not 0 <= fraction < 1:
+            raise ValueError(f"{name} must lie in [0, 1), got {fraction}")
+    if validation + test >= 1:
+        raise ValueError(f"validation + test must be less than 1, got {validation} + {test}")
+
+
+def check_seed(seed: int) -> None:
+    """Raise ValueError unless the seed is a non-negative integer."""
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise ValueError(f"seed must be a non-negative integer, got {seed!r}")
