@@ -30,10 +30,11 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters, Value, fill
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
+from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.privacy.calibration import noise_multiplier
-from fedjaxsim.privacy.guarantee import Report, default_delta, report
+from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.privacy.mechanisms import Mechanism, gaussian
-from fedjaxsim.privacy.sampling import Sampling
+from fedjaxsim.privacy.samplers import Sampling
 
 PyTree = Any
 

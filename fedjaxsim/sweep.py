@@ -23,7 +23,7 @@ from fedjaxsim.engine.segments import History
 from fedjaxsim.engine.settings_axis import over_settings, stack, varying
 from fedjaxsim.engine.state import Part, SimulationState, map_parts
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.privacy.guarantee import default_delta
+from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.simulation import Simulation
 
 PyTree = Any

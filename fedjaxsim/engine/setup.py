@@ -33,7 +33,7 @@ from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.composition import require_match
 from fedjaxsim.privacy.mechanisms import Mechanism, check_noise
-from fedjaxsim.privacy.sampling import Sampling
+from fedjaxsim.privacy.samplers import Sampling
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any

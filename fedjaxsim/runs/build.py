@@ -28,13 +28,13 @@ from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, fill
 from fedjaxsim.models.model import Model, in_bfloat16
 from fedjaxsim.privacy import calibration
 from fedjaxsim.privacy.accounting import composition
+from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.privacy.budget import Budget, entries, equally_costly
 from fedjaxsim.privacy.events import Drawn, PrivacySpend, SamplingScheme
 from fedjaxsim.privacy.events import PrivacyEvent as PrivacyEvent
-from fedjaxsim.privacy.guarantee import default_delta
 from fedjaxsim.privacy.ledger import digest, hex_digest
 from fedjaxsim.privacy.mechanisms import Mechanism
-from fedjaxsim.privacy.sampling import Sampling, full_participation
+from fedjaxsim.privacy.samplers import Sampling, full_participation
 from fedjaxsim.report.files import Record
 from fedjaxsim.runs import validation
 from fedjaxsim.runs.parts import OF_TOKENS

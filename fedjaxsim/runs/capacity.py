@@ -26,7 +26,7 @@ from fedjaxsim.engine.setup import layout_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.sampling import Sampler
+from fedjaxsim.privacy.samplers import Sampler
 from fedjaxsim.report.files import Record
 from fedjaxsim.runs.build import Parts, fill_settings, parts_of
 from fedjaxsim.runs.memory import Machine

@@ -13,7 +13,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.npz import save_npz
 from fedjaxsim.data.population import Population, split
 from fedjaxsim.models.model import linear
-from fedjaxsim.privacy.sampling import full_participation
+from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import softmax
 

@@ -10,7 +10,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import split
 from fedjaxsim.gradients.fixed_point import implicit_hypergradient
 from fedjaxsim.gradients.whole_run import hypergradient, mean_metric
-from fedjaxsim.privacy.sampling import full_participation, poisson
+from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 
 

@@ -11,7 +11,7 @@ from fedjaxsim import ppsgd
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.gradients.whole_run import mean_metric, over_seeds, price_of_privacy
-from fedjaxsim.privacy.sampling import full_participation
+from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.known_risk import known_regression
 from fedjaxsim.tune import SeedGradient, descend
