@@ -29,7 +29,7 @@ from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.mechanisms import Mechanism, gaussian, zeros
 from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
 from fedjaxsim.privacy.mechanisms.wishart import wishart
-from fedjaxsim.privacy.sampling import Sampling, full_participation, poisson
+from fedjaxsim.privacy.samplers import Sampling, full_participation, poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import Task, softmax
 

@@ -48,7 +48,7 @@ from fedjaxsim.algorithms.ppsgd import ppsgd
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import feature_variances, regression_stream
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.privacy.sampling import full_participation
+from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import ManyRuns
 from fedjaxsim.tasks.known_risk import known_regression

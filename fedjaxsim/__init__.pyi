@@ -46,9 +46,9 @@ from .privacy.mechanisms import Mechanism as Mechanism
 from .privacy.mechanisms import gaussian as gaussian
 from .privacy.mechanisms import no_release as no_release
 from .privacy.messages import Messages as Messages
-from .privacy.sampling import Sampling as Sampling
-from .privacy.sampling import full_participation as full_participation
-from .privacy.sampling import poisson as poisson
+from .privacy.samplers import Sampling as Sampling
+from .privacy.samplers import full_participation as full_participation
+from .privacy.samplers import poisson as poisson
 from .simulation import Simulation as Simulation
 from .simulation import SimulationState as SimulationState
 from .tasks.task import Task as Task

@@ -23,9 +23,10 @@ from fedjaxsim.engine.stages import start_stage
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters, Value, fill
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
-from fedjaxsim.privacy.guarantee import Report, default_delta
+from fedjaxsim.privacy.assumptions import default_delta
+from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.privacy.mechanisms import Mechanism, gaussian
-from fedjaxsim.privacy.sampling import Sampling
+from fedjaxsim.privacy.samplers import Sampling
 
 
 class Simulation:

@@ -16,7 +16,7 @@ from fedjaxsim.engine.segments import History
 from fedjaxsim.engine.shard import CLIENTS, RUNS, shard
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.privacy.guarantee import default_delta
+from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.simulation import Simulation
 
 

@@ -15,7 +15,7 @@ from fedjaxsim.privacy.accounting import clt
 from fedjaxsim.privacy.accounting.trade_off import of_gaussian, trade_off
 from fedjaxsim.privacy.events import Entry
 from fedjaxsim.privacy.mechanisms import gaussian
-from fedjaxsim.privacy.sampling import poisson
+from fedjaxsim.privacy.samplers import poisson
 from fedjaxsim.report.plots import COLOURS, DASHES, STYLE, check_path, picture
 
 SIGMAS = (0.0, 0.11, 0.65, 2.42, 9.69)

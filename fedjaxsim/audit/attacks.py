@@ -1,7 +1,7 @@
-"""Canary clients, and what an adversary makes of the releases of a run that has some.
+"""Canary clients, and attacks on the releases of a run with canaries.
 
-An attack says what the adversary notes of each release and how it tells, at the end, canaries that
-sent from those that did not. `audit/canaries.py` turns its scores into a lower bound on ε.
+An attack observes each release and scores, at the end, how likely each canary sent its message.
+`audit/canaries.py` turns the scores into a lower bound on ε.
 """
 
 import math
@@ -25,15 +25,15 @@ _EXACT = jax.lax.Precision.HIGHEST
 
 
 class Evidence(NamedTuple):
-    """What an adversary knows after one run.
+    """The knowledge of an adversary after one run.
 
     Attributes:
-      observed: what `Attack.observe` made of the releases, leaves (T, ...) float64.
-      took_part: (m, T) bool, who was in which cohort. In the joint-DP view the adversary of a
-        client knows all rows but that client's.
+      observed: results of `Attack.observe` on the releases, leaves (T, ...) float64.
+      took_part: (m, T) bool, the cohorts. In the joint-DP view the adversary of a client knows all
+        rows but the client's.
       ids: (n,) the canaries' clients.
       directions: (n, p) orthonormal: the canaries' messages.
-      hparams: z, C, and so on: what was stated, whatever the door does.
+      hparams: the stated z, C, and so on.
       sampling_rate: p, as charged.
       num_clients: m.
     """
@@ -48,13 +48,13 @@ class Evidence(NamedTuple):
 
 
 class Attack(NamedTuple):
-    """How the adversary tells canaries that sent from those that did not.
+    """A test of whether each canary sent its message.
 
     Attributes:
-      observe: `(release, directions (n, p)) -> pytree`: what it notes of each round's release.
-      score: `(evidence) -> (n,)`, the higher the more likely that the canary sent. The stated
-        confidence needs scores that are independent between the canaries of a run when the
-        guarantee holds; where an attack's are not, use one canary per run.
+      observe: `(release, directions (n, p)) -> pytree`: the notes on each round's release.
+      score: `(evidence) -> (n,)`, higher if the canary more likely sent. The stated confidence
+        needs scores that are independent between the canaries of a run when the guarantee holds;
+        otherwise use one canary per run.
     """
 
     observe: Callable[[PyTree, jax.Array], PyTree]
@@ -62,25 +62,24 @@ class Attack(NamedTuple):
 
 
 def likelihood_ratio() -> Attack:
-    """The most powerful attack on a sampled Gaussian sum by one who sees the releases.
+    """Build the most powerful attack on a sampled Gaussian sum, given the releases.
 
     With x_t = ⟨release_t, d⟩ p m / C, which is N(0, z²) plus 1 if a canary of direction d sent, the
     score is the log of the likelihood ratio for a client drawn with probability p,
 
         Σ_t log(1 − p + p exp(x_t/z² − 1/(2z²))),
 
-    and Σ_t x_t/z² up to a constant where everyone takes part (Neyman and Pearson). Without noise it
-    is Σ_t x_t. The scores of a run are independent: orthonormal directions see independent
-    Gaussian noise, other clients' messages are orthogonal to them, and clients are drawn
-    independently.
+    and Σ_t x_t/z² up to a constant for full participation (Neyman and Pearson). Without noise it is
+    Σ_t x_t. The scores of a run are independent: orthonormal directions see independent Gaussian
+    noise, other clients' messages are orthogonal to them, and clients are drawn independently.
     """
 
     def observe(release, directions):
         flat, _ = ravel_pytree(release)
         if flat.size != directions.shape[1]:
             raise ValueError(
-                "this attack reads releases of the shape of a message, "
-                f"{directions.shape[1]} numbers, got {flat.size}; give an attack for this door"
+                f"releases must have the {directions.shape[1]} numbers of a message for this "
+                f"attack, got {flat.size}; give an attack for this mechanism"
             )
         return jnp.matmul(directions, flat, precision=_EXACT)
 
@@ -100,7 +99,7 @@ def likelihood_ratio() -> Attack:
 
 
 class _Shared(NamedTuple):
-    """The billboard, and beside it what the adversary noted of it."""
+    """The server state, with the adversary's notes on it."""
 
     inner: PyTree
     directions: jax.Array
@@ -123,19 +122,19 @@ def with_canaries(
     rounds: int,
     attack: Attack,
 ) -> Algorithm:
-    """The algorithm with some clients turned into canaries, and an adversary that takes notes.
+    """Return the algorithm with some clients turned into canaries, and an adversary taking notes.
 
-    A canary trains like everybody, but sends 10·C·d if its state says so and zero if not. The other
+    A canary trains like every client, but sends 10·C·d or zero, according to its coin. The other
     clients' messages lose their components along the canaries' directions. Differential privacy
-    holds for any data of the others, so it must hold for these.
+    holds for any data of the others, and so for these.
 
     Args:
-      algorithm: any whose message is not empty.
+      algorithm: any with a nonempty message.
       ids: (n,) the canaries' clients.
       directions: (n, p) orthonormal.
-      tape: shapes of what is noted of one release.
+      tape: shapes of the notes on one release.
       rounds: T.
-      attack: whose `observe` takes the notes.
+      attack: its `observe` takes the notes.
     """
 
     def init(key, hparams):

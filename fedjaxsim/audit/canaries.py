@@ -1,12 +1,11 @@
 """Audits: an empirical lower bound on ε, from canaries in real runs.
 
-A canary is a client that sends a crafted message, or zero if a fair coin says so. What the server
-publishes is then scored, and a test that tells senders from the others better than (ε, δ) allows
-refutes that (ε, δ). The algorithm, the population, the sampler, the mechanism, the loop and the
-ledger are those of the simulation that is audited.
+A canary is a client that sends a crafted message, or zero, by a fair coin. A test on the published
+releases that separates senders from the others better than (ε, δ) allows refutes that (ε, δ).
+Algorithm, population, sampler, mechanism, loop and ledger are those of the audited simulation.
 
 A bound below the reported ε proves nothing: other attacks may be stronger. A bound above it means
-that some part of the simulation is not what its accountant thinks.
+that some part of the simulation differs from its accountant's model.
 """
 
 import dataclasses
@@ -21,7 +20,7 @@ import numpy as np
 from fedjaxsim.audit.attacks import Attack, Evidence, likelihood_ratio, with_canaries
 from fedjaxsim.extras import importing
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.privacy.guarantee import default_delta
+from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.simulation import Simulation, SimulationState, with_parts
 
 with importing("audit"):
@@ -30,10 +29,11 @@ with importing("audit"):
 PyTree = Any
 
 DELTAS = (0.01, 0.1, 0.2, 0.3)
-"""Where the whole privacy profile δ ↦ ε(δ) is tested, besides at the δ that is reported: a test
-with n canaries sees little of what happens with probability below 1/n."""
+"""Values of δ, besides the reported one, at which the profile δ ↦ ε(δ) is tested: a test
+with n canaries sees little of events with probability below 1/n.
+"""
 FEWEST = 40
-"""So few canaries in all say nothing, and might all have the same coin."""
+"""Least number of canaries in all runs; fewer prove nothing, and might all have the same coin."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Bound:
 
     Attributes:
       delta: δ.
-      epsilon: ε in nats is at least this, with the audit's confidence.
-      reported: what the simulation reports for zero-out and joint DP; None where it reports no ε.
+      epsilon: lower bound on ε in nats, at the audit's confidence.
+      reported: the simulation's ε for zero-out and joint DP; None if it reports none.
     """
 
     delta: float
@@ -58,16 +58,16 @@ class Bound:
 
 @dataclasses.dataclass(frozen=True)
 class AuditResult:
-    """What an audit found.
+    """The result of an audit.
 
     Attributes:
-      bounds: one per δ, increasing; all of them hold together with the stated confidence.
-      confidence: probability, at least, with which no bound exceeds the true ε. It is over coins,
-        sampling and noise: a sound simulation is accused with probability at most 1 − confidence.
+      bounds: one per δ, increasing; all of them hold together at the stated confidence.
+      confidence: least probability that no bound exceeds the true ε, over coins, sampling and
+        noise: a sound simulation is accused with probability at most 1 − confidence.
       canaries: n, canaries in each run.
-      runs: how many runs.
+      runs: the number of runs.
       rounds: T, rounds of each run.
-      sent: how many of the canaries of all runs sent their message.
+      sent: the number of canaries that sent their message, in all runs.
     """
 
     bounds: tuple[Bound, ...]
@@ -83,7 +83,7 @@ class AuditResult:
         return any(bound.violated for bound in self.bounds)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionaries."""
+        """Return plain dictionaries."""
         bounds = [{**dataclasses.asdict(b), "violated": b.violated} for b in self.bounds]
         return {
             **dataclasses.asdict(self),
@@ -94,7 +94,7 @@ class AuditResult:
         }
 
     def __str__(self) -> str:
-        """The bounds, and what they mean."""
+        """Return the bounds and their meaning."""
         lines = [
             f"Privacy audit: {self.canaries * self.runs} canaries ({self.sent} sent) in "
             f"{self.runs} runs of {self.rounds} rounds; zero_out, joint_dp; "
@@ -129,28 +129,27 @@ def audit(
     reported: Callable[[float], float | None] | None = None,
     on_run: Callable[[int, int], None] | None = None,
 ) -> AuditResult:
-    """Bounds ε from below for zero-out adjacency, by attacking real runs of a simulation.
+    """Bound ε from below for zero-out adjacency, by attacking real runs of a simulation.
 
-    Each run has n canaries, so that one run stands for n attacks (as in Steinke, Nasr, Jagielski
-    2023, and Andrew et al. 2023); their directions are random, orthonormal and the same in all
-    runs, their coins fair and fresh. Senders and others are told apart by a threshold on the
-    score, chosen on half of the canaries; on the other half Clopper–Pearson intervals of its error
-    rates bound ε (Jagielski, Ullman, Oprea 2020, by `jax_privacy.auditing`). The confidence is
-    shared between the values of δ.
+    Each run has n canaries, worth n attacks (as in Steinke, Nasr, Jagielski 2023, and Andrew et al.
+    2023), with random orthonormal directions, the same in all runs, and fresh fair coins. A
+    threshold on the score separates senders from the others. It is chosen on half of the canaries;
+    on the other half Clopper–Pearson intervals of its error rates bound ε (Jagielski, Ullman, Oprea
+    2020, by `jax_privacy.auditing`). The values of δ share the confidence.
 
     Args:
-      simulation: what is audited. With z = 0 or an unprotected door there is no ε to refute, and
-        the bounds say what the attack finds.
+      simulation: the audited simulation. With z = 0 or an unprotected mechanism there is no ε to
+        refute, and the bounds describe the attack alone.
       hparams: hyperparameters.
       rounds: T.
       canaries: n ≤ min(m, p), or the ids of n clients; by default half of the most, so that other
-        clients are left to train. Which clients a number means is random.
-      runs: how many; time grows with them, and the bounds with n times them.
+        clients are left to train. A number selects random clients.
+      runs: number of runs; time grows with it, and the bounds with n times it.
       confidence: in (0, 1).
       delta: δ of the report, in (0, 1); by default `default_delta(m)`. Larger ones are added.
-      seed: of everything.
+      seed: of all random numbers.
       attack: by default `likelihood_ratio()`.
-      reported: `(δ) -> ε`, or None where none is stated; by default what the simulation reports.
+      reported: `(δ) -> ε`, or None if none is stated; by default the simulation's report.
       on_run: called after each run with the runs done and their number.
 
     Raises:
@@ -202,17 +201,17 @@ def audit(
 def lower_bounds(
     sent: np.ndarray, kept: np.ndarray, deltas: Sequence[float], confidence: float, seed: int
 ) -> list[float]:
-    """Lower bounds on ε from independent scores, which hold together with the confidence.
+    """Compute lower bounds on ε from independent scores, valid together at the confidence.
 
     Args:
       sent: (a,) scores of canaries that sent.
-      kept: (b,) scores of those that did not.
+      kept: (b,) scores of the others.
       deltas: one bound for each, increasing.
       confidence: in (0, 1).
       seed: of the split into canaries that choose a threshold and canaries that test it.
     """
-    # Trying all thresholds on all canaries, corrected for the number on the convex hull of the
-    # error rates, would be stronger, but that number depends on the scores.
+    # All thresholds on all canaries, corrected for their number on the convex hull of the error
+    # rates, would be stronger, but that number depends on the scores.
     auditor = CanaryScoreAuditor(sent, kept)
     significance = (1 - confidence) / len(deltas)
     bounds = [
@@ -221,7 +220,7 @@ def lower_bounds(
         )
         for delta in deltas
     ]
-    # ε(δ) does not increase, so what holds at one δ holds at every smaller one.
+    # ε(δ) does not increase, so a bound at one δ holds at every smaller one.
     return np.maximum.accumulate(bounds[::-1])[::-1].tolist()
 
 
@@ -233,7 +232,7 @@ def _audited(
     seed: int,
     attack: Attack,
 ) -> tuple[Simulation, np.ndarray, np.ndarray]:
-    """The simulation with canaries in it, their ids (n,) and directions (n, p)."""
+    """Return the simulation with canaries, their ids (n,) and directions (n, p)."""
     key, arrays = jax.random.key(0, impl="threefry2x32"), hparams.as_arrays()
     message = simulation.setup.message_shapes(key, arrays)
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(message))
@@ -257,7 +256,7 @@ def _audited(
 
 
 def _orthonormal(n: int, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Random orthonormal directions (n, p) that spread over all coordinates.
+    """Draw orthonormal directions (n, p) that spread over all coordinates.
 
     Rows of the cosine transform with random signs: exact, and no factorisation of a large matrix.
     """
@@ -270,15 +269,15 @@ def _orthonormal(n: int, size: int, rng: np.random.Generator) -> np.ndarray:
 def _chosen(
     canaries: int | Sequence[int] | None, num_clients: int, size: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """The canaries' clients, (n,) int32."""
+    """Return the canaries' clients, (n,) int32."""
     most = min(num_clients, size)
     if canaries is None:
         canaries = max(1, most // 2)
     number = canaries if isinstance(canaries, int) else len(canaries)
     if not 1 <= number <= most:
         raise ValueError(
-            f"canaries must lie in [1, {most}], the smaller one of the numbers of clients and of "
-            f"parameters in a message, got {number}"
+            f"canaries must lie in [1, {most}], at most the number of clients and of parameters "
+            f"in a message, got {number}"
         )
     if isinstance(canaries, int):
         return np.sort(rng.choice(num_clients, canaries, replace=False)).astype(np.int32)
@@ -293,7 +292,7 @@ def _chosen(
 def _run(
     audited: Simulation, hparams: Hyperparameters, rounds: int, key: jax.Array, senders: np.ndarray
 ) -> SimulationState:
-    """One real run in which the canaries `senders` send."""
+    """Return the state after one real run in which the canaries `senders` send."""
     state = audited.init(key, hparams)
     sends = np.isin(np.arange(audited.num_clients), senders)
     personal = state.personal._replace(sends=jnp.asarray(sends))

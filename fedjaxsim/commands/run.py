@@ -13,7 +13,7 @@ from fedjaxsim.callbacks import Cadence, Logger
 from fedjaxsim.commands.messages import INTERRUPTED, say
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.privacy.guarantee import CLOSED_DOOR
+from fedjaxsim.privacy.assumptions import NO_RELEASE
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import (
     can_draw,
@@ -263,8 +263,8 @@ def _run(
     print_guarantee(done.report, place, explain=explain)
     if last.experiment.config.patience is not None and not explain:
         print(STOPPING)
-    if CLOSED_DOOR in done.report.assumed and not explain:
-        print(CLOSED_DOOR)
+    if NO_RELEASE in done.report.assumed and not explain:
+        print(NO_RELEASE)
     if planned.path is not None:
         print(f"files in {planned.path}")
     if not done.summary["interrupted"]:

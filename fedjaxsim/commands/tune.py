@@ -14,8 +14,8 @@ import optax
 from fedjaxsim.callbacks import Cadence
 from fedjaxsim.commands.messages import INTERRUPTED, say
 from fedjaxsim.extras import missing
+from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.budget import equally_costly
-from fedjaxsim.privacy.guarantee import SHARED_SEED
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import (
     can_draw,

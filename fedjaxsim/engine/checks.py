@@ -22,7 +22,7 @@ from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import products
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.messages import widened
-from fedjaxsim.privacy.sampling import Sampler, Sampling
+from fedjaxsim.privacy.samplers import Sampler, Sampling
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric
 from fedjaxsim.tasks.task import Task
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.engine.work import CohortSlots
-from fedjaxsim.privacy.sampling import Cohort
+from fedjaxsim.privacy.samplers import Cohort
 
 PyTree = Any
 

@@ -6,7 +6,7 @@ import jax
 
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import threefry
-from fedjaxsim.privacy.sampling import Cohort, Sampler
+from fedjaxsim.privacy.samplers import Cohort, Sampler
 
 _ORDER = 2**32 - 1
 """Folded into the clients' key for what lasts the whole run; rounds are numbered below 2³¹."""

@@ -33,7 +33,7 @@ from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.ledger import Charges
 from fedjaxsim.privacy.mechanisms import Mechanism
-from fedjaxsim.privacy.sampling import Sampler
+from fedjaxsim.privacy.samplers import Sampler
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any

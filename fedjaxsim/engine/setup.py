@@ -34,7 +34,7 @@ from fedjaxsim.privacy.accounting.composition import require_match
 from fedjaxsim.privacy.calibration import noise_multiplier
 from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.privacy.mechanisms import Mechanism, check_noise
-from fedjaxsim.privacy.sampling import Sampling
+from fedjaxsim.privacy.samplers import Sampling
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any

@@ -24,7 +24,7 @@ from fedjaxsim.gradients.reverse import reversible, run_rounds, segment_length
 from fedjaxsim.hyperparameters import Hyperparameters, on_host
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit, noise_multiplier_in_jit
-from fedjaxsim.privacy.guarantee import default_delta
+from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.simulation import Simulation
 
 Mode = Literal["forward", "reverse"]

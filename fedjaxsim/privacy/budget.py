@@ -1,7 +1,7 @@
-"""How a run's privacy budget is spread over its rounds: evenly, or as a schedule says.
+"""Schedules that spread a run's privacy budget over its rounds.
 
-A schedule gives each round a weight, its share of the budget, and noise in inverse proportion.
-Neither JAX nor numpy is imported with it, so that the command line can check what it is given.
+A schedule gives each round a weight, its share of the budget, and noise in inverse proportion. The
+module imports neither JAX nor numpy, so the command line can check a schedule at once.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["constant", "power", "geometric"]
 _MOST = 1e6
-"""How much more budget one round may have than another."""
+"""Largest ratio between the budgets of two rounds."""
 _MOST_ROUNDS = 100_000
-"""In each round the ledger looks through as many places as a schedule has values."""
+"""Each round the ledger searches one place per value of the schedule."""
 _FORMS = "constant, power:A (round t gets t^A) or geometric:Q (it gets Q^-t)"
 
 
@@ -30,11 +30,11 @@ class Budget:
 
         z_t = z √(mean of ω²) / ω_t,   so that   Σ_t 1/z_t² = T/z².
 
-    So z is the constant noise multiplier that costs the same where noise is Gaussian and everyone
-    takes part, as μ_t = μ ω_t / √Σω². A pure release costs ε_t ∝ 1/z_t ∝ ω_t.
+    So the constant noise multiplier z costs the same for Gaussian noise and full participation, as
+    μ_t = μ ω_t / √Σω². A pure release costs ε_t ∝ 1/z_t ∝ ω_t.
 
     Attributes:
-      kind: which weights.
+      kind: "constant", "power" or "geometric".
       number: A or Q.
 
     Raises:
@@ -49,12 +49,12 @@ class Budget:
             raise ValueError(f"budget must be {_FORMS}, A finite and Q positive, got {self}")
 
     def __str__(self) -> str:
-        """As `parse` takes it."""
+        """Return the text that `parse` reads."""
         return self.kind if self.is_constant else f"{self.kind}:{self.number:g}"
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
-        """Reads a schedule as settings give it; None is constant.
+        """Read a schedule as settings give it; None is constant.
 
         Raises:
           ValueError: for anything else.
@@ -71,17 +71,14 @@ class Budget:
 
     @property
     def is_constant(self) -> bool:
-        """Whether there is no schedule, and z one number."""
+        """Whether z is one number."""
         return self.kind == "constant"
 
     def check(self, rounds: int) -> None:
-        """Checks whether so many rounds can have such weights.
-
-        Args:
-          rounds: T, all that are planned.
+        """Check that T rounds can have these weights.
 
         Raises:
-          ValueError: for more than 100,000 of them, or if one round would get more than 10⁶ times
+          ValueError: for more than 100,000 rounds, or if one round would get more than 10⁶ times
             the budget of another.
         """
         if self.is_constant:
@@ -95,17 +92,13 @@ class Budget:
             more = f"10^{abs(last - first) / math.log(10):.3g} times the share"
             one, other = (rounds, 1) if last > first else (1, rounds)
             raise ValueError(
-                f"budget {self} gives round {one} of {rounds} {more} of round {other}, and at most "
+                f"budget {self} gives round {one} of {rounds} {more} of round {other}; at most "
                 f"{_MOST:g} times is allowed: take {'Q' if self.kind == 'geometric' else 'A'} "
                 f"nearer to {1 if self.kind == 'geometric' else 0}, or fewer rounds"
             )
 
     def weights(self, rounds: int) -> "np.ndarray":
-        """ω_t over their root mean square, (T,) float64.
-
-        Raises:
-          ValueError: as `check`.
-        """
+        """Return ω_t over their root mean square, (T,) float64."""
         import numpy as np
 
         self.check(rounds)
@@ -114,15 +107,7 @@ class Budget:
         return weights / math.sqrt(np.mean(weights**2))
 
     def noise(self, noise_multiplier: float, rounds: int) -> "float | np.ndarray":
-        """The z_t of all rounds, (T,) float32; z itself without a schedule.
-
-        Args:
-          noise_multiplier: z ≥ 0.
-          rounds: T.
-
-        Raises:
-          ValueError: as `check`.
-        """
+        """Return the z_t of all rounds, (T,) float32; z ≥ 0 itself without a schedule."""
         if self.is_constant:
             return noise_multiplier
         return (noise_multiplier / self.weights(rounds)).astype("float32")
@@ -130,7 +115,7 @@ class Budget:
     def entries(
         self, noise_multiplier: float, sampling_rate: float, rounds: int, event: PrivacyEvent
     ) -> tuple[Entry, ...]:
-        """As `entries`, of the noise of all rounds."""
+        """Return the ledger's `entries` for the noise of all rounds."""
         return entries(self.noise(noise_multiplier, rounds), sampling_rate, rounds, event)
 
     def _log_weight(self, t: int) -> float:
@@ -145,13 +130,13 @@ CONSTANT = Budget()
 def entries(
     noise_multiplier: "float | np.ndarray", sampling_rate: float, rounds: int, event: PrivacyEvent
 ) -> tuple[Entry, ...]:
-    """What a ledger holds after all rounds of a plan, equal rounds together.
+    """Return the ledger's entries after all rounds, equal rounds together.
 
     Args:
       noise_multiplier: z, a number () or a schedule (T,).
       sampling_rate: p.
       rounds: T.
-      event: what one round releases; the ε of a pure release is that of a float32, rounded up.
+      event: of one round; the ε of a pure release is rounded up to a float32.
     """
     import numpy as np
 
@@ -164,7 +149,7 @@ def entries(
 
 
 def equally_costly(noise_multiplier: "float | np.ndarray") -> float:
-    """The constant z with the Σ 1/z² of a number () or a schedule (T,); 0 if a round has none."""
+    """Return the constant z with the Σ 1/z² of a number () or a schedule (T,); 0 if any z is 0."""
     import numpy as np
 
     z = np.asarray(noise_multiplier, np.float64)
@@ -174,7 +159,7 @@ def equally_costly(noise_multiplier: "float | np.ndarray") -> float:
 
 
 def _charge(event: PrivacyEvent, noise_multiplier: float) -> float:
-    """As `PrivacyEvent.charge`, and for a pure release no less than what a float32 ledger holds."""
+    """Return `PrivacyEvent.charge`, for a pure release no less than in a float32 ledger."""
     charge = event.charge(noise_multiplier)
     if event.kind != "pure":
         return charge

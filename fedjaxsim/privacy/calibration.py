@@ -1,7 +1,7 @@
-"""Finding the noise, the number of rounds or the sampling rate that a privacy target allows.
+"""Calibration: the noise, number of rounds or sampling rate that meets a privacy target.
 
-All three use the accountants whose number is reported, overflow of cohorts included, and never
-exceed the target: what they return was checked in float64 at the very float32 value returned.
+Calibration uses the accountants of the report, overflow of cohorts included, and never exceeds the
+target: ε was checked in float64 at the very float32 value returned.
 """
 
 import bisect
@@ -20,12 +20,13 @@ from fedjaxsim.privacy.events import (
     PrivacyEvent,
     PrivacySpend,
     SamplingScheme,
+    check_noise_multiplier,
 )
 
 TOLERANCE = 1e-3
-"""How far below the target, relative to it, the ε of a calibrated run may lie."""
+"""Largest relative gap between the target and the ε of a calibrated run."""
 LEAST, MOST = 1e-6, 1e6
-"""The range of ε for which noise, rounds or rates are looked for."""
+"""Range of target ε."""
 _FEW_ROUNDS = 10_000
 _MOST_ROUNDS = int(np.iinfo(np.int32).max)
 _GAUSSIAN = PrivacyEvent("gaussian")
@@ -43,19 +44,19 @@ def spent(
     accountant: str | None = None,
     budget: Budget = CONSTANT,
 ) -> float:
-    """The ε that a planned run will report; inf where nothing is guaranteed.
+    """Compute the ε that a planned run will report; inf where nothing is guaranteed.
 
     Args:
       noise_multiplier: z.
-      sampling_rate: p; the cohort's share of the clients where cohorts have a fixed size.
+      sampling_rate: p, or the cohort's share q/m for cohorts of a fixed size.
       rounds: T.
       delta: δ in (0, 1).
-      scheme: how cohorts are drawn.
-      event: what one round releases.
+      scheme: the sampling of cohorts.
+      event: the cost of one release.
       adjacency: "zero_out" or "replace".
       view: "joint_dp" or "released_sequence".
       accountant: one by name; by default the tightest.
-      budget: how it is spread over rounds.
+      budget: its schedule over rounds.
 
     Raises:
       ValueError: if δ lies outside (0, 1), no accountant describes the scheme and the event, or the
@@ -74,30 +75,18 @@ def spent(
 
 
 def _check(epsilon: float, delta: float, event: PrivacyEvent) -> None:
-    if not (epsilon > 0 and math.isfinite(epsilon)):
-        raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
     if not LEAST <= epsilon <= MOST:
-        raise ValueError(f"epsilon must lie in [{LEAST}, {MOST}] to be aimed at, got {epsilon}")
+        raise ValueError(f"epsilon must lie in [{LEAST}, {MOST}], got {epsilon}")
     if not 0 < delta < 1:
         raise ValueError(f"delta must lie in (0, 1), got {delta}")
     if event.kind not in ("gaussian", "pure"):
         raise ValueError(
-            f"only gaussian and pure releases have noise to calibrate, got {event.kind!r}"
-        )
-
-
-def _check_noise(noise_multiplier: float) -> None:
-    if not noise_multiplier > 0:
-        raise ValueError(f"noise_multiplier must be positive, got {noise_multiplier}")
-    if not SMALLEST_NOISE <= noise_multiplier <= LARGEST_NOISE:
-        raise ValueError(
-            f"noise_multiplier must lie in [{SMALLEST_NOISE}, {LARGEST_NOISE}], "
-            f"got {noise_multiplier}"
+            f"noise can be calibrated for gaussian and pure releases only, got {event.kind!r}"
         )
 
 
 def _as_drawn(sampling_rate: float) -> float:
-    """The sampling rate, or its float32 neighbour where that is larger: what may be charged."""
+    """Return the sampling rate, or its float32 neighbour if larger: the largest possible charge."""
     if not 0 < sampling_rate <= 1:
         raise ValueError(f"sampling_rate must lie in (0, 1], got {sampling_rate}")
     return min(1.0, max(sampling_rate, float(np.float32(sampling_rate))))
@@ -112,20 +101,20 @@ def _search(
     least: float = 0.0,
     tolerance: float = TOLERANCE,
 ) -> float | None:
-    """A float32 value x ≤ most whose cost lies in [(1 − tolerance) ε, ε], by secants in logs.
+    """Find a float32 x ≤ `most` with cost in [(1 − tolerance) ε, ε], by secants in logs.
 
     Args:
       cost: x -> ε, monotone.
       epsilon: the target.
-      start: where to begin.
-      power: roughly, cost ∝ x^power; its sign is taken to be right.
+      start: initial x.
+      power: roughly, cost ∝ x^power; its sign must be right.
       most: the largest x allowed.
       least: the smallest x allowed.
-      tolerance: see above.
+      tolerance: the relative width of the interval.
 
     Returns:
-      x; where the cost jumps over the interval, the last x found below it, and where no x allowed
-      costs that much, the costliest one; None if every x tried costs too much.
+      x; if the cost jumps over the interval, the last x found below it; if no x allowed costs that
+      much, the costliest one; None if every x tried costs too much.
     """
     aim = math.log(epsilon) + math.log1p(-tolerance / 2)
     good = bad = best = previous = None
@@ -169,23 +158,23 @@ def noise_multiplier(
     accountant: str | None = None,
     budget: Budget = CONSTANT,
 ) -> float:
-    """The smallest z whose whole run reports at most (ε, δ): ε is met to 0.1 %, never exceeded.
+    """Find the smallest z that reports at most (ε, δ); ε is met to 0.1 %, never exceeded.
 
     Args:
       epsilon: target ε > 0.
       delta: total δ in (0, 1).
       rounds: T ≥ 1.
       sampling_rate: p in (0, 1].
-      scheme: how cohorts are drawn; its capacity is part of the price.
-      event: what one round releases.
+      scheme: the sampling of cohorts; its capacity is part of the price.
+      event: the cost of one release.
       adjacency: "zero_out" or "replace".
       view: "joint_dp" or "released_sequence".
       accountant: one by name; by default the tightest.
-      budget: how it is spread over rounds, of which z is the scale: see `Budget`.
+      budget: its schedule over rounds, with scale z: see `Budget`.
 
     Raises:
       ValueError: for values outside these ranges, if the budget does not suit the rounds, if
-        cohorts exceed the capacity so often that no noise is enough, or if next to none is, as
+        cohorts exceed the capacity too often for any noise, or if almost no noise is enough, as
         where δ exceeds the probability to take part.
     """
     _check(epsilon, delta, event)
@@ -207,7 +196,7 @@ def noise_multiplier(
         values = rdp.compose([Entry(z, p, rounds)], event.zero_out, rdp.INTEGER_ORDERS)
         return rdp.epsilon(values, delta, rdp.INTEGER_ORDERS)
 
-    # Schedules change little of that z.
+    # A schedule changes this z little.
     guess = p * math.sqrt(rounds) / epsilon + 0.5
     start = _search(bound, epsilon, guess, -1.0, tolerance=0.05)
     z = _search(cost, epsilon, start or 1.0, -1.2, least=SMALLEST_NOISE)
@@ -232,13 +221,13 @@ def rounds(
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
 ) -> int:
-    """The largest number of rounds that reports at most (ε, δ); 0 if one round is too many.
+    """Find the largest number of rounds that reports at most (ε, δ); 0 if one round is too many.
 
-    Above 10,000 rounds it meets ε to 0.1 %. At most 2³¹ − 1, which is what a ledger counts to.
+    Above 10,000 rounds it meets ε to 0.1 %. At most 2³¹ − 1, the largest count of a ledger.
     Arguments as for `noise_multiplier`.
     """
     _check(epsilon, delta, event)
-    _check_noise(noise_multiplier)
+    check_noise_multiplier(noise_multiplier)
     p = _as_drawn(sampling_rate)
 
     def cost(count):
@@ -259,7 +248,7 @@ def rounds(
     step = 1
     while cost(good + step) <= epsilon:
         good, step = good + step, 2 * step
-    # So many more are too many, and none is not.
+
     return good + bisect.bisect_left(range(1, step), True, key=lambda n: cost(good + n) > epsilon)
 
 
@@ -275,18 +264,18 @@ def sampling_rate(
     view: View = "joint_dp",
     budget: Budget = CONSTANT,
 ) -> float:
-    """The largest p of Poisson sampling that reports at most (ε, δ).
+    """Find the largest p of Poisson sampling that reports at most (ε, δ).
 
-    It meets ε to 0.1 %, unless everyone can take part or the capacity allows no larger p.
-    Arguments as for `noise_multiplier`.
+    It meets ε to 0.1 %, unless p = 1 or the capacity allows no larger p. Arguments as for
+    `noise_multiplier`.
 
     Raises:
-      ValueError: for any other scheme than "poisson", and if no p of at least 2⁻³² suffices.
+      ValueError: for any scheme but "poisson", and if no p of at least 2⁻³² suffices.
     """
     _check(epsilon, delta, event)
     if scheme.kind != "poisson":
         raise ValueError(f"scheme must be poisson to have a sampling rate, got {scheme.kind!r}")
-    _check_noise(noise_multiplier)
+    check_noise_multiplier(noise_multiplier)
 
     def cost(p):
         plan = (noise_multiplier, p, rounds, delta, scheme, event, adjacency, view)

@@ -1,28 +1,27 @@
-"""The mechanisms and samplers that a run takes by name. A new one is a file, and an entry here.
+"""Mechanisms and samplers by name, as "module:function". A new one is a file, and an entry here.
 
-JAX is not imported, so that the command line knows the names at once.
+JAX is not imported, so the command line knows the names at once.
 """
 
-_DOORS = "fedjaxsim.privacy.mechanisms"
+_MECHANISMS = "fedjaxsim.privacy.mechanisms"
+_SAMPLERS = "fedjaxsim.privacy.samplers"
 
 MECHANISMS = {
-    "gaussian": "fedjaxsim.privacy.mechanisms:gaussian",
-    "adaptive": f"{_DOORS}.adaptive:adaptive_clipping",
-    "pure": f"{_DOORS}.pure:pure",
-    "client-noise": f"{_DOORS}.client_noise:client_noise",
-    "plain-mean": f"{_DOORS}.client_noise:plain_mean",
-    "every-row": f"{_DOORS}.every_row:every_row",
-    "gaussian-gram": f"{_DOORS}.gram:gaussian_gram",
-    "pure-gram": f"{_DOORS}.pure:pure_gram",
-    "wishart": f"{_DOORS}.wishart:wishart",
-    "closed": "fedjaxsim.privacy.mechanisms:no_release",
+    "gaussian": f"{_MECHANISMS}:gaussian",
+    "adaptive": f"{_MECHANISMS}.adaptive:adaptive_clipping",
+    "pure": f"{_MECHANISMS}.pure:pure",
+    "client-noise": f"{_MECHANISMS}.client_noise:client_noise",
+    "plain-mean": f"{_MECHANISMS}.client_noise:plain_mean",
+    "every-row": f"{_MECHANISMS}.every_row:every_row",
+    "gaussian-gram": f"{_MECHANISMS}.gram:gaussian_gram",
+    "pure-gram": f"{_MECHANISMS}.pure:pure_gram",
+    "wishart": f"{_MECHANISMS}.wishart:wishart",
+    "closed": f"{_MECHANISMS}:no_release",
 }
-"""Factories of mechanisms, as "module:function"; those of a Gram matrix take one vector or matrix
-as a message."""
+"""Mechanisms of a Gram matrix take one vector or matrix per message."""
 SAMPLERS = {
-    "poisson": "fedjaxsim.privacy.sampling:poisson",
-    "full": "fedjaxsim.privacy.sampling:full_participation",
-    "fixed": "fedjaxsim.privacy.samplers.fixed:fixed_size",
-    "passes": "fedjaxsim.privacy.samplers.passes:passes",
+    "poisson": f"{_SAMPLERS}:poisson",
+    "full": f"{_SAMPLERS}:full_participation",
+    "fixed": f"{_SAMPLERS}.fixed:fixed_size",
+    "passes": f"{_SAMPLERS}.passes:passes",
 }
-"""Factories of samplers, as "module:function"."""

@@ -1,8 +1,8 @@
-"""What the papers' published settings guarantee, next to what the papers say.
+"""Guarantees of the papers' published settings, next to the papers' claims.
 
-One row per setting: the printed numbers, how the paper turns them into ε, and a sound ε in the
-joint-DP view at the same δ. Where a paper prints no number of rounds, or no noise, the row says
-what was taken instead.
+One row per setting: the printed numbers, ε by the paper's method, and a sound ε in the joint-DP
+view at the same δ. Where a paper prints no number of rounds, or no noise, the row names the
+substitute.
 """
 
 import dataclasses
@@ -16,7 +16,8 @@ from fedjaxsim.privacy.events import Entry, PrivacyEvent, PrivacySpend, Sampling
 
 Method = Literal["rdp", "clt", "per_step", "kov"]
 """Moments accountant with Poisson sampling, central limit theorem, √(2 ln(1.25/δ))/σ for one step,
-and composition of pure-ε steps."""
+and composition of pure-ε steps.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,17 +28,17 @@ class Claim:
       paper: short name.
       source: table, figure or section.
       setting: data set and hyperparameters as printed.
-      epsilon: the ε the paper attaches to it; None where it shows only a curve.
-      method: how the paper computes ε.
-      sampling: how the paper draws cohorts.
+      epsilon: the paper's ε; None where it shows only a curve.
+      method: the paper's computation of ε.
+      sampling: the paper's sampling of cohorts.
       clients: m.
       cohort: q, exact or expected.
       rounds: T.
-      noise_multiplier: z, the noise on the sum of clipped messages over the clip norm; None where
-        the noise is of a kind that guarantees nothing.
-      sigma: σ as the paper's own formula takes it.
+      noise_multiplier: z, the noise on the sum of clipped messages over the clip norm; None for a
+        kind of noise that guarantees nothing.
+      sigma: σ of the paper's formula.
       delta: δ.
-      why: why the sound numbers differ.
+      why: the reason why the sound numbers differ.
     """
 
     paper: str
@@ -56,7 +57,7 @@ class Claim:
 
 
 class Verdict(NamedTuple):
-    """A claim, its ε by the paper's own method, and what holds at the same δ (None: nothing).
+    """A claim, its ε by the paper's method, and the sound ε at the same δ (None: nothing).
 
     Attributes:
       claim: the row.
@@ -105,7 +106,7 @@ def _pp_sgd(source: str, setting: str, users: int, rounds: int, z: float, sigma:
 def _dpfedmtl(
     setting: str, epsilon: float, clients: int, cohort: int, rounds: int, sigma: float
 ) -> Claim:
-    """Noise σ·2CK/M at each of K clients is √K times that on their sum."""
+    """Return a row; noise σ·2CK/M at each of K clients is √K times that on their sum."""
     z = 2 * sigma * cohort**1.5 / clients
     return Claim(
         "DPFedMTL", "Tables 2 and 3, §6.1", setting, epsilon, "per_step", "poisson", clients,
@@ -186,7 +187,7 @@ CLAIMS: tuple[Claim, ...] = (
 
 
 def published(claim: Claim) -> float | None:
-    """ε by the paper's own method; None where that needs numbers that are not printed."""
+    """Compute ε by the paper's own method; None where it needs unprinted numbers."""
     rate = claim.cohort / claim.clients
     if claim.method == "per_step":
         return math.sqrt(2 * math.log(1.25 / claim.delta)) / claim.sigma
@@ -200,13 +201,7 @@ def published(claim: Claim) -> float | None:
 
 
 def sound(claim: Claim, adjacency: Adjacency, delta: float | None = None) -> float | None:
-    """A sound ε in the joint-DP view; None where there is none.
-
-    Args:
-      claim: the setting.
-      adjacency: "zero_out" or "replace".
-      delta: δ; by default the paper's.
-    """
+    """Compute a sound ε in the joint-DP view, at the paper's δ by default, if there is one."""
     if claim.noise_multiplier is None:
         return None
     capacity = claim.cohort if claim.sampling == "fixed" else claim.clients
@@ -221,7 +216,7 @@ def sound(claim: Claim, adjacency: Adjacency, delta: float | None = None) -> flo
 
 
 def table(claims: Iterable[Claim] = CLAIMS) -> list[Verdict]:
-    """The verdict on each claim, in order. A few seconds."""
+    """Return the verdict on each claim, in order. A few seconds."""
     return [
         Verdict(claim, published(claim), sound(claim, "zero_out"), sound(claim, "replace"))
         for claim in claims

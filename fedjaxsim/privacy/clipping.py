@@ -1,4 +1,4 @@
-"""Clipping a message to a bounded global norm, safely: also at 0, at ∞ and for broken clients."""
+"""Clipping of a message to a bounded global norm, safe at 0, at ∞ and for non-finite messages."""
 
 from typing import Any, NamedTuple
 
@@ -13,12 +13,12 @@ PyTree = Any
 
 
 class Clipped(NamedTuple):
-    """A clipped message and what happened to it.
+    """A clipped message with its flags.
 
     Attributes:
       message: the message, of global L2 norm at most the clip norm.
       clipped: () bool, whether the norm was above the bound.
-      finite: () bool; False where the message was not finite and became zero.
+      finite: () bool; False where a non-finite message became zero.
     """
 
     message: PyTree
@@ -27,35 +27,31 @@ class Clipped(NamedTuple):
 
 
 def _margin(dtype: Any) -> float:
-    """Relative room left below the bound for the rounding of the norm itself.
+    """Return the relative room left below the bound for the rounding of the norm itself.
 
     The norm of p numbers is summed in blocks, with a relative error of a few ulp times √log p:
-    below 128 ulp for any p that fits in memory, so that the true norm never exceeds the bound.
-    That of a product comes from its Gram matrices, with room of its own; see
-    `products.squared_norm`.
+    below 128 ulp for any p that fits in memory, so the true norm never exceeds the bound. The norm
+    of a product comes from Gram matrices with room of their own; see `products.squared_norm`.
     """
     return 1.0 - 128 * float(np.finfo(dtype).eps)
 
 
 def clip_by_global_norm(message: PyTree, clip_norm: jax.Array) -> Clipped:
-    """Scales one client's message to a global L2 norm of at most `clip_norm`.
+    """Scale one client's message to a global L2 norm of at most `clip_norm`.
 
     clip(v, C) = v · min(1, C/‖v‖₂), the norm taken over the whole pytree. A message with a NaN or
-    an infinity (or whose norm overflows) becomes zero, so that the sensitivity of the sum is C
-    whatever a client does. The derivative is that of the formula, with 0 for the factor at v = 0
-    and for C = ∞; at ‖v‖ = C it is the derivative from inside (the unclipped side).
+    an infinity (or with an overflowing norm) becomes zero, so the sensitivity of the sum is C for
+    any message. The derivative is that of the formula, with 0 for the factor at v = 0 and for C =
+    ∞; at ‖v‖ = C it is the derivative from inside (the unclipped side).
 
     Args:
       message: pytree of float arrays and `Product`s, which count as the matrices they stand for.
-      clip_norm: C, () > 0; ∞ leaves finite messages as they are.
-
-    Returns:
-      The clipped message with its flags.
+      clip_norm: C, () > 0; ∞ leaves finite messages unchanged.
     """
     squared = squared_norm(message)
     finite = jnp.isfinite(squared)
-    # A norm is not differentiable at 0 and ∞/‖v‖ has no usable derivative: where no scaling takes
-    # place, the scaling is computed from harmless numbers instead and not used.
+    # A norm is not differentiable at 0 and ∞/‖v‖ has no usable derivative: without scaling, the
+    # unused factor is computed from harmless numbers.
     bound = clip_norm * _margin(jnp.result_type(squared))
     clipped = finite & (squared > jnp.square(bound))
     norm = jnp.sqrt(jnp.where(clipped, squared, 1.0))
@@ -67,12 +63,12 @@ def clip_by_global_norm(message: PyTree, clip_norm: jax.Array) -> Clipped:
 
 
 def squared_norm(message: PyTree) -> jax.Array:
-    """Return ‖v‖₂² over the whole pytree, (); never far below it through rounding."""
+    """Compute ‖v‖₂² over the whole pytree, (); never far below it through rounding."""
 
     def one(leaf):
         if isinstance(leaf, Product):
             return products.squared_norm(leaf)
-        # Not `jnp.square`: XLA takes a sum of squares for a batch of 1 × 1 products on a CPU.
+        # XLA turns a sum of `jnp.square` into a batch of 1 × 1 products on a CPU.
         return jnp.sum(leaf * leaf)
 
     return sum(map(one, products.leaves(message)), jnp.zeros(()))

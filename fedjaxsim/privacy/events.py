@@ -1,4 +1,4 @@
-"""What an accountant must know of a run, on the host: small plain descriptions, without JAX."""
+"""Plain descriptions of a run for the accountants, on the host, without JAX."""
 
 import dataclasses
 import itertools
@@ -20,21 +20,20 @@ _SCHEMES, _EVENTS = get_args(SchemeKind), get_args(EventKind)
 
 @dataclasses.dataclass(frozen=True)
 class SamplingScheme:
-    """Who takes part in a round.
+    """How the cohort of a round is drawn.
 
     Attributes:
-      kind: "poisson": each client independently with the probability p that the ledger was charged;
-        "fixed": a uniformly random cohort of exactly `capacity` clients; "capped": cohorts that
-        follow a publicly known schedule (such as passes over the population), in which no client
-        takes part more than `max_participations` times in the whole run; "full": all clients,
-        in every round.
+      kind: "poisson": each client independently with the charged probability p; "fixed": a
+        uniformly random cohort of exactly `capacity` clients; "capped": cohorts of a public
+        schedule (such as passes over the population) with at most `max_participations` rounds per
+        client in the whole run; "full": all clients, in every round.
       clients: m, the size of the population, public.
-      capacity: B, the largest cohort that a round can hold. A Poisson cohort that exceeds it loses
-        members; the probability of that is part of the reported δ.
+      capacity: B, the largest cohort that a round can hold. A larger Poisson cohort loses members;
+        the probability of that is part of the reported δ.
       max_participations: the cap of a "capped" scheme; None for every other kind.
 
     Raises:
-      ValueError: for an unknown kind, sizes that cannot be, or a cap without a "capped" scheme.
+      ValueError: for an unknown kind, impossible sizes, or a cap without a "capped" scheme.
     """
 
     kind: SchemeKind
@@ -51,7 +50,7 @@ class SamplingScheme:
             raise ValueError(f"capacity must lie in [1, {self.clients}], got {self.capacity}")
         if self.kind == "full" and self.capacity != self.clients:
             raise ValueError(
-                f"capacity must be {self.clients} where everyone takes part, got {self.capacity}"
+                f"capacity must be {self.clients} for full participation, got {self.capacity}"
             )
         if (self.kind == "capped") != (self.max_participations is not None):
             raise ValueError(
@@ -66,18 +65,17 @@ class SamplingScheme:
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyEvent:
-    """What one release of a mechanism costs.
+    """The cost of one release of a mechanism.
 
     Attributes:
-      kind: "gaussian": Gaussian noise; the ledger's noise entry is z. "pure": a release that is
-        ε-differentially private by itself; the ledger's noise entry is the ε of sensitivity 1.
-        "none": nothing is released, so ε is 0 exactly. "unprotected": something is
-        released and no guarantee is known.
-      zero_out: the sensitivity when one client's message becomes zero: of a Gaussian release in
-        units of its noise's scale over z, 1 by definition of z; of a pure one, how many times the
-        ledger's ε it costs.
-      replace: the same when one client's whole data changes: 2 for a sum of clipped vectors, √2
-        for a sum of Gram matrices.
+      kind: "gaussian": Gaussian noise; the ledger's noise entry is z. "pure": an ε-differentially
+        private release; the ledger's noise entry is the ε of sensitivity 1. "none": nothing is
+        released, so ε is 0 exactly. "unprotected": a release without a known guarantee.
+      zero_out: the sensitivity when one client's message becomes zero. For "gaussian", in units of
+        the noise's scale over z: 1 by definition of z. For "pure", the cost in units of the
+        ledger's ε.
+      replace: the sensitivity when one client's whole data changes: 2 for a sum of clipped vectors,
+        √2 for a sum of Gram matrices.
 
     Raises:
       ValueError: for an unknown kind, sensitivities that are not positive or not finite, or
@@ -101,21 +99,29 @@ class PrivacyEvent:
             )
 
     def sensitivity(self, adjacency: Adjacency) -> float:
-        """`replace` or `zero_out`."""
+        """Return `replace` or `zero_out`."""
         return self.replace if adjacency == "replace" else self.zero_out
 
     def charge(self, noise_multiplier: float) -> float:
-        """What a ledger is charged for a release with so much noise.
-
-        It is z itself, but for a pure release the ε of sensitivity 1: zero-out costs 1/z.
-        """
+        """Return the ledger's noise entry: z, or the ε of sensitivity 1 for a pure release."""
         if self.kind != "pure":
             return noise_multiplier
         return 1 / (self.zero_out * noise_multiplier) if noise_multiplier > 0 else math.inf
 
 
+def check_noise_multiplier(noise_multiplier: float, zero: bool = False) -> None:
+    """Raise ValueError unless z has a usable size, or is an allowed 0."""
+    if zero and noise_multiplier == 0:
+        return
+    if not SMALLEST_NOISE <= noise_multiplier <= LARGEST_NOISE:
+        raise ValueError(
+            f"noise_multiplier must {'be 0 or ' if zero else ''}lie in "
+            f"[{SMALLEST_NOISE}, {LARGEST_NOISE}], got {noise_multiplier}"
+        )
+
+
 class Entry(NamedTuple):
-    """One group of rounds on the host: float64 z and p, and an exact count."""
+    """A group of rounds on the host: float64 z and p, and an exact count."""
 
     noise_multiplier: float
     sampling_rate: float
@@ -127,10 +133,10 @@ class PrivacySpend(NamedTuple):
 
     Attributes:
       scheme: how their cohorts were drawn.
-      event: what each of them released.
+      event: the cost of one release.
       entries: the groups.
       overflowed: whether some round is missing.
-      redrawn: whether a round's random numbers were drawn twice, or it is not known which were.
+      redrawn: whether random numbers of a round were drawn twice, or from an unknown key.
     """
 
     scheme: SamplingScheme
@@ -141,7 +147,7 @@ class PrivacySpend(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Consecutive rounds whose random numbers (cohorts, minibatches, noise) came from one key.
+    """Consecutive rounds with random numbers (cohorts, minibatches, noise) from one key.
 
     Attributes:
       digest: one-way digest of the key, hexadecimal.

@@ -1,4 +1,4 @@
-"""A privacy guarantee as an object: never a bare ε, always with what it rests on."""
+"""Privacy guarantees of a run: never a bare ε, always with adjacency, view and assumptions."""
 
 import dataclasses
 import itertools
@@ -9,7 +9,8 @@ from typing import Any, Literal
 from fedjaxsim import notebook
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.accounting.composition import ADJACENCIES, VIEWS, Adjacency, Status, View
-from fedjaxsim.privacy.events import Drawn, PrivacySpend, SamplingScheme, drawn_twice
+from fedjaxsim.privacy.assumptions import NO_RELEASE, no_guarantee, not_certified, of_charges
+from fedjaxsim.privacy.events import Drawn, PrivacySpend, drawn_twice
 
 ADJACENCY_TEXT = {
     "zero_out": "one client's messages become zero (the numbers of add/remove)",
@@ -21,47 +22,9 @@ VIEW_TEXT = {
 }
 _STATUS_TEXT = {"exact": "=", "upper_bound": "≤", "approximate": "≈"}
 
-TRUSTED_SERVER = (
-    "A trusted server clips, sums and noises; clients see only what it publishes and their own."
-)
-METRICS = (
-    "Metrics, losses, norms, realised cohort sizes and choices made with them (early stopping, the "
-    "best of a sweep) are not protected: publishing them needs a budget of its own."
-)
-SECRET_SEED = (
-    "The seed is secret and no other published run used it: runs of one seed draw the same cohorts "
-    "and noise, and noise that is known or drawn twice can be subtracted."
-)
-SHARED_SEED = (
-    "Runs of one seed share cohorts and noise here, so that they can be compared: at most one of "
-    "them may be published under its ε."
-)
-SIMULATION = (
-    "Noise is drawn in floating point: a simulation of the ideal Gaussian mechanism, not a "
-    "hardened deployment."
-)
-
-CLOSED_DOOR = (
-    "Rounds behind a closed door (local training, fine-tuning) release nothing and cost nothing. "
-    "Publishing personal models is another matter: each protects all others, not its owner."
-)
-
-
-def default_delta(num_clients: int) -> float:
-    """δ = 1/(10 m), the largest that is reported without a remark.
-
-    δ = 1/m, as in many papers, is met by publishing the data of one random client.
-
-    Args:
-      num_clients: m ≥ 1.
-    """
-    if num_clients < 1:
-        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
-    return 1 / (10 * num_clients)
-
 
 def _round_up(epsilon: float) -> float:
-    """ε to five significant digits, never below it."""
+    """Round ε up to five significant digits."""
     if epsilon == 0:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(epsilon)) - 4)
@@ -75,14 +38,14 @@ class Guarantee:
     Attributes:
       epsilon: ε in nats, never rounded down; None where nothing is guaranteed.
       delta: δ in (0, 1).
-      adjacency: which two inputs are neighbours: "zero_out" or "replace".
-      view: who looks: "joint_dp" (all other clients) or "released_sequence".
+      adjacency: the neighbouring inputs, "zero_out" or "replace".
+      view: the adversary, "joint_dp" (all other clients) or "released_sequence".
       sampling: the kind of the sampling scheme.
-      accountant: the name of the accountant that ε comes from.
+      accountant: the name of the accountant.
       status: "exact", "upper_bound", "approximate" (no bound at all) or "none".
-      assumptions: what the guarantee rests on, and what it does not cover, in sentences.
-      reason: why there is no guarantee; empty where there is one.
-      unit: whose data is protected.
+      assumptions: sentences on what the guarantee assumes and does not cover.
+      reason: why there is no guarantee; empty if there is one.
+      unit: the protected unit.
     """
 
     epsilon: float | None
@@ -97,7 +60,7 @@ class Guarantee:
     unit: Literal["client", "example"] = "client"
 
     def __str__(self) -> str:
-        """One line, as in `zero_out, joint_dp: ε ≤ 1.234 at δ = 1e-05 (pld)`."""
+        """Return one line, as in `zero_out, joint_dp: ε ≤ 1.234 at δ = 1e-05 (pld)`."""
         who = f"{self.adjacency}, {self.view}"
         if self.epsilon is None:
             return f"{who}: no guarantee ({self.reason})"
@@ -105,19 +68,19 @@ class Guarantee:
 
     @property
     def value(self) -> str:
-        """How ε stands to its value, which is rounded up, as in `≤ 1.234`; without one, `∞`."""
+        """The relation and ε, rounded up, as in `≤ 1.234`; `∞` without a guarantee."""
         if self.epsilon is None:
             return "∞"
         return f"{_STATUS_TEXT[self.status]} {_round_up(self.epsilon):.5g}"
 
     def most_found(self, false_alarms: float) -> float:
-        """The greatest share of neighbours that any test finds out at so large a share of errors.
+        """Return the largest true positive rate of any test at a false positive rate.
 
         The smaller of e^ε α + δ and 1 − e^−ε (1 − α − δ) (Wasserman and Zhou, 2010; Kairouz, Oh and
         Viswanath, 2015); 1 where nothing is guaranteed.
 
         Args:
-          false_alarms: α in [0, 1], the share of cases without a change in which the test sees one.
+          false_alarms: α in [0, 1], the false positive rate.
         """
         if self.epsilon is None:
             return 1.0
@@ -132,11 +95,11 @@ class Report:
 
     Attributes:
       guarantees: one for each adjacency and view.
-      delta: the δ that they are for.
-      charges: what they were computed from.
-      draws: the rounds drawn from each key; None for a plan, which drew nothing.
-      assumed: what the guarantees rest on besides, in sentences: numbers made from private data
-        and taken as public, for example.
+      delta: their δ.
+      charges: the charges they were computed from.
+      draws: the rounds drawn from each key; None for planned rounds, which drew nothing.
+      assumed: further assumptions in sentences, such as numbers computed from private data and
+        taken as public.
     """
 
     guarantees: tuple[Guarantee, ...]
@@ -146,7 +109,7 @@ class Report:
     assumed: tuple[str, ...] = ()
 
     def find(self, adjacency: Adjacency, view: View = "joint_dp") -> Guarantee:
-        """The guarantee for one adjacency and view.
+        """Return the guarantee for one adjacency and view.
 
         Raises:
           ValueError: if the report has none.
@@ -157,8 +120,8 @@ class Report:
         known = ", ".join(f"({g.adjacency}, {g.view})" for g in self.guarantees)
         raise ValueError(f"the report has {known}, but not ({adjacency}, {view})")
 
-    def resting_on(self, sentences: Sequence[str]) -> "Report":
-        """The same, with more that it rests on."""
+    def assuming(self, sentences: Sequence[str]) -> "Report":
+        """Return the report with further assumptions."""
 
         def wider(known: tuple[str, ...]) -> tuple[str, ...]:
             return tuple(dict.fromkeys((*known, *sentences)))
@@ -170,7 +133,7 @@ class Report:
         return dataclasses.replace(self, guarantees=tuple(found), assumed=wider(self.assumed))
 
     def short(self) -> str:
-        """One line, as in `ε ≤ 1 zero-out, ε ≤ 2.23 replace, δ = 0.001 (joint DP, upper bound)`."""
+        """Return one line: `ε ≤ 1 zero-out, ε ≤ 2.2 replace, δ = 0.001 (joint DP, upper bound)`."""
         shown = [each for each in self.guarantees if each.view == "joint_dp"] or self.guarantees
         reasons = dict.fromkeys(each.reason for each in shown if each.epsilon is None)
         words, kinds = [], []
@@ -189,7 +152,7 @@ class Report:
         return f"{', '.join(words)}, δ = {shown[0].delta:.3g} ({view}, {kind})"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionaries: adjacency -> view -> accountant -> the guarantee's fields.
+        """Return plain dictionaries: adjacency -> view -> accountant -> the guarantee's fields.
 
         The report of a run lists its draws as "draws": digest, first round and number of rounds.
         """
@@ -208,7 +171,7 @@ class Report:
         """Read the report that `to_json` wrote, without its charges and draws.
 
         Raises:
-          ValueError: if it is none.
+          ValueError: for any other content.
         """
         try:
             found = [
@@ -228,7 +191,7 @@ class Report:
             raise ValueError(f"it is no privacy report ({error})") from error
 
     def __repr__(self) -> str:
-        """The unit and a line for each guarantee; `str` adds what they rest on."""
+        """Return the unit and a line for each guarantee; `str` adds the assumptions."""
         return "\n".join(["Report of privacy", *(f"  {each}" for each in self.guarantees)])
 
     def _repr_html_(self) -> str:
@@ -243,97 +206,20 @@ class Report:
             for each in self.guarantees
         ]
         headings = ["adjacency", "view", "guarantee", "δ", "accountant"]
-        sentences = dict.fromkeys(s for g in self.guarantees for s in g.assumptions)
         shown = notebook.table("Differential privacy", headings, rows)
-        return shown + notebook.details("Assumptions", sentences)
+        return shown + notebook.details("Assumptions", self._sentences())
+
+    def _sentences(self) -> dict[str, None]:
+        return dict.fromkeys(s for g in self.guarantees for s in g.assumptions)
 
     def __str__(self) -> str:
-        """The guarantees and, once, what they rest on."""
+        """Return the guarantees, then their assumptions, each once."""
         first = self.guarantees[0]
         lines = [f"Differential privacy, unit: one {first.unit}, {first.sampling} sampling"]
         lines += [f"  {guarantee}" for guarantee in self.guarantees]
         meanings = {**ADJACENCY_TEXT, **VIEW_TEXT}
         lines += [f"  {name}: {text}" for name, text in meanings.items()]
-        sentences = dict.fromkeys(s for g in self.guarantees for s in g.assumptions)
-        return "\n".join([*lines, *(f"  - {sentence}" for sentence in sentences)])
-
-
-_NOTHING_SENT = "No client sends anything."
-
-
-def _sampling_sentence(scheme: SamplingScheme) -> str:
-    m = scheme.clients
-    return {
-        "poisson": f"Each of the {m} clients takes part independently of all others with the "
-        "charged probability, and sums are divided by a public number.",
-        "fixed": f"Cohorts of exactly {scheme.capacity} of {m} clients; other clients' "
-        "participation reveals a client's own, so sampling hides nothing in joint_dp.",
-        "capped": f"No client takes part more than {scheme.max_participations} times; the "
-        "schedule is public, so sampling hides nothing.",
-        "full": f"All {m} clients take part in every round.",
-    }[scheme.kind]
-
-
-def _assumptions(
-    charges: Sequence[PrivacySpend], assumed: Sequence[str], delta: float
-) -> list[str]:
-    """The sentences of a guarantee, for charges that cost something."""
-    if not charges:
-        return [_NOTHING_SENT, METRICS]
-    sentences = [TRUSTED_SERVER, *dict.fromkeys(_sampling_sentence(c.scheme) for c in charges)]
-    for charged in charges:
-        overflow = composition.overflow_probability(charged.entries, charged.scheme)
-        if overflow > 0:
-            sentences.append(
-                f"Some cohort exceeds the {charged.scheme.capacity} places with probability at "
-                f"most {overflow:.1e}; δ includes (1 + e^ε) times that."
-            )
-    m = charges[0].scheme.clients
-    if delta > 1 / (10 * m):
-        sentences.append(
-            f"δ = {delta:.3g} is above 1/(10 m) = {1 / (10 * m):.3g}: publishing the data of one "
-            f"random client would meet δ = 1/m = {1 / m:.3g}."
-        )
-    return [*sentences, *assumed, METRICS, SECRET_SEED, SIMULATION]
-
-
-def _no_guarantee(charged: PrivacySpend) -> str:
-    """Why no accountant need be asked about rounds of one kind, or an empty string."""
-    noise = [entry.noise_multiplier for entry in charged.entries]
-    if charged.redrawn:
-        return (
-            "the state drew a round's random numbers twice or from a foreign key, so its noise may "
-            "cancel: run again from `init` with a new seed, and change no `round`, `key` or ledger "
-            "of a state by hand"
-        )
-    if charged.overflowed:
-        return (
-            "the privacy ledger overflowed: it held too few different (z, p) for this run, or "
-            "rounds came twice where participations are capped"
-        )
-    if charged.event.kind == "unprotected" and noise:
-        return "no guarantee is known for this mechanism"
-    if any(math.isnan(z) for z in noise):
-        return "the noise multiplier of some round is not a number"
-    if charged.event.kind == "pure" and any(math.isinf(z) for z in noise):
-        return "the ε of some round is infinite"
-    if charged.event.kind == "gaussian" and 0 in noise:
-        return "no noise was added"
-    return ""
-
-
-def _no_epsilon(charges: Sequence[PrivacySpend], delta: float) -> str:
-    """Why an accountant certified nothing."""
-    for charged in charges:
-        scheme = charged.scheme
-        overflow = composition.overflow_probability(charged.entries, scheme)
-        if overflow > 0:
-            return (
-                f"cohorts exceed the {scheme.capacity} places of the sampler with probability up "
-                f"to {overflow:.2g}, and (1 + e^ε) times that does not fit into δ = {delta:.3g}: "
-                f"give poisson() a larger capacity; {scheme.clients} are always enough"
-            )
-    return f"δ = {delta:.3g} is below what the accountant resolves for so many rounds"
+        return "\n".join([*lines, *(f"  - {sentence}" for sentence in self._sentences())])
 
 
 def _certified(
@@ -343,14 +229,14 @@ def _certified(
     adjacency: Adjacency,
     view: View,
 ) -> tuple[float, str, Status]:
-    """ε of charges that all have a guarantee, the accountant's name and its status.
+    """Compute ε of charges that all have a guarantee, with the accountant's name and status.
 
-    Of unlike charges the ε is never below that of one of them alone: what is certified of the
-    whole holds for its parts, but parts may have tighter accountants with other rounding.
+    For several charges ε is never below the ε of one of them alone: a bound on the whole holds for
+    its parts, but parts may have tighter accountants with other rounding.
     """
     if len(charges) == 1:
         return _alone(charges[0], delta, accountant, adjacency, view)
-    from fedjaxsim.privacy.accounting import heterogeneous  # it starts slowly, and is rarely asked
+    from fedjaxsim.privacy.accounting import heterogeneous  # slow to import, rarely needed
 
     names = heterogeneous.accountants(charges, adjacency) if accountant is None else (accountant,)
     epsilon, name = min(
@@ -378,19 +264,20 @@ def spent(
     view: View = "joint_dp",
     accountant: str | None = None,
 ) -> float:
-    """One ε of a `report`, which takes longer; inf where nothing is guaranteed.
+    """Compute one ε of a `report`, faster; inf where nothing is guaranteed.
 
     Args:
       charges: the rounds so far, of one or of several kinds.
       delta: the total δ in (0, 1).
       adjacency: "zero_out" or "replace".
       view: "joint_dp" or "released_sequence".
-      accountant: one by name, which may not know the adjacency and view; by default the tightest.
+      accountant: one by name, inf if it does not cover the adjacency and view; by default the
+        tightest.
     """
     spent = _spent(charges)
     if not spent:
         return 0.0
-    if any(map(_no_guarantee, spent)):
+    if any(map(no_guarantee, spent)):
         return math.inf
     if accountant is not None and not composition.knows(accountant, adjacency, view):
         return math.inf
@@ -398,7 +285,7 @@ def spent(
 
 
 def _spent(charges: Sequence[PrivacySpend]) -> list[PrivacySpend]:
-    """Those that cost something."""
+    """Return the charges with a cost."""
     return [
         charged
         for charged in charges
@@ -414,16 +301,15 @@ def report(
     draws: tuple[Drawn, ...] | None = None,
     assumed: Sequence[str] = (),
 ) -> Report:
-    """The guarantees of a run: both adjacencies in both views.
+    """Compute the guarantees of a run: both adjacencies in both views.
 
     Args:
       charges: the rounds of one run, of one or of several kinds; `ledger.charged` gives them.
       delta: the total δ in (0, 1), overflow of cohorts included.
-      accountant: one by name, for the adjacencies and views it knows; by default the tightest sound
-        one for each.
-      draws: the rounds drawn from each key; None for a plan, which drew nothing.
-      assumed: what the guarantees rest on besides, in sentences: numbers made from private data
-        and taken as public, for example.
+      accountant: one by name, for the adjacencies and views it covers; by default the tightest
+        sound one for each.
+      draws: the rounds drawn from each key; None for planned rounds, which drew nothing.
+      assumed: further assumptions in sentences; see `Report`.
 
     Raises:
       ValueError: if δ lies outside (0, 1), a ledger cannot come from its scheme, or the accountant
@@ -435,16 +321,16 @@ def report(
         for charged in charges:
             if charged.event.kind != "none":
                 composition.require_match(accountant, charged.scheme, charged.event)
-    open_doors = [charged for charged in charges if charged.event.kind != "none"]
+    released = [charged for charged in charges if charged.event.kind != "none"]
     spent = _spent(charges)
-    reason = next(filter(None, map(_no_guarantee, spent)), "")
+    reason = next(filter(None, map(no_guarantee, spent)), "")
     if not reason:
         for charged in spent:
             composition.check_entries(charged.entries, charged.scheme)
-    if spent and len(open_doors) < len(charges):
-        assumed = (*assumed, CLOSED_DOOR)
-    sentences = tuple(_assumptions(open_doors, assumed, delta))
-    described = spent or open_doors or charges
+    if spent and len(released) < len(charges):
+        assumed = (*assumed, NO_RELEASE)
+    sentences = of_charges(released, assumed, delta)
+    described = spent or released or charges
     sampling = " and ".join(dict.fromkeys(charged.scheme.kind for charged in described)) or "none"
 
     def guarantee(adjacency: Adjacency, view: View) -> Guarantee:
@@ -454,7 +340,7 @@ def report(
         elif not why:
             epsilon, name, status = _certified(spent, delta, accountant, adjacency, view)
         if epsilon is not None and math.isinf(epsilon):
-            epsilon, status, why = None, "none", _no_epsilon(spent, delta)
+            epsilon, status, why = None, "none", not_certified(spent, delta)
         return Guarantee(epsilon, delta, adjacency, view, sampling, name, status, sentences, why)
 
     found = tuple(
@@ -466,32 +352,32 @@ def report(
     return Report(found, delta, tuple(spent), draws, tuple(assumed))
 
 
-def together_published(
+def compose_reports(
     reports: Sequence[Report], delta: float | None = None, accountant: str | None = None
 ) -> Report:
-    """The guarantees of several runs on the same clients that are all published.
+    """Compute the guarantees of several published runs on the same clients.
 
     Args:
-      reports: of each run.
+      reports: one for each run.
       delta: the total δ in (0, 1); by default the largest of the reports.
-      accountant: as of `report`.
+      accountant: see `report`.
 
     Raises:
-      ValueError: if two of them drew some round from the same key, as runs of one seed do, so that
-        their guarantees do not compose; if one does not say what its run drew; or if they are about
-        different numbers of clients.
+      ValueError: if two runs drew a round from the same key, as runs of one seed do (their
+        guarantees do not compose), a report lacks its draws, or the reports are about different
+        numbers of clients.
     """
     if not reports:
-        raise ValueError("composing guarantees needs at least one report, got none")
+        raise ValueError("reports must hold at least one report, got none")
     clients = {charged.scheme.clients for one in reports for charged in one.charges}
     if len(clients) > 1:
         raise ValueError(f"reports must be about the same clients, got {sorted(clients)} of them")
     if any(one.draws is None for one in reports):
-        raise ValueError("a report does not say what its run drew: take it from `guarantee`")
+        raise ValueError("a report lacks its draws: take it from `guarantee`")
     drawn = {f"report {number}": one.draws or () for number, one in enumerate(reports, 1)}
     shared = drawn_twice(drawn)
     if shared:
-        raise ValueError(f"{shared} Run again, with seeds of their own, what is to be published.")
+        raise ValueError(f"{shared} Run the others again, each with its own seed.")
     return report(
         [charged for one in reports for charged in one.charges],
         max(one.delta for one in reports) if delta is None else delta,

@@ -1,12 +1,10 @@
-"""The privacy ledger: what every round released, counted in exact integers inside the loop.
+"""The privacy ledger: the cost of every round, counted in exact integers inside the loop.
 
-Adding up floats over rounds drifts, and in float32 it drifts to the unsound side. The ledger only
-counts rounds that had the same noise and the same sampling rate; the host composes the counts in
-float64.
+A sum of floats over rounds drifts, and in float32 it drifts to the unsound side. The ledger only
+counts rounds of equal noise and sampling rate; the host composes the counts in float64.
 
-A charge knows how its cohorts were drawn and what was released, whoever reads it later. So a state
-may pass through several simulations, with other samplers and mechanisms, and no reader makes it
-cheaper.
+A charge names its sampling scheme and event, so a state may pass through simulations with other
+samplers and mechanisms, and no reader makes it cheaper.
 """
 
 import dataclasses
@@ -31,17 +29,17 @@ _DIGEST = 0x64726177
 class Charges:
     """Rounds of one sampler and mechanism, grouped by noise and sampling rate.
 
-    L places, of which the used come first.
+    L places; the used ones come first.
 
     Attributes:
       scheme: static; how their cohorts were drawn.
-      event: static; what each of them released.
+      event: static; the cost of one release.
       noise_multiplier: (L,) float, z of each group; meaningless where `rounds` is 0.
-      sampling_rate: (L,) float, the probability p that the cohorts were really drawn with.
-      rounds: (L,) int32, how many rounds had exactly this z and p.
+      sampling_rate: (L,) float, the exact inclusion probability p.
+      rounds: (L,) int32, the number of rounds with this z and p.
       overflowed: () bool, whether some round could not be entered. No ε is reported then.
-      next_round: () int32, the first round that may be charged next. Only where participations are
-        capped (None otherwise): the cap holds for rounds in their order, each once.
+      next_round: () int32, the first round that may be charged next; None unless participations are
+        capped: the cap holds for rounds in order, each once.
     """
 
     scheme: SamplingScheme = dataclasses.field(metadata={"static": True})
@@ -56,9 +54,9 @@ class Charges:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """The rounds with a release whose random numbers came from one key.
+    """The rounds with a release that drew random numbers from one key.
 
-    Rounds in [first, next_round) count as drawn, even those that released nothing.
+    Rounds in [first, next_round) count as drawn, even those without a release.
 
     Attributes:
       digest: (4,) uint32, one-way digest of the key.
@@ -76,11 +74,11 @@ class Draws:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """Everything that a state was charged for, and what its random numbers were drawn from.
+    """All charges of a state, and the keys of its random numbers.
 
     Attributes:
-      charges: one for each sampler and mechanism that the state has met.
-      draws: one for each key that the state has had, the current one last; a stage has its own.
+      charges: one for each sampler and mechanism of the state so far.
+      draws: one for each key of the state so far, the current one last; a stage has its own.
     """
 
     charges: tuple[Charges, ...]
@@ -88,13 +86,9 @@ class Ledger:
 
 
 def no_charges(scheme: SamplingScheme, event: PrivacyEvent, places: int) -> Charges:
-    """The account of a sampler and a mechanism before the first round.
+    """Return the account of a sampler and a mechanism before the first round.
 
-    Args:
-      scheme: how cohorts are drawn.
-      event: what a round releases.
-      places: L, the number of different (z, p) it can hold: 1 for constant noise, up to T for a
-        schedule.
+    `places` is L, the number of distinct (z, p): 1 for constant noise, up to T for a schedule.
     """
     if places < 1:
         raise ValueError(f"places must be at least 1, got {places}")
@@ -110,7 +104,7 @@ def no_charges(scheme: SamplingScheme, event: PrivacyEvent, places: int) -> Char
 
 
 def digest(key: jax.Array) -> jax.Array:
-    """Return a one-way digest of a threefry key, (4,) uint32: two blocks of its cipher.
+    """Compute a one-way digest of a threefry key, (4,) uint32: two blocks of its cipher.
 
     It hides a key that cannot be guessed. A seed among few can be found by trying all.
     """
@@ -131,14 +125,9 @@ def with_key(ledger: Ledger, key: jax.Array) -> Ledger:
 
 
 def drew(ledger: Ledger, key: jax.Array, round_: jax.Array) -> Ledger:
-    """Enter that the release of a round drew from `key`.
+    """Enter that the release of a round drew from the state's `key`.
 
     Pure, with static shapes: safe under jit, vmap, scan and differentiation.
-
-    Args:
-      ledger: of a state before the round.
-      key: the state's key.
-      round_: () int32, the number of the round.
     """
     *earlier, last = ledger.draws
     again = jnp.any(digest(key) != last.digest) | (round_ < last.next_round)
@@ -154,7 +143,7 @@ def drew(ledger: Ledger, key: jax.Array, round_: jax.Array) -> Ledger:
 def with_account(
     ledger: Ledger, scheme: SamplingScheme, event: PrivacyEvent, places: int
 ) -> Ledger:
-    """The ledger with an account for a sampler and a mechanism: that which it has, or a new one."""
+    """Return the ledger with an account, present or new, for a sampler and a mechanism."""
     if _place(ledger, scheme, event) is not None:
         return ledger
     new = no_charges(scheme, event, places)
@@ -168,12 +157,12 @@ def with_room(
     noise: np.ndarray,
     sampling_rate: ArrayLike,
 ) -> Ledger:
-    """The ledger with places in one of its accounts for rounds that are to come, on the host.
+    """Return the ledger with room in one account for rounds to come, on the host.
 
     Args:
-      ledger: which has the account.
+      ledger: the ledger with the account.
       scheme: of the account.
-      event: likewise.
+      event: of the account.
       noise: the z of those rounds, (T,) or ().
       sampling_rate: their p.
     """
@@ -199,7 +188,7 @@ def update(
     event: PrivacyEvent,
     change: Callable[[Charges], Charges],
 ) -> Ledger:
-    """The ledger with one account changed.
+    """Return the ledger with one account changed.
 
     Raises:
       ValueError: if it has no account for the sampler and the mechanism.
@@ -208,7 +197,7 @@ def update(
     if place is None:
         raise ValueError(
             f"the ledger has no account for {event.kind!r} releases under {scheme.kind!r} "
-            "sampling: it belongs to another simulation; pass the state to `run` or `round`"
+            "sampling: it belongs to another simulation. Pass the state to `run` or `round`"
         )
     charges = list(ledger.charges)
     charges[place] = change(charges[place])
@@ -223,32 +212,32 @@ def _place(ledger: Ledger, scheme: SamplingScheme, event: PrivacyEvent) -> int |
 def charge(
     charges: Charges, noise_multiplier: ArrayLike, sampling_rate: ArrayLike, round_: ArrayLike
 ) -> Charges:
-    """Enters one round: counts it with its equals, or opens the first free place.
+    """Enter one round: count it with its equals, or open the first free place.
 
-    Pure, with static shapes: safe under jit, vmap, scan and differentiation. When no place is left
-    (or a count would exceed int32), the account is marked as overflowed and otherwise unchanged.
+    Pure, with static shapes: safe under jit, vmap, scan and differentiation. Without a free place
+    (or with a count beyond int32), the account is marked as overflowed and otherwise unchanged.
 
     Args:
       charges: the rounds so far.
-      noise_multiplier: () z of the noise that was really drawn.
-      sampling_rate: () p that the cohort was really drawn with.
+      noise_multiplier: () z of the noise actually drawn.
+      sampling_rate: () p, the exact inclusion probability.
       round_: () int32, the number of the round.
     """
     z = jnp.asarray(noise_multiplier, charges.noise_multiplier.dtype)
     p = jnp.asarray(sampling_rate, charges.sampling_rate.dtype)
     used = charges.rounds > 0
     usable = ~used | ((charges.noise_multiplier == z) & (charges.sampling_rate == p))
-    # The used places come first, so the first usable place is the equal one where there is one.
+    # Used places come first, so the first usable place is the equal one, if any.
     place = jnp.argmax(usable)
     hit = (jnp.arange(usable.shape[0]) == place) & usable & (charges.rounds < _MOST_ROUNDS)
-    # The step towards z is zero for an equal entry, but its derivative is not: it makes the entry's
-    # derivative the mean of its rounds', so that ε has the right gradient in each round's z.
+    # The step towards z is zero for an equal entry, but its derivative is not: the entry's
+    # derivative becomes the mean over its rounds, so ε has the right gradient in each round's z.
     step = (z - charges.noise_multiplier) / (charges.rounds + 1).astype(z.dtype)
     missing = ~jnp.any(hit)
     next_round = charges.next_round
     if next_round is not None:
         number = jnp.asarray(round_, jnp.int32)
-        missing |= number < next_round  # A round that comes again may break the cap.
+        missing |= number < next_round  # A repeated round may break the cap.
         next_round = jnp.maximum(next_round, number + 1)
     return dataclasses.replace(
         charges,
@@ -261,7 +250,7 @@ def charge(
 
 
 def entries(charges: Charges) -> list[Entry]:
-    """The groups of rounds, on the host. Whether the account overflowed is for the caller to check.
+    """Return the groups of rounds, on the host. The caller checks for overflow.
 
     Raises:
       ValueError: if the account has a batch axis (take one run out of a sweep first).
@@ -269,7 +258,7 @@ def entries(charges: Charges) -> list[Entry]:
     counts = np.asarray(charges.rounds)
     if counts.ndim != 1:
         raise ValueError(
-            f"the ledger of one run is needed, with arrays of shape (L,), got {counts.shape}; "
+            f"the ledger must be of one run, with arrays of shape (L,), got {counts.shape}; "
             "index the runs of a sweep one by one"
         )
     z = np.asarray(charges.noise_multiplier, np.float64)
@@ -278,10 +267,10 @@ def entries(charges: Charges) -> list[Entry]:
 
 
 def charged(ledger: Ledger) -> list[PrivacySpend]:
-    """Everything that a state was charged for, on the host.
+    """Return all charges of a state, on the host.
 
     Raises:
-      ValueError: as `entries`.
+      ValueError: if the ledger has a batch axis.
     """
     own = [tuple(entries(charges)) for charges in ledger.charges]
     spent = sum(entry.rounds for each in own for entry in each)
@@ -306,9 +295,5 @@ def drawn(ledger: Ledger) -> tuple[Drawn, ...]:
 
 
 def hex_digest(words: jax.typing.ArrayLike) -> str:
-    """Return a digest as text.
-
-    Args:
-      words: (4,) uint32, as from `digest`.
-    """
+    """Return a digest, (4,) uint32, as text."""
     return np.asarray(words).astype(">u4").tobytes().hex()

@@ -1,4 +1,4 @@
-"""What a mechanism gets: the messages of a chunk of clients, and all that may be done with them."""
+"""Messages of a chunk of clients, with the operations that a mechanism may use."""
 
 from typing import Any, NamedTuple
 
@@ -12,16 +12,16 @@ from fedjaxsim.privacy.clipping import clip_by_global_norm, squared_norm
 PyTree = Any
 
 _LONG = 1024
-"""Numbers of a message from which on a CPU adds up many faster as a product with ones."""
+"""Length of a message from which on a CPU sums many faster as a product with ones."""
 
 
 class Bounded(NamedTuple):
-    """Clipped messages of a chunk, and what happened to them.
+    """Clipped messages of a chunk, with their flags.
 
     Attributes:
       messages: each of global L2 norm at most the clip norm.
-      clipped: (k,) bool, whose norm was above the bound.
-      finite: (k,) bool; False whose message was not finite and became zero.
+      clipped: (k,) bool, whether the norm was above the bound.
+      finite: (k,) bool; False where a non-finite message became zero.
     """
 
     messages: "Messages"
@@ -30,11 +30,12 @@ class Bounded(NamedTuple):
 
 
 class Messages(Opaque):
-    """The messages of k clients, whatever form they have in memory.
+    """The messages of k clients, in any memory layout.
 
-    Updates of linear models may be kept as factors (see `kernels.products`). So this is no pytree
-    of arrays: `jax.tree.map` takes it for a leaf, and arithmetic on it raises TypeError. The
-    methods here give the same numbers for either form, up to rounding.
+    Updates of linear models may be kept as factors (see `kernels.products`), so this is no pytree
+    of
+    arrays: `jax.tree.map` takes it for a leaf, and arithmetic on it raises TypeError. The methods
+    give the same numbers for either layout, up to rounding.
     """
 
     instead = "a mechanism may bound, scale and sum messages, or call dense() for their numbers"
@@ -44,7 +45,7 @@ class Messages(Opaque):
         self._tree = tree
 
     def bound(self, clip_norm: jax.Array, mask: jax.Array) -> Bounded:
-        """Clips each message to a global L2 norm; absent ones, mask (k,) False, become zero."""
+        """Clip each message to a global L2 norm; absent ones, mask (k,) False, become zero."""
         clipped = jax.vmap(clip_by_global_norm, in_axes=(0, None))(self._tree, clip_norm)
         present = products.rescale(
             lambda leaf: jnp.where(along_clients(mask, leaf), leaf, 0), clipped.message
@@ -52,7 +53,7 @@ class Messages(Opaque):
         return Bounded(Messages(present), clipped.clipped & mask, clipped.finite | ~mask)
 
     def scale(self, factors: jax.Array) -> "Messages":
-        """Multiplies each client's message by its factor, (k,)."""
+        """Multiply each client's message by its factor, (k,)."""
         return Messages(
             products.rescale(
                 lambda leaf: leaf * along_clients(factors, leaf).astype(leaf.dtype), self._tree
@@ -60,7 +61,7 @@ class Messages(Opaque):
         )
 
     def total(self) -> PyTree:
-        """Σ_k v_k, a pytree of arrays."""
+        """Compute Σ_k v_k, a pytree of arrays."""
 
         def one(leaf):
             if isinstance(leaf, Product):
@@ -73,55 +74,44 @@ class Messages(Opaque):
         return products.tree_map(one, self._tree)
 
     def add_rows(self, rows: PyTree, ids: jax.Array) -> PyTree:
-        """Adds each client's message to its own row of `rows`, leaves (m, …).
-
-        Args:
-          rows: a pytree of arrays.
-          ids: (k,) int32, whose the messages are; those of one id are added up.
-        """
+        """Add each client's message to its row, `ids` (k,), of `rows`, leaves (m, …)."""
         return jax.tree.map(lambda leaf, v: leaf.at[ids].add(v), rows, self.dense())
 
     def gram(self) -> jax.Array:
-        """Σ_k V_k V_kᵀ, (d, d), of messages that are one vector (d,) or matrix (d, c) each."""
+        """Compute Σ_k V_k V_kᵀ, (d, d), of messages that are one vector (d,) or matrix (d, c)."""
         (v,) = jax.tree.leaves(self.dense())
         summed = (0, *range(2, v.ndim))
         # Accelerators round factors to fewer bits by default, and V Vᵀ could exceed its bound.
         return jnp.tensordot(v, v, (summed, summed), precision=jax.lax.Precision.HIGHEST)
 
     def gram_diagonal(self) -> jax.Array:
-        """The diagonal of `gram`, (d,)."""
+        """Compute the diagonal of `gram`, (d,)."""
         (v,) = jax.tree.leaves(self.dense())
         return jnp.sum(jnp.square(v), axis=(0, *range(2, v.ndim)))
 
     def squared_norms(self) -> jax.Array:
-        """‖v_k‖₂² over the whole message, (k,); never far below it through rounding."""
+        """Compute ‖v_k‖₂² over the whole message, (k,); never far below it through rounding."""
         return jax.vmap(squared_norm)(self._tree)
 
     def nonzero(self) -> jax.Array:
-        """Which messages have a number, or a term of a product, that is not 0, (k,) bool."""
+        """Return whether each message has a nonzero number, or term of a product, (k,) bool."""
         return products.nonzero(self._tree)
 
     def dense(self) -> PyTree:
-        """The numbers themselves, leaves (k, …), for what cannot be done otherwise.
-
-        They take the memory that a form of factors saves.
-        """
+        """Compute the numbers themselves, leaves (k, …), without the memory saved by factors."""
         return products.dense(self._tree)
 
 
 def along_clients(values: jax.Array, leaf: jax.Array) -> jax.Array:
-    """One value per client, (k,), shaped so that it broadcasts against a leaf (k, …)."""
+    """Reshape one value per client, (k,), to broadcast against a leaf (k, …)."""
     return values.reshape(values.shape + (1,) * (leaf.ndim - 1))
 
 
 def widened(message: PyTree) -> PyTree:
-    """What one client sends, every leaf narrower than float32 cast up to it, before it is clipped.
+    """Cast every leaf of a client's message narrower than float32 up to it, before clipping.
 
     A norm summed in bfloat16 may miss its bound by a hundredth, and noise of 16 bits has a thousand
     values. The engine widens the messages of every algorithm; a release has their types.
-
-    Returns:
-      A pytree of arrays and `Product`s.
 
     Raises:
       ValueError: naming a leaf that is not an array of real floating numbers. Noise on integers
@@ -129,7 +119,7 @@ def widened(message: PyTree) -> PyTree:
     """
 
     def one(path, leaf):
-        # A product's type may hide one of its factors'.
+        # The type of a product may hide the type of one factor.
         for part in jax.tree.leaves(leaf):
             if not jnp.issubdtype(part.dtype, jnp.floating):
                 where = jax.tree_util.keystr(path) or "its only leaf"

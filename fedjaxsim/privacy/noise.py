@@ -1,20 +1,21 @@
-"""Normal numbers for noise that protects somebody: 64 random bits each, right far into the tail.
+"""Normal numbers for protective noise: 64 random bits each, accurate far into the tail.
 
-`jax.random.normal` makes a float32 normal of 23 random bits. It ends at 5.4 standard deviations, so
-that a release beyond them is impossible for one of two neighbouring inputs: after some thousand
-rounds that alone is more than a δ of 1e-5. Here the normal distribution function is inverted at a
-uniform number that keeps its precision at both ends: near 0 as itself, near 1 as its distance from
-1. That needs no float64, and one threefry hash a number.
+`jax.random.normal` makes a float32 normal of 23 random bits, which ends at 5.4 standard deviations:
+a release beyond them is impossible for one of two neighbouring inputs, and after some thousand
+rounds that alone exceeds a δ of 1e-5. Here the normal distribution function is inverted at a
+uniform
+number that keeps its precision at both ends: near 0 as itself, near 1 as its distance from 1. That
+needs no float64, and one threefry hash a number.
 
 Formal guarantees:
   * A number is a function of 64 bits: a sign, and an integer k of 63 bits with which its size
     rises, up to a few units in the last place. So the probability that it exceeds t is known by
-    counting: it is that of N(0, 1), within one part in 10⁴ and 2⁻⁶³, for every t.
+    counting: equal to N(0, 1) within one part in 10⁴ and 2⁻⁶³, for every t.
   * The largest size is 9.16, met with probability 2⁻⁶³.
   * Every number of a key has a threefry block of its own: they are independent as far as threefry
     is a random function.
-  * In between, numbers lie on the grid of floats, and a sum of floats gives away more than an ideal
-    one (Mironov 2012): a simulation of the ideal mechanism, not a hardened deployment.
+  * Numbers lie on the grid of floats, and a sum of floats reveals more than an ideal one (Mironov
+    2012): a simulation of the ideal mechanism, not a hardened deployment.
 """
 
 import math
@@ -41,7 +42,7 @@ _TAIL = (0.275, (
 
 
 def normal(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """Independent N(0, 1) numbers.
+    """Draw independent N(0, 1) numbers.
 
     Args:
       key: a typed threefry key.
@@ -49,7 +50,7 @@ def normal(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float3
       dtype: float32 or float64.
 
     Raises:
-      ValueError: if there are too many numbers, or they are to be of another type.
+      ValueError: for too many numbers or another type.
     """
     if jnp.dtype(dtype) not in (jnp.float32, jnp.float64):
         raise ValueError(f"noise must be float32 or float64, got {jnp.dtype(dtype)}")
@@ -63,18 +64,17 @@ def normal(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float3
         high, low = threefry.words(words, jnp.zeros_like(index), index)
         return from_words(high, low, dtype)
 
-    # Two steps of a loop: what is in none, or in a loop of one step, XLA compiles into each of the
-    # operations that use it.
+    # Without a loop of two steps XLA recomputes the noise in every consumer.
     halves = jax.lax.map(draw, np.array([0, half], np.uint32))
     return halves.reshape(2 * half)[:size].reshape(shape)
 
 
 def radius(key: jax.Array, dimension: int) -> jax.Array:
-    """The norm of n + 1 standard normals, (): times n others, noise of density ∝ exp(−‖x‖₂).
+    """Draw the norm of n + 1 standard normals, (): times n others, noise of density ∝ exp(−‖x‖₂).
 
-    Half its square is V ~ Gamma((n + 1)/2), and mixed over V, normals of variance 2V have at
-    distance r the density ∫ v^(−n/2) v^((n−1)/2) e^(−v − r²/(4v)) dv ∝ e^(−r). Compared with a
-    uniform direction times a Gamma(n) radius, nothing is divided by a norm that may be zero.
+    Half its square is V ~ Gamma((n + 1)/2). Normals of variance 2V, mixed over V, have at distance
+    r the density ∫ v^(−n/2) v^((n−1)/2) e^(−v − r²/(4v)) dv ∝ e^(−r). A uniform direction times a
+    Gamma(n) radius would divide by a norm that may be zero.
 
     Args:
       key: a typed threefry key.
@@ -84,7 +84,7 @@ def radius(key: jax.Array, dimension: int) -> jax.Array:
 
 
 def from_words(high: jax.Array, low: jax.Array, dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """The normal numbers that two random words stand for.
+    """Return the normal numbers encoded by two random words.
 
     Args:
       high: uint32, the upper bits of the size.
@@ -102,7 +102,7 @@ def from_words(high: jax.Array, low: jax.Array, dtype: DTypeLike = jnp.float32) 
 
 
 def _fraction(high: jax.Array, low: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """(2³² high + low, its last bit taken as 1)/2⁶⁴: in (0, 1], of full relative precision."""
+    """Return (2³² high + low, its last bit set)/2⁶⁴: in (0, 1], of full relative precision."""
     odd = low | np.uint32(1)
     return high.astype(dtype) * 2.0**-32 + odd.astype(dtype) * 2.0**-64
 

@@ -1,4 +1,4 @@
-"""A run described by numbers alone: who takes part, how much noise, how many rounds."""
+"""Planned rounds, described by numbers alone: cohorts, noise, number of rounds."""
 
 import dataclasses
 import math
@@ -9,18 +9,17 @@ import tyro
 
 from fedjaxsim.privacy.budget import CONSTANT, Budget
 from fedjaxsim.privacy.events import (
-    LARGEST_NOISE,
-    SMALLEST_NOISE,
     PrivacyEvent,
     PrivacySpend,
     SamplingScheme,
+    check_noise_multiplier,
 )
 
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
 
 GAUSSIAN = PrivacyEvent("gaussian")
-# How help shows what need not be given.
+# Display of optional flags in help texts.
 OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(optional)")]
 OptionalFloat = Annotated[
     float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="(optional)")
@@ -34,10 +33,10 @@ _MOST_ROUNDS = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cohorts:
-    """Who takes part in a round."""
+    """Sampling of cohorts, as asked for."""
 
     sampling: Literal["poisson", "fixed", "full", "passes"] = "poisson"
-    """How cohorts are drawn: independently, with exactly q clients, all, or in passes."""
+    """Sampling of cohorts: independent, of exactly q clients, all, or in passes."""
     sampling_rate: OptionalFloat = None
     """p (poisson), or the cohort's share q/m of the clients (fixed, passes)."""
     clients: OptionalInt = None
@@ -45,16 +44,16 @@ class Cohorts:
     capacity: OptionalInt = None
     """Places in a cohort (poisson; by default enough for all), or its size q (fixed, passes)."""
     max_participations: OptionalInt = None
-    """How often one client takes part at most (passes)."""
+    """Largest number of participations of one client (passes)."""
 
 
 class Planned(NamedTuple):
-    """Cohorts as the accountants take them.
+    """Sampling of cohorts, as accountants read it.
 
     Attributes:
-      scheme: how cohorts are drawn.
+      scheme: the sampling scheme.
       sampling_rate: p, or q/m.
-      assumed: what was not given, in sentences.
+      assumed: values filled in, in sentences.
     """
 
     scheme: SamplingScheme
@@ -63,14 +62,14 @@ class Planned(NamedTuple):
 
 
 def plan(cohorts: Cohorts, delta: float = 0.1) -> Planned:
-    """Fills in what was not given, where ε does not depend on it.
+    """Fill in missing values, where ε does not depend on them.
 
     Args:
       cohorts: as asked for.
-      delta: δ in (0, 1); where m is not given, one is taken that this δ suits.
+      delta: δ in (0, 1); a missing m is chosen to suit it.
 
     Raises:
-      ValueError: for values out of range, and for too few or contradicting ones.
+      ValueError: for values out of range, missing or contradictory.
     """
     kind, p, m = cohorts.sampling, cohorts.sampling_rate, cohorts.clients
     if not 0 < delta < 1:
@@ -97,7 +96,7 @@ def plan(cohorts: Cohorts, delta: float = 0.1) -> Planned:
     capacity = m if cohorts.capacity is None else cohorts.capacity
     if kind == "full":
         if p not in (None, 1):
-            raise ValueError(f"sampling_rate must be 1 where everyone takes part, got {p}")
+            raise ValueError(f"sampling_rate must be 1 for full participation, got {p}")
         return Planned(SamplingScheme(kind, m, capacity), 1.0, assumed)
     if p is None:
         raise ValueError("sampling_rate must be given for poisson sampling, got none")
@@ -107,15 +106,15 @@ def plan(cohorts: Cohorts, delta: float = 0.1) -> Planned:
 
 
 def _any_clients(share: float | None, delta: float) -> int:
-    """A number of clients of which `share` are a whole number and, if it can be, δ ≤ 1/(10 m)."""
-    # Typed decimals are ratios of small numbers, but for their rounding to binary.
+    """Return m with a whole number q = `share`·m and, if possible, δ ≤ 1/(10 m)."""
+    # Typed decimals are ratios of small numbers, up to their rounding to binary.
     unit = 1 if share is None else Fraction(share).limit_denominator(10**12).denominator
     suited = int(0.1 / max(delta, 1e-10) * (1 + 1e-12))
     return unit * max(1, suited // unit)
 
 
 def _cohort(cohorts: Cohorts, clients: int) -> int:
-    """The size q of cohorts that are all of one size."""
+    """Return the size q of cohorts of a fixed size."""
     p, cohort = cohorts.sampling_rate, cohorts.capacity
     if cohort is None:
         if p is None:
@@ -133,19 +132,13 @@ def _cohort(cohorts: Cohorts, clients: int) -> int:
 
 
 def check(noise_multiplier: float, rounds: int) -> None:
-    """Checks what a plan's rounds are.
+    """Check noise and number of planned rounds.
 
     Raises:
-      ValueError: if z is negative, not a number, or neither 0 nor of a size that can be drawn, or
-        a ledger cannot count the rounds.
+      ValueError: if z is neither 0 nor of a size that can be drawn, or a ledger cannot count the
+        rounds.
     """
-    if not noise_multiplier >= 0:
-        raise ValueError(f"noise_multiplier must be at least 0, got {noise_multiplier}")
-    if noise_multiplier and not SMALLEST_NOISE <= noise_multiplier <= LARGEST_NOISE:
-        raise ValueError(
-            f"noise_multiplier must be 0 or lie in [{SMALLEST_NOISE}, {LARGEST_NOISE}], "
-            f"got {noise_multiplier}"
-        )
+    check_noise_multiplier(noise_multiplier, zero=True)
     if not 1 <= rounds <= _MOST_ROUNDS:
         raise ValueError(f"rounds must lie in [1, {_MOST_ROUNDS}], got {rounds}")
 
@@ -158,7 +151,7 @@ def report(
     accountant: str | None = None,
     budget: Budget = CONSTANT,
 ) -> "Report":
-    """The guarantees of a plan, with what was assumed of the cohorts.
+    """Compute the guarantees of planned rounds, with the values filled in among the assumptions.
 
     Arguments and errors as for `guarantee.report`.
     """

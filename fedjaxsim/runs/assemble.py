@@ -21,7 +21,7 @@ from fedjaxsim.models.model import Model, in_bfloat16
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.events import PrivacyEvent, SamplingScheme
 from fedjaxsim.privacy.mechanisms import Mechanism
-from fedjaxsim.privacy.sampling import Sampling, full_participation
+from fedjaxsim.privacy.samplers import Sampling, full_participation
 from fedjaxsim.runs.parts import OF_TOKENS
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.user_code import is_own, make_own

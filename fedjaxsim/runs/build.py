@@ -18,9 +18,10 @@ from fedjaxsim.engine.program import run_key
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, fill
 from fedjaxsim.privacy import calibration
+from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.privacy.budget import entries, equally_costly
 from fedjaxsim.privacy.events import Drawn, PrivacySpend
-from fedjaxsim.privacy.guarantee import default_delta, spent
+from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.privacy.ledger import digest, hex_digest
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import bytes_text

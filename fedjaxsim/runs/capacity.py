@@ -29,7 +29,7 @@ from fedjaxsim.engine.shard import pieces_of, shard, specs_of_rows
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.sampling import Sampler
+from fedjaxsim.privacy.samplers import Sampler
 from fedjaxsim.report.files import Record
 from fedjaxsim.runs.assemble import Parts, parts_of
 from fedjaxsim.runs.build import fill_settings

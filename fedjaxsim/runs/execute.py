@@ -106,11 +106,11 @@ def execute(
         )
     else:
         recorded.start(state)  # the file may hold evaluations after the checkpoint
-    report = simulation.guarantee(state, experiment.delta).resting_on(_chosen(config))
+    report = simulation.guarantee(state, experiment.delta).assuming(_chosen(config))
     if earlier:
         stages = describe(earlier, config.algorithm, int(state.round))
         public = [sentence for stage in earlier for sentence in stage["public"]]
-        report = report.resting_on([*public, f"The charges of all stages are composed: {stages}."])
+        report = report.assuming([*public, f"The charges of all stages are composed: {stages}."])
     rows = recorded.memory["rows"]
     last = dict(rows[-1])
     done = last.pop("round")

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fedjaxsim import metrics
-from fedjaxsim.privacy.guarantee import ADJACENCY_TEXT, METRICS, VIEW_TEXT, Report
+from fedjaxsim.privacy.assumptions import METRICS
+from fedjaxsim.privacy.guarantee import ADJACENCY_TEXT, VIEW_TEXT, Report
 from fedjaxsim.report import plots, seeds
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.page import metric_text, render, seconds_text

@@ -20,7 +20,7 @@ from typing import Any
 
 from fedjaxsim.engine.checkpoint import Checkpoint, CheckpointFolder
 from fedjaxsim.extras import importing
-from fedjaxsim.privacy.guarantee import SHARED_SEED
+from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.report.envelopes import LAST_COLUMNS
 from fedjaxsim.report.files import (
     Record,

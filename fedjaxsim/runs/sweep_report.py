@@ -7,7 +7,8 @@ import numpy as np
 
 from fedjaxsim import metrics
 from fedjaxsim.extras import importing
-from fedjaxsim.privacy.guarantee import SHARED_SEED, report
+from fedjaxsim.privacy.assumptions import SHARED_SEED
+from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.report.envelopes import default_metric, envelope, keys_of, last, records
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import key_label, value_label

@@ -21,7 +21,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.ledger import charged
 from fedjaxsim.privacy.mechanisms import no_release, noise_like
-from fedjaxsim.privacy.sampling import full_participation, poisson
+from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import squared
 

@@ -16,9 +16,9 @@ from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.synthetic import regression_stream
-from fedjaxsim.privacy.guarantee import CLOSED_DOOR
+from fedjaxsim.privacy.assumptions import NO_RELEASE
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
-from fedjaxsim.privacy.sampling import full_participation
+from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.known_risk import known_regression
 from fedjaxsim.testing import check_billboard
@@ -165,8 +165,8 @@ def test_it_costs_nothing_and_says_what_is_another_matter(ended):
             each.epsilon for each in first.guarantees
         ]
         assert both.charges == first.charges
-        assert CLOSED_DOOR not in first.guarantees[0].assumptions
-        assert CLOSED_DOOR in both.guarantees[0].assumptions
+        assert NO_RELEASE not in first.guarantees[0].assumptions
+        assert NO_RELEASE in both.guarantees[0].assumptions
 
 
 @pytest.mark.parametrize("penalty", [thorough("kl"), "ewc"])

@@ -24,7 +24,7 @@ from fedjaxsim.models.network import mlp
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
 from fedjaxsim.privacy.mechanisms.every_row import every_row
 from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
-from fedjaxsim.privacy.sampling import full_participation
+from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import softmax, squared
 from fedjaxsim.testing import check_billboard

@@ -25,7 +25,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import compose, fill
 from fedjaxsim.models import linear, mlp
 from fedjaxsim.privacy.mechanisms import noise_like
-from fedjaxsim.privacy.sampling import full_participation, poisson
+from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import Task, one_vs_all, squared
 

@@ -9,7 +9,7 @@ from fedjaxsim.algorithms.ppsgd import noise_multiplier_from_paper, ppsgd, weigh
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.models.model import linear
-from fedjaxsim.privacy.sampling import full_participation, poisson
+from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import squared
 

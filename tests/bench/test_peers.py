@@ -14,7 +14,7 @@ from fedjaxsim.data.npz import save_npz
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import split
 from fedjaxsim.models.model import linear
-from fedjaxsim.privacy.sampling import full_participation
+from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import softmax
 

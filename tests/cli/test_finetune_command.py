@@ -11,7 +11,7 @@ import pytest
 
 from fedjaxsim.cli import main
 from fedjaxsim.commands import run as run_command
-from fedjaxsim.privacy.guarantee import CLOSED_DOOR
+from fedjaxsim.privacy.assumptions import NO_RELEASE
 from fedjaxsim.runs.directory import RunDirectory
 
 DATA = ["--data", "synthetic", "--loss", "squared", "--clients", "6", "--quiet"]
@@ -49,10 +49,10 @@ def test_the_second_stage_starts_where_the_first_ended_and_costs_nothing(both):
     [found] = second.guarantee()["zero_out"]["joint_dp"].values()
     words = "pmtl (2 rounds), then finetune (3 rounds)"
     assert f"The charges of all stages are composed: {words}." in found["assumptions"]
-    assert CLOSED_DOOR in found["assumptions"]
+    assert NO_RELEASE in found["assumptions"]
     printed = (both / "printed").read_text()
     assert f"stages: {words}; the guarantee is of all of them" in printed
-    assert CLOSED_DOOR in printed
+    assert NO_RELEASE in printed
     rows = re.findall(r"^(pmtl|finetune mean) .* (\d) ", printed, re.MULTILINE)
     assert rows == [("pmtl", "2"), ("finetune mean", "3")]
 

@@ -11,7 +11,7 @@ from problems import classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.privacy.accounting import gaussian as gdp
-from fedjaxsim.privacy.guarantee import together_published
+from fedjaxsim.privacy.guarantee import compose_reports
 from fedjaxsim.privacy.mechanisms import client_noise
 from fedjaxsim.privacy.samplers.fixed import fixed_size
 from fedjaxsim.privacy.samplers.passes import passes
@@ -145,12 +145,12 @@ def test_a_state_that_forks_shares_its_draws(everyone):
             gdp.epsilon(DELTA, np.sqrt(5) / 4), rel=1e-6
         )
     with pytest.raises(ValueError, match=r"no joint ε.*: report 1, report 2"):
-        together_published(reports)
+        compose_reports(reports)
 
 
 def test_runs_with_seeds_of_their_own_compose(everyone):
     ends = [run(everyone, begin(everyone, seed), 1) for seed in (0, 1)]
-    both = together_published([everyone.guarantee(end, DELTA) for end in ends])
+    both = compose_reports([everyone.guarantee(end, DELTA) for end in ends])
     assert both.find("zero_out").epsilon == pytest.approx(
         gdp.epsilon(DELTA, np.sqrt(2) / 4), rel=1e-6
     )

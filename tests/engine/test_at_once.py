@@ -23,7 +23,7 @@ from fedjaxsim.engine.layout import (
     intermediate_bytes,
 )
 from fedjaxsim.models import cnn, gru, mlp
-from fedjaxsim.privacy.sampling import poisson
+from fedjaxsim.privacy.samplers import poisson
 from fedjaxsim.tasks import softmax, softmax_sequence
 
 THOROUGH = pytest.mark.thorough

@@ -16,7 +16,7 @@ from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.algorithms.ppsgd import ppsgd
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.privacy.mechanisms import Mechanism, gaussian, no_release
-from fedjaxsim.privacy.sampling import Sampler, Sampling, poisson
+from fedjaxsim.privacy.samplers import Sampler, Sampling, poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import Task, softmax
 

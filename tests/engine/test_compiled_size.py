@@ -19,8 +19,8 @@ from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data import minibatches as minibatches_module
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.layout import ChunkMap
+from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.privacy.samplers.passes import passes
-from fedjaxsim.privacy.sampling import full_participation, poisson
 
 HOW = {
     "epochs": lambda n: Minibatches(2, epochs=n),

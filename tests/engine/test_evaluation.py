@@ -17,7 +17,7 @@ from fedjaxsim.data.ranges import consecutive
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.gradients.objectives import mean_metric
 from fedjaxsim.models.model import linear
-from fedjaxsim.privacy.sampling import full_participation
+from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import ManyRuns
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric

@@ -9,7 +9,7 @@ from problems import classification, simulation_of
 
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.layout import Layout
-from fedjaxsim.privacy.sampling import full_participation
+from fedjaxsim.privacy.samplers import full_participation
 
 
 def test_places_stay_empty_rather_than_batches_small():

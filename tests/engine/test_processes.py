@@ -16,7 +16,7 @@ from fedjaxsim.callbacks import Progress
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine import processes
 from fedjaxsim.privacy.ledger import charged
-from fedjaxsim.privacy.sampling import poisson
+from fedjaxsim.privacy.samplers import poisson
 
 VALUES = {
     "learning_rate": 0.05,

@@ -18,7 +18,7 @@ from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.shard import CLIENTS, RUNS, shard
 from fedjaxsim.engine.state import state_of
 from fedjaxsim.privacy.ledger import charged
-from fedjaxsim.privacy.sampling import full_participation, poisson
+from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 
 THOROUGH = pytest.mark.thorough

@@ -27,8 +27,8 @@ from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.mechanisms import gaussian, no_release, noise_like
+from fedjaxsim.privacy.samplers import Sampling, full_participation, poisson
 from fedjaxsim.privacy.samplers.passes import passes
-from fedjaxsim.privacy.sampling import Sampling, full_participation, poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.known_risk import known_regression
 

@@ -22,7 +22,7 @@ from fedjaxsim.factories import make, resolve, settings_of
 from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.privacy.mechanisms import no_release
 from fedjaxsim.privacy.mechanisms.pure import pure
-from fedjaxsim.privacy.sampling import full_participation
+from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation, with_parts
 
 VALUES = {"learning_rate": 0.1, "lam": 0.3, "clip_norm": 0.5, "noise_multiplier": 2.0}

@@ -16,7 +16,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine import stream as streamed
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.privacy.mechanisms import gaussian
-from fedjaxsim.privacy.sampling import full_participation, poisson
+from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 from tests.problems import least_squares, read_by
 

@@ -11,7 +11,7 @@ from fedjaxsim.data.splitting import split
 from fedjaxsim.gradients.fixed_point import implicit_hypergradient
 from fedjaxsim.gradients.objectives import mean_metric
 from fedjaxsim.gradients.whole_run import hypergradient
-from fedjaxsim.privacy.sampling import full_participation, poisson
+from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 
 

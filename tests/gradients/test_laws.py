@@ -13,7 +13,7 @@ from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.gradients.objectives import mean_metric
 from fedjaxsim.gradients.seeds import over_seeds
 from fedjaxsim.gradients.whole_run import price_of_privacy
-from fedjaxsim.privacy.sampling import full_participation
+from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.known_risk import known_regression
 from fedjaxsim.tune import SeedGradient, descend

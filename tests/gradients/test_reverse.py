@@ -9,7 +9,7 @@ from problems import least_squares
 from fedjaxsim import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.gradients.whole_run import hypergradient
-from fedjaxsim.privacy.sampling import full_participation
+from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 
 pytestmark = pytest.mark.usefixtures("fully_optimized")

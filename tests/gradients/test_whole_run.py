@@ -18,7 +18,7 @@ from fedjaxsim.gradients.whole_run import epsilon_by_sampling_rate, hypergradien
 from fedjaxsim.privacy.accounting.in_loop import noise_multiplier_in_jit
 from fedjaxsim.privacy.budget import Budget
 from fedjaxsim.privacy.clipping import clip_by_global_norm
-from fedjaxsim.privacy.sampling import full_participation, poisson
+from fedjaxsim.privacy.samplers import full_participation, poisson
 
 THOROUGH = pytest.mark.thorough
 T = 50

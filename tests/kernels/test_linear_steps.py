@@ -26,7 +26,7 @@ from fedjaxsim.hyperparameters import compose, fill
 from fedjaxsim.kernels.linear_steps import linear_update, pays
 from fedjaxsim.kernels.products import Product, Sealed
 from fedjaxsim.models import linear, mlp
-from fedjaxsim.privacy.sampling import full_participation, poisson
+from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import ManyRuns
 from fedjaxsim.tasks import logistic, softmax, squared

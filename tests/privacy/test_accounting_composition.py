@@ -200,7 +200,7 @@ def test_no_noise_has_no_profile():
 
 
 def test_replacing_needs_an_accountant_that_knows_it():
-    with pytest.raises(ValueError, match="'rdp' knows the adjacencies zero_out"):
+    with pytest.raises(ValueError, match="'rdp' covers the adjacencies zero_out"):
         composition.profile([Entry(1.0, 0.5, 1)], POISSON, GAUSSIAN, "replace", "joint_dp", "rdp")
 
 

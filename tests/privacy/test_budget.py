@@ -213,15 +213,15 @@ def test_the_rate_of_sampled_pure_releases_has_a_closed_form():
     assert 0.2 * (1 - 1.1 * calibration.TOLERANCE) <= each.sum() <= 0.2
 
 
-def test_what_a_pure_door_charges_is_what_its_event_says_of_z():
+def test_what_a_pure_mechanism_charges_is_what_its_event_says_of_z():
     for z in (0.5, 3.0, 77.7):
         hparams = fjs.Hyperparameters(clip_norm=1.0, noise_multiplier=z).as_arrays()
-        door = pure()
-        out = door.release(
-            door.zero(np.zeros(2, np.float32), 1), 1.0, jax.random.key(0), (), hparams, 0
+        mechanism = pure()
+        out = mechanism.release(
+            mechanism.zero(np.zeros(2, np.float32), 1), 1.0, jax.random.key(0), (), hparams, 0
         )
-        assert float(out.noise_multiplier) == pytest.approx(door.event.charge(z), rel=2e-7)
-        [planned] = entries(float(np.float32(z)), 1.0, 1, door.event)
+        assert float(out.noise_multiplier) == pytest.approx(mechanism.event.charge(z), rel=2e-7)
+        [planned] = entries(float(np.float32(z)), 1.0, 1, mechanism.event)
         assert planned.noise_multiplier >= float(out.noise_multiplier)
 
 
@@ -292,7 +292,7 @@ def test_the_ledger_holds_at_every_round_what_has_been_spent_so_far(scheduled):
 
 
 @pytest.mark.parametrize(
-    ("door", "cost"),
+    ("mechanism", "cost"),
     [
         # δ(ε) of Gaussian rounds at √2 √Σ 1/z²; the sum of √2/z of pure ones.
         (gaussian_gram(), lambda z: gaussian.epsilon(DELTA, math.sqrt(2 * np.sum(1 / z**2)))),
@@ -300,13 +300,13 @@ def test_the_ledger_holds_at_every_round_what_has_been_spent_so_far(scheduled):
     ],
     ids=["gaussian-gram", "pure-gram"],
 )
-def test_mp_mtl_is_charged_what_its_schedule_draws(door, cost):
+def test_mp_mtl_is_charged_what_its_schedule_draws(mechanism, cost):
     population, task = least_squares([3] * 4, features=2)
     sim = fjs.Simulation(
-        fjs.mpmtl(task), population, fjs.full_participation(), fjs.Minibatches(1, steps=1), door,
-        ledger_entries=T,
+        fjs.mpmtl(task), population, fjs.full_participation(), fjs.Minibatches(1, steps=1),
+        mechanism, ledger_entries=T,
     )  # fmt: skip
-    event, everyone = door.event, SamplingScheme("full", 4, 4)
+    event, everyone = mechanism.event, SamplingScheme("full", 4, 4)
     budget, epsilon = Budget.parse("power:0.4"), 2.0
     aim: Any = {"rounds": T, "sampling_rate": 1.0, "scheme": everyone, "event": event}
     z = calibration.noise_multiplier(epsilon, DELTA, adjacency="replace", budget=budget, **aim)

@@ -127,13 +127,13 @@ def test_sampling_rate_meets_the_target():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epsilon": 0.0}, "epsilon must be positive and finite, got 0.0"),
-        ({"epsilon": math.inf}, "epsilon must be positive and finite"),
+        ({"epsilon": 0.0}, "epsilon must lie in"),
+        ({"epsilon": math.inf}, "epsilon must lie in"),
         ({"delta": 1.0}, "delta must lie in"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
         (
             {"event": PrivacyEvent("none")},
-            "only gaussian and pure releases have noise to calibrate",
+            "noise can be calibrated for gaussian and pure",
         ),
         ({"sampling_rate": 1.5}, "sampling_rate must lie in"),
     ],

@@ -8,10 +8,11 @@ import pytest
 
 from fedjaxsim.privacy import guarantee
 from fedjaxsim.privacy.accounting import gaussian
+from fedjaxsim.privacy.assumptions import METRICS, SIMULATION, TRUSTED_SERVER, default_delta
 from fedjaxsim.privacy.calibration import noise_multiplier
 from fedjaxsim.privacy.events import Entry, PrivacyEvent, PrivacySpend, SamplingScheme
-from fedjaxsim.privacy.guarantee import default_delta, report
-from fedjaxsim.privacy.sampling import poisson
+from fedjaxsim.privacy.guarantee import report
+from fedjaxsim.privacy.samplers import poisson
 
 GAUSSIAN = PrivacyEvent("gaussian")
 POISSON = SamplingScheme("poisson", 1000, 1000)
@@ -73,7 +74,7 @@ def test_text_says_what_it_rests_on_once():
     text = str(report(rounds_of(EVERYONE, GAUSSIAN, (4.0, 1.0, 10)), 1e-5))
     # 3.34141 is rounded up.
     assert "zero_out, joint_dp: ε = 3.3415 at δ = 1e-05 (gaussian)" in text
-    for sentence in (guarantee.TRUSTED_SERVER, guarantee.METRICS, guarantee.SIMULATION):
+    for sentence in (TRUSTED_SERVER, METRICS, SIMULATION):
         assert text.count(sentence) == 1
     assert "1/(10 m)" not in text
 
@@ -144,7 +145,7 @@ def test_nothing_released_costs_exactly_nothing():
         assert {one.status for one in found.guarantees} == {"exact"}
 
 
-def test_a_closed_door_is_not_judged_by_its_ledger():
+def test_no_release_is_not_judged_by_its_ledger():
     closed = rounds_of(EVERYONE, PrivacyEvent("none"), (0.0, 1.0, 50), overflowed=True)
     assert report(closed, 1e-5).find("replace").epsilon == 0
 

@@ -98,13 +98,13 @@ def test_a_users_mechanism_sees_no_factors():
     # both would quarter it.
     population, task = classification([3, 4, 5])
 
-    def after_a_round(door):
+    def after_a_round(mechanism):
         sim = fjs.Simulation(
             fjs.fedavg(task),
             population,
             fjs.full_participation(),
             fjs.Minibatches(1, steps=1),
-            door,
+            mechanism,
         )
         hparams = sim.hyperparameters(learning_rate=0.1)
         start = sim.init(0, hparams)

@@ -133,15 +133,15 @@ def test_the_draw_is_compiled_once_however_many_leaves_use_it():
     assert 20 <= hashes(5) == hashes(1)  # a hash has 20 rounds with one each
 
 
-def test_the_gaussian_door_draws_from_them():
-    door, key = gaussian(), jax.random.key(3)
+def test_the_gaussian_mechanism_draws_from_them():
+    mechanism, key = gaussian(), jax.random.key(3)
     shapes = {
         "a": jax.ShapeDtypeStruct((2, 3), jnp.float32),
         "b": jax.ShapeDtypeStruct((), jnp.float32),
     }
     hparams = Hyperparameters(clip_norm=0.5, noise_multiplier=2.0).as_arrays()
     release = jax.jit(
-        lambda key: door.release(door.zero(shapes, 1), 10.0, key, (), hparams, 0).value
+        lambda key: mechanism.release(mechanism.zero(shapes, 1), 10.0, key, (), hparams, 0).value
     )
     out = release(key)
     flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(out)])

@@ -7,8 +7,7 @@ import pytest
 import scipy.stats
 
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.privacy.samplers import blocks
-from fedjaxsim.privacy.sampling import poisson
+from fedjaxsim.privacy.samplers import blocks, poisson
 
 ALARM = 1e-6  # false-alarm rate of every statistical test here
 M, PLACES, DRAWS = 10_000, 300, 2_000

@@ -16,9 +16,9 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.engine.state import state_of
 from fedjaxsim.models.network import mlp
-from fedjaxsim.privacy.guarantee import together_published
+from fedjaxsim.privacy.guarantee import compose_reports
 from fedjaxsim.privacy.mechanisms import adaptive_clipping
-from fedjaxsim.privacy.sampling import full_participation, poisson
+from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import ManyRuns, grid
 from fedjaxsim.tasks.known_risk import known_regression
@@ -205,7 +205,7 @@ def test_the_runs_of_a_sweep_share_their_noise_and_their_guarantees_know_it():
     assert [(each.first, each.rounds) for each in draws] == [(0, 2)]
     assert draws == same
     with pytest.raises(ValueError, match=r"no joint ε.*: report 1, report 2"):
-        together_published(reports)
+        compose_reports(reports)
 
 
 def test_input_is_checked():

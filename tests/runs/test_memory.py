@@ -11,7 +11,7 @@ from fedjaxsim import fedavg, local, no_release, pmtl, ppsgd
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.models.network import mlp
-from fedjaxsim.privacy.sampling import full_participation, poisson
+from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.runs.memory import bytes_per_run, traffic
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import ManyRuns

@@ -11,7 +11,7 @@ from scipy import stats
 from fedjaxsim import fedavg
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.splitting import split
-from fedjaxsim.privacy.sampling import poisson
+from fedjaxsim.privacy.samplers import poisson
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tune.objective import SeedGradient, grid_around, paired_test
 

@@ -1,1 +1,1 @@
-"""Accountants: one file each, and how a ledger is composed by the one that describes it."""
+"""Accountants, one per file, and the composition of a ledger by those that describe it."""

@@ -12,12 +12,7 @@ from fedjaxsim.privacy.events import Entry
 
 
 def mu(entries: Sequence[Entry], sensitivity: float = 1.0) -> float:
-    """μ of the limit, for zero-out adjacency.
-
-    Args:
-      entries: the rounds, with z > 0.
-      sensitivity: s, in units of z.
-    """
+    """Compute μ of the limit, for zero-out adjacency, z > 0 and a sensitivity in units of z."""
     total = 0.0
     for z, p, rounds in entries:
         exponent = (sensitivity / z) ** 2

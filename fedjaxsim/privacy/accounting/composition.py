@@ -1,4 +1,4 @@
-"""Which accountant describes a run, and what it says of it."""
+"""Selection of the accountants that describe a run, and their privacy profiles."""
 
 import functools
 import math
@@ -24,7 +24,7 @@ Status = Literal["exact", "upper_bound", "approximate", "none"]
 
 
 class _Scope(NamedTuple):
-    """What an accountant describes."""
+    """The runs that an accountant describes."""
 
     schemes: tuple[str, ...]
     events: tuple[str, ...]
@@ -51,10 +51,10 @@ _SCOPES = {
 
 
 def require_match(accountant: str, scheme: SamplingScheme, event: PrivacyEvent) -> None:
-    """Checks that an accountant describes a sampler and a mechanism.
+    """Check that an accountant describes a sampler and a mechanism.
 
     Raises:
-      ValueError: if there is no such accountant, or it describes something else.
+      ValueError: for an unknown accountant, or one that describes something else.
     """
     if accountant not in _SCOPES:
         raise ValueError(f"accountant must be one of {', '.join(_SCOPES)}, got {accountant!r}")
@@ -74,7 +74,7 @@ def require_match(accountant: str, scheme: SamplingScheme, event: PrivacyEvent) 
 
 
 def overflow_probability(entries: Sequence[Entry], scheme: SamplingScheme) -> float:
-    """τ, a bound on the probability that any Poisson cohort exceeded the capacity."""
+    """Compute τ, a bound on the probability that any Poisson cohort exceeded the capacity."""
     if scheme.kind != "poisson":
         return 0.0
     excess = (
@@ -85,18 +85,19 @@ def overflow_probability(entries: Sequence[Entry], scheme: SamplingScheme) -> fl
 
 
 def effective_scheme(entries: Sequence[Entry], scheme: SamplingScheme) -> SamplingScheme:
-    """The scheme, with Poisson sampling at p = 1 in every round seen as everyone taking part."""
-    everyone = scheme.capacity == scheme.clients and all(e.sampling_rate == 1 for e in entries)
-    if scheme.kind == "poisson" and everyone:
+    """Return the scheme; Poisson sampling at p = 1 in every round becomes full participation."""
+    full = scheme.capacity == scheme.clients and all(e.sampling_rate == 1 for e in entries)
+    if scheme.kind == "poisson" and full:
         return SamplingScheme("full", scheme.clients, scheme.clients)
     return scheme
 
 
 def check_entries(entries: Sequence[Entry], scheme: SamplingScheme) -> None:
-    """Checks that the rounds can have come from the scheme.
+    """Check that the rounds can have come from the scheme.
 
     Raises:
-      ValueError: if z is negative or not a number, p outside [0, 1], or p not that of the scheme.
+      ValueError: if z is negative or not a number, p outside [0, 1] or different from the scheme's
+        p.
     """
     for z, p, rounds in entries:
         if not z >= 0:
@@ -106,24 +107,24 @@ def check_entries(entries: Sequence[Entry], scheme: SamplingScheme) -> None:
         if rounds < 0:
             raise ValueError(f"rounds must be at least 0, got {rounds}")
         if scheme.kind == "full" and p != 1:
-            raise ValueError(f"sampling_rate must be 1 where everyone takes part, got {p}")
+            raise ValueError(f"sampling_rate must be 1 for full participation, got {p}")
         fraction = scheme.capacity / scheme.clients
         if scheme.kind == "fixed" and not math.isclose(p, fraction, rel_tol=1e-6):
             raise ValueError(
-                f"sampling_rate must be {fraction}, the cohort's share of the clients, where "
-                f"cohorts have a fixed size, got {p}"
+                f"sampling_rate must be {fraction}, the cohort's share of the clients, for fixed "
+                f"sampling, got {p}"
             )
 
 
 def met_by_one_client(
     entries: Sequence[Entry], scheme: SamplingScheme, event: PrivacyEvent
 ) -> list[Entry]:
-    """The rounds with a cost that one client can have met: all, or the costliest up to its cap."""
+    """Return the rounds that may cost one client something: all, or the costliest up to its cap."""
     spent = [entry for entry in entries if entry.rounds and entry.sampling_rate > 0]
     if scheme.max_participations is None:
         return spent
     chosen, left = [], scheme.max_participations
-    # A release costs more with less noise, or with more ε where that is what the entry holds.
+    # A release costs more with less noise; the entry of a pure one holds ε instead.
     for z, p, rounds in sorted(spent, reverse=event.kind == "pure"):
         chosen.append(Entry(z, p, min(rounds, left)))
         left -= chosen[-1].rounds
@@ -133,9 +134,9 @@ def met_by_one_client(
 def pure_rounds(
     entries: Sequence[Entry], scheme: SamplingScheme, event: PrivacyEvent, adjacency: Adjacency
 ) -> list[Entry]:
-    """Rounds that are each ε-differentially private, with that ε, after sampling, as their noise.
+    """Return ε-differentially private rounds with their ε after sampling in place of noise.
 
-    Where cohorts exceed the capacity sampling is not what is assumed here: see `with_failure`.
+    Overflow of cohorts is not included: see `with_failure`.
     """
     s = event.sensitivity(adjacency)
     return [
@@ -147,22 +148,22 @@ def pure_rounds(
 
 
 def knows(accountant: str, adjacency: Adjacency, view: View) -> bool:
-    """Whether an accountant answers for an adjacency and a view."""
+    """Return whether an accountant covers an adjacency and a view."""
     scope = _SCOPES[accountant]
     return adjacency in scope.adjacencies and view in scope.views
 
 
 def is_approximate(accountant: str) -> bool:
-    """Whether what an accountant gives is no bound."""
+    """Return whether an accountant gives an approximation instead of a bound."""
     return _SCOPES[accountant].status == "approximate"
 
 
 def default_accountants(
     scheme: SamplingScheme, event: PrivacyEvent, adjacency: Adjacency, view: View
 ) -> tuple[str, ...]:
-    """All accountants that are sound here, except where one is never better than another.
+    """Return all sound accountants, except any that is never better than another.
 
-    The smallest of their ε is the one to report. Empty where no ε is known.
+    The smallest of their ε is reported. Empty where no ε is known.
     """
     return tuple(
         name
@@ -176,7 +177,7 @@ def default_accountants(
 
 
 def status(accountant: str, entries: Sequence[Entry], scheme: SamplingScheme) -> Status:
-    """What kind of number an accountant gives for these rounds."""
+    """Return the kind of number that an accountant gives for these rounds."""
     rounded = accountant == "mixture" and len(entries) > 1
     if rounded or scheme.max_participations is not None:
         return "upper_bound"
@@ -186,9 +187,9 @@ def status(accountant: str, entries: Sequence[Entry], scheme: SamplingScheme) ->
 def profiles(
     charged: PrivacySpend, adjacency: Adjacency, view: View, accountant: str | None = None
 ) -> dict[str, Profile]:
-    """By the name of each accountant asked for, `profile` of rounds of one kind.
+    """Compute the privacy profile of one spend by each accountant, by name.
 
-    By default that are all of `default_accountants`, of which there may be none.
+    Without a name, by all of `default_accountants`, possibly none.
     """
     scheme, event, entries = charged[:3]
     names: tuple[str, ...] = (accountant or "",)
@@ -206,25 +207,25 @@ def profile(
     view: View,
     accountant: str,
 ) -> Profile:
-    """The privacy profile of a run, with what a cohort over capacity costs.
+    """Compute the privacy profile of a run, with the cost of overflowing cohorts.
 
     Args:
       entries: the rounds.
-      scheme: how cohorts were drawn.
-      event: what one round released; of a kind "gaussian" or "pure".
+      scheme: the sampling of cohorts.
+      event: of kind "gaussian" or "pure".
       adjacency: "zero_out": one client's messages become zero; "replace": its data changes.
       view: "joint_dp": the adversary is all other clients, who know when they took part;
         "released_sequence": the adversary sees only what the server published.
       accountant: one that describes the scheme and the event.
 
     Raises:
-      ValueError: if the accountant does not describe what is asked for.
+      ValueError: if the accountant does not describe the request.
     """
     require_match(accountant, scheme, event)
     scope = _SCOPES[accountant]
     if not knows(accountant, adjacency, view):
         raise ValueError(
-            f"accountant {accountant!r} knows the adjacencies {', '.join(scope.adjacencies)} and "
+            f"accountant {accountant!r} covers the adjacencies {', '.join(scope.adjacencies)} and "
             f"the views {', '.join(scope.views)}, not {adjacency!r} with {view!r}"
         )
     check_entries(entries, scheme)
@@ -240,7 +241,7 @@ def _described(
     adjacency: Adjacency,
     accountant: str,
 ) -> Profile:
-    """The last few are kept, as a report asks for the same ones in both views."""
+    """Compute the profile; the last few are cached, as a report asks for both views."""
     sensitivity = event.sensitivity(adjacency)
     if event.kind == "pure":
         composed = kov.profile if accountant == "kov" else kov.profile_of_sum
@@ -253,7 +254,7 @@ def _described(
         return Profile(lambda _: 1.0, lambda _: math.inf)
     if accountant == "gaussian":
         return gaussian.profile(gaussian.mu(spent, sensitivity))
-    # scipy.stats and dp_accounting: nobody waits for them who needs neither.
+    # These import scipy.stats and dp_accounting, which are slow.
     from fedjaxsim.privacy.accounting import mixture, pld, rdp_without_replacement
 
     if accountant == "mixture":

@@ -1,7 +1,7 @@
 """Exact accounting of the Gaussian mechanism without sampling (Gaussian differential privacy).
 
-A sequence of Gaussian releases of which every client is part is, for the adversary, one Gaussian
-release with μ = s √(Σ rounds / z²), s the sensitivity in units of z. Its profile is exact:
+Gaussian releases with full participation are, for the adversary, one Gaussian release with
+μ = s √(Σ rounds / z²), s the sensitivity in units of z. Its profile is exact:
 δ(ε) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2) (Balle and Wang 2018, Theorem 8; Dong, Roth and Su 2022,
 Corollary 2.13).
 """
@@ -18,15 +18,13 @@ from fedjaxsim.privacy.events import Entry
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _MOST_MU = 1e12
-"""With a larger μ, ε of some 10²³ is all there could be, and float64 cannot tell it from less."""
+"""At a larger μ, ε is about 10²³ at most, beyond the resolution of float64."""
 
 
 def mu(entries: Iterable[Entry], sensitivity: float) -> float:
-    """μ of the composition; inf if some round had no noise.
+    """Compute μ of the composition at p = 1; inf if some round had no noise.
 
-    Args:
-      entries: the rounds. Their sampling rate is not used: every client counts as taking part.
-      sensitivity: s, in units of z.
+    `sensitivity` is s, in units of z.
     """
     total = math.fsum(
         entry.rounds / entry.noise_multiplier**2 if entry.noise_multiplier > 1e-100 else math.inf
@@ -36,12 +34,12 @@ def mu(entries: Iterable[Entry], sensitivity: float) -> float:
 
 
 def _mills(x: np.ndarray) -> np.ndarray:
-    """(1 − Φ(x)) / φ(x), without cancellation or underflow for large x."""
+    """Return (1 − Φ(x)) / φ(x), without cancellation or underflow for large x."""
     return math.sqrt(math.pi / 2) * erfcx(x / math.sqrt(2))
 
 
 def _mills_drop(x: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """_mills(x) − _mills(x + step) for step > 0."""
+    """Return _mills(x) − _mills(x + step) for step > 0."""
     # For small steps the difference would cancel, and three-point Gauss-Legendre integration of
     # −m'(t) = 1 − t m(t) is exact to rounding.
     middle, reach = x + step / 2, step / 2 * math.sqrt(0.6)
@@ -51,7 +49,7 @@ def _mills_drop(x: np.ndarray, step: np.ndarray) -> np.ndarray:
 
 
 def log_delta(epsilon: float, mu: ArrayLike) -> np.ndarray:
-    """The logarithm of δ(ε) of μ-GDP, with a small relative error in δ however small δ is.
+    """Compute log δ(ε) of μ-GDP, with a small relative error in δ however small δ is.
 
     Args:
       epsilon: ε ≥ 0.
@@ -72,12 +70,7 @@ def log_delta(epsilon: float, mu: ArrayLike) -> np.ndarray:
 
 
 def delta(epsilon: float, mu: float) -> float:
-    """δ(ε) of μ-GDP.
-
-    Args:
-      epsilon: ε ≥ 0.
-      mu: μ ≥ 0; above 10¹² it counts as no protection, and δ is then 1.
-    """
+    """Compute δ(ε) of μ-GDP, for ε, μ ≥ 0; 1 for μ above 10¹²."""
     if epsilon < 0:
         raise ValueError(f"epsilon must be at least 0, got {epsilon}")
     if mu == 0 or epsilon == math.inf:
@@ -88,12 +81,7 @@ def delta(epsilon: float, mu: float) -> float:
 
 
 def epsilon(delta: float, mu: float) -> float:
-    """The smallest ε ≥ 0 with δ(ε) ≤ delta, never rounded below it; inf for μ above 10¹².
-
-    Args:
-      delta: in (0, 1).
-      mu: μ ≥ 0.
-    """
+    """Compute the smallest ε ≥ 0 with δ(ε) ≤ delta, never rounded below it; inf at μ > 10¹²."""
     if not 0 < delta < 1:
         raise ValueError(f"delta must lie in (0, 1), got {delta}")
     if mu == 0:
@@ -106,7 +94,7 @@ def epsilon(delta: float, mu: float) -> float:
 
 
 def profile(mu: float) -> Profile:
-    """The privacy profile of μ-GDP."""
+    """Return the privacy profile of μ-GDP."""
     if mu == 0:
         return NOTHING
     return Profile(lambda value: delta(value, mu), lambda value: epsilon(value, mu))

@@ -1,4 +1,4 @@
-"""Rounds of long schedules in groups, so that accountants need not look at each of them."""
+"""Groups of rounds of long schedules, to spare accountants the single rounds."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,11 @@ _MOST_GROUPS = 32
 
 
 def merge(entries: Sequence[Entry]) -> list[Entry]:
-    """At most _MOST_GROUPS groups of rounds per sampling rate, each with the smallest z in it.
+    """Merge rounds into at most _MOST_GROUPS groups per sampling rate, each with its smallest z.
 
     Less noise only costs more, so the result stays an upper bound; it is exact up to _MOST_GROUPS
     different entries. Groups are narrow where the cost Σ 1/z² is: their number per logarithm of z
     is proportional to the root of its density, which wastes the least.
-
-    Args:
-      entries: the rounds, with z > 0.
     """
     if len(entries) <= _MOST_GROUPS:
         return list(entries)
@@ -42,11 +39,7 @@ def _of_one_rate(rounds: list[Entry]) -> list[Entry]:
 
 
 def merge_pure(entries: Sequence[Entry]) -> list[Entry]:
-    """The same for entries that hold ε in the place of noise: each with the largest in its group.
-
-    Args:
-      entries: the rounds, with ε > 0.
-    """
+    """Merge entries that hold ε > 0 in place of noise, each group with its largest ε."""
 
     def inverse(entry: Entry) -> Entry:
         return entry._replace(noise_multiplier=1 / entry.noise_multiplier)

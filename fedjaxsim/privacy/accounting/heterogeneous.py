@@ -1,11 +1,11 @@
-"""What releases of unlike kinds cost together.
+"""Composition of releases of different kinds.
 
-A state may pass through several samplers and mechanisms. Two accountants know all of them: privacy
-loss distributions, which convolve whatever they are of, and Rényi divergences, which add up. Both
-give upper bounds.
+A state may pass through several samplers and mechanisms. Two accountants describe all of them:
+privacy loss distributions, which convolve, and Rényi divergences, which add up. Both give upper
+bounds.
 
-The adversary of joint differential privacy knows when it took part, and the reader of the released
-sequence less: where only the first is described here, its number bounds the second's.
+The adversary of joint differential privacy knows when it took part; the reader of the released
+sequence knows less, so a number for the first bounds the second.
 """
 
 import functools
@@ -33,13 +33,13 @@ _ALPHAS = np.array(rdp.INTEGER_ORDERS, np.float64)
 
 
 class _Parts(NamedTuple):
-    """The rounds that one client can have met, by how they are described.
+    """The rounds that one client can have met, by their description.
 
     Attributes:
-      mu: of the Gaussian releases in which every client is, as one Gaussian release.
+      mu: of the Gaussian releases with full participation, as one Gaussian release.
       sampled: Poisson-sampled rounds, z in units of one message's norm.
       known: rounds of cohorts of a fixed size, z in units of the distance, p = q/m.
-      pure: rounds that are each ε-differentially private, ε in the place of z.
+      pure: rounds that are each ε-differentially private, ε in place of z.
     """
 
     mu: float
@@ -82,7 +82,7 @@ def _parts(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> _Parts:
 
 
 def accountants(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> tuple[str, ...]:
-    """The accountants that describe releases of all these kinds together.
+    """Return the accountants that describe releases of all these kinds together.
 
     Rényi divergences of Poisson-sampled releases are known for zero-out only.
     """
@@ -93,7 +93,7 @@ def accountants(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> tuple[
 def profile(
     charges: Sequence[PrivacySpend], adjacency: Adjacency, view: View, accountant: str
 ) -> Profile:
-    """The privacy profile of releases of any kinds, with what cohorts over capacity cost.
+    """Compute the privacy profile of releases of several kinds, overflow of cohorts included.
 
     Args:
       charges: rounds of the kinds "gaussian" and "pure", with noise.
@@ -108,7 +108,7 @@ def profile(
     if accountant not in accountants(charges, adjacency):
         raise ValueError(
             f"accountant {accountant!r} does not describe releases of different kinds together "
-            f"for {adjacency!r}; those that do: {', '.join(accountants(charges, adjacency))}"
+            f"for {adjacency!r}; use {' or '.join(accountants(charges, adjacency))}"
         )
     if accountant == "rdp":
         total = sum((_rdp(charged, adjacency, view) for charged in charges), 0.0 * _ALPHAS)
@@ -122,7 +122,7 @@ def profile(
 
 
 def _rdp(charged: PrivacySpend, adjacency: Adjacency, view: View) -> np.ndarray:
-    """RDP of the rounds of one kind at INTEGER_ORDERS, (72,)."""
+    """Compute RDP of the rounds of one kind at INTEGER_ORDERS, (72,)."""
     scheme, event = charged.scheme, charged.event
     s, spent = event.sensitivity(adjacency), _met(charged)
     if event.kind == "pure":
@@ -137,7 +137,7 @@ def _rdp(charged: PrivacySpend, adjacency: Adjacency, view: View) -> np.ndarray:
         return rdp.compose(merge(known), s, rdp.INTEGER_ORDERS)
     total, q = 0.0 * _ALPHAS, scheme.capacity / scheme.clients
     for z, _, rounds in spent:
-        # log E[e^((α−1)·loss)] over whether the client is in, which the others know.
+        # log E[e^((α−1)·loss)] over the client's participation, which the others know.
         exponent = _ALPHAS * (_ALPHAS - 1) * (s / z) ** 2 / 2
         total += rounds * np.logaddexp(math.log1p(-q) if q < 1 else -np.inf, math.log(q) + exponent)
     joint = total / (_ALPHAS - 1)
@@ -150,14 +150,14 @@ def _rdp(charged: PrivacySpend, adjacency: Adjacency, view: View) -> np.ndarray:
 
 
 def _interval(parts: _Parts) -> float:
-    """The grid of losses: as fine as the Poisson-sampled rounds need, and such that all fit."""
+    """Choose the grid of losses: fine enough for Poisson-sampled rounds, with room for all."""
     finest = pld.interval(parts.sampled) if parts.sampled else pld.INTERVAL
     one = [subsampled_gaussian_pld.largest_loss(z, 1.0) for z, _, _ in parts.known]
     one += [epsilon for epsilon, _, _ in parts.pure]
     one += [subsampled_gaussian_pld.largest_loss(1 / parts.mu, 1.0)] if parts.mu > 0 else []
     if not one:
         return finest
-    # How large losses become together need not be known well: a grid too coarse is pessimistic.
+    # A rough bound on the composed losses is enough: a grid too coarse is pessimistic.
     spread = rdp.compose(parts.sampled, orders=rdp.INTEGER_ORDERS) + _ALPHAS * parts.mu**2 / 2
     for z, _, rounds in parts.known:
         spread = spread + rounds * _ALPHAS / (2 * z**2)
@@ -170,7 +170,7 @@ def _interval(parts: _Parts) -> float:
 
 @functools.lru_cache(maxsize=2)
 def _convolved(parts: _Parts, adjacency: Adjacency) -> Profile:
-    """The last few are kept, as a report asks for the same ones in both views."""
+    """Compute the profile; the last few are cached, as a report asks for both views."""
     interval = _interval(parts)
     pieces = pld.sampled_rounds(parts.sampled, adjacency == "replace", interval)
     for z, q, rounds in parts.known:

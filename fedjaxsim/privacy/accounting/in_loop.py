@@ -1,8 +1,8 @@
 """ε inside jit: an upper bound for display, control and gradients, composed from the ledger.
 
-Plain RDP accounting at integer orders, in whatever precision the program runs in. In float32 the
-textbook sum of the RDP of a Poisson-subsampled Gaussian is wrong by half; a sum of positive terms
-is not (see `rdp`). The reported number is computed on the host, in float64, from the counts.
+RDP accounting at integer orders, in the precision of the program, by the sums of positive terms in
+`rdp`: in float32 the textbook sum is wrong by half. The host computes the reported number in
+float64, from the counts.
 """
 
 import functools
@@ -24,7 +24,7 @@ _GROUPS = (slice(0, 63), slice(63, None))
 
 @functools.cache
 def _log_binomial_table(group: int) -> np.ndarray:
-    """Log C(α, k) for a group of orders, (orders, largest order − 1); −inf for k > α."""
+    """Return log C(α, k) for a group of orders, (orders, largest order − 1); −inf for k > α."""
     orders = INTEGER_ORDERS[_GROUPS[group]]
     table = np.full((len(orders), max(orders) - 1), -np.inf)
     for row, order in zip(table, orders, strict=True):
@@ -33,18 +33,18 @@ def _log_binomial_table(group: int) -> np.ndarray:
 
 
 _BATCH = 64
-"""Places of a ledger that are composed at once, for each of which there is a table of orders."""
+"""Number of ledger places composed at once, each with a table of orders."""
 _LEAST_NOISE = 0.05
-"""Where the search for a noise multiplier begins: an ε of about 200 a round."""
+"""Start of the search for a noise multiplier: an ε of about 200 a round."""
 
 
 def _log_expm1(x: jax.Array) -> jax.Array:
-    """The logarithm of e^x − 1 for x > 0; for large x, e^x itself would overflow."""
+    """Return log(e^x − 1) for x > 0, without overflow."""
     return x + jnp.log(-jnp.expm1(-x))
 
 
 def poisson_rdp(noise_multiplier: jax.Array, sampling_rate: jax.Array) -> jax.Array:
-    """RDP of one round of Poisson sampling and Gaussian noise at INTEGER_ORDERS, (72,).
+    """Compute RDP of one round of Poisson sampling and Gaussian noise at INTEGER_ORDERS, (72,).
 
     Args:
       noise_multiplier: () z > 0.
@@ -62,12 +62,15 @@ def poisson_rdp(noise_multiplier: jax.Array, sampling_rate: jax.Array) -> jax.Ar
         absent = jnp.maximum(alphas[group][:, None] - k, 0) * jnp.log1p(-p)
         logs.append(jax.nn.logsumexp(table + absent + cost, axis=1))
     amplified = jax.nn.softplus(jnp.concatenate(logs)) / (alphas - 1)
-    everyone = jnp.where(sampling_rate >= 1, alphas / (2 * z**2), 0.0)
-    return jnp.where(sampled, amplified, everyone)
+    full = jnp.where(sampling_rate >= 1, alphas / (2 * z**2), 0.0)
+    return jnp.where(sampled, amplified, full)
 
 
 def _amplified(s: jax.Array, r: jax.Array, sampling_rate: jax.Array) -> jax.Array:
-    """As `kov.amplified`, of what zero-out and the adjacency cost without sampling."""
+    """Return ε of a sampled pure round (see `kov.amplified`).
+
+    s and r are the costs of zero-out and of the adjacency without sampling.
+    """
     sampled = sampling_rate < 1
     p = jnp.where(sampled, sampling_rate, 0.5)
     small = jnp.log1p(p * jnp.expm1(jnp.minimum(s, 30)))
@@ -78,7 +81,7 @@ def _amplified(s: jax.Array, r: jax.Array, sampling_rate: jax.Array) -> jax.Arra
 def _round_rdp(
     z: jax.Array, p: jax.Array, scheme: SamplingScheme, event: PrivacyEvent, adjacency: Adjacency
 ) -> jax.Array:
-    """RDP of one round at INTEGER_ORDERS, (72,), for z > 0."""
+    """Compute RDP of one round at INTEGER_ORDERS, (72,), for z > 0."""
     alphas = jnp.asarray(_ALPHAS, z.dtype)
     sensitivity = event.sensitivity(adjacency)
     if event.kind == "pure":
@@ -91,7 +94,7 @@ def _round_rdp(
     if scheme.kind == "poisson":
         return poisson_rdp(scaled, p)
     if scheme.kind == "fixed" and scheme.capacity < scheme.clients:
-        # Others know when the client took part: E[e^x] over whether it did.
+        # Others know when the client took part: E[e^x] over its participation.
         odds = np.log(scheme.capacity / scheme.clients)
         exponent = alphas * (alphas - 1) / (2 * scaled**2)
         return jax.nn.softplus(odds + _log_expm1(exponent)) / (alphas - 1)
@@ -99,12 +102,7 @@ def _round_rdp(
 
 
 def epsilon_from_rdp(rdp: jax.Array, delta: ArrayLike) -> jax.Array:
-    """The smallest ε ≥ 0 that RDP at INTEGER_ORDERS certifies at δ (see `rdp.epsilon`).
-
-    Args:
-      rdp: (72,).
-      delta: () in (0, 1).
-    """
+    """Compute the smallest ε ≥ 0 that RDP at INTEGER_ORDERS certifies at δ (see `rdp.epsilon`)."""
     alphas = _ALPHAS.astype(rdp.dtype)
     delta = jnp.asarray(delta, rdp.dtype)
     values = rdp + np.log1p(-1 / alphas) - (jnp.log(delta) + np.log(alphas)) / (alphas - 1)
@@ -116,13 +114,13 @@ def epsilon_from_rdp(rdp: jax.Array, delta: ArrayLike) -> jax.Array:
 def epsilon_in_jit(
     ledger: Ledger, delta: ArrayLike, adjacency: Adjacency = "zero_out"
 ) -> jax.Array:
-    """An upper bound on the joint-DP ε spent so far, () in the ledger's precision; inf where none.
+    """Compute an upper bound on the joint-DP ε spent so far, (); inf if nothing is guaranteed.
 
-    Safe under jit, vmap and scan, and differentiable in the ledger's z. About 10⁴ exponentials for
-    each place of the ledger. Charges of unlike kinds add up.
+    In the ledger's precision, safe under jit, vmap and scan, and differentiable in the ledger's z.
+    About 10⁴ exponentials per place of the ledger. Charges of different kinds add up.
 
     Args:
-      ledger: the rounds so far. What cohorts over capacity cost is not included.
+      ledger: the rounds so far. The cost of overflowing cohorts is not included.
       delta: () δ in (0, 1).
       adjacency: "replace" only where sampling amplifies nothing.
 
@@ -140,7 +138,7 @@ def epsilon_in_jit(
 
 
 def _spent(charges: Charges, adjacency: Adjacency) -> tuple[jax.Array, jax.Array]:
-    """The RDP of all rounds of one kind at INTEGER_ORDERS, (72,), and whether it is a bound, ()."""
+    """Compute RDP of rounds of one kind at INTEGER_ORDERS, (72,), and whether it is a bound, ()."""
     scheme, event, counts = charges.scheme, charges.event, charges.rounds
     if adjacency == "replace" and scheme.kind == "poisson" and event.kind == "gaussian":
         raise ValueError("adjacency must be zero_out for RDP under poisson sampling, got replace")
@@ -151,7 +149,7 @@ def _spent(charges: Charges, adjacency: Adjacency) -> tuple[jax.Array, jax.Array
     one = functools.partial(_round_rdp, scheme=scheme, event=event, adjacency=adjacency)
     rdp = jax.lax.map(lambda entry: one(*entry), (z, rate), batch_size=_BATCH)
     if scheme.max_participations is not None:
-        # Whichever rounds a client is in, they cost at most the costliest as often as allowed.
+        # Any rounds of a client cost at most the costliest round as often as allowed.
         total = jnp.minimum(jnp.sum(counts), scheme.max_participations)
         spent = total.astype(z.dtype) * jnp.max(jnp.where(counts[:, None] > 0, rdp, 0.0), axis=0)
     else:
@@ -170,7 +168,7 @@ def _epsilon_of_plan(
 def _inverse(
     epsilon: jax.Array, delta: jax.Array, sampling_rate: jax.Array, rounds: jax.Array
 ) -> jax.Array:
-    # Even when everyone takes part, z = √T (√(2 log 1/δ) + 1) (1 + 1/ε) is enough.
+    # Even with full participation z = √T (√(2 log 1/δ) + 1) (1 + 1/ε) is enough.
     enough = jnp.sqrt(rounds) * (jnp.sqrt(-2 * jnp.log(delta)) + 1) * (1 + 1 / epsilon)
 
     def halve(_, ends):
@@ -197,15 +195,15 @@ def _inverse_jvp(primals, tangents):
 def noise_multiplier_in_jit(
     epsilon: ArrayLike, delta: ArrayLike, sampling_rate: ArrayLike, rounds: ArrayLike
 ) -> jax.Array:
-    """The z at which T equal rounds meet (ε, δ) by the RDP bound, for zero-out adjacency, ().
+    """Compute the z, (), at which T equal rounds meet (ε, δ) by the RDP bound, for zero-out.
 
     For sweeps and gradients over privacy targets: safe under jit and vmap, and differentiable in
-    all four arguments, forward and backward (by the implicit function theorem). It asks for more
-    noise than `calibration.noise_multiplier`, because RDP at integer orders is a looser bound, and
-    in float32 it may miss it by 1e-4: what a run reports is computed from its ledger.
+    all four arguments, forward and backward (by the implicit function theorem). RDP at integer
+    orders asks for more noise than `calibration.noise_multiplier`, and in float32 may miss ε by
+    1e-4: the report of a run is computed from its ledger.
 
     Args:
-      epsilon: () target ε > 0; above about log(1/δ)/1000, which is what the largest order allows.
+      epsilon: () target ε > 0; above about log(1/δ)/1000, the least that the largest order allows.
       delta: () δ in (0, 1).
       sampling_rate: () p in (0, 1] of Poisson sampling; at p = 1 its derivative is taken to be 0.
       rounds: () T > 0, a float so that it has a derivative.

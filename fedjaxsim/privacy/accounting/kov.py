@@ -12,7 +12,7 @@ from fedjaxsim.privacy.events import Adjacency, Entry, PrivacyEvent
 
 
 def amplified(entry: Entry, event: PrivacyEvent, adjacency: Adjacency) -> Entry:
-    """A Poisson-sampled round with its ε after sampling, in the place of the charged one.
+    """Return a Poisson-sampled pure round with its ε after sampling in place of the charged one.
 
     Let a, b and c be the densities of a release with one message of the client, with another one
     (for zero-out, with none) and without the client, whose participation only the client knows.
@@ -21,13 +21,9 @@ def amplified(entry: Entry, event: PrivacyEvent, adjacency: Adjacency) -> Entry:
 
         log(1 + p (e^s − 1)) − log(1 − p (1 − e^(s − r))),
 
-    s and r being what zero-out and the adjacency cost without sampling; for zero-out, r = s, the
-    second term is 0. A message far from the release's centre reaches it: there is no smaller one.
-
-    Args:
-      entry: of a ledger; its noise is the ε of sensitivity 1.
-      event: the sensitivities.
-      adjacency: "zero_out" or "replace".
+    s and r being the costs of zero-out and of the adjacency without sampling; for zero-out, r = s,
+    the second term is 0. A message far from the release's centre reaches it, so no smaller ε
+    exists.
     """
     charged, p, rounds = entry
     if math.isinf(charged):
@@ -39,7 +35,7 @@ def amplified(entry: Entry, event: PrivacyEvent, adjacency: Adjacency) -> Entry:
 
 
 def _moments(entries: Sequence[Entry]) -> tuple[float, float, float]:
-    """Σ ε, Σ ε (e^ε − 1)/(e^ε + 1) and √Σ ε² over all rounds."""
+    """Compute Σ ε, Σ ε (e^ε − 1)/(e^ε + 1) and √Σ ε² over all rounds."""
     # (e^ε − 1)/(e^ε + 1) = tanh(ε/2), which does not overflow.
     total = math.fsum(rounds * epsilon for epsilon, _, rounds in entries)
     drift = math.fsum(rounds * epsilon * math.tanh(epsilon / 2) for epsilon, _, rounds in entries)
@@ -47,12 +43,7 @@ def _moments(entries: Sequence[Entry]) -> tuple[float, float, float]:
 
 
 def compose(entries: Sequence[Entry], delta: float) -> float:
-    """The ε of the composition at δ; for δ = 0 the sum.
-
-    Args:
-      entries: the rounds, whose noise entry is the ε of one round.
-      delta: in [0, 1).
-    """
+    """Compute the ε of the composition at δ in [0, 1), of entries with ε in place of noise."""
     if not 0 <= delta < 1:
         raise ValueError(f"delta must lie in [0, 1), got {delta}")
     total, drift, scale = _moments(entries)
@@ -63,13 +54,13 @@ def compose(entries: Sequence[Entry], delta: float) -> float:
 
 
 def profile_of_sum(entries: Sequence[Entry]) -> Profile:
-    """The privacy profile of basic composition: Σ ε at every δ."""
+    """Return the privacy profile of basic composition: Σ ε at every δ."""
     total, *_ = _moments(entries)
     return Profile(lambda epsilon: 0.0 if epsilon >= total else 1.0, lambda _: total)
 
 
 def profile(entries: Sequence[Entry]) -> Profile:
-    """The privacy profile of the composition."""
+    """Return the privacy profile of the composition."""
     total, drift, scale = _moments(entries)
 
     def delta(epsilon):

@@ -1,10 +1,9 @@
 """Cohorts of a fixed size, seen by the other clients.
 
-In joint differential privacy the adversary is everybody else, and everybody knows whether they took
-part. With cohorts of exactly q clients their bits reveal the victim's, so sampling hides nothing:
-the adversary learns in how many rounds k ~ Bin(T, q/m) the victim took part, and then sees k
-Gaussian releases. Hence δ(ε) = E_k δ_Gauss(ε; s √k / z), exactly: the number of participations is
-the only thing that is random.
+In joint differential privacy the adversary is all other clients, who know when they took part. With
+cohorts of exactly q clients their bits reveal the victim's, so sampling hides nothing: the
+adversary learns the victim's number of participations k ~ Bin(T, q/m), the only random quantity,
+and sees k Gaussian releases. Hence δ(ε) = E_k δ_Gauss(ε; s √k / z), exactly.
 """
 
 import math
@@ -22,7 +21,7 @@ _DROPPED = 1e-18
 
 
 def _precision(entries: Sequence[Entry], fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """The distribution of Σ k/z² over participations k, as values (n,) and weights (n,).
+    """Return the distribution of Σ k/z² over participations k, as values (n,) and weights (n,).
 
     Exact for one noise level; with several, each group's k/z² is rounded up to one of _POINTS.
     """
@@ -43,7 +42,7 @@ def _precision(entries: Sequence[Entry], fraction: float) -> tuple[np.ndarray, n
 
 
 def profile(entries: Sequence[Entry], fraction: float, sensitivity: float) -> Profile:
-    """The privacy profile under fixed-size sampling when the participations are known.
+    """Compute the privacy profile under fixed-size sampling with known participations.
 
     Args:
       entries: the rounds, with z > 0; their sampling rate is not used.
@@ -54,7 +53,7 @@ def profile(entries: Sequence[Entry], fraction: float, sensitivity: float) -> Pr
         return NOTHING
     values, weights = _precision(entries, fraction)
     keep = (weights > _DROPPED) & (values > 0)
-    # What is dropped counts as a breach.
+    # Dropped weights count as a breach.
     breach = max(0.0, 1 - float(np.sum(weights[keep])) - float(np.sum(weights[values == 0])))
     mus, weights = sensitivity * np.sqrt(values[keep]), weights[keep]
 

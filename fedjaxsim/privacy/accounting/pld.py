@@ -1,18 +1,18 @@
-"""The number that is reported under Poisson sampling: numerical composition of privacy losses.
+"""Reported ε under Poisson sampling: numerical composition of privacy losses.
 
 Privacy loss distributions (Koskela et al. 2020) of dp_accounting, discretized pessimistically
-("connect the dots", Doroshenko et al. 2022), so ε is an upper bound that is tight to a few units of
-the grid. Zero-out adjacency has the numbers of add/remove: a client that is not drawn and a client
-whose message is zero look the same.
+("connect the dots", Doroshenko et al. 2022), give an upper bound on ε, tight to a few units of the
+grid. Zero-out adjacency has the numbers of add/remove: an absent client and a zero message look the
+same.
 
-Replacing a client is the pair (1−p) N(0, z²) + p N(±1, z²): the two messages are opposite. That is
-the worst case. For messages a, b of norm at most 1, pad both to norm 1 with orthogonal coordinates,
-and let a point the first axis. The best test of a against a mixture of 0 and b, averaged over the
-other axes' noise, is as good against 0 and −a: moving the output by a + b scales the likelihood
-ratio of a by e^(1+⟨a, b⟩) and that of b by no more. So sensitivities below 2 gain nothing here, as
-whether a client took part leaks through the direction that a and b share.
+Replacing a client is the pair (1−p) N(0, z²) + p N(±1, z²), the worst case of opposite messages.
+For messages a, b of norm at most 1, pad both to norm 1 with orthogonal coordinates, and let a point
+the first axis. The best test of a against a mixture of 0 and b, averaged over the other axes'
+noise, is as good against 0 and −a: moving the output by a + b scales the likelihood ratio of a by
+e^(1+⟨a, b⟩) and that of b by no more. So sensitivities below 2 gain nothing here: the direction
+shared by a and b reveals participation.
 
-dp_accounting wants z relative to *one* message for this relation and doubles it inside, for Poisson
+For this relation dp_accounting wants z relative to *one* message and doubles it inside, for Poisson
 sampling. (Its RDP accountant reads the same relation as fixed-size sampling, with z relative to the
 distance of the two.)
 """
@@ -31,27 +31,27 @@ from fedjaxsim.privacy.accounting.profile import NOTHING, Profile
 from fedjaxsim.privacy.events import Entry, PrivacyEvent
 
 INTERVAL = 1e-4
-"""The grid of privacy losses, in nats, unless rounds are too cheap or too many for it."""
+"""Grid of privacy losses, in nats, unless rounds are too cheap or too many for it."""
 _FINEST = -20
 """The finest grid is INTERVAL · 2^−20: below it, differences of masses drown in rounding."""
 _LEAST_NOISE = 1e-100
-"""With less noise there is no guarantee worth the name, and squares underflow."""
+"""Below this noise there is no useful guarantee, and squares underflow."""
 _LOOSE_END = 0.6
-"""Where the library ends the losses of many rounds, in nats, however small all of them are."""
+"""The library's cut of the losses of many rounds, in nats, however small all of them are."""
 _MOST_POINTS, _MANY_ROUNDS = 6e6, 10**8
 _MOST_POINTS_OF_ONE_ROUND = 1e6
 
 
 _one_round = functools.lru_cache(maxsize=128)(subsampled_gaussian_pld.one_round)
-"""Cached, as ε is asked for after every evaluation of a run."""
+"""Cached, as ε is computed after every evaluation of a run."""
 
 
 def interval(entries: Sequence[Entry]) -> float:
-    """The grid, a power of two times INTERVAL, so that rounds of one run share it.
+    """Choose the grid, a power of two times INTERVAL, so rounds of one run share it.
 
     Pessimistic rounding adds about interval²/6 to the variance of the losses of each round: the
-    grid is made finer where that would be more than 0.1 % of the truth, and coarser where the
-    losses would not fit into memory.
+    grid is finer where that would exceed 0.1 % of the truth, and coarser where the losses would not
+    fit into memory.
     """
     rounds = sum(entry.rounds for entry in entries)
     variance = sum(n * p**2 * math.expm1(min(z**-2, 50.0)) for z, p, n in entries) / rounds
@@ -63,7 +63,7 @@ def interval(entries: Sequence[Entry]) -> float:
 
 
 def coarsest(one_round: float, together: float, rounds: int) -> float:
-    """The finest grid on which the losses of a round, and of so many together, fit into memory."""
+    """Return the finest grid whose losses, of one round and of all together, fit into memory."""
     points = _MOST_POINTS if rounds < _MANY_ROUNDS else _MOST_POINTS / 3
     smallest = max(2 * one_round / _MOST_POINTS_OF_ONE_ROUND, 2 * together / points)
     return INTERVAL * 2.0 ** math.ceil(math.log2(smallest / INTERVAL))
@@ -72,23 +72,23 @@ def coarsest(one_round: float, together: float, rounds: int) -> float:
 def sampled_rounds(
     entries: Sequence[Entry], replace: bool, interval: float
 ) -> list[PrivacyLossDistribution]:
-    """The losses of rounds with 0 < p < 1, z in units of one message's norm, on a grid."""
+    """Compute the losses of rounds with 0 < p < 1, z in units of one message's norm, on a grid."""
     return [_one_round(z, p, replace, interval).self_compose(rounds) for z, p, rounds in entries]
 
 
 def profile(entries: Sequence[Entry], event: PrivacyEvent, replace: bool) -> Profile:
-    """The privacy profile of Poisson-sampled Gaussian releases.
+    """Compute the privacy profile of Poisson-sampled Gaussian releases.
 
     Args:
-      entries: the rounds, with z > 0. Rounds of which every client is part (p = 1) are composed
-        exactly; a ledger of such rounds alone needs no grid.
+      entries: the rounds, with z > 0. Rounds at p = 1 are composed exactly; alone they need no
+        grid.
       event: the sensitivities of one release.
       replace: whether a client's data is replaced, or its message zeroed.
     """
     if any(0 < entry.noise_multiplier < _LEAST_NOISE for entry in entries):
         return Profile(lambda _: 1.0, lambda _: math.inf)
-    everyone = [entry for entry in entries if entry.sampling_rate == 1]
-    mu = gaussian.mu(everyone, event.sensitivity("replace" if replace else "zero_out"))
+    full = [entry for entry in entries if entry.sampling_rate == 1]
+    mu = gaussian.mu(full, event.sensitivity("replace" if replace else "zero_out"))
     sampled = [
         entry._replace(noise_multiplier=entry.noise_multiplier / event.zero_out)
         for entry in entries
@@ -105,13 +105,13 @@ def profile(entries: Sequence[Entry], event: PrivacyEvent, replace: bool) -> Pro
 def composed(
     pieces: Sequence[PrivacyLossDistribution], mu: float, interval: float, rounds: int
 ) -> Profile:
-    """The privacy profile of several parts together.
+    """Compute the privacy profile of several parts together.
 
     Args:
       pieces: one or more, on one grid.
-      mu: of a Gaussian release besides; 0 for none.
+      mu: of an additional Gaussian release; 0 for none.
       interval: the width of the grid.
-      rounds: how many were composed on it.
+      rounds: the number of rounds composed on it.
     """
     whole = functools.reduce(PrivacyLossDistribution.compose, pieces)
     if mu > 0:

@@ -1,4 +1,4 @@
-"""The privacy profile: what every accountant hands back, as two functions inverse to each other."""
+"""The privacy profile, the result of every accountant: two functions inverse to each other."""
 
 import math
 from collections.abc import Callable
@@ -6,11 +6,11 @@ from typing import Any, NamedTuple, cast
 
 
 class Profile(NamedTuple):
-    """How ε and δ trade against each other for one composed sequence of releases.
+    """The trade-off of ε and δ for one composed sequence of releases.
 
     Attributes:
       delta: ε ≥ 0 (nats) -> the δ at that ε, in [0, 1].
-      epsilon: δ in (0, 1) -> the smallest ε ≥ 0 that is certified at δ; inf where there is none.
+      epsilon: δ in (0, 1) -> the smallest ε ≥ 0 certified at δ; inf where there is none.
     """
 
     delta: Callable[[float], float]
@@ -24,15 +24,9 @@ NOTHING = Profile(delta=lambda epsilon: 0.0, epsilon=lambda delta: 0.0)
 def smallest(
     function: Callable[[float], float], target: float, upper: float, lower: float = 0.0
 ) -> float:
-    """The smallest x in [lower, upper] where a decreasing function is at most the target.
+    """Find the smallest x in [lower, upper] with a decreasing `function` at most `target`.
 
-    Never rounded to the side where it is more.
-
-    Args:
-      function: decreasing on [lower, upper].
-      target: at least function(upper).
-      upper: where to stop looking.
-      lower: where to begin.
+    Never rounded to the side above the target, which is at least function(upper).
     """
     from scipy.optimize import brentq
 
@@ -46,7 +40,7 @@ def smallest(
 
 
 def smaller(one: Profile, other: Profile) -> Profile:
-    """The profile that two profiles of one mechanism certify together."""
+    """Return the profile that two profiles of one mechanism certify together."""
     return Profile(
         lambda epsilon: min(one.delta(epsilon), other.delta(epsilon)),
         lambda delta: min(one.epsilon(delta), other.epsilon(delta)),
@@ -54,7 +48,7 @@ def smaller(one: Profile, other: Profile) -> Profile:
 
 
 def with_failure(profile: Profile, probability: float) -> Profile:
-    """The profile of a mechanism that is only within total variation τ of the described one.
+    """Return the profile of a mechanism within total variation τ of the described one.
 
     If two mechanisms differ by at most τ in total variation, δ'(ε) ≤ δ(ε) + (1 + e^ε) τ: τ once for
     each of the two neighbouring inputs.
@@ -72,8 +66,8 @@ def with_failure(profile: Profile, probability: float) -> Profile:
     def epsilon(target):
         if 2 * probability >= target:
             return math.inf
-        # What failure costs at ε = 0 gives a lower end; from there ε climbs until the growing cost
-        # of failure is met, or alone exceeds the target.
+        # The cost of failure at ε = 0 gives a lower end; from there ε climbs until the growing cost
+        # is met, or alone exceeds the target.
         low, step = profile.epsilon(target - 2 * probability), 1e-9
         high = low
         if math.isinf(low) or (1 + math.exp(min(low, 700.0))) * probability >= target:

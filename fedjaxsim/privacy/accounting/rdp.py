@@ -15,28 +15,28 @@ from fedjaxsim.privacy.accounting.profile import Profile
 from fedjaxsim.privacy.events import Entry
 
 INTEGER_ORDERS = (*range(2, 65), 72, 80, 96, 128, 192, 256, 384, 512, 1024)
-"""The orders of the closed form, which the bound inside jit uses too."""
+"""Orders of the closed form, shared with the bound inside jit."""
 FRACTIONAL_ORDERS = tuple(tenths / 10 for tenths in range(11, 100) if tenths % 10)
-"""They matter when ε is large (from about 10), where the best order is small."""
+"""Best orders for large ε (from about 10)."""
 ORDERS = tuple(sorted((*INTEGER_ORDERS, *FRACTIONAL_ORDERS)))
 
 _LEAST_NOISE = 1e-100
-"""Squares of less noise underflow; what it certifies is as good as nothing."""
+"""Squares of less noise underflow, and it certifies next to nothing."""
 
 
 def log_binomials(order: int) -> np.ndarray:
-    """The logarithms of C(α, k) for k = 2, …, α, shape (α − 1,)."""
+    """Return log C(α, k) for k = 2, …, α, (α − 1,)."""
     k = np.arange(2, order + 1)
     return gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
 
 
 def _log_expm1(x: np.ndarray) -> np.ndarray:
-    """log(e^x − 1) for x > 0, without overflow."""
+    """Return log(e^x − 1) for x > 0, without overflow."""
     return x + np.log(-np.expm1(-x))
 
 
 def _one_round_integer(order: int, z: float, p: float) -> float:
-    """RDP of one round at an integer order, from positive terms only.
+    """Compute RDP of one round at an integer order, from positive terms only.
 
     Σ_k C(α, k) p^k (1 − p)^(α−k) e^{k(k−1)/(2z²)} minus Σ_k C(α, k) p^k (1 − p)^(α−k) = 1 leaves
     terms with e^x − 1 in place of e^x: no cancellation, however little a round costs.
@@ -49,13 +49,13 @@ def _one_round_integer(order: int, z: float, p: float) -> float:
 
 
 def _one_round_fractional(orders: np.ndarray, z: float, p: float) -> np.ndarray:
-    """RDP of one round at any orders 1 < α ≤ 10, (number of orders,), by quadrature.
+    """Compute RDP of one round at any orders 1 < α ≤ 10, (number of orders,), by quadrature.
 
     With 1 + w the likelihood ratio, E[w] = 0, so E[(1 + w)^α] − 1 = E[(1 + w)^α − 1 − αw]: an
     integral of positive terms. The trapezoidal rule converges geometrically for it.
     """
     if z < 0.05:
-        return orders / (2 * z**2)  # Sampling never costs more than taking part in every round.
+        return orders / (2 * z**2)  # Sampling never costs more than full participation.
     step = min(0.05, z / 4)
     x = np.arange(-13.0, orders.max() / z + 13.0, step)
     u = x / z - 1 / (2 * z**2)
@@ -73,7 +73,7 @@ def _one_round_fractional(orders: np.ndarray, z: float, p: float) -> np.ndarray:
 
 
 def _one_round(orders: Sequence[float], z: float, p: float) -> np.ndarray:
-    """RDP of one round, (number of orders,)."""
+    """Compute RDP of one round, (number of orders,)."""
     alphas = np.asarray(orders, np.float64)
     if p == 0 or z == math.inf:
         return np.zeros_like(alphas)
@@ -106,13 +106,7 @@ def compose(
 
 
 def epsilon(rdp: np.ndarray, delta: float, orders: Sequence[float] = ORDERS) -> float:
-    """The smallest ε that the RDP values certify at δ.
-
-    Args:
-      rdp: (number of orders,).
-      delta: in (0, 1).
-      orders: the orders of `rdp`.
-    """
+    """Compute the smallest ε that RDP values, (number of orders,), certify at δ in (0, 1)."""
     if not 0 < delta < 1:
         raise ValueError(f"delta must lie in (0, 1), got {delta}")
     alphas = np.asarray(orders, np.float64)
@@ -124,7 +118,7 @@ def epsilon(rdp: np.ndarray, delta: float, orders: Sequence[float] = ORDERS) -> 
 
 
 def delta(rdp: np.ndarray, epsilon: float, orders: Sequence[float] = ORDERS) -> float:
-    """The smallest δ that the RDP values certify at ε ≥ 0."""
+    """Compute the smallest δ that RDP values certify at ε ≥ 0."""
     alphas = np.asarray(orders, np.float64)
     with np.errstate(divide="ignore"):
         log_total_variation = 0.5 * np.log(-np.expm1(-rdp))
@@ -133,7 +127,7 @@ def delta(rdp: np.ndarray, epsilon: float, orders: Sequence[float] = ORDERS) -> 
 
 
 def profile(rdp: np.ndarray, orders: Sequence[float] = ORDERS) -> Profile:
-    """The privacy profile that the RDP values certify."""
+    """Return the privacy profile that RDP values certify."""
     return Profile(
         lambda value: delta(rdp, value, orders), lambda value: epsilon(rdp, value, orders)
     )

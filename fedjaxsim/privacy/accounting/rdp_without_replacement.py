@@ -1,4 +1,4 @@
-"""Cohorts of a fixed size, seen by somebody who does not know who took part.
+"""Cohorts of a fixed size, seen by an adversary without knowledge of participation.
 
 The RDP of the Gaussian mechanism on a uniformly random cohort of exactly q of m clients, when the
 adversary sees the released sequence alone (Wang, Balle and Kasiviswanathan 2019, Theorem 27). The
@@ -6,8 +6,8 @@ other clients are no such adversary: see `mixture`.
 
 The theorem compares three cohorts at a time: with the client, with its replacement, and with
 another client in its place, all within the *replacement* distance of each other. So z counts
-relative to that distance, and zeroing a client's message, being one way to replace its data, gets
-the same number.
+relative to that distance, and zeroing a client's message, one way to replace its data, gets the
+same number.
 """
 
 import functools
@@ -24,7 +24,7 @@ from fedjaxsim.privacy.events import Entry
 
 @functools.lru_cache(maxsize=128)
 def _one_round(z: float, cohort: int, clients: int) -> tuple[float, ...]:
-    """RDP at INTEGER_ORDERS of one round, z relative to the distance of a replacement."""
+    """Compute RDP at INTEGER_ORDERS of one round, z relative to the distance of a replacement."""
     accountant = RdpAccountant(INTEGER_ORDERS, NeighboringRelation.REPLACE_ONE)
     gaussian = dp_accounting.GaussianDpEvent(z)
     accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(clients, cohort, gaussian))
@@ -32,7 +32,7 @@ def _one_round(z: float, cohort: int, clients: int) -> tuple[float, ...]:
 
 
 def compose(entries: Sequence[Entry], cohort: int, clients: int, distance: float) -> np.ndarray:
-    """RDP of all rounds at INTEGER_ORDERS, (72,).
+    """Compute RDP of all rounds at INTEGER_ORDERS, (72,).
 
     Args:
       entries: the rounds, with z > 0; their sampling rate is not used.

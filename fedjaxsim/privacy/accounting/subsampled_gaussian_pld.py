@@ -1,9 +1,9 @@
-"""The privacy losses of one Poisson-sampled Gaussian release, on a grid, rounded pessimistically.
+"""Privacy losses of one Poisson-sampled Gaussian release, on a grid, rounded pessimistically.
 
-Each cell of the grid is emptied to its two ends so that both distributions keep their mass
-("connect the dots", Doroshenko et al. 2022): of all pessimistic roundings the tightest. Splitting
-the mass of cells, rather than differencing δ(ε) twice, keeps the total mass exact: excess of 1e-8 a
-round, which the differences have, is 10 % after 10⁷ rounds.
+The mass of each cell moves to its two ends so that both distributions keep their mass ("connect the
+dots", Doroshenko et al. 2022), the tightest pessimistic rounding. Splitting the mass of cells,
+instead of differencing δ(ε) twice, keeps the total mass exact: the differences have an excess of
+1e-8 a round, 10 % after 10⁷ rounds.
 """
 
 import math
@@ -18,11 +18,11 @@ _TAIL = 10.0
 
 
 class _Masses(DensePLDPmf):
-    """Losses whose sum over very many rounds is cut off close to where its mass ends.
+    """Losses with a tight cut-off for sums over very many rounds.
 
-    The library tries Chernoff's bounds at the orders 1/size to 20/size. All of these are too large
-    for more rounds than about size², so that the ends lie far out, hundreds of millions of losses
-    apart. Masses of zero behind the others bring the orders down.
+    The library tries Chernoff's bounds at the orders 1/size to 20/size. These are too large for
+    more than about size² rounds, and the ends lie far out, hundreds of millions of losses apart.
+    Appended masses of zero bring the orders down.
     """
 
     def self_compose(self, num_times: int, tail_mass_truncation: float = 1e-15) -> DensePLDPmf:
@@ -43,18 +43,18 @@ class _Masses(DensePLDPmf):
 
 
 def largest_loss(z: float, p: float) -> float:
-    """The loss of one release where the grid ends, for noise multiplier z and sampling rate p."""
+    """Return the loss of one release at the end of the grid."""
     exponent = _TAIL / z + 1 / (2 * z**2)
     return math.log1p(p * math.expm1(exponent)) if exponent < 700 else exponent + math.log(p)
 
 
 def _low_loss(exponent: float, p: float) -> float:
-    """log(1 − p + p e^exponent), for an exponent below 0."""
+    """Return log(1 − p + p e^exponent), for an exponent below 0."""
     return math.log1p(p * math.expm1(exponent))
 
 
 def _cell_masses(edges: np.ndarray, mean: float) -> np.ndarray:
-    """The mass of N(mean, 1) between neighbouring edges, (n + 1,) -> (n,), exact in both tails."""
+    """Return the mass of N(mean, 1) between edges, (n + 1,) -> (n,), exact in both tails."""
     x = edges - mean
     upper_half = x[:-1] > 0
     return np.where(upper_half, ndtr(-x[:-1]) - ndtr(-x[1:]), ndtr(x[1:]) - ndtr(x[:-1]))
@@ -63,7 +63,7 @@ def _cell_masses(edges: np.ndarray, mean: float) -> np.ndarray:
 def _round_up(
     upper: np.ndarray, lower: np.ndarray, first: int, interval: float, infinite: float
 ) -> _Masses:
-    """Empties cells to their ends, keeping the mass of both distributions.
+    """Move the mass of cells to their ends, keeping the mass of both distributions.
 
     Args:
       upper: (n,) mass, in each cell, of the distribution that the loss is drawn from.
@@ -86,14 +86,14 @@ def _round_up(
 
 
 def _edges_zero_out(losses: np.ndarray, z: float, p: float) -> np.ndarray:
-    """Where log(1 − p + p e^(x/z − 1/(2z²))) takes each of these values; −inf below its range."""
+    """Solve log(1 − p + p e^(x/z − 1/(2z²))) = loss for x; −inf below its range."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         odds = np.where(losses < 30, np.log(np.maximum(np.expm1(losses) + p, 0)), losses)
     return z * (odds - math.log(p)) + 1 / (2 * z)
 
 
 def _edges_replace(losses: np.ndarray, z: float, p: float) -> np.ndarray:
-    """Where the log ratio of the mixtures around +1 and −1 takes each of these values."""
+    """Solve for the x at which the log ratio of the mixtures around +1 and −1 is each loss."""
     half = np.abs(losses) / 2
     with np.errstate(divide="ignore"):
         # log of (1 − p)/p e^(1/(2z²)) sinh(|loss|/2)
@@ -106,13 +106,13 @@ def _edges_replace(losses: np.ndarray, z: float, p: float) -> np.ndarray:
 
 
 def one_known_round(z: float, fraction: float, interval: float) -> PrivacyLossDistribution:
-    """The privacy loss distribution of one Gaussian release whose participation others know.
+    """Compute the privacy loss distribution of one Gaussian release with known participation.
 
-    With probability q/m the client is in, which everybody knows, and the pair is N(0, z²) against
-    N(1, z²); otherwise nothing of it is released, and the loss is 0.
+    With probability q/m the client is in, known to all others, and the pair is N(0, z²) against
+    N(1, z²); otherwise the loss is 0.
 
     Args:
-      z: the noise multiplier, in units of the distance that the client moves the sum by.
+      z: the noise multiplier, in units of the client's distance.
       fraction: q/m, the probability to be in.
       interval: the width of the grid, in nats.
     """
@@ -130,7 +130,7 @@ def one_known_round(z: float, fraction: float, interval: float) -> PrivacyLossDi
 
 
 def one_round(z: float, p: float, replace: bool, interval: float) -> PrivacyLossDistribution:
-    """The privacy loss distribution of one release, for 0 < p < 1.
+    """Compute the privacy loss distribution of one release, for 0 < p < 1.
 
     The pair is N(0, z²) against (1−p) N(0, z²) + p N(1, z²), in both directions, or, where a client
     is replaced, (1−p) N(0, z²) + p N(±1, z²).
@@ -138,13 +138,13 @@ def one_round(z: float, p: float, replace: bool, interval: float) -> PrivacyLoss
     Args:
       z: the noise multiplier, in units of the norm of one message.
       p: the sampling rate.
-      replace: which of the two pairs.
+      replace: whether the client is replaced.
       interval: the width of the grid, in nats.
     """
     shift = 1 / z
     top = largest_loss(z, p)
     if replace:
-        # Where one message's loss is `top`, the opposite one's exponent is this.
+        # The opposite message's loss where one message's loss is `top`.
         opposite = _low_loss(-_TAIL * shift - 1.5 * shift**2, p)
         last = math.ceil((top - opposite) / interval) + 1
         first = -last
@@ -156,7 +156,7 @@ def one_round(z: float, p: float, replace: bool, interval: float) -> PrivacyLoss
     absent, present = _cell_masses(edges, 0.0), _cell_masses(edges, shift)
     mixed = (1 - p) * absent + p * present
     above = (1 - p) * ndtr(-edges[-1]) + p * ndtr(shift - edges[-1])
-    # What lies below the first cell has smaller losses, and is lifted to that cell.
+    # Mass below the first cell has smaller losses, and is lifted to that cell.
     lifted = mixed.copy()
     lifted[0] += (1 - p) * ndtr(edges[0]) + p * ndtr(edges[0] - shift)
     if replace:
@@ -165,8 +165,8 @@ def one_round(z: float, p: float, replace: bool, interval: float) -> PrivacyLoss
             _round_up(lifted, mixed[::-1], first, interval, float(above))
         )
     remove = _round_up(lifted, absent, first, interval, float(above))
-    # Losses change sign with the direction, so the cells come in the opposite order: what lies
-    # above the last cell is lifted, and what lies below the first one counts as infinite.
+    # Losses change sign with the direction, so the cells come in the opposite order: mass above the
+    # last cell is lifted, and mass below the first one counts as infinite.
     lifted = absent[::-1].copy()
     lifted[0] += ndtr(-edges[-1])
     add = _round_up(lifted, mixed[::-1], -last, interval, float(ndtr(edges[0])))

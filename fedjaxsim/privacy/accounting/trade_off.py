@@ -1,4 +1,4 @@
-"""Trade-off curves: how well any test can tell whether one client's data was used.
+"""Trade-off curves: the power of any test of whether one client's data was used.
 
 The curve gives the smallest type II error (missing that it was used) of a test with a given type I
 error (Dong, Roth and Su 2022). Perfect privacy is the line 1 − α.
@@ -19,21 +19,16 @@ _SLOPES = 129
 
 
 def of_gaussian(mu: float, type_one: ArrayLike) -> np.ndarray:
-    """Φ(Φ⁻¹(1 − α) − μ), the exact curve of μ-GDP.
-
-    Args:
-      mu: μ ≥ 0.
-      type_one: (...) α in [0, 1].
-    """
+    """Return Φ(Φ⁻¹(1 − α) − μ), the exact curve of μ-GDP, for μ ≥ 0 and α in [0, 1], (...)."""
     alphas = np.asarray(type_one, np.float64)
     return np.zeros_like(alphas) if mu == np.inf else ndtr(-ndtri(alphas) - mu)
 
 
 def of_profile(profile: Profile, type_one: ArrayLike) -> np.ndarray:
-    """The curve that a privacy profile certifies, from below.
+    """Compute the curve that a privacy profile certifies, from below.
 
     Each (ε, δ(ε)) allows nothing below the lines 1 − δ − e^ε α and e^−ε (1 − δ − α); the curve is
-    the highest of all of them on a grid of ε that is denser near 0 and ends where δ is 1e-8.
+    their maximum on a grid of ε that is denser near 0 and ends where δ is 1e-8.
 
     Args:
       profile: δ(ε).
@@ -60,12 +55,12 @@ def trade_off(
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
 ) -> np.ndarray:
-    """The smallest type II error that the reported guarantee leaves to any test.
+    """Compute the smallest type II error that the reported guarantee leaves to any test.
 
     Args:
       entries: the rounds.
-      scheme: how cohorts were drawn.
-      event: what one round released.
+      scheme: the sampling of cohorts.
+      event: the cost of one release.
       type_one: (...) α in [0, 1].
       adjacency: "zero_out" or "replace".
       view: "joint_dp" or "released_sequence".

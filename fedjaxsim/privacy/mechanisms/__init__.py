@@ -1,4 +1,4 @@
-"""Mechanisms that bound, add up and release clients' messages, one per file."""
+"""Mechanisms that bound, sum and release clients' messages, one per file."""
 
 from fedjaxsim.privacy.mechanisms.adaptive import adaptive_clipping
 from fedjaxsim.privacy.mechanisms.base import (
@@ -18,7 +18,6 @@ from fedjaxsim.privacy.mechanisms.base import (
 from fedjaxsim.privacy.mechanisms.client_noise import client_noise, plain_mean
 from fedjaxsim.privacy.mechanisms.every_row import every_row
 from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
-from fedjaxsim.privacy.mechanisms.gram_of_clients import gaussian_gram_of_clients
 from fedjaxsim.privacy.mechanisms.pure import pure, pure_gram
 from fedjaxsim.privacy.mechanisms.wishart import wishart
 
@@ -34,7 +33,6 @@ __all__ = [
     "every_row",
     "gaussian",
     "gaussian_gram",
-    "gaussian_gram_of_clients",
     "no_release",
     "noise_like",
     "noise_scale",

@@ -52,25 +52,25 @@ COUNT_NOISE = Hyperparameter(
 
 @reads(CLIP_NORM, NOISE_MULTIPLIER, TARGET_QUANTILE, CLIP_LEARNING_RATE, COUNT_NOISE)
 def adaptive_clipping() -> Mechanism:
-    """Adaptive clipping to a quantile (Andrew, Thakkar, McMahan, Ramaswamy 2021, Algorithm 1).
+    """Adapt the clip norm to a quantile (Andrew, Thakkar, McMahan, Ramaswamy 2021, Algorithm 1).
 
-    The state is the clip norm C, public, at first `hparams.clip_norm`. A client adds to the sum its
-    message clipped at C, and to a count b_k = +1/2 if the norm was at most C and −1/2 otherwise. A
-    round releases both with noise and steps to the quantile γ that C should be:
+    The state is the clip norm C, public, at first `hparams.clip_norm`. A client adds its message
+    clipped at C to a sum, and b_k to a count: +1/2 if the norm was at most C and −1/2 otherwise. A
+    round releases both with noise and steps C towards the quantile γ:
 
         sum:    (Σ clip(v_k, C) + N(0, (z_Δ C)² I)) / (p·m),   z_Δ = (z⁻² − (2σ_b)⁻²)^(−1/2)
         count:  b̃ = 1/2 + (Σ b_k + N(0, σ_b²)) / (p·m)
         C ← C exp(−η_C (b̃ − γ))
 
     γ, η_C and σ_b are `hparams.target_quantile`, `clip_learning_rate` and `count_noise`; the paper
-    takes 0.5, 0.2 and a twentieth of the expected cohort. z, which the ledger is charged, covers
-    the sum and the count together (their Theorem 1), so σ_b must exceed z/2; from σ_b = 3.6 z on,
-    z_Δ is less than 1.01 z.
+    takes 0.5, 0.2 and a twentieth of the expected cohort. The charged z covers the sum and the
+    count together (their Theorem 1), so σ_b must exceed z/2; from σ_b = 3.6 z on, z_Δ is below 1.01
+    z.
 
     Formal guarantees:
-      * A client whose message is zero (or not finite) adds zero to the count as well, like an
-        absent one. So zero-out moves the sum by C and the count by 1/2 at most, and replacing by 2C
-        and 1: by twice as much, reached by v of norm above C against −v scaled to norm C.
+      * A client with a zero (or non-finite) message adds zero to the count, like an absent one. So
+        zero-out moves the sum by at most C and the count by 1/2. Replacing moves each by twice as
+        much, reached by v of norm above C against −v scaled to norm C.
       * In units of the noise of each part the squared distance is z_Δ⁻² + (2σ_b)⁻² = z⁻² for
         zero-out and 4 z⁻² for replace. One release is a Gaussian one of sensitivity 1 and 2 at z.
       * C is a function of earlier releases, kept within [1e-12, 1e18].
@@ -114,8 +114,7 @@ def adaptive_clipping() -> Mechanism:
         )
         if first is not None and not np.all(first <= LARGEST_CLIP_NORM):
             raise ValueError(
-                f"clip_norm, where adaptive clipping starts, must be at most {LARGEST_CLIP_NORM}, "
-                f"got {first}"
+                f"clip_norm of adaptive clipping must be at most {LARGEST_CLIP_NORM}, got {first}"
             )
         if z is not None and sigma is not None and np.any((z > 0) & (2 * sigma <= z)):
             raise ValueError(

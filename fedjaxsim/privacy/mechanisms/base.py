@@ -1,27 +1,21 @@
-"""The door: the only way by which messages of clients reach the server.
+"""Protocol of a mechanism, the only way for messages of clients to reach the server.
 
-A `Mechanism` bounds each message, sums, draws noise once and divides. The engine calls nothing
-else that reduces over clients, so the server's state is a function of the releases alone, and the
+A `Mechanism` bounds each message, sums, draws noise once and divides. The engine calls nothing else
+that reduces over clients, so the server's state is a function of the releases alone, and the
 billboard lemma (Hsu et al. 2016) turns the (ε, δ) of the releases into joint differential privacy
 of all personal models.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjaxsim.hyperparameters import (
-    Hyperparameter,
-    Hyperparameters,
-    Records,
-    on_host,
-    reads,
-)
+from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, Records, on_host, reads
 from fedjaxsim.privacy.events import LARGEST_NOISE, SMALLEST_NOISE, PrivacyEvent
 from fedjaxsim.privacy.messages import Bounded, Messages
 from fedjaxsim.privacy.noise import normal
@@ -59,18 +53,18 @@ NOISE_MULTIPLIER = Hyperparameter(
     help="z, the standard deviation of the noise on the sum of clipped messages, divided by C.",
 )
 _WEIGHTS = (
-    "The clients' weights, by whose sum the release is divided, are taken as public; where they "
-    "are made of data, as of numbers of examples, the guarantee does not cover what they tell."
+    "The clients' weights, and their sum that divides the release, are taken as public; weights "
+    "computed from data, such as numbers of examples, are not covered by the guarantee."
 )
 
 
 class Accumulator(NamedTuple):
-    """A sum over the messages added so far; sums of two accumulators are accumulators.
+    """A sum over the messages added so far; the sum of two accumulators is an accumulator.
 
     Attributes:
-      total: pytree, the sum of bounded messages, or of what a mechanism makes of each.
-      clipped: () int32, how many were scaled down. For the researcher; never released.
-      nonfinite: () int32, how many were not finite and counted as zero. Likewise.
+      total: pytree, the sum of bounded messages, or of a function of each.
+      clipped: () int32, number of messages scaled down; a diagnostic, never released.
+      nonfinite: () int32, number of non-finite messages, counted as zero; a diagnostic.
     """
 
     total: PyTree
@@ -79,14 +73,14 @@ class Accumulator(NamedTuple):
 
 
 class Release(NamedTuple):
-    """What comes out of the door in one round.
+    """The output of a mechanism in one round.
 
     Attributes:
-      value: pytree, like one message unless the mechanism says otherwise; the only thing the
-        server reads.
+      value: pytree, like one message unless the mechanism says otherwise; all that the server
+        reads.
       state: the mechanism's next (public) state.
-      noise_multiplier: () the z of the noise that was really drawn (the ε, where
-        `PrivacyEvent.kind` is "pure"); the ledger is charged this. NaN where there is no guarantee.
+      noise_multiplier: () z of the noise actually drawn (ε if `PrivacyEvent.kind` is "pure"),
+        charged to the ledger; NaN where there is no guarantee.
     """
 
     value: PyTree
@@ -94,64 +88,40 @@ class Release(NamedTuple):
     noise_multiplier: jax.Array
 
 
-class Add(Protocol):
-    """Adds a chunk of messages to an accumulator, as in `Mechanism`."""
-
-    def __call__(  # noqa: D102
-        self,
-        accumulator: Accumulator,
-        messages: Messages,
-        mask: jax.Array,
-        ids: jax.Array,
-        state: PyTree,
-        hparams: Hyperparameters,
-        /,
-    ) -> Accumulator: ...
-
-
-class Releases(Protocol):
-    """Makes the release of an accumulator, as in `Mechanism`; denominator and round are ()."""
-
-    def __call__(  # noqa: D102
-        self,
-        accumulator: Accumulator,
-        denominator: Any,
-        key: jax.Array,
-        state: PyTree,
-        hparams: Hyperparameters,
-        round_: Any,
-        /,
-    ) -> Release: ...
+AddFunction = Callable[
+    [Accumulator, Messages, jax.Array, jax.Array, PyTree, Hyperparameters], Accumulator
+]
+ReleaseFunction = Callable[[Accumulator, Any, jax.Array, PyTree, Hyperparameters, Any], Release]
 
 
 class Mechanism(NamedTuple):
-    """A door, as pure functions. `add` is the only reduction over clients in the package.
+    """A mechanism, as pure functions. `add` is the only reduction over clients in the package.
 
-    A leaf of a message is of float32 or float64, whatever the algorithm sends; accumulators and
+    A leaf of a message is float32 or float64, whatever the algorithm sends; accumulators and
     releases have the same types.
 
     Attributes:
-      event: what one release costs, for the accountants.
+      event: the cost of one release, for the accountants.
       init: `(hparams) -> state`: public state, such as an adaptive clip norm.
       zero: `(message, m) -> Accumulator`, from one message as a pytree of shapes.
       add: `(accumulator, messages, mask, ids, state, hparams) -> accumulator`: bounds and adds the
-        `Messages` of the clients `ids` (k,); those with mask (k,) False count as absent.
-      release: `(accumulator, denominator, key, state, hparams, round) -> Release`.
-      hyperparameters: the records of what the functions read; `hyperparameters.reads` sets them.
-      check: `(hparams)`: raises ValueError where hyperparameters that are known on the host do not
-        suit the mechanism.
-      num_clients: m, where the mechanism is for so many clients only; else None.
-      public: sentences on numbers that may be made of private data but are taken as public; see
-        `Algorithm`.
-      adds_chunks: whether `add` is to get the messages of a chunk of clients all at once, also
-        where those run one after another: it pays where a chunk's messages are one matrix product.
+        `Messages` of the clients `ids` (k,); clients with mask (k,) False count as absent.
+      release: `(accumulator, denominator, key, state, hparams, round) -> Release`; denominator and
+        round are ().
+      hyperparameters: records of the hyperparameters read; `hyperparameters.reads` sets them.
+      check: `(hparams)`; raises ValueError for unsuitable hyperparameters known on the host.
+      num_clients: m, if the mechanism fits one number of clients only; else None.
+      public: sentences on numbers that may be computed from private data but are taken as public;
+        see `Algorithm`.
+      adds_chunks: whether `add` gets a whole chunk of messages even where clients run one after
+        another: it pays where the messages of a chunk are one matrix product.
     """
 
     event: PrivacyEvent
     init: Callable[[Hyperparameters], PyTree]
     zero: Callable[[PyTree, int], Accumulator]
-    add: Add
-    release: Releases
+    add: AddFunction
+    release: ReleaseFunction
     hyperparameters: Records = ()
     check: Callable[[Hyperparameters], None] = lambda hparams: None
     num_clients: int | None = None
@@ -163,7 +133,7 @@ def check_noise(hparams: Hyperparameters) -> None:
     """Check that noise comes with a bound on the messages.
 
     Raises:
-      ValueError: for a positive noise multiplier beside an infinite clip norm.
+      ValueError: for a positive noise multiplier with an infinite clip norm.
     """
     if "noise_multiplier" not in hparams or "clip_norm" not in hparams:
         return
@@ -172,8 +142,8 @@ def check_noise(hparams: Hyperparameters) -> None:
         return
     if np.any(z > 0) and not np.all(np.isfinite(clip_norm)):
         raise ValueError(
-            "noise_multiplier > 0 needs a finite clip_norm: without a bound on the messages "
-            f"no noise protects them, got noise_multiplier {z}, clip_norm {clip_norm}"
+            "noise_multiplier > 0 needs a finite clip_norm, since no noise protects unbounded "
+            f"messages, got noise_multiplier {z}, clip_norm {clip_norm}"
         )
 
 
@@ -185,12 +155,12 @@ def zeros(shapes: PyTree, num_clients: int = 0) -> Accumulator:
 
 
 def accumulate(accumulator: Accumulator, bounded: Bounded, chunk_total: PyTree) -> Accumulator:
-    """Adds what a chunk of bounded messages comes to."""
+    """Add the total of a chunk of bounded messages."""
     return counted(accumulator, bounded, jax.tree.map(jnp.add, accumulator.total, chunk_total))
 
 
 def counted(accumulator: Accumulator, bounded: Bounded, total: PyTree) -> Accumulator:
-    """The accumulator with a new total, to which a chunk of bounded messages has been added."""
+    """Return the accumulator with a new total and the counts of a chunk added."""
     return Accumulator(
         total,
         accumulator.clipped + jnp.sum(bounded.clipped, dtype=jnp.int32),
@@ -199,7 +169,7 @@ def counted(accumulator: Accumulator, bounded: Bounded, total: PyTree) -> Accumu
 
 
 def noise_like(key: jax.Array, tree: PyTree, scale: jax.Array) -> PyTree:
-    """Draws independent N(0, scale²) for every number in `tree`, all of them at once."""
+    """Draw independent N(0, scale²) for every number in `tree`, all in one draw."""
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         return tree
@@ -213,23 +183,23 @@ def noise_like(key: jax.Array, tree: PyTree, scale: jax.Array) -> PyTree:
 
 
 def noise_scale(noise_multiplier: jax.Array, clip_norm: jax.Array, degree: int = 1) -> jax.Array:
-    """z·C, or z·C² for products; 0 without noise and clipping (z = 0, C = ∞), not their NaN."""
+    """Return z·C, or z·C² for products; 0, not NaN, without noise and clipping (z = 0, C = ∞)."""
     usable = (noise_multiplier > 0) | jnp.isfinite(clip_norm)
     return noise_multiplier * jnp.where(usable, clip_norm, 1.0) ** degree
 
 
 def noised_mean(total: PyTree, noise: PyTree, denominator: jax.Array) -> PyTree:
-    """(total + noise)/denominator, in the precision of the total."""
+    """Return (total + noise)/denominator, in the precision of the total."""
     return jax.tree.map(lambda s, n: (s + n) / jnp.asarray(denominator, s.dtype), total, noise)
 
 
 def round_value(schedule: jax.Array, round_: jax.Array) -> jax.Array:
-    """The value for one round of a number () or of a schedule with one number per round (T,)."""
+    """Return the value for one round of a number () or of a schedule (T,)."""
     return schedule if jnp.ndim(schedule) == 0 else schedule[round_]
 
 
 def _shares(weights: ArrayLike, max_weight: float | None) -> np.ndarray:
-    """min(w_k, w_max)/w_max, (m,) float64, at most 1."""
+    """Return min(w_k, w_max)/w_max, (m,) float64, at most 1."""
     w = np.asarray(weights, np.float64)
     if w.ndim != 1 or w.size == 0:
         raise ValueError(f"weights must have one number per client, (m,), got shape {w.shape}")
@@ -243,11 +213,10 @@ def _shares(weights: ArrayLike, max_weight: float | None) -> np.ndarray:
 
 @reads(CLIP_NORM, NOISE_MULTIPLIER)
 def gaussian(weights: ArrayLike | None = None, max_weight: float | None = None) -> Mechanism:
-    """The Gaussian mechanism on the sum of clipped messages (McMahan et al. 2018).
+    """Add Gaussian noise to the sum of clipped messages (McMahan et al. 2018).
 
-    release = (Σ_k clip(v_k, C) + N(0, (zC)² I)) / denominator, the noise drawn once a round, the
-    denominator the *expected* cohort size p·m, which is public; the realised size is not, and never
-    enters.
+    release = (Σ_k clip(v_k, C) + N(0, (zC)² I)) / denominator, the noise drawn once a round. The
+    denominator is the *expected* cohort size p·m, which is public; the realised size never enters.
 
     With weights w_k the clipped messages are scaled by s_k = min(w_k, w_max)/w_max ≤ 1, and the
     denominator is p Σ_k s_k: the release estimates the weighted mean Σ w_k v_k / Σ w_k.
@@ -257,12 +226,12 @@ def gaussian(weights: ArrayLike | None = None, max_weight: float | None = None) 
         L2 norm; replacing its data by at most 2C. Non-finite messages count as zero.
       * The noise on the sum has standard deviation zC in every coordinate, so in units of z the
         sensitivity is 1 (zero-out) and 2 (replace).
-      * Weights are *public* and fixed before the run, and named among the assumptions. Numbers of
-        examples are private unless they are published anyway: the denominator gives away their sum.
+      * Weights are *public*, fixed before the run, and named among the assumptions. Numbers of
+        examples are private unless published anyway: the denominator reveals their sum.
       * With z = 0 there is no guarantee.
 
     Args:
-      weights: w_k > 0, (m,); all alike if not given.
+      weights: w_k > 0, (m,); equal by default.
       max_weight: w_max; by default the largest weight.
 
     Raises:
@@ -293,7 +262,7 @@ def gaussian(weights: ArrayLike | None = None, max_weight: float | None = None) 
 
 
 def no_release() -> Mechanism:
-    """The closed door: nothing is sent, so nothing is released, and ε = 0.
+    """Release nothing, at ε = 0.
 
     Formal guarantees:
       * The release is empty whatever the clients hold.

@@ -1,4 +1,4 @@
-"""Doors as DPFedMTL publishes its aggregation: a mean over whoever took part. No ε."""
+"""Means over the realised cohort, as DPFedMTL publishes its aggregation. No ε."""
 
 import jax
 import jax.numpy as jnp
@@ -32,18 +32,18 @@ def _add(accumulator, messages, mask, clip_norm):
 
 @reads(CLIP_NORM, NOISE_MULTIPLIER)
 def client_noise() -> Mechanism:
-    """Noise at every client and the mean over the realised cohort, as DPFedMTL publishes it.
+    """Average messages noised at every client over the realised cohort, as DPFedMTL publishes it.
 
     release = (1/q) Σ_{k∈S} (clip(v_k, C) + N(0, (zC)² I)), 0 for an empty cohort; q is the size of
     the cohort S (DPFedMTL, equations 3 and 6, for one local step). The paper's noise of standard
     deviation σ · 2CK/M, for K of M clients, is z = 2σK/M. Nothing reads a single noised message, so
-    that one draw of N(0, q (zC)² I) stands for their sum: the release has the same distribution.
+    one draw of N(0, q (zC)² I) replaces their sum, with the same distribution.
 
     Formal guarantees:
-      * None, and no ε is reported. The mean is divided by a private number, the realised size of
-        the cohort; and the paper's Lemma 4.1 takes 2CK/M for the sensitivity of the average, which
-        is 2C/K: it divides by the sampling rate what sampling is then said to amplify. Local noise
-        as such would protect, but at this scale it protects far less than the paper computes.
+      * None, and no ε is reported. The mean is divided by a private number, the realised cohort
+        size. The paper's Lemma 4.1 takes 2CK/M for the sensitivity of the average, which is 2C/K:
+        it divides by the sampling rate and amplifies by it again. Local noise protects, but at this
+        scale far less than the paper computes.
     """
 
     def add(accumulator, messages, mask, ids, state, hparams):
@@ -62,11 +62,11 @@ def client_noise() -> Mechanism:
 
 
 def plain_mean() -> Mechanism:
-    """The mean of the messages of the realised cohort, neither clipped nor noised.
+    """Average the messages of the realised cohort, neither clipped nor noised.
 
-    release = (1/q) Σ_{k∈S} v_k, 0 for an empty cohort; q is the size of the cohort S. It is for
-    algorithms whose clients add noise in each of their local steps, as DPFedMTL's do. Messages that
-    are not finite count as zero.
+    release = (1/q) Σ_{k∈S} v_k, 0 for an empty cohort; q is the size of the cohort S. For
+    algorithms whose clients add noise in each local step, such as DPFedMTL. Non-finite messages
+    count as zero.
 
     Formal guarantees:
       * None, and no ε is reported.

@@ -1,4 +1,4 @@
-"""Noise on the matrix of all clients' messages, one row each: client-level DP of every model."""
+"""Noise on the matrix of all clients' messages: client-level DP of every published model."""
 
 import jax
 import jax.numpy as jnp
@@ -20,22 +20,21 @@ from fedjaxsim.privacy.mechanisms.base import (
 
 @reads(CLIP_NORM, NOISE_MULTIPLIER)
 def every_row() -> Mechanism:
-    """The Gaussian mechanism on the matrix of all clients' messages (PMTL, Figure 1).
+    """Add Gaussian noise to the matrix of all clients' messages (PMTL, Figure 1).
 
     release = V + N(0, (zC)² I), leaves (m, …) for messages (…). Row k of V is clip(v_k, C) if
     client k is in the cohort, and 0 if not. Nothing is divided, and every row is noised in every
-    round, whoever takes part: so a model that is the sum of its row's releases gets one client's
-    signal and the noise of all rounds. It is what client-level DP asks of multi-task learning where
-    all models are published, and why nobody would.
+    round: a model that sums its row's releases gets one client's signal and the noise of all
+    rounds. Client-level DP asks for this in multi-task learning where all models are published.
 
     Accumulator and release take the memory of m messages, on every device.
 
     Formal guarantees:
-      * Setting one client's message to zero moves V by at most C in the norm over all of it, and in
-        one row alone; replacing its data by at most 2C. The noise has standard deviation zC in
-        every coordinate. So in units of z the sensitivity is 1 (zero-out) and 2 (replace), and a
-        release costs what that of `gaussian` costs, sampled or not.
-      * Who took part does not show in the noise, which is the same for all rows.
+      * Setting one client's message to zero moves V by at most C, in one row alone; replacing its
+        data by at most 2C. The noise has standard deviation zC in every coordinate. So in units of
+        z the sensitivity is 1 (zero-out) and 2 (replace), and a release costs as much as one of
+        `gaussian`, sampled or not.
+      * Participation does not show in the noise, which is the same for all rows.
       * With z = 0 there is no guarantee.
     """
 

@@ -14,6 +14,7 @@ from fedjaxsim.privacy.mechanisms.base import (
     Accumulator,
     Mechanism,
     Release,
+    ReleaseFunction,
     accumulate,
     noise_scale,
     round_value,
@@ -24,12 +25,8 @@ from fedjaxsim.privacy.noise import normal
 PyTree = Any
 
 
-def zero_gram(message: PyTree, diagonal: bool) -> Accumulator:
-    """The accumulator of a (d, d) Gram matrix, or of its diagonal (d,).
-
-    Raises:
-      ValueError: if a message is not one vector or matrix.
-    """
+def _zero(message: PyTree, diagonal: bool) -> Accumulator:
+    """Return the accumulator of a (d, d) Gram matrix, or of its diagonal (d,)."""
     leaves = jax.tree.leaves(message)
     if len(leaves) != 1 or leaves[0].ndim not in (1, 2):
         raise ValueError(
@@ -40,41 +37,45 @@ def zero_gram(message: PyTree, diagonal: bool) -> Accumulator:
     return zeros(jax.ShapeDtypeStruct((d,) if diagonal else (d, d), dtype))
 
 
-def add_gram(accumulator, messages, mask, clip_norm, diagonal: bool) -> Accumulator:
-    """Adds the Gram matrix of a chunk of messages, each clipped, or its diagonal."""
-    bounded = messages.bound(clip_norm, mask)
-    terms = bounded.messages
-    total = terms.gram_diagonal() if diagonal else terms.gram()
-    return accumulate(accumulator, bounded, total)
+def gram_mechanism(event: PrivacyEvent, release: ReleaseFunction, diagonal: bool) -> Mechanism:
+    """Return the mechanism of a release of the Gram matrix, or diagonal, of clipped messages."""
+
+    def add(accumulator, messages, mask, ids, state, hparams):
+        del ids, state
+        bounded = messages.bound(hparams.clip_norm, mask)
+        terms = bounded.messages
+        total = terms.gram_diagonal() if diagonal else terms.gram()
+        return accumulate(accumulator, bounded, total)
+
+    def zero(message, num_clients):
+        del num_clients
+        return _zero(message, diagonal)
+
+    return Mechanism(event, lambda _: (), zero, add, release, adds_chunks=True)
 
 
 def symmetric(matrix: jax.Array) -> jax.Array:
-    """(A + Aᵀ)/2 of a matrix; a diagonal (d,) as it is."""
+    """Return (A + Aᵀ)/2 of a matrix; a diagonal (d,) unchanged."""
     return matrix if matrix.ndim == 1 else (matrix + matrix.T) / 2
 
 
 def symmetric_normal(key: jax.Array, total: jax.Array) -> jax.Array:
-    """A standard normal of the space of symmetric matrices, or of diagonals.
+    """Draw a standard normal symmetric matrix (or diagonal) of the shape of `total`.
 
-    (G + Gᵀ)/2: N(0, 1) on the diagonal and N(0, 1/2) off it, which is isotropic in the Frobenius
-    norm.
-
-    Args:
-      key: random key.
-      total: (d, d) or (d,), for its shape.
+    (G + Gᵀ)/2 has N(0, 1) on the diagonal and N(0, 1/2) off it: isotropic in the Frobenius norm.
     """
     return symmetric(normal(key, total.shape, total.dtype))
 
 
 def shifted(total: jax.Array, amount: jax.Array) -> jax.Array:
-    """Σ + c·I, also where only the diagonal of Σ is there."""
+    """Return Σ + c·I, for a matrix or a diagonal Σ."""
     if total.ndim == 1:
         return total + amount
     return total + amount * jnp.eye(total.shape[0], dtype=total.dtype)
 
 
 def spectral_bound(shape: tuple[int, ...], deviations: float) -> float:
-    """A bound b with P(λ_min(E) < −b) ≤ e^(−t²/2) for `symmetric_normal` noise E.
+    """Return b with P(λ_min(E) < −b) ≤ e^(−t²/2) for `symmetric_normal` noise E.
 
     The largest eigenvalue has mean at most √(2d), on a diagonal √(2 ln d), and is a 1-Lipschitz
     function of standard normals.
@@ -88,7 +89,7 @@ def spectral_bound(shape: tuple[int, ...], deviations: float) -> float:
 
 
 def check_deviations(psd_deviations: float | None) -> None:
-    """Raises ValueError if t is negative or not finite."""
+    """Raise ValueError if t is negative or not finite."""
     if psd_deviations is not None and not (math.isfinite(psd_deviations) and psd_deviations >= 0):
         raise ValueError(
             f"psd_deviations must be finite and at least 0, or None, got {psd_deviations}"
@@ -97,19 +98,19 @@ def check_deviations(psd_deviations: float | None) -> None:
 
 @reads(CLIP_NORM, NOISE_MULTIPLIER)
 def gaussian_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> Mechanism:
-    """The Gram matrix of clipped messages with symmetric Gaussian noise: a sound MP-MTL door.
+    """Add symmetric Gaussian noise to the Gram matrix of clipped messages: MP-MTL with a guarantee.
 
-    release = Σ_k W̃_k W̃_kᵀ + E + c·I, W̃_k = clip(W_k, K), K = `hparams.clip_norm`. A message is one
-    vector (d,), as in the paper, or one matrix (d, c), whose columns count alike. E is symmetric
-    with N(0, s²) on the diagonal and N(0, s²/2) off it, s = zK². It is a sum, as in MP-MTL
-    (Algorithm 1, steps 3 to 5), and not divided by the size of the cohort. The shift c does not
+    release = Σ_k W̃_k W̃_kᵀ + E + c·I, W̃_k = clip(W_k, K), K = `hparams.clip_norm`. A message is
+    one vector (d,), as in the paper, or one matrix (d, c) of equally weighted columns. E is
+    symmetric with N(0, s²) on the diagonal and N(0, s²/2) off it, s = zK². The release is a sum, as
+    in MP-MTL (Algorithm 1, steps 3 to 5), not divided by the cohort size. The shift c does not
     depend on data: s(√(2d) + t), for the diagonal s(√(2 ln d) + t). It keeps the matrix positive
     definite, and lets all coupling vanish, M → I, as noise grows.
 
     Formal guarantees:
-      * ‖W̃W̃ᵀ‖_F ≤ ‖W̃‖²_F ≤ K² and ‖W̃W̃ᵀ − ṼṼᵀ‖_F ≤ √2 K², as ⟨W̃W̃ᵀ, ṼṼᵀ⟩ = ‖W̃ᵀṼ‖²_F ≥ 0. The
-        same holds for diagonals. E is isotropic in that norm with standard deviation zK², so in
-        units of z the sensitivity is 1 (zero-out) and √2 (replace).
+      * ‖W̃W̃ᵀ‖_F ≤ ‖W̃‖²_F ≤ K² and ‖W̃W̃ᵀ − ṼṼᵀ‖_F ≤ √2 K², as ⟨W̃W̃ᵀ, ṼṼᵀ⟩ = ‖W̃ᵀṼ‖²_F ≥ 0; also
+        for diagonals. E is isotropic in that norm with standard deviation zK², so in units of z the
+        sensitivity is 1 (zero-out) and √2 (replace).
       * Σ + E + c·I is positive definite with probability at least 1 − e^(−t²/2), whatever Σ is.
       * With z = 0 there is no guarantee.
 
@@ -122,10 +123,6 @@ def gaussian_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) ->
     """
     check_deviations(psd_deviations)
 
-    def add(accumulator, messages, mask, ids, state, hparams):
-        del ids, state
-        return add_gram(accumulator, messages, mask, hparams.clip_norm, diagonal)
-
     def release(accumulator, denominator, key, state, hparams, round_):
         del denominator
         z = round_value(hparams.noise_multiplier, round_)
@@ -136,11 +133,5 @@ def gaussian_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) ->
             value = shifted(value, s * spectral_bound(total.shape, psd_deviations))
         return Release(value, state, z)
 
-    return Mechanism(
-        PrivacyEvent("gaussian", zero_out=1.0, replace=math.sqrt(2)),
-        lambda _: (),
-        lambda message, m: zero_gram(message, diagonal),
-        add,
-        release,
-        adds_chunks=True,
-    )
+    event = PrivacyEvent("gaussian", zero_out=1.0, replace=math.sqrt(2))
+    return gram_mechanism(event, release, diagonal)

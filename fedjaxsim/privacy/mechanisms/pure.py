@@ -1,4 +1,4 @@
-"""Doors that are ε-differentially private with δ = 0: noise of density ∝ exp(−‖E‖/b)."""
+"""Mechanisms with ε-differential privacy at δ = 0: noise of density ∝ exp(−‖E‖/b)."""
 
 import math
 
@@ -21,31 +21,30 @@ from fedjaxsim.privacy.mechanisms.base import (
     zeros,
 )
 from fedjaxsim.privacy.mechanisms.gram import (
-    add_gram,
     check_deviations,
+    gram_mechanism,
     shifted,
     spectral_bound,
     symmetric,
     symmetric_normal,
-    zero_gram,
 )
 from fedjaxsim.privacy.noise import radius
 
 
 def _epsilon(noise_multiplier: jax.Array, sensitivity: float) -> jax.Array:
-    """Δ/z, ∞ where there is no noise."""
+    """Return Δ/z, ∞ without noise."""
     private = noise_multiplier > 0
     return jnp.where(private, sensitivity / jnp.where(private, noise_multiplier, 1.0), jnp.inf)
 
 
 @reads(CLIP_NORM, NOISE_MULTIPLIER)
 def pure() -> Mechanism:
-    """The sum of clipped messages with noise of density ∝ exp(−‖E‖₂/(zC)): pure ε-DP.
+    """Add noise of density ∝ exp(−‖E‖₂/(zC)) to the sum of clipped messages: pure ε-DP.
 
     release = (Σ_k clip(v_k, C) + E)/(p·m), the norms over the whole pytree. z scales the noise as
-    in the other doors, so a release that costs ε takes `noise_multiplier` = 2/ε (1/ε if only
-    zero-out counts). ‖E‖ is zC times a Gamma(n) variable, n the number of parameters: about n zC,
-    where Gaussian noise has √n zC.
+    in the other mechanisms, so a release at ε takes `noise_multiplier` = 2/ε (1/ε if only zero-out
+    counts). ‖E‖ is zC times a Gamma(n) variable, n the number of parameters: about n zC, where
+    Gaussian noise has √n zC.
 
     Formal guarantees:
       * The densities of neighbours differ by a factor of at most e^(Δ/(zC)) everywhere, Δ = C for
@@ -53,7 +52,7 @@ def pure() -> Mechanism:
       * The ledger is charged 2/z, which holds for either adjacency; zero-out costs half of it, as
         the event's sensitivities (1/2 and 1, in units of that ε) say.
       * With z = 0, ε is ∞.
-      * Poisson sampling amplifies: what the accountants make of ε is in `accounting/kov.py`.
+      * Poisson sampling amplifies: see `accounting/kov.py`.
     """
 
     def add(accumulator, messages, mask, ids, state, hparams):
@@ -70,21 +69,20 @@ def pure() -> Mechanism:
         value = noised_mean(accumulator.total, noise, denominator)
         return Release(value, state, _epsilon(z, 2.0))
 
-    return Mechanism(
-        PrivacyEvent("pure", zero_out=0.5, replace=1.0), lambda _: (), zeros, add, release
-    )
+    event = PrivacyEvent("pure", zero_out=0.5, replace=1.0)
+    return Mechanism(event, lambda _: (), zeros, add, release)
 
 
 @reads(CLIP_NORM, NOISE_MULTIPLIER)
 def pure_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> Mechanism:
-    """The Gram matrix of clipped messages with noise of density ∝ exp(−‖E‖_F/(zK²)): pure ε-DP.
+    """Add noise of density ∝ exp(−‖E‖_F/(zK²)) to the Gram matrix of clipped messages: pure ε-DP.
 
-    release = Σ_k W̃_k W̃_kᵀ + E + c·I, as `gaussian_gram` but for the noise, in the Frobenius
+    release = Σ_k W̃_k W̃_kᵀ + E + c·I, as `gaussian_gram` except for the noise, in the Frobenius
     geometry of the n = d(d + 1)/2 coordinates of a symmetric matrix (n = d for a diagonal). A
-    release that costs ε takes `noise_multiplier` = √2/ε.
+    release at ε takes `noise_multiplier` = √2/ε.
 
     Formal guarantees:
-      * (ε, 0)-DP with ε = 1/z for zero-out and √2/z for replace; the sensitivities are those of
+      * (ε, 0)-DP with ε = 1/z for zero-out and √2/z for replace, by the sensitivities of
         `gaussian_gram`.
       * The ledger is charged √2/z, which holds for either adjacency; zero-out costs 1/√2 of it.
       * Σ + E + c·I is positive definite with probability at least 1 − 2 e^(−t²/2), whatever Σ is.
@@ -99,10 +97,6 @@ def pure_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> Mec
     """
     check_deviations(psd_deviations)
 
-    def add(accumulator, messages, mask, ids, state, hparams):
-        del ids, state
-        return add_gram(accumulator, messages, mask, hparams.clip_norm, diagonal)
-
     def release(accumulator, denominator, key, state, hparams, round_):
         del denominator
         z = round_value(hparams.noise_multiplier, round_)
@@ -114,18 +108,12 @@ def pure_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> Mec
         size = radius(radius_key, n).astype(total.dtype)
         value = total + scale * size * symmetric_normal(normal_key, total)
         if psd_deviations is not None:
-            # Norm and normals stay within their quantiles, but for a probability of e^(−t²/2) each.
+            # Norm and normals each leave their quantiles with probability e^(−t²/2).
             tail = math.exp(-(psd_deviations**2) / 2)
             largest = math.sqrt(scipy.special.chdtri(n + 1, tail))
             amount = largest * spectral_bound(total.shape, psd_deviations)
             value = shifted(value, scale * amount)
         return Release(value, state, _epsilon(z, math.sqrt(2)))
 
-    return Mechanism(
-        PrivacyEvent("pure", zero_out=1 / math.sqrt(2), replace=1.0),
-        lambda _: (),
-        lambda message, m: zero_gram(message, diagonal),
-        add,
-        release,
-        adds_chunks=True,
-    )
+    event = PrivacyEvent("pure", zero_out=1 / math.sqrt(2), replace=1.0)
+    return gram_mechanism(event, release, diagonal)

@@ -1,4 +1,4 @@
-"""The Wishart door as MP-MTL publishes it, for reproduction. It is not private."""
+"""The Wishart mechanism as MP-MTL publishes it, for reproduction. It is not private."""
 
 import jax
 import jax.numpy as jnp
@@ -13,24 +13,24 @@ from fedjaxsim.privacy.mechanisms.base import (
     noise_scale,
     round_value,
 )
-from fedjaxsim.privacy.mechanisms.gram import add_gram, symmetric, zero_gram
+from fedjaxsim.privacy.mechanisms.gram import gram_mechanism, symmetric
 from fedjaxsim.privacy.noise import normal
 
 
 @reads(CLIP_NORM, NOISE_MULTIPLIER)
 def wishart(diagonal: bool = False) -> Mechanism:
-    """The Gram matrix of clipped messages with Wishart noise (MP-MTL, Algorithm 1, step 5).
+    """Add Wishart noise to the Gram matrix of clipped messages (MP-MTL, Algorithm 1, step 5).
 
     release = Σ_k W̃_k W̃_kᵀ + E, W̃_k = clip(W_k, K), E ~ W_d(d + 1, (K²/(2ε)) I), with the paper's
     ε = 1/z: `noise_multiplier` = 1/ε.
 
     Formal guarantees:
-      * None, and no ε is reported. The paper's Theorem 1 bounds a ratio of densities and forgets
+      * None, and no ε is reported. The paper's Theorem 1 bounds a ratio of densities but ignores
         that their supports differ: E is positive definite, so the output exceeds the true matrix.
-        If one client's vector is 0 in one data set and w, ‖w‖ = K, in its neighbour, a release for
+        If one client's vector is 0 in one data set and w, ‖w‖ = K, in its neighbour, a release at
         which E − wwᵀ is not positive definite comes from the first alone. The probability of that
-        is P(wᵀE⁻¹w > 1) = P(χ²₂ < 2ε) = 1 − e^(−ε) exactly, so δ can be no smaller: 0.10 at
-        ε = 0.1, 0.63 at ε = 1. `gaussian_gram` and `pure_gram` are sound.
+        is P(wᵀE⁻¹w > 1) = P(χ²₂ < 2ε) = 1 − e^(−ε) exactly, so δ can be no smaller: 0.10 at ε =
+        0.1, 0.63 at ε = 1. `gaussian_gram` and `pure_gram` are sound.
       * The release is positive definite.
 
     Args:
@@ -40,10 +40,6 @@ def wishart(diagonal: bool = False) -> Mechanism:
     Raises:
       ValueError: `zero` raises it if a message is not one vector or matrix.
     """
-
-    def add(accumulator, messages, mask, ids, state, hparams):
-        del ids, state
-        return add_gram(accumulator, messages, mask, hparams.clip_norm, diagonal)
 
     def release(accumulator, denominator, key, state, hparams, round_):
         del denominator
@@ -59,11 +55,4 @@ def wishart(diagonal: bool = False) -> Mechanism:
         scale = noise_scale(z, hparams.clip_norm, degree=2) / 2
         return Release(total + scale.astype(total.dtype) * e, state, z)
 
-    return Mechanism(
-        PrivacyEvent("unprotected"),
-        lambda _: (),
-        lambda message, m: zero_gram(message, diagonal),
-        add,
-        release,
-        adds_chunks=True,
-    )
+    return gram_mechanism(PrivacyEvent("unprotected"), release, diagonal)

@@ -1,1 +1,14 @@
-"""Samplers besides Poisson sampling and everyone, and how Poisson sampling is made fast."""
+"""Samplers of cohorts, one per file."""
+
+from fedjaxsim.privacy.samplers.base import Cohort, Sampler, Sampling, full_participation
+from fedjaxsim.privacy.samplers.poisson import SAMPLING_RATE, default_capacity, poisson
+
+__all__ = [
+    "SAMPLING_RATE",
+    "Cohort",
+    "Sampler",
+    "Sampling",
+    "default_capacity",
+    "full_participation",
+    "poisson",
+]

@@ -1,21 +1,19 @@
 """Poisson sampling in time proportional to the cohort, with exact inclusion probabilities.
 
-Drawing a coin for every client is exact but takes time in proportion to the population. Here a
-block of B ids, of which at most 32 are drawn on average, costs one small number and a drawn client
-a few more:
+A coin per client is exact but takes time proportional to the population. Here a block of B ids, of
+which at most 32 are drawn on average, costs one small number, and a drawn client a few more:
 
-1. Points fall on ids as a Poisson process. A block gets a Poisson(Bλ) number of them, each on a
-   uniformly random id of the block (log₂ B random bits). An id is hit at least once with
-   probability 1 − e^(−λ), independently of every other id: that is what splitting a Poisson number
-   means.
-2. λ is chosen so that this is a power of two, ρ = 2^(−j), the smallest above p.
-3. An id that was hit stays with probability p/ρ, in [1/2, 1): when 32 random bits, as an integer,
-   are below 2³² p/ρ. For a float32 p in the range of the tables that is a whole number.
+1. Points fall on ids as a Poisson process: a block gets a Poisson(Bλ) number of them, each on a
+   uniformly random id of the block (log₂ B random bits). By Poisson splitting each id is hit at
+   least once with probability 1 − e^(−λ), independently of every other id.
+2. λ makes this a power of two, ρ = 2^(−j), the smallest above p.
+3. A hit id stays with probability p/ρ, in [1/2, 1): if 32 random bits, as an integer, are below
+   2³² p/ρ. For a float32 p in the range of the tables that is a whole number.
 
-So a client is in with probability exactly ρ · p/ρ = p, and independently of all others. The only
-approximation is in step 1: numbers are drawn by comparing 128 random bits with a table of the
-distribution function, computed with 80 decimal digits and rounded to 128 bits, which is within
-1e-36 of the Poisson distribution in total variation.
+So a client is in with probability exactly ρ · p/ρ = p, independently of all others. Only step 1
+approximates: numbers are drawn by comparing 128 random bits with a table of the distribution
+function, computed with 80 decimal digits and rounded to 128 bits, within 1e-36 of the Poisson
+distribution in total variation.
 """
 
 import decimal
@@ -29,36 +27,33 @@ import numpy as np
 from fedjaxsim.kernels import threefry
 
 LARGEST_RATE = 2.0**-5
-"""Above it, a coin for every client costs no more."""
+"""Largest rate at which blocks are cheaper than a coin per client."""
 
 _LARGEST_BLOCK = 22  # in bits of an id
 _LAST = 32  # hit rates go down to 2^(−32)
 _WORDS = 4  # of 32 bits, in a number that is compared with the distribution function
-_TAIL = -math.log(1e-34)  # of the probability, per round, that points outnumber their places
+_TAIL = -math.log(1e-34)  # of the probability, per round, that points outnumber their slots
 
 
 def _first_row(largest_rate: float) -> int:
-    """The j of the smallest power of two 2^(−j) above a rate."""
+    """Return the j of the smallest power of two 2^(−j) above a rate."""
     return -math.frexp(largest_rate)[1]
 
 
 def _block_bits(first: int) -> int:
-    """log₂ B: ids that share a number of points, at most 32 on average.
-
-    Keys belong to these fixed blocks of ids, never to positions.
-    """
+    """Return log₂ B, for at most 32 points on average. Keys belong to these fixed blocks of ids."""
     return min(first + 5, _LARGEST_BLOCK)
 
 
 def _places(num_clients: int, first: int) -> int:
-    """Places that all points fit in, but for a probability of 1e-34 (Bernstein's inequality)."""
+    """Return a number of slots for all points, exceeded with probability 1e-34 (Bernstein)."""
     mean = -num_clients * math.log1p(-(2.0**-first))
     return math.ceil(mean + _TAIL / 3 + math.sqrt(_TAIL**2 / 9 + 2 * _TAIL * mean))
 
 
 @functools.lru_cache(maxsize=8)
 def _distribution_functions(first: int) -> np.ndarray:
-    """P(N ≤ k) of the points in a block for hit rates 2^(−j), j = first … 32.
+    """Compute P(N ≤ k) of the points in a block for hit rates 2^(−j), j = first … 32.
 
     Returns:
       (rows, k, words) uint32, the most significant word first; 2¹²⁸ − 1 where P(N ≤ k) rounds to 1.
@@ -85,7 +80,7 @@ def _distribution_functions(first: int) -> np.ndarray:
 
 
 def _at_least(number: jax.Array, bound: jax.Array) -> jax.Array:
-    """Whether number ≥ bound, for integers of several words, on the last axis."""
+    """Return whether number ≥ bound, for integers of several words, on the last axis."""
     result = jnp.bool_(True)
     for w in reversed(range(_WORDS)):
         above, equal = number[..., w] > bound[..., w], number[..., w] == bound[..., w]
@@ -94,17 +89,17 @@ def _at_least(number: jax.Array, bound: jax.Array) -> jax.Array:
 
 
 def _row_and_threshold(rate: jax.Array, first: int) -> tuple[jax.Array, jax.Array]:
-    """The j of a rate, and floor(2³² p 2^j). Scaling by a power of two does not round."""
+    """Return the j of a rate and floor(2³² p 2^j). A power of two scales without rounding."""
     p = jnp.minimum(jax.lax.stop_gradient(rate), 2.0**-first * (1 - 2.0**-24))
     row = jnp.clip(-jnp.frexp(p)[1], first, _LAST)
     return row, jnp.floor(jnp.ldexp(p, row + 32)).astype(jnp.uint32)
 
 
 def charged_rate(rate: jax.Array, largest_rate: float) -> jax.Array:
-    """The probability, (), with which `draw` includes a client at this rate.
+    """Return the probability, (), with which `draw` includes a client at this rate.
 
-    That is p itself for a float32 p in [2^(−33), largest_rate]. A smaller p, or one of more bits,
-    is rounded down; a larger p stops at the power of two above `largest_rate`.
+    It is p itself for a float32 p in [2^(−33), largest_rate]. A smaller p, or one of more bits, is
+    rounded down; a larger p stops at the power of two above `largest_rate`.
     """
     row, threshold = _row_and_threshold(rate, _first_row(largest_rate))
     return jnp.ldexp(threshold.astype(rate.dtype), -row - 32)
@@ -117,18 +112,18 @@ def draw(
     num_clients: int,
     largest_rate: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Draws a Poisson sample of clients.
+    """Draw a Poisson sample of clients.
 
     Args:
-      count_key: the round's, for the number of points in each block.
-      point_key: the round's, for the points.
-      rate: p, (); what it really amounts to is `charged_rate`.
+      count_key: the round's key for the number of points in each block.
+      point_key: the round's key for the points.
+      rate: p, (); the exact inclusion probability is `charged_rate`.
       num_clients: m.
-      largest_rate: at most LARGEST_RATE; sets the number of places.
+      largest_rate: at most LARGEST_RATE; sets the number of slots.
 
     Returns:
-      ids, (places,) int32, rising; which of them are drawn, (places,) bool; and how many points had
-      no place, () int32: more than 0 with probability at most 1e-34.
+      ids, (slots,) int32, increasing; whether each is drawn, (slots,) bool; and the number of
+      points without a slot, () int32: positive with probability at most 1e-34.
     """
     first = _first_row(largest_rate)
     width = _block_bits(first)
@@ -151,7 +146,7 @@ def draw(
     block = jnp.minimum(jnp.searchsorted(ends, slots, side="right"), blocks - 1)
     ids, coins = jax.vmap(random_point)(block, slots - ends[block] + counts[block])
     ids = jnp.where((slots < ends[-1]) & (ids < num_clients), ids, num_clients)
-    # The sort is stable, so that the coin of an id that was hit twice is that of its first point.
+    # The sort is stable, so an id hit twice keeps the coin of its first point.
     ids, coins = jax.lax.sort((ids, coins), num_keys=1, is_stable=True)
     new = jnp.concatenate([jnp.ones(1, bool), ids[1:] != ids[:-1]])
     drawn = new & (coins < threshold) & (ids < num_clients)

@@ -6,26 +6,20 @@ import scipy.stats
 
 from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy.events import SamplingScheme
-from fedjaxsim.privacy.sampling import Cohort, Sampler, Sampling
+from fedjaxsim.privacy.samplers.base import Cohort, Sampler, Sampling, check_size
 
-_TAIL = 1e-18  # probability, per round, that too few different clients are among the draws
+_TAIL = 1e-18  # probability, per round, of too few distinct clients among the draws
 
 
 def _distinct(key: jax.Array, count: int, num_clients: int) -> jax.Array:
-    """The first `count` different ids among independent uniform ones: a uniform subset.
+    """Return the first `count` distinct ids among independent uniform ones: a uniform subset.
 
-    Ids are drawn as whole bits and those of m or more rejected, so that all are equally likely.
-
-    Args:
-      key: random key.
-      count: at most (m + 1)/2, so that a draw is new and valid with probability 1/4 or more.
-      num_clients: m.
-
-    Returns:
-      (count,) int32; m where the draws did not suffice (probability below 1e-18).
+    Ids are drawn as whole bits and those of m or more rejected, so all are equally likely. `count`
+    is at most (m + 1)/2, so a draw is new and valid with probability 1/4 or more. Ids are m where
+    the draws did not suffice (probability below 1e-18).
     """
     bits = max(1, (num_clients - 1).bit_length())
-    # Each draw is new and valid at least as often as the last one needed.
+    # Each draw is new and valid at least as often as the last one.
     worst = (num_clients - count + 1) / 2**bits
     draws = count + int(scipy.stats.nbinom.isf(_TAIL, count, worst))
     ids = (threefry.bits(key, (draws,)) >> (32 - bits)).astype(jnp.int32)
@@ -38,19 +32,19 @@ def _distinct(key: jax.Array, count: int, num_clients: int) -> jax.Array:
 
 
 def fixed_size(*, cohort: int) -> Sampling:
-    """Exactly q of m clients, a uniformly random subset, independently in every round.
+    """Draw exactly q of m clients, a uniformly random subset, independently in every round.
 
-    Costs time in proportion to q log q, or to m where q is more than half of it.
+    A draw takes O(q log q) time, or O(m) where q exceeds m/2.
 
     Formal guarantees:
-      * Every subset of q clients is equally likely, whatever the data and the rounds before, and
-        q is public. (But with probability below 1e-18 a round: the cohort then has fewer members,
-        or, where q is more than half of m, is one of those that low ids are more often in.)
+      * Every subset of q clients is equally likely, whatever the data and earlier rounds, and q is
+        public. (Except with probability below 1e-18 a round: the cohort then has fewer members, or,
+        where q exceeds m/2, is biased towards low ids.)
       * Each client is in with probability q/m, which the ledger is charged, but clients are *not*
-        independent: whoever knows the bits of all others knows a client's own. So in the joint-DP
-        view sampling hides nothing, and only the number of a client's participations, Bin(T, q/m),
-        is random: accountant "mixture". A reader of the releases alone sees the amplification of
-        sampling without replacement.
+        independent: the bits of all others determine a client's own. So sampling hides nothing in
+        the joint-DP view, and only the number of a client's participations, Bin(T, q/m), is random:
+        accountant "mixture". A reader of the releases alone sees the amplification of sampling
+        without replacement.
 
     Args:
       cohort: Number q of clients in every cohort.
@@ -62,9 +56,7 @@ def fixed_size(*, cohort: int) -> Sampling:
 
 
 def _fixed_size(num_clients: int, cohort: int) -> Sampler:
-    """Return the sampler of m clients."""
-    if not 1 <= cohort <= num_clients:
-        raise ValueError(f"cohort must lie in [1, {num_clients}], got {cohort}")
+    check_size("cohort", cohort, num_clients)
     left_out = num_clients - cohort
 
     def draw(key, round_, hparams):

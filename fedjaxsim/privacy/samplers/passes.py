@@ -1,4 +1,4 @@
-"""Passes over the population in random order, with a cap on everybody's participations."""
+"""Passes over the population in random order, with a cap on participations."""
 
 import math
 
@@ -7,23 +7,21 @@ import jax.numpy as jnp
 from fedjaxsim.data.minibatches import permuted
 from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy.events import SamplingScheme
-from fedjaxsim.privacy.sampling import Cohort, Sampler, Sampling
+from fedjaxsim.privacy.samplers.base import Cohort, Sampler, Sampling, check_size
 
 
 def passes(*, cohort: int, max_participations: int) -> Sampling:
-    """Each pass is a fresh random order of the clients, cut into cohorts of q.
+    """Cut a fresh random order of the clients into cohorts of q, once per pass.
 
-    The cohort of round t depends on the run's key and t alone: it is number t mod R of pass ⌊t/R⌋,
-    where R = ⌈m/q⌉; the last one of a pass holds what is left of the clients. After
-    `max_participations` passes, `Sampler.rounds` rounds in all, cohorts are empty.
+    The cohort of round t depends on the run's key and t alone: number t mod R of pass ⌊t/R⌋, with R
+    = ⌈m/q⌉; the last one of a pass holds the remaining clients. After `max_participations` passes,
+    `Sampler.rounds` rounds in all, cohorts are empty.
 
     Formal guarantees:
-      * In a pass every client takes part exactly once (the order is a permutation whatever the
-        random bits), so nobody takes part more than `max_participations` times, however long the
-        run.
-      * Nothing else is claimed: the schedule may be known to everybody, and sampling hides nothing
-        in either view. Accountant "gaussian", of as many releases as the cap (those with the least
-        noise).
+      * Every client takes part exactly once in a pass (the order is a permutation whatever the
+        random bits), so at most `max_participations` times in a run of any length.
+      * Nothing else is claimed: the schedule may be public, and sampling hides nothing in either
+        view. Accountant "gaussian", of `max_participations` releases (those with the least noise).
       * Sums are divided by q, also in the smaller cohort at the end of a pass.
 
     Args:
@@ -37,9 +35,7 @@ def passes(*, cohort: int, max_participations: int) -> Sampling:
 
 
 def _passes(num_clients: int, cohort: int, max_participations: int) -> Sampler:
-    """Return the sampler of m clients."""
-    if not 1 <= cohort <= num_clients:
-        raise ValueError(f"cohort must lie in [1, {num_clients}], got {cohort}")
+    check_size("cohort", cohort, num_clients)
     scheme = SamplingScheme("capped", num_clients, cohort, max_participations)
     per_pass = math.ceil(num_clients / cohort)
 

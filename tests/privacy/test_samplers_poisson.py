@@ -10,7 +10,7 @@ from problems import least_squares
 
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.privacy.sampling import default_capacity, full_participation, poisson
+from fedjaxsim.privacy.samplers import default_capacity, full_participation, poisson
 from fedjaxsim.simulation import Simulation
 
 ALARM = 1e-6  # false-alarm rate of every statistical test here

@@ -18,7 +18,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import split
 from fedjaxsim.data.transforms import drop_constant_columns, first_classes, unit_rows
 from fedjaxsim.privacy.mechanisms import gaussian
-from fedjaxsim.privacy.sampling import full_participation
+from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.runs.assemble import simulation_of
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.simulation import Simulation, with_parts
@@ -44,18 +44,24 @@ def test_a_simulation_names_what_each_part_names_once():
     sim = build(
         pmtl(task)._replace(public=("of the algorithm", "of two")),
         dataclasses.replace(CLIENTS, public=("of the data", "of two")),
-        gaussian()._replace(public=("of the door",)),
+        gaussian()._replace(public=("of the mechanism",)),
     )
-    everything = ("of the data", "of two", "of the task", "of the algorithm", "of the door")
+    everything = ("of the data", "of two", "of the task", "of the algorithm", "of the mechanism")
     assert sim.setup.public == everything
-    assert with_parts(sim, algorithm=pmtl(task)).setup.public == (*everything[:3], "of the door")
+    assert with_parts(sim, algorithm=pmtl(task)).setup.public == (
+        *everything[:3],
+        "of the mechanism",
+    )
     # An algorithm brings its task.
-    assert with_parts(sim, algorithm=pmtl(TASK)).setup.public == (*everything[:2], "of the door")
+    assert with_parts(sim, algorithm=pmtl(TASK)).setup.public == (
+        *everything[:2],
+        "of the mechanism",
+    )
     assert sim.with_population(CLIENTS).setup.public == (
         "of the task",
         "of the algorithm",
         "of two",
-        "of the door",
+        "of the mechanism",
     )
 
 
@@ -63,7 +69,7 @@ def test_weights_and_sizes_of_clients_are_named():
     (divisor,) = build(ppsgd(TASK, objective="weighted", sizes=[1, 2, 3, 3])).setup.public
     assert divisor.startswith("M = Σ m_i, by which the weighted objective divides, is taken as")
     (weights,) = build(mechanism=gaussian([1.0, 2.0, 3.0, 4.0])).setup.public
-    assert weights.startswith("The clients' weights, by whose sum the release is divided, are")
+    assert weights.startswith("The clients' weights, and their sum")
 
 
 def test_what_a_transform_reads_of_all_clients_stays_with_the_population(tmp_path):

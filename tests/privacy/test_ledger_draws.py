@@ -21,7 +21,7 @@ from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.events import Drawn, PrivacyEvent, drawn_twice
-from fedjaxsim.privacy.guarantee import together_published
+from fedjaxsim.privacy.guarantee import compose_reports
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.sweep import ManyRuns
 
@@ -80,7 +80,7 @@ def check_no_epsilon(sim, state):
 
 def check_refused(reports):
     with pytest.raises(ValueError, match=r"no joint ε.*: report 1, report 2"):
-        together_published(reports, DELTA)
+        compose_reports(reports, DELTA)
 
 
 # --- the record -----------------------------------------------------------------------------------
@@ -334,9 +334,9 @@ def test_runs_of_one_seed_have_the_same_cohorts_and_no_joint_epsilon():
     ends = [rounds(sim, sim.init(0, each), 5, each) for each in settings_]
     reports = [sim.guarantee(end, DELTA) for end in ends]
     with pytest.raises(ValueError, match="own: report 1, report 2, report 3, report 4"):
-        together_published(reports, DELTA)
+        compose_reports(reports, DELTA)
     apart = rounds(sim, sim.init(1, p), 5, p)
-    both = together_published([reports[0], sim.guarantee(apart, DELTA)], DELTA)
+    both = compose_reports([reports[0], sim.guarantee(apart, DELTA)], DELTA)
     assert sum(len(each.draws or ()) for each in (reports[0], both)) == 3
     assert both.find("zero_out").epsilon is not None
     # A sweep's runs draw what each draws alone.
@@ -362,8 +362,8 @@ def test_one_state_run_twice_is_fine_alone_and_has_no_joint_epsilon(sim):
 def test_a_report_that_does_not_say_what_was_drawn_is_not_composed(sim):
     report = sim.guarantee(rounds(sim, fresh(sim), 1), DELTA)
     unknown = dataclasses.replace(report, draws=None)
-    with pytest.raises(ValueError, match="does not say what its run drew"):
-        together_published([report, unknown], DELTA)
+    with pytest.raises(ValueError, match="lacks its draws"):
+        compose_reports([report, unknown], DELTA)
 
 
 def test_compare_names_private_runs_of_one_seed(tmp_path, capsys):
@@ -389,7 +389,7 @@ def test_compare_names_private_runs_of_one_seed(tmp_path, capsys):
     assert "joint" not in capsys.readouterr().out
 
 
-def test_closed_doors_draw_nothing_that_counts():
+def test_rounds_without_a_release_draw_nothing_that_counts():
     sim = fjs.Simulation(
         fjs.local(TASK),
         POPULATION,
@@ -402,5 +402,5 @@ def test_closed_doors_draw_nothing_that_counts():
     report = sim.guarantee(state, DELTA)
     assert report.draws == ()
     assert report.find("zero_out").epsilon == 0
-    assert together_published([report, report], DELTA).find("zero_out").epsilon == 0
+    assert compose_reports([report, report], DELTA).find("zero_out").epsilon == 0
     assert ledgers.charged(state.privacy)[0].event == PrivacyEvent("none")

@@ -1,4 +1,4 @@
-"""The privacy losses of every door on its worst pair of inputs, against their distributions."""
+"""The privacy losses of mechanisms on worst pairs of inputs, against their distributions."""
 
 import math
 from functools import partial
@@ -34,29 +34,29 @@ FAR, NEAR, NOTHING = [9.0, 0, 0], [-1.9999, 0, 0], [0, 0, 0]  # clipped to 2; ju
 ACROSS = [0, 9.0, 0]
 
 
-def add(door, message):
+def add(mechanism, message):
     """The accumulator of one client's message."""
-    return add_one(door, np.array([message], np.float32))
+    return add_one(mechanism, np.array([message], np.float32))
 
 
 @partial(jax.jit, static_argnums=0)
-def add_one(door, messages):
+def add_one(mechanism, messages):
     one = jnp.ones(1, bool)
-    return door.add(
-        door.zero(messages[0], 1),
+    return mechanism.add(
+        mechanism.zero(messages[0], 1),
         Messages(messages),
         one,
         jnp.zeros(1, int),
-        door.init(HPARAMS),
+        mechanism.init(HPARAMS),
         HPARAMS,
     )
 
 
 @partial(jax.jit, static_argnums=0)
-def releases(door, accumulator):
+def releases(mechanism, accumulator):
     def one(key):
-        return door.release(
-            accumulator, DENOMINATOR, key, door.init(HPARAMS), HPARAMS, jnp.int32(0)
+        return mechanism.release(
+            accumulator, DENOMINATOR, key, mechanism.init(HPARAMS), HPARAMS, jnp.int32(0)
         )
 
     return jax.vmap(one)(KEYS)
@@ -83,13 +83,13 @@ PURE_DIAGONAL = pure_gram(diagonal=True, psd_deviations=None)
 GRAMS = [GRAM, DIAGONAL, PURE_GRAM, PURE_DIAGONAL]
 
 
-def sums(door, released):
+def sums(mechanism, released):
     """What the noised statistic itself was, from what was released."""
-    return coordinates(released.value) * (1.0 if door in GRAMS else DENOMINATOR)
+    return coordinates(released.value) * (1.0 if mechanism in GRAMS else DENOMINATOR)
 
 
 @pytest.mark.parametrize(
-    ("door", "message", "other"),
+    ("mechanism", "message", "other"),
     [
         (GAUSSIAN, FAR, NOTHING),
         (GAUSSIAN, FAR, NEAR),
@@ -100,13 +100,13 @@ def sums(door, released):
         (DIAGONAL, FAR, ACROSS),
     ],
 )
-def test_gaussian_losses_are_normal_with_the_stated_mu(door, message, other):
+def test_gaussian_losses_are_normal_with_the_stated_mu(mechanism, message, other):
     # The log ratio of N(a, s²) and N(b, s²) under the first is N(μ²/2, μ²), μ = ‖a − b‖/s.
-    mu = (door.event.zero_out if other is NOTHING else door.event.replace) / Z
-    accumulator = add(door, message)
-    x = sums(door, releases(door, accumulator))
-    a, b = coordinates(accumulator.total), coordinates(add(door, other).total)
-    s = Z * (C**2 if door in GRAMS else C)
+    mu = (mechanism.event.zero_out if other is NOTHING else mechanism.event.replace) / Z
+    accumulator = add(mechanism, message)
+    x = sums(mechanism, releases(mechanism, accumulator))
+    a, b = coordinates(accumulator.total), coordinates(add(mechanism, other).total)
+    s = Z * (C**2 if mechanism in GRAMS else C)
     losses = (np.sum((x - b) ** 2, axis=1) - np.sum((x - a) ** 2, axis=1)) / (2 * s**2)
     assert scipy.stats.kstest(losses, scipy.stats.norm(mu**2 / 2, mu).cdf).pvalue > ALARM
     # No coordinate has less noise than the others, and none is shared.
@@ -149,7 +149,7 @@ def pure_loss_distribution(shift, losses):
 
 
 @pytest.mark.parametrize(
-    ("door", "message", "other"),
+    ("mechanism", "message", "other"),
     [
         (PURE, FAR, NOTHING),
         (PURE, FAR, NEAR),
@@ -158,15 +158,15 @@ def pure_loss_distribution(shift, losses):
         (PURE_DIAGONAL, FAR, ACROSS),
     ],
 )
-def test_pure_losses_are_bounded_by_epsilon_and_have_their_distribution(door, message, other):
-    accumulator = add(door, message)
-    released = releases(door, accumulator)
+def test_pure_losses_are_bounded_by_epsilon_and_have_their_distribution(mechanism, message, other):
+    accumulator = add(mechanism, message)
+    released = releases(mechanism, accumulator)
     charged = float(released.noise_multiplier[0])
-    adjacency = door.event.zero_out if other[0] == other[1] == 0 else door.event.replace
+    adjacency = mechanism.event.zero_out if other[0] == other[1] == 0 else mechanism.event.replace
     epsilon = adjacency * charged
-    x = sums(door, released)
-    a, b = coordinates(accumulator.total), coordinates(add(door, other).total)
-    scale = Z * (C**2 if door in GRAMS else C)
+    x = sums(mechanism, released)
+    a, b = coordinates(accumulator.total), coordinates(add(mechanism, other).total)
+    scale = Z * (C**2 if mechanism in GRAMS else C)
     near, far = (np.linalg.norm(x - point, axis=1) / scale for point in (a, b))
     losses = far - near
     assert np.abs(losses).max() <= epsilon * (1 + 1e-5)
@@ -181,13 +181,13 @@ def test_pure_losses_are_bounded_by_epsilon_and_have_their_distribution(door, me
 
 
 def test_noise_at_the_clients_adds_up_over_the_realised_cohort():
-    door = client_noise()
-    one = add(door, [1.0, 0, 0])
+    mechanism = client_noise()
+    one = add(mechanism, [1.0, 0, 0])
     accumulator = jax.tree.map(lambda leaf: 2 * leaf, one)
-    noise = np.asarray(releases(door, accumulator).value) - [1.0, 0, 0]
+    noise = np.asarray(releases(mechanism, accumulator).value) - [1.0, 0, 0]
     # The mean of two messages with noise of zC each.
     assert scipy.stats.kstest(noise.ravel() / (Z * C / math.sqrt(2)), "norm").pvalue > ALARM
-    assert door.event.kind == "unprotected"
+    assert mechanism.event.kind == "unprotected"
 
 
 def test_wishart_noise_gives_outputs_that_a_neighbour_cannot():
@@ -196,16 +196,16 @@ def test_wishart_noise_gives_outputs_that_a_neighbour_cannot():
     R − wwᵀ is not positive definite for R = E, that of a client with nothing, with probability
     1 − e^(−ε). A guarantee (ε', δ) needs δ of at least that.
     """
-    door = wishart()
+    mechanism = wishart()
     epsilons = np.array([0.1, 0.5, 1.0, 2.0])
 
     @jax.jit
     def noise(z):
         hparams = HPARAMS.replace(noise_multiplier=z)
-        accumulator = door.zero(jnp.zeros(2), 1)
+        accumulator = mechanism.zero(jnp.zeros(2), 1)
 
         def one(key):
-            return door.release(accumulator, 1.0, key, (), hparams, jnp.int32(0)).value
+            return mechanism.release(accumulator, 1.0, key, (), hparams, jnp.int32(0)).value
 
         return jax.vmap(one)(KEYS)
 
@@ -216,7 +216,7 @@ def test_wishart_noise_gives_outputs_that_a_neighbour_cannot():
         impossible = np.count_nonzero(np.linalg.eigvalsh(released - np.outer(w, w))[:, 0] < 0)
         test = scipy.stats.binomtest(impossible, DRAWS, -math.expm1(-epsilon))
         assert test.pvalue > ALARM / len(epsilons)
-    assert door.event.kind == "unprotected"
+    assert mechanism.event.kind == "unprotected"
 
 
 @pytest.mark.parametrize(
@@ -224,9 +224,9 @@ def test_wishart_noise_gives_outputs_that_a_neighbour_cannot():
 )
 def test_the_shift_makes_the_release_positive_definite(kind, diagonal):
     t = 1.2
-    door = kind(diagonal, psd_deviations=t)
-    accumulator = door.zero(jnp.zeros(6), 1)  # nothing but noise: the worst case
-    values = np.asarray(releases(door, accumulator).value, np.float64)
+    mechanism = kind(diagonal, psd_deviations=t)
+    accumulator = mechanism.zero(jnp.zeros(6), 1)  # nothing but noise: the worst case
+    values = np.asarray(releases(mechanism, accumulator).value, np.float64)
     smallest = values.min(axis=1) if diagonal else np.linalg.eigvalsh(values)[:, 0]
     failure = math.exp(-(t**2) / 2) * (2 if kind is pure_gram else 1)
     # One-sided: as many positive definite draws as the bound promises, but for chance.

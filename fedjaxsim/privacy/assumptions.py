@@ -1,0 +1,117 @@
+"""The words of a privacy report: what guarantees assume, and why there is none."""
+
+import math
+from collections.abc import Sequence
+
+from fedjaxsim.privacy.accounting import composition
+from fedjaxsim.privacy.events import PrivacySpend, SamplingScheme
+
+TRUSTED_SERVER = (
+    "A trusted server clips, sums and noises; clients see only what it publishes and their own."
+)
+METRICS = (
+    "Metrics, losses, norms, realised cohort sizes and choices made with them (early stopping, the "
+    "best of a sweep) are not protected: publishing them needs a budget of its own."
+)
+SECRET_SEED = (
+    "The seed is secret and no other published run used it: runs of one seed draw the same cohorts "
+    "and noise, and noise that is known or drawn twice can be subtracted."
+)
+SHARED_SEED = (
+    "Runs of one seed share cohorts and noise here, so that they can be compared: at most one of "
+    "them may be published under its ε."
+)
+SIMULATION = (
+    "Noise is drawn in floating point: a simulation of the ideal Gaussian mechanism, not a "
+    "hardened deployment."
+)
+NO_RELEASE = (
+    "Rounds without a release (local training, fine-tuning) cost nothing. Publishing personal "
+    "models is another matter: each protects all other clients, not its owner."
+)
+_NOTHING_SENT = "No client sends anything."
+
+
+def default_delta(num_clients: int) -> float:
+    """Return δ = 1/(10 m), the largest that is reported without a remark.
+
+    δ = 1/m, as in many papers, is met by publishing the data of one random client.
+    """
+    if num_clients < 1:
+        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
+    return 1 / (10 * num_clients)
+
+
+def of_charges(
+    charges: Sequence[PrivacySpend], assumed: Sequence[str], delta: float
+) -> tuple[str, ...]:
+    """Return the sentences of a guarantee, for charges with a release."""
+    if not charges:
+        return (_NOTHING_SENT, METRICS)
+    sentences = [TRUSTED_SERVER, *dict.fromkeys(_of_sampling(c.scheme) for c in charges)]
+    for charged in charges:
+        overflow = composition.overflow_probability(charged.entries, charged.scheme)
+        if overflow > 0:
+            sentences.append(
+                f"Some cohort exceeds the {charged.scheme.capacity} places with probability at "
+                f"most {overflow:.1e}; δ includes (1 + e^ε) times that."
+            )
+    m = charges[0].scheme.clients
+    if delta > default_delta(m):
+        sentences.append(
+            f"δ = {delta:.3g} is above 1/(10 m) = {default_delta(m):.3g}: publishing the data of "
+            f"one random client would meet δ = 1/m = {1 / m:.3g}."
+        )
+    return (*sentences, *assumed, METRICS, SECRET_SEED, SIMULATION)
+
+
+def _of_sampling(scheme: SamplingScheme) -> str:
+    m = scheme.clients
+    return {
+        "poisson": f"Each of the {m} clients takes part independently of all others with the "
+        "charged probability, and sums are divided by a public number.",
+        "fixed": f"Cohorts of exactly {scheme.capacity} of {m} clients; other clients' "
+        "participation reveals a client's own, so sampling hides nothing in joint_dp.",
+        "capped": f"No client takes part more than {scheme.max_participations} times; the "
+        "schedule is public, so sampling hides nothing.",
+        "full": f"All {m} clients take part in every round.",
+    }[scheme.kind]
+
+
+def no_guarantee(charged: PrivacySpend) -> str:
+    """Return why no ε exists for rounds of one kind, or an empty string."""
+    noise = [entry.noise_multiplier for entry in charged.entries]
+    if charged.redrawn:
+        return (
+            "the state drew a round's random numbers twice or from a foreign key, so its noise may "
+            "cancel: run again from `init` with a new seed, and change no `round`, `key` or ledger "
+            "of a state by hand"
+        )
+    if charged.overflowed:
+        return (
+            "the privacy ledger overflowed: it held too few different (z, p) for this run, or "
+            "rounds came twice where participations are capped"
+        )
+    if charged.event.kind == "unprotected" and noise:
+        return "no guarantee is known for this mechanism"
+    if any(math.isnan(z) for z in noise):
+        return "the noise multiplier of some round is not a number"
+    if charged.event.kind == "pure" and any(math.isinf(z) for z in noise):
+        return "the ε of some round is infinite"
+    if charged.event.kind == "gaussian" and 0 in noise:
+        return "no noise was added"
+    return ""
+
+
+def not_certified(charges: Sequence[PrivacySpend], delta: float) -> str:
+    """Return why an accountant certified no ε."""
+    for charged in charges:
+        scheme = charged.scheme
+        overflow = composition.overflow_probability(charged.entries, scheme)
+        if overflow > 0:
+            return (
+                f"cohorts exceed the {scheme.capacity} places of the sampler with probability up "
+                f"to {overflow:.2g}, and (1 + e^ε) times that does not fit into δ = {delta:.3g}: "
+                f"give poisson() a larger capacity; {scheme.clients} are always enough"
+            )
+    return f"δ = {delta:.3g} is below what the accountant resolves for so many rounds"
