@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from tyro.conf import Positional
+from tyro.conf import OmitArgPrefixes, Positional
 
 from fedjaxsim.cli.shared_flags import CheckpointEvery, Machines
 
@@ -27,10 +27,13 @@ class Sweep:
     """Print one plain line per evaluation, no progress bar."""
     checkpoint_every: CheckpointEvery = None
     """Rounds (10) or time (30s, 5min, 2h) between checkpoints, each at the next evaluation."""
+    machines: OmitArgPrefixes[Machines] = Machines()  # noqa: RUF009 - it is frozen
+    """Devices of this process, or of several."""
 
     def prepare(self) -> Callable[[], int]:
         """Check all input; return a function that runs the sweep."""
-        Machines().start()
+        self.machines.start()
+        from fedjaxsim.commands.multiprocess import in_all_processes
         from fedjaxsim.commands.sweep import prepare_sweep
 
-        return prepare_sweep(self)
+        return in_all_processes(lambda: prepare_sweep(self), self.machines.count)

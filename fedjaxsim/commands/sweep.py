@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from fedjaxsim import callbacks
 from fedjaxsim.callbacks import Cadence
 from fedjaxsim.commands.messages import INTERRUPTED
+from fedjaxsim.engine import processes
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.report.progress import can_draw, stop_on_interrupt
 from fedjaxsim.runs.build import Experiment, population_of, prepare, versions
-from fedjaxsim.runs.fingerprints import fingerprint_of
+from fedjaxsim.runs.fingerprints import digest, fingerprint_of
 from fedjaxsim.runs.memory import bytes_per_run
 from fedjaxsim.runs.sweep_directory import SweepDirectory
 from fedjaxsim.runs.sweep_report import print_report, write_report
@@ -65,17 +67,25 @@ def prepare_sweep(command: Any) -> Callable[[], int]:
     cadence = Cadence.parse(command.checkpoint_every)
     families = _families(plan)
     data = "-".join(fingerprint_of(family.simulation.population) for family in families)
+    if processes.several():
+        processes.agree({"settings": plan.fingerprint, "clients' rows": data,
+                         "versions": digest(versions()), "overwrite": str(command.overwrite),
+                         "number of devices": str(jax.local_device_count())})  # fmt: skip
     directory = SweepDirectory.open(
         command.out, plan, versions(), data, overwrite=command.overwrite
     )
-    begun = directory.checkpoint()
+    if processes.several():
+        processes.agree({})  # the first process has made the directory
+    begun, finished = directory.checkpoint(), directory.finished()
+    if processes.several():
+        processes.agree({f"results in {command.out}": digest([sorted(finished), begun is None])})
 
     def work() -> int:
-        draws = can_draw()
+        draws = can_draw() if processes.is_first() else False
         with stop_on_interrupt() as stop:
             _compute(plan, families, directory, begun, stop, cadence, quiet=command.quiet)
         results = directory.results()
-        if len(results):
+        if len(results) and processes.is_first():
             experiments = {run: each for family in families for run, each in family.experiments}
             write_report(plan, directory, results, experiments)
             if draws:
@@ -135,13 +145,13 @@ def _compute(
     for family in families:
         for many, runs in _chunks(plan, family, done, checkpoint):
             if checkpoint and tuple(checkpoint.note["runs"]) != runs:
-                directory.checkpoints.clear()
+                _first_alone(directory.checkpoints.clear)
             title = f"runs {count + 1}–{count + len(runs)} of {len(plan.runs)}"
             progress = callbacks.Progress(title, quiet=quiet)
             _compute_chunk(
                 many, runs, dict(family.experiments)[runs[0]], directory, stop, cadence, progress
             )
-            if stop.is_set():
+            if any(processes.from_all(stop.is_set())):
                 return
             count += len(runs)
 
@@ -180,7 +190,15 @@ def _compute_chunk(
     replace = recorded.run.epsilon(state, "replace")
     for row, epsilon in zip(rows[-len(runs) :], replace, strict=True):
         row["epsilon_replace"] = epsilon
-    directory.add(rows, seconds=found["seconds"], compile_seconds=found["compile_seconds"])
+    times = {name: found[name] for name in ("seconds", "compile_seconds")}
+    _first_alone(lambda: directory.add(rows, **times))
+
+
+def _first_alone(write: Callable[[], None]) -> None:
+    """Call a function in the first process; the others wait until it is done."""
+    if processes.is_first():
+        write()
+    processes.from_all("written")
 
 
 def _chunks(

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjaxsim.algorithm import Metrics
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.engine.processes import from_all, is_first
+from fedjaxsim.engine.processes import from_all, is_first, to_host
 from fedjaxsim.engine.segments import History, Record, Segment, rows_of
 from fedjaxsim.engine.state import SimulationState, state_of
 from fedjaxsim.privacy import ledger
@@ -170,7 +170,7 @@ class Run:
 
     def epsilon(self, state: SimulationState, adjacency: Adjacency = "zero_out") -> list[float]:
         """Return ε of each run so far, for joint DP; inf without a guarantee."""
-        privacy = jax.tree.map(np.asarray, state.privacy)
+        privacy = to_host(state.privacy)
         bare = dataclasses.replace(state, shared=(), personal=(), mechanism=(), privacy=privacy)
         states = [bare] if self.size is None else [state_of(bare, run) for run in range(self.size)]
         return [

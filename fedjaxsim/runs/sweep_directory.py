@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjaxsim.engine.checkpoint import Checkpoint, CheckpointFolder
+from fedjaxsim.engine.processes import is_first
 from fedjaxsim.extras import importing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.report.envelopes import LAST_COLUMNS
@@ -92,19 +93,8 @@ class SweepDirectory:
         """
         if not overwrite:
             _check_same(path, sweep)
-        names = (CHECKPOINT, RESULTS, ENVELOPES, REPORT, SWEEP) if overwrite else ()
-        make_directory(path, names, "sweep", overwrite=overwrite, pictures=(*PICTURES, PAGE))
-        for unfinished in path.glob(f".{RESULTS}.*"):
-            unfinished.unlink()
-        resolved = {
-            "fingerprint": sweep.fingerprint,
-            "runs": len(sweep.runs),
-            "groups": len(sweep.groups()),
-            "best_over": list(sweep.best_over),
-            "data_fingerprint": data,
-        }
-        tables = {**sweep.settings(), "resolved": resolved, "versions": dict(versions)}
-        write_tables(path / SWEEP, tables)
+        if is_first():
+            _make(path, sweep, versions, data, overwrite=overwrite)
         return cls(path, sweep, versions, data)
 
     @property
@@ -182,7 +172,8 @@ class SweepDirectory:
         last = self.checkpoints.last()
         # Results are written before their checkpoints are removed.
         if last is not None and set(last.note["runs"]) <= self.finished():
-            self.checkpoints.clear()
+            if is_first():
+                self.checkpoints.clear()
             return None
         return last
 
@@ -203,6 +194,25 @@ class SweepDirectory:
         sink = io.BytesIO()
         pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
         write_atomically(self.path / name, sink.getvalue())
+
+
+def _make(
+    path: Path, sweep: SweepRuns, versions: Mapping[str, str], data: str, *, overwrite: bool
+) -> None:
+    """Make the directory and write what the sweep runs."""
+    names = (CHECKPOINT, RESULTS, ENVELOPES, REPORT, SWEEP) if overwrite else ()
+    make_directory(path, names, "sweep", overwrite=overwrite, pictures=(*PICTURES, PAGE))
+    for unfinished in path.glob(f".{RESULTS}.*"):
+        unfinished.unlink()
+    resolved = {
+        "fingerprint": sweep.fingerprint,
+        "runs": len(sweep.runs),
+        "groups": len(sweep.groups()),
+        "best_over": list(sweep.best_over),
+        "data_fingerprint": data,
+    }
+    tables = {**sweep.settings(), "resolved": resolved, "versions": dict(versions)}
+    write_tables(path / SWEEP, tables)
 
 
 def _check_same(path: Path, sweep: SweepRuns) -> None:
