@@ -1,4 +1,4 @@
-"""What an algorithm is: four functions written for ONE client.
+"""An algorithm: four functions written for ONE client.
 
 Every system here is an instance of the billboard model. A server publishes `shared`, which
 everybody may read; each client keeps `personal`, which nobody else may read; in a round some
@@ -25,7 +25,7 @@ ServerOptimizer = Callable[[Hyperparameters], optax.GradientTransformation]
 
 
 class Context(NamedTuple):
-    """What a client knows of the round besides its data.
+    """A client's knowledge of the round besides its data.
 
     Attributes:
       round: () int32, counted from 0.

@@ -70,7 +70,7 @@ class ManyRuns:
         self._place()
 
     def with_runs(self, simulation: Simulation, settings: Sequence[Hyperparameters]) -> "ManyRuns":
-        """The same program for other runs, of the same simulation or on another population.
+        """Return the same program for other runs, perhaps on another population.
 
         What is compiled is shared, where the populations have as many rows.
 
@@ -116,7 +116,7 @@ class ManyRuns:
         self._rows = self.program.place(self.simulation.population)
 
     def init(self, key: jax.Array | int) -> SimulationState:
-        """The state before the first round: what differs between runs has an axis of them.
+        """Return the state before the first round; parts that vary have an axis of runs.
 
         Args:
           key: as of `Simulation.init`.
@@ -162,7 +162,7 @@ class ManyRuns:
         return run.segments(state, eval_every, callbacks, keep)
 
     def evaluate(self, state: SimulationState, split: str = "test") -> Evaluation:
-        """As `Simulation.evaluate`; values are (m, S).
+        """Compute per-client metrics of all runs, (m, S).
 
         Raises:
           ValueError: if there is no such split.

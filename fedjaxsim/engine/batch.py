@@ -152,24 +152,24 @@ class Seeds(Program):
     """Runs of one setting with keys of their own, (S,)."""
 
     def init(self, key, hparams):
-        """As `Program.init`, for each key."""
+        """Initialize a run for each key."""
         return jax.vmap(self._one.init, (0, None))(key, hparams)
 
     def step(self, state, hparams, rows):
-        """As `Program.step`, for each key."""
+        """Run one round of each run."""
         return jax.vmap(self._one.step, (0, None, None))(state, hparams, rows)
 
     def rounds(self, state, hparams, rows, rounds):
-        """As `Program.rounds`, for each key."""
+        """Run `rounds` rounds of each run."""
         several = functools.partial(self._one.rounds, rounds=rounds)
         return jax.vmap(several, (0, None, None))(state, hparams, rows)
 
     def evaluate(self, state, hparams, rows):
-        """As `Program.evaluate`, for each key."""
+        """Compute each run's client metrics."""
         return jax.vmap(self._one.evaluate, (0, None, None))(state, hparams, rows)
 
     def place(self, population: Population) -> dict[str, Any]:
-        """As `Program.place`; seeds share the rows."""
+        """Place the rows, which all seeds share."""
         return self._one.place(population)
 
     @property

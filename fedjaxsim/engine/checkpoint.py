@@ -59,7 +59,7 @@ class Checkpoint(NamedTuple):
         return int(self.folder.name)
 
     def state(self, like: Tree) -> Tree:
-        """The state, with the structure and types of another one, and placed as that is.
+        """Return the state with the structure, types and shardings of `like`.
 
         Args:
           like: a state of the same simulation, from its `init`; its ledger may be another one.
@@ -88,7 +88,7 @@ class Checkpoint(NamedTuple):
         return jax.tree.unflatten(jax.tree.structure(like), placed)
 
     def _with_accounts(self, like: Any) -> Any:
-        """A state with an account for all that this one was charged for, and a record per key."""
+        """Add the saved accounts and key records to a state."""
         if not isinstance(like, SimulationState):
             return like
         kinds = [
@@ -118,7 +118,7 @@ class CheckpointFolder:
     about: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def save(self, round_: int, state: Any, note: Mapping[str, Any]) -> None:
-        """Adds a checkpoint, unless there is one of this round, and removes old ones.
+        """Add a checkpoint unless this round has one, and remove old ones.
 
         Of several processes all bring their part of the state, and the first writes.
 
@@ -163,7 +163,7 @@ class CheckpointFolder:
         os.replace(unfinished, folder / _NOTE)
 
     def last(self) -> Checkpoint | None:
-        """The last checkpoint, all of which has been checked; None where there is none.
+        """Return the last checkpoint, fully checked, or None.
 
         Raises:
           ValueError: if it is damaged, or of something else.
@@ -190,7 +190,7 @@ class CheckpointFolder:
         return found
 
     def clear(self) -> None:
-        """Removes all checkpoints, and what a killed process has left of one."""
+        """Remove all checkpoints and unfinished writes."""
         if self.path.is_dir():
             shutil.rmtree(self.path)
 
@@ -225,7 +225,7 @@ def _leaves(tree: Any) -> list[tuple[str, Any]]:
 
 
 def _filled(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Those that hold something: Orbax takes no others."""
+    """Drop empty subtrees, which Orbax refuses."""
     return {name: array for name, array in arrays.items() if array.size}
 
 
@@ -234,12 +234,12 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _raw(leaf: Any) -> np.ndarray:
-    """A leaf on the host, as `_words`."""
+    """Return a leaf's words on the host."""
     return to_host(_words(leaf))
 
 
 def _words(leaf: Any) -> Any:
-    """A leaf; of a typed random key its words."""
+    """Return a leaf, or the words of a typed random key."""
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 

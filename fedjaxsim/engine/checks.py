@@ -1,4 +1,4 @@
-"""Whether the functions of a simulation suit one another, found out before any compute.
+"""Checks that the functions of a simulation fit together, before any compute.
 
 A wrong function would otherwise fail far from where it was written, in a scatter or a scan. Its
 arguments are checked when the simulation is made, and what it returns when a run starts, by shapes
@@ -71,14 +71,14 @@ _OPTIONAL = ("start", "divergence", "targets")
 
 
 class _RefusedError(ValueError):
-    """What a check has found, told from what the checked functions raise themselves."""
+    """An error found by a check, not raised by the checked functions themselves."""
 
 
 # --- when a simulation is made --------------------------------------------------------------------
 
 
 def check_parts(**parts: Any) -> None:
-    """Checks what a simulation is made of: the kind of each part, and what its functions take.
+    """Check the kind of each part of a simulation and the arguments of its functions.
 
     Args:
       **parts: by their names in `Simulation`.
@@ -103,7 +103,7 @@ def check_parts(**parts: Any) -> None:
 
 
 def check_arguments(name: str, function: Any, arguments: str) -> None:
-    """Checks that a function can be called with arguments of these names, separated by commas.
+    """Check that a function takes arguments of these names, separated by commas.
 
     Raises:
       ValueError: naming the function, what it must take and what it takes.
@@ -125,7 +125,7 @@ def check_arguments(name: str, function: Any, arguments: str) -> None:
 
 
 class Functions(NamedTuple):
-    """What is traced: the parts of a simulation that the checks need.
+    """The parts of a simulation that the checks trace.
 
     Attributes:
       algorithm: four functions for one client, and its task.
@@ -141,7 +141,7 @@ class Functions(NamedTuple):
 
 
 def message_shapes(functions: Functions, key: jax.Array, hparams: Hyperparameters) -> PyTree:
-    """What one client sends, as shapes, after all that the functions return has been checked.
+    """Check all that the functions return; return one client's message as shapes.
 
     Args:
       functions: of a simulation.
@@ -162,7 +162,7 @@ def message_shapes(functions: Functions, key: jax.Array, hparams: Hyperparameter
 
 
 def closed_over(functions: Functions, key: jax.Array, hparams: Hyperparameters) -> list[np.ndarray]:
-    """The arrays that the functions bring along instead of being given them.
+    """Return the arrays that the functions close over.
 
     Args:
       functions: of a simulation.
@@ -175,7 +175,7 @@ def closed_over(functions: Functions, key: jax.Array, hparams: Hyperparameters) 
 
 
 def _constants(traced: Any) -> Iterator[Any]:
-    """All constants of a traced function and of the functions inside it."""
+    """Yield the constants of a traced function and of the functions inside it."""
     yield from getattr(traced, "consts", ())
     for equation in traced.eqns:
         yield from (value.val for value in equation.invars if hasattr(value, "val"))
@@ -185,12 +185,12 @@ def _constants(traced: Any) -> Iterator[Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a constant is an array of numbers, not of keys."""
+    """Return whether a constant is an array of numbers, not of keys."""
     return hasattr(value, "dtype") and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
 
 
 def _rows(population: Population) -> Rows:
-    """The training rows as shapes, as a round reads them; where they lie does not matter."""
+    """Return the shapes of the training rows."""
     fields: Any = {
         name: jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
         for name, value in population.fields.items()
@@ -203,7 +203,7 @@ def _view(functions: Functions, rows: Rows, key: jax.Array) -> ClientData:
 
 
 def _a_round(functions: Functions, key: jax.Array, hparams: Hyperparameters, rows: Rows) -> PyTree:
-    """The message of a round of one client, each function's results checked as they come."""
+    """Run one client's round, checking each result; return its message."""
     algorithm, mechanism = functions.algorithm, functions.mechanism
     num_clients = functions.population.num_clients
     round_, client_id, data = jnp.int32(0), jnp.int32(0), _view(functions, rows, key)
@@ -227,7 +227,7 @@ def _a_round(functions: Functions, key: jax.Array, hparams: Hyperparameters, row
 
 
 def _served(functions: Functions, shared: PyTree, release: PyTree, hparams: Hyperparameters):
-    """The next billboard; a server that fails is told what the release is."""
+    """Return the next server state; name the release if `server` fails."""
     try:
         return functions.algorithm.server(shared, release, hparams, jnp.int32(0))
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
@@ -237,7 +237,7 @@ def _served(functions: Functions, shared: PyTree, release: PyTree, hparams: Hype
 
 
 def _several(function: str, returned: Any, names: str) -> Any:
-    """What a function returned, if it is a tuple of as many values as have names."""
+    """Return a function's results if they are a tuple with one value per name."""
     wanted = len(names.split(", "))
     plain = isinstance(returned, (tuple, list)) and not hasattr(returned, "_fields")
     if not plain or len(returned) != wanted:
@@ -257,7 +257,7 @@ def _require_arrays(function: str, what: str, tree: PyTree) -> None:
 def _require_alike(
     function: str, what: str, given: PyTree, got: PyTree, *, cast: bool = False
 ) -> None:
-    """What a function returns must have the structure, shapes and types of what it was given.
+    """Check that a result has the structure, shapes and types of the input.
 
     With `cast` one floating type may stand for another, as the engine casts it back.
     """
@@ -277,7 +277,7 @@ def _require_alike(
 
 
 def _message(message: PyTree, mechanism: Mechanism) -> PyTree:
-    """What comes to the door, which must be able to bound it, and must have something to bound."""
+    """Check that the mechanism can bound the message, and that there is one."""
     if message is None:
         raise _RefusedError("client must return the message () where nothing is sent, got None")
     _require_arrays("client", "a message", message)
@@ -314,7 +314,7 @@ def _check_metrics(metrics: Any) -> None:
 def _check_evaluation(
     functions: Functions, key: jax.Array, params: PyTree, data: ClientData
 ) -> None:
-    """The task must take what clients predict with, and give a value for each example."""
+    """Check that the task takes the predicting parameters and gives a value per example."""
     task, batch = functions.algorithm.task, data.batch_shapes(_EXAMPLES)
     try:
         values = jax.eval_shape(task.metrics, params, batch)
@@ -355,7 +355,7 @@ def _check_fold(name: str, fold: StreamingMetric, params: PyTree, batch: Batch) 
 
 
 def _blame_task(functions: Functions, key: jax.Array, rows: Rows, error: Exception) -> None:
-    """Raises ValueError if a failure lies with the task alone: it does not suit the data."""
+    """Raise ValueError if the task alone fails, because it does not suit the data."""
     task, shapes = functions.algorithm.task, []
 
     def loss(key, rows):
@@ -388,7 +388,7 @@ def check_rounds(
     rounds: int,
     eval_every: int | None,
 ) -> None:
-    """Checks whether a run can go on for so many rounds.
+    """Check that a run can do `rounds` more rounds.
 
     Args:
       sampling: which may serve so many rounds and no more.
@@ -425,7 +425,7 @@ def check_rounds(
 
 
 def require_same_shapes(what: str, wanted: PyTree, got: PyTree) -> None:
-    """Checks that states which come from elsewhere are of the kind that a simulation has.
+    """Check that given states have the shapes of the simulation's own.
 
     Raises:
       ValueError: with both kinds.
@@ -443,12 +443,12 @@ def require_same_shapes(what: str, wanted: PyTree, got: PyTree) -> None:
 
 
 def _leaves(tree: PyTree) -> list[tuple[Any, Any]]:
-    """The leaves of a message or a state with their paths."""
+    """Return the leaves of a pytree with their paths."""
     return jax.tree_util.tree_leaves_with_path(tree)
 
 
 def _at(path: Any) -> str:
-    """Where a leaf lies, or nothing where it is all there is."""
+    """Return the path of a leaf in words; nothing for a single leaf."""
     return f" at {jax.tree_util.keystr(path)}" if path else ""
 
 
@@ -461,7 +461,7 @@ def _dtype(leaf: Any) -> Any:
 
 
 def _shapes_of(tree: PyTree) -> str:
-    """A pytree as shapes, in one line."""
+    """Return the shapes of a pytree in one line."""
     leaves = [f"{_shape(leaf)}{_at(path)}" for path, leaf in _leaves(tree)]
     few = leaves if len(leaves) <= 4 else [*leaves[:4], "…"]
     return ", ".join(few) or "nothing"

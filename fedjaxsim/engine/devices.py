@@ -14,7 +14,7 @@ SAME: Any = PartitionSpec()
 
 
 def use_all_cores() -> None:
-    """One device per core of a CPU, for clients or settings to be divided over.
+    """Use one device per core of a CPU, to divide clients or settings over.
 
     What needs one device takes the first, which still uses all cores inside an operation. To be
     called before JAX computes anything: later, devices stay what they are.
@@ -36,7 +36,7 @@ def use_devices(wanted: int | None) -> None:
 
 
 def require(wanted: int | None) -> None:
-    """Checks that this process uses as many devices as asked for.
+    """Check that this process uses `wanted` devices.
 
     Raises:
       ValueError: if it does not.
@@ -48,7 +48,7 @@ def require(wanted: int | None) -> None:
 
 
 def placed(whole: np.ndarray, sharding: Any) -> jax.Array:
-    """An array that lies on the host as one on devices, some of which other processes may have."""
+    """Put a host array on devices, also those of other processes."""
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
@@ -69,7 +69,7 @@ def divided(axis: str, place: int = 0) -> Any:
 
 
 def across(function: Callable[..., Any], mesh: Mesh, inputs: Any, outputs: Any) -> Any:
-    """A function of one device's part as a function of the whole.
+    """Return a function of whole arrays from one of each device's part.
 
     The part may hold scans over rounds and gradients of a client: what is replicated stays each
     device's own there (`check_vma=False`), where derivatives would otherwise be summed over the

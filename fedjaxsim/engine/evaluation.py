@@ -43,22 +43,22 @@ class Evaluation:
     majority: float | None = None
 
     def mean(self, name: str) -> Any:
-        """The unweighted mean over clients."""
+        """Return the unweighted mean over clients."""
         return self._over_clients(name, lambda values, _: np.mean(values, axis=0))
 
     def weighted_mean(self, name: str) -> Any:
-        """The mean over clients weighted by their rows.
+        """Return the mean over clients weighted by their rows.
 
         Of a mean over rows that is the mean over examples; of nMSE, the pooled one.
         """
         return self._over_clients(name, lambda v, rows: np.average(v, weights=rows, axis=0))
 
     def std(self, name: str) -> Any:
-        """The standard deviation over the clients, as a population: divided by their number."""
+        """Return the population standard deviation over clients."""
         return self._over_clients(name, lambda values, _: np.std(values, axis=0))
 
     def worst_tenth(self, name: str) -> Any:
-        """The mean over the worst ⌈k/10⌉ of k clients: the smallest values, or largest errors."""
+        """Return the mean over the worst ⌈k/10⌉ of k clients."""
 
         def worst(values, _):
             size = -(-len(values) // 10)
@@ -69,17 +69,17 @@ class Evaluation:
         return self._over_clients(name, worst)
 
     def percentiles(self, name: str) -> np.ndarray:
-        """The 10th, 50th and 90th percentile over clients, (3,) or (3, S)."""
+        """Return the 10th, 50th and 90th percentile over clients, (3,) or (3, S)."""
         found = self._over_clients(name, lambda v, _: np.percentile(v, PERCENTILES, axis=0))
         return np.broadcast_to(found, (len(PERCENTILES), *self.values[name].shape[1:]))
 
     def undefined(self, name: str) -> Any:
-        """How many clients have rows and no value, such as an AUC of rows of one class."""
+        """Count clients with rows and no value, such as an AUC of one class."""
         with_rows = self.values[name][self.count > 0]
         return np.sum(np.isnan(with_rows), axis=0)
 
     def summary(self) -> dict[str, Any]:
-        """All metrics as flat numbers, prefixed by the split: `test_accuracy`, `test_accuracy_p10`.
+        """Return all metrics as flat numbers, prefixed by the split: `test_accuracy_p10`.
 
         The plain name is the unweighted mean over clients, `_weighted` the mean over examples,
         `_p10`, `_p50`, `_p90` percentiles over clients, `_std` the standard deviation over clients
@@ -136,7 +136,7 @@ class Evaluation:
             yield [name, *map(notebook.number, numbers)]
 
     def _over_clients(self, name: str, summary: Callable[[np.ndarray, np.ndarray], Any]) -> Any:
-        """A summary of the values (k, ...) and rows (k,) of the clients that have a value."""
+        """Summarize the values (k, ...) and rows (k,) of the clients that have a value."""
         values, has = self.values[name], self.count > 0
         if name in self.folded:
             defined = ~np.isnan(values)
@@ -154,7 +154,7 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class SplitStatistics:
-    """What evaluations of one split need to know of its data.
+    """Statistics of one split that its evaluations use.
 
     Attributes:
       count: (m,) int, see `targets_of`.
@@ -170,7 +170,7 @@ class SplitStatistics:
     def of(
         cls, population: Population, split: str, task: Task, metrics: Collection[str]
     ) -> "SplitStatistics":
-        """The facts of a split, for a task's metrics of these names."""
+        """Compute the statistics of a split for a task's metrics."""
         count, y = targets_of(population, split, task), population.fields.get("y")
         variance = majority = None
         if y is not None and "squared_error" in metrics and np.any(count > 0):
@@ -182,7 +182,7 @@ class SplitStatistics:
 
 
 def targets_of(population: Population, split: str, task: Task) -> np.ndarray:
-    """How many targets each client has, (m,): its rows, or the tokens in them where a task says so.
+    """Return each client's number of targets, (m,): rows, or tokens where the task counts these.
 
     A client's metrics are sums that are divided by it.
     """
@@ -194,7 +194,7 @@ def targets_of(population: Population, split: str, task: Task) -> np.ndarray:
 
 
 def summarize(split: str, measured: ClientMetrics, facts: SplitStatistics) -> Evaluation:
-    """Turns what was measured of each client into an `Evaluation`.
+    """Summarize client metrics as an `Evaluation`.
 
     "squared_error" divided by the variance of all targets is reported as "nmse", too, as in the
     experiments of MP-MTL.

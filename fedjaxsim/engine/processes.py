@@ -37,7 +37,7 @@ class DisagreeError(ValueError):
 def join(
     coordinator: str | None = None, processes: int | None = None, process: int | None = None
 ) -> None:
-    """Joins the other processes of a run; to be called before JAX computes anything.
+    """Join the other processes of a run; call it before JAX computes.
 
     Args:
       coordinator: "host:port" of the first process; None takes all from the environment of a
@@ -84,7 +84,7 @@ def _check_free(port: int) -> None:
 
 
 def _find(host: str, port: int) -> None:
-    """Waits for the first process; JAX would end this one with a stack of its own functions."""
+    """Wait for the first process; JAX would end this one with a traceback."""
     end = time.monotonic() + WAIT
     while True:
         try:
@@ -98,17 +98,17 @@ def _find(host: str, port: int) -> None:
 
 
 def several() -> bool:
-    """Whether there are other processes."""
+    """Return whether there are other processes."""
     return jax.process_count() > 1
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes files and prints."""
+    """Return whether this process writes files and prints."""
     return jax.process_index() == 0
 
 
 def from_all(value: Any) -> list[Any]:
-    """What each process says, in their order; all must ask together.
+    """Gather a value from each process, in order; all must call it together.
 
     Args:
       value: what JSON can hold, in at most 8,192 bytes.
@@ -142,12 +142,12 @@ def _place(device: Any) -> tuple[int, int]:
 
 
 def _gathered(own: np.ndarray) -> np.ndarray:
-    """The pieces of all P processes, (P·k, ...), each of which brings its own, (k, ...)."""
+    """Gather pieces (k, ...) of all P processes, (P·k, ...)."""
     return np.asarray(_everywhere(_mesh(_firsts()))(_divided(own, _firsts())))
 
 
 def _firsts() -> list[Any]:
-    """One device of each process."""
+    """Return one device of each process."""
     return [jax.local_devices(i)[0] for i in range(jax.process_count())]
 
 
@@ -156,7 +156,7 @@ def _mesh(devices: Sequence[Any]) -> Mesh:
 
 
 def _divided(piece: np.ndarray, devices: Sequence[Any]) -> jax.Array:
-    """An array of which each of some devices holds a piece, (k, ...), which this process brings."""
+    """Return an array of which each device holds a piece, (k, ...), from its process."""
     shape = (len(piece) * len(devices), *piece.shape[1:])
     sharding = NamedSharding(_mesh(devices), divided(_AXIS))
     return jax.make_array_from_callback(shape, sharding, lambda _: piece)
@@ -169,7 +169,7 @@ def _everywhere(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
 
 
 def agree(facts: Mapping[str, str]) -> None:
-    """Checks that all processes are about to do the same; all must ask together.
+    """Check that all processes are about to do the same; all must call it together.
 
     Args:
       facts: fingerprints, or names, by what they are of.
@@ -195,12 +195,12 @@ def refuse(reason: str) -> None:
 
 
 def is_loss(error: Exception) -> bool:
-    """Whether an error is that of a computation of all processes, as when one of them ends."""
+    """Return whether an error comes from a computation of all processes."""
     return isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process at once; the others learn of it from what they compute together.
+    """End this process at once; the others notice in their next common computation.
 
     An ordinary end would wait for them while they wait for this one.
     """

@@ -1,4 +1,4 @@
-"""Where the rows of all clients lie, and one client's view of its own."""
+"""The rows of all clients, and one client's view of its own."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ from fedjaxsim.engine.layout import LARGEST_PASS, Layout
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Where every client's rows of one split lie: flat fields and ranges.
+    """Every client's rows of one split: flat fields and ranges.
 
     Attributes:
       fields: each (N, ...).
@@ -37,7 +37,7 @@ class Rows:
 
     @classmethod
     def place(cls, population: Population, split: str, fields: dict[str, jax.Array]) -> "Rows":
-        """One split of a population, its fields being on the device already."""
+        """Return one split of a population whose fields are on the device."""
         ranges = population.splits[split]
         start, count = jnp.asarray(ranges.start), jnp.asarray(ranges.count)
         return cls.lying(fields, start, count, int(ranges.count.max()), population.generate)
@@ -60,7 +60,7 @@ class Rows:
         return cls(fields, start, count, ids, generate, pass_size, most_rows)
 
     def for_training(self) -> "Rows":
-        """The rows, read by every client in the same batches.
+        """Return the rows with batches that are the same for every client.
 
         How many rows the others have must not show in the rounding of a client's own sums.
         """
@@ -75,7 +75,7 @@ class Rows:
         consumed: jax.Array | None = None,
         order: jax.Array | None = None,
     ) -> ClientData:
-        """One client's view.
+        """Return one client's view.
 
         Args:
           client_id: () int32, whose.
@@ -106,7 +106,7 @@ class Rows:
 
 @jax.custom_batching.custom_vmap
 def _largest_of_all(number: jax.Array) -> jax.Array:
-    """The largest of the numbers that `jax.vmap` maps over, where it does."""
+    """Return the largest number that `jax.vmap` maps over, if it does."""
     return number
 
 

@@ -84,7 +84,7 @@ class History(Sequence[Segment]):
         return pd.DataFrame(rows)
 
     def __repr__(self) -> str:
-        """The rounds, and the first and last mean of each metric."""
+        """Show the rounds, and the first and last mean of each metric."""
         ends = [each.evaluation.summary() for each in (*self[:1], *self[1:][-1:])]
         names = _metrics(self[-1]) if self else []
         lines = (

@@ -30,7 +30,7 @@ def server_update(
     drawn: Draw,
     worked: CohortResult,
 ) -> tuple[SimulationState, Metrics]:
-    """The state after a round, and the round's metrics.
+    """Release, take the server's step and charge the ledger; return state and metrics.
 
     Args:
       algorithm: whose `server` steps.
@@ -83,7 +83,7 @@ def server_update(
 
 
 def _with_types_of(old: PyTree, new: PyTree) -> PyTree:
-    """The new billboard with the floating types of the old one: releases are float32 at least."""
+    """Cast the new server state to the old floating types; releases are float32 at least."""
 
     def one(before, after):
         both = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in (before, after))

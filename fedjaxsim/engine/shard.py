@@ -10,7 +10,6 @@ The whole scan over rounds lies inside one `jax.shard_map`.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,7 +23,7 @@ from fedjaxsim.engine.client_partition import Shard
 from fedjaxsim.engine.devices import SAME, across, placed
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.state import PARTS, Part, SimulationState, map_parts
+from fedjaxsim.engine.state import Part, SimulationState, map_clients_leaves, map_parts
 
 PyTree = Any
 CLIENTS, RUNS = "clients", "runs"
@@ -62,22 +61,22 @@ class Sharded(Program):
     mesh: Mesh = dataclasses.field(kw_only=True)
 
     def init(self, key, hparams):
-        """As `Program.init`."""
+        """Initialize each device's clients and runs."""
         specs = self.specs(jax.eval_shape(self._whole().init, key, hparams))
         whole = across(self._local().init, self.mesh, (self._keys, self._hparams), specs)
         return self._without_padding(whole(key, hparams))
 
     def step(self, state, hparams, rows):
-        """As `Program.step`."""
+        """Run one round on all devices."""
         return self._advance(self._local().step, state, hparams, rows, ())
 
     def rounds(self, state, hparams, rows, rounds):
-        """As `Program.rounds`."""
+        """Run `rounds` rounds on all devices."""
         several = functools.partial(self._local().rounds, rounds=rounds)
         return self._advance(several, state, hparams, rows, (None,))
 
     def evaluate(self, state, hparams, rows):
-        """As `Program.evaluate`."""
+        """Compute the metrics of all clients."""
         inputs = (self.specs(state), self._hparams, specs_of_rows(rows))
         outputs = self._spec(Part("clients", varies=True))
         whole = across(self._local().evaluate, self.mesh, inputs, outputs)
@@ -148,7 +147,7 @@ class Sharded(Program):
 
     @property
     def _hparams(self) -> Any:
-        """How hyperparameters are divided: those that differ between runs."""
+        """Specs of the hyperparameters: runs divide those that differ."""
         if self.runs is None or self.runs.axes is None:
             return SAME
         by_runs = PartitionSpec(self._runs_axis)
@@ -170,23 +169,15 @@ class Sharded(Program):
         def pad(leaf):
             return jnp.pad(leaf, [(0, extra * (place == axis)) for place in range(leaf.ndim)])
 
-        return state if extra == 0 else _map_clients(pad, state)
+        return state if extra == 0 else map_clients_leaves(pad, state)
 
     def _without_padding(self, state: SimulationState) -> SimulationState:
-        return state if self._partition.even else _map_clients(self._unpadded, state)
+        return state if self._partition.even else map_clients_leaves(self._unpadded, state)
 
     def _unpadded(self, leaf: jax.Array) -> jax.Array:
         if self._partition.even:
             return leaf
         return leaf[:, : self.num_clients] if self._seeds else leaf[: self.num_clients]
-
-
-def _map_clients(
-    function: Callable[[jax.Array], jax.Array], state: SimulationState
-) -> SimulationState:
-    """Apply a function to every leaf that belongs to clients."""
-    owned = {name: getattr(state, name) for name, p in PARTS.items() if p.owner == "clients"}
-    return dataclasses.replace(state, **jax.tree.map(function, owned))
 
 
 def _place(mesh: Mesh, population: Population) -> dict[str, Rows]:

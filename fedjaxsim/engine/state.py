@@ -19,7 +19,7 @@ PyTree = Any
 
 
 class Part(NamedTuple):
-    """What is known of a part of the state.
+    """A field's owner, and whether it varies between runs.
 
     Attributes:
       owner: "clients", whose leaves are (m, ...), or "server".
@@ -72,7 +72,7 @@ PARTS = {
 
 
 def map_parts(function: Callable[[Part, PyTree], PyTree], state: SimulationState) -> Any:
-    """The state with `function(part, subtree)` in place of every part of it."""
+    """Replace every part of a state by `function(part, subtree)`."""
     changed = {}
     for name, part in PARTS.items():
         tree = getattr(state, name)
@@ -92,7 +92,7 @@ def map_parts(function: Callable[[Part, PyTree], PyTree], state: SimulationState
 def map_clients_leaves(
     function: Callable[[jax.Array], jax.Array], state: SimulationState
 ) -> SimulationState:
-    """The state with a function applied to every leaf that belongs to clients."""
+    """Apply a function to every leaf that belongs to clients."""
 
     def of(part, tree):
         return jax.tree.map(function, tree) if part.owner == "clients" else tree

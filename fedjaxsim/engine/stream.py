@@ -40,7 +40,7 @@ BUFFERS = 3
 
 
 class HostRows(NamedTuple):
-    """Where every client's rows of one split lie on the host.
+    """Every client's rows of one split, on the host.
 
     Attributes:
       fields: arrays (N, ...), which may be mapped files.
@@ -66,7 +66,7 @@ class HostRows(NamedTuple):
         return buffers
 
     def of(self, ids: np.ndarray, buffers: dict[str, np.ndarray]) -> Rows:
-        """The rows of some clients.
+        """Gather the rows of some clients.
 
         Args:
           ids: (s,) sorted int32; those of nobody come last.
@@ -85,7 +85,7 @@ class HostRows(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """Who takes part in a round, and what they read.
+    """A round's cohort and its rows.
 
     Attributes:
       draws: of some rounds, leaves (r, ...); that of this one among them.
@@ -99,7 +99,7 @@ class Cohort(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What one round needs.
+    """Inputs of one round.
 
     Attributes:
       cohort: who takes part.
@@ -173,7 +173,7 @@ class Streamed(Program):
             fixed = dataclasses.replace(state, shared=(), personal=(), mechanism=(), consumed=None)
 
             def cohorts() -> Iterator[tuple[Draw, np.int32, np.ndarray]]:
-                """Of each round some draws, its place among them, and who takes part, sorted."""
+                """Yield for each round a block of draws, its index there, and the sorted cohort."""
                 size = min(DRAWS, rounds)
                 draws = draw(fixed, first, hparams, size)
                 for begin in range(first, last, size):
@@ -257,7 +257,7 @@ class Streamed(Program):
 
 
 def _of(states: PyTree, ids: np.ndarray) -> PyTree:
-    """The states of some clients, in memory that a CPU's device shares; of nobody, of anybody."""
+    """Gather the states of `ids` into an aligned buffer; padding ids return arbitrary rows."""
 
     def of(leaf: Any) -> np.ndarray:
         found = aligned((len(ids), *leaf.shape[1:]), leaf.dtype)
@@ -279,12 +279,12 @@ def draws_of(program: Program) -> Callable[..., Draw]:
 
 
 def block_of(clients: int, state_bytes: int) -> int:
-    """How many clients are evaluated at once, each having so many bytes of states."""
+    """Return the number of clients evaluated at once, for `state_bytes` a client."""
     return min(clients, BLOCK, max(2, BLOCK_BYTES // max(1, state_bytes)))
 
 
 def functions_of_fetched(program: Program) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """A round and an evaluation of a program, of what was fetched for them.
+    """Return a program's round and evaluation on fetched clients.
 
     Returns:
       `(state, turn, hparams) -> (state, metrics)` and `(state, hparams, rows) -> ClientMetrics`;
@@ -317,7 +317,7 @@ def functions_of_fetched(program: Program) -> tuple[Callable[..., Any], Callable
 
 
 def _ahead(function: Any, arguments: Iterable[Any]) -> Iterator[Any]:
-    """What a function returns for each, the next one being computed meanwhile."""
+    """Yield a function's results, computing the next one meanwhile."""
     with ThreadPoolExecutor(1) as thread:
         waiting = None
         for argument in arguments:
@@ -344,5 +344,5 @@ def _states(state: SimulationState) -> PyTree:
 
 
 def with_states(state: SimulationState, states: PyTree) -> SimulationState:
-    """A state with other states of clients: personal ones, and what they have consumed."""
+    """Replace the clients' parts of a state: personal states and consumed minibatches."""
     return dataclasses.replace(state, personal=states[0], consumed=states[1])

@@ -28,7 +28,7 @@ PyTree = Any
 
 
 class ClientStates(NamedTuple):
-    """What each of some clients keeps from round to round, leaves (s, ...).
+    """States that clients keep from round to round, leaves (s, ...).
 
     Attributes:
       personal: the algorithm's personal states.
@@ -54,7 +54,7 @@ class CohortSlots(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """What every client of a round is told.
+    """Values that the server sends to every client of a round.
 
     Attributes:
       shared: the billboard.
@@ -76,7 +76,7 @@ class Broadcast(NamedTuple):
 
 
 class CohortResult(NamedTuple):
-    """What a cohort's work comes to.
+    """The result of a cohort's work.
 
     Attributes:
       store: the clients' states, those of the cohort updated.
@@ -98,11 +98,11 @@ def work(
     store: ClientStates,
     places: CohortSlots,
     rows: Rows,
-    told: Broadcast,
+    broadcast: Broadcast,
     *,
     filled: bool,
 ) -> CohortResult:
-    """Runs `algorithm.client` for every client of a cohort and adds up the bounded messages.
+    """Run `algorithm.client` for every client of a cohort and add up the bounded messages.
 
     Args:
       algorithm: whose `client` is run.
@@ -113,13 +113,13 @@ def work(
       store: the clients' states.
       places: the cohort.
       rows: the training rows.
-      told: what all clients are told.
+      broadcast: values sent to all clients.
       filled: static; whether every place of the cohort is filled.
     """
     client = client_of(algorithm, minibatches, num_clients, layout)
 
     def one(row, client_id):
-        return client(told, rows, row, client_id)
+        return client(broadcast, rows, row, client_id)
 
     row = _row_of(store)
     _, message, metrics = jax.eval_shape(one, row, _ID)
@@ -128,7 +128,7 @@ def work(
     rematerialize = layout.rematerialize
     count = places.ids.shape[0]
     if layout.memory is not None:
-        each = client_bytes(client, told, rows, store)
+        each = client_bytes(client, broadcast, rows, store)
         layout = layout.for_memory(bytes_of(rows), bytes_of(store), each, count)
     size = layout.even_size(count) if filled else layout.chunk_size
     full = filled and count % size == 0
@@ -139,7 +139,9 @@ def work(
 
     def add(accumulator, messages, mask, ids):
         messages = Messages(messages)
-        return mechanism.add(accumulator, messages, mask, ids, told.mechanism, told.hparams)
+        return mechanism.add(
+            accumulator, messages, mask, ids, broadcast.mechanism, broadcast.hparams
+        )
 
     def run_chunk(operands):
         (store, accumulator, totals), (slots, ids, mask) = operands
@@ -167,7 +169,7 @@ def work(
 def client_of(
     algorithm: Algorithm, minibatches: Minibatches, num_clients: int, layout: Layout
 ) -> Callable[[Broadcast, Rows, ClientStates, jax.Array], tuple[ClientStates, PyTree, Metrics]]:
-    """One client's round, `(told, rows, row, client_id) -> row, message, metrics`.
+    """Return one client's round, `(broadcast, rows, row, client_id) -> row, message, metrics`.
 
     Args:
       algorithm: as of `work`, like all others.
@@ -176,14 +178,16 @@ def client_of(
       layout: static settings.
     """
 
-    def client(told, rows, row, client_id):
-        batch_key, context_key = threefry.split(threefry.fold_in(told.key, client_id))
-        own_order = threefry.fold_in(told.order, client_id)
+    def client(broadcast, rows, row, client_id):
+        batch_key, context_key = threefry.split(threefry.fold_in(broadcast.key, client_id))
+        own_order = threefry.fold_in(broadcast.order, client_id)
         rows = rows.for_training()
         data = rows.of(client_id, batch_key, minibatches, layout, row.consumed, own_order)
-        context = Context(told.round, context_key, client_id, num_clients, told.sampling_rate)
+        context = Context(
+            broadcast.round, context_key, client_id, num_clients, broadcast.sampling_rate
+        )
         personal, message, metrics = algorithm.client(
-            told.shared, row.personal, data, told.hparams, context
+            broadcast.shared, row.personal, data, broadcast.hparams, context
         )
         consumed = None if row.consumed is None else row.consumed + data.num_steps()
         return ClientStates(personal, consumed), widened(message), metrics
@@ -192,18 +196,18 @@ def client_of(
 
 
 def client_bytes(
-    client: Callable[..., Any], told: Broadcast, rows: Rows, store: ClientStates
+    client: Callable[..., Any], broadcast: Broadcast, rows: Rows, store: ClientStates
 ) -> int:
-    """What one client of a batch needs at once, as of `bytes_of_work`.
+    """Estimate the bytes that one client of a batch needs at once; see `bytes_of_work`.
 
     Args:
       client: as from `client_of`.
-      told: what all clients are told; arrays or shapes, like all others.
+      broadcast: values sent to all clients; arrays or shapes, like all others.
       rows: the training rows.
       store: the clients' states.
     """
     row = _row_of(store)
-    jaxpr, shapes = jax.make_jaxpr(client, return_shape=True)(told, rows, row, _ID)
+    jaxpr, shapes = jax.make_jaxpr(client, return_shape=True)(broadcast, rows, row, _ID)
     _, message, _ = shapes
     return bytes_of_work(jaxpr.jaxpr, row, message)
 
@@ -213,12 +217,12 @@ _ID = jax.ShapeDtypeStruct((), jnp.int32)
 
 
 def _row_of(store: PyTree) -> PyTree:
-    """The shapes of one client's states."""
+    """Return the shapes of one client's states."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), store)
 
 
 def _chunks(places: CohortSlots, store_leaves: list[jax.Array], size: int) -> CohortSlots:
-    """The places in chunks, (chunks, size); empty ones point outside the store."""
+    """Return the slots in chunks, (chunks, size); empty ones point outside the store."""
     slots, ids, mask = places
     count = slots.shape[0]
     chunks = math.ceil(count / size)
@@ -289,7 +293,7 @@ def map_clients(
     layout: Layout,
     rows: PyTree = (),
 ) -> PyTree:
-    """Maps `(personal, client_id) -> outputs` over clients, in chunks.
+    """Map `(personal, client_id) -> outputs` over clients, in chunks.
 
     Args:
       function: of one client.
