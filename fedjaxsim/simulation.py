@@ -14,6 +14,7 @@ import jax
 from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
+from fedjaxsim.engine.describe import describe
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.layout import ChunkMap
 from fedjaxsim.engine.loop import Callbacks, Run
@@ -99,7 +100,7 @@ class Simulation:
         self.minibatches, self.num_clients = setup.minibatches, setup.num_clients
 
     def __repr__(self) -> str:
-        return self.setup.describe()
+        return describe(self.setup)
 
     def hyperparameters(self, **values: Value) -> Hyperparameters:
         """Return the hyperparameters of a run: the given values, and defaults for the rest.
@@ -119,7 +120,7 @@ class Simulation:
         """Return the hyperparameters with the least noise multiplier that meets a target ε.
 
         Args:
-          hparams: of the run; its `noise_multiplier` is replaced.
+          hparams: of the run.
           epsilon: target ε in nats of all rounds (zero-out, joint DP).
           rounds: T.
           delta: δ in (0, 1); by default `default_delta(m)`.
@@ -216,8 +217,7 @@ class Simulation:
 
         Args:
           state: state to start from; its buffers are reused, so it cannot be used afterwards.
-          hparams: hyperparameters; with a noise schedule (T,), round t (counted over the whole
-            life of the state) uses its t-th value.
+          hparams: hyperparameters; a noise schedule (T,) is indexed by the state's `round`.
           rounds: number of rounds, at least 1.
           eval_every: rounds in one compiled segment, an evaluation after each multiple of it and
             after the last round; by default all rounds.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine import checks
+from fedjaxsim.engine import traced_checks
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.simulation import Simulation, SimulationState, with_parts
@@ -203,7 +203,7 @@ def _check_constants(simulation: Simulation, hparams: Hyperparameters, client: i
         pieces += [(name, f" of client {client}", values) for name, values in own.items()]
     pieces = [piece for piece in pieces if np.size(piece[2]) and np.ptp(piece[2]) > 0]
     key = jax.random.key(0, impl="threefry2x32")
-    for constant in checks.closed_over(
+    for constant in traced_checks.closed_over(
         simulation.setup.functions(), key, simulation.setup.check(hparams)
     ):
         for name, whose, values in pieces:

@@ -7,7 +7,7 @@ for what they need besides: checks before any compute, rows on devices, shapes o
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
@@ -28,6 +28,7 @@ from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shard import CLIENTS, shard
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.stream import stream
+from fedjaxsim.engine.traced_checks import Functions, message_shapes
 from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.composition import require_match
@@ -233,23 +234,6 @@ class Setup:
         )
         return of_device.chunk_size
 
-    def describe(self) -> str:
-        """Return the parts in a few lines: algorithm, data, sampling, mechanism, minibatches."""
-        scheme, batches = self.sampling.scheme, self.minibatches
-        amount = f"steps {batches.steps}" if batches.epochs is None else f"epochs {batches.epochs}"
-        fields = (f"{name} {values.shape}" for name, values in self.population.fields.items())
-        where = "streamed" if self.streamed else "in memory"
-        lines = [
-            f"Simulation of {_name_of(self.algorithm.client)}",
-            f"  {repr(self.population).splitlines()[0]}",
-            f"  fields: {', '.join(fields)}",
-            f"  sampling: {scheme.kind}, at most {scheme.capacity} clients a round",
-            f"  mechanism: {self.mechanism.event.kind}",
-            f"  minibatches: size {batches.size}, {amount}",
-            f"  data: {where}, devices: {len(self.devices or (None,))}",
-        ]
-        return "\n".join(lines)
-
     @property
     def public(self) -> tuple[str, ...]:
         """Sentences on numbers that are taken as public though they may be made of private data.
@@ -398,12 +382,12 @@ class Setup:
         leaves = jax.tree.leaves(hparams)
         traced = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
         if traced not in self._messages:
-            self._messages[traced] = checks.message_shapes(self.functions(), key, hparams)
+            self._messages[traced] = message_shapes(self.functions(), key, hparams)
         return self._messages[traced]
 
-    def functions(self) -> checks.Functions:
+    def functions(self) -> Functions:
         """Return the functions that checks trace."""
-        return checks.Functions(self.algorithm, self.mechanism, self.minibatches, self.population)
+        return Functions(self.algorithm, self.mechanism, self.minibatches, self.population)
 
 
 def layout_of(
@@ -415,9 +399,3 @@ def layout_of(
     """Return the layout of clients with `models` models of a task each; see `default_layout`."""
     model = bytes_of(jax.eval_shape(task.init, jax.random.key(0)))
     return default_layout(models * model, chunk_size, chunk_map, linear=task.linear is not None)
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    """Return the name of the public function or class that made a function, or of its module."""
-    name = getattr(function, "__qualname__", type(function).__qualname__).partition(".")[0]
-    return function.__module__.rpartition(".")[2] if name.startswith("_") else name

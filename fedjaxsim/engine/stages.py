@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Algorithm
-from fedjaxsim.engine import checks
 from fedjaxsim.engine.setup import Setup
 from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.engine.traced_checks import require_same_shapes
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy import ledger
 
@@ -57,8 +57,8 @@ def start_stage(
             key, hparams, state=state, earlier_hparams=earlier_hparams
         )
     fresh = setup.compiled.init(key, hparams)
-    checks.require_same_shapes("server state", fresh.shared, shared)
-    checks.require_same_shapes("personal states", fresh.personal, personal)
+    require_same_shapes("server state", fresh.shared, shared)
+    require_same_shapes("personal states", fresh.personal, personal)
     new = dataclasses.replace(
         fresh,
         shared=shared,

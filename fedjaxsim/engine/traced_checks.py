@@ -1,0 +1,336 @@
+"""Checks of what a simulation's functions return, when a run starts, by shapes alone.
+
+A wrong function would otherwise fail far from where it was written, in a scatter or a scan. Every
+function is traced once.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjaxsim.algorithm import Algorithm, Context
+from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
+from fedjaxsim.data.population import Population
+from fedjaxsim.engine.checks import described
+from fedjaxsim.engine.layout import Layout
+from fedjaxsim.engine.rows import Rows
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.kernels import products
+from fedjaxsim.privacy.mechanisms import Mechanism
+from fedjaxsim.privacy.messages import widened
+from fedjaxsim.tasks.streaming_metrics import StreamingMetric
+
+PyTree = Any
+_EXAMPLES = 3
+"""Rows of the batch on which a task's metrics are tried; not 1, which could be an outer axis."""
+
+
+class _RefusedError(ValueError):
+    """An error found by a check, not raised by the checked functions themselves."""
+
+
+class Functions(NamedTuple):
+    """The parts of a simulation that the checks trace.
+
+    Attributes:
+      algorithm: four functions for one client, and its task.
+      mechanism: the door.
+      minibatches: of the local steps.
+      population: all clients' data, of which only shapes are used.
+    """
+
+    algorithm: Algorithm
+    mechanism: Mechanism
+    minibatches: Minibatches
+    population: Population
+
+
+def message_shapes(functions: Functions, key: jax.Array, hparams: Hyperparameters) -> PyTree:
+    """Check all that the functions return; return one client's message as shapes.
+
+    Args:
+      functions: of a simulation.
+      key: a random key.
+      hparams: hyperparameters, as arrays.
+
+    Raises:
+      ValueError: naming the function, the leaf, what is wanted and what it is.
+    """
+    rows = _rows(functions.population)
+    try:
+        return jax.eval_shape(lambda *args: _a_round(functions, *args), key, hparams, rows)
+    except _RefusedError:
+        raise
+    except Exception as error:
+        _blame_task(functions, key, rows, error)
+        raise
+
+
+def closed_over(functions: Functions, key: jax.Array, hparams: Hyperparameters) -> list[np.ndarray]:
+    """Return the arrays that the functions close over.
+
+    Args:
+      functions: of a simulation.
+      key: a random key.
+      hparams: hyperparameters, as arrays.
+    """
+    rows = _rows(functions.population)
+    traced = jax.make_jaxpr(lambda *args: _a_round(functions, *args))(key, hparams, rows)
+    return [np.asarray(value) for value in _constants(traced) if _is_plain(value)]
+
+
+def _constants(traced: Any) -> Iterator[Any]:
+    """Yield the constants of a traced function and of the functions inside it."""
+    yield from getattr(traced, "consts", ())
+    for equation in traced.eqns:
+        yield from (value.val for value in equation.invars if hasattr(value, "val"))
+        for inner in jax.tree.leaves(list(equation.params.values())):
+            if hasattr(inner, "eqns"):
+                yield from _constants(inner)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a constant is an array of numbers, not of keys."""
+    return hasattr(value, "dtype") and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
+
+
+def _rows(population: Population) -> Rows:
+    """Return the shapes of the training rows."""
+    fields: Any = {
+        name: jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
+        for name, value in population.fields.items()
+    }
+    return Rows.place(population, "train", fields).for_training()
+
+
+def _view(functions: Functions, rows: Rows, key: jax.Array) -> ClientData:
+    return rows.of(jnp.int32(0), key, functions.minibatches, Layout(2, "vmap"), jnp.int32(0), key)
+
+
+def _a_round(functions: Functions, key: jax.Array, hparams: Hyperparameters, rows: Rows) -> PyTree:
+    """Run one client's round, checking each result; return its message."""
+    algorithm, mechanism = functions.algorithm, functions.mechanism
+    num_clients = functions.population.num_clients
+    round_, client_id, data = jnp.int32(0), jnp.int32(0), _view(functions, rows, key)
+    shared, personal = _several("init", algorithm.init(key, hparams), "shared, personal")
+    _require_arrays("init", "personal states", personal)
+    context = Context(round_, key, client_id, num_clients, jnp.ones(()))
+    returned = algorithm.client(shared, personal, data, hparams, context)
+    kept, message, metrics = _several("client", returned, "personal, message, metrics")
+    _require_alike("client", "a personal state", personal, kept)
+    message = _message(message, mechanism)
+    _check_metrics(metrics)
+    predicted = algorithm.predict(shared, personal, hparams, client_id)
+    _check_evaluation(functions, key, predicted, data)
+    public = mechanism.init(hparams)
+    release = mechanism.release(
+        mechanism.zero(message, num_clients), jnp.ones(()), key, public, hparams, round_
+    ).value
+    served = _served(functions, shared, release, hparams)
+    _require_alike("server", "a billboard", shared, served, cast=True)
+    return message
+
+
+def _served(functions: Functions, shared: PyTree, release: PyTree, hparams: Hyperparameters):
+    """Return the next server state; name the release if `server` fails."""
+    try:
+        return functions.algorithm.server(shared, release, hparams, jnp.int32(0))
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        raise _RefusedError(
+            f"server fails on the release, {_shapes_of(release)}: {_first_line(error)}"
+        ) from error
+
+
+def _several(function: str, returned: Any, names: str) -> Any:
+    """Return a function's results if they are a tuple with one value per name."""
+    wanted = len(names.split(", "))
+    plain = isinstance(returned, (tuple, list)) and not hasattr(returned, "_fields")
+    if not plain or len(returned) != wanted:
+        got = f"{len(returned)} values" if plain else described(returned)
+        raise _RefusedError(f"{function} must return {wanted} values, ({names}), got {got}")
+    return returned
+
+
+def _require_arrays(function: str, what: str, tree: PyTree) -> None:
+    for path, leaf in _leaves(tree):
+        if not isinstance(leaf, (jax.Array, np.ndarray, products.Sealed)):
+            raise _RefusedError(
+                f"{function} must return {what} of arrays, got {described(leaf)}{_at(path)}"
+            )
+
+
+def _require_alike(
+    function: str, what: str, given: PyTree, got: PyTree, *, cast: bool = False
+) -> None:
+    """Check that a result has the structure, shapes and types of the input.
+
+    With `cast` one floating type may stand for another, as the engine casts it back.
+    """
+    if jax.tree.structure(given) != jax.tree.structure(got):
+        raise _RefusedError(
+            f"{function} must return {what} of the structure it was given, "
+            f"{jax.tree.structure(given)}, got {jax.tree.structure(got)}"
+        )
+    for (path, before), (_, after) in zip(_leaves(given), _leaves(got), strict=True):
+        floats = all(jnp.issubdtype(_dtype(x), jnp.floating) for x in (before, after))
+        casts = cast and floats and np.shape(before) == np.shape(after)
+        if _shape(before) != _shape(after) and not casts:
+            raise _RefusedError(
+                f"{function} must return {what} of the shapes it was given: "
+                f"{_shape(before)}{_at(path)}, got {_shape(after)}"
+            )
+
+
+def _message(message: PyTree, mechanism: Mechanism) -> PyTree:
+    """Check that the mechanism can bound the message, and that there is one."""
+    if message is None:
+        raise _RefusedError("client must return the message () where nothing is sent, got None")
+    _require_arrays("client", "a message", message)
+    sends, door = bool(jax.tree.leaves(message)), mechanism.event.kind != "none"
+    if sends and not door:
+        raise _RefusedError(
+            "the algorithm sends messages, which no_release() would lose; use gaussian()"
+        )
+    if door and not sends:
+        raise _RefusedError(
+            "the algorithm sends nothing, so its mechanism must be no_release(): any "
+            "other would be charged for releasing nothing"
+        )
+    return products.shapes(widened(message))
+
+
+def _check_metrics(metrics: Any) -> None:
+    if not isinstance(metrics, dict):
+        raise _RefusedError(
+            "client must return metrics as a dict of scalars by name, {} for none, "
+            f"got {described(metrics)}"
+        )
+    for name, value in metrics.items():
+        if not hasattr(value, "dtype") and not isinstance(value, (int, float)):
+            raise _RefusedError(
+                f"client must return scalar metrics, got {described(value)} for {name!r}"
+            )
+        if np.shape(value) != ():
+            raise _RefusedError(
+                f"client must return scalar metrics, got {name!r} of shape {np.shape(value)}"
+            )
+
+
+def _check_evaluation(
+    functions: Functions, key: jax.Array, params: PyTree, data: ClientData
+) -> None:
+    """Check that the task takes the predicting parameters and gives a value per example."""
+    task, batch = functions.algorithm.task, data.batch_shapes(_EXAMPLES)
+    try:
+        values = jax.eval_shape(task.metrics, params, batch)
+    except Exception as error:
+        model = jax.eval_shape(task.init, key)
+        if _shapes_of(params) == _shapes_of(model):
+            raise
+        raise _RefusedError(
+            f"predict must return params that the task takes, such as {_shapes_of(model)}, "
+            f"got {_shapes_of(params)}: {_first_line(error)}"
+        ) from error
+    if not isinstance(values, dict):
+        raise _RefusedError(
+            "the task's metrics must be a dict of per-example values (b,) by name, "
+            f"got {described(values)}"
+        )
+    for name, fold in task.streaming_metrics.items():
+        if name in values:
+            raise _RefusedError(f"{name!r} must be a metric or a fold of the task, and is both")
+        jax.eval_shape(lambda *args, of=(name, fold): _check_fold(*of, *args), params, batch)
+    for name, value in values.items():
+        if value.shape != (_EXAMPLES,):
+            raise _RefusedError(
+                f"the task's metrics must be per-example values, of shape ({_EXAMPLES},) for "
+                f"{_EXAMPLES} rows, got {name!r} of shape {value.shape}"
+            )
+
+
+def _check_fold(name: str, fold: StreamingMetric, params: PyTree, batch: Batch) -> None:
+    carry = fold.start(_EXAMPLES)
+    after = fold.add(carry, params, batch)
+    _require_alike(f"add of the fold {name!r}", "a carry", carry, after)
+    value = fold.value(after)
+    if np.shape(value) != ():
+        raise _RefusedError(
+            f"value of the fold {name!r} must be one number, got shape {np.shape(value)}"
+        )
+
+
+def _blame_task(functions: Functions, key: jax.Array, rows: Rows, error: Exception) -> None:
+    """Raise ValueError if the task alone fails, because it does not suit the data."""
+    task, shapes = functions.algorithm.task, []
+
+    def loss(key, rows):
+        params = task.init(key)
+
+        def step(carry, batch):
+            shapes.append(jnp.shape(task.loss(params, batch)))
+            return carry
+
+        return _view(functions, rows, key).fold(step, 0)
+
+    try:
+        jax.eval_shape(loss, key, rows)
+    except Exception as own:
+        raise ValueError(
+            f"the task's loss fails on rows of the population, {_shapes_of(rows.fields)}: "
+            f"{_first_line(own)}"
+        ) from error
+    if any(shapes):
+        raise ValueError(
+            f"the task's loss must be one number for a batch, got shape {max(shapes)}"
+        ) from error
+
+
+def require_same_shapes(what: str, wanted: PyTree, got: PyTree) -> None:
+    """Check that given states have the shapes of the simulation's own.
+
+    Raises:
+      ValueError: with both kinds.
+    """
+    alike = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(wanted)] == [
+        (leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(got)
+    ]
+    if not alike or jax.tree.structure(wanted) != jax.tree.structure(got):
+        raise ValueError(
+            f"the {what} must be {_shapes_of(wanted)} to go on from, got {_shapes_of(got)}"
+        )
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _leaves(tree: PyTree) -> list[tuple[Any, Any]]:
+    """Return the leaves of a pytree with their paths."""
+    return jax.tree_util.tree_leaves_with_path(tree)
+
+
+def _at(path: Any) -> str:
+    """Return the path of a leaf in words; nothing for a single leaf."""
+    return f" at {jax.tree_util.keystr(path)}" if path else ""
+
+
+def _shape(leaf: Any) -> str:
+    return f"{_dtype(leaf)}{list(np.shape(leaf))}"
+
+
+def _dtype(leaf: Any) -> Any:
+    return leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+
+
+def _shapes_of(tree: PyTree) -> str:
+    """Return the shapes of a pytree in one line."""
+    leaves = [f"{_shape(leaf)}{_at(path)}" for path, leaf in _leaves(tree)]
+    few = leaves if len(leaves) <= 4 else [*leaves[:4], "…"]
+    return ", ".join(few) or "nothing"
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
