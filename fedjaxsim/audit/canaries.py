@@ -21,6 +21,7 @@ from fedjaxsim.audit.attacks import Attack, Evidence, likelihood_ratio, with_can
 from fedjaxsim.extras import importing
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.assumptions import default_delta
+from fedjaxsim.privacy.events import check_delta
 from fedjaxsim.simulation import Simulation, SimulationState, with_parts
 
 with importing("audit"):
@@ -159,8 +160,7 @@ def audit(
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
     delta = default_delta(simulation.num_clients) if delta is None else delta
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    check_delta(delta)
     for name, number in (("runs", runs), ("rounds", rounds)):
         if number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")

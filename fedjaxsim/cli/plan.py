@@ -9,7 +9,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from fedjaxsim.cli.start import start_jax
-from fedjaxsim.privacy.plans import OptionalInt
+from fedjaxsim.privacy.hypothetical import OptionalInt
 from fedjaxsim.runs.numbers import integers
 from fedjaxsim.runs.settings import RunConfig, flag, optional
 

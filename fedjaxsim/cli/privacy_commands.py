@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjaxsim.cli.privacy import Claims, Epsilon, Noise, Question, Rate, Rounds, TradeOff
-from fedjaxsim.privacy import calibration, claims, plans
+from fedjaxsim.privacy import calibration, claims, hypothetical
 from fedjaxsim.privacy.accounting.trade_off import trade_off
 from fedjaxsim.privacy.budget import Budget
 from fedjaxsim.privacy.claims import Verdict
 from fedjaxsim.privacy.events import ADJACENCIES
 from fedjaxsim.privacy.guarantee import Report
-from fedjaxsim.privacy.plans import GAUSSIAN, Cohorts, plan
+from fedjaxsim.privacy.hypothetical import GAUSSIAN, Cohorts, resolve
 from fedjaxsim.report.files import print_json
 from fedjaxsim.report.progress import epsilon_text, number
 
@@ -33,10 +33,10 @@ def prepare(question: Question) -> Callable[[], int]:
         case TradeOff():
             return _prepare_trade_off(question)
         case Epsilon(noise_multiplier=z, rounds=rounds, delta=delta):
-            plans.check(z, rounds)
-            planned, budget = plan(question, delta), Budget.parse(question.budget)
+            hypothetical.check(z, rounds)
+            planned, budget = resolve(question, delta), Budget.parse(question.budget)
             found = {}
-            report = plans.report(planned, z, rounds, delta, question.accountant, budget)
+            report = hypothetical.report(planned, z, rounds, delta, question.accountant, budget)
         case _:
             found, report = _calibrate(question)
 
@@ -61,7 +61,7 @@ def _calibrate(question: Noise | Rounds | Rate) -> tuple[dict[str, float], Repor
         cohorts = Cohorts(sampling_rate=1.0, clients=question.clients, capacity=question.capacity)
     else:
         cohorts = question
-    planned = plan(cohorts, delta)
+    planned = resolve(cohorts, delta)
     p = planned.sampling_rate
     found: dict[str, float]
     target: Any = {
@@ -70,7 +70,7 @@ def _calibrate(question: Noise | Rounds | Rate) -> tuple[dict[str, float], Repor
     budget = Budget.parse(question.budget)
     if isinstance(question, Noise):
         T = question.rounds
-        plans.check(0, T)
+        hypothetical.check(0, T)
         z = calibration.noise_multiplier(
             epsilon, delta, rounds=T, sampling_rate=p, budget=budget, **target
         )
@@ -86,22 +86,22 @@ def _calibrate(question: Noise | Rounds | Rate) -> tuple[dict[str, float], Repor
         found = {"rounds": T}
     else:
         z, T = question.noise_multiplier, question.rounds
-        plans.check(z, T)
+        hypothetical.check(z, T)
         p = calibration.sampling_rate(
             epsilon, delta, noise_multiplier=z, rounds=T, budget=budget, **target
         )
         planned = planned._replace(sampling_rate=p)
         found = {"sampling_rate": p}
-    return found, plans.report(planned, z, T, delta, budget=budget)
+    return found, hypothetical.report(planned, z, T, delta, budget=budget)
 
 
 def _prepare_trade_off(question: TradeOff) -> Callable[[], int]:
     from fedjaxsim.report import plots
 
     z, T = question.noise_multiplier, question.rounds
-    plans.check(z, T)
+    hypothetical.check(z, T)
     plots.check_path(question.out)
-    scheme, p, _ = plan(question)
+    scheme, p, _ = resolve(question)
     entries = Budget.parse(question.budget).entries(z, p, T, GAUSSIAN)
     # Closer together at both ends, where curves are steep.
     type_one = (1 - np.cos(np.linspace(0, np.pi, 201))) / 2

@@ -20,6 +20,7 @@ from fedjaxsim.privacy.events import (
     PrivacyEvent,
     PrivacySpend,
     SamplingScheme,
+    check_delta,
     check_noise_multiplier,
 )
 
@@ -62,8 +63,7 @@ def spent(
       ValueError: if δ lies outside (0, 1), no accountant describes the scheme and the event, or the
         budget does not suit the rounds.
     """
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    check_delta(delta)
     if event.kind == "none":
         return 0.0
     entries = budget.entries(noise_multiplier, sampling_rate, rounds, event)
@@ -77,8 +77,7 @@ def spent(
 def _check(epsilon: float, delta: float, event: PrivacyEvent) -> None:
     if not LEAST <= epsilon <= MOST:
         raise ValueError(f"epsilon must lie in [{LEAST}, {MOST}], got {epsilon}")
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    check_delta(delta)
     if event.kind not in ("gaussian", "pure"):
         raise ValueError(
             f"noise can be calibrated for gaussian and pure releases only, got {event.kind!r}"
@@ -248,7 +247,6 @@ def rounds(
     step = 1
     while cost(good + step) <= epsilon:
         good, step = good + step, 2 * step
-
     return good + bisect.bisect_left(range(1, step), True, key=lambda n: cost(good + n) > epsilon)
 
 

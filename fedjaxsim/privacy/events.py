@@ -109,6 +109,12 @@ class PrivacyEvent:
         return 1 / (self.zero_out * noise_multiplier) if noise_multiplier > 0 else math.inf
 
 
+def check_delta(delta: float) -> None:
+    """Raise ValueError unless δ lies in (0, 1)."""
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+
+
 def check_noise_multiplier(noise_multiplier: float, zero: bool = False) -> None:
     """Raise ValueError unless z has a usable size, or is an allowed 0."""
     if zero and noise_multiplier == 0:
@@ -167,11 +173,7 @@ class Drawn(NamedTuple):
 
 
 def drawn_twice(runs: Mapping[str, Iterable[Drawn]]) -> str:
-    """Return a sentence that names the runs with a round from the same key; "" if there are none.
-
-    Args:
-      runs: the draws of each run, by its name.
-    """
+    """Return a sentence that names the runs with a round from the same key; "" if there is none."""
     groups: dict[str, dict[str, None]] = {}
     each = {name: tuple(draws) for name, draws in runs.items()}
     for (one, its), (other, theirs) in itertools.combinations(each.items(), 2):

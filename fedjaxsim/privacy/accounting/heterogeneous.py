@@ -82,10 +82,7 @@ def _parts(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> _Parts:
 
 
 def accountants(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> tuple[str, ...]:
-    """Return the accountants that describe releases of all these kinds together.
-
-    Rényi divergences of Poisson-sampled releases are known for zero-out only.
-    """
+    """Return the accountants of all these kinds; RDP of Poisson sampling is known for zero-out."""
     sampled = _parts(charges, adjacency).sampled
     return ("pld",) if adjacency == "replace" and sampled else ("pld", "rdp")
 
@@ -93,13 +90,7 @@ def accountants(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> tuple[
 def profile(
     charges: Sequence[PrivacySpend], adjacency: Adjacency, view: View, accountant: str
 ) -> Profile:
-    """Compute the privacy profile of releases of several kinds, overflow of cohorts included.
-
-    Args:
-      charges: rounds of the kinds "gaussian" and "pure", with noise.
-      adjacency: "zero_out" or "replace".
-      view: "joint_dp" or "released_sequence".
-      accountant: one of `accountants`.
+    """Compute the privacy profile of charges with noise, overflow of cohorts included.
 
     Raises:
       ValueError: if the accountant does not describe all of them, or a ledger cannot come from its
@@ -126,9 +117,8 @@ def _rdp(charged: PrivacySpend, adjacency: Adjacency, view: View) -> np.ndarray:
     scheme, event = charged.scheme, charged.event
     s, spent = event.sensitivity(adjacency), _met(charged)
     if event.kind == "pure":
-        # Bun and Steinke 2016, Proposition 3.3.
         rounds = composition.pure_rounds(spent, scheme, event, adjacency)
-        return sum((n * np.minimum(_ALPHAS * e**2 / 2, e) for e, _, n in rounds), 0.0 * _ALPHAS)
+        return sum((rdp.of_pure(each, rdp.INTEGER_ORDERS) for each in rounds), 0.0 * _ALPHAS)
     if scheme.kind != "fixed":
         known = [
             entry if scheme.kind == "poisson" else entry._replace(sampling_rate=1.0)
@@ -161,8 +151,8 @@ def _interval(parts: _Parts) -> float:
     spread = rdp.compose(parts.sampled, orders=rdp.INTEGER_ORDERS) + _ALPHAS * parts.mu**2 / 2
     for z, _, rounds in parts.known:
         spread = spread + rounds * _ALPHAS / (2 * z**2)
-    for epsilon, _, rounds in parts.pure:
-        spread = spread + rounds * np.minimum(_ALPHAS * epsilon**2 / 2, epsilon)
+    for entry in parts.pure:
+        spread = spread + rdp.of_pure(entry, rdp.INTEGER_ORDERS)
     whole = max(max(one), 2 * rdp.epsilon(spread, 1e-15, rdp.INTEGER_ORDERS))
     rounds = sum(entry.rounds for entry in (*parts.sampled, *parts.known, *parts.pure))
     return max(finest, pld.coarsest(max(one), whole, rounds))

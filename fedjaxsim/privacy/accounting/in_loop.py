@@ -44,12 +44,7 @@ def _log_expm1(x: jax.Array) -> jax.Array:
 
 
 def poisson_rdp(noise_multiplier: jax.Array, sampling_rate: jax.Array) -> jax.Array:
-    """Compute RDP of one round of Poisson sampling and Gaussian noise at INTEGER_ORDERS, (72,).
-
-    Args:
-      noise_multiplier: () z > 0.
-      sampling_rate: () p in [0, 1].
-    """
+    """Compute RDP of one Poisson-sampled Gaussian round at INTEGER_ORDERS, (72,), for z > 0."""
     z = noise_multiplier
     alphas = jnp.asarray(_ALPHAS, z.dtype)
     sampled = (sampling_rate > 0) & (sampling_rate < 1)
