@@ -14,9 +14,9 @@ from fedjaxsim.privacy import calibration, claims, hypothetical
 from fedjaxsim.privacy.accounting.trade_off import trade_off
 from fedjaxsim.privacy.budget import Budget
 from fedjaxsim.privacy.claims import Verdict
-from fedjaxsim.privacy.events import ADJACENCIES
+from fedjaxsim.privacy.events import ADJACENCIES, GAUSSIAN
 from fedjaxsim.privacy.guarantee import Report
-from fedjaxsim.privacy.hypothetical import GAUSSIAN, Cohorts, resolve
+from fedjaxsim.privacy.hypothetical import Cohorts, resolve
 from fedjaxsim.report.files import print_json
 from fedjaxsim.report.progress import epsilon_text, number
 

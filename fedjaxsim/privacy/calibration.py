@@ -14,7 +14,9 @@ from fedjaxsim.privacy.accounting import composition, rdp
 from fedjaxsim.privacy.accounting.composition import Adjacency, View
 from fedjaxsim.privacy.budget import CONSTANT, Budget
 from fedjaxsim.privacy.events import (
+    GAUSSIAN,
     LARGEST_NOISE,
+    MOST_ROUNDS,
     SMALLEST_NOISE,
     Entry,
     PrivacyEvent,
@@ -29,8 +31,6 @@ TOLERANCE = 1e-3
 LEAST, MOST = 1e-6, 1e6
 """Range of target ε."""
 _FEW_ROUNDS = 10_000
-_MOST_ROUNDS = int(np.iinfo(np.int32).max)
-_GAUSSIAN = PrivacyEvent("gaussian")
 
 
 def spent(
@@ -39,7 +39,7 @@ def spent(
     rounds: int,
     delta: float,
     scheme: SamplingScheme,
-    event: PrivacyEvent = _GAUSSIAN,
+    event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
     accountant: str | None = None,
@@ -151,7 +151,7 @@ def noise_multiplier(
     rounds: int,
     sampling_rate: float,
     scheme: SamplingScheme,
-    event: PrivacyEvent = _GAUSSIAN,
+    event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
     accountant: str | None = None,
@@ -216,7 +216,7 @@ def rounds(
     noise_multiplier: float,
     sampling_rate: float,
     scheme: SamplingScheme,
-    event: PrivacyEvent = _GAUSSIAN,
+    event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
 ) -> int:
@@ -237,11 +237,11 @@ def rounds(
     one = rdp.compose([Entry(noise_multiplier, p, 1)], event.zero_out, rdp.INTEGER_ORDERS)
     start = 1
     while (
-        start < _MOST_ROUNDS // 2
+        start < MOST_ROUNDS // 2
         and rdp.epsilon(2 * start * one, delta, rdp.INTEGER_ORDERS) <= epsilon
     ):
         start *= 2
-    good = int(_search(cost, epsilon, start, 0.7, most=_MOST_ROUNDS, least=1) or 1)
+    good = int(_search(cost, epsilon, start, 0.7, most=MOST_ROUNDS, least=1) or 1)
     if good > _FEW_ROUNDS:
         return good
     step = 1
@@ -257,7 +257,7 @@ def sampling_rate(
     noise_multiplier: float,
     rounds: int,
     scheme: SamplingScheme,
-    event: PrivacyEvent = _GAUSSIAN,
+    event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
     budget: Budget = CONSTANT,

@@ -301,8 +301,9 @@ def report(
     """
     check_delta(delta)
     released = [charged for charged in charges if charged.event.kind != "none"]
-    for charged in released if accountant is not None else ():
-        composition.require_match(accountant, charged.scheme, charged.event)
+    if accountant is not None:
+        for charged in released:
+            composition.require_match(accountant, charged.scheme, charged.event)
     spent = _spent(charges)
     reason = next(filter(None, map(no_guarantee, spent)), "")
     if not reason:

@@ -9,7 +9,8 @@ import tyro
 
 from fedjaxsim.privacy.budget import CONSTANT, Budget
 from fedjaxsim.privacy.events import (
-    PrivacyEvent,
+    GAUSSIAN,
+    MOST_ROUNDS,
     PrivacySpend,
     SamplingScheme,
     check_delta,
@@ -19,7 +20,6 @@ from fedjaxsim.privacy.events import (
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
 
-GAUSSIAN = PrivacyEvent("gaussian")
 # Display of optional flags in help texts.
 OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(optional)")]
 OptionalFloat = Annotated[
@@ -29,7 +29,6 @@ OptionalBudget = Annotated[
     str | None,
     tyro.conf.arg(metavar="constant|power:A|geometric:Q", help_behavior_hint="(optional)"),
 ]
-_MOST_ROUNDS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,8 +129,8 @@ def _cohort(cohorts: Cohorts, clients: int) -> int:
 def check(noise_multiplier: float, rounds: int) -> None:
     """Raise ValueError unless z is 0 or can be drawn, and a ledger can count the rounds."""
     check_noise_multiplier(noise_multiplier, zero=True)
-    if not 1 <= rounds <= _MOST_ROUNDS:
-        raise ValueError(f"rounds must lie in [1, {_MOST_ROUNDS}], got {rounds}")
+    if not 1 <= rounds <= MOST_ROUNDS:
+        raise ValueError(f"rounds must lie in [1, {MOST_ROUNDS}], got {rounds}")
 
 
 def report(
@@ -146,11 +145,5 @@ def report(
     from fedjaxsim.privacy import guarantee
 
     entries = budget.entries(noise_multiplier, cohorts.sampling_rate, rounds, GAUSSIAN)
-    found = guarantee.report([PrivacySpend(cohorts.scheme, GAUSSIAN, entries)], delta, accountant)
-    return dataclasses.replace(
-        found,
-        guarantees=tuple(
-            dataclasses.replace(one, assumptions=cohorts.assumed + one.assumptions)
-            for one in found.guarantees
-        ),
-    )
+    charged = PrivacySpend(cohorts.scheme, GAUSSIAN, entries)
+    return guarantee.report([charged], delta, accountant).assuming(cohorts.assumed)

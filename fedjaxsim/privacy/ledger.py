@@ -19,7 +19,6 @@ from jax.typing import ArrayLike
 from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy.events import Drawn, Entry, PrivacyEvent, PrivacySpend, SamplingScheme
 
-_MOST_ROUNDS = np.iinfo(np.int32).max
 _DIGEST = 0x64726177
 """The high counter word of the digest; `fold_in`, `split` and `bits` leave it 0."""
 
@@ -32,7 +31,7 @@ class Charges:
     L places; the used ones come first.
 
     Attributes:
-      scheme: static; how their cohorts were drawn.
+      scheme: static; the sampling of cohorts.
       event: static; the cost of one release.
       noise_multiplier: (L,) float, z of each group; meaningless where `rounds` is 0.
       sampling_rate: (L,) float, the exact inclusion probability p.
@@ -211,7 +210,8 @@ def charge(
     usable = ~used | ((charges.noise_multiplier == z) & (charges.sampling_rate == p))
     # Used places come first, so the first usable place is the equal one, if any.
     place = jnp.argmax(usable)
-    hit = (jnp.arange(usable.shape[0]) == place) & usable & (charges.rounds < _MOST_ROUNDS)
+    countable = charges.rounds < np.iinfo(np.int32).max
+    hit = (jnp.arange(usable.shape[0]) == place) & usable & countable
     # The step towards z is zero for an equal entry, but its derivative is not: the entry's
     # derivative becomes the mean over its rounds, so ε has the right gradient in each round's z.
     step = (z - charges.noise_multiplier) / (charges.rounds + 1).astype(z.dtype)

@@ -11,6 +11,7 @@ from fedjaxsim.privacy.accounting.groups import merge
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, smaller, with_failure
 from fedjaxsim.privacy.events import (
     ADJACENCIES,
+    SCHEMES,
     VIEWS,
     Adjacency,
     Entry,
@@ -45,10 +46,8 @@ _SCOPES = {
     "rdp_without_replacement": _Scope(
         ("fixed",), ("gaussian",), "upper_bound", views=("released_sequence",)
     ),
-    "kov": _Scope(("poisson", "fixed", "capped", "full"), ("pure",), "upper_bound"),
-    "basic": _Scope(
-        ("poisson", "fixed", "capped", "full"), ("pure",), "upper_bound", never_better=True
-    ),
+    "kov": _Scope(SCHEMES, ("pure",), "upper_bound"),
+    "basic": _Scope(SCHEMES, ("pure",), "upper_bound", never_better=True),
     "clt": _Scope(("poisson",), ("gaussian",), "approximate", adjacencies=("zero_out",)),
 }
 

@@ -7,6 +7,7 @@ Kamath and Steinke 2020, Proposition 12 (conversion to ε).
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from scipy.special import gammaln, logsumexp
@@ -30,9 +31,9 @@ def log_binomials(order: int) -> np.ndarray:
     return gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
 
 
-def _log_expm1(x: np.ndarray) -> np.ndarray:
-    """Return log(e^x − 1) for x > 0, without overflow."""
-    return x + np.log(-np.expm1(-x))
+def log_expm1(x: Any, xp: Any = np) -> Any:
+    """Return log(e^x − 1) for x > 0, without overflow, by numpy or jax.numpy."""
+    return x + xp.log(-xp.expm1(-x))
 
 
 def _one_round_integer(order: int, z: float, p: float) -> float:
@@ -44,7 +45,7 @@ def _one_round_integer(order: int, z: float, p: float) -> float:
     k = np.arange(2, order + 1)
     terms = log_binomials(order) + k * math.log(p) + (order - k) * math.log1p(-p)
     with np.errstate(over="ignore"):
-        terms += _log_expm1(k * (k - 1) / (2 * z**2))
+        terms += log_expm1(k * (k - 1) / (2 * z**2))
     return float(np.logaddexp(0.0, logsumexp(terms))) / (order - 1)
 
 
