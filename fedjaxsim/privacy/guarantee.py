@@ -73,7 +73,7 @@ class Guarantee:
             return "∞"
         return f"{_STATUS_TEXT[self.status]} {_round_up(self.epsilon):.5g}"
 
-    def most_found(self, false_alarms: float) -> float:
+    def largest_power(self, false_positives: float) -> float:
         """Return the largest true positive rate of any test at the false positive rate α.
 
         The smaller of e^ε α + δ and 1 − e^−ε (1 − α − δ) (Wasserman and Zhou, 2010; Kairouz, Oh and
@@ -82,8 +82,8 @@ class Guarantee:
         if self.epsilon is None:
             return 1.0
         steep = min(self.epsilon, 700.0)  # e^700 is about the largest double
-        low = math.exp(steep) * false_alarms + self.delta
-        return min(1.0, low, 1 - math.exp(-steep) * (1 - false_alarms - self.delta))
+        low = math.exp(steep) * false_positives + self.delta
+        return min(1.0, low, 1 - math.exp(-steep) * (1 - false_positives - self.delta))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,7 +263,7 @@ def spent(
         return 0.0
     if any(map(no_guarantee, spent)):
         return math.inf
-    if accountant is not None and not composition.knows(accountant, adjacency, view):
+    if accountant is not None and not composition.covers(accountant, adjacency, view):
         return math.inf
     return _certified(spent, delta, accountant, adjacency, view)[0]
 
@@ -329,7 +329,7 @@ def report(
         guarantee(adjacency, view)
         for adjacency in ADJACENCIES
         for view in VIEWS
-        if accountant is None or composition.knows(accountant, adjacency, view)
+        if accountant is None or composition.covers(accountant, adjacency, view)
     )
     return Report(found, delta, tuple(spent), draws, tuple(assumed))
 

@@ -133,7 +133,7 @@ def pure_rounds(
     ]
 
 
-def knows(accountant: str, adjacency: Adjacency, view: View) -> bool:
+def covers(accountant: str, adjacency: Adjacency, view: View) -> bool:
     """Return whether an accountant covers an adjacency and a view."""
     scope = _SCOPES[accountant]
     return adjacency in scope.adjacencies and view in scope.views
@@ -154,7 +154,7 @@ def default_accountants(
         if scope.describes(scheme, event)
         and scope.status != "approximate"
         and not scope.never_better
-        and knows(name, adjacency, view)
+        and covers(name, adjacency, view)
     )
 
 
@@ -196,7 +196,7 @@ def profile(
     """
     require_match(accountant, scheme, event)
     scope = _SCOPES[accountant]
-    if not knows(accountant, adjacency, view):
+    if not covers(accountant, adjacency, view):
         raise ValueError(
             f"accountant {accountant!r} covers the adjacencies {', '.join(scope.adjacencies)} and "
             f"the views {', '.join(scope.views)}, not {adjacency!r} with {view!r}"

@@ -117,14 +117,14 @@ def epsilon_in_jit(
     Raises:
       ValueError: for "replace" under Poisson sampling, whose RDP is not known here.
     """
-    spent, known = jnp.zeros(len(_ALPHAS)), jnp.array(True)
+    spent, certain = jnp.zeros(len(_ALPHAS)), jnp.array(True)
     for charges in ledger.charges:
         if charges.event.kind != "none":
-            rdp, certain = _spent(charges, adjacency)
-            spent, known = spent + rdp, known & certain
+            rdp, is_bound = _spent(charges, adjacency)
+            spent, certain = spent + rdp, certain & is_bound
     for draws in ledger.draws:
-        known &= ~draws.repeated
-    return jnp.where(known, epsilon_from_rdp(spent, delta), jnp.inf)
+        certain &= ~draws.repeated
+    return jnp.where(certain, epsilon_from_rdp(spent, delta), jnp.inf)
 
 
 def _spent(charges: Charges, adjacency: Adjacency) -> tuple[jax.Array, jax.Array]:

@@ -101,7 +101,7 @@ def _edges_replace(losses: np.ndarray, z: float, p: float) -> np.ndarray:
     return z * np.sign(losses) * (half + asinh)
 
 
-def one_known_round(z: float, fraction: float, interval: float) -> PrivacyLossDistribution:
+def one_fixed_size_round(z: float, fraction: float, interval: float) -> PrivacyLossDistribution:
     """Compute the privacy loss distribution of one Gaussian release with known participation.
 
     With probability `fraction` = q/m the client is in, known to all others, and the pair is N(0,
