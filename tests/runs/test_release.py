@@ -124,7 +124,7 @@ def test_they_may_be_swept(tmp_path):
     ("flags", "message"),
     [
         ("--mechanism gram", "mechanism must be one of gaussian, adaptive, .*, got 'gram'"),
-        ("--sampling shuffled", "sampling must be one of poisson, everyone, .*, got 'shuffled'"),
+        ("--sampling shuffled", "sampling must be one of poisson, full, .*, got 'shuffled'"),
         (
             "--mechanism client-noise --epsilon 1",
             "epsilon has no effect with mechanism client-noise, only with gaussian or adaptive or",
