@@ -122,19 +122,12 @@ def with_canaries(
     rounds: int,
     attack: Attack,
 ) -> Algorithm:
-    """Return the algorithm with some clients turned into canaries, and an adversary taking notes.
+    """Return the algorithm with the clients `ids` (n,) as canaries, and an adversary taking notes.
 
-    A canary trains like every client, but sends 10·C·d or zero, according to its coin. The other
-    clients' messages lose their components along the canaries' directions. Differential privacy
-    holds for any data of the others, and so for these.
-
-    Args:
-      algorithm: any with a nonempty message.
-      ids: (n,) the canaries' clients.
-      directions: (n, p) orthonormal.
-      tape: shapes of the notes on one release.
-      rounds: T.
-      attack: its `observe` takes the notes.
+    A canary trains like every client, but sends 10·C·d or zero, according to its coin; the
+    directions d, (n, p), are orthonormal. The other clients' messages lose their components along
+    them. Differential privacy holds for any data of the others, and so for these. `tape` has the
+    shapes of the notes that `attack.observe` takes of one release.
     """
 
     def init(key, hparams):

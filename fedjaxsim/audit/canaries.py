@@ -21,7 +21,8 @@ from fedjaxsim.audit.attacks import Attack, Evidence, likelihood_ratio, with_can
 from fedjaxsim.extras import importing
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.assumptions import default_delta
-from fedjaxsim.simulation import Simulation, SimulationState, with_parts
+from fedjaxsim.privacy.events import check_delta
+from fedjaxsim.simulation import Simulation, with_parts
 
 with importing("audit"):
     from jax_privacy.auditing import CanaryScoreAuditor, Split
@@ -159,8 +160,7 @@ def audit(
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
     delta = default_delta(simulation.num_clients) if delta is None else delta
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    check_delta(delta)
     for name, number in (("runs", runs), ("rounds", rounds)):
         if number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
@@ -172,14 +172,15 @@ def audit(
         )
 
     rate = float(audited.sampling.rate(hparams.as_arrays()))
-    root = jax.random.key(seed, impl="threefry2x32")
+    m, root = audited.num_clients, jax.random.key(seed, impl="threefry2x32")
     state, scores, sends = None, [], []
     for run in range(runs):
         coins = np.random.default_rng((seed, 1, run)).random(len(ids)) < 0.5
-        state = _run(audited, hparams, rounds, jax.random.fold_in(root, run), ids[coins])
+        state = audited.init(jax.random.fold_in(root, run), hparams)
+        personal = state.personal._replace(sends=jnp.asarray(np.isin(np.arange(m), ids[coins])))
+        state, _ = audited.run(dataclasses.replace(state, personal=personal), hparams, rounds)
         observed = jax.tree.map(lambda a: np.asarray(a, np.float64), state.shared.observed)
         took_part = np.asarray(state.personal.took_part)
-        m = audited.num_clients
         evidence = Evidence(observed, took_part, ids, directions, hparams, rate, m)
         scores.append(np.asarray(attack.score(evidence)))
         sends.append(coins)
@@ -201,14 +202,10 @@ def audit(
 def lower_bounds(
     sent: np.ndarray, kept: np.ndarray, deltas: Sequence[float], confidence: float, seed: int
 ) -> list[float]:
-    """Compute lower bounds on ε from independent scores, valid together at the confidence.
+    """Compute lower bounds on ε, one per δ (increasing), valid together at the confidence.
 
-    Args:
-      sent: (a,) scores of canaries that sent.
-      kept: (b,) scores of the others.
-      deltas: one bound for each, increasing.
-      confidence: in (0, 1).
-      seed: of the split into canaries that choose a threshold and canaries that test it.
+    The scores of canaries that `sent` (a,) or `kept` their message (b,) must be independent. `seed`
+    splits them into canaries that choose a threshold and canaries that test it.
     """
     # All thresholds on all canaries, corrected for their number on the convex hull of the error
     # rates, would be stronger, but that number depends on the scores.
@@ -251,8 +248,7 @@ def _audited(
     wrapped = with_canaries(
         simulation.algorithm, ids, directions, jax.eval_shape(notes), rounds, attack
     )
-    audited = with_parts(simulation, algorithm=wrapped)
-    return audited, ids, directions
+    return with_parts(simulation, algorithm=wrapped), ids, directions
 
 
 def _orthonormal(n: int, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -287,13 +283,3 @@ def _chosen(
             f"canaries must be distinct client ids in [0, {num_clients}), got {list(canaries)}"
         )
     return ids
-
-
-def _run(
-    audited: Simulation, hparams: Hyperparameters, rounds: int, key: jax.Array, senders: np.ndarray
-) -> SimulationState:
-    """Return the state after one real run in which the canaries `senders` send."""
-    state = audited.init(key, hparams)
-    sends = np.isin(np.arange(audited.num_clients), senders)
-    personal = state.personal._replace(sends=jnp.asarray(sends))
-    return audited.run(dataclasses.replace(state, personal=personal), hparams, rounds)[0]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from tyro.conf import OmitArgPrefixes
 
 from fedjaxsim.cli.shared_flags import ConfigFile, Machines
-from fedjaxsim.privacy.plans import OptionalInt
+from fedjaxsim.privacy.hypothetical import OptionalInt
 from fedjaxsim.runs.settings import RunConfig
 
 

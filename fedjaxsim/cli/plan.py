@@ -7,7 +7,7 @@ from typing import Annotated
 from tyro.conf import OmitArgPrefixes
 
 from fedjaxsim.cli.shared_flags import ConfigFile, Machines
-from fedjaxsim.privacy.plans import OptionalInt
+from fedjaxsim.privacy.hypothetical import OptionalInt
 from fedjaxsim.runs.numbers import integers
 from fedjaxsim.runs.settings import RunConfig, flag, optional
 

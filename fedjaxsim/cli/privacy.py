@@ -12,7 +12,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes
 
 from fedjaxsim.privacy.events import Adjacency, View
-from fedjaxsim.privacy.plans import Cohorts, OptionalBudget, OptionalInt
+from fedjaxsim.privacy.hypothetical import Cohorts, OptionalBudget, OptionalInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,13 +10,13 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
-from fedjaxsim.privacy import calibration, claims, plans
+from fedjaxsim.privacy import calibration, claims, hypothetical
 from fedjaxsim.privacy.accounting.trade_off import trade_off
 from fedjaxsim.privacy.budget import Budget
 from fedjaxsim.privacy.claims import Verdict
-from fedjaxsim.privacy.events import ADJACENCIES, Adjacency, View
+from fedjaxsim.privacy.events import ADJACENCIES, GAUSSIAN, Adjacency, View
 from fedjaxsim.privacy.guarantee import Report
-from fedjaxsim.privacy.plans import GAUSSIAN, Cohorts, plan
+from fedjaxsim.privacy.hypothetical import Cohorts, resolve
 from fedjaxsim.report.files import print_json
 from fedjaxsim.report.progress import epsilon_text, number
 
@@ -36,9 +36,9 @@ def prepare_epsilon(
     Raises:
       ValueError: for bad input.
     """
-    plans.check(noise_multiplier, rounds)
-    planned, spread = plan(cohorts, delta), Budget.parse(budget)
-    report = plans.report(planned, noise_multiplier, rounds, delta, accountant, spread)
+    hypothetical.check(noise_multiplier, rounds)
+    planned, spread = resolve(cohorts, delta), Budget.parse(budget)
+    report = hypothetical.report(planned, noise_multiplier, rounds, delta, accountant, spread)
     return lambda: _print_report(report, json=json)
 
 
@@ -72,9 +72,9 @@ def prepare_calibration(
     Raises:
       ValueError: for bad input, and for a target that cannot be met.
     """
-    planned, spread = plan(cohorts, delta), Budget.parse(budget)
+    planned, spread = resolve(cohorts, delta), Budget.parse(budget)
     z, T, p = noise_multiplier, rounds, planned.sampling_rate
-    plans.check(z, T)
+    hypothetical.check(z, T)
     target: Any = {"scheme": planned.scheme, "adjacency": adjacency, "view": view}
     match quantity:
         case "noise_multiplier":
@@ -95,7 +95,7 @@ def prepare_calibration(
                 epsilon, delta, noise_multiplier=z, rounds=T, budget=spread, **target
             )
             planned = planned._replace(sampling_rate=p)
-    report = plans.report(planned, z, T, delta, budget=spread)
+    report = hypothetical.report(planned, z, T, delta, budget=spread)
     return lambda: _print_report(report, {quantity: found}, json=json)
 
 
@@ -126,9 +126,9 @@ def prepare_trade_off(
     from fedjaxsim.report import plots
 
     z, T = noise_multiplier, rounds
-    plans.check(z, T)
+    hypothetical.check(z, T)
     plots.check_path(out)
-    scheme, p, _ = plan(cohorts)
+    scheme, p, _ = resolve(cohorts)
     entries = Budget.parse(budget).entries(z, p, T, GAUSSIAN)
     # Closer together at both ends, where curves are steep.
     type_one = (1 - np.cos(np.linspace(0, np.pi, 201))) / 2

@@ -54,11 +54,7 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
-        """Read a schedule as settings give it; None is constant.
-
-        Raises:
-          ValueError: for anything else.
-        """
+        """Read a schedule as settings give it; None is constant."""
         if text is None or text == "constant":
             return cls()
         kind, _, number = text.partition(":")
@@ -75,12 +71,7 @@ class Budget:
         return self.kind == "constant"
 
     def check(self, rounds: int) -> None:
-        """Check that T rounds can have these weights.
-
-        Raises:
-          ValueError: for more than 100,000 rounds, or if one round would get more than 10⁶ times
-            the budget of another.
-        """
+        """Raise ValueError unless T rounds, at most 100,000, have weights of ratio at most 10⁶."""
         if self.is_constant:
             return
         if rounds > _MOST_ROUNDS:
@@ -132,11 +123,8 @@ def entries(
 ) -> tuple[Entry, ...]:
     """Return the ledger's entries after all rounds, equal rounds together.
 
-    Args:
-      noise_multiplier: z, a number () or a schedule (T,).
-      sampling_rate: p.
-      rounds: T.
-      event: of one round; the ε of a pure release is rounded up to a float32.
+    The noise z is a number () or a schedule (T,); the ε of a pure release is rounded up to a
+    float32.
     """
     import numpy as np
 

@@ -14,12 +14,15 @@ from fedjaxsim.privacy.accounting import composition, rdp
 from fedjaxsim.privacy.accounting.composition import Adjacency, View
 from fedjaxsim.privacy.budget import CONSTANT, Budget
 from fedjaxsim.privacy.events import (
+    GAUSSIAN,
     LARGEST_NOISE,
+    MOST_ROUNDS,
     SMALLEST_NOISE,
     Entry,
     PrivacyEvent,
     PrivacySpend,
     SamplingScheme,
+    check_delta,
     check_noise_multiplier,
 )
 
@@ -28,8 +31,6 @@ TOLERANCE = 1e-3
 LEAST, MOST = 1e-6, 1e6
 """Range of target ε."""
 _FEW_ROUNDS = 10_000
-_MOST_ROUNDS = int(np.iinfo(np.int32).max)
-_GAUSSIAN = PrivacyEvent("gaussian")
 
 
 def spent(
@@ -38,7 +39,7 @@ def spent(
     rounds: int,
     delta: float,
     scheme: SamplingScheme,
-    event: PrivacyEvent = _GAUSSIAN,
+    event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
     accountant: str | None = None,
@@ -62,8 +63,7 @@ def spent(
       ValueError: if δ lies outside (0, 1), no accountant describes the scheme and the event, or the
         budget does not suit the rounds.
     """
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    check_delta(delta)
     if event.kind == "none":
         return 0.0
     entries = budget.entries(noise_multiplier, sampling_rate, rounds, event)
@@ -77,8 +77,7 @@ def spent(
 def _check(epsilon: float, delta: float, event: PrivacyEvent) -> None:
     if not LEAST <= epsilon <= MOST:
         raise ValueError(f"epsilon must lie in [{LEAST}, {MOST}], got {epsilon}")
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    check_delta(delta)
     if event.kind not in ("gaussian", "pure"):
         raise ValueError(
             f"noise can be calibrated for gaussian and pure releases only, got {event.kind!r}"
@@ -152,7 +151,7 @@ def noise_multiplier(
     rounds: int,
     sampling_rate: float,
     scheme: SamplingScheme,
-    event: PrivacyEvent = _GAUSSIAN,
+    event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
     accountant: str | None = None,
@@ -217,7 +216,7 @@ def rounds(
     noise_multiplier: float,
     sampling_rate: float,
     scheme: SamplingScheme,
-    event: PrivacyEvent = _GAUSSIAN,
+    event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
 ) -> int:
@@ -238,17 +237,16 @@ def rounds(
     one = rdp.compose([Entry(noise_multiplier, p, 1)], event.zero_out, rdp.INTEGER_ORDERS)
     start = 1
     while (
-        start < _MOST_ROUNDS // 2
+        start < MOST_ROUNDS // 2
         and rdp.epsilon(2 * start * one, delta, rdp.INTEGER_ORDERS) <= epsilon
     ):
         start *= 2
-    good = int(_search(cost, epsilon, start, 0.7, most=_MOST_ROUNDS, least=1) or 1)
+    good = int(_search(cost, epsilon, start, 0.7, most=MOST_ROUNDS, least=1) or 1)
     if good > _FEW_ROUNDS:
         return good
     step = 1
     while cost(good + step) <= epsilon:
         good, step = good + step, 2 * step
-
     return good + bisect.bisect_left(range(1, step), True, key=lambda n: cost(good + n) > epsilon)
 
 
@@ -259,7 +257,7 @@ def sampling_rate(
     noise_multiplier: float,
     rounds: int,
     scheme: SamplingScheme,
-    event: PrivacyEvent = _GAUSSIAN,
+    event: PrivacyEvent = GAUSSIAN,
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
     budget: Budget = CONSTANT,

@@ -39,14 +39,11 @@ def _margin(dtype: Any) -> float:
 def clip_by_global_norm(message: PyTree, clip_norm: jax.Array) -> Clipped:
     """Scale one client's message to a global L2 norm of at most `clip_norm`.
 
-    clip(v, C) = v · min(1, C/‖v‖₂), the norm taken over the whole pytree. A message with a NaN or
-    an infinity (or with an overflowing norm) becomes zero, so the sensitivity of the sum is C for
-    any message. The derivative is that of the formula, with 0 for the factor at v = 0 and for C =
-    ∞; at ‖v‖ = C it is the derivative from inside (the unclipped side).
-
-    Args:
-      message: pytree of float arrays and `Product`s, which count as the matrices they stand for.
-      clip_norm: C, () > 0; ∞ leaves finite messages unchanged.
+    clip(v, C) = v · min(1, C/‖v‖₂), the norm taken over the whole pytree; C = ∞ leaves finite
+    messages unchanged. A message with a NaN or an infinity (or with an overflowing norm) becomes
+    zero, so the sensitivity of the sum is C for any message. The derivative is that of the formula,
+    with 0 for the factor at v = 0 and for C = ∞; at ‖v‖ = C it is the derivative from inside (the
+    unclipped side).
     """
     squared = squared_norm(message)
     finite = jnp.isfinite(squared)

@@ -11,16 +11,18 @@ EventKind = Literal["gaussian", "pure", "none", "unprotected"]
 Adjacency = Literal["zero_out", "replace"]
 View = Literal["joint_dp", "released_sequence"]
 
+SCHEMES, _EVENTS = get_args(SchemeKind), get_args(EventKind)
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 VIEWS: tuple[View, ...] = get_args(View)
 SMALLEST_NOISE, LARGEST_NOISE = 1e-6, 1e12
 """Range of positive noise multipliers: squares, and products with clip norms, exist in float32."""
-_SCHEMES, _EVENTS = get_args(SchemeKind), get_args(EventKind)
+MOST_ROUNDS = 2**31 - 1
+"""Largest count of a ledger, an int32."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplingScheme:
-    """How the cohort of a round is drawn.
+    """The sampling of cohorts.
 
     Attributes:
       kind: "poisson": each client independently with the charged probability p; "fixed": a
@@ -42,8 +44,8 @@ class SamplingScheme:
     max_participations: int | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in _SCHEMES:
-            raise ValueError(f"kind must be one of {', '.join(_SCHEMES)}, got {self.kind!r}")
+        if self.kind not in SCHEMES:
+            raise ValueError(f"kind must be one of {', '.join(SCHEMES)}, got {self.kind!r}")
         if self.clients < 1:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
         if not 1 <= self.capacity <= self.clients:
@@ -109,6 +111,16 @@ class PrivacyEvent:
         return 1 / (self.zero_out * noise_multiplier) if noise_multiplier > 0 else math.inf
 
 
+GAUSSIAN = PrivacyEvent("gaussian")
+"""Release of a sum of clipped vectors with Gaussian noise."""
+
+
+def check_delta(delta: float) -> None:
+    """Raise ValueError unless δ lies in (0, 1)."""
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+
+
 def check_noise_multiplier(noise_multiplier: float, zero: bool = False) -> None:
     """Raise ValueError unless z has a usable size, or is an allowed 0."""
     if zero and noise_multiplier == 0:
@@ -132,7 +144,7 @@ class PrivacySpend(NamedTuple):
     """The rounds of one sampler and mechanism, on the host.
 
     Attributes:
-      scheme: how their cohorts were drawn.
+      scheme: the sampling of cohorts.
       event: the cost of one release.
       entries: the groups.
       overflowed: whether some round is missing.
@@ -167,11 +179,7 @@ class Drawn(NamedTuple):
 
 
 def drawn_twice(runs: Mapping[str, Iterable[Drawn]]) -> str:
-    """Return a sentence that names the runs with a round from the same key; "" if there are none.
-
-    Args:
-      runs: the draws of each run, by its name.
-    """
+    """Return a sentence that names the runs with a round from the same key; "" if there is none."""
     groups: dict[str, dict[str, None]] = {}
     each = {name: tuple(draws) for name, draws in runs.items()}
     for (one, its), (other, theirs) in itertools.combinations(each.items(), 2):

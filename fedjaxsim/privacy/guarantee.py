@@ -10,7 +10,7 @@ from fedjaxsim import notebook
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.accounting.composition import ADJACENCIES, VIEWS, Adjacency, Status, View
 from fedjaxsim.privacy.assumptions import NO_RELEASE, no_guarantee, not_certified, of_charges
-from fedjaxsim.privacy.events import Drawn, PrivacySpend, drawn_twice
+from fedjaxsim.privacy.events import Drawn, PrivacySpend, check_delta, drawn_twice
 
 ADJACENCY_TEXT = {
     "zero_out": "one client's messages become zero (the numbers of add/remove)",
@@ -73,20 +73,17 @@ class Guarantee:
             return "∞"
         return f"{_STATUS_TEXT[self.status]} {_round_up(self.epsilon):.5g}"
 
-    def most_found(self, false_alarms: float) -> float:
-        """Return the largest true positive rate of any test at a false positive rate.
+    def largest_power(self, false_positives: float) -> float:
+        """Return the largest true positive rate of any test at the false positive rate α.
 
         The smaller of e^ε α + δ and 1 − e^−ε (1 − α − δ) (Wasserman and Zhou, 2010; Kairouz, Oh and
         Viswanath, 2015); 1 where nothing is guaranteed.
-
-        Args:
-          false_alarms: α in [0, 1], the false positive rate.
         """
         if self.epsilon is None:
             return 1.0
         steep = min(self.epsilon, 700.0)  # e^700 is about the largest double
-        low = math.exp(steep) * false_alarms + self.delta
-        return min(1.0, low, 1 - math.exp(-steep) * (1 - false_alarms - self.delta))
+        low = math.exp(steep) * false_positives + self.delta
+        return min(1.0, low, 1 - math.exp(-steep) * (1 - false_positives - self.delta))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +94,7 @@ class Report:
       guarantees: one for each adjacency and view.
       delta: their δ.
       charges: the charges they were computed from.
-      draws: the rounds drawn from each key; None for planned rounds, which drew nothing.
+      draws: the rounds drawn from each key; None for a hypothetical run.
       assumed: further assumptions in sentences, such as numbers computed from private data and
         taken as public.
     """
@@ -109,11 +106,7 @@ class Report:
     assumed: tuple[str, ...] = ()
 
     def find(self, adjacency: Adjacency, view: View = "joint_dp") -> Guarantee:
-        """Return the guarantee for one adjacency and view.
-
-        Raises:
-          ValueError: if the report has none.
-        """
+        """Return the guarantee for one adjacency and view; raise ValueError if there is none."""
         for guarantee in self.guarantees:
             if (guarantee.adjacency, guarantee.view) == (adjacency, view):
                 return guarantee
@@ -168,7 +161,7 @@ class Report:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Report":
-        """Read the report that `to_json` wrote, without its charges and draws.
+        """Read the report that `to_json` wrote, without charges and draws.
 
         Raises:
           ValueError: for any other content.
@@ -264,22 +257,13 @@ def spent(
     view: View = "joint_dp",
     accountant: str | None = None,
 ) -> float:
-    """Compute one ε of a `report`, faster; inf where nothing is guaranteed.
-
-    Args:
-      charges: the rounds so far, of one or of several kinds.
-      delta: the total δ in (0, 1).
-      adjacency: "zero_out" or "replace".
-      view: "joint_dp" or "released_sequence".
-      accountant: one by name, inf if it does not cover the adjacency and view; by default the
-        tightest.
-    """
+    """Compute one ε of a `report`, faster; inf if nothing is guaranteed (by the accountant)."""
     spent = _spent(charges)
     if not spent:
         return 0.0
     if any(map(no_guarantee, spent)):
         return math.inf
-    if accountant is not None and not composition.knows(accountant, adjacency, view):
+    if accountant is not None and not composition.covers(accountant, adjacency, view):
         return math.inf
     return _certified(spent, delta, accountant, adjacency, view)[0]
 
@@ -308,20 +292,18 @@ def report(
       delta: the total δ in (0, 1), overflow of cohorts included.
       accountant: one by name, for the adjacencies and views it covers; by default the tightest
         sound one for each.
-      draws: the rounds drawn from each key; None for planned rounds, which drew nothing.
+      draws: the rounds drawn from each key; None for a hypothetical run.
       assumed: further assumptions in sentences; see `Report`.
 
     Raises:
       ValueError: if δ lies outside (0, 1), a ledger cannot come from its scheme, or the accountant
         does not describe a scheme and its event.
     """
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}")
-    if accountant is not None:
-        for charged in charges:
-            if charged.event.kind != "none":
-                composition.require_match(accountant, charged.scheme, charged.event)
+    check_delta(delta)
     released = [charged for charged in charges if charged.event.kind != "none"]
+    if accountant is not None:
+        for charged in released:
+            composition.require_match(accountant, charged.scheme, charged.event)
     spent = _spent(charges)
     reason = next(filter(None, map(no_guarantee, spent)), "")
     if not reason:
@@ -347,7 +329,7 @@ def report(
         guarantee(adjacency, view)
         for adjacency in ADJACENCIES
         for view in VIEWS
-        if accountant is None or composition.knows(accountant, adjacency, view)
+        if accountant is None or composition.covers(accountant, adjacency, view)
     )
     return Report(found, delta, tuple(spent), draws, tuple(assumed))
 

@@ -19,7 +19,6 @@ from jax.typing import ArrayLike
 from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy.events import Drawn, Entry, PrivacyEvent, PrivacySpend, SamplingScheme
 
-_MOST_ROUNDS = np.iinfo(np.int32).max
 _DIGEST = 0x64726177
 """The high counter word of the digest; `fold_in`, `split` and `bits` leave it 0."""
 
@@ -32,7 +31,7 @@ class Charges:
     L places; the used ones come first.
 
     Attributes:
-      scheme: static; how their cohorts were drawn.
+      scheme: static; the sampling of cohorts.
       event: static; the cost of one release.
       noise_multiplier: (L,) float, z of each group; meaningless where `rounds` is 0.
       sampling_rate: (L,) float, the exact inclusion probability p.
@@ -157,15 +156,7 @@ def with_room(
     noise: np.ndarray,
     sampling_rate: ArrayLike,
 ) -> Ledger:
-    """Return the ledger with room in one account for rounds to come, on the host.
-
-    Args:
-      ledger: the ledger with the account.
-      scheme: of the account.
-      event: of the account.
-      noise: the z of those rounds, (T,) or ().
-      sampling_rate: their p.
-    """
+    """Return the ledger with room in one account for rounds of z, (T,) or (), and p."""
 
     def widened(charges: Charges) -> Charges:
         z, p = np.asarray(charges.noise_multiplier), np.asarray(charges.sampling_rate)
@@ -188,11 +179,7 @@ def update(
     event: PrivacyEvent,
     change: Callable[[Charges], Charges],
 ) -> Ledger:
-    """Return the ledger with one account changed.
-
-    Raises:
-      ValueError: if it has no account for the sampler and the mechanism.
-    """
+    """Return the ledger with one account changed; raise ValueError if it has no such account."""
     place = _place(ledger, scheme, event)
     if place is None:
         raise ValueError(
@@ -212,16 +199,10 @@ def _place(ledger: Ledger, scheme: SamplingScheme, event: PrivacyEvent) -> int |
 def charge(
     charges: Charges, noise_multiplier: ArrayLike, sampling_rate: ArrayLike, round_: ArrayLike
 ) -> Charges:
-    """Enter one round: count it with its equals, or open the first free place.
+    """Enter one round, with the z and p actually drawn: count it with its equals, or open a place.
 
     Pure, with static shapes: safe under jit, vmap, scan and differentiation. Without a free place
     (or with a count beyond int32), the account is marked as overflowed and otherwise unchanged.
-
-    Args:
-      charges: the rounds so far.
-      noise_multiplier: () z of the noise actually drawn.
-      sampling_rate: () p, the exact inclusion probability.
-      round_: () int32, the number of the round.
     """
     z = jnp.asarray(noise_multiplier, charges.noise_multiplier.dtype)
     p = jnp.asarray(sampling_rate, charges.sampling_rate.dtype)
@@ -229,7 +210,8 @@ def charge(
     usable = ~used | ((charges.noise_multiplier == z) & (charges.sampling_rate == p))
     # Used places come first, so the first usable place is the equal one, if any.
     place = jnp.argmax(usable)
-    hit = (jnp.arange(usable.shape[0]) == place) & usable & (charges.rounds < _MOST_ROUNDS)
+    countable = charges.rounds < np.iinfo(np.int32).max
+    hit = (jnp.arange(usable.shape[0]) == place) & usable & countable
     # The step towards z is zero for an equal entry, but its derivative is not: the entry's
     # derivative becomes the mean over its rounds, so ε has the right gradient in each round's z.
     step = (z - charges.noise_multiplier) / (charges.rounds + 1).astype(z.dtype)
@@ -250,11 +232,7 @@ def charge(
 
 
 def entries(charges: Charges) -> list[Entry]:
-    """Return the groups of rounds, on the host. The caller checks for overflow.
-
-    Raises:
-      ValueError: if the account has a batch axis (take one run out of a sweep first).
-    """
+    """Return the groups of rounds of one run, on the host. The caller checks for overflow."""
     counts = np.asarray(charges.rounds)
     if counts.ndim != 1:
         raise ValueError(
@@ -267,11 +245,7 @@ def entries(charges: Charges) -> list[Entry]:
 
 
 def charged(ledger: Ledger) -> list[PrivacySpend]:
-    """Return all charges of a state, on the host.
-
-    Raises:
-      ValueError: if the ledger has a batch axis.
-    """
+    """Return all charges of one run's state, on the host."""
     own = [tuple(entries(charges)) for charges in ledger.charges]
     spent = sum(entry.rounds for each in own for entry in each)
     redrawn = spent > sum(each.rounds for each in drawn(ledger))

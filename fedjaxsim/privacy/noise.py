@@ -42,16 +42,7 @@ _TAIL = (0.275, (
 
 
 def normal(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """Draw independent N(0, 1) numbers.
-
-    Args:
-      key: a typed threefry key.
-      shape: of fewer than 2³² numbers.
-      dtype: float32 or float64.
-
-    Raises:
-      ValueError: for too many numbers or another type.
-    """
+    """Draw independent N(0, 1) numbers, fewer than 2³², in float32 or float64."""
     if jnp.dtype(dtype) not in (jnp.float32, jnp.float64):
         raise ValueError(f"noise must be float32 or float64, got {jnp.dtype(dtype)}")
     size = math.prod(shape)
@@ -75,22 +66,12 @@ def radius(key: jax.Array, dimension: int) -> jax.Array:
     Half its square is V ~ Gamma((n + 1)/2). Normals of variance 2V, mixed over V, have at distance
     r the density ∫ v^(−n/2) v^((n−1)/2) e^(−v − r²/(4v)) dv ∝ e^(−r). A uniform direction times a
     Gamma(n) radius would divide by a norm that may be zero.
-
-    Args:
-      key: a typed threefry key.
-      dimension: n.
     """
     return jnp.linalg.norm(normal(key, (dimension + 1,), jnp.result_type(float)))
 
 
 def from_words(high: jax.Array, low: jax.Array, dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """Return the normal numbers encoded by two random words.
-
-    Args:
-      high: uint32, the upper bits of the size.
-      low: uint32, its lower bits, and the sign as the last one.
-      dtype: of the result.
-    """
+    """Return the normal numbers of two uint32 words; the last bit of `low` is the sign."""
     below = _fraction(high, low, dtype)
     above = _fraction(~high, ~low, dtype)  # 1 − below, without cancellation
     w = -jnp.log(above * (1 + below))

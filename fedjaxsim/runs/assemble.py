@@ -88,7 +88,7 @@ def _check_accountant(
 ) -> None:
     """Check that an accountant gives the ε that a run shows and aims at."""
     composition.require_match(name, scheme, event)
-    if not composition.knows(name, "zero_out", "joint_dp"):
+    if not composition.covers(name, "zero_out", "joint_dp"):
         raise ValueError(
             f"accountant {name!r} has no ε for zero-out in joint_dp, which a run shows; use "
             f"`fedjaxsim privacy epsilon --accountant {name}`"

@@ -126,7 +126,7 @@ def privacy(reports: Iterable[tuple[str, Report]]) -> Record:
             for sentence in each.assumptions:
                 sentences.setdefault(sentence, {})[index] = name
             if each.view == "joint_dp" or not several:
-                found = math.ceil(round(1000 * each.most_found(_FALSE_ALARMS), 6)) / 10
+                found = math.ceil(round(1000 * each.largest_power(_FALSE_ALARMS), 6)) / 10
                 rows.append([
                     *([name] if several else []), ADJACENCY_TEXT[each.adjacency],
                     VIEW_TEXT[each.view].removeprefix("against "), each.value, number(each.delta),

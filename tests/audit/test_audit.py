@@ -170,7 +170,7 @@ def stated_by_poisson():
     ).epsilon
 
 
-def test_a_sound_mechanism_is_not_accused_where_everyone_takes_part(bench):
+def test_a_sound_mechanism_is_not_accused_at_full_participation(bench):
     result = bench.with_everyone(gaussian(), runs=5)
     assert not result.violated
     assert "no proof" in str(result)
@@ -298,7 +298,7 @@ def test_the_published_epsilon_of_the_wishart_mechanism_is_refuted(bench):
             for one in observed
         ]
     ).ravel()
-    # What a sender cannot produce happens to the others with probability 1 − 1/e.
+    # A release that no sender can produce happens to the others with probability 1 − 1/e.
     assert np.all(score[sends] > -1)
     impossible = int(np.sum(score[~sends] < -1))
     low, high = scipy.stats.binom.ppf([5e-7, 1 - 5e-7], np.sum(~sends), 1 - math.exp(-1))

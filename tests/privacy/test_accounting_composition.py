@@ -1,4 +1,4 @@
-"""Which accountant may describe which run; the profile of failure; fixed-size cohorts."""
+"""Scopes of accountants, the profile of failure, and cohorts of a fixed size."""
 
 import math
 
@@ -146,7 +146,7 @@ def test_fixed_size_is_the_mean_over_participations():
         assert mixture.profile(entries, fraction, 2).delta(epsilon) == pytest.approx(expected)
 
 
-def test_fixed_size_of_the_whole_population_is_everyone():
+def test_fixed_size_of_the_whole_population_is_full_participation():
     profile = mixture.profile([Entry(5.0, 1.0, 40)], 1.0, 1)
     assert profile.epsilon(1e-5) == pytest.approx(gaussian.epsilon(1e-5, math.sqrt(40) / 5))
 
@@ -183,7 +183,7 @@ def test_a_capped_client_may_meet_the_costliest_rounds():
     assert profile.epsilon(1e-5) == gaussian.epsilon(1e-5, 2 * math.sqrt(5) / 3)
 
 
-def test_poisson_sampling_of_everyone_is_everyone_if_all_fit():
+def test_poisson_sampling_at_rate_one_is_full_participation_if_all_fit():
     full, part = [Entry(1.0, 1.0, 3)], [Entry(1.0, 1.0, 3), Entry(1.0, 0.5, 1)]
     assert composition.effective_scheme(full, POISSON) == EVERYONE
     assert composition.effective_scheme(part, POISSON) is POISSON

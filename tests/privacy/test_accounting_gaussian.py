@@ -71,7 +71,7 @@ def test_rounds_add_in_inverse_squares():
 @pytest.mark.parametrize("mu", [1e6, 1e10, 1e12])
 @pytest.mark.parametrize("delta", [1e-12, 1 / 205])
 def test_epsilon_of_a_huge_mu_is_that_of_the_normal_tail(mu, delta):
-    # What is subtracted from Φ(μ/2 − ε/μ) vanishes: ε = μ²/2 − μ Φ⁻¹(δ), within δ's float64.
+    # The number subtracted from Φ(μ/2 − ε/μ) vanishes: ε = μ²/2 − μ Φ⁻¹(δ), within δ's float64.
     above = gaussian.epsilon(delta, mu) - mu**2 / 2
     assert above == pytest.approx(-mu * norm.ppf(delta), rel=0.02)
 

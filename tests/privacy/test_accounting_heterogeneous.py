@@ -28,7 +28,7 @@ def epsilon(*charges, adjacency: Any = "zero_out", view: Any = "joint_dp", **opt
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace"])
-def test_rounds_with_everyone_compose_exactly_whatever_they_are_called(adjacency):
+def test_full_participation_composes_exactly_under_any_scheme(adjacency):
     distance = 2 if adjacency == "replace" else 1
     mu = distance * math.sqrt(10 / 16 + 5 / 25 + 3 / 9)
     found = epsilon(

@@ -105,10 +105,10 @@ def test_no_guarantee_is_infinite():
 
 
 def test_charges_of_unlike_kinds_add_up():
-    # Everyone for n rounds at z is everyone for n/2 rounds twice.
-    everyone = SamplingScheme("full", 1000, 1000)
-    whole = account((5.0, 1.0, 40), scheme=everyone)
-    half = account((5.0, 1.0, 20), scheme=everyone)
+    # Full participation for n rounds at z costs n/2 rounds twice.
+    full = SamplingScheme("full", 1000, 1000)
+    whole = account((5.0, 1.0, 40), scheme=full)
+    half = account((5.0, 1.0, 20), scheme=full)
     other = account((5.0, 1.0, 20))
     both = ledgers.Ledger((half, other))
     assert float(epsilon_in_jit(both, 1e-5)) == pytest.approx(float(epsilon_of(whole, 1e-5)))

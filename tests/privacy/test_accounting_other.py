@@ -78,7 +78,7 @@ def test_a_huge_step_does_not_overflow_and_none_is_free():
 
 
 def test_basic_composition_is_the_sum_at_every_delta_and_never_the_smaller_bound():
-    everyone, event = (
+    full, event = (
         SamplingScheme("full", 10, 10),
         PrivacyEvent("pure", zero_out=0.5, replace=1.0),
     )
@@ -86,14 +86,14 @@ def test_basic_composition_is_the_sum_at_every_delta_and_never_the_smaller_bound
         total = sum(entry.rounds * entry.noise_multiplier for entry in entries)
         cases: Any = (("zero_out", 0.5), ("replace", 1.0))
         for adjacency, scale in cases:
-            ask = entries, everyone, event, adjacency, "joint_dp"
+            ask = entries, full, event, adjacency, "joint_dp"
             basic, best = (composition.profile(*ask, name) for name in ("basic", "kov"))
             for delta in (1e-12, 1e-5, 0.3):
                 assert basic.epsilon(delta) == pytest.approx(scale * total, rel=1e-15)
                 assert best.epsilon(delta) <= basic.epsilon(delta)
             assert basic.delta(scale * total * (1 + 1e-9)) == 0
             assert basic.delta(scale * total * (1 - 1e-9)) == 1
-    assert composition.default_accountants(everyone, event, "replace", "joint_dp") == ("kov",)
+    assert composition.default_accountants(full, event, "replace", "joint_dp") == ("kov",)
 
 
 def laplace_sensitivity_grid(z):
@@ -196,7 +196,7 @@ def test_without_replacement_is_the_theorem_at_half_the_noise(z):
         assert values[rdp.INTEGER_ORDERS.index(order)] == pytest.approx(expected, rel=1e-9)
 
 
-def test_without_replacement_of_everybody_is_the_gaussian_mechanism():
+def test_without_replacement_of_all_clients_is_the_gaussian_mechanism():
     values = rdp_without_replacement.compose([Entry(4.0, 1.0, 3)], 50, 50, distance=2.0)
     np.testing.assert_allclose(values, 3 * 4 * np.array(rdp.INTEGER_ORDERS) / (2 * 16))
 
@@ -215,7 +215,7 @@ def test_the_released_sequence_gets_the_smaller_of_both_sound_numbers(z, cohort,
             entries, scheme, GAUSSIAN, adjacency, "released_sequence", "rdp_without_replacement"
         )
         assert named.epsilon(1e-5) == bound
-        # If all others' messages are zero the pair is that of Poisson sampling: a lower bound.
+        # If all others' messages are zero the pair is the one of Poisson sampling: a lower bound.
         assert bound > pld.profile(entries, GAUSSIAN, replace=True).epsilon(1e-5)
         # And here hiding who took part is worth a lot.
         assert bound < mixture.profile(entries, cohort / 1000, 1).epsilon(1e-5)

@@ -77,7 +77,7 @@ def test_one_release_keeps_all_mass_and_agrees_with_dp_accounting(p, z, replace)
         assert ours.get_delta_for_epsilon(epsilon) == pytest.approx(expected, rel=1e-4, abs=1e-12)
 
 
-def test_almost_everyone_is_everyone():
+def test_a_rate_near_one_is_full_participation():
     # The sampled form with p → 1 must meet the exact one, which shares no code with it.
     for replace, sensitivity in ((False, 1), (True, 2)):
         sampled = pld.profile([Entry(5.0, 1 - 1e-12, 20)], GAUSSIAN, replace).epsilon(1e-5)

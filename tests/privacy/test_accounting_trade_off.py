@@ -53,7 +53,7 @@ def test_curves_are_convex_decreasing_and_below_perfect_privacy():
     assert curve.shape == ALPHAS.shape
 
 
-def test_exact_where_everyone_takes_part():
+def test_exact_at_full_participation():
     curve = trade_off.trade_off([Entry(5.0, 1.0, 4)], EVERYONE, GAUSSIAN, ALPHAS, "replace")
     np.testing.assert_allclose(curve, norm.cdf(norm.isf(ALPHAS) - 0.8), atol=1e-12)
 

@@ -1,4 +1,4 @@
-"""What is taken as public though it is made of private data is named."""
+"""Assumptions name private numbers that are taken as public."""
 
 import dataclasses
 from typing import Any

@@ -113,14 +113,14 @@ def test_epsilon_is_that_of_an_independent_composition_of_every_round(text, p):
         loose = RdpAccountant(rdp.INTEGER_ORDERS).compose(whole).get_epsilon(DELTA)
         values = rdp.compose(charged.entries, orders=rdp.INTEGER_ORDERS)
         assert rdp.epsilon(values, DELTA, rdp.INTEGER_ORDERS) == pytest.approx(loose, rel=1e-6)
-    # What charging the average, or the loudest round, would have said is less than the truth.
+    # Charging the average, or the loudest round, understates the truth.
     z: Any = budget.noise(2.0, T)
     for wrong in (float(np.mean(z)), float(np.max(z))):
         too_little = spent([charged._replace(entries=(Entry(wrong, p, T),))], DELTA)
         assert too_little < 0.98 * tight
 
 
-def test_where_everyone_takes_part_no_schedule_changes_epsilon_and_the_order_never_does():
+def test_at_full_participation_no_schedule_changes_epsilon_and_the_order_never_does():
     for text in SCHEDULES:
         planned = Budget.parse(text).entries(3.0, 1.0, T, GAUSSIAN)
         found = report([PrivacySpend(EVERYONE, GAUSSIAN, planned)], DELTA).find("zero_out")
@@ -270,7 +270,7 @@ def test_the_noise_of_round_t_has_the_standard_deviation_of_its_share(scheduled)
         noise = (models[t + 1] - models[t]) * M / 0.5
         low, high = scipy.stats.chi2.ppf([1e-6, 1 - 1e-6], noise.size)
         assert low < np.sum(np.square(noise, dtype=np.float64)) / float(z[t]) ** 2 < high
-        # That of any other round is another one.
+        # Other rounds have other noise.
         assert all(
             not low < np.sum(noise**2) / float(other) ** 2 < high for other in np.delete(z, t)
         )
@@ -306,9 +306,9 @@ def test_mp_mtl_is_charged_what_its_schedule_draws(mechanism, cost):
         fjs.mpmtl(task), population, fjs.full_participation(), fjs.Minibatches(1, steps=1),
         mechanism, ledger_entries=T,
     )  # fmt: skip
-    event, everyone = mechanism.event, SamplingScheme("full", 4, 4)
+    event, full = mechanism.event, SamplingScheme("full", 4, 4)
     budget, epsilon = Budget.parse("power:0.4"), 2.0
-    aim: Any = {"rounds": T, "sampling_rate": 1.0, "scheme": everyone, "event": event}
+    aim: Any = {"rounds": T, "sampling_rate": 1.0, "scheme": full, "event": event}
     z = calibration.noise_multiplier(epsilon, DELTA, adjacency="replace", budget=budget, **aim)
     hparams = sim.hyperparameters(
         learning_rate=0.1, lam=1.0, clip_norm=1.0, noise_multiplier=budget.noise(z, T)

@@ -118,10 +118,10 @@ def test_rounds_at_the_ends():
 def test_sampling_rate_meets_the_target():
     p = calibration.sampling_rate(1.0, 1e-5, noise_multiplier=2.0, rounds=1000, scheme=POISSON)
     assert_meets(calibration.spent(2.0, p, 1000, 1e-5, POISSON), 1.0)
-    everyone = calibration.sampling_rate(
+    largest = calibration.sampling_rate(
         1.0, 1e-5, noise_multiplier=500.0, rounds=1000, scheme=POISSON
     )
-    assert everyone == 1.0
+    assert largest == 1.0
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_only_poisson_sampling_has_a_rate_to_choose():
 
 
 @pytest.mark.parametrize("z", [0.11, 0.05, 1e-6])
-def test_next_to_no_noise_protects_nobody_whichever_accountant_is_asked(z):
+def test_next_to_no_noise_gives_no_guarantee_by_any_accountant(z):
     for accountant in ("clt", "rdp", "pld"):
         plan = {"scheme": POISSON, "accountant": accountant}
         # μ of the limit is about e^(1/(2z²)): beyond what float64 resolves, and at last overflows.

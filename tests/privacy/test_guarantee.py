@@ -64,10 +64,10 @@ def test_randomized_response_is_found_out_as_often_as_its_epsilon_allows(epsilon
     told = 1 / (1 + math.exp(-epsilon))
     found = report(rounds_of(EVERYONE, GAUSSIAN, (4.0, 1.0, 10)), 1e-5).guarantees[0]
     pure = dataclasses.replace(found, epsilon=epsilon, delta=0.0)
-    assert pure.most_found(1 - told) == pytest.approx(told)
-    assert dataclasses.replace(pure, delta=0.01).most_found(0.0) == pytest.approx(0.01)
+    assert pure.largest_power(1 - told) == pytest.approx(told)
+    assert dataclasses.replace(pure, delta=0.01).largest_power(0.0) == pytest.approx(0.01)
     for without in (None, 1e4):
-        assert dataclasses.replace(found, epsilon=without).most_found(0.05) == 1
+        assert dataclasses.replace(found, epsilon=without).largest_power(0.05) == 1
 
 
 def test_text_says_what_it_rests_on_once():

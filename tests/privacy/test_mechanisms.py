@@ -1,4 +1,4 @@
-"""What every mechanism must keep, and what each does, on messages that can be checked by hand."""
+"""Laws of all mechanisms, and each one on messages that can be checked by hand."""
 
 import functools
 import math
@@ -71,7 +71,7 @@ ADD = {
 
 
 def loss_scale(name, before, after):
-    """How far a statistic moved, in the units of its event's sensitivities."""
+    """Return the distance between two statistics, in units of the sensitivities."""
     move = jax.tree.map(lambda a, b: np.float64(a) - np.float64(b), after, before)
     if name == "adaptive":
         z_sum = (Z**-2 - (2 * SIGMA) ** -2) ** -0.5
@@ -91,14 +91,14 @@ vector = hnp.arrays(np.float32, 3, elements=any_float | st.floats(-4, 4, width=3
 @given(messages=vectors, other=vector, client=st.integers(0, 4))
 def test_no_client_moves_the_statistic_by_more_than_the_event_says(name, messages, other, client):
     event, add = MECHANISMS[name].event, ADD[name]
-    everybody = np.ones(5, bool)
-    full = add(messages, everybody, HPARAMS)
-    absent = add(messages, everybody & (np.arange(5) != client), HPARAMS)
+    present = np.ones(5, bool)
+    full = add(messages, present, HPARAMS)
+    absent = add(messages, present & (np.arange(5) != client), HPARAMS)
     assert loss_scale(name, full, absent) <= event.zero_out * (1 + 1e-5)  # float32 sums
     zeroed, replaced = messages.copy(), messages.copy()
     zeroed[client], replaced[client] = 0, other
-    assert loss_scale(name, full, add(zeroed, everybody, HPARAMS)) <= event.zero_out * (1 + 1e-5)
-    assert loss_scale(name, full, add(replaced, everybody, HPARAMS)) <= event.replace * (1 + 1e-5)
+    assert loss_scale(name, full, add(zeroed, present, HPARAMS)) <= event.zero_out * (1 + 1e-5)
+    assert loss_scale(name, full, add(replaced, present, HPARAMS)) <= event.replace * (1 + 1e-5)
 
 
 # The pairs of messages that move each statistic furthest: no sensitivity is larger than it must be.
@@ -162,7 +162,7 @@ PLAIN = {
 
 
 def run(mechanism, clip_norm, z):
-    """A round at these settings with everybody, denominator 5."""
+    """A round at these settings with full participation, denominator 5."""
     hparams = HPARAMS.replace(clip_norm=clip_norm, noise_multiplier=z)
     state = mechanism.init(hparams)
     accumulator = mechanism.zero(MESSAGES[0], 5)
@@ -354,12 +354,12 @@ def test_a_mean_over_the_realised_cohort():
         np.testing.assert_array_equal(out.value, np.zeros(3))
 
 
-def test_every_row_gets_the_same_noise_whoever_takes_part():
+def test_every_row_gets_the_same_noise_for_any_cohort():
     # Clients 1 and 3 send, one of them clipped from a norm of 5 to 2.
     mechanism, draws = MECHANISMS["every row"], 4000
-    nobody = mechanism.zero(MESSAGES[0], 5)
+    empty = mechanism.zero(MESSAGES[0], 5)
     senders, ids = Messages(MESSAGES[np.array([0, 2])]), jnp.array([3, 1])
-    two = mechanism.add(nobody, senders, jnp.ones(2, bool), ids, (), HPARAMS)
+    two = mechanism.add(empty, senders, jnp.ones(2, bool), ids, (), HPARAMS)
     expected = np.zeros((5, 3))
     expected[3], expected[1] = MESSAGES[0] * 2 / 5, MESSAGES[2]
     np.testing.assert_allclose(two.total, expected, rtol=3e-5)  # clipping rounds down
@@ -368,7 +368,7 @@ def test_every_row_gets_the_same_noise_whoever_takes_part():
     @jax.vmap
     def released(key):
         return [
-            mechanism.release(a, 5.0, key, (), HPARAMS, jnp.int32(0)).value for a in (nobody, two)
+            mechanism.release(a, 5.0, key, (), HPARAMS, jnp.int32(0)).value for a in (empty, two)
         ]
 
     without, with_two = (

@@ -84,7 +84,7 @@ GRAMS = [GRAM, DIAGONAL, PURE_GRAM, PURE_DIAGONAL]
 
 
 def sums(mechanism, released):
-    """What the noised statistic itself was, from what was released."""
+    """Recover the noised statistic from a release."""
     return coordinates(released.value) * (1.0 if mechanism in GRAMS else DENOMINATOR)
 
 
@@ -193,7 +193,7 @@ def test_noise_at_the_clients_adds_up_over_the_realised_cohort():
 def test_wishart_noise_gives_outputs_that_a_neighbour_cannot():
     """Why no ε is given: these outputs have no probability at all if the client holds w.
 
-    R − wwᵀ is not positive definite for R = E, that of a client with nothing, with probability
+    R − wwᵀ is not positive definite for R = E, of a client with nothing, with probability
     1 − e^(−ε). A guarantee (ε', δ) needs δ of at least that.
     """
     mechanism = wishart()
@@ -229,7 +229,7 @@ def test_the_shift_makes_the_release_positive_definite(kind, diagonal):
     values = np.asarray(releases(mechanism, accumulator).value, np.float64)
     smallest = values.min(axis=1) if diagonal else np.linalg.eigvalsh(values)[:, 0]
     failure = math.exp(-(t**2) / 2) * (2 if kind is pure_gram else 1)
-    # One-sided: as many positive definite draws as the bound promises, but for chance.
+    # One-sided: as many positive definite draws as the bound promises, up to chance.
     assert np.count_nonzero(smallest > 0) > scipy.stats.binom.ppf(ALARM, DRAWS, 1 - failure)
 
 

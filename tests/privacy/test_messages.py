@@ -1,4 +1,4 @@
-"""What a mechanism may do with messages, on numbers that can be checked by hand."""
+"""Operations on messages, on numbers that can be checked by hand."""
 
 import jax
 import jax.numpy as jnp

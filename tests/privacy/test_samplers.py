@@ -66,14 +66,14 @@ def test_a_large_population_is_drawn_from_evenly_and_without_repetition():
     assert scipy.stats.kstest(ids.ravel() / m, "uniform").pvalue > ALARM
 
 
-def test_a_cohort_of_everybody_is_everybody():
+def test_a_cohort_of_m_is_the_population():
     np.testing.assert_array_equal(
         np.sort(draws(fixed_size(cohort=5).for_clients(5), 3)), [range(5)] * 3
     )
     assert set(draws(fixed_size(cohort=1).for_clients(1), 1).ravel()) == {0}
 
 
-def test_every_pass_visits_everybody_once_until_the_cap():
+def test_every_pass_visits_every_client_once_until_the_cap():
     m, q, cap = 23, 5, 3
     sampling = passes(cohort=q, max_participations=cap).for_clients(m)
     assert sampling.rounds == 15  # five cohorts a pass, the last one of three

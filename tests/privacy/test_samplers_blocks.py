@@ -82,7 +82,7 @@ def test_blocks_and_rounds_are_independent():
     assert low < statistic < high
 
 
-def test_an_overfull_cohort_favours_nobody():
+def test_an_overfull_cohort_loses_members_uniformly():
     member, overflowed = membership(0.0312, seed=1)  # 312 expected, 300 places
     assert overflowed > DRAWS / 2
     assert member.sum(axis=1).max() == PLACES

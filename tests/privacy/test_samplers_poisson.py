@@ -16,8 +16,8 @@ from fedjaxsim.simulation import Simulation
 ALARM = 1e-6  # false-alarm rate of every statistical test here
 
 
-def everybody_fits(m):
-    """Poisson sampling of any rate, with a place for everybody."""
+def without_overflow(m):
+    """Return a Poisson sampler of any rate, with a slot for every client."""
     return poisson(max_rate=1.0).for_clients(m)
 
 
@@ -36,7 +36,7 @@ def membership(sampling, p, draws, seed=0):
 @pytest.mark.thorough
 def test_inclusion_frequencies_are_binomial():
     m, p, draws = 50, 0.3, 20_000
-    counts = membership(everybody_fits(m), p, draws).sum(axis=0)
+    counts = membership(without_overflow(m), p, draws).sum(axis=0)
     statistic = np.sum((counts - draws * p) ** 2) / (draws * p * (1 - p))  # χ², m degrees
     low, high = scipy.stats.chi2.ppf([ALARM / 2, 1 - ALARM / 2], m)
     assert low < statistic < high
@@ -45,7 +45,7 @@ def test_inclusion_frequencies_are_binomial():
 @pytest.mark.thorough
 def test_clients_are_pairwise_independent():
     m, p, draws = 20, 0.3, 20_000
-    drawn = membership(everybody_fits(m), p, draws).astype(np.int64)
+    drawn = membership(without_overflow(m), p, draws).astype(np.int64)
     together = drawn.T @ drawn
     pairs = list(itertools.combinations(range(m), 2))
     counts = np.array([together[i, j] for i, j in pairs])
@@ -58,14 +58,14 @@ def test_clients_are_pairwise_independent():
 @pytest.mark.thorough
 def test_clients_of_different_blocks_are_independent():
     m, p, draws = 2500, 0.5, 2_000
-    sizes = membership(everybody_fits(m), p, draws).sum(axis=1)
+    sizes = membership(without_overflow(m), p, draws).sum(axis=1)
     statistic = np.sum((sizes - m * p) ** 2) / (m * p * (1 - p))  # variances add only if so
     low, high = scipy.stats.chi2.ppf([ALARM / 2, 1 - ALARM / 2], draws)
     assert low < statistic < high
 
 
 def test_a_clients_bits_do_not_depend_on_the_number_of_clients():
-    few, many = (membership(everybody_fits(m), 0.1, 20) for m in (1500, 4000))
+    few, many = (membership(without_overflow(m), 0.1, 20) for m in (1500, 4000))
     np.testing.assert_array_equal(few, many[:, :1500])
 
 
@@ -73,26 +73,26 @@ def test_a_clients_bits_do_not_depend_on_the_number_of_clients():
 def test_the_rate_charged_is_the_fraction_of_bit_patterns_that_include(p):
     hparams = Hyperparameters(sampling_rate=p).as_arrays()
     patterns = np.floor(np.float64(np.float32(p)) * 2**32)
-    assert float(everybody_fits(10).rate(hparams)) == patterns / 2**32
+    assert float(without_overflow(10).rate(hparams)) == patterns / 2**32
 
 
 def test_every_round_draws_anew():
     hparams = Hyperparameters(sampling_rate=0.5).as_arrays()
     cohorts = [
-        everybody_fits(40).draw(jax.random.key(0), jnp.int32(t), hparams).ids.tolist()
+        without_overflow(40).draw(jax.random.key(0), jnp.int32(t), hparams).ids.tolist()
         for t in (0, 1, 1)
     ]
     assert cohorts[0] != cohorts[1]
     assert cohorts[1] == cohorts[2]
 
 
-def test_rate_one_includes_everybody():
-    assert membership(everybody_fits(30), 1.0, 5).all()
-    assert float(everybody_fits(30).rate(Hyperparameters(sampling_rate=1.0).as_arrays())) == 1
+def test_rate_one_includes_all_clients():
+    assert membership(without_overflow(30), 1.0, 5).all()
+    assert float(without_overflow(30).rate(Hyperparameters(sampling_rate=1.0).as_arrays())) == 1
 
 
 @pytest.mark.thorough
-def test_an_overfull_cohort_favours_nobody():
+def test_an_overfull_cohort_loses_members_uniformly():
     m, p, places, draws = 60, 0.5, 15, 20_000
     sampling = poisson(capacity=places).for_clients(m)
     counts = membership(sampling, p, draws).sum(axis=0)
@@ -135,7 +135,7 @@ def test_default_capacity_is_the_smallest_with_that_tail():
     assert default_capacity(10, 0.5) == 10
 
 
-def test_everyone_is_everyone():
+def test_full_participation_draws_all_clients():
     assert membership(full_participation().for_clients(7), 1.0, 3).all()
 
 
@@ -161,10 +161,10 @@ def test_rates_that_do_not_fit_are_refused():
 def test_poisson_sampling_alone_reads_a_rate_and_draws_with_its_own_unless_given_another():
     population, task = least_squares([2] * 10)
     assert full_participation().hyperparameters == ()
-    everyone = Simulation(fedavg(task), population, full_participation())
+    full = Simulation(fedavg(task), population, full_participation())
     with pytest.raises(ValueError, match="unknown hyperparameter 'sampling_rate'"):
-        everyone.hyperparameters(sampling_rate=0.5)
-    assert float(everyone.sampling.rate(everyone.hyperparameters())) == 1
+        full.hyperparameters(sampling_rate=0.5)
+    assert float(full.sampling.rate(full.hyperparameters())) == 1
     sampled = Simulation(fedavg(task), population, poisson(0.25, max_rate=0.5))
     assert sampled.sampling.scheme == poisson(0.5).for_clients(10).scheme
     for given, p in (({}, 0.25), ({"sampling_rate": 0.5}, 0.5)):

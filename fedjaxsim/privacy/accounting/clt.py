@@ -12,7 +12,7 @@ from fedjaxsim.privacy.events import Entry
 
 
 def mu(entries: Sequence[Entry], sensitivity: float = 1.0) -> float:
-    """Compute μ of the limit, for zero-out adjacency, z > 0 and a sensitivity in units of z."""
+    """Compute μ of the limit, for zero-out, z > 0 and a sensitivity in units of z."""
     total = 0.0
     for z, p, rounds in entries:
         exponent = (sensitivity / z) ** 2

@@ -11,6 +11,7 @@ from fedjaxsim.privacy.accounting.groups import merge
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, smaller, with_failure
 from fedjaxsim.privacy.events import (
     ADJACENCIES,
+    SCHEMES,
     VIEWS,
     Adjacency,
     Entry,
@@ -33,6 +34,9 @@ class _Scope(NamedTuple):
     views: tuple[str, ...] = VIEWS
     never_better: bool = False
 
+    def describes(self, scheme: SamplingScheme, event: PrivacyEvent) -> bool:
+        return scheme.kind in self.schemes and event.kind in self.events
+
 
 _SCOPES = {
     "gaussian": _Scope(("full", "capped"), ("gaussian",), "exact"),
@@ -42,30 +46,20 @@ _SCOPES = {
     "rdp_without_replacement": _Scope(
         ("fixed",), ("gaussian",), "upper_bound", views=("released_sequence",)
     ),
-    "kov": _Scope(("poisson", "fixed", "capped", "full"), ("pure",), "upper_bound"),
-    "basic": _Scope(
-        ("poisson", "fixed", "capped", "full"), ("pure",), "upper_bound", never_better=True
-    ),
+    "kov": _Scope(SCHEMES, ("pure",), "upper_bound"),
+    "basic": _Scope(SCHEMES, ("pure",), "upper_bound", never_better=True),
     "clt": _Scope(("poisson",), ("gaussian",), "approximate", adjacencies=("zero_out",)),
 }
 
 
 def require_match(accountant: str, scheme: SamplingScheme, event: PrivacyEvent) -> None:
-    """Check that an accountant describes a sampler and a mechanism.
-
-    Raises:
-      ValueError: for an unknown accountant, or one that describes something else.
-    """
+    """Raise ValueError unless an accountant describes a sampler and a mechanism."""
     if accountant not in _SCOPES:
         raise ValueError(f"accountant must be one of {', '.join(_SCOPES)}, got {accountant!r}")
     scope = _SCOPES[accountant]
-    if scheme.kind in scope.schemes and event.kind in scope.events:
+    if scope.describes(scheme, event):
         return
-    allowed = [
-        name
-        for name, other in _SCOPES.items()
-        if scheme.kind in other.schemes and event.kind in other.events
-    ]
+    allowed = [name for name, other in _SCOPES.items() if other.describes(scheme, event)]
     raise ValueError(
         f"accountant {accountant!r} describes {' or '.join(scope.events)} releases under "
         f"{' or '.join(scope.schemes)} sampling, not {event.kind!r} releases under "
@@ -93,12 +87,7 @@ def effective_scheme(entries: Sequence[Entry], scheme: SamplingScheme) -> Sampli
 
 
 def check_entries(entries: Sequence[Entry], scheme: SamplingScheme) -> None:
-    """Check that the rounds can have come from the scheme.
-
-    Raises:
-      ValueError: if z is negative or not a number, p outside [0, 1] or different from the scheme's
-        p.
-    """
+    """Raise ValueError unless the rounds can have come from the scheme."""
     for z, p, rounds in entries:
         if not z >= 0:
             raise ValueError(f"noise_multiplier must be at least 0, got {z}")
@@ -134,10 +123,7 @@ def met_by_one_client(
 def pure_rounds(
     entries: Sequence[Entry], scheme: SamplingScheme, event: PrivacyEvent, adjacency: Adjacency
 ) -> list[Entry]:
-    """Return ε-differentially private rounds with their ε after sampling in place of noise.
-
-    Overflow of cohorts is not included: see `with_failure`.
-    """
+    """Return ε-differentially private rounds, with ε after sampling in place of noise."""
     s = event.sensitivity(adjacency)
     return [
         kov.amplified(entry, event, adjacency)
@@ -147,7 +133,7 @@ def pure_rounds(
     ]
 
 
-def knows(accountant: str, adjacency: Adjacency, view: View) -> bool:
+def covers(accountant: str, adjacency: Adjacency, view: View) -> bool:
     """Return whether an accountant covers an adjacency and a view."""
     scope = _SCOPES[accountant]
     return adjacency in scope.adjacencies and view in scope.views
@@ -161,18 +147,14 @@ def is_approximate(accountant: str) -> bool:
 def default_accountants(
     scheme: SamplingScheme, event: PrivacyEvent, adjacency: Adjacency, view: View
 ) -> tuple[str, ...]:
-    """Return all sound accountants, except any that is never better than another.
-
-    The smallest of their ε is reported. Empty where no ε is known.
-    """
+    """Return all sound accountants that may be the best, possibly none; the smallest ε counts."""
     return tuple(
         name
         for name, scope in _SCOPES.items()
-        if scheme.kind in scope.schemes
-        and event.kind in scope.events
+        if scope.describes(scheme, event)
         and scope.status != "approximate"
         and not scope.never_better
-        and knows(name, adjacency, view)
+        and covers(name, adjacency, view)
     )
 
 
@@ -187,10 +169,7 @@ def status(accountant: str, entries: Sequence[Entry], scheme: SamplingScheme) ->
 def profiles(
     charged: PrivacySpend, adjacency: Adjacency, view: View, accountant: str | None = None
 ) -> dict[str, Profile]:
-    """Compute the privacy profile of one spend by each accountant, by name.
-
-    Without a name, by all of `default_accountants`, possibly none.
-    """
+    """Compute the profile of one spend by one accountant, or by all of `default_accountants`."""
     scheme, event, entries = charged[:3]
     names: tuple[str, ...] = (accountant or "",)
     if accountant is None:
@@ -207,23 +186,17 @@ def profile(
     view: View,
     accountant: str,
 ) -> Profile:
-    """Compute the privacy profile of a run, with the cost of overflowing cohorts.
+    """Compute the privacy profile of a run, overflow of cohorts included.
 
-    Args:
-      entries: the rounds.
-      scheme: the sampling of cohorts.
-      event: of kind "gaussian" or "pure".
-      adjacency: "zero_out": one client's messages become zero; "replace": its data changes.
-      view: "joint_dp": the adversary is all other clients, who know when they took part;
-        "released_sequence": the adversary sees only what the server published.
-      accountant: one that describes the scheme and the event.
+    In the view "joint_dp" the adversary is all other clients, who know when they took part; in
+    "released_sequence" it sees only what the server published.
 
     Raises:
       ValueError: if the accountant does not describe the request.
     """
     require_match(accountant, scheme, event)
     scope = _SCOPES[accountant]
-    if not knows(accountant, adjacency, view):
+    if not covers(accountant, adjacency, view):
         raise ValueError(
             f"accountant {accountant!r} covers the adjacencies {', '.join(scope.adjacencies)} and "
             f"the views {', '.join(scope.views)}, not {adjacency!r} with {view!r}"

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from scipy.special import erfcx, ndtr
 
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, smallest
-from fedjaxsim.privacy.events import Entry
+from fedjaxsim.privacy.events import Entry, check_delta
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _MOST_MU = 1e12
@@ -22,10 +22,7 @@ _MOST_MU = 1e12
 
 
 def mu(entries: Iterable[Entry], sensitivity: float) -> float:
-    """Compute μ of the composition at p = 1; inf if some round had no noise.
-
-    `sensitivity` is s, in units of z.
-    """
+    """Compute μ of rounds at p = 1, for a sensitivity in units of z; inf without noise."""
     total = math.fsum(
         entry.rounds / entry.noise_multiplier**2 if entry.noise_multiplier > 1e-100 else math.inf
         for entry in entries
@@ -49,15 +46,7 @@ def _mills_drop(x: np.ndarray, step: np.ndarray) -> np.ndarray:
 
 
 def log_delta(epsilon: float, mu: ArrayLike) -> np.ndarray:
-    """Compute log δ(ε) of μ-GDP, with a small relative error in δ however small δ is.
-
-    Args:
-      epsilon: ε ≥ 0.
-      mu: (...) μ > 0, finite.
-
-    Returns:
-      (...) float64.
-    """
+    """Compute log δ(ε) of μ-GDP, (...), μ finite and positive, with a small relative error in δ."""
     mus = np.asarray(mu, np.float64)
     a = mus / 2 - epsilon / mus
     b = -mus / 2 - epsilon / mus
@@ -82,8 +71,7 @@ def delta(epsilon: float, mu: float) -> float:
 
 def epsilon(delta: float, mu: float) -> float:
     """Compute the smallest ε ≥ 0 with δ(ε) ≤ delta, never rounded below it; inf at μ > 10¹²."""
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    check_delta(delta)
     if mu == 0:
         return 0.0
     if mu > _MOST_MU:

@@ -38,13 +38,13 @@ class _Parts(NamedTuple):
     Attributes:
       mu: of the Gaussian releases with full participation, as one Gaussian release.
       sampled: Poisson-sampled rounds, z in units of one message's norm.
-      known: rounds of cohorts of a fixed size, z in units of the distance, p = q/m.
+      fixed: rounds of cohorts of a fixed size, z in units of the distance, p = q/m.
       pure: rounds that are each ε-differentially private, ε in place of z.
     """
 
     mu: float
     sampled: tuple[Entry, ...]
-    known: tuple[Entry, ...]
+    fixed: tuple[Entry, ...]
     pure: tuple[Entry, ...]
 
 
@@ -54,7 +54,7 @@ def _met(charged: PrivacySpend) -> list[Entry]:
 
 
 def _parts(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> _Parts:
-    squared, sampled, known, pure = [], [], [], []
+    squared, sampled, fixed, pure = [], [], [], []
     for charged in charges:
         scheme, event = charged.scheme, charged.event
         s, spent = event.sensitivity(adjacency), _met(charged)
@@ -64,7 +64,7 @@ def _parts(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> _Parts:
         noisy = [entry for entry in spent if entry.noise_multiplier < math.inf]
         if scheme.kind == "fixed":
             q = scheme.capacity / scheme.clients
-            known += [Entry(z / s, q, rounds) for z, _, rounds in noisy]
+            fixed += [Entry(z / s, q, rounds) for z, _, rounds in noisy]
             continue
         always = [entry for entry in noisy if scheme.kind != "poisson" or entry.sampling_rate == 1]
         squared.append(gaussian.mu(always, s) ** 2)
@@ -76,16 +76,13 @@ def _parts(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> _Parts:
     return _Parts(
         math.sqrt(math.fsum(squared)),
         tuple(merge(sampled)),
-        tuple(merge(known)),
+        tuple(merge(fixed)),
         tuple(merge_pure(pure)),
     )
 
 
 def accountants(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> tuple[str, ...]:
-    """Return the accountants that describe releases of all these kinds together.
-
-    Rényi divergences of Poisson-sampled releases are known for zero-out only.
-    """
+    """Return the accountants of all these kinds; Poisson sampling has RDP for zero-out only."""
     sampled = _parts(charges, adjacency).sampled
     return ("pld",) if adjacency == "replace" and sampled else ("pld", "rdp")
 
@@ -93,13 +90,7 @@ def accountants(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> tuple[
 def profile(
     charges: Sequence[PrivacySpend], adjacency: Adjacency, view: View, accountant: str
 ) -> Profile:
-    """Compute the privacy profile of releases of several kinds, overflow of cohorts included.
-
-    Args:
-      charges: rounds of the kinds "gaussian" and "pure", with noise.
-      adjacency: "zero_out" or "replace".
-      view: "joint_dp" or "released_sequence".
-      accountant: one of `accountants`.
+    """Compute the privacy profile of charges with noise, overflow of cohorts included.
 
     Raises:
       ValueError: if the accountant does not describe all of them, or a ledger cannot come from its
@@ -126,15 +117,14 @@ def _rdp(charged: PrivacySpend, adjacency: Adjacency, view: View) -> np.ndarray:
     scheme, event = charged.scheme, charged.event
     s, spent = event.sensitivity(adjacency), _met(charged)
     if event.kind == "pure":
-        # Bun and Steinke 2016, Proposition 3.3.
         rounds = composition.pure_rounds(spent, scheme, event, adjacency)
-        return sum((n * np.minimum(_ALPHAS * e**2 / 2, e) for e, _, n in rounds), 0.0 * _ALPHAS)
+        return sum((rdp.of_pure(each, rdp.INTEGER_ORDERS) for each in rounds), 0.0 * _ALPHAS)
     if scheme.kind != "fixed":
-        known = [
+        entries = [
             entry if scheme.kind == "poisson" else entry._replace(sampling_rate=1.0)
             for entry in spent
         ]
-        return rdp.compose(merge(known), s, rdp.INTEGER_ORDERS)
+        return rdp.compose(merge(entries), s, rdp.INTEGER_ORDERS)
     total, q = 0.0 * _ALPHAS, scheme.capacity / scheme.clients
     for z, _, rounds in spent:
         # log E[e^((α−1)·loss)] over the client's participation, which the others know.
@@ -152,19 +142,19 @@ def _rdp(charged: PrivacySpend, adjacency: Adjacency, view: View) -> np.ndarray:
 def _interval(parts: _Parts) -> float:
     """Choose the grid of losses: fine enough for Poisson-sampled rounds, with room for all."""
     finest = pld.interval(parts.sampled) if parts.sampled else pld.INTERVAL
-    one = [subsampled_gaussian_pld.largest_loss(z, 1.0) for z, _, _ in parts.known]
+    one = [subsampled_gaussian_pld.largest_loss(z, 1.0) for z, _, _ in parts.fixed]
     one += [epsilon for epsilon, _, _ in parts.pure]
     one += [subsampled_gaussian_pld.largest_loss(1 / parts.mu, 1.0)] if parts.mu > 0 else []
     if not one:
         return finest
     # A rough bound on the composed losses is enough: a grid too coarse is pessimistic.
     spread = rdp.compose(parts.sampled, orders=rdp.INTEGER_ORDERS) + _ALPHAS * parts.mu**2 / 2
-    for z, _, rounds in parts.known:
+    for z, _, rounds in parts.fixed:
         spread = spread + rounds * _ALPHAS / (2 * z**2)
-    for epsilon, _, rounds in parts.pure:
-        spread = spread + rounds * np.minimum(_ALPHAS * epsilon**2 / 2, epsilon)
+    for entry in parts.pure:
+        spread = spread + rdp.of_pure(entry, rdp.INTEGER_ORDERS)
     whole = max(max(one), 2 * rdp.epsilon(spread, 1e-15, rdp.INTEGER_ORDERS))
-    rounds = sum(entry.rounds for entry in (*parts.sampled, *parts.known, *parts.pure))
+    rounds = sum(entry.rounds for entry in (*parts.sampled, *parts.fixed, *parts.pure))
     return max(finest, pld.coarsest(max(one), whole, rounds))
 
 
@@ -173,8 +163,10 @@ def _convolved(parts: _Parts, adjacency: Adjacency) -> Profile:
     """Compute the profile; the last few are cached, as a report asks for both views."""
     interval = _interval(parts)
     pieces = pld.sampled_rounds(parts.sampled, adjacency == "replace", interval)
-    for z, q, rounds in parts.known:
-        pieces.append(subsampled_gaussian_pld.one_known_round(z, q, interval).self_compose(rounds))
+    for z, q, rounds in parts.fixed:
+        pieces.append(
+            subsampled_gaussian_pld.one_fixed_size_round(z, q, interval).self_compose(rounds)
+        )
     for epsilon, _, rounds in parts.pure:
         parameters = common.DifferentialPrivacyParameters(epsilon, 0.0)
         one = privacy_loss_distribution.from_privacy_parameters(
@@ -183,5 +175,5 @@ def _convolved(parts: _Parts, adjacency: Adjacency) -> Profile:
         pieces.append(one.self_compose(rounds))
     if not pieces:
         return gaussian.profile(parts.mu) if parts.mu > 0 else NOTHING
-    counted = [*parts.sampled, *parts.known, *parts.pure]
+    counted = [*parts.sampled, *parts.fixed, *parts.pure]
     return pld.composed(pieces, parts.mu, interval, sum(entry.rounds for entry in counted))

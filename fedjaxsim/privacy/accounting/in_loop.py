@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjaxsim.privacy.accounting.composition import Adjacency
-from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS, log_binomials
+from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS, log_binomials, log_expm1
 from fedjaxsim.privacy.events import PrivacyEvent, SamplingScheme
 from fedjaxsim.privacy.ledger import Charges, Ledger
 
@@ -38,18 +38,8 @@ _LEAST_NOISE = 0.05
 """Start of the search for a noise multiplier: an ε of about 200 a round."""
 
 
-def _log_expm1(x: jax.Array) -> jax.Array:
-    """Return log(e^x − 1) for x > 0, without overflow."""
-    return x + jnp.log(-jnp.expm1(-x))
-
-
 def poisson_rdp(noise_multiplier: jax.Array, sampling_rate: jax.Array) -> jax.Array:
-    """Compute RDP of one round of Poisson sampling and Gaussian noise at INTEGER_ORDERS, (72,).
-
-    Args:
-      noise_multiplier: () z > 0.
-      sampling_rate: () p in [0, 1].
-    """
+    """Compute RDP of one Poisson-sampled Gaussian round at INTEGER_ORDERS, (72,), for z > 0."""
     z = noise_multiplier
     alphas = jnp.asarray(_ALPHAS, z.dtype)
     sampled = (sampling_rate > 0) & (sampling_rate < 1)
@@ -58,7 +48,7 @@ def poisson_rdp(noise_multiplier: jax.Array, sampling_rate: jax.Array) -> jax.Ar
     for index, group in enumerate(_GROUPS):
         table = _log_binomial_table(index).astype(z.dtype)
         k = jnp.arange(2, table.shape[1] + 2, dtype=z.dtype)
-        cost = _log_expm1(k * (k - 1) / (2 * z**2)) + k * jnp.log(p)
+        cost = log_expm1(k * (k - 1) / (2 * z**2), jnp) + k * jnp.log(p)
         absent = jnp.maximum(alphas[group][:, None] - k, 0) * jnp.log1p(-p)
         logs.append(jax.nn.logsumexp(table + absent + cost, axis=1))
     amplified = jax.nn.softplus(jnp.concatenate(logs)) / (alphas - 1)
@@ -97,7 +87,7 @@ def _round_rdp(
         # Others know when the client took part: E[e^x] over its participation.
         odds = np.log(scheme.capacity / scheme.clients)
         exponent = alphas * (alphas - 1) / (2 * scaled**2)
-        return jax.nn.softplus(odds + _log_expm1(exponent)) / (alphas - 1)
+        return jax.nn.softplus(odds + log_expm1(exponent, jnp)) / (alphas - 1)
     return alphas / (2 * scaled**2)
 
 
@@ -127,14 +117,14 @@ def epsilon_in_jit(
     Raises:
       ValueError: for "replace" under Poisson sampling, whose RDP is not known here.
     """
-    spent, known = jnp.zeros(len(_ALPHAS)), jnp.array(True)
+    spent, certain = jnp.zeros(len(_ALPHAS)), jnp.array(True)
     for charges in ledger.charges:
         if charges.event.kind != "none":
-            rdp, certain = _spent(charges, adjacency)
-            spent, known = spent + rdp, known & certain
+            rdp, is_bound = _spent(charges, adjacency)
+            spent, certain = spent + rdp, certain & is_bound
     for draws in ledger.draws:
-        known &= ~draws.repeated
-    return jnp.where(known, epsilon_from_rdp(spent, delta), jnp.inf)
+        certain &= ~draws.repeated
+    return jnp.where(certain, epsilon_from_rdp(spent, delta), jnp.inf)
 
 
 def _spent(charges: Charges, adjacency: Adjacency) -> tuple[jax.Array, jax.Array]:

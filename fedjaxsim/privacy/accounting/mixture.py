@@ -14,7 +14,7 @@ from scipy.stats import binom
 
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, smallest
-from fedjaxsim.privacy.events import Entry
+from fedjaxsim.privacy.events import Entry, check_delta
 
 _POINTS = 2**15
 _DROPPED = 1e-18
@@ -44,10 +44,7 @@ def _precision(entries: Sequence[Entry], fraction: float) -> tuple[np.ndarray, n
 def profile(entries: Sequence[Entry], fraction: float, sensitivity: float) -> Profile:
     """Compute the privacy profile under fixed-size sampling with known participations.
 
-    Args:
-      entries: the rounds, with z > 0; their sampling rate is not used.
-      fraction: q/m in (0, 1], the probability to be in a cohort.
-      sensitivity: s, in units of z.
+    `entries` have z > 0; `fraction` is q/m in (0, 1], `sensitivity` in units of z.
     """
     if not entries:
         return NOTHING
@@ -61,8 +58,7 @@ def profile(entries: Sequence[Entry], fraction: float, sensitivity: float) -> Pr
         return min(1.0, breach + float(weights @ np.exp(gaussian.log_delta(epsilon, mus))))
 
     def epsilon(target):
-        if not 0 < target < 1:
-            raise ValueError(f"delta must lie in (0, 1), got {target}")
+        check_delta(target)
         if not mus.size:
             return 0.0
         if breach >= target:

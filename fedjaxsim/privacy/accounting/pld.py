@@ -63,7 +63,7 @@ def interval(entries: Sequence[Entry]) -> float:
 
 
 def coarsest(one_round: float, together: float, rounds: int) -> float:
-    """Return the finest grid whose losses, of one round and of all together, fit into memory."""
+    """Return the finest grid on which the losses, of one round and of all, fit into memory."""
     points = _MOST_POINTS if rounds < _MANY_ROUNDS else _MOST_POINTS / 3
     smallest = max(2 * one_round / _MOST_POINTS_OF_ONE_ROUND, 2 * together / points)
     return INTERVAL * 2.0 ** math.ceil(math.log2(smallest / INTERVAL))
@@ -77,13 +77,9 @@ def sampled_rounds(
 
 
 def profile(entries: Sequence[Entry], event: PrivacyEvent, replace: bool) -> Profile:
-    """Compute the privacy profile of Poisson-sampled Gaussian releases.
+    """Compute the privacy profile of Poisson-sampled Gaussian releases with z > 0.
 
-    Args:
-      entries: the rounds, with z > 0. Rounds at p = 1 are composed exactly; alone they need no
-        grid.
-      event: the sensitivities of one release.
-      replace: whether a client's data is replaced, or its message zeroed.
+    Rounds at p = 1 are composed exactly; alone they need no grid.
     """
     if any(0 < entry.noise_multiplier < _LEAST_NOISE for entry in entries):
         return Profile(lambda _: 1.0, lambda _: math.inf)
@@ -105,14 +101,7 @@ def profile(entries: Sequence[Entry], event: PrivacyEvent, replace: bool) -> Pro
 def composed(
     pieces: Sequence[PrivacyLossDistribution], mu: float, interval: float, rounds: int
 ) -> Profile:
-    """Compute the privacy profile of several parts together.
-
-    Args:
-      pieces: one or more, on one grid.
-      mu: of an additional Gaussian release; 0 for none.
-      interval: the width of the grid.
-      rounds: the number of rounds composed on it.
-    """
+    """Compute the profile of pieces on one grid, and of a Gaussian release of μ > 0 besides."""
     whole = functools.reduce(PrivacyLossDistribution.compose, pieces)
     if mu > 0:
         whole = whole.compose(

@@ -50,12 +50,9 @@ def smaller(one: Profile, other: Profile) -> Profile:
 def with_failure(profile: Profile, probability: float) -> Profile:
     """Return the profile of a mechanism within total variation τ of the described one.
 
-    If two mechanisms differ by at most τ in total variation, δ'(ε) ≤ δ(ε) + (1 + e^ε) τ: τ once for
-    each of the two neighbouring inputs.
-
-    Args:
-      profile: of the described mechanism.
-      probability: τ in [0, 1], such as the probability that any cohort exceeds the capacity.
+    If two mechanisms differ by at most τ in total variation, such as the probability that any
+    cohort exceeds the capacity, δ'(ε) ≤ δ(ε) + (1 + e^ε) τ: τ once for each of the two neighbouring
+    inputs.
     """
     if probability == 0:
         return profile

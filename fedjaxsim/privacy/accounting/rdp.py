@@ -7,12 +7,13 @@ Kamath and Steinke 2020, Proposition 12 (conversion to ε).
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from fedjaxsim.privacy.accounting.profile import Profile
-from fedjaxsim.privacy.events import Entry
+from fedjaxsim.privacy.events import Entry, check_delta
 
 INTEGER_ORDERS = (*range(2, 65), 72, 80, 96, 128, 192, 256, 384, 512, 1024)
 """Orders of the closed form, shared with the bound inside jit."""
@@ -30,9 +31,9 @@ def log_binomials(order: int) -> np.ndarray:
     return gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
 
 
-def _log_expm1(x: np.ndarray) -> np.ndarray:
-    """Return log(e^x − 1) for x > 0, without overflow."""
-    return x + np.log(-np.expm1(-x))
+def log_expm1(x: Any, xp: Any = np) -> Any:
+    """Return log(e^x − 1) for x > 0, without overflow, by numpy or jax.numpy."""
+    return x + xp.log(-xp.expm1(-x))
 
 
 def _one_round_integer(order: int, z: float, p: float) -> float:
@@ -44,7 +45,7 @@ def _one_round_integer(order: int, z: float, p: float) -> float:
     k = np.arange(2, order + 1)
     terms = log_binomials(order) + k * math.log(p) + (order - k) * math.log1p(-p)
     with np.errstate(over="ignore"):
-        terms += _log_expm1(k * (k - 1) / (2 * z**2))
+        terms += log_expm1(k * (k - 1) / (2 * z**2))
     return float(np.logaddexp(0.0, logsumexp(terms))) / (order - 1)
 
 
@@ -92,12 +93,9 @@ def _one_round(orders: Sequence[float], z: float, p: float) -> np.ndarray:
 def compose(
     entries: Sequence[Entry], sensitivity: float = 1.0, orders: Sequence[float] = ORDERS
 ) -> np.ndarray:
-    """RDP of all rounds together, (number of orders,), for clients sampled with each entry's p.
+    """Compute RDP of all rounds, (number of orders,), for a sensitivity in units of z.
 
-    Args:
-      entries: the rounds.
-      sensitivity: s, in units of z. With p < 1 only zero-out adjacency may be asked for.
-      orders: α > 1.
+    With p < 1 the adjacency must be zero-out.
     """
     total = np.zeros(len(orders))
     for z, p, rounds in entries:
@@ -105,10 +103,15 @@ def compose(
     return total
 
 
+def of_pure(entry: Entry, orders: Sequence[float]) -> np.ndarray:
+    """Compute RDP of ε-DP rounds, ε in place of z (Bun and Steinke 2016, Proposition 3.3)."""
+    epsilon, _, rounds = entry
+    return rounds * np.minimum(np.asarray(orders, np.float64) * epsilon**2 / 2, epsilon)
+
+
 def epsilon(rdp: np.ndarray, delta: float, orders: Sequence[float] = ORDERS) -> float:
     """Compute the smallest ε that RDP values, (number of orders,), certify at δ in (0, 1)."""
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    check_delta(delta)
     alphas = np.asarray(orders, np.float64)
     # δ² ≥ 1 − e^{−RDP} bounds the total variation by δ (through the KL divergence): ε = 0.
     if np.any(delta**2 > -np.expm1(-rdp)):

@@ -32,13 +32,9 @@ def _one_round(z: float, cohort: int, clients: int) -> tuple[float, ...]:
 
 
 def compose(entries: Sequence[Entry], cohort: int, clients: int, distance: float) -> np.ndarray:
-    """Compute RDP of all rounds at INTEGER_ORDERS, (72,).
+    """Compute RDP of all rounds at INTEGER_ORDERS, (72,), with z > 0.
 
-    Args:
-      entries: the rounds, with z > 0; their sampling rate is not used.
-      cohort: q.
-      clients: m.
-      distance: the sensitivity to a replacement, in units of z.
+    `distance` is the sensitivity to a replacement, in units of z.
     """
     total = np.zeros(len(INTEGER_ORDERS))
     for z, _, rounds in entries:

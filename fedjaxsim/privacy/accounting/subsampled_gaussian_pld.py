@@ -65,12 +65,8 @@ def _round_up(
 ) -> _Masses:
     """Move the mass of cells to their ends, keeping the mass of both distributions.
 
-    Args:
-      upper: (n,) mass, in each cell, of the distribution that the loss is drawn from.
-      lower: (n,) mass of the other one.
-      first: the lower end of the first cell, in intervals; losses rise from cell to cell.
-      interval: the width of a cell.
-      infinite: the mass of `upper` above the last cell.
+    Losses are drawn from `upper`, (n,), against `lower`, (n,). The first cell begins at `first`
+    intervals; `infinite` is the mass of `upper` above the last cell.
     """
     losses = interval * (first + np.arange(len(upper)))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -105,16 +101,11 @@ def _edges_replace(losses: np.ndarray, z: float, p: float) -> np.ndarray:
     return z * np.sign(losses) * (half + asinh)
 
 
-def one_known_round(z: float, fraction: float, interval: float) -> PrivacyLossDistribution:
+def one_fixed_size_round(z: float, fraction: float, interval: float) -> PrivacyLossDistribution:
     """Compute the privacy loss distribution of one Gaussian release with known participation.
 
-    With probability q/m the client is in, known to all others, and the pair is N(0, z²) against
-    N(1, z²); otherwise the loss is 0.
-
-    Args:
-      z: the noise multiplier, in units of the client's distance.
-      fraction: q/m, the probability to be in.
-      interval: the width of the grid, in nats.
+    With probability `fraction` = q/m the client is in, known to all others, and the pair is N(0,
+    z²) against N(1, z²); otherwise the loss is 0. z is in units of the client's distance.
     """
     shift = 1 / z
     last = math.ceil((_TAIL / z + 1 / (2 * z**2)) / interval)
@@ -133,13 +124,7 @@ def one_round(z: float, p: float, replace: bool, interval: float) -> PrivacyLoss
     """Compute the privacy loss distribution of one release, for 0 < p < 1.
 
     The pair is N(0, z²) against (1−p) N(0, z²) + p N(1, z²), in both directions, or, where a client
-    is replaced, (1−p) N(0, z²) + p N(±1, z²).
-
-    Args:
-      z: the noise multiplier, in units of the norm of one message.
-      p: the sampling rate.
-      replace: whether the client is replaced.
-      interval: the width of the grid, in nats.
+    is replaced, (1−p) N(0, z²) + p N(±1, z²). z is in units of one message's norm.
     """
     shift = 1 / z
     top = largest_loss(z, p)

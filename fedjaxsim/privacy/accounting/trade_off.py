@@ -25,17 +25,10 @@ def of_gaussian(mu: float, type_one: ArrayLike) -> np.ndarray:
 
 
 def of_profile(profile: Profile, type_one: ArrayLike) -> np.ndarray:
-    """Compute the curve that a privacy profile certifies, from below.
+    """Compute the curve, (...), that a privacy profile certifies from below.
 
     Each (ε, δ(ε)) allows nothing below the lines 1 − δ − e^ε α and e^−ε (1 − δ − α); the curve is
     their maximum on a grid of ε that is denser near 0 and ends where δ is 1e-8.
-
-    Args:
-      profile: δ(ε).
-      type_one: (...) α in [0, 1].
-
-    Returns:
-      (...) type II errors, convex and decreasing in α, never more than 1 − α.
     """
     alphas = np.asarray(type_one, np.float64)
     end = min(profile.epsilon(1e-8), 50.0)
@@ -55,21 +48,10 @@ def trade_off(
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
 ) -> np.ndarray:
-    """Compute the smallest type II error that the reported guarantee leaves to any test.
-
-    Args:
-      entries: the rounds.
-      scheme: the sampling of cohorts.
-      event: the cost of one release.
-      type_one: (...) α in [0, 1].
-      adjacency: "zero_out" or "replace".
-      view: "joint_dp" or "released_sequence".
-
-    Returns:
-      (...) type II errors; all 0 where nothing is guaranteed.
+    """Compute the smallest type II errors, (...), that the reported guarantee leaves to any test.
 
     Raises:
-      ValueError: if a type I error lies outside [0, 1].
+      ValueError: if a type I error, (...), lies outside [0, 1].
     """
     alphas = np.asarray(type_one, np.float64)
     if not np.all((alphas >= 0) & (alphas <= 1)):

@@ -1,45 +1,22 @@
 """Mechanisms that bound, sum and release clients' messages, one per file."""
 
-from fedjaxsim.privacy.mechanisms.adaptive import adaptive_clipping
-from fedjaxsim.privacy.mechanisms.base import (
-    CLIP_NORM,
-    NOISE_MULTIPLIER,
-    Accumulator,
-    Mechanism,
-    Release,
-    check_noise,
-    gaussian,
-    no_release,
-    noise_like,
-    noise_scale,
-    round_value,
-    zeros,
-)
-from fedjaxsim.privacy.mechanisms.client_noise import client_noise, plain_mean
-from fedjaxsim.privacy.mechanisms.every_row import every_row
-from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
-from fedjaxsim.privacy.mechanisms.pure import pure, pure_gram
-from fedjaxsim.privacy.mechanisms.wishart import wishart
-
-__all__ = [
-    "CLIP_NORM",
-    "NOISE_MULTIPLIER",
-    "Accumulator",
-    "Mechanism",
-    "Release",
-    "adaptive_clipping",
-    "check_noise",
-    "client_noise",
-    "every_row",
-    "gaussian",
-    "gaussian_gram",
-    "no_release",
-    "noise_like",
-    "noise_scale",
-    "plain_mean",
-    "pure",
-    "pure_gram",
-    "round_value",
-    "wishart",
-    "zeros",
-]
+from fedjaxsim.privacy.mechanisms.adaptive import adaptive_clipping as adaptive_clipping
+from fedjaxsim.privacy.mechanisms.base import CLIP_NORM as CLIP_NORM
+from fedjaxsim.privacy.mechanisms.base import NOISE_MULTIPLIER as NOISE_MULTIPLIER
+from fedjaxsim.privacy.mechanisms.base import Accumulator as Accumulator
+from fedjaxsim.privacy.mechanisms.base import Mechanism as Mechanism
+from fedjaxsim.privacy.mechanisms.base import Release as Release
+from fedjaxsim.privacy.mechanisms.base import check_noise as check_noise
+from fedjaxsim.privacy.mechanisms.base import gaussian as gaussian
+from fedjaxsim.privacy.mechanisms.base import no_release as no_release
+from fedjaxsim.privacy.mechanisms.base import noise_like as noise_like
+from fedjaxsim.privacy.mechanisms.base import noise_scale as noise_scale
+from fedjaxsim.privacy.mechanisms.base import round_value as round_value
+from fedjaxsim.privacy.mechanisms.base import zeros as zeros
+from fedjaxsim.privacy.mechanisms.client_noise import client_noise as client_noise
+from fedjaxsim.privacy.mechanisms.client_noise import plain_mean as plain_mean
+from fedjaxsim.privacy.mechanisms.every_row import every_row as every_row
+from fedjaxsim.privacy.mechanisms.gram import gaussian_gram as gaussian_gram
+from fedjaxsim.privacy.mechanisms.pure import pure as pure
+from fedjaxsim.privacy.mechanisms.pure import pure_gram as pure_gram
+from fedjaxsim.privacy.mechanisms.wishart import wishart as wishart

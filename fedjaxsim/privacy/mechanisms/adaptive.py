@@ -8,19 +8,7 @@ import numpy as np
 
 from fedjaxsim.hyperparameters import Hyperparameter, on_host, reads
 from fedjaxsim.privacy.events import PrivacyEvent
-from fedjaxsim.privacy.mechanisms.base import (
-    CLIP_NORM,
-    NOISE_MULTIPLIER,
-    SMALLEST_CLIP_NORM,
-    Accumulator,
-    Mechanism,
-    Release,
-    accumulate,
-    noise_like,
-    noised_mean,
-    round_value,
-    zeros,
-)
+from fedjaxsim.privacy.mechanisms import base
 
 LARGEST_CLIP_NORM = 1e18  # squares of larger norms overflow in float32
 _OPEN = (math.nextafter(0, 1), math.nextafter(1, 0))
@@ -50,8 +38,8 @@ COUNT_NOISE = Hyperparameter(
 )
 
 
-@reads(CLIP_NORM, NOISE_MULTIPLIER, TARGET_QUANTILE, CLIP_LEARNING_RATE, COUNT_NOISE)
-def adaptive_clipping() -> Mechanism:
+@reads(base.CLIP_NORM, base.NOISE_MULTIPLIER, TARGET_QUANTILE, CLIP_LEARNING_RATE, COUNT_NOISE)
+def adaptive_clipping() -> base.Mechanism:
     """Adapt the clip norm to a quantile (Andrew, Thakkar, McMahan, Ramaswamy 2021, Algorithm 1).
 
     The state is the clip norm C, public, at first `hparams.clip_norm`. A client adds its message
@@ -78,21 +66,21 @@ def adaptive_clipping() -> Mechanism:
     """
 
     def clip_norm(value):
-        return jnp.clip(value, SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM)
+        return jnp.clip(value, base.SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM)
 
-    def zero(message, num_clients) -> Accumulator:
+    def zero(message, num_clients) -> base.Accumulator:
         del num_clients
-        return zeros((message, jax.ShapeDtypeStruct((), jnp.result_type(float))))
+        return base.zeros((message, jax.ShapeDtypeStruct((), jnp.result_type(float))))
 
     def add(accumulator, messages, mask, ids, state, hparams):
         del ids, hparams
         bounded = messages.bound(state, mask)
         sends = bounded.messages.nonzero()
         count = jnp.sum(jnp.where(sends, jnp.where(bounded.clipped, -0.5, 0.5), 0.0))
-        return accumulate(accumulator, bounded, (bounded.messages.total(), count))
+        return base.accumulate(accumulator, bounded, (bounded.messages.total(), count))
 
     def release(accumulator, denominator, key, state, hparams, round_):
-        z = round_value(hparams.noise_multiplier, round_)
+        z = base.round_value(hparams.noise_multiplier, round_)
         sigma = hparams.count_noise
         private = z > 0
         share = jnp.where(private, z / jnp.where(private, 2 * sigma, 1.0), 0.0)
@@ -100,13 +88,13 @@ def adaptive_clipping() -> Mechanism:
         z_sum = jnp.where(valid, z / jnp.sqrt(jnp.where(valid, 1 - share**2, 1.0)), jnp.nan)
         sum_key, count_key = jax.random.split(key)
         total, count = accumulator.total
-        noise = noise_like(sum_key, total, z_sum * state)
-        count = count + noise_like(count_key, count, sigma)
+        noise = base.noise_like(sum_key, total, z_sum * state)
+        count = count + base.noise_like(count_key, count, sigma)
         unclipped = 0.5 + count / denominator
         step = hparams.clip_learning_rate * (unclipped - hparams.target_quantile)
         new_state = clip_norm(state * jnp.exp(-step))
-        value = noised_mean(total, noise, denominator)
-        return Release(value, new_state, jnp.where(valid, z, jnp.nan))
+        value = base.noised_mean(total, noise, denominator)
+        return base.Release(value, new_state, jnp.where(valid, z, jnp.nan))
 
     def check(hparams):
         first, z, sigma = map(
@@ -123,4 +111,4 @@ def adaptive_clipping() -> Mechanism:
             )
 
     event = PrivacyEvent("gaussian", zero_out=1.0, replace=2.0)
-    return Mechanism(event, lambda h: clip_norm(h.clip_norm), zero, add, release, check=check)
+    return base.Mechanism(event, lambda h: clip_norm(h.clip_norm), zero, add, release, check=check)

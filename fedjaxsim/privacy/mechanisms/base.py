@@ -130,11 +130,7 @@ class Mechanism(NamedTuple):
 
 
 def check_noise(hparams: Hyperparameters) -> None:
-    """Check that noise comes with a bound on the messages.
-
-    Raises:
-      ValueError: for a positive noise multiplier with an infinite clip norm.
-    """
+    """Raise ValueError for a positive noise multiplier with an infinite clip norm."""
     if "noise_multiplier" not in hparams or "clip_norm" not in hparams:
         return
     z, clip_norm = on_host(hparams.noise_multiplier), on_host(hparams.clip_norm)

@@ -5,33 +5,22 @@ import jax.numpy as jnp
 
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.privacy.events import PrivacyEvent
-from fedjaxsim.privacy.mechanisms.base import (
-    CLIP_NORM,
-    NOISE_MULTIPLIER,
-    Mechanism,
-    Release,
-    accumulate,
-    noise_like,
-    noise_scale,
-    noised_mean,
-    round_value,
-    zeros,
-)
+from fedjaxsim.privacy.mechanisms import base
 
 
 def _zero(message, num_clients):
     del num_clients
-    return zeros((message, jax.ShapeDtypeStruct((), jnp.result_type(float))))
+    return base.zeros((message, jax.ShapeDtypeStruct((), jnp.result_type(float))))
 
 
 def _add(accumulator, messages, mask, clip_norm):
     bounded = messages.bound(clip_norm, mask)
     present = jnp.sum(mask, dtype=jnp.result_type(float))
-    return accumulate(accumulator, bounded, (bounded.messages.total(), present))
+    return base.accumulate(accumulator, bounded, (bounded.messages.total(), present))
 
 
-@reads(CLIP_NORM, NOISE_MULTIPLIER)
-def client_noise() -> Mechanism:
+@reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
+def client_noise() -> base.Mechanism:
     """Average messages noised at every client over the realised cohort, as DPFedMTL publishes it.
 
     release = (1/q) Σ_{k∈S} (clip(v_k, C) + N(0, (zC)² I)), 0 for an empty cohort; q is the size of
@@ -52,16 +41,16 @@ def client_noise() -> Mechanism:
 
     def release(accumulator, denominator, key, state, hparams, round_):
         del denominator
-        z = round_value(hparams.noise_multiplier, round_)
+        z = base.round_value(hparams.noise_multiplier, round_)
         total, present = accumulator.total
-        scale = noise_scale(z, hparams.clip_norm) * jnp.sqrt(present)
-        noise = noise_like(key, total, scale)
-        return Release(noised_mean(total, noise, jnp.maximum(present, 1)), state, z)
+        scale = base.noise_scale(z, hparams.clip_norm) * jnp.sqrt(present)
+        noise = base.noise_like(key, total, scale)
+        return base.Release(base.noised_mean(total, noise, jnp.maximum(present, 1)), state, z)
 
-    return Mechanism(PrivacyEvent("unprotected"), lambda _: (), _zero, add, release)
+    return base.Mechanism(PrivacyEvent("unprotected"), lambda _: (), _zero, add, release)
 
 
-def plain_mean() -> Mechanism:
+def plain_mean() -> base.Mechanism:
     """Average the messages of the realised cohort, neither clipped nor noised.
 
     release = (1/q) Σ_{k∈S} v_k, 0 for an empty cohort; q is the size of the cohort S. For
@@ -80,7 +69,7 @@ def plain_mean() -> Mechanism:
         del denominator, key, hparams, round_
         total, present = accumulator.total
         no_noise = jax.tree.map(jnp.zeros_like, total)
-        value = noised_mean(total, no_noise, jnp.maximum(present, 1))
-        return Release(value, state, jnp.zeros(()))
+        value = base.noised_mean(total, no_noise, jnp.maximum(present, 1))
+        return base.Release(value, state, jnp.zeros(()))
 
-    return Mechanism(PrivacyEvent("unprotected"), lambda _: (), _zero, add, release)
+    return base.Mechanism(PrivacyEvent("unprotected"), lambda _: (), _zero, add, release)

@@ -5,21 +5,11 @@ import jax.numpy as jnp
 
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.privacy.events import PrivacyEvent
-from fedjaxsim.privacy.mechanisms.base import (
-    CLIP_NORM,
-    NOISE_MULTIPLIER,
-    Mechanism,
-    Release,
-    counted,
-    noise_like,
-    noise_scale,
-    round_value,
-    zeros,
-)
+from fedjaxsim.privacy.mechanisms import base
 
 
-@reads(CLIP_NORM, NOISE_MULTIPLIER)
-def every_row() -> Mechanism:
+@reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
+def every_row() -> base.Mechanism:
     """Add Gaussian noise to the matrix of all clients' messages (PMTL, Figure 1).
 
     release = V + N(0, (zC)² I), leaves (m, …) for messages (…). Row k of V is clip(v_k, C) if
@@ -39,7 +29,7 @@ def every_row() -> Mechanism:
     """
 
     def zero(message, num_clients):
-        return zeros(
+        return base.zeros(
             jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct((num_clients, *leaf.shape), leaf.dtype), message
             )
@@ -48,13 +38,13 @@ def every_row() -> Mechanism:
     def add(accumulator, messages, mask, ids, state, hparams):
         del state
         bounded = messages.bound(hparams.clip_norm, mask)
-        return counted(accumulator, bounded, bounded.messages.add_rows(accumulator.total, ids))
+        return base.counted(accumulator, bounded, bounded.messages.add_rows(accumulator.total, ids))
 
     def release(accumulator, denominator, key, state, hparams, round_):
         del denominator
-        z = round_value(hparams.noise_multiplier, round_)
-        noise = noise_like(key, accumulator.total, noise_scale(z, hparams.clip_norm))
-        return Release(jax.tree.map(jnp.add, accumulator.total, noise), state, z)
+        z = base.round_value(hparams.noise_multiplier, round_)
+        noise = base.noise_like(key, accumulator.total, base.noise_scale(z, hparams.clip_norm))
+        return base.Release(jax.tree.map(jnp.add, accumulator.total, noise), state, z)
 
     event = PrivacyEvent("gaussian", zero_out=1.0, replace=2.0)
-    return Mechanism(event, lambda _: (), zero, add, release)
+    return base.Mechanism(event, lambda _: (), zero, add, release)

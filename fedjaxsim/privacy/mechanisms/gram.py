@@ -8,24 +8,13 @@ import jax.numpy as jnp
 
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.privacy.events import PrivacyEvent
-from fedjaxsim.privacy.mechanisms.base import (
-    CLIP_NORM,
-    NOISE_MULTIPLIER,
-    Accumulator,
-    Mechanism,
-    Release,
-    ReleaseFunction,
-    accumulate,
-    noise_scale,
-    round_value,
-    zeros,
-)
+from fedjaxsim.privacy.mechanisms import base
 from fedjaxsim.privacy.noise import normal
 
 PyTree = Any
 
 
-def _zero(message: PyTree, diagonal: bool) -> Accumulator:
+def _zero(message: PyTree, diagonal: bool) -> base.Accumulator:
     """Return the accumulator of a (d, d) Gram matrix, or of its diagonal (d,)."""
     leaves = jax.tree.leaves(message)
     if len(leaves) != 1 or leaves[0].ndim not in (1, 2):
@@ -34,10 +23,12 @@ def _zero(message: PyTree, diagonal: bool) -> Accumulator:
             f"{[leaf.shape for leaf in leaves]}"
         )
     d, dtype = leaves[0].shape[0], leaves[0].dtype
-    return zeros(jax.ShapeDtypeStruct((d,) if diagonal else (d, d), dtype))
+    return base.zeros(jax.ShapeDtypeStruct((d,) if diagonal else (d, d), dtype))
 
 
-def gram_mechanism(event: PrivacyEvent, release: ReleaseFunction, diagonal: bool) -> Mechanism:
+def gram_mechanism(
+    event: PrivacyEvent, release: base.ReleaseFunction, diagonal: bool
+) -> base.Mechanism:
     """Return the mechanism of a release of the Gram matrix, or diagonal, of clipped messages."""
 
     def add(accumulator, messages, mask, ids, state, hparams):
@@ -45,13 +36,13 @@ def gram_mechanism(event: PrivacyEvent, release: ReleaseFunction, diagonal: bool
         bounded = messages.bound(hparams.clip_norm, mask)
         terms = bounded.messages
         total = terms.gram_diagonal() if diagonal else terms.gram()
-        return accumulate(accumulator, bounded, total)
+        return base.accumulate(accumulator, bounded, total)
 
     def zero(message, num_clients):
         del num_clients
         return _zero(message, diagonal)
 
-    return Mechanism(event, lambda _: (), zero, add, release, adds_chunks=True)
+    return base.Mechanism(event, lambda _: (), zero, add, release, adds_chunks=True)
 
 
 def symmetric(matrix: jax.Array) -> jax.Array:
@@ -75,14 +66,10 @@ def shifted(total: jax.Array, amount: jax.Array) -> jax.Array:
 
 
 def spectral_bound(shape: tuple[int, ...], deviations: float) -> float:
-    """Return b with P(λ_min(E) < −b) ≤ e^(−t²/2) for `symmetric_normal` noise E.
+    """Return b with P(λ_min(E) < −b) ≤ e^(−t²/2) for `symmetric_normal` noise E of a shape.
 
     The largest eigenvalue has mean at most √(2d), on a diagonal √(2 ln d), and is a 1-Lipschitz
     function of standard normals.
-
-    Args:
-      shape: of E, (d, d), or (d,) for a diagonal.
-      deviations: t ≥ 0.
     """
     d = shape[0]
     return math.sqrt(2 * d if len(shape) == 2 else 2 * math.log(d)) + deviations
@@ -96,8 +83,8 @@ def check_deviations(psd_deviations: float | None) -> None:
         )
 
 
-@reads(CLIP_NORM, NOISE_MULTIPLIER)
-def gaussian_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> Mechanism:
+@reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
+def gaussian_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> base.Mechanism:
     """Add symmetric Gaussian noise to the Gram matrix of clipped messages: MP-MTL with a guarantee.
 
     release = Σ_k W̃_k W̃_kᵀ + E + c·I, W̃_k = clip(W_k, K), K = `hparams.clip_norm`. A message is
@@ -125,13 +112,13 @@ def gaussian_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) ->
 
     def release(accumulator, denominator, key, state, hparams, round_):
         del denominator
-        z = round_value(hparams.noise_multiplier, round_)
+        z = base.round_value(hparams.noise_multiplier, round_)
         total = symmetric(accumulator.total)
-        s = noise_scale(z, hparams.clip_norm, degree=2).astype(total.dtype)
+        s = base.noise_scale(z, hparams.clip_norm, degree=2).astype(total.dtype)
         value = total + s * symmetric_normal(key, total)
         if psd_deviations is not None:
             value = shifted(value, s * spectral_bound(total.shape, psd_deviations))
-        return Release(value, state, z)
+        return base.Release(value, state, z)
 
     event = PrivacyEvent("gaussian", zero_out=1.0, replace=math.sqrt(2))
     return gram_mechanism(event, release, diagonal)

@@ -8,26 +8,7 @@ import scipy.special
 
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.privacy.events import PrivacyEvent
-from fedjaxsim.privacy.mechanisms.base import (
-    CLIP_NORM,
-    NOISE_MULTIPLIER,
-    Mechanism,
-    Release,
-    accumulate,
-    noise_like,
-    noise_scale,
-    noised_mean,
-    round_value,
-    zeros,
-)
-from fedjaxsim.privacy.mechanisms.gram import (
-    check_deviations,
-    gram_mechanism,
-    shifted,
-    spectral_bound,
-    symmetric,
-    symmetric_normal,
-)
+from fedjaxsim.privacy.mechanisms import base, gram
 from fedjaxsim.privacy.noise import radius
 
 
@@ -37,8 +18,8 @@ def _epsilon(noise_multiplier: jax.Array, sensitivity: float) -> jax.Array:
     return jnp.where(private, sensitivity / jnp.where(private, noise_multiplier, 1.0), jnp.inf)
 
 
-@reads(CLIP_NORM, NOISE_MULTIPLIER)
-def pure() -> Mechanism:
+@reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
+def pure() -> base.Mechanism:
     """Add noise of density ∝ exp(−‖E‖₂/(zC)) to the sum of clipped messages: pure ε-DP.
 
     release = (Σ_k clip(v_k, C) + E)/(p·m), the norms over the whole pytree. z scales the noise as
@@ -58,23 +39,23 @@ def pure() -> Mechanism:
     def add(accumulator, messages, mask, ids, state, hparams):
         del ids, state
         bounded = messages.bound(hparams.clip_norm, mask)
-        return accumulate(accumulator, bounded, bounded.messages.total())
+        return base.accumulate(accumulator, bounded, bounded.messages.total())
 
     def release(accumulator, denominator, key, state, hparams, round_):
-        z = round_value(hparams.noise_multiplier, round_)
+        z = base.round_value(hparams.noise_multiplier, round_)
         radius_key, normal_key = jax.random.split(key)
         n = sum(leaf.size for leaf in jax.tree.leaves(accumulator.total))
-        scale = noise_scale(z, hparams.clip_norm) * radius(radius_key, n)
-        noise = noise_like(normal_key, accumulator.total, scale)
-        value = noised_mean(accumulator.total, noise, denominator)
-        return Release(value, state, _epsilon(z, 2.0))
+        scale = base.noise_scale(z, hparams.clip_norm) * radius(radius_key, n)
+        noise = base.noise_like(normal_key, accumulator.total, scale)
+        value = base.noised_mean(accumulator.total, noise, denominator)
+        return base.Release(value, state, _epsilon(z, 2.0))
 
     event = PrivacyEvent("pure", zero_out=0.5, replace=1.0)
-    return Mechanism(event, lambda _: (), zeros, add, release)
+    return base.Mechanism(event, lambda _: (), base.zeros, add, release)
 
 
-@reads(CLIP_NORM, NOISE_MULTIPLIER)
-def pure_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> Mechanism:
+@reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
+def pure_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> base.Mechanism:
     """Add noise of density ∝ exp(−‖E‖_F/(zK²)) to the Gram matrix of clipped messages: pure ε-DP.
 
     release = Σ_k W̃_k W̃_kᵀ + E + c·I, as `gaussian_gram` except for the noise, in the Frobenius
@@ -95,25 +76,25 @@ def pure_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> Mec
     Raises:
       ValueError: if t is negative. `zero` raises it if a message is not one vector or matrix.
     """
-    check_deviations(psd_deviations)
+    gram.check_deviations(psd_deviations)
 
     def release(accumulator, denominator, key, state, hparams, round_):
         del denominator
-        z = round_value(hparams.noise_multiplier, round_)
-        total = symmetric(accumulator.total)
-        scale = noise_scale(z, hparams.clip_norm, degree=2).astype(total.dtype)
+        z = base.round_value(hparams.noise_multiplier, round_)
+        total = gram.symmetric(accumulator.total)
+        scale = base.noise_scale(z, hparams.clip_norm, degree=2).astype(total.dtype)
         radius_key, normal_key = jax.random.split(key)
         d = total.shape[0]
         n = d if diagonal else d * (d + 1) // 2
         size = radius(radius_key, n).astype(total.dtype)
-        value = total + scale * size * symmetric_normal(normal_key, total)
+        value = total + scale * size * gram.symmetric_normal(normal_key, total)
         if psd_deviations is not None:
             # Norm and normals each leave their quantiles with probability e^(−t²/2).
             tail = math.exp(-(psd_deviations**2) / 2)
             largest = math.sqrt(scipy.special.chdtri(n + 1, tail))
-            amount = largest * spectral_bound(total.shape, psd_deviations)
-            value = shifted(value, scale * amount)
-        return Release(value, state, _epsilon(z, math.sqrt(2)))
+            amount = largest * gram.spectral_bound(total.shape, psd_deviations)
+            value = gram.shifted(value, scale * amount)
+        return base.Release(value, state, _epsilon(z, math.sqrt(2)))
 
     event = PrivacyEvent("pure", zero_out=1 / math.sqrt(2), replace=1.0)
-    return gram_mechanism(event, release, diagonal)
+    return gram.gram_mechanism(event, release, diagonal)

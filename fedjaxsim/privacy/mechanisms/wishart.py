@@ -5,20 +5,12 @@ import jax.numpy as jnp
 
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.privacy.events import PrivacyEvent
-from fedjaxsim.privacy.mechanisms.base import (
-    CLIP_NORM,
-    NOISE_MULTIPLIER,
-    Mechanism,
-    Release,
-    noise_scale,
-    round_value,
-)
-from fedjaxsim.privacy.mechanisms.gram import gram_mechanism, symmetric
+from fedjaxsim.privacy.mechanisms import base, gram
 from fedjaxsim.privacy.noise import normal
 
 
-@reads(CLIP_NORM, NOISE_MULTIPLIER)
-def wishart(diagonal: bool = False) -> Mechanism:
+@reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
+def wishart(diagonal: bool = False) -> base.Mechanism:
     """Add Wishart noise to the Gram matrix of clipped messages (MP-MTL, Algorithm 1, step 5).
 
     release = Σ_k W̃_k W̃_kᵀ + E, W̃_k = clip(W_k, K), E ~ W_d(d + 1, (K²/(2ε)) I), with the paper's
@@ -43,8 +35,8 @@ def wishart(diagonal: bool = False) -> Mechanism:
 
     def release(accumulator, denominator, key, state, hparams, round_):
         del denominator
-        z = round_value(hparams.noise_multiplier, round_)
-        total = symmetric(accumulator.total)
+        z = base.round_value(hparams.noise_multiplier, round_)
+        total = gram.symmetric(accumulator.total)
         d = total.shape[0]
         g = normal(key, (d, d + 1), total.dtype)
         e = (
@@ -52,7 +44,7 @@ def wishart(diagonal: bool = False) -> Mechanism:
             if diagonal
             else jnp.matmul(g, g.T, precision=jax.lax.Precision.HIGHEST)
         )
-        scale = noise_scale(z, hparams.clip_norm, degree=2) / 2
-        return Release(total + scale.astype(total.dtype) * e, state, z)
+        scale = base.noise_scale(z, hparams.clip_norm, degree=2) / 2
+        return base.Release(total + scale.astype(total.dtype) * e, state, z)
 
-    return gram_mechanism(PrivacyEvent("unprotected"), release, diagonal)
+    return gram.gram_mechanism(PrivacyEvent("unprotected"), release, diagonal)

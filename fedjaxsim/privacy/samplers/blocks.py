@@ -112,14 +112,9 @@ def draw(
     num_clients: int,
     largest_rate: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Draw a Poisson sample of clients.
+    """Draw a Poisson sample of clients, with a key of the round for each step.
 
-    Args:
-      count_key: the round's key for the number of points in each block.
-      point_key: the round's key for the points.
-      rate: p, (); the exact inclusion probability is `charged_rate`.
-      num_clients: m.
-      largest_rate: at most LARGEST_RATE; sets the number of slots.
+    Inclusion has probability `charged_rate`; `largest_rate` sets the number of slots.
 
     Returns:
       ids, (slots,) int32, increasing; whether each is drawn, (slots,) bool; and the number of

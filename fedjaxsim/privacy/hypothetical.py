@@ -1,4 +1,4 @@
-"""Planned rounds, described by numbers alone: cohorts, noise, number of rounds."""
+"""Hypothetical runs, described by numbers alone: cohorts, noise, number of rounds."""
 
 import dataclasses
 import math
@@ -9,16 +9,17 @@ import tyro
 
 from fedjaxsim.privacy.budget import CONSTANT, Budget
 from fedjaxsim.privacy.events import (
-    PrivacyEvent,
+    GAUSSIAN,
+    MOST_ROUNDS,
     PrivacySpend,
     SamplingScheme,
+    check_delta,
     check_noise_multiplier,
 )
 
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
 
-GAUSSIAN = PrivacyEvent("gaussian")
 # Display of optional flags in help texts.
 OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(optional)")]
 OptionalFloat = Annotated[
@@ -28,7 +29,6 @@ OptionalBudget = Annotated[
     str | None,
     tyro.conf.arg(metavar="constant|power:A|geometric:Q", help_behavior_hint="(optional)"),
 ]
-_MOST_ROUNDS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Cohorts:
     """Largest number of participations of one client (passes)."""
 
 
-class Planned(NamedTuple):
+class ResolvedCohorts(NamedTuple):
     """Sampling of cohorts, as accountants read it.
 
     Attributes:
@@ -61,19 +61,14 @@ class Planned(NamedTuple):
     assumed: tuple[str, ...] = ()
 
 
-def plan(cohorts: Cohorts, delta: float = 0.1) -> Planned:
-    """Fill in missing values, where ε does not depend on them.
-
-    Args:
-      cohorts: as asked for.
-      delta: δ in (0, 1); a missing m is chosen to suit it.
+def resolve(cohorts: Cohorts, delta: float = 0.1) -> ResolvedCohorts:
+    """Fill in missing values, where ε does not depend on them; a missing m suits δ.
 
     Raises:
       ValueError: for values out of range, missing or contradictory.
     """
     kind, p, m = cohorts.sampling, cohorts.sampling_rate, cohorts.clients
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    check_delta(delta)
     if p is not None and not 2.0**-32 <= p <= 1:
         raise ValueError(f"sampling_rate must lie in [2^-32, 1], got {p}")
     if m is None and cohorts.capacity is not None:
@@ -90,19 +85,19 @@ def plan(cohorts: Cohorts, delta: float = 0.1) -> Planned:
     if kind in ("fixed", "passes"):
         cohort = _cohort(cohorts, m)
         scheme = "fixed" if kind == "fixed" else "capped"
-        return Planned(
+        return ResolvedCohorts(
             SamplingScheme(scheme, m, cohort, cohorts.max_participations), cohort / m, assumed
         )
     capacity = m if cohorts.capacity is None else cohorts.capacity
     if kind == "full":
         if p not in (None, 1):
             raise ValueError(f"sampling_rate must be 1 for full participation, got {p}")
-        return Planned(SamplingScheme(kind, m, capacity), 1.0, assumed)
+        return ResolvedCohorts(SamplingScheme(kind, m, capacity), 1.0, assumed)
     if p is None:
         raise ValueError("sampling_rate must be given for poisson sampling, got none")
     if capacity == m:
         assumed += ("Cohorts have room for all clients, so no overflow is charged to δ.",)
-    return Planned(SamplingScheme(kind, m, capacity), p, assumed)
+    return ResolvedCohorts(SamplingScheme(kind, m, capacity), p, assumed)
 
 
 def _any_clients(share: float | None, delta: float) -> int:
@@ -132,37 +127,23 @@ def _cohort(cohorts: Cohorts, clients: int) -> int:
 
 
 def check(noise_multiplier: float, rounds: int) -> None:
-    """Check noise and number of planned rounds.
-
-    Raises:
-      ValueError: if z is neither 0 nor of a size that can be drawn, or a ledger cannot count the
-        rounds.
-    """
+    """Raise ValueError unless z is 0 or can be drawn, and a ledger can count the rounds."""
     check_noise_multiplier(noise_multiplier, zero=True)
-    if not 1 <= rounds <= _MOST_ROUNDS:
-        raise ValueError(f"rounds must lie in [1, {_MOST_ROUNDS}], got {rounds}")
+    if not 1 <= rounds <= MOST_ROUNDS:
+        raise ValueError(f"rounds must lie in [1, {MOST_ROUNDS}], got {rounds}")
 
 
 def report(
-    plan: Planned,
+    cohorts: ResolvedCohorts,
     noise_multiplier: float,
     rounds: int,
     delta: float,
     accountant: str | None = None,
     budget: Budget = CONSTANT,
 ) -> "Report":
-    """Compute the guarantees of planned rounds, with the values filled in among the assumptions.
-
-    Arguments and errors as for `guarantee.report`.
-    """
+    """Compute `guarantee.report` of a hypothetical run, naming the values filled in."""
     from fedjaxsim.privacy import guarantee
 
-    planned = budget.entries(noise_multiplier, plan.sampling_rate, rounds, GAUSSIAN)
-    found = guarantee.report([PrivacySpend(plan.scheme, GAUSSIAN, planned)], delta, accountant)
-    return dataclasses.replace(
-        found,
-        guarantees=tuple(
-            dataclasses.replace(one, assumptions=plan.assumed + one.assumptions)
-            for one in found.guarantees
-        ),
-    )
+    entries = budget.entries(noise_multiplier, cohorts.sampling_rate, rounds, GAUSSIAN)
+    charged = PrivacySpend(cohorts.scheme, GAUSSIAN, entries)
+    return guarantee.report([charged], delta, accountant).assuming(cohorts.assumed)
