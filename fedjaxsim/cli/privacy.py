@@ -70,7 +70,7 @@ class _Target:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Noise(_Target, Cohorts):
-    """The smallest noise multiplier z that meets a target ε, and its report."""
+    """The smallest noise multiplier z that meets a target ε, with its report."""
 
     rounds: int
     """T."""

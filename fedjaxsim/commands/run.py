@@ -70,11 +70,11 @@ def prepare_run(
 
     Args:
       config: settings of the run.
-      tuning: a stage after the run.
+      tuning: the stage after the run.
       start: directory of the run to start from.
-      checkpoint_every: rounds or time between checkpoints, for `Cadence.parse`.
+      checkpoint_every: rounds or time, for `Cadence.parse`.
       log: name of a logger.
-      explain: print the whole guarantee.
+      explain: whether the whole guarantee is printed.
 
     Raises:
       FileNotFoundError: if the data are missing.
@@ -140,13 +140,7 @@ def prepare_resume(
 ) -> Callable[[], int]:
     """Check that a run can resume; return a function that resumes it and gives the exit code.
 
-    Args:
-      path: directory of the run.
-      rounds: total number of rounds; None for the planned number.
-      checkpoint_every: rounds or time between checkpoints, for `Cadence.parse`.
-      log: name of a logger.
-      quiet: print plain lines, no progress bar.
-      explain: print the whole guarantee.
+    `rounds` is the total; other arguments are those of `prepare_run`.
 
     Raises:
       FileNotFoundError: if the directory holds no run, or its data are missing.
@@ -182,8 +176,8 @@ def prepare_resume(
     schedule = config.get("schedule", "constant")
     if total > config.rounds and schedule != "constant":
         raise ValueError(
-            f"rounds must be at most {config.rounds} with schedule {schedule}, whose learning rate "
-            f"is 0 then, got {total}"
+            f"rounds must be at most {config.rounds} with schedule {schedule}, as its learning "
+            f"rate is 0 then, got {total}"
         )
     if total > config.rounds and not config.spread.is_constant:
         raise ValueError(
@@ -271,9 +265,9 @@ def _run(
         return 0
     stopped = f"stopped by Ctrl-C after {done.summary['rounds']} rounds"
     if last.path is not None:
-        stopped += f"; fedjaxsim resume {shlex.quote(str(last.path))} goes on"
+        stopped += f"; to resume: fedjaxsim resume {shlex.quote(str(last.path))}"
     if then is not None and len(both) == 1 and planned.path is not None:
-        stopped += f"; then {shlex.join(then[1])} fine-tunes"
+        stopped += f"; then fine-tune with {shlex.join(then[1])}"
     print(stopped, file=sys.stderr)
     return INTERRUPTED
 

@@ -313,7 +313,7 @@ def test_ctrl_c_ends_a_run_with_all_its_files(tmp_path):
         output, errors = process.communicate(timeout=HANGS)
     assert process.returncode == 130, errors
     assert "stopping after the rounds in flight" in errors
-    assert re.search(rf"stopped by Ctrl-C after \d+ rounds; fedjaxsim resume {out} goes on", errors)
+    assert re.search(rf"Ctrl-C after \d+ rounds; to resume: fedjaxsim resume {out}", errors)
     assert {path.name for path in out.iterdir()} == FILES
     summary = RunDirectory(out).summary()
     assert summary["interrupted"] is True

@@ -65,9 +65,7 @@ def test_its_guarantee_is_of_the_rounds_done_and_does_not_cover_the_choice(stopp
     lines = (stopped / "metrics.jsonl").read_text().splitlines()
     assert found["epsilon"] == json.loads(lines[-1])["epsilon"] > 0
     assert main(["resume", str(stopped), "--rounds", "50"]) == 2
-    assert (
-        "ran out of patience after 4 rounds: continue it" in capsys.readouterr().err
-    )
+    assert "ran out of patience after 4 rounds: continue it" in capsys.readouterr().err
 
 
 def test_tensorboard_gets_every_evaluation(stopped):
