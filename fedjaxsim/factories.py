@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def required(self) -> bool:
-        """Whether the setting has no default."""
+        """Return whether the setting lacks a default."""
         return self.default is inspect.Parameter.empty
 
     @property

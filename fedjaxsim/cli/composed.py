@@ -172,10 +172,7 @@ def defaults_of(
     if notes is not None and left and path is not None:
         notes.append(f"{path}: {'; '.join(left)}")
     values = typed(raw, given, path or Path(str(earlier)) / "config.toml")
-    for field in dataclasses.fields(made):
-        if field.default is dataclasses.MISSING:
-            values.setdefault(field.name, tyro.MISSING)
-    return made, made(**values)
+    return made, made(**_required(made) | values)
 
 
 def _unread(name: str, given: Mapping[str, Any], path: Path | None) -> list[str]:
@@ -244,15 +241,14 @@ def data_defaults(arguments: Sequence[str], own_flags: set[str]) -> tuple[type, 
     known = {field.name for field in dataclasses.fields(made)}
     given = {"data": flags.get("data"), "client": flags.get("client")}
     given |= {"partition": flags.get("partition")}
-    others = [name for name in flags if name not in known and name not in own_flags]
-    for name in (name for name in others if _is_setting(name, given)):
-        reasons = unread([name], given)
-        if reasons:
-            raise ValueError(reasons[0])
-        raise ValueError(f"{flag(name)} has no effect on data")
-    missing = {
-        field.name: tyro.MISSING
-        for field in dataclasses.fields(made)
-        if field.default is dataclasses.MISSING
-    }
-    return made, made(**missing)
+    for name in flags:
+        if name not in known and name not in own_flags and _is_setting(name, given):
+            reasons = unread([name], given)
+            raise ValueError(reasons[0] if reasons else f"{flag(name)} has no effect on data")
+    return made, made(**_required(made))
+
+
+def _required(made: type) -> dict[str, Any]:
+    """Return the fields without default, as ones that flags must give."""
+    fields = dataclasses.fields(made)
+    return {each.name: tyro.MISSING for each in fields if each.default is dataclasses.MISSING}

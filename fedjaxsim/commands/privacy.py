@@ -191,5 +191,5 @@ def _print_claims(verdicts: list[Verdict]) -> None:
     if not console.is_terminal:
         console = Console(width=100)
     console.print(table)
-    for place, reason in enumerate(reasons, 1):
-        console.print(f"{place}. {reason}", highlight=False)
+    for index, reason in enumerate(reasons, 1):
+        console.print(f"{index}. {reason}", highlight=False)

@@ -123,7 +123,7 @@ def prepare_run(
             _warn(doubt)
         if begin is not None:
             spent = spent_in_all(experiment, begin)
-            _warn_above(config.target_epsilon, spent, "this stage and those before it will spend")
+            _warn_above(config.target_epsilon, spent, "this and earlier stages will spend")
         return _run(planned, explain=explain, then=then)
 
     return work
@@ -190,10 +190,12 @@ def prepare_resume(
     planned = _Planned(experiment, directory, total, log, quiet, cadence, None, earlier)
 
     def work() -> int:
-        if last is not None and last.note["versions"] != versions():
+        here, there = versions(), {} if last is None else last.note["versions"]
+        if last is not None and there != here:
+            other = ", ".join(f"{k} {v}" for k, v in there.items() if here.get(k) != v)
             _warn(
-                f"{last.folder} was written with {_words(last.note)}, so numbers may differ in "
-                "their last digits from an undisturbed run"
+                f"{last.folder} was written with {other}, so numbers may differ in their last "
+                "digits from an undisturbed run"
             )
         return _run(planned, explain=explain)
 
@@ -201,7 +203,7 @@ def prepare_resume(
 
 
 def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: object) -> None:
-    """Check that all processes are about to do the same run, from the same checkpoint."""
+    """Check that all processes do the same run from the same checkpoint."""
     if not processes.several():
         return
     last = None if start is None else start.checkpoints().last()
@@ -217,17 +219,11 @@ def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: o
 
 
 def _agree_on_files(directory: RunDirectory | None) -> None:
-    """Check that all processes see the same files, once the first has made them."""
+    """Check that all processes see the files that the first has made."""
     if directory is not None and processes.several():
         processes.agree({})
         last = directory.checkpoints().last()
         processes.agree({f"checkpoints in {directory.path}": str(last and last.round)})
-
-
-def _words(note: dict[str, dict[str, str]]) -> str:
-    """List the versions of a checkpoint that differ from those here."""
-    here = versions()
-    return ", ".join(f"{k} {v}" for k, v in note["versions"].items() if here.get(k) != v)
 
 
 def _run(
@@ -253,8 +249,8 @@ def _run(
     if last.earlier:
         stages = describe(last.earlier, last.experiment.config.algorithm, done.summary["rounds"])
         print(f"stages: {stages}; the guarantee is of all of them")
-    place = None if last.path is None else last.path / GUARANTEE
-    print_guarantee(done.report, place, explain=explain)
+    file = None if last.path is None else last.path / GUARANTEE
+    print_guarantee(done.report, file, explain=explain)
     if last.experiment.config.patience is not None and not explain:
         print(STOPPING)
     if CLOSED_DOOR in done.report.assumed and not explain:
@@ -273,14 +269,13 @@ def _run(
 
 
 def _name(experiment: Experiment) -> str:
-    """Name a run in a table."""
+    """Return the name of a run in a table."""
     config = experiment.config
-    penalty = config.get("penalty")
-    return config.algorithm if penalty is None else f"{config.algorithm} {penalty}"
+    return " ".join(filter(None, (config.algorithm, config.get("penalty"))))
 
 
 def _warn_of(planned: _Planned, done: Executed) -> None:
-    """Warn of a run that diverges or spends more than was asked."""
+    """Warn of a run that diverges or spends more than its target."""
     summary, asked = done.summary, planned.experiment.config.target_epsilon
     if summary["diverging"]:
         _warn(

@@ -117,7 +117,7 @@ def records(frame: Frame) -> list[Record]:
     return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
-def placed(envelope: pd.DataFrame, given: Sequence[str]) -> Frame:
+def plottable(envelope: pd.DataFrame, given: Sequence[str]) -> Frame:
     """Return the rows of an envelope with the keys `given` for a figure, with NumPy's floats."""
     keys = keys_of(envelope)
     if sorted(keys) != sorted(given):

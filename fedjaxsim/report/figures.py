@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjaxsim import metrics
 from fedjaxsim.extras import importing
-from fedjaxsim.report.envelopes import Combination, Frame, best_first, grouped, placed
+from fedjaxsim.report.envelopes import Combination, Frame, best_first, grouped, plottable
 from fedjaxsim.report.labels import NOISE, combination_label, key_label, line_styles, value_label
 from fedjaxsim.report.plots import COLOURS, STYLE, line, picture
 from fedjaxsim.report.progress import epsilon_text, number
@@ -53,7 +53,7 @@ def envelope_figure(
     Raises:
       ValueError: if panels and lines together are not the keys of the envelope.
     """
-    rows = placed(envelope, [*panels, *lines])
+    rows = plottable(envelope, [*panels, *lines])
     metric = rows["metric"].iloc[0]
     styles = line_styles(lines, [values for values, _ in grouped(rows, lines)])
     coloured = _foremost(rows, panels, lines)
@@ -61,7 +61,7 @@ def envelope_figure(
         name: {"color": colour, "ls": dashes, "lw": 1.4, "label": label}
         for name, (label, colour, dashes) in styles.items() if name in coloured
     }  # fmt: skip
-    best_of = {} if best is None else dict(grouped(placed(best, panels), panels))
+    best_of = {} if best is None else dict(grouped(plottable(best, panels), panels))
     figure, axes = _make_panels(rows, panels, title)
     for (values, of_panel), panel in axes:
         for name, one in grouped(of_panel, lines):
@@ -96,7 +96,7 @@ def heat_figure(
     Raises:
       ValueError: if x, y and panels together are not the keys of the envelope.
     """
-    everything = placed(final, [*panels, x, y])
+    everything = plottable(final, [*panels, x, y])
     metric = everything["metric"].iloc[0]
     rows = everything.dropna(subset=[x, y])
     upwards = metrics.of_column(metric).larger_is_better
@@ -146,14 +146,14 @@ def trade_off_figure(
     Raises:
       ValueError: if noise and family together are not the keys of the envelope.
     """
-    everything = placed(final, [*noise, *family])
+    everything = plottable(final, [*noise, *family])
     metric = everything["metric"].iloc[0]
     styles = line_styles(family, [values for values, _ in grouped(everything, family)])
     rows = best_first(everything.dropna(subset="value"), metric).reset_index(drop=True)
     spent = rows["epsilon"][rows["epsilon"] > 0]
     low, high = (spent.min(), spent.max()) if len(spent) else (1.0, 1.0)
     infinite = high * max(2.0, (high / low) ** 0.2) if len(spent) else 1.0
-    rows["at"] = _places(rows, noise, infinite)
+    rows["at"] = _epsilon_drawn(rows, noise, infinite)
     points, levels = rows[rows["at"] > 0], rows[rows["at"] == 0]
     points_of, level_of = dict(grouped(points, family)), dict(grouped(levels, family))
     # Room for the legend beside the axes.
@@ -248,7 +248,7 @@ def _frame_best(axes: Axes, grid: np.ndarray, upwards: bool) -> None:
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, clip_on=False, **looks))
 
 
-def _places(rows: Frame, noise: Sequence[str], infinite: float) -> Frame:
+def _epsilon_drawn(rows: Frame, noise: Sequence[str], infinite: float) -> Frame:
     """Return the ε at which rows are drawn; 0 for a level line.
 
     A run that spends nothing is drawn at the ε of other runs with its noise.

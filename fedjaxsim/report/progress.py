@@ -106,12 +106,12 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> RunsTable:
     return RunsTable(headings, lines, notes)
 
 
-def print_guarantee(report: "Report", place: Path | None, *, explain: bool) -> None:
+def print_guarantee(report: "Report", file: Path | None, *, explain: bool) -> None:
     """Print the guarantee of a run in one line that names the file of the rest, or all of it."""
     if explain:
         print(report)
     else:
-        print(f"privacy: {report.short()}; in full: {place or '--explain'}")
+        print(f"privacy: {report.short()}; in full: {file or '--explain'}")
 
 
 def can_draw() -> bool:

@@ -1,13 +1,14 @@
 """Runs that differ in their seed alone, as one system: means, intervals, paired differences."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjaxsim.metrics import judged_by
 from fedjaxsim.report.files import Record
+from fedjaxsim.report.progress import number
 
 LEVEL = 0.95
 """Level of Student's t intervals for the mean over seeds."""
@@ -142,7 +143,7 @@ def mean_records(system: System, metric: str) -> list[Record]:
     return means
 
 
-def cells(row: Record, number: Callable[[float | None], str]) -> list[str]:
+def cells(row: Record) -> list[str]:
     """Format a row of `compared`."""
 
     def interval(mean: float | None, half: float | None) -> str:

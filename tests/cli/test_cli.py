@@ -268,7 +268,7 @@ def test_the_version(capsys):
 
 @pytest.mark.parametrize("command", ["compare", "help"])
 def test_a_reader_that_leaves_is_no_error(finished, command):
-    # As `fedjaxsim compare … | head -0` does: the pipe has no reader when the table is printed.
+    # In `fedjaxsim compare … | head -0` the pipe has no reader when the table is printed.
     given = {"compare": ["compare", str(finished / "pmtl")], "help": ["run", "--help"]}
     reader, writer = os.pipe()
     os.close(reader)
