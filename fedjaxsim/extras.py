@@ -1,4 +1,4 @@
-"""Optional libraries: the extra that installs each, and one line of error where it is absent."""
+"""Extras: optional libraries, and the error where one is not installed."""
 
 import contextlib
 import importlib.util
@@ -11,7 +11,7 @@ class Extra(NamedTuple):
 
     Attributes:
       subject: subject and verb of the error, as in "pictures need".
-      libraries: the modules that it installs, by the names under which they are imported.
+      libraries: names of the modules that it installs.
     """
 
     subject: str
@@ -30,10 +30,10 @@ EXTRAS = {
     "trackio": Extra("the logger trackio needs", ("trackio",)),
     "wandb": Extra("the logger wandb needs", ("wandb",)),
 }
-"""All extras that install a library the package imports."""
+"""Extras whose libraries the package imports."""
 
 _TITLES = {"PIL": "pillow", "jax_privacy": "jax-privacy"}
-"""Names of libraries that are imported under another one."""
+"""Names of libraries that differ from their modules'."""
 
 
 class MissingExtraError(ModuleNotFoundError):
@@ -44,7 +44,7 @@ def require(name: str) -> None:
     """Check that the libraries of the extra `name` are installed, without importing them.
 
     Raises:
-      MissingExtraError: if one is not; in one line that says what installs it.
+      MissingExtraError: if one is not, with the command that installs it.
     """
     for library in EXTRAS[name].libraries:
         if importlib.util.find_spec(library) is None:
@@ -52,7 +52,7 @@ def require(name: str) -> None:
 
 
 def missing(name: str) -> str | None:
-    """Return the error of `require`, or None where every library of the extra is installed."""
+    """Return the error text of `require`; None if all libraries of the extra are installed."""
     try:
         require(name)
     except MissingExtraError as error:
@@ -65,7 +65,7 @@ def importing(name: str) -> Iterator[None]:
     """Import libraries of the extra `name` in a `with` block.
 
     Raises:
-      MissingExtraError: as `require`, if one of them is not installed.
+      MissingExtraError: if one of them is not installed.
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""Parts by name: their factories, and the settings that these take.
+"""Factories of parts by name, and their settings.
 
-A part of a run (algorithm, model, mechanism, sampler, reader of data) is made by a function, which
-a name or a user's own "module:factory" stands for. Its keyword arguments of plain types are the
-part's settings: flags, keys of files and their help are read from its signature and docstring.
+A factory makes a part of a run (algorithm, model, mechanism, sampler, reader of data); a user's own
+is named "module:factory". Its keyword arguments of plain types are the part's settings: flags, keys
+of files and their help come from its signature and docstring.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ _PLAIN = (bool, int, float, str)
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A keyword argument of a factory that a flag can give.
+    """A keyword argument of a factory, settable by a flag.
 
     Attributes:
-      name: of the argument.
-      hint: its type: bool, int, float, str, a `Literal` of strings, or a tuple of str or int.
-      optional: whether it may be None.
-      default: its default, or `inspect.Parameter.empty` where it must be given.
-      help: its description in the factory's docstring.
+      name: name of the argument.
+      hint: bool, int, float, str, a `Literal` of strings, or a tuple of str or int.
+      optional: whether None is allowed.
+      default: default value, or `inspect.Parameter.empty`.
+      help: description in the factory's docstring.
     """
 
     name: str
@@ -41,12 +41,12 @@ class Setting:
 
     @property
     def required(self) -> bool:
-        """True if a value must be given."""
+        """Return whether the setting lacks a default."""
         return self.default is inspect.Parameter.empty
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """All values, where they are few; else none."""
+        """All values of a `Literal` or bool; empty for other types."""
         if typing.get_origin(self.hint) is Literal:
             return typing.get_args(self.hint)
         return (False, True) if self.hint is bool else ()
@@ -63,7 +63,7 @@ def make(factory: Factory | str, *args: Any, supplied: Mapping[str, Any] = {}, *
     Args:
       factory: the function, or "module:function".
       *args: positional arguments.
-      supplied: values that the caller knows, by name; those are passed that the factory takes.
+      supplied: values by name; the factory gets those that it takes.
       **settings: keyword arguments.
     """
     function = resolve(factory) if isinstance(factory, str) else factory
@@ -77,7 +77,7 @@ def settings_of(factory: Factory, supplied: Sequence[str] = ()) -> dict[str, Set
 
     Args:
       factory: the function.
-      supplied: names of arguments that are no settings, as the caller gives them.
+      supplied: names of arguments that the caller passes, which are no settings.
     """
     hints = _hints(factory)
     texts = described(inspect.getdoc(factory) or "")
@@ -92,7 +92,7 @@ def settings_of(factory: Factory, supplied: Sequence[str] = ()) -> dict[str, Set
 
 
 def _hints(factory: Factory) -> dict[str, Any]:
-    """Return the type hints of a factory by argument, without those that name unknown types."""
+    """Return the resolvable type hints of a factory by argument."""
     function = inspect.unwrap(factory)
     found = {}
     for name, hint in getattr(function, "__annotations__", {}).items():
@@ -120,7 +120,7 @@ def described(docstring: str) -> dict[str, str]:
 
 
 def _plain(hint: Any) -> tuple[Any, bool] | None:
-    """Return the type of a flag for a type hint, and whether it may be None; None for no flag."""
+    """Return the type of a flag and whether it may be None; None for a hint that no flag fits."""
     members = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else ()
     kinds = [kind for kind in members or (hint,) if kind is not type(None)]
     if complex in kinds:  # a union of all that numpy takes for an array

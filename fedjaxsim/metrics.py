@@ -1,8 +1,8 @@
-"""The metrics that evaluations report: one record for each, which tables, figures and tuning read.
+"""Records of metrics, which tables, figures and tuning read.
 
-A metric without a record works as well: it is called by its name, is reduced as a plain mean over
-clients, counts as smooth, and as better where it is smaller (unless it is some accuracy). JAX is
-not imported, as what compares finished runs needs none.
+A metric without a record has its name as title, is a plain mean over clients, smooth, and better
+where it is smaller, unless its name holds "accuracy". JAX is not imported: comparing finished runs
+needs none.
 """
 
 from collections.abc import Iterable
@@ -10,17 +10,17 @@ from typing import NamedTuple
 
 
 class Metric(NamedTuple):
-    """What is known of a metric.
+    """Properties of a metric.
 
     Attributes:
-      title: its name for people.
-      unit: of its values, where they have one.
-      larger_is_better: its direction.
+      title: name in tables and figures.
+      unit: unit of the values, if any.
+      larger_is_better: direction of improvement.
       logarithmic: whether it belongs on a logarithmic axis.
       smooth: whether it has a derivative in the models' parameters.
-      pooled: whether its plain value is the mean over examples, and `_unweighted` that over
-        clients; else the plain one is the mean over clients, and `_weighted` that over examples.
-      in_tables: endings of its columns in tables of runs; one without any is in no table.
+      pooled: whether its plain value is the mean over examples and `_unweighted` the mean over
+        clients; else the plain value is the mean over clients and `_weighted` over examples.
+      in_tables: endings of its columns in tables of runs.
     """
 
     title: str
@@ -33,7 +33,7 @@ class Metric(NamedTuple):
 
 
 MAJORITY = "majority_accuracy"
-"""The accuracy of always saying the class that is most frequent in the training rows."""
+"""Accuracy of always predicting the most frequent class of the training rows."""
 METRICS = {
     "excess_risk": Metric("excess risk", logarithmic=True),
     "accuracy": Metric("accuracy", "fraction", larger_is_better=True, smooth=False),
@@ -47,24 +47,24 @@ METRICS = {
         "majority accuracy", "fraction", larger_is_better=True, smooth=False, in_tables=()
     ),
 }
-"""All that are known, by a task's name for them; runs are judged by the first that they have."""
+"""Records by a task's name of the metric; runs are judged by the first that they have."""
 
 
 def metric(name: str) -> Metric:
-    """The record of a task's metric."""
+    """Return the record of a task's metric."""
     plain = Metric(name.replace("_", " "), larger_is_better="accuracy" in name)
     return METRICS.get(name, plain)
 
 
 def of_column(column: str) -> Metric:
-    """The record of a column of results, such as `test_accuracy_p10`."""
+    """Return the record of a column of results, such as `test_accuracy_p10`."""
     name = column.partition("_")[2]
     known = (one for one in METRICS if name == one or name.startswith(f"{one}_"))
     return metric(next(known, name))
 
 
 def label(column: str) -> str:
-    """A column of results as axes name it, with its unit where it has one."""
+    """Return the label of a column of results, with its unit if it has one."""
     split, _, name = column.partition("_")
     if name not in METRICS:
         return column.replace("_", " ")
@@ -73,14 +73,14 @@ def label(column: str) -> str:
 
 
 def judged_by(columns: Iterable[str]) -> str | None:
-    """The column of test results by which runs are judged: of the first metric in the list.
+    """Return the test column by which runs are judged, by the order of `METRICS`; None for none.
 
-    None where there is no such column; any other than those in the list comes after them.
+    Columns of other metrics come last.
     """
     columns = [column for column in columns if column.startswith("test_")]
     return next((f"test_{n}" for n in METRICS if f"test_{n}" in columns), next(iter(columns), None))
 
 
 def in_tables() -> list[tuple[str, Metric]]:
-    """The columns that tables and lines of progress show, where runs have them."""
+    """Return the columns of tables and progress lines, with their metrics."""
     return [(f"test_{name}", one) for name, one in METRICS.items() if one.in_tables]

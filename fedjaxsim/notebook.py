@@ -1,4 +1,4 @@
-"""Objects in notebooks: small HTML tables without a dependency."""
+"""HTML of objects in notebooks."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -25,7 +25,7 @@ def details(summary: str, sentences: Iterable[str]) -> str:
 
 
 def number(value: Any) -> str:
-    """Format a number with four significant digits; of an array, its smallest and largest."""
+    """Format a number with four significant digits, or the range of an array."""
     if np.ndim(value) == 0:
         return f"{value:.4g}"
     return f"{np.min(value):.4g} to {np.max(value):.4g}"

@@ -1,9 +1,8 @@
-"""The law behind joint differential privacy, as a test of any simulation.
+"""A test of the billboard lemma's premise on any simulation.
 
-By the billboard lemma (Hsu et al. 2016) personal models are jointly private as soon as the releases
-are private: given those, what a client holds is a function of them and of its own data. The engine
-is built so. `check_billboard` tries it on an algorithm, a mechanism, a sampler and data of one's
-own; it needs no test framework.
+By the lemma (Hsu et al. 2016) personal models are jointly private if the releases are private and
+each client's state is a function of the releases and its own data. `check_billboard` tests the
+second condition on a user's own parts; it needs no test framework.
 """
 
 import dataclasses
@@ -22,7 +21,7 @@ from fedjaxsim.simulation import Simulation, SimulationState, with_parts
 
 PyTree = Any
 _LARGE = 1e3
-"""Standard deviation of the numbers that replace a client's."""
+"""Standard deviation of the numbers that replace a client's data."""
 
 
 def check_billboard(
@@ -34,39 +33,36 @@ def check_billboard(
     seed: int = 0,
     build: Callable[[Population], Simulation] | None = None,
 ) -> None:
-    """Checks that one client's data reach the others through the releases and in no other way.
+    """Check that one client's data reach other clients only through the releases.
 
-    The simulation runs and its releases are recorded. Then all rows of one client, in every split,
-    become other ones (large random numbers, other labels that occur), and it runs again through the
-    same compiled functions, each release and mechanism state being replaced by the recorded one.
-    After every round the billboard, the ledger, and the personal state and the minibatch counter of
-    every other client must be those of the first run, bit for bit; at the start everything must be.
+    A first run records its releases. Then all rows of one client, in every split, are replaced
+    (large random numbers, other labels that occur), and a second run through the same compiled
+    functions uses the recorded releases and mechanism states. After every round the server state,
+    the ledger, and every other client's personal state and minibatch counter must equal those of
+    the first run bit for bit; before the first round everything must.
 
-    What it cannot see:
+    The check does not cover:
 
-    * What a function has been given by its author. A function that closes over rows of the
-      population as they are is found; one that closes over numbers *made* of them (a mean, a
-      vocabulary) is the same function in both runs. That no function is made of data is its
-      author's duty; where a factory makes the simulation of a population, give it as `build`, and
-      the second run is of the simulation that it makes of the altered data.
-    * The numbers of rows, which stay what they are, and what `Simulation.public` names.
-    * What the releases themselves tell: that is the mechanism's `event`, which `fedjaxsim audit`
-      tries to refute. What `release` does with the accumulator is replaced by the record, but for
-      the noise multiplier that the ledger is charged.
+    * Data in a function's closure. Rows of the population are found there, numbers *computed* from
+      them (a mean, a vocabulary) are not. If a factory makes the simulation from a population, give
+      it as `build`: the second run then uses the simulation of the altered data.
+    * The numbers of rows, which stay the same, and data named in `Simulation.public`.
+    * Leaks in the releases themselves: these are the mechanism's `event`, which `fedjaxsim audit`
+      tries to refute. The record replaces all of `release` but the charged noise multiplier.
 
     Args:
-      simulation: any.
-      hparams: with which it runs.
-      rounds: how many.
-      client: whose data change, in [0, m).
-      seed: of the run and of the data that take the place of the client's.
-      build: `(population) -> Simulation`, how the simulation was made, where that reads data.
+      simulation: the simulation.
+      hparams: its hyperparameters.
+      rounds: number of rounds.
+      client: index of the client whose data change, in [0, m).
+      seed: seed of the run and of the replacing data.
+      build: `(population) -> Simulation` that made the simulation, where it reads data.
 
     Raises:
-      AssertionError: naming what depends on the client's data: the round, the function or the
+      AssertionError: naming the dependency on the client's data: the round, the function or the
         path of the leaf, and the client who holds it.
-      ValueError: if there is no such client, the arguments do not suit the simulation, or the
-        change of data changed nothing, as where the client was not drawn: nothing was tried then.
+      ValueError: if the client does not exist, the arguments do not suit the simulation, or the
+        changed data had no effect (the client was never drawn), so that nothing was tested.
     """
     population = simulation.population
     if not 0 <= client < population.num_clients:
@@ -83,7 +79,7 @@ def check_billboard(
     compare = _Comparison(client)
     state = first.init(seed, hparams)
     other = second.init(seed, hparams)
-    compare.states("init", state, other, everybody=True)
+    compare.states("init", state, other, all_clients=True)
     records = []
     for _ in range(rounds):
         state, metrics = first.round(state, hparams)
@@ -93,7 +89,7 @@ def check_billboard(
     reached = False
     for number, (record, metrics) in enumerate(records, 1):
         other, others_metrics = second.round(other, hparams)
-        compare.states(f"round {number}", record, _without_tape(other), everybody=False)
+        compare.states(f"round {number}", record, _without_tape(other), all_clients=False)
         reached |= _differ(metrics, others_metrics) or _differ(
             _of_client(record, client), _of_client(other, client)
         )
@@ -112,13 +108,13 @@ def check_billboard(
 
 
 class _Tape(NamedTuple):
-    """The state of a mechanism with a tape.
+    """State of a mechanism with recorded releases.
 
     Attributes:
-      inner: the mechanism's own state.
-      played: the releases and the next states, leaves (rounds, ...): noted while recording.
-      computed: what the mechanism made of the messages, likewise; for comparison only.
-      recording: () bool; afterwards the tape is played back whatever the messages are.
+      inner: state of the plain mechanism.
+      played: releases and next states that the run uses, leaves (rounds, ...).
+      computed: releases and next states computed from the messages, leaves (rounds, ...).
+      recording: () bool; whether `played` is recorded, else it is played back.
     """
 
     inner: PyTree
@@ -128,7 +124,7 @@ class _Tape(NamedTuple):
 
 
 def _with_tape(simulation: Simulation, hparams: Hyperparameters, rounds: int) -> Simulation:
-    """The simulation behind its door with a tape; one program records and plays back."""
+    """Return the simulation with a mechanism that records and plays back, in one program."""
     mechanism, arrays = simulation.mechanism, simulation.setup.check(hparams)
     key = jax.random.key(0, impl="threefry2x32")
     message = simulation.setup.message_shapes(key, arrays)
@@ -175,10 +171,10 @@ def _without_tape(state: SimulationState) -> SimulationState:
 
 
 def _altered(population: Population, client: int, seed: int) -> Population:
-    """The population with other rows of one client, as many in every split.
+    """Return the population with other rows of one client, as many in every split.
 
-    Numbers become large random ones; of whole numbers, such as labels, each becomes the next larger
-    one that occurs, and the largest the smallest.
+    Floats become large random numbers; an integer, such as a label, becomes the next larger one
+    that occurs, and the largest becomes the smallest.
     """
     rng = np.random.default_rng((seed, client))
     rows = np.concatenate([ranges.rows(client) for ranges in population.splits.values()])
@@ -195,7 +191,7 @@ def _altered(population: Population, client: int, seed: int) -> Population:
 
 
 def _check_constants(simulation: Simulation, hparams: Hyperparameters, client: int) -> None:
-    """No function may close over a field of the population, or over the client's rows of it."""
+    """Check that no function closes over a field of the population or the client's rows."""
     population = simulation.population
     pieces = [(name, "", values) for name, values in population.fields.items()]
     for split in population.splits:
@@ -212,7 +208,7 @@ def _check_constants(simulation: Simulation, hparams: Hyperparameters, client: i
             ):
                 raise AssertionError(
                     f"a function of the simulation closes over the rows {name!r}{whose}, "
-                    f"{constant.dtype}{list(constant.shape)}: a client gets data by its view alone"
+                    f"{constant.dtype}{list(constant.shape)}: clients must read their view only"
                 )
 
 
@@ -221,33 +217,33 @@ def _check_constants(simulation: Simulation, hparams: Hyperparameters, client: i
 
 @dataclasses.dataclass(frozen=True)
 class _Comparison:
-    """Raises AssertionError where two runs differ in what the client's data must not reach.
+    """Assertions that two runs agree on everything the client's data must not reach.
 
     Attributes:
-      client: whose data differ.
+      client: index of the client whose data differ.
     """
 
     client: int
 
     def states(
-        self, when: str, one: SimulationState, two: SimulationState, *, everybody: bool
+        self, when: str, one: SimulationState, two: SimulationState, *, all_clients: bool
     ) -> None:
-        """Compares two states; the client's own part too where `everybody` is to agree."""
+        """Compare two states, and the client's own part if `all_clients`."""
         for name in ("round", "key", "mechanism", "privacy", "shared"):
             for where, a, b in self._leaves(when, name, getattr(one, name), getattr(two, name)):
                 if _bits(a) != _bits(b):
                     raise AssertionError(self._message(when, f"`{name}`{where}"))
         for name in ("personal", "consumed"):
-            self._by_client(when, name, getattr(one, name), getattr(two, name), everybody)
+            self._by_client(when, name, getattr(one, name), getattr(two, name), all_clients)
 
     def predictions(self, one: PyTree, two: PyTree) -> None:
-        """Compares what clients predict with, leaves (m, ...)."""
-        self._by_client("predict", "params", one, two, everybody=False)
+        """Compare the parameters that clients predict with, leaves (m, ...)."""
+        self._by_client("predict", "params", one, two, all_clients=False)
 
-    def _by_client(self, when, name, one, two, everybody):
+    def _by_client(self, when, name, one, two, all_clients):
         for where, a, b in self._leaves(when, name, one, two):
             for k, (x, y) in enumerate(zip(_host(a), _host(b), strict=True)):
-                if (everybody or k != self.client) and _bits(x) != _bits(y):
+                if (all_clients or k != self.client) and _bits(x) != _bits(y):
                     what = f"`{name}`{where} of client {k}"
                     raise AssertionError(self._message(when, what))
 
@@ -286,7 +282,7 @@ def _of_client(state: SimulationState, client: int) -> PyTree:
 def _predictions(
     simulation: Simulation, state: SimulationState, hparams: Hyperparameters
 ) -> PyTree:
-    """What every client predicts with, leaves (m, ...)."""
+    """Return the parameters that each client predicts with, leaves (m, ...)."""
     predict = jax.jit(jax.vmap(simulation.algorithm.predict, in_axes=(None, 0, None, 0)))
     ids = jnp.arange(simulation.num_clients, dtype=jnp.int32)
     return predict(state.shared, state.personal, hparams.as_arrays(), ids)

@@ -35,7 +35,7 @@ CIRCLES = {
 
 
 def imports_of(path: Path) -> set[str]:
-    """The folders, or modules of the top, that a file imports; for type checkers, too."""
+    """Return the folders, or top modules, that a file imports, late and type-only ones too."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedjaxsim":
@@ -96,3 +96,11 @@ def test_no_files_import_each_other():
         if name in others
     }
     assert circles == set(CIRCLES)
+
+
+def test_flags_import_the_work_of_a_command_only_when_it_runs():
+    for path in (PACKAGE / "cli").glob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            module = getattr(node, "module", None) or ""
+            if module.startswith("fedjaxsim.commands"):
+                assert module == "fedjaxsim.commands.messages", path

@@ -1,6 +1,7 @@
 """The command line: one file per command, with its flags.
 
-What does the work is imported when a command runs, so that help and refused flags are instant.
+A command imports its work from `fedjaxsim.commands` when it runs, so help and refused flags are
+instant.
 """
 
 from fedjaxsim.cli.program import main, parse

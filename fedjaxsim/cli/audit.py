@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 from tyro.conf import OmitArgPrefixes
 
-from fedjaxsim.cli.shared_flags import ConfigFile, Machines
+from fedjaxsim.cli.shared_flags import ConfigFile, Machines, WithSettings
 from fedjaxsim.privacy.hypothetical import OptionalInt
 from fedjaxsim.runs.settings import RunConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class Audit:
+class Audit(WithSettings):
     """Attack simulations with canaries; the exit code is 1 if that refutes the reported ε."""
 
     settings: OmitArgPrefixes[RunConfig]

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, Positional, Suppress
 
-from fedjaxsim.cli.shared_flags import Machines
+from fedjaxsim.cli.shared_flags import Machines, WithSettings
 from fedjaxsim.runs.settings import RunConfig, flag, optional
 
 
 @dataclasses.dataclass(frozen=True)
-class Bench:
+class Bench(WithSettings):
     """Measure the speed and memory of runs against this machine's ceilings."""
 
     settings: OmitArgPrefixes[RunConfig]

@@ -1,4 +1,4 @@
-"""The flags of a command: those of every run, and those of the parts that it names."""
+"""Flags of a command, composed of those of every run and those of the parts that it names."""
 
 import dataclasses
 import inspect
@@ -25,50 +25,37 @@ from fedjaxsim.runs.user_code import is_own
 
 OPTIONS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes)
 _ALONE = {"help", "overwrite", "quiet", "streamed", "explain", "cluster", "json"}
-"""Flags without a value, which may stand before the name of a file."""
+"""Flags without a value, after which a file may follow."""
 _HELP = ("--help", "-h")
 _NO_PREFIX = tyro.conf.arg(name="")
-"""For fields whose flags stand among those of the command."""
+"""Mark of fields whose flags get no prefix."""
 
 
-def scan(arguments: Sequence[str]) -> dict[str, Any]:
-    """Read flags and their values as typed, before it is known which flags there are.
+def split(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Split a command line into flags with their texts and files, before its flags are known.
 
     Args:
-      arguments: after the name of the command.
+      arguments: words after the name of the command.
     """
-    found: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
+    files: list[str] = []
     words = list(arguments)
     while words:
         word = words.pop(0)
         if not word.startswith("--"):
+            files.append(word)
             continue
         name, equals, value = word[2:].partition("=")
         name = name.replace("-", "_")
-        if name.startswith("no_") and not equals:
-            found[name.removeprefix("no_")] = False
-        elif equals:
-            found[name] = value
+        if equals:
+            flags[name] = value
+        elif name.startswith("no_"):
+            flags[name.removeprefix("no_")] = False
         elif name in _ALONE or not words or words[0].startswith("--") or _is_file(words[0]):
-            found[name] = True
+            flags[name] = True
         else:
-            found[name] = words.pop(0)
-    return found
-
-
-def files_of(arguments: Sequence[str]) -> list[str]:
-    """Return the words of a command line that are neither flags nor their values: its files."""
-    words, found = list(arguments), []
-    while words:
-        word = words.pop(0)
-        if not word.startswith("--"):
-            found.append(word)
-            continue
-        name = word[2:].replace("-", "_")
-        alone = "=" in word or name in _ALONE or name.startswith("no_")
-        if not alone and words and not words[0].startswith("--") and not _is_file(words[0]):
-            words.pop(0)
-    return found
+            flags[name] = words.pop(0)
+    return flags, files
 
 
 def _is_file(word: str) -> bool:
@@ -84,15 +71,15 @@ def show_help(command: str, kind: type, arguments: Sequence[str]) -> None:
     """Show the flags of the parts and groups that a command line names, if it names any.
 
     Args:
-      command: its name.
-      kind: of the command.
-      arguments: after its name.
+      command: name of the command.
+      kind: type of the command.
+      arguments: words after its name.
 
     Raises:
-      SystemExit: once they are shown.
+      SystemExit: after they are shown.
       ValueError: for an unknown part.
     """
-    flags = scan([word for word in arguments if word not in _HELP])
+    flags, _ = split([word for word in arguments if word not in _HELP])
     groups = [group for group in _groups(kind).values() if _names(group) & flags.keys()]
     roles = [role for role in ROLES if isinstance(flags.get(role), str)]
     if not roles and not groups:
@@ -125,7 +112,7 @@ def show_help(command: str, kind: type, arguments: Sequence[str]) -> None:
 
 
 def _groups(kind: type) -> dict[str, type]:
-    """Return the groups of flags of a command beside its settings, by field."""
+    """Return the types of a command's groups of flags beside its settings, by field."""
     return {
         field.name: type(field.default)
         for field in dataclasses.fields(kind)
@@ -137,25 +124,32 @@ def _names(group: type) -> set[str]:
     return {field.name for field in dataclasses.fields(group)}
 
 
+def flags_of(kind: type) -> set[str]:
+    """Return the field names of a command's flags beside its settings."""
+    fields = {field.name.rstrip("_") for field in dataclasses.fields(kind)}
+    groups = _groups(kind)
+    return fields.difference(groups).union({"help"}, *map(_names, groups.values()))
+
+
 def defaults_of(
     arguments: Sequence[str], own_flags: set[str], notes: list[str] | None
 ) -> tuple[type, Any]:
     """Compose the settings of a run from its command line and the files that it names.
 
     Args:
-      arguments: after the name of the command.
+      arguments: words after the name of the command.
       own_flags: field names of the command's flags beside the settings.
-      notes: where notes for the user go.
+      notes: list to which notes for the user are added.
 
     Returns:
       The type of the settings, and the defaults of its flags.
 
     Raises:
-      FileNotFoundError: if there is no such file.
-      ValueError: for a part or a setting that there is not, or that the run does not read.
+      FileNotFoundError: if a file is missing.
+      ValueError: for an unknown part or setting, or a flag that the run does not read.
     """
-    flags = scan(arguments)
-    path, earlier = next(map(Path, files_of(arguments)), None), flags.get("from")
+    flags, files = split(arguments)
+    path, earlier = next(map(Path, files), None), flags.get("from")
     inherited = read_raw(Path(earlier) / "config.toml") if isinstance(earlier, str) else {}
     file = {} if path is None else read_raw(path)
     raw = displaced(inherited, file) | file
@@ -178,10 +172,7 @@ def defaults_of(
     if notes is not None and left and path is not None:
         notes.append(f"{path}: {'; '.join(left)}")
     values = typed(raw, given, path or Path(str(earlier)) / "config.toml")
-    for field in dataclasses.fields(made):
-        if field.default is dataclasses.MISSING:
-            values.setdefault(field.name, tyro.MISSING)
-    return made, made(**values)
+    return made, made(**_required(made) | values)
 
 
 def _unread(name: str, given: Mapping[str, Any], path: Path | None) -> list[str]:
@@ -192,7 +183,7 @@ def _unread(name: str, given: Mapping[str, Any], path: Path | None) -> list[str]
 
 
 def _is_setting(name: str, given: Mapping[str, Any]) -> bool:
-    """Return whether some part of some run has a setting of that name."""
+    """Return whether a part of any run has a setting `name`."""
     try:
         unread([name], given)
     except ValueError:
@@ -201,7 +192,7 @@ def _is_setting(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def _machines(flags: Mapping[str, Any]) -> Machines:
-    """The machines that flags name, before all of them are checked."""
+    """Return the machines that flags name, before all flags are checked."""
     numbers = {
         name: int(flags[name])
         for name in ("processes", "process")
@@ -213,13 +204,13 @@ def _machines(flags: Mapping[str, Any]) -> Machines:
 
 
 def with_settings(kind: type, settings: type, default: Any, *, brief: bool = False) -> Any:
-    """Return a command whose settings are of a composed type, and its default.
+    """Return the type of a command with composed settings, and its default.
 
     Args:
-      kind: of the command; its field `settings` is replaced.
-      settings: the composed type.
-      default: of the settings.
-      brief: whether help shows only the first flag of each of the command's groups.
+      kind: type of the command; its field `settings` is replaced.
+      settings: type of the composed settings.
+      default: default of the settings.
+      brief: whether help shows only the first flag of each group.
     """
     fields: list[Any] = [("settings", Annotated[settings, _NO_PREFIX])]
     for name, group in _groups(kind).items() if brief else ():
@@ -233,7 +224,7 @@ def with_settings(kind: type, settings: type, default: Any, *, brief: bool = Fal
 
 
 def _first_of(group: type) -> Any:
-    """Return flags of which help shows only the first."""
+    """Return a group of flags with only the first shown in help."""
     hidden = [
         (field.name, Suppress[field.type], dataclasses.field(default=field.default))
         for field in dataclasses.fields(group)[1:]
@@ -244,21 +235,20 @@ def _first_of(group: type) -> Any:
 
 
 def data_defaults(arguments: Sequence[str], own_flags: set[str]) -> tuple[type, Any]:
-    """Compose the settings of data from a command line; as `defaults_of`."""
-    flags = scan(arguments)
+    """Compose the settings of data from a command line, and their defaults."""
+    flags, _ = split(arguments)
     made = data_type(flags)
     known = {field.name for field in dataclasses.fields(made)}
     given = {"data": flags.get("data"), "client": flags.get("client")}
     given |= {"partition": flags.get("partition")}
-    others = [name for name in flags if name not in known and name not in own_flags]
-    for name in (name for name in others if _is_setting(name, given)):
-        reasons = unread([name], given)
-        if reasons:
-            raise ValueError(reasons[0])
-        raise ValueError(f"{flag(name)} has no effect on data")
-    missing = {
-        field.name: tyro.MISSING
-        for field in dataclasses.fields(made)
-        if field.default is dataclasses.MISSING
-    }
-    return made, made(**missing)
+    for name in flags:
+        if name not in known and name not in own_flags and _is_setting(name, given):
+            reasons = unread([name], given)
+            raise ValueError(reasons[0] if reasons else f"{flag(name)} has no effect on data")
+    return made, made(**_required(made))
+
+
+def _required(made: type) -> dict[str, Any]:
+    """Return the fields without default, as ones that flags must give."""
+    fields = dataclasses.fields(made)
+    return {each.name: tyro.MISSING for each in fields if each.default is dataclasses.MISSING}

@@ -1,18 +1,19 @@
 """`fedjaxsim data`."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
+from fedjaxsim.cli.shared_flags import WithSettings
 from fedjaxsim.runs.settings import DataSettings, RunConfig, flag, run_config
 
 
 @dataclasses.dataclass(frozen=True)
-class Data:
+class Data(WithSettings):
     """Show the clients of a run with their rows and labels, or keep them in a folder.
 
     A converted population is split already and kept on disk; a run maps it into memory with --data
@@ -33,6 +34,11 @@ class Data:
     def config(self) -> RunConfig:
         """Settings of a run on these data, with a loss that any model suits."""
         return run_config(**self.settings.given(), loss="squared")
+
+    def check(self, flags: Iterable[str]) -> None:
+        """Check the settings."""
+        del flags
+        self.config.validate()
 
     def prepare(self) -> Callable[[], int]:
         """Read, write or check the data; return a function that prints a description.

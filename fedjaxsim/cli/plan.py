@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes
 
-from fedjaxsim.cli.shared_flags import ConfigFile, Machines
+from fedjaxsim.cli.shared_flags import ConfigFile, Machines, WithSettings
 from fedjaxsim.privacy.hypothetical import OptionalInt
 from fedjaxsim.runs.numbers import integers
 from fedjaxsim.runs.settings import RunConfig, flag, optional
@@ -16,7 +16,7 @@ _READ = {"clients", "classes", "test_fraction", "validation_fraction", "seed"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(WithSettings):
     """Estimate the memory of a run for every placement, without running it."""
 
     settings: OmitArgPrefixes[RunConfig]
@@ -75,4 +75,4 @@ class Plan:
         if (self.devices is None) != (self.device_memory is None):
             raise ValueError("accelerators need both --devices N and --device-memory GB")
         if self.host_memory is not None and self.devices is None:
-            raise ValueError("host-memory is that of accelerators: give devices, too")
+            raise ValueError("host-memory needs accelerators: give devices, too")

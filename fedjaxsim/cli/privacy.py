@@ -16,21 +16,25 @@ from fedjaxsim.privacy.hypothetical import Cohorts, OptionalBudget, OptionalInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Epsilon(Cohorts):
-    """The ε of a planned run, in both adjacencies and both views."""
-
+class _PlannedRounds:
     noise_multiplier: float
     """z: noise on the sum of clipped messages over the clip norm."""
     rounds: int
     """T."""
+    budget: OptionalBudget = None
+    """Spread of the budget over the rounds; z is then the constant noise of the same total cost."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Epsilon(_PlannedRounds, Cohorts):
+    """The ε of a planned run, in both adjacencies and both views."""
+
     delta: float
     """Total δ."""
     accountant: Annotated[
         str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(optional)")
     ] = None
     """One accountant by name; by default the tightest sound one."""
-    budget: OptionalBudget = None
-    """Spread of the budget over the rounds; z is then the constant noise of the same total cost."""
     json: bool = False
     """Print JSON instead of text."""
 
@@ -70,7 +74,7 @@ class _Target:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Noise(_Target, Cohorts):
-    """The smallest noise multiplier z that meets a target ε, and its report."""
+    """The smallest noise multiplier z that meets a target ε, with its report."""
 
     rounds: int
     """T."""
@@ -97,19 +101,13 @@ class Rounds(_Target, Cohorts):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rate(_Target):
+class Rate(_PlannedRounds, _Target):
     """The largest rate of Poisson sampling that meets a target ε, and its report."""
 
-    noise_multiplier: float
-    """z: noise on the sum of clipped messages over the clip norm."""
-    rounds: int
-    """T."""
     clients: OptionalInt = None
     """m; ε depends on it only through a capacity."""
     capacity: OptionalInt = None
     """Slots of a cohort; by default enough for all clients."""
-    budget: OptionalBudget = None
-    """Spread of the budget over the rounds."""
 
     def prepare(self) -> Callable[[], int]:
         """Solve for p; return a function that prints it."""
@@ -134,17 +132,11 @@ class Claims:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TradeOff(Cohorts):
+class TradeOff(_PlannedRounds, Cohorts):
     """Draw the error rates that a guarantee forces on every test for one client's data."""
 
-    noise_multiplier: float
-    """z: noise on the sum of clipped messages over the clip norm."""
-    rounds: int
-    """T."""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE.png")]
     """Figure to write."""
-    budget: OptionalBudget = None
-    """Spread of the budget over the rounds."""
     view: View = "joint_dp"
     """Tester: all other clients together, or a reader of the server's publications."""
 

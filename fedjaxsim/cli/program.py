@@ -1,10 +1,12 @@
 """The program: parses a command line, does the command, and reports errors in one line."""
 
 import dataclasses
+import functools
+import operator
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import tyro
 
@@ -15,9 +17,9 @@ from fedjaxsim.cli.composed import (
     OPTIONS,
     data_defaults,
     defaults_of,
-    files_of,
-    scan,
+    flags_of,
     show_help,
+    split,
     wants_help,
     with_settings,
 )
@@ -30,116 +32,92 @@ from fedjaxsim.cli.read_numbers import REGISTRY
 from fedjaxsim.cli.report import Report
 from fedjaxsim.cli.resume import Resume
 from fedjaxsim.cli.run import Run
+from fedjaxsim.cli.shared_flags import WithSettings
 from fedjaxsim.cli.sweep import Sweep
 from fedjaxsim.cli.tune import Tune
 from fedjaxsim.commands.messages import INTERRUPTED, REFUSED, one_line, refuse, say
 from fedjaxsim.runs.settings import DataSettings, Everything
-from fedjaxsim.runs.settings_files import read_raw
 from fedjaxsim.runs.user_code_lines import own_line
 
 Command = (
     Run | Resume | Sweep | Tune | Compare | Report | Data | Demo | Plan | Privacy | Audit | Bench
 )
+COMMANDS: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(Command)}
+_WITH_SETTINGS = {name: kind for name, kind in COMMANDS.items() if issubclass(kind, WithSettings)}
 
 
 def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
-    """Parses a command line, with the settings of the TOML file it names.
+    """Parse a command line, with the settings of the TOML file it names.
 
-    A flag that has no effect is refused. A file may serve several systems, so what has none there
-    is worth a note only.
+    A flag without effect is refused. A file may serve several systems, so a setting without effect
+    there gives a note.
 
     Args:
-      arguments: without the program's name.
-      notes: where notes for the user go.
+      arguments: words after the program's name.
+      notes: list to which notes for the user are added.
 
     Raises:
-      FileNotFoundError: if there is no such file.
-      ValueError: if a flag, the file, or the settings together are not as they must be.
-      SystemExit: where help was asked for and shown.
+      FileNotFoundError: if the file is missing.
+      ValueError: if a flag, the file, or the settings together are wrong.
+      SystemExit: after help was shown.
     """
     name, rest = (arguments[0], arguments[1:]) if arguments else ("", ())
     kind = _WITH_SETTINGS.get(name)
     if kind is None or (wants_help(rest) and show_help(name, kind, rest) is None):
         return _parse(arguments)
-    if kind is Data:
-        made, defaults = data_defaults(rest, _flags_of(Data))
-        command = _parse(arguments, {name: with_settings(Data, made, defaults)})
-        assert isinstance(command, Data)
-        command.config.validate()
-        return command
     if kind is Bench:
         return _parse_bench(rest, notes)
-    made, defaults = defaults_of(rest, _flags_of(kind), notes)
-    command = _parse(arguments, {name: with_settings(kind, made, defaults)})
-    assert isinstance(command, Run | Tune | Plan | Audit)
-    command.settings.validate()
-    if isinstance(command, Run):
-        command.require_devices()
-        given = scan(rest).keys() | (set() if command.config is None else read_raw(command.config))
-        given &= {field.name for field in dataclasses.fields(command.settings)}
-        alone = command.from_ is not None
-        command.finetuning.require_read(command.settings, given, alone=alone)
+    return _parse_settings(name, rest, notes)
+
+
+def _parse_settings(name: str, arguments: Sequence[str], notes: list[str] | None) -> Any:
+    """Parse the command line of a command with settings, and check them."""
+    kind = _WITH_SETTINGS[name]
+    if kind is Data:
+        made, defaults = data_defaults(arguments, flags_of(Data))
+    else:
+        made, defaults = defaults_of(arguments, flags_of(kind), notes)
+    command: Any = _parse([name, *arguments], {name: with_settings(kind, made, defaults)})
+    command.check(split(arguments)[0])
     return command
 
 
 def _parse_bench(arguments: Sequence[str], notes: list[str] | None) -> Bench:
     """Parse the command line of bench, once for each file of settings."""
-    files = files_of(arguments)
+    files = split(arguments)[1]
     if any(file.endswith(".json") for file in files):
         command = _parse(["bench", *arguments])
         assert isinstance(command, Bench)
         return command
-    flags, commands = [word for word in arguments if word not in files], list[Bench]()
+    flags, commands = [word for word in arguments if word not in files], dict[str, Bench]()
     for words in [[*flags, file] for file in files] or [flags]:
-        made, defaults = defaults_of(words, _flags_of(Bench), notes)
-        command = _parse(["bench", *words], {"bench": with_settings(Bench, made, defaults)})
-        assert isinstance(command, Bench)
-        command.settings.validate()
-        if command.name in (other.name for other in commands):
+        command = _parse_settings("bench", words, notes)
+        if command.name in commands:
             raise ValueError(f"two files of settings are called {command.name}")
-        commands.append(command)
-    runs = {command.name: command.settings for command in commands}
-    return dataclasses.replace(commands[0], runs=runs)
-
-
-_WITH_SETTINGS: dict[str, type] = {
-    "run": Run, "tune": Tune, "plan": Plan, "audit": Audit, "bench": Bench, "data": Data
-}  # fmt: skip
-
-
-def _flags_of(kind: type) -> set[str]:
-    """The field names of a command's flags beside its settings."""
-    found = set()
-    for field in dataclasses.fields(kind):
-        inner = getattr(field.default, "__dataclass_fields__", None)
-        found |= {field.name.rstrip("_")} if inner is None else set(inner)
-    return found | {"help"}
+        commands[command.name] = command
+    runs = {name: command.settings for name, command in commands.items()}
+    return dataclasses.replace(next(iter(commands.values())), runs=runs)
 
 
 def _parse(arguments: Sequence[str], made: Mapping[str, tuple[type, Any]] = {}) -> Command:
     """Parse a command line.
 
     Args:
-      arguments: without the program's name.
-      made: commands in place of the plain ones, with their defaults, by name.
+      arguments: words after the program's name.
+      made: composed commands with their defaults, by name, in place of the plain ones.
     """
-    commands = {
-        "run": Run, "resume": Resume, "sweep": Sweep, "tune": Tune, "compare": Compare,
-        "report": Report, "data": Data, "demo": Demo, "plan": Plan, "privacy": Privacy,
-        "audit": Audit, "bench": Bench,
-    }  # fmt: skip
-    union: Any = None
-    for name, kind in commands.items():
-        found, default = made.get(name, (kind, None))
-        if name in _WITH_SETTINGS and name not in made:
+    members: list[Any] = []
+    for name, kind in COMMANDS.items():
+        found, options = kind, {}
+        if name in made:
+            found, options["default"] = made[name]
+        elif name in _WITH_SETTINGS:
             settings = DataSettings if kind is Data else Everything
-            found, default = with_settings(kind, settings, settings(), brief=True)
-        how = {} if default is None else {"default": default}
-        one = Annotated[found, tyro.conf.subcommand(name, **how)]
-        union = one if union is None else union | one
+            found, options["default"] = with_settings(kind, settings, settings(), brief=True)
+        members.append(Annotated[found, tyro.conf.subcommand(name, **options)])
     with flags_refused_in_one_line():
         return tyro.cli(
-            union,
+            functools.reduce(operator.or_, members),
             prog="fedjaxsim",
             description="Private, personalized federated learning, simulated. See also --version.",
             args=arguments,
@@ -149,10 +127,10 @@ def _parse(arguments: Sequence[str], made: Mapping[str, tuple[type, Any]] = {}) 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The program. Bad input, or own code that fails, is one line on stderr and exit code 2.
+    """Run the program; an error of the user is one line on stderr.
 
     Args:
-      arguments: without the program's name; by default those of the process.
+      arguments: words after the program's name; by default the process's.
 
     Returns:
       The exit code: 0; 1 if the reader of its output left; 2 for bad input, or an error in a user's
@@ -178,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Whoever read the output has left (`| head`). Python would complain again at its exit.
+        # The reader of the output has left (`| head`); Python would complain again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:

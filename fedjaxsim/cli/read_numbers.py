@@ -1,4 +1,4 @@
-"""How every command reads numbers: those that are whole by one rule, and all others by another."""
+"""Rules by which all commands read whole numbers and others."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from fedjaxsim.runs.numbers import number, whole
 
 REGISTRY = ConstructorRegistry()
-"""The rules, for the parser."""
+"""Rules for the parser."""
 _KINDS: dict[Any, tuple[str, Callable[[str], Any]]] = {
     int: ("INT", whole),
     float: ("FLOAT", number),
@@ -18,7 +18,7 @@ _NONE = "None"
 
 @REGISTRY.primitive_rule
 def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """For a number, or one that need not be given; no other type."""
+    """Return the rule of a number or an optional number; None for other types."""
     for kind, (metavar, read) in _KINDS.items():
         if info.type in (kind, kind | None):
             optional = info.type != kind

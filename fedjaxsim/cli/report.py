@@ -14,7 +14,7 @@ class Report:
     """Write one HTML file about a run, a sweep, a tuning, or several runs side by side."""
 
     directories: Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="DIR")]]
-    """Directory of a run, sweep or tuning, or those of several runs."""
+    """Directory of a run, sweep or tuning, or directories of several runs."""
     out: Annotated[
         Path | None,
         tyro.conf.arg(metavar="FILE.html", help_behavior_hint="(default: report.html in DIR)"),

@@ -1,20 +1,21 @@
 """`fedjaxsim run`."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 from tyro.conf import OmitArgPrefixes
 
-from fedjaxsim.cli.shared_flags import CheckpointEvery, ConfigFile, Log, Machines
+from fedjaxsim.cli.shared_flags import CheckpointEvery, ConfigFile, Log, Machines, WithSettings
 from fedjaxsim.runs.finetuning import Finetuning
 from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings_files import read_raw
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Run(WithSettings):
     """Run one federated simulation.
 
     The flags of a stage after the run are shown by `run --finetune mean --help`, those of several
@@ -40,16 +41,16 @@ class Run:
     machines: OmitArgPrefixes[Machines] = Machines()  # noqa: RUF009 - it is frozen
     """Devices of this process, or of several."""
 
-    def require_devices(self) -> None:
-        """Check that several devices are asked for only where the run can use them.
-
-        Raises:
-          ValueError: if a streamed run asks for several devices.
-        """
+    def check(self, flags: Iterable[str]) -> None:
+        """Check the settings and the stage after the run."""
+        self.settings.validate()
         if self.settings.streamed and (self.machines.count or 1) > 1:
             raise ValueError(
                 f"a streamed run takes one device, got devices {self.machines.devices}"
             )
+        given = {*flags, *(() if self.config is None else read_raw(self.config))}
+        given &= {field.name for field in dataclasses.fields(self.settings)}
+        self.finetuning.require_read(self.settings, given, alone=self.from_ is not None)
 
     def prepare(self) -> Callable[[], int]:
         """Check all input; return a function that runs."""

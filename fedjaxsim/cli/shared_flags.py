@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,21 @@ Log = Annotated[
 """Flag of commands that do a single run."""
 ConfigFile = Positional[Annotated[Path | None, tyro.conf.arg(metavar="[CONFIG.toml]")]]
 """Argument of commands that take the settings of a run."""
+
+
+class WithSettings:
+    """A command that takes the settings of a run."""
+
+    settings: Any
+
+    def check(self, flags: Iterable[str]) -> None:
+        """Check the settings; `flags` are the names of those given.
+
+        Raises:
+          ValueError: for a wrong setting, or one without effect.
+        """
+        del flags
+        self.settings.validate()
 
 
 @dataclasses.dataclass(frozen=True)

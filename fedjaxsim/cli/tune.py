@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from tyro.conf import OmitArgPrefixes
 from tyro.constructors import PrimitiveConstructorSpec
 
-from fedjaxsim.cli.shared_flags import CheckpointEvery, ConfigFile, Machines
+from fedjaxsim.cli.shared_flags import CheckpointEvery, ConfigFile, Machines, WithSettings
 from fedjaxsim.runs.settings import RunConfig, optional
 
 _NAMES = PrimitiveConstructorSpec(
@@ -22,7 +22,7 @@ _NAMES = PrimitiveConstructorSpec(
 
 
 @dataclasses.dataclass(frozen=True)
-class Tune:
+class Tune(WithSettings):
     """Tune hyperparameters by gradient descent through whole runs, at a fixed guarantee.
 
     Settings are those of `run`; tuned ones start there. Without --held-out-clients or

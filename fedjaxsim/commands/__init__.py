@@ -1,1 +1,1 @@
-"""What each command does, as functions of plain arguments; flags are in `fedjaxsim.cli`."""
+"""Work of each command, as functions of plain arguments; `fedjaxsim.cli` has the flags."""

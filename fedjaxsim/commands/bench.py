@@ -36,14 +36,7 @@ def prepare_bench(
 ) -> Callable[[], int]:
     """Read earlier results; return a function that measures and gives the exit code.
 
-    Args:
-      runs: settings by name.
-      out: directory of the results; None writes none.
-      earlier: file of results to compare with.
-      repeats: processes that measure each run.
-      devices: the number of devices; None for all.
-      overwrite: whether results in `out` are replaced.
-      quiet: print plain lines, no progress bar.
+    `repeats` processes measure each run, on `devices` devices (None for all).
 
     Raises:
       FileNotFoundError, ValueError: if `earlier` holds no results, or `out` holds some already.
@@ -91,7 +84,7 @@ def _measure(name: str, config: RunConfig, devices: int | None, results: Results
     """Measure a run once, add it to `results`, and return its rounds per second."""
     settings = config.settings()
     found = in_child(settings, devices)
-    # A file of data may lie elsewhere tomorrow.
+    # The folder of a data file is no property of the run.
     kind, colon, path = settings["data"].partition(":")
     results.settings[name] = settings | {"data": f"{kind}{colon}{Path(path).name}"}
     results.machine = found.pop("machine")

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedjaxsim import metrics
 from fedjaxsim.report import seeds
 from fedjaxsim.report.files import print_json
-from fedjaxsim.report.progress import number, print_rows, print_table
+from fedjaxsim.report.progress import print_rows, print_table
 from fedjaxsim.runs.directory import drawn_twice, named
 
 
@@ -41,7 +41,7 @@ def prepare_compare(paths: Sequence[Path], out: Path | None, *, json: bool) -> C
         if several and not json:
             label = metrics.label(compared[0]["metric"])
             headings = ["system", "seeds", label, f"minus {systems[0].label}", "p (Holm)"]
-            print_rows(headings, [seeds.cells(row, number) for row in compared])
+            print_rows(headings, [seeds.cells(row) for row in compared])
             print("means over seeds with 95 % intervals; differences on seeds that both have")
         if twice:
             print(twice, file=sys.stderr if json else None)

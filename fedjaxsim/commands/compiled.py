@@ -1,7 +1,7 @@
-"""Compiled programs are kept in the user's cache folder, by JAX's persistent compilation cache.
+"""Compiled programs in the user's cache folder, kept by JAX's persistent compilation cache.
 
-A second run of the same shapes compiles nothing. Compiled code is trusted and made for one kind of
-CPU, so the folder is the user's own and has a part for each kind.
+Compiled code is trusted and made for one kind of CPU, so the folder is the user's own and has a
+folder for each kind.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ import jax
 from fedjaxsim.commands.messages import say
 
 VARIABLE = "FEDJAXSIM_COMPILATION_CACHE"
-"""The environment variable that holds `off`, or another folder than the user's cache folder."""
+"""Environment variable: `off`, or a folder in place of the user's cache folder."""
 OFF = "off"
 MOST_BYTES = 2**30
-"""What is kept from one start to the next, at most."""
+"""Most bytes kept from one start to the next."""
 
 _ERROR = re.compile(r"Error (\w+) persistent compilation cache entry for '([^']+)': (.*)")
 _CONSEQUENCE = {
@@ -31,9 +31,9 @@ _CONSEQUENCE = {
 
 
 def keep_compiled_programs() -> None:
-    """Turns the cache on, unless the user has chosen another one or none.
+    """Turn the cache on before JAX compiles, unless the user has chosen another one or none.
 
-    To be called before JAX compiles anything. A folder that cannot be used is a line on stderr.
+    An unusable folder gives a warning.
     """
     settings: Any = jax.config
     if settings.jax_compilation_cache_dir or not settings.jax_enable_compilation_cache:
@@ -56,7 +56,7 @@ def keep_compiled_programs() -> None:
 
 
 def cache_folder() -> Path | None:
-    """The folder for the programs of this kind of CPU; None where the user wants none.
+    """Return the folder for programs of this kind of CPU; None if the user wants none.
 
     Raises:
       RuntimeError: if the user has no home.
@@ -67,13 +67,13 @@ def cache_folder() -> Path | None:
     if chosen:
         return Path(chosen).expanduser() / _kind_of_cpu()
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not root.is_absolute():  # The XDG specification has relative ones ignored.
+    if not root.is_absolute():  # The XDG specification ignores relative ones.
         root = Path.home() / ".cache"
     return root / "fedjaxsim" / "compiled" / _kind_of_cpu()
 
 
 def _kind_of_cpu() -> str:
-    """A name that CPUs with other instructions do not have."""
+    """Return a name that CPUs with other instructions do not have."""
     words = {platform.machine(), platform.processor()}
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -82,13 +82,9 @@ def _kind_of_cpu() -> str:
 
 
 def prune(folder: Path, most_bytes: int) -> None:
-    """Removes files, those first that were not used for longest, until the others fit.
+    """Remove the least recently used files below a folder until at most `most_bytes` are left.
 
     JAX's own limit needs a package for locks and takes a lock for every program.
-
-    Args:
-      folder: whose files are counted, with those of its folders.
-      most_bytes: how much may be left.
     """
     # Other programs may remove the same files meanwhile.
     with contextlib.suppress(OSError):
@@ -102,9 +98,9 @@ def prune(folder: Path, most_bytes: int) -> None:
 
 
 def _watch_files(folder: Path) -> None:
-    """Makes JAX's warnings of its files one line each, and has broken files written anew.
+    """Shorten JAX's warnings about its files to one line, and remove broken files.
 
-    JAX goes on without a file that it cannot read or write, but never writes over one.
+    JAX continues without a file that it cannot read, and never overwrites it.
     """
     usual = warnings.showwarning
 

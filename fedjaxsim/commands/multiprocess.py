@@ -27,10 +27,10 @@ def start_jax(
     """Set JAX up before it computes.
 
     Args:
-      devices_wanted: the number of devices; None for all.
+      devices_wanted: number of devices; None for all.
       coordinator: HOST:PORT of the first of several processes; None for one process.
-      num_processes: the number of processes.
-      process: the number of this one, from 0.
+      num_processes: number of processes.
+      process: index of this process.
       cluster: whether a cluster manager provides the three arguments above.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The command `fedjaxsim plan`: tables of what a run would need."""
+"""The command `fedjaxsim plan`: tables of the memory of a run."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ _WORDS = {
 
 
 def prepare_plan(command: Any) -> Callable[[], int]:
-    """Plans; what is returned prints it.
+    """Plan; return a function that prints the tables.
 
     Raises:
       FileNotFoundError, ValueError: for bad input.
@@ -92,14 +92,14 @@ def _sizes(need: Need, has: int) -> tuple[str, ...]:
 
 
 def _verdict(plan: Capacity) -> str:
-    """Which placements fit, or what is in the way of the one that comes nearest."""
+    """Name the placements that fit, or the largest need of the nearest one."""
     if plan.fitting:
         return f"fits: {', '.join(each.name for each in plan.fitting)}"
     memory, need, has = plan.nearest.binding(plan.machine)
     needed, there, most = map(bytes_text, (need.peak, has, getattr(need, need.largest)))
     return (
         f"nothing fits: {plan.nearest.name} comes nearest, needs {needed} on {memory}, "
-        f"which has {there}; {most} of them are {_WORDS[need.largest]}"
+        f"which has {there}; the largest part is {most} for {_WORDS[need.largest]}"
     )
 
 

@@ -57,17 +57,7 @@ def prepare_calibration(
 ) -> Callable[[], int]:
     """Solve a plan for the quantity that meets a target ε; return a function that prints it.
 
-    Args:
-      quantity: `noise_multiplier`, `rounds` or `sampling_rate`.
-      cohorts: how clients are sampled.
-      epsilon: ε to meet, in nats.
-      delta: total δ.
-      budget: spread of the budget over the rounds; only a constant one for `rounds`.
-      adjacency: adjacency of the target.
-      view: view of the target.
-      json: print JSON instead of text.
-      noise_multiplier: z, unless it is the quantity.
-      rounds: T, unless they are the quantity.
+    `quantity` is `noise_multiplier`, `rounds` or `sampling_rate`; the plan gives the two others.
 
     Raises:
       ValueError: for bad input, and for a target that cannot be met.
@@ -201,5 +191,5 @@ def _print_claims(verdicts: list[Verdict]) -> None:
     if not console.is_terminal:
         console = Console(width=100)
     console.print(table)
-    for place, reason in enumerate(reasons, 1):
-        console.print(f"{place}. {reason}", highlight=False)
+    for index, reason in enumerate(reasons, 1):
+        console.print(f"{index}. {reason}", highlight=False)

@@ -70,11 +70,11 @@ def prepare_run(
 
     Args:
       config: settings of the run.
-      tuning: a stage after the run.
+      tuning: the stage after the run.
       start: directory of the run to start from.
-      checkpoint_every: rounds or time between checkpoints, for `Cadence.parse`.
+      checkpoint_every: rounds or time, for `Cadence.parse`.
       log: name of a logger.
-      explain: print the whole guarantee.
+      explain: whether the whole guarantee is printed.
 
     Raises:
       FileNotFoundError: if the data are missing.
@@ -123,7 +123,7 @@ def prepare_run(
             _warn(doubt)
         if begin is not None:
             spent = spent_in_all(experiment, begin)
-            _warn_above(config.target_epsilon, spent, "this stage and those before it will spend")
+            _warn_above(config.target_epsilon, spent, "this and earlier stages will spend")
         return _run(planned, explain=explain, then=then)
 
     return work
@@ -140,13 +140,7 @@ def prepare_resume(
 ) -> Callable[[], int]:
     """Check that a run can resume; return a function that resumes it and gives the exit code.
 
-    Args:
-      path: directory of the run.
-      rounds: total number of rounds; None for the planned number.
-      checkpoint_every: rounds or time between checkpoints, for `Cadence.parse`.
-      log: name of a logger.
-      quiet: print plain lines, no progress bar.
-      explain: print the whole guarantee.
+    `rounds` is the total; other arguments are those of `prepare_run`.
 
     Raises:
       FileNotFoundError: if the directory holds no run, or its data are missing.
@@ -182,8 +176,8 @@ def prepare_resume(
     schedule = config.get("schedule", "constant")
     if total > config.rounds and schedule != "constant":
         raise ValueError(
-            f"rounds must be at most {config.rounds} with schedule {schedule}, whose learning rate "
-            f"is 0 then, got {total}"
+            f"rounds must be at most {config.rounds} with schedule {schedule}, as its learning "
+            f"rate is 0 then, got {total}"
         )
     if total > config.rounds and not config.spread.is_constant:
         raise ValueError(
@@ -196,10 +190,12 @@ def prepare_resume(
     planned = _Planned(experiment, directory, total, log, quiet, cadence, None, earlier)
 
     def work() -> int:
-        if last is not None and last.note["versions"] != versions():
+        here, there = versions(), {} if last is None else last.note["versions"]
+        if last is not None and there != here:
+            other = ", ".join(f"{k} {v}" for k, v in there.items() if here.get(k) != v)
             _warn(
-                f"{last.folder} was written with {_words(last.note)}, so numbers may differ in "
-                "their last digits from an undisturbed run"
+                f"{last.folder} was written with {other}, so numbers may differ in their last "
+                "digits from an undisturbed run"
             )
         return _run(planned, explain=explain)
 
@@ -207,7 +203,7 @@ def prepare_resume(
 
 
 def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: object) -> None:
-    """Check that all processes are about to do the same run, from the same checkpoint."""
+    """Check that all processes do the same run from the same checkpoint."""
     if not processes.several():
         return
     last = None if start is None else start.checkpoints().last()
@@ -223,17 +219,11 @@ def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: o
 
 
 def _agree_on_files(directory: RunDirectory | None) -> None:
-    """Check that all processes see the same files, once the first has made them."""
+    """Check that all processes see the files that the first has made."""
     if directory is not None and processes.several():
         processes.agree({})
         last = directory.checkpoints().last()
         processes.agree({f"checkpoints in {directory.path}": str(last and last.round)})
-
-
-def _words(note: dict[str, dict[str, str]]) -> str:
-    """List the versions of a checkpoint that differ from those here."""
-    here = versions()
-    return ", ".join(f"{k} {v}" for k, v in note["versions"].items() if here.get(k) != v)
 
 
 def _run(
@@ -259,8 +249,8 @@ def _run(
     if last.earlier:
         stages = describe(last.earlier, last.experiment.config.algorithm, done.summary["rounds"])
         print(f"stages: {stages}; the guarantee is of all of them")
-    place = None if last.path is None else last.path / GUARANTEE
-    print_guarantee(done.report, place, explain=explain)
+    file = None if last.path is None else last.path / GUARANTEE
+    print_guarantee(done.report, file, explain=explain)
     if last.experiment.config.patience is not None and not explain:
         print(STOPPING)
     if NO_RELEASE in done.report.assumed and not explain:
@@ -271,22 +261,21 @@ def _run(
         return 0
     stopped = f"stopped by Ctrl-C after {done.summary['rounds']} rounds"
     if last.path is not None:
-        stopped += f"; fedjaxsim resume {shlex.quote(str(last.path))} goes on"
+        stopped += f"; to resume: fedjaxsim resume {shlex.quote(str(last.path))}"
     if then is not None and len(both) == 1 and planned.path is not None:
-        stopped += f"; then {shlex.join(then[1])} fine-tunes"
+        stopped += f"; then fine-tune with {shlex.join(then[1])}"
     print(stopped, file=sys.stderr)
     return INTERRUPTED
 
 
 def _name(experiment: Experiment) -> str:
-    """Name a run in a table."""
+    """Return the name of a run in a table."""
     config = experiment.config
-    penalty = config.get("penalty")
-    return config.algorithm if penalty is None else f"{config.algorithm} {penalty}"
+    return " ".join(filter(None, (config.algorithm, config.get("penalty"))))
 
 
 def _warn_of(planned: _Planned, done: Executed) -> None:
-    """Warn of a run that diverges or spends more than was asked."""
+    """Warn of a run that diverges or spends more than its target."""
     summary, asked = done.summary, planned.experiment.config.target_epsilon
     if summary["diverging"]:
         _warn(

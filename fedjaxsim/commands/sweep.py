@@ -97,7 +97,7 @@ def prepare_sweep(command: Any) -> Callable[[], int]:
             return 0
         print(
             f"stopped by Ctrl-C with {left} of {len(plan.runs)} runs to finish; "
-            "the same command goes on from here",
+            "run the same command again to resume",
             file=sys.stderr,
         )
         return INTERRUPTED
@@ -208,8 +208,8 @@ def _chunks(
     budget = plan.options.memory * _GB
     each = bytes_per_run(family.simulation, family.groups[0][0][1].hparams)
     fitting = max(1, int(budget // each))
-    # The places of a program follow from the plan, or from the checkpoint that it goes on with, and
-    # not from what is left: else a checkpoint would not fit the program that reads it.
+    # The places of a program follow from the plan or from the checkpoint that it resumes, not from
+    # the runs left: otherwise a checkpoint would not fit the program that reads it.
     places = max(len(_cut(range(len(group)), fitting)[0]) for group in family.groups)
     if checkpoint and checkpoint.note["runs"][0] in dict(family.experiments):
         places = checkpoint.note["places"]

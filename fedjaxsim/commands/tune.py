@@ -55,17 +55,7 @@ _REASONS = {
 
 
 class Question(NamedTuple):
-    """Options that a tuning follows from, besides the settings of a run.
-
-    Attributes:
-      wrt: hyperparameters to tune.
-      seeds: number of runs whose mean is minimized.
-      steps: most points to try besides the start.
-      rule: name of the optimizer, in `RULES`.
-      metric: the metric to minimize; None for the default.
-      public_data: data to tune on, or None.
-      compare_grid: values of each hyperparameter in a grid, or None for no grid.
-    """
+    """Options that a tuning depends on, besides the settings of a run."""
 
     wrt: Sequence[str]
     seeds: int
@@ -80,12 +70,6 @@ def prepare_tune(
     config: RunConfig, question: Question, *, checkpoint_every: str | None, explain: bool
 ) -> Callable[[], int]:
     """Check all input of a tuning; return a function that tunes and gives the exit code.
-
-    Args:
-      config: settings of the run.
-      question: options of the tuning.
-      checkpoint_every: rounds or time between checkpoints of the final run, for `Cadence.parse`.
-      explain: print the whole guarantee of the final run.
 
     Raises:
       FileNotFoundError: if the data are missing.
@@ -156,7 +140,7 @@ def _names(wrt: Sequence[str], config: RunConfig) -> tuple[str, ...]:
 
 @dataclasses.dataclass
 class _Tuning:
-    """One tuning, whose input has been checked."""
+    """A tuning with checked input."""
 
     config: RunConfig
     question: Question

@@ -18,7 +18,7 @@ with importing("tables"):
     import pyarrow as pa
 
 Frame = Any
-"""A `pandas.DataFrame` or a part of one: its annotations do not tell type checkers which."""
+"""A `pandas.DataFrame` or a part of one, which its annotations do not distinguish."""
 Combination = tuple[Any, ...]
 """Values of several keys; None where a run's table does not set one."""
 LAST_COLUMNS = ("epsilon", "epsilon_replace", "delta", "diverged")
@@ -27,18 +27,13 @@ _SPENT = LAST_COLUMNS[:3]
 
 
 def metrics(results: pa.Table, settings: Sequence[str]) -> list[str]:
-    """Return the columns of the training loss and the evaluation's metrics.
-
-    Args:
-      results: results of a sweep, from `table.tidy`.
-      settings: the columns of the swept keys.
-    """
+    """Return the columns of the training loss and the evaluation's metrics."""
     other = {"run", "round", *settings, *LAST_COLUMNS}
     return [name for name in results.column_names if name not in other]
 
 
 def default_metric(results: pa.Table, settings: Sequence[str]) -> str:
-    """Return the metric on test rows by which runs are judged, see `METRICS`.
+    """Return the test column by which runs are judged.
 
     Raises:
       ValueError: if the results hold none.
@@ -57,17 +52,16 @@ def envelope(
 
     Args:
       results: results of a sweep, from `table.tidy`.
-      settings: the columns of all swept keys, `seed` among them where it is swept.
+      settings: columns of all swept keys, `seed` included if swept.
       best_over: keys over which the best is taken; none gives the means over seeds.
-      metric: the column to judge by.
+      metric: column to judge by.
 
     Returns:
-      One row per combination and round, in their order: the columns of the other keys, `round`,
-      `metric` (its name), `value`, `standard_error` over seeds (NA for a single one), `seeds`
-      (their number), the columns of `best_over` (the best setting; the first of equal ones), and
-      `epsilon`, `epsilon_replace` and `delta` of that setting. A setting is never the best if some
-      seed has diverged or has no finite value; without another, value and setting are NA. Columns
-      have the types of Arrow.
+      Sorted rows, one per combination and round: the other keys, `round`, `metric` (its name),
+      `value`, `standard_error` over seeds (NA for one seed), `seeds` (their number), the keys of
+      `best_over` (the first best setting), and its `epsilon`, `epsilon_replace` and `delta`. A
+      setting is never the best if a seed has diverged or has no finite value; without another,
+      value and setting are NA. Columns have the types of Arrow.
 
     Raises:
       ValueError: if the results lack the metric, or a key of `best_over` is not swept or the seed.
@@ -123,12 +117,8 @@ def records(frame: Frame) -> list[Record]:
     return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
-def placed(envelope: pd.DataFrame, given: Sequence[str]) -> Frame:
-    """Return the rows of an envelope for a figure, with NumPy's floats.
-
-    Raises:
-      ValueError: if `given` are not the keys of the envelope, or it has no rows.
-    """
+def plottable(envelope: pd.DataFrame, given: Sequence[str]) -> Frame:
+    """Return the rows of an envelope with the keys `given` for a figure, with NumPy's floats."""
     keys = keys_of(envelope)
     if sorted(keys) != sorted(given):
         raise ValueError(
@@ -141,7 +131,7 @@ def placed(envelope: pd.DataFrame, given: Sequence[str]) -> Frame:
 
 
 def grouped(frame: Frame, keys: Sequence[str]) -> Iterator[tuple[Combination, Frame]]:
-    """Yield the rows of each combination of keys, in order; unset keys (None) come last."""
+    """Yield the rows of each combination of keys in order, unset keys (None) last."""
     if not keys and len(frame):
         yield (), frame
     if not keys or frame.empty:

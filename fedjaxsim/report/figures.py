@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjaxsim import metrics
 from fedjaxsim.extras import importing
-from fedjaxsim.report.envelopes import Combination, Frame, best_first, grouped, placed
+from fedjaxsim.report.envelopes import Combination, Frame, best_first, grouped, plottable
 from fedjaxsim.report.labels import NOISE, combination_label, key_label, line_styles, value_label
 from fedjaxsim.report.plots import COLOURS, STYLE, line, picture
 from fedjaxsim.report.progress import epsilon_text, number
@@ -27,7 +27,7 @@ with importing("tables"):
     import pandas as pd
 
 _BEST: dict[str, Any] = {"color": "black", "lw": 3.4, "zorder": 1.9, "label": "best of all"}
-"""Wide and below the other lines, so that the one that is best shows on it."""
+"""Style of the best: wide and below the other lines."""
 _MEANING = "(zero-out, joint DP)"
 """The meaning of ε in figures."""
 _IN_A_ROW = 5
@@ -44,22 +44,16 @@ def envelope_figure(
     title: str,
     best: pd.DataFrame | None = None,
 ) -> Figure:
-    """Draw values over rounds; titles of panels name the ε spent at the end.
+    """Draw an envelope over rounds: a panel per combination of `panels`, a line per one of `lines`.
 
-    Bands are one standard error over seeds. At most seven lines are in colour, those that lead at
-    most evaluations; the others are grey.
-
-    Args:
-      envelope: from `envelopes.envelope`.
-      panels: keys whose values make panels, e.g. the noise multiplier; in rows of five.
-      lines: keys whose values make lines, e.g. the level of personalization.
-      title: title of the figure.
-      best: the envelope over `lines` too, drawn in black.
+    Titles of panels name the ε spent at the end; bands are one standard error over seeds. At most
+    seven lines are in colour, those that lead at most evaluations. `best`, the envelope over
+    `lines` too, is black.
 
     Raises:
       ValueError: if panels and lines together are not the keys of the envelope.
     """
-    rows = placed(envelope, [*panels, *lines])
+    rows = plottable(envelope, [*panels, *lines])
     metric = rows["metric"].iloc[0]
     styles = line_styles(lines, [values for values, _ in grouped(rows, lines)])
     coloured = _foremost(rows, panels, lines)
@@ -67,7 +61,7 @@ def envelope_figure(
         name: {"color": colour, "ls": dashes, "lw": 1.4, "label": label}
         for name, (label, colour, dashes) in styles.items() if name in coloured
     }  # fmt: skip
-    best_of = {} if best is None else dict(grouped(placed(best, panels), panels))
+    best_of = {} if best is None else dict(grouped(plottable(best, panels), panels))
     figure, axes = _make_panels(rows, panels, title)
     for (values, of_panel), panel in axes:
         for name, one in grouped(of_panel, lines):
@@ -93,23 +87,16 @@ def envelope_figure(
 def heat_figure(
     final: pd.DataFrame, *, x: str, y: str, title: str, panels: Sequence[str] = ()
 ) -> Figure:
-    """Draw the final metric for all pairs of values of two keys; the best of a panel is framed.
+    """Draw the end of an envelope for all pairs of values of the keys `x` and `y`.
 
-    Where x is the noise, the best of each column is framed: quality at one ε says nothing about
-    another. A cross stands where all settings diverged. Up to two panels have numbers in their
-    cells; more are small.
-
-    Args:
-      final: the end of an envelope, from `envelopes.last`.
-      x: key of the horizontal axis.
-      y: key of the vertical axis.
-      title: title of the figure.
-      panels: keys whose values make panels.
+    The best of a panel is framed; if `x` is the noise, the best of each column, because quality at
+    one ε says nothing about another. A cross marks cells in which all settings diverged. Up to two
+    panels have numbers in their cells; more are small.
 
     Raises:
       ValueError: if x, y and panels together are not the keys of the envelope.
     """
-    everything = placed(final, [*panels, x, y])
+    everything = plottable(final, [*panels, x, y])
     metric = everything["metric"].iloc[0]
     rows = everything.dropna(subset=[x, y])
     upwards = metrics.of_column(metric).larger_is_better
@@ -151,28 +138,22 @@ def heat_figure(
 def trade_off_figure(
     final: pd.DataFrame, *, noise: Sequence[str], family: Sequence[str], title: str
 ) -> Figure:
-    """Draw quality at the end of training against the ε spent, one line per family.
+    """Draw the end of an envelope against the ε spent: points per `noise`, lines per `family`.
 
-    Runs without noise stand at ε = ∞ to the right; runs that release nothing are a level line,
-    since they fit every ε. The best of all families is black (Bietti et al. 2022, figure 2).
-
-    Args:
-      final: the end of an envelope, from `envelopes.last`.
-      noise: keys along a line, e.g. the noise multiplier.
-      family: keys whose values make lines, e.g. the level of personalization.
-      title: title of the figure.
+    Runs without noise are at ε = ∞ to the right; runs that release nothing are a level line, since
+    they fit every ε. The best of all families is black (Bietti et al. 2022, figure 2).
 
     Raises:
       ValueError: if noise and family together are not the keys of the envelope.
     """
-    everything = placed(final, [*noise, *family])
+    everything = plottable(final, [*noise, *family])
     metric = everything["metric"].iloc[0]
     styles = line_styles(family, [values for values, _ in grouped(everything, family)])
     rows = best_first(everything.dropna(subset="value"), metric).reset_index(drop=True)
     spent = rows["epsilon"][rows["epsilon"] > 0]
     low, high = (spent.min(), spent.max()) if len(spent) else (1.0, 1.0)
     infinite = high * max(2.0, (high / low) ** 0.2) if len(spent) else 1.0
-    rows["at"] = _places(rows, noise, infinite)
+    rows["at"] = _epsilon_drawn(rows, noise, infinite)
     points, levels = rows[rows["at"] > 0], rows[rows["at"] == 0]
     points_of, level_of = dict(grouped(points, family)), dict(grouped(levels, family))
     # Room for the legend beside the axes.
@@ -267,11 +248,10 @@ def _frame_best(axes: Axes, grid: np.ndarray, upwards: bool) -> None:
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, clip_on=False, **looks))
 
 
-def _places(rows: Frame, noise: Sequence[str], infinite: float) -> Frame:
+def _epsilon_drawn(rows: Frame, noise: Sequence[str], infinite: float) -> Frame:
     """Return the ε at which rows are drawn; 0 for a level line.
 
-    A run that spends nothing where others of its noise do (a local algorithm among private ones)
-    stands at their ε.
+    A run that spends nothing is drawn at the ε of other runs with its noise.
     """
     at = rows["epsilon"].fillna(infinite)
     of_others = at.groupby([rows[key] for key in noise], dropna=False).transform("max")
@@ -281,8 +261,7 @@ def _places(rows: Frame, noise: Sequence[str], infinite: float) -> Frame:
 def _draw_line(axes: Axes, rows: Frame, infinite: float, **style: Any) -> None:
     """Draw points joined by a line, thin and dotted on its way to ∞.
 
-    Only the first point without a finite ε is drawn: besides runs without noise they may be runs
-    with so little that no accountant certifies any ε.
+    Only the first point at ∞ is drawn: others have too little noise for any accountant.
     """
     beyond = rows[rows["at"] == infinite].head(1)
     finite = rows[rows["at"] < infinite].sort_values("at", kind="stable")

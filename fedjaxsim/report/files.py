@@ -23,18 +23,12 @@ _BLOCK = 1 << 16
 def make_directory(
     path: Path, names: Sequence[str], kind: str, *, overwrite: bool, pictures: Sequence[str] = ()
 ) -> None:
-    """Make a directory for results; with `overwrite`, remove the results that it holds.
+    """Make a directory for results of a `kind`, recognized by the files and folders `names`.
 
-    Args:
-      path: the directory.
-      names: files and folders that show that it holds results.
-      kind: kind of results, for messages.
-      overwrite: whether results are removed.
-      pictures: further files that are removed with them; other files stay.
+    With `overwrite`, existing results and `pictures` are removed; other files stay.
 
     Raises:
-      ValueError: if the path is a file, cannot be made, or holds such results and may not be
-        overwritten.
+      ValueError: if the path is a file or cannot be made, or for results without `overwrite`.
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} must be a directory, and is a file")
@@ -117,20 +111,12 @@ def _csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON.
-
-    Raises:
-      ValueError: if the file is damaged.
-    """
+    """Read JSON; raise ValueError if it is damaged."""
     return parse_json(path.read_text(encoding="utf-8"), path)
 
 
 def parse_json(text: str, path: Path) -> Any:
-    """Parse the JSON of a file, or of one line of it.
-
-    Raises:
-      ValueError: if it is damaged.
-    """
+    """Parse JSON text of a file; raise ValueError if it is damaged."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -138,11 +124,7 @@ def parse_json(text: str, path: Path) -> Any:
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    """Read TOML.
-
-    Raises:
-      ValueError: if the file is damaged.
-    """
+    """Read TOML; raise ValueError if it is damaged."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -11,7 +11,7 @@ from fedjaxsim.report.progress import number
 from fedjaxsim.report.symbols import key_label, meaning
 
 NOISE = ("noise_multiplier", "target_epsilon")
-"""Columns that set the noise of a run; several of them where tables of a sweep differ."""
+"""Columns that set the noise of a run."""
 
 
 class LineStyle(NamedTuple):
@@ -51,12 +51,7 @@ def combination_label(keys: Sequence[str], values: Combination) -> str:
 def line_styles(
     keys: Sequence[str], combinations: Sequence[Combination]
 ) -> dict[Combination, LineStyle]:
-    """Style lines: colours in the order of numbers, from dark to light, and dashes for words.
-
-    Args:
-      keys: keys whose values tell lines apart.
-      combinations: their values, in the order of the legend.
-    """
+    """Style the lines of combinations of values: colours for numbers, dashes for words."""
     from fedjaxsim.report.plots import COLOURS, DASHES, colour_of  # tables need no matplotlib
 
     with importing("plots"):
@@ -73,7 +68,7 @@ def line_styles(
             elif len(alike) == 1:
                 colour = "0.5"
             else:
-                # The ends of the map are too faint on white and too close to the black of the best.
+                # The ends of the map are too faint, or too close to the black of the best.
                 colour = mpl.colormaps["viridis"](0.2 + 0.72 * rank / (len(alike) - 1))
             alone = len(keys) == 1 and not isinstance(values[0], str)
             label = value_label(keys[0], values[0]) if alone else combination_label(keys, values)

@@ -49,15 +49,7 @@ def _environment() -> jinja2.Environment:
 
 
 def render(template: str, **content: Any) -> bytes:
-    """Render a page as the content of an HTML file; all text is escaped.
-
-    Args:
-      template: name of a file in `templates/`, without `.html.jinja`.
-      **content: variables of the template.
-
-    Raises:
-      jinja2.UndefinedError: if the template reads a variable that is missing.
-    """
+    """Render `templates/{template}.html.jinja`, with all text escaped."""
     page = _environment().get_template(f"{template}.html.jinja").render(content)
     return page.encode(errors="replace")
 
@@ -68,15 +60,9 @@ def reading(
 ) -> Iterator[None]:
     """Check that a directory holds `files`, and name it in errors of the block that reads them.
 
-    Args:
-      path: the directory.
-      kind: of results, for messages.
-      files: names of files.
-      *errors: further errors that damaged files cause.
-
     Raises:
       FileNotFoundError: if a file is missing.
-      ValueError: if a file lacks an entry, or has one of another type.
+      ValueError: for one of `errors`, or an entry that is missing or of another type.
     """
     for name in files:
         if not (path / name).is_file():

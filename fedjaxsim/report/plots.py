@@ -74,11 +74,7 @@ def legend_above(axes: Axes, *handles: Line2D, ncols: int = 2) -> None:
 
 
 def check_path(path: Path) -> None:
-    """Check that a figure can be written to `path`.
-
-    Raises:
-      ValueError: if the path does not end in .png, or its folder does not exist.
-    """
+    """Check that `path` is a .png file in a folder that exists; raise ValueError if not."""
     if path.suffix != ".png":
         raise ValueError(f"a figure must be written to a .png file, got {path}")
     if not path.parent.is_dir():
@@ -86,11 +82,7 @@ def check_path(path: Path) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, atomically.
-
-    Raises:
-      ValueError: as `check_path`.
-    """
+    """Write a figure as PNG, atomically, to a path that `check_path` accepts."""
     check_path(path)
     write_atomically(path, png(figure))
 
@@ -128,8 +120,8 @@ def colour_of(algorithm: str) -> int:
 def of_systems(found: Sequence[System]) -> list[Curve]:
     """Return a curve per system, the mean over its seeds, in the colour of its algorithm.
 
-    Dashes tell apart systems of one colour. Lines are ever thinner, so that a curve shows below one
-    that covers it.
+    Dashes distinguish systems of one colour. Each line is thinner than the one below, which stays
+    visible.
     """
     metric = quality_key(next(iter(found[0].runs.values())).records)
     widths = np.linspace(3.2, 1.2, len(found)) if len(found) > 1 else [1.6]
@@ -208,23 +200,19 @@ def clients_figure(runs: Sequence[tuple[Curve, np.ndarray]], metric: str) -> Fig
 
 @mpl.rc_context(STYLE)
 def errors_figure(type_one: np.ndarray, curves: Mapping[str, np.ndarray], title: str) -> Figure:
-    """Draw the errors that a guarantee leaves to any test, below the line of perfect privacy.
+    """Draw the smallest type II errors (k,) of `curves` against the type I errors (k,).
 
-    Args:
-      type_one: (k,) type I errors α in [0, 1].
-      curves: smallest type II errors (k,), by name.
-      title: title of the figure.
+    The diagonal is perfect privacy.
     """
     figure = picture(title, 4.6, 4.4)
     axes = figure.subplots()
     axes.plot([0, 1], [1, 0], color="0.45", lw=1, ls="dotted", label="perfect privacy")
     for index, (label, type_two) in enumerate(curves.items()):
         style: Any = {"color": COLOURS[index], "ls": DASHES[index], "label": label}
-        # Above the axis: without a guarantee the curve lies on it.
+        # In front of the axis, where a curve without guarantee runs.
         axes.plot(type_one, type_two, clip_on=False, zorder=3 + index, **style)
     axes.set(xlabel="type I error (false alarm)", ylabel="type II error (miss)")
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
-    # A certified curve lies below the diagonal, so the upper right corner is free.
     axes.legend(loc="upper right")
     return figure
 

@@ -13,9 +13,9 @@ with importing("plots"):
     from matplotlib.figure import Figure
 
 _NAMED = 30
-"""The most clients that are named; more are sorted."""
+"""Most clients with names."""
 _LABELS = 64
-"""The most rows of labels; the rarest labels share the last one."""
+"""Most rows of labels; the rarest labels share the last one."""
 _OTHERS = "others"
 
 
@@ -23,11 +23,7 @@ _OTHERS = "others"
 def population_figure(population: Population) -> Figure:
     """Draw the rows of each client, above the shares of labels or the range of targets.
 
-    Few clients are named. Many are sorted by their most frequent label and its share, or by the
-    median of their targets.
-
-    Args:
-        population: of m clients.
+    Few clients are named; many are sorted by their most frequent label, or by their median target.
     """
     y, sizes = population.fields.get("y"), rows_per_client(population)
     height, ratios = (2.4, [1]) if y is None else (4.8, [1, 2])

@@ -76,7 +76,7 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
 
 
 def runs_table(rows: Sequence[Mapping[str, Any]]) -> RunsTable:
-    """Make a line for each summary of a run, whose name is its `run`."""
+    """Make a line for each summary of a run; its entry `run` is the name."""
     qualities = [(key, metric) for key, metric in in_tables() if any(key in row for row in rows)]
     lines = []
     for row in rows:
@@ -106,16 +106,16 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> RunsTable:
     return RunsTable(headings, lines, notes)
 
 
-def print_guarantee(report: "Report", place: Path | None, *, explain: bool) -> None:
+def print_guarantee(report: "Report", file: Path | None, *, explain: bool) -> None:
     """Print the guarantee of a run in one line that names the file of the rest, or all of it."""
     if explain:
         print(report)
     else:
-        print(f"privacy: {report.short()}; in full: {place or '--explain'}")
+        print(f"privacy: {report.short()}; in full: {file or '--explain'}")
 
 
 def can_draw() -> bool:
-    """Return whether pictures can be drawn; if not, print why, and what to install, to stderr."""
+    """Return whether pictures can be drawn; if not, print a warning."""
     why = missing("plots")
     if why is not None:
         print(f"fedjaxsim: warning: no pictures will be drawn: {why}", file=sys.stderr)
@@ -131,15 +131,10 @@ def print_rows(
     no_wrap: bool = False,
     padding: Any = (0, 1),
 ) -> None:
-    """Print a table; without a terminal, in a log say, as wide as its texts.
+    """Print a table, at full width where there is no terminal.
 
-    Args:
-      headings: headings of the columns.
-      rows: texts, one for each column.
-      title: title above the table.
-      left: number of columns that are flush left; the others are flush right.
-      no_wrap: whether the first column keeps its width on a narrow terminal.
-      padding: padding of cells, as rich's.
+    The first `left` columns are flush left. With `no_wrap`, the first column keeps its width on a
+    narrow terminal. `padding` of cells is rich's.
     """
     looks: dict[str, Any] = {"title_justify": "left", "box": rich.box.SIMPLE_HEAD}
     table = Table(title=title, show_edge=False, padding=padding, **looks)
@@ -154,17 +149,15 @@ def print_rows(
 
 
 class Bar:
-    """A bar on a terminal; elsewhere, or if quiet, lines.
-
-    Both say so while JAX traces and compiles programs, or reads compiled ones.
+    """A bar on a terminal; elsewhere, or if quiet, lines. Both announce compilation.
 
     Args:
       title: name of the work.
       total: amount of work.
-      before: formats of the columns before the bar, as rich's.
-      after: formats of the columns after the bar.
-      words: words at the end of the bar, until `show` brings others.
-      quiet: no bar even on a terminal.
+      before: rich's formats of the columns before the bar.
+      after: rich's formats of the columns after the bar.
+      words: first words at the end of the bar.
+      quiet: whether lines are printed on a terminal too.
     """
 
     def __init__(
@@ -193,7 +186,7 @@ class Bar:
 
     def __enter__(self) -> Self:
         """Start the bar."""
-        import jax  # What prints a table of finished runs needs none.
+        import jax  # tables of finished runs need none
 
         jax.monitoring.register_event_duration_secs_listener(self._listen)
         if self._bar is not None:
@@ -217,7 +210,7 @@ class Bar:
             print(otherwise, flush=True)
 
     def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        """Say that a program is compiled, as soon as its first part is traced."""
+        """Announce a compilation when its first part is traced."""
         del duration_secs, kwargs
         if event.startswith("/jax/core/compile/") and not self._said_compiling:
             self.show(f"{self._title}  {COMPILING}", words=COMPILING)
@@ -229,8 +222,8 @@ def stop_on_interrupt() -> Iterator[threading.Event]:
     """Yield an event that the first Ctrl-C sets; the second one ends the process at once.
 
     A Python signal handler waits until the compiled program in flight returns, which can take
-    minutes. The wake-up descriptor is written by the C handler at once, so a thread that reads it
-    can answer the user and honour a second Ctrl-C meanwhile.
+    minutes. The C handler writes the wake-up descriptor at once, so a thread that reads it answers
+    the user and obeys a second Ctrl-C meanwhile.
     """
     stop = threading.Event()
     reader, writer = os.pipe()

@@ -1,13 +1,14 @@
 """Runs that differ in their seed alone, as one system: means, intervals, paired differences."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjaxsim.metrics import judged_by
 from fedjaxsim.report.files import Record
+from fedjaxsim.report.progress import number
 
 LEVEL = 0.95
 """Level of Student's t intervals for the mean over seeds."""
@@ -29,13 +30,9 @@ class Run(NamedTuple):
 
 
 class System(NamedTuple):
-    """The runs of one setting.
+    """The runs of one setting, by seed.
 
-    Attributes:
-      label: algorithm with the settings in which it differs from others of that algorithm, or the
-        name of the only run.
-      algorithm: name of the algorithm.
-      runs: runs by seed.
+    `label` is the name of the only run, or the algorithm with its distinguishing settings.
     """
 
     label: str
@@ -49,16 +46,12 @@ class System(NamedTuple):
 
 
 def settings_of(config: Record) -> Record:
-    """Return the settings of a run without its seed and what follows from them."""
+    """Return the settings of a run without its seed and derived entries."""
     return {key: value for key, value in config.items() if key not in _NOT_SETTINGS}
 
 
 def systems(runs: Mapping[str, Run]) -> list[System]:
-    """Group runs by setting, in the order given.
-
-    Args:
-      runs: by name. A second run of one setting and seed is a system of its own.
-    """
+    """Group runs by setting, in order; a second run of one setting and seed is its own system."""
     groups: list[tuple[Record, dict[int, str]]] = []
     for name, run in runs.items():
         settings, seed = settings_of(run.config), run.config.get("seed", 0)
@@ -92,20 +85,15 @@ def estimate(values: np.ndarray) -> tuple[float, float]:
 
 
 def standard_error(values: np.ndarray) -> float:
-    """Return the sample standard deviation over √S; 0 for S = 1, which has no chance in it."""
+    """Return the sample standard deviation over √S; 0 for S = 1."""
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def compared(found: Sequence[System]) -> list[Record]:
     """Compare each system with the first, on the seeds that both have.
 
-    Seeds are paired because runs of one seed share partition, test rows and initial model. The test
-    of a difference of 0 is Student's, paired (scipy); p values are corrected for their number by
-    Holm's method (1979).
-
-    Returns:
-      For each system `system`, `metric`, `seeds`, `mean`, `half` (of the interval), and beside the
-      first one `difference`, `difference_half`, `paired_seeds` and `p`; None where unknown.
+    Runs of one seed share partition, test rows and initial model, so Student's t test is paired;
+    Holm's method (1979) corrects its p values. `half` is half of an interval; None is unknown.
     """
     from scipy import stats
 
@@ -155,7 +143,7 @@ def mean_records(system: System, metric: str) -> list[Record]:
     return means
 
 
-def cells(row: Record, number: Callable[[float | None], str]) -> list[str]:
+def cells(row: Record) -> list[str]:
     """Format a row of `compared`."""
 
     def interval(mean: float | None, half: float | None) -> str:

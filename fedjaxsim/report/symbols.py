@@ -1,4 +1,4 @@
-"""The symbols and special values of hyperparameters, as figures and tables name them."""
+"""Symbols and special values of hyperparameters in figures and tables."""
 
 import functools
 import math
@@ -13,58 +13,51 @@ if TYPE_CHECKING:
     from fedjaxsim.hyperparameters import Hyperparameter
 
 _SYMBOLS = {"target_epsilon": "ε", "batch_size": "b", "delta": "δ"}
-_MEANINGS: dict[tuple[str, Any], str] = {("target_epsilon", math.inf): "no noise"}
-_LABELS: dict[str, str] = {}
-_SETTINGS: dict[str, str] = {}
+_MEANINGS = {("target_epsilon", math.inf): "no noise"}
 
 
 def remember(records: Iterable["Hyperparameter"]) -> None:
-    """Take over the symbols of hyperparameters that runs have; a later record wins."""
-    _remember_package()
-    _take(records)
+    """Add hyperparameters of runs; a later record wins."""
+    _records().extend(records)
 
 
 def setting_of(name: str) -> str:
     """Return the name of the flag of a hyperparameter."""
-    _remember_package()
-    return _SETTINGS.get(name, name)
+    return next((each.setting for each in reversed(_records()) if each.name == name), name)
 
 
 def key_label(key: str) -> str:
-    """Return a key as axes and legends name it."""
-    _remember_package()
-    return _SYMBOLS.get(key, key.replace("_", " "))
+    """Return the symbol of a key in axes and legends, or its name."""
+    return _last(key, "symbol") or _SYMBOLS.get(key, key.replace("_", " "))
 
 
 def axis_label(key: str) -> str:
-    """Return the label of an axis of a hyperparameter, as in `η (learning rate)`."""
-    _remember_package()
-    symbol, label = _SYMBOLS.get(key), _LABELS.get(key)
+    """Return the label of an axis of a hyperparameter, such as `η (learning rate)`."""
+    symbol, label = _last(key, "symbol") or _SYMBOLS.get(key), _last(key, "label")
     return f"{symbol} ({label})" if symbol and label else symbol or label or key.replace("_", "-")
 
 
 def meaning(key: str, value: Any) -> str | None:
-    """Return the name of a special value, as `local` for a level of personalization of 0."""
-    _remember_package()
-    return _MEANINGS.get((key, value))
+    """Return the name of a special value, such as `local` for a level of personalization of 0."""
+    found = (each.meanings[value] for each in _named(key) if value in each.meanings)
+    return next(found, _MEANINGS.get((key, value)))
 
 
 @functools.cache
-def _remember_package() -> None:
-    """Take over the symbols of the package's own hyperparameters."""
+def _records() -> list["Hyperparameter"]:
+    """Return all known hyperparameters, the package's own first."""
     from fedjaxsim.hyperparameters import ever_declared_by  # names of parts need no JAX
 
-    factories = [*(system.factory for system in SYSTEMS.values()), *MECHANISMS.values()]
-    for factory in (*factories, *SAMPLERS.values()):
-        _take(ever_declared_by(resolve(factory)))
+    systems = [system.factory for system in SYSTEMS.values()]
+    factories = map(resolve, (*systems, *MECHANISMS.values(), *SAMPLERS.values()))
+    return [record for factory in factories for record in ever_declared_by(factory)]
 
 
-def _take(records: Iterable["Hyperparameter"]) -> None:
-    for record in records:
-        _SETTINGS[record.name] = record.setting
-        for key in (record.name, record.setting):
-            if record.symbol is not None:
-                _SYMBOLS[key] = record.symbol
-            if record.label is not None:
-                _LABELS[key] = record.label
-            _MEANINGS.update({(key, value): text for value, text in record.meanings.items()})
+def _named(key: str) -> list["Hyperparameter"]:
+    """Return the records with the name or flag `key`, the last one first."""
+    return [each for each in reversed(_records()) if key in (each.name, each.setting)]
+
+
+def _last(key: str, attribute: str) -> str | None:
+    found = (getattr(each, attribute) for each in _named(key))
+    return next((value for value in found if value is not None), None)

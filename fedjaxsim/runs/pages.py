@@ -82,7 +82,7 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
             for name, run in runs.items() for key, words in _ENDINGS.items() if run.summary.get(key)
         ],
         "metric": metrics.label(judged),
-        "compared": [seeds.cells(row, number) for row in seeds.compared(systems)]
+        "compared": [seeds.cells(row) for row in seeds.compared(systems)]
         if len(systems) < len(runs) else [],
         "privacy": privacy(_promises(systems)),
         "shared_seeds": drawn_twice(directories),

@@ -268,7 +268,7 @@ def test_the_version(capsys):
 
 @pytest.mark.parametrize("command", ["compare", "help"])
 def test_a_reader_that_leaves_is_no_error(finished, command):
-    # As `fedjaxsim compare … | head -0` does: the pipe has no reader when the table is printed.
+    # In `fedjaxsim compare … | head -0` the pipe has no reader when the table is printed.
     given = {"compare": ["compare", str(finished / "pmtl")], "help": ["run", "--help"]}
     reader, writer = os.pipe()
     os.close(reader)
@@ -313,7 +313,7 @@ def test_ctrl_c_ends_a_run_with_all_its_files(tmp_path):
         output, errors = process.communicate(timeout=HANGS)
     assert process.returncode == 130, errors
     assert "stopping after the rounds in flight" in errors
-    assert re.search(rf"stopped by Ctrl-C after \d+ rounds; fedjaxsim resume {out} goes on", errors)
+    assert re.search(rf"Ctrl-C after \d+ rounds; to resume: fedjaxsim resume {out}", errors)
     assert {path.name for path in out.iterdir()} == FILES
     summary = RunDirectory(out).summary()
     assert summary["interrupted"] is True

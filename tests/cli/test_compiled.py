@@ -42,7 +42,7 @@ class Finished(NamedTuple):
 
 
 def environment(cache: Path) -> dict[str, str]:
-    """That of a process with a folder for compiled programs; its programs compile quickly."""
+    """Return the environment of a process with a folder for programs that compile quickly."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("JAX_")}
     quick = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     return kept | quick | {compiled.VARIABLE: str(cache)}

@@ -80,14 +80,14 @@ def test_an_interrupted_run_says_how_to_go_on(both, tmp_path, capsys, monkeypatc
         patch.setattr(run_command, "stop_on_interrupt", stopped)
         assert main(["run", *FIRST, *NEXT, "--out", f"{tmp_path}/run"]) == 130
         said = capsys.readouterr().err
-        found = re.search(r"; fedjaxsim (resume .*) goes on; then fedjaxsim (.*) fine-tunes", said)
+        found = re.search(r": fedjaxsim (resume .*); then fine-tune with fedjaxsim (.*)", said)
         assert found is not None, said
         resume, finetune = map(shlex.split, found.groups())
     assert main([*resume, "--quiet"]) == 0
     with monkeypatch.context() as patch:
         patch.setattr(run_command, "stop_on_interrupt", stopped)
         assert main([*finetune, "--quiet"]) == 130
-        assert f"resume {tmp_path}/run/finetune goes on" in capsys.readouterr().err
+        assert f"resume {tmp_path}/run/finetune" in capsys.readouterr().err
     assert main(["resume", f"{tmp_path}/run/finetune", "--quiet"]) == 0
     for one, other in zip(directories(both / "run"), directories(tmp_path / "run"), strict=True):
         assert other.metrics() == one.metrics()

@@ -184,7 +184,7 @@ _TOML = st.one_of(
 
 
 def generated(cases):
-    """A test over so many cases, the same ones every time."""
+    """Return a decorator for `cases` cases, the same ones every time."""
     slow = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
     return settings(
         max_examples=cases, deadline=None, derandomize=True, database=None,
@@ -204,7 +204,7 @@ def test_any_flag_with_any_value(answer, flag, value):
 @given(text=_TOML, command=st.sampled_from(["run", "tune", "sweep"]))
 def test_any_configuration(answer, tmp_path, text, command):
     (tmp_path / "a.toml").write_text(text, encoding="utf-8", errors="replace")
-    # What is no malformed file would start here: a seed that is refused stops it before.
+    # A file that is not malformed would start a run; the refused seed stops it before.
     stopped = [] if command == "sweep" else ["--seed", "-1"]
     if command == "sweep":
         (tmp_path / "a.toml").write_text("seed = -1\n" + text, encoding="utf-8", errors="replace")
@@ -292,7 +292,7 @@ _NAMES = st.one_of(st.text(max_size=12), st.sampled_from(["a" * 300, "ü", "a/b"
 @generated(60)
 @given(name=_NAMES, kind=st.sampled_from(["file", "folder", "nothing"]))
 def test_any_place_for_results(answer, tmp_path, name, kind):
-    """What is accepted may make the directory; nothing else may."""
+    """Only accepted settings may make the directory."""
     place = tmp_path / "r"
     if kind == "file":
         place.touch()
@@ -348,7 +348,7 @@ def test_any_privacy_question(answer, question, changes):
 @generated(60)
 @given(flag=st.sampled_from(["runs", "canaries", "confidence", "delta", "seed"]), value=_VALUE)
 def test_any_audit(answer, monkeypatch, flag, value):
-    # What passes all checks would start its runs now.
+    # Settings that pass all checks would start their runs now.
     monkeypatch.setattr("fedjaxsim.audit.canaries._run", _start)
     answer(["audit", *_SMALL.split(), "--noise-multiplier", "1", f"--{flag}", value])
 

@@ -17,7 +17,7 @@ def test_what_cannot_be_planned_is_refused_in_one_line(capsys):
             "device-memory must be a positive",
         ),
         (f"{SHAPES} --classes 3 --device-memory 80", "accelerators need both --devices N and"),
-        (f"{SHAPES} --classes 3 --host-memory 80", "host-memory is that of accelerators"),
+        (f"{SHAPES} --classes 3 --host-memory 80", "host-memory needs accelerators"),
         (f"{SHAPES} --classes 3 --out runs/plan", "out must not be given"),
         (f"{SHAPES} --classes 3 --data synthetic", "has no effect"),
         (f"{SHAPES} --classes 3 --alpha 1", "alpha has no effect where features are given"),

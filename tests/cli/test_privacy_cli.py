@@ -206,7 +206,7 @@ def test_the_trade_off_is_drawn(ask, tmp_path, monkeypatch):
     ask(f"{command} --sampling full")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size < 150_000
-    # Where all take part a schedule of the same z costs as much.
+    # With full participation, a schedule of the same z costs the same.
     ask(f"{command} --sampling full --budget power:1")
     np.testing.assert_allclose(drawn[1], drawn[0], atol=1e-6)
 

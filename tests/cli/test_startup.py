@@ -1,4 +1,4 @@
-"""What a new process imports before it answers: checked by modules, never by seconds."""
+"""Imports of a new process before it answers: checked by modules, never by seconds."""
 
 import json
 import subprocess
@@ -54,7 +54,7 @@ print(json.dumps([codes, sorted({name.partition(".")[0] for name in sys.modules}
 
 
 def run(*commands: str) -> tuple[list[int], set[str]]:
-    """The exit codes of commands in one new process, and all that it has imported then."""
+    """Return the exit codes of commands in one new process, and the modules it imports."""
     arguments = json.dumps([command.split() for command in commands])
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, arguments],
@@ -108,7 +108,7 @@ def test_comparing_runs_computes_nothing_and_draws_only_if_asked_to(tmp_path):
 
 
 def modules_of(script: str) -> set[str]:
-    """What a script prints, for scripts that print names of modules."""
+    """Return the names of modules that a script prints."""
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=HANGS)
     return set(done.stdout.split())

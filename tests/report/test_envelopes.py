@@ -56,7 +56,7 @@ def test_the_best_is_taken_after_the_mean_over_seeds():
     assert [(row["noise_multiplier"], row["round"]) for row in rows] == [(1, 0), (1, 5), (2, 5)]
     assert [row["learning_rate"] for row in rows] == [0.1, 0.3, 0.1]
     np.testing.assert_allclose([row["value"] for row in rows], [0.6, 0.6, 0.25])
-    # Of two values the standard error is half their distance.
+    # The standard error of two values is half their distance.
     np.testing.assert_allclose([row["standard_error"] for row in rows], [0.1, 0.4, 0], atol=1e-15)
     assert [row["epsilon"] for row in rows] == [0, 5, 2.5]
     assert [row["seeds"] for row in rows] == [2, 2, 2]

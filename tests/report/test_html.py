@@ -29,7 +29,7 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 class Page(HTMLParser):
-    """What a browser would find: tables by caption, headings, text, tags, and what is loaded."""
+    """Contents of a page: tables by caption, headings, text, tags, and loaded addresses."""
 
     def __init__(self, source: str):
         super().__init__()
@@ -199,7 +199,7 @@ def test_runs_side_by_side_are_compared_over_their_seeds(tmp_path):
 def test_a_sweep_says_what_its_files_hold(tmp_path):
     plan = resolve_sweep({"rounds": 4}, [{"lam": (0.1, 0.3), "seed": (0, 1)}])
     sweep = SweepDirectory.open(tmp_path / "sweep", plan, {"fedjaxsim": "0.1.0"}, "f1d0")
-    # Of λ = 0.1 the seeds have 0.4 and 0.6, of λ = 0.3 0.6 and 0.8, and the worst tenth 0.1 less.
+    # The seeds of λ = 0.1 have 0.4 and 0.6, those of λ = 0.3 0.6 and 0.8; the worst tenth 0.1 less.
     values = {
         run: 0.2 * one.seed + {0.1: 0.4, 0.3: 0.6}[one.lam] for run, one in enumerate(plan.runs)
     }
@@ -298,7 +298,7 @@ def test_a_tuning_says_what_its_files_hold(tmp_path):
     ]
     assert page.tables["Grid"][1] == ["0", "0.01", "3 ± 0"]
     assert "The loss fell by 0.3 ± 0.2 from the start" in page.text
-    # What is promised and spread over clients is that of the final run.
+    # The guarantee and the spread over clients are the final run's.
     assert page.tables["Test metrics after the last round"][1][:2] == ["final run", "0.500"]
     assert "ε = 2.3178 zero-out" in page.text
     assert len(page.alternatives) == 3
@@ -418,7 +418,7 @@ def browse(page, folder) -> tuple[str, str, list[str]]:
     events = [
         event.get("params", {}) for event in json.loads((folder / "net.json").read_text())["events"]
     ]
-    # What the browser asks for itself has no origin.
+    # The browser's own requests have no origin.
     own = [each for each in events if each.get("initiator", "not an origin") != "not an origin"]
     asked = [each["url"] for each in own if not each["url"].startswith(("file:", "data:"))]
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
@@ -449,7 +449,7 @@ def test_a_browser_shows_real_reports_without_an_error_and_asks_for_nothing(tmp_
         assert said == ""
         assert asked == []
         assert Page(built).tables == read(path).tables
-    # What is loaded and what fails would be noticed.
+    # Loaded addresses and failures would be noticed.
     (tmp_path / "bad.html").write_text("<img src=http://example.com/x.png><script>f()</script>")
     _, said, asked = browse(tmp_path / "bad.html", tmp_path / "browser-bad")
     assert "f is not defined" in said
