@@ -146,10 +146,7 @@ class RunConfig(DataSettings):
         return names.union(*(part.settings for part in parts))
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that numbers depend on as TOML: the keys of a file that repeats it.
-
-        Unset ones are left out.
-        """
+        """Return the keys of a TOML file that repeats the run, without output and unset ones."""
         table = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -283,10 +280,7 @@ class Composition(typing.NamedTuple):
 
 
 def composition_of(given: Mapping[str, Any]) -> Composition:
-    """Compose the settings of the parts that some settings name.
-
-    Args:
-      given: settings by name; values may be as typed on a command line.
+    """Compose the settings of the parts that some settings name, as typed or converted.
 
     Raises:
       ValueError: for an unknown part, a user's code that cannot be found, or names that clash.
@@ -331,14 +325,7 @@ def _composed(
 
 
 def data_type(given: Mapping[str, Any]) -> type[DataSettings]:
-    """Compose the settings of data: the settings of their reader and their partition.
-
-    Args:
-      given: settings that name them.
-
-    Raises:
-      ValueError: for an unknown reader or partition.
-    """
+    """Compose the settings of data from the reader and the partition that settings name."""
     names = names_of(given)
     parts = [part_of(role, names[role]) for role in ("data", "partition") if role in names]
     fields = {n: setting_field(setting) for part in parts for n, setting in part.settings.items()}
@@ -357,10 +344,7 @@ def _hints(kind: type[RunConfig]) -> dict[str, Any]:
 
 
 def run_config(**settings: Any) -> RunConfig:
-    """Make the settings of a run.
-
-    Args:
-      **settings: by name; the others have the defaults of the run and its parts.
+    """Make the settings of a run; those not given have the defaults of the run and its parts.
 
     Raises:
       ValueError: for a setting that no part of the run reads, or a missing one without a default.
