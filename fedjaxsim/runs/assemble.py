@@ -136,7 +136,7 @@ def _part(
       supplied: arguments that are no settings, for factories that take them.
       **more: arguments in place of settings.
     """
-    part = config.part(role)
+    part = config.parts[role]
     taken = inspect.signature(part.factory).parameters
     given = {name: value for name, value in supplied.items() if name in taken}
     given |= config.arguments(role) | more
