@@ -37,12 +37,7 @@ MB = 1e6
 
 
 class Rounds:
-    """The compiled rounds of a simulation, with no evaluation between them.
-
-    Args:
-      simulation: the simulation.
-      hparams: of `Simulation.run`.
-    """
+    """The compiled rounds of a simulation, with no evaluation between them."""
 
     def __init__(self, simulation: Simulation, hparams: Hyperparameters):
         self._simulation, self._hparams = simulation, simulation.setup.check(hparams)

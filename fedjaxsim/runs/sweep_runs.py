@@ -73,11 +73,7 @@ class SweepOptions:
     """Swept keys over which envelopes take the best; see `SweepRuns.best_over` for the default."""
 
     def validate(self, keys: Sequence[str]) -> None:
-        """Check the options of a sweep over `keys`.
-
-        Raises:
-          ValueError: naming the option, its value and what is allowed.
-        """
+        """Check the options of a sweep over `keys`; raise a ValueError for a bad one."""
         if not 0 < self.memory < math.inf:
             raise ValueError(f"memory must be a positive number of GB, got {self.memory}")
         allowed, names = [flag(key) for key in keys if key != "seed"], self.best_over or ()
