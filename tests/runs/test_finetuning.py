@@ -1,4 +1,4 @@
-"""The settings of a fine-tuning stage follow from those of the run and a few of its own."""
+"""The settings of a fine-tuning stage follow from the run's settings and a few flags."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Each setting is read by the parts that declare it, and is refused where none of a run's does."""
+"""Each setting is read by the parts that declare it, and refused if no part of the run does."""
 
 import dataclasses
 import hashlib
