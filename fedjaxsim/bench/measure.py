@@ -20,6 +20,7 @@ from fedjaxsim.bench.ceilings import Ceilings, seconds
 from fedjaxsim.bench.children import end_with_parent
 from fedjaxsim.bench.work import work_of
 from fedjaxsim.engine.devices import require, use_devices
+from fedjaxsim.engine.layout import bytes_of
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes
@@ -36,12 +37,7 @@ MB = 1e6
 
 
 class Rounds:
-    """The compiled rounds of a simulation, with no evaluation between them.
-
-    Args:
-      simulation: the simulation.
-      hparams: of `Simulation.run`.
-    """
+    """The compiled rounds of a simulation, with no evaluation between them."""
 
     def __init__(self, simulation: Simulation, hparams: Hyperparameters):
         self._simulation, self._hparams = simulation, simulation.setup.check(hparams)
@@ -94,8 +90,7 @@ def measure(experiment: Experiment) -> Record:
     forget_peak()
     second, _ = repeat(1)
     running, of_devices = peak_bytes(), device_peak_bytes(devices)
-    state = jax.eval_shape(simulation.program.init, jax.random.key(0), experiment.hparams)
-    work, limits = work_of(experiment, state), Ceilings(devices)
+    work, limits = work_of(experiment, experiment.state_shapes), Ceilings(devices)
     segments = min(max(1, math.ceil(LONG_ENOUGH / second)), config.rounds // length)
     turns = []
     for _ in range(REPETITIONS):
@@ -117,8 +112,8 @@ def measure(experiment: Experiment) -> Record:
         "rounds_mb": (running - base) / MB,
         "compiling_mb": (peak - base) / MB,
         "device_peak_mb": None if of_devices is None else of_devices / MB,
-        "state_mb": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)) / MB,
-        "data_mb": sum(field.nbytes for field in simulation.population.fields.values()) / MB,
+        "state_mb": bytes_of(experiment.state_shapes) / MB,
+        "data_mb": bytes_of(simulation.population.fields) / MB,
         "gflop_per_round": work.flops / 1e9,
         "mb_per_round": work.bytes / MB,
         "clients_per_round": work.cohort,

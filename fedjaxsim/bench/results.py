@@ -41,7 +41,7 @@ class Spread(NamedTuple):
         return Spread(*ratios)
 
     def __str__(self) -> str:
-        """The median with its range, as `2.9 (2.7–3.1)`, where there is one."""
+        """Return the median with its range, if it has one: `2.9 (2.7–3.1)`."""
         ends = f" ({number(self.least)}–{number(self.greatest)})"
         return number(self.median) + (ends if self.least < self.greatest else "")
 
@@ -57,7 +57,7 @@ class Results:
 
     Attributes:
       machine: its description, see `measure.machine`.
-      settings: of each run, by its name.
+      settings: settings of each run, by its name.
       processes: the numbers of each process, by run.
     """
 
@@ -133,12 +133,8 @@ def compare(new: Results, old: Results) -> list[list[str]]:
     one lies beyond every process of the other. With five processes each, equal distributions come
     apart like this once in 126 comparisons.
 
-    Args:
-      new: the results in question.
-      old: the results to compare with.
-
     Returns:
-      Rows of texts: the run and, of each number, its ratio new/old with range, and the verdict.
+      Rows of texts: the run and, for each number, its ratio new/old with range, and the verdict.
     """
     rows = []
     for run in (run for run in new.processes if run in old.processes):
@@ -154,13 +150,7 @@ def compare(new: Results, old: Results) -> list[list[str]]:
 
 
 def print_comparison(new: Results, old: Results, name: str) -> None:
-    """Print `compare` as a table, and the differences of machines and settings.
-
-    Args:
-      new: the results in question.
-      old: the results to compare with.
-      name: name of the old results.
-    """
+    """Print `compare` as a table, and the differences from the machine and settings of `name`."""
     rows = compare(new, old)
     if not rows:
         print(f"no run of {name} was measured here")

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
 from fedjaxsim.data.minibatches import Batch
+from fedjaxsim.engine.layout import bytes_of
 from fedjaxsim.runs.build import Experiment
 from fedjaxsim.simulation import Simulation
 
@@ -48,12 +49,12 @@ def work_of(experiment: Experiment, state: Any) -> Work:
         examples = batches.epochs * examples if batches.epochs else drawn
     rows = cohort if population.generate else examples
     row = sum(field.nbytes for field in population.fields.values()) / population.num_rows
-    personal = cohort / simulation.num_clients * _bytes(state.personal)
+    personal = cohort / simulation.num_clients * bytes_of(state.personal)
     gradients = config.system.local_passes * examples / batches.size
     return Work(
         cohort,
         gradients * flops_of_gradient(simulation),
-        2 * personal + 2 * _bytes(state.shared) + rows * row,
+        2 * personal + 2 * bytes_of(state.shared) + rows * row,
     )
 
 
@@ -101,7 +102,3 @@ def _analysed(equation: Any) -> float:
     product = functools.partial(equation.primitive.bind, **equation.params)
     shapes = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in equation.invars]
     return (jax.jit(product).lower(*shapes).cost_analysis() or {}).get("flops", math.nan)
-
-
-def _bytes(arrays: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(arrays))

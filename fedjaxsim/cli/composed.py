@@ -13,7 +13,7 @@ from fedjaxsim.cli.read_numbers import REGISTRY
 from fedjaxsim.cli.shared_flags import Machines
 from fedjaxsim.runs.parts import ROLES
 from fedjaxsim.runs.settings import (
-    composition_of,
+    config_type,
     data_type,
     fields_of,
     flag,
@@ -84,14 +84,14 @@ def show_help(command: str, kind: type, arguments: Sequence[str]) -> None:
     roles = [role for role in ROLES if isinstance(flags.get(role), str)]
     if not roles and not groups:
         return
-    made = composition_of(flags)
+    made = config_type(flags)
     named = [made.parts[role] for role in roles if role in made.parts]
     settings = {
         name
         for part in named
         for name in (*part.settings, *(record.setting for record in part.records(flags)))
     }
-    fields = [field for field in dataclasses.fields(made.type) if field.name in settings]
+    fields = [field for field in dataclasses.fields(made) if field.name in settings]
     fields += [field for group in groups for field in dataclasses.fields(group)]
     shown = dataclasses.make_dataclass(
         "Part",
@@ -158,7 +158,7 @@ def defaults_of(
     for role in ("algorithm", "model", "mechanism", "sampling"):
         if isinstance(given.get(role), str) and is_own(given[role]):
             _machines(flags).start()
-    made = composition_of(given).type
+    made = config_type(given)
     known = fields_of(given)
     readers = [name for name in flags if name not in known and name not in own_flags]
     require_read([name for name in readers if _is_setting(name, given)], given)

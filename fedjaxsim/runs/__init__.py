@@ -1,1 +1,1 @@
-"""Settings, building, running and keeping: what the commands of the program share."""
+"""Settings of runs, and their checks, execution and files: shared by the commands."""

@@ -1,4 +1,4 @@
-"""Assemble the population and the simulation that settings name."""
+"""Assemble the population and the simulation that settings name; errors are as in `prepare`."""
 
 import inspect
 import math
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from fedjaxsim import factories, tasks
+from fedjaxsim import tasks
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.data.hold_out import hold_out
@@ -56,9 +56,6 @@ def simulation_of(
       config: the settings; those of data are not read.
       population: the clients.
       task: the task of another population with the same classes; by default the population's.
-
-    Raises:
-      ValueError: as `prepare`.
     """
     parts = parts_of(config, population, population.num_clients, task)
     accountant = config.get("accountant")
@@ -107,9 +104,6 @@ def parts_of(
       population: clients with the fields that models are made for.
       num_clients: m, which may be more than the population has.
       task: by default the population's.
-
-    Raises:
-      ValueError: as `prepare`.
     """
     task = _task(config, population) if task is None else task
     full = config.sampler == "full"
@@ -142,20 +136,17 @@ def _part(
       supplied: arguments that are no settings, for factories that take them.
       **more: arguments in place of settings.
     """
-    part, settings = config.part(role), config.arguments(role) | more
-    if not is_own(part.name):
-        return factories.make(part.factory, *args, supplied=supplied, **settings)
+    part = config.parts[role]
     taken = inspect.signature(part.factory).parameters
-    known = {name: value for name, value in supplied.items() if name in taken}
-    return make_own(role, part.name, kind, *args, **known | settings)
+    given = {name: value for name, value in supplied.items() if name in taken}
+    given |= config.arguments(role) | more
+    if is_own(part.name):
+        return make_own(role, part.name, kind, *args, **given)
+    return part.factory(*args, **given)
 
 
 def population_of(config: RunConfig) -> Population:
-    """Load the population of a run, without the clients that are held out.
-
-    Raises:
-      FileNotFoundError, ValueError: as `prepare`.
-    """
+    """Load the population of a run, without the clients that are held out."""
     population = whole_population_of(config)
     if config.held_out_clients == 0:
         return population
@@ -163,11 +154,7 @@ def population_of(config: RunConfig) -> Population:
 
 
 def whole_population_of(config: RunConfig) -> Population:
-    """Load the population of a run, with the clients that are held out of it.
-
-    Raises:
-      FileNotFoundError, ValueError: as `prepare`.
-    """
+    """Load the population of a run, with the clients that are held out of it."""
     population = load(
         config.data,
         partition=config.partition,

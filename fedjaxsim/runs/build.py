@@ -174,12 +174,8 @@ def prepare(
 def fill_settings(config: RunConfig, records: Mapping[str, Hyperparameter]) -> Hyperparameters:
     """Return the hyperparameters in some settings, before anything follows from an ε.
 
-    Args:
-      config: the settings.
-      records: records of the hyperparameters, by name.
-
     Raises:
-      ValueError: if one is out of range.
+      ValueError: if one is out of the range in its record.
     """
     values = {name: config.get(record.setting) for name, record in records.items()}
     if values.get("clip_norm") is not None:  # also where nothing is clipped
@@ -218,11 +214,7 @@ def _resolved(config: RunConfig, simulation: Simulation, delta: float) -> Hyperp
 
 @contextlib.contextmanager
 def _declared(config: RunConfig) -> Iterator[None]:
-    """Turn a read of a hyperparameter that a user's part does not declare into one line.
-
-    Raises:
-      ValueError: instead of the AttributeError of `Hyperparameters`.
-    """
+    """Turn the read of a hyperparameter that a user's part does not declare into a ValueError."""
     try:
         yield
     except AttributeError as error:

@@ -28,10 +28,6 @@ def default_figures(sweep: SweepRuns, results: pa.Table) -> dict[str, Figure]:
     other keys, algorithms and levels of personalization first, as long as they are at most twelve;
     the best is taken over the rest.
 
-    Args:
-      sweep: the runs.
-      results: their results, not empty.
-
     Returns:
       By file name: `envelopes.png`; `trade_off.png` where runs differ in ε; `heat.png` where two
       numbers are swept besides it, or one with it, in at most ten panels.

@@ -9,14 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedjaxsim.extras import missing
+from fedjaxsim.report import progress
 from fedjaxsim.report.files import Record, write_json
-from fedjaxsim.report.progress import (
-    epsilon_text,
-    number,
-    print_guarantee,
-    print_rows,
-    stop_on_interrupt,
-)
+from fedjaxsim.report.progress import epsilon_text, number
 from fedjaxsim.report.seeds import standard_error
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import GUARANTEE, RunDirectory
@@ -49,15 +44,12 @@ _SETTINGS: dict[tuple[str, float], dict[str, Any]] = {
     ("pmtl", math.inf): {"learning_rate": 0.239, "lam": 3.0, "message": "offset"},
     ("fedavg", math.inf): {"learning_rate": 2.12},
 }
-"""By algorithm and ε, chosen on validation rows by `experiments/multi_task/equal_privacy.py` with
-equally many tries each."""
+"""By algorithm and ε, chosen on validation rows by `experiments/multi_task/equal_privacy.py` from
+equally many points each."""
 
 
 def configurations(seed: int) -> dict[str, RunConfig]:
-    """Return the runs of the demo by name: one population, model and number of rounds for all.
-
-    Local appears once: it releases nothing, so it is the same run at every ε.
-    """
+    """Return the runs of the demo by name; Local, which releases nothing, serves every ε."""
     runs = {"local": run_config(**_BASE, seed=seed, algorithm="local", learning_rate=0.425)}
     for (algorithm, epsilon), settings in _SETTINGS.items():
         runs[f"{algorithm}-eps-{epsilon:g}"] = run_config(
@@ -69,11 +61,11 @@ def configurations(seed: int) -> dict[str, RunConfig]:
 def prepare_demo(
     out: Path, seeds: range, *, overwrite: bool, quiet: bool, explain: bool
 ) -> Callable[[], int]:
-    """Check the input of the demo; the returned function runs it and gives the exit code.
+    """Check the input of the demo; return a function that runs it and gives the exit code.
 
     Args:
-      out: directory for the runs, `curves.png` and `table.json`.
-      seeds: seeds of each system; its runs are called NAME-SEED.
+      out: directory for the runs (NAME-SEED), `curves.png` and `table.json`.
+      seeds: seeds of each system.
       overwrite: replace runs that the directory holds.
       quiet: no progress bars.
       explain: print all of each guarantee instead of one line.
@@ -84,13 +76,12 @@ def prepare_demo(
     if not seeds:
         raise ValueError("seeds must be at least 1, got none")
     experiments: dict[tuple[str, int], Experiment] = {}
-    simulations: dict[tuple[int, str], Simulation] = {}
     for seed in seeds:
+        # Runs of one algorithm differ in hyperparameters only: one compilation serves them.
+        simulations: dict[str, Simulation] = {}
         for name, config in configurations(seed).items():
-            # Runs of one algorithm differ in hyperparameters only: one compilation serves them.
-            key = seed, config.algorithm
-            experiments[name, seed] = prepare(config, simulations.get(key))
-            simulations[key] = experiments[name, seed].simulation
+            made = prepare(config, simulations.get(config.algorithm))
+            experiments[name, seed], simulations[config.algorithm] = made, made.simulation
     directories = {
         (name, seed): RunDirectory.create(out / f"{name}-{seed}", overwrite=overwrite)
         for name in configurations(seeds[0])
@@ -103,7 +94,7 @@ def prepare_demo(
         why = missing("plots") or missing("tables")
         if why is not None:
             print(f"fedjaxsim: warning: no picture will be drawn: {why}", file=sys.stderr)
-        with stop_on_interrupt() as stop:
+        with progress.stop_on_interrupt() as stop:
             for (name, seed), directory in directories.items():
                 if stop.is_set():
                     break
@@ -116,10 +107,10 @@ def prepare_demo(
         data = f"Digits over {rows[0]['clients']} clients"
         title = f"{data} by label Dirichlet, means ± standard error"
         lines = [_line(name, found) for name, found in done.items()]
-        print_rows(_HEADINGS, lines, title, padding=0)  # 80 columns are enough then
+        progress.print_rows(_HEADINGS, lines, title, padding=0)  # 80 columns are enough then
         for name, report in reports.items():
             print(name, end=" ")
-            print_guarantee(report, done[name][0].path / GUARANTEE, explain=explain)
+            progress.print_guarantee(report, done[name][0].path / GUARANTEE, explain=explain)
         print("Local releases nothing: its ε is 0 whatever the others spend.")
         write_json(out / "table.json", rows)
         if why is None:
@@ -134,7 +125,7 @@ def prepare_demo(
 
 
 def _evaluations(config: RunConfig, directory: RunDirectory) -> list[Record]:
-    """Return the evaluations of a run at its ε; those of Local, at every ε."""
+    """Return the evaluations of a run at its ε; for Local, at every ε."""
     levels = (TARGET, math.inf) if config.algorithm == "local" else (config.target_epsilon,)
     return [
         {"target_epsilon": epsilon, "algorithm": config.algorithm, **record}

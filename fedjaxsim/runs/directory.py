@@ -114,15 +114,7 @@ class RunDirectory:
     def load_state(self, like: Tree) -> Tree:
         """Read the last saved state, the final one of a finished run.
 
-        Args:
-          like: a state of the same simulation, e.g. from its `init`.
-
-        Returns:
-          The saved state, with the structure, shapes and types of `like`.
-
-        Raises:
-          FileNotFoundError: if the directory holds no state.
-          ValueError: if a file is damaged, or the leaves are not those of `like`.
+        It has the structure, shapes and types of `like`, a state of the same simulation.
         """
         saved = self.checkpoints().last()
         if saved is None:

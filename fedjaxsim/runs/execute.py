@@ -1,4 +1,4 @@
-"""One run, watched and kept: from a built experiment to its files."""
+"""Execute one run: from a built experiment to its files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,6 +31,7 @@ STOPPING = (
     "The guarantee covers the rounds done. It does not cover when to stop, which was chosen by "
     "reading validation rows of the run's own clients without noise."
 )
+_REPLACE = ("replace", "joint_dp")
 
 
 class Executed(NamedTuple):
@@ -53,7 +54,7 @@ def execute(
     begin: SimulationState | None = None,
     earlier: Sequence[Record] = (),
 ) -> Executed:
-    """Run an experiment, watch it, and write its files from the first of several processes.
+    """Run an experiment, and write its files from the first of several processes.
 
     Args:
       experiment: from `prepare`.
@@ -61,10 +62,10 @@ def execute(
       stop: event that ends the run after the segment in flight, with all files.
       quiet: no progress bar.
       log: name of a logger, see `callbacks.Logger`.
-      cadence: when checkpoints are written.
-      rounds: rounds at the end; by default those of the settings.
+      cadence: intervals between checkpoints.
+      rounds: rounds at the end; by default the settings' rounds.
       begin: state before the first round, if this is a stage after others.
-      earlier: the stages before, as `stage_of` describes them.
+      earlier: the stages before, from `stage_of`.
     """
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
     rounds = config.rounds if rounds is None else rounds
@@ -75,17 +76,12 @@ def execute(
     remembering = [recorded] if patience is None else [patience, recorded]
     watching = [*remembering, callbacks.Progress(experiment.title, quiet=quiet)]
     if log is not None:
-        watching += [callbacks.Logger(log, experiment.title, config.settings(), path)]
+        watching.append(callbacks.Logger(log, experiment.title, config.settings(), path))
     if directory is not None:
-        fingerprints = about(experiment)
-        watching += [
-            checkpoints := callbacks.Checkpoints(
-                directory.checkpoints(fingerprints),
-                remembering,
-                every=cadence,
-                note={"versions": versions()},
-            )
-        ]
+        fingerprints, note = about(experiment), {"versions": versions()}
+        folder = directory.checkpoints(fingerprints)
+        checkpoints = callbacks.Checkpoints(folder, remembering, every=cadence, note=note)
+        watching.append(checkpoints)
         state = checkpoints.restore(state)
         if is_first():
             tables = experiment.resolved()
@@ -149,11 +145,9 @@ def execute(
 
 
 def stage_of(experiment: Experiment, rounds: int, directory: Path | None) -> Record:
-    """Return what `config.toml` lists of a run among the stages before another one.
+    """Return the record of a run in the `config.toml` of a later stage.
 
-    Returns:
-      `algorithm`; `rounds` that were done; `public`, sentences that the guarantee of all stages
-      rests on; and `directory`, if there is one.
+    It has the finished `rounds` and, in `public`, assumptions of the guarantee of all stages.
     """
     return {
         **({} if directory is None else {"directory": str(directory)}),
@@ -164,12 +158,12 @@ def stage_of(experiment: Experiment, rounds: int, directory: Path | None) -> Rec
 
 
 def _chosen(config: RunConfig) -> Sequence[str]:
-    """Name the choices made by reading the clients' data, which no ε covers."""
+    """Return sentences on choices that read the clients' data, which no ε covers."""
     return () if config.patience is None else (STOPPING,)
 
 
 def spent_in_all(experiment: Experiment, begin: SimulationState) -> float:
-    """Return ε of all stages up to one that starts from `begin`; inf without a guarantee."""
+    """Return the ε of all stages up to a run from `begin`; inf without a guarantee."""
     charged = (*ledger.charged(begin.privacy), experiment.planned())
     return spent(charged, experiment.delta, accountant=experiment.simulation.setup.accountant)
 
@@ -189,9 +183,9 @@ def about(experiment: Experiment) -> Mapping[str, str]:
 
 
 def _replacing(report: Report) -> float | None:
-    """Return ε for replacement; None without a guarantee, or one that the accountant knows."""
-    found = [g for g in report.guarantees if (g.adjacency, g.view) == ("replace", "joint_dp")]
-    return found[0].epsilon if found else None
+    """Return the joint ε for replacement; None where the accountant gives none."""
+    found = (g.epsilon for g in report.guarantees if (g.adjacency, g.view) == _REPLACE)
+    return next(found, None)
 
 
 def _clients(population: Population, evaluation: Evaluation) -> dict[str, np.ndarray]:
@@ -206,13 +200,11 @@ def _clients(population: Population, evaluation: Evaluation) -> dict[str, np.nda
 
 def _figure_title(experiment: Experiment) -> str:
     config = experiment.config
-    clients = f"{experiment.simulation.num_clients} clients"
+    privacy = f"z = {number(experiment.noise_multiplier)}"
     if not config.system.sends:
         privacy = "nothing released"
     elif experiment.noise_multiplier == 0:
         privacy = "no privacy"
-    else:
-        privacy = f"z = {number(experiment.noise_multiplier)}"
-        if not config.spread.is_constant:
-            privacy += f" on average, budget {config.spread}"
-    return f"{experiment.title}, {clients}, {privacy}"
+    elif not config.spread.is_constant:
+        privacy += f" on average, budget {config.spread}"
+    return f"{experiment.title}, {experiment.simulation.num_clients} clients, {privacy}"

@@ -147,13 +147,7 @@ GROUPS: tuple[type, ...] = (
 
 
 def groups_of(part: Part, hyperparameters: Collection[str], event: str) -> list[type]:
-    """Return the groups of settings that a part adds to a run.
-
-    Args:
-      part: the part.
-      hyperparameters: their names.
-      event: the kind of the mechanism's event.
-    """
+    """Return the groups of settings that a part with these hyperparameters and event adds."""
     read: dict[type, bool] = {}
     if part.role == "data":
         read = {RowSettings: part.name != "synthetic-stream"}

@@ -1,4 +1,4 @@
-"""Fine-tuning right after a run: its settings, composed of the run's and a few of its own.
+"""Fine-tuning right after a run: its settings, composed of the run's and a few flags.
 
 JAX is not imported, so that the command line knows its flags at once.
 """

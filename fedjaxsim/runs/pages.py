@@ -32,10 +32,7 @@ TIMES = ["compute time", "compile time"]
 
 
 def runs_page(paths: Sequence[Path]) -> bytes:
-    """Render the report of a run, or of several side by side.
-
-    Args:
-      paths: their directories, at least one.
+    """Render the report of the run in a directory, or of several runs side by side.
 
     Raises:
       FileNotFoundError: if a directory holds no finished run.
@@ -45,10 +42,7 @@ def runs_page(paths: Sequence[Path]) -> bytes:
 
 
 def run_content(directories: Mapping[str, RunDirectory]) -> Record:
-    """Return the variables of `run.html.jinja`.
-
-    Args:
-      directories: by the names of runs in the report, at least one.
+    """Return the variables of `run.html.jinja`, for directories by the names of their runs.
 
     Raises:
       FileNotFoundError, ValueError: as `runs_page`.
@@ -228,11 +222,7 @@ def _command(config: Record, folder: Path) -> list[str]:
 
 
 def provenance(configs: Mapping[str, Record]) -> Record:
-    """Return fingerprints of the data and versions of libraries.
-
-    Args:
-      configs: settings of each run or sweep, by name.
-    """
+    """Return fingerprints of the data and versions of libraries, from settings by name."""
     versions = [
         ", ".join(f"{key} {value}" for key, value in config.get("versions", {}).items())
         for config in configs.values()

@@ -66,13 +66,7 @@ _SETTINGS = {"num_clients": "clients", "bias": "intercept", "variance": "feature
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part that fills a role.
-
-    Attributes:
-      role: its role.
-      name: its name, as given.
-      factory: the function that makes it.
-    """
+    """A part that fills a role, with the factory that makes it."""
 
     role: str
     name: str
@@ -153,11 +147,7 @@ def _typed_as(value: Any, setting: Setting) -> Any:
 
 @functools.cache
 def part_of(role: str, name: str) -> Part:
-    """Find a part by name.
-
-    Raises:
-      ValueError: for an unknown name, or a user's code that cannot be found.
-    """
+    """Find a part by name; raise a ValueError for an unknown one."""
     if ROLES[role].own and is_own(name):
         return Part(role, name, find_own(role, name))
     _check_name(role, name)
@@ -165,11 +155,7 @@ def part_of(role: str, name: str) -> Part:
 
 
 def check_parts(given: Mapping[str, Any]) -> None:
-    """Check the names of the parts in some settings.
-
-    Raises:
-      ValueError: for an unknown one.
-    """
+    """Check the names of the parts in some settings; raise a ValueError for an unknown one."""
     for role in ROLES:
         name = given.get(role)
         if name is None or (isinstance(name, str) and role in ("data", "partition")):
@@ -195,11 +181,7 @@ def spellings_of(role: str) -> list[str]:
 
 
 def names_of(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the name of the part in each role of a run.
-
-    Args:
-      given: settings by name, as typed; the others have their defaults.
-    """
+    """Return the name of the part in each role of a run with some settings, as typed."""
     texts = {role: given[role] for role in ROLES if isinstance(given.get(role), str)}
     algorithm = texts.get("algorithm", "pmtl")
     system = SYSTEMS.get(algorithm, OWN)

@@ -94,7 +94,11 @@ class RunConfig(DataSettings):
     quiet: bool = False
     """One plain line per evaluation."""
 
-    composition: ClassVar["Composition"]
+    if TYPE_CHECKING:  # set by `config_type`
+        parts: ClassVar[dict[str, Part]]
+        """The parts by role."""
+        records: ClassVar[dict[str, Hyperparameter]]
+        """The hyperparameters of all parts, by name."""
 
     # --- its parts --------------------------------------------------------------------------------
 
@@ -102,20 +106,6 @@ class RunConfig(DataSettings):
     def system(self) -> System:
         """The record of the algorithm."""
         return SYSTEMS.get(self.algorithm, OWN)
-
-    @property
-    def parts(self) -> dict[str, Part]:
-        """The parts by role."""
-        return self.composition.parts
-
-    @property
-    def records(self) -> dict[str, "Hyperparameter"]:
-        """The hyperparameters of all parts, by name."""
-        return self.composition.records
-
-    def part(self, role: str) -> Part:
-        """Return the part of a role."""
-        return self.parts[role]
 
     def arguments(self, role: str) -> dict[str, Any]:
         """Return the arguments of the factory of a role; none where the run lacks the role."""
@@ -140,16 +130,10 @@ class RunConfig(DataSettings):
 
     def data_settings(self) -> set[str]:
         """Return the names of the settings of its data."""
-        groups = (DataSettings, RowSettings)
-        names = {field.name for group in groups for field in dataclasses.fields(group)}
-        parts = [part for role, part in self.parts.items() if role in ("data", "partition")]
-        return names.union(*(part.settings for part in parts))
+        return {field.name for field in dataclasses.fields(data_type(vars(self)))}
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that numbers depend on as TOML: the keys of a file that repeats it.
-
-        Unset ones are left out.
-        """
+        """Return the keys of a TOML file that repeats the run, without output and unset ones."""
         table = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -268,25 +252,8 @@ class Everything(
 # --- composition ----------------------------------------------------------------------------------
 
 
-class Composition(typing.NamedTuple):
-    """The settings of a run with some parts.
-
-    Attributes:
-      type: a `RunConfig` with the fields of these parts.
-      parts: by role.
-      records: the hyperparameters of all parts, by name.
-    """
-
-    type: type[RunConfig]
-    parts: dict[str, Part]
-    records: dict[str, "Hyperparameter"]
-
-
-def composition_of(given: Mapping[str, Any]) -> Composition:
-    """Compose the settings of the parts that some settings name.
-
-    Args:
-      given: settings by name; values may be as typed on a command line.
+def config_type(given: Mapping[str, Any]) -> type[RunConfig]:
+    """Compose the settings of a run from the parts that some settings name, typed or converted.
 
     Raises:
       ValueError: for an unknown part, a user's code that cannot be found, or names that clash.
@@ -305,7 +272,7 @@ def _composed(
     names: tuple[tuple[str, str], ...],
     records: "tuple[tuple[str, Hyperparameter], ...]",
     event: str,
-) -> Composition:
+) -> type[RunConfig]:
     parts, by_name = {role: part_of(role, name) for role, name in names}, dict(records)
     read = [group for part in parts.values() for group in groups_of(part, by_name, event)]
     bases = (*(group for group in reversed(GROUPS) if group in read), RunConfig)
@@ -326,19 +293,12 @@ def _composed(
             raise ValueError(f"{name!r} is a setting of every run: no part may have one so called")
     made = settings_type("RunConfig", fields, bases)
     made.__doc__ = RunConfig.__doc__
-    made.composition = Composition(made, parts, by_name)
-    return made.composition
+    made.parts, made.records = parts, by_name
+    return made
 
 
 def data_type(given: Mapping[str, Any]) -> type[DataSettings]:
-    """Compose the settings of data: the settings of their reader and their partition.
-
-    Args:
-      given: settings that name them.
-
-    Raises:
-      ValueError: for an unknown reader or partition.
-    """
+    """Compose the settings of data from the reader and the partition that settings name."""
     names = names_of(given)
     parts = [part_of(role, names[role]) for role in ("data", "partition") if role in names]
     fields = {n: setting_field(setting) for part in parts for n, setting in part.settings.items()}
@@ -347,7 +307,7 @@ def data_type(given: Mapping[str, Any]) -> type[DataSettings]:
 
 def fields_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the types of the settings that a run with these parts has, by name."""
-    return _hints(composition_of(given).type)
+    return _hints(config_type(given))
 
 
 @functools.cache
@@ -357,16 +317,13 @@ def _hints(kind: type[RunConfig]) -> dict[str, Any]:
 
 
 def run_config(**settings: Any) -> RunConfig:
-    """Make the settings of a run.
-
-    Args:
-      **settings: by name; the others have the defaults of the run and its parts.
+    """Make the settings of a run; those not given have the defaults of the run and its parts.
 
     Raises:
       ValueError: for a setting that no part of the run reads, or a missing one without a default.
     """
     check_parts(settings)
-    made = composition_of(settings).type
+    made = config_type(settings)
     require_read(settings, settings)
     for field in dataclasses.fields(made):
         if field.default is dataclasses.MISSING and field.name not in settings:
@@ -376,8 +333,8 @@ def run_config(**settings: Any) -> RunConfig:
 
 def unread(names: Iterable[str], given: Mapping[str, Any], others: Iterable[str] = ()) -> list[str]:
     """Return the reasons for which settings have no effect on a run; see `reasons_unread`."""
-    made = composition_of(given)
-    return list(reasons_unread(names, _hints(made.type), made.parts, given, others))
+    made = config_type(given)
+    return list(reasons_unread(names, _hints(made), made.parts, given, others))
 
 
 def require_read(names: Iterable[str], given: Mapping[str, Any]) -> None:

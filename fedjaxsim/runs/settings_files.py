@@ -1,4 +1,4 @@
-"""Settings in TOML files."""
+"""Settings in TOML files; errors name the file."""
 
 import contextlib
 import math
@@ -37,11 +37,7 @@ def read_toml(path: Path) -> RunConfig:
 
 
 def read_raw(path: Path) -> dict[str, Any]:
-    """Read the keys of a TOML file as field names, with their values unconverted.
-
-    Raises:
-      FileNotFoundError, ValueError: as `read_toml`.
-    """
+    """Read the keys of a TOML file as field names, with their values unconverted."""
     table = content(path)
     with in_file(path):
         raw = dict(named(table, {"sweep": "is for `fedjaxsim sweep`"}))
@@ -56,9 +52,6 @@ def typed(raw: Mapping[str, Any], given: Mapping[str, Any], path: Path) -> dict[
       raw: values by field name.
       given: settings that name the parts of the run.
       path: path of the file, in errors.
-
-    Raises:
-      ValueError: for a value of the wrong type.
     """
     hints = fields_of(given)
     with in_file(path):
@@ -66,11 +59,7 @@ def typed(raw: Mapping[str, Any], given: Mapping[str, Any], path: Path) -> dict[
 
 
 def content(path: Path) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Raises:
-      FileNotFoundError, ValueError: as `read_toml`.
-    """
+    """Read a TOML file."""
     if not path.is_file():
         raise FileNotFoundError(f"no configuration file {path}")
     try:

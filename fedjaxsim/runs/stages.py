@@ -25,15 +25,11 @@ class Start(NamedTuple):
 
 
 def start_from(path: Path, experiment: Experiment) -> Start:
-    """Start a stage from the last state of a run.
+    """Start a stage from the last state of the run in a directory, on the same data.
 
     With the same algorithm and shapes the state is taken as it is, unless the algorithm starts from
     published models. Otherwise clients start from the models that they predicted with; see
     `Simulation.start_from`.
-
-    Args:
-      path: directory of the run.
-      experiment: the stage, on the data of the run.
 
     Raises:
       FileNotFoundError: if the directory holds no run, or no state.
@@ -56,11 +52,7 @@ def start_from(path: Path, experiment: Experiment) -> Start:
 
 
 def prepare_next(before: Experiment, config: RunConfig) -> Experiment:
-    """Check a stage that follows a run, before the run computes anything.
-
-    Args:
-      before: the run.
-      config: settings of the stage, on the same data.
+    """Check a stage on the data of the run `before`, before the run computes anything.
 
     Raises:
       ValueError: as `prepare`, or if it cannot start from the models of the run.

@@ -61,6 +61,8 @@ _METADATA = b"fedjaxsim"
 class SweepDirectory:
     """The directory of one sweep.
 
+    Methods raise ValueError for a damaged file, or a checkpoint of another sweep.
+
     Attributes:
       path: the directory.
       sweep: the runs.
@@ -104,11 +106,7 @@ class SweepDirectory:
         return CheckpointFolder(self.path / CHECKPOINT, about)
 
     def results(self) -> pa.Table:
-        """Read the evaluations of all finished runs, by run and round.
-
-        Raises:
-          ValueError: if the file is damaged.
-        """
+        """Read the evaluations of all finished runs, by run and round."""
         path, empty = self.path / RESULTS, tidy(self.sweep, [])
         if not path.exists():
             return empty
@@ -128,11 +126,7 @@ class SweepDirectory:
         return table
 
     def finished(self) -> set[int]:
-        """Return the indices of the finished runs.
-
-        Raises:
-          ValueError: as `results`.
-        """
+        """Return the indices of the finished runs."""
         return set(self.results()["run"].to_pylist())
 
     def times(self) -> dict[str, float]:
@@ -147,9 +141,6 @@ class SweepDirectory:
           rows: rows for `tidy`.
           seconds: time of rounds and evaluations.
           compile_seconds: time of compilation.
-
-        Raises:
-          ValueError: as `results`.
         """
         added = tidy(self.sweep, rows)
         table = pa.concat_tables([self.results(), added], promote_options="default")
@@ -164,11 +155,7 @@ class SweepDirectory:
         self.checkpoints.clear()
 
     def checkpoint(self) -> Checkpoint | None:
-        """Return the checkpoint of the chunk in progress; None without one.
-
-        Raises:
-          ValueError: if it is damaged or belongs to another sweep.
-        """
+        """Return the checkpoint of the chunk in progress; None without one."""
         last = self.checkpoints.last()
         # Results are written before their checkpoints are removed.
         if last is not None and set(last.note["runs"]) <= self.finished():

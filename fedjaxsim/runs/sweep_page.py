@@ -22,10 +22,7 @@ with importing("tables"):
 
 
 def sweep_page(path: Path) -> bytes:
-    """Render the report of a sweep.
-
-    Args:
-      path: its directory.
+    """Render the report of the sweep in a directory.
 
     Raises:
       FileNotFoundError: if a file is missing.

@@ -32,14 +32,7 @@ def write_report(
     results: pa.Table,
     experiments: Mapping[int, Experiment],
 ) -> None:
-    """Write the envelopes, and the guarantees of the finished runs.
-
-    Args:
-      sweep: the runs.
-      directory: their directory.
-      results: their results, from `table.tidy`.
-      experiments: experiments by run.
-    """
+    """Write the envelopes, and the guarantees of the finished runs, from tidy results."""
     metric = default_metric(results, sweep.columns)
     directory.write_envelopes(envelope(results, sweep.columns, sweep.best_over, metric))
     finished = sorted(set(results["run"].to_pylist()))
@@ -89,12 +82,7 @@ class BestTable(NamedTuple):
 
 
 def best_table(found: pd.DataFrame, best_over: Sequence[str]) -> BestTable:
-    """Return the best final value of each combination of the keys.
-
-    Args:
-      found: an envelope.
-      best_over: the keys over which it takes the best.
-    """
+    """Return the best final value of each combination of the keys of an envelope."""
     best = last(found)
     keys = [*keys_of(best), *best_over]
     rows = records(best)

@@ -28,7 +28,6 @@ from fedjaxsim.report import symbols
 from fedjaxsim.runs.fingerprints import digest
 from fedjaxsim.runs.parts import check_parts
 from fedjaxsim.runs.settings import (
-    EXCLUSIVE,
     OUTPUT,
     RunConfig,
     fields_of,
@@ -74,11 +73,7 @@ class SweepOptions:
     """Swept keys over which envelopes take the best; see `SweepRuns.best_over` for the default."""
 
     def validate(self, keys: Sequence[str]) -> None:
-        """Check the options of a sweep over `keys`.
-
-        Raises:
-          ValueError: naming the option, its value and what is allowed.
-        """
+        """Check the options of a sweep over `keys`; raise a ValueError for a bad one."""
         if not 0 < self.memory < math.inf:
             raise ValueError(f"memory must be a positive number of GB, got {self.memory}")
         allowed, names = [flag(key) for key in keys if key != "seed"], self.best_over or ()
@@ -220,9 +215,8 @@ def resolve_sweep(
       options: options of the sweep; by default the defaults.
 
     Raises:
-      ValueError: for keys that exclude each other in one table, settings of a run that do not fit
-        together (naming its swept values), keys that no run reads, or options that do not fit the
-        keys.
+      ValueError: for settings of a run that do not fit together (naming its swept values), keys
+        that no run reads, or options that do not fit the keys.
     """
     options = options or SweepOptions()
     keys = tuple(dict.fromkeys(key for table in tables for key in table))
@@ -230,7 +224,6 @@ def resolve_sweep(
     runs: dict[RunConfig, set[str]] = {}
     set_, swept = set(), set()
     for table in tables:
-        _check_exclusive(table)
         for values in itertools.product(*table.values()):
             changes = dict(zip(table, values, strict=True))
             kept = {name: value for name, value in base.items() if name not in excluded(changes)}
@@ -258,24 +251,10 @@ def resolve_sweep(
     return sweep
 
 
-def _check_exclusive(table: Values) -> None:
-    for pair in EXCLUSIVE:
-        if all(name in table for name in pair):
-            one, other = map(flag, pair)
-            raise ValueError(
-                f"{one} and {other} exclude each other: one table of a sweep takes one of them, "
-                "and tables of their own can hold both"
-            )
-
-
 def _unread(
     name: str, settings: Mapping[str, Any], table: Mapping[str, Sequence[Any]], where: str
 ) -> ValueError:
-    """Return the error about a key that no run reads.
-
-    Raises:
-      ValueError: for an unknown key.
-    """
+    """Return the error about a key that no run reads; raise it at once for an unknown key."""
     first = {**settings, **{key: values[0] for key, values in table.items()}}
     reasons = unread([name], first, typing.get_type_hints(SweepOptions))
     return ValueError(f"no run reads what {where}: {reasons[0] if reasons else flag(name)}")

@@ -35,13 +35,7 @@ _MARKS: dict[str, dict[str, Any]] = {
 def trace_figure(trace: TuningTrace, metric: str, title: str, grid: Grid | None = None) -> Figure:
     """Draw the objective and the hyperparameters over run-equivalents, and the trace in planes.
 
-    Two or three hyperparameters have a plane for each pair.
-
-    Args:
-      trace: the points of the descent.
-      metric: the objective, which is minimized.
-      title: title of the figure.
-      grid: results of a sweep of the same runs, for comparison.
+    Two or three hyperparameters have a plane for each pair, with the results of a grid if given.
     """
     names = list(trace.steps[0].point)
     pairs = list(itertools.combinations(names, 2)) if len(names) <= _MOST_IN_PLANES else []

@@ -147,7 +147,7 @@ class PairedTest(NamedTuple):
     Attributes:
       gain: the mean fall.
       standard_error: its standard error.
-      p: two-sided p-value of Student's paired t test of no difference; NaN where no seeds differ.
+      p: two-sided p-value of Student's paired t test; NaN where no seeds differ.
     """
 
     gain: float

@@ -8,13 +8,7 @@ from fedjaxsim.tune.descent import Point, Step
 
 
 class TuneProgress(Bar):
-    """A bar on a terminal; elsewhere, or when quiet, one plain line per step.
-
-    Args:
-      metric: the metric that is minimized.
-      steps: number planned, besides the start.
-      quiet: no bar even on a terminal.
-    """
+    """A bar on a terminal; elsewhere, or when quiet, one plain line per step."""
 
     def __init__(self, metric: str, steps: int, *, quiet: bool = False):
         super().__init__("tune", steps, after=(COUNT,), quiet=quiet)

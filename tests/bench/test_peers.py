@@ -85,7 +85,7 @@ def test_numpy_cohorts_are_poisson(peers):
 
 def test_correct_predictions_are_counted_with_the_own_model(peers):
     loop = loop_of(peers, clients(np.random.default_rng(1)))
-    loop.personal[1, -1] = [0.0, 1.0, 0.0]  # biases: class 1 whatever the features
+    loop.personal[1, -1] = [0.0, 1.0, 0.0]  # biases: class 1 for any features
     assert loop.correct(1, np.zeros((3, 5)), np.array([1, 1, 2])) == 2
 
 

@@ -1,4 +1,4 @@
-"""Mechanism, sampling and accountant of a run: what each flag makes, costs and refuses."""
+"""Mechanism, sampling and accountant of a run: the effect, cost and errors of each flag."""
 
 import math
 import re
@@ -72,7 +72,7 @@ def test_every_sampler_has_a_flag(name, rate):
 
 
 def test_a_pure_release_costs_one_over_z(ran):
-    # One round of everyone: ε = 1/z, and 2/z for replacement, whatever δ is.
+    # One round with full participation: ε = 1/z, and 2/z for replacement, for any δ.
     summary, _ = ran(
         "--mechanism", "pure", "--noise-multiplier", "4", "--sampling", "full",
         "--rounds", "1",

@@ -1,4 +1,4 @@
-"""`--budget`: what a run, its stages, a sweep and a tuning make of a schedule."""
+"""`--budget`: schedules of noise in a run, its stages, a sweep and a tuning."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def config(**changes) -> RunConfig:
 
 
 def exact(z) -> float:
-    """ε of Gaussian rounds of everyone."""
+    """ε of Gaussian rounds with full participation."""
     return gaussian.epsilon(DELTA, math.sqrt(np.sum(1 / np.asarray(z, np.float64) ** 2)))
 
 
@@ -100,14 +100,14 @@ def test_no_round_is_added_to_a_plan_but_a_stage_may_follow(ran, tmp_path, capsy
     assert "rounds must be at most 12 with budget power:1" in error
     out = tmp_path / "next"
     flags = ["--rounds", "4", "--noise-multiplier", "5", "--quiet", "--out", str(out)]
-    # All places of the ledger are taken by the first stage, whatever follows.
+    # The first stage takes all places of the ledger.
     for budget, second in (("constant", [5.0] * 4), ("power:0.5", None)):
         again = [*flags, "--budget", budget, "--overwrite"]
         assert main(["run", "--from", str(ran), *again]) == 0
         second = Budget.parse(budget).noise(5.0, 4) if second is None else second
         z = np.concatenate([np.asarray(POWER.noise(3.0, T)), np.asarray(second)])
         assert RunDirectory(out).summary()["epsilon"] == pytest.approx(exact(z), rel=1e-9)
-    # What was interrupted goes on with the ledger of both.
+    # An interrupted stage resumes with the ledger of both.
     assert main(["run", "--from", str(ran), *flags, "--overwrite", "--budget", "power:0.5"]) == 0
     (out / "summary.json").unlink()
     assert main(["resume", str(out), "--quiet"]) == 0

@@ -23,7 +23,7 @@ def experiment():
 
 @pytest.fixture(scope="module")
 def by_hand(experiment):
-    """The simulation that somebody who knows the settings would put together."""
+    """The simulation of these settings, made by hand."""
     made = experiment.simulation
     return fjs.Simulation(
         fjs.pmtl(made.task), made.population, fjs.full_participation(), fjs.Minibatches(10, 1)

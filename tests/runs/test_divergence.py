@@ -1,4 +1,4 @@
-"""What counts as divergence."""
+"""Divergence of runs, from their training losses."""
 
 from fedjaxsim.runs.divergence import diverged
 

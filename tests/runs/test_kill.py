@@ -1,4 +1,4 @@
-"""What was killed and goes on is, bit for bit, what nobody disturbed."""
+"""Killed runs, sweeps and tunings resume bit for bit as if undisturbed."""
 
 import dataclasses
 import itertools
@@ -79,7 +79,7 @@ def undisturbed(experiment, tmp_path_factory) -> RunDirectory:
 
 
 def killed_at(moment: int, patch: pytest.MonkeyPatch) -> None:
-    """Ends what runs before or after the so manieth thing that it does to its files."""
+    """End the process before or after its n-th operation on its files."""
     moments = itertools.count()
 
     def killing(function):
@@ -210,7 +210,7 @@ PRIVATE = ["--epsilon", "3"]
 
 @pytest.fixture(scope="module")
 def kept_programs(tmp_path_factory):
-    """Processes find what those before them have compiled, as those of users do."""
+    """Processes share a compilation cache, as a user's processes do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDJAXSIM_COMPILATION_CACHE", str(tmp_path_factory.mktemp("programs")))
         yield
@@ -239,7 +239,7 @@ def finish(arguments: list[str], devices: int) -> None:
 
 
 def kill_after(arguments: list[str], devices: int, words: str, lines: int) -> None:
-    """Starts a process and kills it with so many lines of progress seen."""
+    """Start a process and kill it once it has printed some lines of progress."""
     with process(arguments, devices) as running:
         assert running.stdout is not None
         seen = 0

@@ -107,7 +107,7 @@ def test_settings_with_changes_may_have_other_parts():
     assert config.replace(rounds=8, epsilon=math.inf, noise_multiplier=None) == run_config(
         lam=0.5, clip=2.0, rounds=8, epsilon=math.inf
     )
-    # What the other algorithm does not read is left out.
+    # Settings that the other algorithm does not read are left out.
     assert config.replace(algorithm="fedprox", mu=0.3) == run_config(
         algorithm="fedprox", mu=0.3, clip=2.0, noise_multiplier=1.0, rounds=7
     )

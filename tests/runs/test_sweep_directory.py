@@ -121,7 +121,7 @@ def test_results_are_sorted_by_run_and_round(tmp_path):
 
 def test_an_interrupted_sweep_goes_on(tmp_path):
     add(directory(tmp_path), *rows_of(2))
-    # What a killed process leaves.
+    # A file that a killed process leaves.
     (tmp_path / ".results.parquet.x7a9").write_bytes(b"PAR1 half")
     again = directory(tmp_path, resolve_sweep({"rounds": 10}, TABLES, SweepOptions(memory=1.0)))
     assert again.finished() == {2}

@@ -1,4 +1,4 @@
-"""Each setting is read by the parts that declare it, and is refused where none of a run's does."""
+"""Each setting is read by the parts that declare it, and refused if no part of the run does."""
 
 import dataclasses
 import hashlib
@@ -243,7 +243,7 @@ def test_what_has_no_effect_is_said_with_what_reads_it(names, given, reasons):
     ("settings", "message"),
     [
         ({"lamm": 1.0}, r"unknown setting 'lamm' \(did you mean 'lam'\?\)"),
-        ({"composition": 1.0}, "unknown setting 'composition'"),
+        ({"records": 1.0}, "unknown setting 'records'"),
         ({"xyzzy": 1.0}, "unknown setting 'xyzzy'$"),
         ({"mu": 1.0}, "mu has no effect with algorithm pmtl, only with fedprox"),
         ({"sampling": "fixed"}, "cohort must be given: it has no default"),

@@ -1,4 +1,4 @@
-"""Algorithms and models of one's own, named on the command line, in files and in sweeps."""
+"""A user's algorithms and models, named on the command line, in files and in sweeps."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Runs on tables: their flags, and what is known of their labels."""
+"""Data and settings that do not suit each other, and the columns and labels of tables."""
 
 import json
 import sys

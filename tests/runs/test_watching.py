@@ -1,4 +1,4 @@
-"""Watching runs: what loggers get, and what stopping for want of progress does and says.
+"""Loggers of runs, and stops without progress.
 
 wandb, mlflow and trackio are stood in for by modules that note how they are called.
 """
@@ -28,7 +28,7 @@ Event: Any = importlib.import_module("tensorboardX.proto.event_pb2").Event
 
 
 def scalars(path):
-    """What an event file says: (tag, step) -> value. A record is its length, a checksum, itself."""
+    """Read an event file: (tag, step) -> value. A record is its length, a checksum, itself."""
     [file] = path.iterdir()
     content, found, at = file.read_bytes(), {}, 0
     while at < len(content):
@@ -41,7 +41,7 @@ def scalars(path):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """A run that learns nothing, as its learning rate is 0, and what it printed."""
+    """A run with learning rate 0, and its output."""
     out = tmp_path_factory.mktemp("runs") / "run"
     flags = "--learning-rate 0 --lam 0 --rounds 40 --patience 2 --validation-fraction 0.2"
     command = ["run", *SMALL, "--log", "tensorboard", *flags.split(), "--out", str(out)]
@@ -122,7 +122,7 @@ class Calls(types.ModuleType):
 
 
 class Segment:
-    """As the engine's, of two rounds, with a metric that has no value."""
+    """An evaluation after two rounds, with a metric that has no value."""
 
     round = 7
     metrics = {"loss": np.array([1.0, 3.0]), "nothing": np.zeros(0)}  # noqa: RUF012

@@ -27,7 +27,7 @@ def bowl(optimum, curvatures):
 
 
 def scripted(values, slope=2.0):
-    """Given values in the order in which they are asked for; d/d log h is the slope."""
+    """Return given values one after another; d/d log h is the slope."""
     left = [np.atleast_1d(np.asarray(value, float)) for value in values]
 
     def measure(point):

@@ -1,4 +1,4 @@
-"""What is tuned: gradients for each seed, and a grid of the same runs."""
+"""The objective of a tuning: gradients for each seed, and a grid of the same runs."""
 
 from typing import Any
 

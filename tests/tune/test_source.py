@@ -1,4 +1,4 @@
-"""On whose data a tuning is, and what it says of that."""
+"""The data of a tuning, and its statement on the guarantee."""
 
 import dataclasses
 

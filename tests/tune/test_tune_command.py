@@ -32,7 +32,7 @@ def read(path):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A tuning of two steps with a grid, and what it printed."""
+    """A tuning of two steps with a grid, and its output."""
     folder = tmp_path_factory.mktemp("tune")
     with pytest.MonkeyPatch.context() as patch:
         lines = []
