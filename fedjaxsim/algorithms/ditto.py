@@ -29,7 +29,7 @@ def ditto(
         v_k ← v_k − η (∇ℓ_k(v_k) + λ (v_k − w))
 
     with the w of the round's start. Clients predict with v_k, which starts as w. Messages,
-    releases and ε are those of FedAvg.
+    releases and ε equal FedAvg's.
 
     Args:
       task: model and loss.

@@ -16,7 +16,7 @@ from fedjaxsim.tasks.task import Task
 def dp_mtrl(task: Task, *, num_clients: int, acceleration: Acceleration = "none") -> Algorithm:
     """DP-MTRL (Gupta, Rana, Phung, Venkatesh 2016), as MP-MTL compares itself with it.
 
-    Objective and proximal gradient descent are those of `mpmtl(task, "relationship")`. But the
+    Objective and descent equal `mpmtl(task, penalty="relationship")`. But the
     mechanism releases every client's model, one row each, clipped and noised; the relationship of
     the tasks is computed from the noised models, and clients continue from them and predict with
     them. Without noise both algorithms are the same.

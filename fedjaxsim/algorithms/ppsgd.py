@@ -244,7 +244,7 @@ def ppsgd(
 
     Args:
       task: model and loss.
-      parametrization: Rule that turns the level into two step sizes; "grid" is that of the paper's
+      parametrization: Rule that turns the level into two step sizes; "grid" is used in the paper's
         experiments.
       objective: Risk to minimize: the mean of the clients' risks, or weighted by `sizes`.
       sizes: m_i of the weighted risk, see `weighted`.

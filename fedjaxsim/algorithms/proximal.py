@@ -29,9 +29,6 @@ def matrices(
     Args:
       task: a task with a linear model.
       name: the algorithm, for the message.
-
-    Raises:
-      ValueError: if the task is not linear.
     """
     if task.linear is None:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 On a CPU, JAX compiles every threefry hash into a loop of some eighty small steps through memory,
 where a round of small clients would spend most of its time. Unrolled, a hash is one fused loop over
-registers. Keys and numbers equal those of `jax.random` (with partitionable threefry, the default).
+registers. Keys and numbers equal `jax.random`'s (with partitionable threefry, the default).
 """
 
 import math

@@ -319,7 +319,7 @@ def test_a_client_that_reads_everybodys_rows_is_refused():
         predict=lambda shared, personal, hparams, client_id: TASK.init(jax.random.key(0)),
         task=TASK,
     )
-    with pytest.raises(AttributeError, match="a client reads its own rows alone: use"):
+    with pytest.raises(AttributeError, match="rows of all clients: use data.fold"):
         refusal(lambda: build(algorithm))
 
 
