@@ -275,7 +275,7 @@ def test_a_task_that_does_not_suit_the_data_or_the_algorithm():
     unsplit = TASK._replace(output_layer="Dense_7")
     assert refusal(lambda: build(ppsgd(unsplit), minibatches=Minibatches(4, steps=1))) == (
         "'Dense_7' selects none of the parameters, which are ['bias', 'kernel']; "
-        "a name must be a path, or what paths begin with up to a '/'"
+        "a name must be a path, or the beginning of paths up to a '/'"
     )
 
 
@@ -319,7 +319,7 @@ def test_a_client_that_reads_everybodys_rows_is_refused():
         predict=lambda shared, personal, hparams, client_id: TASK.init(jax.random.key(0)),
         task=TASK,
     )
-    with pytest.raises(AttributeError, match="rows of all clients: use data.fold"):
+    with pytest.raises(AttributeError, match=r"rows of all clients: use data\.fold"):
         refusal(lambda: build(algorithm))
 
 
