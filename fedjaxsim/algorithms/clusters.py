@@ -1,4 +1,4 @@
-"""Clients in public, fixed clusters: a billboard for each cluster, at the price of one for all."""
+"""Clients in public, fixed clusters: a server state per cluster, at the price of one for all."""
 
 from typing import Any
 
@@ -12,30 +12,28 @@ from fedjaxsim.kernels import products
 
 PyTree = Any
 _PUBLIC = (
-    "The clusters of the clients, by whose sizes releases are divided, are taken as public; where "
-    "they are made of data, the guarantee does not cover what they tell."
+    "The clusters of the clients, whose sizes divide the releases, are taken as public; if they "
+    "are made of data, the guarantee does not cover what they reveal."
 )
 
 
 def in_clusters(algorithm: Algorithm, clusters: ArrayLike) -> Algorithm:
-    """The algorithm in each of g clusters: a client reads and moves its cluster's billboard alone.
+    """Run the algorithm in each of g clusters: a client reads and moves its cluster's state alone.
 
-    A message is placed in its cluster's slot of g, which leaves its norm as it is: one message, one
-    clip and one release, with noise in every slot. So it costs what the algorithm costs. A release
-    is a sum divided by p·m; the server multiplies slot c by m/m_c, and p·m_c is the divisor of a
-    cluster of m_c clients. Its noise is m/m_c times as large as that of one cluster for all. (PMTL,
-    remark on the generality of Corollary 2.)
-
-    A message takes the memory of g.
+    A message goes into its cluster's slot of g, which keeps its norm: one message, one clip and one
+    release, with noise in every slot, at the price of the algorithm. A release is a sum divided by
+    p·m; the server multiplies slot c by m/m_c, since p·m_c is the divisor of a cluster of m_c
+    clients. The noise of that cluster is m/m_c times as large. (PMTL, remark on the generality of
+    Corollary 2.) A message takes g times the memory.
 
     Args:
-      algorithm: whose server takes a mean message.
-      clusters: (m,) whole numbers, the cluster of each client, from 0 to g − 1, none of them empty.
+      algorithm: an algorithm with a server that takes a mean message.
+      clusters: the cluster of each client, (m,) integers from 0 to g − 1, none of them empty.
         Public and fixed before the run, and named among the assumptions of a guarantee.
 
     Raises:
-      ValueError: if they are not such numbers; when the algorithm is first traced, if there is not
-        one for each client.
+      ValueError: if clusters are not such integers; when the algorithm is first traced, if there is
+        not one for each client.
     """
     ids = np.asarray(clusters)
     whole = ids.ndim == 1 and ids.size > 0 and ids.dtype.kind in "iu"

@@ -1,7 +1,6 @@
 """Ditto (Li, Hu, Beirami, Smith; ICML 2021): personal models pulled towards a global one."""
 
 from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer, WarmStart
-from fedjaxsim.algorithms.billboard import from_one_model
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
 from fedjaxsim.algorithms.optimizers import (
@@ -10,6 +9,7 @@ from fedjaxsim.algorithms.optimizers import (
     LocalName,
     ServerName,
 )
+from fedjaxsim.algorithms.shared_model import from_one_model, predict_with_personal
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
 
@@ -24,16 +24,16 @@ def ditto(
     """Ditto: FedAvg's global w, and beside it a personal model v_k of every client (Algorithm 1).
 
     Client k of the cohort takes FedAvg's local steps from w and sends their sum. From its own v_k
-    it takes as many steps, on the same minibatches,
+    it takes equally many steps, on the same minibatches,
 
         v_k ← v_k − η (∇ℓ_k(v_k) + λ (v_k − w))
 
-    with the w of the round's start. Clients predict with v_k, which starts as w. All that is sent
-    is FedAvg's, so the releases, and ε, are those of FedAvg.
+    with the w of the round's start. Clients predict with v_k, which starts as w. Messages,
+    releases and ε equal FedAvg's.
 
     Args:
       task: model and loss.
-      local_optimizer: Optimizer of the clients, of both kinds of local steps; a name or as from
+      local_optimizer: Optimizer of the clients, of both kinds of local steps; a name or from
         `optimizers.local`.
       server_optimizer: Optimizer of the server, applied to the released mean update.
     """
@@ -50,15 +50,11 @@ def ditto(
         v_k, loss = local_steps(personal, data, task, local_optimizer, hparams, context.round, pull)
         return v_k, update, {"loss": loss}
 
-    def predict(shared, personal, hparams, client_id):
-        del shared, hparams, client_id
-        return personal
-
     return Algorithm(
         from_one_model(task, start),
         client,
         of_w.server,
-        predict,
+        predict_with_personal,
         task,
         warm_start=WarmStart(start, of_w.warm_start.published),
     )

@@ -16,24 +16,24 @@ from fedjaxsim.tasks.task import Task
 def dp_mtrl(task: Task, *, num_clients: int, acceleration: Acceleration = "none") -> Algorithm:
     """DP-MTRL (Gupta, Rana, Phung, Venkatesh 2016), as MP-MTL compares itself with it.
 
-    The objective is that of `mpmtl(task, "relationship")`, and so is the proximal gradient descent.
-    But what is released is every client's whole model, one row each, clipped and noised; from the
-    noised models follow the relationship of the tasks, and what clients go on from and predict
-    with. Without noise both are one algorithm.
+    Objective and descent equal `mpmtl(task, penalty="relationship")`. But the
+    mechanism releases every client's model, one row each, clipped and noised; the relationship of
+    the tasks is computed from the noised models, and clients continue from them and predict with
+    them. Without noise both algorithms are the same.
 
-    The paper adds noise of density ∝ exp(−‖b‖ ε/Δ) to each model, Δ being how far one example can
-    move it: 2G/(n_i μ) for gradients of at most G and a strong convexity μ. It protects a client
-    through group privacy, at (ε/n, δ/(n e^ε)) for n = max n_i. That is noise for a client that
-    moves its model by 2Gn/(n_i μ). Here `every_row` bounds that by a clip to C, which holds
-    whatever the solver did, and nothing has to be estimated: C = Gn/(n_min μ) is the paper's noise.
+    The paper adds noise of density ∝ exp(−‖b‖ ε/Δ) to each model, where one example moves the model
+    by at most Δ = 2G/(n_i μ), for gradients of norm G and strong convexity μ, and protects a client
+    by group privacy at (ε/n, δ/(n e^ε)) for n = max n_i: that is noise for a movement of
+    2Gn/(n_i μ). Here `every_row` bounds the movement by a clip to C, whatever the solver did;
+    C = Gn/(n_min μ) gives the paper's noise.
 
     Args:
       task: a linear model with its loss.
       num_clients: m.
-      acceleration: Momentum, as for `mpmtl`.
+      acceleration: Momentum, see `mpmtl`.
 
     Raises:
-      ValueError: as `mpmtl`; when a run starts, if the mechanism does not release a model for each
+      ValueError: see `mpmtl`; when a run starts, if the mechanism does not release a model for each
         client.
     """
     outputs = 1

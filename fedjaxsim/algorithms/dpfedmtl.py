@@ -1,4 +1,4 @@
-"""DPFedMTL (Wu, Chen, Wang 2020): a shared trunk, and a head of each client's own (Algorithm 1)."""
+"""DPFedMTL (Wu, Chen, Wang 2020): a shared trunk and a personal head per client (Algorithm 1)."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -8,7 +8,6 @@ import optax
 
 from fedjaxsim.algorithm import Algorithm, Context, LocalOptimizer, ServerOptimizer, WarmStart
 from fedjaxsim.algorithms import optimizers
-from fedjaxsim.algorithms.billboard import Billboard, from_one_model, publish, server_step
 from fedjaxsim.algorithms.layers import Selection, merge, paths_of, split
 from fedjaxsim.algorithms.local_steps import local_steps
 from fedjaxsim.algorithms.optimizers import (
@@ -16,6 +15,13 @@ from fedjaxsim.algorithms.optimizers import (
     SERVER_LEARNING_RATE,
     LocalName,
     ServerName,
+)
+from fedjaxsim.algorithms.shared_model import (
+    SharedModel,
+    from_one_model,
+    publish,
+    require_choice,
+    server_step,
 )
 from fedjaxsim.hyperparameters import Hyperparameters, reads
 from fedjaxsim.kernels import threefry
@@ -33,19 +39,19 @@ from fedjaxsim.tasks.task import Task
 PyTree = Any
 Order = Literal["together", "head-first"]
 _ORDERS = {"together": (("head", "trunk"),), "head-first": (("head",), ("trunk",))}
-"""Which parts move together, one such set after the other."""
+"""Sets of parts that move together, one set after the other."""
 
 
 class Shared(NamedTuple):
-    """What everybody may read.
+    """The public server state.
 
     Attributes:
       trunk: w_{M+1}, the layers that all clients share.
-      head: the one that all clients began with. No client's data ever reach it; with the trunk it
-        is a whole model, from which another algorithm may start.
+      head: the head that all clients started with, independent of data; with the trunk it is a
+        whole model, from which another algorithm may start.
     """
 
-    trunk: Billboard
+    trunk: SharedModel
     head: PyTree
 
 
@@ -58,34 +64,34 @@ def dpfedmtl(
     local_optimizer: LocalOptimizer | LocalName = "sgd",
     server_optimizer: ServerOptimizer | ServerName = "sgd",
 ) -> Algorithm:
-    """DPFedMTL: client i predicts with the shared trunk w_{M+1} and a head w_i of its own.
+    """DPFedMTL: client i predicts with the shared trunk w_{M+1} and its own head w_i.
 
     Client i of the cohort copies the trunk and takes H local steps (lines "Local Update"), with
     order "together" of both parts at once,
 
         w_{M+1,i} ← w_{M+1,i} − η ∂ℓ_i/∂w_{M+1},    w_i ← w_i − η ∂ℓ_i/∂w_i
 
-    which is FedPer (Arivazhagan et al. 2019); with "head-first", H steps of the head with the trunk
-    as it came, and then H steps of the trunk with that head, on the same minibatches: FedRep
-    (Collins et al. 2021). It keeps w_i and sends how its copy of the trunk moved. The mechanism
-    clips and noises that once, whatever H, and the server adds the mean to the trunk (equation 6).
-    Without noise it is the paper's FedMTL.
+    which is FedPer (Arivazhagan et al. 2019); with "head-first", H steps of the head with the
+    published trunk, then H steps of the trunk with the new head, on the same minibatches, which is
+    FedRep (Collins et al. 2021). It keeps w_i and sends the update of its copy of the trunk. The
+    mechanism clips and noises the update once, whatever H is, and the server adds the mean to the
+    trunk (equation 6). Without noise it is the paper's FedMTL.
 
-    The paper draws a cohort at every step and averages every H; here one cohort takes the H steps
-    between two averages. A stage that starts from another system's state takes the trunk from what
-    was published, and each client's head from its own model.
+    The paper draws a cohort at every step and averages every H steps; here one cohort takes the H
+    steps between two averages. A stage that starts from another system's state takes the trunk from
+    the published model, and each client's head from its own model.
 
     Args:
       task: model and loss.
       head: Layers or parameters that stay with their client, as Dense_1; by default the output
         layer of the task's model. See `layers.Selection`.
       order: Order of the local steps: of head and trunk "together", or all of the head's first.
-      local_optimizer: Optimizer of the clients, a name or as from `optimizers.local`.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
       server_optimizer: Optimizer of the server, applied to the trunk's released mean update.
 
     Raises:
-      ValueError: for an unknown order; if the head is not given and the model names no output
-        layer, or if nothing is left for the head or for the trunk.
+      ValueError: if the order is unknown, if no head is given and the model names no output layer,
+        or if the head or the trunk would be empty.
     """
     return _algorithm(task, head, order, local_optimizer, server_optimizer, noised=False)
 
@@ -105,13 +111,13 @@ def dpfedmtl_as_published(
 
         clip(∂ℓ_i/∂w_{M+1}, C) + N(0, (σS)² I),    S = 2CK/M = 2Cp
 
-    with σ = `hparams.noise_multiplier` and p = `context.sampling_rate`; that of the head is plain.
-    The local optimizer is fed the sum. It belongs to the mechanism `plain_mean`, which averages
-    over whoever took part (equation 6).
+    with σ = `hparams.noise_multiplier` and p = `context.sampling_rate`; the gradient of the head is
+    plain. The local optimizer gets the sum. The mechanism is `plain_mean`, the average over the
+    participants (equation 6).
 
-    There is no ε: Lemma 4.1 takes 2CK/M for the sensitivity of the average, which is 2C/K. It
-    divides by the sampling rate, and Lemma 4.3 then amplifies by it once more. The noise belongs to
-    client, round and step, and unlike a mechanism's it is the same for all settings under one seed.
+    There is no ε: Lemma 4.1 takes 2CK/M for the sensitivity of the average, which is 2C/K; this
+    divides by the sampling rate, and Lemma 4.3 amplifies by it once more. The noise depends on
+    client, round and step and, unlike a mechanism's, is the same for all settings under one seed.
 
     Args:
       task: model and loss.
@@ -121,7 +127,7 @@ def dpfedmtl_as_published(
       server_optimizer: Optimizer of the server, as in `dpfedmtl`.
 
     Raises:
-      ValueError: as `dpfedmtl`.
+      ValueError: see `dpfedmtl`.
     """
     return _algorithm(task, head, order, local_optimizer, server_optimizer, noised=True)
 
@@ -135,8 +141,7 @@ def _algorithm(
     *,
     noised: bool,
 ) -> Algorithm:
-    if order not in _ORDERS:
-        raise ValueError(f"order must be 'together' or 'head-first', got {order!r}")
+    require_choice(order, Order, "order")
     selection = _require_two_parts(task, task.output_layer if head is None else head)
     make_local = optimizers.as_local(local_optimizer)
     server_optimizer = optimizers.as_server(server_optimizer)
@@ -161,15 +166,11 @@ def _algorithm(
                 both = parts | moved
                 return task.loss(merge(both["head"], both["trunk"]), batch)
 
-            begun = {name: parts[name] for name in moving}
-            moved, value = local_steps(
-                begun,
-                data,
+            begun, whole = (
+                {name: parts[name] for name in moving},
                 task._replace(loss=loss, linear=None),
-                optimizer,
-                hparams,
-                context.round,
             )
+            moved, value = local_steps(begun, data, whole, optimizer, hparams, context.round)
             parts = parts | moved
             losses.append(value)
         update = jax.tree.map(jnp.subtract, parts["trunk"], shared.trunk.params)
@@ -196,25 +197,25 @@ def _algorithm(
 
 
 def _require_two_parts(task: Task, head: Selection) -> Selection:
-    """The head, of which it is known that it leaves a trunk."""
+    """Return the head, or raise ValueError if it leaves no trunk."""
     params = jax.eval_shape(task.init, jax.random.key(0))
     paths = paths_of(params)
     if head is None:
         raise ValueError(
-            "the task's model names no output layer, so head must say which parameters stay with "
-            f"their client, such as {paths[-1]!r}; they are {paths}"
+            "the task's model names no output layer, so head must name the parameters that stay "
+            f"with their client, such as {paths[-1]!r}, of {paths}"
         )
     _, trunk = split(params, head)
     if not jax.tree.leaves(trunk):
         raise ValueError(
-            "head selects all parameters and leaves none for the trunk, which the clients share "
-            f"(use local(task) for that): {paths}"
+            "head selects all parameters and leaves none for the shared trunk (use local(task) for "
+            f"that): {paths}"
         )
     return head
 
 
 def _noise(hparams: Hyperparameters, context: Context) -> optax.GradientTransformation:
-    """Clips the trunk's gradient and adds noise, one draw for each step; its state counts them."""
+    """Clip the trunk's gradient and add noise, one draw per step; the state counts steps."""
     sigma = round_value(jnp.asarray(hparams.noise_multiplier), context.round)
     clip_norm = jnp.asarray(hparams.clip_norm)
     scale = noise_scale(sigma, clip_norm) * 2 * context.sampling_rate

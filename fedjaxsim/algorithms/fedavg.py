@@ -2,19 +2,19 @@
 
 from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer, WarmStart
 from fedjaxsim.algorithms import optimizers
-from fedjaxsim.algorithms.billboard import (
-    from_one_model,
-    predict_with_shared,
-    publish,
-    published,
-    server_step,
-)
 from fedjaxsim.algorithms.local_steps import local_update
 from fedjaxsim.algorithms.optimizers import (
     LEARNING_RATE,
     SERVER_LEARNING_RATE,
     LocalName,
     ServerName,
+)
+from fedjaxsim.algorithms.shared_model import (
+    from_one_model,
+    predict_with_shared,
+    publish,
+    published,
+    server_step,
 )
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
@@ -29,11 +29,11 @@ def fedavg(
 ) -> Algorithm:
     """FedAvg: local SGD from the global w; clients send v − w; one model for all.
 
-    With `optimizers.server(optax.adam)` it is FedAdam, and so on (Reddi et al. 2021).
+    `optimizers.server(optax.adam)` makes it FedAdam (Reddi et al. 2021).
 
     Args:
       task: model and loss.
-      local_optimizer: Optimizer of the clients, a name or as from `optimizers.local`.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
       server_optimizer: Optimizer of the server, applied to the released mean update.
     """
     server_optimizer = optimizers.as_server(server_optimizer)

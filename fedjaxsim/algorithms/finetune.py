@@ -1,15 +1,20 @@
 """Fine-tuning (Hu, Wu, Smith; TMLR 2023, section 5.3): each client alone, after another stage."""
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Algorithm, LocalOptimizer, WarmStart
-from fedjaxsim.algorithms.billboard import from_one_model
 from fedjaxsim.algorithms.local_steps import PULL, local_steps
 from fedjaxsim.algorithms.optimizers import LEARNING_RATE, LocalName
+from fedjaxsim.algorithms.shared_model import (
+    from_one_model,
+    keep_shared,
+    predict_with_personal,
+    require_choice,
+)
 from fedjaxsim.data.minibatches import Batch, ClientData
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
@@ -29,7 +34,7 @@ def finetune(
 ) -> Algorithm:
     """Fine-tuning: client k takes its steps on ℓ_k plus a penalty towards w̃; nothing is sent.
 
-    w̃ is what the earlier stage published (`Simulation.start_from`); it stays as it is. The
+    w̃ is the published model of the earlier stage (`Simulation.start_from`) and does not change. The
     penalties, with λ = `hparams.lam`:
 
         vanilla: none
@@ -37,26 +42,24 @@ def finetune(
         kl:      (λ/2) [KL(p_w‖p_w̃) + KL(p_w̃‖p_w)], averaged over the minibatch
         ewc:     (λ/2) Σ_j F_j (w_j − w̃_j)², F of `fisher` at w̃ on the client's own rows
 
-    (EWC: Kirkpatrick et al. 2017; all four: Yu, Bagdasaryan, Shmatikov 2020.) One round with
-    everybody is a whole stage; more rounds go on, and are for evaluations in between. In each of
-    them the optimizer starts afresh, and F is computed anew, by one pass over the client's rows.
+    (EWC: Kirkpatrick et al. 2017; all four: Yu, Bagdasaryan, Shmatikov 2020.) One round with full
+    participation is a whole stage; more rounds allow evaluations in between. In each round the
+    optimizer starts afresh and one pass over the client's rows computes F.
 
-    What clients read is their own and w̃, so all of it is post-processing of the earlier releases:
-    ε stays what it was.
+    Clients read only their own data and w̃: this is post-processing, and ε does not change.
 
     Args:
       task: model and loss; for "kl" with a `divergence`.
       penalty: Penalty towards the published model; "vanilla" is none.
       origin: Start of the clients: the "personal" model that they predicted with, or the "global"
         one, w̃.
-      local_optimizer: Optimizer of the clients, a name or as from `optimizers.local`.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
 
     Raises:
-      ValueError: for an unknown penalty or origin, or "kl" of a task without a divergence.
+      ValueError: if the penalty or origin is unknown, or "kl" meets a task without a divergence.
     """
-    for name, value, known in (("penalty", penalty, Penalty), ("origin", origin, Origin)):
-        if value not in get_args(known):
-            raise ValueError(f"{name} must be one of {', '.join(get_args(known))}, got {value!r}")
+    require_choice(penalty, Penalty, "penalty")
+    require_choice(origin, Origin, "origin")
     if penalty == "kl" and task.divergence is None:
         raise ValueError(
             "penalty 'kl' needs a task with a `divergence`, the symmetrized KL divergence of its "
@@ -76,19 +79,11 @@ def finetune(
         )
         return w_k, (), {"loss": loss}
 
-    def server(shared, release, hparams, round_):
-        del release, hparams, round_
-        return shared
-
-    def predict(shared, personal, hparams, client_id):
-        del shared, hparams, client_id
-        return personal
-
     return Algorithm(
         from_one_model(task, start),
         client,
-        server,
-        predict,
+        keep_shared,
+        predict_with_personal,
         task,
         warm_start=WarmStart(
             start, lambda shared: shared if reads_published else None, required=reads_published
@@ -99,7 +94,7 @@ def finetune(
 def _towards(
     penalty: Penalty, task: Task, w_tilde: PyTree, data: ClientData, lam: Any
 ) -> Callable[[PyTree, Batch], jax.Array] | None:
-    """The penalty of parameters on a minibatch, ()."""
+    """Return the penalty as a function of parameters and a minibatch, ()."""
 
     def mean(w, batch):
         del batch
@@ -126,10 +121,10 @@ def _towards(
 
 
 def fisher(task: Task, params: PyTree, data: ClientData) -> PyTree:
-    """The diagonal of the empirical Fisher information, F_j = (1/n) Σ_i (∂ℓ_i/∂w_j)².
+    """Compute the diagonal of the empirical Fisher information, F_j = (1/n) Σ_i (∂ℓ_i/∂w_j)².
 
-    An exact pass over the client's n rows, with their own labels; ℓ_i is the loss of row i, taken
-    for its negative log-likelihood.
+    An exact pass over the client's n rows, with their own labels; the loss ℓ_i stands for the
+    negative log-likelihood of row i.
 
     Args:
       task: model and loss.
@@ -140,7 +135,7 @@ def fisher(task: Task, params: PyTree, data: ClientData) -> PyTree:
       A pytree like the params.
 
     Raises:
-      ValueError: where a client has no rows, as its minibatches are made afresh.
+      ValueError: if minibatches are made afresh, so that clients have no rows.
     """
     if data.generates:
         raise ValueError(

@@ -7,26 +7,24 @@ import jax
 
 PyTree = Any
 Selection = str | Sequence[str] | Callable[[str], bool] | None
-"""Which parameters, by the paths of leaves, whose keys are joined by "/" as in "Dense_1/kernel": a
-name, which is a path or the first keys of paths, as "Dense_1"; several names; a predicate on paths;
-or None for all parameters."""
-_NAME = "a name must be a path, or what paths begin with up to a '/'"
+"""Parameters by the paths of leaves, such as "Dense_1/kernel": a path or the first keys of paths,
+such as "Dense_1"; several of them; a predicate on paths; or None for all parameters."""
+_NAME = "a name must be a path, or the beginning of paths up to a '/'"
 
 
 def split(params: PyTree, selection: Selection) -> tuple[PyTree, PyTree]:
-    """Splits parameters in two by path.
+    """Split parameters in two by path.
 
     Args:
       params: a pytree of arrays without None.
-      selection: which leaves go to the first part.
+      selection: the leaves of the first part.
 
     Returns:
-      The selected part and the rest: two pytrees like `params` with None, which for JAX is no leaf,
+      The selected part and the rest: two pytrees like `params` with None, which is no leaf for JAX,
       in place of the leaves of the other part.
 
     Raises:
-      ValueError: if nothing is selected, by one of several names, too; or if the selection is of
-        another type.
+      ValueError: if a name or the predicate selects nothing, or the selection has another type.
     """
     chosen = _chosen(selection, paths_of(params))
     leaves, structure = jax.tree.flatten(params)
@@ -39,20 +37,19 @@ def split(params: PyTree, selection: Selection) -> tuple[PyTree, PyTree]:
 
 
 def merge(selected: PyTree, rest: PyTree) -> PyTree:
-    """Puts the two parts of `split` together again."""
+    """Merge the two parts of `split`."""
     return jax.tree.map(
         lambda a, b: b if a is None else a, selected, rest, is_leaf=lambda leaf: leaf is None
     )
 
 
 def paths_of(params: PyTree) -> list[str]:
-    """The paths of all leaves, as a selection names them."""
+    """Return the paths of all leaves."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
 
 
 def _chosen(selection: Selection, paths: list[str]) -> list[bool]:
-    """Which of the paths are selected."""
     if selection is None:
         return [True] * len(paths)
     if callable(selection):

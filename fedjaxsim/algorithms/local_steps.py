@@ -1,4 +1,4 @@
-"""Local training, which several algorithms share: a client's minibatch steps with an optimizer."""
+"""Local training: a client's minibatch steps with an optimizer."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from fedjaxsim.algorithm import LocalOptimizer
 from fedjaxsim.algorithms.optimizers import LocalName, as_local
 from fedjaxsim.data.minibatches import Batch, ClientData
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters
-from fedjaxsim.kernels.linear_steps import linear_update, pays
+from fedjaxsim.kernels.linear_steps import is_cheaper, linear_update
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
@@ -26,12 +26,7 @@ PULL = Hyperparameter(
 
 
 class Pull(NamedTuple):
-    """The penalty (strength/2)·‖v − centre‖² on top of the loss.
-
-    Attributes:
-      strength: ().
-      centre: pytree like the params.
-    """
+    """The penalty (strength/2)·‖v − centre‖² on top of the loss, centre like the params."""
 
     strength: ArrayLike
     centre: PyTree
@@ -47,21 +42,21 @@ def local_steps(
     pull: Pull | None = None,
     penalty: Callable[[PyTree, Batch], jax.Array] | None = None,
 ) -> tuple[PyTree, jax.Array]:
-    """Takes this round's local steps on a client's own rows.
+    """Take this round's local steps on a client's own rows.
 
     Args:
-      params: w, where to start.
+      params: w, the start.
       data: the client's rows.
       task: model and loss.
       local_optimizer: a name or an optimizer; its state starts anew.
       hparams: hyperparameters.
       round_: () int32.
-      pull: a penalty, whose gradient is added to that of the loss.
-      penalty: likewise, any `(params, batch) -> ()`.
+      pull: a penalty added to the loss.
+      penalty: another one, `(params, batch) -> ()`.
 
     Returns:
-      v, the parameters after the last step, and the mean over the steps of the minibatch losses,
-      each taken before its step, (); 0 where the client's data are used up.
+      v, the parameters after the last step, and the mean over steps of the minibatch losses, each
+      before its step, (); 0 if the client's data are consumed.
     """
     optimizer = as_local(local_optimizer)(hparams, round_)
 
@@ -90,14 +85,14 @@ def local_update(
     round_: jax.Array,
     pull: Pull | None = None,
 ) -> tuple[PyTree, jax.Array]:
-    """What `local_steps` change, v − w, as a message, and their loss.
+    """Run `local_steps` and return the update v − w and the mean loss.
 
-    SGD of a linear task, pulled to w if at all, makes it a product of thin matrices where that
-    saves work (see `kernels.linear_steps`): the same update, up to rounding.
+    With SGD on a linear task and no pull but to w, the update is factored where that is cheaper
+    (see `kernels.linear_steps`): the same up to rounding.
     """
     steps, size, linear = data.minibatches.steps, data.minibatches.size, task.linear
     plain = local_optimizer == "sgd" and (pull is None or pull.centre is params)
-    if linear is None or steps is None or not plain or not pays(params, steps, size):
+    if linear is None or steps is None or not plain or not is_cheaper(params, steps, size):
         v, loss = local_steps(params, data, task, local_optimizer, hparams, round_, pull)
         return jax.tree.map(jnp.subtract, v, params), loss
     eta, mu = jnp.asarray(hparams.learning_rate), 0.0 if pull is None else pull.strength

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.algorithm import Algorithm, WarmStart
-from fedjaxsim.algorithms.billboard import from_one_model
 from fedjaxsim.algorithms.optimizers import LEARNING_RATE
 from fedjaxsim.algorithms.proximal import (
     RIDGE,
@@ -17,9 +16,9 @@ from fedjaxsim.algorithms.proximal import (
     loss_and_gradient,
     matrices,
     momentum,
-    require_choice,
 )
 from fedjaxsim.algorithms.server_maps import ServerMap, group_sparse, low_rank, relationship
+from fedjaxsim.algorithms.shared_model import from_one_model, require_choice
 from fedjaxsim.hyperparameters import (
     LARGEST_FLOAT32,
     Hyperparameter,
@@ -73,17 +72,17 @@ _MAPS = {
 }
 
 _NOISED_EXAMPLES = (
-    "Clients add noise of their own, for the sake of single examples: that guarantee is no part of "
-    "this ε, which is of whole clients; `example_guarantee` states it."
+    "Clients add noise of their own to protect single examples: that guarantee is no part of this "
+    "ε, which is for whole clients; `example_guarantee` states it."
 )
 
 
 class Published(NamedTuple):
-    """What everybody may read.
+    """The public server state.
 
     Attributes:
-      matrix: M of the last release; the identity before there is one.
-      memory: what the server map remembers of earlier releases.
+      matrix: M of the last release; the identity before the first one.
+      memory: the server map's memory of earlier releases.
     """
 
     matrix: PyTree
@@ -94,8 +93,8 @@ class Part(NamedTuple):
     """A client's model, or one of the two parts of a decomposed one.
 
     Attributes:
-      w: (d, c), as the last step left it; clipped, as the mechanism clips it, if it is sent.
-      previous: (d, c), what the proximal map made of it a round earlier, for the acceleration.
+      w: (d, c), after the last step; clipped like the mechanism's messages if it is sent.
+      previous: (d, c), its proximal map of the round before, for the acceleration.
     """
 
     w: jax.Array
@@ -103,11 +102,11 @@ class Part(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """What a client keeps.
+    """The state of a client.
 
     Attributes:
       sent: w̃_i, or p̃_i of a decomposed model.
-      kept: q_i of a decomposed model, which never leaves the client; None where there is none.
+      kept: q_i of a decomposed model, which never leaves the client; else None.
     """
 
     sent: Part
@@ -131,57 +130,57 @@ def mpmtl(
     protect_examples: bool = False,
     server_map: ServerMap | None = None,
 ) -> Algorithm:
-    """MP-MTL: clients learn which subspace, or which features, their models have in common.
+    """MP-MTL: clients learn the subspace, or the features, that their models have in common.
 
     It is proximal gradient descent on
 
         Σ_i L_i(w_i) + (μ/2) Σ_i ‖w_i‖² + λ ‖W‖_*       (low-rank; λ ‖W‖_{2,1} for group-sparse)
 
     over the matrix W of all clients' linear models (λ/2 ‖W‖_*² for relationship); L_i is the mean
-    loss of client i over all its own rows. The proximal map is a product M·W whose M follows from
-    WWᵀ, and that is all that is released. In a round, with the M of the last release (I in the
-    first round), client i does
+    loss of client i over all its own rows. The proximal map is a product M·W with M a function of
+    WWᵀ, which is all that is released. In a round, with the M of the last release (I in the first
+    round), client i computes
 
         ŵ_i = M w̃_i                                          (Algorithm 2, step 9)
         z_i = ŵ_i + β_t (ŵ_i − ŵ_i of the round before)       (step 10)
         w_i = z_i − η (∇L_i(z_i) + μ z_i)                     (step 11)
         w̃_i = clip(w_i, K)                                    (step 3)
 
-    and sends w_i. The mechanism clips it to w̃_i too and releases Σ_i w̃_i w̃_iᵀ + E, of which the
-    server makes the next M. Clients predict with M w̃_i. That is the paper's loop, turned by half a
-    round: its W⁰ is what the first round's step makes of each client's start, without the others.
+    and sends w_i. The mechanism clips it to w̃_i too and releases Σ_i w̃_i w̃_iᵀ + E, from which the
+    server computes the next M. Clients predict with M w̃_i. That is the paper's loop, rotated by
+    half a round: its W⁰ is the result of the first round's step from each client's start.
 
-    The mechanism must release a Gram matrix: `gaussian_gram()`, or of its diagonal alone, which is
-    all that group sparsity needs, `gaussian_gram(diagonal=True)`; or `pure_gram`, or `wishart`,
-    which guarantees nothing. Its clip norm is K. Everyone should take part, as in the paper: Σ is a
-    sum, against which λ is weighed.
+    The mechanism must release a Gram matrix: `gaussian_gram()`, or only its diagonal, enough for
+    group sparsity, `gaussian_gram(diagonal=True)`; or `pure_gram`, or `wishart`, which guarantees
+    nothing. Its clip norm is K. Use full participation, as in the paper: λ is weighed against the
+    sum Σ.
 
-    A decomposed model is W = P + Q (Algorithm 4 and Remark 4). P is as W above, low-rank or
+    A decomposed model is W = P + Q (Algorithm 4 and Remark 4). P is like W above, low-rank or
     group-sparse; Q stays with the clients, under one more penalty: λ₂ Σ_i ‖q_i‖₁ on its entries,
-    λ₂ Σ_i ‖q_i‖₂ on its columns, or λ₂ ‖Q‖²_F. Both take the same gradient, which for the pair has
-    the Lipschitz constant 2L: η ≤ 1/(2L). P starts where the client starts, and Q at 0; the paper
+    λ₂ Σ_i ‖q_i‖₂ on its columns, or λ₂ ‖Q‖²_F. Both take the same gradient, with the Lipschitz
+    constant 2L for the pair: η ≤ 1/(2L). P starts at the client's start and Q at 0; the paper
     starts both from W⁰, which predicts with 2 W⁰.
 
-    "relationship" is multi-task relationship learning, MTRL (Zhang and Yeung 2010), which learns a
-    covariance Ω of the tasks besides: min over Ω ⪰ 0, tr Ω = 1 of tr(W Ω⁻¹ Wᵀ) is ‖W‖_*², reached
+    "relationship" is multi-task relationship learning, MTRL (Zhang and Yeung 2010), which also
+    learns a covariance Ω of the tasks: min over Ω ⪰ 0, tr Ω = 1 of tr(W Ω⁻¹ Wᵀ) is ‖W‖_*², reached
     at Ω = (WᵀW)^½/tr (WᵀW)^½.
 
-    With an intercept, that is one more coordinate of w_i. With c outputs, a client has c columns of
-    W, and a message is a matrix (d, c), clipped in Frobenius norm.
+    An intercept is one more coordinate of w_i. With c outputs, a client has c columns of W, and a
+    message is a matrix (d, c), clipped in Frobenius norm.
 
     Args:
       task: a linear model with its loss.
       penalty: Penalty on the matrix W of all models, or on its shared part P.
       outliers: Penalty on Q, the part of a decomposed model that its client keeps.
       acceleration: Momentum β_t: 0, or (t − 1)/(t + 2) ("convex"), or (1 − √(μη))/(1 + √(μη))
-        ("strongly-convex"), which is the paper's where η = 1/L; then μ = `hparams.ridge` > 0.
+        ("strongly-convex"), the paper's for η = 1/L; then μ = `hparams.ridge` > 0.
       protect_examples: Whether a client adds noise b of density ∝ exp(−(ε/(2K)) ‖b‖) to w̃_i, clips
-        again, and sends and goes on from the result (Algorithm 5, which prints the inverse of the
-        factor); ε = `hparams.example_epsilon` is that of one round. See `example_guarantee`.
-      server_map: what the server makes of the releases; by default the proximal map of the penalty.
+        again, sends the result and continues from it (Algorithm 5, which prints the inverse of the
+        factor); ε = `hparams.example_epsilon` is for one round. See `example_guarantee`.
+      server_map: the map from releases to M; by default the proximal map of the penalty.
 
     Raises:
-      ValueError: if the task is not linear, or there is no such penalty or acceleration; when a run
+      ValueError: if the task is not linear, or the penalty or acceleration is unknown; when a run
         starts, if the mechanism releases something else.
     """
     require_choice(penalty, Penalty, "penalty")
@@ -199,7 +198,7 @@ def mpmtl(
         return shared, Personal(Part(w, w), Part(q, q) if decomposed else None)
 
     def proximal(shared, personal, hparams, client_id):
-        """ŵ_i and None, or p̂_i and q̂_i."""
+        """Return ŵ_i and None, or p̂_i and q̂_i."""
         hat = server_map.apply(shared.matrix, personal.sent.w, client_id)
         if personal.kept is None:
             return hat, None
@@ -215,7 +214,7 @@ def mpmtl(
         step = hparams.learning_rate * (gradient + hparams.ridge * whole)
 
         def after(w, hat):
-            # ŵ⁰ is w̃⁰: in the first round there was no release to make it of.
+            # ŵ⁰ is w̃⁰, since there is no release before the first round.
             return Part(w, jnp.where(context.round == 0, w, hat))
 
         message = z - step
@@ -251,11 +250,10 @@ def mpmtl(
 
 
 def example_guarantee(example_epsilon: float, rounds: int, delta: float = 0.0) -> Guarantee:
-    """What `protect_examples` guarantees: (ε, δ)-differential privacy of every single example.
+    """Return the guarantee of `protect_examples`: (ε, δ)-DP of every single example.
 
-    The clip bounds by 2K how far one example can move what a client sends, so each round's noise
-    makes it ε-differentially private by itself (Algorithm 5, Proposition 4), whatever else the
-    client keeps. Over rounds that composes (MP-MTL, equation 6).
+    One example moves a client's clipped message by at most 2K, so each round's noise makes it
+    ε-differentially private (Algorithm 5, Proposition 4). Rounds compose (MP-MTL, equation 6).
 
     Args:
       example_epsilon: ε of one round.
@@ -263,7 +261,7 @@ def example_guarantee(example_epsilon: float, rounds: int, delta: float = 0.0) -
       delta: δ in [0, 1); with 0, ε is the sum.
 
     Raises:
-      ValueError: if one of them is out of range.
+      ValueError: if an argument is out of range.
     """
     if not example_epsilon > 0 or rounds < 0:
         raise ValueError(
@@ -282,7 +280,7 @@ def example_guarantee(example_epsilon: float, rounds: int, delta: float = 0.0) -
         status="upper_bound" if protected else "none",
         assumptions=(
             "One example of one client is replaced; its number of examples is public.",
-            "It holds against whoever sees what the client sends, the server included, and not "
+            "It holds against all who see the client's messages, the server included, and not "
             "against the client itself.",
         ),
         reason="" if protected else "no noise was added",
@@ -291,7 +289,7 @@ def example_guarantee(example_epsilon: float, rounds: int, delta: float = 0.0) -
 
 
 def _noised(w: jax.Array, hparams: Hyperparameters, key: jax.Array) -> jax.Array:
-    """A clipped model with noise for the sake of single examples, clipped again."""
+    """Add noise for single examples to a clipped model and clip it again."""
     radius_key, normal_key = threefry.split(key)
     direction = normal(normal_key, w.shape, w.dtype)
     size = radius(radius_key, w.size).astype(w.dtype)

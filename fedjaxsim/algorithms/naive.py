@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Algorithm, LocalOptimizer, WarmStart
-from fedjaxsim.algorithms.billboard import from_one_model
 from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
 from fedjaxsim.algorithms.optimizers import LEARNING_RATE, LocalName
+from fedjaxsim.algorithms.shared_model import from_one_model
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
 
@@ -16,7 +16,7 @@ PyTree = Any
 
 
 class Matrix(NamedTuple):
-    """What everybody may read: all models.
+    """The public server state: all models.
 
     Attributes:
       rows: W, the released model of every client, leaves (m, ...).
@@ -33,26 +33,26 @@ def naive_dp(
 ) -> Algorithm:
     """PMTL's objective with differential privacy of all models instead of joint DP.
 
-    The matrix W of all models is the billboard. Client k of the cohort takes E steps
+    The server publishes the matrix W of all models. Client k of the cohort takes E steps
 
         w ← w − η (∇ℓ_k(w) + λ (w − w̄))
 
     from its released row w_k, w̄ being the mean of all rows, and sends w − w_k. The mechanism,
     `privacy.mechanisms.every_row()`, clips that and noises every row; the server adds the
-    release to W. Clients predict with their released row, so a client's own model, too, tells no
-    more of its data than (ε, δ) allow. At the ε of PMTL the noise is as large, but meets the update
-    of one client instead of the sum of a cohort's.
+    release to W. Clients predict with their released row, so (ε, δ) covers a client's own model
+    too. At the ε of PMTL the noise is equally large, but meets the update of one client instead of
+    a cohort's sum.
 
-    The billboard takes the memory of m models, on every device.
+    W takes the memory of m models, on every device.
 
     Args:
       task: model and loss.
       num_clients: m.
-      local_optimizer: Optimizer of the clients, a name or as from `optimizers.local`.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
 
     Raises:
-      ValueError: when the algorithm is first traced, if the clients are not so many, or the release
-        has not one row for each.
+      ValueError: when the algorithm is first traced, if the run has not `num_clients` clients, or
+        the release has not one row for each.
     """
 
     def start(hparams, published, own):
@@ -65,8 +65,8 @@ def naive_dp(
     def client(shared, personal, data, hparams, context):
         if context.num_clients != num_clients:
             raise ValueError(
-                f"naive_dp must be of the {context.num_clients} clients of the run, "
-                f"got num_clients {num_clients}"
+                f"num_clients must be {context.num_clients}, the clients of the run, "
+                f"got {num_clients}"
             )
         w_k = predict(shared, personal, hparams, context.client_id)
         pull = Pull(hparams.lam, shared.mean)
@@ -75,7 +75,7 @@ def naive_dp(
 
     def server(shared, release, hparams, round_):
         del hparams, round_
-        # A release of one row would be added to all of them without a word.
+        # A release of one row would silently broadcast to all rows.
         if jax.tree.map(jnp.shape, release) != jax.tree.map(jnp.shape, shared.rows):
             raise ValueError(
                 f"naive_dp needs a release of {num_clients} rows: its mechanism must be every_row()"

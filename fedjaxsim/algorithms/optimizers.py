@@ -48,7 +48,7 @@ def local(
         1.0, rounds)` decays η from `hparams.learning_rate` to 0. None keeps η constant.
 
     Raises:
-      ValueError: for an unknown name.
+      ValueError: if the name is unknown.
     """
     make = _find(optimizer)
 
@@ -62,14 +62,14 @@ def local(
 def server(optimizer: Optax | ServerName = "sgd") -> ServerOptimizer:
     """Make a server optimizer with learning rate `hparams.server_learning_rate`.
 
-    The server treats minus the released mean update as a gradient (Reddi et al. 2021), so that
-    plain SGD with rate 1 adds the release, and `optax.adam` gives FedAdam.
+    The server treats minus the released mean update as a gradient (Reddi et al. 2021): SGD with
+    rate 1 adds the release, and `optax.adam` gives FedAdam.
 
     Args:
       optimizer: a name, or any optax factory that takes `learning_rate`.
 
     Raises:
-      ValueError: for an unknown name.
+      ValueError: if the name is unknown.
     """
     make = _find(optimizer)
     return lambda hparams: make(learning_rate=hparams.server_learning_rate)

@@ -1,6 +1,6 @@
 """PMTL: private mean-regularized multi-task learning (Hu, Wu, Smith; TMLR 2023), Algorithm 1."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,6 @@ from numpy.typing import ArrayLike
 
 from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer, WarmStart
 from fedjaxsim.algorithms import optimizers
-from fedjaxsim.algorithms.billboard import from_one_model, publish, published, server_step
 from fedjaxsim.algorithms.clusters import in_clusters
 from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
 from fedjaxsim.algorithms.optimizers import (
@@ -16,6 +15,14 @@ from fedjaxsim.algorithms.optimizers import (
     SERVER_LEARNING_RATE,
     LocalName,
     ServerName,
+)
+from fedjaxsim.algorithms.shared_model import (
+    from_one_model,
+    predict_with_personal,
+    publish,
+    published,
+    require_choice,
+    server_step,
 )
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
@@ -39,29 +46,28 @@ def pmtl(
         w ← w − η (∇ℓ_k(w) + λ (w − w̃))
 
     and sends w − w_k (line 6); the server adds the clipped, noised mean of the messages to w̃
-    (line 8). All clients and w̃ start from one data-independent w⁰: a w̃⁰ that is the mean of w_k
-    fitted to data would publish data without noise. Clients predict with w_k.
+    (line 8). All clients and w̃ start from one data-independent w⁰: the mean of w_k fitted to data
+    would publish data without noise. Clients predict with w_k.
 
-    The message may be one of two; both are bounded, noised and charged alike:
+    The message is one of two, both bounded, noised and charged alike:
 
-    * "update": w − w_k, the paper's: w̃ is w⁰ and the sum of all releases, their noise included.
-    * "offset": w − w̃, that of the authors' code: it draws w̃ back to the models, so that of
-      earlier noise little or nothing stays.
+    * "update": w − w_k, the paper's: w̃ is w⁰ plus the sum of all releases and their noise.
+    * "offset": w − w̃, of the authors' code: it pulls w̃ back to the models, so that little or no
+      earlier noise remains.
 
     Args:
       task: model and loss.
-      local_optimizer: Optimizer of the clients, a name or as from `optimizers.local`.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
       server_optimizer: Optimizer of the server, applied to the released mean message; "sgd" adds
         it, as in the paper.
       message: Message of a client: "update", w − w_k as in the paper, or "offset", w − w̃.
-      clusters: the cluster of each client, (m,): a w̃ for every cluster in place of one for all, at
-        the same price; public, see `in_clusters`.
+      clusters: the cluster of each client, (m,), for a w̃ per cluster at the same price; public,
+        see `in_clusters`.
 
     Raises:
-      ValueError: for an unknown message; for clusters as `in_clusters`.
+      ValueError: if the message is unknown, or `in_clusters` refuses the clusters.
     """
-    if message not in get_args(Message):
-        raise ValueError(f"message must be 'update' or 'offset', got {message!r}")
+    require_choice(message, Message, "message")
     server_optimizer = optimizers.as_server(server_optimizer)
 
     def start(hparams, w_tilde, w_k):
@@ -74,15 +80,11 @@ def pmtl(
         origin = w_k if message == "update" else w_tilde
         return w, jax.tree.map(jnp.subtract, w, origin), {"loss": loss}
 
-    def predict(shared, personal, hparams, client_id):
-        del shared, hparams, client_id
-        return personal
-
     algorithm = Algorithm(
         from_one_model(task, start),
         client,
         server_step(server_optimizer),
-        predict,
+        predict_with_personal,
         task,
         warm_start=WarmStart(start, published),
     )

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from fedjaxsim.algorithm import Algorithm, Context, WarmStart
 from fedjaxsim.algorithms.layers import Selection, merge, split
 from fedjaxsim.algorithms.optimizers import LEARNING_RATE
+from fedjaxsim.algorithms.shared_model import require_choice
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.hyperparameters import (
     LARGEST_FLOAT32,
@@ -38,8 +39,8 @@ PERSONALIZATION = Hyperparameter(
     "(inf: global only), or the paper's α.",
 )
 _DIVISOR = (
-    "M = Σ m_i, by which the weighted objective divides, is taken as public; where the m_i are "
-    "made of data, as of the clients' numbers of rows, the guarantee does not cover what M tells."
+    "M = Σ m_i, the divisor of the weighted objective, is taken as public; if the m_i are made of "
+    "data, such as the clients' numbers of rows, the guarantee does not cover what M reveals."
 )
 
 
@@ -48,7 +49,7 @@ _DIVISOR = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Objective:
-    """Which risk is minimized; made by `average` or `weighted`.
+    """The risk that is minimized; made by `average` or `weighted`.
 
     Attributes:
       sizes: m_i of the weighted risk, () or (m,) integers; None for the average risk.
@@ -58,20 +59,16 @@ class Objective:
 
     @property
     def public(self) -> tuple[str, ...]:
-        """What is taken as public here though it may be made of data; see `Algorithm`."""
+        """Sentences on public numbers that may be made of data; see `Algorithm`."""
         return () if self.sizes is None or self.sizes.ndim == 0 else (_DIVISOR,)
 
     @property
     def mean_size(self) -> float:
-        """M/N, by which gradients count on average: 1 for the average risk."""
+        """M/N, the mean weight of gradients: 1 for the average risk."""
         return 1.0 if self.sizes is None else float(self.sizes.mean())
 
     def check(self, minibatches: Minibatches, num_clients: int) -> None:
-        """Checks the sizes against the minibatches they are taken from.
-
-        Raises:
-          ValueError: if there is not one size, or one for each client, or if one exceeds b.
-        """
+        """Raise ValueError unless there is one size, or one per client, of at most b."""
         if self.sizes is None:
             return
         if self.sizes.shape not in ((), (num_clients,)):
@@ -87,19 +84,19 @@ class Objective:
 
 
 def average() -> Objective:
-    """The mean of the clients' risks, (1/N) Σ_i f_i: gradients are minibatch means (§5, B.6)."""
+    """Return the mean of the clients' risks, (1/N) Σ_i f_i, with minibatch means (§5, B.6)."""
     return Objective()
 
 
 def weighted(sizes: ArrayLike) -> Objective:
-    """Σ_i (m_i/M) f_i with M = Σ_i m_i: gradients are sums over m_i examples (§5, eq. 11).
+    """Return Σ_i (m_i/M) f_i with M = Σ_i m_i: gradients are sums over m_i examples (§5, eq. 11).
 
     The clip norm then bounds sums.
 
     Args:
       sizes: m_i ≥ 1, one for all clients or (m,): client i uses the first m_i examples of its
-        minibatch, or all where it has fewer. Public and fixed before the run, since M is the
-        server's divisor; a guarantee names it among its assumptions.
+        minibatch, or all if it has fewer. Public and fixed before the run, since M is the server's
+        divisor; a guarantee names it among its assumptions.
 
     Raises:
       ValueError: if a size is not a whole number of at least 1.
@@ -113,11 +110,11 @@ def weighted(sizes: ArrayLike) -> Objective:
 def noise_multiplier_from_paper(
     sigma: float, sampling_rate: float, num_clients: int, objective: Objective | None = None
 ) -> float:
-    """The z of this package for the σ of the paper.
+    """Convert the σ of the paper to the z of this package.
 
-    The text adds noise of standard deviation σ_ζ = σC to the *average* of the clipped gradients,
-    which is their sum divided by qN, or by qM in the weighted objective; z is that of the sum,
-    so z = σ·qN or σ·qM. The noise multiplier of the authors' code is z already.
+    The paper adds noise of standard deviation σ_ζ = σC to the *average* of the clipped gradients,
+    their sum divided by qN, or by qM in the weighted objective; z is the noise of the sum, so
+    z = σ·qN or σ·qM. The noise multiplier of the authors' code is z already.
 
     Args:
       sigma: σ ≥ 0.
@@ -139,7 +136,7 @@ class _StepSizes(NamedTuple):
 
 _GRID = _StepSizes(
     lambda hparams: jnp.multiply(hparams.learning_rate, jnp.minimum(hparams.personalization, 1.0)),
-    # max(a, 1) and not min(1/a, 1), which has no derivative that can be used at a = 0.
+    # max(a, 1), because the derivative of min(1/a, 1) is unusable at a = 0.
     lambda hparams, context: jnp.divide(
         hparams.learning_rate, jnp.maximum(hparams.personalization, 1.0)
     ),
@@ -160,8 +157,8 @@ class Average(NamedTuple):
     """The mean of the first iterates of a run.
 
     Attributes:
-      mean: pytree, the mean of the iterates of the rounds before `rounds`.
-      rounds: () int32, how many those are.
+      mean: pytree, the mean of the iterates of the first `rounds` rounds.
+      rounds: number of those rounds, () int32.
     """
 
     mean: PyTree
@@ -169,11 +166,11 @@ class Average(NamedTuple):
 
 
 class Iterate(NamedTuple):
-    """Parameters that move from round to round: (W, w) on the billboard, θ_i at client i.
+    """Parameters that move from round to round: (W, w) at the server, θ_i at client i.
 
     Attributes:
       value: pytree, the parameters.
-      average: of all values so far, where the averaged iterate is asked for; else None.
+      average: the average of all values so far, if asked for; else None.
     """
 
     value: PyTree
@@ -185,9 +182,9 @@ def _first(value: PyTree, averaged: bool) -> Iterate:
 
 
 def _average_at(iterate: Iterate, rounds: jax.Array) -> PyTree:
-    """The mean of z_0 … z_{rounds−1}, and z_0 for no rounds; the value stood since the last move.
+    """Return the mean of z_0 … z_{rounds−1}, and z_0 for no rounds.
 
-    A client that is not drawn keeps its θ_i, which counts for every round that it lasts.
+    The value counts for every round since the last move: a client that is not drawn keeps its θ_i.
     """
     assert iterate.average is not None
     new = (rounds - iterate.average.rounds).astype(float)
@@ -200,7 +197,7 @@ def _average_at(iterate: Iterate, rounds: jax.Array) -> PyTree:
 
 
 def _move(iterate: Iterate, value: PyTree, round_: jax.Array) -> Iterate:
-    """Goes on to z_{round+1}."""
+    """Move to z_{round+1}."""
     if iterate.average is None:
         return Iterate(value, None)
     return Iterate(value, Average(_average_at(iterate, round_ + 1), round_ + 1))
@@ -219,7 +216,7 @@ def ppsgd(
     personal: Selection = None,
     averaged: bool = False,
 ) -> Algorithm:
-    """PP-SGD: client i predicts with w + θ_i, w public and noised, θ_i its own (Algorithm 2).
+    """PP-SGD: client i predicts with w + θ_i, w public and noised, θ_i private (Algorithm 2).
 
     Client i of the cohort draws one minibatch (line 6), computes (line 7)
 
@@ -234,38 +231,35 @@ def ppsgd(
 
         w ← w − η_w (Σ_i clip(g_w,i) + N(0, (zC)² I)) / qN          (lines 12 and 13)
 
-    where for the weighted objective qM is in place of qN, and line 8 is divided by M/N as well. In
-    a network θ_i belongs to the output layer, and the layers W before it are shared: they travel
-    with w, in one message with one clip. At first θ_i = 0, w = 0, and W is random (line 2).
+    where the weighted objective has qM in place of qN and also divides line 8 by M/N. In a network
+    θ_i belongs to the output layer, and the layers W before it are shared: they are sent with w, in
+    one message with one clip. At first θ_i = 0, w = 0, and W is random (line 2).
 
     Step sizes, of η = `hparams.learning_rate` and the level a or α = `hparams.personalization`:
 
         "grid":   η_w = η min(a, 1),  η_θ = η / max(a, 1): their ratio is a; a = ∞ is global only
         "paper":  η_w = αη,           η_θ = η / qN: their ratio is a = α·qN; α is finite
 
-    with q the sampling rate. At level 0 nothing of the others reaches a client: w and W
-    stay as they were.
+    with q the sampling rate. At level 0 clients learn alone: w and W do not change.
 
     Args:
       task: model and loss.
-      parametrization: Rule that turns the level into two step sizes; "grid" is that of the paper's
+      parametrization: Rule that turns the level into two step sizes; "grid" is used in the paper's
         experiments.
       objective: Risk to minimize: the mean of the clients' risks, or weighted by `sizes`.
       sizes: m_i of the weighted risk, see `weighted`.
       personal: Parameters that are w + θ_i and start at 0: a top-level name, a predicate on
-        paths such as "Dense_1/kernel", or None for the output layer of the task's model, and for
-        all parameters where it names none, as a linear model.
+        paths such as "Dense_1/kernel", or None for the output layer of the task's model, or for all
+        parameters of a model that names none, such as a linear one.
       averaged: Whether clients predict with the averaged iterate z̄_T = (1/T) Σ_{t<T} z_t of the
         theorems, which keeps a second copy of w, W and θ_i; or with the last one.
 
     Raises:
-      ValueError: for an unknown parametrization; before a run, for an infinite level in that of
-        the paper; when the algorithm is first traced, for
-        minibatches that are not one per round (one epoch counts as one minibatch of all rows), or
-        sizes that do not suit them.
+      ValueError: if the parametrization is unknown; before a run, if the level is infinite in the
+        paper's one; when the algorithm is first traced, if there is not one minibatch per round
+        (one epoch counts as one minibatch of all rows), or sizes do not suit the minibatches.
     """
-    if parametrization not in _STEP_SIZES:
-        raise ValueError(f"parametrization must be 'grid' or 'paper', got {parametrization!r}")
+    require_choice(parametrization, Parametrization, "parametrization")
     step_sizes = _STEP_SIZES[parametrization]
     if objective not in get_args(Risk) or (objective == "weighted") != (sizes is not None):
         raise ValueError(
@@ -331,9 +325,9 @@ def _descend(params: PyTree, rate: jax.Array, gradient: PyTree) -> PyTree:
 def _gradient(
     task: Task, params: PyTree, data: ClientData, objective: Objective, client_id: jax.Array
 ) -> tuple[PyTree, jax.Array]:
-    """The minibatch's gradient, a sum or mean as the objective says, and its mean loss, ().
+    """Return the minibatch's gradient, a sum or mean by objective, and its mean loss, ().
 
-    An epoch may come in several batches; the parameters stay, so together they are one minibatch.
+    The batches of an epoch are one minibatch, as the parameters do not change between them.
     """
     size = None
     if objective.sizes is not None:

@@ -1,7 +1,7 @@
-"""What proximal gradient descent of linear models consists of, for one client."""
+"""Proximal gradient descent of linear models, for one client."""
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,29 +19,20 @@ RIDGE = Hyperparameter(
 )
 
 
-def require_choice(value: str, kind: Any, name: str) -> None:
-    """Raises ValueError where a value is none of a `Literal`."""
-    if value not in get_args(kind):
-        raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}")
-
-
 def matrices(
     task: Task, name: str
 ) -> tuple[Callable[[PyTree], jax.Array], Callable[[jax.Array], PyTree]]:
-    """A linear task's parameters as a matrix (d, c), a column for each output, and back.
+    """Return functions from a linear task's parameters to a matrix (d, c), and back.
 
     The intercept is the last row.
 
     Args:
-      task: a linear one.
-      name: of whom it is for, for people.
-
-    Raises:
-      ValueError: if the task is not linear.
+      task: a task with a linear model.
+      name: the algorithm, for the message.
     """
     if task.linear is None:
         raise ValueError(
-            f"{name} is for linear models, whose parameters are a row of W each: give a task of "
+            f"{name} is for linear models, with one row of W per output: give a task of "
             "models.linear()"
         )
 
@@ -61,7 +52,7 @@ def matrices(
 def momentum(
     acceleration: Acceleration, round_: jax.Array, hparams: Hyperparameters
 ) -> jax.Array | float:
-    """β_t, with t = 0 in the first round."""
+    """Return β_t, with t = 0 in the first round."""
     if acceleration == "none":
         return 0.0
     if acceleration == "convex":
@@ -74,7 +65,7 @@ def momentum(
 def loss_and_gradient(
     task: Task, to_params: Callable[[jax.Array], PyTree], w: jax.Array, data: ClientData
 ) -> tuple[jax.Array, jax.Array]:
-    """L_i and ∇L_i at w (d, c), over all rows of a client; 0 where it has none."""
+    """Compute L_i and ∇L_i at w (d, c) over all rows of a client; 0 if it has none."""
 
     def of_batch(batch):
         value, gradient = jax.value_and_grad(lambda w: task.loss(to_params(w), batch))(w)
@@ -92,7 +83,7 @@ def loss_and_gradient(
 
 
 def check_acceleration(acceleration: Acceleration, hparams: Hyperparameters) -> None:
-    """Raises ValueError where a known ridge and η do not suit the acceleration."""
+    """Raise ValueError if a known ridge and η do not suit the acceleration."""
     ridge, eta = on_host(hparams.ridge), on_host(hparams.learning_rate)
     if acceleration == "strongly-convex" and ridge is not None:
         if np.any(ridge <= 0):
@@ -107,17 +98,17 @@ def check_acceleration(acceleration: Acceleration, hparams: Hyperparameters) -> 
 
 
 def soften(q: jax.Array, threshold: jax.Array) -> jax.Array:
-    """sign(q) max(0, |q| − τ), for λ₂ ‖q‖₁."""
+    """Return sign(q) max(0, |q| − τ), for λ₂ ‖q‖₁."""
     return jnp.sign(q) * jnp.maximum(jnp.abs(q) - threshold, 0)
 
 
 def shorten(q: jax.Array, threshold: jax.Array) -> jax.Array:
-    """max(0, 1 − τ/‖q‖₂) q of every column, for λ₂ ‖q‖₂."""
+    """Return max(0, 1 − τ/‖q‖₂) q of every column, for λ₂ ‖q‖₂."""
     return q * shrinkage(jnp.sum(jnp.square(q), axis=0), threshold)
 
 
 def scale(q: jax.Array, threshold: jax.Array) -> jax.Array:
-    """q/(1 + 2τ), for λ₂ ‖q‖²_F."""
+    """Return q/(1 + 2τ), for λ₂ ‖q‖²_F."""
     return q / (1 + 2 * threshold)
 
 

@@ -1,4 +1,4 @@
-"""What MP-MTL's server makes of noised Gram matrices: a map Σ^(1:t) → M that clients apply."""
+"""MP-MTL's maps Σ^(1:t) → M from noised Gram matrices to the matrix that clients apply."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,26 +13,25 @@ PyTree = Any
 
 
 def apply_matrix(matrix: jax.Array, w: jax.Array, client_id: jax.Array) -> jax.Array:
-    """M·w, M being a matrix (d, d) or a diagonal (d,), of one client's w (d, c)."""
+    """Return M·w of one client's w (d, c), for a matrix M (d, d) or a diagonal (d,)."""
     del client_id
     matrix = matrix.astype(w.dtype)
     if matrix.ndim == 1:
         return matrix[:, None] * w
-    # Where M is the identity, as at the start, w stays what it is.
+    # With the identity of the first round, w stays bit-identical.
     return jnp.matmul(matrix, w, precision=jax.lax.Precision.HIGHEST)
 
 
 class ServerMap(NamedTuple):
-    """A map f: Σ^(1:t) → M^(t) (MP-MTL, Algorithm 1, step 6), and what a client does with M.
+    """A map f: Σ^(1:t) → M^(t) (MP-MTL, Algorithm 1, step 6), and its use by a client.
 
-    The server works on the releases alone and each client applies M to its own model, so any f is
-    as private as the releases are.
+    The server reads only releases and each client applies M to its own model, so any f is as
+    private as the releases.
 
     Attributes:
-      init: `(d) -> (M, memory)`: M⁰, and what the server remembers of earlier releases, a pytree of
-        arrays.
+      init: `(d) -> (M, memory)`: M⁰, and the server's memory of earlier releases, a pytree.
       step: `(gram, memory, hparams, round) -> (M, memory)`: the next M, from the release Σ.
-      apply: `(M, w (d, c), client_id) -> ŵ (d, c)`, of one client. With M⁰ it must be the identity.
+      apply: `(M, w (d, c), client_id) -> ŵ (d, c)` of one client; the identity for M⁰.
     """
 
     init: Callable[[int], tuple[PyTree, PyTree]]
@@ -41,7 +40,7 @@ class ServerMap(NamedTuple):
 
 
 def low_rank() -> ServerMap:
-    """M = U max(0, 1 − ηλ/√Λ) Uᵀ of Σ = UΛUᵀ, for the trace norm (Algorithm 2, steps 6 to 8)."""
+    """Map Σ = UΛUᵀ to M = U max(0, 1 − ηλ/√Λ) Uᵀ: the trace norm (Algorithm 2, steps 6 to 8)."""
 
     def step(gram, memory, hparams, round_):
         del round_
@@ -52,10 +51,9 @@ def low_rank() -> ServerMap:
 
 
 def group_sparse() -> ServerMap:
-    """M = diag(max(0, 1 − ηλ/√Σ_jj)), for the ℓ2,1 norm (Algorithm 3, steps 6 and 7).
+    """Map Σ to M = diag(max(0, 1 − ηλ/√Σ_jj)): the ℓ2,1 norm (Algorithm 3, steps 6 and 7).
 
-    Of a release of the whole Σ it takes the diagonal, which is noised more than one that is
-    released alone.
+    The diagonal of a whole Σ has more noise than a diagonal released alone.
     """
 
     def step(gram, memory, hparams, round_):
@@ -68,9 +66,9 @@ def group_sparse() -> ServerMap:
 
 
 def relationship() -> ServerMap:
-    """M = U max(0, 1 − θ/√Λ) Uᵀ, for λ/2 times the squared trace norm: MTRL (see `mpmtl`).
+    """Map Σ to M = U max(0, 1 − θ/√Λ) Uᵀ: λ/2 times the squared trace norm, MTRL (see `mpmtl`).
 
-    θ = ηλ Σ_j max(0, √Λ_j − θ): the threshold grows with what it leaves.
+    The threshold grows with the remainder: θ = ηλ Σ_j max(0, √Λ_j − θ).
     """
 
     def step(gram, memory, hparams, round_):
@@ -82,17 +80,16 @@ def relationship() -> ServerMap:
 
 
 def _relate(gram: jax.Array, hparams: Hyperparameters) -> jax.Array:
-    """The M of `relationship`."""
     return shrinkage(gram, common_threshold(gram, hparams.learning_rate * hparams.lam))
 
 
 class Rows(NamedTuple):
-    """What `relationship_of_rows` publishes.
+    """The published state of `relationship_of_rows`.
 
     Attributes:
       matrix: M.
       rows: M times every client's released model, (m, d, c).
-      released: (), whether there was a release.
+      released: whether there was a release, ().
     """
 
     matrix: jax.Array
@@ -101,10 +98,10 @@ class Rows(NamedTuple):
 
 
 def relationship_of_rows(num_clients: int, num_outputs: int = 1) -> ServerMap:
-    """`relationship`, of a release of all clients' models, with which they go on: DP-MTRL.
+    """Return the map of DP-MTRL: `relationship` of all clients' released models.
 
-    The mechanism is `every_row()`; Σ is made of the noised rows, and the client's own
-    noised row takes the place of its model.
+    The mechanism is `every_row()`; Σ is computed from the noised rows, and a client's noised row
+    replaces its model.
 
     Args:
       num_clients: m.

@@ -1,7 +1,7 @@
 """The maps Σ → M of MP-MTL, with derivatives that exist wherever the maps are smooth.
 
-With Σ = WWᵀ, MW is the proximal point of W for the trace norm (Ji and Ye 2009), and on diagonals
-that for the ℓ2,1 norm (Liu, Ji, Ye 2009).
+With Σ = WWᵀ, MW is the proximal point of W for the trace norm (Ji and Ye 2009); with diagonals, for
+the ℓ2,1 norm (Liu, Ji, Ye 2009).
 """
 
 import jax
@@ -12,15 +12,15 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def shrinkage(gram: ArrayLike, threshold: ArrayLike) -> jax.Array:
-    """M = U max(0, 1 − τ/√Λ) Uᵀ of Σ = UΛUᵀ, or max(0, 1 − τ/√Σ_jj) of a diagonal.
+    """Compute M = U max(0, 1 − τ/√Λ) Uᵀ of Σ = UΛUᵀ, or max(0, 1 − τ/√Σ_jj) of a diagonal.
 
     MP-MTL, Algorithm 2 (steps 6 to 8) and Algorithm 3 (steps 6 and 7), with all d directions: the
-    paper's i ≤ min(d, m) would drop d − m of them. Eigenvalues that are not positive, as noise can
-    make them, count as 0. Where τ = 0, M is the identity, whatever Σ is.
+    paper's i ≤ min(d, m) would drop d − m of them. Nonpositive eigenvalues, which noise can cause,
+    count as 0. For τ = 0, M is the identity, whatever Σ is.
 
-    The derivative is that of the spectral function (Daleckii and Krein), first order in both modes.
-    It is finite at repeated eigenvalues, where that of `eigh` is not: at Σ = cI, too. At the kink
-    Λ = τ² it is that from below, 0.
+    The derivative of the spectral function (Daleckii and Krein) is first order, in both modes. It
+    is finite at repeated eigenvalues, where the derivative of `eigh` is not. At the kink Λ = τ² it
+    is the one from below, 0.
 
     Args:
       gram: Σ, (d, d) symmetric, or its diagonal (d,).
@@ -35,13 +35,13 @@ def shrinkage(gram: ArrayLike, threshold: ArrayLike) -> jax.Array:
 
 
 def common_threshold(gram: ArrayLike, weight: ArrayLike) -> jax.Array:
-    """θ = κ Σ_j max(0, √Λ_j − θ): with it `shrinkage` is the proximal map of (κ/2) ‖·‖_*².
+    """Compute the threshold θ with which `shrinkage` is the proximal map of (κ/2) ‖·‖_*².
 
-    Over the k largest roots, with sum S_k, that is θ = κ S_k/(1 + kκ), which rises as long as the
-    next root exceeds it: the right k has the largest.
+    It solves θ = κ Σ_j max(0, √Λ_j − θ). Over the k largest roots, with sum S_k, that is
+    θ = κ S_k/(1 + kκ), which rises while the next root exceeds it: the maximum over k is θ.
 
     Args:
-      gram: Σ, (d, d) symmetric; eigenvalues that are not positive count as 0.
+      gram: Σ, (d, d) symmetric; nonpositive eigenvalues count as 0.
       weight: κ = ηλ, () ≥ 0.
 
     Returns:
@@ -56,13 +56,13 @@ def common_threshold(gram: ArrayLike, weight: ArrayLike) -> jax.Array:
 
 
 def _kept(values: jax.Array, threshold: jax.Array) -> jax.Array:
-    """max(0, 1 − τ/√λ), and 1 where τ = 0."""
+    """Return max(0, 1 − τ/√λ), and 1 for τ = 0."""
     root, active = _roots(values, threshold)
     return jnp.where(active, 1 - threshold / root, jnp.where(threshold > 0, 0.0, 1.0))
 
 
 def _roots(values: jax.Array, threshold: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """√λ, or 1 where λ ≤ 0, and whether it exceeds τ."""
+    """Return √λ, or 1 for λ ≤ 0, and whether it exceeds τ."""
     positive = values > 0
     root = jnp.sqrt(jnp.where(positive, values, 1.0))
     return root, positive & (root > threshold)
@@ -75,13 +75,12 @@ def _spectral(gram: jax.Array, threshold: jax.Array) -> jax.Array:
 
 
 def _matrix(vectors: jax.Array, values: jax.Array) -> jax.Array:
-    """U diag(values) Uᵀ."""
     return jnp.matmul(vectors * values, vectors.T, precision=_HIGHEST)
 
 
 @_spectral.defjvp
 def _spectral_jvp(primals, tangents):
-    """With F_ij = (f(λ_i) − f(λ_j))/(λ_i − λ_j): dM = U (F ∘ UᵀdΣU + diag(∂f/∂τ) dτ) Uᵀ."""
+    """Compute dM = U (F ∘ UᵀdΣU + diag(∂f/∂τ) dτ) Uᵀ, F_ij = (f(λ_i) − f(λ_j))/(λ_i − λ_j)."""
     gram, threshold = primals
     change, threshold_change = tangents
     values, vectors = jnp.linalg.eigh(gram)
@@ -97,10 +96,10 @@ def _spectral_jvp(primals, tangents):
 
 
 def _divided_differences(values: jax.Array, threshold: jax.Array) -> jax.Array:
-    """F, (d, d), of max(0, 1 − τ/√λ); its derivative on the diagonal.
+    """Compute F, (d, d), of max(0, 1 − τ/√λ), with its derivative on the diagonal.
 
-    Between two eigenvalues above τ² it is τ/(√a √b (√a + √b)), in which nothing cancels. Across the
-    kink it is at most the function's largest slope, 1/(2τ²), which bounds the rounding there.
+    Between two eigenvalues above τ² it is τ/(√a √b (√a + √b)), without cancellation. Across the
+    kink it is at most the largest slope, 1/(2τ²), which bounds the rounding.
     """
     root, active = _roots(values, threshold)
     a, b = root[:, None], root[None, :]

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Algorithm, WarmStart
-from fedjaxsim.algorithms.billboard import from_one_model
 from fedjaxsim.algorithms.optimizers import LEARNING_RATE
 from fedjaxsim.algorithms.proximal import (
     RIDGE,
@@ -15,9 +14,9 @@ from fedjaxsim.algorithms.proximal import (
     loss_and_gradient,
     matrices,
     momentum,
-    require_choice,
     soften,
 )
+from fedjaxsim.algorithms.shared_model import from_one_model, keep_shared, require_choice
 from fedjaxsim.hyperparameters import Hyperparameter, reads
 from fedjaxsim.tasks.task import Task
 
@@ -27,11 +26,11 @@ LAM = Hyperparameter(
 
 
 class Personal(NamedTuple):
-    """What a client keeps.
+    """The state of a client.
 
     Attributes:
       w: (d, c), its model.
-      previous: (d, c), that of the round before.
+      previous: (d, c), its model of the round before.
     """
 
     w: jax.Array
@@ -43,15 +42,14 @@ def stl(task: Task, *, acceleration: Acceleration = "none") -> Algorithm:
     """STL with ℓ1 and ℓ2 penalties: client i minimizes L_i(w) + (μ/2) ‖w‖² + λ ‖w‖₁.
 
     L_i is the mean loss over all its own rows, μ = `hparams.ridge` and λ = `hparams.lam`. A round
-    is one step of proximal gradient descent, as in `mpmtl`, which for λ = 0 does the same.
-    Nothing is sent, ε = 0.
+    is one step of proximal gradient descent, equal to `mpmtl` for λ = 0. Nothing is sent, ε = 0.
 
     Args:
       task: a linear model with its loss.
-      acceleration: Momentum, as for `mpmtl`.
+      acceleration: Momentum, see `mpmtl`.
 
     Raises:
-      ValueError: if the task is not linear, or there is no such acceleration.
+      ValueError: if the task is not linear, or the acceleration is unknown.
     """
     require_choice(acceleration, Acceleration, "acceleration")
     to_matrix, to_params = matrices(task, "stl")
@@ -68,13 +66,9 @@ def stl(task: Task, *, acceleration: Acceleration = "none") -> Algorithm:
         loss, gradient = loss_and_gradient(task, to_params, z, data)
         step = z - hparams.learning_rate * (gradient + hparams.ridge * z)
         new = soften(step, hparams.learning_rate * hparams.lam)
-        # As in `mpmtl`, where the first step only makes the paper's first model.
+        # As in `mpmtl`, the first step only makes the paper's first model.
         previous = jnp.where(context.round == 0, new, w)
         return Personal(new, previous), (), {"loss": loss}
-
-    def server(shared, release, hparams, round_):
-        del release, hparams, round_
-        return shared
 
     def predict(shared, personal, hparams, client_id):
         del shared, hparams, client_id
@@ -84,4 +78,6 @@ def stl(task: Task, *, acceleration: Acceleration = "none") -> Algorithm:
         check_acceleration(acceleration, hparams)
 
     init = from_one_model(task, start)
-    return Algorithm(init, client, server, predict, task, check=check, warm_start=WarmStart(start))
+    return Algorithm(
+        init, client, keep_shared, predict, task, check=check, warm_start=WarmStart(start)
+    )

@@ -1,7 +1,7 @@
 """The list of systems. A new one is a file beside this one, and an entry here.
 
-The command line, its checks, sweeps, tuning, the bench and the tests of what holds for all systems
-are derived from it. JAX is not imported, so that the command line knows the names at once.
+The command line, sweeps, tuning, the bench and the tests for all systems read it. JAX is not
+imported, so that the command line knows the names at once.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ class System:
 
     Attributes:
       factory: `(task, **settings) -> Algorithm`, as "module:function".
-      title: its name for people.
-      paper: where it is described.
+      title: display name.
+      paper: reference.
       mechanism: its default mechanism, from `privacy.choices.MECHANISMS`; "closed" where nothing is
         sent.
       one_minibatch: whether a round is one minibatch instead of local steps or epochs.
-      local_passes: the number of passes over the minibatches of a round.
-      whole_pass: whether a round is instead one exact pass over a client's rows.
-      linear: whether it is for linear models alone.
+      local_passes: number of passes over the minibatches of a round.
+      whole_pass: whether a round is one exact pass over a client's rows instead.
+      linear: whether it needs a linear model.
       full_participation: whether all clients take part in every round by default.
       noised_by_clients: whether clients clip and add noise, instead of the mechanism.
     """
@@ -44,7 +44,7 @@ class System:
 
     @property
     def sends(self) -> bool:
-        """Whether clients send anything."""
+        """Whether clients send messages."""
         return self.mechanism != "closed"
 
     def make(self, task: Any, num_clients: int, **settings: Any) -> "Algorithm":

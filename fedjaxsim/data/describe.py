@@ -32,9 +32,6 @@ def label_counts(population: Population, *splits: str) -> tuple[np.ndarray, np.n
 
     Returns:
         The labels that occur in the population, sorted, (c,), and the counts, (m, c).
-
-    Raises:
-        ValueError: there are no integer labels "y".
     """
     y = _labels(population)
     labels, index = np.unique(y, return_inverse=True)
@@ -80,9 +77,6 @@ def majority_accuracy(population: Population, split: str = "test", *, own: bool 
 
     Returns:
         The mean over the clients with labels in the split; NaN if there is none.
-
-    Raises:
-        ValueError: there are no integer labels.
     """
     y, m = _labels(population), population.num_clients
     if own:

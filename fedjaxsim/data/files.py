@@ -16,11 +16,7 @@ def in_file(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def existing(path: str | os.PathLike[str], kind: str, *, folder: bool = False) -> Path:
-    """Return the path of a file or folder.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Return the path of a file or folder, or raise FileNotFoundError."""
     found = Path(path)
     if not (found.is_dir() if folder else found.is_file()):
         raise FileNotFoundError(f"no {kind} at {found}")

@@ -78,7 +78,7 @@ def save_folder(path: str | os.PathLike[str], population: Population) -> None:
 
 
 def load_folder(path: str | os.PathLike[str]) -> Population:
-    """Return a population whose fields stay on disk, mapped into memory read-only.
+    """Return a population with its fields on disk, mapped into memory read-only.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -119,7 +119,7 @@ def check_folder(
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: names the columns whose content changed; or `load_folder` refuses the folder, or
+        ValueError: names the columns that changed; or `load_folder` refuses the folder, or
             it was written before digests were kept.
     """
     path = existing(path, _KIND, folder=True)

@@ -27,7 +27,7 @@ def from_hf(
 ) -> Population:
     """Make a population of a data set of the `datasets` library.
 
-    Columns mean what they mean in `from_dataframe`. Classes (`ClassLabel`) keep their names and
+    See `from_dataframe` for the columns. Classes (`ClassLabel`) keep their names and
     numbers.
 
     Args:

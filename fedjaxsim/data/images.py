@@ -137,11 +137,7 @@ def stacked(images: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
 
 
 def pixels_of(image: "Image") -> np.ndarray:
-    """Return a Pillow image as (height, width, 1) or (height, width, 3) uint8.
-
-    Raises:
-        ValueError: it has more than 8 bits a channel.
-    """
+    """Return a Pillow image as (height, width, 1) or (height, width, 3) uint8."""
     if image.mode.startswith(("I", "F")):
         raise ValueError(f"it must have 8 bits a channel, got mode {image.mode}")
     if image.mode in _GREY:

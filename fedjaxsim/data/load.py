@@ -18,7 +18,7 @@ from fedjaxsim.factories import make, resolve
 
 _SOURCES = f"{', '.join(GENERATED)}, or one of {', '.join(IN_FILES)} with a path as in csv:PATH"
 _UNNAMED = ("csv", "parquet", "images")
-"""Readers whose errors do not name the file."""
+"""Readers that do not name the file in errors."""
 _DEFAULT_TEST = 0.2
 _MIN_ROWS = 5
 """Least number of rows of a client in a partition."""

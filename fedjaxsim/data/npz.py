@@ -1,4 +1,4 @@
-"""A plain format for one's own data: a .npz file of flat arrays.
+"""A plain format for a user's own data: a .npz file of flat arrays.
 
 The arrays of a file:
 
@@ -72,12 +72,7 @@ def save_npz(path: str | os.PathLike[str], population: Population) -> None:
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Read all arrays of a .npz file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, or an array holds Python objects.
-    """
+    """Read all arrays of a .npz file."""
     path = existing(path, ".npz file")
     try:
         with zipfile.ZipFile(path):  # np.load would also take a single array or a pickle
@@ -99,11 +94,7 @@ def fields_of(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def described(population: Population, arrays: dict[str, np.ndarray]) -> Population:
-    """Add the public sentences and the categories among the arrays to a population.
-
-    Raises:
-        ValueError: they hold no strings, or do not suit the population.
-    """
+    """Add the public sentences and the categories among the arrays to a population."""
     texts = {n: v for n, v in arrays.items() if n == "public" or n.startswith(_CATEGORIES)}
     for name, values in texts.items():
         if values.dtype.kind != "U" or values.ndim != 1:
@@ -117,11 +108,7 @@ def described(population: Population, arrays: dict[str, np.ndarray]) -> Populati
 
 
 def assemble(arrays: dict[str, np.ndarray]) -> Population:
-    """Make the population of arrays that name the clients of the rows.
-
-    Raises:
-        ValueError: they do not fit the format.
-    """
+    """Make the population of arrays that name the clients of the rows."""
     if ("client" in arrays) == ("counts" in arrays):
         raise ValueError("exactly one of the arrays 'client' and 'counts' must be given")
     fields = fields_of(arrays)

@@ -20,7 +20,7 @@ _NOISE = 0x6E_6F_69_73
 
 
 def iid(fields: Fields, num_clients: int = 100, seed: int = 0) -> Population:
-    """Deal random rows to clients whose sizes differ by at most one.
+    """Deal random rows to clients, with sizes that differ by at most one.
 
     Args:
         fields: arrays of shape (N, ...).

@@ -41,8 +41,8 @@ class Population:
         generate: for synthetic problems, `(key, row, b) -> fields`: minibatches are made afresh in
             every round from the client's first training row (its true parameters, say). Compiled
             code is shared between equal functions: use a module's function or a frozen dataclass.
-        public: sentences on what was made of all clients' data before the run and is taken as
-            public, such as dropped features; they join the assumptions of a guarantee.
+        public: sentences on results of all clients' data that are taken as public, such as
+            the features that were dropped; they join the assumptions of a guarantee.
         categories: names of the integers 0, 1, … of a field, by field, such as names of classes.
             There may be more than occur.
 
@@ -189,7 +189,7 @@ class Population:
         """Return a population of some rows, in another order.
 
         Args:
-            index: rows client after client, those of a client in the order of `SPLITS`, (N',).
+            index: rows client after client, each client's in the order of `SPLITS`, (N',).
             counts: number of rows of each client in each split, (m', 3).
             clients: indices of these clients, (m',); by default all.
         """

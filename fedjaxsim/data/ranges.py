@@ -71,7 +71,7 @@ def consecutive(train: Any, validation: Any, test: Any) -> dict[str, Ranges]:
 
 
 def in_order(parts: Mapping[str, Ranges]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows client after client, those of a client in the order of `SPLITS`.
+    """Return the rows client after client, each client's in the order of `SPLITS`.
 
     Returns:
         The rows, (N,) int32, and the number of rows of each client in each split, (m, 3).
@@ -112,9 +112,6 @@ def check_ranges(splits: Mapping[str, Ranges], names: np.ndarray, rows: int) -> 
         splits: the ranges by name.
         names: names of the clients, (m,).
         rows: number of rows N.
-
-    Raises:
-        ValueError: the types or the ranges do not fit, or a client has no training rows.
     """
     if set(splits) != set(SPLITS):
         raise ValueError(f"splits must be exactly {SPLITS}, got {tuple(splits)}")

@@ -22,7 +22,7 @@ def split(
     Args:
         population: the clients, of which the training rows are divided.
         validation: fraction of each client's training rows, in [0, 1); 0 if the split has rows.
-        test: fraction for the test split, likewise; both together less than 1.
+        test: the same for the test split; both together less than 1.
         seed: a non-negative integer.
 
     Returns:
@@ -75,7 +75,7 @@ def _rounded(rows: np.ndarray) -> np.ndarray:
 
 
 def _shuffled(ranges: Ranges, num_rows: int, seed: int) -> np.ndarray:
-    """Return all rows, (N,) int32, those of a client's range in random order.
+    """Return all rows, (N,) int32, in random order within each client's range.
 
     Clients with equally many rows are sorted together, a block of them at a time.
     """

@@ -1,4 +1,4 @@
-"""Synthetic problems whose true parameters are known."""
+"""Synthetic problems with known true parameters."""
 
 import dataclasses
 from typing import Literal, get_args

@@ -190,9 +190,6 @@ def arrays_of(frame: Any, columns: Columns, x: np.ndarray | None = None) -> dict
         frame: a data frame that narwhals knows.
         columns: the roles of its columns.
         x: the features, (N, ...), to be used in place of the frame's.
-
-    Raises:
-        TypeError, ValueError: see `from_dataframe`.
     """
     with importing("tables"):
         import narwhals.stable.v2 as nw

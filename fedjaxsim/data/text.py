@@ -93,7 +93,7 @@ def _codes(text: np.ndarray, width: int) -> np.ndarray:
 
 
 def _symbols(texts: list[np.ndarray]) -> tuple[tuple[str, ...], bool]:
-    """Return the symbols, and whether they are those of LEAF instead of those that occur."""
+    """Return the symbols, and whether they are LEAF's characters instead of the data's."""
     if texts[0].ndim == 1:
         seen = np.zeros(_LARGEST_CODE + 1, bool)
         for text in texts:

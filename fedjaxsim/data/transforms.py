@@ -64,9 +64,6 @@ def invert(population: Population) -> Population:
     """Invert grey images, x ↦ 1 − x, so that white paper (1) becomes 0.
 
     With a background of ones a linear model spends its steps on the mean image.
-
-    Raises:
-        ValueError: there is no x, or a value lies outside [0, 1].
     """
     x = population.fields.get("x")
     if x is None or x.min() < 0 or x.max() > 1:

@@ -29,8 +29,8 @@ def map_seeds(function: Callable[[jax.Array], PyTree], keys: jax.Array) -> PyTre
 def over_seeds(function: Callable[..., PyTree]) -> Callable[..., Estimate]:
     """Return the mean of a function over seeds, with its standard error.
 
-    The value and gradient for one key are those of one realization of cohorts, minibatches and
-    noise. Their means are unbiased estimates of the mean over all runs and of its gradient.
+    One key gives the value and gradient of one realization of cohorts, minibatches and noise. Their
+    means are unbiased estimates of the mean over all runs and of its gradient.
 
     Args:
       function: `(key, hparams, ...) -> pytree`, from `hypergradient` or `price_of_privacy`.

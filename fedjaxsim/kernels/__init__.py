@@ -1,1 +1,1 @@
-"""What is there for speed alone: each file has its plain version as its test."""
+"""Faster forms of plain operations; each file is tested against the plain form."""

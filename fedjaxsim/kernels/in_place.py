@@ -1,9 +1,8 @@
-"""Rows of a store that are read, worked on and written back, whose transpose works in place.
+"""Reads and writes of rows of a store with a transpose that works in place.
 
-Reverse mode walks back through a store of all clients' rows as a cohort was walked through forward:
-it reads the cotangents of some rows, and writes others in their place. From `at[].get` and
-`at[].set` XLA is told more: cotangents of rows that are written are set to zero, and those of rows
-that are read are added. That costs two copies of the whole store in every chunk.
+Reverse mode reads the cotangents of a cohort's rows and writes others in their place. The
+transposes of `at[].get` and `at[].set` would also zero the written rows and add to the read ones,
+at the price of two copies of the whole store in every chunk.
 """
 
 from typing import Any
@@ -18,15 +17,13 @@ PyTree = Any
 def take(
     store: PyTree, slots: jax.Array, *, reverse: bool, piece: bool = False
 ) -> tuple[PyTree, PyTree]:
-    """Some rows of a store, and the store, to be given to `put` with new rows and to nothing else.
+    """Take some rows of a store; the returned store is only for `put`.
 
     Args:
       store: leaves (s, ...).
-      slots: (c,) int32, distinct; where one lies outside the store, what is read has no meaning.
-      reverse: static; whether it is for reverse mode, which is then in place. Forward mode does not
-        apply to that.
-      piece: static; whether the slots are consecutive and inside the store, so that the rows are
-        one piece of memory.
+      slots: distinct slots, (c,) int32; a slot outside the store reads an arbitrary row.
+      reverse: static; whether reverse mode works in place. Forward mode is then unavailable.
+      piece: static; whether the slots are consecutive and inside the store.
 
     Returns:
       The rows, leaves (c, ...), and the store.
@@ -43,14 +40,14 @@ def take(
 def put(
     store: PyTree, slots: jax.Array, rows: PyTree, *, reverse: bool, piece: bool = False
 ) -> PyTree:
-    """The store with the rows that were taken replaced.
+    """Replace the rows that `take` returned.
 
     Args:
-      store: as `take` returned it.
-      slots: those of `take`; what lies outside the store is dropped.
+      store: the store from `take`.
+      slots: the slots of `take`; rows for slots outside the store are dropped.
       rows: leaves (c, ...).
-      reverse: as of `take`.
-      piece: likewise.
+      reverse: see `take`.
+      piece: see `take`.
     """
 
     def put_leaf(leaf, row):
@@ -96,7 +93,7 @@ def _put_forward(leaf, slots, rows, piece):
 
 
 def _put_backward(piece, slots, cotangent):
-    # Those of the rows that were replaced are left in the store's: `_take` writes over them.
+    # The store keeps the cotangents of replaced rows: `_take` overwrites them.
     if piece:
         rows, _ = _read(cotangent, slots, piece)
     else:
@@ -105,7 +102,7 @@ def _put_backward(piece, slots, cotangent):
 
 
 def _none(slots):
-    """The cotangent of integers."""
+    """Return the cotangent of integers."""
     return np.zeros(slots.shape, jax.dtypes.float0)
 
 

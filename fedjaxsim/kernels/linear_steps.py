@@ -1,13 +1,12 @@
-"""Local steps of a linear model from shared weights, without weights of a client's own.
+"""Local steps of a linear model from shared weights, in factored form.
 
 E steps of plain SGD from w on batches X_e of b examples move a linear model by
 
     v_e − w = −η Σ_{i ≤ e} R_iᵀ X_i,
 
-R_e (b, c) the derivatives of the loss with respect to the outputs. So the update is the product of
-the stacked −ηR and the stacked X, r = E·b rows each, and the outputs that the next step needs are
-X_e vᵀ = X_e wᵀ + (X_e Xᵀ)(−ηR): a client holds r·(c + d) numbers instead of c·d. X_e wᵀ is one
-matrix product for all clients, as w is the same for all.
+with R_e (b, c) the derivatives of the loss in the outputs: a product of the stacked −ηR and the
+stacked X, r = E·b rows each. The outputs of the next step are X_e vᵀ = X_e wᵀ + (X_e Xᵀ)(−ηR): a
+client holds r·(c + d) numbers instead of c·d, and X_e wᵀ is one matrix product for all clients.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ PyTree = Any
 
 
 class Linear(NamedTuple):
-    """The linear form of a task: outputs = features @ kernel.T, plus the bias where there is one.
+    """The linear form of a task: outputs = features @ kernel.T, plus the bias if there is one.
 
     Its params are {"kernel": (c, d)}, with or without {"bias": (c,)}.
 
@@ -36,17 +35,16 @@ class Linear(NamedTuple):
     loss: Callable[[jax.Array, Any], jax.Array]
 
 
-def pays(params: PyTree, steps: int, size: int) -> bool:
-    """Whether a product needs fewer multiplications than the matrix it stands for.
+def is_cheaper(params: PyTree, steps: int, size: int) -> bool:
+    """Return whether the factored update is cheaper than the dense one.
 
-    Its norm needs the r × r Gram matrix of the features, r²·d multiplications, and steps after the
-    first need the same once more; the matrix itself would take r·c·d, and passes over its c·d
-    numbers besides.
+    The norm of the product takes r²·d multiplications, for the Gram matrix of the features, and
+    steps after the first take r²·d once more; the dense matrix takes r·c·d, and passes over its
+    c·d numbers.
 
     Args:
       params: {"kernel": (c, d), …}.
-      steps: E. Of epochs the number of batches is the client's own, so that r is not known, and
-        products are not used.
+      steps: E.
       size: b.
     """
     c, d = params["kernel"].shape
@@ -63,26 +61,26 @@ def linear_update(
     learning_rate: jax.Array,
     mu: ArrayLike = 0.0,
 ) -> tuple[PyTree, jax.Array]:
-    """What local steps of plain SGD change, v − w, and the sum of the minibatch losses.
+    """Run local steps of plain SGD; return the update v − w and the sum of minibatch losses.
 
     Args:
-      params: w, where to start.
+      params: w, the start.
       fold: `(step, carry) -> carry`, over minibatches of a client's rows.
-      steps: E, the most minibatches there are.
-      size: b, of a minibatch.
-      linear: of the task.
+      steps: E, the largest number of minibatches.
+      size: b.
+      linear: linear form of the task.
       learning_rate: η.
       mu: μ of the penalty (μ/2)‖v − w‖², which shrinks v − w by 1 − ημ before every step.
 
     Returns:
-      The update: {"kernel": a sealed product, "bias": (c,) where there is one}, and the losses.
+      The update, {"kernel": a sealed product, "bias": (c,) if there is one}, and the losses.
     """
     kernel, bias = params["kernel"], params.get("bias")
     c, d = kernel.shape
 
     def outputs_at(x, left, right):
         outputs = x @ kernel.T
-        if steps > 1:  # at the only step v is still w
+        if steps > 1:  # in a single step v is still w
             outputs += (x @ right.T) @ left
         return outputs if bias is None else outputs + (bias + jnp.sum(left, axis=0))
 

@@ -1,10 +1,9 @@
-"""Matrices that are products of two thin ones, and are never formed.
+"""Products of two thin matrices, kept as factors.
 
-The update of a linear model by r examples is RᵀX, of rank at most r: the derivatives R (r, c) with
-respect to the outputs and the features X (r, d) say all of it. Its norm, its multiples and the sum
-of many of them need only the factors. What a function of one's own would do to the factors,
-`jax.tree.map` included, would be wrong of the matrix: so a client sends them `Sealed`, and a
-mechanism gets all messages as one `Opaque` object.
+The update of a linear model by r examples is RᵀX, with the derivatives R (r, c) in the outputs and
+the features X (r, d). Norms, multiples and sums of such updates need only the factors. A user's
+function on the factors, `jax.tree.map` included, would compute something else than on the matrix:
+so a client sends them `Sealed`, and a mechanism gets all messages as one `Opaque` object.
 """
 
 import dataclasses
@@ -20,10 +19,7 @@ PyTree = Any
 
 
 class Opaque:
-    """What `jax.tree.map` passes on as it is, and no function or operator takes for an array.
-
-    JAX's own functions refuse it with a TypeError as well.
-    """
+    """An object that `jax.tree.map` keeps as a leaf and every array operation refuses."""
 
     instead: str
 
@@ -53,21 +49,17 @@ class Product:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(..., c, d), of the matrix that the product stands for."""
+        """Shape of the matrix, (..., c, d)."""
         return (*self.left.shape[:-2], self.left.shape[-1], self.right.shape[-1])
 
     @property
     def dtype(self) -> Any:
-        """The element type of that matrix."""
+        """Element type of the matrix."""
         return jnp.result_type(self.left.dtype, self.right.dtype)
 
 
 class Sealed(Opaque):
-    """A product as a leaf of what a client sends: its factors are the engine's alone.
-
-    Attributes:
-      product: of one client.
-    """
+    """A product as a leaf of a client's message; only the engine reads its factors."""
 
     instead = "an update of a linear model may be kept as two factors; dense() multiplies them"
 
@@ -76,50 +68,50 @@ class Sealed(Opaque):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(c, d), of the matrix that the product stands for."""
+        """Shape of the matrix, (c, d)."""
         return self.product.shape
 
     @property
     def dtype(self) -> Any:
-        """The element type of that matrix."""
+        """Element type of the matrix."""
         return self.product.dtype
 
     def dense(self) -> jax.Array:
-        """The matrix (c, d)."""
+        """Return the matrix (c, d)."""
         return dense(self.product)
 
 
 def unsealed(message: PyTree) -> PyTree:
-    """What a client sends, with `Product`s in place of sealed ones."""
+    """Replace the sealed products of a message by `Product`s."""
     return jax.tree.map(lambda leaf: leaf.product if isinstance(leaf, Sealed) else leaf, message)
 
 
 def shapes(message: PyTree) -> PyTree:
-    """The message as shapes, (c, d) for a product."""
+    """Return the shapes of a message, (c, d) for a product."""
     return tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), message)
 
 
 def leaves(message: PyTree) -> list[Any]:
-    """The leaves of a message: arrays and products."""
+    """Return the leaves of a message: arrays and products."""
     return jax.tree.leaves(message, is_leaf=is_product)
 
 
 def any_of(message: PyTree) -> bool:
-    """Whether a message has a product among its leaves."""
+    """Return whether a message has a product among its leaves."""
     return any(isinstance(leaf, Product) for leaf in leaves(message))
 
 
 def tree_map(function: Callable[[Any], Any], message: PyTree) -> PyTree:
-    """Maps over the leaves of a message: arrays and products."""
+    """Map over the leaves of a message: arrays and products."""
     return jax.tree.map(function, message, is_leaf=is_product)
 
 
 def rescale(function: Callable[[jax.Array], jax.Array], message: PyTree) -> PyTree:
-    """Multiplies a message by numbers, or clears it, through one of the factors of each product.
+    """Apply a scaling to a message, through one of the factors of each product.
 
     Args:
-      function: multiplies an array by numbers that do not depend on the last two axes, or sets all
-        that lies along them to zero.
+      function: multiplies an array by numbers that do not depend on the last two axes, or sets
+        everything along them to zero.
       message: pytree of arrays and products.
     """
 
@@ -132,7 +124,7 @@ def rescale(function: Callable[[jax.Array], jax.Array], message: PyTree) -> PyTr
 
 
 def dense(message: PyTree) -> PyTree:
-    """The message with every product multiplied out, leaves (..., c, d)."""
+    """Multiply out every product of a message, leaves (..., c, d)."""
 
     def one(leaf):
         if not isinstance(leaf, Product):
@@ -143,13 +135,13 @@ def dense(message: PyTree) -> PyTree:
 
 
 def total(product: Product) -> jax.Array:
-    """Σ_k left_kᵀ·right_k, (c, d), as one matrix product.
+    """Compute Σ_k left_kᵀ·right_k, (c, d), as one matrix product.
 
-    A row of zeros in `left` adds nothing, whatever the row of `right` holds, NaN included: so a
-    message that `rescale` has cleared is absent.
+    A row of zeros in `left` adds nothing even if `right` holds NaN, so messages that `rescale` has
+    cleared do not count.
 
     Args:
-      product: of k clients, left (k, r, c) and right (k, r, d).
+      product: the products of k clients, left (k, r, c) and right (k, r, d).
     """
     c, d = product.shape[-2:]
 
@@ -157,14 +149,14 @@ def total(product: Product) -> jax.Array:
         left = product.left.reshape(-1, c)
         return jnp.matmul(left.T, right.reshape(-1, d), precision=_EXACT)
 
-    # Whether there is a NaN to be cleared shows in the sum, at less cost than in the factors.
+    # Looking for NaN in the sum is cheaper than in the factors.
     sums = multiply(product.right)
     usable = jnp.all(jnp.isfinite(sums))
     return jax.lax.cond(usable, lambda: sums, lambda: multiply(_cleared(product)))
 
 
 def nonzero(messages: PyTree) -> jax.Array:
-    """Which messages of a chunk have a number, or a term of a product, that is not 0, (k,) bool."""
+    """Return which messages of a chunk have a nonzero number or product term, (k,) bool."""
 
     def one(leaf):
         if isinstance(leaf, Product):
@@ -175,18 +167,16 @@ def nonzero(messages: PyTree) -> jax.Array:
 
 
 def squared_norm(product: Product) -> jax.Array:
-    """A bound on ‖leftᵀ·right‖²_F, (), above it by no more than rounding could have taken away.
+    """Compute an upper bound on ‖leftᵀ·right‖²_F, (), that exceeds it by the possible rounding.
 
-    ‖RᵀX‖² = Σ_ij G_ij H_ij with the Gram matrices G = XXᵀ and H = RRᵀ. Terms of either sign may
-    cancel, so the error is relative not to the result, but to the sum of their sizes, at most
-    B = (Σ_i ‖x_i‖‖r_i‖)²: G is summed from d products, H from c, and the result from r², so that
-    in whatever order this is done the error is below (d + c + r²)·(ulp/2)·B, to first order. The
-    rounding of a clipped R adds 3·(ulp/2)·B. Twice these bounds is added here, without a
-    derivative. Numbers that underflow have a share of their own: up to 2d·tiny in an element of G
-    and 2c·tiny in one of H, where tiny is the smallest normal number.
+    ‖RᵀX‖² = Σ_ij G_ij H_ij with the Gram matrices G = XXᵀ and H = RRᵀ. Terms may cancel, so the
+    error is relative to the sum of their sizes, at most B = (Σ_i ‖x_i‖‖r_i‖)². With d products in
+    an element of G, c in one of H and r² in the result, the error is below (d + c + r²)·(ulp/2)·B
+    in any order of summation, to first order; the rounding of a clipped R adds 3·(ulp/2)·B. The
+    bound adds twice these, without a derivative, and for underflow up to 2d·tiny per element of G
+    and 2c·tiny per element of H, where tiny is the smallest normal number.
 
-    The result is ∞ where a Gram matrix is not finite, which may happen before the product's own
-    norm overflows.
+    The result is ∞ if a Gram matrix is not finite, possibly before the product's norm overflows.
 
     Args:
       product: left (r, c), the derivatives R, and right (r, d), the features X.
@@ -208,15 +198,15 @@ def squared_norm(product: Product) -> jax.Array:
 
 
 _EXACT = jax.lax.Precision.HIGHEST
-"""Accelerators round factors to fewer bits by default, and norms could exceed their bounds."""
+"""Accelerators round factors to fewer bits by default, so norms could exceed their bounds."""
 
 
 def is_product(node: Any) -> bool:
-    """Whether a node of a message is a product, for `is_leaf`."""
+    """Return whether a node of a message is a product, for `is_leaf`."""
     return isinstance(node, Product)
 
 
 def _cleared(product: Product) -> jax.Array:
-    """Return `right`, with zeros for rows that are not finite where the term is zero anyway."""
+    """Return `right` with zeros for rows that are not finite and meet zeros in `left`."""
     counts = jnp.any(product.left != 0, axis=-1) | jnp.all(jnp.isfinite(product.right), axis=-1)
     return jnp.where(counts[..., None], product.right, 0)

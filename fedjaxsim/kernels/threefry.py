@@ -1,10 +1,8 @@
-"""Random keys and bits as `jax.random` gives them, without its loops on a CPU.
+"""The keys and bits of `jax.random`, without its loops on a CPU.
 
-On a CPU, JAX compiles every threefry hash into a loop over its rounds that goes through memory in
-some eighty small steps. A round of small clients derives a few keys for each of them, and would
-spend most of its time there. Written out, a hash is one fused loop over registers. The functions
-here return the same keys and numbers as those of `jax.random` (with partitionable threefry, the
-default).
+On a CPU, JAX compiles every threefry hash into a loop of some eighty small steps through memory,
+where a round of small clients would spend most of its time. Unrolled, a hash is one fused loop over
+registers. Keys and numbers equal `jax.random`'s (with partitionable threefry, the default).
 """
 
 import math
@@ -18,31 +16,31 @@ _PARITY = np.uint32(0x1BD11BDA)
 
 
 def fold_in(key: jax.Array, data: jax.typing.ArrayLike) -> jax.Array:
-    """`jax.random.fold_in`: the key of a number, () integer."""
+    """Compute `jax.random.fold_in`."""
     data = np.uint32(data) if isinstance(data, int) else data
     number = jnp.asarray(data).astype(jnp.uint32)
     return _wrap(words(jax.random.key_data(key), jnp.zeros_like(number), number))
 
 
 def split(key: jax.Array, num: int = 2) -> jax.Array:
-    """`jax.random.split`: keys (num,)."""
+    """Compute `jax.random.split`: keys (num,)."""
     counts = jnp.arange(num, dtype=jnp.uint32)
     return _wrap(words(jax.random.key_data(key), jnp.zeros_like(counts), counts))
 
 
 def bits(key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
-    """`jax.random.bits`: random uint32, for fewer than 2³² of them."""
+    """Compute `jax.random.bits`: fewer than 2³² random uint32."""
     counts = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     first, second = words(jax.random.key_data(key), jnp.zeros_like(counts), counts)
     return first ^ second
 
 
 def randint(key: jax.Array, shape: tuple[int, ...], span: jax.typing.ArrayLike) -> jax.Array:
-    """`jax.random.randint` from 0 to `span` − 1: int32, uniform up to 2⁻³² times the span.
+    """Compute `jax.random.randint` from 0 to `span` − 1: int32, uniform up to 2⁻³² times the span.
 
     Args:
       key: a typed threefry key.
-      shape: of the result.
+      shape: shape of the result.
       span: () int32 ≥ 1.
     """
     n = jnp.asarray(span).astype(jnp.uint32)
@@ -57,10 +55,9 @@ def _wrap(pair: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 @jax.jit
 def words(key: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Threefry-2×32 with 20 rounds (Salmon et al. 2011): key (2,) and counters, uint32.
+    """Compute Threefry-2×32 with 20 rounds (Salmon et al. 2011) of key (2,) and counters, uint32.
 
-    Jitted, so that JAX traces its hundred steps once and not for every hash of a round; XLA inlines
-    them all the same.
+    Under `jax.jit` JAX traces its hundred steps once instead of once per hash; XLA inlines them.
     """
     keys = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     x, y = x + keys[0], y + keys[1]

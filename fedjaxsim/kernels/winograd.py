@@ -1,15 +1,14 @@
 """Convolutions with fewer multiplications: Winograd's minimal filtering.
 
-The outputs of a correlation, y_i = Σ_j g_j d_{i+j}, are sums of products of polynomials'
-coefficients. Evaluated at n = m + r − 1 points, m outputs with r taps need n multiplications
-instead of m·r (Toom and Cook): y = Aᵀ((G g) ∘ (B d)), where A and G evaluate at the points and Bᵀ
-interpolates. In two dimensions a tile of outputs is the same with Kronecker products of the
-matrices, and over channels the multiplications are one matrix product for each pair of points
-(Winograd, Arithmetic Complexity of Computations, 1980; Lavin and Gray, arXiv:1509.09308).
+A correlation y_i = Σ_j g_j d_{i+j} with r taps needs n = m + r − 1 multiplications for m outputs
+instead of m·r (Toom and Cook): y = Aᵀ((G g) ∘ (B d)), where A and G evaluate polynomials at n
+points and Bᵀ interpolates. In two dimensions the matrices are Kronecker products, and over channels
+the multiplications are one matrix product for each pair of points (Winograd, Arithmetic Complexity
+of Computations, 1980; Lavin and Gray, arXiv:1509.09308).
 
-A 5×5 kernel takes 64 multiplications for 4×4 outputs instead of 400. The transformations come on
-top, and rounding is about nine times that of the direct form (for 8 points; Barabasz et al.,
-arXiv:1803.10986, choose points like these).
+A 5×5 kernel takes 64 multiplications for 4×4 outputs instead of 400, plus the transformations.
+Rounding is about nine times as large (for 8 points; Barabasz et al., arXiv:1803.10986, choose
+similar points).
 """
 
 import itertools
@@ -19,14 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Few bits each, reciprocals and opposites of one another, and not more of them: this keeps rounding
-# small.
+# Points of few bits, reciprocals and opposites of one another, keep rounding small.
 _POINTS = np.array([0, 1, -1, 1 / 2, -2, 2, -1 / 2])
 _MOST = len(_POINTS) + 1
 
 
 def conv2d(x: jax.Array, kernel: jax.Array, tile: tuple[int, int]) -> jax.Array:
-    """As `convolution.conv2d`, from tiles of outputs.
+    """Compute `convolution.conv2d` in tiles of outputs.
 
     Args:
       x: (b, height, width, channels).
@@ -57,18 +55,18 @@ def conv2d(x: jax.Array, kernel: jax.Array, tile: tuple[int, int]) -> jax.Array:
 
 
 def best_tile(x: tuple[int, ...], kernel: tuple[int, ...]) -> tuple[int, int] | None:
-    """The tile with the fewest multiplications, transformations included.
+    """Return the tile with the fewest multiplications, transformations included.
 
-    Forward and reverse on one core, nine shapes for which this gives tiles were 1.2 to 2.7 times
-    as fast with them, which the count had predicted up to a factor of 1.5. Many small products run
-    slower than a large one, hence the margin.
+    Forward and reverse on one core, the nine shapes with a tile were 1.2 to 2.7 times as fast with
+    it; the count predicts this up to a factor of 1.5. The margin of a tenth accounts for many small
+    products being slower than a large one.
 
     Args:
-      x: the shape of the images, (b, height, width, channels).
+      x: shape of the images, (b, height, width, channels).
       kernel: (kh, kw, channels, features).
 
     Returns:
-      Height and width of a tile of outputs, or None where none saves a tenth of the direct form's.
+      Height and width of a tile of outputs, or None if no tile saves a tenth.
     """
     (kh, kw, channels, features), b = kernel, x[0]
     out = x[1] - kh + 1, x[2] - kw + 1
@@ -88,12 +86,12 @@ def best_tile(x: tuple[int, ...], kernel: tuple[int, ...]) -> tuple[int, int] | 
 
 
 def _tiles(x: tuple[int, ...], kernel: tuple[int, ...], tile: tuple[int, int]) -> tuple[int, int]:
-    """How many cover the outputs, down and across."""
+    """Return the number of tiles down and across."""
     return -(-(x[1] - kernel[0] + 1) // tile[0]), -(-(x[2] - kernel[1] + 1) // tile[1])
 
 
 def _matrices(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A (n, outputs), G (n, taps) and B (n, n) for n = outputs + taps − 1 points.
+    """Return A (n, outputs), G (n, taps) and B (n, n) for n = outputs + taps − 1 points.
 
     The last point is infinity, where a polynomial's value is its highest coefficient.
     """

@@ -1,4 +1,4 @@
-"""Models as pairs of pure functions, from libraries or from one's own code."""
+"""Models as pairs of pure functions, from libraries or a user's own code."""
 
 import lazy_loader
 

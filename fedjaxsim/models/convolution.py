@@ -1,11 +1,9 @@
 """Convolution and pooling as copies and matrix products.
 
-Under a map over clients XLA turns `lax.conv` with weights of one's own into a grouped convolution
-(and inside a CPU loop into a naive one), 5 to 20 times slower than the matrix product it is. The
-forms here are matrix products already, so mapping them gives batched matrix products. They are
-made of JAX's own operations, so every derivative and every transformation of JAX works; where a
-derivative is the slow part, the operation is chosen for its transpose. The tests compare them with
-`lax.conv_general_dilated` and `flax.linen.max_pool`.
+Under `jax.vmap` over clients XLA turns `lax.conv` with weights per client into a grouped
+convolution (inside a CPU loop, a naive one), 5 to 20 times slower than a matrix product. The forms
+here are matrix products, batched under `jax.vmap`, made of JAX's own operations, so that every
+derivative and transformation works; operations are also chosen for fast transposes.
 """
 
 import jax
@@ -15,7 +13,7 @@ from fedjaxsim.kernels import winograd
 
 
 def conv2d(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """A 2-D convolution without padding and with stride 1.
+    """Compute a 2-D convolution without padding and with stride 1.
 
     Args:
       x: (b, height, width, channels).
@@ -25,7 +23,7 @@ def conv2d(x: jax.Array, kernel: jax.Array) -> jax.Array:
       (b, height − kh + 1, width − kw + 1, features).
 
     Raises:
-      ValueError: if the shapes are not such, or the kernel is larger than the image.
+      ValueError: if the shapes differ from these, or the kernel is larger than the image.
     """
     fits = x.ndim == kernel.ndim == 4 and x.shape[3] == kernel.shape[2]
     if not fits or x.shape[1] < kernel.shape[0] or x.shape[2] < kernel.shape[1]:
@@ -43,10 +41,10 @@ def conv2d(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def max_pool2d(x: jax.Array) -> jax.Array:
-    """2×2 max pooling with stride 2.
+    """Compute 2×2 max pooling with stride 2.
 
-    Where several values of a window are the largest, the derivative is that of the first in row
-    order, as in `flax.linen.max_pool`.
+    With ties in a window the first value in row order gets the derivative, as in
+    `flax.linen.max_pool`.
 
     Args:
       x: (b, height, width, channels).
@@ -55,7 +53,7 @@ def max_pool2d(x: jax.Array) -> jax.Array:
       (b, height/2, width/2, channels).
 
     Raises:
-      ValueError: if x has not four axes, or an odd height or width.
+      ValueError: if x does not have four axes with even height and width.
     """
     if x.ndim != 4 or x.shape[1] % 2 or x.shape[2] % 2:
         raise ValueError(
@@ -66,7 +64,7 @@ def max_pool2d(x: jax.Array) -> jax.Array:
 
 
 def _conv_one_channel(x, kernel):
-    """With the patch axis first: rows as long as the image, instead of 25 numbers."""
+    """Put the patch axis first: rows are as long as the image instead of 25 numbers."""
     kh, kw, _, features = kernel.shape
     b, height, width = x.shape[0], x.shape[1] - kh + 1, x.shape[2] - kw + 1
     windows = [x[:, i : i + height, j : j + width, 0] for i in range(kh) for j in range(kw)]
@@ -76,7 +74,7 @@ def _conv_one_channel(x, kernel):
 
 
 def _conv_wide(x, kernel):
-    """All windows side by side: one kernel on a GPU, and its transpose another."""
+    """Concatenate all windows: one GPU kernel, and another for the transpose."""
     kh, kw, channels, features = kernel.shape
     height, width = x.shape[1] - kh + 1, x.shape[2] - kw + 1
     windows = [x[:, i : i + height, j : j + width] for i in range(kh) for j in range(kw)]
@@ -85,10 +83,10 @@ def _conv_wide(x, kernel):
 
 
 def _conv_in_cache(x, kernel):
-    """Windows along the height, then along the width: kh + kw copies and, in reverse, sums.
+    """Take windows along the height, then along the width: kh + kw copies and, in reverse, sums.
 
-    `lax.split` has `concatenate` as its transpose. That of a slice is a padding, which XLA:CPU
-    tests element by element.
+    The transpose of `lax.split` is `concatenate`; the transpose of a slice is a padding, which
+    XLA:CPU tests element by element.
     """
     kh, kw, channels, features = kernel.shape
     b, height, width = x.shape[0], x.shape[1] - kh + 1, x.shape[2] - kw + 1
@@ -96,7 +94,7 @@ def _conv_in_cache(x, kernel):
     tall = jnp.concatenate(
         [jnp.concatenate(rows[i : i + height], axis=1) for i in range(kh)], axis=-1
     )
-    # The columns of a window lie one after another in `tall`: a patch is one stretch of memory.
+    # The columns of a window are consecutive in `tall`: a patch is one piece of memory.
     columns = jax.lax.split(tall, (1,) * x.shape[2], axis=2)
     patches = jnp.stack(
         [
@@ -105,8 +103,8 @@ def _conv_in_cache(x, kernel):
         ],
         axis=2,
     ).reshape(b * height * width, kw * kh * channels)
-    # Features first makes the product for the kernel's derivative dyᵀ·patches, for which XLA:CPU
-    # is 1.6 times faster than for patchesᵀ·dy.
+    # With features first the kernel's derivative is dyᵀ·patches, 1.6 times faster on XLA:CPU than
+    # patchesᵀ·dy.
     weights = kernel.transpose(3, 1, 0, 2).reshape(features, kw * kh * channels)
     return jnp.einsum("nk,fk->nf", patches, weights).reshape(b, height, width, features)
 
@@ -123,7 +121,7 @@ def _max_pool(x):
 
 @_max_pool.defjvp
 def _max_pool_jvp(primals, tangents):
-    """A product with a mask, which keeps one small index instead of all that is compared."""
+    """Multiply by a mask, made of one small index instead of all compared values."""
     x, tangent = _windows(primals[0]), _windows(tangents[0])
     b, height, _, width, _, channels = x.shape
     last = x.transpose(0, 1, 3, 5, 2, 4).reshape(b, height, width, channels, 4)

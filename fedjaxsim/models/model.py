@@ -1,7 +1,6 @@
 """Models as pairs of pure functions, and the linear one.
 
-A module of some library is one way to get such a pair (`modules.py`); a user's own functions are
-another.
+A pair comes from a library's module (`modules.py`) or from a user's own functions.
 """
 
 import math
@@ -20,10 +19,10 @@ class Model(NamedTuple):
     Attributes:
       init: `(key) -> params`.
       apply: `(params, x (b, ...)) -> outputs (b, c)`.
-      output_layer: the top-level name in `params` of the output layer, where the layers before it
-        are a representation; None where there is none, as in a linear model.
-      features: `(x (b, ...)) -> (b, d)` where the outputs are linear, features @ kernel.T
-        (+ bias), and the params {"kernel": (c, d)}, with or without {"bias": (c,)}; else None.
+      output_layer: the top-level name in `params` of the output layer, if the layers before it are
+        a representation; None for a linear model.
+      features: `(x (b, ...)) -> (b, d)` if the outputs are features @ kernel.T (+ bias) and the
+        params {"kernel": (c, d)}, with or without {"bias": (c,)}; else None.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -33,21 +32,14 @@ class Model(NamedTuple):
 
 
 def as_floats(x: jax.Array) -> jax.Array:
-    """The features as numbers to calculate with: integers of any kind as floats.
-
-    Their type is weak, so that products with parameters have the type of those.
-    """
+    """Convert integers to floats, of weak type: products take the type of the parameters."""
     return x if jnp.issubdtype(x.dtype, jnp.floating) else x * 1.0
 
 
 def in_bfloat16(model: Model) -> Model:
-    """The model computed in bfloat16, with parameters, outputs and gradients in float32.
+    """Return the model computed in bfloat16, with parameters, outputs and gradients in float32.
 
-    Losses, optimizers, messages and noise see float32 alone. The fast path of linear models is not
-    taken.
-
-    Args:
-      model: any.
+    Losses, optimizers, messages and noise see only float32. The fast path of linear models is off.
     """
 
     def rounded(tree):
@@ -66,8 +58,7 @@ def in_bfloat16(model: Model) -> Model:
 def linear(input_shape: Sequence[int], num_outputs: int, bias: bool = True) -> Model:
     """Softmax or linear regression: outputs = x·Wᵀ + b, started at zero.
 
-    Rows of W hold d numbers, so that products of a minibatch with the models of many clients or
-    settings run along long rows.
+    Rows of W hold d numbers, so products with many clients' or settings' models have long rows.
 
     Args:
       input_shape: the shape of one example; flattened to d features.

@@ -1,7 +1,7 @@
-"""Modules of other libraries as models: their parameters as nested dicts of arrays, by name.
+"""Modules of other libraries as models, with parameters as nested dicts of arrays, by name.
 
-A model has parameters and nothing else. A module that also keeps statistics of its batches, or
-draws random numbers when it is called, is refused where the model is made.
+A model has only parameters: modules with statistics of batches or with random numbers in calls are
+refused.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 PyTree = Any
 
 _STATISTICS = (
-    "what a module keeps besides parameters would be neither bounded nor noised: use GroupNorm or "
-    "LayerNorm in place of BatchNorm"
+    "variables besides parameters would be neither bounded nor noised: use GroupNorm or LayerNorm "
+    "in place of BatchNorm"
 )
 _DROPOUT = (
     "a loss here is a function of parameters and data alone: leave dropout out, or make it "
@@ -37,13 +37,13 @@ def from_flax(
     output_layer: str | None = None,
     dtype: Any = jnp.float32,
 ) -> Model:
-    """The pure pair of a flax.linen module.
+    """Make the model of a flax.linen module.
 
     Args:
       module: called with x (b, ...); its only variables are parameters.
-      input_shape: the shape of one example, without the batch axis.
-      output_layer: the name of its output layer, where there is one, such as "Dense_1".
-      dtype: of the examples, such as `jnp.int32` for tokens.
+      input_shape: shape of one example, without the batch axis.
+      output_layer: name of the output layer, if there is one, such as "Dense_1".
+      dtype: type of the examples, such as `jnp.int32` for tokens.
 
     Raises:
       ValueError: if the module has other variables, such as batch statistics, or uses dropout.
@@ -70,12 +70,12 @@ def from_flax(
 
 
 def from_nnx(make: Callable[["nnx.Rngs"], "nnx.Module"], output_layer: str | None = None) -> Model:
-    """The pure pair of a flax.nnx module.
+    """Make the model of a flax.nnx module.
 
     Args:
       make: `(rngs) -> module`, such as `lambda rngs: nnx.Linear(64, 10, rngs=rngs)`. The module is
         called with x (b, ...); its only variables are of type `nnx.Param`.
-      output_layer: the name of its output layer, where there is one: an attribute of the module.
+      output_layer: name of the output layer, if there is one: an attribute of the module.
 
     Raises:
       ValueError: if the module has other variables, such as batch statistics or the random state of
@@ -105,16 +105,16 @@ def from_nnx(make: Callable[["nnx.Rngs"], "nnx.Module"], output_layer: str | Non
 def from_equinox(
     make: Callable[[jax.Array], "equinox.Module"], output_layer: str | None = None
 ) -> Model:
-    """The pure pair of an equinox module.
+    """Make the model of an equinox module.
 
     Args:
-      make: `(key) -> module`, such as `lambda key: eqx.nn.MLP(64, 10, 32, 1, key=key)`. As is usual
-        in equinox, the module is called with one example, without the batch axis. Its floating
-        arrays are the parameters; whatever else it holds must not depend on the key.
-      output_layer: the name of its output layer, where there is one: an attribute of the module.
+      make: `(key) -> module`, such as `lambda key: eqx.nn.MLP(64, 10, 32, 1, key=key)`. The module
+        is called with one example, without the batch axis. Its floating arrays are the parameters;
+        everything else must not depend on the key.
+      output_layer: name of the output layer, if there is one: an attribute of the module.
 
     Raises:
-      ValueError: if the module keeps state, as `BatchNorm` does, or uses dropout.
+      ValueError: if the module keeps state, like `BatchNorm`, or uses dropout.
     """
     with importing("equinox"):
         import equinox as eqx
@@ -159,7 +159,7 @@ def _names(path: Any) -> list[str]:
 
 
 def _nested(leaves: Iterable[tuple[Iterable[str], Any]]) -> dict[str, Any]:
-    """Leaves as dicts of dicts, by the names that lead to each."""
+    """Return leaves as dicts of dicts, by their paths."""
     nested: dict[str, Any] = {}
     for names, leaf in leaves:
         *above, name = names
@@ -171,7 +171,6 @@ def _nested(leaves: Iterable[tuple[Iterable[str], Any]]) -> dict[str, Any]:
 
 
 def _at(nested: PyTree, names: Iterable[str]) -> Any:
-    """The leaf to which names lead."""
     for name in names:
         nested = nested[name]
     return nested

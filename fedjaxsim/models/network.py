@@ -25,8 +25,7 @@ class _MLP(nn.Module):
 class _Conv(nn.Module):
     """A 5×5 convolution without padding, 2×2 max pooling, bias and relu.
 
-    Pooling comes first: max commutes with a bias per channel and with relu, which then are a
-    quarter of the elementwise work.
+    Max commutes with a bias per channel and with relu; after pooling these cost a quarter.
     """
 
     features: int
@@ -52,7 +51,7 @@ class _CNN(nn.Module):
 
 
 def mlp(input_shape: Sequence[int], num_outputs: int, hidden: Sequence[int] = (64,)) -> Model:
-    """A multi-layer perceptron with relu.
+    """Make a multi-layer perceptron with relu.
 
     Args:
       input_shape: the shape of one example; flattened.
@@ -64,7 +63,7 @@ def mlp(input_shape: Sequence[int], num_outputs: int, hidden: Sequence[int] = (6
 
 
 def cnn(input_shape: Sequence[int], num_outputs: int) -> Model:
-    """The papers' network for 28×28 images: conv 5×5 32, pool, conv 5×5 64, pool, linear.
+    """Make the papers' network for 28×28 images: conv 5×5 32, pool, conv 5×5 64, pool, linear.
 
     No padding, 2×2 max pooling; 28×28×1 inputs and 62 classes give 832 + 51,264 + 63,550 = 115,646
     parameters. Flat inputs are read as square grey images.
@@ -74,8 +73,7 @@ def cnn(input_shape: Sequence[int], num_outputs: int) -> Model:
       num_outputs: c.
 
     Raises:
-      ValueError: if the images are not square, or their sides not 16, 20, 24, 28, …, which the two
-        convolutions and poolings need.
+      ValueError: if the images are not square with sides 16, 20, 24, 28, ….
     """
     if len(input_shape) == 1:
         side = math.isqrt(input_shape[0])

@@ -1,6 +1,6 @@
 """Models of sequences of tokens, such as the characters of a text: a GRU and a transformer.
 
-Both read from left to right: what they say at a place depends on the tokens up to it alone.
+Both are causal: the output at a position depends only on the tokens up to it.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from fedjaxsim.models.modules import from_flax
 
 
 class _GRU(nn.Module):
-    """A layer of gated recurrent units, as of `flax.linen.GRUCell`.
+    """A layer of gated recurrent units, equal to `flax.linen.GRUCell`.
 
-    The products with inputs are one for all places and gates; only those with the state are made
-    one after another.
+    One product with inputs serves all positions and gates; only products with the state are
+    sequential.
     """
 
     width: int
@@ -42,14 +42,14 @@ class _GRU(nn.Module):
 
 
 def _orthogonal_blocks(key, shape, dtype=jnp.float32):
-    """Of a kernel (h, 3h), an orthogonal matrix for each gate."""
+    """Initialize a kernel (h, 3h) with an orthogonal matrix for each gate."""
     block = nn.initializers.orthogonal()
     keys = jax.random.split(key, shape[1] // shape[0])
     return jnp.concatenate([block(k, (shape[0], shape[0]), dtype) for k in keys], axis=1)
 
 
 class _Block(nn.Module):
-    """Attention to earlier places, then a perceptron, each on normalized inputs and added."""
+    """Causal attention, then a perceptron, each on normalized inputs and added."""
 
     heads: int
 
@@ -58,7 +58,7 @@ class _Block(nn.Module):
         b, length, width = x.shape
         parts = nn.Dense(3 * width, name="attention")(nn.LayerNorm()(x))
         parts = parts.reshape((b, length, 3, self.heads, width // self.heads))
-        # The softmax is in float32 whatever the products are in.
+        # The softmax is in float32, whatever the type of the products is.
         mixed = jax.nn.dot_product_attention(*jnp.moveaxis(parts, 2, 0), is_causal=True)
         x = x + nn.Dense(width, name="mixed")(mixed.reshape(x.shape))
         h = nn.gelu(nn.Dense(4 * width, name="inner")(nn.LayerNorm()(x)))
@@ -66,7 +66,7 @@ class _Block(nn.Module):
 
 
 class _OfTokens(nn.Module):
-    """Tokens embedded, layers one after another, and logits at every place or at the last."""
+    """Embedding, layers, and logits at every position or at the last."""
 
     length: int
     hidden: tuple[int, ...]
@@ -94,7 +94,7 @@ class _OfTokens(nn.Module):
         return nn.Dense(self.num_outputs, name="output")(x)
 
     def _last(self, x, tokens):
-        """What stands at the last token of each row, (b, d); a row of padding has its first."""
+        """Take the last token of each row, (b, d), or the first of a row of padding."""
         if self.padding is None:
             return x[:, -1]
         count = jnp.sum(tokens != self.padding, axis=1)
@@ -110,17 +110,15 @@ def gru(
     last: bool = False,
     padding: int | None = None,
 ) -> Model:
-    """Gated recurrent units (Cho et al. 2014) over embedded tokens.
+    """Make gated recurrent units (Cho et al. 2014) over embedded tokens.
 
     Args:
       input_shape: (L,), integers in [0, num_tokens).
       num_outputs: c.
-      num_tokens: how many different tokens there are; each is embedded in as many dimensions as the
-        first layer has units.
+      num_tokens: number of different tokens; the embedding is as wide as the first layer.
       hidden: the units of each layer.
-      last: whether outputs are (b, c), at the last token of each row; else (b, L, c), at every one.
-      padding: the token that stands behind the end of shorter rows, where there is one; only read
-        with `last`.
+      last: whether outputs are (b, c), at the last token of each row; else (b, L, c).
+      padding: the token that pads shorter rows, if there is one; only read with `last`.
 
     Raises:
       ValueError: if examples are not (L,).
@@ -138,19 +136,19 @@ def transformer(
     last: bool = False,
     padding: int | None = None,
 ) -> Model:
-    """A decoder (Vaswani et al. 2017), normalized before each part, with learnt places.
+    """Make a decoder (Vaswani et al. 2017) with pre-normalization and learnt positions.
 
     Args:
       input_shape: (L,), integers in [0, num_tokens).
       num_outputs: c.
-      num_tokens: how many different tokens there are.
-      hidden: the width of each block, all alike; the perceptrons within are four times as wide.
-      heads: of attention, into which the width is divided.
-      last: as of `gru`.
-      padding: as of `gru`.
+      num_tokens: number of different tokens.
+      hidden: the width of each block, all equal; the perceptrons within are four times as wide.
+      heads: number of attention heads; divides the width.
+      last: see `gru`.
+      padding: see `gru`.
 
     Raises:
-      ValueError: if examples are not (L,), or widths are unlike or not divided by the heads.
+      ValueError: if examples are not (L,), or widths differ or are no multiples of the heads.
     """
     if len(set(hidden)) != 1 or hidden[0] % heads:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A task whose risk is known in closed form."""
+"""A task with a risk in closed form."""
 
 import jax.numpy as jnp
 import optax
@@ -12,9 +12,9 @@ def known_regression(num_features: int) -> Task:
     """Linear regression with ½(prediction − y)², evaluated against the true parameters.
 
     For `regression_stream`: training sees minibatches of x (b, d) and y (b,); evaluation reads the
-    clients' θ_i* and reports "excess_risk" = ‖θ − θ_i*‖²_Σ with Σ = diag(1, 1/2, …, 1/d), as the
-    paper prints it (Bietti et al. 2022, section 6). That is twice the excess of the expected loss.
-    (The authors' code prints it divided by d as well.)
+    clients' θ_i* and reports "excess_risk" = ‖θ − θ_i*‖²_Σ with Σ = diag(1, 1/2, …, 1/d), the
+    paper's form (Bietti et al. 2022, section 6): twice the excess of the expected loss. (The
+    authors' code also divides it by d.)
 
     Args:
       num_features: d. The model is {"kernel": (1, d)}, without bias, started at zero.

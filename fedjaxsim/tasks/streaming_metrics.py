@@ -1,4 +1,4 @@
-"""Metrics of a client that are no sums over its rows: folds over them, in evaluation's one pass."""
+"""Metrics of a client that are no sums over its rows, computed in evaluation's one pass."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,9 +15,9 @@ class StreamingMetric(NamedTuple):
     """A metric of one client, computed in one pass over its rows.
 
     Attributes:
-      start: `(most_rows) -> carry`, before the first batch; no client has more rows than that.
+      start: `(most_rows) -> carry`, before the first batch; most_rows bounds the rows of clients.
       add: `(carry, params, batch) -> carry`. Rows of weight 0 are padding and must not count.
-      value: `(carry) -> ()`, after the last batch; NaN for a client that has no such value.
+      value: `(carry) -> ()`, after the last batch; NaN if undefined for this client.
     """
 
     start: Callable[[int], PyTree]
@@ -30,12 +30,12 @@ def balanced_accuracy(
     label: Callable[[Batch], jax.Array],
     num_classes: int,
 ) -> StreamingMetric:
-    """The mean recall over the classes that occur in the client's rows.
+    """Return the mean recall over the classes that occur in the client's rows.
 
-    As `sklearn.metrics.balanced_accuracy_score` (Brodersen, Ong, Stephan, Buhmann 2010).
+    It equals `sklearn.metrics.balanced_accuracy_score` (Brodersen, Ong, Stephan, Buhmann 2010).
 
     Args:
-      correct: `(params, batch) -> (b,)` bool, whether the class of a row is the one predicted.
+      correct: `(params, batch) -> (b,)` bool, whether the predicted class is right.
       label: `(batch) -> (b,)` integers in [0, c).
       num_classes: c.
     """
@@ -62,14 +62,14 @@ def balanced_accuracy(
 def area_under_roc(
     score: Callable[[PyTree, Batch], jax.Array], positive: Callable[[Batch], jax.Array]
 ) -> StreamingMetric:
-    """The share of pairs of a positive and a negative row in which the positive one scores higher.
+    """Return the share of pairs of a positive and a negative row with the positive scored higher.
 
-    Ties count one half, so this is the area under the ROC curve (Hanley, McNeil 1982), as
-    `sklearn.metrics.roc_auc_score`. NaN for a client whose rows are all of one class. A score that
-    is NaN ranks lowest.
+    Ties count one half, so this is the area under the ROC curve (Hanley, McNeil 1982), equal to
+    `sklearn.metrics.roc_auc_score`. It is NaN for a client with rows of one class only. A NaN score
+    ranks lowest.
 
     Args:
-      score: `(params, batch) -> (b,)`, larger where a row is rather positive.
+      score: `(params, batch) -> (b,)`, larger for the positive class.
       positive: `(batch) -> (b,)` bool.
     """
 
@@ -100,12 +100,12 @@ def area_under_roc(
 
 
 def _ordinal(scores: jax.Array) -> jax.Array:
-    """Integers in the order of the scores, equal where these are; NaN is lowest.
+    """Map scores to integers in the same order, with equal ones equal and NaN lowest.
 
-    They are what XLA sorts fast on a CPU: floating point numbers take it five times as long.
+    XLA sorts integers five times as fast as floats on a CPU.
     """
     bits = 8 * scores.dtype.itemsize
-    # Two zeros, of unlike signs, are equal.
+    # 0 and −0 are equal.
     scores = jnp.where(scores == 0, 0, jnp.where(jnp.isnan(scores), -jnp.inf, scores))
     integers = jax.lax.bitcast_convert_type(scores, jnp.dtype(f"int{bits}"))
     return integers ^ ((integers >> (bits - 1)) & jnp.iinfo(integers.dtype).max)

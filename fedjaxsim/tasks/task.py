@@ -1,4 +1,4 @@
-"""What is learned: a model with a loss and the per-example values that evaluation reports."""
+"""Learning tasks: a model with a loss and the per-example metrics of evaluation."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -20,25 +20,25 @@ Divergence = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Task(NamedTuple):
-    """A learning task, as pure functions; a user's own functions work the same way.
+    """A learning task as pure functions, from this module or a user's own.
 
     Attributes:
       init: `(key) -> params`.
       loss: `(params, batch) -> ()`, the weighted mean loss of a minibatch.
       metrics: `(params, batch) -> {name: (b,)}`, per-example values; evaluation averages them over
-        each client's rows. "squared_error" is reported as nMSE besides.
-      check: `(fields) -> None`, raises ValueError where the rows do not suit the task. Host only.
-      output_layer: that of the model, see `Model`.
-      linear: of a task that is linear; else None. For speed only.
+        each client's rows, and also reports "squared_error" as nMSE.
+      check: `(fields) -> None`, raises ValueError if the rows do not suit the task. Host only.
+      output_layer: the output layer of the model, see `Model`.
+      linear: the linear form of a linear task, for speed only; else None.
       public: sentences on numbers that may be made of private data but are taken as public, such as
         a number of classes; see `Algorithm`.
-      divergence: `(params, other, batch) -> (b,)`, per example the symmetrized KL divergence,
-        KL(p‖q) + KL(q‖p), between what two sets of parameters predict; None where a task has none.
-      folds: by name, metrics that are no sums over rows, such as "auc"; evaluation computes them in
-        the same pass. Clients for whom one is NaN are left out of its means and percentiles.
-      targets: `(fields) -> (n,)`, how many targets each row has, such as tokens; host only. Metrics
-        are then sums over the targets of an example, and a client's are divided by the number of
-        its targets. None where every row has one.
+      divergence: `(params, other, batch) -> (b,)`, the symmetrized KL divergence per example,
+        KL(p‖q) + KL(q‖p), between the predictions of two sets of parameters; or None.
+      streaming_metrics: metrics that are no sums over rows, such as "auc", by name; evaluation
+        computes them in the same pass. Clients with NaN do not count in means and percentiles.
+      targets: `(fields) -> (n,)`, the number of targets of each row, such as tokens; host only.
+        Metrics are then sums over the targets of an example, and a client's sums are divided by
+        its number of targets. None if every row has one target.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -64,7 +64,7 @@ def _require_classes(fields: Mapping[str, np.ndarray], num_classes: int, task: s
     y = _require_xy(fields)
     if not np.issubdtype(y.dtype, np.integer) or y.ndim != 1:
         raise ValueError(
-            f"{task} needs integer labels (n,), got {y.dtype} {y.shape}; squared is for others"
+            f"{task} needs integer labels (n,), got {y.dtype} {y.shape}; use squared for others"
         )
     if y.min() < 0 or y.max() >= num_classes:
         raise ValueError(
@@ -80,7 +80,7 @@ def _task(
     check: Callable[[Mapping[str, np.ndarray]], None],
     divergence: Divergence,
 ) -> Task:
-    """The task of functions of the outputs: `losses`, (b,), `metrics` and `divergence`, (b,)."""
+    """Make a task of functions of the outputs: `losses`, (b,), `metrics`, `divergence`, (b,)."""
 
     def loss(outputs, batch):
         return batch.mean(losses(outputs, batch))
@@ -114,7 +114,7 @@ def _classification(
     divergence: Divergence,
     streaming_metrics: Mapping[str, StreamingMetric],
 ) -> Task:
-    """The task of functions of outputs and labels: `losses`, (b,), and `correct`, (b,) bool."""
+    """Make a task of functions of outputs and labels: `losses`, (b,), `correct`, (b,) bool."""
 
     def losses_of(outputs, batch):
         return losses(outputs, batch.fields["y"])
@@ -129,12 +129,16 @@ def _classification(
     )
 
 
-def _folds(
+def _streaming_metrics(
     model: Model, num_classes: int, correct: Callable, score: Callable
 ) -> dict[str, StreamingMetric]:
-    """The folds of a classification: of outputs and labels `correct`, (b,) bool.
+    """Return the streaming metrics of a classification.
 
-    Of two classes `score` is a function of the outputs: (b,), larger for the one of positive label.
+    Args:
+      model: the model.
+      num_classes: c.
+      correct: `(outputs, labels) -> (b,)` bool.
+      score: for two classes, `(outputs) -> (b,)`, larger for the positive class.
     """
 
     def outputs_of(params, batch):
@@ -156,33 +160,32 @@ def _folds(
 
 
 def _second_over_first(outputs: jax.Array) -> jax.Array:
-    """How much larger the second output is, (b,)."""
     return outputs[:, 1] - outputs[:, 0]
 
 
 # KL(p‖q) + KL(q‖p) of an exponential family is (mean of p − mean of q)·(natural parameter of p −
-# that of q), which is small where both are alike, without cancellation.
+# natural parameter of q), without cancellation for similar p and q.
 
 
 def _of_categories(logits: jax.Array, others: jax.Array) -> jax.Array:
-    """The divergence of two categorical distributions, (b,)."""
+    """Compute the divergence of categorical distributions, (b,)."""
     log_p, log_q = jax.nn.log_softmax(logits), jax.nn.log_softmax(others)
     return jnp.sum((jnp.exp(log_p) - jnp.exp(log_q)) * (log_p - log_q), axis=-1)
 
 
 def _of_coins(logits: jax.Array, others: jax.Array) -> jax.Array:
-    """That of independent Bernoulli variables with these log-odds, (b,)."""
+    """Compute the divergence of independent Bernoulli variables with these log-odds, (b,)."""
     p, q = jax.nn.sigmoid(logits), jax.nn.sigmoid(others)
     return jnp.sum((p - q) * (logits - others), axis=-1)
 
 
 def _of_normals(means: jax.Array, others: jax.Array) -> jax.Array:
-    """That of independent normal variables of variance 1, (b,)."""
+    """Compute the divergence of independent normal variables of variance 1, (b,)."""
     return jnp.sum(jnp.square(means - others), axis=-1)
 
 
 def _largest(outputs: jax.Array, labels: jax.Array) -> jax.Array:
-    """Whether the largest output is the label's, (b,) bool."""
+    """Return whether the largest output is the label's, (b,) bool."""
     return jnp.argmax(outputs, axis=-1) == labels
 
 
@@ -198,16 +201,16 @@ def softmax(model: Model, num_classes: int) -> Task:
         _require_classes(fields, num_classes, "softmax")
 
     losses = optax.losses.softmax_cross_entropy_with_integer_labels
-    streaming_metrics = _folds(model, num_classes, _largest, _second_over_first)
+    streaming_metrics = _streaming_metrics(model, num_classes, _largest, _second_over_first)
     return _classification(model, losses, _largest, check, _of_categories, streaming_metrics)
 
 
 def softmax_sequence(model: Model, num_classes: int) -> Task:
-    """Softmax cross-entropy of every token (optax), such as the next one of each place of a text.
+    """Softmax cross-entropy of every token (optax), such as the next character of a text.
 
-    "y" holds integers in [0, c), (n, L), and −1 where there is no token: padding counts in no loss
-    and no accuracy. The loss of a minibatch is the mean over its tokens, and so are a client's
-    metrics: a long example counts for more than a short one.
+    "y" holds integers in [0, c), (n, L), and −1 for padding, which counts in no loss and no
+    accuracy. The loss of a minibatch and a client's metrics are means over tokens: a long example
+    counts more than a short one.
 
     Args:
       model: outputs (b, L, c) logits.
@@ -215,7 +218,6 @@ def softmax_sequence(model: Model, num_classes: int) -> Task:
     """
 
     def tokens(batch):
-        """Which there are, (b, L) bool."""
         return batch.fields["y"] >= 0
 
     def of_tokens(params, batch):
@@ -258,21 +260,21 @@ def one_vs_all(
 ) -> Task:
     """Classification by c binary problems; "y" holds integers in [0, c), the largest output wins.
 
-    The loss of an example is, over its outputs o_c and its one-hot label h,
+    The loss of an example, with outputs o_c and one-hot label h, is
 
         squared:  ½ Σ_c (o_c − (h_c − 0.1))²
         logistic: Σ_c of the binary cross-entropy of o_c, as log-odds, with h_c (optax).
 
-    The squared one is that of the experiments of Bietti et al. (2022), §6; the −0.1, which centres
-    the targets of ten classes, is not in the paper but in its authors' code.
+    The squared loss is used in the experiments of Bietti et al. (2022), §6; the −0.1, which centres
+    the targets of ten classes, is from the authors' code.
 
     Args:
       model: outputs (b, c).
       num_classes: c.
-      loss: which of the two.
+      loss: the loss.
 
     Raises:
-      ValueError: if there is no such loss.
+      ValueError: if the loss is unknown.
     """
     if loss not in ("squared", "logistic"):
         raise ValueError(f"loss must be 'squared' or 'logistic', got {loss!r}")
@@ -289,7 +291,7 @@ def one_vs_all(
         _require_classes(fields, num_classes, "one_vs_all")
 
     divergence = _of_normals if loss == "squared" else _of_coins
-    streaming_metrics = _folds(model, num_classes, _largest, _second_over_first)
+    streaming_metrics = _streaming_metrics(model, num_classes, _largest, _second_over_first)
     return _classification(model, losses, _largest, check, divergence, streaming_metrics)
 
 
@@ -317,7 +319,7 @@ def logistic(model: Model) -> Task:
                 f"logistic needs labels -1 and 1, or 0 and 1, got {sorted(values)[:10]}"
             )
 
-    streaming_metrics = _folds(model, 2, correct, lambda logits: logits[:, 0])
+    streaming_metrics = _streaming_metrics(model, 2, correct, lambda logits: logits[:, 0])
     return _classification(model, losses, correct, check, _of_coins, streaming_metrics)
 
 

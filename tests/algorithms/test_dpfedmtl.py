@@ -262,10 +262,10 @@ def test_stages_hand_over_the_trunk_and_each_clients_own_head():
     [
         (
             None,
-            r"names no output layer, so head must say .* such as 'kernel'.*\['bias', 'kernel'\]",
+            r"names no output layer, so head must name .* such as 'kernel'.*\['bias', 'kernel'\]",
         ),
-        (["kernel", "bias"], r"leaves none for the trunk, .*\['bias', 'kernel'\]"),
-        (lambda path: True, "leaves none for the trunk"),
+        (["kernel", "bias"], r"leaves none for the shared trunk.*\['bias', 'kernel'\]"),
+        (lambda path: True, "leaves none for the shared trunk"),
         (lambda path: False, "the predicate selects none"),
         ("Dense_7", r"'Dense_7' selects none .*\['bias', 'kernel'\]; a name must be a path"),
         (["bias", "kern"], "'kern' selects none"),
@@ -278,7 +278,7 @@ def test_a_split_that_leaves_a_part_empty_is_refused_at_once(head, message):
 
 
 def test_other_bad_input_is_refused():
-    with pytest.raises(ValueError, match="order must be 'together' or 'head-first', got 'heads'"):
+    with pytest.raises(ValueError, match="order must be one of together, head-first"):
         dpfedmtl(MLP, order="heads")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="local steps must be at least 1, got 0"):
         Minibatches(4, steps=0)
@@ -318,8 +318,8 @@ def test_a_run_reads_head_clip_and_noise():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"algorithm": "dpfedmtl"}, "head must say"),
-        ({"head": ("bias", "kernel")}, "none for the trunk"),
+        ({"algorithm": "dpfedmtl"}, "head must name"),
+        ({"head": ("bias", "kernel")}, "none for the shared trunk"),
         ({"head": ("bias",), "epsilon": 1.0}, "epsilon has no effect with mechanism plain-mean"),
     ],
 )

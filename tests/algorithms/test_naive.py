@@ -99,7 +99,7 @@ def test_a_release_or_a_population_of_another_size_is_refused(problem):
         (simulation(problem, mechanism=fjs.gaussian()), r"its mechanism must be every_row\(\)"),
         (
             simulation(problem, fjs.naive_dp(task, num_clients=3)),
-            "must be of the 4 clients of the run",
+            "num_clients must be 4",
         ),
         (simulation(problem, fjs.fedavg(task)), "server must return a billboard of the shapes"),
     ]:

@@ -425,7 +425,7 @@ def test_settings_out_of_range_are_refused():
     for sizes in (0, 1.5, [2, 0], [[1]], []):
         with pytest.raises(ValueError, match="whole numbers of at least 1"):
             weighted(sizes)
-    with pytest.raises(ValueError, match="'grid' or 'paper', got 'code'"):
+    with pytest.raises(ValueError, match="parametrization must be one of grid, paper"):
         ppsgd(task, parametrization="code")  # pyright: ignore[reportArgumentType]
     algorithm = ppsgd(task, parametrization="paper")
     with pytest.raises(ValueError, match="must be finite in the paper's parametrization"):

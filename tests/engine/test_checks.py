@@ -114,8 +114,8 @@ def test_what_init_returns():
     wanted = "init must return 2 values, (shared, personal), got "
     first = fedavg(TASK).init
     assert of(lambda key, hparams: TASK.init(key)) == wanted + "a dict"
-    # Billboard is a tuple of two, but not this pair.
-    assert of(lambda key, hparams: first(key, hparams)[0]) == wanted + "a Billboard"
+    # SharedModel is a tuple of two, but not this pair.
+    assert of(lambda key, hparams: first(key, hparams)[0]) == wanted + "a SharedModel"
     assert of(lambda key, hparams: (*first(key, hparams), ())) == wanted + "3 values"
     assert of(lambda key, hparams: (TASK.init(key), 0.0)) == (
         "init must return personal states of arrays, got a float"
@@ -270,12 +270,12 @@ def test_a_task_that_does_not_suit_the_data_or_the_algorithm():
     )
     regression, _ = least_squares([5] * 4)
     assert refusal(lambda: build(pmtl(TASK), regression)) == (
-        "softmax needs integer labels (n,), got float64 (20,); squared is for others"
+        "softmax needs integer labels (n,), got float64 (20,); use squared for others"
     )
     unsplit = TASK._replace(output_layer="Dense_7")
     assert refusal(lambda: build(ppsgd(unsplit), minibatches=Minibatches(4, steps=1))) == (
         "'Dense_7' selects none of the parameters, which are ['bias', 'kernel']; "
-        "a name must be a path, or what paths begin with up to a '/'"
+        "a name must be a path, or the beginning of paths up to a '/'"
     )
 
 
@@ -319,7 +319,7 @@ def test_a_client_that_reads_everybodys_rows_is_refused():
         predict=lambda shared, personal, hparams, client_id: TASK.init(jax.random.key(0)),
         task=TASK,
     )
-    with pytest.raises(AttributeError, match="a client reads its own rows alone: use"):
+    with pytest.raises(AttributeError, match=r"rows of all clients: use data\.fold"):
         refusal(lambda: build(algorithm))
 
 

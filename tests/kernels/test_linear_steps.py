@@ -23,7 +23,7 @@ from fedjaxsim.engine.layout import Layout, default_layout
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.hyperparameters import compose, fill
-from fedjaxsim.kernels.linear_steps import linear_update, pays
+from fedjaxsim.kernels.linear_steps import is_cheaper, linear_update
 from fedjaxsim.kernels.products import Product, Sealed
 from fedjaxsim.models import linear, mlp
 from fedjaxsim.privacy.samplers import full_participation, poisson
@@ -71,7 +71,7 @@ def task_of(kind, bias=True):
 @pytest.fixture
 def always(monkeypatch):
     """Products also where they would not pay, as in small problems; and compiled quickly."""
-    monkeypatch.setattr(local_steps, "pays", lambda params, steps, size: True)
+    monkeypatch.setattr(local_steps, "is_cheaper", lambda params, steps, size: True)
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
@@ -177,11 +177,11 @@ def test_products_are_sent_where_they_pay():
 def test_products_pay_where_rows_are_few():
     # r²·d·(1 for one step, 2 for more) against r·d·c multiplications.
     params = {"kernel": jnp.zeros((10, 784))}
-    assert pays(params, steps=1, size=10)
-    assert not pays(params, steps=1, size=11)
-    assert not pays(params, steps=2, size=5)
-    assert pays({"kernel": jnp.zeros((62, 784))}, steps=3, size=10)
-    assert not pays({"kernel": jnp.zeros((10, 4))}, steps=1, size=5)
+    assert is_cheaper(params, steps=1, size=10)
+    assert not is_cheaper(params, steps=1, size=11)
+    assert not is_cheaper(params, steps=2, size=5)
+    assert is_cheaper({"kernel": jnp.zeros((62, 784))}, steps=3, size=10)
+    assert not is_cheaper({"kernel": jnp.zeros((10, 4))}, steps=1, size=5)
 
 
 @pytest.mark.thorough

@@ -67,7 +67,7 @@ def test_a_simulation_names_what_each_part_names_once():
 
 def test_weights_and_sizes_of_clients_are_named():
     (divisor,) = build(ppsgd(TASK, objective="weighted", sizes=[1, 2, 3, 3])).setup.public
-    assert divisor.startswith("M = Σ m_i, by which the weighted objective divides, is taken as")
+    assert divisor.startswith("M = Σ m_i, the divisor of the weighted objective, is taken as")
     (weights,) = build(mechanism=gaussian([1.0, 2.0, 3.0, 4.0])).setup.public
     assert weights.startswith("The clients' weights, and their sum")
 
