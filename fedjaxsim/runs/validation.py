@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.layout import bytes_of
+from fedjaxsim.engine.memory import bytes_of
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.report.progress import bytes_text
 from fedjaxsim.runs.memory import this_machine
