@@ -10,6 +10,7 @@ from fedjaxsim.runs import capacity
 from fedjaxsim.runs.build import population_of
 from fedjaxsim.runs.capacity import Capacity, Need
 from fedjaxsim.runs.memory import this_machine
+from fedjaxsim.runs.sizes import sizes_of, sizes_without_data
 
 if TYPE_CHECKING:
     from fedjaxsim.cli.plan import Plan
@@ -37,10 +38,10 @@ def prepare_plan(command: "Plan") -> Callable[[], int]:
     """
     config, here = command.settings, this_machine()
     if command.shape is None:
-        sizes = capacity.sizes_of(population_of(config))
+        sizes = sizes_of(population_of(config))
     else:
         assert command.rows_per_client is not None
-        sizes = capacity.sizes_without_data(
+        sizes = sizes_without_data(
             config, command.shape, config.get("clients"), command.rows_per_client
         )
     machines = {"this machine": here}
