@@ -40,6 +40,7 @@ from fedjaxsim.runs.build import fill_settings
 from fedjaxsim.runs.fingerprints import fingerprint_of
 from fedjaxsim.runs.memory import this_machine
 from fedjaxsim.runs.settings import RunConfig, run_config
+from fedjaxsim.runs.sizes import sizes_without_data
 
 ROUNDS = 10
 DEVICES = 2
@@ -184,7 +185,7 @@ def planned(case: str) -> dict[str, dict[str, int]]:
     jax.config.update("jax_num_cpu_devices", DEVICES)
     m, r, features, _ = CASES[case]
     config = config_of(case)
-    sizes = capacity.sizes_without_data(config, features, m, r)
+    sizes = sizes_without_data(config, features, m, r)
     found = capacity.plan(config, sizes, this_machine()).to_json()
     return {each["name"]: each["host"] for each in found["placements"]}
 

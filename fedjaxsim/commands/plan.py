@@ -9,7 +9,8 @@ from fedjaxsim.report.progress import bytes_text, print_rows
 from fedjaxsim.runs import capacity
 from fedjaxsim.runs.build import population_of
 from fedjaxsim.runs.capacity import Capacity, Need
-from fedjaxsim.runs.memory import Machine, this_machine
+from fedjaxsim.runs.memory import this_machine
+from fedjaxsim.runs.sizes import sizes_of, sizes_without_data
 
 _HEADINGS = (
     "placement", "memory", "rows", "ranges", "states", "server", "process", "round", "evaluation",
@@ -21,7 +22,6 @@ _WORDS = {
     "states": "personal states",
     "server": "the server's state",
     "process": "Python, JAX and compiled programs",
-    "loading": "checking the population",
     "round": "working memory of a round",
     "evaluation": "working memory of an evaluation",
 }
@@ -33,20 +33,20 @@ def prepare_plan(command: Any) -> Callable[[], int]:
     Raises:
       FileNotFoundError, ValueError: for bad input.
     """
-    config = command.settings
+    config, here = command.settings, this_machine()
     if command.shape is None:
-        sizes = capacity.sizes_of(population_of(config))
+        sizes = sizes_of(population_of(config))
     else:
         assert command.rows_per_client is not None
-        sizes = capacity.sizes_without_data(
+        sizes = sizes_without_data(
             config, command.shape, config.get("clients"), command.rows_per_client
         )
-    here = this_machine()
     machines = {"this machine": here}
     if command.devices is not None and command.device_memory is not None:
         host = here.host if command.host_memory is None else int(1e9 * command.host_memory)
         name = f"{command.devices} accelerators of {command.device_memory:g} GB"
-        machines[name] = Machine(command.devices, int(1e9 * command.device_memory), host)
+        memory = int(1e9 * command.device_memory)
+        machines[name] = here._replace(devices=command.devices, device=memory, host=host)
     plans = {name: capacity.plan(config, sizes, machine) for name, machine in machines.items()}
 
     def work() -> int:
@@ -76,12 +76,9 @@ def _table(plan: Capacity) -> list[tuple[str, ...]]:
         if each.impossible is not None:
             rows.append((each.name, each.impossible, *[""] * (len(_HEADINGS) - 3), "no"))
             continue
-        parts = [("host", each.host, machine.host)]
-        if each.device is not None and machine.device is not None:
-            parts.insert(0, ("each device", each.device, machine.device))
         rows += [
             (each.name if not k else "", memory, *_sizes(need, has), _yes(need.peak <= has))
-            for k, (memory, need, has) in enumerate(parts)
+            for k, (memory, need, has) in enumerate(each.memories(machine))
         ]
     return rows
 
@@ -98,7 +95,7 @@ def _verdict(plan: Capacity) -> str:
     memory, need, has = plan.nearest.binding(plan.machine)
     needed, there, most = map(bytes_text, (need.peak, has, getattr(need, need.largest)))
     return (
-        f"nothing fits: {plan.nearest.name} comes nearest, needs {needed} on {memory}, "
+        f"nothing fits: {plan.nearest.name} comes nearest, needs {needed} on the {memory}, "
         f"which has {there}; the largest part is {most} for {_WORDS[need.largest]}"
     )
 

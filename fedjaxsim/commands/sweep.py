@@ -16,10 +16,10 @@ from fedjaxsim.commands.messages import INTERRUPTED
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
+from fedjaxsim.engine.memory import bytes_per_run
 from fedjaxsim.report.progress import can_draw, stop_on_interrupt
 from fedjaxsim.runs.build import Experiment, population_of, prepare, versions
 from fedjaxsim.runs.fingerprints import digest, fingerprint_of
-from fedjaxsim.runs.memory import bytes_per_run
 from fedjaxsim.runs.sweep_directory import SweepDirectory
 from fedjaxsim.runs.sweep_report import print_report, write_report
 from fedjaxsim.runs.sweep_runs import SweepRuns, hyperparameters_of, read_sweep
@@ -206,7 +206,8 @@ def _chunks(
 ) -> Iterator[tuple[ManyRuns, tuple[int, ...]]]:
     """Yield programs with their runs, within the memory budget."""
     budget = plan.options.memory * _GB
-    each = bytes_per_run(family.simulation, family.groups[0][0][1].hparams)
+    rows, hparams = family.simulation.setup.rows["train"], family.groups[0][0][1].hparams
+    each = bytes_per_run(family.simulation.program, hparams, rows)
     fitting = max(1, int(budget // each))
     # The places of a program follow from the plan or from the checkpoint that it resumes, not from
     # the runs left: otherwise a checkpoint would not fit the program that reads it.

@@ -4,9 +4,9 @@ import dataclasses
 from typing import Any, Literal
 
 import jax
-from jax.extend.core import jaxprs_in_params
 
 from fedjaxsim.data.minibatches import BatchReadOptions
+from fedjaxsim.engine.memory import bytes_of
 from fedjaxsim.kernels import products
 
 PyTree = Any
@@ -25,10 +25,6 @@ MOST_AT_ONCE = 2**16 - 1
 """Clients in one batch: CUDA's grids end there along the axis on which batches of products lie."""
 UNTOLD_MEMORY = 2**33
 """Bytes that an accelerator is taken to have if it does not tell: 8 GiB, as small ones have."""
-ROW_COPIES = 4
-"""The personal states of a chunk: gathered, in the loop, updated, and on their way back."""
-_MESSAGE_COPIES = 2
-"""The messages of a chunk: scaled to their bounds, and on their way into the sum."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,33 +203,3 @@ def device_memory() -> int:
     """Bytes that JAX may allocate on the first device, or `UNTOLD_MEMORY` if it does not tell."""
     stats = jax.local_devices()[0].memory_stats() or {}
     return stats.get("bytes_limit", UNTOLD_MEMORY)
-
-
-def bytes_of_work(jaxpr: Any, row: PyTree, message: PyTree = ()) -> int:
-    """An estimate from above of what one client of a batch needs at once, in bytes.
-
-    It counts every intermediate value of a client's round as if all of them lived at the same time,
-    and copies of what the client keeps and sends.
-
-    Args:
-      jaxpr: of the round of one client.
-      row: the client's own state, or its shapes.
-      message: what the client sends, or its shapes.
-    """
-    copies = ROW_COPIES * bytes_of(row) + _MESSAGE_COPIES * bytes_of(message)
-    return intermediate_bytes(jaxpr) + copies
-
-
-def intermediate_bytes(jaxpr: Any) -> int:
-    """The size of every intermediate value of a program, those of a loop once."""
-    total = 0
-    for equation in jaxpr.eqns:
-        total += bytes_of([variable.aval for variable in equation.outvars])
-        total += sum(map(intermediate_bytes, jaxprs_in_params(equation.params)))
-    return total
-
-
-def bytes_of(arrays: PyTree) -> int:
-    """The size of a pytree of arrays, or of their shapes."""
-    leaves = jax.tree.leaves(arrays)
-    return sum(leaf.size * getattr(leaf.dtype, "itemsize", 4) for leaf in leaves)

@@ -16,7 +16,8 @@ from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.client_partition import ClientPartition
 from fedjaxsim.engine.draw import Draw, draw
-from fedjaxsim.engine.layout import Layout, bytes_of
+from fedjaxsim.engine.layout import Layout
+from fedjaxsim.engine.memory import bytes_of
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.server_update import server_update
 from fedjaxsim.engine.state import SimulationState

@@ -21,7 +21,8 @@ from fedjaxsim.engine import checks
 from fedjaxsim.engine.client_partition import AllClients
 from fedjaxsim.engine.devices import mesh_of
 from fedjaxsim.engine.evaluation import Evaluation, SplitStatistics, summarize
-from fedjaxsim.engine.layout import ChunkMap, Layout, bytes_of, default_layout
+from fedjaxsim.engine.layout import ChunkMap, Layout, default_layout
+from fedjaxsim.engine.memory import bytes_of
 from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import ClientMetrics, Program, measure_with
 from fedjaxsim.engine.rows import Rows

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Algorithm, Context, Metrics
 from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.engine.layout import Layout, bytes_of, bytes_of_work
+from fedjaxsim.engine.layout import Layout
+from fedjaxsim.engine.memory import bytes_of, bytes_of_work
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import products, threefry

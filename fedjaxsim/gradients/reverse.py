@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.algorithm import Algorithm
-from fedjaxsim.engine.layout import Layout, bytes_of
+from fedjaxsim.engine.layout import Layout
+from fedjaxsim.engine.memory import bytes_of
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.state import SimulationState

@@ -1,5 +1,6 @@
-"""Bytes: of one more run in a program and of what passes in a round, from shapes; of a process."""
+"""The traffic of a round, and the memory of this process and of machines."""
 
+import ctypes
 import os
 import resource
 import sys
@@ -8,65 +9,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from fedjaxsim.algorithm import Context
-from fedjaxsim.engine.layout import ROW_COPIES, bytes_of, intermediate_bytes
+from fedjaxsim.engine.memory import bytes_of
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.kernels.products import unsealed
 from fedjaxsim.report.files import Record
 from fedjaxsim.simulation import Simulation
 
-_STATE_COPIES = 2
-"""The state, and a copy of it while it is made or saved."""
-_MANY = 1000
-"""Runs of a program for which memory matters."""
-
-
-def bytes_per_run(simulation: Simulation, hparams: Hyperparameters) -> int:
-    """An estimate from above of what one more run in a program needs, in bytes.
-
-    It counts the state, the personal states of one chunk of clients, and every intermediate value
-    of one client's round (loops once), as if all of them lived at the same time.
-
-    Args:
-      simulation: what is run.
-      hparams: of any of the runs.
-    """
-    program, rows = simulation.program, simulation.setup.rows["train"]
-    hparams = hparams.as_arrays()
-    key = jax.random.key(0, impl="threefry2x32")
-
-    def one(key, hparams, rows):
-        shared, personal = program.algorithm.init(key, hparams)
-        client_id = jnp.int32(0)
-        data = rows.of(client_id, key, program.minibatches, program.layout, jnp.int32(0), key)
-        context = Context(jnp.int32(0), key, client_id, program.num_clients, jnp.ones(()))
-        return unsealed(program.algorithm.client(shared, personal, data, hparams, context))
-
-    state = jax.eval_shape(program.init, key, hparams)
-    personal, shared = bytes_of(state.personal), bytes_of((state.shared, state.mechanism))
-    client = intermediate_bytes(jax.make_jaxpr(one)(key, hparams, rows).jaxpr)
-    layout = simulation.setup.layout_of(_MANY)
-    at_once = 1 if layout.scans else layout.chunk_size
-    rows_of_chunk = layout.chunk_size * personal // program.num_clients
-    return _STATE_COPIES * (personal + 4 * shared) + ROW_COPIES * rows_of_chunk + at_once * client
-
 
 def traffic(simulation: Simulation, hparams: Hyperparameters) -> Record:
-    """What passes between the server and the clients of one round.
+    """Compute the traffic between the server and the clients of a round.
 
-    Numbers count as the simulation holds them, mostly as float32: nothing is compressed, quantized
-    or packed, and secure aggregation would add its own. The server state is all that a client is
-    told, so it includes moments of a server's optimizer.
+    Numbers count with the types of the simulation, mostly float32: nothing is compressed, quantized
+    or packed, and secure aggregation would add to it.
 
     Args:
-      simulation: what is run.
-      hparams: of the run.
+      simulation: the simulation.
+      hparams: hyperparameters of the run.
 
     Returns:
-      `message_bytes`, what one client sends in a round (0 where nothing is released);
-      `server_bytes`, what it is told; `cohort`, the number of clients in a round, as expected.
+      `message_bytes`, a client's upload (0 if nothing is released); `server_bytes`, a client's
+      download: the server state with the moments of its optimizer; `cohort`, the expected number of
+      clients in a round.
     """
     hparams, key = hparams.as_arrays(), jax.random.key(0, impl="threefry2x32")
     sends = simulation.mechanism.event.kind != "none"
@@ -79,45 +42,65 @@ def traffic(simulation: Simulation, hparams: Hyperparameters) -> Record:
 
 
 def peak_bytes() -> int:
-    """The peak of resident memory of this process."""
-    status = Path("/proc/self/status")
-    if status.exists():  # what getrusage tells may be the peak of the parent, before the fork
-        (peak,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(peak.split()[1]) * 1024
+    """Return the peak of resident memory of this process."""
+    status = _status("VmHWM")
+    if status is not None:  # getrusage may report the peak of the parent before the fork
+        return status
     scale = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in kilobytes on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
 
+def private_bytes() -> int:
+    """Return the memory of this process in use, without mapped files and code where Linux tells.
+
+    Memory that glibc keeps after a compiler has freed it is given back first.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+    private = _status("RssAnon")
+    return peak_bytes() if private is None else private
+
+
+def _status(name: str) -> int | None:
+    path = Path("/proc/self/status")
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith(name)]
+    return found[0] if found else None
+
+
 class Machine(NamedTuple):
-    """What memory there is, in bytes.
+    """Memory of a machine, in bytes.
 
     Attributes:
-      devices: how many.
-      device: of each; None where they use the host's, as those of a CPU.
-      host: the machine's own.
+      devices: the number of devices.
+      device: memory of each device; None if devices use the host's memory, as CPUs do.
+      host: memory of the host.
+      process: memory that this process had when the machine was described.
     """
 
     devices: int
     device: int | None
     host: int
+    process: int = 0
 
     @property
     def of_devices(self) -> int:
-        """Of all devices together, or of the host where they use that."""
+        """Memory of all devices together, or of the host if devices use it."""
         return self.host if self.device is None else self.devices * self.device
 
 
 def this_machine() -> Machine:
-    """The devices of this process and the machine it runs on."""
+    """Return the machine of this process; starts JAX."""
     limits = [(device.memory_stats() or {}).get("bytes_limit") for device in jax.local_devices()]
-    told = [limit for limit in limits if limit is not None]
-    device = min(told) if len(told) == len(limits) else None
+    known = [limit for limit in limits if limit is not None]
+    device = min(known) if len(known) == len(limits) else None
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Machine(len(limits), device, host)
+    return Machine(len(limits), device, host, private_bytes())
 
 
 def device_peak_bytes(devices: Iterable[Any]) -> int | None:
-    """The peak of allocated memory, summed over devices of this process; None if untold."""
+    """Return the peak of allocated memory, summed over this process's devices; None if unknown."""
     own = [device for device in devices if device.process_index == jax.process_index()]
     stats = [device.memory_stats() for device in own]
     if any(stat is None or "peak_bytes_in_use" not in stat for stat in stats):

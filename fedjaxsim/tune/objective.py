@@ -14,12 +14,12 @@ from scipy import stats
 
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.devices import SAME, across, divided, mesh_of
+from fedjaxsim.engine.memory import bytes_per_run
 from fedjaxsim.gradients.objectives import check_names, mean_metric
 from fedjaxsim.gradients.seeds import map_seeds
 from fedjaxsim.gradients.whole_run import Mode, hypergradient
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.report.seeds import standard_error
-from fedjaxsim.runs.memory import bytes_per_run
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import ManyRuns
 from fedjaxsim.tune.descent import ObjectiveValue, Point
@@ -127,7 +127,8 @@ class SeedGradient:
         """
         simulation = self._simulation
         settings = [self._hparams.replace(**point) for point in points]
-        fitting = max(1, _GRID_MEMORY // bytes_per_run(simulation, settings[0]))
+        rows = simulation.setup.rows["train"]
+        fitting = max(1, _GRID_MEMORY // bytes_per_run(simulation.program, settings[0], rows))
         parts = np.array_split(np.arange(len(points)), -(-len(points) // fitting))
         shared = ManyRuns(simulation, [settings[i] for i in parts[0]], axes=varying(settings))
         values = np.empty((len(points), len(self._keys)))

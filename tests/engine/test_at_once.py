@@ -16,12 +16,10 @@ from fedjaxsim.engine import layout
 from fedjaxsim.engine.layout import (
     UNTOLD_MEMORY,
     at_once,
-    bytes_of,
-    bytes_of_work,
     default_layout,
     device_memory,
-    intermediate_bytes,
 )
+from fedjaxsim.engine.memory import bytes_of, bytes_of_work, intermediate_bytes
 from fedjaxsim.models import cnn, gru, mlp
 from fedjaxsim.privacy.samplers import poisson
 from fedjaxsim.tasks import softmax, softmax_sequence
