@@ -1,7 +1,7 @@
 """fedjaxsim: private, personalized federated learning, simulated on one accelerator.
 
-Start with `Simulation`; `algorithm.py` says what an algorithm is, `privacy/mechanisms.py` what the
-door is through which everything private must pass.
+Start with `Simulation`. `algorithm.py` defines an algorithm, `privacy/mechanisms/base.py` the
+mechanism that every message must pass.
 """
 
 import lazy_loader

@@ -77,12 +77,12 @@ class Algorithm(NamedTuple):
     """A federated algorithm, for one client.
 
     Attributes:
-      init: `(key, hparams) -> (shared, personal)`: the first billboard and ONE client's personal
+      init: `(key, hparams) -> (shared, personal)`: the first server state and ONE client's personal
         state; neither may depend on private data.
       client: `(shared, personal, data, hparams, context) -> (personal, message, metrics)`: one
         client's round. `data` is its `ClientData`; `message` is a pytree of float arrays, or `()`
         where nothing is sent; `metrics` are scalars for the researcher, never read by the server.
-      server: `(shared, release, hparams, round) -> shared`: the next billboard.
+      server: `(shared, release, hparams, round) -> shared`: the next server state.
       predict: `(shared, personal, hparams, client_id) -> params`: what the client predicts with.
       task: model, loss and metrics.
       hyperparameters: the records of what the functions read; `hyperparameters.reads` sets them.

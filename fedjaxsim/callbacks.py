@@ -221,7 +221,7 @@ class Patience(Callback):
     choice of the last round: see docs/watching.md.
 
     Args:
-      evaluations: stop after so many in a row that are no better than the best one before.
+      evaluations: number of evaluations in a row without improvement, after which the run stops.
 
     Attributes:
       memory: values of all evaluations, with a sign such that larger is better.

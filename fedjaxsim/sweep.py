@@ -119,7 +119,7 @@ class ManyRuns:
         """Return the state before the first round; parts that vary have an axis of runs.
 
         Args:
-          key: as of `Simulation.init`.
+          key: as in `Simulation.init`.
 
         Raises:
           ValueError: as `Simulation.init`.

@@ -27,11 +27,6 @@ LAYERS = (
     ("kernels", "factories", "extras", "notebook"),
 )
 """From the top down. Modules of one layer do not import each other."""
-CIRCLES = {
-    frozenset({"runs.build", "runs.validation"}): "type of an experiment",
-    frozenset({"data.npz", "data.population", "data.table"}): "readers as class methods",
-}
-"""Files that still import each other, with the reason; to be removed one by one."""
 
 
 def imports_of(path: Path) -> set[str]:
@@ -95,7 +90,7 @@ def test_no_files_import_each_other():
         for name, others in after.items()
         if name in others
     }
-    assert circles == set(CIRCLES)
+    assert circles == set()
 
 
 def test_flags_import_the_work_of_a_command_only_when_it_runs():

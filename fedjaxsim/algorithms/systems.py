@@ -44,7 +44,7 @@ class System:
 
     @property
     def sends(self) -> bool:
-        """Whether clients send messages."""
+        """Return whether clients send messages."""
         return self.mechanism != "closed"
 
     def make(self, task: Any, num_clients: int, **settings: Any) -> "Algorithm":

@@ -53,7 +53,7 @@ class Bound:
 
     @property
     def violated(self) -> bool:
-        """Whether the report is refuted at this δ."""
+        """Return whether the report is refuted at this δ."""
         return self.reported is not None and self.epsilon > self.reported
 
 
@@ -80,7 +80,7 @@ class AuditResult:
 
     @property
     def violated(self) -> bool:
-        """Whether the report is refuted at some δ."""
+        """Return whether the report is refuted at some δ."""
         return any(bound.violated for bound in self.bounds)
 
     def to_json(self) -> dict[str, Any]:

@@ -172,7 +172,7 @@ class ClientData:
 
     @property
     def generates(self) -> bool:
-        """Whether minibatches are made afresh, so that there is no exact pass over examples."""
+        """Return whether minibatches are generated, so that no exact pass over examples exists."""
         return self._generate is not None
 
     def batch_shapes(self, size: int = 1) -> Batch:

@@ -110,7 +110,7 @@ def check_rounds(
     """Check that a run can do `rounds` more rounds.
 
     Args:
-      sampling: which may serve so many rounds and no more.
+      sampling: may have a largest number of rounds.
       hparams: with a noise schedule, perhaps.
       ledger_entries: how many different (z, p) can be charged.
       done: rounds before.

@@ -32,7 +32,7 @@ class AllClients:
 
     @property
     def even(self) -> bool:
-        """Whether no state is padding."""
+        """Return whether no state is padding."""
         return True
 
     def ids(self) -> tuple[jax.Array, jax.Array]:
@@ -104,7 +104,7 @@ class Shard(AllClients):
 
     @property
     def even(self) -> bool:
-        """Whether the number of devices divides m."""
+        """Return whether the number of devices divides m."""
         return self.num_clients % self.devices == 0
 
     def ids(self) -> tuple[jax.Array, jax.Array]:
@@ -115,7 +115,7 @@ class Shard(AllClients):
     def places(self, cohort: Cohort, *, full: bool) -> CohortSlots:
         """Return the cohort's clients of this device, in min(capacity, size) slots.
 
-        So many slots suffice, so sharding adds no overflow.
+        `min(capacity, size)` slots suffice, so sharding adds no overflow.
         """
         if full:
             ids, exist = self.ids()

@@ -23,7 +23,7 @@ def use_all_cores() -> None:
 
 
 def use_devices(wanted: int | None) -> None:
-    """Has JAX use so many devices of this process: the cores of a CPU, or GPUs; by default all.
+    """Use `wanted` devices of this process, cores of a CPU or GPUs; by default all.
 
     To be called as `use_all_cores`, which see, and `require` once JAX knows its devices.
     """
@@ -53,12 +53,12 @@ def placed(whole: np.ndarray, sharding: Any) -> jax.Array:
 
 
 def mesh_of(devices: Sequence[Any], axis: str) -> Mesh:
-    """Devices along one named axis."""
+    """Return a mesh of devices along one named axis."""
     return grid_of(devices, {axis: len(devices)})
 
 
 def grid_of(devices: Sequence[Any], axes: Mapping[str, int]) -> Mesh:
-    """Devices along named axes, so many along each."""
+    """Return a mesh of devices with the given size along each named axis."""
     grid = np.array(devices).reshape(*axes.values())
     return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
@@ -79,6 +79,6 @@ def across(function: Callable[..., Any], mesh: Mesh, inputs: Any, outputs: Any) 
       function: of the parts.
       mesh: of devices.
       inputs: how each argument is divided: specs, as prefixes of their pytrees.
-      outputs: likewise of what it returns.
+      outputs: specs of the results.
     """
     return jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)

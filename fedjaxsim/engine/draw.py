@@ -19,7 +19,7 @@ class Draw(NamedTuple):
       cohort: who takes part.
       rate: () the probability p that each client was drawn with.
       clients: the round's key for clients; each one's own is `fold_in(key, id)`.
-      order: likewise, the run's key for the orders in which minibatches are consumed.
+      order: the run's key for the orders in which minibatches are consumed.
       noise: the key of the mechanism's noise.
     """
 

@@ -1,4 +1,4 @@
-"""What is chosen for speed and memory, in one record; it changes no result beyond rounding."""
+"""The layout: choices for speed and memory, which change no result beyond rounding."""
 
 import dataclasses
 from typing import Any, Literal
@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax
 
 from fedjaxsim.data.minibatches import BatchReadOptions
-from fedjaxsim.engine.memory import bytes_of
+from fedjaxsim.engine.sizes import bytes_of
 from fedjaxsim.kernels import products
 
 PyTree = Any
@@ -20,7 +20,7 @@ SMALL_MODEL = 2**12
 """Bytes of a model up to which a CPU, too, runs the clients of a chunk as one batch."""
 _IN_SCAN, _IN_BATCH = 16, 64
 PART_OF_MEMORY = 4
-"""An accelerator's clients at work may take one in so many bytes that rows and states leave."""
+"""Client work on an accelerator may use a quarter of the memory left by rows and states."""
 MOST_AT_ONCE = 2**16 - 1
 """Clients in one batch: CUDA's grids end there along the axis on which batches of products lie."""
 UNTOLD_MEMORY = 2**33
@@ -29,7 +29,7 @@ UNTOLD_MEMORY = 2**33
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How clients and their work are laid out in time and memory.
+    """The order of clients' work in time and memory.
 
     Attributes:
       chunk_size: clients per chunk; at least 2, because writing one row at a time into a large
@@ -72,11 +72,11 @@ class Layout:
 
     @property
     def scans(self) -> bool:
-        """Whether the clients of a chunk run one after another."""
+        """Return whether the clients of a chunk run one after another."""
         return self.chunk_map == "scan"
 
     def even_size(self, places: int) -> int:
-        """The best size of chunks, at least 2, that divides the places; else `chunk_size`.
+        """Return the best chunk size, at least 2, that divides the places; else `chunk_size`.
 
         Without empty places nothing need be skipped, and a branch per client costs copies. But a
         batch of few clients costs more than empty places do.
@@ -88,17 +88,17 @@ class Layout:
         )
 
     def reading(self, pass_size: int) -> BatchReadOptions:
-        """How a client reads its rows, exact passes in batches of so many."""
+        """Return how a client reads its rows, with exact passes in batches of `pass_size`."""
         # Reverse mode would keep what both branches need.
         cuts = self.scans and self.most_rows is None
         return BatchReadOptions(pass_size, self.most_rows, cuts)
 
     def batched(self, size: int = _IN_BATCH) -> "Layout":
-        """The same with chunks of so many clients, each one batch."""
+        """Return the layout with chunks of `size` clients, each one batch."""
         return dataclasses.replace(self, chunk_size=max(2, size), chunk_map="vmap")
 
     def for_messages(self, message: PyTree) -> "Layout":
-        """What suits messages of these shapes.
+        """Return the layout for messages of these shapes.
 
         Products are summed by one matrix product a chunk, so on a CPU, too, clients run as one
         batch, as many as have their messages in a core's cache.
@@ -108,7 +108,7 @@ class Layout:
         return self.batched(CACHE // bytes_of(message))
 
     def for_evaluation(self, personal: PyTree) -> "Layout":
-        """What suits an evaluation: clients who share one linear model go in batches."""
+        """Return the layout of an evaluation: clients that share a linear model go in batches."""
         shared = not jax.tree.leaves(personal)
         layout = self.batched() if self.linear and shared and not self.chosen else self
         return dataclasses.replace(layout, in_step=True)
@@ -155,7 +155,7 @@ def default_layout(
     *,
     linear: bool = False,
 ) -> Layout:
-    """What suits the default backend, where nothing is asked for.
+    """Return the default layout of the default backend.
 
     On a CPU clients run one after another, so that what each of them works on stays in cache;
     unless models are so small that starting every operation takes longer than carrying it out. On
@@ -164,7 +164,7 @@ def default_layout(
     Args:
       model_bytes: of one client's parameters.
       chunk_size: clients per chunk, where it is asked for.
-      chunk_map: likewise.
+      chunk_map: inside a chunk, where it is asked for.
       linear: whether the model is linear.
     """
     chosen = chunk_size is not None or chunk_map is not None
@@ -183,7 +183,7 @@ def default_layout(
 
 
 def at_once(free: int, client: int, places: int, most: int = MOST_AT_ONCE) -> int:
-    """How many clients of a cohort an accelerator runs as one batch, at least 2.
+    """Return the number of clients that an accelerator runs as one batch, at least 2.
 
     As many as fit into a `PART_OF_MEMORY`-th of what is free. Chunks are of one size as far as
     possible, so that the last one is not almost empty.

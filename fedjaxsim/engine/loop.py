@@ -112,7 +112,7 @@ class Run:
         hooked = [each for each in called if isinstance(each, Callback)]
         steps = [each.segment if isinstance(each, Callback) else each for each in called]
         history: deque[Segment] = deque(maxlen=keep)
-        done, told = int(state.round), 0.0
+        done, compiled = int(state.round), 0.0
         with self.closing, _Compiling() as compiling:
             for each in hooked:
                 each.run = self
@@ -132,8 +132,8 @@ class Run:
                 metrics = jax.tree.map(np.asarray, metrics)
                 evaluation = self.evaluate(state, "test")
                 seconds = max(time.perf_counter() - compiling.seconds - begin, 1e-9)
-                segment = Segment(done, metrics, evaluation, seconds, compiling.seconds - told)
-                told = compiling.seconds
+                segment = Segment(done, metrics, evaluation, seconds, compiling.seconds - compiled)
+                compiled = compiling.seconds
                 history.append(segment)
                 goes_on = _all_go_on([step(state, segment) for step in steps])
             for each in hooked:

@@ -17,9 +17,9 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine.client_partition import ClientPartition
 from fedjaxsim.engine.draw import Draw, draw
 from fedjaxsim.engine.layout import Layout
-from fedjaxsim.engine.memory import bytes_of
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.server_update import server_update
+from fedjaxsim.engine.sizes import bytes_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import (
     Broadcast,

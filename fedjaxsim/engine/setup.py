@@ -22,11 +22,11 @@ from fedjaxsim.engine.client_partition import AllClients
 from fedjaxsim.engine.devices import mesh_of
 from fedjaxsim.engine.evaluation import Evaluation, SplitStatistics, summarize
 from fedjaxsim.engine.layout import ChunkMap, Layout, default_layout
-from fedjaxsim.engine.memory import bytes_of
 from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import ClientMetrics, Program, measure_with
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shard import CLIENTS, shard
+from fedjaxsim.engine.sizes import bytes_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.stream import stream
 from fedjaxsim.engine.traced_checks import Functions, message_shapes
@@ -106,9 +106,7 @@ class Setup:
             require_match(accountant, self.sampling.scheme, mechanism.event)
         self.accountant = accountant
         self.minibatches, self.ledger_entries = minibatches, ledger_entries
-        self._chunk_size = chunk_size
-        self._chunk_map: ChunkMap | None = chunk_map
-        self.layout = self.layout_of(1)
+        self.layout = layout_of(self.task, chunk_size, chunk_map)
         self.devices = None if devices is None else tuple(devices)
         if self.devices == ():
             raise ValueError("a simulation needs at least one device, got none")
@@ -204,15 +202,11 @@ class Setup:
             self.mechanism if mechanism is None else mechanism,
             accountant=self.accountant,
             ledger_entries=self.ledger_entries,
-            chunk_size=self._chunk_size,
-            chunk_map=self._chunk_map,
+            chunk_size=self.layout.asked[0],
+            chunk_map=self.layout.asked[1],
             devices=self.devices,
             streamed=self.streamed,
         )
-
-    def layout_of(self, models: int) -> Layout:
-        """Return the layout for clients with `models` models each."""
-        return layout_of(self.task, models, self._chunk_size, self._chunk_map)
 
     def chunk_size(self, hparams: Hyperparameters) -> int:
         """Return the number of clients of a chunk on one device, computed from shapes.
@@ -392,11 +386,8 @@ class Setup:
 
 
 def layout_of(
-    task: Task,
-    models: int = 1,
-    chunk_size: int | None = None,
-    chunk_map: ChunkMap | None = None,
+    task: Task, chunk_size: int | None = None, chunk_map: ChunkMap | None = None
 ) -> Layout:
-    """Return the layout of clients with `models` models of a task each; see `default_layout`."""
+    """Return the layout for a task's models; see `default_layout`."""
     model = bytes_of(jax.eval_shape(task.init, jax.random.key(0)))
-    return default_layout(models * model, chunk_size, chunk_map, linear=task.linear is not None)
+    return default_layout(model, chunk_size, chunk_map, linear=task.linear is not None)

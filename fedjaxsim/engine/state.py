@@ -2,7 +2,7 @@
 
 That is declared here and nowhere else. Placements, sweeps, seeds and checkpoints read it: what
 belongs to clients has a leading axis of them, (m, ...), and may be divided; what differs between
-runs that share their randomness gets an axis of runs, the first or, after that of clients, the
+runs that share their randomness gets an axis of runs: the first or, after the clients' axis, the
 second one.
 """
 
@@ -42,7 +42,7 @@ class SimulationState:
 
     Attributes:
       round: () int32, rounds done.
-      shared: the billboard.
+      shared: the server's state.
       personal: all clients' personal states, leaves (m, ...).
       mechanism: the mechanism's public state.
       privacy: the ledger of what was released.

@@ -45,7 +45,7 @@ class HostRows(NamedTuple):
     Attributes:
       fields: arrays (N, ...), which may be mapped files.
       ranges: of each client.
-      few: the `Rows` of nobody, which knows what is static about those of the population.
+      few: `Rows` of no client, with the static fields of the population's rows.
     """
 
     fields: dict[str, np.ndarray]
@@ -53,12 +53,12 @@ class HostRows(NamedTuple):
     few: Rows
 
     def room(self, clients: int) -> int:
-        """Rows that so many clients have at most, whoever they are."""
+        """Return the largest number of rows that `clients` clients can have."""
         count = self.ranges.count
         return int(np.partition(count, len(count) - clients)[len(count) - clients :].sum())
 
     def buffers(self, room: int) -> dict[str, np.ndarray]:
-        """Fields of so many rows, all zeros, which a CPU's device can share with the host."""
+        """Return zeroed fields of `room` rows that a CPU's device can share with the host."""
         buffers = {}
         for name, values in self.fields.items():
             buffers[name] = aligned((room, *values.shape[1:]), values.dtype)
@@ -69,7 +69,7 @@ class HostRows(NamedTuple):
         """Gather the rows of some clients.
 
         Args:
-          ids: (s,) sorted int32; those of nobody come last.
+          ids: (s,) sorted int32; padding comes last.
           buffers: as from `buffers`, with room for them; they become the fields.
         """
         found = ids[: np.searchsorted(ids, len(self.ranges.count))]
@@ -88,7 +88,7 @@ class Cohort(NamedTuple):
     """A round's cohort and its rows.
 
     Attributes:
-      draws: of some rounds, leaves (r, ...); that of this one among them.
+      draws: of some rounds, leaves (r, ...), this round's included.
       place: () int32, which of them it is.
       rows: the rows of who takes part, in the order of `rows.ids`, (s,).
     """
@@ -267,7 +267,7 @@ def _of(states: PyTree, ids: np.ndarray) -> PyTree:
 
 
 def draws_of(program: Program) -> Callable[..., Draw]:
-    """`(state, first, hparams, count) -> Draw` of so many rounds from the first, (count, ...)."""
+    """Return `(state, first, hparams, count) -> Draw` of `count` rounds, (count, ...)."""
 
     def draws(state: SimulationState, first: int, hparams: Hyperparameters, count: int) -> Draw:
         def one(round_):

@@ -37,7 +37,7 @@ class Functions(NamedTuple):
 
     Attributes:
       algorithm: four functions for one client, and its task.
-      mechanism: the door.
+      mechanism: how messages are released.
       minibatches: of the local steps.
       population: all clients' data, of which only shapes are used.
     """
@@ -130,7 +130,7 @@ def _a_round(functions: Functions, key: jax.Array, hparams: Hyperparameters, row
         mechanism.zero(message, num_clients), jnp.ones(()), key, public, hparams, round_
     ).value
     served = _served(functions, shared, release, hparams)
-    _require_alike("server", "a billboard", shared, served, cast=True)
+    _require_alike("server", "a server state", shared, served, cast=True)
     return message
 
 
@@ -189,12 +189,12 @@ def _message(message: PyTree, mechanism: Mechanism) -> PyTree:
     if message is None:
         raise _RefusedError("client must return the message () where nothing is sent, got None")
     _require_arrays("client", "a message", message)
-    sends, door = bool(jax.tree.leaves(message)), mechanism.event.kind != "none"
-    if sends and not door:
+    sends, releases = bool(jax.tree.leaves(message)), mechanism.event.kind != "none"
+    if sends and not releases:
         raise _RefusedError(
             "the algorithm sends messages, which no_release() would lose; use gaussian()"
         )
-    if door and not sends:
+    if releases and not sends:
         raise _RefusedError(
             "the algorithm sends nothing, so its mechanism must be no_release(): any "
             "other would be charged for releasing nothing"

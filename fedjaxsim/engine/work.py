@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from fedjaxsim.algorithm import Algorithm, Context, Metrics
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.layout import Layout
-from fedjaxsim.engine.memory import bytes_of, bytes_of_work
 from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.sizes import bytes_of, bytes_of_work
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import products, threefry
 from fedjaxsim.kernels.in_place import put, take
@@ -58,13 +58,13 @@ class Broadcast(NamedTuple):
     """Values that the server sends to every client of a round.
 
     Attributes:
-      shared: the billboard.
+      shared: the server's state.
       mechanism: the mechanism's public state.
       hparams: hyperparameters.
       round: () int32.
       sampling_rate: () the probability with which each client was drawn.
       key: the round's key for clients; each one's own is `fold_in(key, id)`.
-      order: likewise, the run's key for the orders in which minibatches are consumed.
+      order: the run's key for the orders in which minibatches are consumed.
     """
 
     shared: PyTree
@@ -80,7 +80,7 @@ class CohortResult(NamedTuple):
     """The result of a cohort's work.
 
     Attributes:
-      store: the clients' states, those of the cohort updated.
+      store: the clients' states, updated for the cohort.
       accumulator: the sum of the bounded messages; for the mechanism's `release` only.
       metrics: sums over the cohort of the clients' metrics; for the researcher only.
     """
@@ -173,7 +173,7 @@ def client_of(
     """Return one client's round, `(broadcast, rows, row, client_id) -> row, message, metrics`.
 
     Args:
-      algorithm: as of `work`, like all others.
+      algorithm: as in `work`, like all others.
       minibatches: of the local steps.
       num_clients: m.
       layout: static settings.

@@ -114,4 +114,4 @@ def not_certified(charges: Sequence[PrivacySpend], delta: float) -> str:
                 f"to {overflow:.2g}, and (1 + e^ε) times that does not fit into δ = {delta:.3g}: "
                 f"give poisson() a larger capacity; {scheme.clients} are always enough"
             )
-    return f"δ = {delta:.3g} is below what the accountant resolves for so many rounds"
+    return f"δ = {delta:.3g} is below what the accountant resolves for this number of rounds"

@@ -67,7 +67,7 @@ class Budget:
 
     @property
     def is_constant(self) -> bool:
-        """Whether z is one number."""
+        """Return whether z is one number."""
         return self.kind == "constant"
 
     def check(self, rounds: int) -> None:

@@ -16,10 +16,11 @@ from fedjaxsim.data.ranges import SPLITS
 from fedjaxsim.engine import stream as streaming
 from fedjaxsim.engine.checkpoint import KEPT
 from fedjaxsim.engine.client_partition import AllClients
-from fedjaxsim.engine.memory import Memory, bytes_of, memory_of
+from fedjaxsim.engine.memory import Memory, memory_of
 from fedjaxsim.engine.program import Program, measure_with
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.setup import layout_of
+from fedjaxsim.engine.sizes import bytes_of
 from fedjaxsim.engine.work import CohortSlots
 from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy import ledger
@@ -81,7 +82,7 @@ class Need:
 
 
 class Placement(NamedTuple):
-    """What a placement of rows and states needs.
+    """The memory of a placement of rows and states.
 
     Attributes:
       name: "in memory", "over N devices", "mapped" or "streamed".
@@ -119,7 +120,7 @@ class Placement(NamedTuple):
 
 
 class Capacity(NamedTuple):
-    """What a run needs.
+    """The memory of a run.
 
     Attributes:
       sizes: sizes of the population.
@@ -196,7 +197,7 @@ def plan(config: RunConfig, sizes: Sizes, machine: Machine) -> Capacity:
     if config.streamed and sampler.scheme.kind == "full":
         raise ValueError("full participation cannot be streamed: sample clients")
     batched = None if machine.device is None else "vmap"
-    layout = layout_of(parts.algorithm.task, 1, config.chunk_size, config.chunk_map or batched)
+    layout = layout_of(parts.algorithm.task, config.chunk_size, config.chunk_map or batched)
     if batched and layout.chunk_map == batched and config.chunk_size is None:
         layout = dataclasses.replace(layout, memory=machine.device)
     program = Program(
@@ -342,7 +343,7 @@ class _Planner:
         return self._joined("streamed", 1, device, host)
 
     def _host(self, metrics: int) -> Need:
-        """The host's need besides rows and states, for float32 metrics of all clients."""
+        """Return the host's need besides rows and states, for float32 metrics of all clients."""
         m = self.sizes.clients
         found = 2 * metrics + 8 * m  # float64, and the mean over clients of one more
         # The evaluation before, this one as returned and as float64, and one metric while sorted.

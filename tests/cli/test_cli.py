@@ -174,7 +174,7 @@ def test_flags_win_over_the_file(tmp_path):
         ("--learning-rate nan", "learning_rate must be finite and at least 0, got nan"),
         ("--lam inf", "lam must be finite and at least 0, got inf"),
         ("--chunk-size 1", "chunk_size must be at least 2, got 1"),
-        ("--streamed --sampling-rate 1", "where everyone takes part nothing can be streamed"),
+        ("--streamed --sampling-rate 1", "full participation cannot be streamed"),
         ("--streamed --devices 2", "a streamed run takes one device, got devices 2"),
         ("--loss logistic", "logistic needs labels -1 and 1, or 0 and 1"),
         ("--model cnn", "cnn needs square images"),

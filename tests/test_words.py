@@ -1,0 +1,37 @@
+"""Docstrings are plain: a verb or a noun first, and none of the words that stood for grammar."""
+
+import ast
+import re
+from pathlib import Path
+
+import fedjaxsim
+
+PACKAGE = Path(fedjaxsim.__file__).parent
+OPENINGS = {"What", "Whether", "How", "Where", "Whose", "Which", "Who", "Of", "As", "That", "Those"}
+WORDS = re.compile(r"\b(so many|likewise|told|doors?|as of `)", re.IGNORECASE)
+
+
+def docstrings():
+    """Yield the place and the text of every docstring of the package."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                text = ast.get_docstring(node)
+                if text:
+                    name = getattr(node, "name", "module")
+                    yield f"{path.relative_to(PACKAGE)}: {name}", text
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun():
+    wrong = [place for place, text in docstrings() if text.split()[0].strip("`,.") in OPENINGS]
+    assert wrong == []
+
+
+def test_docstrings_use_the_names_of_things():
+    found = [(place, WORDS.findall(text)) for place, text in docstrings() if WORDS.search(text)]
+    assert found == []
+
+
+def test_no_file_is_too_long_for_a_head():
+    lines = {path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert {str(path): number for path, number in lines.items() if number > 400} == {}
