@@ -186,7 +186,9 @@ def of_grid(rehearse: bool) -> Record:
 
     simulation, _ = grid.make_simulation()
     settings = grid.SETTINGS[:3] if rehearse else grid.SETTINGS
-    many = fjs.sweep.ManyRuns(simulation, [grid.hyperparameters(simulation, s) for s in settings])
+    many = fjs.sweep.SimulationBatch(
+        simulation, [grid.hyperparameters(simulation, s) for s in settings]
+    )
     state: Any = many.init(0)
 
     def advance() -> None:

@@ -9,9 +9,9 @@ other, with `np.random.default_rng`.
 Three parts, each in processes of its own; the first two alternate engine and numpy:
 
 * grid: the 990 runs of appendix A with C = 10 (learning rates × levels × noise multipliers), as
-  `ManyRuns` over one host device per core, with an evaluation of every client's excess risk every
-  10 rounds. Timed is the whole run with its evaluations; the first segment, in which everything is
-  compiled, is run beforehand and reported apart. After every segment numpy does as many rounds and
+  `SimulationBatch` over one host device per core, with an evaluation of every client's excess risk
+  every 10 rounds. Timed is the whole run with its evaluations; the first segment, in which
+  everything is compiled, is run beforehand and reported apart. After every segment numpy does as many rounds and
   one evaluation of one of the settings; that time is scaled to all of them.
 * single: one setting, in `Simulation.run` with chunk_map="vmap" and chunk_size=250. Those two were
   chosen by hand on 2 cores: clients so small are slower one at a time ("scan"), and other sizes of
@@ -50,7 +50,7 @@ from fedjaxsim.data.synthetic import feature_variances, regression_stream
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.sweep import ManyRuns
+from fedjaxsim.sweep import SimulationBatch
 from fedjaxsim.tasks.known_risk import known_regression
 
 N, D, BATCH, CLIP, LABEL_NOISE, EVAL_EVERY = 1000, 100, 10, 10.0, 0.01, 10
@@ -165,7 +165,7 @@ def grid_process(rounds: int) -> dict[str, Any]:
     """The whole grid once, and numpy on a part of it."""
     simulation, theta = make_simulation()
     settings = [hyperparameters(simulation, setting) for setting in SETTINGS]
-    many = ManyRuns(simulation, settings)
+    many = SimulationBatch(simulation, settings)
     first = seconds(lambda: many.run(many.init(0), EVAL_EVERY))
     rng = np.random.default_rng(0)
     in_numpy: list[float] = []
@@ -231,7 +231,7 @@ def single_process(rounds: int, repeats: int) -> dict[str, Any]:
 def of_size(simulation: Simulation, size: int, rounds: int, repeats: int) -> float:
     """Rounds of one run per second, of `size` settings of the grid as one program."""
     chosen = SETTINGS[:: len(SETTINGS) // size][:size]
-    many = ManyRuns(simulation, [hyperparameters(simulation, setting) for setting in chosen])
+    many = SimulationBatch(simulation, [hyperparameters(simulation, setting) for setting in chosen])
     state, _ = many.run(many.init(0), rounds)
     times = []
     for _ in range(repeats):

@@ -20,7 +20,7 @@ from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.simulation import Simulation
 
 
-class ManyRuns:
+class SimulationBatch:
     """Runs of one simulation that differ in hyperparameters, as one program.
 
     Each of them computes what `Simulation.run` would with the same seed, up to rounding: the runs
@@ -69,7 +69,9 @@ class ManyRuns:
         self._compiled = self.program.compiled()
         self._place()
 
-    def with_runs(self, simulation: Simulation, settings: Sequence[Hyperparameters]) -> "ManyRuns":
+    def with_runs(
+        self, simulation: Simulation, settings: Sequence[Hyperparameters]
+    ) -> "SimulationBatch":
         """Return the same program for other runs, perhaps on another population.
 
         What is compiled is shared, where the populations have as many rows.
@@ -80,7 +82,7 @@ class ManyRuns:
 
         Raises:
           ValueError: if there are none or more, or they differ in other hyperparameters; and as
-            `ManyRuns`.
+            `SimulationBatch`.
         """
         self._check(simulation, settings)
         if len(settings) > self.capacity:

@@ -14,7 +14,7 @@ from problems import HANGS, least_squares, simulation_of
 
 import fedjaxsim as fjs
 from fedjaxsim.callbacks import Cadence, Callback, Checkpoints, MetricsFile, Patience, Progress
-from fedjaxsim.sweep import ManyRuns
+from fedjaxsim.sweep import SimulationBatch
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_the_records_of_several_runs_are_those_of_each(made, tmp_path):
     sim, hparams = made
     settings = [hparams, hparams.replace(noise_multiplier=4.0)]
     several, alone = MetricsFile(tmp_path / "several"), MetricsFile(tmp_path / "alone")
-    many = ManyRuns(sim, settings, jax.devices()[:1])
+    many = SimulationBatch(sim, settings, jax.devices()[:1])
     many.run(many.init(0), 2, callbacks=[several, Progress("two")])
     sim.run(sim.init(0, settings[1]), settings[1], 2, callbacks=[alone])
     rows = [row for row in several.memory["rows"] if row["run"] == 1]

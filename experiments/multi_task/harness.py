@@ -1,8 +1,8 @@
 """Tuning by validation, and final runs on other seeds.
 
 Every method gets the same number of points for every ε. Settings of one method are one program
-(`ManyRuns`), in which z is an axis like the others: the whole grid at all ε runs at once, as far as
-`Problem.at_once` allows. What is finished is kept, so that a command that was stopped goes on.
+(`SimulationBatch`), in which z is an axis like the others: the whole grid at all ε runs at once, as
+far as `Problem.at_once` allows. Finished runs are kept, so that a stopped command goes on.
 """
 
 import json
@@ -20,7 +20,7 @@ import fedjaxsim as fjs
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.metrics import metric
 from fedjaxsim.report.files import write_atomically
-from fedjaxsim.sweep import ManyRuns
+from fedjaxsim.sweep import SimulationBatch
 
 FIRST_TUNING_SEED = 1000
 _DETAILS = ("_p10", "_p50", "_p90", "_weighted", "_unweighted")
@@ -71,7 +71,7 @@ class Trial:
     def __init__(self, problem: Problem, method: Method, folder: Path, parts: Parts, name: str):
         self.problem, self.method, self.folder = problem, method, folder
         self.parts, self.name = parts, name
-        self._compiled: dict[int, ManyRuns] = {}
+        self._compiled: dict[int, SimulationBatch] = {}
 
     def population(self, seed: int) -> fjs.Population:
         """The data as this seed splits them."""
@@ -132,11 +132,11 @@ class Trial:
         simulation: fjs.Simulation,
         settings: Sequence[fjs.Hyperparameters],
         group: Sequence[fjs.Hyperparameters],
-    ) -> ManyRuns:
+    ) -> SimulationBatch:
         """The program of a group of all settings, compiled once for all seeds."""
         key = len(settings)
         if key not in self._compiled:
-            self._compiled[key] = ManyRuns(simulation, group, axes=varying(settings))
+            self._compiled[key] = SimulationBatch(simulation, group, axes=varying(settings))
         first = self._compiled[key]
         return first.with_runs(first.simulation.with_population(simulation.population), group)
 

@@ -24,7 +24,7 @@ from fedjaxsim.runs.sweep_directory import SweepDirectory
 from fedjaxsim.runs.sweep_report import print_report, write_report
 from fedjaxsim.runs.sweep_runs import SweepRuns, hyperparameters_of, read_sweep
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.sweep import ManyRuns
+from fedjaxsim.sweep import SimulationBatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,7 +157,7 @@ def _compute(
 
 
 def _compute_chunk(
-    many: ManyRuns,
+    many: SimulationBatch,
     runs: tuple[int, ...],
     first: Experiment,
     directory: SweepDirectory,
@@ -203,7 +203,7 @@ def _first_alone(write: Callable[[], None]) -> None:
 
 def _chunks(
     plan: SweepRuns, family: _Family, done: set[int], checkpoint: Checkpoint | None
-) -> Iterator[tuple[ManyRuns, tuple[int, ...]]]:
+) -> Iterator[tuple[SimulationBatch, tuple[int, ...]]]:
     """Yield programs with their runs, within the memory budget."""
     budget = plan.options.memory * _GB
     rows, hparams = family.simulation.setup.rows["train"], family.groups[0][0][1].hparams
@@ -215,7 +215,7 @@ def _chunks(
     if checkpoint and checkpoint.note["runs"][0] in dict(family.experiments):
         places = checkpoint.note["places"]
     fitting = min(fitting, places)
-    shared: ManyRuns | None = None
+    shared: SimulationBatch | None = None
     for group in family.groups:
         experiments = dict(group)
         config = group[0][1].config
@@ -227,7 +227,7 @@ def _chunks(
             settings = [experiments[run].hparams for run in runs]
             if shared is None:
                 padding = [settings[-1]] * (places - len(settings))
-                shared = ManyRuns(simulation, settings + padding, axes=family.axes)
+                shared = SimulationBatch(simulation, settings + padding, axes=family.axes)
             yield shared.with_runs(simulation, settings), runs
 
 

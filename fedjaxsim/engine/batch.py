@@ -175,7 +175,7 @@ class Seeds(Program):
     @property
     def _one(self) -> Program:
         assert self.runs is not None
-        return self.runs.program.limited()
+        return self.runs.program.with_capped_batches()
 
 
 def _repeat(tree: PyTree, size: int) -> PyTree:

@@ -127,11 +127,10 @@ class Layout:
         free = self.memory - rows - states  # which are updated in place
         return dataclasses.replace(self, chunk_size=at_once(free, client, places, self.most))
 
-    def limited(self) -> "Layout":
-        """No more clients in a batch than `chunk_size`.
+    def with_capped_batches(self) -> "Layout":
+        """Return the layout with at most `chunk_size` clients in a batch.
 
-        For work of which a client's shapes tell too little: settings, seeds or derivatives that lie
-        beside them fill a batch, too.
+        Settings, seeds and derivatives fill a batch, too, which a client's shapes do not show.
         """
         return dataclasses.replace(self, most=self.chunk_size)
 
@@ -143,7 +142,7 @@ class Layout:
         """
         layout = default_layout(size * self.model_bytes, *self.asked, linear=self.linear)
         if not layout.scans:
-            return layout.limited()
+            return layout.with_capped_batches()
         fitting = max(2, int(CACHE // max(1.0, row_bytes)))
         return dataclasses.replace(layout, chunk_size=min(layout.chunk_size, fitting), chosen=True)
 

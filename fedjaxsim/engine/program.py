@@ -239,9 +239,9 @@ class Program:
         row_bytes = bytes_of(state.personal) / self.partition.size
         return self.layout.for_settings(self.runs.size, row_bytes)
 
-    def limited(self) -> "Program":
+    def with_capped_batches(self) -> "Program":
         """Return the program with batches of at most a chunk, for derivatives and seeds."""
-        return dataclasses.replace(self, layout=self.layout.limited())
+        return dataclasses.replace(self, layout=self.layout.with_capped_batches())
 
     def client_bytes(self, hparams: Hyperparameters, rows: Rows) -> int:
         """Estimate from shapes the bytes that one client of a batch needs at once.

@@ -153,7 +153,7 @@ def _compile(simulation: Simulation):
     Both are `(vector, its direction, state, hparams, its direction, rows or objective) ->
     (value, derivative)`; the vector replaces the moving arrays of the state.
     """
-    program = simulation.program.limited()
+    program = simulation.program.with_capped_batches()
 
     def put(vector, state):
         leaves, replace = _moving(state)

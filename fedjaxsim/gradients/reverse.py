@@ -39,7 +39,7 @@ def reversible(program: Program, rows: Rows) -> Program:
 def bounded(layout: Layout, rows: Rows) -> Layout:
     """Return the layout with the largest client's rows as a static bound of loops."""
     most_rows = max(1, int(np.max(np.asarray(rows.count))))
-    return dataclasses.replace(layout.limited(), most_rows=most_rows)
+    return dataclasses.replace(layout.with_capped_batches(), most_rows=most_rows)
 
 
 def run_rounds(

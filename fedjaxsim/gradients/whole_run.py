@@ -100,7 +100,7 @@ def hypergradient(
 
 def _run(simulation: Simulation, rounds: int, mode: Mode, delta: float, segment: int | None):
     """Return the objective of a run as a pure function of the chosen hyperparameters first."""
-    program = simulation.program.limited()
+    program = simulation.program.with_capped_batches()
     if mode == "reverse":
         program = reversible(program, simulation.setup.rows["train"])
 

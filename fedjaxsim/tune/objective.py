@@ -21,7 +21,7 @@ from fedjaxsim.gradients.whole_run import Mode, hypergradient
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.report.seeds import standard_error
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.sweep import ManyRuns
+from fedjaxsim.sweep import SimulationBatch
 from fedjaxsim.tune.descent import ObjectiveValue, Point
 
 MOST_FORWARD = 5
@@ -130,7 +130,9 @@ class SeedGradient:
         rows = simulation.setup.rows["train"]
         fitting = max(1, _GRID_MEMORY // bytes_per_run(simulation.program, settings[0], rows))
         parts = np.array_split(np.arange(len(points)), -(-len(points) // fitting))
-        shared = ManyRuns(simulation, [settings[i] for i in parts[0]], axes=varying(settings))
+        shared = SimulationBatch(
+            simulation, [settings[i] for i in parts[0]], axes=varying(settings)
+        )
         values = np.empty((len(points), len(self._keys)))
         for part in parts:
             many = shared.with_runs(simulation, [settings[i] for i in part])

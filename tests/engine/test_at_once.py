@@ -175,7 +175,7 @@ def test_settings_and_derivatives_beside_clients_leave_batches_of_64(pretend):
     sim = linear(150)
     hparams = read_by(sim, **VALUES)
     assert sim.setup.chunk_size(hparams) == 150
-    for suits in (sim.setup.layout.for_settings(2, 4.0), sim.program.limited().layout):
+    for suits in (sim.setup.layout.for_settings(2, 4.0), sim.program.with_capped_batches().layout):
         plan = suits.for_memory(0, 0, 1, 150)
         assert plan.chunk_size == 50  # three even chunks
 

@@ -19,7 +19,7 @@ from fedjaxsim.gradients.objectives import mean_metric
 from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.sweep import ManyRuns
+from fedjaxsim.sweep import SimulationBatch
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric
 from fedjaxsim.tasks.task import logistic
 from fedjaxsim.tune.source import metric_of
@@ -173,7 +173,7 @@ def test_folds_are_those_of_each_clients_own_rows(layout):
 def test_folds_of_many_runs_are_those_of_each_alone():
     sim, _ = drawn()
     hparams = sim.hyperparameters(**VALUES)
-    many = ManyRuns(sim, [hparams.replace(learning_rate=rate) for rate in (0.1, 1.0)])
+    many = SimulationBatch(sim, [hparams.replace(learning_rate=rate) for rate in (0.1, 1.0)])
     state = with_models(many.init(1))
     evaluation = many.evaluate(state)
     for index in range(2):

@@ -28,7 +28,7 @@ from fedjaxsim.kernels.products import Product, Sealed
 from fedjaxsim.models import linear, mlp
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.sweep import ManyRuns
+from fedjaxsim.sweep import SimulationBatch
 from fedjaxsim.tasks import logistic, softmax, squared
 
 THOROUGH = pytest.mark.thorough
@@ -196,7 +196,7 @@ def test_a_grid_of_runs_is_that_of_the_plain_form(always):
         for form in (task, plain(task)):
             sim = Simulation(fedprox(form), clients, full_participation(), Minibatches(2, steps=2))
             settings = [sim.hyperparameters(**values) for values in grid]
-            many = ManyRuns(sim, settings, devices=jax.devices()[:1])
+            many = SimulationBatch(sim, settings, devices=jax.devices()[:1])
             state, [segment] = many.run(many.init(0), rounds=3)
             clipped.append(segment.metrics["clipped"])
             states.append(jax.tree.leaves(state.shared))

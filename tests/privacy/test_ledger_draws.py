@@ -23,7 +23,7 @@ from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.events import Drawn, PrivacyEvent, drawn_twice
 from fedjaxsim.privacy.guarantee import compose_reports
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.sweep import ManyRuns
+from fedjaxsim.sweep import SimulationBatch
 
 M, DELTA, Z = 8, 1e-3, 50.0
 POPULATION, TASK = least_squares([4] * M, features=3)
@@ -340,7 +340,7 @@ def test_runs_of_one_seed_have_the_same_cohorts_and_no_joint_epsilon():
     assert sum(len(each.draws or ()) for each in (reports[0], both)) == 3
     assert both.find("zero_out").epsilon is not None
     # A sweep's runs draw what each draws alone.
-    many = ManyRuns(sim, settings_)
+    many = SimulationBatch(sim, settings_)
     state, _ = many.run(many.init(0), 5)
     assert sim.guarantee(state_of(state, 2), DELTA).draws == reports[2].draws
 

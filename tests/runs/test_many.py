@@ -20,7 +20,7 @@ from fedjaxsim.privacy.guarantee import compose_reports
 from fedjaxsim.privacy.mechanisms import adaptive_clipping
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.sweep import ManyRuns, grid
+from fedjaxsim.sweep import SimulationBatch, grid
 from fedjaxsim.tasks.known_risk import known_regression
 from fedjaxsim.tasks.task import softmax
 
@@ -82,7 +82,7 @@ def test_runs_are_those_that_each_setting_makes_alone(name, chunk_map):
             chunk_map=chunk_map,
         )
         settings = [read_by(sim, **each) for each in SETTINGS]
-        many = ManyRuns(sim, settings)
+        many = SimulationBatch(sim, settings)
         state, history = many.run(many.init(7), 6, eval_every=3)
         run_alone = functools.partial(_alone, seed=7, rounds=6, eval_every=3)
         agree(many, state, history, run_alone, sim, settings)
@@ -109,7 +109,7 @@ def test_networks_and_adaptive_clipping_agree_too():
         )
         base = read_by(sim, **BASE, count_noise=2.0, personalization=1.0)
         settings = [base.replace(learning_rate=rate) for rate in (0.05, 0.1)]
-        many = ManyRuns(sim, settings)
+        many = SimulationBatch(sim, settings)
         state, history = many.run(many.init(1), 4)
         run_alone = functools.partial(_alone, seed=1, rounds=4, eval_every=None)
         agree(many, state, history, run_alone, sim, settings)
@@ -123,7 +123,7 @@ def test_generated_data_and_noise_schedules_agree_too():
         base = read_by(sim, **BASE)
         schedules = ([0.5, 0.5, 1.0], [1.0, 2.0, 2.0])
         settings = [base.replace(noise_multiplier=np.array(z)) for z in schedules]
-        many = ManyRuns(sim, settings)
+        many = SimulationBatch(sim, settings)
         state, history = many.run(many.init(1), 3)
         run_alone = functools.partial(_alone, seed=1, rounds=3, eval_every=None)
         agree(many, state, history, run_alone, sim, settings)
@@ -133,12 +133,14 @@ def test_generated_data_and_noise_schedules_agree_too():
 
 
 @functools.cache
-def three() -> ManyRuns:
+def three() -> SimulationBatch:
     """Three runs that may differ in η and λ, in segments of two rounds."""
     population, task = least_squares([5, 9, 17, 8])
     sim = Simulation(pmtl(task), population, full_participation(), Minibatches(4, steps=2))
     base = read_by(sim, **BASE)
-    return ManyRuns(sim, [base, base.replace(learning_rate=0.06, lam=0.1), base.replace(lam=0.2)])
+    return SimulationBatch(
+        sim, [base, base.replace(learning_rate=0.06, lam=0.1), base.replace(lam=0.2)]
+    )
 
 
 def base_of_three():
@@ -169,7 +171,7 @@ def test_settings_lie_on_all_devices_and_nothing_is_compiled_twice():
     assert len(jax.devices()) == 2
     assert leaf.shape == (4, 4, 1, 3)  # three settings, the last one repeated
     assert leaf.sharding.device_set == set(jax.devices())
-    one = ManyRuns(sim, many.settings, devices=jax.devices()[:1])
+    one = SimulationBatch(sim, many.settings, devices=jax.devices()[:1])
     np.testing.assert_array_equal(after(one, 2).personal["kernel"], leaf[:, :3])
     base = base_of_three()
     other = many.with_runs(sim, [base.replace(lam=0.5), base.replace(lam=0.7)])
@@ -213,13 +215,13 @@ def test_input_is_checked():
     sim = Simulation(pmtl(task), population, poisson(0.6, max_rate=1.0), Minibatches(4, steps=2))
     base = read_by(sim, **BASE)
     with pytest.raises(ValueError, match="at least one setting"):
-        ManyRuns(sim, [])
+        SimulationBatch(sim, [])
     with pytest.raises(ValueError, match=r"one sampling_rate, got \[0.5, 0.6\]"):
-        ManyRuns(sim, [base, base.replace(sampling_rate=0.5)])
+        SimulationBatch(sim, [base, base.replace(sampling_rate=0.5)])
     with pytest.raises(ValueError, match="learning_rate must be finite"):
-        ManyRuns(sim, [base, base.replace(learning_rate=np.nan)])
+        SimulationBatch(sim, [base, base.replace(learning_rate=np.nan)])
     with pytest.raises(ValueError, match="noise_multiplier must have one shape"):
-        ManyRuns(sim, [base, base.replace(noise_multiplier=np.ones(3))])
+        SimulationBatch(sim, [base, base.replace(noise_multiplier=np.ones(3))])
     many, sim, base = three(), three().simulation, base_of_three()
     with pytest.raises(ValueError, match="holds 4 settings, got 5"):
         many.with_runs(sim, [base] * 5)
@@ -258,7 +260,7 @@ def test_one_setting_over_two_devices_is_its_run_alone(name, rate):
         sampling = full_participation() if rate == 1 else poisson(rate)
         sim = simulation_of(name, task, population, sampling, Minibatches(4, epochs=2))
         settings = [read_by(sim, **SETTINGS[2])]
-        many = ManyRuns(sim, settings)
+        many = SimulationBatch(sim, settings)
         assert dict(many.program.mesh.shape) == {"runs": 1, "clients": 2}
         state, history = many.run(many.init(7), 6, eval_every=3)
         if name == "pmtl":
@@ -282,7 +284,7 @@ def over_eight_devices():
     population, task = least_squares([5, 9, 7, 8, 12, 6, 4, 5], test=0.2)
     sim = simulation_of("pmtl", task, population, poisson(0.6), Minibatches(4, steps=2))
     settings = [read_by(sim, **BASE | {"learning_rate": 0.01 * k}) for k in range(1, 5)]
-    many = ManyRuns(sim, settings)
+    many = SimulationBatch(sim, settings)
     assert dict(many.program.mesh.shape) == {"runs": 4, "clients": 2}
     state, history = many.run(many.init(7), 4, eval_every=2)
     run_alone = functools.partial(_alone, seed=7, rounds=4, eval_every=2)

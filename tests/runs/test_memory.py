@@ -15,7 +15,7 @@ from fedjaxsim.models.network import mlp
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.runs.memory import traffic
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.sweep import ManyRuns
+from fedjaxsim.sweep import SimulationBatch
 from fedjaxsim.tasks.known_risk import known_regression
 from fedjaxsim.tasks.task import softmax
 
@@ -37,7 +37,7 @@ def network():
 def test_the_estimate_is_above_what_a_program_needs_and_not_far(simulation):
     sim, runs = simulation(), 32
     base = sim.hyperparameters(clip_norm=1.0)
-    many = ManyRuns(sim, [base.replace(learning_rate=0.01 * (i + 1)) for i in range(runs)])
+    many = SimulationBatch(sim, [base.replace(learning_rate=0.01 * (i + 1)) for i in range(runs)])
     rows = sim.setup.rows["train"]
     hparams = many._hparams
     state = jax.eval_shape(many.program.init, jax.random.key(0, impl="threefry2x32"), hparams)
