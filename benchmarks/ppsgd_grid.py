@@ -11,8 +11,8 @@ Three parts, each in processes of its own; the first two alternate engine and nu
 * grid: the 990 runs of appendix A with C = 10 (learning rates × levels × noise multipliers), as
   `SimulationBatch` over one host device per core, with an evaluation of every client's excess risk
   every 10 rounds. Timed is the whole run with its evaluations; the first segment, in which
-  everything is compiled, is run beforehand and reported apart. After every segment numpy does as many rounds and
-  one evaluation of one of the settings; that time is scaled to all of them.
+  everything is compiled, is run beforehand and reported apart. After every segment numpy does as
+  many rounds and one evaluation of one of the settings; that time is scaled to all of them.
 * single: one setting, in `Simulation.run` with chunk_map="vmap" and chunk_size=250. Those two were
   chosen by hand on 2 cores: clients so small are slower one at a time ("scan"), and other sizes of
   chunks are a little slower.
