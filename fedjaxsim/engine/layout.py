@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax
 
 from fedjaxsim.data.minibatches import BatchReadOptions
-from fedjaxsim.engine.sizes import bytes_of
+from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.kernels import products
 
 PyTree = Any

@@ -19,7 +19,7 @@ from fedjaxsim.engine.draw import Draw, draw
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.server_update import server_update
-from fedjaxsim.engine.sizes import bytes_of
+from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import (
     Broadcast,

@@ -25,8 +25,8 @@ from fedjaxsim.engine.layout import ChunkMap, Layout, default_layout
 from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import ClientMetrics, Program, measure_with
 from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.shard import CLIENTS, shard
-from fedjaxsim.engine.sizes import bytes_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.stream import stream
 from fedjaxsim.engine.traced_checks import Functions, message_shapes

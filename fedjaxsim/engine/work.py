@@ -18,7 +18,7 @@ from fedjaxsim.algorithm import Algorithm, Context, Metrics
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.sizes import bytes_of, bytes_of_work
+from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import products, threefry
 from fedjaxsim.kernels.in_place import put, take

@@ -18,7 +18,7 @@ from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.sizes import bytes_of
+from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels.products import unsealed

@@ -20,7 +20,7 @@ from fedjaxsim.engine.memory import Memory, memory_of
 from fedjaxsim.engine.program import Program, measure_with
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.setup import layout_of
-from fedjaxsim.engine.sizes import bytes_of
+from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.work import CohortSlots
 from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy import ledger
@@ -312,7 +312,7 @@ class _Planner:
         scheme = self.program.sampling.scheme
         if scheme.kind == "full":
             nothing = None if on_cpu else Need()
-            return Placement("streamed", 1, nothing, self._host(0), "everyone takes part")
+            return Placement("streamed", 1, nothing, self._host(0), "all clients take part")
 
         def fetched(split: str, clients: int) -> tuple[int, Memory]:
             room = max(1, min(sizes.rows[split], clients * sizes.largest[split]))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjaxsim.engine.sizes import bytes_of
+from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.report.files import Record
 from fedjaxsim.simulation import Simulation

@@ -19,7 +19,7 @@ from fedjaxsim.engine.layout import (
     default_layout,
     device_memory,
 )
-from fedjaxsim.engine.sizes import bytes_of, bytes_of_work, intermediate_bytes
+from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work, intermediate_bytes
 from fedjaxsim.models import cnn, gru, mlp
 from fedjaxsim.privacy.samplers import poisson
 from fedjaxsim.tasks import softmax, softmax_sequence
