@@ -101,7 +101,7 @@ def test_a_release_or_a_population_of_another_size_is_refused(problem):
             simulation(problem, fjs.naive_dp(task, num_clients=3)),
             "num_clients must be 4",
         ),
-        (simulation(problem, fjs.fedavg(task)), "server must return a billboard of the shapes"),
+        (simulation(problem, fjs.fedavg(task)), "server must return a server state of the shapes"),
     ]:
         with pytest.raises(ValueError, match=message):
             sim.init(0, read_by(sim, **VALUES))

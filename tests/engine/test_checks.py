@@ -137,13 +137,13 @@ def test_what_the_server_returns():
         return shared | {"bias": shared["bias"][None] + release["bias"]}
 
     wrong = (
-        "server must return a billboard of the shapes it was given: float32[3] at ['bias'], got "
+        "server must return a server state of the shapes it was given: float32[3] at ['bias'], got "
     )
     assert of(wider) == wrong + "float32[1, 3]"
     whole = of(lambda shared, release, *_: shared | {"bias": shared["bias"].astype(int)})
     assert whole == wrong + "int32[3]"
     assert of(lambda shared, release, *_: shared["bias"]) == (
-        "server must return a billboard of the structure it was given, "
+        "server must return a server state of the structure it was given, "
         "PyTreeDef({'bias': *, 'kernel': *}), got PyTreeDef(*)"
     )
     assert of(lambda shared, release, *_: shared["bias"] + release["weights"]) == (
