@@ -39,7 +39,7 @@ class Simulation:
       sampling: `poisson(0.1)`, `full_participation()`, or another sampling.
       minibatches: local steps or epochs, and the batch size; by default one epoch of batches of 10.
       mechanism: by default `gaussian()`; `no_release()` for an algorithm that sends nothing.
-      accountant: name of the accountant that `guarantee` reports; by default the tightest sound one.
+      accountant: accountant of `guarantee`, by name; by default the tightest sound one.
       ledger_entries: number of distinct (z, p) the run may be charged for, as of a noise schedule.
       chunk_size: clients run together, at least 2. By default 16 in a scan and 64 in a batch; on an
         accelerator as many as fit a quarter of the memory left by rows and states.
