@@ -1,4 +1,4 @@
-"""An algorithm: four functions written for ONE client.
+"""An algorithm: `init`, `client` and `predict` for ONE client, and `server`.
 
 Every system here is an instance of the billboard model. A server publishes `shared`, which
 everybody may read; each client keeps `personal`, which nobody else may read; in a round some

@@ -47,7 +47,7 @@ METRICS = {
         "majority accuracy", "fraction", larger_is_better=True, smooth=False, in_tables=()
     ),
 }
-"""Records by a task's name of the metric; runs are judged by the first that they have."""
+"""Records by metric name. A run is judged by the first metric of this list that it has."""
 
 
 def metric(name: str) -> Metric:

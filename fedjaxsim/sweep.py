@@ -176,7 +176,7 @@ class SimulationBatch:
 
 
 def grid(devices: int, settings: int, clients: int) -> tuple[int, int]:
-    """Over how many of the devices settings are divided, and over how many of each the clients.
+    """Return the number of devices that divide the settings, and the clients.
 
     Settings come first. Devices that they leave idle divide the clients, so that no device computes
     more of settings times clients than it must.

@@ -29,12 +29,12 @@ def fedavg(
 ) -> Algorithm:
     """FedAvg: local SGD from the global w; clients send v − w; one model for all.
 
-    `optimizers.server(optax.adam)` makes it FedAdam (Reddi et al. 2021).
+    With "adam" it is FedAdam (Reddi et al. 2021), with "momentum" FedAvgM (Hsu et al. 2019).
 
     Args:
       task: model and loss.
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
-      server_optimizer: Optimizer of the server, applied to the released mean update.
+      server_optimizer: Optimizer of the server, a name or from `optimizers.server`.
     """
     server_optimizer = optimizers.as_server(server_optimizer)
 

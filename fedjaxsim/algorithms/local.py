@@ -1,4 +1,4 @@
-"""Single-task learning (STL): every client learns alone."""
+"""Local: every client learns alone by local steps."""
 
 from fedjaxsim.algorithm import Algorithm, LocalOptimizer, WarmStart
 from fedjaxsim.algorithms.local_steps import local_steps

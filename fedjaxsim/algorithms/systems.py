@@ -1,4 +1,6 @@
-"""The list of systems. A new one is a file beside this one, and an entry here.
+"""The list of systems. A new one is a file beside this one and an entry here, at the end.
+
+For the Python API its name also stands in `fedjaxsim/__init__.pyi` and `docs/api.md`.
 
 The command line, sweeps, tuning, the bench and the tests for all systems read it. JAX is not
 imported, so that the command line knows the names at once.
@@ -28,7 +30,6 @@ class System:
       whole_pass: whether a round is one exact pass over a client's rows instead.
       linear: whether it needs a linear model.
       full_participation: whether all clients take part in every round by default.
-      noised_by_clients: whether clients clip and add noise, instead of the mechanism.
     """
 
     factory: str
@@ -40,7 +41,6 @@ class System:
     whole_pass: bool = False
     linear: bool = False
     full_participation: bool = False
-    noised_by_clients: bool = False
 
     @property
     def sends(self) -> bool:
@@ -80,7 +80,6 @@ SYSTEMS = {
         "DPFedMTL as published",
         "Wu, Chen, Wang; 2020, Algorithm 1",
         mechanism="plain-mean",
-        noised_by_clients=True,
     ),
     "fedavg": System(
         "fedjaxsim.algorithms.fedavg:fedavg",

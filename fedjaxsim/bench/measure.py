@@ -20,7 +20,7 @@ from fedjaxsim.bench.ceilings import Ceilings, seconds
 from fedjaxsim.bench.children import end_with_parent
 from fedjaxsim.bench.work import work_of
 from fedjaxsim.engine.devices import require, use_devices
-from fedjaxsim.engine.layout import bytes_of
+from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes

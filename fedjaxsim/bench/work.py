@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
 from fedjaxsim.data.minibatches import Batch
-from fedjaxsim.engine.layout import bytes_of
+from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.runs.build import Experiment
 from fedjaxsim.simulation import Simulation
 

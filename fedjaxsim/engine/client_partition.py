@@ -1,6 +1,6 @@
 """The clients whose states a program holds: all, those of one device, or those fetched for a round.
 
-`AllClients` is the plain partition, and says what the others must answer.
+`AllClients` is the plain partition and defines the interface of the others.
 """
 
 import dataclasses

@@ -36,7 +36,7 @@ def draw(
     round_: jax.Array,
     hparams: Hyperparameters,
 ) -> Draw:
-    """Draws a round. It reads no data and no models, so it can be known any number of rounds ahead.
+    """Draw a round from the key alone, so that it can be computed any number of rounds ahead.
 
     Args:
       sampling: who takes part.

@@ -47,7 +47,7 @@ class Evaluation:
         return self._over_clients(name, lambda values, _: np.mean(values, axis=0))
 
     def weighted_mean(self, name: str) -> Any:
-        """Return the mean over clients weighted by their rows.
+        """Return the mean over clients weighted by their counts of rows or tokens.
 
         Of a mean over rows that is the mean over examples; of nMSE, the pooled one.
         """

@@ -29,14 +29,14 @@ UNTOLD_MEMORY = 2**33
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The order of clients' work in time and memory.
+    """The grouping of clients and the order of their work.
 
     Attributes:
       chunk_size: clients per chunk; at least 2, because writing one row at a time into a large
         array makes XLA copy the whole array.
       chunk_map: inside a chunk, "scan" runs one client after another, which keeps a client's work
         in cache and skips empty places; "vmap" runs them as one batch.
-      chosen: whether somebody asked for this; otherwise it follows what clients send and keep.
+      chosen: whether the layout is fixed; otherwise it follows what clients send and keep.
       linear: whether the model is linear, so that rows of clients who share it are one product.
       rematerialize: whether reverse mode does a client's work again instead of keeping what it
         needs of it, and writes into the clients' states in place. Of no effect otherwise.
@@ -114,7 +114,7 @@ class Layout:
         return dataclasses.replace(layout, in_step=True)
 
     def for_memory(self, rows: int, states: int, client: int, places: int) -> "Layout":
-        """Chunks as large as the device's memory holds, if they follow from it.
+        """Return the layout with chunks as large as memory holds, if they follow from it.
 
         Args:
           rows: bytes of all rows on the device.

@@ -190,7 +190,7 @@ def agree(facts: Mapping[str, str]) -> None:
 
 
 def refuse(reason: str) -> None:
-    """Tells the processes that `agree` that this one does not."""
+    """Tell the processes that `agree` that this one does not."""
     from_all({"refused": reason[: _LENGTH // 8]})
 
 

@@ -154,7 +154,7 @@ class Setup:
         """Each split's rows on the first device, by its name.
 
         Raises:
-          ValueError: the simulation is streamed, so that sweeps and derivatives have none.
+          ValueError: the simulation is streamed, and no rows lie on a device.
         """
         self.check_in_memory()
         return self.program.place(self.population)
@@ -163,7 +163,7 @@ class Setup:
         """Check that rows may lie on devices.
 
         Raises:
-          ValueError: the simulation is streamed, so that sweeps and derivatives have none.
+          ValueError: the simulation is streamed, and no rows lie on a device.
         """
         if self.streamed:
             raise ValueError("sweeps and derivatives need all rows in memory: they do not stream")
@@ -210,6 +210,8 @@ class Setup:
 
     def chunk_size(self, hparams: Hyperparameters) -> int:
         """Return the number of clients of a chunk on one device, computed from shapes.
+
+        Rounds may take chunks of another size that suit a form of messages, or divide a cohort.
 
         Args:
           hparams: of a run.

@@ -68,7 +68,7 @@ PARTS = {
     "key": Part("server", varies=False),
     "consumed": Part("clients", varies=False),
 }
-"""Of the state, by field."""
+"""Owner and variation of each field of the state."""
 
 
 def map_parts(function: Callable[[Part, PyTree], PyTree], state: SimulationState) -> Any:

@@ -1,7 +1,7 @@
 """Checks of what a simulation's functions return, when a run starts, by shapes alone.
 
-A wrong function would otherwise fail far from where it was written, in a scatter or a scan. Every
-function is traced once.
+A wrong function would otherwise fail far from where it was written, in a scatter or a scan. The
+functions of a round and of an evaluation are traced once.
 """
 
 from collections.abc import Iterator

@@ -44,7 +44,7 @@ class CohortSlots(NamedTuple):
     """The part of a cohort that is worked on in one place.
 
     Attributes:
-      slots: (q,) int32, distinct: where in the store each client's state lies.
+      slots: (q,) int32, distinct where filled: where in the store each client's state lies.
       ids: (q,) int32, who they are.
       mask: (q,) bool, which of the places are filled; those come first.
     """
@@ -214,7 +214,7 @@ def client_bytes(
 
 
 _ID = jax.ShapeDtypeStruct((), jnp.int32)
-"""Of a client's id."""
+"""The shape of a client's id."""
 
 
 def _row_of(store: PyTree) -> PyTree:

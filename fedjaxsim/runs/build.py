@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.layout import bytes_of
 from fedjaxsim.engine.program import run_key
+from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, fill
 from fedjaxsim.privacy import calibration

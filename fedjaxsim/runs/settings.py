@@ -78,7 +78,7 @@ class RunConfig(DataSettings):
     """Rounds between evaluations."""
     patience: Annotated[int | None, optional("INT", "all rounds")] = None
     """Evaluations without a better validation metric before a stop; no ε covers that."""
-    chunk_size: Annotated[int | None, optional("INT", "the cohort")] = None
+    chunk_size: Annotated[int | None, optional("INT", "16, 64, or by memory")] = None
     """Clients computed at once."""
     chunk_map: Annotated[Literal["vmap", "scan"] | None, optional("{vmap,scan}", "by backend")] = (
         None

@@ -1,7 +1,7 @@
 """Protocol of a mechanism, the only way for messages of clients to reach the server.
 
-A `Mechanism` bounds each message, sums, draws noise once and divides. The engine calls nothing else
-that reduces over clients, so the server's state is a function of the releases alone, and the
+A `Mechanism` bounds each message, sums, draws noise once and divides. No other reduction over
+clients reaches the server, so the server's state is a function of the releases alone, and the
 billboard lemma (Hsu et al. 2016) turns the (ε, δ) of the releases into joint differential privacy
 of all personal models.
 """
@@ -95,7 +95,7 @@ ReleaseFunction = Callable[[Accumulator, Any, jax.Array, PyTree, Hyperparameters
 
 
 class Mechanism(NamedTuple):
-    """A mechanism, as pure functions. `add` is the only reduction over clients in the package.
+    """A mechanism, as pure functions. Only `add` reduces over clients for the server.
 
     A leaf of a message is float32 or float64, whatever the algorithm sends; accumulators and
     releases have the same types.
