@@ -105,7 +105,9 @@ class Sharded(Program):
     def _local(self) -> Program:
         """Return the program of one device's clients and runs, for use inside `jax.shard_map`."""
         one = self if self.runs is None else self.runs.program
-        one = dataclasses.replace(Program(**one.parts()), partition=self._partition)
+        one = Program(**one.parts())
+        if self.mesh.shape[CLIENTS] > 1:
+            one = dataclasses.replace(one, partition=self._partition)
         if self.runs is None:
             return one
         _, axes, size = self.runs

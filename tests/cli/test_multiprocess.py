@@ -239,7 +239,7 @@ def test_ctrl_c_to_a_process_of_a_sweep_ends_both_and_they_go_on(tmp_path, which
     interrupt(running, {which: signal.SIGINT}, "least")
     codes, _, errors = ends(running)
     assert codes == [130, 130], errors
-    assert "the same command goes on from here" in errors[0]
+    assert "run the same command again to resume" in errors[0]
     assert (out / "checkpoint").exists()
     codes, _, errors = ends(start_commands(command, [*command, "--overwrite"]))
     assert codes == [2, 2], errors

@@ -107,7 +107,7 @@ def population() -> Population:
     """Clients of unlike sizes: one has rows of one class alone, and one has no test rows."""
     rng = np.random.default_rng(0)
     sizes, train = [70, 5, 3, 8, 33], [10, 2, 3, 4, 6]
-    x = np.round(rng.normal(size=(sum(sizes), 2)), 1).astype(np.float32)
+    x = (np.round(8 * rng.normal(size=(sum(sizes), 2))) / 8).astype(np.float32)
     y = (x[:, 0] + rng.normal(size=len(x)) > 0.5).astype(int)
     start = np.cumsum([0, *sizes[:-1]])
     y[start[1] : start[1] + 5] = 1
@@ -144,7 +144,8 @@ def with_models(state):
     rng = np.random.default_rng(1)
 
     def draw(leaf):
-        return jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype)
+        # In eighths, so that scores are exact and ties are ties on any machine.
+        return jnp.asarray(np.round(8 * rng.normal(size=leaf.shape)) / 8, leaf.dtype)
 
     return dataclasses.replace(state, personal=jax.tree.map(draw, state.personal))
 
