@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problems import least_squares, read_by
 
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.pmtl import pmtl
@@ -18,7 +19,6 @@ from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
-from tests.problems import least_squares, read_by
 
 COUNTS = [4, 9, 1, 6, 5, 3, 7, 8]
 VALUES = {
