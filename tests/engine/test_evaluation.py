@@ -8,15 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from problems import (
+    classification,
+    least_squares,
+)
 from sklearn.metrics import roc_auc_score
 
-from fedjaxsim import pmtl
+from fedjaxsim.algorithms.local import local
+from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import consecutive
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.gradients.objectives import mean_metric
 from fedjaxsim.models.model import linear
+from fedjaxsim.privacy.mechanisms import no_release
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import SimulationBatch
@@ -238,3 +244,60 @@ def test_a_fold_needs_a_name_of_its_own():
     sim = Simulation(pmtl(task), CLIENTS, full_participation(), Minibatches(4, steps=2))
     with pytest.raises(ValueError, match="'loss' must be a metric or a fold of the task"):
         sim.init(0, sim.hyperparameters(**VALUES))
+
+
+# --- metrics in a simulation ----------------------------------------------------------------------
+
+
+def test_metrics_are_those_of_numpy_on_each_clients_own_rows():
+    clients, task = classification([10, 23, 40, 5, 17])
+    sim = Simulation(pmtl(task), clients, full_participation(), Minibatches(4, epochs=1))
+    hparams = sim.hyperparameters(**VALUES)
+    state = with_models(sim.init(0, hparams))
+    for split in ("train", "test"):
+        evaluation = sim.evaluate(state, hparams, split)
+        accuracies, counts = [], []
+        for k in range(5):
+            rows = clients.rows(k, split)
+            kernel, bias = np.asarray(state.personal["kernel"][k]), state.personal["bias"][k]
+            predicted = np.argmax(rows["x"] @ kernel.T + np.asarray(bias), axis=1)
+            accuracies.append(np.mean(predicted == rows["y"]))
+            counts.append(len(rows["y"]))
+        np.testing.assert_allclose(evaluation.values["accuracy"], accuracies, rtol=1e-6)
+        wanted = {"": np.mean(accuracies), "_weighted": np.average(accuracies, weights=counts)}
+        wanted |= {f"_p{q}": np.percentile(accuracies, q) for q in (10, 90)}
+        summary = evaluation.summary()
+        for suffix, value in wanted.items():
+            np.testing.assert_allclose(summary[f"{split}_accuracy{suffix}"], value, rtol=1e-6)
+
+
+def test_nmse_is_pooled_squared_error_over_the_variance_of_targets():
+    clients, task = least_squares([10, 20, 30], test=0.3)
+    sim = Simulation(local(task), clients, full_participation(), mechanism=no_release())
+    hparams = sim.hyperparameters()
+    state = with_models(sim.init(0, hparams))
+    errors, targets = [], []
+    for k in range(3):
+        rows = clients.rows(k, "test")
+        kernel = np.asarray(state.personal["kernel"][k, 0])
+        errors.append(rows["x"] @ kernel + np.asarray(state.personal["bias"][k]) - rows["y"])
+        targets.append(rows["y"])
+    variance = np.var(np.concatenate(targets))
+    summary = sim.evaluate(state, hparams).summary()
+    pooled = np.mean(np.concatenate(errors) ** 2) / variance
+    np.testing.assert_allclose(summary["test_nmse"], pooled, rtol=1e-5)
+    unweighted = np.mean([np.mean(e**2) for e in errors]) / variance
+    np.testing.assert_allclose(summary["test_nmse_unweighted"], unweighted, rtol=1e-5)
+
+
+def test_clients_without_rows_do_not_count():
+    clients, task = classification([10, 2, 30])  # two rows leave none for the test
+    assert clients.splits["test"].count[1] == 0
+    sim = Simulation(pmtl(task), clients, full_participation())
+    hparams = sim.hyperparameters(**VALUES)
+    state = sim.init(0, hparams)
+    evaluation = sim.evaluate(state, hparams)
+    assert np.isnan(evaluation.values["loss"][1])
+    # At w = 0 every loss is log 3.
+    np.testing.assert_allclose(evaluation.summary()["test_loss"], np.log(3), rtol=1e-6)
+    assert np.isnan(sim.evaluate(state, hparams, "validation").summary()["validation_loss"])

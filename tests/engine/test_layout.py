@@ -1,15 +1,276 @@
-"""What is chosen for speed: sizes of chunks, and that no copy of all states is made."""
+"""How many clients an accelerator runs at once: by arithmetic, which a CPU can pretend to need."""
 
+import dataclasses
 import functools
 import re
 
+import chex
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from problems import classification, simulation_of
+from jax.extend.core import jaxprs_in_params
+from problems import classification, read_by, simulation_of
 
 from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.engine.layout import Layout
-from fedjaxsim.privacy.samplers import full_participation
+from fedjaxsim.data.population import Population
+from fedjaxsim.engine import layout
+from fedjaxsim.engine.layout import (
+    UNTOLD_MEMORY,
+    Layout,
+    at_once,
+    default_layout,
+    device_memory,
+)
+from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work, intermediate_bytes
+from fedjaxsim.models import cnn, gru, mlp
+from fedjaxsim.privacy.samplers import full_participation, poisson
+from fedjaxsim.tasks import softmax, softmax_sequence
+
+THOROUGH = pytest.mark.thorough
+VALUES = {
+    "learning_rate": 0.05,
+    "lam": 0.3,
+    "mu": 0.1,
+    "clip_norm": 0.2,
+    "noise_multiplier": 0.5,
+    "sampling_rate": 0.5,
+}
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Has programs laid out as for an accelerator with so many bytes, on this CPU."""
+
+    def accelerator(memory):
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+        monkeypatch.setattr(layout, "device_memory", lambda: memory)
+
+    return accelerator
+
+
+@pytest.mark.parametrize(
+    ("free", "client", "places", "size"),
+    [
+        (4000, 100, 7, 7),  # a quarter is 1000 bytes: ten clients, who are more than there are
+        (4000, 100, 10, 10),
+        (4000, 100, 11, 6),  # two chunks, 6 and 5, rather than 10 and 1
+        (4000, 100, 25, 9),  # three, 9, 9 and 7
+        (4399, 100, 25, 9),  # 1099 bytes hold ten, too
+        (4400, 100, 25, 9),  # and 1100 eleven, of which three chunks are needed as well
+        (700, 100, 25, 2),  # one would fit, and two is the least
+        (0, 100, 25, 2),
+        (-(10**9), 100, 25, 2),
+        (4000, 0, 25, 25),  # a client that takes nothing
+        (4000, 100, 1, 2),
+        # The largest batch of 65,535 leaves 16 chunks of a million clients.
+        (10**15, 100, 10**6, 62_500),
+        # An H200 lets 75 % of 139 GiB be allocated, a T4 75 % of 15: the CNN's 39 MB a client.
+        (int(0.75 * 139 * 2**30), 39_000_000, 178, 178),
+        (int(0.75 * 15 * 2**30), 39_000_000, 178, 60),  # 77 fit, and three chunks are needed
+    ],
+)
+def test_the_size_of_a_batch_by_hand(free, client, places, size):
+    assert at_once(free, client, places) == size
+
+
+def test_batches_that_settings_fill_are_no_larger_than_asked_for():
+    assert at_once(4000, 100, 25, most=4) == 4  # seven chunks of four, the last one of one
+    assert at_once(4000, 100, 25, most=8) == 7  # four chunks, 7, 7, 7 and 4
+
+
+def test_every_intermediate_value_counts_once_and_those_of_a_loop_once():
+    def work(x):  # (4,) float32
+        y = x * 2.0  # 16 bytes
+
+        def step(carry, _):
+            return carry + y, None  # 16 bytes, whatever the number of steps
+
+        total, _ = jax.lax.scan(step, x, length=7)  # 16 bytes come out of it
+        return jnp.sum(total)  # 4 bytes
+
+    jaxpr = jax.make_jaxpr(work)(jnp.zeros(4)).jaxpr
+    assert intermediate_bytes(jaxpr) == 16 + 16 + 16 + 4
+    # Four copies of a state of 12 bytes, two of a message of 8.
+    row, message = jax.ShapeDtypeStruct((3,), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.float32)
+    assert bytes_of_work(jaxpr, row, message) == 52 + 4 * 12 + 2 * 8
+
+
+def test_a_cpu_has_sizes_of_its_own_and_so_has_whoever_asks(pretend):
+    assert default_layout(10**6).memory is default_layout(100).memory is None
+    pretend(12_345)
+    assert default_layout(10**6).memory == default_layout(100).memory == 12_345
+    assert default_layout(10**6).chunk_map == "vmap"
+    assert default_layout(10**6, chunk_size=8).memory is None
+    assert default_layout(10**6, chunk_map="scan").memory is None
+    assert default_layout(10**6, chunk_map="vmap").memory == 12_345
+
+
+class Device:
+    def __init__(self, stats):
+        self.memory_stats = lambda: stats
+
+
+@pytest.mark.parametrize(
+    ("stats", "memory"),
+    [({"bytes_limit": 5}, 5), ({"bytes_in_use": 5}, UNTOLD_MEMORY), (None, UNTOLD_MEMORY)],
+)
+def test_a_device_that_does_not_tell_has_a_stated_memory(stats, memory, monkeypatch):
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device(stats)])
+    assert device_memory() == memory
+
+
+def shapes_of(jaxpr):
+    found = {variable.aval.shape for equation in jaxpr.eqns for variable in equation.outvars}
+    return found.union(
+        *(shapes_of(inner) for e in jaxpr.eqns for inner in jaxprs_in_params(e.params))
+    )
+
+
+def linear(places=30, features=4, **settings):
+    population, task = classification([6 + k % 5 for k in range(places)], features)
+    sampling = poisson(1.0)
+    return simulation_of("pmtl", task, population, sampling, Minibatches(3, steps=2), **settings)
+
+
+def test_a_round_has_batches_of_the_size_that_memory_gives(pretend):
+    pretend(2**40)
+    sim = linear(features=5)
+    hparams = read_by(sim, **VALUES).as_arrays()
+    rows, state = (
+        sim.setup.rows["train"],
+        jax.eval_shape(sim.program.init, jax.random.key(0), hparams),
+    )
+    client = sim.program.client_bytes(hparams, rows)
+    held = bytes_of(rows) + bytes_of((state.personal, state.consumed))
+    for fitting, size in ((30, 30), (12, 10), (3, 3), (0, 2)):  # of 30 places
+        pretend(held + 4 * fitting * client)
+        sim = linear(features=5)
+        assert sim.setup.chunk_size(hparams) == size
+        batched = shapes_of(jax.make_jaxpr(sim.program.step)(state, hparams, rows).jaxpr)
+        # The kernels of a batch of clients, and of no other number of them.
+        assert {shape[0] for shape in batched if shape[1:] == (3, 5)} - {30, 1} == {size} - {30}
+
+
+def test_each_of_several_devices_counts_what_lies_on_it(pretend):
+    pretend(2**40)
+    devices = jax.devices()[:2]
+    sim = linear(features=5, devices=devices)
+    hparams = read_by(sim, **VALUES).as_arrays()
+    assert sim.setup.chunk_size(hparams) == 15  # of 30 clients
+    rows, state = (
+        sim.setup.placed["train"],
+        jax.eval_shape(sim.program.init, jax.random.key(0), hparams),
+    )
+    fields, ranges = bytes_of(rows.fields), bytes_of((rows.start, rows.count))
+    held = fields // 2 + ranges + bytes_of(state.personal) // 2
+    pretend(held + 4 * 5 * sim.program.client_bytes(hparams, sim.setup.rows["train"]))
+    sim = linear(features=5, devices=devices)
+    advance = jax.make_jaxpr(
+        lambda state: sim.setup.compiled.rounds(state, hparams, rows, rounds=2)
+    )(state)
+    batched = {shape[0] for shape in shapes_of(advance.jaxpr) if shape[1:] == (3, 5)}
+    assert batched - {1, 15, 30} == {5}
+
+
+def test_settings_and_derivatives_beside_clients_leave_batches_of_64(pretend):
+    pretend(2**40)
+    sim = linear(150)
+    hparams = read_by(sim, **VALUES)
+    assert sim.setup.chunk_size(hparams) == 150
+    for suits in (sim.setup.layout.for_settings(2, 4.0), sim.program.with_capped_batches().layout):
+        plan = suits.for_memory(0, 0, 1, 150)
+        assert plan.chunk_size == 50  # three even chunks
+
+
+# --- the same numbers, within the memory ----------------------------------------------------------
+
+
+def images(clients=10, side=16):
+    rng = np.random.default_rng(0)
+    rows = [3 + k % 4 for k in range(clients)]
+    fields = {
+        "x": rng.standard_normal((sum(rows), side, side), dtype=np.float32),
+        "y": rng.integers(0, 3, sum(rows)).astype(np.int32),
+    }
+    return Population.from_flat(fields, rows)
+
+
+def texts(clients=10, length=6):
+    rng = np.random.default_rng(0)
+    rows = [3 + k % 4 for k in range(clients)]
+    tokens = rng.integers(0, 5, (2, sum(rows), length)).astype(np.int32)
+    return Population.from_flat({"x": tokens[0], "y": tokens[1]}, rows)
+
+
+PROBLEMS = {
+    "linear": lambda: classification([3 + k % 4 for k in range(10)], 400),
+    "mlp": lambda: (images(), softmax(mlp((16, 16), 3, (32,)), 3)),
+    "cnn": lambda: (images(), softmax(cnn((16, 16), 3), 3)),
+    "gru": lambda: (texts(), softmax_sequence(gru((6,), 5, 5, (16,)), 5)),
+}
+
+
+def of_problem(problem, name, **settings):
+    population, task = PROBLEMS[problem]()
+    minibatches = Minibatches(3, epochs=1)
+    return simulation_of(name, task, population, poisson(1.0), minibatches, **settings)
+
+
+def four_at_once(sim):
+    """Bytes of memory of which a quarter of what is free holds the work of four clients."""
+    hparams, rows = read_by(sim, **VALUES).as_arrays(), sim.setup.rows["train"]
+    state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
+    held = bytes_of((rows, state.personal, state.consumed))
+    return held + 4 * 4 * sim.program.client_bytes(hparams, rows)
+
+
+@pytest.mark.parametrize(
+    ("problem", "name"),
+    [
+        pytest.param("linear", "fedavg", marks=THOROUGH),
+        pytest.param("cnn", "pmtl", marks=THOROUGH),
+        pytest.param("gru", "pmtl", marks=THOROUGH),
+    ],
+)
+def test_forms_of_an_accelerator_give_what_those_of_a_cpu_give(problem, name, pretend):
+    found, sim = [], of_problem(problem, name)
+    hparams = read_by(sim, **VALUES)
+    for accelerator in (False, True):
+        if accelerator:
+            pretend(2**40)
+            sim = of_problem(problem, name)
+            pretend(four_at_once(sim))
+            sim = of_problem(problem, name)
+            assert (sim.setup.layout.chunk_map, sim.setup.chunk_size(hparams)) == (
+                "vmap",
+                4,
+            )  # 4, 4, and 2
+        state, _ = sim.round(sim.init(0, hparams), hparams)
+        state, metrics = sim.round(state, hparams)
+        found.append((state.shared, state.personal, metrics))
+        if problem == "linear":
+            found[-1] += (sim.evaluate(state, hparams, "train").values,)
+    chex.assert_trees_all_close(*found, rtol=2e-4, atol=2e-6)
+
+
+@THOROUGH
+@pytest.mark.usefixtures("fully_optimized")
+@pytest.mark.parametrize("problem", ["mlp", "cnn"])
+def test_the_clients_at_work_take_no_more_than_a_quarter_of_what_is_free(problem, pretend):
+    pretend(2**40)
+    sim = of_problem(problem, "pmtl")
+    hparams = read_by(sim, **VALUES).as_arrays()
+    rows = sim.setup.rows["train"]
+    client = sim.program.client_bytes(hparams, rows)
+    state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
+    layout = dataclasses.replace(sim.setup.layout, memory=four_at_once(sim))
+    program = dataclasses.replace(sim.program, layout=layout)
+    several = jax.jit(lambda state: program.rounds(state, hparams, rows, 2)[0], donate_argnums=0)
+    plan = several.lower(state).compile().memory_analysis()
+    assert plan is not None
+    assert plan.temp_size_in_bytes < 4 * client
+    assert plan.alias_size_in_bytes >= bytes_of(state.personal)  # which are updated in place
 
 
 def test_places_stay_empty_rather_than_batches_small():

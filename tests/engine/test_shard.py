@@ -1,7 +1,6 @@
 """Several devices give what one gives: same cohorts, same noise, sums up to rounding."""
 
 import dataclasses
-import functools
 
 import jax
 import numpy as np
@@ -11,12 +10,10 @@ from problems import classification, least_squares, read_by, simulation_of
 from fedjaxsim import fedavg, pmtl
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.engine.batch import batch, stack, varying
 from fedjaxsim.engine.client_partition import Shard
-from fedjaxsim.engine.devices import grid_of, mesh_of
+from fedjaxsim.engine.devices import mesh_of
 from fedjaxsim.engine.program import Program
-from fedjaxsim.engine.shard import CLIENTS, RUNS, shard
-from fedjaxsim.engine.state import state_of
+from fedjaxsim.engine.shard import CLIENTS, shard
 from fedjaxsim.privacy.ledger import charged
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.simulation import Simulation
@@ -174,78 +171,3 @@ def test_devices_of_a_cpu_share_the_memory_of_the_population():
         assert piece.data.unsafe_buffer_pointer() == first + row * 32 * x.itemsize
     again = dataclasses.replace(population, names=population.names[::-1])
     assert again.fields["x"] is x
-
-
-@pytest.mark.thorough
-def test_a_settings_axis_composes_with_clients_on_several_devices():
-    population, task = least_squares([4, 4, 5], test=0.3)
-    sim = Simulation(pmtl(task), population, full_participation(), EPOCHS)
-    hparams = read_by(sim, **VALUES)
-    settings = [hparams.replace(learning_rate=rate).as_arrays() for rate in (0.01, 0.1)]
-    axes = varying(settings)
-    mesh = mesh_of(jax.devices()[:2], CLIENTS)
-    key, hparams = jax.random.key(0, impl="threefry2x32"), stack(settings, axes).as_arrays()
-    for program in (
-        shard(batch(sim.program, axes, 2), mesh),
-        batch(shard(sim.program, mesh), axes, 2),
-    ):
-        rows, functions = program.place(population)["train"], program.compiled()
-        state, _ = functions.rounds(functions.init(key, hparams), hparams, rows, rounds=2)
-        agree_alone(sim, state, settings, key)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("clients", [3, 4])
-def test_seeds_as_one_program_are_the_runs_of_each_seed(clients):
-    population, task = least_squares([4, 4, 5, 6][:clients], test=0.3)
-    sim = Simulation(pmtl(task), population, poisson(0.6), EPOCHS)
-    hparams = read_by(sim, **VALUES).as_arrays()
-    keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), 2)
-    seeds = batch(sim.program, None)
-    mesh = grid_of(jax.devices()[:2], {RUNS: 1, CLIENTS: 2})
-    across = grid_of(jax.devices()[:2], {RUNS: 2, CLIENTS: 1})
-    for program in (seeds, shard(seeds, mesh), shard(seeds, across)):
-        rows, functions = program.place(population), program.compiled()
-        state = functions.init(keys, hparams)
-        state, metrics = functions.rounds(state, hparams, rows["train"], rounds=2)
-        found = functions.evaluate(state, hparams, rows["test"])
-        assert metrics["loss"].shape == (2, 2)
-        for run, key in enumerate(keys):
-            alone, history = sim.run(sim.init(key, hparams), hparams, 2)
-            close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
-            for name in ("shared", "personal"):
-                one = jax.tree.map(lambda leaf: leaf[run], getattr(state, name))  # noqa: B023
-                close(numbers(one), numbers(getattr(alone, name)))
-            close(metrics["loss"][run], history[-1].metrics["loss"])
-            own = sim.program.evaluate(alone, hparams, sim.setup.rows["test"])
-            close(found.sums["loss"][run], own.sums["loss"])
-
-
-def test_a_mesh_that_does_not_suit_a_program_is_refused():
-    population, task = least_squares([4, 4])
-    sim = Simulation(pmtl(task), population, full_participation(), EPOCHS)
-    hparams = read_by(sim, **VALUES)
-    two = jax.devices()[:2]
-    axes = varying([hparams, hparams.replace(learning_rate=0.3)])
-    with pytest.raises(ValueError, match="mesh must have axes"):
-        shard(sim.program, mesh_of(two, "devices"))
-    with pytest.raises(ValueError, match="batch it first"):
-        shard(sim.program, grid_of(two, {RUNS: 2, CLIENTS: 1}))
-    with pytest.raises(ValueError, match="must divide the number of runs, got 3"):
-        shard(batch(sim.program, axes, 3), grid_of(two, {RUNS: 2, CLIENTS: 1}))
-    with pytest.raises(ValueError, match="a batch already"):
-        batch(batch(sim.program, axes, 3), None)
-    with pytest.raises(ValueError, match="size must be"):
-        batch(sim.program, axes)
-
-
-def agree_alone(sim, state, settings, key):
-    """Assert that each run of a state is what it is alone."""
-    for run, setting in enumerate(settings):
-        start = sim.init(key, setting)
-        alone, _ = sim.run(start, setting, 2)
-        one = state_of(state, run)
-        for name in ("shared", "personal"):
-            np.testing.assert_allclose(
-                numbers(getattr(one, name)), numbers(getattr(alone, name)), rtol=1e-5, atol=1e-6
-            )
