@@ -115,6 +115,35 @@ def read_by(simulation, **values):
     return simulation.hyperparameters(**{name: v for name, v in values.items() if name in known})
 
 
+def after(simulation, hparams, rounds, seed=0):
+    """The state after some rounds, one by one: less to compile, as nothing is evaluated."""
+    state = simulation.init(seed, hparams)
+    for _ in range(rounds):
+        state, _ = simulation.round(state, hparams)
+    return state
+
+
+def designs(population):
+    """Per client (X with a column of ones, y): the model's bias is the last coefficient."""
+    for k in range(population.num_clients):
+        rows = population.rows(k)
+        yield np.column_stack([rows["x"], np.ones(len(rows["y"]))]), rows["y"]
+
+
+def coefficients(params):
+    """(…, d + 1) of linear parameters with leading axes."""
+    kernel, bias = np.asarray(params["kernel"]), np.asarray(params["bias"])
+    return np.concatenate([kernel[..., 0, :], bias], axis=-1)
+
+
+def gradient_descent(x, y, w, rate, steps, center=None, weight=0.0):
+    """Steps on ‖Xw − y‖²/(2n) + (weight/2) ‖w − center‖², in numpy."""
+    for _ in range(steps):
+        pull = 0 if center is None else weight * (w - center)
+        w = w - rate * (x.T @ (x @ w - y) / len(y) + pull)
+    return w
+
+
 @contextlib.contextmanager
 def compilations():
     """A list that grows by one entry for every program that XLA compiles meanwhile."""

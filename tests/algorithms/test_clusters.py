@@ -5,18 +5,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import least_squares, read_by
+from problems import coefficients, designs, gradient_descent, least_squares, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.pmtl import Message
 
 COUNTS = [5, 9, 7, 4, 11]
 CLUSTERS = [0, 1, 0, 1, 1]
-
-
-def coefficients(params):
-    """(…, d + 1) of linear parameters, the bias last."""
-    return np.concatenate([params["kernel"][..., 0, :], params["bias"]], axis=-1)
 
 
 def run(population, task, clusters, values, minibatches, sampling, message: Message = "update"):
@@ -57,17 +52,13 @@ def test_clusters_are_runs_of_their_own(message):
         values = {"learning_rate": eta, "lam": lam, "clip_norm": clip}
         given = values, fjs.Minibatches(11, epochs=2), fjs.full_participation()
         sim, state = run(population, task, CLUSTERS, *given, message)
-        centers = np.zeros((2, 4))
+        centers, examples = np.zeros((2, 4)), list(designs(population))
         for cluster, members in enumerate(([0, 2], [1, 3, 4])):
             center, models = centers[cluster], dict.fromkeys(members, np.zeros(4))
             for _ in range(4):
                 sent = []
                 for k in members:
-                    rows = population.rows(k)
-                    x, y = np.column_stack([rows["x"], np.ones(COUNTS[k])]), rows["y"]
-                    w = models[k]
-                    for _ in range(2):
-                        w = w - eta * (x.T @ (x @ w - y) / COUNTS[k] + lam * (w - center))
+                    w = gradient_descent(*examples[k], models[k], eta, 2, center, lam)
                     move = w - (models[k] if message == "update" else center)
                     sent.append(move * min(1, clip / np.linalg.norm(move)))
                     models[k] = w

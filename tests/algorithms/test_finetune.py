@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification, least_squares, read_by
+from problems import classification, coefficients, designs, least_squares, read_by
 
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.finetune import finetune, fisher
@@ -67,17 +67,6 @@ def rounds(sim, state, count):
     return state
 
 
-def coefficients(params):
-    """(…, d + 1) of linear parameters with leading axes: the bias is the last one."""
-    return np.concatenate([np.asarray(params["kernel"])[..., 0, :], params["bias"]], axis=-1)
-
-
-def design(client):
-    """X (n, d + 1) with a column of ones, and y (n,)."""
-    rows = POPULATION.rows(client)
-    return np.column_stack([rows["x"], np.ones(len(rows["y"]))]), rows["y"]
-
-
 @pytest.mark.parametrize("penalty", [thorough("vanilla"), thorough("mean"), "kl", thorough("ewc")])
 def test_it_reaches_the_minimizer_that_a_linear_system_gives(ended, penalty):
     # Of ‖Xw − y‖²/(2n) + (λ/2) (w − w̃)ᵀ M (w − w̃): M = I, XᵀX/n (the predictions are normal
@@ -86,8 +75,7 @@ def test_it_reaches_the_minimizer_that_a_linear_system_gives(ended, penalty):
         sim = tuning(penalty)
         state = rounds(sim, following(sim, ended[1], ended[0]), 100)
         w_tilde = coefficients(ended[1].shared.params)
-        for k, found in enumerate(coefficients(state.personal)):
-            x, y = design(k)
+        for (x, y), found in zip(designs(POPULATION), coefficients(state.personal), strict=True):
             gram = x.T @ x / len(y)
             information = np.mean(((x @ w_tilde - y)[:, None] * x) ** 2, axis=0)
             metric = {

@@ -7,80 +7,41 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from linear_tasks import (
+    ETA,
+    LAM,
+    PLAIN,
+    ROUNDS,
+    TASK,
+    D,
+    M,
+    N,
+    X,
+    Y,
+    behind,
+    gradient,
+    path,
+)
 from problems import classification, read_by
 from scipy.optimize import minimize
 from scipy.stats import gamma, kstest, norm
 
 from fedjaxsim.algorithms.dp_mtrl import dp_mtrl
-from fedjaxsim.algorithms.fedprox import fedprox
-from fedjaxsim.algorithms.mpmtl import Penalty, example_guarantee, mpmtl
-from fedjaxsim.algorithms.proximal import Acceleration
+from fedjaxsim.algorithms.mpmtl import example_guarantee, mpmtl
 from fedjaxsim.algorithms.server_maps import ServerMap
 from fedjaxsim.algorithms.stl import stl
-from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.models.model import linear
 from fedjaxsim.models.network import mlp
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
-from fedjaxsim.privacy.mechanisms.every_row import every_row
 from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
-from fedjaxsim.privacy.samplers import full_participation
-from fedjaxsim.simulation import Simulation
-from fedjaxsim.tasks.task import softmax, squared
+from fedjaxsim.tasks.task import softmax
 from fedjaxsim.testing import check_billboard
-
-M, N, D = 8, 6, 4
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(M, N, D)) * [3.0, 1.0, 0.5, 0.2]
-TRUTH = RNG.normal(size=(D, 2)) @ RNG.normal(size=(2, M))
-Y = np.einsum("mnd,dm->mn", X, TRUTH) + 0.3 * RNG.normal(size=(M, N))
-POPULATION = Population.from_clients([{"x": X[i], "y": Y[i]} for i in range(M)])
-TASK = squared(linear((D,), 1, bias=False))
-SMOOTHNESS = max(np.linalg.eigvalsh(x.T @ x / N)[-1] for x in X)  # L, of every client's loss
-ETA, LAM = 1 / SMOOTHNESS, 0.3
-PLAIN = {"learning_rate": ETA, "lam": LAM}
-ROUNDS = 800
 
 
 @pytest.fixture(autouse=True)
 def _double():
     with jax.enable_x64(True):
         yield
-
-
-def behind(algorithm, door, population=POPULATION, **settings):
-    one = Minibatches(1, steps=1)
-    return Simulation(algorithm, population, full_participation(), one, door, **settings)
-
-
-@functools.cache
-def path(
-    penalty: Penalty = "low-rank",
-    acceleration: Acceleration = "none",
-    rounds: int = ROUNDS,
-    server_map: ServerMap | None = None,
-):
-    """(values) -> what all clients predict with after each round, (T, d, m); compiled once."""
-    algorithm = mpmtl(TASK, penalty=penalty, acceleration=acceleration, server_map=server_map)
-    sim = behind(algorithm, gaussian_gram(penalty.endswith("group-sparse")))
-    program, rows = sim.program, sim.setup.rows["train"]
-
-    @jax.jit
-    def run(hparams):
-        def step(state, _):
-            state, _ = program.step(state, hparams, rows)
-            return state, predict(state.shared, state.personal, hparams, jnp.arange(M))["kernel"]
-
-        return jax.lax.scan(step, program.init(jax.random.key(0), hparams), length=rounds)[1]
-
-    predict = jax.vmap(algorithm.predict, (None, 0, None, 0))
-    return lambda values: np.moveaxis(
-        np.asarray(run(sim.setup.check(sim.hyperparameters(**values))))[..., 0, :], 1, 2
-    )
-
-
-def gradient(w):
-    return np.einsum("mnd,mn->dm", X, np.einsum("mnd,dm->mn", X, w) - Y) / N
 
 
 def proximal(w, threshold, penalty):
@@ -157,36 +118,6 @@ def test_relationship_is_mtrl():
     assert np.linalg.norm(rest, 2) <= 1
 
 
-@functools.cache
-def published_rows(rounds):
-    """DP-MTRL's simulation, and what its clients predict with after so many rounds."""
-    sim = behind(dp_mtrl(TASK, num_clients=M, acceleration="convex"), every_row())
-
-    def run(hparams):
-        return sim.run(sim.init(0, hparams), hparams, rounds)[0]
-
-    return sim, run
-
-
-@pytest.mark.thorough
-def test_dp_mtrl_without_noise_is_mtrl_and_with_it_clients_have_their_noised_models():
-    sim, run = published_rows(3)
-    predict = jax.vmap(sim.algorithm.predict, (None, 0, None, 0))
-    ids = jnp.arange(M)
-    hparams = sim.hyperparameters(**PLAIN)
-    state = run(hparams)
-    found = predict(state.shared, state.personal, hparams, ids)["kernel"][:, 0].T
-    np.testing.assert_allclose(found, path("relationship", "convex")(PLAIN)[2], rtol=1e-6)
-    noised = hparams.replace(clip_norm=2.0, noise_multiplier=1.5)
-    state = run(noised)
-    # What clients predict with is a function of the releases: their own state does not matter.
-    anything = jax.tree.map(lambda leaf: leaf + 1.0, state.personal)
-    for own in (state.personal, anything):
-        models = predict(state.shared, own, noised, ids)["kernel"]
-        np.testing.assert_array_equal(models.swapaxes(1, 2), state.shared.matrix.rows)
-    check_billboard(sim, noised, client=2)
-
-
 def test_stl_without_a_penalty_is_mp_mtl_without_one_and_with_it_it_solves_the_lasso():
     sim = behind(stl(TASK, acceleration="convex"), no_release())
 
@@ -206,22 +137,6 @@ def test_stl_without_a_penalty_is_mp_mtl_without_one_and_with_it_it_solves_the_l
     assert 0 < zero.sum() < w.size
     assert np.all(np.abs(slopes[zero]) <= 1.0)
     np.testing.assert_allclose(slopes[~zero], -np.sign(w[~zero]), atol=1e-6)
-
-
-@pytest.mark.thorough
-def test_one_round_of_fedprox_is_the_average_of_ridge_regressions():
-    # DP-AGGR: from w = 0 the pull towards w is a ridge. A batch is all rows of a client.
-    mu = 0.5
-    steps = Minibatches(N, epochs=1000)
-    door = gaussian()
-    sim = Simulation(fedprox(TASK), POPULATION, full_participation(), steps, door)
-    hparams = sim.hyperparameters(learning_rate=ETA, mu=mu)
-    state, _ = sim.run(sim.init(0, hparams), hparams, 1)
-    alone = [
-        np.linalg.solve(X[i].T @ X[i] / N + mu * np.eye(D), X[i].T @ Y[i] / N) for i in range(M)
-    ]
-    found = np.asarray(state.shared.params["kernel"])[0]
-    np.testing.assert_allclose(found, np.mean(alone, axis=0), rtol=1e-6)
 
 
 def test_replacing_all_examples_moves_a_ridge_minimizer_no_further_than_group_privacy_says():
@@ -314,13 +229,13 @@ NOISED = PLAIN | {
 
 
 def test_the_gram_matrix_is_one_product_a_chunk_and_costs_what_its_noise_says():
-    door, added = gaussian_gram(), []
+    mechanism, added = gaussian_gram(), []
 
     def add(accumulator, messages, *others):
         added.append(messages.dense().shape)
-        return door.add(accumulator, messages, *others)
+        return mechanism.add(accumulator, messages, *others)
 
-    sim = behind(mpmtl(TASK), door._replace(add=add), chunk_map="scan", chunk_size=4)
+    sim = behind(mpmtl(TASK), mechanism._replace(add=add), chunk_map="scan", chunk_size=4)
     noised = read_by(sim, **NOISED)
     state, metrics = sim.round(sim.init(0, noised), noised)
     assert set(added) == {(4, D, 1)}
@@ -439,9 +354,9 @@ def test_what_does_not_suit_is_refused():
         mpmtl(TASK, penalty="lowrank")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="acceleration must be one of none, convex, strongly"):
         mpmtl(TASK, acceleration="fast")  # pyright: ignore[reportArgumentType]
-    for door in (gaussian(), gaussian_gram(diagonal=True)):
+    for mechanism in (gaussian(), gaussian_gram(diagonal=True)):
         with pytest.raises(ValueError, match=r"must release a Gram matrix \(d, d\)"):
-            start(behind(mpmtl(TASK), door))
+            start(behind(mpmtl(TASK), mechanism))
     with pytest.raises(ValueError, match=r"its mechanism must be every_row\(\)"):
         start(behind(dp_mtrl(TASK, num_clients=M), gaussian()))
     fast = behind(mpmtl(TASK, acceleration="strongly-convex"), gaussian_gram())

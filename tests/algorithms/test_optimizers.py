@@ -1,11 +1,21 @@
 """Optimizers of clients and of the server, from optax."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from problems import after, coefficients, designs, gradient_descent, least_squares
 
 from fedjaxsim.algorithms import optimizers
+from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.algorithms.local import local
+from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.privacy.mechanisms import no_release
+from fedjaxsim.privacy.samplers import full_participation
+from fedjaxsim.simulation import Simulation
+
+FULL_BATCH = Minibatches(1000, epochs=1)
 
 
 def test_schedules_come_from_optax():
@@ -15,3 +25,58 @@ def test_schedules_come_from_optax():
     )
     update, _ = built.update(jnp.ones(1), built.init(jnp.ones(1)))
     np.testing.assert_allclose(jnp.asarray(update), [-0.25], rtol=1e-6)  # 0.5 · ½(1 + cos(π/2))
+
+
+def test_the_server_optimizer_steps_along_minus_the_release():
+    # With every client's update in hand, FedAdam is optax.adam on minus their mean.
+    with jax.enable_x64(True):
+        population, task = least_squares([6, 9])
+        algorithm = fedavg(task, server_optimizer=optimizers.server(optax.adam))
+        sim = Simulation(algorithm, population, full_participation(), FULL_BATCH)
+        hparams = sim.hyperparameters(learning_rate=0.1, server_learning_rate=0.01)
+        state = after(sim, hparams, 5)
+        adam, w = optax.adam(0.01), jnp.zeros(4)
+        adam_state = adam.init(w)
+        for _ in range(5):
+            updates = [
+                gradient_descent(x, y, np.asarray(w), 0.1, 1) - np.asarray(w)
+                for x, y in designs(population)
+            ]
+            step, adam_state = adam.update(-jnp.mean(jnp.array(updates), axis=0), adam_state, w)
+            w = w + jnp.asarray(step)
+        np.testing.assert_allclose(coefficients(state.shared.params), w, rtol=1e-10)
+
+
+def test_a_learning_rate_schedule_counts_rounds():
+    # η_t = 0.1 · max(0, 1 − t/4): after four rounds nothing moves.
+    with jax.enable_x64(True):
+        population, task = least_squares([8])
+        schedule = optax.linear_schedule(1.0, 0.0, 4)
+        algorithm = local(task, local_optimizer=optimizers.local(optax.sgd, schedule))
+        sim = Simulation(algorithm, population, full_participation(), FULL_BATCH, no_release())
+        hparams = sim.hyperparameters(learning_rate=0.1)
+        state = after(sim, hparams, 6)
+        (x, y), *_ = designs(population)
+        w = np.zeros(4)
+        for t in range(6):
+            w = gradient_descent(x, y, w, 0.1 * max(0, 1 - t / 4), 1)
+        np.testing.assert_allclose(coefficients(state.personal)[0], w, rtol=1e-10)
+
+
+def test_the_local_optimizer_is_any_optax_transformation_and_starts_afresh():
+    with jax.enable_x64(True):
+        population, task = least_squares([8])
+        algorithm = local(task, local_optimizer=optimizers.local(optax.adam))
+        sim = Simulation(
+            algorithm, population, full_participation(), Minibatches(8, epochs=2), no_release()
+        )
+        hparams = sim.hyperparameters(learning_rate=0.05)
+        state = after(sim, hparams, 3)
+        (x, y), *_ = designs(population)
+        w, adam = jnp.zeros(4), optax.adam(0.05)
+        for _ in range(3):
+            adam_state = adam.init(w)
+            for _ in range(2):
+                step, adam_state = adam.update(jnp.asarray(x.T @ (x @ w - y) / 8), adam_state, w)
+                w = w + jnp.asarray(step)
+        np.testing.assert_allclose(coefficients(state.personal)[0], w, rtol=1e-9)

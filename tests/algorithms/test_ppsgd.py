@@ -2,17 +2,15 @@
 
 import functools
 import itertools
-from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification, least_squares, noise_key, read_by
+from problems import after, classification, coefficients, least_squares, noise_key, read_by
 
 from fedjaxsim.algorithm import Context
-from fedjaxsim.algorithms.layers import merge, split
 from fedjaxsim.algorithms.ppsgd import (
     Parametrization,
     Risk,
@@ -56,12 +54,6 @@ def simulation(
     )
     sampler = full_participation() if sampling == "full" else poisson(1.0)
     return Simulation(algorithm, population, sampler, Minibatches(BATCH, steps=1))
-
-
-def coefficients(params):
-    """(…, d + 1) of linear parameters with leading axes."""
-    kernel, bias = np.asarray(params["kernel"]), np.asarray(params["bias"])
-    return np.concatenate([kernel[..., 0, :], bias], axis=-1)
 
 
 def predictions(sim, state, hparams):
@@ -169,13 +161,6 @@ def test_it_is_algorithm_2_written_in_numpy(sampling, objective, parametrization
             near(predictions(sim, state, hparams), used)
 
 
-def trained(sim, hparams, rounds):
-    state = sim.init(3, hparams)
-    for _ in range(rounds):
-        state, _ = sim.round(state, hparams)
-    return state
-
-
 PRIVATE = {
     "learning_rate": 0.05,
     "clip_norm": 1.0,
@@ -194,7 +179,7 @@ def test_at_level_0_nothing_of_the_others_reaches_a_client():
             Population({"x": x, "y": y}, sim.population.splits, sim.population.names)
         )
         hparams = sim.hyperparameters(**PRIVATE, personalization=0.0)
-        one, two = trained(sim, hparams, 10), trained(altered, hparams, 10)
+        one, two = after(sim, hparams, 10, seed=3), after(altered, hparams, 10, seed=3)
         own = [coefficients(state.personal.value) for state in (one, two)]
         assert np.any(own[0][0] != 0)
         np.testing.assert_array_equal(own[0][0], own[1][0])
@@ -204,7 +189,7 @@ def test_at_level_0_nothing_of_the_others_reaches_a_client():
         assert np.all(coefficients(one.shared.value) == 0)
         # At another level it does.
         hparams = sim.hyperparameters(**PRIVATE, personalization=0.01)
-        one, two = trained(sim, hparams, 10), trained(altered, hparams, 10)
+        one, two = after(sim, hparams, 10, seed=3), after(altered, hparams, 10, seed=3)
         own = [coefficients(state.personal.value) for state in (one, two)]
         assert np.any(own[0][0] != own[1][0])
 
@@ -213,7 +198,7 @@ def test_at_level_infinity_there_is_one_model():
     with jax.enable_x64(True):
         sim = simulation("poisson", "average", averaged=True)
         hparams = sim.hyperparameters(**PRIVATE, personalization=INF)
-        state = trained(sim, hparams, 10)
+        state = after(sim, hparams, 10, seed=3)
         assert np.all(coefficients(state.personal.value) == 0)
         used = predictions(sim, state, hparams)
         assert np.all(used[0] != 0)
@@ -309,7 +294,7 @@ def test_in_a_network_the_representation_is_shared_and_clipped_together_with_w()
 
     # At level 0 the noise moves nothing.
     hparams = hparams.replace(personalization=0.0, noise_multiplier=3.0)
-    state = trained(sim, hparams, 2)
+    state = after(sim, hparams, 2, seed=3)
     begun = sim.init(3, hparams).shared.value
     jax.tree.map(np.testing.assert_array_equal, numpy(state.shared.value), numpy(begun))
 
@@ -332,37 +317,6 @@ def test_before_the_first_round_the_averaged_iterate_is_the_first_one():
     expected = init(jax.random.key(0))
     expected["head"]["b"] = jnp.zeros(2)  # w starts at 0
     chex.assert_trees_all_equal(params, expected)
-
-
-def test_parameters_split_by_path_and_merge_again():
-    params = {"a": {"x": 1.0, "y": [2.0, 3.0]}, "ab": 4.0}
-    assert split(params, "a") == (
-        {"a": {"x": 1.0, "y": [2.0, 3.0]}, "ab": None},
-        {"a": {"x": None, "y": [None, None]}, "ab": 4.0},
-    )
-    for selection, selected in [
-        (None, [1, 2, 3, 4]),
-        ("ab", [4]),
-        ("a", [1, 2, 3]),  # and not "ab", which only begins with the same letter
-        ("a/y", [2, 3]),
-        (["a/y/1", "ab"], [3, 4]),
-        (("a", "a/x"), [1, 2, 3]),
-        (lambda path: path in ("a/x", "a/y/1"), [1, 3]),
-    ]:
-        part, rest = split(params, selection)
-        assert jax.tree.leaves(part) == selected
-        assert len(jax.tree.leaves(rest)) == 4 - len(selected)
-        assert merge(part, rest) == merge(rest, part) == params
-    with pytest.raises(ValueError, match=r"'x' selects none.*'a/x', 'a/y/0', 'a/y/1', 'ab'"):
-        split(params, "x")
-    with pytest.raises(ValueError, match=r"'a/z' selects none.*; a name must be a path"):
-        split(params, ["a/x", "a/z"])
-    with pytest.raises(ValueError, match="predicate selects none"):
-        split(params, lambda path: path == "a")
-    refused: list[Any] = [[], 3, ["a", 3]]
-    for wrong in refused:
-        with pytest.raises(ValueError, match=r"must be a name.*got .*'a/x'"):
-            split(params, wrong)
 
 
 # --- sizes, units and refusals --------------------------------------------------------------------
