@@ -1,11 +1,11 @@
+"""`fedjaxsim run` and `fedjaxsim compare`, from flags to files."""
+
 import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -17,7 +17,6 @@ from fedjaxsim.cli import Run, main, parse
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.fingerprints import fingerprint_of
-from fedjaxsim.runs.settings import run_config
 
 SMALL = ["--clients", "8", "--rounds", "4", "--eval-every", "2", "--local-steps", "1"]
 FILES = {
@@ -144,15 +143,6 @@ def test_at_infinite_epsilon_nothing_is_clipped_or_noised(flags):
     assert experiment.hparams.clip_norm == math.inf
 
 
-def test_flags_win_over_the_file(tmp_path):
-    path = tmp_path / "run.toml"
-    path.write_text("clients = 8\nrounds = 50\nnoise-multiplier = 1\nalgorithm = 'fedavg'\n")
-    command = parse(["run", str(path), "--rounds", "2", "--epsilon", "3"])
-    assert isinstance(command, Run)
-    expected = run_config(clients=8, rounds=2, epsilon=3.0, algorithm="fedavg")
-    assert command.settings == expected
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -232,21 +222,6 @@ def test_a_directory_with_a_run_is_kept(finished, capsys):
     assert (finished / "local" / "summary.json").read_text() == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "at least one run directory"),
-        (["absent"], "no directory absent"),
-        (["."], r"\. holds no summary\.json"),
-        ([".", "--out", "curves.pdf"], r"must be written to a \.png file, got curves\.pdf"),
-    ],
-)
-def test_compare_refuses_what_is_no_run(arguments, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["compare", *arguments]) == 2
-    assert re.search(f"fedjaxsim: error: .*{message}", capsys.readouterr().err)
-
-
 @pytest.mark.thorough
 def test_a_regression_reports_nmse_and_infinity_is_null(tmp_path, capsys):
     problem = ["--data", "synthetic", "--loss", "squared", "--algorithm", "fedavg"]
@@ -259,11 +234,6 @@ def test_a_regression_reports_nmse_and_infinity_is_null(tmp_path, capsys):
     assert "nMSE" in printed
     file = tmp_path / "run" / "guarantee.json"
     assert f"privacy: no guarantee: no noise was added; in full: {file}\n" in printed
-
-
-def test_the_version(capsys):
-    assert main(["--version"]) == 0
-    assert re.fullmatch(r"fedjaxsim \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("command", ["compare", "help"])
@@ -282,58 +252,6 @@ def test_a_reader_that_leaves_is_no_error(finished, command):
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
-
-
-def start(out: Path, eval_every: int) -> subprocess.Popen[str]:
-    """A run that would take hours."""
-    arguments = [*SMALL, "--rounds", "100000000", "--eval-every", str(eval_every)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedjaxsim.cli", "run", *arguments, "--out", str(out)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    )
-
-
-def wait_for_evaluations(process: subprocess.Popen[str], out: Path, count: int) -> None:
-    deadline = time.monotonic() + HANGS
-    path = out / "metrics.jsonl"
-    while not path.exists() or path.read_text().count("\n") < count:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_ctrl_c_ends_a_run_with_all_its_files(tmp_path):
-    out = tmp_path / "run"
-    with start(out, eval_every=200) as process:
-        wait_for_evaluations(process, out, 2)
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=HANGS)
-    assert process.returncode == 130, errors
-    assert "stopping after the rounds in flight" in errors
-    assert re.search(rf"Ctrl-C after \d+ rounds; to resume: fedjaxsim resume {out}", errors)
-    assert {path.name for path in out.iterdir()} == FILES
-    summary = RunDirectory(out).summary()
-    assert summary["interrupted"] is True
-    assert 0 < summary["rounds"] < summary["rounds_planned"] == 100_000_000
-    assert summary["rounds"] == RunDirectory(out).metrics()[-1]["round"]
-    assert f"{summary['rounds']} of 100000000" in output
-
-
-@pytest.mark.thorough
-def test_a_second_ctrl_c_aborts_in_the_middle_of_a_segment(tmp_path):
-    out = tmp_path / "run"
-    with start(out, eval_every=100_000_000) as process:
-        wait_for_evaluations(process, out, 1)
-        assert process.stderr is not None
-        process.send_signal(signal.SIGINT)
-        while "stopping" not in process.stderr.readline():
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=HANGS) == 130
-    assert not (out / "summary.json").exists()
 
 
 @pytest.mark.thorough

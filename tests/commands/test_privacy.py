@@ -1,17 +1,13 @@
 """The privacy commands: reference values, what they print and what they refuse."""
 
-import json
 import math
 import re
-import shlex
 
 import numpy as np
 import pytest
 
-from fedjaxsim.audit import canaries
 from fedjaxsim.cli import main
 from fedjaxsim.privacy import claims
-from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.claims import CLAIMS
 from fedjaxsim.report import plots
 
@@ -20,26 +16,6 @@ VIEWS = ("joint_dp", "released_sequence")
 PLAN = "--sampling-rate 0.02 --noise-multiplier 1 --rounds 2000 --delta 1e-4"
 FULL = "--sampling-rate 1 --noise-multiplier 4 --rounds 10 --delta 1e-5"
 FEMNIST = f"--noise-multiplier 25 --rounds 1000 --delta {1 / 205} --sampling fixed"
-
-
-def refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not strict JSON")
-
-
-@pytest.fixture
-def ask(capsys):
-    """Runs a command and returns what it printed."""
-
-    def answer(command: str, code: int = 0) -> str:
-        assert main(shlex.split(command)) == code
-        return capsys.readouterr().out
-
-    return answer
-
-
-@pytest.fixture
-def ask_json(ask):
-    return lambda command: json.loads(ask(f"{command} --json"), parse_constant=refuse)
 
 
 def only(nested: dict, adjacency: str, view: str = "joint_dp") -> dict:
@@ -211,37 +187,6 @@ def test_the_trade_off_is_drawn(ask, tmp_path, monkeypatch):
     np.testing.assert_allclose(drawn[1], drawn[0], atol=1e-6)
 
 
-AUDIT = (
-    "audit --data synthetic --loss squared --algorithm fedavg --clients 16 --rounds 2 "
-    "--sampling-rate 1 --noise-multiplier 1 --local-steps 1 --learning-rate 0.01"
-)
-
-
-def test_an_audit_of_a_sound_simulation_refutes_nothing(ask, tmp_path):
-    config = tmp_path / "run.toml"
-    config.write_text("rounds = 7\n")
-    output = ask(f"{AUDIT} {config} --canaries 8 --runs 5 --confidence 0.999999 --json")
-    found = json.loads(output, parse_constant=refuse)
-    assert (found["canaries"], found["runs"], found["rounds"]) == (8, 5, 2)
-    assert not found["violated"]
-    for bound in found["bounds"]:
-        assert 0 <= bound["epsilon"] <= bound["reported"]
-        # Two rounds of everybody at z = 1 are √2-GDP.
-        expected = gaussian.epsilon(bound["delta"], math.sqrt(2))
-        assert bound["reported"] == pytest.approx(expected, rel=1e-6)
-    assert found["bounds"][0]["delta"] == 1 / 160
-
-
-@pytest.mark.parametrize(("reported", "code"), [(0.5, 1), (2.0, 0), (None, 0)])
-def test_the_exit_code_of_an_audit_says_whether_epsilon_is_refuted(
-    ask, monkeypatch, reported, code
-):
-    bound = canaries.Bound(1e-3, 1.0, reported)
-    result = canaries.AuditResult((bound,), 0.99, 8, 5, 2, 20)
-    monkeypatch.setattr(canaries, "audit", lambda *arguments, **options: result)
-    assert str(result) in ask(AUDIT, code)
-
-
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -295,24 +240,6 @@ def test_a_rate_that_is_needed_is_asked_for(sampling, capsys):
     assert main(["privacy", "epsilon", *flags]) == 2
     error = capsys.readouterr().err
     assert re.match(rf"fedjaxsim: error: sampling_rate.* for {sampling}", error)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--out results", "out must not be given, as an audit writes no files, got results"),
-        ("--canaries 17", r"canaries must lie in \[1, 16\], .*, got 17"),
-        ("--runs 0", "runs must be at least 1, got 0"),
-        ("--confidence 1", r"confidence must lie in \(0, 1\), got 1"),
-        ("--delta 2", r"delta must lie in \(0, 1\), got 2"),
-        ("absent.toml", r"no configuration file absent\.toml"),
-    ],
-)
-def test_audits_refuse_bad_input(flags, message, capsys):
-    assert main([*AUDIT.split(), *flags.split()]) == 2
-    error = capsys.readouterr().err
-    assert re.match(rf"fedjaxsim: error: .*{message}", error), error
-    assert error.count("\n") == 1
 
 
 def test_the_ledger_is_that_of_the_numbers_typed(ask_json):

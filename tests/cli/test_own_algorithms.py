@@ -1,0 +1,142 @@
+"""Algorithms of a user from the command line: runs, sweeps, tunings and derivatives."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from fedjaxsim.cli import main
+from fedjaxsim.gradients import hypergradient, mean_metric
+from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.directory import RunDirectory
+from fedjaxsim.runs.settings import run_config
+from fedjaxsim.runs.settings_files import read_toml
+from fedjaxsim.runs.sweep_runs import read_sweep
+
+SMALL = {"clients": 8, "rounds": 4, "eval_every": 2, "local_steps": 2, "sampling_rate": 1.0}
+PFEDME = {"algorithm": "mine:pfedme", "inner_steps": 2, "inner_learning_rate": 0.2, "lam": 3.0}
+APFL = {"algorithm": "mine:apfl", "initial_mixing": 0.25, "mixing_learning_rate": 0.5}
+pytestmark = pytest.mark.usefixtures("mine")
+
+
+def flags(*tables) -> list[str]:
+    """Settings as flags."""
+    return [
+        word
+        for table in tables
+        for name, value in table.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
+
+
+def toml(*tables) -> str:
+    """Settings as the lines of a file."""
+    return "".join(f"{name} = {json.dumps(value)}\n" for t in tables for name, value in t.items())
+
+
+@pytest.mark.parametrize("own", [PFEDME, APFL], ids=["pfedme", "apfl"])
+def test_flags_a_file_and_python_are_one_run(own, mine):
+    (mine / "run.toml").write_text(toml(SMALL, own))
+    assert main(["run", *flags(SMALL, own), "--quiet", "--out", "flags"]) == 0
+    assert main(["run", "run.toml", "--quiet", "--out", "file"]) == 0
+    one, other = RunDirectory(mine / "flags"), RunDirectory(mine / "file")
+    assert one.metrics() == other.metrics()
+    assert one.config() == other.config()
+    assert {name: one.config()[name] for name in own} == own
+    assert read_toml(mine / "run.toml") == run_config(**SMALL, **own)
+    hparams = prepare(run_config(**SMALL, **own)).hparams
+    assert {name: hparams.get(name, value) for name, value in own.items()} == own
+    plain = RunDirectory(mine / "plain")
+    less = {name: value for name, value in own.items() if name != "algorithm"}
+    changed = {name: 2 * value for name, value in less.items()}
+    command = ["run", "run.toml", *flags(changed), "--quiet", "--out", "plain"]
+    assert main(command) == 0
+    assert plain.metrics() != one.metrics()
+    assert {name: plain.config()[name] for name in less} == changed
+
+
+def test_a_sweep_takes_settings_and_hyperparameters_of_ones_own(mine):
+    own = {"algorithm": "mine:pfedme", "lam": 3.0}
+    (mine / "sweep.toml").write_text(
+        toml(SMALL, own) + "[sweep]\ninner-steps = [1, 2]\ninner-learning-rate = [0.05, 0.2]\n"
+    )
+    plan = read_sweep(mine / "sweep.toml")
+    # A setting is another program, a hyperparameter is not.
+    assert plan.groups() == ((0, 1), (2, 3))
+    assert main(["sweep", "sweep.toml", "--quiet", "--out", "swept"]) == 0
+    import pyarrow.parquet
+
+    rows = pyarrow.parquet.read_table(mine / "swept" / "results.parquet").to_pylist()
+    last = [row for row in rows if row["round"] == 4]
+    assert [(row["inner_steps"], row["inner_learning_rate"]) for row in last] == [
+        (1, 0.05), (1, 0.2), (2, 0.05), (2, 0.2),
+    ]  # fmt: skip
+    assert len({row["test_loss"] for row in last}) == 4
+    assert main(["run", *flags(SMALL, PFEDME), "--quiet", "--out", "alone"]) == 0
+    alone = RunDirectory(mine / "alone").metrics()[-1]
+    assert last[-1]["test_loss"] == pytest.approx(alone["test_loss"], rel=1e-5)
+
+
+def test_tune_takes_a_hyperparameter_of_ones_own(mine):
+    small = ["--seeds", "2", "--steps", "3", "--quiet", "--out", "tuned"]
+    command = ["tune", *flags(SMALL, PFEDME), "--wrt", "inner-learning-rate", *small]
+    assert main(command) == 0
+    path = json.loads((mine / "tuned" / "path.json").read_text())
+    assert path["steps"][0]["point"] == {"inner_learning_rate": 0.2}
+    best = path["steps"][path["best"]]
+    assert best["value"] < path["steps"][0]["value"]
+    tuned = read_toml(mine / "tuned" / "tuned.toml")
+    assert tuned.get("inner_learning_rate") == best["point"]["inner_learning_rate"]
+    assert (tuned.algorithm, tuned.get("inner_steps")) == ("mine:pfedme", 2)
+
+
+@pytest.mark.parametrize(
+    ("own", "wrt"),
+    [
+        (PFEDME, ("inner_learning_rate", "learning_rate", "lam")),
+        (APFL, ("initial_mixing", "mixing_learning_rate", "learning_rate")),
+    ],
+    ids=["pfedme", "apfl"],
+)
+def test_a_run_is_differentiated_in_hyperparameters_of_ones_own(own, wrt):
+    with jax.enable_x64():
+        experiment = prepare(run_config(**SMALL, **own))
+        simulation, hparams = experiment.simulation, experiment.hparams
+        objective = mean_metric(simulation, "loss", "test")
+        measure = hypergradient(simulation, objective, 3, wrt)
+        key = jax.random.key(3)
+        _, gradient = measure(key, hparams)
+        for name in wrt:
+            value = float(np.asarray(hparams.get(name)))
+            ends = [
+                measure(key, hparams.replace(**{name: value + step}))[0] for step in (1e-4, -1e-4)
+            ]
+            slope = float(ends[0] - ends[1]) / 2e-4
+            assert abs(slope) > 1e-6
+            np.testing.assert_allclose(gradient[name], slope, rtol=1e-4)
+
+
+def test_every_client_learns_a_mixing_weight_of_its_own():
+    experiment = prepare(run_config(**SMALL, **APFL))
+    simulation, hparams = experiment.simulation, experiment.hparams
+    state = simulation.init(0, hparams)
+    np.testing.assert_array_equal(state.personal["alpha"], np.full(8, 0.25, np.float32))
+    state, _ = simulation.run(state, hparams, 4)
+    alphas = np.asarray(state.personal["alpha"])
+    assert len({*alphas.tolist()}) == 8
+    assert ((alphas > 0) & (alphas < 1) & (alphas != 0.25)).all()
+
+
+@pytest.mark.parametrize(("mixing", "other"), [(0.0, "fedavg"), (1.0, "local")])
+def test_a_fixed_mixing_weight_of_zero_is_fedavg_and_of_one_local(mixing, other):
+    fixed = {"algorithm": "mine:apfl", "initial_mixing": mixing, "mixing_learning_rate": 0.0}
+    sampled = {k: v for k, v in SMALL.items() if k != "sampling_rate"}
+    everyone = sampled | {"sampling": "full"}
+    losses = []
+    for settings in (fixed, {"algorithm": other}):
+        experiment = prepare(run_config(**everyone, **settings))
+        simulation, hparams = experiment.simulation, experiment.hparams
+        state, _ = simulation.run(simulation.init(0, hparams), hparams, 3)
+        losses.append(simulation.evaluate(state, hparams).values["loss"])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)

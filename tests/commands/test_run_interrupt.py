@@ -1,0 +1,73 @@
+"""Ctrl-C ends a run with all its files."""
+
+import os
+import re
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from problems import HANGS
+from several import start
+
+from fedjaxsim.cli import main
+from fedjaxsim.runs.directory import RunDirectory
+
+LONG = ["--clients", "8", "--rounds", "100000000", "--local-steps", "1"]
+"""A run of hours."""
+FILES = {
+    "config.toml", "metrics.jsonl", "guarantee.json", "summary.json", "clients.csv", "checkpoints",
+    "curves.png",
+}  # fmt: skip
+
+
+def evaluations(out: Path) -> int:
+    path = out / "metrics.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def test_ctrl_c_ends_a_run_with_all_its_files(tmp_path, capfd):
+    out = tmp_path / "run"
+    over = threading.Event()
+
+    def press_ctrl_c():
+        while not over.wait(0.05) and evaluations(out) < 2:
+            pass
+        if not over.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with ThreadPoolExecutor() as pool:
+        pool.submit(press_ctrl_c)
+        code = main(["run", *LONG, "--eval-every", "200", "--out", str(out)])
+        over.set()
+    output, errors = capfd.readouterr()
+    assert code == 130, errors
+    assert "stopping after the rounds in flight" in errors
+    assert re.search(rf"Ctrl-C after \d+ rounds; to resume: fedjaxsim resume {out}", errors)
+    assert {path.name for path in out.iterdir()} == FILES
+    summary = RunDirectory(out).summary()
+    assert summary["interrupted"] is True
+    assert 0 < summary["rounds"] < summary["rounds_planned"] == 100_000_000
+    assert summary["rounds"] == RunDirectory(out).metrics()[-1]["round"]
+    assert f"{summary['rounds']} of 100000000" in output
+
+
+@pytest.mark.thorough
+def test_a_second_ctrl_c_aborts_in_the_middle_of_a_segment(tmp_path):
+    out = tmp_path / "run"
+    command = ["run", *LONG, "--eval-every", "100000000", "--out", str(out)]
+    with start("-m", "fedjaxsim.cli", *command) as process:
+        deadline = time.monotonic() + HANGS
+        while evaluations(out) < 1:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert process.stderr is not None
+        process.send_signal(signal.SIGINT)
+        while "stopping" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=HANGS) == 130
+    assert not (out / "summary.json").exists()
