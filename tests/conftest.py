@@ -11,6 +11,8 @@ import hypothesis
 import jax
 import pytest
 
+from fedjaxsim.cli import main
+
 os.environ["FEDJAXSIM_COMPILATION_CACHE"] = "off"
 _FUSIONS = "xla_cpu_use_fusion_emitters"
 """XLA's newer generator of code for fused operations takes longer than all the rest of a test. Only
@@ -50,3 +52,25 @@ def fully_optimized():
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    """Run a command that must be refused, in one line and leaving no file; return the line."""
+    monkeypatch.chdir(tmp_path)
+
+    def files():
+        return [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in path.parts]
+
+    def refuse(command: str) -> str:
+        before = files()
+        capsys.readouterr()
+        assert main(command.split()) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("fedjaxsim: error: ")
+        assert error.endswith("\n")
+        assert error.count("\n") == 1
+        assert files() == before
+        return error
+
+    return refuse

@@ -100,7 +100,7 @@ def algorithm_of(name, task, num_clients) -> Algorithm:
 
 
 def simulation_of(name, task, population, sampling, minibatches, **settings) -> Simulation:
-    """A system behind its own door, with one minibatch where it takes only one."""
+    """A system with its mechanism, and with one minibatch where it takes only one."""
     system = SYSTEMS[name]
     if system.one_minibatch:
         minibatches = Minibatches(minibatches.size, steps=1, passes=minibatches.passes)

@@ -148,7 +148,7 @@ def test_the_records_of_several_runs_are_those_of_each(made, tmp_path):
         del row["run"]
         assert (row.pop("train_loss") is None) == (wanted.pop("train_loss") is None)
         assert row == pytest.approx(wanted, rel=1e-4)
-    with pytest.raises(ValueError, match="takes a single run, got 2 runs"):
+    with pytest.raises(ValueError, match="2 runs"):
         many.run(many.init(0), 2, callbacks=[Patience(3)])
 
 
@@ -224,7 +224,7 @@ def test_rounds_and_times_are_told_apart(text, cadence):
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "5 days", "min", "0min"])
 def test_anything_else_is_refused(text):
-    with pytest.raises(ValueError, match="checkpoint-every must be rounds, as in 10, or time"):
+    with pytest.raises(ValueError, match="checkpoint-every"):
         Cadence.parse(text)
 
 

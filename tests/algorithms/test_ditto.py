@@ -49,8 +49,10 @@ def test_the_releases_of_ditto_are_those_of_fedavg_and_without_lam_its_models_th
     values = {"lam": 0.0, "clip_norm": 0.2, "noise_multiplier": 0.5, "sampling_rate": 0.6}
     states = {}
     for algorithm in (fedavg, ditto, local):
-        door = no_release() if algorithm is local else None
-        sim = Simulation(algorithm(task), population, poisson(1.0), Minibatches(4, steps=3), door)
+        mechanism = no_release() if algorithm is local else None
+        sim = Simulation(
+            algorithm(task), population, poisson(1.0), Minibatches(4, steps=3), mechanism
+        )
         states[algorithm] = after(sim, read_by(sim, **values), 5)
     chex.assert_trees_all_equal(*(states[a].shared for a in (fedavg, ditto)))
     charges = [charged(states[algorithm].privacy) for algorithm in (fedavg, ditto)]

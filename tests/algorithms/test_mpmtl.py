@@ -336,7 +336,7 @@ def test_the_guarantee_of_examples_composes_over_rounds():
     expected = 5 * math.tanh(0.05) + math.sqrt(math.log(math.e + math.sqrt(0.5) * 1e5))
     assert example_guarantee(0.1, 50, 1e-5).epsilon == pytest.approx(expected)
     assert example_guarantee(math.inf, 1).epsilon is None
-    with pytest.raises(ValueError, match="example_epsilon must be positive and rounds at least 0"):
+    with pytest.raises(ValueError, match="example_epsilon"):
         example_guarantee(0.0, 1)
 
 
@@ -346,23 +346,21 @@ def start(sim, **changes):
 
 
 def test_what_does_not_suit_is_refused():
-    with pytest.raises(ValueError, match="mpmtl is for linear models"):
+    with pytest.raises(ValueError, match="linear"):
         mpmtl(softmax(mlp((D,), 2), 2))
-    with pytest.raises(
-        ValueError, match="penalty must be one of low-rank, group-sparse, relationship"
-    ):
+    with pytest.raises(ValueError, match="penalty"):
         mpmtl(TASK, penalty="lowrank")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="acceleration must be one of none, convex, strongly"):
+    with pytest.raises(ValueError, match="acceleration"):
         mpmtl(TASK, acceleration="fast")  # pyright: ignore[reportArgumentType]
     for mechanism in (gaussian(), gaussian_gram(diagonal=True)):
-        with pytest.raises(ValueError, match=r"must release a Gram matrix \(d, d\)"):
+        with pytest.raises(ValueError, match="Gram"):
             start(behind(mpmtl(TASK), mechanism))
-    with pytest.raises(ValueError, match=r"its mechanism must be every_row\(\)"):
+    with pytest.raises(ValueError, match="every_row"):
         start(behind(dp_mtrl(TASK, num_clients=M), gaussian()))
     fast = behind(mpmtl(TASK, acceleration="strongly-convex"), gaussian_gram())
-    with pytest.raises(ValueError, match="ridge must be positive for the acceleration"):
+    with pytest.raises(ValueError, match="ridge"):
         start(fast)
-    with pytest.raises(ValueError, match="learning_rate must be at most 1/ridge"):
+    with pytest.raises(ValueError, match="learning_rate"):
         start(fast, learning_rate=3.0, ridge=0.5)
-    with pytest.raises(ValueError, match="clip_norm must be finite where examples are protected"):
+    with pytest.raises(ValueError, match="clip_norm"):
         start(behind(mpmtl(TASK, protect_examples=True), gaussian_gram()))

@@ -96,12 +96,12 @@ def test_without_one_clients_message_its_row_moves_by_the_clip_norm_and_no_other
 def test_a_release_or_a_population_of_another_size_is_refused(problem):
     _, task = problem
     for sim, message in [
-        (simulation(problem, mechanism=fjs.gaussian()), r"its mechanism must be every_row\(\)"),
+        (simulation(problem, mechanism=fjs.gaussian()), "every_row"),
         (
             simulation(problem, fjs.naive_dp(task, num_clients=3)),
-            "num_clients must be 4",
+            "num_clients",
         ),
-        (simulation(problem, fjs.fedavg(task)), "server must return a server state of the shapes"),
+        (simulation(problem, fjs.fedavg(task)), "server"),
     ]:
         with pytest.raises(ValueError, match=message):
             sim.init(0, read_by(sim, **VALUES))

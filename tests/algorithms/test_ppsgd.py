@@ -360,10 +360,10 @@ def test_the_papers_noise_is_on_the_average():
 @pytest.mark.parametrize(
     ("sizes", "minibatches", "message"),
     [
-        (None, Minibatches(4, steps=2), "one minibatch a round"),
-        (None, Minibatches(4, epochs=2), "one minibatch a round"),
-        ([1, 2], Minibatches(4, steps=1), "one for each of the 4 clients"),
-        (5, Minibatches(4, steps=1), "first m_i examples of a batch of 4"),
+        (None, Minibatches(4, steps=2), "minibatch"),
+        (None, Minibatches(4, epochs=2), "minibatch"),
+        ([1, 2], Minibatches(4, steps=1), "4 clients"),
+        (5, Minibatches(4, steps=1), "batch of 4"),
     ],
 )
 def test_minibatches_that_do_not_suit_are_refused(sizes, minibatches, message):
@@ -377,15 +377,15 @@ def test_minibatches_that_do_not_suit_are_refused(sizes, minibatches, message):
 def test_settings_out_of_range_are_refused():
     _, task = least_squares(COUNTS)
     for sizes in (0, 1.5, [2, 0], [[1]], []):
-        with pytest.raises(ValueError, match="whole numbers of at least 1"):
+        with pytest.raises(ValueError, match="sizes"):
             weighted(sizes)
-    with pytest.raises(ValueError, match="parametrization must be one of grid, paper"):
+    with pytest.raises(ValueError, match="parametrization"):
         ppsgd(task, parametrization="code")  # pyright: ignore[reportArgumentType]
     algorithm = ppsgd(task, parametrization="paper")
-    with pytest.raises(ValueError, match="must be finite in the paper's parametrization"):
+    with pytest.raises(ValueError, match="personalization"):
         algorithm.check(defaults(algorithm).replace(personalization=INF))
-    with pytest.raises(ValueError, match="'Dense_1' selects none"):
+    with pytest.raises(ValueError, match="Dense_1"):
         ppsgd(task, personal="Dense_1").init(jax.random.key(0), defaults(algorithm))
     for objective, sizes in [("weighted", None), ("average", [1, 2]), ("median", None)]:
-        with pytest.raises(ValueError, match="must be 'average', or 'weighted' with sizes"):
+        with pytest.raises(ValueError, match="objective"):
             ppsgd(task, objective=objective, sizes=sizes)  # pyright: ignore[reportArgumentType]

@@ -88,37 +88,32 @@ def test_help_of_ones_own_part_has_its_words(capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "flag", "part"),
     [
-        ("run --mu 1", "mu has no effect with algorithm pmtl, only with fedprox"),
-        ("run --hidden 4", "hidden has no effect with model linear, only with mlp or gru or"),
-        ("run --cohort 4", "cohort has no effect with sampling poisson, only with fixed or passes"),
-        ("run --count-noise 1", "count-noise has no effect with mechanism gaussian, only with ada"),
-        ("run --target y", "target has no effect with data digits, only with csv or parquet"),
-        ("run --partition iid --alpha 1", "alpha has no effect with partition iid, only with dir"),
-        ("run --data synthetic --alpha 1", "alpha has no effect on data with clients of their own"),
-        ("tune --mu 1", "mu has no effect with algorithm pmtl, only with fedprox"),
-        ("plan --mu 1", "mu has no effect with algorithm pmtl, only with fedprox"),
-        ("audit --mu 1", "mu has no effect with algorithm pmtl, only with fedprox"),
-        ("data show --rounds 3", "rounds has no effect on data"),
-        ("run --algorithm mine:apfl --lam 1", "lam has no effect with algorithm mine:apfl, only"),
-        ("run --lamm 1", "Unrecognized options: --lamm, 1; perhaps you meant --lam; see"),
-        ("run --algorithm", "Missing value for argument '--algorithm'"),
-        ("run --data", "Missing value for argument '--data'"),
-        ("data show --partition", "Missing value for argument '--partition'"),
-        ("run --algorithm=", "algorithm must be one of pmtl, .*, or MODULE:FACTORY .*, got ''"),
-        ("run --sampling fixed", "Missing from fedjaxsim run: --cohort INT"),
-        ("run --clip -1", "clip_norm must be positive .*, got -1"),
-        ("run --processes a --algorithm mine:apfl", "processes must be a whole number, .*'a'"),
-        ("run a.toml", "a.toml: sweep is for `fedjaxsim sweep`"),
-        ("run b.toml", "b.toml: inner-steps must be a whole number, got 2.5"),
-        ("run c.toml", "c.toml: lam must be a number, got 'x'"),
-        ("sweep d.toml --out s", r"d.toml: value 2 of inner-steps in \[sweep\] must be a whole nu"),
-        ("sweep e.toml --out s", r"initial_mixing must lie in \[0, 1\], got 2.0"),
-        ("sweep f.toml --out s", r"no run reads what is swept: lam has no effect with algorithm"),
+        ("run --mu 1", "mu", "fedprox"),
+        ("run --hidden 4", "hidden", "mlp"),
+        ("run --cohort 4", "cohort", "passes"),
+        ("run --count-noise 1", "count-noise", "adaptive"),
+        ("run --target y", "target", "csv"),
+        ("run --partition iid --alpha 1", "alpha", "dirichlet"),
+        ("run --data synthetic --alpha 1", "alpha", "data"),
+        ("run --algorithm mine:apfl --lam 1", "lam", "mine:apfl"),
+        ("tune --mu 1", "mu", "fedprox"),
+        ("run --lamm 1", "--lamm", "--lam"),
+        ("run --algorithm", "--algorithm", ""),
+        ("run --data", "--data", ""),
+        ("run --algorithm=", "algorithm", "pmtl"),
+        ("run --sampling fixed", "--cohort", ""),
+        ("run --processes a --algorithm mine:apfl", "processes", ""),
+        ("run a.toml", "a.toml", "sweep"),
+        ("run b.toml", "b.toml", "inner-steps"),
+        ("run c.toml", "c.toml", "lam"),
+        ("sweep d.toml --out s", "d.toml", "inner-steps"),
+        ("sweep e.toml --out s", "initial_mixing", "2.0"),
+        ("sweep f.toml --out s", "lam", "mine:apfl"),
     ],
 )
-def test_what_cannot_be_is_one_line_that_names_it(arguments, message, mine, capsys):
+def test_what_cannot_be_is_one_line_that_names_it(arguments, flag, part, mine, refused):
     pfedme, sweep = 'algorithm = "mine:pfedme"\n', "rounds = 1\n[sweep]\n"
     apfl = 'algorithm = "mine:apfl"\n'
     for name, text in (
@@ -130,35 +125,27 @@ def test_what_cannot_be_is_one_line_that_names_it(arguments, message, mine, caps
         ("f", apfl + sweep + "lam = [0.1, 2]"),
     ):
         (mine / f"{name}.toml").write_text(text)
-    before = sorted(mine.rglob("*.*"))
-    assert main(arguments.split()) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("fedjaxsim: error: ")
-    assert re.search(message, error), error
-    assert error.count("\n") == 1
-    assert [path for path in sorted(mine.rglob("*.*")) if path.suffix != ".pyc"] == before
+    error = refused(arguments)
+    assert flag in error
+    assert part in error
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "words"),
     [
-        ("mine:pfedme --inner-learning-rate -1", "inner_learning_rate must be finite and at leas"),
-        ("mine:pfedme --inner-learning-rate inf", "inner_learning_rate must be finite .*, got inf"),
-        ("mine:pfedme --inner-learning-rate abc", "inner-learning-rate must be a number, got 'ab"),
-        ("mine:pfedme --lam nan", "lam must be finite and at least 0, got nan"),
-        ("mine:pfedme --inner-steps 2.5", "inner-steps must be a whole number, .*, got '2.5'"),
-        ("mine:pfedme --inner-steps two", "inner-steps must be a whole number, .*, got 'two'"),
-        ("mine:pfedme --mixing-learning-rate 1", "Unrecognized options: --mixing-learning-rate"),
-        ("mine:apfl --initial-mixing 1.5", r"initial_mixing must lie in \[0, 1\], got 1.5"),
-        ("mine:apfl --initial-mixing -0.1", r"initial_mixing must lie in \[0, 1\], got -0.1"),
-        ("mine:apfl --inner-steps 2", "Unrecognized options: --inner-steps"),
-        ("mine:forgets", "mine:forgets: hyperparameter '.*' is not declared .*reads declares them"),
-        ("mine:clashes", "'rounds' is a setting of every run: no part may have one so called"),
+        ("mine:pfedme --inner-learning-rate -1", "inner_learning_rate"),
+        ("mine:pfedme --inner-learning-rate inf", "inner_learning_rate"),
+        ("mine:pfedme --inner-learning-rate abc", "inner-learning-rate"),
+        ("mine:pfedme --lam nan", "lam"),
+        ("mine:pfedme --inner-steps 2.5", "inner-steps"),
+        ("mine:pfedme --inner-steps two", "inner-steps"),
+        ("mine:pfedme --mixing-learning-rate 1", "--mixing-learning-rate"),
+        ("mine:apfl --initial-mixing 1.5", "initial_mixing"),
+        ("mine:apfl --initial-mixing -0.1", "initial_mixing"),
+        ("mine:apfl --inner-steps 2", "--inner-steps"),
+        ("mine:forgets", "mine:forgets"),
+        ("mine:clashes", "'rounds'"),
     ],
 )
-def test_bad_values_of_ones_own_part_are_refused(given, message, mine, capsys):
-    assert main(["run", *SMALL, "--algorithm", *given.split(), "--out", "r"]) == 2
-    error = capsys.readouterr().err
-    assert re.match(f"fedjaxsim: error: .*{message}", error), error
-    assert error.count("\n") == 1
-    assert not (mine / "r").exists()
+def test_bad_values_of_ones_own_part_are_refused(given, words, refused):
+    assert words in refused(" ".join(["run", *SMALL, "--algorithm", given, "--out", "r"]))

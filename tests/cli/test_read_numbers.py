@@ -36,25 +36,25 @@ def test_whole_numbers_may_have_an_exponent(command, found):
 
 
 @pytest.mark.parametrize(
-    ("command", "message"),
+    ("command", "name"),
     [
-        ("run --clients 1e6x", "clients must be a whole number, as 1000000 or 1e6, got '1e6x'"),
-        ("run --rounds 2.5", "rounds must be a whole number, as 1000000 or 1e6, got '2.5'"),
-        ("run --rounds 1e-1", "rounds must be a whole number"),
-        ("run --rounds inf", "rounds must be a whole number"),
-        ("run --rounds 1e999999999", "rounds must have at most 100 digits, got '1e999999999'"),
-        ("run --rounds 1e-999999999", "rounds must be a whole number"),
-        ("run --model mlp --hidden 1e2,x", "hidden must be a whole number"),
-        ("run --lam abc", "lam must be a number, got 'abc'"),
-        ("run --epsilon abc", "epsilon must be a number, got 'abc'"),
-        ("plan --features 784,0.5", "features must be positive whole numbers, got '784,0.5'"),
-        ("plan --features ,", "features must be positive whole numbers, got ','"),
-        ("bench --repeats one", "repeats must be a whole number"),
-        (f"privacy epsilon --rounds 1e {_NOISE}", "rounds must be a whole number"),
+        ("run --clients 1e6x", "clients"),
+        ("run --rounds 2.5", "rounds"),
+        ("run --rounds 1e-1", "rounds"),
+        ("run --rounds inf", "rounds"),
+        ("run --rounds 1e999999999", "rounds"),
+        ("run --rounds 1e-999999999", "rounds"),
+        ("run --model mlp --hidden 1e2,x", "hidden"),
+        ("run --lam abc", "lam"),
+        ("run --epsilon abc", "epsilon"),
+        ("plan --features 784,0.5", "features"),
+        ("plan --features ,", "features"),
+        ("bench --repeats one", "repeats"),
+        (f"privacy epsilon --rounds 1e {_NOISE}", "rounds"),
     ],
 )
-def test_what_is_no_number_is_refused_by_its_flag(command, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
+def test_what_is_no_number_is_refused_by_its_flag(command, name):
+    with pytest.raises(ValueError, match=f"^{name}"):
         getattr(parse(command.split()), "shape", None)
 
 
@@ -62,7 +62,7 @@ def test_a_large_number_with_an_exponent_is_exact():
     assert whole("1.000000000000000000001e21") == 10**21 + 1
 
 
-def test_a_file_reads_whole_numbers_likewise(tmp_path):
+def test_a_file_reads_whole_numbers_too(tmp_path):
     (tmp_path / "a.toml").write_text("clients = 1e6\nseed = 3.0\n")
     found = read_toml(tmp_path / "a.toml")
     assert (found.get("clients"), found.seed) == (10**6, 3)

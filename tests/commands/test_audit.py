@@ -1,12 +1,10 @@
 """`fedjaxsim audit`."""
 
 import math
-import re
 
 import pytest
 
 from fedjaxsim.audit import canaries
-from fedjaxsim.cli import main
 from fedjaxsim.privacy.accounting import gaussian
 
 AUDIT = (
@@ -40,18 +38,17 @@ def test_the_exit_code_of_an_audit_says_whether_epsilon_is_refuted(
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "words"),
     [
-        ("--out results", "out must not be given, as an audit writes no files, got results"),
-        ("--canaries 17", r"canaries must lie in \[1, 16\], .*, got 17"),
-        ("--runs 0", "runs must be at least 1, got 0"),
-        ("--confidence 1", r"confidence must lie in \(0, 1\), got 1"),
-        ("--delta 2", r"delta must lie in \(0, 1\), got 2"),
-        ("absent.toml", r"no configuration file absent\.toml"),
+        ("--out results", "out"),
+        ("--canaries 17", "canaries"),
+        ("--canaries 0", "canaries"),
+        ("--runs 0", "runs"),
+        ("--confidence 1", "confidence"),
+        ("--delta 2", "delta"),
+        ("--mu 1", "mu"),
+        ("absent.toml", "absent.toml"),
     ],
 )
-def test_audits_refuse_bad_input(flags, message, capsys):
-    assert main([*AUDIT.split(), *flags.split()]) == 2
-    error = capsys.readouterr().err
-    assert re.match(rf"fedjaxsim: error: .*{message}", error), error
-    assert error.count("\n") == 1
+def test_bad_input_is_refused_in_one_line(refused, flags, words):
+    assert words in refused(f"{AUDIT} {flags}")

@@ -130,29 +130,27 @@ def test_results_are_shown_and_compared_without_measuring(files, answers, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--repeats 0", "repeats must be at least 1, got 0"),
-        ("--devices none", "devices must be all or a positive number, got 'none'"),
-        ("--compare nowhere.json", "no results nowhere.json"),
-        ("nowhere.toml", "no configuration file nowhere.toml"),
-        ("nowhere.json", "no results nowhere.json"),
-        ("nowhere.json another.json", "results are shown alone"),
-        ("nowhere.json --rounds 3", "rounds has no effect where results are shown"),
-        ("one.toml there/one.toml", "two files of settings are called one"),
-        ("--rounds 0", "rounds must be at least 1, got 0"),
-        ("--algorithm fedavg --lam 1", "lam has no effect with algorithm fedavg"),
-        ("--roundz 3", "Unrecognized options: --roundz"),
-        ("--out .", "already holds a benchmark (bench.json)"),
+        ("--repeats 0", "repeats"),
+        ("--devices none", "devices"),
+        ("--compare nowhere.json", "nowhere.json"),
+        ("--compare .", "results"),
+        ("nowhere", "nowhere"),
+        ("nowhere.toml", "nowhere.toml"),
+        ("nowhere.json", "nowhere.json"),
+        ("nowhere.json another.json", "alone"),
+        ("nowhere.json --rounds 3", "rounds"),
+        ("one.toml there/one.toml", "one"),
+        ("--rounds 0", "rounds"),
+        ("--algorithm fedavg --lam 1", "lam"),
+        ("--roundz 3", "--roundz"),
+        ("--out .", "bench.json"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(arguments, words, answers, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("there").mkdir()
+def test_bad_input_is_refused_in_one_line(arguments, words, answers, refused, tmp_path):
+    (tmp_path / "there").mkdir()
     for name in ("one.toml", "there/one.toml", "bench.json"):
-        Path(name).touch()
-    assert main(["bench", *arguments.split()]) == 2
-    said = capsys.readouterr().err
-    assert words in said
-    assert said.count("\n") == 1
+        (tmp_path / name).touch()
+    assert words in refused(f"bench {arguments}")
     assert answers[1] == []
 
 
@@ -181,9 +179,9 @@ def test_a_child_measures_a_tiny_run(tmp_path, monkeypatch, capsys):
 @pytest.mark.thorough
 def test_a_child_refuses_in_one_line_and_a_late_one_is_ended(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    with pytest.raises(ValueError, match=r"^no LEAF data at absent$"):
+    with pytest.raises(ValueError, match="absent"):
         in_child({"data": "leaf:absent"})
-    with pytest.raises(ValueError, match="devices must be all, or at most"):
+    with pytest.raises(ValueError, match="devices"):
         in_child({}, devices=10**6)
     with pytest.raises(subprocess.TimeoutExpired):
         in_child({}, seconds=0.01)

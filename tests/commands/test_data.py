@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from fedjaxsim.cli import main
 from fedjaxsim.data import load_folder
 
@@ -30,31 +32,32 @@ def test_data_without_labels_are_shown(capsys):
     assert "theta: float32, 100 per row" in capsys.readouterr().out
 
 
-def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path, capsys):
-    for flags, message in (
-        ("--data csv:absent --client who --target y", "no CSV file at absent"),
-        ("--data synthetic --alpha 1", "alpha has no effect on data with clients of their own"),
-        ("--classes 1", "classes must be at least 2"),
-        ("--out a.pdf", "a figure must be written to a .png file"),
-    ):
-        assert main(["data", "show", *flags.split()]) == 2
-        error = capsys.readouterr().err
-        assert message in error
-        assert error.count("\n") == 1
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--data csv:absent --client who --target y", "absent"),
+        ("--data synthetic --alpha 1", "alpha"),
+        ("--classes 1", "classes"),
+        ("--rounds 3", "rounds"),
+        ("--out a.pdf", "a.pdf"),
+        ("--partition", "--partition"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_in_one_line(refused, flags, words):
+    assert words in refused(f"data show {flags}")
 
 
-def test_a_converted_population_is_the_same(tmp_path, capsys):
+def test_a_converted_population_is_the_same(tmp_path, capsys, refused):
     flags = ["--clients", "10", "--partition", "iid", "--validation-fraction", "0.1", "--json"]
     assert main(["data", "convert", *flags, "--out", str(tmp_path / "digits")]) == 0
     converted = capsys.readouterr().out
     assert main(["data", "show", "--data", f"folder:{tmp_path}/digits", "--json"]) == 0
     assert capsys.readouterr().out == converted
-    for out in ([], ["--out", str(tmp_path / "digits")]):
-        assert main(["data", "convert", *flags, *out]) == 2
-        assert "out must be a new folder" in capsys.readouterr().err
+    for out in ([], ["--out", "digits"]):
+        assert "out" in refused(" ".join(["data", "convert", *flags, *out]))
 
 
-def test_a_folder_is_checked(tmp_path, capsys):
+def test_a_folder_is_checked(tmp_path, capsys, refused):
     folder = tmp_path / "digits"
     flags = ["--clients", "5", "--partition", "iid"]
     assert main(["data", "convert", *flags, "--out", str(folder)]) == 0
@@ -70,13 +73,6 @@ def test_a_folder_is_checked(tmp_path, capsys):
         file.seek(-1, 2)
         file.write(b"\1")
     load_folder(folder)  # sizes are what they were
-    assert main(check) == 2
-    error = f"fedjaxsim: error: {folder}: not what was written: field-1.npy (y)\n"
-    assert capsys.readouterr().err == error
-    for flags, message in (
-        (["--data", "digits"], "check takes data folder:PATH, got 'digits'"),
-        (["--seed", "3"], "seed has no effect with check"),
-        (["--out", "a.png"], "out has no effect with check"),
-    ):
-        assert main([*check, *flags]) == 2
-        assert message in capsys.readouterr().err
+    assert "field-1.npy (y)" in refused(" ".join(check))
+    for flags, words in (("--data digits", "digits"), ("--seed 3", "seed"), ("--out a.png", "out")):
+        assert words in refused(" ".join([*check, flags]))

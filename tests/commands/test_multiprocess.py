@@ -39,44 +39,39 @@ def interrupt(running, which, line="ε"):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--processes 2 --process 2 --coordinator h:1", "process must be 0 to 1 of 2 processes"),
-        ("--processes 0 --process 0 --coordinator h:1", "processes must be at least 1, got 0"),
-        ("--processes 2 --process 0", "--coordinator not given"),
-        ("--coordinator h:1", "--processes and --process not given"),
-        ("--processes 2 --process 0 --coordinator h", "coordinator must be HOST:PORT"),
-        ("--processes 2 --process 0 --coordinator h:70000", "port 1 to 65535"),
-        ("--cluster --process 0", "exclude each other"),
-        ("--devices 0", "devices must be all or a positive number, got '0'"),
-        ("--devices many", "devices must be all or a positive number, got 'many'"),
-        ("--devices 999", "devices must be all, or at most the 2 (cpu), got 999"),
+        ("--processes 2 --process 2 --coordinator h:1", "process"),
+        ("--processes 0 --process 0 --coordinator h:1", "processes"),
+        ("--processes a", "processes"),
+        ("--processes 2 --process 0", "--coordinator"),
+        ("--coordinator h:1", "--processes"),
+        ("--processes 2 --process 0 --coordinator h", "HOST:PORT"),
+        ("--processes 2 --process 0 --coordinator h:70000", "65535"),
+        ("--cluster --process 0", "cluster"),
+        ("--devices 0", "devices"),
+        ("--devices many", "devices"),
+        ("--devices 999", "devices"),
     ],
 )
-def test_flags_that_name_no_processes_or_devices_are_one_line(capsys, flags, words):
-    assert main([*RUN, *flags.split()]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("fedjaxsim: error: ")
-    assert words in line
+def test_flags_that_name_no_processes_or_devices_are_refused(refused, flags, words):
+    assert words in refused(" ".join([*RUN, flags]))
 
 
-def test_a_port_in_use_is_one_line(capsys):
+def test_a_port_in_use_is_refused(refused):
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        flags = ["--coordinator", f"127.0.0.1:{port}", "--processes", "2", "--process", "0"]
-        assert main([*RUN, *flags]) == 2
-    assert f"port {port} of the coordinator: Address already in use" in capsys.readouterr().err
+        flags = f"--coordinator 127.0.0.1:{port} --processes 2 --process 0"
+        assert f"port {port}" in refused(" ".join([*RUN, flags]))
 
 
-def test_a_coordinator_that_nobody_finds_is_one_line(capsys, monkeypatch):
+def test_a_coordinator_that_nobody_finds_is_named(refused, monkeypatch):
     monkeypatch.setattr(processes, "WAIT", 0.3)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # and does not listen
         for host in (f"127.0.0.1:{silent.getsockname()[1]}", "nowhere.invalid:1"):
-            flags = ["--coordinator", host, "--processes", "2", "--process", "1"]
-            assert main([*RUN, *flags]) == 2
-            [line] = capsys.readouterr().err.splitlines()
-            assert line.startswith(f"fedjaxsim: error: no coordinator at {host}: ")
+            flags = f"--coordinator {host} --processes 2 --process 1"
+            assert host in refused(" ".join([*RUN, flags]))
 
 
 @THOROUGH
@@ -248,7 +243,6 @@ def test_ctrl_c_to_a_process_of_a_sweep_ends_both_and_they_go_on(tmp_path, which
     assert ends(again)[0] == [130, 130]
 
 
-def test_a_sweep_takes_the_flags_of_devices(tmp_path, capsys):
+def test_a_sweep_takes_the_flags_of_devices(refused, tmp_path):
     _, command = sweep_with(tmp_path, "none", "--devices", "999")
-    assert main(command) == 2
-    assert "devices must be all, or at most the 2 (cpu), got 999" in capsys.readouterr().err
+    assert "devices" in refused(" ".join(command))

@@ -144,81 +144,99 @@ def test_at_infinite_epsilon_nothing_is_clipped_or_noised(flags):
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "words"),
     [
-        ("--sampling-rate 1.5", r"sampling_rate must lie in \(0, 1\], got 1.5"),
-        ("--sampling-rate 0", r"sampling_rate must lie in \(0, 1\], got 0"),
-        ("--noise-multiplier -1", "noise_multiplier must be finite and at least 0.* got -1"),
-        ("--noise-multiplier 1 --clip inf", "noise_multiplier > 0 needs a finite clip_norm"),
-        ("--epsilon 1 --clip inf", "clip must be finite where epsilon is, got inf"),
-        ("--epsilon 1 --clip 0", "clip_norm must be positive .*, got 0"),
-        ("--clip -2 --noise-multiplier 1", "clip_norm must be positive .*, got -2"),
-        ("--delta 0", r"delta must lie in \(0, 1\), got 0"),
-        ("--epsilon 1 --noise-multiplier 1", "epsilon and noise-multiplier exclude each other"),
-        ("--local-steps 1 --local-epochs 1", "local-steps and local-epochs exclude each other"),
-        ("--rounds 0", "rounds must be at least 1, got 0"),
-        ("--local-steps 0", "local steps must be at least 1, got 0"),
-        ("--local-epochs 0", "local epochs must be at least 1, got 0"),
-        ("--batch-size 0", "batch size must be at least 1, got 0"),
-        ("--learning-rate -0.1", "learning_rate must be finite and at least 0, got -0.1"),
-        ("--learning-rate nan", "learning_rate must be finite and at least 0, got nan"),
-        ("--lam inf", "lam must be finite and at least 0, got inf"),
-        ("--chunk-size 1", "chunk_size must be at least 2, got 1"),
-        ("--streamed --sampling-rate 1", "full participation cannot be streamed"),
-        ("--streamed --devices 2", "a streamed run takes one device, got devices 2"),
-        ("--loss logistic", "logistic needs labels -1 and 1, or 0 and 1"),
-        ("--model cnn", "cnn needs square images"),
-        ("--hidden 8,0 --model mlp", r"hidden widths must be at least 1, got \[8, 0\]"),
-        (
-            "--preprocess unit-row",
-            "preprocess takes drop-constant, invert, unit-rows, got 'unit-row'",
-        ),
-        ("--data mnist", "data must be one of digits, .* csv:PATH, .* got 'mnist'"),
-        ("--data leaf:absent.json", r"absent\.json"),
-        ("--partition sorted", "partition must be one of .*, or column:NAME, got 'sorted'"),
-        ("--alpha 0", "alpha must be positive and finite, got 0"),
-        ("--test-fraction 1", r"test must lie in \[0, 1\), got 1"),
-        ("--clients 0", r"num_clients must lie in \[1, \d+\] .*, got 0"),
-        ("--seed -1", "seed must be a non-negative integer, got -1"),
-        ("absent.toml", r"no configuration file absent\.toml"),
+        ("--sampling-rate 1.5", "sampling_rate"),
+        ("--sampling-rate 0", "sampling_rate"),
+        ("--noise-multiplier -1", "noise_multiplier"),
+        ("--noise-multiplier 1e30", "noise_multiplier"),
+        ("--noise-multiplier 1e-160", "noise_multiplier"),
+        ("--noise-multiplier 1 --clip inf", "clip_norm"),
+        ("--epsilon 1 --clip inf", "clip"),
+        ("--epsilon 1 --clip 0", "clip_norm"),
+        ("--clip -2 --noise-multiplier 1", "clip_norm"),
+        ("--clip -1", "clip_norm"),
+        ("--delta 0", "delta"),
+        ("--epsilon 1 --noise-multiplier 1", "epsilon"),
+        ("--epsilon 1e9", "epsilon"),
+        ("--epsilon 1 --delta 0.9 --sampling-rate 0.02 --rounds 100 --clients 6", "delta"),
+        ("--local-steps 1 --local-epochs 1", "local-steps"),
+        ("--rounds", "rounds"),
+        ("--rounds 0", "rounds"),
+        ("--local-steps 0", "local steps"),
+        ("--local-epochs 0", "local epochs"),
+        ("--batch-size 0", "batch size"),
+        ("--batch-size 1000000000000", "batch"),
+        ("--learning-rate -0.1", "learning_rate"),
+        ("--learning-rate nan", "learning_rate"),
+        ("--learning-rate 1e300", "learning_rate"),
+        ("--lam inf", "lam"),
+        ("--algorithm fedavg --lam 5", "lam"),
+        ("--algorithm local --epsilon 1", "epsilon"),
+        ("--algorithm ppsgd --local-steps 5", "minibatch"),
+        ("--algorithm ppsgd --server-optimizer adam", "server-optimizer"),
+        ("--algorithm ppsgd --personalization -1", "personalization"),
+        ("--algorithm ppsgd --parametrization paper --personalization inf", "parametrization"),
+        ("--passes 2", "passes"),
+        ("--chunk-size 1", "chunk_size"),
+        ("--streamed --sampling-rate 1", "streamed"),
+        ("--streamed --devices 2", "devices"),
+        ("--loss logistic", "logistic"),
+        ("--loss squared", "squared"),
+        ("--model cnn", "cnn"),
+        ("--hidden 8,0 --model mlp", "hidden"),
+        ("--hidden , --model mlp", "hidden"),
+        ("--preprocess unit-row", "unit-row"),
+        ("--data mnist", "mnist"),
+        ("--data digits:", "digits"),
+        ("--data leaf:absent.json", "absent.json"),
+        ("--data leaf:.", "leaf"),
+        ("--data npz:.", "npz"),
+        ("--data npz:. --partition iid", "npz"),
+        ("--data mat:.", "mat"),
+        ("--data npz:/dev/null", "/dev/null"),
+        ("--data synthetic-stream", "linear"),
+        ("--partition sorted", "sorted"),
+        ("--alpha 0", "alpha"),
+        ("--classes 1", "classes"),
+        ("--test-fraction 0", "test"),
+        ("--test-fraction 1", "test"),
+        ("--clients 0", "clients"),
+        ("--seed -1", "seed"),
+        ("--seed 99999999999999999999", "seed"),
+        ("--out /dev/null/x", "/dev/null"),
+        ("--out /proc/ü", "/proc/ü"),
+        ("--bogus 3", "--bogus"),
+        ("absent.toml", "absent.toml"),
+        (".", "."),
     ],
 )
-def test_bad_input_is_one_line_and_code_2(flags, message, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert main(["run", *flags.split(), "--out", str(out)]) == 2
-    error = capsys.readouterr().err
-    assert re.match(rf"fedjaxsim: error: .*{message}", error), error
-    assert error.count("\n") == 1
-    assert not out.exists()
+def test_bad_input_is_refused_in_one_line(refused, flags, words):
+    out = [] if "--out" in flags else ["--out", "out"]
+    assert words in refused(" ".join(["run", flags, *out]))
 
 
-def test_labels_outside_the_classes_are_refused(tmp_path, capsys):
-    path = tmp_path / "data.npz"
-    np.savez(path, x=np.ones((4, 2)), y=np.array([-1, 0, 1, 1]), client=np.array([0, 0, 1, 1]))
-    assert main(["run", "--data", f"npz:{path}", "--test-fraction", "0.5"]) == 2
-    assert "labels must lie in [0, 2), the model's classes, got" in capsys.readouterr().err
+def test_labels_outside_the_classes_are_refused(refused, tmp_path):
+    labels = np.array([-1, 0, 1, 1])
+    np.savez(tmp_path / "data.npz", x=np.ones((4, 2)), y=labels, client=np.array([0, 0, 1, 1]))
+    assert "labels" in refused("run --data npz:data.npz --test-fraction 0.5")
 
 
-def test_a_truncated_file_is_refused(tmp_path, capsys):
+def test_a_truncated_file_is_refused(refused, tmp_path):
     path = tmp_path / "data.npz"
     np.savez(path, x=np.ones((4, 2)), y=np.zeros(4), client=np.array([0, 0, 1, 1]))
     path.write_bytes(path.read_bytes()[:200])
-    assert main(["run", "--data", f"npz:{path}"]) == 2
-    assert re.match("fedjaxsim: error: .*data.npz is not a readable", capsys.readouterr().err)
+    assert "data.npz" in refused("run --data npz:data.npz")
 
 
-def test_an_unknown_key_is_refused(tmp_path, capsys):
-    path = tmp_path / "run.toml"
-    path.write_text("learning_rat = 1\n")
-    assert main(["run", str(path)]) == 2
-    error = capsys.readouterr().err
-    assert f"{path}: unknown setting 'learning-rat' (did you mean 'learning-rate'?)\n" in error
+def test_an_unknown_key_is_refused(refused, tmp_path):
+    (tmp_path / "run.toml").write_text("learning_rat = 1\n")
+    assert "'learning-rate'" in refused("run run.toml")
 
 
-def test_a_directory_with_a_run_is_kept(finished, capsys):
+def test_a_directory_with_a_run_is_kept(finished, refused):
     before = (finished / "local" / "summary.json").read_text()
-    assert main(["run", *SMALL, "--out", str(finished / "local")]) == 2
-    assert "already holds a run" in capsys.readouterr().err
+    assert "local" in refused(f"run --out {finished}/local")
     assert (finished / "local" / "summary.json").read_text() == before
 
 
@@ -291,21 +309,3 @@ def test_a_stream_is_judged_by_its_excess_risk(tmp_path):
     assert main(["run", *small, *flags, "--sampling-rate", "1", "--out", f"{tmp_path}/a"]) == 0
     records = RunDirectory(tmp_path / "a").metrics()
     assert records[-1]["test_excess_risk"] < records[0]["test_excess_risk"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--passes", "2"], "passes need local-steps"),
-        (["--classes", "1"], "classes must be at least 2"),
-        (["--data", "synthetic-stream"], "model must be linear and loss squared"),
-        (["--algorithm", "ppsgd", "--personalization", "-1"], "personalization must be at least 0"),
-        (
-            ["--algorithm", "ppsgd", "--parametrization", "paper", "--personalization", "inf"],
-            "finite in the paper's parametrization",
-        ),
-    ],
-)
-def test_bad_settings_of_ppsgd_and_its_data_are_refused(capsys, flags, message):
-    assert main(["run", *flags]) == 2
-    assert message in capsys.readouterr().err

@@ -30,9 +30,7 @@ def test_a_streamed_run_of_a_folder_is_the_run_in_memory_and_goes_on(tmp_path):
         np.testing.assert_allclose(one["test_loss"], two["test_loss"], rtol=1e-5)
 
 
-def test_a_streamed_sweep_is_refused_before_anything_is_written(tmp_path, capsys):
-    file = tmp_path / "sweep.toml"
-    file.write_text("streamed = true\nclients = 12\n[sweep]\nlam = [0.1, 0.2]\n")
-    assert main(["sweep", str(file), "--out", f"{tmp_path}/sweep"]) == 2
-    assert "a sweep needs all rows in memory" in capsys.readouterr().err
-    assert not (tmp_path / "sweep").exists()
+def test_a_streamed_sweep_is_refused_before_anything_is_written(refused, tmp_path):
+    text = "streamed = true\nclients = 12\n[sweep]\nlam = [0.1, 0.2]\n"
+    (tmp_path / "sweep.toml").write_text(text)
+    assert "memory" in refused("sweep sweep.toml --out sweep")

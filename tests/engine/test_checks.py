@@ -279,7 +279,7 @@ def test_a_task_that_does_not_suit_the_data_or_the_algorithm():
     )
 
 
-def test_doors_must_suit_what_is_sent():
+def test_mechanisms_must_suit_what_is_sent():
     assert "sends nothing, so its mechanism must be no_release()" in refusal(
         lambda: build(local(TASK), mechanism=gaussian())
     )
@@ -303,7 +303,7 @@ def test_functions_are_traced_once_whatever_the_seed():
     for seed in (0, 1):
         hparams = read_by(simulation, **VALUES, learning_rate=0.1 * seed + 0.1)
         simulation.setup.check_start(seed, hparams)
-    with pytest.raises(AssertionError, match="traced > 1 times"):
+    with pytest.raises(AssertionError, match="traced"):
         build(once).setup.check_start(0, hparams)
 
 
@@ -319,7 +319,7 @@ def test_a_client_that_reads_everybodys_rows_is_refused():
         predict=lambda shared, personal, hparams, client_id: TASK.init(jax.random.key(0)),
         task=TASK,
     )
-    with pytest.raises(AttributeError, match=r"rows of all clients: use data\.fold"):
+    with pytest.raises(AttributeError, match="fold"):
         refusal(lambda: build(algorithm))
 
 

@@ -12,7 +12,7 @@ from problems import classification
 import fedjaxsim as fjs
 
 POPULATION, TASK = classification([4, 5, 6, 7])
-GOOD, DOOR = fjs.fedavg(TASK), fjs.gaussian()
+GOOD, MECHANISM = fjs.fedavg(TASK), fjs.gaussian()
 
 
 def a_client(
@@ -60,17 +60,17 @@ WRONG = {
         TASK,
     ),
     r"the mechanism's add must take \(accumulator, messages, mask, ids": fjs.Mechanism(
-        DOOR.event,
-        DOOR.init,
-        DOOR.zero,
+        MECHANISM.event,
+        MECHANISM.init,
+        MECHANISM.zero,
         add_without_state,  # pyright: ignore[reportArgumentType]
-        DOOR.release,
+        MECHANISM.release,
     ),
     r"the mechanism's release must take \(accumulator, denominator": fjs.Mechanism(
-        DOOR.event,
-        DOOR.init,
-        DOOR.zero,
-        DOOR.add,
+        MECHANISM.event,
+        MECHANISM.init,
+        MECHANISM.zero,
+        MECHANISM.add,
         release_of_messages,  # pyright: ignore[reportArgumentType]
     ),
 }

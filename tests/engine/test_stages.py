@@ -86,7 +86,7 @@ def test_clients_start_from_the_models_that_they_predicted_with(ended, name):
     for sim, state in ended.values():
         nothing = sim.algorithm.warm_start.published(state.shared) is None
         if nothing and new.algorithm.warm_start.required:
-            with pytest.raises(ValueError, match="that stage published none"):
+            with pytest.raises(ValueError, match="published"):
                 following(new, state, sim)
             continue
         begun = following(new, state, sim)
@@ -135,7 +135,7 @@ def test_stages_of_one_kind_cost_what_one_run_of_all_rounds_does(ended):
 
 
 @pytest.mark.thorough
-def test_a_stage_behind_another_door_adds_its_own_charge(ended):
+def test_a_stage_with_another_mechanism_adds_its_own_charge(ended):
     sim, state = ended[fedavg]
     new = simulation(fedavg, pure())
     begun = new.start_from(state, given(new))
@@ -175,12 +175,12 @@ def test_the_state_that_a_stage_starts_from_stays_usable(ended):
 
 def test_states_of_another_kind_are_refused(ended):
     _, state = ended[fedavg]
-    with pytest.raises(ValueError, match=r"personal states must be .*kernel.*, got nothing"):
+    with pytest.raises(ValueError, match="personal"):
         ended[pmtl][0].start_from(state, given(ended[pmtl][0]))
     fewer = simulation(fedavg, population=least_squares([4, 5], features=2)[0])
-    with pytest.raises(ValueError, match="2 clients, as those here, got 3"):
+    with pytest.raises(ValueError, match="2 clients"):
         fewer.start_from(state, given(fewer))
     sim, _ = ended[pmtl]
     cold = with_parts(sim, algorithm=sim.algorithm._replace(warm_start=WarmStart()))
-    with pytest.raises(ValueError, match="has no `warm_start`"):
+    with pytest.raises(ValueError, match="warm_start"):
         following(cold, state, ended[fedavg][0])

@@ -141,14 +141,14 @@ def test_checkpoints_hold_every_state_and_go_on(pair, tmp_path):
 def test_what_does_not_stream_is_refused(pair, problem):
     population, _, task = problem
     sim = pair[1]
-    with pytest.raises(ValueError, match="use `run`, not `round`"):
+    with pytest.raises(ValueError, match="round"):
         sim.round(sim.init(0, hparams_of(sim)), hparams_of(sim))
-    with pytest.raises(ValueError, match="sweeps and derivatives need all rows in memory"):
+    with pytest.raises(ValueError, match="rows"):
         _ = sim.setup.rows
     parts = (pmtl(task), population, full_participation(), Minibatches(2, epochs=1))
-    with pytest.raises(ValueError, match="cannot be streamed"):
+    with pytest.raises(ValueError, match="streamed"):
         Simulation(*parts, streamed=True)
-    with pytest.raises(ValueError, match="leave devices out"):
+    with pytest.raises(ValueError, match="devices"):
         Simulation(*parts, streamed=True, devices=jax.devices())
 
 

@@ -1,0 +1,29 @@
+"""Words of refusals and help: the one place where whole sentences are compared."""
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("run --sampling-rate 1.5", "sampling_rate must lie in (0, 1], got 1.5"),
+        ("run --lam inf", "lam must be finite and at least 0, got inf"),
+        ("run --epsilon 1 --noise-multiplier 1", "epsilon and noise-multiplier exclude each other"),
+        ("run --rounds 2.5", "rounds must be a whole number, as 1000000 or 1e6, got '2.5'"),
+        ("run --lam abc", "lam must be a number, got 'abc'"),
+        ("run --mu 1", "mu has no effect with algorithm pmtl, only with fedprox"),
+        ("run --lamm 1", "Unrecognized options: --lamm, 1; perhaps you meant --lam; see"),
+        ("run --algorithm", "Missing value for argument '--algorithm'"),
+        ("run --sampling fixed", "Missing from fedjaxsim run: --cohort INT"),
+        ("run a.toml", "a.toml: unknown setting 'learning-rat' (did you mean 'learning-rate'?)"),
+        ("run absent.toml", "no configuration file absent.toml"),
+        ("run --devices 999", "devices must be all, or at most the 2 (cpu), got 999"),
+        ("bench --devices none", "devices must be all or a positive number, got 'none'"),
+        ("compare absent", "no directory absent"),
+        ("privacy tradeoff --noise-multiplier 1 --rounds 5 --sampling-rate 0.1 --out a.pdf",
+         "a figure must be written to a .png file, got a.pdf"),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_what_is_wrong_and_what_is_allowed(refused, tmp_path, command, sentence):
+    (tmp_path / "a.toml").write_text("learning_rat = 1\n")
+    assert sentence in refused(command)
