@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from fedjaxsim.cli import main
+from fedjaxsim.cli import Run, main, parse
 from fedjaxsim.gradients import hypergradient, mean_metric
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.settings import run_config
+from fedjaxsim.runs.settings import RunConfig, run_config
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.sweep_runs import read_sweep
 
@@ -35,25 +35,31 @@ def toml(*tables) -> str:
     return "".join(f"{name} = {json.dumps(value)}\n" for t in tables for name, value in t.items())
 
 
+def settings_of(*arguments: str) -> RunConfig:
+    command = parse(["run", *arguments])
+    assert isinstance(command, Run)
+    return command.settings
+
+
 @pytest.mark.parametrize("own", [PFEDME, APFL], ids=["pfedme", "apfl"])
 def test_flags_a_file_and_python_are_one_run(own, mine):
     (mine / "run.toml").write_text(toml(SMALL, own))
-    assert main(["run", *flags(SMALL, own), "--quiet", "--out", "flags"]) == 0
-    assert main(["run", "run.toml", "--quiet", "--out", "file"]) == 0
-    one, other = RunDirectory(mine / "flags"), RunDirectory(mine / "file")
-    assert one.metrics() == other.metrics()
-    assert one.config() == other.config()
-    assert {name: one.config()[name] for name in own} == own
-    assert read_toml(mine / "run.toml") == run_config(**SMALL, **own)
-    hparams = prepare(run_config(**SMALL, **own)).hparams
+    expected = run_config(**SMALL, **own)
+    assert settings_of(*flags(SMALL, own)) == settings_of("run.toml") == expected
+    hparams = prepare(expected).hparams
     assert {name: hparams.get(name, value) for name, value in own.items()} == own
-    plain = RunDirectory(mine / "plain")
-    less = {name: value for name, value in own.items() if name != "algorithm"}
-    changed = {name: 2 * value for name, value in less.items()}
-    command = ["run", "run.toml", *flags(changed), "--quiet", "--out", "plain"]
-    assert main(command) == 0
-    assert plain.metrics() != one.metrics()
-    assert {name: plain.config()[name] for name in less} == changed
+    changed = {name: 2 * value for name, value in own.items() if name != "algorithm"}
+    assert settings_of("run.toml", *flags(changed)) == expected.replace(**changed)
+
+
+def test_a_run_leaves_its_settings_and_other_settings_are_another_run(mine):
+    (mine / "run.toml").write_text(toml(SMALL, PFEDME))
+    assert main(["run", "run.toml", "--quiet", "--out", "one"]) == 0
+    assert main(["run", "run.toml", "--inner-steps", "4", "--quiet", "--out", "other"]) == 0
+    one, other = RunDirectory(mine / "one"), RunDirectory(mine / "other")
+    assert {name: one.config()[name] for name in PFEDME} == PFEDME
+    assert other.config()["inner_steps"] == 4
+    assert one.metrics() != other.metrics()
 
 
 def test_a_sweep_takes_settings_and_hyperparameters_of_ones_own(mine):
@@ -95,7 +101,11 @@ def test_tune_takes_a_hyperparameter_of_ones_own(mine):
     ("own", "wrt"),
     [
         (PFEDME, ("inner_learning_rate", "learning_rate", "lam")),
-        (APFL, ("initial_mixing", "mixing_learning_rate", "learning_rate")),
+        pytest.param(
+            APFL,
+            ("initial_mixing", "mixing_learning_rate", "learning_rate"),
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=["pfedme", "apfl"],
 )
@@ -128,7 +138,10 @@ def test_every_client_learns_a_mixing_weight_of_its_own():
     assert ((alphas > 0) & (alphas < 1) & (alphas != 0.25)).all()
 
 
-@pytest.mark.parametrize(("mixing", "other"), [(0.0, "fedavg"), (1.0, "local")])
+@pytest.mark.parametrize(
+    ("mixing", "other"),
+    [(0.0, "fedavg"), pytest.param(1.0, "local", marks=pytest.mark.thorough)],
+)
 def test_a_fixed_mixing_weight_of_zero_is_fedavg_and_of_one_local(mixing, other):
     fixed = {"algorithm": "mine:apfl", "initial_mixing": mixing, "mixing_learning_rate": 0.0}
     sampled = {k: v for k, v in SMALL.items() if k != "sampling_rate"}

@@ -28,7 +28,7 @@ HOW = {
     "passes": lambda n: Minibatches(2, steps=n, passes=n),
 }
 ROUNDS = [
-    (name, how)
+    pytest.param(name, how, marks=[] if how == "steps" or name == "pmtl" else pytest.mark.thorough)
     for name, system in SYSTEMS.items()
     for how in (["steps"] if system.one_minibatch else HOW)
 ]
