@@ -13,7 +13,8 @@ import pytest
 from problems import HANGS
 
 import fedjaxsim as fjs
-from fedjaxsim.cli import main
+from fedjaxsim.cli import main, parse
+from fedjaxsim.commands import run as run_command
 from fedjaxsim.data import from_dataframe, load_csv, load_images
 from fedjaxsim.extras import EXTRAS, MissingExtraError, importing, missing, require
 from fedjaxsim.models import from_equinox
@@ -29,8 +30,11 @@ import contextlib, io, json, sys
 for library in json.loads(sys.argv[1]):
     sys.modules[library] = None
 
+import fedjaxsim
 from fedjaxsim.cli import main
 
+for name in fedjaxsim.__all__:
+    getattr(fedjaxsim, name)
 answers = []
 for arguments in json.loads(sys.argv[2]):
     out, error = io.StringIO(), io.StringIO()
@@ -143,7 +147,7 @@ def bare(tmp_path_factory):
     (folder / "sweep.toml").write_text(SWEEP)
     (folder / "t.csv").write_text(TABLE)
     libraries = [library for extra in EXTRAS.values() for library in extra.libraries]
-    return folder, without(libraries, [*REFUSED, RUN, f"run{QUIET}", IN_WORDS], folder)
+    return folder, without([*libraries, "chex"], [*REFUSED, RUN, IN_WORDS], folder)
 
 
 @pytest.mark.parametrize("command", REFUSED)
@@ -155,7 +159,7 @@ def test_a_command_that_needs_a_library_is_refused_before_it_computes(command, b
     assert {path.name for path in folder.iterdir()} == {"sweep.toml", "t.csv", "run"}
 
 
-def test_a_run_goes_on_without_pictures_and_says_so_first(bare):
+def test_a_run_needs_no_extra_and_says_first_that_it_draws_no_pictures(bare):
     folder, answers = bare
     code, _, error = answers[RUN]
     assert (code, error.splitlines()[0]) == (0, NO_PICTURES)
@@ -165,18 +169,24 @@ def test_a_run_goes_on_without_pictures_and_says_so_first(bare):
     assert json.loads((folder / "run" / "summary.json").read_text())["rounds"] == 2
 
 
-def test_what_draws_nothing_does_not_miss_pictures(bare):
-    _, answers = bare
-    for command in (f"run{QUIET}", IN_WORDS):
-        code, _, error = answers[command]
-        assert (code, error.count("pictures")) == (0, 0)
+def test_what_draws_nothing_does_not_miss_pictures(bare, monkeypatch, capsys):
+    def stopped(*arguments, **options):
+        raise KeyboardInterrupt
+
+    code, _, error = bare[1][IN_WORDS]
+    assert (code, error) == (0, "")
+    monkeypatch.setattr(run_command, "execute", stopped)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(KeyboardInterrupt):
+        parse(f"run{QUIET}".split()).prepare()()
+    assert capsys.readouterr().err == ""
 
 
-def test_a_sweep_goes_on_without_pictures_and_says_so_first(tmp_path):
+def test_a_sweep_goes_on_without_pictures_and_says_so_first(tmp_path, monkeypatch, capsys):
     (tmp_path / "sweep.toml").write_text(SWEEP)
-    command = "sweep sweep.toml --out swept --quiet"
-    code, _, error = without(["matplotlib"], [command], tmp_path)[command]
-    assert (code, error.splitlines()[0]) == (0, NO_PICTURES)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["sweep", f"{tmp_path}/sweep.toml", "--out", f"{tmp_path}/swept", "--quiet"]) == 0
+    assert capsys.readouterr().err.splitlines()[0] == NO_PICTURES
     assert (tmp_path / "swept" / "results.parquet").exists()
     assert list((tmp_path / "swept").glob("*.png")) == []
 
@@ -185,35 +195,3 @@ def test_the_page_of_a_run_without_pictures_draws_its_own(bare, tmp_path):
     page = tmp_path / "page.html"
     assert main(["report", str(bare[0] / "run"), "--out", str(page)]) == 0
     assert "data:image/png" in page.read_text()
-
-
-_TINY = """
-import json, sys
-
-for library in json.loads(sys.argv[1]):
-    sys.modules[library] = None
-
-import fedjaxsim as fjs
-from fedjaxsim.models import linear
-from fedjaxsim.tasks import softmax
-
-for name in fjs.__all__:
-    getattr(fjs, name)
-population = fjs.data.iid(fjs.data.digits(), num_clients=5, seed=0)
-population = fjs.data.split(population, test=0.2)
-task = softmax(linear((64,), 10), num_classes=10)
-sampling, minibatches = fjs.poisson(0.5), fjs.Minibatches(10, steps=1)
-simulation = fjs.Simulation(fjs.pmtl(task), population, sampling, minibatches)
-hparams = simulation.hyperparameters(sampling_rate=0.5, clip_norm=1.0, noise_multiplier=1.0)
-state, history = simulation.run(simulation.init(0, hparams), hparams, 2)
-print(repr(history), repr(simulation.guarantee(state)), history._repr_html_())
-"""
-
-
-def test_a_simulation_in_python_needs_no_extra():
-    libraries = [library for extra in EXTRAS.values() for library in extra.libraries]
-    command = [sys.executable, "-c", _TINY, json.dumps([*libraries, "chex"])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "test_accuracy" in done.stdout
-    assert "ε ≤" in done.stdout

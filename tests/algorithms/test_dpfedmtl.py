@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import classification, read_by
+from problems import after, classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms import optimizers
@@ -202,8 +202,7 @@ def test_the_sound_default_costs_what_fedavg_does_and_the_published_noise_has_no
     }
     states = {}
     for name, sim in sims.items():
-        hparams = read_by(sim, **values)
-        states[name], _ = sim.run(sim.init(0, hparams), hparams, 2)
+        states[name] = after(sim, read_by(sim, **values), 2)
     # A report is made of the sampler, the event and the charges.
     assert sims["central"].mechanism.event == sims["fedavg"].mechanism.event
     charges = [jax.tree.leaves(states[name].privacy.charges) for name in ("central", "fedavg")]

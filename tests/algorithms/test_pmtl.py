@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import (
-    classification,
     coefficients,
     designs,
     gradient_descent,
@@ -186,14 +185,3 @@ def test_pmtl_is_algorithm_1_written_in_numpy():
             np.testing.assert_allclose(coefficients(state.personal), models, rtol=1e-10)
             np.testing.assert_allclose(coefficients(state.shared.params), center, rtol=1e-10)
         assert 0 < clipped < 12  # both cases occurred
-
-
-def test_clients_that_are_not_drawn_keep_their_models():
-    population, task = classification([10] * 30)
-    sim = Simulation(pmtl(task), population, poisson(0.2), Minibatches(4, steps=2))
-    hparams = sim.hyperparameters(sampling_rate=0.2, lam=0.1)
-    start = sim.init(0, hparams)
-    state, metrics = sim.round(start, hparams)
-    moved = np.any(np.asarray(state.personal["kernel"] != start.personal["kernel"]), axis=(1, 2))
-    assert moved.sum() == int(metrics["participants"])
-    assert 0 < moved.sum() < 30

@@ -162,7 +162,7 @@ def test_parts_of_another_kind():
 
     assert refusal(algorithm=fjs.pmtl).endswith("got the function pmtl")  # the factory
     assert refusal(algorithm=TASK).startswith("algorithm")
-    assert refusal(algorithm=GOOD._replace(task=models.linear((4,), 3))).startswith("task")  # pyright: ignore[reportArgumentType]
+    assert refusal(algorithm=GOOD._replace(task=models.linear((4,), 3))).startswith("task")
     assert refusal(sampling=fjs.poisson).startswith("sampling")
     nothing: Any = fjs.Sampling(lambda num_clients: None)  # pyright: ignore[reportArgumentType]
     assert refusal(sampling=nothing).startswith("sampler")

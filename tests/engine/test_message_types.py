@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import algorithm_of, classification, read_by
+from problems import after, algorithm_of, classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms import SYSTEMS, optimizers
@@ -82,7 +82,7 @@ def test_narrow_messages_are_clipped_and_noised_in_float32(problem, dtype):
     watched = sending(
         lambda k: jnp.full(1000, 0.3, dtype), problem, fjs.gaussian()._replace(release=release)
     )
-    state, _ = watched.run(watched.init(0, hparams), hparams, 1)
+    state = after(watched, hparams, 1)
     assert seen == {"total": jnp.float32, "value": jnp.float32}
     # Without noise the mean of six equal messages of norm 1 has norm 1, up to the rounding of the
     # billboard to 16 bits.
@@ -98,7 +98,7 @@ def test_noise_on_a_narrow_billboard_has_the_values_of_float32(problem):
     mechanism = fjs.gaussian()._replace(init=lambda _: jnp.zeros(4000), release=release)
     sim = sending(lambda k: jnp.zeros(4000, jnp.float16), problem, mechanism)
     hparams = sim.hyperparameters(clip_norm=1.0, noise_multiplier=1.0)
-    state, _ = sim.run(sim.init(0, hparams), hparams, 1)
+    state = after(sim, hparams, 1)
     values = np.asarray(state.mechanism)
     assert len(np.unique(values)) > 3990
     assert abs(values.std() * M - 1) < 0.06  # five standard errors
@@ -142,12 +142,14 @@ def test_bfloat16_models_work_under_noise(problem, factory, mechanism):
         make(MECHANISMS[mechanism]),
     )  # fmt: skip
     hparams = read_by(sim, lam=0.1, mu=0.1, clip_norm=1.0, noise_multiplier=0.5, learning_rate=0.1)
-    before = jax.tree.map(lambda leaf: leaf.dtype, sim.init(0, hparams).shared)
-    state, history = sim.run(sim.init(0, hparams), hparams, 2)
+    state = sim.init(0, hparams)
+    before = jax.tree.map(lambda leaf: leaf.dtype, state.shared)
+    for _ in range(2):
+        state, metrics = sim.round(state, hparams)
+        assert int(metrics["nonfinite"]) == 0
     assert jax.tree.map(lambda leaf: leaf.dtype, state.shared) == before
     assert jnp.bfloat16 in jax.tree.leaves(before)
     assert all(
         np.all(np.isfinite(np.asarray(leaf, float))) for leaf in jax.tree.leaves(state.shared)
     )
-    assert np.all(history[-1].metrics["nonfinite"] == 0)
     assert sim.guarantee(state, 1e-3).find("zero_out").epsilon is not None

@@ -97,6 +97,7 @@ def test_segments_are_rounds_are_one_run():
     state, history = run(sim, 6, seed=3, eval_every=4)
     assert [segment.round for segment in history] == [4, 6]
     chex.assert_trees_all_close(learned(state), learned(stepped), rtol=1e-5, atol=1e-6)
+    assert sim.guarantee(state).draws == sim.guarantee(stepped).draws
     reported = np.concatenate([segment.metrics["loss"] for segment in history])
     np.testing.assert_allclose(reported, losses, rtol=1e-5)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import algorithm_of, least_squares, read_by
+from problems import after, algorithm_of, every_system, least_squares, read_by
 
 from fedjaxsim.algorithm import WarmStart
 from fedjaxsim.algorithms.fedavg import fedavg
@@ -34,9 +34,11 @@ def given(sim, **changes):
     return read_by(sim, **(VALUES | changes))
 
 
-def begin(sim, seed=0):
-    """The state before the first round."""
-    return sim.init(seed, given(sim))
+def going_on(sim, state, rounds=2, **changes):
+    """The state after more rounds."""
+    for _ in range(rounds):
+        state, _ = sim.round(state, given(sim, **changes))
+    return state
 
 
 def following(sim, state, before):
@@ -51,14 +53,11 @@ def simulation(factory, mechanism=None, population=POPULATION):
 
 @pytest.fixture(scope="module")
 def ended():
-    """Simulations by algorithm, each with a state after two rounds.
-
-    Two more rounds of one of them compile nothing.
-    """
+    """Simulations by algorithm, each with a state after two rounds; more compile nothing."""
     found = {}
     for factory in (fedavg, local, pmtl, ppsgd):
         sim = simulation(factory, no_release() if factory is local else None)
-        found[factory] = sim, sim.run(begin(sim), given(sim), 2)[0]
+        found[factory] = sim, after(sim, given(sim), 2)
     return found
 
 
@@ -78,7 +77,9 @@ def test_every_part_of_the_state_is_declared():
     assert set(PARTS) == {field.name for field in dataclasses.fields(SimulationState)}
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize(
+    "name", every_system("fedavg", "pmtl", "local", "dpfedmtl", "ppsgd", "mpmtl", "finetune")
+)
 def test_clients_start_from_the_models_that_they_predicted_with(ended, name):
     system = SYSTEMS[name]
     factory = functools.partial(algorithm_of, name, num_clients=POPULATION.num_clients)
@@ -128,8 +129,8 @@ def test_models_that_were_never_published_do_not_reach_the_billboard(ended):
 def test_stages_of_one_kind_cost_what_one_run_of_all_rounds_does(ended):
     sim, state = ended[fedavg]
     new, _ = ended[pmtl]
-    state, _ = new.run(following(new, state, sim), given(new), 2)
-    whole, _ = sim.run(begin(sim), given(sim), 4, eval_every=2)
+    state = going_on(new, following(new, state, sim))
+    whole = after(sim, given(sim), 4)
     both = [new.guarantee(state), sim.guarantee(whole)]
     assert both[0].guarantees == both[1].guarantees
 
@@ -140,21 +141,21 @@ def test_a_stage_with_another_mechanism_adds_its_own_charge(ended):
     new = simulation(fedavg, pure())
     begun = new.start_from(state, given(new))
     np.testing.assert_array_equal(begun.shared.params["kernel"], state.shared.params["kernel"])
-    after, _ = new.run(begun, given(new), 1)
-    epsilons = [epsilon(sim, state), epsilon(new, after)]
+    ended_again = going_on(new, begun, 1)
+    epsilons = [epsilon(sim, state), epsilon(new, ended_again)]
     # Gaussian noise of two rounds, and then 1/z more with δ = 0.
     assert epsilons[0] < epsilons[1] <= epsilons[0] + 0.5 + 1e-6
     free, _ = ended[local]
-    done, _ = free.run(following(free, after, new), given(free), 2)
+    done = going_on(free, following(free, ended_again, new))
     assert epsilon(free, done) == epsilons[1]
 
 
 def test_a_stage_draws_noise_of_its_own(ended):
     sim, _ = ended[fedavg]
     quiet = given(sim, learning_rate=0.0)
-    first, _ = sim.run(sim.init(0, quiet), quiet, 2)
+    first = after(sim, quiet, 2)
     start = sim.init(0, quiet)
-    second, _ = sim.run(sim.start_from(start, quiet), quiet, 2)
+    second = going_on(sim, sim.start_from(start, quiet), learning_rate=0.0)
     moved = [
         np.asarray(each.shared.params["kernel"] - start.shared.params["kernel"])
         for each in (first, second)
