@@ -16,11 +16,11 @@ pytestmark = pytest.mark.usefixtures("mine")
 # --- help -----------------------------------------------------------------------------------------
 
 
-def test_help_fits_on_a_hundred_lines_and_says_where_the_rest_is(monkeypatch, capsys):
+def test_help_fits_on_a_hundred_lines_and_says_where_the_rest_is(monkeypatch, capfd):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         main(["run", "--help"])
-    lines = capsys.readouterr().out.splitlines()
+    lines = capfd.readouterr().out.splitlines()
     assert len(lines) <= 100
     words = " ".join(" ".join(lines).split())
     for command in ("--algorithm pmtl", "--finetune mean", "--devices all"):

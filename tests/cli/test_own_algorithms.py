@@ -52,33 +52,37 @@ def test_flags_a_file_and_python_are_one_run(own, mine):
     assert settings_of("run.toml", *flags(changed)) == expected.replace(**changed)
 
 
-def test_a_run_leaves_its_settings_and_other_settings_are_another_run(mine):
+def test_a_run_leaves_its_settings(mine):
     (mine / "run.toml").write_text(toml(SMALL, PFEDME))
     assert main(["run", "run.toml", "--quiet", "--out", "one"]) == 0
-    assert main(["run", "run.toml", "--inner-steps", "4", "--quiet", "--out", "other"]) == 0
-    one, other = RunDirectory(mine / "one"), RunDirectory(mine / "other")
-    assert {name: one.config()[name] for name in PFEDME} == PFEDME
-    assert other.config()["inner_steps"] == 4
-    assert one.metrics() != other.metrics()
+    config = RunDirectory(mine / "one").config()
+    assert {name: config[name] for name in PFEDME} == PFEDME
 
 
-def test_a_sweep_takes_settings_and_hyperparameters_of_ones_own(mine):
+@pytest.mark.thorough
+def test_other_settings_are_another_run(mine):
+    for name, own in (("one", PFEDME), ("other", PFEDME | {"inner_steps": 4})):
+        assert main(["run", *flags(SMALL, own), "--quiet", "--out", name]) == 0
+    assert RunDirectory(mine / "one").metrics() != RunDirectory(mine / "other").metrics()
+
+
+@pytest.mark.parametrize("steps", [[2], pytest.param([1, 2], marks=pytest.mark.thorough)])
+def test_a_sweep_takes_settings_and_hyperparameters_of_ones_own(mine, steps):
     own = {"algorithm": "mine:pfedme", "lam": 3.0}
     (mine / "sweep.toml").write_text(
-        toml(SMALL, own) + "[sweep]\ninner-steps = [1, 2]\ninner-learning-rate = [0.05, 0.2]\n"
+        toml(SMALL, own) + f"[sweep]\ninner-steps = {steps}\ninner-learning-rate = [0.05, 0.2]\n"
     )
     plan = read_sweep(mine / "sweep.toml")
     # A setting is another program, a hyperparameter is not.
-    assert plan.groups() == ((0, 1), (2, 3))
+    assert plan.groups() == ((0, 1), (2, 3))[: len(steps)]
     assert main(["sweep", "sweep.toml", "--quiet", "--out", "swept"]) == 0
     import pyarrow.parquet
 
     rows = pyarrow.parquet.read_table(mine / "swept" / "results.parquet").to_pylist()
     last = [row for row in rows if row["round"] == 4]
-    assert [(row["inner_steps"], row["inner_learning_rate"]) for row in last] == [
-        (1, 0.05), (1, 0.2), (2, 0.05), (2, 0.2),
-    ]  # fmt: skip
-    assert len({row["test_loss"] for row in last}) == 4
+    found = [(row["inner_steps"], row["inner_learning_rate"]) for row in last]
+    assert found == [(each, rate) for each in steps for rate in (0.05, 0.2)]
+    assert len({row["test_loss"] for row in last}) == len(last)
 
 
 def test_tune_takes_a_hyperparameter_of_ones_own(mine):
@@ -132,10 +136,8 @@ def test_every_client_learns_a_mixing_weight_of_its_own():
     assert ((alphas > 0) & (alphas < 1) & (alphas != 0.25)).all()
 
 
-@pytest.mark.parametrize(
-    ("mixing", "other"),
-    [(0.0, "fedavg"), pytest.param(1.0, "local", marks=pytest.mark.thorough)],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("mixing", "other"), [(0.0, "fedavg"), (1.0, "local")])
 def test_a_fixed_mixing_weight_of_zero_is_fedavg_and_of_one_local(mixing, other):
     fixed = {"algorithm": "mine:apfl", "initial_mixing": mixing, "mixing_learning_rate": 0.0}
     sampled = {k: v for k, v in SMALL.items() if k != "sampling_rate"}

@@ -92,6 +92,16 @@ def test_own_code_that_fails_ends_every_process_with_its_line(tmp_path, monkeypa
         assert "Traceback" not in each
 
 
+def test_a_process_with_another_setting_is_refused(refused, monkeypatch):
+    def from_all(value):
+        return [value, {"facts": value["facts"] | {"lam": "another"}}]
+
+    monkeypatch.setattr(processes, "several", lambda: True)
+    monkeypatch.setattr(processes, "from_all", from_all)
+    assert "lam" in refused(" ".join([*RUN, "--out", "out"]))
+
+
+@THOROUGH
 def test_processes_that_disagree_do_not_start(tmp_path):
     out = ["--out", str(tmp_path / "out")]
     codes, _, errors = ends(start_commands([*RUN, *out], [*RUN, *out, "--lam", "0.5"]))

@@ -58,8 +58,10 @@ def epsilon(sim, state, adjacency="zero_out", view="joint_dp"):
 
 
 def run(sim, state, rounds, **changes):
-    """One round after the other, so that one program serves runs of any length."""
-    return sim.run(state, given(sim, **changes), rounds, eval_every=1)[0]
+    """The state after more rounds, one after the other, so that one program serves any number."""
+    for _ in range(rounds):
+        state, _ = sim.round(state, given(sim, **changes))
+    return state
 
 
 def begin(sim, seed=0, **changes):

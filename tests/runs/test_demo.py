@@ -44,33 +44,27 @@ def test_settings_are_those_that_the_comparison_chose():
 def small(monkeypatch):
     base = demo._BASE | {"clients": 8, "rounds": 2, "eval_every": 2, "local_steps": 1}
     del base["local_epochs"]
-    names = {"local": "local", "fedavg-eps-inf": "fedavg"}
     monkeypatch.setattr(
         demo,
         "configurations",
-        lambda seed: {
-            name: run_config(**base, seed=seed, algorithm=algorithm)
-            for name, algorithm in names.items()
-        },
+        lambda seed: {"local": run_config(**base, seed=seed, algorithm="local")},
     )
 
 
 def test_the_demo_leaves_runs_a_table_and_curves(small, tmp_path, capsys):
     assert main(["demo", "--out", str(tmp_path), "--seed", "3", "--seeds", "2"]) == 0
     table = json.loads((tmp_path / "table.json").read_text())
-    names = ["local-3", "local-4", "fedavg-eps-inf-3", "fedavg-eps-inf-4"]
-    assert [row["run"] for row in table] == names
-    assert [row["epsilon"] for row in table] == [0.0, 0.0, None, None]
+    assert [row["run"] for row in table] == ["local-3", "local-4"]
+    assert [row["epsilon"] for row in table] == [0.0, 0.0]
     for row in table:
         assert row == {"run": row["run"], **RunDirectory(tmp_path / row["run"]).summary()}
     assert (tmp_path / "curves.png").stat().st_size < 150_000
     printed = capsys.readouterr().out
-    both = [row["test_accuracy"] for row in table[:2]]
+    both = [row["test_accuracy"] for row in table]
     mean, error = statistics.mean(both), statistics.stdev(both) / math.sqrt(2)
     assert re.search(rf"^local +2 +{mean:.3f} ± {error:.3f} ", printed, re.MULTILINE)
     assert "Local releases nothing" in printed
     assert "local privacy: ε = 0 zero-out, ε = 0 replace, δ = 0.0125 (joint DP, exact)" in printed
-    assert "fedavg-eps-inf privacy: no guarantee: no noise was added" in printed
     assert main(["demo", "--out", str(tmp_path), "--seed", "4"]) == 2
     assert "already holds a run" in capsys.readouterr().err
     assert main(["demo", "--out", str(tmp_path), "--seeds", "0"]) == 2
