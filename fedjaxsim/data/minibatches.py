@@ -131,7 +131,7 @@ def permuted(key: jax.Array, position: jax.Array, count: jax.Array) -> jax.Array
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ClientData:
-    """One client's view of its own rows in one split.
+    """One client's view of its rows in one split.
 
     Its public members give no access to the rows of other clients. It is no pytree, as its leaves
     would be all clients' rows: a function that is mapped or checkpointed closes over it.
@@ -141,7 +141,7 @@ class ClientData:
       minibatches: static settings of `fold`.
     """
 
-    # All clients' rows, each (N, ...), of which only `_start : _start + count` are ever read.
+    # All clients' rows, each (N, ...); only `_start : _start + count` are ever read.
     _fields: dict[str, jax.Array]
     _start: jax.Array  # () int32
     count: jax.Array
@@ -159,15 +159,10 @@ class ClientData:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name):
-            if name == "fields":
-                raise AttributeError(
-                    "data.fields would be the rows of all clients: use data.fold(step, carry) for "
-                    "this round's minibatches or data.full_pass(step, carry) for every row once; "
-                    "step(carry, batch) has batch.fields"
-                )
             raise AttributeError(
-                f"a client's data have no {name!r}; they offer fold, full_pass, num_steps(), "
-                "count, generates, minibatches and batch_shapes"
+                f"a client's data have no {name!r}: use data.fold(step, carry) for this round's "
+                "minibatches or data.full_pass(step, carry) for every row once; "
+                "step(carry, batch) has batch.fields"
             )
 
     @property

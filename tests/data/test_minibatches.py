@@ -198,9 +198,9 @@ def one_of_two_clients():
 
 def test_a_view_offers_no_rows_but_its_own():
     data: Any = one_of_two_clients()
-    with pytest.raises(AttributeError, match=r"use data\.fold\(step, carry\) for this round's"):
+    with pytest.raises(AttributeError, match=r"'fields'.*data\.fold"):
         data.fields["x"].mean()
-    with pytest.raises(AttributeError, match="no 'start'; they offer fold, full_pass"):
+    with pytest.raises(AttributeError, match="'start'"):
         data.start  # noqa: B018
     offered = {name for name in dir(data) if not name.startswith("_")}
     ways = {"fold", "full_pass", "num_steps"}
