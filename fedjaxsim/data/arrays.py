@@ -1,7 +1,7 @@
 """Arrays of the fields of a population: types, lengths, and memory."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,9 +33,10 @@ def as_numbers(value: Any, where: str) -> np.ndarray:
     return array if given_as_array or array.dtype.kind != "f" else to_float32(array)
 
 
-def common_length(lengths: Mapping[str, int], where: str) -> int:
+def common_length(fields: Mapping[str, Any], where: str) -> int:
     """Return the number of rows of all fields; raise ValueError if they disagree or are empty."""
-    if len(lengths) == 0:
+    lengths = {field: len(values) if np.ndim(values) else 0 for field, values in fields.items()}
+    if not lengths:
         raise ValueError(f"{where} has no fields; it needs at least one")
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{field!r} has {n} rows" for field, n in lengths.items())
@@ -44,6 +45,42 @@ def common_length(lengths: Mapping[str, int], where: str) -> int:
     if length == 0:
         raise ValueError(f"{where} has no rows; each client needs at least one")
     return length
+
+
+def joined(
+    clients: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> tuple[dict[str, np.ndarray], list[int]]:
+    """Concatenate the clients' arrays, each (n, ...), field by field.
+
+    Args:
+        clients: one mapping of the same fields per client.
+        names: names of the clients, for messages.
+
+    Returns:
+        The fields, (N, ...), and the clients' numbers of rows.
+    """
+    if not clients:
+        raise ValueError("a population needs at least one client, got an empty list")
+    expected = sorted(clients[0])
+    for name, client in zip(names, clients, strict=True):
+        if sorted(client) != expected:
+            raise ValueError(
+                f"client {name!r} has the fields {sorted(client)}, but client "
+                f"{names[0]!r} has {expected}; all clients need the same"
+            )
+    owners = [f"client {name!r}, field " for name in names]
+    parts = {
+        field: [
+            as_numbers(client[field], f"{owner}{field!r}")
+            for owner, client in zip(owners, clients, strict=True)
+        ]
+        for field in clients[0]
+    }
+    counts = [
+        common_length({field: arrays[k] for field, arrays in parts.items()}, f"client {name!r}")
+        for k, name in enumerate(names)
+    ]
+    return {field: join(field, arrays, owners) for field, arrays in parts.items()}, counts
 
 
 def join(field: str, parts: list[np.ndarray], owners: list[str]) -> np.ndarray:

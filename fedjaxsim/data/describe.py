@@ -1,5 +1,6 @@
 """Statistics of a population: rows, labels, and the accuracy of constant answers."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,11 +12,6 @@ from fedjaxsim.data.ranges import SPLITS
 _PADDING = -1
 _LISTED = 10
 """Most labels that are listed."""
-
-
-def rows_per_client(population: Population) -> np.ndarray:
-    """Return the number of rows of each client in all splits, (m,)."""
-    return np.sum([population.splits[split].count for split in SPLITS], axis=0)
 
 
 def skewness(values: np.ndarray) -> float:
@@ -33,37 +29,26 @@ def label_counts(population: Population, *splits: str) -> tuple[np.ndarray, np.n
     Returns:
         The labels that occur in the population, sorted, (c,), and the counts, (m, c).
     """
-    y = _labels(population)
-    labels, index = np.unique(y, return_inverse=True)
-    index = index.reshape(y.shape)
-    counts = np.zeros((population.num_clients, len(labels)), np.int64)
-    for split in splits or SPLITS:
-        client, found = _of_clients(population, split, index)
-        pairs = np.bincount(client * len(labels) + found, minlength=counts.size)
-        counts += pairs.reshape(counts.shape)
-    real = _real(labels, y)
-    return labels[real], counts[:, real]
+    labels = np.unique(_labels(population)[1])
+    client, found = _labels(population, *splits)
+    shape = (population.num_clients, len(labels))
+    cells = client * len(labels) + np.searchsorted(labels, found)
+    return labels, np.bincount(cells, minlength=math.prod(shape)).reshape(shape)
 
 
-def _labels(population: Population) -> np.ndarray:
+def _labels(population: Population, *splits: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the client and the value of every label in some splits, (k,) each, without padding."""
     y = population.fields.get("y")
     if y is None or y.dtype.kind not in "iu":
         raise ValueError("only integer labels 'y' can be counted")
-    return y
-
-
-def _of_clients(
-    population: Population, split: str, values: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the client and the value of every label in a split, (k,) each; values are like "y"."""
-    ranges = population.splits[split]
-    client, found = ranges.owners(), values[ranges.all_rows()]
-    return np.repeat(client, found.size // max(1, len(found))), found.ravel()
-
-
-def _real(labels: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return which labels, (k,), are no padding; only labels of tokens, y (N, L), have padding."""
-    return np.full(len(labels), True) if y.ndim == 1 else labels != _PADDING
+    m, counts = population.num_clients, population.counts
+    chosen = np.repeat(np.tile(np.isin(SPLITS, splits or SPLITS), m), counts.ravel())
+    client = np.repeat(np.arange(m), counts.sum(axis=1))[chosen]
+    labels = y[chosen]
+    if y.ndim == 1:
+        return client, labels
+    real = labels != _PADDING
+    return np.repeat(client, real.sum(axis=1)), labels[real]
 
 
 def majority_accuracy(population: Population, split: str = "test", *, own: bool = False) -> float:
@@ -78,16 +63,14 @@ def majority_accuracy(population: Population, split: str = "test", *, own: bool 
     Returns:
         The mean over the clients with labels in the split; NaN if there is none.
     """
-    y, m = _labels(population), population.num_clients
+    m = population.num_clients
     if own:
         labels, counts = label_counts(population, "train")
         predicted = labels[np.argmax(counts, axis=1)]
     else:
-        _, train = _of_clients(population, "train", y)
-        labels, sizes = np.unique(train[_real(train, y)], return_counts=True)
+        labels, sizes = np.unique(_labels(population, "train")[1], return_counts=True)
         predicted = np.full(m, labels[np.argmax(sizes)])
-    client, asked = _of_clients(population, split, y)
-    client, asked = (array[_real(asked, y)] for array in (client, asked))
+    client, asked = _labels(population, split)
     total = np.bincount(client, minlength=m)
     hits = np.bincount(client, asked == predicted[client], m)
     return float(np.mean(hits[total > 0] / total[total > 0])) if total.any() else float("nan")
@@ -99,7 +82,7 @@ def describe(population: Population) -> dict[str, Any]:
     `rows_min`, `rows_median`, `rows_max` and `rows_skewness` are of all splits together;
     `majority_accuracy` and `own_majority_accuracy` are on test rows.
     """
-    sizes = rows_per_client(population)
+    sizes = population.counts.sum(axis=1)
     found: dict[str, Any] = {
         "clients": population.num_clients,
         "rows": population.num_rows,

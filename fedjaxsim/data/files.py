@@ -7,12 +7,23 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def in_file(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Put the path before the message of a ValueError."""
+def in_file(path: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Put the path, if there is one, before the message of a ValueError."""
     try:
         yield
     except ValueError as error:
+        if path is None:
+            raise
         raise ValueError(f"{os.fspath(path)}: {error}") from error
+
+
+@contextlib.contextmanager
+def reading(kind: str, *errors: type[Exception]) -> Iterator[None]:
+    """Raise a ValueError for those `errors` that a library raises on damaged files."""
+    try:
+        yield
+    except errors as error:
+        raise ValueError(f"not a readable {kind}: {error}") from error
 
 
 def existing(path: str | os.PathLike[str], kind: str, *, folder: bool = False) -> Path:

@@ -22,7 +22,7 @@ import numpy as np
 from fedjaxsim.data.arrays import blocks
 from fedjaxsim.data.files import existing, in_file
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import consecutive, in_order
+from fedjaxsim.data.ranges import consecutive
 
 _ABOUT = "population.json"
 _KIND = "folder of a population"
@@ -47,8 +47,7 @@ def save_folder(path: str | os.PathLike[str], population: Population) -> None:
         raise ValueError("a population that generates its minibatches has no rows to write")
     if path.exists():
         raise FileExistsError(f"{path} exists already")
-    index, counts = in_order(population.splits)
-    columns = {"counts": np.ascontiguousarray(counts)}
+    columns = {"counts": np.ascontiguousarray(population.counts)}
     if not np.array_equal(population.names, np.arange(population.num_clients)):
         columns["names"] = population.names
     partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -59,11 +58,10 @@ def save_folder(path: str | os.PathLike[str], population: Population) -> None:
             "clients": population.num_clients,
             "rows": population.num_rows,
             "columns": {
-                name: _write(partial / f"{name}.npy", values, np.arange(len(values)))
-                for name, values in columns.items()
+                name: _write(partial / f"{name}.npy", values) for name, values in columns.items()
             },
             "fields": {
-                name: _write(partial / f"field-{number}.npy", values, index)
+                name: _write(partial / f"field-{number}.npy", values)
                 for number, (name, values) in enumerate(population.fields.items())
             },
             "public": population.public,
@@ -119,18 +117,12 @@ def check_folder(
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: names the columns that changed; or `load_folder` refuses the folder, or
-            it was written before digests were kept.
+        ValueError: names the columns that changed, or `load_folder` refuses the folder.
     """
     path = existing(path, _KIND, folder=True)
     with in_file(path):
         about = _about(path)
-        if "sha256" not in about:
-            raise ValueError(
-                "there are no digests to compare with: an earlier version wrote this folder; "
-                "fedjaxsim data convert writes it anew, with digests of its present content"
-            )
-        if about["sha256"] != _digest(about):
+        if about.get("sha256") != _digest(about):
             raise ValueError(f"{_ABOUT} is not what was written")
         columns = {each["file"]: each for each in about["columns"].values()}
         columns |= {f"{each['file']} ({name})": each for name, each in about["fields"].items()}
@@ -150,13 +142,12 @@ def check_folder(
     return size
 
 
-def _write(file: Path, values: np.ndarray, index: np.ndarray) -> dict[str, Any]:
-    """Write the rows at `index` as a .npy file and return its record."""
-    shape = (len(index), *values.shape[1:])
-    header: Any = {"descr": values.dtype.str, "fortran_order": False, "shape": shape}
+def _write(file: Path, values: np.ndarray) -> dict[str, Any]:
+    """Write a .npy file and return its record."""
+    header: Any = {"descr": values.dtype.str, "fortran_order": False, "shape": values.shape}
     head, digest = io.BytesIO(), hashlib.sha256()
     np.lib.format.write_array_header_2_0(head, header)
-    rows = (np.take(values, index[part], axis=0) for part in blocks(values, len(index)))
+    rows = (values[part] for part in blocks(values, len(values)))
     with open(file, "wb") as stream:
         for content in itertools.chain([head.getvalue()], (each.tobytes() for each in rows)):
             digest.update(content)
@@ -166,7 +157,7 @@ def _write(file: Path, values: np.ndarray, index: np.ndarray) -> dict[str, Any]:
     return {
         "file": file.name,
         "dtype": values.dtype.str,
-        "shape": shape,
+        "shape": values.shape,
         "bytes": file.stat().st_size,
         "sha256": digest.hexdigest(),
     }

@@ -64,7 +64,7 @@ def from_hf(
         if absent:
             raise ValueError(f"there is no column {absent[0]!r}, only {dataset.column_names}")
         dataset = dataset.select_columns([x, client, target])
-    arrays = _arrays(dataset, Columns(target, client, None, one_hot, drop))
+    arrays = _arrays(dataset, Columns(client, target, None, one_hot, drop))
     if splits is not None:
         arrays["split"] = splits
     return assemble(arrays)

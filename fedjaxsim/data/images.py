@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedjaxsim.data.files import existing, in_file
-from fedjaxsim.data.npz import assemble
+from fedjaxsim.data.npz import assemble, owners
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import SPLITS
-from fedjaxsim.data.table import owners
 from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
@@ -41,8 +40,7 @@ def load_images(path: str | os.PathLike[str]) -> Population:
         ValueError: names the file that cannot be read or differs from others in size or colour, or
             the folder of another layout.
     """
-    with in_file(path):
-        return assemble(arrays_of_folder(path, has_clients=True))
+    return assemble(arrays_of_folder(path, has_clients=True), path)
 
 
 def arrays_of_folder(path: str | os.PathLike[str], *, has_clients: bool) -> dict[str, np.ndarray]:
@@ -50,9 +48,28 @@ def arrays_of_folder(path: str | os.PathLike[str], *, has_clients: bool) -> dict
 
     Args:
         path: the folder.
-        has_clients: whether classes lie in folders of clients.
+        has_clients: whether the folders of classes are in folders of clients.
     """
     top = existing(path, "folder of images", folder=True)
+    with in_file(path):
+        found = _found(top, has_clients=has_clients)  # (split, client, class, file)
+        splits, clients, classes, files = zip(*found, strict=True)
+        names, y = np.unique(classes, return_inverse=True)
+        if len(names) == 1:
+            raise ValueError(f"all images are of the class {names[0]}: there is nothing to predict")
+        arrays = {
+            "x": stacked(_read(files)),
+            "y": y.astype(np.int32),
+            "categories.y": names,
+            "public": np.array([_CLASSES]),
+        }
+    return (
+        arrays | {"split": np.array(splits), **owners(np.array(clients))} if has_clients else arrays
+    )
+
+
+def _found(top: Path, *, has_clients: bool) -> list[tuple[int, str, str, Path]]:
+    """List the images of a folder, each with its split, client and class."""
     parts = {folder.name: folder for folder in _folders(top)}
     has_splits = "train" in parts and set(parts) <= set(SPLITS)
     if has_splits and not has_clients:
@@ -61,29 +78,16 @@ def arrays_of_folder(path: str | os.PathLike[str], *, has_clients: bool) -> dict
             "clients and have no splits"
         )
     roots = [(SPLITS.index(name), parts[name]) for name in parts] if has_splits else [(0, top)]
-    found = []  # (split, client, class, file)
+    found = []
     for split, root in roots:
-        clients = _folders(root) if has_clients else [root]
-        for client in clients:
+        for client in _folders(root) if has_clients else [root]:
             files = [(one.name, file) for one in _folders(client) for file in _images(one)]
             found += [(split, client.name, name, file) for name, file in files]
             if not files:
                 raise ValueError(_emptiness(client, has_clients))
     if not found:
         raise ValueError(_emptiness(top, has_clients))
-    splits, clients, classes, files = zip(*found, strict=True)
-    names, y = np.unique(classes, return_inverse=True)
-    if len(names) == 1:
-        raise ValueError(f"all images are of the class {names[0]}: there is nothing to predict")
-    arrays = {
-        "x": stacked(_read(files)),
-        "y": y.astype(np.int32),
-        "categories.y": names,
-        "public": np.array([_CLASSES]),
-    }
-    if has_clients:
-        arrays |= {"split": np.array(splits), **owners(np.array(clients))}
-    return arrays
+    return found
 
 
 def _emptiness(folder: Path, has_clients: bool) -> str:

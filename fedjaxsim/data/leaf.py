@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjaxsim.data.arrays import to_float32
-from fedjaxsim.data.files import in_file
+from fedjaxsim.data.arrays import joined, to_float32
+from fedjaxsim.data.files import in_file, reading
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import consecutive
-from fedjaxsim.data.text import encode, filled_up
+from fedjaxsim.data.text import encode
 
 Users = dict[str, dict[str, np.ndarray]]
 
@@ -47,12 +46,11 @@ def load_leaf(path: str | os.PathLike[str]) -> Population:
     if path.is_dir():
         splits = {s: _read_all(files) for s, files in _find_files(path).items()}
     elif path.suffix == ".zip" or zipfile.is_zipfile(path):
-        try:
-            with zipfile.ZipFile(path) as archive:
-                files_of = _find_files(zipfile.Path(archive))
-                splits = {s: _read_all(files) for s, files in files_of.items()}
-        except zipfile.BadZipFile as error:
-            raise ValueError(f"{path} is not a readable zip file: {error}") from error
+        with in_file(path), reading("zip file", zipfile.BadZipFile):
+            archive = zipfile.ZipFile(path)
+        with archive:
+            files_of = _find_files(zipfile.Path(archive))
+            splits = {s: _read_all(files) for s, files in files_of.items()}
     else:
         splits = {"train": _read_all([path])}
     with in_file(path):
@@ -95,26 +93,25 @@ def _read_all(files: Iterable[Traversable]) -> Users:
 
 
 def _read(file: Traversable) -> Users:
-    try:
-        with file.open("rb") as stream:
+    errors = (ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
+    with in_file(str(file)):
+        with reading("JSON file", *errors), file.open("rb") as stream:
             document = json.load(stream, object_hook=_compact)
-    except (ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(document, dict) or not isinstance(document.get("user_data"), dict):
-        raise ValueError(f"{file} is not LEAF JSON: it must hold an object 'user_data'")
-    data = document["user_data"]
-    users, sizes = document.get("users"), document.get("num_samples")
-    if not isinstance(users, list) or not isinstance(sizes, list):
-        raise ValueError(f"{file} is not LEAF JSON: 'users' and 'num_samples' must be lists")
-    names = [str(user) for user in users]
-    if len(set(names)) < len(names) or set(names) != set(data):
-        raise ValueError(f"{file}: 'users' must list each user of 'user_data' once")
-    if len(sizes) != len(names):
-        raise ValueError(f"{file}: 'num_samples' has {len(sizes)} entries for {len(names)} users")
-    return {
-        name: _checked(data[name], size, f"{file}: user {name!r}")
-        for name, size in zip(names, sizes, strict=True)
-    }
+        if not isinstance(document, dict) or not isinstance(document.get("user_data"), dict):
+            raise ValueError("not LEAF JSON: it must hold an object 'user_data'")
+        data = document["user_data"]
+        users, sizes = document.get("users"), document.get("num_samples")
+        if not isinstance(users, list) or not isinstance(sizes, list):
+            raise ValueError("not LEAF JSON: 'users' and 'num_samples' must be lists")
+        names = [str(user) for user in users]
+        if len(set(names)) < len(names) or set(names) != set(data):
+            raise ValueError("'users' must list each user of 'user_data' once")
+        if len(sizes) != len(names):
+            raise ValueError(f"'num_samples' has {len(sizes)} entries for {len(names)} users")
+        return {
+            name: _checked(data[name], size, f"user {name!r}")
+            for name, size in zip(names, sizes, strict=True)
+        }
 
 
 def _compact(node: dict[str, Any]) -> dict[str, Any]:
@@ -173,27 +170,11 @@ def _population(train: Users, test: Users) -> Population:
             f"user {strangers[0]!r} has test rows but no training rows; each user needs some: "
             "split LEAF data by sample, not by user"
         )
-    untested = {u: {f: a[:0] for f, a in train[u].items()} for u in train if u not in test}
-    tests = {**test, **untested}
-    joined = [
-        {field: _append(user, field, rows, tests[user][field]) for field, rows in data.items()}
-        for user, data in train.items()
-    ]
-    clients, categories, public = encode(joined)
-    population = Population.from_clients(clients, list(train))
-    counts = [[len(users[user]["y"]) for user in train] for users in (train, tests)]
-    splits = consecutive(counts[0], np.zeros(len(train)), counts[1])
-    return dataclasses.replace(population, splits=splits, categories=categories, public=public)
-
-
-def _append(user: str, field: str, train: np.ndarray, test: np.ndarray) -> np.ndarray:
-    """Join the training rows and the test rows of one field of one user."""
-    if train.dtype.kind == test.dtype.kind == "U" and train.ndim == test.ndim == 2:
-        width = max(train.shape[1], test.shape[1])
-        train, test = filled_up(train, width), filled_up(test, width)
-    if train.shape[1:] != test.shape[1:]:
-        raise ValueError(
-            f"client {user!r}, field {field!r}: rows have shape {train.shape[1:]} to train on "
-            f"but {test.shape[1:]} to test; they must agree"
-        )
-    return np.concatenate([train, test])
+    clients, categories, public = encode([*train.values(), *test.values()])
+    owners = [*train, *test]
+    fields, counts = joined(clients, owners)
+    position = {user: k for k, user in enumerate(train)}
+    client = np.repeat([position[user] for user in owners], counts)
+    split = np.repeat([0, 2], [sum(counts[: len(train)]), sum(counts[len(train) :])])
+    population = Population.from_rows(fields, client, list(train), split)
+    return dataclasses.replace(population, categories=categories, public=public)

@@ -1,24 +1,21 @@
 """All sources of data by one specification, for the command line."""
 
-import contextlib
+import dataclasses
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from fedjaxsim.data.files import in_file
 from fedjaxsim.data.npz import assemble, described, fields_of, has_clients
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import in_order
+from fedjaxsim.data.ranges import consecutive
 from fedjaxsim.data.readers import GENERATED, IN_FILES, PARTITIONS, READERS
 from fedjaxsim.data.splitting import check_fractions, check_seed, split
 from fedjaxsim.data.transforms import first_classes
 from fedjaxsim.factories import make, resolve
 
 _SOURCES = f"{', '.join(GENERATED)}, or one of {', '.join(IN_FILES)} with a path as in csv:PATH"
-_UNNAMED = ("csv", "parquet", "images")
-"""Readers that do not name the file in errors."""
 _DEFAULT_TEST = 0.2
 _MIN_ROWS = 5
 """Least number of rows of a client in a partition."""
@@ -82,15 +79,13 @@ def load(
     if kind in ("csv", "parquet"):
         _check_table(kind, given, partition)
     supplied = given | {"seed": seed, "has_clients": partition is None}
-    with in_file(path) if kind in _UNNAMED else contextlib.nullcontext():
-        found = make(READERS[kind], *([path] if path else []), supplied=supplied)
+    found = make(READERS[kind], *([path] if path else []), supplied=supplied)
     if isinstance(found, Population) or has_clients(found):
         if partition is not None:
             raise ValueError(
                 f"{spec} has its own clients: partition must be None, got {partition!r}"
             )
-        with in_file(path):
-            population = found if isinstance(found, Population) else assemble(found)
+        population = found if isinstance(found, Population) else assemble(found, path)
     else:
         supplied |= {"column": column, "min_rows": _MIN_ROWS}
         population = described(make(PARTITIONS[how], fields_of(found), supplied=supplied), found)
@@ -101,7 +96,7 @@ def load(
     if test is None:
         test = 0.0 if population.splits["test"].count.any() else _DEFAULT_TEST
     elif population.splits["test"].count.any():
-        population = _pooled(population)
+        population = _without_splits(population)
     return split(population, validation=validation, test=test, seed=seed)
 
 
@@ -117,8 +112,8 @@ def _check_table(kind: str, given: Mapping[str, Any], partition: str | None) -> 
         raise ValueError("--split needs --client: rows without clients are dealt to clients")
 
 
-def _pooled(population: Population) -> Population:
+def _without_splits(population: Population) -> Population:
     """Make all rows training rows."""
-    index, counts = in_order(population.splits)
     none = np.zeros(population.num_clients, np.int32)
-    return population.of_rows(index, np.stack([counts.sum(axis=1), none, none], axis=1))
+    splits = consecutive(population.counts.sum(axis=1), none, none)
+    return dataclasses.replace(population, splits=splits)

@@ -6,7 +6,7 @@ import os
 import numpy as np
 
 from fedjaxsim.data.arrays import to_float32
-from fedjaxsim.data.files import existing, in_file
+from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
 
 
@@ -20,7 +20,7 @@ def load_matlab(
     Args:
         path: a .mat file of version 4 to 7.2.
         x: name of the cell array with the features. By default X and Y if the file has both, else
-            the only two cell arrays of which one holds a label for every row of the other.
+            the only pair of cell arrays in which one holds a label for every row of the other.
         y: name of the cell array with the labels; given with x.
 
     Raises:
@@ -33,11 +33,10 @@ def load_matlab(
     path = existing(path, "MATLAB file")
     from scipy.io import loadmat
 
-    try:
-        variables = loadmat(os.fspath(path), variable_names=None if x is None else [x, y])
-    except Exception as error:  # scipy raises errors of many types on damaged files
-        raise ValueError(f"{path} is not a readable MATLAB file (v4 to v7.2): {error}") from error
     with in_file(path):
+        # scipy raises errors of many types on damaged files.
+        with reading("MATLAB file (v4 to v7.2)", Exception):
+            variables = loadmat(os.fspath(path), variable_names=None if x is None else [x, y])
         if x is None or y is None:
             x, y = _found(variables)
         features, labels = (_cells(variables, name) for name in (x, y))

@@ -1,4 +1,4 @@
-"""A plain format for a user's own data: a .npz file of flat arrays.
+"""A plain format for users' data: a .npz file of flat arrays.
 
 The arrays of a file:
 
@@ -22,9 +22,9 @@ import zlib
 import numpy as np
 
 from fedjaxsim.data.arrays import common_length
-from fedjaxsim.data.files import existing, in_file
+from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import SPLITS, consecutive
+from fedjaxsim.data.ranges import SPLITS
 
 _RESERVED = ("client", "counts", "names", "split", "public")
 _CATEGORIES = "categories."
@@ -37,9 +37,7 @@ def load_npz(path: str | os.PathLike[str]) -> Population:
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged or its arrays do not fit the format.
     """
-    arrays = read_arrays(path)
-    with in_file(path):
-        return assemble(arrays)
+    return assemble(read_arrays(path), path)
 
 
 def save_npz(path: str | os.PathLike[str], population: Population) -> None:
@@ -53,12 +51,9 @@ def save_npz(path: str | os.PathLike[str], population: Population) -> None:
         raise ValueError(
             f"fields may not be called {_RESERVED} or {_CATEGORIES}… in a .npz file, got {taken}"
         )
-    client = np.empty(population.num_rows, dtype=np.int32)
-    split = np.empty(population.num_rows, dtype=np.int8)
-    for s, name in enumerate(SPLITS):
-        ranges = population.splits[name]
-        rows = ranges.all_rows()
-        client[rows], split[rows] = ranges.owners(), s
+    counts = population.counts
+    client = np.repeat(np.arange(len(counts), dtype=np.int32), counts.sum(axis=1))
+    split = np.repeat(np.tile(np.arange(len(SPLITS), dtype=np.int8), len(counts)), counts.ravel())
     arrays = {"client": client, "split": split, "names": population.names, **population.fields}
     if population.public:
         arrays["public"] = np.array(population.public)
@@ -74,13 +69,12 @@ def save_npz(path: str | os.PathLike[str], population: Population) -> None:
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Read all arrays of a .npz file."""
     path = existing(path, ".npz file")
-    try:
+    errors = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error)
+    with in_file(path), reading(".npz file", *errors):
         with zipfile.ZipFile(path):  # np.load would also take a single array or a pickle
             pass
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} is not a readable .npz file: {error}") from error
 
 
 def has_clients(arrays: dict[str, np.ndarray]) -> bool:
@@ -107,25 +101,32 @@ def described(population: Population, arrays: dict[str, np.ndarray]) -> Populati
     )
 
 
-def assemble(arrays: dict[str, np.ndarray]) -> Population:
-    """Make the population of arrays that name the clients of the rows."""
-    if ("client" in arrays) == ("counts" in arrays):
-        raise ValueError("exactly one of the arrays 'client' and 'counts' must be given")
-    fields = fields_of(arrays)
-    n = common_length(
-        {name: values.shape[0] if values.ndim else 0 for name, values in fields.items()}, "file"
-    )
-    client, names = _owners(arrays, n)
-    split = arrays.get("split", np.zeros(n, dtype=np.int8))
-    if split.shape != (n,) or not np.isin(split, range(len(SPLITS))).all():
-        raise ValueError(f"split must hold 0, 1 or 2 for each of the {n} rows, got {split!r}")
-    order = np.lexsort((split, client))  # by client, then by split, otherwise in the file's order
-    sizes = np.bincount(client, minlength=len(names))
-    population = Population.from_flat(
-        {name: values[order] for name, values in fields.items()}, sizes, names
-    )
-    counts = [np.bincount(client[split == s], minlength=len(names)) for s in range(len(SPLITS))]
-    return described(dataclasses.replace(population, splits=consecutive(*counts)), arrays)
+def owners(clients: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the arrays client, (N,), and names, (m,), of the rows' client names, (N,) strings.
+
+    Clients are sorted by name, as numbers where all of them are whole numbers.
+    """
+    names, client = np.unique(clients, return_inverse=True)
+    if all(name.removeprefix("-").isdecimal() for name in names):
+        order = np.array(sorted(range(len(names)), key=lambda k: (int(names[k]), k)))
+        names, client = names[order], np.argsort(order)[client]
+    return {"client": client, "names": names}
+
+
+def assemble(
+    arrays: dict[str, np.ndarray], path: str | os.PathLike[str] | None = None
+) -> Population:
+    """Make the population of arrays that name the clients of the rows; errors name the file."""
+    with in_file(path):
+        if ("client" in arrays) == ("counts" in arrays):
+            raise ValueError("exactly one of the arrays 'client' and 'counts' must be given")
+        fields = fields_of(arrays)
+        n = common_length(fields, "file")
+        client, names = _owners(arrays, n)
+        split = arrays.get("split", np.zeros(n, dtype=np.int8))
+        if split.shape != (n,) or not np.isin(split, range(len(SPLITS))).all():
+            raise ValueError(f"split must hold 0, 1 or 2 for each of the {n} rows, got {split!r}")
+        return described(Population.from_rows(fields, client, names, split), arrays)
 
 
 def _is_reserved(name: str) -> bool:
@@ -139,10 +140,11 @@ def _owners(arrays: dict[str, np.ndarray], n: int) -> tuple[np.ndarray, np.ndarr
         raise ValueError(f"names must have shape (m,), got {names.shape}")
     if "counts" in arrays:
         counts = arrays["counts"]
-        if counts.ndim != 1 or counts.dtype.kind not in "iu" or (counts <= 0).any():
-            raise ValueError(f"counts must be positive integers (m,), got {counts!r}")
-        if counts.sum() != n:
-            raise ValueError(f"counts must sum to the {n} rows, got {counts.sum()}")
+        is_count = counts.ndim == 1 and counts.dtype.kind in "iu" and (counts > 0).all()
+        if not is_count or counts.sum() != n:
+            raise ValueError(
+                f"counts must be positive integers (m,) that sum to the {n} rows, got {counts!r}"
+            )
         clients = np.arange(len(counts))
         return np.repeat(clients, counts), clients if names is None else names
     ids = arrays["client"]

@@ -5,7 +5,7 @@ every row exactly once. All rows are training rows: `split` follows.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -30,12 +30,12 @@ def iid(fields: Fields, num_clients: int = 100, seed: int = 0) -> Population:
     Raises:
         ValueError: the number of clients does not lie in [1, N], or the seed is negative.
     """
-    n = _num_rows(fields)
+    n = common_length(fields, "data set")
     _check_count("num_clients", num_clients, n)
     check_seed(seed)
     client = np.empty(n, dtype=np.int64)
     client[np.random.default_rng(seed).permutation(n)] = np.arange(n) % num_clients
-    return _gather(fields, client, num_clients)
+    return Population.from_rows(fields, client, num_clients)
 
 
 def dirichlet(
@@ -63,7 +63,7 @@ def dirichlet(
     Raises:
         ValueError: an argument is out of its range, or there is no such label.
     """
-    n = _num_rows(fields)
+    n = common_length(fields, "data set")
     rng = _generator(n, num_clients, alpha, seed, min_rows)
     _, classes = np.unique(_column(fields, label), return_inverse=True)
     client = np.empty(n, dtype=np.int64)
@@ -72,7 +72,10 @@ def dirichlet(
         probabilities = rng.dirichlet(np.full(num_clients, alpha))
         client[members] = rng.choice(num_clients, size=len(members), p=probabilities)
     _level(client, num_clients, min_rows, rng)
-    return dataclasses.replace(_gather(fields, client, num_clients), public=(_BY_LABEL,))
+    return dataclasses.replace(
+        Population.from_rows(fields, client, num_clients),
+        public=(_BY_LABEL,),
+    )
 
 
 def shards(
@@ -98,7 +101,7 @@ def shards(
     Raises:
         ValueError: num_clients · shards_per_client does not lie in [1, N], or there is no label.
     """
-    n = _num_rows(fields)
+    n = common_length(fields, "data set")
     _check_count("num_clients", num_clients, n)
     _check_count("shards_per_client", shards_per_client, n // num_clients)
     check_seed(seed)
@@ -109,7 +112,10 @@ def shards(
     client = np.empty(n, dtype=np.int64)
     for position, shard in enumerate(rng.permutation(len(pieces))):
         client[pieces[shard]] = position // shards_per_client
-    return dataclasses.replace(_gather(fields, client, num_clients), public=(_BY_LABEL,))
+    return dataclasses.replace(
+        Population.from_rows(fields, client, num_clients),
+        public=(_BY_LABEL,),
+    )
 
 
 def quantity(
@@ -135,13 +141,13 @@ def quantity(
     Raises:
         ValueError: an argument is out of its range.
     """
-    n = _num_rows(fields)
+    n = common_length(fields, "data set")
     rng = _generator(n, num_clients, alpha, seed, min_rows)
     ends = np.rint(np.cumsum(rng.dirichlet(np.full(num_clients, alpha)))[:-1] * n).astype(int)
     client = np.empty(n, dtype=np.int64)
     client[rng.permutation(n)] = np.searchsorted(ends, np.arange(n), side="right")
     _level(client, num_clients, min_rows, rng)
-    return _gather(fields, client, num_clients)
+    return Population.from_rows(fields, client, num_clients)
 
 
 def feature_noise(
@@ -168,16 +174,18 @@ def feature_noise(
     """
     if not 0 <= variance < np.inf:
         raise ValueError(f"feature_noise must be non-negative and finite, got {variance}")
-    dealt = iid(fields, num_clients, seed)
-    if field not in dealt.fields:
+    population = iid(fields, num_clients, seed)
+    if field not in population.fields:
         raise ValueError(f"there is no field {field!r} to add noise to, only {sorted(fields)}")
-    values = dealt.fields[field]
+    values = population.fields[field]
     values = values if values.dtype.kind == "f" else to_float32(values)
     scale = np.sqrt(variance * np.arange(1, num_clients + 1) / num_clients)
-    of_row = np.repeat(scale, dealt.splits["train"].count).reshape(-1, *[1] * (values.ndim - 1))
+    of_row = np.repeat(scale, population.splits["train"].count).reshape(
+        -1, *[1] * (values.ndim - 1)
+    )
     noise = np.random.default_rng((seed, _NOISE)).standard_normal(values.shape)
     noised = values + (of_row * noise).astype(values.dtype)
-    return dataclasses.replace(dealt, fields={**dealt.fields, field: noised})
+    return dataclasses.replace(population, fields={**population.fields, field: noised})
 
 
 def by_column(fields: Fields, column: str) -> Population:
@@ -189,15 +197,10 @@ def by_column(fields: Fields, column: str) -> Population:
     Raises:
         ValueError: there is no such column, or it is not one value per row.
     """
-    _num_rows(fields)
+    common_length(fields, "data set")
     values, client = np.unique(_column(fields, column), return_inverse=True)
     kept = {field: array for field, array in fields.items() if field != column or field == "y"}
-    return _gather(kept, client, len(values), [str(value) for value in values])
-
-
-def _num_rows(fields: Fields) -> int:
-    lengths = {field: len(values) if np.ndim(values) else 0 for field, values in fields.items()}
-    return common_length(lengths, "data set")
+    return Population.from_rows(kept, client, [str(value) for value in values])
 
 
 def _generator(
@@ -246,14 +249,3 @@ def _level(client: np.ndarray, num_clients: int, min_rows: int, rng: np.random.G
         client[grouped[unmoved[rich]]] = poor
         sizes[rich] -= 1
         sizes[poor] += 1
-
-
-def _gather(
-    fields: Fields, client: np.ndarray, num_clients: int, names: Sequence[str] | None = None
-) -> Population:
-    """Make the population in which row r belongs to client[r]; rows keep their order."""
-    order = np.argsort(client, kind="stable")
-    counts = np.bincount(client, minlength=num_clients)
-    return Population.from_flat(
-        {field: np.asarray(values)[order] for field, values in fields.items()}, counts, names
-    )

@@ -15,11 +15,12 @@ from fedjaxsim.data.arrays import (
     common_length,
     first_not_finite,
     join,
+    joined,
     shareable,
     taken,
 )
 from fedjaxsim.data.minibatches import Generate
-from fedjaxsim.data.ranges import SPLITS, Ranges, check_ranges, consecutive, in_order
+from fedjaxsim.data.ranges import SPLITS, Ranges, check_ranges, consecutive
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,7 +37,7 @@ class Population:
             arrays, such as a mapped file, are kept; others are copied to read-only memory that a
             CPU device can share.
         splits: the rows of each client for "train" (at least one per client), "validation" and
-            "test" (possibly empty). Every row belongs to exactly one client and one split.
+            "test" (possibly empty). Clients follow one another, each with its splits in this order.
         names: the clients' distinct names, (m,) str, or integers, which take less memory.
         generate: for synthetic problems, `(key, row, b) -> fields`: minibatches are made afresh in
             every round from the client's first training row (its true parameters, say). Compiled
@@ -58,7 +59,7 @@ class Population:
     categories: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
-        rows = common_length({f: len(v) for f, v in self.fields.items()}, "population")
+        rows = common_length(self.fields, "population")
         _check_names(self.names)
         check_ranges(self.splits, self.names, rows)
         _check_categories(self)
@@ -70,7 +71,7 @@ class Population:
     def from_clients(
         cls, clients: Sequence[Mapping[str, Any]], names: Sequence[str] | np.ndarray | None = None
     ) -> Self:
-        """Join the clients' own arrays; all rows are training rows.
+        """Join arrays of each client; all rows are training rows.
 
         Args:
             clients: one mapping of the same fields per client, each value (n, ...) array-like.
@@ -80,70 +81,71 @@ class Population:
             ValueError: no client, an empty client, fields that differ between clients or disagree
                 in length, values that are not finite numbers, or duplicate names.
         """
-        if len(clients) == 0:
-            raise ValueError("a population needs at least one client, got an empty list")
         named = _as_names(names, len(clients))
-        labels = [str(name) for name in named]
-        expected = sorted(clients[0])
-        for name, client in zip(labels, clients, strict=True):
-            if sorted(client) != expected:
-                raise ValueError(
-                    f"client {name!r} has the fields {sorted(client)}, but client "
-                    f"{labels[0]!r} has {expected}; all clients need the same"
-                )
-        owners = [f"client {name!r}, field " for name in labels]
-        parts = {
-            field: [
-                as_numbers(client[field], f"{owner}{field!r}")
-                for owner, client in zip(owners, clients, strict=True)
-            ]
-            for field in clients[0]
-        }
-        counts = [
-            common_length(
-                {field: len(arrays[k]) for field, arrays in parts.items()}, f"client {n!r}"
-            )
-            for k, n in enumerate(labels)
-        ]
-        fields = {field: join(field, arrays, owners) for field, arrays in parts.items()}
+        fields, counts = joined(clients, [str(name) for name in named])
         return cls.from_flat(fields, counts, named)
 
     @classmethod
     def from_flat(
         cls,
         fields: Mapping[str, Any],
-        counts: Sequence[int] | np.ndarray,
+        counts: Sequence[int] | Sequence[Sequence[int]] | np.ndarray,
         names: Sequence[str] | np.ndarray | None = None,
     ) -> Self:
-        """Cut flat arrays into consecutive clients; all rows are training rows.
+        """Cut flat arrays into consecutive clients.
 
         Args:
             fields: array-likes of shape (N, ...).
-            counts: positive numbers of rows of each client that sum to N, (m,) integers.
+            counts: numbers of training rows of each client, (m,) integers, or of its training,
+                validation and test rows, (m, 3), which follow one another; they sum to N.
             names: distinct names of the clients, (m,); by default 0, 1, ...
 
         Raises:
-            ValueError: the counts do not sum to N, or the arrays are refused by `from_clients`.
+            ValueError: the counts do not sum to N, a client has no training rows, or the arrays are
+                refused by `from_clients`.
         """
         sizes = np.asarray(counts)
-        if sizes.ndim != 1 or sizes.size == 0 or sizes.dtype.kind not in "iu":
-            raise ValueError(f"counts must be a non-empty list of integers, got {counts!r}")
-        labels = _as_names(names, len(sizes))
-        if np.any(sizes <= 0):
-            k = int(np.argmax(sizes <= 0))
+        known = sizes.shape[1:] in ((), (len(SPLITS),)) and sizes.dtype.kind in "iu"
+        if not known or not sizes.size:
             raise ValueError(
-                f"client {str(labels[k])!r} has {sizes[k]} rows; each needs at least one"
+                "counts must be a non-empty list of integers, or of three for each client, "
+                f"got {counts!r}"
             )
+        if sizes.ndim == 1:
+            none = np.zeros_like(sizes)
+            sizes = np.stack([sizes, none, none], axis=1)
         arrays = {field: as_numbers(value, f"field {field!r}") for field, value in fields.items()}
-        rows = common_length({field: len(value) for field, value in arrays.items()}, "population")
-        if int(sizes.sum()) != rows:
-            raise ValueError(f"counts must sum to the {rows} rows, got {int(sizes.sum())}")
-        none = np.zeros_like(sizes)
         return cls(
             {field: join(field, [value], ["field "]) for field, value in arrays.items()},
-            consecutive(sizes, none, none),
-            labels,
+            consecutive(*sizes.T),
+            _as_names(names, len(sizes)),
         )
+
+    @classmethod
+    def from_rows(
+        cls,
+        fields: Mapping[str, Any],
+        client: np.ndarray,
+        names: Sequence[str] | np.ndarray | int,
+        split: np.ndarray | int = 0,
+    ) -> Self:
+        """Sort rows by client and split; those of one client and split keep their order.
+
+        Args:
+            fields: array-likes of shape (N, ...).
+            client: position of each row's client in `names`, (N,) integers.
+            names: distinct names of the clients, (m,), or m for 0, 1, …
+            split: position of each row's split in "train", "validation", "test", (N,).
+
+        Raises:
+            ValueError: a client has no training rows, or the arrays are refused by `from_clients`.
+        """
+        cell = client * len(SPLITS) + split
+        order = np.argsort(cell, kind="stable")
+        m = names if isinstance(names, int) else len(names)
+        counts = np.bincount(cell, minlength=m * len(SPLITS)).reshape(m, len(SPLITS))
+        sorted_fields = {field: np.asarray(values)[order] for field, values in fields.items()}
+        return cls.from_flat(sorted_fields, counts, None if isinstance(names, int) else names)
 
     def __repr__(self) -> str:
         """List clients, rows of each split, and every field."""
@@ -155,7 +157,9 @@ class Population:
 
     @property
     def _title(self) -> str:
-        rows = ", ".join(f"{int(self.splits[name].count.sum()):,} {name}" for name in SPLITS)
+        rows = ", ".join(
+            f"{n:,} {name}" for n, name in zip(self.counts.sum(axis=0), SPLITS, strict=True)
+        )
         return f"Population of {self.num_clients:,} clients, {self.num_rows:,} rows ({rows})"
 
     def _described(self) -> list[tuple[str, str, str]]:
@@ -170,6 +174,13 @@ class Population:
     def num_rows(self) -> int:
         """Number of rows N of all clients and splits together."""
         return len(next(iter(self.fields.values())))
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Number of rows of each client in each split of `SPLITS`, (m, 3) int32, read-only."""
+        counts = np.stack([self.splits[name].count for name in SPLITS])
+        counts.flags.writeable = False  # so that `consecutive` does not copy them
+        return counts.T
 
     def rows(self, client: int, split: str | None = None) -> dict[str, np.ndarray]:
         """Return one client's rows of a split; by default of all, in the order of `SPLITS`.
@@ -200,11 +211,9 @@ class Population:
 
     def of_clients(self, clients: np.ndarray) -> Self:
         """Return a population of some clients, (m',) indices, with their names and splits."""
-        parts = {
-            name: Ranges(ranges.start[clients], ranges.count[clients])
-            for name, ranges in self.splits.items()
-        }
-        return self.of_rows(*in_order(parts), clients)
+        counts = self.counts[clients]
+        rows = Ranges(self.splits["train"].start[clients], counts.sum(axis=1, dtype=np.int32))
+        return self.of_rows(rows.all_rows(), counts, clients)
 
 
 def _as_names(names: Sequence[str] | np.ndarray | None, clients: int) -> np.ndarray:
@@ -245,13 +254,9 @@ def _check_finite(population: Population) -> None:
         row = first_not_finite(values)
         if row is None:
             continue
-        owner = next(
-            str(population.names[k])
-            for ranges in population.splits.values()
-            for k in np.flatnonzero((ranges.start <= row) & (row < ranges.start + ranges.count))
-        )
+        client = np.searchsorted(population.splits["train"].start, row, side="right") - 1
         found = values[row]
         raise ValueError(
-            f"client {owner!r}, field {field!r}: all values must be finite numbers, "
-            f"got {found[~np.isfinite(found)].ravel()[0]} in row {row} of the population"
+            f"client {str(population.names[client])!r}, field {field!r}: all values must be finite "
+            f"numbers, got {found[~np.isfinite(found)].ravel()[0]} in row {row} of the population"
         )

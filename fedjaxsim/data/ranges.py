@@ -1,7 +1,6 @@
 """Rows of clients and splits as ranges of one flat array."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,10 +35,6 @@ class Ranges:
         shift = np.repeat(self.start - before, self.count)
         return np.add(shift, np.arange(len(shift), dtype=np.int32), out=shift)
 
-    def owners(self) -> np.ndarray:
-        """Return the client of each of `all_rows`, (Σn,) int32."""
-        return np.repeat(np.arange(len(self.count), dtype=np.int32), self.count)
-
 
 def consecutive(train: Any, validation: Any, test: Any) -> dict[str, Ranges]:
     """Return the splits of consecutive clients, each with its splits in this order.
@@ -70,43 +65,8 @@ def consecutive(train: Any, validation: Any, test: Any) -> dict[str, Ranges]:
     return splits
 
 
-def in_order(parts: Mapping[str, Ranges]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows client after client, each client's in the order of `SPLITS`.
-
-    Returns:
-        The rows, (N,) int32, and the number of rows of each client in each split, (m, 3).
-    """
-    counts = np.stack([parts[name].count for name in SPLITS])
-    counts.flags.writeable = False  # so that `consecutive` does not copy them
-    counts = counts.T
-    rows = int(counts.sum(dtype=np.int64))
-    if are_consecutive(parts, rows):
-        return np.arange(rows, dtype=np.int32), counts
-    index = np.empty(rows, np.int32)
-    for name, ranges in consecutive(*counts.T).items():
-        index[ranges.all_rows()] = parts[name].all_rows()
-    return index, counts
-
-
-def are_consecutive(splits: Mapping[str, Ranges], rows: int) -> bool:
-    """Return whether clients and their splits follow one another up to the last row."""
-    if any(np.any(ranges.count < 0) for ranges in splits.values()):
-        return False
-    if sum(int(ranges.count.sum(dtype=np.int64)) for ranges in splits.values()) != rows:
-        return False
-    # One array for all splits: it holds where each of them must begin.
-    begin = functools.reduce(np.add, (splits[name].count for name in SPLITS))
-    np.cumsum(begin, out=begin)
-    for name in reversed(SPLITS):
-        count = splits[name].count
-        begin -= count
-        if np.any((begin != splits[name].start) & (count > 0)):
-            return False
-    return True
-
-
 def check_ranges(splits: Mapping[str, Ranges], names: np.ndarray, rows: int) -> None:
-    """Check that `splits` give every row to exactly one client and split.
+    """Check that clients and their splits follow one another, as in `consecutive`.
 
     Args:
         splits: the ranges by name.
@@ -122,17 +82,20 @@ def check_ranges(splits: Mapping[str, Ranges], names: np.ndarray, rows: int) -> 
                     f"the ranges of {name!r} must be int32 of shape {names.shape}, "
                     f"got {part.dtype} of {part.shape}"
                 )
-    if np.any(splits["train"].count < 1):
-        k = int(np.argmax(splits["train"].count < 1))
+    parts = [splits[name] for name in SPLITS]
+    train, validation, test = parts
+    if np.any(train.count < 1):
+        k = int(np.argmax(train.count < 1))
         raise ValueError(f"client {str(names[k])!r} has no training rows; each needs at least one")
-    if are_consecutive(splits, rows):
-        return
-    start = np.concatenate([splits[s].start for s in SPLITS]).astype(np.int64)
-    count = np.concatenate([splits[s].count for s in SPLITS]).astype(np.int64)
-    occupied = np.flatnonzero(count)
-    order = occupied[np.argsort(start[occupied])]
-    ends = (start + count)[order]
-    if np.any(count < 0) or not np.array_equal(start[order], np.append(0, ends[:-1])):
-        raise ValueError("the ranges of clients and splits must not overlap or leave gaps")
-    if ends[-1] != rows:
-        raise ValueError(f"the ranges of clients and splits must end at row {rows}, got {ends[-1]}")
+    total = sum(int(part.count.sum(dtype=np.int64)) for part in parts)
+    if total != rows:
+        raise ValueError(f"counts must sum to the {rows} rows, got {total}")
+    following = (validation.start, test.start, np.append(train.start[1:], np.int32(rows)))
+    if train.start[0] != 0 or not all(
+        np.all(part.count >= 0) and np.array_equal(part.start + part.count, start)
+        for part, start in zip(parts, following, strict=True)
+    ):
+        raise ValueError(
+            "clients must follow one another, each with its training, validation and test rows "
+            "in this order"
+        )

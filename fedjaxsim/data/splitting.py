@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import Ranges, in_order
+from fedjaxsim.data.ranges import Ranges
 
 _BLOCK = 1 << 20
 """Rows that are shuffled at once."""
@@ -20,7 +20,7 @@ def split(
     fractions 0 the population stays as it is.
 
     Args:
-        population: the clients, of which the training rows are divided.
+        population: clients with the training rows to divide.
         validation: fraction of each client's training rows, in [0, 1); 0 if the split has rows.
         test: the same for the test split; both together less than 1.
         seed: a non-negative integer.
@@ -40,24 +40,16 @@ def split(
             )
     if validation == test == 0:
         return population
-    return population.of_rows(*_divided(population, validation, test, seed))
-
-
-def _divided(
-    population: Population, validation: float, test: float, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of a split population and their counts, like `in_order`."""
-    parts, n = dict(population.splits), population.splits["train"].count
-    start = parts["train"].start
-    left, validations, tests = numbers_of_rows(n, validation, test)
-    parts["train"] = Ranges(start, left)
-    if validation > 0:
-        parts["validation"] = Ranges(start + left, validations)
-    if test > 0:
-        parts["test"] = Ranges(start + left + validations, tests)
-    index, counts = in_order(parts)
-    shuffled = _shuffled(population.splits["train"], population.num_rows, seed)
-    return shuffled[index], counts
+    train = population.splits["train"]
+    index = _shuffled(train, population.num_rows, seed)
+    counts = np.stack(numbers_of_rows(train.count, validation, test), axis=1)
+    kept = population.counts.copy()
+    kept[:, 0] = 0
+    if kept[:, 1].any():  # new test rows, still before these, move behind them
+        splits = np.arange(population.num_clients)[:, None] * 3 + [0, 1, 2, 1, 2]
+        of_row = np.repeat(splits.ravel(), np.hstack([counts, kept[:, 1:]]).ravel())
+        index = index[np.argsort(of_row, kind="stable")]
+    return population.of_rows(index, counts + kept)
 
 
 def numbers_of_rows(
@@ -104,7 +96,7 @@ def _split_mix(origin: np.ndarray, number: np.ndarray) -> np.ndarray:
 
 
 def check_fractions(validation: float, test: float) -> None:
-    """Raise ValueError unless both lie in [0, 1) and leave some rows to train on."""
+    """Raise ValueError unless both are in [0, 1) and leave some rows to train on."""
     for name, fraction in (("validation", validation), ("test", test)):
         if not 0 <= fraction < 1:
             raise ValueError(f"{name} must lie in [0, 1), got {fraction}")

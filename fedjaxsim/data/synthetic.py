@@ -9,7 +9,6 @@ import numpy as np
 
 from fedjaxsim.data.normal import normal
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import consecutive
 from fedjaxsim.data.splitting import check_seed
 
 _PERSONAL_FEATURES = 5
@@ -58,11 +57,7 @@ def synthetic_regression(
     deviations = np.sqrt(feature_variances(num_features))
     x = rng.normal(0, deviations, (num_clients, num_rows, num_features))
     y = np.einsum("mnd,md->mn", x, theta) + rng.normal(0, label_noise, (num_clients, num_rows))
-    fields = {
-        "x": x.reshape(-1, num_features).astype(np.float32),
-        "y": y.reshape(-1).astype(np.float32),
-    }
-    return Population.from_flat(fields, np.full(num_clients, num_rows)), theta
+    return _of_regressions(x, y, num_rows), theta
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,13 +106,12 @@ def regression_stream(
         ValueError: see `synthetic_regression`.
     """
     theta, _ = _true_parameters(num_clients, num_features, 1, offset_scale, label_noise, seed)
-    one, none = np.ones(num_clients, int), np.zeros(num_clients, int)
-    return Population(
+    population = Population.from_flat(
         {"theta": np.repeat(theta, 2, axis=0).astype(np.float32)},
-        consecutive(one, none, one),
+        np.tile([1, 0, 1], (num_clients, 1)),
         np.arange(num_clients).astype(str),
-        RegressionStream(label_noise),
     )
+    return dataclasses.replace(population, generate=RegressionStream(label_noise))
 
 
 def related_regression(
@@ -177,13 +171,16 @@ def related_regression(
     x = rng.normal(size=(num_clients, rows, num_features))
     x /= np.linalg.norm(x, axis=2, keepdims=True)
     y = np.einsum("mnd,dm->mn", x, w) + rng.normal(size=(num_clients, rows))
-    train, none = np.full(num_clients, num_rows), np.zeros(num_clients, int)
-    fields = {
-        "x": x.reshape(-1, num_features).astype(np.float32),
-        "y": y.reshape(-1).astype(np.float32),
-    }
-    splits = consecutive(train, none, none + num_test_rows)
-    return Population(fields, splits, np.arange(num_clients).astype(str)), w
+    return _of_regressions(x, y, num_rows, np.arange(num_clients).astype(str)), w
+
+
+def _of_regressions(
+    x: np.ndarray, y: np.ndarray, num_rows: int, names: np.ndarray | None = None
+) -> Population:
+    """Make a population of x (m, n, d) and y (m, n), with `num_rows` training rows per client."""
+    m, n, d = x.shape
+    fields = {"x": x.reshape(-1, d).astype(np.float32), "y": y.reshape(-1).astype(np.float32)}
+    return Population.from_flat(fields, np.tile([num_rows, 0, n - num_rows], (m, 1)), names)
 
 
 def _check_sizes(*sizes: tuple[str, int, int]) -> None:

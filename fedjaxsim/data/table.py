@@ -5,13 +5,13 @@ A table becomes the arrays of the .npz format; see `fedjaxsim.data.npz`.
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
 from fedjaxsim.data.arrays import to_float32
-from fedjaxsim.data.files import existing, in_file
-from fedjaxsim.data.npz import assemble
+from fedjaxsim.data.files import existing, in_file, reading
+from fedjaxsim.data.npz import assemble, owners
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import SPLITS
 from fedjaxsim.extras import importing
@@ -28,8 +28,8 @@ _SHOWN = 20
 class Columns(NamedTuple):
     """The roles of columns; the arguments of `from_dataframe`, with client None for none."""
 
+    client: str | None
     target: str
-    client: str | None = None
     split: str | None = None
     one_hot: Sequence[str] = ()
     drop: Sequence[str] = ()
@@ -38,6 +38,14 @@ class Columns(NamedTuple):
     def roles(self) -> list[str]:
         """The columns of clients, targets and splits."""
         return [name for name in (self.client, self.target, self.split) if name is not None]
+
+
+class OtherColumns(TypedDict, total=False):
+    """The optional arguments of `from_dataframe`."""
+
+    split: str | None
+    one_hot: Sequence[str]
+    drop: Sequence[str]
 
 
 def from_dataframe(
@@ -68,50 +76,35 @@ def from_dataframe(
         TypeError: the argument is no data frame.
         ValueError: names the column that is absent, has missing values or holds no numbers.
     """
-    return assemble(arrays_of(frame, Columns(target, client, split, one_hot, drop)))
+    return assemble(arrays_of(frame, Columns(client, target, split, one_hot, drop)))
 
 
 def load_csv(
-    path: str | os.PathLike[str],
-    *,
-    client: str,
-    target: str,
-    split: str | None = None,
-    one_hot: Sequence[str] = (),
-    drop: Sequence[str] = (),
+    path: str | os.PathLike[str], *, client: str, target: str, **others: Unpack[OtherColumns]
 ) -> Population:
     """Read a CSV file (UTF-8, commas, a line of names first; also .gz) with a column of clients.
 
-    See `from_dataframe` for the columns; the names of clients stay as they are written. In a column
-    of numbers an empty cell, NA, NaN and null are missing; in text only an empty one is.
+    The names of clients stay as they are written. In a column of numbers an empty cell, NA, NaN and
+    null are missing; in text only an empty one is.
+
+    Args:
+        path: the file.
+        client: column with the client of each row.
+        target: column to predict.
+        **others: `split`, `one_hot` and `drop`; see `from_dataframe`.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: names the file and the column that is refused.
     """
-    columns = Columns(target, client, split, one_hot, drop)
-    with in_file(path):
-        return assemble(arrays_of(_read_csv(path, columns), columns))
+    return assemble(arrays_of_csv(path, client=client, target=target, **others), path)
 
 
 def load_parquet(
-    path: str | os.PathLike[str],
-    *,
-    client: str,
-    target: str,
-    split: str | None = None,
-    one_hot: Sequence[str] = (),
-    drop: Sequence[str] = (),
+    path: str | os.PathLike[str], *, client: str, target: str, **others: Unpack[OtherColumns]
 ) -> Population:
-    """Read a Parquet file with a column of clients; see `from_dataframe` for the columns.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: names the file and the column that is refused.
-    """
-    columns = Columns(target, client, split, one_hot, drop)
-    with in_file(path):
-        return assemble(arrays_of(_read_parquet(path, columns), columns))
+    """Read a Parquet file with a column of clients; arguments and errors are as in `load_csv`."""
+    return assemble(arrays_of_parquet(path, client=client, target=target, **others), path)
 
 
 def _read_csv(path: str | os.PathLike[str], columns: Columns) -> "Table":
@@ -120,11 +113,8 @@ def _read_csv(path: str | os.PathLike[str], columns: Columns) -> "Table":
         from pyarrow import csv
 
     existing(path, "CSV file")
-    try:
-        with pyarrow.input_stream(os.fspath(path)) as stream:
-            content = stream.read()
-    except OSError as error:
-        raise ValueError(f"not readable: {error}") from error
+    with reading("CSV file", OSError), pyarrow.input_stream(os.fspath(path)) as stream:
+        content = stream.read()
     if content.count(b'"') % 2:
         raise ValueError("a quoted cell does not end: the file is truncated or not CSV")
     text = {} if columns.client is None else {columns.client: pyarrow.string()}
@@ -143,10 +133,8 @@ def _read_parquet(path: str | os.PathLike[str], columns: Columns) -> "Table":
     with importing("tables"):
         from pyarrow import parquet
 
-    try:
+    with reading("Parquet file", OSError, ValueError):
         return parquet.ParquetFile(os.fspath(path)).read()
-    except (OSError, ValueError) as error:
-        raise ValueError(f"not a readable Parquet file: {error}") from error
 
 
 def _reader(
@@ -173,8 +161,9 @@ def _reader(
           one_hot: Columns to replace by one column of 0 and 1 per value.
           drop: Columns that are no features.
         """
-        columns = Columns(target, client, split, one_hot, drop)
-        return arrays_of(read(path, columns), columns)
+        columns = Columns(client, target, split, one_hot, drop)
+        with in_file(path):
+            return arrays_of(read(path, columns), columns)
 
     return arrays_of_file
 
@@ -362,18 +351,6 @@ def _target(column: "Series") -> dict[str, np.ndarray]:
             "nothing to predict"
         )
     return found
-
-
-def owners(clients: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the arrays client, (N,), and names, (m,), of the rows' client names, (N,) strings.
-
-    Clients are sorted by name, as numbers where all of them are whole numbers.
-    """
-    names, client = np.unique(clients, return_inverse=True)
-    if all(name.removeprefix("-").isdecimal() for name in names):
-        order = np.array(sorted(range(len(names)), key=lambda k: (int(names[k]), k)))
-        names, client = names[order], np.argsort(order)[client]
-    return {"client": client, "names": names}
 
 
 def _splits(column: "Series") -> np.ndarray:

@@ -68,7 +68,7 @@ def encode(clients: Sequence[Client]) -> Encoded:
     )
 
 
-def filled_up(words: np.ndarray, width: int) -> np.ndarray:
+def _filled_up(words: np.ndarray, width: int) -> np.ndarray:
     """Pad rows of words, (n, L), with empty ones, (n, width)."""
     return np.pad(words, ((0, 0), (0, width - words.shape[1])), constant_values="")
 
@@ -124,7 +124,7 @@ def _numbered(texts: list[np.ndarray], symbols: tuple[str, ...]) -> tuple[list[n
     else:
         # The empty word comes first in sorted order, and its number last.
         words, order = np.array(["", *symbols]), np.r_[len(symbols), : len(symbols)].astype(dtype)
-        numbers = [order[np.searchsorted(words, filled_up(text, width))] for text in texts]
+        numbers = [order[np.searchsorted(words, _filled_up(text, width))] for text in texts]
     padded = any(bool((array == len(symbols)).any()) for array in numbers)
     if texts[0].ndim == 1 and width == 1 and not padded:
         numbers = [array[:, 0] for array in numbers]

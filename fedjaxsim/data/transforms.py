@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjaxsim.data.arrays import to_float32
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.ranges import SPLITS, in_order
+from fedjaxsim.data.ranges import SPLITS
 
 
 def drop_constant_columns(population: Population) -> Population:
@@ -84,8 +84,7 @@ def first_classes(population: Population, classes: int) -> Population:
     labels = population.fields.get("y")
     if labels is None or labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise ValueError("classes need integer labels in the field 'y', one for each row")
-    index, counts = in_order(population.splits)
-    kept = labels[index] < classes
+    counts, kept = population.counts, labels < classes
     cells = np.repeat(np.arange(counts.size), counts.ravel())  # client and split of each row
     counts = np.bincount(cells[kept], minlength=counts.size).reshape(counts.shape)
     has_train = counts[:, 0] > 0
@@ -100,6 +99,6 @@ def first_classes(population: Population, classes: int) -> Population:
     categories = dict(population.categories)
     if "y" in categories:
         categories["y"] = categories["y"][:classes]
-    whole = population.of_rows(index[kept], counts[chosen], chosen)
+    whole = population.of_rows(np.flatnonzero(kept), counts[chosen], chosen)
     public = (*population.public, sentence)
     return dataclasses.replace(whole, public=public, categories=categories)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedjaxsim.data.describe import label_counts, readable, rows_per_client
+from fedjaxsim.data.describe import label_counts, readable
 from fedjaxsim.data.population import Population
 from fedjaxsim.extras import importing
 from fedjaxsim.report.plots import COLOURS, STYLE, legend_above, picture
@@ -25,7 +25,7 @@ def population_figure(population: Population) -> Figure:
 
     Few clients are named; many are sorted by their most frequent label, or by their median target.
     """
-    y, sizes = population.fields.get("y"), rows_per_client(population)
+    y, sizes = population.fields.get("y"), population.counts.sum(axis=1)
     height, ratios = (2.4, [1]) if y is None else (4.8, [1, 2])
     figure = picture(f"Data of {len(sizes)} clients", 9.6, height)
     panels = figure.subplots(len(ratios), sharex=True, squeeze=False, height_ratios=ratios)[:, 0]

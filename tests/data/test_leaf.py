@@ -100,7 +100,7 @@ def test_a_user_to_test_but_not_to_train_is_refused(tmp_path, train):
 def test_splits_with_different_features_are_refused(tmp_path):
     write(tmp_path / "train/a.json", {"ann": ANN})
     write(tmp_path / "test/a.json", {"ann": ([[1]], [1])})
-    with pytest.raises(ValueError, match=r"client 'ann', field 'x'.*\(2,\).*\(1,\)"):
+    with pytest.raises(ValueError, match="client 'ann', field 'x'"):
         load_leaf(tmp_path)
 
 
@@ -118,7 +118,7 @@ def test_a_folder_without_json_is_refused(tmp_path):
 def test_a_truncated_file_is_named(tmp_path, length):
     text = json.dumps(document({"ann": ANN}))
     (tmp_path / "cut.json").write_text(text[:length])
-    with pytest.raises(ValueError, match=r"cut\.json is not valid JSON"):
+    with pytest.raises(ValueError, match=r"cut\.json: not a readable JSON"):
         load_leaf(tmp_path)
 
 
@@ -128,7 +128,7 @@ def test_a_truncated_zip_is_named(tmp_path, fraction):
         archive.writestr("a.json", json.dumps(document({"ann": ANN})))
     content = (tmp_path / "whole.zip").read_bytes()
     (tmp_path / "cut.zip").write_bytes(content[: int(fraction * len(content))])
-    with pytest.raises(ValueError, match=r"cut\.zip is not a readable zip"):
+    with pytest.raises(ValueError, match=r"cut\.zip: not a readable zip"):
         load_leaf(tmp_path / "cut.zip")
 
 
@@ -138,7 +138,7 @@ def test_a_damaged_zip_member_is_named(tmp_path):
         archive.writestr("a.json", json.dumps(document({"ann": ANN})))
     content = path.read_bytes()
     path.write_bytes(content.replace(b"0.5", b"0.6"))  # the checksum no longer fits
-    with pytest.raises(ValueError, match=r"a\.json is not valid JSON: Bad CRC"):
+    with pytest.raises(ValueError, match=r"a\.json: .*Bad CRC"):
         load_leaf(path)
 
 

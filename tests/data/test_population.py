@@ -2,18 +2,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-import scipy.stats
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedjaxsim.data import Population, Ranges, split
-
-
-def numbered(counts, **kwargs):
-    """A population whose feature is the row's number and whose label is the client's."""
-    total = int(np.sum(counts))
-    owners = np.repeat(np.arange(len(counts)), counts)
-    return Population.from_flat({"x": np.arange(total), "y": owners}, counts, **kwargs)
 
 
 def test_clients_follow_one_another():
@@ -170,17 +160,50 @@ def test_wrong_clients_are_refused(clients, names, message):
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
-        ([1, 1], "counts must sum to the 3 rows, got 2"),
-        ([2, 0, 1], "client '1' has 0 rows"),
-        ([4, -1], "client '1' has -1 rows"),
-        ([], "counts must be a non-empty list of integers"),
-        ([1.5, 1.5], "counts must be a non-empty list of integers"),
-        ([[1, 2]], "counts must be a non-empty list of integers"),
+        ([1, 1], "counts"),
+        ([2, 0, 1], "client '1'"),
+        ([4, -1], "client '1'"),
+        ([], "counts"),
+        ([1.5, 1.5], "counts"),
+        ([[1, 2]], "counts"),
     ],
 )
 def test_wrong_counts_are_refused(counts, message):
     with pytest.raises(ValueError, match=message):
         Population.from_flat({"x": [1, 2, 3]}, counts)
+
+
+def test_counts_may_be_of_every_split():
+    population = Population.from_flat({"x": range(6)}, [[1, 0, 2], [1, 2, 0]])
+    assert population.rows(0, "test")["x"].tolist() == [1, 2]
+    assert population.rows(1, "validation")["x"].tolist() == [4, 5]
+    np.testing.assert_array_equal(population.counts, [[1, 0, 2], [1, 2, 0]])
+    with pytest.raises(ValueError, match="client '1'"):
+        Population.from_flat({"x": range(6)}, [[1, 0, 2], [0, 2, 1]])
+
+
+def test_rows_are_sorted_by_client_and_split():
+    client, part = np.array([1, 0, 1, 1, 0]), np.array([2, 0, 0, 2, 0])
+    population = Population.from_rows({"x": range(5)}, client, ["ann", "bob"], part)
+    assert population.names.tolist() == ["ann", "bob"]
+    assert population.rows(0)["x"].tolist() == [1, 4]
+    assert population.rows(1)["x"].tolist() == [2, 0, 3]
+    np.testing.assert_array_equal(population.counts, [[2, 0, 0], [1, 0, 2]])
+    assert Population.from_rows({"x": range(5)}, client, 2).names.tolist() == [0, 1]
+    with pytest.raises(ValueError, match="client '2'"):
+        Population.from_rows({"x": range(5)}, client, 3)
+
+
+def test_clients_are_chosen_with_their_splits():
+    population = split(
+        Population.from_flat({"x": range(18)}, [3, 5, 4, 6]), validation=0.2, test=0.3
+    )
+    chosen = population.of_clients(np.array([3, 1]))
+    for k, client in enumerate((3, 1)):
+        for name in population.splits:
+            np.testing.assert_array_equal(
+                chosen.rows(k, name)["x"], population.rows(client, name)["x"]
+            )
 
 
 def test_flat_fields_that_disagree_in_length_are_refused():
@@ -195,9 +218,11 @@ def ranges(start, count):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train": ranges([0, 1], [2, 2])}, "overlap or leave gaps"),
-        ({"train": ranges([0, 2], [1, 1])}, "overlap or leave gaps"),
-        ({"train": ranges([0, 1], [1, 1])}, "must end at row 3, got 2"),
+        ({"train": ranges([0, 1], [2, 2])}, "counts"),
+        ({"train": ranges([0, 2], [1, 1])}, "counts"),
+        ({"train": ranges([0, 2], [1, 2])}, "follow one another"),
+        ({"train": ranges([1, 0], [2, 1])}, "follow one another"),
+        ({"test": ranges([1, 3], [1, -1])}, "follow one another"),
         ({"train": ranges([0, 3], [3, 0])}, "client 'b' has no training rows"),
         ({"test": ranges([0], [0])}, "ranges of 'test' must be int32 of shape"),
         ({"test": Ranges(np.zeros(2), np.zeros(2))}, "ranges of 'test' must be int32 of shape"),
@@ -216,126 +241,11 @@ def test_every_row_must_belong_to_one_client_and_split(changes, message):
 )
 def test_rows_refuses_strangers(client, which, message):
     with pytest.raises(ValueError, match=message):
-        numbered([1, 1]).rows(client, which)
-
-
-@pytest.mark.parametrize(
-    ("rows", "validation", "test", "expected"),
-    [
-        (10, 0.1, 0.2, (7, 1, 2)),
-        (10, 0.0, 0.0, (10, 0, 0)),
-        (4, 0.0, 0.1, (4, 0, 0)),
-        (5, 0.0, 0.1, (4, 0, 1)),  # half a row is rounded up
-        (1, 0.4, 0.5, (1, 0, 0)),
-        (2, 0.4, 0.5, (1, 0, 1)),  # validation gives up its row first
-        (3, 0.45, 0.5, (1, 0, 2)),
-    ],
-)
-def test_split_rounds_and_keeps_a_training_row(rows, validation, test, expected):
-    divided = split(numbered([rows]), validation=validation, test=test)
-    assert tuple(int(r.count[0]) for r in divided.splits.values()) == expected
-
-
-@settings(deadline=None, max_examples=50)
-@given(
-    counts=st.lists(st.integers(1, 12), min_size=1, max_size=8),
-    validation=st.floats(0, 0.49),
-    test=st.floats(0, 0.49),
-    seed=st.integers(0, 2**32),
-)
-def test_split_conserves_every_clients_rows(counts, validation, test, seed):
-    population = numbered(counts)
-    divided = split(population, validation=validation, test=test, seed=seed)
-    np.testing.assert_array_equal(divided.names, population.names)
-    for k, count in enumerate(counts):
-        parts = [divided.rows(k, name) for name in ("train", "validation", "test")]
-        assert len(parts[0]["x"]) >= 1
-        rows = np.concatenate([part["x"] for part in parts])
-        np.testing.assert_array_equal(rows, divided.rows(k)["x"])
-        np.testing.assert_array_equal(np.sort(rows), population.rows(k)["x"])
-        assert divided.rows(k)["y"].tolist() == [k] * count
-
-
-@pytest.mark.parametrize("others", [[11, 9, 1], [9, 9], [1, 9, 9, 2000, 7]])
-def test_split_of_a_client_does_not_depend_on_the_others(others):
-    first = split(numbered([3, 9, 4]), validation=0.2, test=0.3, seed=5)
-    second = split(numbered(others), validation=0.2, test=0.3, seed=5)
-    for name in ("train", "validation", "test"):
-        np.testing.assert_array_equal(
-            first.rows(1, name)["x"] - 3, second.rows(1, name)["x"] - others[0], strict=True
-        )
-
-
-def test_split_of_many_clients_is_that_of_each(monkeypatch):
-    counts = np.random.default_rng(0).integers(1, 9, 200)
-    whole = split(numbered(counts), test=0.4, seed=3)
-    monkeypatch.setattr("fedjaxsim.data.splitting._BLOCK", 10)
-    blocks = split(numbered(counts), test=0.4, seed=3)
-    np.testing.assert_array_equal(whole.fields["x"], blocks.fields["x"])
-
-
-def test_split_of_nothing_leaves_a_population_as_it_is():
-    population = numbered([3, 4])
-    assert split(population, seed=1) is population
-
-
-def test_split_is_seeded():
-    population = numbered([50, 50])
-    again = [split(population, test=0.5, seed=seed).fields["x"] for seed in (1, 1, 2)]
-    np.testing.assert_array_equal(again[0], again[1])
-    assert not np.array_equal(again[0], again[2])
-    clients = split(population, test=0.5)
-    assert not np.array_equal(clients.rows(0)["x"], clients.rows(1)["x"] - 50)
-
-
-def test_split_takes_every_row_equally_often():
-    # Which of 5 rows is tested on, for 2,000 clients: false alarm 1e-6.
-    divided = split(numbered([5] * 2000), test=0.2, seed=0)
-    tested = divided.fields["x"][divided.splits["test"].start] % 5
-    observed = np.bincount(tested.astype(int), minlength=5)
-    assert scipy.stats.chisquare(observed).pvalue > 1e-6
-
-
-def test_orders_of_neighbours_are_uniform_and_independent():
-    # The order of 3 rows in a client and in the next one, 36 cells: false alarm 1e-6.
-    divided = split(numbered([3] * 20_000), test=0.4, seed=1)
-    ranks = divided.fields["x"].reshape(-1, 6) % 3
-    order = ranks[:, [0, 3]] * 2 + (ranks[:, [1, 4]] > ranks[:, [2, 5]])
-    observed = np.bincount((order[:, 0] * 6 + order[:, 1]).astype(int), minlength=36)
-    assert scipy.stats.chisquare(observed).pvalue > 1e-6
-
-
-def test_split_keeps_the_rows_that_a_split_has_already():
-    once = split(numbered([10, 20]), test=0.2, seed=3)
-    twice = split(once, validation=0.25, seed=4)
-    for k in range(2):
-        np.testing.assert_array_equal(twice.rows(k, "test")["x"], once.rows(k, "test")["x"])
-        assert sorted(np.r_[twice.rows(k, "train")["x"], twice.rows(k, "validation")["x"]]) == (
-            sorted(once.rows(k, "train")["x"])
-        )
-    assert twice.splits["validation"].count.tolist() == [2, 4]
-    with pytest.raises(ValueError, match="has test rows already, so test must be 0"):
-        split(once, test=0.1)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"test": 1.0}, r"test must lie in \[0, 1\), got 1.0"),
-        ({"validation": -0.1}, r"validation must lie in \[0, 1\), got -0.1"),
-        ({"test": float("nan")}, r"test must lie in \[0, 1\), got nan"),
-        ({"test": 0.5, "validation": 0.5}, "less than 1, got 0.5"),
-        ({"seed": -1}, "seed must be a non-negative integer, got -1"),
-        ({"seed": 0.5}, "seed must be a non-negative integer, got 0.5"),
-    ],
-)
-def test_split_checks_its_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        split(numbered([4]), **arguments)
+        Population.from_flat({"x": [1, 2]}, [1, 1]).rows(client, which)
 
 
 def test_a_population_says_its_clients_rows_and_fields():
-    population = split(numbered([4, 6]), test=0.5)
+    population = split(Population.from_flat({"x": range(10), "y": range(10)}, [4, 6]), test=0.5)
     assert repr(population).splitlines() == [
         "Population of 2 clients, 10 rows (5 train, 0 validation, 5 test)",
         "  x: int32 (10,)",

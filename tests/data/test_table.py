@@ -99,7 +99,7 @@ def test_one_column_of_lists_is_x_as_it_is(kind):
     flat = FRAMES[kind]({**rows, "x": [[0.5, 1.0], [1.5, 2.0]], "z": [1, 2]})
     fractions = from_dataframe(flat, client="who", target="y", drop=["z"])
     assert_array_equal(fractions.fields["x"], [[0.5, 1], [1.5, 2]])
-    with pytest.raises(ValueError, match="'x' holds lists, which must be the only feature, of 'x'"):
+    with pytest.raises(ValueError, match="'x'"):
         from_dataframe(flat, client="who", target="y")
 
 
@@ -140,28 +140,28 @@ def test_a_table_without_clients_is_divided(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "arguments", "message"),
     [
-        ({}, {"client": "whom"}, r"no column 'whom', only 'who', 'age', 'y', 'member', 'part'"),
-        ({}, {"drop": ["part", "nope"]}, "no column 'nope'"),
-        ({}, {"client": "y"}, "'y' is named twice"),
-        ({}, {"drop": ["age", "member", "part"]}, "no column is left for features"),
+        ({}, {"client": "whom"}, "'whom'"),
+        ({}, {"drop": ["part", "nope"]}, "'nope'"),
+        ({}, {"client": "y"}, "'y'"),
+        ({}, {"drop": ["age", "member", "part"]}, "features"),
         (
             {},
             {},
-            r"column 'part' holds text, such as 'train' in row 1: encode it \(one-hot\).*\(drop\)",
+            "'part'.*'train' in row 1",
         ),
-        ({"part": ["1", "-2e3", "many", "3", "4"]}, {}, "such as 'many' in row 3: encode"),
-        ({"part": [1, None, 3, None, 5]}, {}, "column 'part' has 2 missing values in 5 rows"),
-        ({"part": [1.0, math.nan, 3.0, 4.0, 5.0]}, {}, "column 'part' has 1 missing values"),
-        ({"who": ["a", None, "b", "b", ""]}, {"drop": ["part"]}, "column 'who' has 2 missing"),
-        ({"y": ["a", None, "b", "b", "b"]}, {"drop": ["part"]}, "column 'y' has 1 missing"),
-        ({"part": [1.0, 2.0, 3.0, 4.0, math.inf]}, {}, "'part' must hold finite numbers.*got inf"),
-        ({"part": [1.0, 2.0, 3.0, 4.0, 1e39]}, {}, r"'part' must hold finite numbers.*got 1e\+39"),
-        ({"part": pd.date_range("2020", periods=5)}, {}, "'part' holds Datetime.*no numbers"),
-        ({"y": ["a"] * 5}, {"drop": ["part"]}, "the target 'y' is a in all 5 rows"),
-        ({"y": [2] * 5}, {"drop": ["part"]}, "the target 'y' is 2 in all 5 rows"),
-        ({"y": pd.date_range("2020", periods=5)}, {"drop": ["part"]}, "'y' must hold numbers or"),
-        ({"part": ["dev"] * 5}, {"split": "part"}, "must hold train, validation, test, got 'dev'"),
-        ({"part": ["test"] * 5}, {"split": "part"}, "client '9' has no training rows"),
+        ({"part": ["1", "-2e3", "many", "3", "4"]}, {}, "'part'.*'many' in row 3"),
+        ({"part": [1, None, 3, None, 5]}, {}, "'part'.* missing"),
+        ({"part": [1.0, math.nan, 3.0, 4.0, 5.0]}, {}, "'part'.* missing"),
+        ({"who": ["a", None, "b", "b", ""]}, {"drop": ["part"]}, "'who'.* missing"),
+        ({"y": ["a", None, "b", "b", "b"]}, {"drop": ["part"]}, "'y'.* missing"),
+        ({"part": [1.0, 2.0, 3.0, 4.0, math.inf]}, {}, "'part'.*inf"),
+        ({"part": [1.0, 2.0, 3.0, 4.0, 1e39]}, {}, r"'part'.*1e\+39"),
+        ({"part": pd.date_range("2020", periods=5)}, {}, "'part'.*Datetime"),
+        ({"y": ["a"] * 5}, {"drop": ["part"]}, "'y'"),
+        ({"y": [2] * 5}, {"drop": ["part"]}, "'y'"),
+        ({"y": pd.date_range("2020", periods=5)}, {"drop": ["part"]}, "'y'"),
+        ({"part": ["dev"] * 5}, {"split": "part"}, "'part'.*'dev'"),
+        ({"part": ["test"] * 5}, {"split": "part"}, "client '9'"),
     ],
 )
 @pytest.mark.parametrize("kind", ["pandas", "polars"])
@@ -203,7 +203,7 @@ def test_a_file_in_another_encoding_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"odd\.csv: .*UTF"):
         load_csv(tmp_path / "odd.csv", **NAMES)
     (tmp_path / "odd.csv").write_bytes("who,x,y\na,1,José\nb,2,b\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"odd\.csv: .*'y' must hold numbers or text, got Binary"):
+    with pytest.raises(ValueError, match=r"odd\.csv: .*'y'.*Binary"):
         load_csv(tmp_path / "odd.csv", **NAMES)
 
 
@@ -212,13 +212,13 @@ def test_a_truncated_parquet_file_is_named(tmp_path):
     content = (tmp_path / "a.parquet").read_bytes()
     for end in range(0, len(content), 97):
         (tmp_path / "cut.parquet").write_bytes(content[:end])
-        with pytest.raises(ValueError, match=r"cut\.parquet: not a readable Parquet file"):
+        with pytest.raises(ValueError, match=r"cut\.parquet: "):
             load_parquet(tmp_path / "cut.parquet", **NAMES)
 
 
-@pytest.mark.parametrize(("kind", "read"), [("CSV", load_csv), ("Parquet", load_parquet)])
-def test_a_missing_file_is_not_found(tmp_path, kind, read):
-    with pytest.raises(FileNotFoundError, match=f"no {kind} file at .*absent"):
+@pytest.mark.parametrize("read", [load_csv, load_parquet])
+def test_a_missing_file_is_not_found(tmp_path, read):
+    with pytest.raises(FileNotFoundError, match="absent"):
         read(tmp_path / "absent", **NAMES)
 
 
