@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.errors import InvalidRngError
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjaxsim.extras import importing
 from fedjaxsim.models.model import Model
@@ -18,8 +19,6 @@ from fedjaxsim.models.model import Model
 if TYPE_CHECKING:
     import equinox
     from flax import nnx
-
-PyTree = Any
 
 _STATISTICS = (
     "variables besides parameters would be neither bounded nor noised: use GroupNorm or LayerNorm "
@@ -93,10 +92,11 @@ def from_nnx(make: Callable[["nnx.Rngs"], "nnx.Module"], output_layer: str | Non
 
     def init(key):
         params = nnx.to_flat_state(nnx.state(make(nnx.Rngs(key)), nnx.Param))
-        return _nested((map(str, path), variable[...]) for path, variable in params)
+        return unflatten_dict({_strings(path): variable[...] for path, variable in params})
 
     def apply(params, x):
-        flat = [(path, param.replace(_at(params, map(str, path)))) for path, param in like]
+        values = flatten_dict(params)
+        flat = [(path, param.replace(values[_strings(path)])) for path, param in like]
         return nnx.merge(graph, nnx.from_flat_state(flat))(x)
 
     return Model(init, apply, output_layer)
@@ -135,11 +135,12 @@ def from_equinox(
     def init(key):
         params = eqx.filter(make(key), eqx.is_inexact_array)
         leaves = jax.tree_util.tree_leaves_with_path(params)
-        return _nested((_names(path), leaf) for path, leaf in leaves)
+        return unflatten_dict({_names(path): leaf for path, leaf in leaves})
 
     def apply(params, x):
-        own = jax.tree_util.tree_map_with_path(lambda path, _: _at(params, _names(path)), like)
-        return jax.vmap(eqx.combine(own, rest))(x)
+        values = flatten_dict(params)
+        given = jax.tree_util.tree_map_with_path(lambda path, _: values[_names(path)], like)
+        return jax.vmap(eqx.combine(given, rest))(x)
 
     return Model(init, apply, output_layer)
 
@@ -154,23 +155,9 @@ def _refuse_statistics(module: Any, kinds: Iterable[str]) -> None:
         raise _refused(module, f"has variables that are no parameters ({names})", _STATISTICS)
 
 
-def _names(path: Any) -> list[str]:
-    return jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+def _strings(path: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(map(str, path))
 
 
-def _nested(leaves: Iterable[tuple[Iterable[str], Any]]) -> dict[str, Any]:
-    """Return leaves as dicts of dicts, by their paths."""
-    nested: dict[str, Any] = {}
-    for names, leaf in leaves:
-        *above, name = names
-        place = nested
-        for each in above:
-            place = place.setdefault(each, {})
-        place[name] = leaf
-    return nested
-
-
-def _at(nested: PyTree, names: Iterable[str]) -> Any:
-    for name in names:
-        nested = nested[name]
-    return nested
+def _names(path: Any) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr(path, simple=True, separator="/").split("/"))

@@ -30,10 +30,10 @@ class _GRU(nn.Module):
         bias = self.param("bias", nn.initializers.zeros_init(), (width,))
 
         def step(state, given):
-            own = state @ kernel
-            gates = jax.nn.sigmoid(given[:, : 2 * width] + own[:, : 2 * width])
+            recurrent = state @ kernel
+            gates = jax.nn.sigmoid(given[:, : 2 * width] + recurrent[:, : 2 * width])
             reset, keep = gates[:, :width], gates[:, width:]
-            new = jnp.tanh(given[:, 2 * width :] + reset * (own[:, 2 * width :] + bias))
+            new = jnp.tanh(given[:, 2 * width :] + reset * (recurrent[:, 2 * width :] + bias))
             state = (1 - keep) * new + keep * state
             return state, state
 
@@ -123,7 +123,9 @@ def gru(
     Raises:
       ValueError: if examples are not (L,).
     """
-    return _of_tokens("gru", input_shape, num_outputs, num_tokens, hidden, None, last, padding)
+    length = _length("gru", input_shape)
+    module = _OfTokens(length, tuple(hidden), num_outputs, num_tokens, None, last, padding)
+    return from_flax(module, input_shape, "output", dtype=jnp.int32)
 
 
 def transformer(
@@ -155,16 +157,15 @@ def transformer(
             f"a transformer's blocks must have one width, a multiple of its {heads} heads, got "
             f"hidden {', '.join(map(str, hidden))}"
         )
-    return _of_tokens(
-        "transformer", input_shape, num_outputs, num_tokens, hidden, heads, last, padding
-    )
+    length = _length("transformer", input_shape)
+    module = _OfTokens(length, tuple(hidden), num_outputs, num_tokens, heads, last, padding)
+    return from_flax(module, input_shape, "output", dtype=jnp.int32)
 
 
-def _of_tokens(name, input_shape, num_outputs, num_tokens, hidden, heads, last, padding) -> Model:
+def _length(name: str, input_shape: Sequence[int]) -> int:
     if len(input_shape) != 1:
         raise ValueError(
             f"{name} needs rows of tokens, x of shape (n, L), got examples of shape "
             f"{tuple(input_shape)}"
         )
-    module = _OfTokens(input_shape[0], tuple(hidden), num_outputs, num_tokens, heads, last, padding)
-    return from_flax(module, input_shape, "output", dtype=jnp.int32)
+    return input_shape[0]

@@ -45,24 +45,6 @@ def test_sizes_of_linear_and_mlp():
     assert size(params) == (5 * 7 + 7) + (7 * 4 + 4) + (4 * 3 + 3)
 
 
-def test_a_linear_model_without_bias():
-    model = linear((2, 2), 3, bias=False)
-    params = model.init(jax.random.key(0))
-    assert jax.tree.map(jnp.shape, params) == {"kernel": (3, 4)}
-    params["kernel"] = jnp.arange(12.0).reshape(4, 3).T
-    x = jnp.array([[[1.0, 0.0], [0.0, 2.0]]])
-    np.testing.assert_array_equal(model.apply(params, x), [[0 + 18, 1 + 20, 2 + 22]])
-
-
-@pytest.mark.parametrize("model", [linear((2,), 3), mlp((2,), 3, (4,))], ids=["linear", "mlp"])
-def test_integers_are_the_numbers_that_they_are(model):
-    params = model.init(jax.random.key(0))
-    params = jax.tree.map(lambda leaf: leaf + jnp.arange(leaf.size).reshape(leaf.shape), params)
-    pixels = np.array([[0, 255], [200, 100]], np.uint8)
-    expected = model.apply(params, jnp.asarray(pixels, jnp.float32))
-    np.testing.assert_array_equal(model.apply(params, jnp.asarray(pixels)), expected)
-
-
 @pytest.mark.parametrize(
     ("model", "shape", "width"),
     [
@@ -85,6 +67,3 @@ def test_the_output_layer_is_named(model, shape, width):
 def test_cnn_refuses_other_images(shape):
     with pytest.raises(ValueError, match="cnn needs square images"):
         cnn(shape, 10)
-
-
-# --- tasks; a user's own pair of functions is a model ------------------------------------------
