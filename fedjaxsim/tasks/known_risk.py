@@ -1,11 +1,10 @@
 """A task with a risk in closed form."""
 
 import jax.numpy as jnp
-import optax
 
 from fedjaxsim.data.synthetic import feature_variances
 from fedjaxsim.models.model import linear
-from fedjaxsim.tasks.task import Task
+from fedjaxsim.tasks.task import Task, squared
 
 
 def known_regression(num_features: int) -> Task:
@@ -22,14 +21,6 @@ def known_regression(num_features: int) -> Task:
     model = linear((num_features,), 1, bias=False)
     variances = feature_variances(num_features)
 
-    def loss(params, batch):
-        predictions = model.apply(params, batch.fields["x"])[:, 0]
-        return batch.mean(optax.losses.l2_loss(predictions, batch.fields["y"]))
-
-    def divergence(params, other, batch):
-        means, others = (model.apply(w, batch.fields["x"])[:, 0] for w in (params, other))
-        return jnp.square(means - others)
-
     def metrics(params, batch):
         error = params["kernel"][0] - batch.fields["theta"]
         return {"excess_risk": jnp.square(error) @ jnp.asarray(variances, error.dtype)}
@@ -42,4 +33,4 @@ def known_regression(num_features: int) -> Task:
                 + ", ".join(f"{name!r} {list(value.shape)}" for name, value in fields.items())
             )
 
-    return Task(model.init, loss, metrics, check, divergence=divergence)
+    return squared(model)._replace(metrics=metrics, check=check, linear=None)

@@ -17,6 +17,8 @@ from fedjaxsim.tasks.streaming_metrics import StreamingMetric, area_under_roc, b
 PyTree = Any
 Divergence = Callable[[jax.Array, jax.Array], jax.Array]
 """(outputs (b, c), other outputs) -> (b,)."""
+OfOutputs = Callable[[jax.Array, jax.Array], jax.Array]
+"""(outputs (b, c), labels) -> (b,)."""
 
 
 class Task(NamedTuple):
@@ -60,33 +62,24 @@ def _require_xy(fields: Mapping[str, np.ndarray]) -> np.ndarray:
     return fields["y"]
 
 
-def _require_classes(fields: Mapping[str, np.ndarray], num_classes: int, task: str) -> None:
-    y = _require_xy(fields)
-    if not np.issubdtype(y.dtype, np.integer) or y.ndim != 1:
-        raise ValueError(
-            f"{task} needs integer labels (n,), got {y.dtype} {y.shape}; use squared for others"
-        )
-    if y.min() < 0 or y.max() >= num_classes:
-        raise ValueError(
-            f"labels must lie in [0, {num_classes}), the model's classes, "
-            f"got labels from {y.min()} to {y.max()}"
-        )
-
-
 def _task(
     model: Model,
-    losses: Callable[[jax.Array, Batch], jax.Array],
-    metrics: Callable[[jax.Array, Batch], dict[str, jax.Array]],
+    metrics: Mapping[str, OfOutputs],
     check: Callable[[Mapping[str, np.ndarray]], None],
     divergence: Divergence,
 ) -> Task:
-    """Make a task of functions of the outputs: `losses`, (b,), `metrics`, `divergence`, (b,)."""
+    """Make a task of functions of outputs and labels; the metric "loss" is the loss."""
 
     def loss(outputs, batch):
-        return batch.mean(losses(outputs, batch))
+        return batch.mean(metrics["loss"](outputs, batch.fields["y"]))
 
-    def of_params(function):
-        return lambda params, batch: function(model.apply(params, batch.fields["x"]), batch)
+    def loss_of(params, batch):
+        return loss(model.apply(params, batch.fields["x"]), batch)
+
+    def metrics_of(params, batch):
+        outputs, labels = model.apply(params, batch.fields["x"]), batch.fields["y"]
+        values = {name: metric(outputs, labels) for name, metric in metrics.items()}
+        return {name: value.astype(values["loss"].dtype) for name, value in values.items()}
 
     def between(params, other, batch):
         x = batch.fields["x"]
@@ -96,49 +89,29 @@ def _task(
     if features is not None:
         linear = Linear(lambda batch: features(batch.fields["x"]), loss)
     return Task(
-        model.init,
-        of_params(loss),
-        of_params(metrics),
-        check,
-        model.output_layer,
-        linear,
-        divergence=between,
+        model.init, loss_of, metrics_of, check, model.output_layer, linear, divergence=between
     )
 
 
 def _classification(
     model: Model,
-    losses: Callable,
-    correct: Callable,
-    check: Callable,
+    num_classes: int,
+    losses: OfOutputs,
+    correct: OfOutputs,
+    score: Callable[[jax.Array], jax.Array],
+    check: Callable[[Mapping[str, np.ndarray]], None],
     divergence: Divergence,
-    streaming_metrics: Mapping[str, StreamingMetric],
 ) -> Task:
-    """Make a task of functions of outputs and labels: `losses`, (b,), `correct`, (b,) bool."""
-
-    def losses_of(outputs, batch):
-        return losses(outputs, batch.fields["y"])
-
-    def metrics(outputs, batch):
-        values = losses_of(outputs, batch)
-        is_correct = correct(outputs, batch.fields["y"])
-        return {"loss": values, "accuracy": is_correct.astype(values.dtype)}
-
-    return _task(model, losses_of, metrics, check, divergence)._replace(
-        streaming_metrics=streaming_metrics
-    )
-
-
-def _streaming_metrics(
-    model: Model, num_classes: int, correct: Callable, score: Callable
-) -> dict[str, StreamingMetric]:
-    """Return the streaming metrics of a classification.
+    """Make a task with the metrics of a classification.
 
     Args:
       model: the model.
       num_classes: c.
+      losses: `(outputs, labels) -> (b,)`.
       correct: `(outputs, labels) -> (b,)` bool.
       score: for two classes, `(outputs) -> (b,)`, larger for the positive class.
+      check: see `Task`.
+      divergence: `(outputs, other outputs) -> (b,)`.
     """
 
     def outputs_of(params, batch):
@@ -156,11 +129,30 @@ def _streaming_metrics(
         streaming_metrics["auc"] = area_under_roc(
             lambda params, batch: score(outputs_of(params, batch)), lambda batch: label(batch) > 0
         )
-    return streaming_metrics
+    task = _task(model, {"loss": losses, "accuracy": correct}, check, divergence)
+    return task._replace(streaming_metrics=streaming_metrics)
 
 
-def _second_over_first(outputs: jax.Array) -> jax.Array:
-    return outputs[:, 1] - outputs[:, 0]
+def _of_classes(
+    name: str, model: Model, num_classes: int, losses: OfOutputs, divergence: Divergence
+) -> Task:
+    """Make a classification in which the largest of c outputs wins."""
+
+    def check(fields):
+        y = _require_xy(fields)
+        if not np.issubdtype(y.dtype, np.integer) or y.ndim != 1:
+            raise ValueError(
+                f"{name} needs integer labels (n,), got {y.dtype} {y.shape}; use squared for others"
+            )
+        if y.min() < 0 or y.max() >= num_classes:
+            raise ValueError(
+                f"labels must lie in [0, {num_classes}), the model's classes, "
+                f"got labels from {y.min()} to {y.max()}"
+            )
+
+    return _classification(
+        model, num_classes, losses, _largest, lambda o: o[:, 1] - o[:, 0], check, divergence
+    )
 
 
 # KL(p‖q) + KL(q‖p) of an exponential family is (mean of p − mean of q)·(natural parameter of p −
@@ -196,13 +188,8 @@ def softmax(model: Model, num_classes: int) -> Task:
       model: outputs (b, c) logits.
       num_classes: c.
     """
-
-    def check(fields):
-        _require_classes(fields, num_classes, "softmax")
-
     losses = optax.losses.softmax_cross_entropy_with_integer_labels
-    streaming_metrics = _streaming_metrics(model, num_classes, _largest, _second_over_first)
-    return _classification(model, losses, _largest, check, _of_categories, streaming_metrics)
+    return _of_classes("softmax", model, num_classes, losses, _of_categories)
 
 
 def softmax_sequence(model: Model, num_classes: int) -> Task:
@@ -287,12 +274,8 @@ def one_vs_all(
             values = optax.losses.sigmoid_binary_cross_entropy(outputs, one_hot)
         return jnp.sum(values, axis=-1)
 
-    def check(fields):
-        _require_classes(fields, num_classes, "one_vs_all")
-
     divergence = _of_normals if loss == "squared" else _of_coins
-    streaming_metrics = _streaming_metrics(model, num_classes, _largest, _second_over_first)
-    return _classification(model, losses, _largest, check, divergence, streaming_metrics)
+    return _of_classes("one_vs_all", model, num_classes, losses, divergence)
 
 
 def logistic(model: Model) -> Task:
@@ -319,8 +302,7 @@ def logistic(model: Model) -> Task:
                 f"logistic needs labels -1 and 1, or 0 and 1, got {sorted(values)[:10]}"
             )
 
-    streaming_metrics = _streaming_metrics(model, 2, correct, lambda logits: logits[:, 0])
-    return _classification(model, losses, correct, check, _of_coins, streaming_metrics)
+    return _classification(model, 2, losses, correct, lambda logits: logits[:, 0], check, _of_coins)
 
 
 def squared(model: Model) -> Task:
@@ -330,19 +312,15 @@ def squared(model: Model) -> Task:
       model: outputs (b, 1).
     """
 
-    def errors(outputs, batch):
-        return outputs[:, 0] - batch.fields["y"]
+    def losses(outputs, targets):
+        return optax.losses.l2_loss(outputs[:, 0], targets)
 
-    def losses(outputs, batch):
-        return optax.losses.l2_loss(errors(outputs, batch))
-
-    def metrics(outputs, batch):
-        error = errors(outputs, batch)
-        return {"loss": optax.losses.l2_loss(error), "squared_error": jnp.square(error)}
+    def squares(outputs, targets):
+        return jnp.square(outputs[:, 0] - targets)
 
     def check(fields):
         y = _require_xy(fields)
         if y.ndim != 1:
             raise ValueError(f"squared needs one target per row, y of shape (n,), got {y.shape}")
 
-    return _task(model, losses, metrics, check, _of_normals)
+    return _task(model, {"loss": losses, "squared_error": squares}, check, _of_normals)
