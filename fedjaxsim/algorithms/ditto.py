@@ -1,25 +1,20 @@
 """Ditto (Li, Hu, Beirami, Smith; ICML 2021): personal models pulled towards a global one."""
 
-from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer, WarmStart
+from fedjaxsim.algorithm import Algorithm, WarmStart
+from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
-from fedjaxsim.algorithms.optimizers import (
-    LEARNING_RATE,
-    SERVER_LEARNING_RATE,
-    LocalName,
-    ServerName,
-)
 from fedjaxsim.algorithms.shared_model import from_one_model, predict_with_personal
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
 
 
-@reads(LEARNING_RATE, SERVER_LEARNING_RATE, PULL)
+@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE, PULL)
 def ditto(
     task: Task,
     *,
-    local_optimizer: LocalOptimizer | LocalName = "sgd",
-    server_optimizer: ServerOptimizer | ServerName = "sgd",
+    local_optimizer: optimizers.LocalChoice = "sgd",
+    server_optimizer: optimizers.ServerChoice = "sgd",
 ) -> Algorithm:
     """Ditto: FedAvg's global w, and beside it a personal model v_k of every client (Algorithm 1).
 

@@ -6,16 +6,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjaxsim.algorithm import Algorithm, Context, LocalOptimizer, ServerOptimizer, WarmStart
+from fedjaxsim.algorithm import Algorithm, Context, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.layers import Selection, merge, paths_of, split
 from fedjaxsim.algorithms.local_steps import local_steps
-from fedjaxsim.algorithms.optimizers import (
-    LEARNING_RATE,
-    SERVER_LEARNING_RATE,
-    LocalName,
-    ServerName,
-)
 from fedjaxsim.algorithms.shared_model import (
     SharedModel,
     from_one_model,
@@ -55,14 +49,14 @@ class Shared(NamedTuple):
     head: PyTree
 
 
-@reads(LEARNING_RATE, SERVER_LEARNING_RATE)
+@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE)
 def dpfedmtl(
     task: Task,
     *,
     head: Selection = None,
     order: Order = "together",
-    local_optimizer: LocalOptimizer | LocalName = "sgd",
-    server_optimizer: ServerOptimizer | ServerName = "sgd",
+    local_optimizer: optimizers.LocalChoice = "sgd",
+    server_optimizer: optimizers.ServerChoice = "sgd",
 ) -> Algorithm:
     """DPFedMTL: client i predicts with the shared trunk w_{M+1} and its own head w_i.
 
@@ -96,14 +90,14 @@ def dpfedmtl(
     return _algorithm(task, head, order, local_optimizer, server_optimizer, noised=False)
 
 
-@reads(LEARNING_RATE, SERVER_LEARNING_RATE, CLIP_NORM, NOISE_MULTIPLIER)
+@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE, CLIP_NORM, NOISE_MULTIPLIER)
 def dpfedmtl_as_published(
     task: Task,
     *,
     head: Selection = None,
     order: Order = "together",
-    local_optimizer: LocalOptimizer | LocalName = "sgd",
-    server_optimizer: ServerOptimizer | ServerName = "sgd",
+    local_optimizer: optimizers.LocalChoice = "sgd",
+    server_optimizer: optimizers.ServerChoice = "sgd",
 ) -> Algorithm:
     """`dpfedmtl` with the paper's noise: in every local step of every client, and no ε.
 
@@ -136,8 +130,8 @@ def _algorithm(
     task: Task,
     head: Selection,
     order: Order,
-    local_optimizer: LocalOptimizer | LocalName,
-    server_optimizer: ServerOptimizer | ServerName,
+    local_optimizer: optimizers.LocalChoice,
+    server_optimizer: optimizers.ServerChoice,
     *,
     noised: bool,
 ) -> Algorithm:
@@ -166,10 +160,8 @@ def _algorithm(
                 both = parts | moved
                 return task.loss(merge(both["head"], both["trunk"]), batch)
 
-            begun, whole = (
-                {name: parts[name] for name in moving},
-                task._replace(loss=loss, linear=None),
-            )
+            begun = {name: parts[name] for name in moving}
+            whole = task._replace(loss=loss, linear=None)
             moved, value = local_steps(begun, data, whole, optimizer, hparams, context.round)
             parts = parts | moved
             losses.append(value)

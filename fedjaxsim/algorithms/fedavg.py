@@ -1,14 +1,8 @@
 """FedAvg (McMahan et al. 2017), and with the Gaussian mechanism DP-FedAvg (McMahan et al. 2018)."""
 
-from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer, WarmStart
+from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.local_steps import local_update
-from fedjaxsim.algorithms.optimizers import (
-    LEARNING_RATE,
-    SERVER_LEARNING_RATE,
-    LocalName,
-    ServerName,
-)
 from fedjaxsim.algorithms.shared_model import (
     from_one_model,
     predict_with_shared,
@@ -20,12 +14,12 @@ from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
 
 
-@reads(LEARNING_RATE, SERVER_LEARNING_RATE)
+@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE)
 def fedavg(
     task: Task,
     *,
-    local_optimizer: LocalOptimizer | LocalName = "sgd",
-    server_optimizer: ServerOptimizer | ServerName = "sgd",
+    local_optimizer: optimizers.LocalChoice = "sgd",
+    server_optimizer: optimizers.ServerChoice = "sgd",
 ) -> Algorithm:
     """FedAvg: local SGD from the global w; clients send v − w; one model for all.
 

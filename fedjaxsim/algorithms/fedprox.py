@@ -1,14 +1,9 @@
 """FedProx (Li et al. 2020): FedAvg with a proximal term in the local objective."""
 
-from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer
+from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local_steps import Pull, local_update
-from fedjaxsim.algorithms.optimizers import (
-    LEARNING_RATE,
-    SERVER_LEARNING_RATE,
-    LocalName,
-    ServerName,
-)
 from fedjaxsim.hyperparameters import Hyperparameter, reads
 from fedjaxsim.tasks.task import Task
 
@@ -17,12 +12,12 @@ MU = Hyperparameter(
 )
 
 
-@reads(LEARNING_RATE, SERVER_LEARNING_RATE, MU)
+@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE, MU)
 def fedprox(
     task: Task,
     *,
-    local_optimizer: LocalOptimizer | LocalName = "sgd",
-    server_optimizer: ServerOptimizer | ServerName = "sgd",
+    local_optimizer: optimizers.LocalChoice = "sgd",
+    server_optimizer: optimizers.ServerChoice = "sgd",
 ) -> Algorithm:
     """FedProx: local SGD on ℓ_k(v) + (μ/2)‖v − w‖² from the global w; one model for all.
 

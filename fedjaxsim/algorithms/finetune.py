@@ -6,9 +6,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim.algorithm import Algorithm, LocalOptimizer, WarmStart
+from fedjaxsim.algorithm import Algorithm, WarmStart
+from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.local_steps import PULL, local_steps
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE, LocalName
 from fedjaxsim.algorithms.shared_model import (
     from_one_model,
     keep_shared,
@@ -24,13 +24,13 @@ Penalty = Literal["vanilla", "mean", "kl", "ewc"]
 Origin = Literal["personal", "global"]
 
 
-@reads(LEARNING_RATE, lambda penalty, **_: () if penalty == "vanilla" else (PULL,))
+@reads(optimizers.LEARNING_RATE, lambda penalty, **_: () if penalty == "vanilla" else (PULL,))
 def finetune(
     task: Task,
     *,
     penalty: Penalty = "mean",
     origin: Origin = "personal",
-    local_optimizer: LocalOptimizer | LocalName = "sgd",
+    local_optimizer: optimizers.LocalChoice = "sgd",
 ) -> Algorithm:
     """Fine-tuning: client k takes its steps on ℓ_k plus a penalty towards w̃; nothing is sent.
 

@@ -1,15 +1,15 @@
 """Local: every client learns alone by local steps."""
 
-from fedjaxsim.algorithm import Algorithm, LocalOptimizer, WarmStart
+from fedjaxsim.algorithm import Algorithm, WarmStart
+from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.local_steps import local_steps
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE, LocalName
 from fedjaxsim.algorithms.shared_model import from_one_model, keep_shared, predict_with_personal
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
 
 
-@reads(LEARNING_RATE)
-def local(task: Task, *, local_optimizer: LocalOptimizer | LocalName = "sgd") -> Algorithm:
+@reads(optimizers.LEARNING_RATE)
+def local(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Algorithm:
     """Local: client k takes its steps on ℓ_k from its own w_k; nothing is sent, ε = 0.
 
     A client works in the rounds in which it is drawn, with the same local steps, data and

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from fedjaxsim.algorithm import LocalOptimizer
-from fedjaxsim.algorithms.optimizers import LocalName, as_local
+from fedjaxsim.algorithms.optimizers import LocalChoice, as_local
 from fedjaxsim.data.minibatches import Batch, ClientData
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters
 from fedjaxsim.kernels.linear_steps import is_cheaper, linear_update
@@ -36,7 +35,7 @@ def local_steps(
     params: PyTree,
     data: ClientData,
     task: Task,
-    local_optimizer: LocalOptimizer | LocalName,
+    local_optimizer: LocalChoice,
     hparams: Hyperparameters,
     round_: jax.Array,
     pull: Pull | None = None,
@@ -80,7 +79,7 @@ def local_update(
     params: PyTree,
     data: ClientData,
     task: Task,
-    local_optimizer: LocalOptimizer | LocalName,
+    local_optimizer: LocalChoice,
     hparams: Hyperparameters,
     round_: jax.Array,
     pull: Pull | None = None,

@@ -234,8 +234,11 @@ def mpmtl(
 
     def check(hparams):
         check_acceleration(acceleration, hparams)
-        if protect_examples:
-            _check_clip_norm(hparams)
+        clip_norm = on_host(hparams.clip_norm)
+        if protect_examples and clip_norm is not None and not np.all(np.isfinite(clip_norm)):
+            raise ValueError(
+                f"clip_norm must be finite where examples are protected, got clip_norm {clip_norm}"
+            )
 
     return Algorithm(
         from_one_model(task, start),
@@ -296,11 +299,3 @@ def _noised(w: jax.Array, hparams: Hyperparameters, key: jax.Array) -> jax.Array
     clip_norm = jnp.asarray(hparams.clip_norm)
     scale = 2 * clip_norm / hparams.example_epsilon
     return clip_by_global_norm(w + scale * size * direction, clip_norm).message
-
-
-def _check_clip_norm(hparams: Hyperparameters) -> None:
-    clip_norm = on_host(hparams.clip_norm)
-    if clip_norm is not None and not np.all(np.isfinite(clip_norm)):
-        raise ValueError(
-            f"clip_norm must be finite where examples are protected, got clip_norm {clip_norm}"
-        )

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim.algorithm import Algorithm, LocalOptimizer, WarmStart
+from fedjaxsim.algorithm import Algorithm, WarmStart
+from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
-from fedjaxsim.algorithms.optimizers import LEARNING_RATE, LocalName
 from fedjaxsim.algorithms.shared_model import from_one_model
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
@@ -27,9 +27,9 @@ class Matrix(NamedTuple):
     mean: PyTree
 
 
-@reads(LEARNING_RATE, PULL)
+@reads(optimizers.LEARNING_RATE, PULL)
 def naive_dp(
-    task: Task, *, num_clients: int, local_optimizer: LocalOptimizer | LocalName = "sgd"
+    task: Task, *, num_clients: int, local_optimizer: optimizers.LocalChoice = "sgd"
 ) -> Algorithm:
     """PMTL's objective with differential privacy of all models instead of joint DP.
 

@@ -12,6 +12,8 @@ from fedjaxsim.hyperparameters import Hyperparameter
 Optax = Callable[..., optax.GradientTransformation]
 LocalName = Literal["sgd", "momentum", "adam"]
 ServerName = Literal["sgd", "momentum", "adam", "adagrad", "yogi"]
+LocalChoice = LocalOptimizer | LocalName
+ServerChoice = ServerOptimizer | ServerName
 
 LEARNING_RATE = Hyperparameter(
     "learning_rate",
@@ -75,12 +77,12 @@ def server(optimizer: Optax | ServerName = "sgd") -> ServerOptimizer:
     return lambda hparams: make(learning_rate=hparams.server_learning_rate)
 
 
-def as_local(optimizer: LocalOptimizer | LocalName) -> LocalOptimizer:
+def as_local(optimizer: LocalChoice) -> LocalOptimizer:
     """Return the local optimizer of a name, and any other as it is."""
     return optimizer if callable(optimizer) else local(optimizer)
 
 
-def as_server(optimizer: ServerOptimizer | ServerName) -> ServerOptimizer:
+def as_server(optimizer: ServerChoice) -> ServerOptimizer:
     """Return the server optimizer of a name, and any other as it is."""
     return optimizer if callable(optimizer) else server(optimizer)
 

@@ -6,16 +6,10 @@ import jax
 import jax.numpy as jnp
 from numpy.typing import ArrayLike
 
-from fedjaxsim.algorithm import Algorithm, LocalOptimizer, ServerOptimizer, WarmStart
+from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.clusters import in_clusters
 from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
-from fedjaxsim.algorithms.optimizers import (
-    LEARNING_RATE,
-    SERVER_LEARNING_RATE,
-    LocalName,
-    ServerName,
-)
 from fedjaxsim.algorithms.shared_model import (
     from_one_model,
     predict_with_personal,
@@ -30,12 +24,12 @@ from fedjaxsim.tasks.task import Task
 Message = Literal["update", "offset"]
 
 
-@reads(LEARNING_RATE, SERVER_LEARNING_RATE, PULL)
+@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE, PULL)
 def pmtl(
     task: Task,
     *,
-    local_optimizer: LocalOptimizer | LocalName = "sgd",
-    server_optimizer: ServerOptimizer | ServerName = "sgd",
+    local_optimizer: optimizers.LocalChoice = "sgd",
+    server_optimizer: optimizers.ServerChoice = "sgd",
     message: Message = "update",
     clusters: ArrayLike | None = None,
 ) -> Algorithm:

@@ -1,8 +1,6 @@
 """PP-SGD: personalized private SGD (Bietti, Wei, Dudík, Langford, Wu; ICML 2022)."""
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,166 +42,39 @@ _DIVISOR = (
 )
 
 
-# --- the objective --------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Objective:
-    """The risk that is minimized; made by `average` or `weighted`.
-
-    Attributes:
-      sizes: m_i of the weighted risk, () or (m,) integers; None for the average risk.
-    """
-
-    sizes: np.ndarray | None = None
-
-    @property
-    def public(self) -> tuple[str, ...]:
-        """Sentences on public numbers that may be made of data; see `Algorithm`."""
-        return () if self.sizes is None or self.sizes.ndim == 0 else (_DIVISOR,)
-
-    @property
-    def mean_size(self) -> float:
-        """M/N, the mean weight of gradients: 1 for the average risk."""
-        return 1.0 if self.sizes is None else float(self.sizes.mean())
-
-    def check(self, minibatches: Minibatches, num_clients: int) -> None:
-        """Raise ValueError unless there is one size, or one per client, of at most b."""
-        if self.sizes is None:
-            return
-        if self.sizes.shape not in ((), (num_clients,)):
-            raise ValueError(
-                f"weighted needs one size, or one for each of the {num_clients} clients, "
-                f"got shape {self.sizes.shape}"
-            )
-        if minibatches.steps is not None and self.sizes.max() > minibatches.size:
-            raise ValueError(
-                f"weighted takes the first m_i examples of a batch of {minibatches.size}, "
-                f"got sizes up to {self.sizes.max()}"
-            )
-
-
-def average() -> Objective:
-    """Return the mean of the clients' risks, (1/N) Σ_i f_i, with minibatch means (§5, B.6)."""
-    return Objective()
-
-
-def weighted(sizes: ArrayLike) -> Objective:
-    """Return Σ_i (m_i/M) f_i with M = Σ_i m_i: gradients are sums over m_i examples (§5, eq. 11).
-
-    The clip norm then bounds sums.
-
-    Args:
-      sizes: m_i ≥ 1, one for all clients or (m,): client i uses the first m_i examples of its
-        minibatch, or all if it has fewer. Public and fixed before the run, since M is the server's
-        divisor; a guarantee names it among its assumptions.
-
-    Raises:
-      ValueError: if a size is not a whole number of at least 1.
-    """
-    array = np.asarray(sizes)
-    if array.ndim > 1 or array.size == 0 or array.dtype.kind not in "iu" or array.min() < 1:
-        raise ValueError(f"sizes must be whole numbers of at least 1, () or (m,), got {sizes!r}")
-    return Objective(array.astype(np.int32))
-
-
-def noise_multiplier_from_paper(
-    sigma: float, sampling_rate: float, num_clients: int, objective: Objective | None = None
-) -> float:
-    """Convert the σ of the paper to the z of this package.
-
-    The paper adds noise of standard deviation σ_ζ = σC to the *average* of the clipped gradients,
-    their sum divided by qN, or by qM in the weighted objective; z is the noise of the sum, so
-    z = σ·qN or σ·qM. The noise multiplier of the authors' code is z already.
-
-    Args:
-      sigma: σ ≥ 0.
-      sampling_rate: q in (0, 1].
-      num_clients: N.
-      objective: by default `average()`.
-    """
-    objective = average() if objective is None else objective
-    return sigma * sampling_rate * num_clients * objective.mean_size
-
-
-# --- step sizes -----------------------------------------------------------------------------------
-
-
-class _StepSizes(NamedTuple):
-    shared: Callable[[Hyperparameters], jax.Array]
-    personal: Callable[[Hyperparameters, Context], jax.Array]
-
-
-_GRID = _StepSizes(
-    lambda hparams: jnp.multiply(hparams.learning_rate, jnp.minimum(hparams.personalization, 1.0)),
-    # max(a, 1), because the derivative of min(1/a, 1) is unusable at a = 0.
-    lambda hparams, context: jnp.divide(
-        hparams.learning_rate, jnp.maximum(hparams.personalization, 1.0)
-    ),
-)
-_PAPER = _StepSizes(
-    lambda hparams: jnp.multiply(hparams.learning_rate, hparams.personalization),
-    lambda hparams, context: jnp.divide(
-        hparams.learning_rate, jnp.multiply(context.sampling_rate, context.num_clients)
-    ),
-)
-_STEP_SIZES = {"grid": _GRID, "paper": _PAPER}
-
-
-# --- iterates and their averages ------------------------------------------------------------------
-
-
-class Average(NamedTuple):
-    """The mean of the first iterates of a run.
-
-    Attributes:
-      mean: pytree, the mean of the iterates of the first `rounds` rounds.
-      rounds: number of those rounds, () int32.
-    """
-
-    mean: PyTree
-    rounds: jax.Array
-
-
 class Iterate(NamedTuple):
     """Parameters that move from round to round: (W, w) at the server, θ_i at client i.
 
     Attributes:
       value: pytree, the parameters.
-      average: the average of all values so far, if asked for; else None.
+      mean: pytree, the mean of the parameters of the first `rounds` rounds; None if not asked for.
+      rounds: () int32; None without a mean.
     """
 
     value: PyTree
-    average: Average | None
+    mean: PyTree = None
+    rounds: jax.Array | None = None
 
+    def mean_over(self, rounds: jax.Array) -> PyTree:
+        """Return the mean of z_0 … z_{rounds−1}, and z_0 for no rounds.
 
-def _first(value: PyTree, averaged: bool) -> Iterate:
-    return Iterate(value, Average(value, jnp.zeros((), jnp.int32)) if averaged else None)
+        The value counts for every round since the last move: a client that is not drawn keeps θ_i.
+        """
+        assert self.rounds is not None
+        new = (rounds - self.rounds).astype(float)
+        share = new / jnp.maximum(rounds, 1)
+        return jax.tree.map(
+            lambda mean, value: mean + share.astype(mean.dtype) * (value - mean),
+            self.mean,
+            self.value,
+        )
 
-
-def _average_at(iterate: Iterate, rounds: jax.Array) -> PyTree:
-    """Return the mean of z_0 … z_{rounds−1}, and z_0 for no rounds.
-
-    The value counts for every round since the last move: a client that is not drawn keeps its θ_i.
-    """
-    assert iterate.average is not None
-    new = (rounds - iterate.average.rounds).astype(float)
-    share = new / jnp.maximum(rounds, 1)
-    return jax.tree.map(
-        lambda mean, value: mean + share.astype(mean.dtype) * (value - mean),
-        iterate.average.mean,
-        iterate.value,
-    )
-
-
-def _move(iterate: Iterate, value: PyTree, round_: jax.Array) -> Iterate:
-    """Move to z_{round+1}."""
-    if iterate.average is None:
-        return Iterate(value, None)
-    return Iterate(value, Average(_average_at(iterate, round_ + 1), round_ + 1))
-
-
-# --- the algorithm --------------------------------------------------------------------------------
+    def descend(self, rate: jax.Array, gradient: PyTree, round_: jax.Array) -> "Iterate":
+        """Return z_{round+1} = z_round − rate · gradient."""
+        value = jax.tree.map(lambda p, g: p - rate.astype(p.dtype) * g, self.value, gradient)
+        if self.rounds is None:
+            return Iterate(value)
+        return Iterate(value, self.mean_over(round_ + 1), round_ + 1)
 
 
 @reads(LEARNING_RATE, PERSONALIZATION)
@@ -233,7 +104,8 @@ def ppsgd(
 
     where the weighted objective has qM in place of qN and also divides line 8 by M/N. In a network
     θ_i belongs to the output layer, and the layers W before it are shared: they are sent with w, in
-    one message with one clip. At first θ_i = 0, w = 0, and W is random (line 2).
+    one message with one clip. At first θ_i = 0, w = 0, and W is random (line 2). The text's noise
+    of standard deviation σC on the average is z = σ·qN (or σ·qM); the authors' code has z.
 
     Step sizes, of η = `hparams.learning_rate` and the level a or α = `hparams.personalization`:
 
@@ -247,7 +119,9 @@ def ppsgd(
       parametrization: Rule that turns the level into two step sizes; "grid" is used in the paper's
         experiments.
       objective: Risk to minimize: the mean of the clients' risks, or weighted by `sizes`.
-      sizes: m_i of the weighted risk, see `weighted`.
+      sizes: m_i ≥ 1 of the weighted risk, one for all clients or (m,): client i uses the first m_i
+        examples of its minibatch, or all if it has fewer. Public and fixed before the run, since M
+        divides the releases; a guarantee names it among its assumptions.
       personal: Parameters that are w + θ_i and start at 0: a top-level name, a predicate on
         paths such as "Dense_1/kernel", or None for the output layer of the task's model, or for all
         parameters of a model that names none, such as a linear one.
@@ -255,19 +129,20 @@ def ppsgd(
         theorems, which keeps a second copy of w, W and θ_i; or with the last one.
 
     Raises:
-      ValueError: if the parametrization is unknown; before a run, if the level is infinite in the
-        paper's one; when the algorithm is first traced, if there is not one minibatch per round
-        (one epoch counts as one minibatch of all rows), or sizes do not suit the minibatches.
+      ValueError: if the parametrization or the objective is unknown, or sizes are not whole numbers
+        of at least 1; before a run, if the level is infinite in the paper's parametrization; when
+        the algorithm is first traced, if there is not one minibatch per round (one epoch counts as
+        one minibatch of all rows), or sizes do not suit the minibatches.
     """
     require_choice(parametrization, Parametrization, "parametrization")
-    step_sizes = _STEP_SIZES[parametrization]
-    if objective not in get_args(Risk) or (objective == "weighted") != (sizes is not None):
-        raise ValueError(
-            "objective must be 'average', or 'weighted' with sizes m_i, got "
-            f"{objective!r} with sizes {sizes}"
-        )
-    risk = average() if sizes is None else weighted(sizes)
+    require_choice(objective, Risk, "objective")
+    m_i = _whole_numbers(objective, sizes)
+    # M/N, the mean weight of gradients.
+    mean_size = 1.0 if m_i is None else float(m_i.mean())
     selection = task.output_layer if personal is None else personal
+
+    def first(value):
+        return Iterate(value, value, jnp.zeros((), jnp.int32)) if averaged else Iterate(value)
 
     def add(w, theta):
         head, trunk = split(w, selection)
@@ -277,35 +152,39 @@ def ppsgd(
         del hparams
         head, trunk = split(task.init(key), selection)
         zero = jax.tree.map(jnp.zeros_like, head)
-        return _first(merge(zero, trunk), averaged), _first(zero, averaged)
+        return first(merge(zero, trunk)), first(zero)
 
     def start(hparams, published, own):
         del hparams
         theta = jax.tree.map(jnp.subtract, split(own, selection)[0], split(published, selection)[0])
-        return _first(published, averaged), _first(theta, averaged)
+        return first(published), first(theta)
 
     def client(shared, personal, data, hparams, context):
-        _require_one_minibatch(data.minibatches)
-        risk.check(data.minibatches, context.num_clients)
+        _check_minibatches(m_i, data.minibatches, context.num_clients)
         params = add(shared.value, personal.value)
-        gradient, loss = _gradient(task, params, data, risk, context.client_id)
-        own, _ = split(gradient, selection)
-        rate = step_sizes.personal(hparams, context) / risk.mean_size
-        theta = _descend(personal.value, rate, own)
-        return _move(personal, theta, context.round), gradient, {"loss": loss}
+        g_w, loss = _gradient(task, params, data, m_i, context.client_id)
+        g_theta, _ = split(g_w, selection)
+        rate = _personal_rate(parametrization, hparams, context) / mean_size
+        return personal.descend(rate, g_theta, context.round), g_w, {"loss": loss}
 
     def server(shared, release, hparams, round_):
-        rate = step_sizes.shared(hparams) / risk.mean_size
-        return _move(shared, _descend(shared.value, rate, release), round_)
+        rate = _shared_rate(parametrization, hparams) / mean_size
+        return shared.descend(rate, release, round_)
 
     def predict(shared, personal, hparams, client_id):
         del hparams, client_id
-        if shared.average is None:
+        if not averaged:
             return add(shared.value, personal.value)
-        rounds = shared.average.rounds
-        return add(_average_at(shared, rounds), _average_at(personal, rounds))
+        return add(shared.mean_over(shared.rounds), personal.mean_over(shared.rounds))
 
-    check = _require_finite if parametrization == "paper" else lambda hparams: None
+    def check(hparams):
+        level = on_host(hparams.personalization)
+        if parametrization == "paper" and level is not None and not np.all(np.isfinite(level)):
+            raise ValueError(
+                "personalization must be finite in the paper's parametrization (use 'grid' for "
+                f"global learning only), got {level}"
+            )
+
     return Algorithm(
         init,
         client,
@@ -313,26 +192,79 @@ def ppsgd(
         predict,
         task,
         check=check,
-        public=risk.public,
+        public=() if m_i is None or m_i.ndim == 0 else (_DIVISOR,),
         warm_start=WarmStart(start, lambda shared: shared.value),
     )
 
 
-def _descend(params: PyTree, rate: jax.Array, gradient: PyTree) -> PyTree:
-    return jax.tree.map(lambda p, g: p - rate.astype(p.dtype) * g, params, gradient)
+def _whole_numbers(objective: Risk, sizes: ArrayLike | None) -> np.ndarray | None:
+    """Return the m_i, () or (m,) int32; None for the average risk."""
+    if (objective == "weighted") != (sizes is not None):
+        raise ValueError(
+            "objective must be 'average', or 'weighted' with sizes m_i, got "
+            f"{objective!r} with sizes {sizes}"
+        )
+    if sizes is None:
+        return None
+    array = np.asarray(sizes)
+    if array.ndim > 1 or array.size == 0 or array.dtype.kind not in "iu" or array.min() < 1:
+        raise ValueError(f"sizes must be whole numbers of at least 1, () or (m,), got {sizes!r}")
+    return array.astype(np.int32)
+
+
+def _check_minibatches(
+    sizes: np.ndarray | None, minibatches: Minibatches, num_clients: int
+) -> None:
+    """Raise ValueError unless a round has one minibatch, of at least m_i examples."""
+    if (minibatches.steps or minibatches.epochs) != 1:
+        raise ValueError(
+            "PP-SGD takes one minibatch a round (Algorithm 2): steps=1, or epochs=1 for all of a "
+            f"client's rows, got {minibatches}"
+        )
+    if sizes is None:
+        return
+    if sizes.shape not in ((), (num_clients,)):
+        raise ValueError(
+            f"sizes must be one number, or one for each of the {num_clients} clients, got shape "
+            f"{sizes.shape}"
+        )
+    if minibatches.steps is not None and sizes.max() > minibatches.size:
+        raise ValueError(
+            f"sizes must be at most {minibatches.size}: a client takes the first m_i examples of "
+            f"a batch, got sizes up to {sizes.max()}"
+        )
+
+
+def _shared_rate(parametrization: Parametrization, hparams: Hyperparameters) -> jax.Array:
+    """Return η_w of the average objective."""
+    level = hparams.personalization
+    if parametrization == "grid":
+        level = jnp.minimum(level, 1.0)
+    return jnp.multiply(hparams.learning_rate, level)
+
+
+def _personal_rate(
+    parametrization: Parametrization, hparams: Hyperparameters, context: Context
+) -> jax.Array:
+    """Return η_θ of the average objective."""
+    if parametrization == "grid":
+        # max(a, 1), because the derivative of min(1/a, 1) is unusable at a = 0.
+        divisor = jnp.maximum(hparams.personalization, 1.0)
+    else:
+        divisor = jnp.multiply(context.sampling_rate, context.num_clients)
+    return jnp.divide(hparams.learning_rate, divisor)
 
 
 def _gradient(
-    task: Task, params: PyTree, data: ClientData, objective: Objective, client_id: jax.Array
+    task: Task, params: PyTree, data: ClientData, sizes: np.ndarray | None, client_id: jax.Array
 ) -> tuple[PyTree, jax.Array]:
-    """Return the minibatch's gradient, a sum or mean by objective, and its mean loss, ().
+    """Return the minibatch's gradient, a sum over m_i examples or a mean, and its mean loss, ().
 
     The batches of an epoch are one minibatch, as the parameters do not change between them.
     """
-    size = None
-    if objective.sizes is not None:
-        sizes = jnp.asarray(objective.sizes)
-        size = sizes if sizes.ndim == 0 else sizes[client_id]
+    size = None if sizes is None else jnp.asarray(sizes)
+    if size is not None and size.ndim:
+        size = size[client_id]
 
     def add(carry, batch):
         gradient, total, count = carry
@@ -347,23 +279,6 @@ def _gradient(
     zero = jax.tree.map(jnp.zeros_like, params)
     gradient, total, count = data.fold(add, (zero, jnp.zeros(()), jnp.zeros(())))
     examples = jnp.maximum(count, 1.0)
-    if objective.sizes is None:
+    if sizes is None:
         gradient = jax.tree.map(lambda g: g / examples.astype(g.dtype), gradient)
     return gradient, total / examples
-
-
-def _require_one_minibatch(minibatches: Minibatches) -> None:
-    if (minibatches.steps or minibatches.epochs) != 1:
-        raise ValueError(
-            "PP-SGD takes one minibatch a round (Algorithm 2): steps=1, or epochs=1 for all of a "
-            f"client's rows, got {minibatches}"
-        )
-
-
-def _require_finite(hparams: Hyperparameters) -> None:
-    level = on_host(hparams.personalization)
-    if level is not None and not np.all(np.isfinite(level)):
-        raise ValueError(
-            "personalization must be finite in the paper's parametrization (use 'grid' for global "
-            f"learning only), got {level}"
-        )

@@ -39,15 +39,29 @@ class ServerMap(NamedTuple):
     apply: Callable[[PyTree, jax.Array, jax.Array], jax.Array] = apply_matrix
 
 
-def low_rank() -> ServerMap:
-    """Map Σ = UΛUᵀ to M = U max(0, 1 − ηλ/√Λ) Uᵀ: the trace norm (Algorithm 2, steps 6 to 8)."""
+def _of_last_gram(
+    matrix: Callable[[jax.Array, Hyperparameters], jax.Array], diagonal: bool = False
+) -> ServerMap:
+    """Return the map that computes M from the last Σ alone."""
+    dimensions = (1, 2) if diagonal else (2,)
 
     def step(gram, memory, hparams, round_):
         del round_
-        _require_gram(gram, dimensions=(2,))
-        return shrinkage(gram, hparams.learning_rate * hparams.lam), memory
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(gram)]
+        if [len(shape) in dimensions and len(set(shape)) == 1 for shape in shapes] != [True]:
+            raise ValueError(
+                "MP-MTL's mechanism must release a Gram matrix (d, d), or for group sparsity its "
+                "diagonal (d,), as gaussian_gram() does; the release has the shapes "
+                f"{shapes}"
+            )
+        return matrix(gram, hparams), memory
 
-    return ServerMap(lambda d: (jnp.eye(d), ()), step)
+    return ServerMap(lambda d: (jnp.ones(d) if diagonal else jnp.eye(d), ()), step)
+
+
+def low_rank() -> ServerMap:
+    """Map Σ = UΛUᵀ to M = U max(0, 1 − ηλ/√Λ) Uᵀ: the trace norm (Algorithm 2, steps 6 to 8)."""
+    return _of_last_gram(lambda gram, h: shrinkage(gram, h.learning_rate * h.lam))
 
 
 def group_sparse() -> ServerMap:
@@ -56,13 +70,11 @@ def group_sparse() -> ServerMap:
     The diagonal of a whole Σ has more noise than a diagonal released alone.
     """
 
-    def step(gram, memory, hparams, round_):
-        del round_
-        _require_gram(gram, dimensions=(1, 2))
+    def matrix(gram, hparams):
         diagonal = jnp.diagonal(gram) if gram.ndim == 2 else gram
-        return shrinkage(diagonal, hparams.learning_rate * hparams.lam), memory
+        return shrinkage(diagonal, hparams.learning_rate * hparams.lam)
 
-    return ServerMap(lambda d: (jnp.ones(d), ()), step)
+    return _of_last_gram(matrix, diagonal=True)
 
 
 def relationship() -> ServerMap:
@@ -70,13 +82,7 @@ def relationship() -> ServerMap:
 
     The threshold grows with the remainder: θ = ηλ Σ_j max(0, √Λ_j − θ).
     """
-
-    def step(gram, memory, hparams, round_):
-        del round_
-        _require_gram(gram, dimensions=(2,))
-        return _relate(gram, hparams), memory
-
-    return ServerMap(lambda d: (jnp.eye(d), ()), step)
+    return _of_last_gram(_relate)
 
 
 def _relate(gram: jax.Array, hparams: Hyperparameters) -> jax.Array:
@@ -129,13 +135,3 @@ def relationship_of_rows(num_clients: int, num_outputs: int = 1) -> ServerMap:
         return jnp.where(published.released, published.rows[client_id].astype(w.dtype), w)
 
     return ServerMap(init, step, apply)
-
-
-def _require_gram(release: PyTree, dimensions: tuple[int, ...]) -> None:
-    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(release)]
-    if len(shapes) == 1 and len(shapes[0]) in dimensions and len(set(shapes[0])) == 1:
-        return
-    raise ValueError(
-        "MP-MTL's mechanism must release a Gram matrix (d, d), or for group sparsity its diagonal "
-        f"(d,), as gaussian_gram() does; the release has the shapes {shapes}"
-    )

@@ -11,13 +11,7 @@ import pytest
 from problems import after, classification, coefficients, least_squares, noise_key, read_by
 
 from fedjaxsim.algorithm import Context
-from fedjaxsim.algorithms.ppsgd import (
-    Parametrization,
-    Risk,
-    noise_multiplier_from_paper,
-    ppsgd,
-    weighted,
-)
+from fedjaxsim.algorithms.ppsgd import Parametrization, Risk, ppsgd
 from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import compose, fill
@@ -350,20 +344,13 @@ def test_the_weighted_objective_uses_m_i_examples(minibatches):
             assert np.round(uses).max() == 1
 
 
-def test_the_papers_noise_is_on_the_average():
-    # σ = 0.01 on an average over qN = 10 clients, or qM = 25 examples.
-    assert noise_multiplier_from_paper(0.01, 0.1, 100) == pytest.approx(0.1, rel=1e-15)
-    z = noise_multiplier_from_paper(0.01, 0.1, 100, weighted([2, 3] * 50))
-    assert z == pytest.approx(0.25, rel=1e-15)
-
-
 @pytest.mark.parametrize(
     ("sizes", "minibatches", "message"),
     [
         (None, Minibatches(4, steps=2), "minibatch"),
         (None, Minibatches(4, epochs=2), "minibatch"),
         ([1, 2], Minibatches(4, steps=1), "4 clients"),
-        (5, Minibatches(4, steps=1), "batch of 4"),
+        (5, Minibatches(4, steps=1), "sizes"),
     ],
 )
 def test_minibatches_that_do_not_suit_are_refused(sizes, minibatches, message):
@@ -378,7 +365,7 @@ def test_settings_out_of_range_are_refused():
     _, task = least_squares(COUNTS)
     for sizes in (0, 1.5, [2, 0], [[1]], []):
         with pytest.raises(ValueError, match="sizes"):
-            weighted(sizes)
+            ppsgd(task, objective="weighted", sizes=sizes)
     with pytest.raises(ValueError, match="parametrization"):
         ppsgd(task, parametrization="code")  # pyright: ignore[reportArgumentType]
     algorithm = ppsgd(task, parametrization="paper")

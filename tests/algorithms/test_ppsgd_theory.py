@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from problems import read_by
 
-from fedjaxsim.algorithms.ppsgd import noise_multiplier_from_paper, ppsgd, weighted
+from fedjaxsim.algorithms.ppsgd import ppsgd
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.models.model import linear
@@ -113,7 +113,7 @@ def test_theorem_4_5():
                 alpha,
                 smoothness=L * max(alpha, 1 / N),
                 variance=(alpha * sigma + sigma) / N + alpha * D * noise**2,
-                z=noise_multiplier_from_paper(noise / CLIP, 1.0, N),
+                z=noise / CLIP * N,
                 weights=np.full(N, 1 / N),
                 rate=1.0,
             )
@@ -137,7 +137,7 @@ def test_theorem_5_2():
                 alpha,
                 smoothness=L * max(alpha + alpha * share, share),
                 variance=(alpha * sigma + sigma) / (rate * M) + alpha * D * noise**2,
-                z=noise_multiplier_from_paper(noise / CLIP, rate, N, weighted(SIZES)),
+                z=noise / CLIP * rate * M,
                 weights=SIZES / M,
                 rate=rate,
             )
