@@ -15,7 +15,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
@@ -99,7 +98,7 @@ def hypergradient(
 
 
 def _run(simulation: Simulation, rounds: int, mode: Mode, delta: float, segment: int | None):
-    """Return the objective of a run as a pure function of the chosen hyperparameters first."""
+    """Return the objective of a run; its first argument holds the chosen hyperparameters."""
     program = simulation.program.with_capped_batches()
     if mode == "reverse":
         program = reversible(program, simulation.setup.rows["train"])
@@ -123,16 +122,15 @@ def _run(simulation: Simulation, rounds: int, mode: Mode, delta: float, segment:
 
 
 def _forward(run: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, Gradient]]:
-    """Return the value and the derivatives in all directions, in one run."""
+    """Return `jax.value_and_grad` of a run in forward mode."""
 
-    def differentiate(chosen, *arguments):
-        point, unravel = ravel_pytree(chosen)
+    def twice(*arguments):
+        value = run(*arguments)
+        return value, value
 
-        def along(direction):
-            return jax.jvp(lambda at: run(unravel(at), *arguments), (point,), (direction,))
-
-        value, slopes = jax.vmap(along, out_axes=(None, 0))(jnp.eye(point.size, dtype=point.dtype))
-        return value, unravel(slopes)
+    def differentiate(*arguments):
+        gradient, value = jax.jacfwd(twice, has_aux=True)(*arguments)
+        return value, gradient
 
     return differentiate
 
