@@ -92,7 +92,7 @@ def test_a_factory_is_called_with_what_it_takes_of_what_is_supplied():
 
 def test_a_name_stands_for_a_function():
     assert resolve("fedjaxsim.algorithms.fedavg:fedavg") is fedavg
-    assert make("fedjaxsim.privacy.mechanisms:no_release").event.kind == "none"
+    assert make("fedjaxsim.privacy.mechanisms:no_release").event.kind == "no_release"
     with pytest.raises(AttributeError):
         resolve("fedjaxsim.algorithms.fedavg:missing")
 

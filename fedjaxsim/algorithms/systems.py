@@ -23,8 +23,8 @@ class System:
       factory: `(task, **settings) -> Algorithm`, as "module:function".
       title: display name.
       paper: reference.
-      mechanism: its default mechanism, from `privacy.choices.MECHANISMS`; "closed" where nothing is
-        sent.
+      mechanism: its default mechanism, from `privacy.choices.MECHANISMS`; "no-release" where
+        nothing is sent.
       one_minibatch: whether a round is one minibatch instead of local steps or epochs.
       local_passes: number of passes over the minibatches of a round.
       whole_pass: whether a round is one exact pass over a client's rows instead.
@@ -45,7 +45,7 @@ class System:
     @property
     def sends(self) -> bool:
         """Return whether clients send messages."""
-        return self.mechanism != "closed"
+        return self.mechanism != "no-release"
 
     def make(self, task: Any, num_clients: int, **settings: Any) -> "Algorithm":
         """Make the algorithm for a task.
@@ -113,7 +113,7 @@ SYSTEMS = {
         "fedjaxsim.algorithms.stl:stl",
         "STL",
         "the baseline of MP-MTL; TPAMI 2020",
-        mechanism="closed",
+        mechanism="no-release",
         whole_pass=True,
         linear=True,
         full_participation=True,
@@ -128,13 +128,13 @@ SYSTEMS = {
         "fedjaxsim.algorithms.local:local",
         "Local",
         "the baseline without communication",
-        mechanism="closed",
+        mechanism="no-release",
     ),
     "finetune": System(
         "fedjaxsim.algorithms.finetune:finetune",
         "Fine-tuning",
         "Hu, Wu, Smith; TMLR 2023, section 5.3",
-        mechanism="closed",
+        mechanism="no-release",
     ),
 }
 """All systems by name, in the order in which they are listed."""

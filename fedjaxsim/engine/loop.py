@@ -20,7 +20,7 @@ from fedjaxsim.engine.processes import from_all, is_first, to_host
 from fedjaxsim.engine.segments import History, Record, Segment, rows_of
 from fedjaxsim.engine.state import SimulationState, state_of
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.accounting.composition import Adjacency
+from fedjaxsim.privacy.events import Adjacency
 from fedjaxsim.privacy.guarantee import spent
 
 _spent = functools.cache(spent)

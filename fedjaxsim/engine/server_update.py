@@ -53,7 +53,7 @@ def server_update(
     )
     # From here on the server sees the release alone.
     privacy = state.privacy
-    if mechanism.event.kind != "none":
+    if mechanism.event.kind != "no_release":
         privacy = ledger.update(
             privacy,
             scheme,

@@ -102,7 +102,7 @@ class Setup:
                 f"the mechanism is for {mechanism.num_clients} clients, but the population "
                 f"has {population.num_clients}"
             )
-        if accountant is not None and mechanism.event.kind != "none":
+        if accountant is not None and mechanism.event.kind != "no_release":
             require_match(accountant, self.sampling.scheme, mechanism.event)
         self.accountant = accountant
         self.minibatches, self.ledger_entries = minibatches, ledger_entries
@@ -268,7 +268,7 @@ class Setup:
         """Return the state with ledger entries for `rounds` more rounds."""
         state, done = self.with_account(state), int(state.round)
         scheme, event = self.sampling.scheme, self.mechanism.event
-        if event.kind == "none":
+        if event.kind == "no_release":
             return state
         z = np.asarray(hparams.get("noise_multiplier", 0.0))
         z = z[done : done + rounds] if z.ndim else z

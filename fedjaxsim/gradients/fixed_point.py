@@ -194,5 +194,5 @@ def _require_equal_rounds(simulation: Simulation) -> None:
             f"{largest}, the rows of the largest client, got {minibatches}"
         )
     kind = simulation.mechanism.event.kind
-    if kind not in ("gaussian", "none"):
+    if kind not in ("gaussian", "no_release"):
         raise ValueError(f"a fixed point needs a mechanism without noise at z = 0, got {kind!r}")

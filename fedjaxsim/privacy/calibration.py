@@ -10,18 +10,20 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fedjaxsim.privacy import guarantee
 from fedjaxsim.privacy.accounting import composition, rdp
-from fedjaxsim.privacy.accounting.composition import Adjacency, View
 from fedjaxsim.privacy.budget import CONSTANT, Budget
 from fedjaxsim.privacy.events import (
     GAUSSIAN,
     LARGEST_NOISE,
     MOST_ROUNDS,
     SMALLEST_NOISE,
+    Adjacency,
     Entry,
     PrivacyEvent,
     PrivacySpend,
     SamplingScheme,
+    View,
     check_delta,
     check_noise_multiplier,
 )
@@ -60,18 +62,13 @@ def spent(
       budget: its schedule over rounds.
 
     Raises:
-      ValueError: if δ lies outside (0, 1), no accountant describes the scheme and the event, or the
-        budget does not suit the rounds.
+      ValueError: if δ lies outside (0, 1), the accountant does not describe the scheme and the
+        event, or the budget does not suit the rounds.
     """
     check_delta(delta)
-    if event.kind == "none":
-        return 0.0
     entries = budget.entries(noise_multiplier, sampling_rate, rounds, event)
     charged = PrivacySpend(scheme, event, entries)
-    found = composition.profiles(charged, adjacency, view, accountant)
-    if not found:
-        raise ValueError(f"no accountant describes {event.kind!r} releases")
-    return min(profile.epsilon(delta) for profile in found.values())
+    return guarantee.spent([charged], delta, adjacency, view, accountant)
 
 
 def _check(epsilon: float, delta: float, event: PrivacyEvent) -> None:

@@ -16,7 +16,7 @@ MECHANISMS = {
     "gaussian-gram": f"{_MECHANISMS}.gram:gaussian_gram",
     "pure-gram": f"{_MECHANISMS}.pure:pure_gram",
     "wishart": f"{_MECHANISMS}.wishart:wishart",
-    "closed": f"{_MECHANISMS}:no_release",
+    "no-release": f"{_MECHANISMS}:no_release",
 }
 """Mechanisms of a Gram matrix take one vector or matrix per message."""
 SAMPLERS = {

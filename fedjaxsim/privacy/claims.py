@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from fedjaxsim.privacy.accounting import clt, composition, gaussian, rdp
-from fedjaxsim.privacy.accounting.composition import Adjacency
-from fedjaxsim.privacy.events import Entry, PrivacyEvent, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy import guarantee
+from fedjaxsim.privacy.accounting import clt, gaussian, rdp
+from fedjaxsim.privacy.events import GAUSSIAN, Adjacency, Entry, PrivacySpend, SamplingScheme
 
 Method = Literal["rdp", "clt", "per_step", "kov"]
 """Moments accountant with Poisson sampling, central limit theorem, √(2 ln(1.25/δ))/σ for one step,
@@ -57,7 +57,7 @@ class Claim:
 
 
 class Verdict(NamedTuple):
-    """A claim, its ε by the paper's method, and the sound ε at the same δ (None: nothing).
+    """A claim, its ε by the paper's method, and the sound ε at the same δ; None for no guarantee.
 
     Attributes:
       claim: the row.
@@ -199,10 +199,7 @@ def sound(claim: Claim, adjacency: Adjacency, delta: float | None = None) -> flo
     scheme = SamplingScheme(claim.sampling, claim.clients, capacity)
     entries = (Entry(claim.noise_multiplier, claim.cohort / claim.clients, claim.rounds),)
     delta = claim.delta if delta is None else delta
-    profiles = composition.profiles(
-        PrivacySpend(scheme, PrivacyEvent("gaussian"), entries), adjacency, "joint_dp"
-    )
-    epsilon = min(profile.epsilon(delta) for profile in profiles.values())
+    epsilon = guarantee.spent([PrivacySpend(scheme, GAUSSIAN, entries)], delta, adjacency)
     return None if math.isinf(epsilon) else epsilon
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple, get_args
 
 SchemeKind = Literal["poisson", "fixed", "capped", "full"]
-EventKind = Literal["gaussian", "pure", "none", "unprotected"]
+EventKind = Literal["gaussian", "pure", "no_release", "unprotected"]
 Adjacency = Literal["zero_out", "replace"]
 View = Literal["joint_dp", "released_sequence"]
 
@@ -71,8 +71,8 @@ class PrivacyEvent:
 
     Attributes:
       kind: "gaussian": Gaussian noise; the ledger's noise entry is z. "pure": an ε-differentially
-        private release; the ledger's noise entry is the ε of sensitivity 1. "none": nothing is
-        released, so ε is 0 exactly. "unprotected": a release without a known guarantee.
+        private release; the ledger's noise entry is the ε of sensitivity 1. "no_release": ε is 0
+        exactly. "unprotected": a release without a known guarantee.
       zero_out: the sensitivity when one client's message becomes zero. For "gaussian", in units of
         the noise's scale over z: 1 by definition of z. For "pure", the cost in units of the
         ledger's ε.

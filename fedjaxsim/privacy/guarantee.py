@@ -8,9 +8,18 @@ from typing import Any, Literal
 
 from fedjaxsim import notebook
 from fedjaxsim.privacy.accounting import composition
-from fedjaxsim.privacy.accounting.composition import ADJACENCIES, VIEWS, Adjacency, Status, View
+from fedjaxsim.privacy.accounting.composition import Status
 from fedjaxsim.privacy.assumptions import NO_RELEASE, no_guarantee, not_certified, of_charges
-from fedjaxsim.privacy.events import Drawn, PrivacySpend, check_delta, drawn_twice
+from fedjaxsim.privacy.events import (
+    ADJACENCIES,
+    VIEWS,
+    Adjacency,
+    Drawn,
+    PrivacySpend,
+    View,
+    check_delta,
+    drawn_twice,
+)
 
 ADJACENCY_TEXT = {
     "zero_out": "one client's messages become zero (the numbers of add/remove)",
@@ -258,22 +267,22 @@ def spent(
     accountant: str | None = None,
 ) -> float:
     """Compute one ε of a `report`, faster; inf if nothing is guaranteed (by the accountant)."""
-    spent = _spent(charges)
-    if not spent:
+    costly = _costly(charges)
+    if not costly:
         return 0.0
-    if any(map(no_guarantee, spent)):
+    if any(map(no_guarantee, costly)):
         return math.inf
     if accountant is not None and not composition.covers(accountant, adjacency, view):
         return math.inf
-    return _certified(spent, delta, accountant, adjacency, view)[0]
+    return _certified(costly, delta, accountant, adjacency, view)[0]
 
 
-def _spent(charges: Sequence[PrivacySpend]) -> list[PrivacySpend]:
+def _costly(charges: Sequence[PrivacySpend]) -> list[PrivacySpend]:
     """Return the charges with a cost."""
     return [
         charged
         for charged in charges
-        if charged.event.kind != "none" and (charged.entries or charged.overflowed)
+        if charged.event.kind != "no_release" and (charged.entries or charged.overflowed)
     ]
 
 
@@ -300,29 +309,26 @@ def report(
         does not describe a scheme and its event.
     """
     check_delta(delta)
-    released = [charged for charged in charges if charged.event.kind != "none"]
+    released = [charged for charged in charges if charged.event.kind != "no_release"]
     if accountant is not None:
         for charged in released:
             composition.require_match(accountant, charged.scheme, charged.event)
-    spent = _spent(charges)
-    reason = next(filter(None, map(no_guarantee, spent)), "")
-    if not reason:
-        for charged in spent:
-            composition.check_entries(charged.entries, charged.scheme)
-    if spent and len(released) < len(charges):
+    costly = _costly(charges)
+    reason = next(filter(None, map(no_guarantee, costly)), "")
+    if costly and len(released) < len(charges):
         assumed = (*assumed, NO_RELEASE)
     sentences = of_charges(released, assumed, delta)
-    described = spent or released or charges
+    described = costly or released or charges
     sampling = " and ".join(dict.fromkeys(charged.scheme.kind for charged in described)) or "none"
 
     def guarantee(adjacency: Adjacency, view: View) -> Guarantee:
         epsilon, name, status, why = None, accountant or "none", "none", reason
-        if not spent:
+        if not costly:
             epsilon, status = 0.0, "exact"
         elif not why:
-            epsilon, name, status = _certified(spent, delta, accountant, adjacency, view)
+            epsilon, name, status = _certified(costly, delta, accountant, adjacency, view)
         if epsilon is not None and math.isinf(epsilon):
-            epsilon, status, why = None, "none", not_certified(spent, delta)
+            epsilon, status, why = None, "none", not_certified(costly, delta)
         return Guarantee(epsilon, delta, adjacency, view, sampling, name, status, sentences, why)
 
     found = tuple(
@@ -331,7 +337,7 @@ def report(
         for view in VIEWS
         if accountant is None or composition.covers(accountant, adjacency, view)
     )
-    return Report(found, delta, tuple(spent), draws, tuple(assumed))
+    return Report(found, delta, tuple(costly), draws, tuple(assumed))
 
 
 def compose_reports(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjaxsim.kernels import products
 from fedjaxsim.kernels.products import Opaque, Product
-from fedjaxsim.privacy.clipping import clip_by_global_norm, squared_norm
+from fedjaxsim.privacy.clipping import clip_by_global_norm
 
 PyTree = Any
 
@@ -32,10 +32,9 @@ class Bounded(NamedTuple):
 class Messages(Opaque):
     """The messages of k clients, in any memory layout.
 
-    Updates of linear models may be kept as factors (see `kernels.products`), so this is no pytree
-    of
-    arrays: `jax.tree.map` takes it for a leaf, and arithmetic on it raises TypeError. The methods
-    give the same numbers for either layout, up to rounding.
+    Updates of linear models may be kept as factors (see `kernels.products`), so this is not a
+    pytree of arrays: `jax.tree.map` takes it for a leaf, and arithmetic on it raises TypeError. The
+    methods give the same numbers for either layout, up to rounding.
     """
 
     instead = "a mechanism may bound, scale and sum messages, or call dense() for their numbers"
@@ -88,10 +87,6 @@ class Messages(Opaque):
         """Compute the diagonal of `gram`, (d,)."""
         (v,) = jax.tree.leaves(self.dense())
         return jnp.sum(jnp.square(v), axis=(0, *range(2, v.ndim)))
-
-    def squared_norms(self) -> jax.Array:
-        """Compute ‖v_k‖₂² over the whole message, (k,); never far below it through rounding."""
-        return jax.vmap(squared_norm)(self._tree)
 
     def nonzero(self) -> jax.Array:
         """Return whether each message has a nonzero number, or term of a product, (k,) bool."""

@@ -77,12 +77,14 @@ class Experiment:
         hparams = self.hparams.as_arrays()
         rate = float(self.simulation.sampling.rate(hparams))
         noise = np.asarray(hparams.get("noise_multiplier", 0.0), np.float32)
-        spent = () if event.kind == "none" else entries(noise, rate, self.config.rounds, event)
+        spent = (
+            () if event.kind == "no_release" else entries(noise, rate, self.config.rounds, event)
+        )
         return PrivacySpend(scheme, event, spent)
 
     def draws(self) -> tuple[Drawn, ...]:
         """Return the draws of all rounds of a run, unless it is a later stage."""
-        if self.simulation.mechanism.event.kind == "none":
+        if self.simulation.mechanism.event.kind == "no_release":
             return ()
         key = jax.random.key(self.config.seed, impl="threefry2x32")
         return (draws_of(key, self.config.rounds),)

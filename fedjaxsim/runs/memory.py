@@ -32,7 +32,7 @@ def traffic(simulation: Simulation, hparams: Hyperparameters) -> Record:
       clients in a round.
     """
     hparams, key = hparams.as_arrays(), jax.random.key(0, impl="threefry2x32")
-    sends = simulation.mechanism.event.kind != "none"
+    sends = simulation.mechanism.event.kind != "no_release"
     state = jax.eval_shape(simulation.program.init, key, hparams)
     return {
         "message_bytes": bytes_of(simulation.setup.message_shapes(key, hparams)) if sends else 0,

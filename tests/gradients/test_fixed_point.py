@@ -20,8 +20,8 @@ def simulation(algorithm, minibatches=None, sampling=None):
     population = split(population, validation=0.2)
     minibatches = minibatches or Minibatches(1000, epochs=2)
     sampling = sampling or full_participation()
-    door = no_release() if algorithm is local else None
-    return Simulation(algorithm(task), population, sampling, minibatches, door)
+    mechanism = no_release() if algorithm is local else None
+    return Simulation(algorithm(task), population, sampling, minibatches, mechanism)
 
 
 @pytest.mark.thorough

@@ -91,9 +91,9 @@ def test_the_ends():
     assert gaussian.delta(0.0, 1.0) == pytest.approx(2 * norm.cdf(0.5) - 1)
     assert gaussian.epsilon(0.5, 1.0) == 0
     for bad in (0.0, 1.0, -1e-5):
-        with pytest.raises(ValueError, match="delta must lie in"):
+        with pytest.raises(ValueError, match="delta"):
             gaussian.epsilon(bad, 1.0)
-    with pytest.raises(ValueError, match="epsilon must be at least 0"):
+    with pytest.raises(ValueError, match="epsilon"):
         gaussian.delta(-1.0, 1.0)
 
 

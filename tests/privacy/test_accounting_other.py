@@ -73,7 +73,7 @@ def test_a_huge_step_does_not_overflow_and_none_is_free():
     assert kov.compose([steps(1e4, 3)], 1e-5) == 3e4
     assert kov.compose([], 1e-5) == 0
     assert kov.compose([steps(0.0, 5)], 1e-5) == 0
-    with pytest.raises(ValueError, match=r"delta must lie in \[0, 1\), got 1"):
+    with pytest.raises(ValueError, match="delta"):
         kov.compose([], 1.0)
 
 

@@ -61,7 +61,7 @@ def test_exact_at_full_participation():
 def test_the_ends():
     nothing = trade_off.trade_off([], EVERYONE, GAUSSIAN, ALPHAS)
     np.testing.assert_array_equal(nothing, 1 - ALPHAS)
-    closed = trade_off.trade_off([Entry(0.0, 1.0, 3)], EVERYONE, PrivacyEvent("none"), ALPHAS)
+    closed = trade_off.trade_off([Entry(0.0, 1.0, 3)], EVERYONE, PrivacyEvent("no_release"), ALPHAS)
     np.testing.assert_array_equal(closed, 1 - ALPHAS)
     open_ = trade_off.trade_off([Entry(0.0, 1.0, 3)], EVERYONE, GAUSSIAN, ALPHAS)
     np.testing.assert_array_equal(open_, 0)
@@ -69,5 +69,5 @@ def test_the_ends():
         [Entry(1.0, 1.0, 3)], EVERYONE, PrivacyEvent("unprotected"), ALPHAS
     )
     np.testing.assert_array_equal(unknown, 0)
-    with pytest.raises(ValueError, match=r"type_one must lie in \[0, 1\]"):
+    with pytest.raises(ValueError, match="type_one"):
         trade_off.trade_off([Entry(1.0, 1.0, 3)], EVERYONE, GAUSSIAN, [math.nan])

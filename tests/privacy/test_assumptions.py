@@ -94,7 +94,7 @@ def test_what_a_transform_reads_of_all_clients_stays_with_the_population(tmp_pat
     pooled = load(f"npz:{tmp_path / 'kept.npz'}", test=0.2)
     assert pooled.public == chosen.public
     np.savez(tmp_path / "numbers.npz", x=x, counts=[12], public=np.ones(12))
-    with pytest.raises(ValueError, match="public must hold strings, got type float64"):
+    with pytest.raises(ValueError, match="public"):
         load_npz(tmp_path / "numbers.npz")
 
 

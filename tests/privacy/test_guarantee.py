@@ -88,7 +88,7 @@ def test_in_one_line():
     assert report(rounds_of(POISSON, GAUSSIAN, (0.0, 0.5, 3)), 1e-5).short() == (
         "no guarantee: no noise was added"
     )
-    nothing = report(rounds_of(EVERYONE, PrivacyEvent("none"), (0.0, 1.0, 3)), 1e-5).short()
+    nothing = report(rounds_of(EVERYONE, PrivacyEvent("no_release"), (0.0, 1.0, 3)), 1e-5).short()
     assert nothing == "ε = 0 zero-out, ε = 0 replace, δ = 1e-05 (joint DP, exact)"
 
 
@@ -106,7 +106,7 @@ def test_in_one_line_of_one_accountant():
 
 def test_a_weak_delta_is_called_weak():
     assert default_delta(205) == 1 / 2050
-    with pytest.raises(ValueError, match="num_clients must be at least 1"):
+    with pytest.raises(ValueError, match="num_clients"):
         default_delta(0)
     groups = [(4.0, 1.0, 10)]
     at_default = report(rounds_of(EVERYONE, GAUSSIAN, *groups), default_delta(1000))
@@ -138,7 +138,7 @@ def test_no_guarantee_has_a_reason(charges, reason):
 
 def test_nothing_released_costs_exactly_nothing():
     for found in (
-        report(rounds_of(EVERYONE, PrivacyEvent("none"), (0.0, 1.0, 50)), 1e-5),
+        report(rounds_of(EVERYONE, PrivacyEvent("no_release"), (0.0, 1.0, 50)), 1e-5),
         report(rounds_of(POISSON, GAUSSIAN), 1e-5),
     ):
         assert [one.epsilon for one in found.guarantees] == [0.0] * 4
@@ -146,7 +146,7 @@ def test_nothing_released_costs_exactly_nothing():
 
 
 def test_no_release_is_not_judged_by_its_ledger():
-    closed = rounds_of(EVERYONE, PrivacyEvent("none"), (0.0, 1.0, 50), overflowed=True)
+    closed = rounds_of(EVERYONE, PrivacyEvent("no_release"), (0.0, 1.0, 50), overflowed=True)
     assert report(closed, 1e-5).find("replace").epsilon == 0
 
 
@@ -211,9 +211,9 @@ def test_an_accountant_can_be_asked_for_but_must_match():
 
 def test_values_are_validated():
     for delta in (0.0, 1.0, math.nan):
-        with pytest.raises(ValueError, match="delta must lie in"):
+        with pytest.raises(ValueError, match="delta"):
             report(rounds_of(POISSON, GAUSSIAN), delta)
-    with pytest.raises(ValueError, match="sampling_rate must be 1"):
+    with pytest.raises(ValueError, match="sampling_rate"):
         report(rounds_of(EVERYONE, GAUSSIAN, (1.0, 0.5, 1)), 1e-5)
 
 

@@ -100,7 +100,7 @@ def test_values_are_exactly_those_that_were_charged():
 
 
 def test_places_are_validated():
-    with pytest.raises(ValueError, match="places must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="places"):
         empty(0)
 
 

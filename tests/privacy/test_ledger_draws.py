@@ -403,4 +403,4 @@ def test_rounds_without_a_release_draw_nothing_that_counts():
     assert report.draws == ()
     assert report.find("zero_out").epsilon == 0
     assert compose_reports([report, report], DELTA).find("zero_out").epsilon == 0
-    assert ledgers.charged(state.privacy)[0].event == PrivacyEvent("none")
+    assert ledgers.charged(state.privacy)[0].event == PrivacyEvent("no_release")

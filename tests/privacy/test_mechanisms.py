@@ -229,7 +229,7 @@ def test_weights_give_a_weighted_mean_of_clipped_messages():
         gaussian([0.0, 1.0])
     with pytest.raises(ValueError, match="one number per client"):
         gaussian(2.0)
-    with pytest.raises(ValueError, match="max_weight must be positive and finite, got 0"):
+    with pytest.raises(ValueError, match="max_weight"):
         gaussian([1.0], max_weight=0.0)
 
 
@@ -329,7 +329,7 @@ def test_a_gram_matrix_needs_vectors_or_matrices():
     for message in (jnp.zeros((2, 3, 4)), (jnp.zeros(2), jnp.zeros(2))):
         with pytest.raises(ValueError, match="one vector"):
             gaussian_gram().zero(message, 5)
-    with pytest.raises(ValueError, match="psd_deviations must be finite and at least 0"):
+    with pytest.raises(ValueError, match="psd_deviations"):
         pure_gram(psd_deviations=-1.0)
 
 

@@ -95,7 +95,7 @@ def test_the_closed_mechanism_releases_nothing():
     )
     out = mechanism.release(accumulator, 1.0, jax.random.key(0), (), HPARAMS, jnp.int32(0))
     assert out.value == ()
-    assert mechanism.event.kind == "none"
+    assert mechanism.event.kind == "no_release"
 
 
 @pytest.mark.parametrize("mode", [jax.jacfwd, jax.jacrev])

@@ -102,9 +102,9 @@ def test_the_rate_is_the_share_of_the_clients():
 
 
 def test_sizes_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match=r"cohort must lie in \[1, 10\], got 11"):
+    with pytest.raises(ValueError, match="cohort"):
         fixed_size(cohort=11).for_clients(10)
-    with pytest.raises(ValueError, match=r"cohort must lie in \[1, 10\], got 0"):
+    with pytest.raises(ValueError, match="cohort"):
         passes(cohort=0, max_participations=1).for_clients(10)
-    with pytest.raises(ValueError, match="max_participations must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_participations"):
         passes(cohort=2, max_participations=0).for_clients(10)

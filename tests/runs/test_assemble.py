@@ -47,12 +47,12 @@ def test_every_mechanism_has_a_flag(name):
     read = {record.name for record in part_of("mechanism", name).records({})}
     noise = ["--noise-multiplier", "0.1"] if "noise_multiplier" in read else []
     systems = dict.fromkeys(("gaussian-gram", "pure-gram", "wishart"), "mpmtl")
-    systems |= {"closed": "local", "every-row": "naive-dp"}
+    systems |= {"no-release": "local", "every-row": "naive-dp"}
     system = systems.get(name, "pmtl")
     small = SMALL[:-2] if SYSTEMS[system].whole_pass else SMALL
     found = experiment(*small, "--mechanism", name, *noise, "--algorithm", system)
     kinds = dict.fromkeys(("gaussian", "adaptive", "every-row", "gaussian-gram"), "gaussian")
-    kinds |= {"pure": "pure", "pure-gram": "pure", "closed": "none"}
+    kinds |= {"pure": "pure", "pure-gram": "pure", "no-release": "no_release"}
     assert found.simulation.mechanism.event.kind == kinds.get(name, "unprotected")
     assert found.noise_multiplier == (0.1 if noise else 0.0)
     assert np.all(np.isfinite(found.hparams.get("clip_norm", math.inf))) == bool(noise)
@@ -133,7 +133,7 @@ def test_they_may_be_swept(tmp_path):
         ("--budget geometric:1e-9 --epsilon 1", r"at most 1e\+06 times is allowed"),
         ("--budget power:1 --mechanism plain-mean", "budget has no effect with mechanism plain-me"),
         ("--budget power:3 --noise-multiplier 1.2e-6", "noise_multiplier must be finite"),
-        ("--mechanism closed", r"which no_release\(\) would lose"),
+        ("--mechanism no-release", r"which no_release\(\) would lose"),
         ("--algorithm local --mechanism gaussian", r"its mechanism must be no_release\(\)"),
         ("--count-noise 1", "count-noise has no effect with mechanism gaussian, only with adap"),
         (

@@ -23,7 +23,7 @@ def test_what_fine_tuning_reads_is_as_in_the_run_and_the_rest_as_if_nobody_had_s
         local_steps=3, batch_size=7, seed=5,
     )  # fmt: skip
     assert stage == expected
-    assert (stage.parts["mechanism"].name, stage.sampler) == ("closed", "full")
+    assert (stage.parts["mechanism"].name, stage.sampler) == ("no-release", "full")
 
 
 def test_the_models_and_the_clients_are_those_of_the_run():

@@ -142,7 +142,7 @@ def test_a_system_reads_what_it_declares_and_nothing_else(algorithm):
 )
 def test_a_mechanism_reads_what_it_declares_and_nothing_else(mechanism):
     grams = dict.fromkeys(("gaussian-gram", "pure-gram", "wishart"), "mpmtl")
-    behind = {"closed": "local", "every-row": "naive-dp", **grams}
+    behind = {"no-release": "local", "every-row": "naive-dp", **grams}
     algorithm = behind.get(mechanism, "fedavg")
     given: dict[str, Any] = {"algorithm": algorithm, "mechanism": mechanism}
     read = fields_of(given)

@@ -24,10 +24,9 @@ from fedjaxsim.privacy.accounting import (
     rdp_without_replacement,
     subsampled_gaussian_pld,
 )
-from fedjaxsim.privacy.accounting.composition import Adjacency, View
 from fedjaxsim.privacy.accounting.groups import merge, merge_pure
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, with_failure
-from fedjaxsim.privacy.events import Entry, PrivacySpend
+from fedjaxsim.privacy.events import Adjacency, Entry, PrivacySpend, View
 
 _ALPHAS = np.array(rdp.INTEGER_ORDERS, np.float64)
 

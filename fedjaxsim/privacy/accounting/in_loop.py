@@ -3,6 +3,9 @@
 RDP accounting at integer orders, in the precision of the program, by the sums of positive terms in
 `rdp`: in float32 the textbook sum is wrong by half. The host computes the reported number in
 float64, from the counts.
+
+Formulas of `rdp` and `kov` stand here once more, because they are added up in another order (padded
+tables of all orders at once, branches as `where`): a common function would change bits of ε.
 """
 
 import functools
@@ -12,9 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from fedjaxsim.privacy.accounting.composition import Adjacency
 from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS, log_binomials, log_expm1
-from fedjaxsim.privacy.events import PrivacyEvent, SamplingScheme
+from fedjaxsim.privacy.events import Adjacency, PrivacyEvent, SamplingScheme
 from fedjaxsim.privacy.ledger import Charges, Ledger
 
 _ALPHAS = np.array(INTEGER_ORDERS, np.float64)
@@ -119,7 +121,7 @@ def epsilon_in_jit(
     """
     spent, certain = jnp.zeros(len(_ALPHAS)), jnp.array(True)
     for charges in ledger.charges:
-        if charges.event.kind != "none":
+        if charges.event.kind != "no_release":
             rdp, is_bound = _spent(charges, adjacency)
             spent, certain = spent + rdp, certain & is_bound
     for draws in ledger.draws:

@@ -11,9 +11,15 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
 from fedjaxsim.privacy.accounting import composition, gaussian
-from fedjaxsim.privacy.accounting.composition import Adjacency, View
 from fedjaxsim.privacy.accounting.profile import Profile
-from fedjaxsim.privacy.events import Entry, PrivacyEvent, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.events import (
+    Adjacency,
+    Entry,
+    PrivacyEvent,
+    PrivacySpend,
+    SamplingScheme,
+    View,
+)
 
 _SLOPES = 129
 
@@ -56,7 +62,7 @@ def trade_off(
     alphas = np.asarray(type_one, np.float64)
     if not np.all((alphas >= 0) & (alphas <= 1)):
         raise ValueError(f"type_one must lie in [0, 1], got {type_one}")
-    if event.kind == "none" or not entries:
+    if event.kind == "no_release" or not entries:
         return 1 - alphas
     described = composition.effective_scheme(entries, scheme)
     if composition.default_accountants(described, event, adjacency, view) == ("gaussian",):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.hyperparameters import Hyperparameter, on_host, reads
-from fedjaxsim.privacy.events import PrivacyEvent
+from fedjaxsim.privacy.events import GAUSSIAN
 from fedjaxsim.privacy.mechanisms import base
 
 LARGEST_CLIP_NORM = 1e18  # squares of larger norms overflow in float32
@@ -68,6 +68,9 @@ def adaptive_clipping() -> base.Mechanism:
     def clip_norm(value):
         return jnp.clip(value, base.SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM)
 
+    def init(hparams):
+        return clip_norm(hparams.clip_norm)
+
     def zero(message, num_clients) -> base.Accumulator:
         del num_clients
         return base.zeros((message, jax.ShapeDtypeStruct((), jnp.result_type(float))))
@@ -110,5 +113,4 @@ def adaptive_clipping() -> base.Mechanism:
                 "twentieth of the expected cohort is usual"
             )
 
-    event = PrivacyEvent("gaussian", zero_out=1.0, replace=2.0)
-    return base.Mechanism(event, lambda h: clip_norm(h.clip_norm), zero, add, release, check=check)
+    return base.Mechanism(GAUSSIAN, init, zero, add, release, check=check)

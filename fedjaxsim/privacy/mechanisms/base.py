@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, Records, on_host, reads
-from fedjaxsim.privacy.events import LARGEST_NOISE, SMALLEST_NOISE, PrivacyEvent
+from fedjaxsim.privacy.events import GAUSSIAN, LARGEST_NOISE, SMALLEST_NOISE, PrivacyEvent
 from fedjaxsim.privacy.messages import Bounded, Messages
 from fedjaxsim.privacy.noise import normal
 
@@ -249,11 +249,10 @@ def gaussian(weights: ArrayLike | None = None, max_weight: float | None = None) 
         divisor = denominator if shares is None else denominator * float(shares.mean())
         return Release(noised_mean(accumulator.total, noise, divisor), state, z)
 
-    event = PrivacyEvent("gaussian", zero_out=1.0, replace=2.0)
     public = () if shares is None else (_WEIGHTS,)
     for_clients = None if shares is None else len(shares)
     return Mechanism(
-        event, lambda _: (), zeros, add, release, public=public, num_clients=for_clients
+        GAUSSIAN, lambda _: (), zeros, add, release, public=public, num_clients=for_clients
     )
 
 
@@ -272,4 +271,4 @@ def no_release() -> Mechanism:
         del denominator, key, hparams, round_
         return Release(accumulator.total, state, jnp.zeros(()))
 
-    return Mechanism(PrivacyEvent("none"), lambda _: (), lambda _, m: zeros(()), add, release)
+    return Mechanism(PrivacyEvent("no_release"), lambda _: (), lambda _, m: zeros(()), add, release)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.hyperparameters import reads
-from fedjaxsim.privacy.events import PrivacyEvent
+from fedjaxsim.privacy.events import GAUSSIAN
 from fedjaxsim.privacy.mechanisms import base
 
 
@@ -46,5 +46,4 @@ def every_row() -> base.Mechanism:
         noise = base.noise_like(key, accumulator.total, base.noise_scale(z, hparams.clip_norm))
         return base.Release(jax.tree.map(jnp.add, accumulator.total, noise), state, z)
 
-    event = PrivacyEvent("gaussian", zero_out=1.0, replace=2.0)
-    return base.Mechanism(event, lambda _: (), zero, add, release)
+    return base.Mechanism(GAUSSIAN, lambda _: (), zero, add, release)

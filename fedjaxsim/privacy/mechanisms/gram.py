@@ -1,6 +1,7 @@
 """Gram matrices of clipped messages, Σ_k W_k W_kᵀ, with symmetric Gaussian noise."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,37 +13,6 @@ from fedjaxsim.privacy.mechanisms import base
 from fedjaxsim.privacy.noise import normal
 
 PyTree = Any
-
-
-def _zero(message: PyTree, diagonal: bool) -> base.Accumulator:
-    """Return the accumulator of a (d, d) Gram matrix, or of its diagonal (d,)."""
-    leaves = jax.tree.leaves(message)
-    if len(leaves) != 1 or leaves[0].ndim not in (1, 2):
-        raise ValueError(
-            "a Gram matrix is made of one vector (d,) or matrix (d, c) per client, got shapes "
-            f"{[leaf.shape for leaf in leaves]}"
-        )
-    d, dtype = leaves[0].shape[0], leaves[0].dtype
-    return base.zeros(jax.ShapeDtypeStruct((d,) if diagonal else (d, d), dtype))
-
-
-def gram_mechanism(
-    event: PrivacyEvent, release: base.ReleaseFunction, diagonal: bool
-) -> base.Mechanism:
-    """Return the mechanism of a release of the Gram matrix, or diagonal, of clipped messages."""
-
-    def add(accumulator, messages, mask, ids, state, hparams):
-        del ids, state
-        bounded = messages.bound(hparams.clip_norm, mask)
-        terms = bounded.messages
-        total = terms.gram_diagonal() if diagonal else terms.gram()
-        return base.accumulate(accumulator, bounded, total)
-
-    def zero(message, num_clients):
-        del num_clients
-        return _zero(message, diagonal)
-
-    return base.Mechanism(event, lambda _: (), zero, add, release, adds_chunks=True)
 
 
 def symmetric(matrix: jax.Array) -> jax.Array:
@@ -58,13 +28,6 @@ def symmetric_normal(key: jax.Array, total: jax.Array) -> jax.Array:
     return symmetric(normal(key, total.shape, total.dtype))
 
 
-def shifted(total: jax.Array, amount: jax.Array) -> jax.Array:
-    """Return Σ + c·I, for a matrix or a diagonal Σ."""
-    if total.ndim == 1:
-        return total + amount
-    return total + amount * jnp.eye(total.shape[0], dtype=total.dtype)
-
-
 def spectral_bound(shape: tuple[int, ...], deviations: float) -> float:
     """Return b with P(λ_min(E) < −b) ≤ e^(−t²/2) for `symmetric_normal` noise E of a shape.
 
@@ -75,12 +38,62 @@ def spectral_bound(shape: tuple[int, ...], deviations: float) -> float:
     return math.sqrt(2 * d if len(shape) == 2 else 2 * math.log(d)) + deviations
 
 
-def check_deviations(psd_deviations: float | None) -> None:
-    """Raise ValueError if t is negative or not finite."""
+def gram_mechanism(
+    event: PrivacyEvent,
+    diagonal: bool,
+    noise: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    psd_deviations: float | None = None,
+    bound: Callable[[tuple[int, ...], float], float] = spectral_bound,
+    charge: Callable[[jax.Array], jax.Array] = lambda z: z,
+) -> base.Mechanism:
+    """Return the mechanism that releases Σ + E + c·I, with Σ = Σ_k W̃_k W̃_kᵀ.
+
+    Args:
+      event: the cost of one release.
+      diagonal: whether only the diagonal is released, (d,).
+      noise: `(key, Σ, s) -> E` at the scale s = zK².
+      psd_deviations: t ≥ 0 of the shift; None for no shift.
+      bound: `(shape, t) -> c/s`.
+      charge: z -> the noise entry of the ledger.
+
+    Raises:
+      ValueError: if t is negative. `zero` raises it if a message is not one vector or matrix.
+    """
     if psd_deviations is not None and not (math.isfinite(psd_deviations) and psd_deviations >= 0):
         raise ValueError(
             f"psd_deviations must be finite and at least 0, or None, got {psd_deviations}"
         )
+
+    def zero(message, num_clients):
+        del num_clients
+        leaves = jax.tree.leaves(message)
+        if len(leaves) != 1 or leaves[0].ndim not in (1, 2):
+            raise ValueError(
+                "a Gram matrix is made of one vector (d,) or matrix (d, c) per client, got shapes "
+                f"{[leaf.shape for leaf in leaves]}"
+            )
+        d, dtype = leaves[0].shape[0], leaves[0].dtype
+        return base.zeros(jax.ShapeDtypeStruct((d,) if diagonal else (d, d), dtype))
+
+    def add(accumulator, messages, mask, ids, state, hparams):
+        del ids, state
+        bounded = messages.bound(hparams.clip_norm, mask)
+        terms = bounded.messages
+        total = terms.gram_diagonal() if diagonal else terms.gram()
+        return base.accumulate(accumulator, bounded, total)
+
+    def release(accumulator, denominator, key, state, hparams, round_):
+        del denominator
+        z = base.round_value(hparams.noise_multiplier, round_)
+        total = symmetric(accumulator.total)
+        s = base.noise_scale(z, hparams.clip_norm, degree=2).astype(total.dtype)
+        value = total + noise(key, total, s)
+        if psd_deviations is not None:
+            shift = s * bound(total.shape, psd_deviations)
+            value += shift if diagonal else shift * jnp.eye(len(total), dtype=total.dtype)
+        return base.Release(value, state, charge(z))
+
+    return base.Mechanism(event, lambda _: (), zero, add, release, adds_chunks=True)
 
 
 @reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
@@ -108,17 +121,9 @@ def gaussian_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) ->
     Raises:
       ValueError: if t is negative. `zero` raises it if a message is not one vector or matrix.
     """
-    check_deviations(psd_deviations)
 
-    def release(accumulator, denominator, key, state, hparams, round_):
-        del denominator
-        z = base.round_value(hparams.noise_multiplier, round_)
-        total = symmetric(accumulator.total)
-        s = base.noise_scale(z, hparams.clip_norm, degree=2).astype(total.dtype)
-        value = total + s * symmetric_normal(key, total)
-        if psd_deviations is not None:
-            value = shifted(value, s * spectral_bound(total.shape, psd_deviations))
-        return base.Release(value, state, z)
+    def noise(key, total, s):
+        return s * symmetric_normal(key, total)
 
     event = PrivacyEvent("gaussian", zero_out=1.0, replace=math.sqrt(2))
-    return gram_mechanism(event, release, diagonal)
+    return gram_mechanism(event, diagonal, noise, psd_deviations)

@@ -18,6 +18,19 @@ def _epsilon(noise_multiplier: jax.Array, sensitivity: float) -> jax.Array:
     return jnp.where(private, sensitivity / jnp.where(private, noise_multiplier, 1.0), jnp.inf)
 
 
+def _coordinates(shape: tuple[int, ...]) -> int:
+    """Return n, the number of coordinates of a symmetric matrix (d, d) or a diagonal (d,)."""
+    return shape[0] if len(shape) == 1 else shape[0] * (shape[0] + 1) // 2
+
+
+def _spectral_bound(shape: tuple[int, ...], deviations: float) -> float:
+    """Return b with P(λ_min(E) < −b) ≤ 2 e^(−t²/2) for the noise E of `pure_gram` at zK² = 1."""
+    # Norm and normals each leave their quantiles with probability e^(−t²/2).
+    tail = math.exp(-(deviations**2) / 2)
+    largest = math.sqrt(scipy.special.chdtri(_coordinates(shape) + 1, tail))
+    return largest * gram.spectral_bound(shape, deviations)
+
+
 @reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
 def pure() -> base.Mechanism:
     """Add noise of density ∝ exp(−‖E‖₂/(zC)) to the sum of clipped messages: pure ε-DP.
@@ -36,11 +49,6 @@ def pure() -> base.Mechanism:
       * Poisson sampling amplifies: see `accounting/kov.py`.
     """
 
-    def add(accumulator, messages, mask, ids, state, hparams):
-        del ids, state
-        bounded = messages.bound(hparams.clip_norm, mask)
-        return base.accumulate(accumulator, bounded, bounded.messages.total())
-
     def release(accumulator, denominator, key, state, hparams, round_):
         z = base.round_value(hparams.noise_multiplier, round_)
         radius_key, normal_key = jax.random.split(key)
@@ -51,7 +59,7 @@ def pure() -> base.Mechanism:
         return base.Release(value, state, _epsilon(z, 2.0))
 
     event = PrivacyEvent("pure", zero_out=0.5, replace=1.0)
-    return base.Mechanism(event, lambda _: (), base.zeros, add, release)
+    return base.gaussian()._replace(event=event, release=release)
 
 
 @reads(base.CLIP_NORM, base.NOISE_MULTIPLIER)
@@ -76,25 +84,17 @@ def pure_gram(diagonal: bool = False, psd_deviations: float | None = 4.0) -> bas
     Raises:
       ValueError: if t is negative. `zero` raises it if a message is not one vector or matrix.
     """
-    gram.check_deviations(psd_deviations)
 
-    def release(accumulator, denominator, key, state, hparams, round_):
-        del denominator
-        z = base.round_value(hparams.noise_multiplier, round_)
-        total = gram.symmetric(accumulator.total)
-        scale = base.noise_scale(z, hparams.clip_norm, degree=2).astype(total.dtype)
+    def noise(key, total, s):
         radius_key, normal_key = jax.random.split(key)
-        d = total.shape[0]
-        n = d if diagonal else d * (d + 1) // 2
-        size = radius(radius_key, n).astype(total.dtype)
-        value = total + scale * size * gram.symmetric_normal(normal_key, total)
-        if psd_deviations is not None:
-            # Norm and normals each leave their quantiles with probability e^(−t²/2).
-            tail = math.exp(-(psd_deviations**2) / 2)
-            largest = math.sqrt(scipy.special.chdtri(n + 1, tail))
-            amount = largest * gram.spectral_bound(total.shape, psd_deviations)
-            value = gram.shifted(value, scale * amount)
-        return base.Release(value, state, _epsilon(z, math.sqrt(2)))
+        size = radius(radius_key, _coordinates(total.shape)).astype(total.dtype)
+        return s * size * gram.symmetric_normal(normal_key, total)
 
-    event = PrivacyEvent("pure", zero_out=1 / math.sqrt(2), replace=1.0)
-    return gram.gram_mechanism(event, release, diagonal)
+    return gram.gram_mechanism(
+        PrivacyEvent("pure", zero_out=1 / math.sqrt(2), replace=1.0),
+        diagonal,
+        noise,
+        psd_deviations,
+        bound=_spectral_bound,
+        charge=lambda z: _epsilon(z, math.sqrt(2)),
+    )

@@ -33,18 +33,10 @@ def wishart(diagonal: bool = False) -> base.Mechanism:
       ValueError: `zero` raises it if a message is not one vector or matrix.
     """
 
-    def release(accumulator, denominator, key, state, hparams, round_):
-        del denominator
-        z = base.round_value(hparams.noise_multiplier, round_)
-        total = gram.symmetric(accumulator.total)
-        d = total.shape[0]
-        g = normal(key, (d, d + 1), total.dtype)
-        e = (
-            jnp.sum(jnp.square(g), axis=1)
-            if diagonal
-            else jnp.matmul(g, g.T, precision=jax.lax.Precision.HIGHEST)
-        )
-        scale = base.noise_scale(z, hparams.clip_norm, degree=2) / 2
-        return base.Release(total + scale.astype(total.dtype) * e, state, z)
+    def noise(key, total, s):
+        g = normal(key, (len(total), len(total) + 1), total.dtype)
+        if diagonal:
+            return s / 2 * jnp.sum(jnp.square(g), axis=1)
+        return s / 2 * jnp.matmul(g, g.T, precision=jax.lax.Precision.HIGHEST)
 
-    return gram.gram_mechanism(PrivacyEvent("unprotected"), release, diagonal)
+    return gram.gram_mechanism(PrivacyEvent("unprotected"), diagonal, noise)

@@ -12,7 +12,7 @@ from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy import binomial
 from fedjaxsim.privacy.events import SamplingScheme
 from fedjaxsim.privacy.samplers import blocks
-from fedjaxsim.privacy.samplers.base import Cohort, Sampler, Sampling, check_size
+from fedjaxsim.privacy.samplers.base import Cohort, Sampler, Sampling
 
 BLOCK = 1024
 """Number of clients whose coins come from one key."""
@@ -33,16 +33,7 @@ SAMPLING_RATE = Hyperparameter(
 
 def default_capacity(num_clients: int, sampling_rate: float, tail: float = 1e-30) -> int:
     """Return the smallest capacity B with P(Bin(m, p) > B) ≤ `tail`."""
-    if not 0 < sampling_rate <= 1:
-        raise ValueError(f"sampling_rate must lie in (0, 1], got {sampling_rate}")
     return min(num_clients, max(1, binomial.least_count(tail, num_clients, sampling_rate)))
-
-
-def _largest_rate(num_clients: int, capacity: int) -> float:
-    """Return the largest p with P(Bin(m, p) > B) ≤ 1e-6."""
-    if capacity == num_clients:
-        return 1.0
-    return binomial.largest_probability(MOST_EXCESS, capacity, num_clients)
 
 
 def _threshold(sampling_rate: jax.Array) -> jax.Array:
@@ -111,21 +102,21 @@ def poisson(
 
 
 def _poisson(num_clients: int, max_rate: float, capacity: int | None) -> Sampler:
-    if num_clients < 1:
-        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
     slots = default_capacity(num_clients, max_rate) if capacity is None else capacity
-    check_size("capacity", slots, num_clients)
-    largest = _largest_rate(num_clients, slots)
-    by_blocks = num_clients > FEW_CLIENTS and largest <= blocks.LARGEST_RATE
     scheme = SamplingScheme("poisson", num_clients, slots)
+    # The largest p with P(Bin(m, p) > B) ≤ MOST_EXCESS.
+    largest = 1.0
+    if slots < num_clients:
+        largest = binomial.largest_probability(MOST_EXCESS, slots, num_clients)
+    by_blocks = num_clients > FEW_CLIENTS and largest <= blocks.LARGEST_RATE
 
     def draw(key, round_, hparams):
         first, second, offset_key = threefry.split(threefry.fold_in(key, round_), 3)
+        p = hparams.sampling_rate
         if by_blocks:
-            found = blocks.draw(first, second, hparams.sampling_rate, num_clients, largest)
+            ids, drawn, missed = blocks.draw(first, second, p, num_clients, largest)
         else:
-            found = _coins(first, hparams.sampling_rate, num_clients)
-        ids, drawn, missed = found
+            ids, drawn, missed = _coins(first, p, num_clients)
         count = jnp.sum(drawn, dtype=jnp.int32)
         # A random rotation of ranks: every member of an over-full cohort is lost equally often.
         offset = threefry.randint(offset_key, (), jnp.maximum(count, 1))
