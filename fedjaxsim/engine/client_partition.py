@@ -40,7 +40,7 @@ class AllClients:
         ids = jnp.arange(self.num_clients, dtype=jnp.int32)
         return ids, jnp.ones(self.num_clients, bool)
 
-    def places(self, cohort: Cohort, *, full: bool) -> CohortSlots:
+    def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
         """Return the cohort's clients that are held here; `full`: whether all clients take part."""
         del full
         return CohortSlots(cohort.ids, cohort.ids, cohort.mask)
@@ -78,7 +78,7 @@ class StreamedClients(AllClients):
         """Return ids, the last client's for padding, and which exist."""
         return jnp.minimum(self.fetched, self.num_clients - 1), self.fetched < self.num_clients
 
-    def places(self, cohort: Cohort, *, full: bool) -> CohortSlots:
+    def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
         """Return the cohort's clients with their places in `fetched`."""
         del full
         slots = jnp.searchsorted(self.fetched, cohort.ids, method="sort")
@@ -112,7 +112,7 @@ class Shard(AllClients):
         ids = jax.lax.axis_index(self.axis) * self.size + jnp.arange(self.size, dtype=jnp.int32)
         return jnp.minimum(ids, self.num_clients - 1), ids < self.num_clients
 
-    def places(self, cohort: Cohort, *, full: bool) -> CohortSlots:
+    def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
         """Return the cohort's clients of this device, in min(capacity, size) slots.
 
         `min(capacity, size)` slots suffice, so sharding adds no overflow.

@@ -1,7 +1,8 @@
 """A federated run as four pure functions: `init`, `step`, `rounds` and `evaluate`.
 
 `Simulation` checks its parts, builds a `Program` and calls it. The transforms `shard`, `batch` and
-`stream` take a program and return a program.
+`stream` take a program and return a program. A round has three parts: `draw`, `work`, where all
+time goes, and `server_update`.
 """
 
 import dataclasses
@@ -15,10 +16,8 @@ from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.client_partition import ClientPartition
-from fedjaxsim.engine.draw import Draw, draw
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.server_update import server_update
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import (
@@ -31,13 +30,34 @@ from fedjaxsim.engine.work import (
     work,
 )
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.ledger import Charges
 from fedjaxsim.privacy.mechanisms import Mechanism
-from fedjaxsim.privacy.samplers import Sampler
+from fedjaxsim.privacy.samplers import Cohort, Sampler
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
+_ORDER = 2**32 - 1
+"""Folded into the clients' key for the whole run; rounds are numbered below 2³¹."""
+
+
+class Draw(NamedTuple):
+    """All random choices of one round.
+
+    Attributes:
+      cohort: the clients who take part.
+      rate: () the probability p with which each client was drawn.
+      clients: the round's key for clients; client `id` uses `fold_in(key, id)`.
+      order: the run's key for the orders in which minibatches are consumed.
+      noise: the key of the mechanism's noise.
+    """
+
+    cohort: Cohort
+    rate: jax.Array
+    clients: jax.Array
+    order: jax.Array
+    noise: jax.Array
 
 
 class ClientMetrics(NamedTuple):
@@ -186,8 +206,17 @@ class Program:
     # --- the three parts of a round ---------------------------------------------------------------
 
     def draw(self, state: SimulationState, hparams: Hyperparameters) -> Draw:
-        """Draw the next round's cohort and keys from the state's key and round alone."""
-        return draw(self.sampling, state.key, state.round, hparams)
+        """Draw a round from the run's key and the round alone, so rounds can be drawn ahead."""
+        keys = threefry.split(state.key, 3)
+        for_sampling, for_clients, for_noise = keys[0], keys[1], keys[2]
+        for_noise = threefry.fold_in(threefry.fold_in(for_noise, 0), 0)
+        return Draw(
+            cohort=self.sampling.draw(for_sampling, state.round, hparams),
+            rate=self.sampling.rate(hparams),
+            clients=threefry.fold_in(for_clients, state.round),
+            order=threefry.fold_in(for_clients, _ORDER),
+            noise=threefry.fold_in(for_noise, state.round),
+        )
 
     def work(
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows, drawn: Draw
@@ -201,7 +230,7 @@ class Program:
             self.num_clients,
             self._layout(state),
             ClientStates(state.personal, state.consumed),
-            self.partition.places(drawn.cohort, full=full),
+            self.partition.slots_of(drawn.cohort, full=full),
             rows,
             self._broadcast(state, hparams, drawn),
             filled=full and self.partition.even,
@@ -213,10 +242,45 @@ class Program:
         self, state: SimulationState, hparams: Hyperparameters, drawn: Draw, worked: CohortResult
     ) -> tuple[SimulationState, Metrics]:
         """Release, take the server's step and charge the ledger; return state and metrics."""
-        scheme = self.sampling.scheme
-        return server_update(
-            self.algorithm, self.mechanism, scheme, self.charge, state, hparams, drawn, worked
+        scheme, event = self.sampling.scheme, self.mechanism.event
+        accumulator, round_ = worked.accumulator, state.round
+        release = self.mechanism.release(
+            accumulator,
+            drawn.rate * scheme.clients,
+            drawn.noise,
+            state.mechanism,
+            hparams,
+            round_,
         )
+        # From here on the server sees the release alone.
+        privacy = state.privacy
+        if event.kind != "no_release":
+            privacy = ledger.update(
+                privacy,
+                scheme,
+                event,
+                lambda charges: self.charge(charges, release.noise_multiplier, drawn.rate, round_),
+            )
+            privacy = ledger.drew(privacy, state.key, round_)
+        shared = self.algorithm.server(state.shared, release.value, hparams, round_)
+        after = dataclasses.replace(
+            state,
+            round=round_ + 1,
+            shared=_with_types_of(state.shared, shared),
+            personal=worked.store.personal,
+            mechanism=release.state,
+            privacy=privacy,
+            consumed=worked.store.consumed,
+        )
+        participants = jnp.sum(drawn.cohort.mask, dtype=jnp.int32)
+        means = jax.tree.map(lambda total: total / participants, worked.metrics)
+        return after, means | {
+            "participants": participants,
+            "overflow": drawn.cohort.overflow,
+            "clipped": accumulator.clipped,
+            "nonfinite": accumulator.nonfinite,
+            "noise_multiplier": release.noise_multiplier,
+        }
 
     @staticmethod
     def _broadcast(state: SimulationState, hparams: Hyperparameters, drawn: Draw) -> Broadcast:
@@ -256,6 +320,16 @@ class Program:
         client = client_of(self.algorithm, self.minibatches, self.num_clients, self.layout)
         broadcast = self._broadcast(state, hparams, drawn)
         return client_bytes(client, broadcast, rows, ClientStates(state.personal, state.consumed))
+
+
+def _with_types_of(old: PyTree, new: PyTree) -> PyTree:
+    """Cast the new server state to the old floating types; releases are float32 at least."""
+
+    def one(before, after):
+        both = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in (before, after))
+        return after.astype(before.dtype) if both else after
+
+    return jax.tree.map(one, old, new)
 
 
 def measure_with(task: Task) -> Callable[[PyTree, ClientData, int], ClientMetrics]:

@@ -24,8 +24,7 @@ from fedjaxsim.data.arrays import aligned
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import Ranges
 from fedjaxsim.engine.client_partition import AllClients, StreamedClients
-from fedjaxsim.engine.draw import Draw
-from fedjaxsim.engine.program import ClientMetrics, Functions, Program
+from fedjaxsim.engine.program import ClientMetrics, Draw, Functions, Program
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters

@@ -249,7 +249,7 @@ class _Part(AllClients):
     def ids(self) -> tuple[jax.Array, jax.Array]:
         return jnp.arange(self.held, dtype=jnp.int32), jnp.ones(self.held, bool)
 
-    def places(self, cohort: Cohort, *, full: bool) -> CohortSlots:
+    def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
         slots, mask = cohort.ids[: self.held], cohort.mask[: self.held]
         return CohortSlots(slots, slots, mask)
 
