@@ -6,6 +6,7 @@ The rounds between two evaluations are one compiled `lax.scan` whose state is do
 """
 
 import copy
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -14,7 +15,6 @@ import jax
 from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.describe import describe
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.layout import ChunkMap
 from fedjaxsim.engine.loop import Callbacks, Run
@@ -23,9 +23,11 @@ from fedjaxsim.engine.setup import LEDGER_ENTRIES, Setup
 from fedjaxsim.engine.stages import start_stage
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters, Value, fill
+from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
 from fedjaxsim.privacy.assumptions import default_delta
-from fedjaxsim.privacy.guarantee import Report
+from fedjaxsim.privacy.calibration import noise_multiplier
+from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.privacy.mechanisms import Mechanism, gaussian
 from fedjaxsim.privacy.samplers import Sampling
 
@@ -55,7 +57,7 @@ class Simulation:
       num_clients: m.
       records: the hyperparameters that the parts declare, by name.
       program: the pure functions on one device, which `shard`, `batch` and `stream` transform.
-      setup: checks, rows, shapes and layouts; see `engine/setup.py`.
+      setup: checks, rows on devices and shapes; see `engine/setup.py`.
 
     Raises:
       ValueError: if parts do not fit together: function and arguments, accountant and sampler or
@@ -83,23 +85,23 @@ class Simulation:
             sampling,
             Minibatches(10, epochs=1) if minibatches is None else minibatches,
             gaussian() if mechanism is None else mechanism,
-            accountant=accountant,
-            ledger_entries=ledger_entries,
-            chunk_size=chunk_size,
-            chunk_map=chunk_map,
-            devices=devices,
-            streamed=streamed,
+            accountant,
+            ledger_entries,
+            chunk_size,
+            chunk_map,
+            devices,
+            streamed,
         )
         self._use(setup)
 
     def _use(self, setup: Setup) -> None:
         self.setup, self.program, self.records = setup, setup.program, setup.records
         self.algorithm, self.task, self.population = setup.algorithm, setup.task, setup.population
-        self.sampling, self.mechanism = setup.sampling, setup.mechanism
+        self.sampling, self.mechanism = setup.sampler, setup.mechanism
         self.minibatches, self.num_clients = setup.minibatches, setup.num_clients
 
     def __repr__(self) -> str:
-        return describe(self.setup)
+        return repr(self.setup)
 
     def hyperparameters(self, **values: Value) -> Hyperparameters:
         """Return the hyperparameters of a run: the given values, and defaults for the rest.
@@ -127,7 +129,20 @@ class Simulation:
         Raises:
           ValueError: if there is no noise to calibrate, or no noise multiplier meets the target.
         """
-        return self.setup.calibrate(hparams, epsilon, rounds, self._delta(delta))
+        if "noise_multiplier" not in self.records:
+            raise ValueError("the mechanism adds no noise, so no ε can be aimed at")
+        z = noise_multiplier(
+            epsilon,
+            self._delta(delta),
+            rounds=rounds,
+            sampling_rate=float(self.sampling.rate(self.setup.check(hparams))),
+            scheme=self.sampling.scheme,
+            event=self.mechanism.event,
+            accountant=self.setup.accountant,
+        )
+        calibrated = hparams.replace(noise_multiplier=z)
+        self.setup.check(calibrated)
+        return calibrated
 
     def with_population(self, population: Population) -> Self:
         """Return the simulation on other data of as many clients, sharing compiled code.
@@ -159,8 +174,7 @@ class Simulation:
             does not suit what the algorithm sends, or a function returns what the engine or the
             task cannot use.
         """
-        key = self.setup.check_start(key, hparams)
-        return self.setup.compiled.init(key, self.setup.check(hparams))
+        return self.setup.compiled.init(*self.setup.check_start(key, hparams))
 
     def start_from(
         self,
@@ -197,6 +211,10 @@ class Simulation:
 
         Returns:
           The next state, and the round's metrics by name (see `Segment`), each ().
+
+        Raises:
+          ValueError: if a hyperparameter is out of range, or the simulation is streamed: its states
+            change in place.
         """
         state, hparams = self.setup.with_account(state), self.setup.check(hparams)
         return self.setup.compiled.step(state, hparams, self.setup.placed["train"])
@@ -271,7 +289,14 @@ class Simulation:
           state: of a run.
           delta: total δ in (0, 1); by default `default_delta(m)`, at most 1/(10 m).
         """
-        return self.setup.guarantee(state, self._delta(delta))
+        privacy = self.setup.with_account(state).privacy
+        return report(
+            ledger.charged(privacy),
+            self._delta(delta),
+            self.setup.accountant,
+            draws=ledger.drawn(privacy),
+            assumed=self.setup.public,
+        )
 
     def epsilon(self, state: SimulationState, delta: float | None = None) -> jax.Array:
         """Compute an upper bound on ε (zero-out), (), inside jit; ∞ where there is none.
@@ -289,11 +314,6 @@ class Simulation:
         return default_delta(self.num_clients) if delta is None else delta
 
 
-def with_parts(
-    simulation: Simulation,
-    *,
-    algorithm: Algorithm | None = None,
-    mechanism: Mechanism | None = None,
-) -> Simulation:
-    """Return the simulation with another algorithm or mechanism."""
-    return simulation._with(simulation.setup.with_parts(algorithm, mechanism))
+def with_parts(simulation: Simulation, **parts: Algorithm | Mechanism) -> Simulation:
+    """Return the simulation with another `algorithm` or `mechanism`."""
+    return simulation._with(dataclasses.replace(simulation.setup, **parts))

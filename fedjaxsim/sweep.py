@@ -1,4 +1,4 @@
-"""S runs of one simulation as one program, over a grid of devices: settings by clients."""
+"""S runs of one simulation as one program on a grid of devices, settings by clients."""
 
 import copy
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from fedjaxsim.engine.devices import grid_of
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.loop import Callbacks, Run
 from fedjaxsim.engine.processes import to_host
+from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.segments import History
 from fedjaxsim.engine.shard import CLIENTS, RUNS, shard
 from fedjaxsim.engine.state import SimulationState
@@ -23,25 +24,22 @@ from fedjaxsim.simulation import Simulation
 class SimulationBatch:
     """Runs of one simulation that differ in hyperparameters, as one program.
 
-    Each of them computes what `Simulation.run` would with the same seed, up to rounding: the runs
-    share cohorts, minibatches and the standard normal numbers behind the noise, which are made
-    once. So at most one of them may be published under its own guarantee. A run that diverges does
-    so alone: no number of one run enters another.
+    Each run equals `Simulation.run` with the same seed, up to rounding. The runs share cohorts,
+    minibatches and the standard normal numbers behind the noise, so at most one of them may be
+    published under its guarantee. A run that diverges does not affect the others.
 
     Args:
-      simulation: what is run.
-      settings: S hyperparameters, with one and the same sampling rate.
-      devices: JAX devices, by default all, those of other processes included. The settings are
-        divided over them, the last one repeated until they can be divided evenly; the repetitions
-        are part of states only. Where there are more devices than settings, the clients are
-        divided, too (see `grid`).
-      axes: which hyperparameters may differ, as from `varying`; by default those that do.
+      simulation: the simulation.
+      settings: S hyperparameters with equal sampling rates.
+      devices: JAX devices, by default all, those of other processes included. They divide the
+        settings, the last of which is repeated to divide evenly; only states show the repetitions.
+        With more devices than settings they divide the clients, too (see `grid`).
+      axes: the hyperparameters that may differ, as from `varying`; by default those that do.
 
     Attributes:
-      simulation: as given.
-      settings: as given.
+      simulation, settings: as given.
       size: S.
-      capacity: how many settings the program holds, repetitions included.
+      capacity: number of settings that the program holds, repetitions included.
       program: the batched and sharded program.
 
     Raises:
@@ -67,32 +65,31 @@ class SimulationBatch:
         self._hparams = self._stack(settings)
         self.program = shard(batch(simulation.program, self._axes, self.capacity), mesh)
         self._compiled = self.program.compiled()
-        self._place()
+        self._rows = self._placed()
 
     def with_runs(
         self, simulation: Simulation, settings: Sequence[Hyperparameters]
     ) -> "SimulationBatch":
         """Return the same program for other runs, perhaps on another population.
 
-        What is compiled is shared, where the populations have as many rows.
+        Compiled code is shared if the populations have equally many rows.
 
         Args:
-          simulation: as before, or its `with_population`.
-          settings: at most as many as before, that differ in nothing the first ones did not.
+          simulation: the simulation, or its `with_population`.
+          settings: at most `capacity`, which differ only in the hyperparameters of `axes`.
 
         Raises:
-          ValueError: if there are none or more, or they differ in other hyperparameters; and as
-            `SimulationBatch`.
+          ValueError: as `SimulationBatch`, for too many settings, or if they differ in other
+            hyperparameters.
         """
         self._check(simulation, settings)
         if len(settings) > self.capacity:
             raise ValueError(f"the program holds {self.capacity} settings, got {len(settings)}")
         other = copy.copy(self)
-        other.simulation, other.settings = simulation, tuple(settings)
-        if simulation.population is not self.simulation.population:
-            other._place()
-        other.size = len(settings)
+        other.simulation, other.settings, other.size = simulation, tuple(settings), len(settings)
         other._hparams = self._stack(settings)
+        if simulation.population is not self.simulation.population:
+            other._rows = other._placed()
         return other
 
     @staticmethod
@@ -112,13 +109,15 @@ class SimulationBatch:
         padding = [settings[-1]] * (self.capacity - len(settings))
         return stack([*settings, *padding], self._axes).as_arrays()
 
-    def _place(self) -> None:
-        """Put every split's rows on the devices."""
-        self.simulation.setup.check_in_memory()
-        self._rows = self.program.place(self.simulation.population)
+    def _placed(self) -> dict[str, Rows]:
+        """Return the rows of each split on the devices; one device shares the simulation's."""
+        setup, devices = self.simulation.setup, list(self.program.mesh.devices.flat)
+        setup.check_in_memory()
+        alone = devices == jax.local_devices()[:1]
+        return setup.rows if alone else self.program.place(setup.population)
 
     def init(self, key: jax.Array | int) -> SimulationState:
-        """Return the state before the first round; parts that vary have an axis of runs.
+        """Return the state before the first round, with an axis of runs in the parts that vary.
 
         Args:
           key: as in `Simulation.init`.
@@ -126,7 +125,7 @@ class SimulationBatch:
         Raises:
           ValueError: as `Simulation.init`.
         """
-        key = self.simulation.setup.check_start(key, self.settings[0])
+        key, _ = self.simulation.setup.check_start(key, self.settings[0])
         return self._compiled.init(key, self._hparams)
 
     def run(
@@ -142,8 +141,8 @@ class SimulationBatch:
         """Run as `Simulation.run`, all runs at once.
 
         Returns:
-          The state, and the history. The segments' metrics are (rounds, S), or (rounds,) where the
-          runs share them; the values of their evaluations are (m, S).
+          The state and the history. Metrics of a segment are (rounds, S), or (rounds,) if the runs
+          share them; the values of its evaluation are (m, S).
 
         Raises:
           ValueError: as `Simulation.run`, for any of the settings.
@@ -176,13 +175,13 @@ class SimulationBatch:
 
 
 def grid(devices: int, settings: int, clients: int) -> tuple[int, int]:
-    """Return the number of devices that divide the settings, and the clients.
+    """Return the numbers of devices that divide the settings and the clients.
 
-    Settings come first. Devices that they leave idle divide the clients, so that no device computes
-    more of settings times clients than it must.
+    All devices divide the settings if these are enough; otherwise the load of a device, settings
+    times clients, is the least possible.
 
     Args:
-      devices: that there are.
+      devices: number of devices.
       settings: S.
       clients: m.
     """

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine import traced_checks
+from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.traced_checks import closed_over
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.simulation import Simulation, SimulationState, with_parts
@@ -199,9 +200,8 @@ def _check_constants(simulation: Simulation, hparams: Hyperparameters, client: i
         pieces += [(name, f" of client {client}", values) for name, values in own.items()]
     pieces = [piece for piece in pieces if np.size(piece[2]) and np.ptp(piece[2]) > 0]
     key = jax.random.key(0, impl="threefry2x32")
-    for constant in traced_checks.closed_over(
-        simulation.setup.functions(), key, simulation.setup.check(hparams)
-    ):
+    rows, hparams = Rows.shapes(population, "train"), simulation.setup.check(hparams)
+    for constant in closed_over(simulation.program, rows, key, hparams):
         for name, whose, values in pieces:
             if constant.shape == values.shape and np.array_equal(
                 constant, values.astype(constant.dtype)

@@ -117,7 +117,7 @@ def measure(experiment: Experiment) -> Record:
         "gflop_per_round": work.flops / 1e9,
         "mb_per_round": work.bytes / MB,
         "clients_per_round": work.cohort,
-        "chunk_size": simulation.setup.chunk_size(experiment.hparams),
+        "chunk_size": simulation.setup.chunk_size_for(experiment.hparams),
         "devices": len(devices),
     }
 

@@ -206,8 +206,7 @@ def _chunks(
 ) -> Iterator[tuple[SimulationBatch, tuple[int, ...]]]:
     """Yield programs with their runs, within the memory budget."""
     budget = plan.options.memory * _GB
-    rows, hparams = family.simulation.setup.rows["train"], family.groups[0][0][1].hparams
-    each = bytes_per_run(family.simulation.program, hparams, rows)
+    each = bytes_per_run(family.simulation.setup, family.groups[0][0][1].hparams)
     fitting = max(1, int(budget // each))
     # The places of a program follow from the plan or from the checkpoint that it resumes, not from
     # the runs left: otherwise a checkpoint would not fit the program that reads it.

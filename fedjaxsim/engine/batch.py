@@ -28,17 +28,16 @@ def batch(program: Program, axes: Hyperparameters | None, size: int | None = Non
     """Return one program for S runs that differ in hyperparameters, or in seeds.
 
     Args:
-      program: of one run.
+      program: the program of one run.
       axes: the axis of each hyperparameter that is mapped over, 0 or None, as from `varying`; all
         runs then share a key. None maps over keys instead: `init` takes (S,) keys, and each run
-        draws cohorts, minibatches and noise of its own.
+        draws other cohorts, minibatches and noise.
       size: S; required with `axes`.
 
     Returns:
-      With `axes`, a program whose state has an axis of length S: the first of the server's parts,
-      the second, after the clients, of the clients'. Round, key and consumed minibatches are shared
-      and have none. Metrics are (S,), and `evaluate` returns (m, S). For seeds S is the first
-      axis of everything.
+      With `axes`, a program whose state has an axis of S: the first of the server's parts, the
+      second of the clients' parts. Round, key and consumed minibatches are shared and have none.
+      Metrics are (S,), and `evaluate` returns (m, S). For seeds S is the first axis of everything.
 
     Raises:
       ValueError: if the program has runs already, or `size` is missing.
@@ -104,8 +103,7 @@ def _of_settings(program: Program, axes: Hyperparameters, size: int) -> Program:
 
     def client(shared, personal, data, hparams, context):
         def of_one(shared, personal, hparams):
-            # All settings share the factor X of a product XᵀR: multiplied here, it is one matrix
-            # product for all of them.
+            # Settings share the factor X of a product XᵀR: here it is one matrix product for all.
             personal, message, metrics = one.client(shared, personal, data, hparams, context)
             return personal, dense(unsealed(message)), metrics
 
@@ -149,7 +147,7 @@ def _of_settings(program: Program, axes: Hyperparameters, size: int) -> Program:
 
 
 class Seeds(Program):
-    """Runs of one setting with keys of their own, (S,)."""
+    """Runs of one setting with (S,) keys."""
 
     def init(self, key, hparams):
         """Initialize a run for each key."""
@@ -169,7 +167,7 @@ class Seeds(Program):
         return jax.vmap(self._one.evaluate, (0, None, None))(state, hparams, rows)
 
     def place(self, population: Population) -> dict[str, Any]:
-        """Place the rows, which all seeds share."""
+        """Put rows where the functions read them; all seeds share them."""
         return self._one.place(population)
 
     @property

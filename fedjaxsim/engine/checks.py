@@ -1,4 +1,4 @@
-"""Checks of the parts of a simulation, when it is made, and of a number of rounds."""
+"""Checks of the parts of a simulation, when it is made."""
 
 import inspect
 from typing import Any
@@ -9,7 +9,6 @@ import numpy as np
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.samplers import Sampler, Sampling
 from fedjaxsim.tasks.task import Task
@@ -97,50 +96,6 @@ def check_arguments(name: str, function: Any, arguments: str) -> None:
     except TypeError:
         names = str(signature.replace(return_annotation=signature.empty))
         raise ValueError(f"{name} must take ({arguments}), but takes {names}") from None
-
-
-def check_rounds(
-    sampling: Sampler,
-    hparams: Hyperparameters,
-    ledger_entries: int,
-    done: int,
-    rounds: int,
-    eval_every: int | None,
-) -> None:
-    """Check that a run can do `rounds` more rounds.
-
-    Args:
-      sampling: may have a largest number of rounds.
-      hparams: with a noise schedule, perhaps.
-      ledger_entries: how many different (z, p) can be charged.
-      done: rounds before.
-      rounds: how many more.
-      eval_every: rounds between evaluations.
-
-    Raises:
-      ValueError: naming what is wrong.
-    """
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
-    if eval_every is not None and eval_every < 1:
-        raise ValueError(f"eval_every must be at least 1, got {eval_every}")
-    if sampling.rounds is not None and done + rounds > sampling.rounds:
-        raise ValueError(
-            f"the sampler serves {sampling.rounds} rounds in all, got {done} done and {rounds} more"
-        )
-    z, last = hparams.get("noise_multiplier", 0.0), done + rounds
-    if np.ndim(z) == 0:
-        return
-    if np.shape(z)[0] < last:
-        raise ValueError(
-            f"the noise schedule has {np.shape(z)[0]} values, too few for {last} rounds"
-        )
-    distinct = len(np.unique(np.asarray(z)[:last]))
-    if distinct > ledger_entries:
-        raise ValueError(
-            f"the noise schedule has {distinct} distinct values, but the ledger has "
-            f"{ledger_entries} places; set ledger_entries={distinct} or more"
-        )
 
 
 def described(value: Any) -> str:

@@ -17,7 +17,7 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class AllClients:
-    """All clients of a simulation; each state lies at its client's id.
+    """All clients of a simulation; a client's id is the index of its state.
 
     Attributes:
       num_clients: m, in all partitions together.
@@ -36,12 +36,17 @@ class AllClients:
         return True
 
     def ids(self) -> tuple[jax.Array, jax.Array]:
-        """Return the ids of the states' clients, (size,) int32, and which exist, (size,) bool."""
+        """Return the states' client ids, (size,) int32, and whether each exists, (size,) bool."""
         ids = jnp.arange(self.num_clients, dtype=jnp.int32)
         return ids, jnp.ones(self.num_clients, bool)
 
     def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
-        """Return the cohort's clients that are held here; `full`: whether all clients take part."""
+        """Return the cohort's clients with states in this partition.
+
+        Args:
+          cohort: the drawn clients.
+          full: static; whether all clients take part.
+        """
         del full
         return CohortSlots(cohort.ids, cohort.ids, cohort.mask)
 
@@ -75,11 +80,11 @@ class StreamedClients(AllClients):
         return False
 
     def ids(self) -> tuple[jax.Array, jax.Array]:
-        """Return ids, the last client's for padding, and which exist."""
+        """Return ids, the last client's for padding, and whether each exists."""
         return jnp.minimum(self.fetched, self.num_clients - 1), self.fetched < self.num_clients
 
     def slots_of(self, cohort: Cohort, *, full: bool) -> CohortSlots:
-        """Return the cohort's clients with their places in `fetched`."""
+        """Return the cohort's clients with their indices in `fetched`."""
         del full
         slots = jnp.searchsorted(self.fetched, cohort.ids, method="sort")
         return CohortSlots(slots.astype(jnp.int32), cohort.ids, cohort.mask)
@@ -108,7 +113,7 @@ class Shard(AllClients):
         return self.num_clients % self.devices == 0
 
     def ids(self) -> tuple[jax.Array, jax.Array]:
-        """Return this device's ids, the last client's for padding, and which exist."""
+        """Return this device's ids, the last client's for padding, and whether each exists."""
         ids = jax.lax.axis_index(self.axis) * self.size + jnp.arange(self.size, dtype=jnp.int32)
         return jnp.minimum(ids, self.num_clients - 1), ids < self.num_clients
 

@@ -15,16 +15,16 @@ ChunkMap = Literal["scan", "vmap"]
 LARGEST_PASS = 16
 """Rows in a batch of an exact pass, unless every client has fewer."""
 CACHE = 2**20
-"""Bytes, of a core's second-level cache."""
+"""Bytes of a core's second-level cache."""
 SMALL_MODEL = 2**12
-"""Bytes of a model up to which a CPU, too, runs the clients of a chunk as one batch."""
+"""Largest model, in bytes, with which a CPU runs the clients of a chunk as one batch."""
 _IN_SCAN, _IN_BATCH = 16, 64
 PART_OF_MEMORY = 4
 """Client work on an accelerator may use a quarter of the memory left by rows and states."""
 MOST_AT_ONCE = 2**16 - 1
-"""Clients in one batch: CUDA's grids end there along the axis on which batches of products lie."""
-UNTOLD_MEMORY = 2**33
-"""Bytes that an accelerator is taken to have if it does not tell: 8 GiB, as small ones have."""
+"""Most clients in one batch: the limit of the axis of CUDA's grids that batched products use."""
+DEFAULT_MEMORY = 2**33
+"""Bytes assumed of an accelerator that does not report its memory: 8 GiB, as small ones have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,20 +35,19 @@ class Layout:
       chunk_size: clients per chunk; at least 2, because writing one row at a time into a large
         array makes XLA copy the whole array.
       chunk_map: inside a chunk, "scan" runs one client after another, which keeps a client's work
-        in cache and skips empty places; "vmap" runs them as one batch.
+        in cache and skips empty slots; "vmap" runs them as one batch.
       chosen: whether the layout is fixed; otherwise it follows what clients send and keep.
       linear: whether the model is linear, so that rows of clients who share it are one product.
-      rematerialize: whether reverse mode does a client's work again instead of keeping what it
-        needs of it, and writes into the clients' states in place. Of no effect otherwise.
-      most_rows: no fewer rows than any client has, where reverse mode needs a static bound.
-      in_step: whether the exact passes of clients that are mapped together are of one length, at
-        the end with batches of padding alone. Of unlike lengths, they copy what they carry in every
-        step, to keep it for those who have come to their end. Never in training: how many rows the
-        others have is none of a client's business.
-      memory: bytes of an accelerator's memory, where the size of chunks follows from it; None where
-        it does not, as on a CPU. Until the shapes of the work are known it is `chunk_size`.
-      most: clients in a chunk that follows from memory, at most.
-      model_bytes: of one client's parameters.
+      rematerialize: whether reverse mode recomputes a client's work instead of keeping it, and
+        writes into the clients' states in place. No effect otherwise.
+      most_rows: a static bound on a client's rows, which reverse mode needs.
+      in_step: whether the exact passes of clients mapped together have one length, padded by empty
+        batches; with unequal lengths every step copies the carry. Off in training: a client's
+        computation must not depend on other clients' row counts.
+      memory: bytes of an accelerator's memory if the chunk size follows from it, which is
+        `chunk_size` until the shapes of the work are known; None otherwise, as on a CPU.
+      most: largest chunk size that follows from memory.
+      model_bytes: bytes of one client's parameters.
       asked: the chunk size and map that a user gave.
     """
 
@@ -75,21 +74,21 @@ class Layout:
         """Return whether the clients of a chunk run one after another."""
         return self.chunk_map == "scan"
 
-    def even_size(self, places: int) -> int:
-        """Return the best chunk size, at least 2, that divides the places; else `chunk_size`.
+    def even_size(self, slots: int) -> int:
+        """Return the largest useful chunk size that divides the slots; else `chunk_size`.
 
-        Without empty places nothing need be skipped, and a branch per client costs copies. But a
-        batch of few clients costs more than empty places do.
+        Without empty slots no branch per client is needed, which would cost copies. But a batch of
+        few clients costs more than empty slots do.
         """
         least = 2 if self.scans else self.chunk_size // 4
-        sizes = range(min(least, places), self.chunk_size + 1)
+        sizes = range(min(least, slots), self.chunk_size + 1)
         return max(
-            (size for size in sizes if size > 1 and places % size == 0), default=self.chunk_size
+            (size for size in sizes if size > 1 and slots % size == 0), default=self.chunk_size
         )
 
     def reading(self, pass_size: int) -> BatchReadOptions:
-        """Return how a client reads its rows, with exact passes in batches of `pass_size`."""
-        # Reverse mode would keep what both branches need.
+        """Return the options for reading rows, with exact passes in batches of `pass_size`."""
+        # Reverse mode would keep the inputs of both branches.
         cuts = self.scans and self.most_rows is None
         return BatchReadOptions(pass_size, self.most_rows, cuts)
 
@@ -100,8 +99,8 @@ class Layout:
     def for_messages(self, message: PyTree) -> "Layout":
         """Return the layout for messages of these shapes.
 
-        Products are summed by one matrix product a chunk, so on a CPU, too, clients run as one
-        batch, as many as have their messages in a core's cache.
+        Products are summed by one matrix product a chunk, so clients run as one batch on a CPU,
+        too, whose messages fit a core's cache.
         """
         if self.chosen or not products.any_of(message) or jax.default_backend() != "cpu":
             return self
@@ -113,32 +112,32 @@ class Layout:
         layout = self.batched() if self.linear and shared and not self.chosen else self
         return dataclasses.replace(layout, in_step=True)
 
-    def for_memory(self, rows: int, states: int, client: int, places: int) -> "Layout":
+    def for_memory(self, rows: int, states: int, client: int, slots: int) -> "Layout":
         """Return the layout with chunks as large as memory holds, if they follow from it.
 
         Args:
           rows: bytes of all rows on the device.
           states: bytes of the states of all clients there.
           client: bytes that one client of a batch takes, as from `bytes_of_work`.
-          places: clients that there are places for on the device.
+          slots: number of clients' slots on the device.
         """
         if self.memory is None:
             return self
-        free = self.memory - rows - states  # which are updated in place
-        return dataclasses.replace(self, chunk_size=at_once(free, client, places, self.most))
+        free = self.memory - rows - states  # updated in place
+        return dataclasses.replace(self, chunk_size=at_once(free, client, slots, self.most))
 
     def with_capped_batches(self) -> "Layout":
         """Return the layout with at most `chunk_size` clients in a batch.
 
-        Settings, seeds and derivatives fill a batch, too, which a client's shapes do not show.
+        Settings, seeds and derivatives enlarge a batch beyond the shapes of one client's work.
         """
         return dataclasses.replace(self, most=self.chunk_size)
 
     def for_settings(self, size: int, row_bytes: float) -> "Layout":
         """Return the layout of `size` settings in one program.
 
-        In a scan the personal states of a chunk, `row_bytes` a client, fit a core's cache. Small
-        chunks are skipped more often, too, where a cohort fills few of its slots.
+        In a scan the personal states of a chunk, `row_bytes` a client, fit a core's cache. If a
+        cohort fills few of its slots, more of these smaller chunks are skipped.
         """
         layout = default_layout(size * self.model_bytes, *self.asked, linear=self.linear)
         if not layout.scans:
@@ -154,16 +153,16 @@ def default_layout(
     *,
     linear: bool = False,
 ) -> Layout:
-    """Return the default layout of the default backend.
+    """Return the layout of the default backend.
 
-    On a CPU clients run one after another, so that what each of them works on stays in cache;
-    unless models are so small that starting every operation takes longer than carrying it out. On
-    an accelerator they run as one batch, as many at once as its memory holds.
+    On a CPU clients run one after another, so that the data of each stays in cache, unless models
+    are so small that operations take longer to start than to run. On an accelerator they run as one
+    batch, as large as its memory holds.
 
     Args:
-      model_bytes: of one client's parameters.
-      chunk_size: clients per chunk, where it is asked for.
-      chunk_map: inside a chunk, where it is asked for.
+      model_bytes: bytes of one client's parameters.
+      chunk_size: clients per chunk, if given.
+      chunk_map: "scan" or "vmap" inside a chunk, if given.
       linear: whether the model is linear.
     """
     chosen = chunk_size is not None or chunk_map is not None
@@ -181,24 +180,24 @@ def default_layout(
     )
 
 
-def at_once(free: int, client: int, places: int, most: int = MOST_AT_ONCE) -> int:
+def at_once(free: int, client: int, slots: int, most: int = MOST_AT_ONCE) -> int:
     """Return the number of clients that an accelerator runs as one batch, at least 2.
 
-    As many as fit into a `PART_OF_MEMORY`-th of what is free. Chunks are of one size as far as
-    possible, so that the last one is not almost empty.
+    It fits into a `PART_OF_MEMORY`-th of the free memory. Chunks have one size as far as possible,
+    so that the last one is not almost empty.
 
     Args:
       free: bytes of memory that neither rows nor states take.
       client: bytes that one client takes.
-      places: of the cohort.
+      slots: number of slots of the cohort.
       most: the largest batch.
     """
     fitting = min(most, max(2, free // (PART_OF_MEMORY * max(1, client))))
-    chunks = -(-places // fitting)
-    return max(2, -(-places // max(1, chunks)))
+    chunks = -(-slots // fitting)
+    return max(2, -(-slots // max(1, chunks)))
 
 
 def device_memory() -> int:
-    """Bytes that JAX may allocate on the first device, or `UNTOLD_MEMORY` if it does not tell."""
+    """Return the bytes that JAX may allocate on the first device, by default `DEFAULT_MEMORY`."""
     stats = jax.local_devices()[0].memory_stats() or {}
-    return stats.get("bytes_limit", UNTOLD_MEMORY)
+    return stats.get("bytes_limit", DEFAULT_MEMORY)

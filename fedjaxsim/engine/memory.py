@@ -1,4 +1,4 @@
-"""The memory of a program: the compiler's own analysis, and an estimate of one more run."""
+"""The memory of a program by the compiler's analysis, and an estimate of one more run's."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -7,22 +7,23 @@ import jax
 
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.setup import Setup
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.hyperparameters import Hyperparameters
 
 PyTree = Any
 
 _STATE_COPIES = 2
-"""The state, and a copy of it while it is made, evaluated or saved."""
+"""The state, and a copy of it while it is initialized, evaluated or saved."""
 _MANY = 1000
-"""Runs in a program whose memory matters."""
+"""Number of runs for which the layout is chosen: memory matters with many runs."""
 
 
 class Memory(NamedTuple):
     """Bytes of a program on one device.
 
     Attributes:
-      states: what clients keep from round to round.
+      states: the clients' parts of the state.
       server: the rest of the state.
       rounds: working memory of rounds, beyond state and rows.
       evaluation: working memory of an evaluation, beyond state and rows.
@@ -76,15 +77,15 @@ def _working_bytes(compiled: Any) -> int:
     return analysis.temp_size_in_bytes + outputs
 
 
-def bytes_per_run(program: Program, hparams: Hyperparameters, rows: Rows) -> int:
+def bytes_per_run(setup: Setup, hparams: Hyperparameters) -> int:
     """Estimate from above the bytes that one more run in a batched program needs.
 
     Args:
-      program: the program of one run.
+      setup: of one run.
       hparams: of any of the runs.
-      rows: the training rows, or their shapes.
     """
-    hparams = hparams.as_arrays()
+    hparams, program = hparams.as_arrays(), setup.program
+    rows = Rows.shapes(setup.population, "train")
     state = jax.eval_shape(program.init, _key(), hparams)
     row_bytes = bytes_of(state.personal) / program.num_clients
     layout = program.layout.for_settings(_MANY, _MANY * row_bytes)

@@ -110,9 +110,9 @@ class Program:
       sampling: the sampler of cohorts.
       measure: `(params, data, most_rows) -> ClientMetrics` of one client.
       minibatches: of the local steps.
-      layout: chunks of clients, chosen for speed.
+      layout: choices for speed.
       partition: the clients whose states this program holds.
-      no_charges: `() -> Charges`, the account of the sampler and the mechanism before any round.
+      no_charges: `() -> Charges`, the empty account of the sampler and the mechanism.
       charge: `(charges, noise multiplier, sampling rate, round) -> charges`.
       runs: the runs of a batched program; None for a single run.
     """
@@ -134,7 +134,7 @@ class Program:
         return self.partition.num_clients
 
     def parts(self) -> dict[str, Any]:
-        """Return the attributes by name: what a transform makes its own program of."""
+        """Return the attributes by name, for the program of a transform."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(Program)}
 
     # --- the four functions -----------------------------------------------------------------------
@@ -186,10 +186,10 @@ class Program:
         ids, _ = self.partition.ids()
         return map_clients(one, state.personal, ids, layout, rows)
 
-    # --- where rows lie, and what is compiled -----------------------------------------------------
+    # --- placement and compilation ----------------------------------------------------------------
 
     def place(self, population: Population) -> dict[str, Any]:
-        """Put the rows of each split where the functions read them; return them by split."""
+        """Put rows where the functions read them; return them by split."""
         with jax.ensure_compile_time_eval():  # also while a run is being traced
             fields = {name: jax.device_put(value) for name, value in population.fields.items()}
             return {split: Rows.place(population, split, fields) for split in population.splits}

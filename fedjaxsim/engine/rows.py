@@ -1,4 +1,4 @@
-"""The rows of all clients, and one client's view of its own."""
+"""The rows of all clients, and the view that one client has of them."""
 
 import dataclasses
 from typing import Any
@@ -21,10 +21,10 @@ class Rows:
       fields: each (N, ...).
       start: (m,) int32.
       count: (m,) int32.
-      ids: (s,) sorted int32, whose `start` and `count` are, then (s,) too; None for all clients.
-      generate: static; what makes fresh minibatches, where the population has it.
+      ids: (s,) sorted int32, the clients of `start` and `count`, then (s,) too; None for all.
+      generate: static; the population's function for fresh minibatches, or None.
       pass_size: static; rows in a batch of an exact pass.
-      most_rows: static; no client has more rows, the padding of its last batch included.
+      most_rows: static; a bound on a client's rows, the padding of its last batch included.
     """
 
     fields: dict[str, jax.Array]
@@ -40,10 +40,16 @@ class Rows:
         """Return one split of a population whose fields are on the device."""
         ranges = population.splits[split]
         start, count = jnp.asarray(ranges.start), jnp.asarray(ranges.count)
-        return cls.lying(fields, start, count, int(ranges.count.max()), population.generate)
+        return cls.sized(fields, start, count, int(ranges.count.max()), population.generate)
 
     @classmethod
-    def lying(
+    def shapes(cls, population: Population, split: str) -> "Rows":
+        """Return one split of a population with the shapes of its fields."""
+        fields = jax.eval_shape(lambda fields: fields, dict(population.fields))
+        return cls.place(population, split, fields)
+
+    @classmethod
+    def sized(
         cls,
         fields: dict[str, Any],
         start: Any,
@@ -52,9 +58,8 @@ class Rows:
         generate: Generate | None = None,
         ids: Any = None,
     ) -> "Rows":
-        """Rows of clients, or their shapes, of whom none has more than `largest`."""
-        # Small batches where every client has few rows; a cap, and a power of two, so that what is
-        # compiled depends little on the data.
+        """Return rows, or their shapes, of clients with at most `largest` rows each."""
+        # A cap, and a power of two: compiled code depends little on the data.
         pass_size = max(1, min(LARGEST_PASS, largest))
         most_rows = max(LARGEST_PASS, 1 << (largest - 1).bit_length())
         return cls(fields, start, count, ids, generate, pass_size, most_rows)
@@ -62,7 +67,7 @@ class Rows:
     def for_training(self) -> "Rows":
         """Return the rows with batches that are the same for every client.
 
-        How many rows the others have must not show in the rounding of a client's own sums.
+        The rounding of a client's sums must not depend on other clients' row counts.
         """
         return dataclasses.replace(self, pass_size=LARGEST_PASS)
 
@@ -78,18 +83,18 @@ class Rows:
         """Return one client's view.
 
         Args:
-          client_id: () int32, whose.
-          key: what the choice of minibatches in this round depends on.
+          client_id: () int32.
+          key: the key of this round's minibatches.
           minibatches: of the local steps.
           layout: static settings; they change no result beyond rounding.
-          consumed: () int32, how many minibatches the client has consumed in earlier rounds; None
-            where minibatches are not consumed.
+          consumed: () int32, the number of minibatches that the client consumed in earlier rounds;
+            None if minibatches are not consumed.
           order: the key of the orders in which they are consumed, the same in all rounds; or None.
         """
-        place = client_id
+        index = client_id
         if self.ids is not None:
-            place = jnp.searchsorted(self.ids, client_id, method="compare_all")
-        start, count = self.start[place], self.count[place]
+            index = jnp.searchsorted(self.ids, client_id, method="compare_all")
+        start, count = self.start[index], self.count[index]
         return ClientData(
             self.fields,
             start,
@@ -106,7 +111,7 @@ class Rows:
 
 @jax.custom_batching.custom_vmap
 def _largest_of_all(number: jax.Array) -> jax.Array:
-    """Return the largest number that `jax.vmap` maps over, if it does."""
+    """Return a number or, under `jax.vmap`, the largest of the mapped numbers."""
     return number
 
 

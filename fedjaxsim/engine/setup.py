@@ -1,4 +1,4 @@
-"""The parts of a simulation, checked against each other, and what follows from them.
+"""The parts of a simulation, checked against each other, and the program made of them.
 
 `Simulation` is what users call. Sweeps, derivatives, audits and commands ask a simulation's `setup`
 for what they need besides: checks before any compute, rows on devices, shapes of messages.
@@ -7,7 +7,7 @@ for what they need besides: checks before any compute, rows on devices, shapes o
 import copy
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
@@ -17,7 +17,7 @@ import numpy as np
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine import checks
+from fedjaxsim.engine.checks import check_parts
 from fedjaxsim.engine.client_partition import AllClients
 from fedjaxsim.engine.devices import mesh_of
 from fedjaxsim.engine.evaluation import Evaluation, SplitStatistics, summarize
@@ -29,12 +29,10 @@ from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.shard import CLIENTS, shard
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.stream import stream
-from fedjaxsim.engine.traced_checks import Functions, message_shapes
+from fedjaxsim.engine.traced_checks import message_shapes
 from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.composition import require_match
-from fedjaxsim.privacy.calibration import noise_multiplier
-from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.privacy.mechanisms import Mechanism, check_noise
 from fedjaxsim.privacy.samplers import Sampling
 from fedjaxsim.tasks.task import Task
@@ -45,86 +43,80 @@ LEDGER_ENTRIES = 8
 """Number of distinct (z, p) that a run with a constant z can be charged for over its life."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Setup:
     """The parts of a simulation and the functions compiled from them.
 
-    Arguments and errors are those of `Simulation`.
+    Fields and errors are the arguments and errors of `Simulation`. Further attributes follow from
+    the fields.
 
     Attributes:
-      algorithm, task, population, mechanism, minibatches, accountant, ledger_entries: as given.
-      asked_sampling: the sampling as given, for any number of clients.
-      sampling: the sampler for the population's clients.
+      task: the algorithm's task.
+      sampler: the sampler of cohorts of the population's clients.
       records: the hyperparameters that the parts declare, by name.
-      layout: of clients and their work.
+      layout: grouping of clients and their work.
       program: the pure functions of a run on one device.
-      transformed: the program sharded or streamed, as asked for.
-      compiled: its functions, compiled.
+      transformed: the program, sharded or streamed as asked for.
+      compiled: the compiled functions of `transformed`.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        population: Population,
-        sampling: Sampling,
-        minibatches: Minibatches,
-        mechanism: Mechanism,
-        *,
-        accountant: str | None,
-        ledger_entries: int,
-        chunk_size: int | None,
-        chunk_map: ChunkMap | None,
-        devices: Sequence[Any] | None,
-        streamed: bool,
-    ):
-        checks.check_parts(
+    algorithm: Algorithm
+    population: Population
+    sampling: Sampling
+    minibatches: Minibatches
+    mechanism: Mechanism
+    accountant: str | None
+    ledger_entries: int
+    chunk_size: int | None
+    chunk_map: ChunkMap | None
+    devices: Sequence[Any] | None
+    streamed: bool
+
+    def __post_init__(self):
+        algorithm, mechanism = self.algorithm, self.mechanism
+        check_parts(
             algorithm=algorithm,
             task=getattr(algorithm, "task", None),
             warm_start=getattr(algorithm, "warm_start", None),
-            population=population,
-            sampling=sampling,
-            minibatches=minibatches,
+            population=self.population,
+            sampling=self.sampling,
+            minibatches=self.minibatches,
             mechanism=mechanism,
         )
-        self.algorithm, self.task, self.mechanism = algorithm, algorithm.task, mechanism
-        self.asked_sampling = sampling
-        self.sampling = sampling.for_clients(population.num_clients)
-        checks.check_parts(sampler=self.sampling)
-        if self.sampling.scheme.clients != population.num_clients:
+        m = self.num_clients
+        self.task, self.sampler = algorithm.task, self.sampling.for_clients(m)
+        check_parts(sampler=self.sampler)
+        scheme, event = self.sampler.scheme, mechanism.event
+        if scheme.clients != m:
             raise ValueError(
-                f"the sampler draws from {self.sampling.scheme.clients} clients, "
-                f"but the population has {population.num_clients}"
+                f"the sampler draws from {scheme.clients} clients, but the population has {m}"
             )
         self.records = compose(
-            (algorithm.hyperparameters, mechanism.hyperparameters, sampling.hyperparameters)
+            part.hyperparameters for part in (algorithm, mechanism, self.sampling)
         )
-        if mechanism.num_clients not in (None, population.num_clients):
+        if mechanism.num_clients not in (None, m):
             raise ValueError(
-                f"the mechanism is for {mechanism.num_clients} clients, but the population "
-                f"has {population.num_clients}"
+                f"the mechanism is for {mechanism.num_clients} clients, but the population has {m}"
             )
-        if accountant is not None and mechanism.event.kind != "no_release":
-            require_match(accountant, self.sampling.scheme, mechanism.event)
-        self.accountant = accountant
-        self.minibatches, self.ledger_entries = minibatches, ledger_entries
-        self.layout = layout_of(self.task, chunk_size, chunk_map)
-        self.devices = None if devices is None else tuple(devices)
-        if self.devices == ():
+        if self.accountant is not None and event.kind != "no_release":
+            require_match(self.accountant, scheme, event)
+        self.layout = layout_of(self.task, self.chunk_size, self.chunk_map)
+        if self.devices is not None and not len(self.devices):
             raise ValueError("a simulation needs at least one device, got none")
-        self.streamed = streamed
-        if streamed and devices is not None:
+        if self.streamed and self.devices is not None:
             raise ValueError("a streamed simulation runs on the first device: leave devices out")
-        self._take(population)
+        self._use(self.population)
         self.program = Program(
             algorithm,
             mechanism,
-            self.sampling,
+            self.sampler,
             measure_with(self.task),
-            minibatches,
+            self.minibatches,
             self.layout,
-            AllClients(population.num_clients),
-            self._no_charges,
+            AllClients(m),
+            functools.partial(ledger.no_charges, scheme, event, self.ledger_entries),
         )
-        if streamed:
+        if self.streamed:
             self.transformed = stream(self.program)
         elif self.devices is not None:
             self.transformed = shard(self.program, mesh_of(self.devices, CLIENTS))
@@ -132,11 +124,8 @@ class Setup:
             self.transformed = self.program
         self.compiled = self.transformed.compiled()
 
-    def _no_charges(self) -> ledger.Charges:
-        return ledger.no_charges(self.sampling.scheme, self.mechanism.event, self.ledger_entries)
-
-    def _take(self, population: Population) -> None:
-        """Check a population and take it; it goes to the device when it is first needed."""
+    def _use(self, population: Population) -> None:
+        """Check and set the population; rows go to the device when they are first needed."""
         self.task.check(population.fields)
         if population.generate is not None and (
             self.minibatches.steps is None or self.minibatches.passes is not None
@@ -147,37 +136,10 @@ class Setup:
             )
         self.population = population
         self._messages: dict[Any, PyTree] = {}
-        self._facts: dict[str, SplitStatistics] = {}
-
-    @functools.cached_property
-    def rows(self) -> dict[str, Rows]:
-        """Each split's rows on the first device, by its name.
-
-        Raises:
-          ValueError: the simulation is streamed, and no rows lie on a device.
-        """
-        self.check_in_memory()
-        return self.program.place(self.population)
-
-    def check_in_memory(self) -> None:
-        """Check that rows may lie on devices.
-
-        Raises:
-          ValueError: the simulation is streamed, and no rows lie on a device.
-        """
-        if self.streamed:
-            raise ValueError("sweeps and derivatives need all rows in memory: they do not stream")
-
-    @functools.cached_property
-    def placed(self) -> dict[str, Any]:
-        """Each split's rows where the transformed program reads them, by its name."""
-        alike = self.transformed is self.program
-        return self.rows if alike else self.transformed.place(self.population)
+        self._statistics: dict[str, SplitStatistics] = {}
 
     def with_population(self, population: Population) -> Self:
         """Return the setup on other data of as many clients, sharing compiled code.
-
-        Shapes that agree (rows and fields) lead to no new compilation.
 
         Raises:
           ValueError: for another number of clients.
@@ -189,54 +151,48 @@ class Setup:
         other = copy.copy(self)
         for cached in ("rows", "placed"):
             other.__dict__.pop(cached, None)
-        other._take(population)
+        other._use(population)
         return other
 
-    def with_parts(self, algorithm: Algorithm | None, mechanism: Mechanism | None) -> "Setup":
-        """Return a setup with another algorithm or mechanism, and all else the same."""
-        return Setup(
-            self.algorithm if algorithm is None else algorithm,
-            self.population,
-            self.asked_sampling,
-            self.minibatches,
-            self.mechanism if mechanism is None else mechanism,
-            accountant=self.accountant,
-            ledger_entries=self.ledger_entries,
-            chunk_size=self.layout.asked[0],
-            chunk_map=self.layout.asked[1],
-            devices=self.devices,
-            streamed=self.streamed,
-        )
+    @functools.cached_property
+    def rows(self) -> dict[str, Rows]:
+        """Each split's rows on the first device, by its name.
 
-    def chunk_size(self, hparams: Hyperparameters) -> int:
+        Raises:
+          ValueError: the simulation is streamed, so no rows are on a device.
+        """
+        self.check_in_memory()
+        return self.program.place(self.population)
+
+    @functools.cached_property
+    def placed(self) -> dict[str, Any]:
+        """Each split's rows where the transformed program reads them, by its name."""
+        alike = self.transformed is self.program
+        return self.rows if alike else self.transformed.place(self.population)
+
+    def chunk_size_for(self, hparams: Hyperparameters) -> int:
         """Return the number of clients of a chunk on one device, computed from shapes.
 
-        Rounds may take chunks of another size that suit a form of messages, or divide a cohort.
-
-        Args:
-          hparams: of a run.
+        Rounds may use another size that suits a form of messages, or divides a cohort.
         """
         if self.layout.memory is None:
             return self.layout.chunk_size
-        fields = jax.eval_shape(lambda fields: fields, dict(self.population.fields))
-        rows = Rows.place(self.population, "train", fields)
-        hparams, devices = hparams.as_arrays(), len(self.devices or (None,))
+        rows, hparams = Rows.shapes(self.population, "train"), hparams.as_arrays()
         state = jax.eval_shape(self.program.init, jax.random.key(0), hparams)
-        states = bytes_of((state.personal, state.consumed))
-        client = self.program.client_bytes(hparams, rows)
-        share = -(-self.num_clients // devices)
-        places = min(self.sampling.scheme.capacity, share)
-        of_device = self.layout.for_memory(
-            bytes_of(rows) // devices, states // devices, client, places
+        devices = len(self.devices or (None,))
+        layout = self.layout.for_memory(
+            bytes_of(rows) // devices,
+            bytes_of((state.personal, state.consumed)) // devices,
+            self.program.client_bytes(hparams, rows),
+            min(self.sampler.scheme.capacity, -(-self.num_clients // devices)),
         )
-        return of_device.chunk_size
+        return layout.chunk_size
 
     @property
     def public(self) -> tuple[str, ...]:
-        """Sentences on numbers that are taken as public though they may be made of private data.
+        """The assumptions of every guarantee: numbers made of data that are taken as public.
 
-        Those of the population, the task, the algorithm and the mechanism: assumptions of every
-        guarantee of the simulation.
+        The population, the task, the algorithm and the mechanism each name theirs in sentences.
         """
         parts = (self.population, self.task, self.algorithm, self.mechanism)
         return tuple(dict.fromkeys(sentence for part in parts for sentence in part.public))
@@ -248,17 +204,33 @@ class Setup:
 
     def summarize(self, split: str, measured: ClientMetrics) -> Evaluation:
         """Summarize metrics of each client, (m,) or, of S runs, (m, S)."""
-        if split not in self._facts:
-            self._facts[split] = SplitStatistics.of(
+        if split not in self._statistics:
+            self._statistics[split] = SplitStatistics.of(
                 self.population, split, self.task, measured.sums
             )
-        return summarize(split, to_host(measured), self._facts[split])
+        return summarize(split, to_host(measured), self._statistics[split])
+
+    def __repr__(self) -> str:
+        batches = self.minibatches
+        amount = f"steps {batches.steps}" if batches.epochs is None else f"epochs {batches.epochs}"
+        fields = (f"{name} {values.shape}" for name, values in self.population.fields.items())
+        where, scheme = "streamed" if self.streamed else "in memory", self.sampler.scheme
+        lines = [
+            f"Simulation of {_factory_of(self.algorithm.client)}",
+            f"  {repr(self.population).splitlines()[0]}",
+            f"  fields: {', '.join(fields)}",
+            f"  sampling: {scheme.kind}, at most {scheme.capacity} clients a round",
+            f"  mechanism: {self.mechanism.event.kind}",
+            f"  minibatches: size {batches.size}, {amount}",
+            f"  data: {where}, devices: {len(self.devices or (None,))}",
+        ]
+        return "\n".join(lines)
 
     # --- the ledger of a state --------------------------------------------------------------------
 
     def with_account(self, state: SimulationState) -> SimulationState:
-        """Return a state of any simulation with an account for what this one releases."""
-        scheme, event = self.sampling.scheme, self.mechanism.event
+        """Return a state of any simulation with an account for the releases of this one."""
+        scheme, event = self.sampler.scheme, self.mechanism.event
         privacy = ledger.with_account(state.privacy, scheme, event, self.ledger_entries)
         return dataclasses.replace(state, privacy=privacy)
 
@@ -267,44 +239,13 @@ class Setup:
     ) -> SimulationState:
         """Return the state with ledger entries for `rounds` more rounds."""
         state, done = self.with_account(state), int(state.round)
-        scheme, event = self.sampling.scheme, self.mechanism.event
+        scheme, event = self.sampler.scheme, self.mechanism.event
         if event.kind == "no_release":
             return state
         z = np.asarray(hparams.get("noise_multiplier", 0.0))
         z = z[done : done + rounds] if z.ndim else z
-        rate = self.sampling.rate(hparams)
-        privacy = ledger.with_room(state.privacy, scheme, event, z, rate)
+        privacy = ledger.with_room(state.privacy, scheme, event, z, self.sampler.rate(hparams))
         return dataclasses.replace(state, privacy=privacy)
-
-    def guarantee(self, state: SimulationState, delta: float) -> Report:
-        """Compute the guarantees of all releases so far; see `Simulation.guarantee`."""
-        privacy = self.with_account(state).privacy
-        return report(
-            ledger.charged(privacy),
-            delta,
-            self.accountant,
-            draws=ledger.drawn(privacy),
-            assumed=self.public,
-        )
-
-    def calibrate(
-        self, hparams: Hyperparameters, epsilon: float, rounds: int, delta: float
-    ) -> Hyperparameters:
-        """Return the hyperparameters with calibrated noise; see `Simulation.calibrate`."""
-        if "noise_multiplier" not in self.records:
-            raise ValueError("the mechanism adds no noise, so no ε can be aimed at")
-        z = noise_multiplier(
-            epsilon,
-            delta,
-            rounds=rounds,
-            sampling_rate=float(self.sampling.rate(self.check(hparams))),
-            scheme=self.sampling.scheme,
-            event=self.mechanism.event,
-            accountant=self.accountant,
-        )
-        calibrated = hparams.replace(noise_multiplier=z)
-        self.check(calibrated)
-        return calibrated
 
     # --- checks, before any compute ---------------------------------------------------------------
 
@@ -323,14 +264,16 @@ class Setup:
         for name, record in self.records.items():
             record.check(getattr(hparams, name))
         check_noise(hparams)
-        for part in (self.algorithm, self.mechanism, self.sampling):
+        for part in (self.algorithm, self.mechanism, self.sampler):
             part.check(hparams)
         # In one order, so that one program serves them wherever they were made.
         ordered = {name: getattr(hparams, name) for name in self.records}
         return Hyperparameters(**ordered).as_arrays()
 
-    def check_start(self, key: jax.Array | int, hparams: Hyperparameters) -> jax.Array:
-        """Return the key with which a run may start.
+    def check_start(
+        self, key: jax.Array | int, hparams: Hyperparameters
+    ) -> tuple[jax.Array, Hyperparameters]:
+        """Return the key and, as arrays, the hyperparameters with which a run may start.
 
         Raises:
           ValueError: as `Simulation.init`.
@@ -342,17 +285,38 @@ class Setup:
             raise ValueError(f"key must be a typed threefry key, jax.random.key(seed), got {key}")
         hparams = self.check(hparams)
         self.message_shapes(key, hparams)
-        return key
+        return key, hparams
 
     def check_rounds(
         self, hparams: Hyperparameters, done: int, rounds: int, eval_every: int | None
     ) -> None:
-        """Check that a run can go on for `rounds` rounds.
+        """Check that a run can go on for `rounds` rounds after `done`.
 
         Raises:
           ValueError: as `Simulation.run`.
         """
-        checks.check_rounds(self.sampling, hparams, self.ledger_entries, done, rounds, eval_every)
+        if rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {rounds}")
+        if eval_every is not None and eval_every < 1:
+            raise ValueError(f"eval_every must be at least 1, got {eval_every}")
+        most, last = self.sampler.rounds, done + rounds
+        if most is not None and last > most:
+            raise ValueError(
+                f"the sampler serves {most} rounds in all, got {done} done and {rounds} more"
+            )
+        z = hparams.get("noise_multiplier", 0.0)
+        if np.ndim(z) == 0:
+            return
+        if np.shape(z)[0] < last:
+            raise ValueError(
+                f"the noise schedule has {np.shape(z)[0]} values, too few for {last} rounds"
+            )
+        distinct = len(np.unique(np.asarray(z)[:last]))
+        if distinct > self.ledger_entries:
+            raise ValueError(
+                f"the noise schedule has {distinct} distinct values, but the ledger has "
+                f"{self.ledger_entries} places; set ledger_entries={distinct} or more"
+            )
 
     def check_split(self, split: str) -> None:
         """Check the name of a split.
@@ -363,6 +327,15 @@ class Setup:
         splits = self.population.splits
         if split not in splits:
             raise ValueError(f"split must be one of {sorted(splits)}, got {split!r}")
+
+    def check_in_memory(self) -> None:
+        """Check that rows may be on devices.
+
+        Raises:
+          ValueError: the simulation is streamed.
+        """
+        if self.streamed:
+            raise ValueError("sweeps and derivatives need all rows in memory: they do not stream")
 
     def message_shapes(self, key: jax.Array, hparams: Hyperparameters) -> PyTree:
         """Return the shapes of one client's message.
@@ -379,12 +352,10 @@ class Setup:
         leaves = jax.tree.leaves(hparams)
         traced = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
         if traced not in self._messages:
-            self._messages[traced] = message_shapes(self.functions(), key, hparams)
+            self._messages[traced] = message_shapes(
+                self.program, Rows.shapes(self.population, "train"), key, hparams
+            )
         return self._messages[traced]
-
-    def functions(self) -> Functions:
-        """Return the functions that checks trace."""
-        return Functions(self.algorithm, self.mechanism, self.minibatches, self.population)
 
 
 def layout_of(
@@ -393,3 +364,9 @@ def layout_of(
     """Return the layout for a task's models; see `default_layout`."""
     model = bytes_of(jax.eval_shape(task.init, jax.random.key(0)))
     return default_layout(model, chunk_size, chunk_map, linear=task.linear is not None)
+
+
+def _factory_of(function: Callable[..., Any]) -> str:
+    """Return the name of the public function or class that made a function, or of its module."""
+    name = getattr(function, "__qualname__", type(function).__qualname__).partition(".")[0]
+    return function.__module__.rpartition(".")[2] if name.startswith("_") else name

@@ -23,7 +23,7 @@ from fedjaxsim.engine.client_partition import Shard
 from fedjaxsim.engine.devices import SAME, across, placed
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.state import Part, SimulationState, map_clients_leaves, map_parts
+from fedjaxsim.engine.state import SimulationState, StatePart, map_clients_leaves, map_parts
 
 PyTree = Any
 CLIENTS, RUNS = "clients", "runs"
@@ -33,12 +33,12 @@ CLIENTS, RUNS = "clients", "runs"
 def shard(program: Program, mesh: Mesh) -> "Sharded":
     """Divide a program over a mesh.
 
-    States keep their shapes, (m, ...) for the clients' parts, on any number of devices. Where the
-    number of devices divides m, each device keeps its clients' part between calls. Otherwise each
+    States keep their shapes, (m, ...) for the clients' parts, on any number of devices. If the
+    number of devices divides m, each device keeps its clients' parts between calls. Otherwise each
     call pads the clients' axis and divides it anew, at the cost of a copy.
 
     Args:
-      program: of one run or, as from `batch`, of several.
+      program: a program of one run or, as from `batch`, of several.
       mesh: with an axis "clients" and, for several runs, perhaps an axis "runs".
 
     Raises:
@@ -78,7 +78,7 @@ class Sharded(Program):
     def evaluate(self, state, hparams, rows):
         """Compute the metrics of all clients."""
         inputs = (self.specs(state), self._hparams, specs_of_rows(rows))
-        outputs = self._spec(Part("clients", varies=True))
+        outputs = self._spec(StatePart("clients", varies=True))
         whole = across(self._local().evaluate, self.mesh, inputs, outputs)
         measured = whole(self._with_padding(state), hparams, rows)
         return jax.tree.map(self._unpadded, measured)
@@ -86,8 +86,8 @@ class Sharded(Program):
     def place(self, population: Population) -> dict[str, Any]:
         """Put each device's clients' rows on it.
 
-        Rows lie one client after another, so a device holds one piece of every field. Pieces are as
-        long as the longest one and may overlap.
+        Clients' rows are consecutive, so a device holds one piece of every field. All pieces have
+        the length of the longest one, so they may overlap.
         """
         with jax.ensure_compile_time_eval():
             return _place(self.mesh, population)
@@ -155,7 +155,7 @@ class Sharded(Program):
         by_runs = PartitionSpec(self._runs_axis)
         return self.runs.axes.map(lambda axis: SAME if axis is None else by_runs)
 
-    def _spec(self, part: Part) -> PartitionSpec:
+    def _spec(self, part: StatePart) -> PartitionSpec:
         """Return how a part of the state is divided, by clients and by runs."""
         clients = [CLIENTS] if part.owner == "clients" else []
         if self._seeds:
@@ -202,7 +202,7 @@ def _place(mesh: Mesh, population: Population) -> dict[str, Rows]:
     rows_of = {}
     for name, ranges in population.splits.items():
         rows = Rows.place(population, name, fields)
-        # A client without rows in this split may start anywhere, outside its piece too.
+        # A client without rows in this split may start outside its device's piece.
         start = np.where(ranges.count > 0, ranges.start - shift, 0)
         start, count = (placed(each, everywhere) for each in (start, ranges.count))
         rows_of[name] = dataclasses.replace(rows, start=start, count=count)

@@ -36,9 +36,7 @@ def start_stage(
     Raises:
       ValueError: as `Simulation.start_from`.
     """
-    key = stage_key(state.key, state.round)
-    setup.check_start(key, hparams)
-    hparams = setup.check(hparams)
+    key, hparams = setup.check_start(stage_key(state.key, state.round), hparams)
     others = {charges.scheme.clients for charges in state.privacy.charges} - {setup.num_clients}
     if others:
         raise ValueError(

@@ -1,9 +1,8 @@
-"""The state of a run, and whose each part of it is.
+"""The state of a run, and the owner of each of its parts.
 
-That is declared here and nowhere else. Placements, sweeps, seeds and checkpoints read it: what
-belongs to clients has a leading axis of them, (m, ...), and may be divided; what differs between
-runs that share their randomness gets an axis of runs: the first or, after the clients' axis, the
-second one.
+Placements, sweeps, seeds and checkpoints read `PARTS`. Clients' parts have a leading axis of
+clients, (m, ...), and may be divided. Parts that vary between runs of one key get an axis of runs:
+the first or, after the clients' axis, the second one.
 """
 
 import dataclasses
@@ -18,7 +17,7 @@ from fedjaxsim.privacy.ledger import Ledger
 PyTree = Any
 
 
-class Part(NamedTuple):
+class StatePart(NamedTuple):
     """A field's owner, and whether it varies between runs.
 
     Attributes:
@@ -31,7 +30,7 @@ class Part(NamedTuple):
 
     @property
     def runs_axis(self) -> int:
-        """The axis of runs, where the part has one."""
+        """The axis of runs of a part that varies."""
         return 1 if self.owner == "clients" else 0
 
 
@@ -41,13 +40,14 @@ class SimulationState:
     """Everything a run carries from round to round, as one pytree. Nothing else holds state.
 
     Attributes:
-      round: () int32, rounds done.
+      round: () int32, the number of rounds done.
       shared: the server's state.
       personal: all clients' personal states, leaves (m, ...).
       mechanism: the mechanism's public state.
       privacy: the ledger of what was released.
       key: the run's random key; rounds and clients fold their numbers into it.
-      consumed: (m,) int32, how many minibatches each client has consumed; None where they are not.
+      consumed: (m,) int32, the number of minibatches that each client has consumed; None if
+        minibatches are not consumed.
     """
 
     round: jax.Array
@@ -60,18 +60,18 @@ class SimulationState:
 
 
 PARTS = {
-    "round": Part("server", varies=False),
-    "shared": Part("server", varies=True),
-    "personal": Part("clients", varies=True),
-    "mechanism": Part("server", varies=True),
-    "privacy": Part("server", varies=True),
-    "key": Part("server", varies=False),
-    "consumed": Part("clients", varies=False),
+    "round": StatePart("server", varies=False),
+    "shared": StatePart("server", varies=True),
+    "personal": StatePart("clients", varies=True),
+    "mechanism": StatePart("server", varies=True),
+    "privacy": StatePart("server", varies=True),
+    "key": StatePart("server", varies=False),
+    "consumed": StatePart("clients", varies=False),
 }
 """Owner and variation of each field of the state."""
 
 
-def map_parts(function: Callable[[Part, PyTree], PyTree], state: SimulationState) -> Any:
+def map_parts(function: Callable[[StatePart, PyTree], PyTree], state: SimulationState) -> Any:
     """Replace every part of a state by `function(part, subtree)`."""
     changed = {}
     for name, part in PARTS.items():

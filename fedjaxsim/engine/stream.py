@@ -1,12 +1,12 @@
 """`stream`: rows and states on the host or on disk, one cohort's at a time on the device.
 
-Who takes part in the next rounds is known from the key alone. So while a round computes, one thread
-reads the rows of the cohorts to come, and another one writes back the states of the round before it
-and fetches those of the next cohort. A client that takes part in two rounds in a row has not been
-written back when it is fetched: its state is then taken from the round before, on the device.
+Cohorts of the next rounds are known from the key alone. So while a round computes, one thread reads
+the rows of the cohorts to come, and another one writes back the states of the previous round and
+fetches those of the next cohort. A client in two rounds in a row is fetched before its state is
+written back; the state then comes from the previous round, on the device.
 
 Rows are read from the arrays of the population, which may be mapped files; states are in the host's
-memory. Between calls every state has been written, so checkpoints see none in flight.
+memory. Between calls every state has been written, so checkpoints are complete.
 """
 
 import collections
@@ -31,11 +31,11 @@ from fedjaxsim.hyperparameters import Hyperparameters
 
 PyTree = Any
 BLOCK, BLOCK_BYTES = 4096, 64 * 10**6
-"""Clients that are evaluated at once, and bytes of their states, at most."""
+"""Most clients that are evaluated at once, and most bytes of their states."""
 DRAWS = 16
 """Rounds whose cohorts are drawn at once: starting to draw takes as long as drawing."""
 BUFFERS = 3
-"""Rounds whose rows are in memory at once: of the one that computes and of those to come."""
+"""Rounds whose rows are in memory at once: the computing one and those to come."""
 
 
 class HostRows(NamedTuple):
@@ -43,13 +43,13 @@ class HostRows(NamedTuple):
 
     Attributes:
       fields: arrays (N, ...), which may be mapped files.
-      ranges: of each client.
-      few: `Rows` of no client, with the static fields of the population's rows.
+      ranges: each client's rows.
+      empty: `Rows` of no client, with the static fields of the population's rows.
     """
 
     fields: dict[str, np.ndarray]
     ranges: Ranges
-    few: Rows
+    empty: Rows
 
     def room(self, clients: int) -> int:
         """Return the largest number of rows that `clients` clients can have."""
@@ -72,53 +72,43 @@ class HostRows(NamedTuple):
           buffers: as from `buffers`, with room for them; they become the fields.
         """
         found = ids[: np.searchsorted(ids, len(self.ranges.count))]
-        own = Ranges(self.ranges.start[found], self.ranges.count[found])
-        index = own.all_rows()
+        ranges = Ranges(self.ranges.start[found], self.ranges.count[found])
+        index = ranges.all_rows()
         for name, values in self.fields.items():
-            # Of the modes the one that writes to `out` as it goes; no index is out of bounds.
+            # The only mode that writes straight to `out`; no index is out of bounds.
             np.take(values, index, axis=0, out=buffers[name][: len(index)], mode="clip")
         start, count = np.zeros(len(ids), np.int32), np.ones(len(ids), np.int32)
-        count[: len(found)] = own.count
-        start[: len(found)] = np.cumsum(own.count) - own.count
-        return dataclasses.replace(self.few, fields=buffers, start=start, count=count, ids=ids)
-
-
-class Cohort(NamedTuple):
-    """A round's cohort and its rows.
-
-    Attributes:
-      draws: of some rounds, leaves (r, ...), this round's included.
-      place: () int32, which of them it is.
-      rows: the rows of who takes part, in the order of `rows.ids`, (s,).
-    """
-
-    draws: Draw
-    place: np.int32
-    rows: Rows
+        count[: len(found)] = ranges.count
+        start[: len(found)] = np.cumsum(ranges.count) - ranges.count
+        return dataclasses.replace(self.empty, fields=buffers, start=start, count=count, ids=ids)
 
 
 class Turn(NamedTuple):
     """Inputs of one round.
 
     Attributes:
-      cohort: who takes part.
-      states: what each keeps from round to round, leaves (s, ...).
-      earlier: (s,) int32, each one's place in the round before; −1 for who was not in it.
+      draws: the draws of some rounds, leaves (r, ...).
+      index: () int32, the index of this round in `draws`.
+      rows: the cohort's rows, in the order of `rows.ids`, (s,).
+      states: the cohort's states, leaves (s, ...).
+      earlier: (s,) int32, each client's index in the previous cohort; −1 if it was not in it.
     """
 
-    cohort: Cohort
-    states: PyTree
-    earlier: np.ndarray
+    draws: Draw
+    index: np.int32
+    rows: Rows
+    states: PyTree = None
+    earlier: Any = None
 
 
 def stream(program: Program) -> Program:
     """Keep rows and states on the host, and a cohort's on the first device.
 
-    The functions of the result are not pure: they change the personal states, numpy arrays, in
-    place. There is no `step`, since cohorts are drawn and read many rounds ahead.
+    The compiled functions are not pure: they change the personal states, numpy arrays, in place.
+    There is no `step`, since cohorts are drawn and read many rounds ahead.
 
     Args:
-      program: of one run on one device.
+      program: the program of one run on one device.
 
     Raises:
       ValueError: if all clients take part in every round, or the program holds several runs.
@@ -134,12 +124,12 @@ class Streamed(Program):
     """A program whose rows and states are on the host, as from `stream`."""
 
     def place(self, population: Population) -> dict[str, Any]:
-        """Return where each split's rows are on the host; nothing is read."""
-        nobody = np.zeros(0, np.int32)
-        placed = {}
+        """Return each split's rows on the host; nothing is read."""
+        nobody, placed = np.zeros(0, np.int32), {}
         for split, ranges in population.splits.items():
-            few = dataclasses.replace(Rows.place(population, split, {}), start=nobody, count=nobody)
-            placed[split] = HostRows(population.fields, ranges, few)
+            rows = Rows.place(population, split, {})
+            empty = dataclasses.replace(rows, start=nobody, count=nobody)
+            placed[split] = HostRows(population.fields, ranges, empty)
         return placed
 
     def compiled(self) -> Functions:
@@ -147,9 +137,7 @@ class Streamed(Program):
         program = Program(**self.parts())
         clients = program.num_clients
         start = jax.jit(dataclasses.replace(program, partition=AllClients(1)).init)
-
         work, measure = map(jax.jit, functions_of_fetched(program))
-
         draw = jax.jit(draws_of(program), static_argnames="count")
 
         def init(key: jax.Array, hparams: Hyperparameters) -> SimulationState:
@@ -168,7 +156,7 @@ class Streamed(Program):
             room = rows.room(program.sampling.scheme.capacity)
             first = int(state.round)
             last = first + rounds
-            # All that a draw reads besides the number of the round, and that no round changes.
+            # A draw reads the round's number and parts that no round changes.
             fixed = dataclasses.replace(state, shared=(), personal=(), mechanism=(), consumed=None)
 
             def cohorts() -> Iterator[tuple[Draw, np.int32, np.ndarray]]:
@@ -177,27 +165,27 @@ class Streamed(Program):
                 draws = draw(fixed, first, hparams, size)
                 for begin in range(first, last, size):
                     after = begin + size
-                    # Computed while the rounds of these are.
+                    # Computed during these rounds.
                     following = draw(fixed, after, hparams, size) if after < last else draws
                     ids = np.where(draws.cohort.mask, draws.cohort.ids, clients).astype(np.int32)
                     ids.sort()
-                    for place in range(min(size, last - begin)):
-                        yield draws, np.int32(place), ids[place]
+                    for index in range(min(size, last - begin)):
+                        yield draws, np.int32(index), ids[index]
                     draws = following
 
             coming = cohorts()
 
-            def read(buffers: dict[str, np.ndarray], last_use: jax.Array | None) -> Cohort:
+            def read(buffers: dict[str, np.ndarray], last_use: jax.Array | None) -> Turn:
                 # A CPU's device may share the buffers instead of copying them.
                 jax.block_until_ready(last_use)
-                draws, place, ids = next(coming)
-                return Cohort(draws, place, rows.of(ids, buffers))
+                draws, index, ids = next(coming)
+                return Turn(draws, index, rows.of(ids, buffers))
 
-            def fetch(cohort: Cohort, before: np.ndarray) -> Turn:
-                ids = np.asarray(cohort.rows.ids)
-                place = np.minimum(np.searchsorted(before, ids), len(ids) - 1)
-                again = (before[place] == ids) & (ids < clients)
-                return Turn(cohort, _of(on_host, ids), np.where(again, place, -1))
+            def fetch(turn: Turn, before: np.ndarray) -> Turn:
+                ids = np.asarray(turn.rows.ids)
+                index = np.minimum(np.searchsorted(before, ids), len(ids) - 1)
+                again = (before[index] == ids) & (ids < clients)
+                return turn._replace(states=_of(on_host, ids), earlier=np.where(again, index, -1))
 
             def write(ids: np.ndarray, states: PyTree) -> None:
                 there = slice(np.searchsorted(ids, clients))
@@ -216,7 +204,7 @@ class Streamed(Program):
                 for round_ in range(first, last):
                     after, metrics = work(after, turn, hparams)
                     history.append(metrics)
-                    ids = np.asarray(turn.cohort.rows.ids)
+                    ids = np.asarray(turn.rows.ids)
                     if round_ + BUFFERS < last:
                         used = ring[(round_ - first) % BUFFERS]
                         reads.append(reader.submit(read, used, after.round))
@@ -226,7 +214,7 @@ class Streamed(Program):
                     writes.append(keeper.submit(write, ids, _states(after)))
                     turn = turn if following is None else following.result()
             for written in writes:
-                written.result()  # raises what a write did
+                written.result()  # raises the error of a write
             metrics = jax.tree.map(lambda *each: np.stack(each), *history)
             return with_states(after, on_host), metrics
 
@@ -248,7 +236,7 @@ class Streamed(Program):
             found = []
             for fetched, states in _ahead(fetch, blocks):
                 measured = measure(with_states(state, states), hparams, fetched)
-                # Not all blocks at once: a device starts on as many as it is given.
+                # Wait: a device would start on all blocks at once.
                 found.append(jax.tree.map(np.asarray, measured))
             return jax.tree.map(lambda *each: np.concatenate(each)[:clients], *found)
 
@@ -286,8 +274,8 @@ def functions_of_fetched(program: Program) -> tuple[Callable[..., Any], Callable
     """Return a program's round and evaluation on fetched clients.
 
     Returns:
-      `(state, turn, hparams) -> (state, metrics)` and `(state, hparams, rows) -> ClientMetrics`;
-      states hold those of the clients that were fetched.
+      `(state, turn, hparams) -> (state, metrics)` and `(state, hparams, rows) -> ClientMetrics`,
+      of states with the fetched clients' parts.
     """
 
     def of_fetched(rows: Rows) -> Program:
@@ -297,16 +285,15 @@ def functions_of_fetched(program: Program) -> tuple[Callable[..., Any], Callable
         )
 
     def work(state: SimulationState, turn: Turn, hparams: Hyperparameters):
-        draws, place, rows = turn.cohort
-        part = of_fetched(rows)
+        part = of_fetched(turn.rows)
 
         def newest(fetched, earlier):
             stays = (turn.earlier < 0).reshape(-1, *[1] * (fetched.ndim - 1))
             return jnp.where(stays, fetched, earlier[turn.earlier])
 
         state = with_states(state, jax.tree.map(newest, turn.states, _states(state)))
-        drawn = jax.tree.map(lambda leaf: leaf[place], draws)
-        worked = part.work(state, hparams, rows, drawn)
+        drawn = jax.tree.map(lambda leaf: leaf[turn.index], turn.draws)
+        worked = part.work(state, hparams, turn.rows, drawn)
         return part.server_update(state, hparams, drawn, worked)
 
     def measure(state: SimulationState, hparams: Hyperparameters, rows: Rows):

@@ -1,27 +1,28 @@
-"""Checks of what a simulation's functions return, when a run starts, by shapes alone.
+"""Checks of the results of a simulation's functions, by shapes alone, when a run starts.
 
 A wrong function would otherwise fail far from where it was written, in a scatter or a scan. The
 functions of a round and of an evaluation are traced once.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.algorithm import Algorithm, Context
-from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
-from fedjaxsim.data.population import Population
+from fedjaxsim.algorithm import Context
+from fedjaxsim.data.minibatches import Batch, ClientData
 from fedjaxsim.engine.checks import described
 from fedjaxsim.engine.layout import Layout
+from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import products
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.messages import widened
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric
+from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 _EXAMPLES = 3
@@ -32,53 +33,34 @@ class _RefusedError(ValueError):
     """An error found by a check, not raised by the checked functions themselves."""
 
 
-class Functions(NamedTuple):
-    """The parts of a simulation that the checks trace.
-
-    Attributes:
-      algorithm: four functions for one client, and its task.
-      mechanism: how messages are released.
-      minibatches: of the local steps.
-      population: all clients' data, of which only shapes are used.
-    """
-
-    algorithm: Algorithm
-    mechanism: Mechanism
-    minibatches: Minibatches
-    population: Population
-
-
-def message_shapes(functions: Functions, key: jax.Array, hparams: Hyperparameters) -> PyTree:
-    """Check all that the functions return; return one client's message as shapes.
+def message_shapes(
+    program: Program, rows: Rows, key: jax.Array, hparams: Hyperparameters
+) -> PyTree:
+    """Check the results of all functions; return one client's message as shapes.
 
     Args:
-      functions: of a simulation.
+      program: the functions.
+      rows: the training rows, as shapes.
       key: a random key.
       hparams: hyperparameters, as arrays.
 
     Raises:
-      ValueError: naming the function, the leaf, what is wanted and what it is.
+      ValueError: naming the function, the leaf, the expected shape and the actual one.
     """
-    rows = _rows(functions.population)
     try:
-        return jax.eval_shape(lambda *args: _a_round(functions, *args), key, hparams, rows)
+        return jax.eval_shape(lambda *args: _a_round(program, *args), key, hparams, rows)
     except _RefusedError:
         raise
     except Exception as error:
-        _blame_task(functions, key, rows, error)
+        _blame_task(program, key, rows, error)
         raise
 
 
-def closed_over(functions: Functions, key: jax.Array, hparams: Hyperparameters) -> list[np.ndarray]:
-    """Return the arrays that the functions close over.
-
-    Args:
-      functions: of a simulation.
-      key: a random key.
-      hparams: hyperparameters, as arrays.
-    """
-    rows = _rows(functions.population)
-    traced = jax.make_jaxpr(lambda *args: _a_round(functions, *args))(key, hparams, rows)
+def closed_over(
+    program: Program, rows: Rows, key: jax.Array, hparams: Hyperparameters
+) -> list[np.ndarray]:
+    """Return the arrays that the functions close over; arguments as in `message_shapes`."""
+    traced = jax.make_jaxpr(lambda *args: _a_round(program, *args))(key, hparams, rows)
     return [np.asarray(value) for value in _constants(traced) if _is_plain(value)]
 
 
@@ -97,51 +79,36 @@ def _is_plain(value: Any) -> bool:
     return hasattr(value, "dtype") and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
 
 
-def _rows(population: Population) -> Rows:
-    """Return the shapes of the training rows."""
-    fields: Any = {
-        name: jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
-        for name, value in population.fields.items()
-    }
-    return Rows.place(population, "train", fields).for_training()
+def _view(program: Program, rows: Rows, key: jax.Array) -> ClientData:
+    layout = Layout(2, "vmap")
+    rows = rows.for_training()
+    return rows.of(jnp.int32(0), key, program.minibatches, layout, jnp.int32(0), key)
 
 
-def _view(functions: Functions, rows: Rows, key: jax.Array) -> ClientData:
-    return rows.of(jnp.int32(0), key, functions.minibatches, Layout(2, "vmap"), jnp.int32(0), key)
-
-
-def _a_round(functions: Functions, key: jax.Array, hparams: Hyperparameters, rows: Rows) -> PyTree:
+def _a_round(program: Program, key: jax.Array, hparams: Hyperparameters, rows: Rows) -> PyTree:
     """Run one client's round, checking each result; return its message."""
-    algorithm, mechanism = functions.algorithm, functions.mechanism
-    num_clients = functions.population.num_clients
-    round_, client_id, data = jnp.int32(0), jnp.int32(0), _view(functions, rows, key)
+    algorithm, mechanism, m = program.algorithm, program.mechanism, program.num_clients
+    round_, client_id, data = jnp.int32(0), jnp.int32(0), _view(program, rows, key)
     shared, personal = _several("init", algorithm.init(key, hparams), "shared, personal")
     _require_arrays("init", "personal states", personal)
-    context = Context(round_, key, client_id, num_clients, jnp.ones(()))
+    context = Context(round_, key, client_id, m, jnp.ones(()))
     returned = algorithm.client(shared, personal, data, hparams, context)
     kept, message, metrics = _several("client", returned, "personal, message, metrics")
     _require_alike("client", "a personal state", personal, kept)
     message = _message(message, mechanism)
     _check_metrics(metrics)
     predicted = algorithm.predict(shared, personal, hparams, client_id)
-    _check_evaluation(functions, key, predicted, data)
-    public = mechanism.init(hparams)
-    release = mechanism.release(
-        mechanism.zero(message, num_clients), jnp.ones(()), key, public, hparams, round_
-    ).value
-    served = _served(functions, shared, release, hparams)
-    _require_alike("server", "a server state", shared, served, cast=True)
-    return message
-
-
-def _served(functions: Functions, shared: PyTree, release: PyTree, hparams: Hyperparameters):
-    """Return the next server state; name the release if `server` fails."""
+    _check_evaluation(algorithm.task, key, predicted, data)
+    zero, public = mechanism.zero(message, m), mechanism.init(hparams)
+    release = mechanism.release(zero, jnp.ones(()), key, public, hparams, round_).value
     try:
-        return functions.algorithm.server(shared, release, hparams, jnp.int32(0))
+        served = algorithm.server(shared, release, hparams, round_)
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
         raise _RefusedError(
             f"server fails on the release, {_shapes_of(release)}: {_first_line(error)}"
         ) from error
+    _require_alike("server", "a server state", shared, served, cast=True)
+    return message
 
 
 def _several(function: str, returned: Any, names: str) -> Any:
@@ -219,11 +186,9 @@ def _check_metrics(metrics: Any) -> None:
             )
 
 
-def _check_evaluation(
-    functions: Functions, key: jax.Array, params: PyTree, data: ClientData
-) -> None:
+def _check_evaluation(task: Task, key: jax.Array, params: PyTree, data: ClientData) -> None:
     """Check that the task takes the predicting parameters and gives a value per example."""
-    task, batch = functions.algorithm.task, data.batch_shapes(_EXAMPLES)
+    batch = data.batch_shapes(_EXAMPLES)
     try:
         values = jax.eval_shape(task.metrics, params, batch)
     except Exception as error:
@@ -239,10 +204,10 @@ def _check_evaluation(
             "the task's metrics must be a dict of per-example values (b,) by name, "
             f"got {described(values)}"
         )
-    for name, fold in task.streaming_metrics.items():
+    for name, metric in task.streaming_metrics.items():
         if name in values:
-            raise _RefusedError(f"{name!r} must be a metric or a fold of the task, and is both")
-        jax.eval_shape(lambda *args, of=(name, fold): _check_fold(*of, *args), params, batch)
+            raise _RefusedError(f"{name!r} must be a metric or a streaming metric, and is both")
+        jax.eval_shape(lambda *args, of=(name, metric): _check_streaming(*of, *args), params, batch)
     for name, value in values.items():
         if value.shape != (_EXAMPLES,):
             raise _RefusedError(
@@ -251,20 +216,21 @@ def _check_evaluation(
             )
 
 
-def _check_fold(name: str, fold: StreamingMetric, params: PyTree, batch: Batch) -> None:
-    carry = fold.start(_EXAMPLES)
-    after = fold.add(carry, params, batch)
-    _require_alike(f"add of the fold {name!r}", "a carry", carry, after)
-    value = fold.value(after)
+def _check_streaming(name: str, metric: StreamingMetric, params: PyTree, batch: Batch) -> None:
+    carry = metric.start(_EXAMPLES)
+    after = metric.add(carry, params, batch)
+    _require_alike(f"add of the streaming metric {name!r}", "a carry", carry, after)
+    value = metric.value(after)
     if np.shape(value) != ():
         raise _RefusedError(
-            f"value of the fold {name!r} must be one number, got shape {np.shape(value)}"
+            f"value of the streaming metric {name!r} must be one number, got shape "
+            f"{np.shape(value)}"
         )
 
 
-def _blame_task(functions: Functions, key: jax.Array, rows: Rows, error: Exception) -> None:
+def _blame_task(program: Program, key: jax.Array, rows: Rows, error: Exception) -> None:
     """Raise ValueError if the task alone fails, because it does not suit the data."""
-    task, shapes = functions.algorithm.task, []
+    task, shapes = program.algorithm.task, []
 
     def loss(key, rows):
         params = task.init(key)
@@ -273,7 +239,7 @@ def _blame_task(functions: Functions, key: jax.Array, rows: Rows, error: Excepti
             shapes.append(jnp.shape(task.loss(params, batch)))
             return carry
 
-        return _view(functions, rows, key).fold(step, 0)
+        return _view(program, rows, key).fold(step, 0)
 
     try:
         jax.eval_shape(loss, key, rows)
@@ -289,10 +255,10 @@ def _blame_task(functions: Functions, key: jax.Array, rows: Rows, error: Excepti
 
 
 def require_same_shapes(what: str, wanted: PyTree, got: PyTree) -> None:
-    """Check that given states have the shapes of the simulation's own.
+    """Check that given states have the shapes of the simulation's states.
 
     Raises:
-      ValueError: with both kinds.
+      ValueError: with both shapes.
     """
     alike = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(wanted)] == [
         (leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(got)

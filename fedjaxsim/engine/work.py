@@ -1,10 +1,9 @@
-"""The second part of a round, and the only one that costs: what the cohort's clients do.
+"""The second part of a round, which takes all its time: the work of the cohort's clients.
 
-It works on a store of personal states and the slots of the cohort in it. The store may be the whole
-population, one device's share of it, or only the cohort's states fetched from elsewhere: the
-functions here see rows and slots, never which of these it is. No array of cohort × parameters
-exists: a chunk of clients is gathered, run, added to the mechanism's accumulator and scattered back
-before the next.
+It sees a store of personal states and the slots of the cohort in it. The store may be the whole
+population, one device's share of it, or the cohort's states fetched from elsewhere. No array of
+cohort × parameters exists: a chunk of clients is gathered, run, added to the mechanism's
+accumulator and scattered back before the next.
 """
 
 import math
@@ -33,7 +32,7 @@ class ClientStates(NamedTuple):
 
     Attributes:
       personal: the algorithm's personal states.
-      consumed: int32, how many minibatches each has consumed; None where they are not consumed.
+      consumed: int32, the numbers of consumed minibatches; None if minibatches are not consumed.
     """
 
     personal: PyTree
@@ -41,12 +40,12 @@ class ClientStates(NamedTuple):
 
 
 class CohortSlots(NamedTuple):
-    """The part of a cohort that is worked on in one place.
+    """The clients of a cohort whose states are in one store.
 
     Attributes:
-      slots: (q,) int32, distinct where filled: where in the store each client's state lies.
-      ids: (q,) int32, who they are.
-      mask: (q,) bool, which of the places are filled; those come first.
+      slots: (q,) int32, the index of each client's state in the store, distinct where `mask` holds.
+      ids: (q,) int32 client ids.
+      mask: (q,) bool, the filled slots; they come first.
     """
 
     slots: jax.Array
@@ -63,7 +62,7 @@ class Broadcast(NamedTuple):
       hparams: hyperparameters.
       round: () int32.
       sampling_rate: () the probability with which each client was drawn.
-      key: the round's key for clients; each one's own is `fold_in(key, id)`.
+      key: the round's key for clients; client `id` uses `fold_in(key, id)`.
       order: the run's key for the orders in which minibatches are consumed.
     """
 
@@ -97,7 +96,7 @@ def work(
     num_clients: int,
     layout: Layout,
     store: ClientStates,
-    places: CohortSlots,
+    cohort: CohortSlots,
     rows: Rows,
     broadcast: Broadcast,
     *,
@@ -106,16 +105,16 @@ def work(
     """Run `algorithm.client` for every client of a cohort and add up the bounded messages.
 
     Args:
-      algorithm: whose `client` is run.
-      mechanism: whose `add` takes the messages.
+      algorithm: the algorithm.
+      mechanism: its `add` takes the messages.
       minibatches: of the local steps.
       num_clients: m.
       layout: static settings; they change no result beyond rounding.
       store: the clients' states.
-      places: the cohort.
+      cohort: the clients at work.
       rows: the training rows.
       broadcast: values sent to all clients.
-      filled: static; whether every place of the cohort is filled.
+      filled: static; whether every slot of the cohort is filled.
     """
     client = client_of(algorithm, minibatches, num_clients, layout)
 
@@ -126,17 +125,16 @@ def work(
     _, message, metrics = jax.eval_shape(one, row, _ID)
     zero_metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), metrics)
     layout = layout.for_messages(message)
-    rematerialize = layout.rematerialize
-    count = places.ids.shape[0]
+    count = cohort.ids.shape[0]
     if layout.memory is not None:
         each = client_bytes(client, broadcast, rows, store)
         layout = layout.for_memory(bytes_of(rows), bytes_of(store), each, count)
     size = layout.even_size(count) if filled else layout.chunk_size
     full = filled and count % size == 0
     kept = message if mechanism.adds_chunks and layout.scans else None
-    # Where every client takes part, a chunk's states are a piece of the store; but one that goes
-    # through no loop would be read again by each use, and the store copied for the one that writes.
-    piece = full and layout.scans
+    # With full participation a chunk's states are a piece of the store. Outside a loop each use
+    # would read the piece again, and the store be copied for the use that writes.
+    options = {"reverse": layout.rematerialize, "piece": full and layout.scans}
 
     def add(accumulator, messages, mask, ids):
         messages = Messages(messages)
@@ -146,23 +144,22 @@ def work(
 
     def run_chunk(operands):
         (store, accumulator, totals), (slots, ids, mask) = operands
-        old, store = take(store, slots, reverse=rematerialize, piece=piece)
+        old, store = take(store, slots, **options)
         new, accumulator, totals = _run_chunk(
-            kept, one, add, layout.scans, old, ids, mask, accumulator, totals, full, rematerialize
+            one, add, layout, kept, full, old, ids, mask, accumulator, totals
         )
-        store = put(store, slots, new, reverse=rematerialize, piece=piece)
-        return store, accumulator, totals
+        return put(store, slots, new, **options), accumulator, totals
 
-    def body(carry, places):
-        if full or rematerialize:
-            return run_chunk((carry, places)), None
-        # The filled places come first, so the first one tells whether any of the chunk is.
+    def body(carry, chunk):
+        if full or layout.rematerialize:
+            return run_chunk((carry, chunk)), None
+        # Filled slots come first, so a chunk whose first slot is empty has none.
         return jax.lax.cond(
-            places.mask[0], run_chunk, lambda operands: operands[0], (carry, places)
+            chunk.mask[0], run_chunk, lambda operands: operands[0], (carry, chunk)
         ), None
 
     zero = mechanism.zero(products.shapes(message), num_clients)
-    chunks = _chunks(places, jax.tree.leaves(store), size)
+    chunks = _chunks(cohort, jax.tree.leaves(store), size)
     (store, accumulator, totals), _ = jax.lax.scan(body, (store, zero, zero_metrics), chunks)
     return CohortResult(store, accumulator, totals)
 
@@ -172,18 +169,14 @@ def client_of(
 ) -> Callable[[Broadcast, Rows, ClientStates, jax.Array], tuple[ClientStates, PyTree, Metrics]]:
     """Return one client's round, `(broadcast, rows, row, client_id) -> row, message, metrics`.
 
-    Args:
-      algorithm: as in `work`, like all others.
-      minibatches: of the local steps.
-      num_clients: m.
-      layout: static settings.
+    Arguments are those of `work`.
     """
 
     def client(broadcast, rows, row, client_id):
         batch_key, context_key = threefry.split(threefry.fold_in(broadcast.key, client_id))
-        own_order = threefry.fold_in(broadcast.order, client_id)
+        order = threefry.fold_in(broadcast.order, client_id)
         rows = rows.for_training()
-        data = rows.of(client_id, batch_key, minibatches, layout, row.consumed, own_order)
+        data = rows.of(client_id, batch_key, minibatches, layout, row.consumed, order)
         context = Context(
             broadcast.round, context_key, client_id, num_clients, broadcast.sampling_rate
         )
@@ -203,7 +196,7 @@ def client_bytes(
 
     Args:
       client: as from `client_of`.
-      broadcast: values sent to all clients; arrays or shapes, like all others.
+      broadcast: values sent to all clients; arrays or shapes, as the following.
       rows: the training rows.
       store: the clients' states.
     """
@@ -222,9 +215,9 @@ def _row_of(store: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), store)
 
 
-def _chunks(places: CohortSlots, store_leaves: list[jax.Array], size: int) -> CohortSlots:
+def _chunks(cohort: CohortSlots, store_leaves: list[jax.Array], size: int) -> CohortSlots:
     """Return the slots in chunks, (chunks, size); empty ones point outside the store."""
-    slots, ids, mask = places
+    slots, ids, mask = cohort
     count = slots.shape[0]
     chunks = math.ceil(count / size)
     extra = chunks * size - count
@@ -235,13 +228,13 @@ def _chunks(places: CohortSlots, store_leaves: list[jax.Array], size: int) -> Co
     return jax.tree.map(lambda leaf: leaf.reshape(chunks, size), CohortSlots(slots, ids, mask))
 
 
-def _run_chunk(kept, one, add, scans, rows, ids, mask, accumulator, totals, full, rematerialize):
+def _run_chunk(one, add, layout, kept, full, rows, ids, mask, accumulator, totals):
     """Run the clients of a chunk one after another or as one batch, and add up their messages.
 
-    In a scan each message is bounded and added before the next client starts, and empty places are
-    skipped. Where `kept` is given, a message as shapes, all messages of the chunk are kept and
-    added when the last client is done.
+    A scan bounds and adds each message before the next client starts, and skips empty slots. If
+    `kept` is given, a message as shapes, it keeps all messages and adds them after the last client.
     """
+    scans = layout.scans
 
     def run(operands):
         rows, ids, mask, accumulator, totals = operands
@@ -264,23 +257,23 @@ def _run_chunk(kept, one, add, scans, rows, ids, mask, accumulator, totals, full
         nothing = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), kept)
         return rows, accumulator, totals, nothing
 
-    def body(carry, places):
-        operands = (*places, *carry)
+    def body(carry, chunk):
+        operands = (*chunk, *carry)
         if full:
             rows, accumulator, totals, messages = run(operands)
         else:
-            filled = places[2] if scans else places[2][0]
+            filled = chunk[2] if scans else chunk[2][0]
             rows, accumulator, totals, messages = jax.lax.cond(filled, run, skip, operands)
         return (accumulator, totals), (rows, messages)
 
-    # Around the branch and not inside it, where all that a client reads would be kept.
-    body = jax.checkpoint(body, prevent_cse=False) if rematerialize else body
-    carry, places = (accumulator, totals), (rows, ids, mask)
+    # Around the branch: inside it, all inputs of a client would be kept.
+    body = jax.checkpoint(body, prevent_cse=False) if layout.rematerialize else body
+    carry, chunk = (accumulator, totals), (rows, ids, mask)
     if scans:
-        carry, (rows, messages) = jax.lax.scan(body, carry, places)
+        carry, (rows, messages) = jax.lax.scan(body, carry, chunk)
         messages = jax.tree.map(lambda leaf: leaf[:, 0], messages)
     else:
-        carry, (rows, messages) = body(carry, places)
+        carry, (rows, messages) = body(carry, chunk)
     accumulator, totals = carry
     if kept is not None:
         accumulator = add(accumulator, messages, mask, ids)
@@ -299,9 +292,9 @@ def map_clients(
     Args:
       function: of one client.
       store: the clients' personal states, leaves (s, ...).
-      ids: (s,) int32, whose they are.
+      ids: (s,) int32 client ids.
       layout: static settings; they change no result beyond rounding.
-      rows: all that lie on the device and leave less of its memory.
+      rows: all rows on the device, which leave less of its memory.
 
     Returns:
       outputs, leaves (s, ...).

@@ -106,7 +106,7 @@ class Experiment:
                 "delta": self.delta,
                 "local_epochs": minibatches.epochs or 0,
                 "local_steps": minibatches.steps or 0,
-                "chunk_size": self.simulation.setup.chunk_size(self.hparams),
+                "chunk_size": self.simulation.setup.chunk_size_for(self.hparams),
                 "chunk_map": self.simulation.setup.layout.chunk_map,
             },
             "versions": versions(),

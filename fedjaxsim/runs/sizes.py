@@ -58,7 +58,7 @@ class Sizes:
             for name, v in self.few.fields.items()
         }
         ids = number if fetched else None
-        return Rows.lying(fields, number, number, self.largest[split], self.few.generate, ids)
+        return Rows.sized(fields, number, number, self.largest[split], self.few.generate, ids)
 
 
 def sizes_of(population: Population) -> Sizes:

@@ -127,8 +127,7 @@ class SeedGradient:
         """
         simulation = self._simulation
         settings = [self._hparams.replace(**point) for point in points]
-        rows = simulation.setup.rows["train"]
-        fitting = max(1, _GRID_MEMORY // bytes_per_run(simulation.program, settings[0], rows))
+        fitting = max(1, _GRID_MEMORY // bytes_per_run(simulation.setup, settings[0]))
         parts = np.array_split(np.arange(len(points)), -(-len(points) // fitting))
         shared = SimulationBatch(
             simulation, [settings[i] for i in parts[0]], axes=varying(settings)

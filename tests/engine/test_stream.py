@@ -101,10 +101,9 @@ def test_rows_are_not_replaced_before_a_slow_round_has_read_them(problem, monkey
         def late(state, turn, hparams):
             zeros = jnp.zeros((64, 64)) * hparams.learning_rate
             nothing = jax.lax.fori_loop(0, 2000, lambda _, x: x @ zeros, zeros)[0, 0]
-            draws, place, rows = turn.cohort
-            fields = {name: values + nothing for name, values in rows.fields.items()}
-            cohort = streamed.Cohort(draws, place, dataclasses.replace(rows, fields=fields))
-            return work(state, turn._replace(cohort=cohort), hparams)
+            fields = {name: values + nothing for name, values in turn.rows.fields.items()}
+            rows = dataclasses.replace(turn.rows, fields=fields)
+            return work(state, turn._replace(rows=rows), hparams)
 
         return late, measure
 

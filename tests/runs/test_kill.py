@@ -138,7 +138,7 @@ def test_a_run_goes_on_over_any_number_of_devices(experiment, undisturbed, tmp_p
     setup = experiment.simulation.setup
     assert setup.devices is not None
     alone = Simulation(
-        setup.algorithm, setup.population, setup.asked_sampling, setup.minibatches, setup.mechanism
+        setup.algorithm, setup.population, setup.sampling, setup.minibatches, setup.mechanism
     )
     one = dataclasses.replace(experiment, simulation=alone)
     directory = RunDirectory(tmp_path / "copy")

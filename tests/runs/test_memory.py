@@ -49,7 +49,7 @@ def test_the_estimate_is_above_what_a_program_needs_and_not_far(simulation):
     needed = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
     data = sum(leaf.nbytes for leaf in jax.tree.leaves(rows))
     of_one = (needed - data) * devices / runs
-    assert of_one < bytes_per_run(sim.program, base, rows) < 10 * of_one
+    assert of_one < bytes_per_run(sim.setup, base) < 10 * of_one
 
 
 def test_bytes_up_and_down_are_those_of_the_parameters():
