@@ -1,9 +1,9 @@
-"""Checkpoints: the whole state of a run, or of many, with what was recorded of it, on Orbax.
+"""Checkpoints on Orbax: the whole state of a run, or of many, with its records.
 
-A folder holds a folder for each of the last few checkpoints, named by the rounds done. In it lie
-the leaves of the state by their paths in it, random keys as their words, and a note: the leaves'
-types and shapes, the accounts of the ledger, what was recorded, and checksums of all files. The
-note comes last, so a checkpoint is whole or none at all.
+A folder holds a folder for each of the last few checkpoints, named by the rounds done. It contains
+the leaves of the state by their paths, random keys as their words, and a note: the leaves' types
+and shapes, the accounts of the ledger, the records, and checksums of all files. The note is written
+last, so a checkpoint is whole or none at all.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ class Checkpoint(NamedTuple):
     """One checkpoint, whose state has not been read yet.
 
     Attributes:
-      folder: where it lies.
-      about: what it is a checkpoint of.
-      note: what was recorded with it.
-      leaves: of the state, by name: type and shape.
-      accounts: of the state's ledger: sampler, mechanism and number of places.
-      keys: that the state has drawn from, of which its ledger keeps a record each.
+      folder: its folder.
+      about: fingerprints of the run, as in `CheckpointFolder`.
+      note: records that were saved with it.
+      leaves: type and shape of the state's leaves, by name.
+      accounts: sampler, mechanism and number of entries of each account of the state's ledger.
+      keys: number of keys that the state has drawn from; the ledger has a record of each.
     """
 
     folder: Path
@@ -62,10 +62,10 @@ class Checkpoint(NamedTuple):
         """Return the state with the structure, types and shardings of `like`.
 
         Args:
-          like: a state of the same simulation, from its `init`; its ledger may be another one.
+          like: a state of the same simulation, from its `init`; its ledger may differ.
 
         Raises:
-          ValueError: if the leaves are not those of `like`.
+          ValueError: if the leaves differ from those of `like`.
         """
         import orbax.checkpoint as ocp
 
@@ -110,8 +110,8 @@ class CheckpointFolder:
 
     Attributes:
       path: the folder, which need not exist.
-      about: fingerprints of what a state follows from (settings, data), by name. A checkpoint with
-        others is refused.
+      about: fingerprints of the inputs of a run (settings, data), by name. A checkpoint with others
+        is refused.
     """
 
     path: Path
@@ -120,12 +120,12 @@ class CheckpointFolder:
     def save(self, round_: int, state: Any, note: Mapping[str, Any]) -> None:
         """Add a checkpoint unless this round has one, and remove old ones.
 
-        Of several processes all bring their part of the state, and the first writes.
+        Several processes each contribute their part of the state, and the first one writes.
 
         Args:
-          round_: rounds done.
+          round_: number of rounds done.
           state: any pytree of arrays.
-          note: what JSON can hold; numbers may be infinite or not a number.
+          note: values of JSON; numbers may be infinite or not a number.
         """
         import orbax.checkpoint as ocp
 
@@ -166,7 +166,7 @@ class CheckpointFolder:
         """Return the last checkpoint, fully checked, or None.
 
         Raises:
-          ValueError: if it is damaged, or of something else.
+          ValueError: if it is damaged, or of another run.
         """
         notes = [path for path in self.path.glob(f"*/{_NOTE}") if path.parent.name.isdigit()]
         if not notes:
@@ -197,10 +197,10 @@ class CheckpointFolder:
 
 @contextlib.contextmanager
 def _manager(path: Path) -> Iterator[Any]:
-    """Orbax's manager of a folder; it starts slowly, so that it is imported when it is needed."""
+    """Open Orbax's manager of a folder; Orbax starts slowly, so it is imported late."""
     import orbax.checkpoint as ocp
 
-    # Of several processes each reads for itself, and only the first writes: none waits for others.
+    # Each process reads for itself, and only the first writes: none waits for others.
     here = jax.process_index()
     path.mkdir(parents=True, exist_ok=True)
     options = ocp.CheckpointManagerOptions(

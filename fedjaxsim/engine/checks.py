@@ -51,7 +51,7 @@ _ARGUMENTS = {
     },
 }
 _OPTIONAL = ("start", "divergence", "targets")
-"""Functions that a part need not have."""
+"""Functions that a part may lack."""
 
 
 def check_parts(**parts: Any) -> None:
@@ -61,7 +61,7 @@ def check_parts(**parts: Any) -> None:
       **parts: by their names in `Simulation`.
 
     Raises:
-      ValueError: naming the part or the function, and what is wanted.
+      ValueError: naming the part or the function, and the expected type or arguments.
     """
     for name, part in parts.items():
         kind, example = _PARTS[name]
@@ -83,13 +83,13 @@ def check_arguments(name: str, function: Any, arguments: str) -> None:
     """Check that a function takes arguments of these names, separated by commas.
 
     Raises:
-      ValueError: naming the function, what it must take and what it takes.
+      ValueError: naming the function, the expected arguments and the actual ones.
     """
     if not callable(function):
         raise ValueError(f"{name} must be a function of ({arguments}), got {described(function)}")
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # as some builtins, which do not tell
+    except (TypeError, ValueError):  # some builtins have no signature
         return
     try:
         signature.bind(*arguments.split(", "))

@@ -1,4 +1,4 @@
-"""Devices in a row, and functions whose inputs and outputs are divided over them."""
+"""Meshes of devices, and functions with inputs and outputs divided over them."""
 
 import contextlib
 import os
@@ -10,14 +10,14 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 SAME: Any = PartitionSpec()
-"""The whole on every device."""
+"""The spec of an array that every device holds whole."""
 
 
 def use_all_cores() -> None:
-    """Use one device per core of a CPU, to divide clients or settings over.
+    """Make one device per core of a CPU, over which clients or settings may be divided.
 
-    What needs one device takes the first, which still uses all cores inside an operation. To be
-    called before JAX computes anything: later, devices stay what they are.
+    Call it before JAX computes anything: later it has no effect. Programs for one device use the
+    first, which still uses all cores inside an operation.
     """
     use_devices(None)
 
@@ -25,10 +25,10 @@ def use_all_cores() -> None:
 def use_devices(wanted: int | None) -> None:
     """Use `wanted` devices of this process, cores of a CPU or GPUs; by default all.
 
-    To be called as `use_all_cores`, which see, and `require` once JAX knows its devices.
+    Call it before JAX computes anything, as `use_all_cores`, and `require` afterwards.
     """
     cores = os.cpu_count() or 1
-    # As in a notebook, or in tests.
+    # JAX may have computed already, as in a notebook or in tests.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", min(wanted or cores, cores))
         if wanted is not None:
@@ -48,7 +48,7 @@ def require(wanted: int | None) -> None:
 
 
 def placed(whole: np.ndarray, sharding: Any) -> jax.Array:
-    """Put a host array on devices, also those of other processes."""
+    """Put a host array on devices, also on devices of other processes."""
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
@@ -64,21 +64,20 @@ def grid_of(devices: Sequence[Any], axes: Mapping[str, int]) -> Mesh:
 
 
 def divided(axis: str, place: int = 0) -> Any:
-    """Divided over the devices along one axis of an array, by default the first."""
+    """Return the spec of an array divided along one of its axes, by default the first."""
     return PartitionSpec(*[None] * place, axis)
 
 
 def across(function: Callable[..., Any], mesh: Mesh, inputs: Any, outputs: Any) -> Any:
-    """Return a function of whole arrays from one of each device's part.
+    """Return a function of whole arrays, given the function of each device's part.
 
-    The part may hold scans over rounds and gradients of a client: what is replicated stays each
-    device's own there (`check_vma=False`), where derivatives would otherwise be summed over the
-    devices. Sums over devices are the part's own affair.
+    The function may contain scans over rounds and gradients of a client. Derivatives in replicated
+    values must not be summed over the devices, hence `check_vma=False`.
 
     Args:
-      function: of the parts.
-      mesh: of devices.
-      inputs: how each argument is divided: specs, as prefixes of their pytrees.
+      function: of the parts; it sums over devices itself.
+      mesh: the devices.
+      inputs: specs of the arguments, as prefixes of their pytrees.
       outputs: specs of the results.
     """
     return jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)

@@ -1,7 +1,7 @@
-"""Evaluation: per-client metrics of the models the clients really predict with.
+"""Evaluation: per-client metrics of the models that the clients predict with.
 
-Nothing here is private: metrics are averages over private data, for the researcher who owns the
-simulation. They never reach the training state.
+Metrics are averages over private data, for the researcher, and have no guarantee. They never reach
+the training state.
 """
 
 import dataclasses
@@ -22,24 +22,25 @@ PERCENTILES = (10, 50, 90)
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Per-client metrics on one split, and how they are summarized.
+    """Per-client metrics on one split, and their summaries.
 
-    Of S runs at once, values are (m, S), and every summary is (S,). Clients without a value are
-    left out of all summaries, which are NaN where no client has one.
+    With S runs, values are (m, S) and every summary is (S,). Summaries leave out clients without a
+    value, and are NaN if no client has one.
 
     Attributes:
       split: "train", "validation" or "test".
-      count: (m,) int, each client's rows in the split, or the tokens in them: see `targets_of`.
-      values: by name, (m,) float64: the mean over what is counted, or what a fold gives; NaN for a
-        client without any.
-      folded: the names of those that folds give, which are NaN for some clients with rows, too.
-      majority: for tasks with an accuracy, that of a constant answer, see `majority_accuracy`.
+      count: (m,) int, each client's number of rows in the split, or of tokens: see `targets_of`.
+      values: by name, (m,) float64: means over rows or tokens, and streaming metrics; NaN for a
+        client without rows.
+      streaming: the names of streaming metrics, which may be NaN for clients with rows, too.
+      majority: for tasks with an accuracy, the accuracy of a constant answer, see
+        `majority_accuracy`.
     """
 
     split: str
     count: np.ndarray
     values: Mapping[str, np.ndarray]
-    folded: Collection[str] = ()
+    streaming: Collection[str] = ()
     majority: float | None = None
 
     def mean(self, name: str) -> Any:
@@ -49,7 +50,7 @@ class Evaluation:
     def weighted_mean(self, name: str) -> Any:
         """Return the mean over clients weighted by their counts of rows or tokens.
 
-        Of a mean over rows that is the mean over examples; of nMSE, the pooled one.
+        For a mean over rows this is the mean over examples, for nMSE the pooled nMSE.
         """
         return self._over_clients(name, lambda v, rows: np.average(v, weights=rows, axis=0))
 
@@ -83,11 +84,11 @@ class Evaluation:
 
         The plain name is the unweighted mean over clients, `_weighted` the mean over examples,
         `_p10`, `_p50`, `_p90` percentiles over clients, `_std` the standard deviation over clients
-        (population), `_worst_tenth` the mean over the worst tenth of them. nMSE is the exception
-        the field makes: the plain `nmse` is pooled (total squared error over the variance of all
-        targets) and `nmse_unweighted` the mean over clients. What a fold gives has `_undefined`
-        besides, the number of clients with rows and without a value. `majority_accuracy` is that of
-        a constant answer, beside `accuracy`.
+        (population), `_worst_tenth` the mean over the worst tenth of them. By the convention of the
+        field the plain `nmse` is pooled (total squared error over the variance of all targets) and
+        `nmse_unweighted` the mean over clients. A streaming metric also has `_undefined`, the
+        number of clients with rows and without a value. `majority_accuracy`, the accuracy of a
+        constant answer, accompanies `accuracy`.
         """
         result = {}
         for name, values in self.values.items():
@@ -102,14 +103,14 @@ class Evaluation:
                 result[f"{key}_p{q}"] = value
             result[f"{key}_std"] = self.std(name)
             result[f"{key}_worst_tenth"] = self.worst_tenth(name)
-            if name in self.folded:
+            if name in self.streaming:
                 result[f"{key}_undefined"] = self.undefined(name)
             if name == "accuracy" and self.majority is not None:
                 result[f"{self.split}_{MAJORITY}"] = np.full(values.shape[1:], self.majority)[()]
         return result
 
     def __repr__(self) -> str:
-        """Clients and split, and a line for each metric."""
+        """Show clients and split, and a line for each metric."""
         lines = (
             f"  {name}: {mean}, p10 {low}, p90 {high}"
             for name, mean, low, _, high, _ in self._rows()
@@ -138,7 +139,7 @@ class Evaluation:
     def _over_clients(self, name: str, summary: Callable[[np.ndarray, np.ndarray], Any]) -> Any:
         """Summarize the values (k, ...) and rows (k,) of the clients that have a value."""
         values, has = self.values[name], self.count > 0
-        if name in self.folded:
+        if name in self.streaming:
             defined = ~np.isnan(values)
             if defined.ndim > 1 and np.any(defined != defined[:, :1]):
                 columns = (dataclasses.replace(self, values={name: column}) for column in values.T)
@@ -147,7 +148,7 @@ class Evaluation:
             has = has & (defined[:, 0] if defined.ndim > 1 else defined)
         if not np.any(has):
             return np.full(values.shape[1:], np.nan)[()]
-        # Between infinities there is nothing to interpolate: NaN, without a warning.
+        # Interpolation between infinities gives NaN, here without a warning.
         with np.errstate(invalid="ignore"):
             return summary(values[has], self.count[has])
 
@@ -158,8 +159,8 @@ class SplitStatistics:
 
     Attributes:
       count: (m,) int, see `targets_of`.
-      variance: of all targets "y", where there is a squared error; else None.
-      majority: see `Evaluation`.
+      variance: variance of all targets "y" if the task has a squared error; else None.
+      majority: as in `Evaluation`.
     """
 
     count: np.ndarray
@@ -182,9 +183,9 @@ class SplitStatistics:
 
 
 def targets_of(population: Population, split: str, task: Task) -> np.ndarray:
-    """Return each client's number of targets, (m,): rows, or tokens where the task counts these.
+    """Return each client's number of targets, (m,): rows, or tokens if the task counts these.
 
-    A client's metrics are sums that are divided by it.
+    A client's metrics are sums divided by this number.
     """
     ranges = population.splits[split]
     if task.targets is None:
@@ -193,25 +194,24 @@ def targets_of(population: Population, split: str, task: Task) -> np.ndarray:
     return before[ranges.start + ranges.count] - before[ranges.start]
 
 
-def summarize(split: str, measured: ClientMetrics, facts: SplitStatistics) -> Evaluation:
+def summarize(split: str, measured: ClientMetrics, statistics: SplitStatistics) -> Evaluation:
     """Summarize client metrics as an `Evaluation`.
 
-    "squared_error" divided by the variance of all targets is reported as "nmse", too, as in the
+    "squared_error" divided by the variance of all targets is also reported as "nmse", as in the
     experiments of MP-MTL.
 
     Args:
-      split: its name.
-      measured: numpy arrays, (m,) or, of S runs, (m, S).
-      facts: of the split.
+      split: name of the split.
+      measured: numpy arrays, (m,) or, for S runs, (m, S).
+      statistics: statistics of the split.
     """
-    rows = np.where(facts.count > 0, facts.count, np.nan)
+    count = statistics.count
+    rows = np.where(count > 0, count, np.nan)
 
     def over(divisor, found):
         return {name: (np.asarray(v, np.float64).T / divisor).T for name, v in found.items()}
 
-    values, streaming_metrics = over(rows, measured.sums), over(rows / rows, measured.values)
-    if "squared_error" in values and facts.variance:
-        values["nmse"] = values["squared_error"] / facts.variance
-    return Evaluation(
-        split, facts.count, values | streaming_metrics, tuple(streaming_metrics), facts.majority
-    )
+    values, streaming = over(rows, measured.sums), over(rows / rows, measured.values)
+    if "squared_error" in values and statistics.variance:
+        values["nmse"] = values["squared_error"] / statistics.variance
+    return Evaluation(split, count, values | streaming, tuple(streaming), statistics.majority)

@@ -1,6 +1,6 @@
 """The loop of every run: segments of rounds, an evaluation after each, and callbacks.
 
-One run is the case of S runs in one program without the axis of runs.
+A single run has no axis of runs; otherwise it is treated as S runs in one program.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ class Callback:
     Attributes:
       everywhere: whether every process calls it; otherwise the first one does.
       initial: whether `segment` is called before the first round, too, with an empty segment.
-      memory: what `fjs.callbacks.Checkpoints` may keep of it, a value of JSON. Checkpoints set it
-        before `start` when a run resumes.
+      memory: a value of JSON that `fjs.callbacks.Checkpoints` may keep, and set before `start`
+        when a run resumes.
       run: the run, set before `start`.
     """
 
@@ -49,7 +49,7 @@ class Callback:
     def start(self, state: SimulationState) -> bool | None:
         """Prepare for the first segment after `state`; return False to run none.
 
-        `self.run.closing` takes what must be closed after the end, an error or an interruption.
+        `self.run.closing` closes its resources after the end, an error or an interruption.
         """
 
     def segment(self, state: SimulationState, segment: Segment) -> bool | None:
@@ -59,7 +59,7 @@ class Callback:
         """
 
     def end(self, state: SimulationState) -> None:
-        """Finish after the last segment, also of a run that was stopped; not after an error."""
+        """Finish after the last segment, also if the run was stopped; not after an error."""
 
 
 Callbacks = Sequence[Callback | Callable[[SimulationState, Segment], bool | None]]
@@ -77,7 +77,7 @@ class Run:
       delta: δ of the ε in records.
       accountant: name of the accountant; None for the tightest.
       size: S; None for one run, without an axis of runs.
-      closing: stack of what is closed when the run is over.
+      closing: resources that are closed when the run is over.
     """
 
     advance: Callable[[SimulationState, int], tuple[SimulationState, Metrics]]
@@ -117,7 +117,7 @@ class Run:
             for each in hooked:
                 each.run = self
             goes_on = _all_go_on([each.start(state) for each in hooked])
-            # All processes evaluate together, for a callback of the first one, too.
+            # All processes evaluate together, also for a callback of the first one alone.
             if goes_on and done == 0 and any(getattr(each, "initial", False) for each in callbacks):
                 segment = Segment(0, {}, self.evaluate(state, "test"))
                 initial = [each for each in hooked if each.initial]
@@ -157,9 +157,9 @@ class Run:
 
         Returns:
           For each run `run` (0 to S − 1, if there are several), `round`, `train_loss` (mean of the
-          local losses during the segment, each participation with equal weight; None if nobody took
-          part or measured it), the evaluation's summary, and `epsilon` so far (zero-out, joint DP;
-          inf without a guarantee).
+          local losses during the segment, each participation with equal weight; None without
+          participants or losses), the evaluation's summary, and `epsilon` so far (zero-out, joint
+          DP; inf without a guarantee).
         """
         if self._recorded is not segment:
             columns = {"round": segment.round, "train_loss": _train_loss(segment)}

@@ -1,8 +1,8 @@
-"""Several processes that compute one run together: how they meet, agree and end.
+"""Several processes that compute one run together: start, agreement and end.
 
-Every process runs the same program on the devices of all of them (`jax.distributed`), so whatever
-one decides (to stop, to keep a checkpoint) all must decide alike: what differs between them goes
-through `from_all`. One process is the case in which nobody else is asked.
+Every process runs the same program on the devices of all of them (`jax.distributed`), so all must
+take the same decisions (to stop, to keep a checkpoint): values that may differ between processes go
+through `from_all`. A single process asks nobody.
 """
 
 import functools
@@ -31,7 +31,7 @@ _AXIS = "devices"
 
 
 class DisagreeError(ValueError):
-    """Not all processes can start, or not on the same run; all of them know."""
+    """Not all processes can start, or not on the same run; raised in all of them."""
 
 
 def join(
@@ -40,14 +40,14 @@ def join(
     """Join the other processes of a run; call it before JAX computes.
 
     Args:
-      coordinator: "host:port" of the first process; None takes all from the environment of a
-        cluster (Slurm, Open MPI and others that `jax.distributed.initialize` knows).
-      processes: how many there are.
-      process: this one's number, from 0.
+      coordinator: "host:port" of the first process; None takes all three from the environment of
+        a cluster (Slurm, Open MPI and others that `jax.distributed.initialize` knows).
+      processes: number of processes.
+      process: index of this process, from 0.
 
     Raises:
-      ValueError: if the first process cannot listen there, the others find nobody, or there is no
-        such environment.
+      ValueError: if the first process cannot listen there, the others do not find it, or there is
+        no such environment.
     """
     if coordinator is not None:
         host, _, port = coordinator.rpartition(":")
@@ -68,8 +68,8 @@ def join(
                 "and process"
             ) from error
         raise ValueError(f"the processes at {coordinator} do not meet: {error}") from error
-    # Devices connect when they first compute together; those of CPUs (Gloo) give up if one is 30
-    # seconds late, as where it compiles for longer. Once connected, they wait as long as it takes.
+    # Devices connect when they first compute together. CPUs (Gloo) give up if one of them is 30
+    # seconds late, as after a long compilation; once connected, they wait without a limit.
     for together in (_firsts(), jax.devices()):
         _everywhere(_mesh(together))(_divided(np.zeros(1), together))
 
@@ -108,10 +108,9 @@ def is_first() -> bool:
 
 
 def from_all(value: Any) -> list[Any]:
-    """Gather a value from each process, in order; all must call it together.
+    """Gather a value of JSON, at most 8,192 bytes, from each process, in order.
 
-    Args:
-      value: what JSON can hold, in at most 8,192 bytes.
+    All processes must call it together.
     """
     if not several():
         return [value]
@@ -121,23 +120,23 @@ def from_all(value: Any) -> list[Any]:
 
 
 def to_host(tree: Any) -> Any:
-    """Whole arrays on the host, also of what is divided over processes, which all ask together."""
+    """Return whole arrays on the host; all processes must call it together."""
     return jax.tree.map(_whole, tree)
 
 
 def _whole(leaf: Any) -> np.ndarray:
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
         return np.asarray(leaf)
-    own = sorted(leaf.addressable_shards, key=lambda shard: _place(shard.device))
-    pieces = _gathered(np.stack([np.asarray(shard.data) for shard in own]))
-    where = leaf.sharding.devices_indices_map(leaf.shape)
+    shards = sorted(leaf.addressable_shards, key=lambda shard: _order(shard.device))
+    pieces = _gathered(np.stack([np.asarray(shard.data) for shard in shards]))
+    indices = leaf.sharding.devices_indices_map(leaf.shape)
     whole = np.empty(leaf.shape, leaf.dtype)
-    for device, piece in zip(sorted(where, key=_place), pieces, strict=True):
-        whole[where[device]] = piece
+    for device, piece in zip(sorted(indices, key=_order), pieces, strict=True):
+        whole[indices[device]] = piece
     return whole
 
 
-def _place(device: Any) -> tuple[int, int]:
+def _order(device: Any) -> tuple[int, int]:
     return device.process_index, device.id
 
 
@@ -156,7 +155,7 @@ def _mesh(devices: Sequence[Any]) -> Mesh:
 
 
 def _divided(piece: np.ndarray, devices: Sequence[Any]) -> jax.Array:
-    """Return an array of which each device holds a piece, (k, ...), from its process."""
+    """Return an array divided over devices, each with the piece (k, ...) of its process."""
     shape = (len(piece) * len(devices), *piece.shape[1:])
     sharding = NamedSharding(_mesh(devices), divided(_AXIS))
     return jax.make_array_from_callback(shape, sharding, lambda _: piece)
@@ -164,18 +163,18 @@ def _divided(piece: np.ndarray, devices: Sequence[Any]) -> jax.Array:
 
 @functools.cache
 def _everywhere(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
-    """On the devices of a mesh, each holding one copy: of a process with many, one does."""
+    """Return the compiled function that copies an array to every device of a mesh."""
     return jax.jit(lambda leaf: leaf, out_shardings=NamedSharding(mesh, SAME))
 
 
 def agree(facts: Mapping[str, str]) -> None:
-    """Check that all processes are about to do the same; all must call it together.
+    """Check that all processes are about to compute the same; all must call it together.
 
     Args:
-      facts: fingerprints, or names, by what they are of.
+      facts: fingerprints or names of settings, data and so on, by name.
 
     Raises:
-      DisagreeError: in all processes, saying which one differs in what, or cannot start and why.
+      DisagreeError: in all processes, naming the one that differs, or that refuses to start.
     """
     first, *others = said = from_all({"facts": dict(facts)})
     for index, each in enumerate(said):

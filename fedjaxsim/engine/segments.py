@@ -22,8 +22,8 @@ class Segment:
 
     Attributes:
       round: rounds done at its end.
-      metrics: per-round metrics by name, (rounds,) numpy arrays: the means over the cohort of the
-        algorithm's own, and "participants", "overflow", "clipped", "nonfinite",
+      metrics: per-round metrics by name, (rounds,) numpy arrays: means over the cohort of the
+        algorithm's metrics, and "participants", "overflow", "clipped", "nonfinite",
         "noise_multiplier".
       evaluation: on the test split, after the last round.
       seconds: time of the rounds and the evaluation, without compilation.
@@ -38,11 +38,7 @@ class Segment:
 
 
 class History(Sequence[Segment]):
-    """The segments of a run, in the order of rounds.
-
-    Args:
-      segments: in this order.
-    """
+    """The segments of a run, in the order of rounds."""
 
     def __init__(self, segments: Iterable[Segment] = ()):
         self._segments = tuple(segments)
@@ -61,14 +57,14 @@ class History(Sequence[Segment]):
         return found if isinstance(found, Segment) else History(found)
 
     def __add__(self, later: "History") -> "History":
-        """Append the history of the same run that goes on."""
+        """Append the later history of the same run."""
         return History((*self, *later)) if isinstance(later, History) else NotImplemented
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return a data frame with one row per evaluation and, of several runs at once, per run.
 
-        Its columns are "round"; "run", 0 to S − 1, where there are several; the per-round metrics
-        ("participants", …), averaged over the segment; and those of `Evaluation.summary`.
+        Its columns are "round"; "run", 0 to S − 1, of several runs; the per-round metrics
+        ("participants", …), averaged over the segment; and the keys of `Evaluation.summary`.
 
         Raises:
           MissingExtraError: if pandas is not installed.

@@ -16,7 +16,7 @@ from fedjaxsim.privacy import ledger
 
 PyTree = Any
 _STAGE = 2**32 - 2
-"""Folded into a run's key for its next stage; no other number folded into it is the same."""
+"""Folded into a run's key for its next stage, distinct from all other folded numbers."""
 
 
 def stage_key(key: jax.Array, round_: jax.Array) -> jax.Array:
