@@ -57,12 +57,12 @@ class Client(Protocol):
 
 
 class WarmStart(NamedTuple):
-    """The functions by which an algorithm starts from models of another, and hands on its own.
+    """The functions by which stages of different algorithms follow each other.
 
     Attributes:
-      start: `(hparams, published, own) -> (shared, personal)`: the first states from the parameters
-        that an earlier stage published and those that ONE client predicted with. `shared` may
-        depend on the published ones only. None if the algorithm starts from `init` alone.
+      start: `(hparams, published, own) -> (shared, personal)`: the first states, from the
+        parameters that an earlier stage published and the parameters `own` of ONE client's
+        predictions. `shared` may depend on `published` only. None if there is only `init`.
       published: `(shared) -> params`: the parameters that `shared` publishes, or None.
       required: whether the earlier stage must have published parameters; otherwise those of the
         task's `init` replace missing ones.
@@ -81,16 +81,16 @@ class Algorithm(NamedTuple):
         state; neither may depend on private data.
       client: `(shared, personal, data, hparams, context) -> (personal, message, metrics)`: one
         client's round. `data` is its `ClientData`; `message` is a pytree of float arrays, or `()`
-        where nothing is sent; `metrics` are scalars for the researcher, never read by the server.
+        if nothing is sent; `metrics` are scalars for the researcher, never read by the server.
       server: `(shared, release, hparams, round) -> shared`: the next server state.
-      predict: `(shared, personal, hparams, client_id) -> params`: what the client predicts with.
+      predict: `(shared, personal, hparams, client_id) -> params`: the client's model.
       task: model, loss and metrics.
-      hyperparameters: the records of what the functions read; `hyperparameters.reads` sets them.
-      check: `(hparams)`: raises ValueError where hyperparameters that are known on the host do not
-        suit the algorithm.
+      hyperparameters: records of the hyperparameters read; `hyperparameters.reads` sets them.
+      check: `(hparams)`: raises ValueError if hyperparameters known on the host do not suit the
+        algorithm.
       public: sentences on numbers that may depend on private data but are taken as public, such as
         the server's divisor; a guarantee names them among its assumptions.
-      warm_start: how a stage of this algorithm follows, or precedes, one of another.
+      warm_start: functions for a stage after, or before, a stage of another algorithm.
     """
 
     init: Callable[[jax.Array, Hyperparameters], tuple[PyTree, PyTree]]

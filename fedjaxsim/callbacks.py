@@ -29,8 +29,8 @@ from fedjaxsim.report.progress import COUNT, Bar, describe, number, stop_on_inte
 
 PROJECT = "fedjaxsim"
 """Project of the runs that loggers send."""
-_BETWEEN = 60.0
-_SHARE = 20
+_BETWEEN, _SHARE = 60.0, 20
+"""Default cadence of checkpoints: seconds between them, and times the duration of writing one."""
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -39,7 +39,7 @@ class Progress(Callback):
 
     Args:
       title: name of the run.
-      quiet: no bar even on a terminal.
+      quiet: whether to omit the bar even on a terminal.
     """
 
     everywhere, initial = False, True
@@ -87,7 +87,7 @@ def describe_best(records: Sequence[Record], speed: float | None) -> str:
 
 
 class Records(Callback):
-    """Keep the records of all evaluations, and the time that they took.
+    """Keep the records of all evaluations, and the time taken.
 
     Attributes:
       memory: `rows`, the records (see `Run.records`) of all evaluations; `seconds` of rounds and
@@ -144,15 +144,15 @@ class MetricsFile(Records):
 class Logger(Callback):
     """Send each evaluation to a logger.
 
-    Logged are the finite numbers of the run's record (see `Run.records`), and `rounds/NAME`, the
-    mean of each per-round metric over the segment.
+    It gets the finite numbers of the run's record (see `Run.records`), and `rounds/NAME`, the mean
+    of each per-round metric over the segment.
 
     Args:
-      name: tensorboard, wandb, mlflow or trackio. The variables of wandb (WANDB_MODE,
-        WANDB_PROJECT) and mlflow (MLFLOW_TRACKING_URI) hold.
+      name: tensorboard, wandb, mlflow or trackio. Environment variables of wandb (WANDB_MODE,
+        WANDB_PROJECT) and mlflow (MLFLOW_TRACKING_URI) apply.
       title: name of the run.
       settings: settings of the run, by name.
-      directory: where tensorboard puts the folder `tensorboard`; others need none.
+      directory: parent of tensorboard's folder `tensorboard`; the others need none.
 
     Raises:
       MissingExtraError: if the library is not installed.
@@ -188,7 +188,7 @@ class Logger(Callback):
         self._write(finite, step=segment.round)
 
     def _opened(self, closing: contextlib.ExitStack) -> Callable[..., Any]:
-        """Begin a log; return what writes values by name at a `step`."""
+        """Open a log; return the function that writes values by name at a `step`."""
         if self._name == "tensorboard":
             from tensorboardX import SummaryWriter
 
@@ -214,14 +214,14 @@ class Logger(Callback):
 
 
 class Patience(Callback):
-    """Stop a run whose metric on validation rows gets no better.
+    """Stop a run whose metric on validation rows no longer improves.
 
-    The metric is the one by which runs are judged: accuracy, nMSE, the excess risk or the loss. A
-    callback later in the list finds it in the run's record. The guarantee does not cover this
-    choice of the last round: see docs/watching.md.
+    The metric is the one by which runs are judged: accuracy, nMSE, the excess risk or the loss. It
+    is added to the run's record for later callbacks. The guarantee does not cover this choice of
+    the last round: see docs/watching.md.
 
     Args:
-      evaluations: number of evaluations in a row without improvement, after which the run stops.
+      evaluations: number of consecutive evaluations without improvement that stops the run.
 
     Attributes:
       memory: values of all evaluations, with a sign such that larger is better.
@@ -234,7 +234,7 @@ class Patience(Callback):
 
     @property
     def exhausted(self) -> bool:
-        """True if the last evaluations were no better than the best one before them."""
+        """Whether the last evaluations were no better than the best one before them."""
         values, last = self.memory, self._evaluations
         return len(values) > last and max(values[-last:]) <= max(values[:-last])
 
@@ -260,14 +260,14 @@ class StopOnInterrupt(Callback):
     """End a run after the rounds in flight at the first Ctrl-C, at once at the second.
 
     Args:
-      event: stops the run when it is set; None listens to Ctrl-C, which only the main thread can.
+      event: stops the run when it is set; None listens to Ctrl-C, in the main thread only.
     """
 
     def __init__(self, event: Event | None = None):
         self._given = event
 
     def start(self, state: SimulationState) -> bool:
-        """Listen. A run that was stopped before it began has one segment."""
+        """Listen; a run that was stopped before it began still runs one segment."""
         self._event = self._given or self.run.closing.enter_context(stop_on_interrupt())
         return int(state.round) == 0 or not self._event.is_set()
 
@@ -277,7 +277,7 @@ class StopOnInterrupt(Callback):
 
 
 class Cadence(NamedTuple):
-    """Rule for when a checkpoint is due: after `rounds`, or `seconds`, or see `Checkpoints`."""
+    """Interval of checkpoints in `rounds` or `seconds`; by default as in `Checkpoints`."""
 
     rounds: int | None = None
     seconds: float | None = None
@@ -303,7 +303,13 @@ class Cadence(NamedTuple):
         return cls(seconds=float(found[1]) * _UNITS[found[2]])
 
     def is_due(self, rounds: int, seconds: float, writing: float) -> bool:
-        """Return whether a checkpoint is due, given the time since the last and to write it."""
+        """Return whether a checkpoint is due.
+
+        Args:
+          rounds: rounds since the last one.
+          seconds: time since the last one.
+          writing: time that writing the last one took.
+        """
         if self.rounds is not None:
             return rounds >= self.rounds
         wait = max(_BETWEEN, _SHARE * writing) if self.seconds is None else self.seconds
@@ -311,16 +317,16 @@ class Cadence(NamedTuple):
 
 
 class Checkpoints(Callback):
-    """Keep the last three states of a run in a folder, that after the last round among them.
+    """Keep the last three states of a run in a folder, including the state after the last round.
 
-    In the list of callbacks it stands behind those whose memory it keeps.
+    In the list of callbacks it comes after those whose memory it keeps.
 
     Args:
       folder: the folder.
       callbacks: callbacks whose `memory` is kept with the state, one of each class.
-      every: rounds or time between checkpoints, as in 10, "30s" or "5min"; by default a minute, or
-        longer, so that writing takes at most a twentieth of the time. A checkpoint is written at
-        the next evaluation.
+      every: rounds or time between checkpoints, as in 10, "30s" or "5min", rounded up to the next
+        evaluation; by default a minute, or longer if writing would take more than a twentieth of
+        the time.
       note: other values of JSON to keep.
       keep_last: whether the state after the last round is kept.
 
@@ -347,8 +353,7 @@ class Checkpoints(Callback):
         """Return the last state that was kept, and set the memory of the callbacks.
 
         Args:
-          state: state before the first round of the run, from `init`; returned if the folder is
-            empty.
+          state: the state before the first round, from `init`; returned if the folder is empty.
 
         Raises:
           ValueError: if the checkpoint is damaged, or belongs to another run.
@@ -361,7 +366,7 @@ class Checkpoints(Callback):
         return last.state(state)
 
     def save(self, state: SimulationState) -> None:
-        """Write a checkpoint; of several processes, all must call it."""
+        """Write a checkpoint; all processes must call it together."""
         begin = time.monotonic()
         memory = {name: each.memory for name, each in self._callbacks.items()}
         self._folder.save(int(state.round), state, {**(self._note or {}), "memory": memory})

@@ -63,7 +63,7 @@ def make(factory: Factory | str, *args: Any, supplied: Mapping[str, Any] = {}, *
     Args:
       factory: the function, or "module:function".
       *args: positional arguments.
-      supplied: values by name; the factory gets those that it takes.
+      supplied: values by name; the factory gets those among its arguments.
       **settings: keyword arguments.
     """
     function = resolve(factory) if isinstance(factory, str) else factory
@@ -77,7 +77,7 @@ def settings_of(factory: Factory, supplied: Sequence[str] = ()) -> dict[str, Set
 
     Args:
       factory: the function.
-      supplied: names of arguments that the caller passes, which are no settings.
+      supplied: names of arguments that the caller passes; they are no settings.
     """
     hints = _hints(factory)
     texts = described(inspect.getdoc(factory) or "")

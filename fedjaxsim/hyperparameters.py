@@ -40,11 +40,11 @@ class Hyperparameter:
       help: its meaning and unit, for `--help` and docs.
       range: the smallest and the largest allowed value.
       also: allowed values outside the range.
-      allowed: the allowed values in words, as an error says them after "must".
+      allowed: the allowed values in words, which follow "must" in an error.
       scale: "log" for a positive number that `fedjaxsim tune` may search on a logarithmic scale.
       schedule: whether it may have one value per round, shape (T,), instead of ().
       symbol: its symbol in figures; None for the name.
-      label: its name in a figure's axis label; None where the symbol says enough.
+      label: its name in a figure's axis label; None for the symbol alone.
       meanings: the names of special values.
       flag: its name on the command line and in files; None for `name`.
     """
@@ -130,7 +130,7 @@ class Hyperparameters:
         return f"Hyperparameters({', '.join(f'{k}={shown(v)}' for k, v in self._values.items())})"
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of that name, or the default where no part declares it."""
+        """Return the value of that name, or the default if no part declares it."""
         return self._values.get(name, default)
 
     def replace(self, **changes: Value) -> Self:
@@ -145,9 +145,9 @@ class Hyperparameters:
         return type(self)(**(self._values | changes))
 
     def as_arrays(self) -> Self:
-        """Return a copy whose leaves are float arrays of the default precision.
+        """Return a copy with float arrays of the default precision.
 
-        Python numbers, numpy and JAX arrays then lead to one compiled program.
+        So one compiled program serves Python numbers, numpy and JAX arrays.
         """
         dtype = jnp.result_type(float)
 
@@ -158,7 +158,7 @@ class Hyperparameters:
         return type(self)(**{name: as_array(value) for name, value in self._values.items()})
 
     def map(self, function: Callable[..., Any], *others: "Hyperparameters") -> Self:
-        """Return `function(value, …)` of every value and those of `others` of the same name."""
+        """Apply `function(value, …)` to every value and the values of `others` of its name."""
         return type(self)(
             **{
                 name: function(value, *(other._values[name] for other in others))
@@ -190,7 +190,7 @@ def reads(
 
     Args:
       *records: hyperparameters; or functions of the factory's keyword arguments that return some,
-        where an argument decides what is read.
+        if an argument decides which ones are read.
     """
 
     def decorate(factory: Callable[_P, _Part]) -> Callable[_P, _Part]:
@@ -221,13 +221,13 @@ def reads(
 
 
 def declared_by(factory: Callable[..., Any], **arguments: Any) -> Records:
-    """Return what `reads` declared for a factory called with these keyword arguments."""
+    """Return the records that `reads` declares for a factory with these keyword arguments."""
     declared = getattr(factory, "declared", None)
     return () if declared is None else declared(**arguments)
 
 
 def ever_declared_by(factory: Callable[..., Any]) -> Records:
-    """Return what `reads` declared for a factory called with any values of its settings."""
+    """Return the records that `reads` declares for any values of a factory's settings."""
     found = dict.fromkeys(declared_by(factory))
     for setting in settings_of(factory).values():
         for value in setting.values:
@@ -256,7 +256,7 @@ def fill(records: Mapping[str, Hyperparameter], values: Mapping[str, Value]) -> 
 
     Args:
       records: of all parts, by name.
-      values: the given ones.
+      values: given values, by name.
 
     Raises:
       ValueError: for an unknown name (with the nearest known one), a missing value without a

@@ -42,7 +42,7 @@ class Simulation:
       minibatches: local steps or epochs, and the batch size; by default one epoch of batches of 10.
       mechanism: by default `gaussian()`; `no_release()` for an algorithm that sends nothing.
       accountant: accountant of `guarantee`, by name; by default the tightest sound one.
-      ledger_entries: number of distinct (z, p) the run may be charged for, as of a noise schedule.
+      ledger_entries: number of distinct (z, p) the run may be charged for.
       chunk_size: clients run together, at least 2. By default 16 in a scan and 64 in a batch; on an
         accelerator as many as fit a quarter of the memory left by rows and states.
       chunk_map: "scan" or "vmap" inside a chunk; by default "scan" on a CPU for models above 4 kB.
@@ -191,10 +191,10 @@ class Simulation:
         Args:
           state: of a run on the same clients; it stays usable.
           hparams: of this stage.
-          earlier: the simulation whose state it is, if its algorithm is another: clients then start
-            from the models that they predicted with, and the server from the published model, or
-            the task's `init`. By default server and personal states are taken as they are.
-          earlier_hparams: what that simulation ran with; by default `hparams`.
+          earlier: the simulation of `state` if its algorithm differs: clients then start from the
+            models that they predicted with, and the server from the published model, or the task's
+            `init`. By default server and personal states are taken as they are.
+          earlier_hparams: hyperparameters of that simulation; by default `hparams`.
 
         Raises:
           ValueError: as `init`; if states, models or the number of clients do not fit, or the

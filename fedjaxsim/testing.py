@@ -39,17 +39,17 @@ def check_billboard(
     A first run records its releases. Then all rows of one client, in every split, are replaced
     (large random numbers, other labels that occur), and a second run through the same compiled
     functions uses the recorded releases and mechanism states. After every round the server state,
-    the ledger, and every other client's personal state and minibatch counter must equal those of
-    the first run bit for bit; before the first round everything must.
+    the ledger, and every other client's personal state and minibatch counter must equal the first
+    run's bit for bit; before the first round everything must.
 
     The check does not cover:
 
-    * Data in a function's closure. Rows of the population are found there, numbers *computed* from
-      them (a mean, a vocabulary) are not. If a factory makes the simulation from a population, give
-      it as `build`: the second run then uses the simulation of the altered data.
-    * The numbers of rows, which stay the same, and data named in `Simulation.public`.
-    * Leaks in the releases themselves: these are the mechanism's `event`, which `fedjaxsim audit`
-      tries to refute. The record replaces all of `release` but the charged noise multiplier.
+    * Data in a function's closure: it finds rows of the population there, but no numbers *computed*
+      from them (a mean, a vocabulary). If a factory makes the simulation from a population, give it
+      as `build`: the second run then uses the simulation of the altered data.
+    * The numbers of rows, which stay the same, and data named in `Simulation.setup.public`.
+    * Leaks in the releases themselves, which the mechanism's `event` bounds and `fedjaxsim audit`
+      tests. The record replaces all of `release` but the charged noise multiplier.
 
     Args:
       simulation: the simulation.
@@ -57,7 +57,7 @@ def check_billboard(
       rounds: number of rounds.
       client: index of the client whose data change, in [0, m).
       seed: seed of the run and of the replacing data.
-      build: `(population) -> Simulation` that made the simulation, where it reads data.
+      build: the function `(population) -> Simulation` that made the simulation, if it reads data.
 
     Raises:
       AssertionError: naming the dependency on the client's data: the round, the function or the
@@ -97,7 +97,7 @@ def check_billboard(
     if not reached and not _differ(state.mechanism.computed, other.mechanism.computed):
         raise ValueError(
             f"other data of client {client} changed nothing in {rounds} rounds, so nothing was "
-            "tried; give more rounds, a higher sampling rate, another seed or another client"
+            "tested; give more rounds, a higher sampling rate, another seed or another client"
         )
     if build is not None:
         compare.predictions(

@@ -48,12 +48,8 @@ def start_stage(
         if setup.algorithm.warm_start.start is None:
             raise ValueError("the algorithm has no `warm_start`: it cannot start from models")
         earlier_hparams = hparams if earlier_hparams is None else earlier_hparams.as_arrays()
-        begin = functools.partial(
-            _first_states, setup.algorithm, earlier, num_clients=setup.num_clients
-        )
-        shared, personal = jax.jit(begin)(
-            key, hparams, state=state, earlier_hparams=earlier_hparams
-        )
+        begin = functools.partial(_first_states, setup.algorithm, earlier, setup.num_clients)
+        shared, personal = jax.jit(begin)(key, hparams, state, earlier_hparams)
     fresh = setup.compiled.init(key, hparams)
     require_same_shapes("server state", fresh.shared, shared)
     require_same_shapes("personal states", fresh.personal, personal)
@@ -71,15 +67,15 @@ def start_stage(
 def _first_states(
     algorithm: Algorithm,
     earlier: Algorithm,
+    num_clients: int,
     key: jax.Array,
     hparams: Hyperparameters,
     state: SimulationState,
     earlier_hparams: Hyperparameters,
-    num_clients: int,
 ) -> tuple[PyTree, PyTree]:
     """Return the server state and personal states (m, ...) made from another algorithm's models.
 
-    The server state cannot depend on a client's own model: it is an output that is not mapped.
+    The server state cannot depend on one client's model: it is an output that is not mapped.
     """
     start, published = algorithm.warm_start.start, earlier.warm_start.published(state.shared)
     assert start is not None

@@ -182,12 +182,12 @@ def test_a_client_that_is_not_finite_adds_nothing(bad, factor):
         gaussian(weights=[1.0, 2, 3, 4]),
         plain_mean(),
         *(
-            pytest.param(door, marks=pytest.mark.thorough)
-            for door in (adaptive_clipping(), client_noise(), pure())
+            pytest.param(mechanism, marks=pytest.mark.thorough)
+            for mechanism in (adaptive_clipping(), client_noise(), pure())
         ),
     ],
 )
-def test_doors_release_the_same_of_products_and_of_matrices(mechanism):
+def test_mechanisms_release_the_same_of_products_and_of_matrices(mechanism):
     with jax.enable_x64(True):
         records = compose([mechanism.hyperparameters])
         values = {"clip_norm": 2.0, "noise_multiplier": 0.5}
