@@ -234,7 +234,7 @@ class Patience(Callback):
 
     @property
     def exhausted(self) -> bool:
-        """Whether the last evaluations were no better than the best one before them."""
+        """True if the last evaluations were no better than the best one before them."""
         values, last = self.memory, self._evaluations
         return len(values) > last and max(values[-last:]) <= max(values[:-last])
 

@@ -1,8 +1,8 @@
 """A test of the billboard lemma's premise on any simulation.
 
 By the lemma (Hsu et al. 2016) personal models are jointly private if the releases are private and
-each client's state is a function of the releases and its own data. `check_billboard` tests the
-second condition on a user's own parts; it needs no test framework.
+each client's state is a function of the releases and that client's data. `check_billboard` tests
+the second condition on any parts, without a test framework.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ import numpy as np
 
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.state import PARTS
 from fedjaxsim.engine.traced_checks import closed_over
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.mechanisms import Mechanism
@@ -77,10 +78,9 @@ def check_billboard(
     else:
         second = _with_tape(build(changed), hparams, rounds)
 
-    compare = _Comparison(client)
     state = first.init(seed, hparams)
     other = second.init(seed, hparams)
-    compare.states("init", state, other, all_clients=True)
+    _compare_states("init", state, other, client, all_clients=True)
     records = []
     for _ in range(rounds):
         state, metrics = first.round(state, hparams)
@@ -90,7 +90,7 @@ def check_billboard(
     reached = False
     for number, (record, metrics) in enumerate(records, 1):
         other, others_metrics = second.round(other, hparams)
-        compare.states(f"round {number}", record, _without_tape(other), all_clients=False)
+        _compare_states(f"round {number}", record, _without_tape(other), client, all_clients=False)
         reached |= _differ(metrics, others_metrics) or _differ(
             _of_client(record, client), _of_client(other, client)
         )
@@ -100,9 +100,8 @@ def check_billboard(
             "tested; give more rounds, a higher sampling rate, another seed or another client"
         )
     if build is not None:
-        compare.predictions(
-            _predictions(first, other, hparams), _predictions(second, other, hparams)
-        )
+        one, two = (_predictions(each, other, hparams) for each in (first, second))
+        _compare("predict", "params", one, two, client)
 
 
 # --- the recorded releases ------------------------------------------------------------------------
@@ -196,8 +195,8 @@ def _check_constants(simulation: Simulation, hparams: Hyperparameters, client: i
     population = simulation.population
     pieces = [(name, "", values) for name, values in population.fields.items()]
     for split in population.splits:
-        own = population.rows(client, split)
-        pieces += [(name, f" of client {client}", values) for name, values in own.items()]
+        rows = population.rows(client, split)
+        pieces += [(name, f" of client {client}", values) for name, values in rows.items()]
     pieces = [piece for piece in pieces if np.size(piece[2]) and np.ptp(piece[2]) > 0]
     key = jax.random.key(0, impl="threefry2x32")
     rows, hparams = Rows.shapes(population, "train"), simulation.setup.check(hparams)
@@ -215,49 +214,48 @@ def _check_constants(simulation: Simulation, hparams: Hyperparameters, client: i
 # --- comparing, bit for bit -----------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _Comparison:
-    """Assertions that two runs agree on everything the client's data must not reach.
+def _compare_states(
+    when: str, one: SimulationState, two: SimulationState, client: int, *, all_clients: bool
+) -> None:
+    """Compare two states; the client's own part only if `all_clients`."""
+    for name, part in PARTS.items():
+        parts, by_client = (getattr(one, name), getattr(two, name)), part.owner == "clients"
+        _compare(when, name, *parts, client, by_client=by_client, all_clients=all_clients)
 
-    Attributes:
-      client: index of the client whose data differ.
+
+def _compare(
+    when: str,
+    name: str,
+    one: PyTree,
+    two: PyTree,
+    client: int,
+    *,
+    by_client: bool = True,
+    all_clients: bool = False,
+) -> None:
+    """Compare two pytrees; `by_client`, leaves (m, ...), without the client's unless `all_clients`.
+
+    Raises:
+      AssertionError: naming the leaf, and the client whose part of it differs.
     """
 
-    client: int
+    def require(same: bool, what: str) -> None:
+        if not same:
+            raise AssertionError(
+                f"{when}: {what} depends on the data of client {client} other than by the releases"
+            )
 
-    def states(
-        self, when: str, one: SimulationState, two: SimulationState, *, all_clients: bool
-    ) -> None:
-        """Compare two states, and the client's own part if `all_clients`."""
-        for name in ("round", "key", "mechanism", "privacy", "shared"):
-            for where, a, b in self._leaves(when, name, getattr(one, name), getattr(two, name)):
-                if _bits(a) != _bits(b):
-                    raise AssertionError(self._message(when, f"`{name}`{where}"))
-        for name in ("personal", "consumed"):
-            self._by_client(when, name, getattr(one, name), getattr(two, name), all_clients)
-
-    def predictions(self, one: PyTree, two: PyTree) -> None:
-        """Compare the parameters that clients predict with, leaves (m, ...)."""
-        self._by_client("predict", "params", one, two, all_clients=False)
-
-    def _by_client(self, when, name, one, two, all_clients):
-        for where, a, b in self._leaves(when, name, one, two):
-            for k, (x, y) in enumerate(zip(_host(a), _host(b), strict=True)):
-                if (all_clients or k != self.client) and _bits(x) != _bits(y):
-                    what = f"`{name}`{where} of client {k}"
-                    raise AssertionError(self._message(when, what))
-
-    def _leaves(self, when, name, one, two):
-        if jax.tree.structure(one) != jax.tree.structure(two):
-            raise AssertionError(self._message(when, f"the structure of `{name}`"))
-        paths = jax.tree_util.tree_leaves_with_path(one)
-        for (path, a), b in zip(paths, jax.tree.leaves(two), strict=True):
-            yield f" at {jax.tree_util.keystr(path)}" if path else "", a, b
-
-    def _message(self, when: str, what: str) -> str:
-        return (
-            f"{when}: {what} depends on the data of client {self.client} other than by the releases"
-        )
+    same = jax.tree.structure(one) == jax.tree.structure(two)
+    require(same, f"the structure of `{name}`")
+    paths = jax.tree_util.tree_leaves_with_path(one)
+    for (path, a), b in zip(paths, jax.tree.leaves(two), strict=True):
+        where = f"`{name}`" + (f" at {jax.tree_util.keystr(path)}" if path else "")
+        if not by_client:
+            require(_bits(a) == _bits(b), where)
+            continue
+        for k, (x, y) in enumerate(zip(_host(a), _host(b), strict=True)):
+            if all_clients or k != client:
+                require(_bits(x) == _bits(y), f"{where} of client {k}")
 
 
 def _host(leaf: jax.Array) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 Runs that differ in hyperparameters share a seed and a sampling rate, so they share cohorts and
 minibatches. Only the functions of algorithm, mechanism and ledger are mapped; cohorts are drawn and
-rows are read once. Personal states are (m, S, ...): one client's models lie together, and a
-minibatch (b, d) meets linear models (S, c, d) in one product.
+rows are read once. Personal states are (m, S, ...): one client's models are adjacent, so a
+minibatch (b, d) and linear models (S, c, d) make one product.
 """
 
 import dataclasses

@@ -140,9 +140,9 @@ def _order(device: Any) -> tuple[int, int]:
     return device.process_index, device.id
 
 
-def _gathered(own: np.ndarray) -> np.ndarray:
+def _gathered(pieces: np.ndarray) -> np.ndarray:
     """Gather pieces (k, ...) of all P processes, (P·k, ...)."""
-    return np.asarray(_everywhere(_mesh(_firsts()))(_divided(own, _firsts())))
+    return np.asarray(_everywhere(_mesh(_firsts()))(_divided(pieces, _firsts())))
 
 
 def _firsts() -> list[Any]:

@@ -1,11 +1,11 @@
 """`shard`: a program over a mesh of devices, clients along one axis and runs along another.
 
-Each device holds the personal states and rows of its clients, runs those of a cohort and adds its
+Each device holds the personal states and rows of its clients, runs those in the cohort and adds its
 accumulator to the others': one sum over devices a round. Each device computes everything else
 (cohorts, noise, server, ledger) from the same keys. So any number of devices gives the same cohorts
-and noise, and the same numbers up to the rounding of that sum. The runs of a batch never meet.
+and noise, and the same numbers up to the rounding of that sum. Runs of a batch do not communicate.
 
-The whole scan over rounds lies inside one `jax.shard_map`.
+One `jax.shard_map` contains the whole scan over rounds.
 """
 
 import dataclasses

@@ -103,10 +103,10 @@ def map_clients_leaves(
 def state_of(state: SimulationState, run: int) -> SimulationState:
     """Return one run of a state whose varying parts have an axis of runs."""
 
-    def own(part, tree):
+    def of_run(part, tree):
         if not part.varies:
             return tree
         index = (*[slice(None)] * part.runs_axis, run)
         return jax.tree.map(lambda leaf: leaf[index], tree)
 
-    return map_parts(own, state)
+    return map_parts(of_run, state)

@@ -142,7 +142,7 @@ class Streamed(Program):
 
         def init(key: jax.Array, hparams: Hyperparameters) -> SimulationState:
             def for_all(leaf):
-                # By rows: NumPy's own choice for copies of a broadcast one is by columns.
+                # By rows: NumPy would copy a broadcast array by columns.
                 whole = np.broadcast_to(np.asarray(leaf), (clients, *leaf.shape[1:]))
                 return np.array(whole, order="C")
 

@@ -243,10 +243,10 @@ def _blame_task(program: Program, key: jax.Array, rows: Rows, error: Exception) 
 
     try:
         jax.eval_shape(loss, key, rows)
-    except Exception as own:
+    except Exception as of_task:
         raise ValueError(
             f"the task's loss fails on rows of the population, {_shapes_of(rows.fields)}: "
-            f"{_first_line(own)}"
+            f"{_first_line(of_task)}"
         ) from error
     if any(shapes):
         raise ValueError(
