@@ -88,14 +88,14 @@ class Turn(NamedTuple):
 
     Attributes:
       draws: the draws of some rounds, leaves (r, ...).
-      index: () int32, the index of this round in `draws`.
+      position: () int32, the index of this round in `draws`.
       rows: the cohort's rows, in the order of `rows.ids`, (s,).
       states: the cohort's states, leaves (s, ...).
       earlier: (s,) int32, each client's index in the previous cohort; −1 if it was not in it.
     """
 
     draws: Draw
-    index: np.int32
+    position: np.int32
     rows: Rows
     states: PyTree = None
     earlier: Any = None
@@ -292,7 +292,7 @@ def functions_of_fetched(program: Program) -> tuple[Callable[..., Any], Callable
             return jnp.where(stays, fetched, earlier[turn.earlier])
 
         state = with_states(state, jax.tree.map(newest, turn.states, _states(state)))
-        drawn = jax.tree.map(lambda leaf: leaf[turn.index], turn.draws)
+        drawn = jax.tree.map(lambda leaf: leaf[turn.position], turn.draws)
         worked = part.work(state, hparams, turn.rows, drawn)
         return part.server_update(state, hparams, drawn, worked)
 
