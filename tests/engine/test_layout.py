@@ -16,7 +16,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine import layout
 from fedjaxsim.engine.layout import (
-    UNTOLD_MEMORY,
+    DEFAULT_MEMORY,
     Layout,
     at_once,
     default_layout,
@@ -113,7 +113,7 @@ class Device:
 
 @pytest.mark.parametrize(
     ("stats", "memory"),
-    [({"bytes_limit": 5}, 5), ({"bytes_in_use": 5}, UNTOLD_MEMORY), (None, UNTOLD_MEMORY)],
+    [({"bytes_limit": 5}, 5), ({"bytes_in_use": 5}, DEFAULT_MEMORY), (None, DEFAULT_MEMORY)],
 )
 def test_a_device_that_does_not_tell_has_a_stated_memory(stats, memory, monkeypatch):
     monkeypatch.setattr(jax, "local_devices", lambda: [Device(stats)])
@@ -146,7 +146,7 @@ def test_a_round_has_batches_of_the_size_that_memory_gives(pretend):
     for fitting, size in ((30, 30), (12, 10), (3, 3), (0, 2)):  # of 30 places
         pretend(held + 4 * fitting * client)
         sim = linear(features=5)
-        assert sim.setup.chunk_size(hparams) == size
+        assert sim.setup.chunk_size_for(hparams) == size
         batched = shapes_of(jax.make_jaxpr(sim.program.step)(state, hparams, rows).jaxpr)
         # The kernels of a batch of clients, and of no other number of them.
         assert {shape[0] for shape in batched if shape[1:] == (3, 5)} - {30, 1} == {size} - {30}
@@ -157,7 +157,7 @@ def test_each_of_several_devices_counts_what_lies_on_it(pretend):
     devices = jax.devices()[:2]
     sim = linear(features=5, devices=devices)
     hparams = read_by(sim, **VALUES).as_arrays()
-    assert sim.setup.chunk_size(hparams) == 15  # of 30 clients
+    assert sim.setup.chunk_size_for(hparams) == 15  # of 30 clients
     rows, state = (
         sim.setup.placed["train"],
         jax.eval_shape(sim.program.init, jax.random.key(0), hparams),
@@ -177,7 +177,7 @@ def test_settings_and_derivatives_beside_clients_leave_batches_of_64(pretend):
     pretend(2**40)
     sim = linear(150)
     hparams = read_by(sim, **VALUES)
-    assert sim.setup.chunk_size(hparams) == 150
+    assert sim.setup.chunk_size_for(hparams) == 150
     for suits in (sim.setup.layout.for_settings(2, 4.0), sim.program.with_capped_batches().layout):
         plan = suits.for_memory(0, 0, 1, 150)
         assert plan.chunk_size == 50  # three even chunks
@@ -242,7 +242,7 @@ def test_forms_of_an_accelerator_give_what_those_of_a_cpu_give(problem, name, pr
             sim = of_problem(problem, name)
             pretend(four_at_once(sim))
             sim = of_problem(problem, name)
-            assert (sim.setup.layout.chunk_map, sim.setup.chunk_size(hparams)) == (
+            assert (sim.setup.layout.chunk_map, sim.setup.chunk_size_for(hparams)) == (
                 "vmap",
                 4,
             )  # 4, 4, and 2
