@@ -206,7 +206,7 @@ def test_the_runs_of_a_sweep_share_their_noise_and_their_guarantees_know_it():
     assert draws is not None
     assert [(each.first, each.rounds) for each in draws] == [(0, 2)]
     assert draws == same
-    with pytest.raises(ValueError, match=r"no joint ε.*: report 1, report 2"):
+    with pytest.raises(ValueError, match="report 1, report 2"):
         compose_reports(reports)
 
 
@@ -214,22 +214,22 @@ def test_input_is_checked():
     population, task = least_squares([5, 9, 17, 8])
     sim = Simulation(pmtl(task), population, poisson(0.6, max_rate=1.0), Minibatches(4, steps=2))
     base = read_by(sim, **BASE)
-    with pytest.raises(ValueError, match="at least one setting"):
+    with pytest.raises(ValueError, match="setting"):
         SimulationBatch(sim, [])
-    with pytest.raises(ValueError, match=r"one sampling_rate, got \[0.5, 0.6\]"):
+    with pytest.raises(ValueError, match="sampling_rate"):
         SimulationBatch(sim, [base, base.replace(sampling_rate=0.5)])
-    with pytest.raises(ValueError, match="learning_rate must be finite"):
+    with pytest.raises(ValueError, match="learning_rate"):
         SimulationBatch(sim, [base, base.replace(learning_rate=np.nan)])
-    with pytest.raises(ValueError, match="noise_multiplier must have one shape"):
+    with pytest.raises(ValueError, match="noise_multiplier"):
         SimulationBatch(sim, [base, base.replace(noise_multiplier=np.ones(3))])
     many, sim, base = three(), three().simulation, base_of_three()
-    with pytest.raises(ValueError, match="holds 4 settings, got 5"):
+    with pytest.raises(ValueError, match="settings"):
         many.with_runs(sim, [base] * 5)
-    with pytest.raises(ValueError, match="clip_norm does not vary in this program"):
+    with pytest.raises(ValueError, match="clip_norm"):
         many.with_runs(sim, [base, base.replace(clip_norm=0.9)])
-    with pytest.raises(ValueError, match="split must be one of"):
+    with pytest.raises(ValueError, match="split"):
         many.evaluate(many.init(0), "held-out")
-    with pytest.raises(ValueError, match="rounds must be at least 1"):
+    with pytest.raises(ValueError, match="rounds"):
         many.run(many.init(0), 0)
     assert jnp.ndim(many.init(0).shared.params["bias"]) == 2
 
