@@ -347,7 +347,7 @@ class _Planner:
         return Need(rows, ranges, process=self.process, round=found, evaluation=evaluation)
 
     def _copied(self, fields: Mapping[str, Any], devices: int) -> int:
-        """Bytes of rows on a device that it does not share with the host."""
+        """Return the bytes of rows on a device that it does not share with the host."""
         if self.machine.device is not None:
             return bytes_of(fields)
         copied = 0
