@@ -1,11 +1,11 @@
 """The fixed workloads, which are files of settings."""
 
 import dataclasses
-from pathlib import Path
 
+import growth
 import jax
 import pytest
-from problems import script
+from common import WORKLOADS
 
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.bench.results import Results
@@ -13,9 +13,7 @@ from fedjaxsim.bench.work import work_of
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings_files import read_toml
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-FOLDER = BENCHMARKS / "workloads"
-FILES = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
+FILES = {path.stem: path for path in sorted(WORKLOADS.glob("*.toml"))}
 
 
 def test_every_system_has_a_workload():
@@ -57,7 +55,6 @@ def numbers(speed, state=1.0):
 
 
 def test_points_of_growth_curves_are_files_of_settings(tmp_path):
-    growth = script(BENCHMARKS / "growth.py")
     files = growth.write(tmp_path, list(growth.CURVES))
     assert len(files) == 4 + 5 + 4 + 4
     sizes = {path.stem: read_toml(path) for path in files}
@@ -69,13 +66,13 @@ def test_points_of_growth_curves_are_files_of_settings(tmp_path):
     assert sum(leaf.size for leaf in jax.tree.leaves(state.personal)) == 2 * 985
 
 
-def test_pictures_have_a_point_for_every_run(tmp_path):
+def test_pictures_have_a_point_for_every_run():
     runs = {"growth-steps-1": [numbers(8.0)], "growth-steps-10": [numbers(2.0, 2.0)]}
     runs["tiny"] = [numbers(1000.0), numbers(3000.0)]
     results = Results({"processor": "some", "cores": 2}, {}, runs)
-    speed, ceiling, compilation = script(BENCHMARKS / "workloads_picture.py").draw(results).axes
+    speed, ceiling, compilation = growth.draw_runs(results).axes
     assert [label.get_text() for label in speed.get_yticklabels()] == ["tiny"]
     texts = [axes.texts[0].get_text() for axes in (speed, ceiling, compilation)]
     assert texts == ["2e+03", "50%", "2"]
-    script(BENCHMARKS / "growth.py").draw(results, tmp_path / "growth.png")
-    assert (tmp_path / "growth.png").stat().st_size > 0
+    upper, lower = growth.draw_growth(results).axes
+    assert list(upper.lines[0].get_xdata()) == list(lower.lines[0].get_xdata()) == [1, 10]
