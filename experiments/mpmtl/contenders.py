@@ -18,23 +18,25 @@ Noise = Callable[[fjs.Mechanism, float, float, int, int], float]
 being what neighbours are."""
 
 
-def _sound(door: fjs.Mechanism, epsilon: float, delta: float, rounds: int, clients: int) -> float:
+def _sound(
+    mechanism: fjs.Mechanism, epsilon: float, delta: float, rounds: int, clients: int
+) -> float:
     if math.isinf(epsilon):
         return 0.0
-    if door.event.kind == "pure":  # of one release, with δ = 0
+    if mechanism.event.kind == "pure":  # of one release, with δ = 0
         return 2 / epsilon
     scheme = SamplingScheme("full", clients, clients)
     return noise_multiplier(
-        epsilon, delta, rounds=rounds, sampling_rate=1.0, scheme=scheme, event=door.event,
+        epsilon, delta, rounds=rounds, sampling_rate=1.0, scheme=scheme, event=mechanism.event,
         adjacency="replace",
     )  # fmt: skip
 
 
 def _as_published(
-    door: fjs.Mechanism, epsilon: float, delta: float, rounds: int, clients: int
+    mechanism: fjs.Mechanism, epsilon: float, delta: float, rounds: int, clients: int
 ) -> float:
     """1/ε_t of equal ε_t that compose to ε by the paper's equation 6, were each release ε_t-DP."""
-    del door, clients
+    del mechanism, clients
     if math.isinf(epsilon):
         return 0.0
     low, high = 0.0, epsilon
@@ -52,7 +54,7 @@ class Method:
     Attributes:
       title: its name in figures.
       make: `(task, clients) -> Algorithm`.
-      door: the mechanism by name.
+      release: the name of its mechanism.
       colour: in every figure.
       style: of its line; dashed where its ε is only claimed.
       diagonal: whether the mechanism releases a diagonal only.
@@ -66,7 +68,7 @@ class Method:
 
     title: str
     make: Callable[[fjs.Task, int], fjs.Algorithm]
-    door: str
+    release: str
     colour: str
     style: str = "solid"
     diagonal: bool = False
@@ -79,7 +81,7 @@ class Method:
     def mechanism(self) -> fjs.Mechanism:
         """Make its mechanism."""
         options: dict[str, Any] = {"diagonal": True} if self.diagonal else {}
-        return make(MECHANISMS[self.door], **options)
+        return make(MECHANISMS[self.release], **options)
 
 
 def _low_rank(task: fjs.Task, clients: int) -> fjs.Algorithm:

@@ -78,7 +78,7 @@ class Problem:
         return self.sampling.for_clients(clients).scheme
 
     def noise(self, epsilon: float, clients: int) -> float:
-        """The z for ε of the whole run, zero-out in the joint-DP view, at δ = 1/(10 m)."""
+        """Return z for ε of the whole run, zero-out in the joint-DP view, at δ = 1/(10 m)."""
         if math.isinf(epsilon):
             return 0.0
         scheme = self.scheme(clients)

@@ -12,7 +12,7 @@ import fedjaxsim as fjs
 from fedjaxsim.models import linear
 from fedjaxsim.tasks import squared
 
-SCRIPTS = Path(__file__).parents[2] / "experiments" / "multi_task"
+SCRIPTS = Path(__file__).parent
 
 
 def read(folder, seed, validation):

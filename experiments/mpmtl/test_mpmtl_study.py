@@ -13,7 +13,7 @@ from fedjaxsim.privacy.accounting import kov
 from fedjaxsim.privacy.calibration import spent
 from fedjaxsim.privacy.events import Entry
 
-SCRIPTS = Path(__file__).parents[2] / "experiments" / "mpmtl"
+SCRIPTS = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 import fedjaxsim as fjs
 
 pytestmark = pytest.mark.thorough
-SCRIPTS = Path(__file__).parents[2] / "experiments" / "multi_task"
+SCRIPTS = Path(__file__).parent
 CLIENTS = 4
 SIZES = {
     "rate": 0.5,
