@@ -20,7 +20,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import numpy as np
@@ -39,6 +39,7 @@ PULLS = {"pmtl": ("lam", (0.03, 0.1, 0.3)), "fedprox": ("mu", (0.1, 1.0))}
 ONE = {"learning_rate": 0.1, "clip_norm": 0.3, "lam": 0.03, "mu": 0.1}
 """The setting without a choice."""
 MODELS = {"mlp": fjs.models.mlp, "cnn": fjs.models.cnn}
+Name = Literal["pmtl", "fedavg", "fedprox", "local"]
 ALGORITHMS = {"pmtl": fjs.pmtl, "fedavg": fjs.fedavg, "fedprox": fjs.fedprox, "local": fjs.local}
 
 
@@ -57,7 +58,7 @@ def candidates(algorithm: str, private: bool, choice: bool) -> list[dict[str, fl
 def main(
     source: Positional[str],
     model: Literal["mlp", "cnn"] = "mlp",
-    algorithms: Sequence[Literal["pmtl", "fedavg", "fedprox", "local"]] = tuple(ALGORITHMS),
+    algorithms: Sequence[Name] = get_args(Name),
     epsilons: Sequence[float] = (0.5, 2, 8, math.inf),
     rounds: int = 100,
     seeds: int = 3,

@@ -15,7 +15,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import matplotlib as mpl
 import numpy as np
@@ -64,6 +64,7 @@ def steps(e: int) -> dict[str, Any]:
     return {**HUNDRED, **size, "eval-every": max(1, 100 // e)}
 
 
+Curve = Literal["cohort", "population", "parameters", "steps"]
 CURVES = {
     "cohort": (cohort, (10, 100, 1000, 10_000)),
     "population": (population, (100, 1000, 10_000, 100_000, 1_000_000)),
@@ -173,7 +174,7 @@ def draw(results: Results, path: Path) -> None:
 
 def main(
     out: Path = Path("runs/growth"),
-    curves: Sequence[Literal["cohort", "population", "parameters", "steps"]] = tuple(CURVES),
+    curves: Sequence[Curve] = get_args(Curve),
     repeats: int = 3,
     drawn: Path | None = None,
     figure: Path | None = None,

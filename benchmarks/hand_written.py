@@ -58,7 +58,8 @@ def engine(
     simulation = fjs.Simulation(algorithm, population, sampling, minibatches, **layout)
     hparams = simulation.hyperparameters(**values)
     arrays, rows = hparams.as_arrays(), simulation.setup.placed["train"]
-    state, several = simulation.init(0, hparams), simulation.setup.compiled.rounds
+    several: Any = simulation.setup.compiled.rounds
+    state = simulation.init(0, hparams)
     program = several.lower(state, arrays, rows, rounds=rounds).compile()
     return state, (program, lambda state: program(state, arrays, rows)[0])
 

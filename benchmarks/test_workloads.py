@@ -4,6 +4,7 @@ import dataclasses
 
 import growth
 import jax
+import numpy as np
 import pytest
 from common import WORKLOADS
 
@@ -75,4 +76,5 @@ def test_pictures_have_a_point_for_every_run():
     texts = [axes.texts[0].get_text() for axes in (speed, ceiling, compilation)]
     assert texts == ["2e+03", "50%", "2"]
     upper, lower = growth.draw_growth(results).axes
-    assert list(upper.lines[0].get_xdata()) == list(lower.lines[0].get_xdata()) == [1, 10]
+    for axes in (upper, lower):
+        np.testing.assert_array_equal(axes.lines[0].get_xdata(), [1, 10])

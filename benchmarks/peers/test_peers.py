@@ -1,6 +1,8 @@
 """The parts of the comparison that need no peer: its files and its arithmetic."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import child
 import compare
@@ -40,12 +42,12 @@ def test_the_fastest_setting_that_ran_is_taken(monkeypatch):
         return {"rounds_per_s": rates[way.name]} if way.name in rates else {"error": "no"}
 
     monkeypatch.setattr(compare, "start", start)
-    chosen, trials = compare.fastest("fedjax", None, None)
+    chosen, trials = compare.fastest("fedjax", Path(), Path())
     assert chosen.name == "pmap"
     assert len(trials) == 4
     rates.clear()
     with pytest.raises(RuntimeError, match="jit: no"):
-        compare.fastest("fedjax", None, None)
+        compare.fastest("fedjax", Path(), Path())
 
 
 def report(rate, accuracy=0.5):
@@ -92,7 +94,8 @@ def test_every_ratio_is_of_runs_and_every_run_has_its_files():
 
 def test_the_picture_of_the_committed_results_has_a_bar_for_each_median():
     results = json.loads(compare.RESULTS.read_text())
-    (axes,) = compare.draw(results).axes
+    figure: Any = compare.draw(results)
+    (axes,) = figure.axes
     medians = [results["summary"][name]["rounds_per_s"]["median"] for name in compare.RUNS]
     assert [bar.get_width() for bar in axes.patches] == medians
     assert sum("times slower" in text.get_text() for text in axes.texts) == 3

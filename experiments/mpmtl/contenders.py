@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import fedjaxsim as fjs
+from fedjaxsim.algorithms.mpmtl import Penalty
 from fedjaxsim.factories import make
 from fedjaxsim.privacy.accounting import kov
 from fedjaxsim.privacy.calibration import noise_multiplier
@@ -84,19 +85,8 @@ class Method:
         return make(MECHANISMS[self.release], **options)
 
 
-def _low_rank(task: fjs.Task, clients: int) -> fjs.Algorithm:
-    del clients
-    return fjs.mpmtl(task, penalty="low-rank", acceleration="convex")
-
-
-def _group_sparse(task: fjs.Task, clients: int) -> fjs.Algorithm:
-    del clients
-    return fjs.mpmtl(task, penalty="group-sparse", acceleration="convex")
-
-
-def _relationship(task: fjs.Task, clients: int) -> fjs.Algorithm:
-    del clients
-    return fjs.mpmtl(task, penalty="relationship", acceleration="convex")
+def _mpmtl(penalty: Penalty) -> Callable[[fjs.Task, int], fjs.Algorithm]:
+    return lambda task, clients: fjs.mpmtl(task, penalty=penalty, acceleration="convex")
 
 
 def _dp_mtrl(task: fjs.Task, clients: int) -> fjs.Algorithm:
@@ -104,20 +94,20 @@ def _dp_mtrl(task: fjs.Task, clients: int) -> fjs.Algorithm:
 
 
 METHODS = {
-    "low-rank": Method("MP-MTL low-rank", _low_rank, "gaussian-gram", COLOURS[0]),
+    "low-rank": Method("MP-MTL low-rank", _mpmtl("low-rank"), "gaussian-gram", COLOURS[0]),
     "group-sparse": Method(
-        "MP-MTL group-sparse", _group_sparse, "gaussian-gram", COLOURS[1], diagonal=True
+        "MP-MTL group-sparse", _mpmtl("group-sparse"), "gaussian-gram", COLOURS[1], diagonal=True
     ),
     "low-rank-published": Method(
-        "low-rank, as published (no ε)", _low_rank, "wishart", COLOURS[0], "dashed",
+        "low-rank, as published (no ε)", _mpmtl("low-rank"), "wishart", COLOURS[0], "dashed",
         noise=_as_published,
     ),
     "group-sparse-published": Method(
-        "group-sparse, as published (no ε)", _group_sparse, "wishart", COLOURS[1], "dashed",
-        noise=_as_published,
+        "group-sparse, as published (no ε)", _mpmtl("group-sparse"), "wishart", COLOURS[1],
+        "dashed", noise=_as_published,
     ),
     "relationship": Method(
-        "MP-MTL relationship", _relationship, "gaussian-gram", COLOURS[4], squared=True
+        "MP-MTL relationship", _mpmtl("relationship"), "gaussian-gram", COLOURS[4], squared=True
     ),
     "dp-mtrl": Method("DP-MTRL", _dp_mtrl, "every-row", COLOURS[2], squared=True),
     "dp-aggr": Method(

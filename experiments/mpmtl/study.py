@@ -247,11 +247,7 @@ class Study:
 
         def compute():
             found: Record = {}
-            folds, split, rounds = (
-                self.choosing(),
-                self.choosing_split,
-                self.problem.alone,
-            )
+            folds, split, rounds = self.choosing(), self.choosing_split, self.problem.alone
             seeds = range(len(folds))
             validation, test = (f"{name}_{self.problem.metric}" for name in (split, "test"))
             scores = []
