@@ -312,8 +312,8 @@ def test_the_table_in_the_documentation_is_that_of_the_results(bench):
     assert bench.table(rows) in (ROOT / "docs" / "audit.md").read_text()
     assert all(row["sound"] for row in rows if not row["result"]["violated"] and not row["tests"])
     assert not any(row["result"]["violated"] for row in rows if row["sound"])
-    for name in {row["door"] for row in rows if not row["sound"]}:
-        assert any(row["result"]["violated"] for row in rows if row["door"] == name)
+    for name in {row["mechanism"] for row in rows if not row["sound"]}:
+        assert any(row["result"]["violated"] for row in rows if row["mechanism"] == name)
 
 
 # --- what is refused ------------------------------------------------------------------------------
