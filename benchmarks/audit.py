@@ -2,8 +2,8 @@
 
     python benchmarks/audit.py
 
-writes benchmarks/results/audit.json and prints the table of docs/audit.md. A few minutes on two
-cores. Broken mechanisms wrap real ones and go on stating the guarantee of the one they wrap.
+writes benchmarks/results/audit.json and prints the table of docs/results/audit.md, in a few minutes
+on two cores. Broken mechanisms wrap sound ones and keep stating their guarantee.
 """
 
 import time

@@ -289,7 +289,7 @@ def _warn_of(stage: Stage, done: Executed) -> None:
         _warn(
             "the training loss grew to more than ten times its first value, so this run diverges: "
             "a smaller learning rate or λ may help, and for PMTL with a sampling rate p below 1 "
-            "--server-learning-rate p (docs/algorithms.md says why)"
+            "--server-learning-rate p (docs/reference/algorithms.md says why)"
         )
     if summary["epsilon"] is not None:
         of = "stages" if stage.earlier else f"{summary['rounds']} rounds"
