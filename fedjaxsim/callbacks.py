@@ -218,7 +218,7 @@ class Patience(Callback):
 
     The metric is the one by which runs are judged: accuracy, nMSE, the excess risk or the loss. A
     callback later in the list finds it in the run's record. The guarantee does not cover this
-    choice of the last round: see docs/watching.md.
+    choice of the last round: see docs/runs.md.
 
     Args:
       evaluations: number of evaluations in a row without improvement, after which the run stops.

@@ -186,9 +186,10 @@ def plan(config: RunConfig, sizes: Sizes, machine: Machine) -> Capacity:
       machine: the machine.
 
     Raises:
-      ValueError: if a setting is out of range.
+      ValueError: if a setting is out of range, or the data do not suit the model.
     """
     parts = parts_of(config, sizes.few, sizes.clients)
+    parts.algorithm.task.check(sizes.few.fields)
     declared = (parts.algorithm, parts.mechanism, parts.sampling)
     hparams = fill_settings(config, compose(part.hyperparameters for part in declared))
     sampler, event = parts.sampling.for_clients(sizes.clients), parts.mechanism.event
