@@ -1,60 +1,52 @@
-"""Audits of sound doors, and of doors broken on purpose: which audit or test catches which.
+"""Audit sound mechanisms, and mechanisms broken on purpose: which audit or test catches which.
 
     python benchmarks/audit.py
 
-writes benchmarks/results/audit.json and prints the table of docs/audit.md. A few minutes on two
-cores. Broken doors wrap real ones and go on stating the guarantee of the door they wrap.
+writes benchmarks/results/audit.json and prints the table of docs/results/audit.md, in a few minutes
+on two cores. Broken mechanisms wrap sound ones and keep stating their guarantee.
 """
 
-import dataclasses
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import RESULTS as FOLDER
+from common import Record, read_by
 
-from fedjaxsim.algorithm import Algorithm
-from fedjaxsim.algorithms.fedavg import fedavg
-from fedjaxsim.algorithms.pmtl import pmtl
+import fedjaxsim as fjs
 from fedjaxsim.audit.attacks import Attack
 from fedjaxsim.audit.canaries import AuditResult, audit
-from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.data.population import Population
-from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.models.model import linear
-from fedjaxsim.privacy.mechanisms import Mechanism, gaussian, zeros
+from fedjaxsim.privacy.mechanisms import zeros
 from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
 from fedjaxsim.privacy.mechanisms.wishart import wishart
-from fedjaxsim.privacy.samplers import Sampling, full_participation, poisson
-from fedjaxsim.simulation import Simulation
-from fedjaxsim.tasks.task import Task, softmax
+from fedjaxsim.report.files import write_json
 
 CONFIDENCE = 1 - 1e-6
 FEATURES, CLASSES = 64, 10  # p = 650
-RESULTS = Path(__file__).parent / "results" / "audit.json"
+RESULTS = FOLDER / "audit.json"
+MakeAlgorithm = Callable[[fjs.Task], fjs.Algorithm]
 
 
-# --- doors broken on purpose ----------------------------------------------------------------------
+# --- mechanisms broken on purpose -----------------------------------------------------------------
 
 
-def half_the_noise(door: Mechanism) -> Mechanism:
-    """Draws noise of half the standard deviation that it charges."""
+def half_the_noise(mechanism: fjs.Mechanism) -> fjs.Mechanism:
+    """Draw noise of half the standard deviation that is charged."""
 
     def release(accumulator, denominator, key, state, hparams, round_):
         z = hparams.noise_multiplier
         half = hparams.replace(noise_multiplier=z / 2)
-        out = door.release(accumulator, denominator, key, state, half, round_)
+        out = mechanism.release(accumulator, denominator, key, state, half, round_)
         return out._replace(noise_multiplier=z)
 
-    return door._replace(release=release)
+    return mechanism._replace(release=release)
 
 
-def _counting(door: Mechanism, count: Callable[[jax.Array], Any]) -> Mechanism:
-    """The door with a count beside its sum; its `release` must take it apart."""
+def _counting(mechanism: fjs.Mechanism, count: Callable[[jax.Array], Any]) -> fjs.Mechanism:
+    """Keep a count beside the sum; `release` must separate the two."""
 
     def zero(message, num_clients):
         del num_clients
@@ -63,16 +55,16 @@ def _counting(door: Mechanism, count: Callable[[jax.Array], Any]) -> Mechanism:
     def add(accumulator, messages, mask, ids, state, hparams):
         total, counted = accumulator.total
         inner = accumulator._replace(total=total)
-        inner = door.add(inner, messages, mask, ids, state, hparams)
+        inner = mechanism.add(inner, messages, mask, ids, state, hparams)
         return inner._replace(total=(inner.total, counted + count(mask)))
 
-    return door._replace(zero=zero, add=add)
+    return mechanism._replace(zero=zero, add=add)
 
 
-def noise_per_chunk(door: Mechanism, chunks: int) -> Mechanism:
-    """Adds a chunk's share of the noise, z C/√chunks, with each chunk; empty chunks are skipped.
+def noise_per_chunk(mechanism: fjs.Mechanism, chunks: int) -> fjs.Mechanism:
+    """Add a share of the noise, z C/√chunks, with each chunk; empty chunks are skipped.
 
-    One draw of the variance that the shares add up to stands for them.
+    One draw has the variance of the sum of these shares.
     """
 
     def release(accumulator, denominator, key, state, hparams, round_):
@@ -80,43 +72,43 @@ def noise_per_chunk(door: Mechanism, chunks: int) -> Mechanism:
         z = hparams.noise_multiplier
         shares = hparams.replace(noise_multiplier=z * jnp.sqrt(present / chunks))
         inner = accumulator._replace(total=total)
-        out = door.release(inner, denominator, key, state, shares, round_)
+        out = mechanism.release(inner, denominator, key, state, shares, round_)
         return out._replace(noise_multiplier=z)
 
-    return _counting(door, lambda mask: 1)._replace(release=release)
+    return _counting(mechanism, lambda mask: 1)._replace(release=release)
 
 
-def realised_denominator(door: Mechanism) -> Mechanism:
-    """Divides by the number of clients that took part instead of p m."""
+def realised_denominator(mechanism: fjs.Mechanism) -> fjs.Mechanism:
+    """Divide by the number of clients that took part instead of p m."""
 
     def release(accumulator, denominator, key, state, hparams, round_):
         del denominator
         total, present = accumulator.total
         inner = accumulator._replace(total=total)
-        return door.release(inner, jnp.maximum(present, 1), key, state, hparams, round_)
+        return mechanism.release(inner, jnp.maximum(present, 1), key, state, hparams, round_)
 
-    return _counting(door, lambda mask: jnp.sum(mask))._replace(release=release)
+    return _counting(mechanism, lambda mask: jnp.sum(mask))._replace(release=release)
 
 
-def unclipped(door: Mechanism, ids: Sequence[int]) -> Mechanism:
-    """Forgets to clip the messages of some clients."""
+def unclipped(mechanism: fjs.Mechanism, ids: Sequence[int]) -> fjs.Mechanism:
+    """Forget to clip the messages of some clients."""
 
     def add(accumulator, messages, mask, client_ids, state, hparams):
         free = jnp.isin(client_ids, jnp.asarray(ids))
         loose = hparams.replace(clip_norm=jnp.full((), jnp.inf))
-        accumulator = door.add(accumulator, messages, mask & ~free, client_ids, state, hparams)
-        return door.add(accumulator, messages, mask & free, client_ids, state, loose)
+        accumulator = mechanism.add(accumulator, messages, mask & ~free, client_ids, state, hparams)
+        return mechanism.add(accumulator, messages, mask & free, client_ids, state, loose)
 
-    return door._replace(add=add)
+    return mechanism._replace(add=add)
 
 
-# --- attacks made for one door --------------------------------------------------------------------
+# --- attacks made for one mechanism ---------------------------------------------------------------
 
 
 def reads_the_cohort_size() -> Attack:
-    """Against a realised denominator: the noise's norm tells how many clients took part.
+    """Attack a realised denominator: the norm of the noise reveals the size of the cohort.
 
-    All other clients know whether they did, so the adversary learns when the canary did, and
+    All other clients know whether they took part, so the adversary learns when the canary did, and
     sampling hides it no longer. The score is the log-likelihood ratio of release and noise norm,
     for other clients that send nothing outside the canaries' directions.
     """
@@ -149,7 +141,7 @@ def reads_the_cohort_size() -> Attack:
 
 
 def quadratic() -> Attack:
-    """On a Gram matrix R with isotropic noise: dᵀ R d/C², which is 0 or 1 and N(0, z²)."""
+    """Attack a Gram matrix R with isotropic noise: dᵀ R d/C² is 0 or 1, with noise N(0, z²)."""
 
     def observe(release, directions):
         return jnp.einsum("np,pq,nq->n", directions, release, directions, precision="highest")
@@ -158,9 +150,9 @@ def quadratic() -> Attack:
 
 
 def support() -> Attack:
-    """On a Wishart door, with one canary w: R − w wᵀ is positive definite if it sent.
+    """Attack Wishart noise with one canary w: if it sent, R − w wᵀ is positive definite.
 
-    That is wᵀ R⁻¹ w < 1, which fails with probability 1 − e^(−ε) if it did not.
+    Then wᵀ R⁻¹ w < 1, which fails with probability 1 − e^(−ε) if it did not send.
     """
 
     def score(evidence):
@@ -170,26 +162,17 @@ def support() -> Attack:
     return Attack(lambda release, directions: release, score)
 
 
-# --- cases ----------------------------------------------------------------------------------------
+# --- audits ---------------------------------------------------------------------------------------
 
 
-def problem(m: int) -> tuple[Population, Task]:
-    """A population of m clients with 5 rows each, of 10 classes, and its task."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(5 * m, FEATURES)).astype(np.float32)
-    y = np.argmax(x @ rng.normal(size=(FEATURES, CLASSES)), axis=1)
-    population = Population.from_flat({"x": x, "y": y}, [5] * m)
-    return population, softmax(linear((FEATURES,), CLASSES), CLASSES)
-
-
-def silent(task: Task, size: int) -> Algorithm:
-    """Clients that send a zero vector (size,) to a server that does nothing with the release."""
+def silent(task: fjs.Task, size: int) -> fjs.Algorithm:
+    """Make clients that send a zero vector (size,) to a server that ignores the release."""
 
     def client(shared, personal, data, hparams, context):
         del shared, data, hparams, context
         return personal, jnp.zeros(size), {}
 
-    return Algorithm(
+    return fjs.Algorithm(
         lambda key, hparams: (task.init(key), ()),
         client,
         lambda shared, release, hparams, round_: shared,
@@ -198,262 +181,186 @@ def silent(task: Task, size: int) -> Algorithm:
     )
 
 
-def simulation(
+def quiet(task: fjs.Task) -> fjs.Algorithm:
+    """Make clients that send nothing unless they are canaries; messages have the model's size."""
+    return silent(task, (FEATURES + 1) * CLASSES)
+
+
+def run(
     m: int,
-    sampling: Sampling,
-    door: Mechanism,
-    algorithm: Callable[[Task], Algorithm],
+    sampling: fjs.Sampling,
+    mechanism: fjs.Mechanism,
+    algorithm: MakeAlgorithm,
+    values: dict[str, float],
+    rounds: int,
+    canaries: int | Sequence[int],
+    runs: int,
     devices: Sequence[Any] | None = None,
-) -> Simulation:
-    """The simulation that the cases share, of `m` clients."""
-    population, task = problem(m)
-    everyone = sampling.for_clients(m).scheme.kind == "full"
-    return Simulation(
-        algorithm(task),
-        population,
-        sampling,
-        Minibatches(5, steps=1),
-        door,
-        chunk_size=64 if everyone else 2,
-        chunk_map="vmap" if everyone else "scan",
-        devices=devices,
-    )
+    **settings: Any,
+) -> AuditResult:
+    """Audit a simulation of m clients with 5 rows each, of 10 classes."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(5 * m, FEATURES)).astype(np.float32)
+    y = np.argmax(x @ rng.normal(size=(FEATURES, CLASSES)), axis=1)
+    task = fjs.tasks.softmax(fjs.models.linear((FEATURES,), CLASSES), CLASSES)
+    full = sampling.for_clients(m).scheme.kind == "full"
+    simulation = fjs.Simulation(
+        algorithm(task), fjs.Population.from_flat({"x": x, "y": y}, [5] * m), sampling,
+        fjs.Minibatches(5, steps=1), mechanism, chunk_size=64 if full else 2,
+        chunk_map="vmap" if full else "scan", devices=devices,
+    )  # fmt: skip
+    hparams = read_by(simulation, values)
+    given = {"canaries": canaries, "runs": runs, "confidence": CONFIDENCE}
+    return audit(simulation, hparams, rounds, **given, **settings)
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
+FULL = {"learning_rate": 0.1, "lam": 0.1, "clip_norm": 0.5, "noise_multiplier": 2.0}
+POISSON = FULL | {"noise_multiplier": 0.6, "sampling_rate": 0.1}
+
+
+def with_everyone(
+    mechanism: fjs.Mechanism,
+    runs: int = 10,
+    algorithm: MakeAlgorithm = fjs.fedavg,
+    **settings: Any,
+) -> AuditResult:
+    """Audit 400 canaries among 420 clients, 4 rounds at z = 2: μ = 1."""
+    everyone = fjs.full_participation()
+    return run(420, everyone, mechanism, algorithm, FULL, 4, 400, runs, **settings)
+
+
+def with_poisson(
+    mechanism: fjs.Mechanism,
+    runs: int = 50,
+    algorithm: MakeAlgorithm = fjs.pmtl,
+    **settings: Any,
+) -> AuditResult:
+    """Audit 80 canaries among 100 clients, of whom about 10 take part; 20 rounds at z = 0.6."""
+    return run(100, fjs.poisson(0.1), mechanism, algorithm, POISSON, 20, 80, runs, **settings)
+
+
+def one_unclipped(runs: int = 800) -> AuditResult:
+    """Audit one client of 8, whose message the mechanism forgets to clip."""
+    mechanism = unclipped(fjs.gaussian(), [3])
+    return run(8, fjs.full_participation(), mechanism, fjs.fedavg, FULL, 1, [3], runs)
+
+
+def wishart_as_published(runs: int = 1000) -> AuditResult:
+    """Audit one round at the paper's ε = 1, (5, 5) matrices, one canary in each run."""
+    return run(
+        2, fjs.full_participation(), wishart(), lambda task: silent(task, 5),
+        FULL | {"noise_multiplier": 1.0}, 1, [0], runs, attack=support(),
+        reported=lambda delta: 1.0,
+    )  # fmt: skip
+
+
+def gram(runs: int = 20) -> AuditResult:
+    """Audit the sound mechanism for the same matrices, (200, 200); 4 rounds at z = 2."""
+    return run(
+        200, fjs.full_participation(), gaussian_gram(), lambda task: silent(task, 200),
+        FULL, 4, 200, runs, attack=quadratic(),
+    )  # fmt: skip
+
+
+def poisson_chunks() -> int:
+    """Return the number of chunks of one client: the capacity of the cohort."""
+    return fjs.poisson(0.1).for_clients(100).scheme.capacity
+
+
+class Case(NamedTuple):
     """One audit.
 
     Attributes:
-      name: of the door.
-      sampling: who takes part, for people.
-      attack: for people.
-      sound: whether the report holds.
+      name: of the mechanism.
+      sampling: full or poisson.
+      attack: its name.
       run: does the audit.
-      tests: names of tests that fail for this door.
+      tests: names of tests that fail for this mechanism; sound ones have none.
     """
 
     name: str
     sampling: str
     attack: str
-    sound: bool
     run: Callable[[], AuditResult]
     tests: tuple[str, ...] = ()
 
 
-EVERYONE = {"learning_rate": 0.1, "lam": 0.1, "clip_norm": 0.5, "noise_multiplier": 2.0}
-POISSON = EVERYONE | {"noise_multiplier": 0.6, "sampling_rate": 0.1}
-
-
-def read_by(sim: Simulation, values: Mapping[str, float]) -> Hyperparameters:
-    """The hyperparameters of a simulation from values for all: those that it reads."""
-    return sim.hyperparameters(**{n: value for n, value in values.items() if n in sim.records})
-
-
-def quiet(task: Task) -> Algorithm:
-    """Clients that send nothing unless they are canaries, with as many numbers as the model has."""
-    return silent(task, (FEATURES + 1) * CLASSES)
-
-
-def with_everyone(
-    door: Mechanism,
-    runs: int = 10,
-    algorithm: Callable[[Task], Algorithm] = fedavg,
-    devices: Sequence[Any] | None = None,
-    **settings: Any,
-) -> AuditResult:
-    """400 canaries among 420 clients, 4 rounds at z = 2: μ = 1."""
-    sim = simulation(420, full_participation(), door, algorithm, devices)
-    hparams = read_by(sim, EVERYONE)
-    return audit(sim, hparams, 4, canaries=400, runs=runs, confidence=CONFIDENCE, **settings)
-
-
-def with_poisson(
-    door: Mechanism,
-    runs: int = 50,
-    algorithm: Callable[[Task], Algorithm] = pmtl,
-    **settings: Any,
-) -> AuditResult:
-    """80 canaries among 100 clients, of whom about 10 take part; 20 rounds at z = 0.6."""
-    sim = simulation(100, poisson(0.1), door, algorithm)
-    hparams = read_by(sim, POISSON)
-    return audit(sim, hparams, 20, canaries=80, runs=runs, confidence=CONFIDENCE, **settings)
-
-
-def one_unclipped(runs: int = 800) -> AuditResult:
-    """The audit of one client of 8, whose message the door forgets to clip."""
-    sim = simulation(8, full_participation(), unclipped(gaussian(), [3]), fedavg)
-    hparams = read_by(sim, EVERYONE)
-    return audit(sim, hparams, 1, canaries=[3], runs=runs, confidence=CONFIDENCE)
-
-
-def wishart_as_published(runs: int = 1000) -> AuditResult:
-    """One round at the paper's ε = 1, (5, 5) matrices, one canary in each run."""
-    sim = simulation(2, full_participation(), wishart(), lambda task: silent(task, 5))
-    return audit(
-        sim,
-        read_by(sim, EVERYONE | {"noise_multiplier": 1.0}),
-        1,
-        canaries=[0],
-        runs=runs,
-        confidence=CONFIDENCE,
-        attack=support(),
-        reported=lambda delta: 1.0,
-    )
-
-
-def gram(runs: int = 20) -> AuditResult:
-    """The sound door for the same matrices, (200, 200), with 200 canaries; 4 rounds at z = 2."""
-    sim = simulation(200, full_participation(), gaussian_gram(), lambda task: silent(task, 200))
-    return audit(
-        sim,
-        read_by(sim, EVERYONE),
-        4,
-        canaries=200,
-        runs=runs,
-        confidence=CONFIDENCE,
-        attack=quadratic(),
-    )
-
-
-def poisson_chunks() -> int:
-    """Chunks of one client, as many as the cohort has places."""
-    return poisson(0.1).for_clients(100).scheme.capacity
-
-
+RATIO, SIZE = "likelihood ratio", "reads the cohort size"
+REALISED = "realised cohort size as denominator"
 _SCALE = ("test_one_noise_draw_a_round_whatever_the_cohort",)
 _MOVE = ("test_no_client_moves_the_statistic_by_more_than_the_event_says",)
+_EXPECTED = ("test_the_denominator_is_the_expected_cohort_size",)
+_WISHART = ("test_wishart_noise_gives_outputs_that_a_neighbour_cannot",)
+
+
+def _reading(mechanism: fjs.Mechanism) -> AuditResult:
+    return with_poisson(mechanism, algorithm=quiet, attack=reads_the_cohort_size())
+
+
+_HALF, _EVERY_OTHER = half_the_noise(fjs.gaussian()), unclipped(fjs.gaussian(), range(0, 420, 2))
+_CHUNKS = noise_per_chunk(fjs.gaussian(), poisson_chunks())
+_REALISED = realised_denominator(fjs.gaussian())
 CASES = (
-    Case("gaussian", "full", "likelihood ratio", True, lambda: with_everyone(gaussian())),
-    Case("gaussian", "poisson", "likelihood ratio", True, lambda: with_poisson(gaussian())),
+    Case("gaussian", "full", RATIO, lambda: with_everyone(fjs.gaussian())),
+    Case("gaussian", "poisson", RATIO, lambda: with_poisson(fjs.gaussian())),
+    Case("gaussian", "poisson", SIZE, lambda: _reading(fjs.gaussian())),
+    Case("gaussian_gram", "full", "quadratic form", gram),
+    Case("half the noise", "full", RATIO, lambda: with_everyone(_HALF), _SCALE),
+    Case("half the noise", "poisson", RATIO, lambda: with_poisson(_HALF), _SCALE),
     Case(
-        "gaussian",
-        "poisson",
-        "reads the cohort size",
-        True,
-        lambda: with_poisson(gaussian(), algorithm=quiet, attack=reads_the_cohort_size()),
+        "noise with each chunk, empty ones skipped", "poisson", RATIO,
+        lambda: with_poisson(_CHUNKS), _SCALE,
     ),
-    Case("gaussian_gram", "full", "quadratic form", True, gram),
+    Case(REALISED, "poisson", RATIO, lambda: with_poisson(_REALISED), _EXPECTED),
+    Case(REALISED, "poisson", SIZE, lambda: _reading(_REALISED), _EXPECTED),
     Case(
-        "half the noise",
-        "full",
-        "likelihood ratio",
-        False,
-        lambda: with_everyone(half_the_noise(gaussian())),
-        _SCALE,
+        "half of the clients not clipped", "full", RATIO,
+        lambda: with_everyone(_EVERY_OTHER), _MOVE,
     ),
-    Case(
-        "half the noise",
-        "poisson",
-        "likelihood ratio",
-        False,
-        lambda: with_poisson(half_the_noise(gaussian())),
-        _SCALE,
-    ),
-    Case(
-        "noise with each chunk, empty ones skipped",
-        "poisson",
-        "likelihood ratio",
-        False,
-        lambda: with_poisson(noise_per_chunk(gaussian(), poisson_chunks())),
-        _SCALE,
-    ),
-    Case(
-        "realised cohort size as denominator",
-        "poisson",
-        "likelihood ratio",
-        False,
-        lambda: with_poisson(realised_denominator(gaussian())),
-        ("test_the_denominator_is_the_expected_cohort_size",),
-    ),
-    Case(
-        "realised cohort size as denominator",
-        "poisson",
-        "reads the cohort size",
-        False,
-        lambda: with_poisson(
-            realised_denominator(gaussian()), algorithm=quiet, attack=reads_the_cohort_size()
-        ),
-        ("test_the_denominator_is_the_expected_cohort_size",),
-    ),
-    Case(
-        "half of the clients not clipped",
-        "full",
-        "likelihood ratio",
-        False,
-        lambda: with_everyone(unclipped(gaussian(), range(0, 420, 2))),
-        _MOVE,
-    ),
-    Case(
-        "one client not clipped",
-        "full",
-        "likelihood ratio, that client",
-        False,
-        one_unclipped,
-        _MOVE,
-    ),
-    Case(
-        "wishart at its published ε",
-        "full",
-        "support",
-        False,
-        wishart_as_published,
-        ("test_wishart_noise_gives_outputs_that_a_neighbour_cannot",),
-    ),
-)
+    Case("one client not clipped", "full", f"{RATIO}, that client", one_unclipped, _MOVE),
+    Case("wishart at its published ε", "full", "support", wishart_as_published, _WISHART),
+)  # fmt: skip
+COLUMNS = ("mechanism", "sampling", "attack", "canaries", "δ", "reported ε", "audit: ε ≥",
+           "verdict", "also caught by")  # fmt: skip
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The results as Markdown: each audit at the δ where it comes nearest to a violation."""
+def table(rows: Sequence[Record]) -> str:
+    """Return the results as Markdown: each audit at the δ where it is nearest to a violation."""
 
-    def nearness(bound):
+    def nearness(bound: Record) -> float:
         return bound["epsilon"] / max(bound["reported"], 0.01)  # ε is 0 above some δ
 
-    lines = [
-        "| mechanism | sampling | attack | canaries | δ | reported ε | audit: ε ≥ | verdict | "
-        "also caught by |",
-        "|" + "---|" * 9,
-    ]
+    lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
     for row in rows:
         result = row["result"]
         best = max(result["bounds"], key=nearness)
-        verdict = "refuted" if result["violated"] else "not refuted"
-        tests = ", ".join(f"`{name}`" for name in row["tests"]) or "–"
         cells = (
-            f"{row['door']} ({'sound' if row['sound'] else 'broken'})",
+            f"{row['mechanism']} ({'sound' if row['sound'] else 'broken'})",
             row["sampling"],
             row["attack"],
             f"{result['canaries'] * result['runs']}",
-            f"{best['delta']:.3g}",
-            f"{best['reported']:.3g}",
-            f"{best['epsilon']:.3g}",
-            verdict,
-            tests,
+            *(f"{best[name]:.3g}" for name in ("delta", "reported", "epsilon")),
+            "refuted" if result["violated"] else "not refuted",
+            ", ".join(f"`{name}`" for name in row["tests"]) or "–",
         )
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> None:
+    """Run all audits, print the table and write the results."""
     rows = []
     for case in CASES:
         begin = time.perf_counter()
         result = case.run()
-        seconds = time.perf_counter() - begin
-        print(f"{case.name}, {case.sampling}, {case.attack}: {seconds:.0f} s\n{result}", flush=True)
-        rows.append(
-            {
-                "door": case.name,
-                "sampling": case.sampling,
-                "attack": case.attack,
-                "sound": case.sound,
-                "tests": list(case.tests),
-                "seconds": round(seconds, 1),
-                "result": result.to_json(),
-            }
-        )
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(rows, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        seconds = round(time.perf_counter() - begin, 1)
+        print(f"{case.name}, {case.sampling}, {case.attack}: {seconds} s\n{result}", flush=True)
+        rows.append({
+            "mechanism": case.name, "sampling": case.sampling, "attack": case.attack,
+            "sound": not case.tests, "tests": list(case.tests), "seconds": seconds,
+            "result": result.to_json(),
+        })  # fmt: skip
+    write_json(RESULTS, rows)
     print(table(rows))
 
 

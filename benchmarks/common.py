@@ -1,51 +1,114 @@
-"""Functions that several scripts share."""
+"""Functions that several benchmarks share: processes, timings, memory and records."""
 
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
+import statistics
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
+import fedjaxsim as fjs
+from fedjaxsim.bench.ceilings import seconds
+from fedjaxsim.bench.results import spread
+from fedjaxsim.report.files import write_json
+from fedjaxsim.report.progress import number
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.settings_files import read_toml
 
 WORKLOADS = Path(__file__).parent / "workloads"
+RESULTS = Path(__file__).parent / "results"
+FIGURES = Path(__file__).parents[1] / "docs" / "figures"
+Record = dict[str, Any]
 
 
-def of_script(script: str, *arguments: Any, seconds: float | None = None) -> Any:
-    """Run a script again with `--child` and arguments, for the numbers of a process of its own.
-
-    Args:
-      script: its `__file__`; with `--child` it prints a line of JSON at its end.
-      arguments: the words after `--child`.
-      seconds: the time limit; None for none.
-
-    Returns:
-      The content of that line.
-
-    Raises:
-      subprocess.CalledProcessError: if it fails; it has said why on its standard error.
-      subprocess.TimeoutExpired: if the time is over.
-    """
-    command = [sys.executable, script, "--child", *map(str, arguments)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=seconds)
-    return json.loads(done.stdout.splitlines()[-1])
+def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of a script in a new process, which starts JAX anew."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def use_all_cores() -> None:
-    """Give a CPU one device for each core, over which clients are divided; before JAX computes."""
+    """Give a CPU one device for each core; call it before JAX computes."""
     jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+
+
+def alternate(
+    forms: Mapping[str, Callable[[], Any]],
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Time each form in turn, `repeats` times; a first turn, which compiles, is left out."""
+    took: dict[str, list[float]] = {name: [] for name in forms}
+    for _ in range(1 + repeats):
+        for name, run in forms.items():
+            begin = clock()
+            jax.block_until_ready(run())
+            took[name].append(clock() - begin)
+    return {name: values[1:] for name, values in took.items()}
+
+
+def median_of(function: Callable[[], Any], repeats: int = 5) -> list[float]:
+    """Return the median, the least and the greatest seconds of calls after a first one."""
+    function()
+    took = [seconds(lambda: jax.block_until_ready(function())) for _ in range(repeats)]
+    return [statistics.median(took), min(took), max(took)]
+
+
+def spreads(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the median and the range over processes of each number."""
+    return {name: spread([row[name] for row in rows])._asdict() for name in rows[0]}
+
+
+def show(title: str, numbers: Mapping[str, Mapping[str, float]]) -> None:
+    """Print medians with their ranges."""
+    print(title)
+    for name, each in numbers.items():
+        ends = f"{number(each['least'])} to {number(each['greatest'])}"
+        print(f"  {name:32} {number(each['median'])} ({ends})", flush=True)
+
+
+def update(path: Path, record: Record) -> None:
+    """Replace entries of a JSON file of results, which need not exist yet."""
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, earlier | record)
 
 
 def experiment_of(workload: str, **changes: Any) -> Experiment:
     """Build the run of a workload, with changes of its settings."""
-    config = read_toml(WORKLOADS / f"{workload}.toml")
-    return prepare(config.replace(**changes) if changes else config)
+    return prepare(read_toml(WORKLOADS / f"{workload}.toml").replace(**changes))
+
+
+def random_population(
+    clients: int, rows: int, features: int, classes: int, test: float | None = None
+) -> fjs.Population:
+    """Make clients of as many rows each, normal features and random labels."""
+    rng = np.random.default_rng(0)
+    fields = {
+        "x": rng.standard_normal((clients * rows, features), dtype=np.float32),
+        "y": rng.integers(0, classes, clients * rows).astype(np.int32),
+    }
+    population = fjs.Population.from_flat(fields, [rows] * clients)
+    return population if test is None else fjs.data.split(population, test=test)
+
+
+def read_by(simulation: fjs.Simulation, values: Mapping[str, Any]) -> fjs.Hyperparameters:
+    """Return the hyperparameters of a simulation from the values that it reads."""
+    read = {name: value for name, value in values.items() if name in simulation.records}
+    return simulation.hyperparameters(**read)
+
+
+def with_error(values: Iterable[float]) -> list[float]:
+    """Return the mean and its standard error."""
+    each = np.asarray(list(values))
+    return [float(np.mean(each)), float(np.std(each, ddof=1) / np.sqrt(len(each)))]
 
 
 def anonymous() -> int:

@@ -1,55 +1,44 @@
 """PP-SGD on its synthetic problem: a grid of runs as one program, and one run, against numpy.
 
-1,000 clients, d = 100, fresh batches of 10, 300 rounds (Bietti et al. 2022, section 6). The numpy
-version below is Algorithm 2 for this one case in float64, all clients as arrays, one run after the
-other, with `np.random.default_rng`.
-
     python benchmarks/ppsgd_grid.py [--processes 5] [--rounds 300] [--out FILE]
 
-Three parts, each in processes of its own; the first two alternate engine and numpy:
+1,000 clients, d = 100, fresh batches of 10, 300 rounds (Bietti et al. 2022, section 6). The numpy
+version below is Algorithm 2 for this one case in float64, all clients as arrays, one run after the
+other. Three parts, each in processes of its own:
 
 * grid: the 990 runs of appendix A with C = 10 (learning rates × levels × noise multipliers), as
-  `SimulationBatch` over one host device per core, with an evaluation of every client's excess risk
-  every 10 rounds. Timed is the whole run with its evaluations; the first segment, in which
-  everything is compiled, is run beforehand and reported apart. After every segment numpy does as
-  many rounds and one evaluation of one of the settings; that time is scaled to all of them.
-* single: one setting, in `Simulation.run` with chunk_map="vmap" and chunk_size=250. Those two were
-  chosen by hand on 2 cores: clients so small are slower one at a time ("scan"), and other sizes of
-  chunks are a little slower.
+  `SimulationBatch` over one device for each core, with an evaluation of every client's excess risk
+  every 10 rounds. The first segment, which compiles, is run beforehand and reported apart. After
+  every segment numpy does as many rounds and one evaluation of one of the settings; that time is
+  scaled to all of them.
+* single: one setting, in `Simulation.run` with chunk_map="vmap" and chunk_size=250, which were
+  chosen by hand on 2 cores: clients so small are slower one at a time ("scan").
+* sizes: several numbers of settings of the grid, each as one program: rounds of one run per second,
+  with an evaluation after every 10.
 
-* sizes: several numbers of settings of the grid, each as one program. Numbers are rounds of one run
-  per second, S times the rounds of the program, with an evaluation after every 10.
-
-The parent reports medians and ranges over the processes. GFLOP count the two matrix products of a
-gradient, 4bd a client and round; bytes, one read and one write of all θ_i a round. The ceilings are
-measured in the same process, after the run: a product of float32 matrices of 2048 rows, and adding
-1 to 256 MB in place. Peak memory is that of the whole process, numpy's part included, and what
-exceeds a process that has only the same imports.
+GFLOP count the two matrix products of a gradient, 4bd a client and round; bytes, one read and one
+write of all θ_i a round. The ceilings are measured in the same process, after the run. Peak memory
+is that of the whole process, numpy's part included, and its excess over an idle process with the
+same imports.
 """
 
-import argparse
 import itertools
-import json
 import os
-import resource
 import statistics
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import of_script, use_all_cores
+import tyro
+from common import RESULTS, Record, alternate, in_process, show, spreads, update, use_all_cores
 
-from fedjaxsim.algorithms.ppsgd import ppsgd
-from fedjaxsim.data.minibatches import Minibatches
+import fedjaxsim as fjs
+from fedjaxsim.bench.ceilings import Ceilings, seconds
 from fedjaxsim.data.synthetic import feature_variances, regression_stream
-from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.privacy.samplers import full_participation
-from fedjaxsim.simulation import Simulation
+from fedjaxsim.runs.memory import peak_bytes
 from fedjaxsim.sweep import SimulationBatch
 from fedjaxsim.tasks.known_risk import known_regression
 
@@ -62,10 +51,8 @@ SIZES = (16, 32, 64, 128, 256, len(SETTINGS))
 """Numbers of settings that run as one program."""
 SINGLE = (0.1, 1.0, 1.0)
 """Learning rate, level and noise multiplier of the single run."""
-PARTS = ("grid", "single", "sizes")
 GFLOP = 4e-9 * N * BATCH * D
 """Of one round of one run."""
-RESULTS = Path(__file__).parent / "results" / "ppsgd_grid.json"
 
 
 class InNumpy:
@@ -74,7 +61,7 @@ class InNumpy:
     Args:
       theta: θ_i* of all clients, (N, d).
       setting: learning rate, level and noise multiplier.
-      rng: what batches and noise are drawn from.
+      rng: source of batches and noise.
     """
 
     def __init__(
@@ -88,7 +75,7 @@ class InNumpy:
         self.w, self.personal = np.zeros(D), np.zeros((N, D))
 
     def run(self, rounds: int) -> float:
-        """Runs rounds; the mean excess risk after the last."""
+        """Run rounds; return the mean excess risk after the last."""
         for _ in range(rounds):
             self._round()
         error = self.w + self.personal - self.theta
@@ -109,84 +96,55 @@ class InNumpy:
             self.w -= self.shared_rate * (np.mean(gradients, axis=0) + noise / N)
 
 
-def hyperparameters(simulation: Simulation, setting: tuple[float, float, float]) -> Hyperparameters:
+def hyperparameters(
+    simulation: fjs.Simulation, setting: tuple[float, float, float]
+) -> fjs.Hyperparameters:
+    """Return the hyperparameters of a setting of the grid."""
     rate, level, z = setting
     return simulation.hyperparameters(
         learning_rate=rate, personalization=level, clip_norm=CLIP, noise_multiplier=z
     )
 
 
-def make_simulation(**chunking: Any) -> tuple[Simulation, np.ndarray]:
-    """The simulation, and θ_i* of all clients, (N, d)."""
+def make_simulation(**chunking: Any) -> tuple[fjs.Simulation, np.ndarray]:
+    """Return the simulation, and θ_i* of all clients, (N, d)."""
     population = regression_stream(N, D, label_noise=LABEL_NOISE)
     task = known_regression(D)
-    minibatches = Minibatches(BATCH, steps=1)
-    simulation = Simulation(ppsgd(task), population, full_participation(), minibatches, **chunking)
+    minibatches = fjs.Minibatches(BATCH, steps=1)
+    simulation = fjs.Simulation(
+        fjs.ppsgd(task), population, fjs.full_participation(), minibatches, **chunking
+    )
     rows = population.splits["test"].start
     return simulation, population.fields["theta"][rows].astype(np.float64)
 
 
-# --- what a process measures ----------------------------------------------------------------------
+# --- measured in a process of its own -------------------------------------------------------------
 
 
-def megabytes() -> float:
-    """Peak memory of this process so far."""
-    scale = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in kilobytes on Linux
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6
-
-
-def seconds(function: Callable[[], Any]) -> float:
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
-
-
-def ceilings() -> dict[str, float]:
-    """The best of several repetitions of a matrix product and of an update in place."""
-    matrix = jnp.ones((2048, 2048))
-    product = jax.jit(jnp.matmul)
-    array = jnp.zeros(2**26)
-    update = jax.jit(lambda array: array + 1, donate_argnums=0)
-    array = jax.block_until_ready(update(array))
-    jax.block_until_ready(product(matrix, matrix))
-    products, updates = [], []
-    for _ in range(9):
-        products.append(seconds(lambda: jax.block_until_ready(product(matrix, matrix))))
-        begin = time.perf_counter()
-        array = jax.block_until_ready(update(array))
-        updates.append(time.perf_counter() - begin)
-    return {
-        "gemm_gflops": 2 * 2048**3 / min(products) / 1e9,
-        "update_gb_per_s": 2 * array.nbytes / min(updates) / 1e9,
-    }
-
-
-def grid_process(rounds: int) -> dict[str, Any]:
-    """The whole grid once, and numpy on a part of it."""
+def grid_process(rounds: int) -> Record:
+    """Run the whole grid once, and numpy on a part of it."""
+    use_all_cores()
     simulation, theta = make_simulation()
-    settings = [hyperparameters(simulation, setting) for setting in SETTINGS]
-    many = SimulationBatch(simulation, settings)
+    many = SimulationBatch(simulation, [hyperparameters(simulation, each) for each in SETTINGS])
     first = seconds(lambda: many.run(many.init(0), EVAL_EVERY))
-    rng = np.random.default_rng(0)
-    in_numpy: list[float] = []
+    rng, in_numpy = np.random.default_rng(0), list[float]()
 
-    def alternate(*_):
-        begin = time.perf_counter()
+    def turn(*_):
         # A prime stride visits all rates, levels and noises.
         setting = SETTINGS[len(in_numpy) * 37 % len(SETTINGS)]
         with np.errstate(over="ignore", invalid="ignore"):
-            InNumpy(theta, setting, rng).run(EVAL_EVERY)
-        in_numpy.append(time.perf_counter() - begin)
+            in_numpy.append(seconds(lambda: InNumpy(theta, setting, rng).run(EVAL_EVERY)))
 
-    state = many.init(0)
-    jax.block_until_ready(state)
-    total = seconds(lambda: many.run(state, rounds, eval_every=EVAL_EVERY, callbacks=[alternate]))
-    engine = total - sum(in_numpy)
-    numpy_round = sum(in_numpy) / rounds
-    peak, limit = megabytes(), ceilings()
+    state = jax.block_until_ready(many.init(0))
+    total = seconds(lambda: many.run(state, rounds, eval_every=EVAL_EVERY, callbacks=[turn]))
+    engine, numpy_round = total - sum(in_numpy), sum(in_numpy) / rounds
+    peak, ceilings = peak_bytes() / 1e6, Ceilings(jax.devices())
+    gemm, updates = ceilings.flops() / 1e9, ceilings.bandwidth() / 1e9
     gflops = GFLOP * len(SETTINGS) * rounds / engine
     gb_per_s = 2 * 4e-9 * N * D * len(SETTINGS) * rounds / engine
-    return limit | {
+    return {
+        "gemm_gflops": gemm,
+        "update_gb_per_s": updates,
         "seconds": engine,
         "rounds_per_s": rounds / engine,
         "compile_seconds": first - engine * EVAL_EVERY / rounds,
@@ -195,154 +153,103 @@ def grid_process(rounds: int) -> dict[str, Any]:
         "ratio": numpy_round * rounds * len(SETTINGS) / engine,
         "peak_mb": peak,
         "gflops": gflops,
-        "of_gemm": gflops / limit["gemm_gflops"],
+        "of_gemm": gflops / gemm,
         "gb_per_s": gb_per_s,
-        "of_update": gb_per_s / limit["update_gb_per_s"],
+        "of_update": gb_per_s / updates,
     }
 
 
-def single_process(rounds: int, repeats: int) -> dict[str, Any]:
-    """Rounds per second of one run; engine and numpy in turn go on where they were."""
+def single_process(rounds: int, repeats: int) -> Record:
+    """Measure rounds per second of one run; engine and numpy in turn go on where they were."""
     simulation, theta = make_simulation(chunk_map="vmap", chunk_size=250)
     hparams = hyperparameters(simulation, SINGLE)
     first = seconds(lambda: simulation.run(simulation.init(0, hparams), hparams, rounds))
-    state = simulation.init(0, hparams)
-    in_numpy = InNumpy(theta, SINGLE, np.random.default_rng(0))
-    engine_times, numpy_times, risks = [], [], [0.0, 0.0]
-    for _ in range(repeats):
-        begin = time.perf_counter()
+    state, other = simulation.init(0, hparams), InNumpy(theta, SINGLE, np.random.default_rng(0))
+    risks = {"excess_risk": 0.0, "numpy_excess_risk": 0.0}
+
+    def run() -> None:
+        nonlocal state
         state, history = simulation.run(state, hparams, rounds)
-        middle = time.perf_counter()
-        risks = [float(history[-1].evaluation.mean("excess_risk")), in_numpy.run(rounds)]
-        engine_times.append(middle - begin)
-        numpy_times.append(time.perf_counter() - middle)
-    engine, other = statistics.median(engine_times), statistics.median(numpy_times)
+        risks["excess_risk"] = float(history[-1].evaluation.mean("excess_risk"))
+
+    def run_numpy() -> None:
+        risks["numpy_excess_risk"] = other.run(rounds)
+
+    took = alternate({"engine": run, "numpy": run_numpy}, repeats)
+    engine, in_numpy = (statistics.median(values) for values in took.values())
     return {
         "rounds_per_s": rounds / engine,
-        "numpy_rounds_per_s": rounds / other,
-        "ratio": other / engine,
+        "numpy_rounds_per_s": rounds / in_numpy,
+        "ratio": in_numpy / engine,
         "compile_seconds": first - engine,
-        "peak_mb": megabytes(),
-        "excess_risk": risks[0],
-        "numpy_excess_risk": risks[1],
+        "peak_mb": peak_bytes() / 1e6,
+        **risks,
     }
 
 
-def of_size(simulation: Simulation, size: int, rounds: int, repeats: int) -> float:
-    """Rounds of one run per second, of `size` settings of the grid as one program."""
-    chosen = SETTINGS[:: len(SETTINGS) // size][:size]
-    many = SimulationBatch(simulation, [hyperparameters(simulation, setting) for setting in chosen])
-    state, _ = many.run(many.init(0), rounds)
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        state, _ = many.run(state, rounds)
-        times.append(time.perf_counter() - begin)
-    return size * rounds / statistics.median(times)
-
-
-def sizes_process(sizes: list[int], rounds: int, repeats: int) -> dict[str, Any]:
-    """Rounds of a run per second by number of settings, with one evaluation after `rounds`."""
+def sizes_process(sizes: Sequence[int], repeats: int) -> Record:
+    """Measure rounds of a run per second by the number of settings in one program."""
+    use_all_cores()
     simulation, _ = make_simulation()
-    speeds = {f"{size}_per_s": of_size(simulation, size, rounds, repeats) for size in sizes}
-    return speeds | {"peak_mb": megabytes()}
+    found = {}
+    for size in sizes:
+        chosen = SETTINGS[:: len(SETTINGS) // size][:size]
+        many = SimulationBatch(simulation, [hyperparameters(simulation, each) for each in chosen])
+        state = many.init(0)
+
+        def run(many: SimulationBatch = many) -> None:
+            nonlocal state
+            state, _ = many.run(state, EVAL_EVERY)
+
+        took = statistics.median(alternate({"": run}, repeats)[""])
+        found[f"{size}_per_s"] = size * EVAL_EVERY / took
+    return found | {"peak_mb": peak_bytes() / 1e6}
 
 
-def idle_process() -> dict[str, Any]:
-    """What a process takes that imports all this and starts JAX."""
+def idle_megabytes() -> float:
+    """Return the peak memory of a process that imports all this and starts JAX."""
     jax.block_until_ready(jnp.zeros(()) + 1)
-    return {"peak_mb": megabytes()}
+    return peak_bytes() / 1e6
 
 
-# --- the parent -----------------------------------------------------------------------------------
+def main(
+    processes: int = 5,
+    parts: Sequence[Literal["grid", "single", "sizes"]] = ("grid", "single", "sizes"),
+    rounds: int = 300,
+    single_rounds: int = 100,
+    repeats: int = 5,
+    sizes: Sequence[int] = SIZES,
+    out: Path = RESULTS / "ppsgd_grid.json",
+) -> None:
+    """Measure PP-SGD's grid.
 
-
-def measure(part: str, args: argparse.Namespace) -> dict[str, Any]:
-    """What one part gives in this process."""
-    if part == "grid":
-        return grid_process(args.rounds)
-    if part == "single":
-        return single_process(args.single_rounds, args.repeats)
-    if part == "map":
-        return sizes_process(args.sizes, EVAL_EVERY, args.repeats)
-    return idle_process()
-
-
-def in_new_process(part: str, args: argparse.Namespace) -> dict[str, Any]:
-    flags: list[Any] = []
-    for name in ("rounds", "single_rounds", "repeats"):
-        flags += ["--" + name.replace("_", "-"), getattr(args, name)]
-    flags += ["--sizes", *args.sizes]
-    return of_script(__file__, part, *flags)
-
-
-def summarize(processes: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Median and range over the processes of each number."""
-    columns = {name: [process[name] for process in processes] for name in processes[0]}
-    return {
-        name: {"median": statistics.median(values), "least": min(values), "greatest": max(values)}
-        for name, values in columns.items()
+    Args:
+      processes: of each part.
+      parts: that are measured.
+      rounds: of the grid's runs, a multiple of 10.
+      single_rounds: in one repetition of the single run.
+      repeats: of the single run and of each size.
+      sizes: numbers of settings in the part sizes.
+      out: a JSON file for the results, updated part by part.
+    """
+    idle = in_process(idle_megabytes)
+    calls: dict[str, tuple[Any, ...]] = {
+        "grid": (grid_process, rounds),
+        "single": (single_process, single_rounds, repeats),
+        "sizes": (sizes_process, sizes, repeats),
     }
-
-
-def show(numbers: dict[str, dict[str, float]]) -> None:
-    for name, n in numbers.items():
-        print(f"  {name:24} {n['median']:10.4g} ({n['least']:.4g} to {n['greatest']:.4g})")
-
-
-def multiple(text: str) -> int:
-    """A number of rounds that ends with an evaluation."""
-    value = int(text)
-    if value < 1 or value % EVAL_EVERY:
-        raise argparse.ArgumentTypeError(f"must be a multiple of {EVAL_EVERY}, got {value}")
-    return value
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--processes", type=int, default=5, help="of each part")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--rounds", type=multiple, default=300, help="of the grid's runs")
-    parser.add_argument("--single-rounds", type=int, default=100, help="in one repetition")
-    parser.add_argument("--repeats", type=int, default=5, help="of the single run and of a size")
-    parser.add_argument(
-        "--sizes",
-        nargs="+",
-        type=int,
-        choices=range(1, len(SETTINGS) + 1),
-        metavar="S",
-        default=SIZES,
-        help="how many settings, in the part sizes",
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--child", choices=(*PARTS, "idle"), help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    # Before JAX starts. The single run has one device, which uses all cores in an operation.
-    if args.child in ("grid", "sizes"):
-        use_all_cores()
-    if args.child:
-        print(json.dumps(measure(args.child, args)))
-        return
-    idle = in_new_process("idle", args)
-    results: dict[str, Any] = {"jax": jax.__version__, "cores": os.cpu_count()}
-    results |= {"runs": len(SETTINGS), "rounds": args.rounds, "idle_mb": idle["peak_mb"]}
-    processes = {part: [] for part in args.parts}
-    for index in range(args.processes):
-        for part in args.parts:
-            numbers = in_new_process(part, args)
-            numbers["peak_above_idle_mb"] = numbers["peak_mb"] - idle["peak_mb"]
-            processes[part].append(numbers)
-            ratio = f": {numbers['ratio']:.2f} times numpy" if "ratio" in numbers else ""
-            print(f"process {index + 1}, {part}{ratio}", flush=True)
-    for part, several in processes.items():
-        results[part] = {"summary": summarize(several), "processes": several}
-        print(f"{part}, median (range) over {args.processes} processes:")
-        show(results[part]["summary"])
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(results, indent=1) + "\n")
+    found: dict[str, list[Record]] = {part: [] for part in parts}
+    for _ in range(processes):
+        for part in parts:
+            numbers = in_process(*calls[part])
+            found[part].append(numbers | {"peak_above_idle_mb": numbers["peak_mb"] - idle})
+    results: Record = {"jax": jax.__version__, "cores": os.cpu_count()}
+    results |= {"runs": len(SETTINGS), "rounds": rounds, "idle_mb": idle}
+    for part, several in found.items():
+        results[part] = {"summary": spreads(several), "processes": several}
+        show(part, results[part]["summary"])
+    update(out, results)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

@@ -15,20 +15,19 @@
 The data are public here; on private data, tuning needs a budget of its own, by grids or gradients.
 """
 
-import argparse
 import itertools
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
-from common import use_all_cores
+import tyro
+from common import FIGURES, RESULTS, Record, update, use_all_cores, with_error
 from ppsgd_grid import LEVELS, RATES
 
 import fedjaxsim as fjs
@@ -48,26 +47,26 @@ NAMES = ("learning_rate", "personalization", "clip_norm")
 START = {"step": 0.02, "level": 10.0, "clip_norm": 100.0}
 """η_w + η_θ, a = η_w/η_θ and C: the risk hardly falls in 100 rounds."""
 METRIC, SPLIT = "excess_risk", "test"
-ROOT = Path(__file__).parent
-RESULTS = ROOT / "results" / "tuning.json"
-FIGURE = ROOT.parent / "docs" / "figures" / "tuning-against-grids.png"
 _WORST = 300.0
-"""Of the colours; what is worse looks like it."""
+"""The risk of the last colour."""
 Point = dict[str, float]
 
 
 # --- PP-SGD's synthetic problem -------------------------------------------------------------------
 
 
-def synthetic(clients: int, parametrization: str = "grid", **chunking: Any) -> fjs.Simulation:
+def synthetic(
+    clients: int, parametrization: Literal["grid", "paper"] = "grid", **chunking: Any
+) -> fjs.Simulation:
+    """Make the simulation of the problem."""
     population, task = regression_stream(clients, FEATURES), known_regression(FEATURES)
-    algorithm = fjs.ppsgd(task, parametrization="paper" if parametrization == "paper" else "grid")
+    algorithm = fjs.ppsgd(task, parametrization=parametrization)
     minibatches = fjs.Minibatches(BATCH, steps=1)
     return fjs.Simulation(algorithm, population, fjs.full_participation(), minibatches, **chunking)
 
 
 def noise_for(epsilon: float) -> float:
-    """The noise multiplier z(ε, δ, T), 0 for ε = ∞."""
+    """Return the noise multiplier z(ε, δ, T), 0 for ε = ∞."""
     if math.isinf(epsilon):
         return 0.0
     one = jnp.ones(())
@@ -105,7 +104,7 @@ class InSteps:
 
 
 def in_grid(point: Mapping[str, float]) -> Point:
-    """A point of the descent as one of the grid: η = max(η_w, η_θ), a and C."""
+    """Return a point of the descent as one of the grid: η = max(η_w, η_θ), a and C."""
     level = point["level"]
     return {
         "learning_rate": point["step"] * max(level, 1.0) / (1 + level),
@@ -115,11 +114,12 @@ def in_grid(point: Mapping[str, float]) -> Point:
 
 
 def points_of(*axes: Sequence[float]) -> list[Point]:
+    """Return the product of the axes of η, a and C."""
     return [dict(zip(NAMES, values, strict=True)) for values in itertools.product(*axes)]
 
 
 def around(best: Mapping[str, float]) -> list[Point]:
-    """A grid as fine again as the coarse one around its best point, and of as many points."""
+    """Return a finer grid around the best point, with as many points as the coarse one."""
     rate, level, clip = (best[name] for name in NAMES)
     if level == 0:
         levels = [0.0, *np.geomspace(0.003, 0.1, 8)]
@@ -131,9 +131,10 @@ def around(best: Mapping[str, float]) -> list[Point]:
     return points_of(*(list(map(float, axis)) for axis in (rates, levels, clips)))
 
 
-def tune_synthetic(epsilon: float, seeds: int, most: int, simulations: Any) -> dict[str, Any]:
-    """The coarse and the fine grid, and the descent, at one ε."""
-    sweep, single = simulations
+def tune_synthetic(
+    epsilon: float, seeds: int, most: int, sweep: fjs.Simulation, single: fjs.Simulation
+) -> Record:
+    """Compare the coarse and the fine grid with the descent at one ε."""
     keys = jax.random.split(jax.random.key(1), 2 * seeds)
     search, fresh = keys[:seeds], keys[seeds:]
     base = sweep.hyperparameters(clip_norm=1.0, noise_multiplier=noise_for(epsilon))
@@ -182,17 +183,13 @@ def tune_synthetic(epsilon: float, seeds: int, most: int, simulations: Any) -> d
         "tuned": in_grid(best.point),
         "tuned_value": best.value,
         "targets": {
-            name: {
-                "value": value,
-                "runs": points,
-                **reached(path.steps, value, points),
-            }
+            name: {"value": value, "runs": points, **reached(path.steps, value, points)}
             for name, (value, points) in targets.items()
         },
         "best_points": {name: _finite(point) for name, point in rivals.items()},
         "fresh": {
-            "tuned": _with_error(elsewhere.values),
-            **{name: _with_error(v) for name, v in zip(rivals, judged, strict=True)},
+            "tuned": with_error(elsewhere.values),
+            **{name: with_error(v) for name, v in zip(rivals, judged, strict=True)},
             "slope": np.mean(slopes, axis=1).tolist(),
             # Where C is beyond all norms, both are 0.
             "slope_in_standard_errors": (
@@ -202,12 +199,12 @@ def tune_synthetic(epsilon: float, seeds: int, most: int, simulations: Any) -> d
         "seconds": {"grids": of_grids, "descent": of_descent},
         "contour": contour(coarse_points, coarse_means, best.point["clip_norm"]),
     }
-    print(json.dumps({k: v for k, v in result.items() if k not in ("path", "contour")}, indent=1))
+    print({k: v for k, v in result.items() if k not in ("path", "contour")}, flush=True)
     return result
 
 
-def record(step: Step) -> dict[str, Any]:
-    """What is kept of a point that a descent measured."""
+def record(step: Step) -> Record:
+    """Return what is kept of a point that a descent measured."""
     return {
         "point": in_grid(step.point),
         "value": step.value,
@@ -219,24 +216,20 @@ def record(step: Step) -> dict[str, Any]:
     }
 
 
-def reached(steps: Sequence[Step], value: float, points: int) -> dict[str, Any]:
-    """When the descent was as good: run-equivalents for each seed, and how many times fewer."""
+def reached(steps: Sequence[Step], value: float, points: int) -> Record:
+    """Return the run-equivalents for each seed until the descent is as good, and the ratio."""
     for step in steps:
         if step.accepted and step.value <= value:
             return {"reached_after": step.runs, "times_fewer": points / step.runs}
     return {"reached_after": None, "times_fewer": None}
 
 
-def _with_error(values: np.ndarray) -> list[float]:
-    return [float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values)))]
-
-
 def _finite(point: Mapping[str, float]) -> dict[str, float | str]:
     return {name: value if math.isfinite(value) else "inf" for name, value in point.items()}
 
 
-def contour(points: Sequence[Point], values: np.ndarray, clip: float) -> dict[str, Any]:
-    """The plane of the coarse grid whose C is nearest to the tuned one."""
+def contour(points: Sequence[Point], values: np.ndarray, clip: float) -> Record:
+    """Return the plane of the coarse grid whose C is nearest to the tuned one."""
     nearest = min(CLIPS, key=lambda c: abs(math.log(c / clip)))
     plane = [v for v, p in zip(values, points, strict=True) if p["clip_norm"] == nearest]
     table = np.reshape(plane, (len(RATES), len(LEVELS)))
@@ -245,7 +238,7 @@ def contour(points: Sequence[Point], values: np.ndarray, clip: float) -> dict[st
 
 
 def draw(results: Sequence[Mapping[str, Any]], out: Path) -> None:
-    """The way of the descents over the grid, and the risk against the run-equivalents."""
+    """Draw the descents over the grid, and the risk against the run-equivalents."""
     planes = [np.array(result["contour"]["values"])[:, 1:-1].T for result in results]
     levels = np.geomspace(min(values.min() for values in planes), _WORST, 14)
     with mpl.rc_context(STYLE):
@@ -288,8 +281,8 @@ def _columns(points: Sequence[Mapping[str, float]]) -> tuple[list[float], list[f
 # --- the price of privacy -------------------------------------------------------------------------
 
 
-def prices(seeds: int) -> list[dict[str, Any]]:
-    """Its mean over seeds with standard error, for populations of three sizes."""
+def prices(seeds: int) -> list[Record]:
+    """Measure the price of privacy, its mean over seeds with standard error."""
     rows = []
     values = {"learning_rate": 0.7, "personalization": 3.0, "clip_norm": 3.0}
     keys = jax.random.split(jax.random.key(2), seeds)
@@ -299,52 +292,41 @@ def prices(seeds: int) -> list[dict[str, Any]]:
         price = over_seeds(price_of_privacy(simulation, objective, ROUNDS, delta=DELTA))
         estimate = price(keys, simulation.hyperparameters(**values), epsilon)
         (value, slope), (_, error) = estimate.mean, estimate.standard_error
-        rows.append(
-            {
-                "clients": clients,
-                "epsilon": epsilon,
-                "value": float(value),
-                "price": float(slope),
-                "standard_error": float(error),
-            }
-        )
+        numbers = {"value": float(value), "price": float(slope), "standard_error": float(error)}
+        rows.append({"clients": clients, "epsilon": epsilon, **numbers})
         print(rows[-1], flush=True)
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument(
-        "--parts",
-        nargs="+",
-        choices=("synthetic", "laws"),
-        default=["synthetic", "laws"],
-    )
-    parser.add_argument("--epsilons", nargs="+", type=float, default=EPSILONS)
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--most", type=int, default=24, help="points that a descent measures")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="updated part by part")
-    parser.add_argument("--figure", type=Path, default=FIGURE)
-    args = parser.parse_args()
+def main(
+    parts: Sequence[Literal["synthetic", "laws"]] = ("synthetic", "laws"),
+    epsilons: Sequence[float] = EPSILONS,
+    seeds: int = 10,
+    most: int = 24,
+    out: Path = RESULTS / "tuning.json",
+    figure: Path = FIGURES / "tuning-against-grids.png",
+) -> None:
+    """Compare tuning by hypergradients with grids.
+
+    Args:
+      parts: that are measured.
+      epsilons: of the part synthetic.
+      seeds: of the objective, and as many others to judge.
+      most: points that a descent measures.
+      out: a JSON file for the results, updated part by part.
+      figure: a .png file for the part synthetic.
+    """
     use_all_cores()
-    results = json.loads(args.out.read_text()) if args.out.exists() else {}
-    results |= {"jax": jax.__version__}
-    if "synthetic" in args.parts:
-        sweep = synthetic(N)
-        single = synthetic(N, "paper", chunk_map="vmap", chunk_size=250)
-        rows = [
-            tune_synthetic(epsilon, args.seeds, args.most, (sweep, single))
-            for epsilon in args.epsilons
-        ]
-        results["synthetic"] = {"rounds": ROUNDS, "seeds": args.seeds, "results": rows}
-        draw(rows, args.figure)
-    if "laws" in args.parts:
-        results["price_of_privacy"] = {"seeds": args.seeds, "rows": prices(args.seeds)}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(results, indent=1) + "\n")
+    results: Record = {"jax": jax.__version__}
+    if "synthetic" in parts:
+        simulations = synthetic(N), synthetic(N, "paper", chunk_map="vmap", chunk_size=250)
+        rows = [tune_synthetic(epsilon, seeds, most, *simulations) for epsilon in epsilons]
+        results["synthetic"] = {"rounds": ROUNDS, "seeds": seeds, "results": rows}
+        draw(rows, figure)
+    if "laws" in parts:
+        results["price_of_privacy"] = {"seeds": seeds, "rows": prices(seeds)}
+    update(out, results)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

@@ -10,51 +10,44 @@ that the noise on the mean message is that of the others' run: they count as pub
 them.
 """
 
-import argparse
 import itertools
-import json
-import math
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
-from common import use_all_cores
+import tyro
+from common import RESULTS, Record, use_all_cores, with_error
+from tyro.conf import Positional
 
 import fedjaxsim as fjs
 from fedjaxsim.data import load
 from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.transforms import invert
-from fedjaxsim.models import linear
 from fedjaxsim.privacy.calibration import noise_multiplier
-from fedjaxsim.tasks import softmax
+from fedjaxsim.report.files import write_json
 from fedjaxsim.tune import SeedGradient, descend
 
 ROUNDS, EPSILON, RATE, CLIP, BATCH = 50, 2.0, 0.5, 0.3, 10
 START = {"learning_rate": 0.005, "lam": 3.0}
-RESULTS = Path(__file__).parent / "results" / "tuning_femnist.json"
-GRID = ((0.01, 0.03, 0.1, 0.3, 1.0), (0.01, 0.03, 0.1, 0.3, 1.0))
+AXIS = (0.01, 0.03, 0.1, 0.3, 1.0)
+"""Of the grid, for both."""
 
 
-def tune(source: str, seeds: int, most: int) -> dict[str, Any]:
-    """λ and η of PMTL, tuned on a third of the writers and judged on the others."""
+def tune(source: str, seeds: int, most: int) -> Record:
+    """Tune λ and η of PMTL on a third of the writers, and judge them on the others."""
     writers = invert(load(source, test=0.2, validation=0.2, seed=0))
     others, third = hold_out(writers, 1 / 3, 0)
-    task = softmax(linear(writers.fields["x"].shape[1:], 62), 62)
+    task = fjs.tasks.softmax(fjs.models.linear(writers.fields["x"].shape[1:], 62), 62)
 
     def simulation(population):
-        sampling = fjs.poisson(RATE)
         minibatches = fjs.Minibatches(BATCH, epochs=1)
-        return fjs.Simulation(fjs.pmtl(task), population, sampling, minibatches)
+        return fjs.Simulation(fjs.pmtl(task), population, fjs.poisson(RATE), minibatches)
 
     final, public = simulation(others), simulation(third)
     z = noise_multiplier(
-        EPSILON,
-        1 / (10 * others.num_clients),
-        rounds=ROUNDS,
-        sampling_rate=RATE,
+        EPSILON, 1 / (10 * others.num_clients), rounds=ROUNDS, sampling_rate=RATE,
         scheme=final.sampling.scheme,
-    )
+    )  # fmt: skip
     # The noise on the mean message is what the run on the others will have.
     scaled = z * third.num_clients / others.num_clients
     base = public.hyperparameters(clip_norm=CLIP, noise_multiplier=scaled)
@@ -62,20 +55,16 @@ def tune(source: str, seeds: int, most: int) -> dict[str, Any]:
     names = tuple(START)
     measure = SeedGradient(public, base, ROUNDS, names, keys)
     path = descend(measure, START, steps=most - 1, cost=1 + len(names))
-    axes = itertools.product(*GRID)
-    points = [dict(zip(names, values, strict=True)) for values in axes]
+    points = [dict(zip(names, pair, strict=True)) for pair in itertools.product(AXIS, AXIS)]
     grid = measure.on_grid(points)
     assert grid is not None
-    candidates = {
-        "start": START,
-        "tuned": path.best.point,
-        "best of the grid": points[grid.best],
-    }
+    best = points[grid.best]
+    candidates = {"start": START, "tuned": path.best.point, "best of the grid": best}
     private, fresh = base.replace(noise_multiplier=z), jax.random.split(jax.random.key(4), seeds)
     others_run = SeedGradient(final, private, ROUNDS, names, fresh, metric="accuracy", split="test")
     judged = others_run.on_grid(list(candidates.values()))
     assert judged is not None
-    result = {
+    return {
         "epsilon": EPSILON,
         "rounds": ROUNDS,
         "writers": [third.num_clients, others.num_clients],
@@ -95,29 +84,27 @@ def tune(source: str, seeds: int, most: int) -> dict[str, Any]:
             name: with_error(values) for name, values in zip(candidates, judged.values, strict=True)
         },
     }
-    print(json.dumps({key: v for key, v in result.items() if key != "path"}, indent=1))
-    return result
 
 
-def with_error(values: np.ndarray) -> list[float]:
-    """Mean and standard error."""
-    return [float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values)))]
+def main(
+    source: Positional[str],
+    seeds: int = 3,
+    most: int = 20,
+    out: Path = RESULTS / "tuning_femnist.json",
+) -> None:
+    """Tune PMTL on FEMNIST.
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("source", help="leaf:PATH of the FEMNIST file")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--most", type=int, default=20, help="points that the descent measures")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    args = parser.parse_args()
+    Args:
+      source: leaf:PATH of the FEMNIST file.
+      seeds: of the objective, and as many others to judge.
+      most: points that the descent measures.
+      out: a JSON file for the results.
+    """
     use_all_cores()
-    results = {"jax": jax.__version__} | tune(args.source, args.seeds, args.most)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(results, indent=1) + "\n")
+    results = {"jax": jax.__version__} | tune(source, seeds, most)
+    print({key: value for key, value in results.items() if key != "path"})
+    write_json(out, results)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

@@ -218,7 +218,7 @@ class Patience(Callback):
 
     The metric is the one by which runs are judged: accuracy, nMSE, the excess risk or the loss. It
     is added to the run's record for later callbacks. The guarantee does not cover this choice of
-    the last round: see docs/watching.md.
+    the last round: see docs/runs.md.
 
     Args:
       evaluations: number of consecutive evaluations without improvement that stops the run.

@@ -23,7 +23,7 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
-    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
     *ROOT.glob("benchmarks/*/*.md"),
 ]
 FOLDERS = ["fedjaxsim", "tests", "benchmarks", "experiments", "notebooks", "docs"]
@@ -40,14 +40,18 @@ _TEST_NAMES = {
     for name in re.findall(r"def (test_\w+)", path.read_text())
 }
 
-BUILD_ON_THE_README = {"algorithms", "audit", "privacy", "sweeps", "your-algorithm"}
-"""Pages whose Python starts with what that of the README has made."""
-OF_FILES = {"data", "quickstart"}
+START = ROOT / "docs/start.md"
+BUILD_ON_THE_README = {
+    ROOT / f"docs/{name}.md"
+    for name in ("reference/algorithms", "audit", "privacy", "sweeps", "your-algorithm")
+}
+"""Pages whose Python continues that of the README."""
+OF_FILES = {ROOT / "docs/data.md", START}
 """Pages whose Python reads files; see test_your_data.py, and below."""
 WITH_PYTHON = [
     document
     for document in DOCUMENTS[1:]
-    if "```python" in document.read_text() and document.stem not in OF_FILES
+    if "```python" in document.read_text() and document not in OF_FILES
 ]
 
 
@@ -89,6 +93,12 @@ def test_files_and_tests_that_are_named_exist(document):
             assert name in _TEST_NAMES, name
 
 
+def test_pages_that_code_and_notebooks_name_exist():
+    for path in {*_SCRIPTS, *ROOT.glob("notebooks/*.ipynb")}:
+        for name in re.findall(r"docs/[\w/-]+\.md", path.read_text()):
+            assert (ROOT / name).exists(), f"{path.relative_to(ROOT)} names {name}"
+
+
 def test_python_names_exist(document):
     text = document.read_text()
     for module, names in re.findall(r"from (fedjaxsim[\w.]*) import ([\w, ]+)", text):
@@ -99,7 +109,7 @@ def test_python_names_exist(document):
 
 
 def test_every_public_name_is_in_the_api():
-    text = (ROOT / "docs" / "api.md").read_text()
+    text = (ROOT / "docs/reference/api.md").read_text()
     for module in (fjs, fjs.data, fjs.models):
         for name in module.__all__:
             if not inspect.ismodule(getattr(module, name)):
@@ -109,8 +119,9 @@ def test_every_public_name_is_in_the_api():
 def test_every_page_is_on_the_site():
     trees = re.findall(r"```\{toctree\}\n(.*?)```", (ROOT / "docs/index.md").read_text(), re.S)
     listed = {line for tree in trees for line in tree.split() if line[0] != ":"}
-    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
-    assert pages <= listed
+    docs = ROOT / "docs"
+    pages = {str(path.relative_to(docs).with_suffix("")) for path in docs.glob("**/*.md")}
+    assert pages - {"index"} <= listed
     notebooks = {f"../notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.ipynb")}
     assert notebooks <= listed
 
@@ -177,23 +188,22 @@ def test_the_python_of_the_readme_spends_its_epsilon_and_its_ditto_is_ditto(read
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.stem)
 def test_the_python_of_a_page_runs(page, readme, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run_python(page, dict(readme) if page.stem in BUILD_ON_THE_README else {})
+    run_python(page, dict(readme) if page in BUILD_ON_THE_README else {})
 
 
 @pytest.mark.thorough
-def test_the_python_of_the_quickstart_repeats_its_first_run(tmp_path, monkeypatch):
+def test_the_python_of_start_repeats_its_first_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = ROOT / "docs/quickstart.md"
-    (first,) = (each for each in commands(page) if re.match("fedjaxsim run .*runs/first", each))
+    (first,) = (each for each in commands(START) if re.match("fedjaxsim run .*runs/first", each))
     assert main([*shlex.split(first)[1:], "--quiet"]) == 0
-    history = run_python(page, {})["history"]
+    history = run_python(START, {})["history"]
     recorded = json.loads((tmp_path / "runs/first/metrics.jsonl").read_text().splitlines()[-1])
     found = history[-1].evaluation.summary()
     assert {name: recorded[name] for name in found} == found
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md", "docs/command-line.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/start.md", "docs/command-line.md"])
 def test_the_commands_run(name, tmp_path, monkeypatch):
     """All but those that want data of others, or minutes; with few rounds."""
     monkeypatch.chdir(tmp_path)

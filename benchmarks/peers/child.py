@@ -1,4 +1,4 @@
-"""What the child processes of the comparison share. Only numpy: peers have their own environments.
+"""Functions that the child processes share. Only numpy: peers have environments of their own.
 
 A child reads the clients that the parent has written, trains, and prints a report as one line of
 JSON, its last.
@@ -9,8 +9,7 @@ import json
 import platform
 import resource
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,13 +17,9 @@ import numpy as np
 
 COHORT, BATCH, CLASSES, SIDE = 100, 10, 62, 28
 LEARNING_RATE, LAM, CLIP = 0.1, 0.1, 1.0
-TEXT_COHORT, LENGTH, CHARACTERS, EMBEDDING, UNITS, LAYERS = 20, 20, 80, 8, 256, 2
-"""Of the text: clients in a round, characters of a row, and the sizes of FedJAX's model."""
 NOISE_MULTIPLIER = 0.1
 """Of the runs with noise. It protects nobody: a dozen rounds are to show that a run learns, and the
 time of drawing noise does not depend on its size."""
-
-
 Rows = tuple[np.ndarray, np.ndarray]
 
 
@@ -35,13 +30,13 @@ class Clients(NamedTuple):
     test: list[Rows]
 
     def all_tests(self) -> Rows:
-        """The test rows of all clients together, (n, d) and (n,)."""
+        """Return the test rows of all clients together, (n, d) and (n,)."""
         x, y = zip(*self.test, strict=True)
         return np.concatenate(x), np.concatenate(y)
 
 
 def read_clients(path: str | Path) -> Clients:
-    """The clients of a file that `fedjaxsim.data.npz.save_npz` wrote, with `x` and `y`."""
+    """Read the clients of a file that `fedjaxsim.data.npz.save_npz` wrote, with `x` and `y`."""
     with np.load(path, allow_pickle=False) as arrays:
         x, y, owner, split = (arrays[name] for name in ("x", "y", "client", "split"))
 
@@ -53,26 +48,19 @@ def read_clients(path: str | Path) -> Clients:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line of a child."""
+    """Parse the command line of a child."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", help="which of the runs that this child knows")
+    parser.add_argument("what", help="one of the runs that this child knows")
     parser.add_argument("--data", type=Path, help="the .npz file with the clients")
     parser.add_argument("--warm", type=int, required=True, help="rounds before the clock starts")
     parser.add_argument("--rounds", type=int, required=True, help="rounds that are timed")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--setting", default="", help="what the parent calls the settings")
+    parser.add_argument("--setting", default="", help="the name of the settings")
     return parser.parse_args(arguments)
 
 
-def seconds(function: Callable[[], Any]) -> float:
-    """How long a call takes."""
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
-
-
 def peak_megabytes() -> float:
-    """Peak resident memory of this process so far, MB."""
+    """Return the peak resident memory of this process in MB."""
     status = Path("/proc/self/status")
     if status.exists():  # on Linux getrusage starts from what the parent had
         peaks = [line for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
@@ -82,34 +70,31 @@ def peak_megabytes() -> float:
 
 
 def report(
-    args: argparse.Namespace,
-    timed: float,
-    warm: float,
-    learned: Mapping[str, float],
-    versions: Mapping[str, str],
+    args: argparse.Namespace, times: Sequence[float], accuracy: float, versions: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What a child reports.
+    """Return the report of a child.
 
     Args:
       args: of `parse`.
-      timed: seconds of the timed rounds.
-      warm: seconds of the rounds before them, compilation included.
-      learned: by name, how good the model is after the last round.
+      times: at the start and after each round, in seconds; the last is the end of the last round.
+      accuracy: of the model on all test rows after the last round.
       versions: of the libraries.
     """
+    start = times[-1 - args.rounds]
+    timed = times[-1] - start
     return {
         "rounds_per_s": args.rounds / timed,
         "seconds_per_round": timed / args.rounds,
         "warm_rounds": args.warm,
-        "warm_seconds": warm,
+        "warm_seconds": start - times[0],
         "rounds": args.rounds,
         "peak_mb": peak_megabytes(),
-        "learned": dict(learned),
+        "learned": {"accuracy": accuracy},
         "setting": args.setting,
         "versions": {"python": platform.python_version(), "numpy": np.__version__, **versions},
     }
 
 
 def emit(numbers: Mapping[str, Any]) -> None:
-    """Prints a report as one line."""
+    """Print a report as one line."""
     print(json.dumps(numbers), flush=True)

@@ -28,7 +28,7 @@ from torch.nn import functional
 
 
 class CNN(nn.Module):
-    """The papers' network, with the loss and the metrics that pfl asks for."""
+    """The papers' network, with the loss and the metrics of pfl's protocol."""
 
     def __init__(self):
         super().__init__()
@@ -49,15 +49,15 @@ class CNN(nn.Module):
                 nn.init.normal_(parameter, std=1 / math.sqrt(parameter[0].numel()))
 
     def forward(self, x):
-        """Logits (b, 62) of images (b, 1, 28, 28)."""
+        """Return logits (b, 62) of images (b, 1, 28, 28)."""
         return self.layers(x)
 
     def loss(self, x, y):
-        """The mean cross-entropy of a minibatch."""
+        """Return the mean cross-entropy of a minibatch."""
         return functional.cross_entropy(self(x), y)
 
     def metrics(self, x, y):
-        """What pfl reports in the first round."""
+        """Return the metrics that pfl reports in the first round."""
         correct = (self(x).argmax(dim=1) == y).sum().item()
         return {"accuracy": Weighted(correct, len(y))}
 
@@ -69,19 +69,20 @@ class Clock(TrainingProcessCallback):
         self.times = [time.perf_counter()]
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
-        """Called by pfl."""
+        """Note the time; pfl calls it."""
         del aggregate_metrics, model, central_iteration
         self.times.append(time.perf_counter())
         return False, Metrics()
 
 
 def tensors(x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images (n, 1, 28, 28) and labels (n,)."""
     images = torch.from_numpy(x.reshape(-1, 1, child.SIDE, child.SIDE))
     return images, torch.from_numpy(y.astype(np.int64))
 
 
 def training_data(clients: child.Clients) -> FederatedDataset:
-    """Every client's tensors, made once; pfl draws cohorts uniformly with replacement."""
+    """Make the tensors of every client once; pfl draws cohorts uniformly with replacement."""
     users = [
         PyTorchTensorDataset(tensors(x, y), user_id=str(k))
         for k, (x, y) in enumerate(clients.train)
@@ -90,7 +91,7 @@ def training_data(clients: child.Clients) -> FederatedDataset:
 
 
 def train(args, network: CNN, clients: child.Clients) -> list[float]:
-    """Trains; the times at the start and after each round."""
+    """Train; return the times at the start and after each round."""
     server = torch.optim.SGD(network.parameters(), lr=1.0)
     model = PyTorchModel(network, torch.optim.SGD, server)
     mechanism = GaussianMechanism(child.CLIP, child.NOISE_MULTIPLIER)
@@ -120,6 +121,7 @@ def train(args, network: CNN, clients: child.Clients) -> list[float]:
 
 
 def main() -> None:
+    """Train, test at the end, and report."""
     args = child.parse()
     torch.manual_seed(args.seed)
     np.random.seed(args.seed)  # noqa: NPY002 - pfl draws cohorts and noise from the global state
@@ -128,11 +130,8 @@ def main() -> None:
     x, y = tensors(*clients.all_tests())
     with torch.no_grad():
         accuracy = (network(x).argmax(dim=1) == y).double().mean().item()
-    start = times[args.warm]
     versions = {name: importlib.metadata.version(name) for name in ("pfl", "torch")}
-    numbers = child.report(
-        args, times[-1] - start, start - times[0], {"accuracy": accuracy}, versions
-    )
+    numbers = child.report(args, times, accuracy, versions)
     workers = get_framework_module().distributed
     numbers["peak_mb"] = workers.all_reduce([torch.tensor([numbers["peak_mb"]])])[0].item()
     if workers.global_rank == 0:

@@ -32,7 +32,7 @@ class Setting(NamedTuple):
     rounds: int
 
     def exact(self, noise_multiplier: float) -> np.ndarray:
-        """The curve of the Gaussian mechanism on the sum of clipped messages, zero-out."""
+        """Return the curve of the Gaussian mechanism on the sum of clipped messages, zero-out."""
         if noise_multiplier == 0:
             return np.zeros_like(TYPE_ONE)
         p = self.cohort / self.clients
@@ -55,7 +55,7 @@ class Setting(NamedTuple):
 SETTINGS = (Setting("CelebA", 9343, 20, 400), Setting("FEMNIST", 174, 3, 1000))
 PANELS: dict[str, Callable[[Setting, float], np.ndarray]] = {
     "the paper's limit, at σ": Setting.by_limit,
-    "exact, central door, z = σ": Setting.exact,
+    "exact, central mechanism, z = σ": Setting.exact,
     "exact, at its own z = 2σK$^{1.5}$/M": Setting.of_own_scale,
 }
 

@@ -57,21 +57,23 @@ def published(budget: Budget, epsilon: float, delta: float, rounds: int) -> np.n
 def scores(
     study: Study, name: str, acceleration: Acceleration, seed: int
 ) -> dict[str, list[float]]:
-    """The nMSE of every ε at the best λ on the folds of one data set, by allocation."""
+    """Return the nMSE of every ε at the best λ on the folds of one data set, by allocation."""
     method, m = METHODS[name], study.clients
-    door = method.mechanism()
+    mechanism = method.mechanism()
 
     def compute() -> dict[str, list[float]]:
         algorithm = fjs.mpmtl(study.task, penalty="low-rank", acceleration=acceleration)
         folds = folded(study.problem.read(seed), seed)
-        runs = Repetitions(study.simulation(algorithm, door, folds[0], None))
+        runs = Repetitions(study.simulation(algorithm, mechanism, folds[0], None))
         own = study.models(folds, range(len(folds)))
         found = {}
         for title, budget in schedules().items():
             plan = []
             for epsilon in EPSILONS:
                 if method.style == "solid":
-                    z = budget.noise(method.noise(door, epsilon, study.delta, ROUNDS, m), ROUNDS)
+                    z = budget.noise(
+                        method.noise(mechanism, epsilon, study.delta, ROUNDS, m), ROUNDS
+                    )
                 else:
                     z = published(budget, epsilon, study.delta, ROUNDS)
                 z = np.broadcast_to(np.asarray(z, np.float32), (ROUNDS,))
@@ -92,7 +94,7 @@ def scores(
 
 
 def main() -> None:
-    """Runs what is not finished, prints the table and draws the figure."""
+    """Run unfinished parts, print the table and draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", type=Path, required=True, help="folder of finished parts")
     parser.add_argument("--figure", type=Path, required=True, help="a .png file")

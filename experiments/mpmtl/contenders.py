@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import fedjaxsim as fjs
+from fedjaxsim.algorithms.mpmtl import Penalty
 from fedjaxsim.factories import make
 from fedjaxsim.privacy.accounting import kov
 from fedjaxsim.privacy.calibration import noise_multiplier
@@ -18,23 +19,25 @@ Noise = Callable[[fjs.Mechanism, float, float, int, int], float]
 being what neighbours are."""
 
 
-def _sound(door: fjs.Mechanism, epsilon: float, delta: float, rounds: int, clients: int) -> float:
+def _sound(
+    mechanism: fjs.Mechanism, epsilon: float, delta: float, rounds: int, clients: int
+) -> float:
     if math.isinf(epsilon):
         return 0.0
-    if door.event.kind == "pure":  # of one release, with δ = 0
+    if mechanism.event.kind == "pure":  # of one release, with δ = 0
         return 2 / epsilon
     scheme = SamplingScheme("full", clients, clients)
     return noise_multiplier(
-        epsilon, delta, rounds=rounds, sampling_rate=1.0, scheme=scheme, event=door.event,
+        epsilon, delta, rounds=rounds, sampling_rate=1.0, scheme=scheme, event=mechanism.event,
         adjacency="replace",
     )  # fmt: skip
 
 
 def _as_published(
-    door: fjs.Mechanism, epsilon: float, delta: float, rounds: int, clients: int
+    mechanism: fjs.Mechanism, epsilon: float, delta: float, rounds: int, clients: int
 ) -> float:
     """1/ε_t of equal ε_t that compose to ε by the paper's equation 6, were each release ε_t-DP."""
-    del door, clients
+    del mechanism, clients
     if math.isinf(epsilon):
         return 0.0
     low, high = 0.0, epsilon
@@ -52,7 +55,7 @@ class Method:
     Attributes:
       title: its name in figures.
       make: `(task, clients) -> Algorithm`.
-      door: the mechanism by name.
+      release: the name of its mechanism.
       colour: in every figure.
       style: of its line; dashed where its ε is only claimed.
       diagonal: whether the mechanism releases a diagonal only.
@@ -66,7 +69,7 @@ class Method:
 
     title: str
     make: Callable[[fjs.Task, int], fjs.Algorithm]
-    door: str
+    release: str
     colour: str
     style: str = "solid"
     diagonal: bool = False
@@ -79,22 +82,11 @@ class Method:
     def mechanism(self) -> fjs.Mechanism:
         """Make its mechanism."""
         options: dict[str, Any] = {"diagonal": True} if self.diagonal else {}
-        return make(MECHANISMS[self.door], **options)
+        return make(MECHANISMS[self.release], **options)
 
 
-def _low_rank(task: fjs.Task, clients: int) -> fjs.Algorithm:
-    del clients
-    return fjs.mpmtl(task, penalty="low-rank", acceleration="convex")
-
-
-def _group_sparse(task: fjs.Task, clients: int) -> fjs.Algorithm:
-    del clients
-    return fjs.mpmtl(task, penalty="group-sparse", acceleration="convex")
-
-
-def _relationship(task: fjs.Task, clients: int) -> fjs.Algorithm:
-    del clients
-    return fjs.mpmtl(task, penalty="relationship", acceleration="convex")
+def _mpmtl(penalty: Penalty) -> Callable[[fjs.Task, int], fjs.Algorithm]:
+    return lambda task, clients: fjs.mpmtl(task, penalty=penalty, acceleration="convex")
 
 
 def _dp_mtrl(task: fjs.Task, clients: int) -> fjs.Algorithm:
@@ -102,20 +94,20 @@ def _dp_mtrl(task: fjs.Task, clients: int) -> fjs.Algorithm:
 
 
 METHODS = {
-    "low-rank": Method("MP-MTL low-rank", _low_rank, "gaussian-gram", COLOURS[0]),
+    "low-rank": Method("MP-MTL low-rank", _mpmtl("low-rank"), "gaussian-gram", COLOURS[0]),
     "group-sparse": Method(
-        "MP-MTL group-sparse", _group_sparse, "gaussian-gram", COLOURS[1], diagonal=True
+        "MP-MTL group-sparse", _mpmtl("group-sparse"), "gaussian-gram", COLOURS[1], diagonal=True
     ),
     "low-rank-published": Method(
-        "low-rank, as published (no ε)", _low_rank, "wishart", COLOURS[0], "dashed",
+        "low-rank, as published (no ε)", _mpmtl("low-rank"), "wishart", COLOURS[0], "dashed",
         noise=_as_published,
     ),
     "group-sparse-published": Method(
-        "group-sparse, as published (no ε)", _group_sparse, "wishart", COLOURS[1], "dashed",
-        noise=_as_published,
+        "group-sparse, as published (no ε)", _mpmtl("group-sparse"), "wishart", COLOURS[1],
+        "dashed", noise=_as_published,
     ),
     "relationship": Method(
-        "MP-MTL relationship", _relationship, "gaussian-gram", COLOURS[4], squared=True
+        "MP-MTL relationship", _mpmtl("relationship"), "gaussian-gram", COLOURS[4], squared=True
     ),
     "dp-mtrl": Method("DP-MTRL", _dp_mtrl, "every-row", COLOURS[2], squared=True),
     "dp-aggr": Method(

@@ -59,7 +59,7 @@ def measure(clients: int) -> dict[str, Any]:
 
 
 def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """The figure of what `measure` found for each number of tasks."""
+    """Draw the measurements of each number of tasks."""
     with mpl.rc_context(STYLE):
         figure = picture(f"A round of MP-MTL: d = {FEATURES}, {ROWS} rows a task", 6, 3.2)
         axes = figure.subplots()

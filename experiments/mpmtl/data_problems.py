@@ -136,7 +136,7 @@ PROBLEMS = {
 
 
 def folded(population: fjs.Population, seed: int) -> list[fjs.Population]:
-    """The population with each fifth of the training rows in turn as validation rows.
+    """Return the population with each fifth of the training rows in turn as validation rows.
 
     Args:
       population: without validation rows.

@@ -33,15 +33,15 @@ def models(seed: int = 0) -> np.ndarray:
 
 def published(w: np.ndarray, method: str, epsilon: float, seed: int = 1) -> np.ndarray:
     """M W of one release of a method's mechanism at ε, (d, m)."""
-    door = METHODS[method].mechanism()
-    z = METHODS[method].noise(door, epsilon, delta(TASKS), 1, TASKS)
+    mechanism = METHODS[method].mechanism()
+    z = METHODS[method].noise(mechanism, epsilon, delta(TASKS), 1, TASKS)
     hparams = fjs.Hyperparameters(clip_norm=100 * np.sqrt(FEATURES), noise_multiplier=z).as_arrays()
     messages = fjs.Messages(jnp.asarray(w.T[:, :, None], jnp.float32))
-    total = door.zero(jax.ShapeDtypeStruct((FEATURES, 1), jnp.float32), TASKS)
+    total = mechanism.zero(jax.ShapeDtypeStruct((FEATURES, 1), jnp.float32), TASKS)
     everyone = jnp.ones(TASKS, bool)
-    total = door.add(total, messages, everyone, jnp.arange(TASKS), (), hparams)
+    total = mechanism.add(total, messages, everyone, jnp.arange(TASKS), (), hparams)
     key = jax.random.key(seed, impl="threefry2x32")
-    release = door.release(total, TASKS, key, (), hparams, 0).value
+    release = mechanism.release(total, TASKS, key, (), hparams, 0).value
     return np.asarray(shrinkage(release, THRESHOLD)) @ w
 
 

@@ -40,15 +40,23 @@ def main() -> None:
         axes = figure.subplots()
         for name, style in (("low-rank", "solid"), ("low-rank-published", "dashed")):
             method = METHODS[name]
-            door = method.mechanism()
-            bare = gaussian_gram(psd_deviations=None) if name == "low-rank" else door
+            mechanism = method.mechanism()
+            bare = gaussian_gram(psd_deviations=None) if name == "low-rank" else mechanism
             algorithm = method.make(study.task, study.clients)
-            simulation = study.simulation(algorithm, door, population, None)
+            simulation = study.simulation(algorithm, mechanism, population, None)
             program, rows = simulation.program, simulation.setup.rows["train"]
             start = first_personal(algorithm, None, own)
 
             @jax.jit
-            def run(seed, hparams, program=program, rows=rows, start=start, door=door, bare=bare):
+            def run(
+                seed,
+                hparams,
+                program=program,
+                rows=rows,
+                start=start,
+                mechanism=mechanism,
+                bare=bare,
+            ):
                 state = program.init(jax.random.key(seed, impl="threefry2x32"), hparams)
 
                 def step(state, index):
@@ -56,10 +64,10 @@ def main() -> None:
                     w = state.personal.sent.w[:, :, 0]
                     key = jax.random.fold_in(state.key, index)
                     message = jax.ShapeDtypeStruct((w.shape[1], 1), w.dtype)
-                    nothing = door.zero(message, study.clients)
+                    nothing = mechanism.zero(message, study.clients)
                     noises = [
                         jnp.linalg.norm(one.release(nothing, 1, key, (), hparams, 0).value)
-                        for one in (bare, door)
+                        for one in (bare, mechanism)
                     ]
                     return state, jnp.stack(noises) / jnp.linalg.norm(w.T @ w)
 
@@ -67,7 +75,7 @@ def main() -> None:
                 return jax.lax.scan(step, state, jnp.arange(ROUNDS))[1]
 
             for epsilon, colour in zip(EPSILONS, COLOURS, strict=False):
-                z = method.noise(door, epsilon, study.delta, ROUNDS, study.clients)
+                z = method.noise(mechanism, epsilon, study.delta, ROUNDS, study.clients)
                 point = study.point(
                     lam=SHRINKAGE * study.unit(method),
                     clip_norm=study.problem.clip_norm,
@@ -79,7 +87,7 @@ def main() -> None:
                 label = "sound" if name == "low-rank" else "as published"
                 title = f"{label}, ε = {epsilon:g}"
                 axes.plot(rounds, ratios[:, 0], color=colour, ls=style, label=title)
-                if bare is not door:
+                if bare is not mechanism:
                     axes.plot(rounds, ratios[:, 1], color=colour, ls=":", label="  with its shift")
                 print(f"{label}, ε = {epsilon}: log10 {np.log10(ratios.mean(axis=0))}")
         axes.set_yscale("log")

@@ -33,7 +33,7 @@ def against_alone(result: dict[str, Any], name: str, epsilon: float) -> np.ndarr
 
 
 def draw(results: Sequence[dict[str, Any]], title: str, path: Path) -> None:
-    """The figure of results at all percentages."""
+    """Draw the results at all percentages."""
     metric = "aAUC" if PROBLEMS[results[0]["problem"]].metric == "auc" else "nMSE"
     repetitions = len(results[0]["alone"]["test"]["ridge"])
     with mpl.rc_context(STYLE):
@@ -61,7 +61,7 @@ def draw(results: Sequence[dict[str, Any]], title: str, path: Path) -> None:
 
 
 def main() -> None:
-    """Runs what is not finished, prints and draws it."""
+    """Run unfinished parts, print and draw."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", choices=("school", "landmine"))
     parser.add_argument("--parts", type=Path, required=True, help="folder of finished parts")

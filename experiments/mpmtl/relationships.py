@@ -38,13 +38,13 @@ def main() -> None:
     panels["STL"] = np.asarray(own["kernel"][0, :, 0]).T
     for name in SHOWN:
         method = METHODS[name]
-        door, algorithm = method.mechanism(), method.make(study.task, study.clients)
+        mechanism, algorithm = method.mechanism(), method.make(study.task, study.clients)
         unit = study.unit(method)
-        z = method.noise(door, options.epsilon, study.delta, 1, study.clients)
+        z = method.noise(mechanism, options.epsilon, study.delta, 1, study.clients)
         point = study.point(
             lam=SHRINKAGE * unit, clip_norm=study.problem.clip_norm, noise_multiplier=z
         )
-        runs = Repetitions(study.simulation(algorithm, door, population, None))
+        runs = Repetitions(study.simulation(algorithm, mechanism, population, None))
         models = [runs.run([population], [point], 1, [seed], own=own)[1] for seed in range(RUNS)]
         every = np.stack([np.asarray(one["kernel"])[0, 0, :, 0].T for one in models])
         panels[method.title] = every

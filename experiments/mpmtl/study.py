@@ -67,7 +67,7 @@ class Repetitions:
         split: str = "test",
         own: PyTree = None,
     ) -> tuple[list[Record], PyTree]:
-        """Runs every setting on every population.
+        """Run every setting on every population.
 
         Args:
           populations: R of them, of one shape.
@@ -126,14 +126,14 @@ class Repetitions:
 
 
 def first_personal(algorithm: fjs.Algorithm, hparams: Any, own: PyTree) -> PyTree:
-    """What clients keep when they start from models of their own, leaves (m, …)."""
+    """Return the personal state of clients that start from given models, leaves (m, …)."""
     start = algorithm.warm_start.start
     assert start is not None
     return jax.vmap(lambda own: start(hparams, None, own)[1])(own)
 
 
 def _stacked(every: Sequence[Rows]) -> Rows:
-    """The rows of all repetitions, leaves (R, …), in passes of one size."""
+    """Stack the rows of all repetitions, leaves (R, …), in passes of one size."""
     pass_size = max(rows.pass_size for rows in every)
     most = max(rows.most_rows for rows in every)
     same = [dataclasses.replace(rows, pass_size=pass_size, most_rows=most) for rows in every]
@@ -183,7 +183,7 @@ class Study:
         population: fjs.Population,
         epochs: int | None,
     ) -> fjs.Simulation:
-        """A simulation in which everyone takes part."""
+        """Make a simulation with full participation."""
         most = int(population.splits["train"].count.max())
         batches = fjs.Minibatches(most, steps=1)
         if epochs is not None:
@@ -209,7 +209,7 @@ class Study:
         return 1 / (self.problem.learning_rate * size)
 
     def part(self, name: str, compute: Callable[[], Any]) -> Any:
-        """What was computed under this name before, or else computed now and kept; JSON."""
+        """Return the JSON kept under this name, or else compute and keep it."""
         path = self.folder / f"{name}.json"
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -217,7 +217,7 @@ class Study:
         return json.loads(path.read_text())
 
     def folds(self) -> list[fjs.Population]:
-        """The populations whose validation rows choose."""
+        """Return the populations whose validation rows choose."""
         seeds = range(TUNING_SEED, TUNING_SEED + self.problem.tunings)
         return [one for seed in seeds for one in folded(self.problem.read(seed), seed)]
 
@@ -227,13 +227,13 @@ class Study:
         return "test" if self.other_data else "validation"
 
     def choosing(self) -> list[fjs.Population]:
-        """The populations that choose."""
+        """Return the populations that choose."""
         if self.other_data:
             return [self.problem.read(seed) for seed in OTHER_SEEDS]
         return self.folds()
 
     def best(self, scores: Any) -> int:
-        """The index of the best mean score, of scores (…, S)."""
+        """Return the index of the best mean score, of scores (…, S)."""
         mean = np.mean(np.asarray(scores).reshape(-1, np.shape(scores)[-1]), axis=0)
         worst = -math.inf if self.problem.larger_is_better else math.inf
         mean = np.where(np.isfinite(mean), mean, worst)
@@ -247,11 +247,7 @@ class Study:
 
         def compute():
             found: Record = {}
-            folds, split, rounds = (
-                self.choosing(),
-                self.choosing_split,
-                self.problem.alone,
-            )
+            folds, split, rounds = self.choosing(), self.choosing_split, self.problem.alone
             seeds = range(len(folds))
             validation, test = (f"{name}_{self.problem.metric}" for name in (split, "test"))
             scores = []
@@ -288,12 +284,12 @@ class Study:
         return [self.seeds[i : i + size] for i in range(0, len(self.seeds), size)]
 
     def models(self, populations: Sequence[fjs.Population], seeds: Sequence[int]) -> PyTree:
-        """What single-task learning makes of populations: where the others start."""
+        """Return the models of single-task learning, from which the others start."""
         _, params = self._stl.run(populations, [self.point()], self.problem.alone, seeds)
         return jax.tree.map(lambda leaf: leaf[:, 0], params)
 
     def _starts(self, group: range | None) -> tuple[list[fjs.Population], PyTree]:
-        """The populations of repetitions, or those that choose, and models to start from."""
+        """Return populations of a group, or those that choose, and the models to start from."""
         if group not in self._started:
             if group is None:
                 populations = self.choosing()
@@ -321,8 +317,10 @@ class Study:
         def program() -> Repetitions:
             if not runs:
                 algorithm = method.make(self.task, self.clients)
-                door, first = method.mechanism(), self.problem.read(0)
-                runs.append(Repetitions(self.simulation(algorithm, door, first, method.epochs)))
+                mechanism, first = method.mechanism(), self.problem.read(0)
+                runs.append(
+                    Repetitions(self.simulation(algorithm, mechanism, first, method.epochs))
+                )
             return runs[0]
 
         chosen = self.part(f"{name}-chosen", lambda: self._choose(method, epsilons, program()))
@@ -350,17 +348,17 @@ class Study:
     def _setting(
         self, method: Method, epsilon: float, rounds: int, shrinkage: float, clip_norm: float
     ) -> Values:
-        door = method.mechanism()
+        mechanism = method.mechanism()
         return self.point(
             lam=shrinkage * self.unit(method),
             clip_norm=UNBOUNDED if math.isinf(epsilon) else clip_norm,
-            noise_multiplier=method.noise(door, epsilon, self.delta, rounds, self.clients),
+            noise_multiplier=method.noise(mechanism, epsilon, self.delta, rounds, self.clients),
         )
 
     def _choose(
         self, method: Method, epsilons: Sequence[float], runs: Repetitions
     ) -> list[tuple[int, float, float]]:
-        """Rounds, ηλ and K for every ε, by the folds or other data."""
+        """Choose rounds, ηλ and K for every ε, by the folds or other data."""
         folds, models = self._starts(None)
         seeds, split = range(len(folds)), self.choosing_split
         own = models if method.warm else None

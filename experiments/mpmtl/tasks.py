@@ -29,7 +29,7 @@ EPSILONS = (1.0, 10.0, math.inf)
 
 
 def score(kernel: np.ndarray, truth: np.ndarray) -> float:
-    """The expected nMSE of the first tasks: that of their true regressions, with noise 1.
+    """Return the expected nMSE of the first tasks under their true regressions, with noise 1.
 
     Rows are uniform on the sphere, so an error of w costs ‖w − w*‖²/d.
     """
@@ -40,12 +40,12 @@ def score(kernel: np.ndarray, truth: np.ndarray) -> float:
 
 
 def shown(pattern: Pattern) -> tuple[str, str]:
-    """The sound method for a pattern, and that as published."""
+    """Return the sound method for a pattern, and the published one."""
     return pattern, f"{pattern}-published"
 
 
 def with_tasks(pattern: Pattern, clients: int, folder: Path) -> dict[str, list[float]]:
-    """The mean score of every method and ε, and that of single-task learning."""
+    """Return the mean score of every method and ε, and of single-task learning."""
     study = Study(synthetic(pattern, clients), folder)
     study.ridge = 3e-4  # as cross-validation chooses, for either pattern
 
@@ -58,14 +58,14 @@ def with_tasks(pattern: Pattern, clients: int, folder: Path) -> dict[str, list[f
         found = {}
         for name in shown(pattern):
             method = METHODS[name]
-            door = method.mechanism()
+            mechanism = method.mechanism()
             algorithm = method.make(study.task, clients)
-            runs = Repetitions(study.simulation(algorithm, door, data[0][0], None))
+            runs = Repetitions(study.simulation(algorithm, mechanism, data[0][0], None))
             plan = [
                 study.point(
                     lam=shrinkage * study.unit(method),
                     clip_norm=study.problem.clip_norm,
-                    noise_multiplier=method.noise(door, epsilon, study.delta, 1, clients),
+                    noise_multiplier=method.noise(mechanism, epsilon, study.delta, 1, clients),
                 )
                 for epsilon in EPSILONS
                 for shrinkage in study.problem.shrinkages
@@ -88,7 +88,7 @@ def with_tasks(pattern: Pattern, clients: int, folder: Path) -> dict[str, list[f
 
 
 def main() -> None:
-    """Runs what is not finished, draws the figure and prints the slopes."""
+    """Run unfinished parts, draw the figure and print the slopes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pattern", nargs="?", choices=get_args(Pattern), default="low-rank")
     parser.add_argument("--parts", type=Path, required=True, help="folder of finished parts")

@@ -38,7 +38,7 @@ def compare(name: str, study: Study, methods: Sequence[str]) -> dict[str, Any]:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """The figure: the baselines beside the low-rank method, and all forms of that from near."""
+    """Draw the baselines beside the low-rank method, and all forms of it in a close-up."""
     problem = PROBLEMS[result["problem"]]
     repetitions = len(result["alone"]["test"]["ridge"])
     baselines = [name for name in result["methods"] if name.startswith("dp-")]
@@ -89,7 +89,7 @@ def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
 
 
 def main() -> None:
-    """Runs what is not finished, prints and draws it."""
+    """Run unfinished parts, print and draw."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("problem", choices=PROBLEMS)
     parser.add_argument("--parts", type=Path, required=True, help="folder of finished parts")

@@ -57,19 +57,19 @@ class WholeTraining(Trial):
     """Final runs train on the validation rows, too."""
 
     def population(self, seed: int) -> fjs.Population:
-        """The data as this seed splits them."""
+        """Return the data as split by this seed."""
         final = seed < FIRST_TUNING_SEED
         return self.problem.read(self.folder, seed, 0.0 if final else VALIDATION)
 
 
 def noise(trial: Trial, levels: list[Level]) -> dict[Level, float]:
-    """The z of a method at every level; for one that sends nothing without noise only."""
+    """Return z of a method at every level; without messages there is one level, no noise."""
     if not trial.method.sends:
         return {Level(math.inf, None): 0.0}
     population = trial.population(0)
     m = population.num_clients
-    _, door = trial.method.make(trial.problem.model(population), m)
-    plan: Any = {"rounds": trial.problem.rounds, "sampling_rate": 1.0, "event": door.event}
+    _, mechanism = trial.method.make(trial.problem.model(population), m)
+    plan: Any = {"rounds": trial.problem.rounds, "sampling_rate": 1.0, "event": mechanism.event}
     return {
         level: noise_multiplier(
             level.epsilon, 1 / (10 * m), scheme=fjs.full_participation().for_clients(m).scheme,
@@ -82,7 +82,7 @@ def noise(trial: Trial, levels: list[Level]) -> dict[Level, float]:
 
 
 def study(name: str, problem: Problem, folder: Path, parts: Parts) -> Record:
-    """What was chosen, and the test results of all seeds, by method and level."""
+    """Return the chosen points and the test results of all seeds, by method and level."""
     names, epsilons, _ = STUDIES[name]
     levels = [Level(e, a) for e in epsilons for a in ADJACENCIES] + [Level(math.inf, None)]
     kind = WholeTraining if name == "school-unit" else Trial
@@ -128,14 +128,14 @@ def tables(result: Record, by: str) -> str:
 
 
 def values(of_method: Record, level: str, by: str, larger: bool) -> list[float]:
-    """A method's test results, one for each seed; those of one that diverged are bad."""
+    """Return a method's test results by seed; a run that diverged has the worst score."""
     row = of_method.get(level) or next(iter(of_method.values()))
     worst = 0.0 if larger else math.inf
     return [worst if value is None else value for value in row[by]]
 
 
 def main() -> None:
-    """Runs what is not there yet, prints the table and writes the results."""
+    """Run unfinished parts, print the table and write the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

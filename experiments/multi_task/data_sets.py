@@ -78,7 +78,7 @@ class Problem:
         return self.sampling.for_clients(clients).scheme
 
     def noise(self, epsilon: float, clients: int) -> float:
-        """The z for ε of the whole run, zero-out in the joint-DP view, at δ = 1/(10 m)."""
+        """Return z for ε of the whole run, zero-out in the joint-DP view, at δ = 1/(10 m)."""
         if math.isinf(epsilon):
             return 0.0
         scheme = self.scheme(clients)
@@ -141,76 +141,48 @@ def _landmine(folder: Path, seed: int, validation: float) -> fjs.Population:
     return load(source, test=0.3, validation=validation, seed=seed)
 
 
+def _softmax(classes: int) -> Callable[[fjs.Population], fjs.Task]:
+    return lambda population: softmax(linear(_inputs(population), classes), classes)
+
+
+def _squared(population: fjs.Population) -> fjs.Task:
+    return squared(linear(_inputs(population), 1))
+
+
+def _logistic(population: fjs.Population) -> fjs.Task:
+    return logistic(linear(_inputs(population), 1))
+
+
 def _inputs(population: fjs.Population) -> tuple[int, ...]:
     return population.fields["x"].shape[1:]
 
 
 PROBLEMS = {
     "digits": Problem(
-        "digits, softmax regression",
-        _digits,
-        lambda population: softmax(linear(_inputs(population), 10), 10),
-        rate=1.0,
-        rounds=100,
-        epsilons=MANY,
-        points=64,
+        "digits, softmax regression", _digits, _softmax(10), rate=1.0, rounds=100,
+        epsilons=MANY, points=64,
     ),
     "digits-sampled": Problem(
-        "digits, a fifth of the clients a round",
-        _digits,
-        lambda population: softmax(linear(_inputs(population), 10), 10),
-        rate=0.2,
-        rounds=100,
+        "digits, a fifth of the clients a round", _digits, _softmax(10), rate=0.2, rounds=100,
         points=64,
     ),
     "school": Problem(
-        "School, linear regression",
-        _school,
-        lambda population: squared(linear(_inputs(population), 1)),
-        rate=1.0,
-        rounds=50,
-        metric="nmse",
+        "School, linear regression", _school, _squared, rate=1.0, rounds=50, metric="nmse"
     ),
     "school-unit": Problem(
-        "School with scores in [0, 1]",
-        _school_unit,
-        lambda population: squared(linear(_inputs(population), 1)),
-        rate=1.0,
-        rounds=50,
-        metric="nmse",
+        "School with scores in [0, 1]", _school_unit, _squared, rate=1.0, rounds=50, metric="nmse"
     ),
-    "vehicle": Problem(
-        "Vehicle, logistic regression",
-        _vehicle,
-        lambda population: logistic(linear(_inputs(population), 1)),
-        rate=1.0,
-        rounds=50,
-    ),
+    "vehicle": Problem("Vehicle, logistic regression", _vehicle, _logistic, rate=1.0, rounds=50),
     "landmine": Problem(
-        "Landmine, logistic regression",
-        _landmine,
-        lambda population: logistic(linear(_inputs(population), 1)),
-        rate=1.0,
-        rounds=50,
-        metric="auc",
-        tuning_seeds=10,
+        "Landmine, logistic regression", _landmine, _logistic, rate=1.0, rounds=50,
+        metric="auc", tuning_seeds=10,
     ),
     "femnist": Problem(
-        "FEMNIST-206, softmax regression",
-        _femnist,
-        lambda population: softmax(linear(_inputs(population), 62), 62),
-        rate=100 / 206,
-        rounds=50,
-        epsilons=MANY,
-        points=18,
-        seeds=3,
-        tuning_seeds=1,
+        "FEMNIST-206, softmax regression", _femnist, _softmax(62), rate=100 / 206, rounds=50,
+        epsilons=MANY, points=18, seeds=3, tuning_seeds=1, at_once=5,
         box={
-            "learning_rate": (0.03, 1.0),
-            "clip_norm": (0.05, 2.0),
-            "lam": (0.003, 1.5),
+            "learning_rate": (0.03, 1.0), "clip_norm": (0.05, 2.0), "lam": (0.003, 1.5),
             "mu": (0.003, 1.5),
         },
-        at_once=5,
     ),
-}
+}  # fmt: skip

@@ -2,7 +2,7 @@
 
     python experiments/multi_task/dpfedmtl.py $FEDJAXSIM_DATA
 
-σ ∈ {0.11, 0.65, 2.42, 9.69} as in the paper, for DPFedMTL and DPFedAvg each behind two doors: as
+σ ∈ {0.11, 0.65, 2.42, 9.69} as in the paper, for DPFedMTL and DPFedAvg each with two mechanisms: as
 published (noise at the clients at the scale S = 2CK/M, which guarantees nothing) and central
 (z = σ, with its ε); beside them Local, FedAvg and FedMTL in both orders without noise. K = 3 of the
 206 writers in a round, Poisson, 1000 rounds, one local epoch of batch 10 (the paper names neither
@@ -44,7 +44,7 @@ PAPER = {
 
 
 def problem() -> Problem:
-    """The experiment as the paper describes it, as far as this data carries it."""
+    """Return the paper's experiment, as far as these data carry it."""
     return dataclasses.replace(
         PROBLEMS["femnist"],
         model=lambda population: softmax(mlp((784,), 62, hidden=(32,)), 62),
@@ -59,7 +59,7 @@ def problem() -> Problem:
 
 
 def noise_of(name: str) -> dict[float, float]:
-    """The noise multiplier of a method at each σ, with that at σ = 0 where it is run without."""
+    """Return the noise multiplier of a method at each σ; a run without noise is at σ = 0."""
     noise = {0.0: 0.0} if name in PLAIN else {}
     if name in NOISED:
         # At a client the paper's noise has the standard deviation σ · 2CK/M.
@@ -69,7 +69,7 @@ def noise_of(name: str) -> dict[float, float]:
 
 
 def privacy() -> list[dict[str, Any]]:
-    """What the central door guarantees at z = σ, beside the paper's claims."""
+    """Return the guarantee of the central mechanism at z = σ, beside the paper's claims."""
     rows = []
     for sigma, claim in SIGMAS.items():
         setting = problem()
@@ -88,12 +88,12 @@ def privacy() -> list[dict[str, Any]]:
 
 
 def values(rows: dict[str, Any], sigma: float) -> list[float]:
-    """The weighted accuracy of a method at one σ, one number for each seed."""
+    """Return the weighted accuracy of a method at one σ, by seed."""
     return [test["test_accuracy_weighted"] or 0.0 for test in rows[str(sigma)]["test"]]
 
 
 def table(result: dict[str, Any]) -> str:
-    """Weighted accuracy by σ and method, with the paper's numbers and the ε of the central door."""
+    """Make the table of weighted accuracy by σ and method, with the paper's numbers and ε."""
     names = [*PLAIN, *(name for name in NOISED if name not in PLAIN)]
     rows = []
     for sigma in (0.0, *SIGMAS):
@@ -115,7 +115,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def differences(result: dict[str, Any]) -> str:
-    """What the head of one's own gains at each σ, paired over seeds, behind both doors."""
+    """Make the table of gains of personal heads at each σ, paired over seeds."""
     of = result["methods"]
     rows = []
     for sigma in (0.0, *SIGMAS):
@@ -131,12 +131,12 @@ def differences(result: dict[str, Any]) -> str:
             )
         ]
         rows.append([f"{sigma:g}" if sigma else "none", *cells])
-    doors = [f"{door}: {one}" for door in ("central", "as published") for one in PAIRS]
-    return markdown(["σ", *doors], rows)
+    heads = [f"{place}: {one}" for place in ("central", "as published") for one in PAIRS]
+    return markdown(["σ", *heads], rows)
 
 
 def main() -> None:
-    """Runs what is not there yet, prints the table, writes results and the picture."""
+    """Run unfinished parts, print the table, write results and the picture."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

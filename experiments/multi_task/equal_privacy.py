@@ -81,7 +81,7 @@ def compare(
 
 
 def values(result: Record, method: str, level: int) -> list[float]:
-    """The test results of a method, one for each seed; Local's are the same at every ε."""
+    """Return the test results of a method by seed; Local has the same at every ε."""
     rows = result["methods"][method]
     column = f"test_{result['metric']}"
     # A run that diverged has no finite result; it must not look good.
@@ -158,7 +158,7 @@ def answer(results: dict[str, Record]) -> str:
 
 
 def main() -> None:
-    """Runs what is not there yet, prints the tables, writes results and the picture."""
+    """Run unfinished parts, print the tables, write results and the picture."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

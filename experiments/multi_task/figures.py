@@ -60,7 +60,7 @@ def _panel(panel: Any, result: Any) -> None:
 
 
 def _band(panel: Any, x: Any, of_seeds: Iterable[Any], **style: Any) -> None:
-    """The mean over seeds, with a band of one standard deviation to both sides."""
+    """Draw the mean over seeds, with a band of one standard deviation to both sides."""
     values = np.array(list(of_seeds), float)
     mean, deviation = values.mean(0), values.std(0, ddof=1)
     line(panel, x, mean, (mean - deviation, mean + deviation), **style)
@@ -114,7 +114,7 @@ def over_rounds(result: Any, messages: Sequence[str]) -> Figure:
 
 
 def loss_and_epsilon(result: Any, messages: Sequence[str]) -> Figure:
-    """The training loss over the rounds with noise and without, and the ε that the noise leaves.
+    """Draw the training loss over the rounds with noise and without, and the ε of the noise.
 
     Args:
       result: of `rounds.py`.
@@ -145,7 +145,7 @@ def loss_and_epsilon(result: Any, messages: Sequence[str]) -> Figure:
 
 
 def convergence(result: Any, sigma: float) -> Figure:
-    """Weighted accuracy over the rounds, without noise and at one σ behind both doors.
+    """Weighted accuracy over the rounds, without noise and at one σ with both mechanisms.
 
     Args:
       result: of `dpfedmtl.py`.

@@ -49,7 +49,7 @@ def points() -> list[Point]:
 
 
 def _pulled(point: Point) -> Point:
-    """A point as `at_edge` takes it."""
+    """Return a point in the form that `at_edge` takes."""
     return point | {"lam": point["lam"] / point["learning_rate"]}
 
 
@@ -149,7 +149,7 @@ def of_seeds(result: Record, stage: str, level: int, penalty: str) -> list[float
 
 
 def table_1(result: Record) -> str:
-    """The paper's Table 1: every objective after every first stage, the paper's numbers beside."""
+    """Make the paper's Table 1: every objective after every first stage."""
     rows = []
     for level, epsilon in enumerate(result["epsilons"]):
         for penalty in ("first", *PAPER):
@@ -168,7 +168,7 @@ def table_1(result: Record) -> str:
 
 
 def table_3(result: Record) -> str:
-    """The paper's Table 3: Local, PMTL and PMTL with the objective that is best on average."""
+    """Make the paper's Table 3: Local, PMTL, and PMTL with the objective best on average."""
     rows = []
     for level, epsilon in enumerate(result["epsilons"]):
         cells = [spread(result["local"])]
@@ -187,7 +187,7 @@ def table_3(result: Record) -> str:
 
 
 def main() -> None:
-    """Runs what is not there yet, prints the tables and writes results."""
+    """Run unfinished parts, print the tables and write results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

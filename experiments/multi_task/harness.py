@@ -42,7 +42,7 @@ class Parts:
         folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, name: str, of: Any, compute: Callable[[], Any]) -> Any:
-        """A part that was made of the same before, or else made now and kept.
+        """Return a kept part if it was made of the same, or else make and keep it.
 
         Args:
           name: of the file.
@@ -74,11 +74,11 @@ class Trial:
         self._compiled: dict[int, SimulationBatch] = {}
 
     def population(self, seed: int) -> fjs.Population:
-        """The data as this seed splits them."""
+        """Return the data as split by this seed."""
         return self.problem.read(self.folder, seed, VALIDATION)
 
     def simulation(self, seed: int) -> fjs.Simulation:
-        """The method on the data of this seed."""
+        """Return the method on the data of this seed."""
         population = self.population(seed)
         task, clients = self.problem.model(population), population.num_clients
         algorithm, mechanism = self.method.make(task, clients)
@@ -92,7 +92,7 @@ class Trial:
         )  # fmt: skip
 
     def run(self, split: str, plan: Sequence[Record], seed: int) -> list[Record]:
-        """Runs points at their noise, and evaluates each.
+        """Run points at their noise, and evaluate each.
 
         Args:
           split: "validation" or "test", on which they are evaluated.
@@ -133,7 +133,7 @@ class Trial:
         settings: Sequence[fjs.Hyperparameters],
         group: Sequence[fjs.Hyperparameters],
     ) -> SimulationBatch:
-        """The program of a group of all settings, compiled once for all seeds."""
+        """Return the program of a group of all settings, compiled once for all seeds."""
         key = len(settings)
         if key not in self._compiled:
             self._compiled[key] = SimulationBatch(simulation, group, axes=varying(settings))
@@ -172,7 +172,7 @@ class Trial:
         }
 
     def judge(self, noise: dict[Any, float], chosen: dict[Any, Point]) -> list[list[Record]]:
-        """The test results of the chosen points with each of the final seeds, by ε and seed."""
+        """Return the test results of the chosen points, by ε and final seed."""
         plan = [{**chosen[epsilon], "noise_multiplier": z} for epsilon, z in noise.items()]
         of_seeds = [self.run("test", plan, seed) for seed in range(self.problem.seeds)]
         return [list(row) for row in zip(*of_seeds, strict=True)]
@@ -186,7 +186,7 @@ def _of_setting(summaries: Sequence[Record], index: int, name: str) -> Record:
 
 
 def shortened(test: Record, name: str) -> Record:
-    """A test result as it is kept: what is judged, means over clients and curves, to five digits.
+    """Keep the judged metric, means over clients and curves of a test result, to five digits.
 
     Args:
       test: of `Trial.run`.
@@ -201,16 +201,16 @@ def shortened(test: Record, name: str) -> Record:
 
 
 def rounded(value: float | None) -> float | None:
-    """A number to five digits; None where it is not finite."""
+    """Round a number to five digits; None where it is not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
 
 
 def write(path: Path, result: Any) -> None:
-    """Writes results as JSON on one line."""
+    """Write results as JSON on one line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps(result, separators=(",", ":")) + "\n").encode())
 
 
 def finite(value: float) -> float | None:
-    """A number as JSON has it; None where it is not finite."""
+    """Return a number for JSON; None where it is not finite."""
     return float(value) if math.isfinite(value) else None

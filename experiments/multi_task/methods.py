@@ -27,7 +27,7 @@ class Method:
       system: its name in `fjs.SYSTEMS`.
       colour: in every figure.
       arguments: of its factory.
-      door: the mechanism by name, where it is not the system's own.
+      mechanism: the mechanism by name, where it is not the system's own.
       dashes: in every figure.
       fixed: the hyperparameters that are not tuned.
       box: where its own hyperparameters are looked for, beside or instead of the problem's.
@@ -37,7 +37,7 @@ class Method:
     system: str
     colour: str
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    door: str | None = None
+    mechanism: str | None = None
     dashes: str = "solid"
     fixed: Mapping[str, float] = dataclasses.field(default_factory=dict)
     box: Box = dataclasses.field(default_factory=dict)
@@ -57,13 +57,13 @@ class Method:
         return (*names, "clip_norm") if self.sends else names
 
     def make(self, task: fjs.Task, clients: int) -> tuple[fjs.Algorithm, fjs.Mechanism]:
-        """The algorithm for a task, and its mechanism."""
+        """Make the algorithm for a task, and its mechanism."""
         system = fjs.SYSTEMS[self.system]
         options: dict[str, Any] = (
             {"diagonal": True} if self.arguments.get("penalty") == "group-sparse" else {}
         )
-        door = make(MECHANISMS[self.door or system.mechanism], **options)
-        return system.make(task, clients, **self.arguments), door
+        mechanism = make(MECHANISMS[self.mechanism or system.mechanism], **options)
+        return system.make(task, clients, **self.arguments), mechanism
 
     def points(self, count: int, box: Box) -> list[Point]:
         """So many points, spread evenly over the logarithms of what is tuned.
@@ -90,7 +90,8 @@ METHODS = {
     "local": Method("Local", "local", COLOURS[6], dashes="dashed"),
     "naive-dp": Method("naive DP of all models", "naive-dp", "0.55"),
     "fedavg-as-published": Method(
-        "DPFedAvg, noise at clients", "fedavg", COLOURS[3], door="client-noise", dashes="dashed"
+        "DPFedAvg, noise at clients", "fedavg", COLOURS[3], mechanism="client-noise",
+        dashes="dashed",
     ),
     "dpfedmtl": Method("FedMTL", "dpfedmtl", COLOURS[5]),
     "dpfedmtl-head-first": Method(
@@ -125,7 +126,7 @@ rate: the part of the way that one step takes, which is stable below 2."""
 
 
 def _point(place: Mapping[str, float]) -> Point:
-    """The hyperparameters at a place of the box, to three digits."""
+    """Return the hyperparameters of a point in the box, to three digits."""
     values = {
         name: value / place["learning_rate"] if name in PULLS else value
         for name, value in place.items()
@@ -147,7 +148,7 @@ def spread(count: int, dimensions: int) -> np.ndarray:
 
 
 def at_edge(point: Point, box: Box, *, private: bool, margin: float = 0.05) -> list[str]:
-    """The hyperparameters that lie at an end of where they were looked for.
+    """Return the hyperparameters at an end of their range.
 
     Args:
       point: what was chosen.

@@ -26,7 +26,7 @@ BESIDE = ("pmtl", "fedavg", "local")
 
 
 def beside(result: Record, others: Record) -> Record:
-    """A result with the methods of another one at the same ε."""
+    """Return a result with the methods of another one at the same ε."""
     epsilons = [one["epsilon"] for one in others["levels"]]
     places = [epsilons.index(one["epsilon"]) for one in result["levels"]]
     rows = {name: others["methods"][name] for name in BESIDE}
@@ -35,7 +35,7 @@ def beside(result: Record, others: Record) -> Record:
 
 
 def main() -> None:
-    """Runs what is not there yet, prints the tables, writes results and the picture."""
+    """Run unfinished parts, print the tables, write results and the picture."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

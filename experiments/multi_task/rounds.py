@@ -37,7 +37,7 @@ SPENT_AT = (1, 25, 50, 100, 200, 400, 700, 1000)
 
 
 def noises() -> list[Record]:
-    """The paper's nine settings, and the one without noise."""
+    """Return the paper's nine settings, and the one without noise."""
     pairs = [(sigma, clip) for clip in CLIPS for sigma in SIGMAS]
     private = [
         {"sigma": sigma, "clip_norm": clip, "noise_multiplier": sigma * COHORT / clip}
@@ -81,7 +81,7 @@ def epsilons(clients: int, rate: float, rounds: tuple[int, ...]) -> dict[str, An
 
 
 def table(result: Record) -> str:
-    """The accuracy after the last round at every noise, with both ε at the end of both runs."""
+    """Make the table of final accuracy at every noise, with both ε at the end of both runs."""
     rows = []
     for index, noise in enumerate([*result["noises"], None]):
         update, offset = (
@@ -103,7 +103,7 @@ def table(result: Record) -> str:
 
 
 def main() -> None:
-    """Runs what is not there yet, prints the table, writes results and pictures."""
+    """Run unfinished parts, print the table, write results and pictures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

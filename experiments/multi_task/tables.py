@@ -27,7 +27,7 @@ class Difference(NamedTuple):
 
 
 def difference(ours: Sequence[float], theirs: Sequence[float], larger: bool) -> Difference:
-    """The paired difference of two methods.
+    """Return the paired difference of two methods.
 
     Args:
       ours: one value for each seed, at least two.
@@ -46,11 +46,11 @@ def spread(values: Sequence[float]) -> str:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table."""
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def epsilon_text(epsilon: float | None) -> str:
-    """An ε in a table; None is no guarantee."""
+    """Return the text of ε in a table; None is no guarantee."""
     return "∞" if epsilon is None or math.isinf(epsilon) else f"{epsilon:.3g}"

@@ -1,6 +1,6 @@
 """The list of systems. A new one is a file beside this one and an entry here, at the end.
 
-For the Python API its name also stands in `fedjaxsim/__init__.pyi` and `docs/api.md`.
+For the Python API its name also stands in `fedjaxsim/__init__.pyi` and `docs/reference/api.md`.
 
 The command line, sweeps, tuning, the bench and the tests for all systems read it. JAX is not
 imported, so that the command line knows the names at once.

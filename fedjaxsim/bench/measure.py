@@ -22,13 +22,12 @@ from fedjaxsim.bench.work import work_of
 from fedjaxsim.engine.devices import require, use_devices
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.report.files import Record
 from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import typed
 from fedjaxsim.simulation import Simulation
-
-Record = dict[str, Any]
 
 LONG_ENOUGH = 0.2
 """Seconds of a repetition, at least, if the run has enough rounds."""
@@ -67,7 +66,7 @@ def measure(experiment: Experiment) -> Record:
     it, on the same machine. Memory is read before them.
 
     Returns:
-      Medians over the repetitions, by name; docs/benchmarks.md describes each.
+      Medians over the repetitions, by name; docs/results/benchmarks.md describes each.
     """
     forget_peak()
     base = peak_bytes()

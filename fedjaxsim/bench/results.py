@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from fedjaxsim.report.files import write_json
+from fedjaxsim.report.files import Record, write_json
 from fedjaxsim.report.progress import number, print_rows
-
-Record = dict[str, Any]
 
 _MEDIANS = {
     "compile_seconds": "compile s", "evaluation_seconds": "evaluation s",
@@ -130,7 +128,7 @@ def compare(new: Results, old: Results) -> list[list[str]]:
     """Compare speed, compile time and memory of the runs that two results share.
 
     A number is called faster or slower, shorter or longer, less or more only where every process of
-    one lies beyond every process of the other. With five processes each, equal distributions come
+    one is beyond every process of the other. With five processes each, equal distributions come
     apart like this once in 126 comparisons.
 
     Returns:

@@ -4,15 +4,25 @@ import dataclasses
 from collections.abc import Callable
 from typing import Annotated
 
+import tyro
 from tyro.conf import OmitArgPrefixes
 
 from fedjaxsim.cli.shared_flags import ConfigFile, Machines, WithSettings
 from fedjaxsim.privacy.hypothetical import OptionalInt
+from fedjaxsim.runs.fields import listed, optional
 from fedjaxsim.runs.numbers import integers
-from fedjaxsim.runs.settings import RunConfig, flag, optional
+from fedjaxsim.runs.settings import RunConfig, flag
 
 _READ = {"clients", "classes", "test_fraction", "validation_fraction", "seed"}
 """Settings of the data that a plan without data reads."""
+
+
+def _positive(text: str) -> tuple[int, ...]:
+    """Read one or more positive whole numbers between commas."""
+    found = integers(text)
+    if min(found, default=0) < 1:
+        raise ValueError(f"must be positive whole numbers, got {text!r}")
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +32,11 @@ class Plan(WithSettings):
     settings: OmitArgPrefixes[RunConfig]
     config: ConfigFile = None
     """TOML file with the same settings; flags win over it."""
-    features: Annotated[str | None, optional("INT[,INT...]", "those of the data")] = None
+    features: Annotated[
+        tuple[int, ...],
+        listed("INT", _positive),
+        tyro.conf.arg(help_behavior_hint="(default: those of the data)"),
+    ] = ()
     """Shape of one example, as 784 or 28,28,1, in place of data: --clients with
     --rows-per-client each, and --classes."""
     rows_per_client: OptionalInt = None
@@ -42,28 +56,23 @@ class Plan(WithSettings):
         Machines().start()
         from fedjaxsim.commands.plan import prepare_plan
 
-        return prepare_plan(self)
-
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        """Shape of one example, where no data are read."""
-        if self.features is None:
-            return None
-        try:
-            shape = integers(self.features)
-        except ValueError:
-            shape = ()
-        if min(shape, default=0) < 1:
-            raise ValueError(f"features must be positive whole numbers, got {self.features!r}")
-        return shape
+        return prepare_plan(
+            self.settings,
+            self.features or None,
+            self.rows_per_client or 0,
+            devices=self.devices or 0,
+            device_memory=self.device_memory or 0.0,
+            host_memory=self.host_memory,
+            json=self.json,
+        )
 
     def _check(self) -> None:
         config = self.settings
         if config.out is not None:
             raise ValueError(f"out must not be given, as a plan writes no files, got {config.out}")
-        if self.shape is None and self.rows_per_client is not None:
+        if not self.features and self.rows_per_client is not None:
             raise ValueError("rows-per-client is for a plan without data: give features, too")
-        if self.shape is not None:
+        if self.features:
             if self.rows_per_client is None:
                 raise ValueError("a plan without data needs clients and rows-per-client")
             if unread := sorted(config.given().keys() & config.data_settings() - _READ):

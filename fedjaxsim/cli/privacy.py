@@ -54,6 +54,8 @@ class _Target:
     """Target ε, in nats."""
     delta: float
     """Total δ."""
+    budget: OptionalBudget = None
+    """Spread of the budget over the rounds; constant where rounds are solved for."""
     adjacency: Adjacency = "zero_out"
     """Adjacency of the target."""
     view: View = "joint_dp"
@@ -61,13 +63,11 @@ class _Target:
     json: bool = False
     """Print JSON instead of text."""
 
-    def _solve(
-        self, quantity: str, cohorts: Cohorts, budget: str | None, **known: Any
-    ) -> Callable[[], int]:
+    def _solve(self, quantity: str, cohorts: Cohorts, **known: Any) -> Callable[[], int]:
         from fedjaxsim.commands.privacy import prepare_calibration
 
         return prepare_calibration(
-            quantity, cohorts, self.epsilon, self.delta, budget, json=self.json,
+            quantity, cohorts, self.epsilon, self.delta, self.budget, json=self.json,
             adjacency=self.adjacency, view=self.view, **known,
         )  # fmt: skip
 
@@ -78,12 +78,10 @@ class Noise(_Target, Cohorts):
 
     rounds: int
     """T."""
-    budget: OptionalBudget = None
-    """Spread of the budget over the rounds."""
 
     def prepare(self) -> Callable[[], int]:
         """Solve for z; return a function that prints it."""
-        return self._solve("noise_multiplier", self, self.budget, rounds=self.rounds)
+        return self._solve("noise_multiplier", self, rounds=self.rounds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,12 +90,10 @@ class Rounds(_Target, Cohorts):
 
     noise_multiplier: float
     """z: noise on the sum of clipped messages over the clip norm."""
-    budget: OptionalBudget = None
-    """Constant only: other shares depend on the number of rounds."""
 
     def prepare(self) -> Callable[[], int]:
         """Solve for T; return a function that prints it."""
-        return self._solve("rounds", self, self.budget, noise_multiplier=self.noise_multiplier)
+        return self._solve("rounds", self, noise_multiplier=self.noise_multiplier)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,7 +110,7 @@ class Rate(_PlannedRounds, _Target):
         # The scheme of Poisson sampling is the same at every rate.
         cohorts = Cohorts(sampling_rate=1.0, clients=self.clients, capacity=self.capacity)
         z, T = self.noise_multiplier, self.rounds
-        return self._solve("sampling_rate", cohorts, self.budget, noise_multiplier=z, rounds=T)
+        return self._solve("sampling_rate", cohorts, noise_multiplier=z, rounds=T)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ from fedjaxsim.cli.sweep import Sweep
 from fedjaxsim.cli.tune import Tune
 from fedjaxsim.commands.messages import INTERRUPTED, REFUSED, one_line, refuse, say
 from fedjaxsim.runs.settings import DataSettings, Everything
-from fedjaxsim.runs.user_code_lines import own_line
+from fedjaxsim.runs.user_code import own_line
 
 Command = (
     Run | Resume | Sweep | Tune | Compare | Report | Data | Demo | Plan | Privacy | Audit | Bench

@@ -36,4 +36,14 @@ class Sweep:
         from fedjaxsim.commands.multiprocess import in_all_processes
         from fedjaxsim.commands.sweep import prepare_sweep
 
-        return in_all_processes(lambda: prepare_sweep(self), self.machines.count)
+        return in_all_processes(
+            lambda: prepare_sweep(
+                self.config,
+                self.out,
+                self.data,
+                checkpoint_every=self.checkpoint_every,
+                overwrite=self.overwrite,
+                quiet=self.quiet,
+            ),
+            self.machines.count,
+        )

@@ -5,20 +5,10 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 from tyro.conf import OmitArgPrefixes
-from tyro.constructors import PrimitiveConstructorSpec
 
 from fedjaxsim.cli.shared_flags import CheckpointEvery, ConfigFile, Machines, WithSettings
-from fedjaxsim.runs.settings import RunConfig, optional
-
-_NAMES = PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="NAME[,NAME...]",
-    instance_from_str=lambda words: tuple(
-        word.strip() for word in words[0].split(",") if word.strip()
-    ),
-    is_instance=lambda value: isinstance(value, tuple),
-    str_from_instance=lambda value: [",".join(value)],
-)
+from fedjaxsim.runs.fields import listed, optional
+from fedjaxsim.runs.settings import RunConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +23,11 @@ class Tune(WithSettings):
     settings: OmitArgPrefixes[RunConfig]
     config: ConfigFile = None
     """TOML file with the same settings; flags win over it."""
-    wrt: Annotated[tuple[str, ...], _NAMES] = ()
+    wrt: Annotated[tuple[str, ...], listed("NAME")] = ()
     """Positive hyperparameters to tune, as learning-rate,clip-norm; without it, the error lists
     those of the algorithm."""
     seeds: int = 4
-    """S, the runs whose mean is minimized; the same ones at every step."""
+    """S, runs per point, whose mean is minimized; all points share the seeds."""
     steps: int = 20
     """Most points to try besides the start."""
     rule: Literal["adam", "lion"] = "adam"

@@ -1,4 +1,4 @@
-"""The measurements of `fedjaxsim bench`, in processes of their own, as table and file."""
+"""The measurements of `fedjaxsim bench`, each in a new process, as table and file."""
 
 import sys
 from collections.abc import Callable, Mapping

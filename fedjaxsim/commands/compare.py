@@ -27,7 +27,7 @@ def prepare_compare(paths: Sequence[Path], out: Path | None, *, json: bool) -> C
     for name, directory in directories.items():
         rows.append({"run": name, **directory.summary()})
         config = directory.config() if len(paths) > 1 else {}
-        runs[name] = seeds.Run(config, directory.summary(), directory.metrics())
+        runs[name] = seeds.FinishedRun(config, directory.summary(), directory.metrics())
     systems = seeds.systems(runs)
     several = len(systems) < len(runs)
     twice = drawn_twice(directories)

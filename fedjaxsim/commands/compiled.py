@@ -25,7 +25,7 @@ MOST_BYTES = 2**30
 
 _ERROR = re.compile(r"Error (\w+) persistent compilation cache entry for '([^']+)': (.*)")
 _CONSEQUENCE = {
-    "reading": "is compiled anew, as its file cannot be read",
+    "reading": "is compiled again, as its file cannot be read",
     "writing": "is not kept, as its file cannot be written",
 }
 

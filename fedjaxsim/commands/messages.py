@@ -5,7 +5,7 @@ import sys
 import traceback
 
 from fedjaxsim.extras import MissingExtraError
-from fedjaxsim.runs.user_code_lines import own_line
+from fedjaxsim.runs.user_code import own_line
 
 REFUSED = (ValueError, OSError, OverflowError, MemoryError, MissingExtraError)
 """Errors of bad input: values, unreadable files, numbers or sizes too large, missing extras."""

@@ -11,7 +11,7 @@ import jax
 from fedjaxsim.commands.compiled import keep_compiled_programs
 from fedjaxsim.commands.messages import INTERRUPTED, REFUSED, one_line, refuse, say
 from fedjaxsim.engine import devices, processes
-from fedjaxsim.runs.user_code_lines import own_line
+from fedjaxsim.runs.user_code import own_line
 
 Result = TypeVar("Result")
 

@@ -20,6 +20,12 @@ from fedjaxsim.privacy.hypothetical import Cohorts, resolve
 from fedjaxsim.report.files import print_json
 from fedjaxsim.report.progress import epsilon_text, number
 
+_SOLVERS: dict[str, Callable[..., Any]] = {
+    "noise_multiplier": calibration.noise_multiplier,
+    "rounds": calibration.rounds,
+    "sampling_rate": calibration.sampling_rate,
+}
+
 
 def prepare_epsilon(
     cohorts: Cohorts,
@@ -63,29 +69,24 @@ def prepare_calibration(
       ValueError: for bad input, and for a target that cannot be met.
     """
     planned, spread = resolve(cohorts, delta), Budget.parse(budget)
-    z, T, p = noise_multiplier, rounds, planned.sampling_rate
-    hypothetical.check(z, T)
-    target: Any = {"scheme": planned.scheme, "adjacency": adjacency, "view": view}
-    match quantity:
-        case "noise_multiplier":
-            found = z = calibration.noise_multiplier(
-                epsilon, delta, rounds=T, sampling_rate=p, budget=spread, **target
-            )
-        case "rounds":
-            if not spread.is_constant:
-                raise ValueError(
-                    "budget must be constant to solve for rounds, because other shares depend on "
-                    f"their number, got {spread}"
-                )
-            found = T = calibration.rounds(
-                epsilon, delta, noise_multiplier=z, sampling_rate=p, **target
-            )
-        case _:
-            found = p = calibration.sampling_rate(
-                epsilon, delta, noise_multiplier=z, rounds=T, budget=spread, **target
-            )
-            planned = planned._replace(sampling_rate=p)
-    report = hypothetical.report(planned, z, T, delta, budget=spread)
+    hypothetical.check(noise_multiplier, rounds)
+    if quantity == "rounds" and not spread.is_constant:
+        raise ValueError(
+            "budget must be constant to solve for rounds, because other shares depend on their "
+            f"number, got {spread}"
+        )
+    plan: dict[str, Any] = {
+        "noise_multiplier": noise_multiplier, "rounds": rounds,
+        "sampling_rate": planned.sampling_rate,
+    }  # fmt: skip
+    known = {name: value for name, value in plan.items() if name != quantity}
+    if quantity != "rounds":
+        known["budget"] = spread
+    found = _SOLVERS[quantity](
+        epsilon, delta, scheme=planned.scheme, adjacency=adjacency, view=view, **known
+    )
+    z, T, p = (plan | {quantity: found}).values()
+    report = hypothetical.report(planned._replace(sampling_rate=p), z, T, delta, budget=spread)
     return lambda: _print_report(report, {quantity: found}, json=json)
 
 
@@ -115,21 +116,20 @@ def prepare_trade_off(
     """
     from fedjaxsim.report import plots
 
-    z, T = noise_multiplier, rounds
-    hypothetical.check(z, T)
+    hypothetical.check(noise_multiplier, rounds)
     plots.check_path(out)
     scheme, p, _ = resolve(cohorts)
-    entries = Budget.parse(budget).entries(z, p, T, GAUSSIAN)
+    entries = Budget.parse(budget).entries(noise_multiplier, p, rounds, GAUSSIAN)
     # Closer together at both ends, where curves are steep.
     type_one = (1 - np.cos(np.linspace(0, np.pi, 201))) / 2
     curves = {
         adjacency: trade_off(entries, scheme, GAUSSIAN, type_one, adjacency, view)
         for adjacency in ADJACENCIES
     }
-    title = f"{cohorts.sampling} sampling, p = {p:.4g}, z = {z:.4g}, T = {T}, {view}"
+    title = f"{cohorts.sampling} sampling, p = {p:.4g}, z = {noise_multiplier:.4g}, T = {rounds}"
 
     def work() -> int:
-        plots.save(plots.errors_figure(type_one, curves, title), out)
+        plots.save(plots.errors_figure(type_one, curves, f"{title}, {view}"), out)
         print(out)
         return 0
 
@@ -141,10 +141,7 @@ def prepare_claims(*, json: bool) -> Callable[[], int]:
 
     def work() -> int:
         verdicts = claims.table()
-        if json:
-            print_json([_record(verdict) for verdict in verdicts])
-        else:
-            _print_claims(verdicts)
+        print_json([_record(verdict) for verdict in verdicts]) if json else _print_claims(verdicts)
         return 0
 
     return work
@@ -153,9 +150,10 @@ def prepare_claims(*, json: bool) -> Callable[[], int]:
 def _record(verdict: Verdict) -> dict[str, Any]:
     """Return one published setting with every ε by name; null where there is none."""
     fields = dataclasses.asdict(verdict.claim)
+    stated = fields.pop("epsilon")
     return {
         **fields,
-        "epsilon_stated": fields.pop("epsilon"),
+        "epsilon_stated": stated,
         "epsilon_by_method": verdict.published,
         "epsilon": verdict.zero_out,
         "epsilon_replace": verdict.replace,
@@ -182,8 +180,7 @@ def _print_claims(verdicts: list[Verdict]) -> None:
             claim.setting,
             number(claim.epsilon),
             "–" if by_method is None else epsilon_text(by_method),
-            epsilon_text(zero_out),
-            epsilon_text(replace),
+            *map(epsilon_text, (zero_out, replace)),
             f"{claim.delta:.2g}",
             str(reasons.index(claim.why) + 1),
         )

@@ -6,7 +6,11 @@ from pathlib import Path
 from fedjaxsim.report.files import write_atomically
 from fedjaxsim.runs.directory import PAGE
 
-_KINDS = {"sweep": "sweep.toml", "tuning": "path.json"}
+
+def kind_of(path: Path) -> str:
+    """Return the kind of results in a directory: "sweep", "tuning" or, by default, "run"."""
+    kinds = {"sweep": "sweep.toml", "tuning": "path.json"}
+    return next((kind for kind, name in kinds.items() if (path / name).exists()), "run")
 
 
 def prepare_report(paths: Sequence[Path], out: Path | None) -> Callable[[], int]:
@@ -22,15 +26,15 @@ def prepare_report(paths: Sequence[Path], out: Path | None) -> Callable[[], int]
     file = paths[0] / PAGE if out is None else out
     if file.suffix != ".html" or (out is not None and not file.parent.is_dir()):
         raise ValueError(f"out must be a .html file in a folder that exists, got {file}")
-    held = {kind: path for path in paths for kind, name in _KINDS.items() if (path / name).exists()}
-    if held and len(paths) > 1:
-        kind, path = next(iter(held.items()))
-        raise ValueError(f"{path} holds a {kind}, and only runs go side by side")
-    if "sweep" in held:
+    kind = kind_of(paths[0])
+    for path in paths if len(paths) > 1 else ():
+        if kind_of(path) != "run":
+            raise ValueError(f"{path} holds a {kind_of(path)}, and only runs go side by side")
+    if kind == "sweep":
         from fedjaxsim.runs.sweep_page import sweep_page
 
         page = sweep_page(paths[0])
-    elif "tuning" in held:
+    elif kind == "tuning":
         from fedjaxsim.tune.page import tune_page
 
         page = tune_page(paths[0])

@@ -5,12 +5,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from fedjaxsim.callbacks import Cadence, Logger
 from fedjaxsim.commands.messages import INTERRUPTED, say
+from fedjaxsim.commands.report import kind_of
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy.assumptions import NO_RELEASE
@@ -32,29 +33,20 @@ from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.stages import go_on, prepare_next, start_from
 from fedjaxsim.runs.validation import labels_like_classes
 
-_REPEATED = {"sweep.toml": "sweep", "path.json": "tuning"}
 
-
-class _Planned(NamedTuple):
+class Stage(NamedTuple):
     """A checked run with its start."""
 
     experiment: Experiment
     directory: RunDirectory | None
     rounds: int
-    log: str | None
-    quiet: bool
-    cadence: Cadence
     begin: SimulationState | None = None
     earlier: Sequence[Record] = ()
 
     @property
     def path(self) -> Path | None:
+        """Path of the directory."""
         return None if self.directory is None else self.directory.path
-
-    def execute(self, stop: Event) -> Executed:
-        experiment, directory, *_ = self
-        options = {name: getattr(self, name) for name in self._fields[2:]}
-        return execute(experiment, directory, stop, **options)
 
 
 def prepare_run(
@@ -110,12 +102,9 @@ def prepare_run(
         if config.out is not None:
             inside = RunDirectory.create(config.out / FINETUNE)
             words += ["--from", str(config.out), "--out", str(inside.path)]
-        rounds = next_.config.rounds
-        then = _Planned(next_, inside, rounds, log, config.quiet, cadence), words
+        then = Stage(next_, inside, next_.config.rounds), words
     _agree_on_files(directory)
-    planned = _Planned(
-        experiment, directory, config.rounds, log, config.quiet, cadence, begin, earlier
-    )
+    stage = Stage(experiment, directory, config.rounds, begin, earlier)
     doubt = labels_like_classes(config, experiment.simulation.population)
 
     def work() -> int:
@@ -124,7 +113,7 @@ def prepare_run(
         if begin is not None:
             spent = spent_in_all(experiment, begin)
             _warn_above(config.target_epsilon, spent, "this and earlier stages will spend")
-        return _run(planned, explain=explain, then=then)
+        return _run(stage, then, explain=explain, quiet=config.quiet, log=log, cadence=cadence)
 
     return work
 
@@ -147,9 +136,8 @@ def prepare_resume(
       ValueError: if the run is finished, or its files are damaged or inconsistent.
     """
     cadence = Cadence.parse(checkpoint_every)
-    for name, kind in _REPEATED.items():
-        if (path / name).exists():
-            raise ValueError(f"{path} holds a {kind}: run the original command again to resume")
+    if (kind := kind_of(path)) != "run":
+        raise ValueError(f"{path} holds a {kind}: run the original command again to resume")
     if log is not None:
         Logger(log, directory=path)  # refuse one that cannot be opened
     directory = RunDirectory(path)
@@ -183,11 +171,11 @@ def prepare_resume(
         raise ValueError(
             f"rounds must be at most {config.rounds} with budget {config.spread}, which is spread "
             f"over them, got {total}; run --from {shlex.quote(str(path))} begins another stage "
-            "with noise of its own"
+            "with new noise"
         )
     simulation = experiment.simulation
     simulation.setup.check_rounds(experiment.hparams, 0, total, config.eval_every)
-    planned = _Planned(experiment, directory, total, log, quiet, cadence, None, earlier)
+    stage = Stage(experiment, directory, total, earlier=earlier)
 
     def work() -> int:
         here, there = versions(), {} if last is None else last.note["versions"]
@@ -197,7 +185,7 @@ def prepare_resume(
                 f"{last.folder} was written with {other}, so numbers may differ in their last "
                 "digits from an undisturbed run"
             )
-        return _run(planned, explain=explain)
+        return _run(stage, explain=explain, quiet=quiet, log=log, cadence=cadence)
 
     return work
 
@@ -227,64 +215,84 @@ def _agree_on_files(directory: RunDirectory | None) -> None:
 
 
 def _run(
-    planned: _Planned, *, explain: bool, then: tuple[_Planned, Sequence[str]] | None = None
+    stage: Stage,
+    then: tuple[Stage, Sequence[str]] | None = None,
+    *,
+    explain: bool,
+    **options: Any,
 ) -> int:
-    """Do a run, and the fine-tuning stage `then` with its own command; return the exit code."""
-    if planned.path is not None and processes.is_first():
+    """Do a run, and the fine-tuning stage `then` with its command; return the exit code.
+
+    `options` are those of `execute`.
+    """
+    if stage.path is not None and processes.is_first():
         can_draw()
     with stop_on_interrupt() as stop:
-        done = planned.execute(stop)
-        both = [(planned, done)]
+        done = _execute(stage, stop, **options)
+        finished = [(stage, done)]
         if then is not None and not done.summary["interrupted"]:
             next_, _ = then
             begin, earlier = go_on(
-                done, planned.experiment, next_.experiment, planned.path, planned.earlier
+                done, stage.experiment, next_.experiment, stage.path, stage.earlier
             )
             next_ = next_._replace(begin=begin, earlier=earlier)
-            both.append((next_, next_.execute(stop)))
-    print_table([{"run": _name(each.experiment), **found.summary} for each, found in both])
-    for each, found in both:
-        _warn_of(each, found)
-    last, done = both[-1]
-    if last.earlier:
-        stages = describe(last.earlier, last.experiment.config.algorithm, done.summary["rounds"])
-        print(f"stages: {stages}; the guarantee is of all of them")
-    file = None if last.path is None else last.path / GUARANTEE
-    print_guarantee(done.report, file, explain=explain)
-    if last.experiment.config.patience is not None and not explain:
-        print(STOPPING)
-    if NO_RELEASE in done.report.assumed and not explain:
-        print(NO_RELEASE)
-    if planned.path is not None:
-        print(f"files in {planned.path}")
+            finished.append((next_, _execute(next_, stop, **options)))
+    print_results(finished, explain=explain)
+    if stage.path is not None:
+        print(f"files in {stage.path}")
+    last, done = finished[-1]
     if not done.summary["interrupted"]:
         return 0
     stopped = f"stopped by Ctrl-C after {done.summary['rounds']} rounds"
     if last.path is not None:
         stopped += f"; to resume: fedjaxsim resume {shlex.quote(str(last.path))}"
-    if then is not None and len(both) == 1 and planned.path is not None:
+    if then is not None and last is stage and stage.path is not None:
         stopped += f"; then fine-tune with {shlex.join(then[1])}"
     print(stopped, file=sys.stderr)
     return INTERRUPTED
 
 
-def _name(experiment: Experiment) -> str:
-    """Return the name of a run in a table."""
-    config = experiment.config
-    return " ".join(filter(None, (config.algorithm, config.get("penalty"))))
+def _execute(stage: Stage, stop: Event, **options: Any) -> Executed:
+    experiment, directory, rounds, begin, earlier = stage
+    return execute(
+        experiment, directory, stop, rounds=rounds, begin=begin, earlier=earlier, **options
+    )
 
 
-def _warn_of(planned: _Planned, done: Executed) -> None:
+def print_results(finished: Sequence[tuple[Stage, Executed]], *, explain: bool) -> None:
+    """Print a table of runs, warnings about each, and the guarantee of all of them."""
+    rows = []
+    for stage, done in finished:
+        config = stage.experiment.config
+        name = " ".join(filter(None, (config.algorithm, config.get("penalty"))))
+        rows.append({"run": name, **done.summary})
+    print_table(rows)
+    for stage, done in finished:
+        _warn_of(stage, done)
+    last, done = finished[-1]
+    config = last.experiment.config
+    if last.earlier:
+        stages = describe(last.earlier, config.algorithm, done.summary["rounds"])
+        print(f"stages: {stages}; the guarantee is of all of them")
+    file = None if last.path is None else last.path / GUARANTEE
+    print_guarantee(done.report, file, explain=explain)
+    if config.patience is not None and not explain:
+        print(STOPPING)
+    if NO_RELEASE in done.report.assumed and not explain:
+        print(NO_RELEASE)
+
+
+def _warn_of(stage: Stage, done: Executed) -> None:
     """Warn of a run that diverges or spends more than its target."""
-    summary, asked = done.summary, planned.experiment.config.target_epsilon
+    summary, asked = done.summary, stage.experiment.config.target_epsilon
     if summary["diverging"]:
         _warn(
             "the training loss grew to more than ten times its first value, so this run diverges: "
             "a smaller learning rate or λ may help, and for PMTL with a sampling rate p below 1 "
-            "--server-learning-rate p (docs/algorithms.md says why)"
+            "--server-learning-rate p (docs/reference/algorithms.md says why)"
         )
     if summary["epsilon"] is not None:
-        of = "stages" if planned.earlier else f"{summary['rounds']} rounds"
+        of = "stages" if stage.earlier else f"{summary['rounds']} rounds"
         _warn_above(asked, summary["epsilon"], f"all {of} together spend")
 
 

@@ -1,11 +1,11 @@
 """The command `fedjaxsim sweep`: a file's runs, chunk by chunk, into a directory of results."""
 
 import dataclasses
-import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -38,55 +38,78 @@ class _Family:
 
     Attributes:
       simulation: simulation on the population of the first seed.
-      groups: runs by seed, each (run index, experiment).
+      groups: for each seed, the experiments by the index of their run.
     """
 
     simulation: Simulation
-    groups: list[list[tuple[int, Experiment]]]
+    groups: list[dict[int, Experiment]]
 
     @property
-    def experiments(self) -> list[tuple[int, Experiment]]:
-        """Runs of all groups."""
-        return [each for group in self.groups for each in group]
-
-    @functools.cached_property
-    def axes(self) -> Any:
-        """Hyperparameters that differ between any two of the runs."""
-        return varying([experiment.hparams for _, experiment in self.experiments])
+    def experiments(self) -> dict[int, Experiment]:
+        """Experiments of all groups."""
+        return {run: experiment for group in self.groups for run, experiment in group.items()}
 
 
-def prepare_sweep(command: Any) -> Callable[[], int]:
-    """Check all input of a sweep; return what runs it and gives the exit code.
+class _Chunk(NamedTuple):
+    """Runs of one seed that are computed at once."""
+
+    runs: tuple[int, ...]
+    first: Experiment
+    batch: SimulationBatch
+
+
+def prepare_sweep(
+    file: Path,
+    out: Path,
+    data: str | None = None,
+    *,
+    checkpoint_every: str | None,
+    overwrite: bool,
+    quiet: bool,
+) -> Callable[[], int]:
+    """Check all input of a sweep; return a function that runs it and gives the exit code.
+
+    Args:
+      file: TOML file of the sweep.
+      out: directory of the results.
+      data: source of the clients, in place of the file's.
+      checkpoint_every: rounds or time, for `Cadence.parse`.
+      overwrite: whether results in the directory are replaced.
+      quiet: no progress bar.
 
     Raises:
-      FileNotFoundError: if there is no such file, or no data where it says.
+      FileNotFoundError: if the file or the data are missing.
       ValueError: for a bad setting in any of the runs, or if the directory holds another sweep or a
         damaged file.
     """
-    plan = read_sweep(command.config, command.data)
-    cadence = Cadence.parse(command.checkpoint_every)
+    plan = read_sweep(file, data)
+    cadence = Cadence.parse(checkpoint_every)
     families = _families(plan)
-    data = "-".join(fingerprint_of(family.simulation.population) for family in families)
-    if processes.several():
-        processes.agree({"settings": plan.fingerprint, "clients' rows": data,
-                         "versions": digest(versions()), "overwrite": str(command.overwrite),
-                         "number of devices": str(jax.local_device_count())})  # fmt: skip
-    directory = SweepDirectory.open(
-        command.out, plan, versions(), data, overwrite=command.overwrite
-    )
-    if processes.several():
-        processes.agree({})  # the first process has made the directory
+    fingerprint = "-".join(fingerprint_of(family.simulation.population) for family in families)
+    processes.agree({
+        "settings": plan.fingerprint, "clients' rows": fingerprint, "versions": digest(versions()),
+        "overwrite": str(overwrite), "number of devices": str(jax.local_device_count()),
+    })  # fmt: skip
+    directory = SweepDirectory.open(out, plan, versions(), fingerprint, overwrite=overwrite)
+    processes.agree({})  # the first process has made the directory
     begun, finished = directory.checkpoint(), directory.finished()
-    if processes.several():
-        processes.agree({f"results in {command.out}": digest([sorted(finished), begun is None])})
+    processes.agree({f"results in {out}": digest([sorted(finished), begun is None])})
 
     def work() -> int:
-        draws = can_draw() if processes.is_first() else False
+        draws, done = processes.is_first() and can_draw(), len(finished)
         with stop_on_interrupt() as stop:
-            _compute(plan, families, directory, begun, stop, cadence, quiet=command.quiet)
+            for chunk in _chunks(plan, families, finished, begun):
+                if begun and tuple(begun.note["runs"]) != chunk.runs:
+                    _first_alone(directory.checkpoints.clear)
+                title = f"runs {done + 1}–{done + len(chunk.runs)} of {len(plan.runs)}"
+                progress = callbacks.Progress(title, quiet=quiet)
+                _compute(chunk, directory, stop, cadence, progress)
+                if any(processes.from_all(stop.is_set())):
+                    break
+                done += len(chunk.runs)
         results = directory.results()
         if len(results) and processes.is_first():
-            experiments = {run: each for family in families for run, each in family.experiments}
+            experiments = {k: v for family in families for k, v in family.experiments.items()}
             write_report(plan, directory, results, experiments)
             if draws:
                 _draw(plan, directory, results)
@@ -119,63 +142,32 @@ def _families(plan: SweepRuns) -> list[_Family]:
         first = plan.runs[group[0]]
         arrays = (*hyperparameters_of(first), "seed")
         kind = type(first), *((k, v) for k, v in vars(first).items() if k not in arrays)
-        known = families.get(kind)
-        simulation = prepare(first).simulation if known is None else known.simulation
-        experiments = [(run, prepare(plan.runs[run], simulation)) for run in group]
-        if known is None:
-            families[kind] = _Family(simulation, [experiments])
-        else:
-            known.groups.append(experiments)
+        if kind not in families:
+            families[kind] = _Family(prepare(first).simulation, [])
+        family = families[kind]
+        family.groups.append({run: prepare(plan.runs[run], family.simulation) for run in group})
     return list(families.values())
 
 
 def _compute(
-    plan: SweepRuns,
-    families: list[_Family],
-    directory: SweepDirectory,
-    checkpoint: Checkpoint | None,
-    stop: Event,
-    cadence: Cadence,
-    *,
-    quiet: bool,
-) -> None:
-    """Run what is not finished yet, the chunk that was interrupted first."""
-    done = directory.finished()
-    count = len(done)
-    for family in families:
-        for many, runs in _chunks(plan, family, done, checkpoint):
-            if checkpoint and tuple(checkpoint.note["runs"]) != runs:
-                _first_alone(directory.checkpoints.clear)
-            title = f"runs {count + 1}–{count + len(runs)} of {len(plan.runs)}"
-            progress = callbacks.Progress(title, quiet=quiet)
-            _compute_chunk(
-                many, runs, dict(family.experiments)[runs[0]], directory, stop, cadence, progress
-            )
-            if any(processes.from_all(stop.is_set())):
-                return
-            count += len(runs)
-
-
-def _compute_chunk(
-    many: SimulationBatch,
-    runs: tuple[int, ...],
-    first: Experiment,
+    chunk: _Chunk,
     directory: SweepDirectory,
     stop: Event,
     cadence: Cadence,
     progress: callbacks.Progress,
 ) -> None:
     """Run a chunk to its end, or to its next checkpoint."""
+    runs, first, batch = chunk
     config, recorded = first.config, callbacks.Records()
     checkpoints = callbacks.Checkpoints(
         directory.checkpoints,
         [recorded],
         every=cadence,
-        note={"runs": runs, "places": many.capacity},
+        note={"runs": runs, "places": batch.capacity},
         keep_last=False,
     )
-    state = checkpoints.restore(many.init(config.seed))
-    state, _ = many.run(
+    state = checkpoints.restore(batch.init(config.seed))
+    state, _ = batch.run(
         state,
         config.rounds - int(state.round),
         eval_every=config.eval_every,
@@ -202,32 +194,32 @@ def _first_alone(write: Callable[[], None]) -> None:
 
 
 def _chunks(
-    plan: SweepRuns, family: _Family, done: set[int], checkpoint: Checkpoint | None
-) -> Iterator[tuple[SimulationBatch, tuple[int, ...]]]:
-    """Yield programs with their runs, within the memory budget."""
-    budget = plan.options.memory * _GB
-    each = bytes_per_run(family.simulation.setup, family.groups[0][0][1].hparams)
-    fitting = max(1, int(budget // each))
-    # The places of a program follow from the plan or from the checkpoint that it resumes, not from
-    # the runs left: otherwise a checkpoint would not fit the program that reads it.
-    places = max(len(_cut(range(len(group)), fitting)[0]) for group in family.groups)
-    if checkpoint and checkpoint.note["runs"][0] in dict(family.experiments):
-        places = checkpoint.note["places"]
-    fitting = min(fitting, places)
-    shared: SimulationBatch | None = None
-    for group in family.groups:
-        experiments = dict(group)
-        config = group[0][1].config
-        simulation = family.simulation
-        if config.seed != family.groups[0][0][1].config.seed:
-            simulation = simulation.with_population(population_of(config))
-        # The first of these chunks is the interrupted one, whatever was done before it.
-        for runs in _cut([run for run in experiments if run not in done], fitting):
-            settings = [experiments[run].hparams for run in runs]
-            if shared is None:
-                padding = [settings[-1]] * (places - len(settings))
-                shared = SimulationBatch(simulation, settings + padding, axes=family.axes)
-            yield shared.with_runs(simulation, settings), runs
+    plan: SweepRuns, families: Sequence[_Family], done: set[int], checkpoint: Checkpoint | None
+) -> Iterator[_Chunk]:
+    """Cut the unfinished runs into chunks that fit the memory budget."""
+    for family in families:
+        simulation, experiments = family.simulation, family.experiments
+        all_hparams = [experiment.hparams for experiment in experiments.values()]
+        each = bytes_per_run(simulation.setup, all_hparams[0])
+        fitting = max(1, int(plan.options.memory * _GB // each))
+        # The places of a program follow from the plan or from the checkpoint that it resumes, not
+        # from the runs left: otherwise a checkpoint would not fit the program that reads it.
+        places = max(len(_cut([*group], fitting)[0]) for group in family.groups)
+        if checkpoint and checkpoint.note["runs"][0] in experiments:
+            places = checkpoint.note["places"]
+        shared: SimulationBatch | None = None
+        for index, group in enumerate(family.groups):
+            if index:
+                config = next(iter(group.values())).config
+                simulation = simulation.with_population(population_of(config))
+            # The first of these chunks is the interrupted one, whatever was done before it.
+            for runs in _cut([run for run in group if run not in done], min(fitting, places)):
+                settings = [group[run].hparams for run in runs]
+                if shared is None:
+                    padding = [settings[-1]] * (places - len(settings))
+                    axes = varying(all_hparams)
+                    shared = SimulationBatch(simulation, settings + padding, axes=axes)
+                yield _Chunk(runs, group[runs[0]], shared.with_runs(simulation, settings))
 
 
 def _cut(runs: Sequence[int], most: int) -> list[tuple[int, ...]]:

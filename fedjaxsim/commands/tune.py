@@ -8,25 +8,25 @@ from collections.abc import Callable, Sequence
 from threading import Event
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import optax
 
 from fedjaxsim.callbacks import Cadence
 from fedjaxsim.commands.messages import INTERRUPTED, say
+from fedjaxsim.commands.run import Stage, print_results
 from fedjaxsim.extras import missing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.budget import equally_costly
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import (
     can_draw,
-    print_guarantee,
-    print_table,
+    print_rows,
     stop_on_interrupt,
 )
-from fedjaxsim.report.seeds import standard_error
 from fedjaxsim.report.symbols import remember
 from fedjaxsim.runs.build import draws_of, prepare, versions
-from fedjaxsim.runs.directory import GUARANTEE, RunDirectory
+from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.execute import about, execute
 from fedjaxsim.runs.fingerprints import digest, fingerprint_of
 from fedjaxsim.runs.settings import RunConfig, flag
@@ -42,7 +42,7 @@ from fedjaxsim.tune.descent import (
 from fedjaxsim.tune.files import PICTURE, RUN, TuneDirectory, array_of
 from fedjaxsim.tune.objective import Grid, SeedGradient, grid_around, paired_test
 from fedjaxsim.tune.source import Source, find_source, keys_of, metric_of
-from fedjaxsim.tune.watch import TuneProgress, print_points, with_error
+from fedjaxsim.tune.watch import TuneProgress, compared_points, with_error
 
 RULES = {"adam": OPTIMIZER, "lion": optax.lion(1.0, weight_decay=0.0)}
 BOUNDS = 1e4
@@ -96,7 +96,10 @@ def prepare_tune(
     source = find_source(config, question.public_data, clips="clip_norm" in names)
     simulation = source.simulation
     metric = metric_of(simulation.task, simulation.population, question.metric)
-    simulation.setup.check_start(config.seed, source.hparams)
+    keys, fresh = keys_of(config.seed, question.seeds)
+    measure = SeedGradient(
+        simulation, source.hparams, config.rounds, names, keys, metric=metric, split=source.split
+    )
     cadence = Cadence.parse(checkpoint_every)
     asked = [config.settings(), *question]
     data = [fingerprint_of(each.population) for each in (simulation, source.final.simulation)]
@@ -106,9 +109,9 @@ def prepare_tune(
         can_draw()
         with stop_on_interrupt() as stop:
             tuning = _Tuning(
-                config, question, source, start, metric, directory, stop, cadence, explain
+                config, question, source, start, metric, measure, directory, stop, cadence, explain
             )
-            return tuning.run()
+            return tuning.run(keys, fresh)
 
     return work
 
@@ -147,34 +150,29 @@ class _Tuning:
     source: Source
     start: Point
     metric: str
+    measure: SeedGradient
     directory: TuneDirectory
     stop: Event
     cadence: Cadence
     explain: bool
 
-    def run(self) -> int:
-        """Descend, test, compare, and run with the result; return the exit code."""
-        config, source, stop = self.config, self.source, self.stop
-        keys, fresh = keys_of(config.seed, self.question.seeds)
-        measure = SeedGradient(
-            source.simulation, source.hparams, config.rounds, tuple(self.start), keys,
-            metric=self.metric, split=source.split,
-        )  # fmt: skip
-        record = self._record(measure, [*keys, *fresh])
-        saved, path = self.directory.saved, self._descend(measure, record)
+    def run(self, keys: jax.Array, fresh: jax.Array) -> int:
+        """Descend, test on fresh keys, compare, and run with the result; return the exit code."""
+        record, stop = self._record([*keys, *fresh]), self.stop
+        saved, path = self.directory.saved, self._descend(record)
         test = grid = None
         if path.best is not path.steps[0] and not stop.is_set():
-            test = self._test(path, measure, fresh)
+            test = self._test(path, fresh)
         if self.question.compare_grid is not None and not stop.is_set():
             points = grid_around(self.start, self.question.compare_grid)
             if saved.get("grid"):
                 grid = Grid(points, array_of(saved["grid"]["values"]), saved["grid"]["runs"])
             else:
                 print(f"grid: {len(points)} points, {len(points) * len(keys)} runs", flush=True)
-                grid = measure.on_grid(points, stop)
+                grid = self.measure.on_grid(points, stop)
         return self._finish(record, path, test, grid)
 
-    def _descend(self, measure: SeedGradient, record: Record) -> TuningTrace:
+    def _descend(self, record: Record) -> TuningTrace:
         """Descend; points measured before an interruption are not measured again."""
         config, steps, known = self.config, [], self.directory.measured()
 
@@ -182,7 +180,7 @@ class _Tuning:
             if known and known[0][0] == point:
                 return known.pop(0)[1]
             known.clear()
-            return measure(point)
+            return self.measure(point)
 
         def on_step(step: Step) -> bool:
             steps.append(step)
@@ -202,22 +200,22 @@ class _Tuning:
                 steps=self.question.steps,
                 optimizer=RULES[self.question.rule],
                 bounds=bounds,
-                cost=measure.runs,
+                cost=self.measure.runs,
                 on_step=on_step,
             )
 
-    def _test(self, path: TuningTrace, measure: SeedGradient, fresh: Any) -> Record:
+    def _test(self, path: TuningTrace, fresh: jax.Array) -> Record:
         """Compare the start with the result on seeds that the descent has not seen."""
         points = {"start": path.steps[0].point, "tuned": path.best.point}
         saved = self.directory.saved.get("test")
         values = {
-            name: array_of(saved[name]) if saved else measure(point, fresh).values
+            name: array_of(saved[name]) if saved else self.measure(point, fresh).values
             for name, point in points.items()
         }
         found = paired_test(values["start"], values["tuned"])
-        return {**values, **found._asdict(), "runs": 2 * measure.runs}
+        return {**values, **found._asdict(), "runs": 2 * self.measure.runs}
 
-    def _record(self, measure: SeedGradient, keys: Sequence[Any]) -> Record:
+    def _record(self, keys: Sequence[jax.Array]) -> Record:
         """Return the settings of the tuning, as the file of the path says them."""
         config, source, question = self.config, self.source, self.question
         noise = np.asarray(source.hparams.get("noise_multiplier", 0.0))
@@ -232,8 +230,8 @@ class _Tuning:
             "seeds": question.seeds,
             "rounds": config.rounds,
             "rule": question.rule,
-            "mode": measure.mode,
-            "runs_per_step": measure.runs,
+            "mode": self.measure.mode,
+            "runs_per_step": self.measure.runs,
             "clients": {"tuning": tuning, "run": final},
             "noise_multiplier": {
                 "tuning": equally_costly(noise),
@@ -269,16 +267,8 @@ class _Tuning:
             return 1
         tuned = tuned_settings(source.final.config, best.point)
         directory.write_tuned(tuned, source.statement)
-        first, last = path.steps[0], path.steps[-1]
-        rows = {
-            "start": (first.point, first.value, first.standard_error, first.runs),
-            "tuned": (best.point, best.value, best.standard_error, last.runs),
-        }
-        if grid is not None:
-            values = grid.values[grid.best]
-            error_of_grid = standard_error(values)
-            rows["grid"] = grid.points[grid.best], float(values.mean()), error_of_grid, grid.runs
-        print_points(self.metric, rows)
+        headings = ["", *map(flag, self.start), f"{self.metric} on seeds", "run-equivalents"]
+        print_rows(headings, compared_points(directory.read()), padding=(0, 1, 0, 0))
         fell = with_error(found.gain, found.standard_error)
         print(f"{self.metric} fell by {fell} on {self.question.seeds} seeds; ended: {path.stopped}")
         if test is not None:
@@ -301,21 +291,13 @@ class _Tuning:
             directory.checkpoints(about(experiment)).last()
         except ValueError:  # The checkpoint is damaged, or has other hyperparameters.
             RunDirectory.create(directory.path, overwrite=True)
-        summary, report, _ = execute(
-            experiment, directory, self.stop, quiet=config.quiet, cadence=self.cadence
-        )
-        print_table([{"run": config.algorithm, **summary}])
-        print_guarantee(report, directory.path / GUARANTEE, explain=self.explain)
-        return INTERRUPTED if summary["interrupted"] else 0
+        done = execute(experiment, directory, self.stop, quiet=config.quiet, cadence=self.cadence)
+        print_results([(Stage(experiment, directory, config.rounds), done)], explain=self.explain)
+        return INTERRUPTED if done.summary["interrupted"] else 0
 
 
 def tuned_settings(config: RunConfig, point: Point) -> RunConfig:
-    """Return the settings of a run with the hyperparameters that a tuning found.
-
-    Args:
-      config: the settings that the tuning started from.
-      point: the hyperparameters.
-    """
+    """Return settings with the hyperparameters of a point."""
     changes: dict[str, Any] = {config.records[name].setting: value for name, value in point.items()}
     if "clip_norm" in point and not config.clips:
         # At ε = ∞ a run clips only where z = 0 is given.

@@ -26,7 +26,7 @@ LAST_COLUMNS = ("epsilon", "epsilon_replace", "delta", "diverged")
 _SPENT = LAST_COLUMNS[:3]
 
 
-def metrics(results: pa.Table, settings: Sequence[str]) -> list[str]:
+def metric_columns(results: pa.Table, settings: Sequence[str]) -> list[str]:
     """Return the columns of the training loss and the evaluation's metrics."""
     other = {"run", "round", *settings, *LAST_COLUMNS}
     return [name for name in results.column_names if name not in other]
@@ -38,7 +38,7 @@ def default_metric(results: pa.Table, settings: Sequence[str]) -> str:
     Raises:
       ValueError: if the results hold none.
     """
-    names = metrics(results, settings)
+    names = metric_columns(results, settings)
     found = judged_by(names)
     if found is None:
         raise ValueError(f"the results must have a metric among {', '.join(METRICS)}, got {names}")
@@ -66,7 +66,7 @@ def envelope(
     Raises:
       ValueError: if the results lack the metric, or a key of `best_over` is not swept or the seed.
     """
-    known = metrics(results, settings)
+    known = metric_columns(results, settings)
     if metric not in known:
         raise ValueError(f"metric must be one of {', '.join(known)}, got {metric!r}")
     tuned = [name for name in settings if name != "seed"]

@@ -123,12 +123,12 @@ def parse_json(text: str, path: Path) -> Any:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
-def read_tables(path: Path) -> dict[str, Any]:
+def read_tables(path: Path, otherwise: str = "is damaged") -> dict[str, Any]:
     """Read TOML; raise ValueError if it is damaged."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} {otherwise}: {error}") from error
 
 
 def write_tables(path: Path, tables: Mapping[str, Any], comment: str = "") -> None:

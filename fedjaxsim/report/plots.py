@@ -14,7 +14,7 @@ from fedjaxsim import metrics
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.extras import importing
 from fedjaxsim.report.files import write_atomically
-from fedjaxsim.report.seeds import System, mean_records
+from fedjaxsim.report.seeds import SeedGroup, mean_records
 
 with importing("plots"):
     import matplotlib as mpl
@@ -117,7 +117,7 @@ def colour_of(algorithm: str) -> int:
     return names.index(algorithm) if algorithm in names else len(names)
 
 
-def of_systems(found: Sequence[System]) -> list[Curve]:
+def of_systems(found: Sequence[SeedGroup]) -> list[Curve]:
     """Return a curve per system, the mean over its seeds, in the colour of its algorithm.
 
     Dashes distinguish systems of one colour. Each line is thinner than the one below, which stays

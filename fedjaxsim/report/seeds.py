@@ -15,7 +15,7 @@ LEVEL = 0.95
 _NOT_SETTINGS = ("seed", "resolved", "versions", "stages")
 
 
-class Run(NamedTuple):
+class FinishedRun(NamedTuple):
     """A finished run, read from its directory; `report` is its privacy report."""
 
     config: Record
@@ -29,7 +29,7 @@ class Run(NamedTuple):
         return np.array([float(row[column]) for row in self.clients if row.get(column)])
 
 
-class System(NamedTuple):
+class SeedGroup(NamedTuple):
     """The runs of one setting, by seed.
 
     `label` is the name of the only run, or the algorithm with its distinguishing settings.
@@ -37,7 +37,7 @@ class System(NamedTuple):
 
     label: str
     algorithm: str
-    runs: dict[int, Run]
+    runs: dict[int, FinishedRun]
 
     def values(self, metric: str, seeds: Sequence[int]) -> np.ndarray:
         """Return the last value of a metric for some seeds; NaN where there is none."""
@@ -45,16 +45,16 @@ class System(NamedTuple):
         return np.array([math.nan if value is None else value for value in found])
 
 
-def settings_of(config: Record) -> Record:
+def without_seed(config: Record) -> Record:
     """Return the settings of a run without its seed and derived entries."""
     return {key: value for key, value in config.items() if key not in _NOT_SETTINGS}
 
 
-def systems(runs: Mapping[str, Run]) -> list[System]:
+def systems(runs: Mapping[str, FinishedRun]) -> list[SeedGroup]:
     """Group runs by setting, in order; a second run of one setting and seed is its own system."""
     groups: list[tuple[Record, dict[int, str]]] = []
     for name, run in runs.items():
-        settings, seed = settings_of(run.config), run.config.get("seed", 0)
+        settings, seed = without_seed(run.config), run.config.get("seed", 0)
         alike = (seeds for known, seeds in groups if known == settings and seed not in seeds)
         names = next(alike, None)
         if names is None:
@@ -70,7 +70,7 @@ def systems(runs: Mapping[str, Run]) -> list[System]:
         ]  # fmt: skip
         label = ", ".join([algorithm, *parts]) if len(names) > 1 else next(iter(names.values()))
         of_seeds = {seed: runs[name] for seed, name in names.items()}
-        found.append(System(label, algorithm, of_seeds))
+        found.append(SeedGroup(label, algorithm, of_seeds))
     return found
 
 
@@ -89,7 +89,7 @@ def standard_error(values: np.ndarray) -> float:
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
-def compared(found: Sequence[System]) -> list[Record]:
+def compared(found: Sequence[SeedGroup]) -> list[Record]:
     """Compare each system with the first, on the seeds that both have.
 
     Runs of one seed share partition, test rows and initial model, so Student's t test is paired;
@@ -120,7 +120,7 @@ def compared(found: Sequence[System]) -> list[Record]:
     return rows
 
 
-def mean_records(system: System, metric: str) -> list[Record]:
+def mean_records(system: SeedGroup, metric: str) -> list[Record]:
     """Return the means of evaluations that all seeds have: `round`, the metric and `epsilon`.
 
     `METRIC_low` and `METRIC_high` bound the interval of several seeds. `epsilon` is the largest;

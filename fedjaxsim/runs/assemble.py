@@ -1,6 +1,5 @@
 """Assemble the population and the simulation that settings name; errors are as in `prepare`."""
 
-import inspect
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.transforms import drop_constant_columns, invert, unit_rows
+from fedjaxsim.factories import make
 from fedjaxsim.models.model import Model, in_bfloat16
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.events import PrivacyEvent, SamplingScheme
@@ -50,12 +50,9 @@ class Parts(NamedTuple):
 def simulation_of(
     config: RunConfig, population: Population, task: Task | None = None
 ) -> Simulation:
-    """Make the simulation of a run on a population.
+    """Make the simulation of a run on a population; settings of data are not read.
 
-    Args:
-      config: the settings; those of data are not read.
-      population: the clients.
-      task: the task of another population with the same classes; by default the population's.
+    `task` may be the task of another population with the same classes.
     """
     parts = parts_of(config, population, population.num_clients, task)
     accountant = config.get("accountant")
@@ -97,14 +94,7 @@ def _check_accountant(
 def parts_of(
     config: RunConfig, population: Population, num_clients: int, task: Task | None = None
 ) -> Parts:
-    """Make the parts of a run's simulation.
-
-    Args:
-      config: the settings.
-      population: clients with the fields that models are made for.
-      num_clients: m, which may be more than the population has.
-      task: by default the population's.
-    """
+    """Make the parts of a run's simulation of m clients, maybe more than the population has."""
     task = _task(config, population) if task is None else task
     full = config.sampler == "full"
     # Penalties that select features need only the diagonal of a Gram matrix.
@@ -126,23 +116,11 @@ def _part(
     supplied: Mapping[str, Any] = {},
     **more: Any,
 ) -> Any:
-    """Make the part of a role, which must be of type `kind`.
-
-    Args:
-      config: the settings.
-      role: its role.
-      kind: its type.
-      *args: positional arguments of the factory.
-      supplied: arguments that are no settings, for factories that take them.
-      **more: arguments in place of settings.
-    """
-    part = config.parts[role]
-    taken = inspect.signature(part.factory).parameters
-    given = {name: value for name, value in supplied.items() if name in taken}
-    given |= config.arguments(role) | more
+    """Make the part of a role, of type `kind`; its factory takes what it can of `supplied`."""
+    part, settings = config.parts[role], config.arguments(role) | more
     if is_own(part.name):
-        return make_own(role, part.name, kind, *args, **given)
-    return part.factory(*args, **given)
+        return make_own(role, part.name, kind, supplied, *args, **settings)
+    return make(part.factory, *args, supplied=supplied, **settings)
 
 
 def population_of(config: RunConfig) -> Population:

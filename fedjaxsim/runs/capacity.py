@@ -6,7 +6,7 @@ memory of a device, and this process how much memory Python, JAX and compiled pr
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -186,9 +186,10 @@ def plan(config: RunConfig, sizes: Sizes, machine: Machine) -> Capacity:
       machine: the machine.
 
     Raises:
-      ValueError: if a setting is out of range.
+      ValueError: if a setting is out of range, or the data do not suit the model.
     """
     parts = parts_of(config, sizes.few, sizes.clients)
+    parts.algorithm.task.check(sizes.few.fields)
     declared = (parts.algorithm, parts.mechanism, parts.sampling)
     hparams = fill_settings(config, compose(part.hyperparameters for part in declared))
     sampler, event = parts.sampling.for_clients(sizes.clients), parts.mechanism.event
@@ -214,19 +215,12 @@ def plan(config: RunConfig, sizes: Sizes, machine: Machine) -> Capacity:
     state = jax.eval_shape(program.init, jax.random.key(0, impl="threefry2x32"), hparams)
     of_one = bytes_of((state.personal, state.consumed)) // sizes.clients
     planner = _Planner(sizes, machine, program, hparams, of_one)
-    before, found = private_bytes(), planner.placements(streamed=config.streamed)
-    first = next(found)
-    process = machine.process + max(0, private_bytes() - before)
-    placed = [
-        each._replace(host=dataclasses.replace(each.host, process=process))
-        for each in (first, *found)
-    ]
     return Capacity(
         sizes,
         sum(leaf.size for leaf in jax.tree.leaves(state.personal)) // sizes.clients,
         sampler.scheme.capacity,
         machine,
-        tuple(placed),
+        planner.placements(streamed=config.streamed),
         sizes.num_rows * sizes.row_bytes + 12 * sizes.clients,
         (KEPT + 1) * bytes_of(state),
     )
@@ -256,38 +250,41 @@ class _Part(AllClients):
 
 @dataclasses.dataclass(frozen=True)
 class _Planner:
-    """The placements of a program; `compiled` keeps its programs in this process."""
+    """The placements of a program."""
 
     sizes: Sizes
     machine: Machine
     program: Program
     hparams: Hyperparameters
     state_bytes: int
-    compiled: dict[Any, Memory] = dataclasses.field(default_factory=dict)
+    before: int = dataclasses.field(default_factory=private_bytes)
 
-    def placements(self, *, streamed: bool) -> Iterator[Placement]:
-        """Yield all placements, or the streamed one alone."""
-        devices, on_cpu = self.machine.devices, self.machine.device is None
-        stored = self.sizes.few.generate is None
-        if not streamed:
-            yield self._resident("in memory", 1)
-            if devices > 1:
-                yield self._resident(f"over {devices} devices", devices)
-            if stored:
-                # A CPU's first device reads mapped rows in place; several devices may copy them.
-                yield self._resident("mapped", 1 if on_cpu else devices, mapped=True)
-        if streamed or stored:
-            yield self._streamed()
+    @functools.cached_property
+    def process(self) -> int:
+        """Memory of this process, which is first asked for with one placement's programs."""
+        return self.machine.process + max(0, private_bytes() - self.before)
+
+    def placements(self, *, streamed: bool) -> tuple[Placement, ...]:
+        """Return all placements, or the streamed one alone."""
+        if streamed:
+            return (self._streamed(),)
+        devices, stored = self.machine.devices, self.sizes.few.generate is None
+        whole = self._resident("in memory", 1)
+        divided = [self._resident(f"over {devices} devices", devices)] if devices > 1 else []
+        if not stored:
+            return whole, *divided
+        # A CPU's first device reads mapped rows in place; several devices may copy them.
+        copied = whole if self.machine.device is None else [whole, *divided][-1]
+        rows = copied.host.rows - self.sizes.num_rows * self.sizes.row_bytes
+        mapped = copied._replace(name="mapped", host=dataclasses.replace(copied.host, rows=rows))
+        return whole, *divided, mapped, self._streamed()
 
     def _memory(self, held: int, rows: Mapping[str, Rows]) -> Memory:
         """Compile for `held` clients."""
-        key = held, *rows
-        if key not in self.compiled:
-            program = dataclasses.replace(self.program, partition=_Part(self.sizes.clients, held))
-            self.compiled[key] = memory_of(program, self.hparams, rows)
-        return self.compiled[key]
+        program = dataclasses.replace(self.program, partition=_Part(self.sizes.clients, held))
+        return memory_of(program, self.hparams, rows)
 
-    def _resident(self, name: str, devices: int, *, mapped: bool = False) -> Placement:
+    def _resident(self, name: str, devices: int) -> Placement:
         sizes, m = self.sizes, self.sizes.clients
         length = sizes.num_rows if devices == 1 else sizes.longest_piece(devices)
         rows = {split: sizes.placed(split, m, length) for split in ("train", "test")}
@@ -303,9 +300,8 @@ class _Planner:
             round=padded + max(memory.rounds, gathered),
             evaluation=padded + memory.evaluation,
         )
-        host = self._host(memory.metrics * devices)
-        kept = 0 if mapped else sizes.num_rows * sizes.row_bytes
-        return self._joined(name, devices, device, dataclasses.replace(host, rows=kept))
+        host = self._host(memory.metrics * devices, rows=sizes.num_rows * sizes.row_bytes)
+        return self._joined(name, devices, device, host)
 
     def _streamed(self) -> Placement:
         sizes, m, on_cpu = self.sizes, self.sizes.clients, self.machine.device is None
@@ -342,16 +338,17 @@ class _Planner:
         )
         return self._joined("streamed", 1, device, host)
 
-    def _host(self, metrics: int) -> Need:
-        """Return the host's need besides rows and states, for float32 metrics of all clients."""
+    def _host(self, metrics: int, rows: int = 0) -> Need:
+        """Return the host's need besides states, for float32 metrics of all clients."""
         m = self.sizes.clients
         found = 2 * metrics + 8 * m  # float64, and the mean over clients of one more
         # The evaluation before, this one as returned and as float64, and one metric while sorted.
         evaluation = 2 * found + metrics + _SORTED * m
-        return Need(ranges=(_RANGES + _NAME) * m, round=found, evaluation=evaluation)
+        ranges = (_RANGES + _NAME) * m
+        return Need(rows, ranges, process=self.process, round=found, evaluation=evaluation)
 
     def _copied(self, fields: Mapping[str, Any], devices: int) -> int:
-        """Bytes of rows on a device that it does not share with the host."""
+        """Return the bytes of rows on a device that it does not share with the host."""
         if self.machine.device is not None:
             return bytes_of(fields)
         copied = 0

@@ -30,8 +30,6 @@ from fedjaxsim.report.files import (
     parse_json,
     read_json,
     read_tables,
-    write_csv,
-    write_json,
     write_tables,
 )
 
@@ -98,18 +96,6 @@ class RunDirectory:
         """Write the resolved settings and versions; an earlier summary is removed."""
         (self.path / SUMMARY).unlink(missing_ok=True)
         write_tables(self.path / CONFIG, tables)
-
-    def write_guarantee(self, guarantee: Mapping[str, Any]) -> None:
-        """Write the privacy report as nested JSON."""
-        write_json(self.path / GUARANTEE, guarantee)
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary, after all other files."""
-        write_json(self.path / SUMMARY, summary)
-
-    def write_clients(self, columns: Mapping[str, Iterable[Any]]) -> None:
-        """Write one line per client from columns of (m,) values; non-finite ones stay empty."""
-        write_csv(self.path / CLIENTS, columns)
 
     def load_state(self, like: Tree) -> Tree:
         """Read the last saved state, the final one of a finished run.

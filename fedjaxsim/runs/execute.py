@@ -18,10 +18,17 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.extras import missing
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.guarantee import Report, spent
-from fedjaxsim.report.files import Record, strict
+from fedjaxsim.report.files import Record, strict, write_csv, write_json
 from fedjaxsim.report.progress import number
 from fedjaxsim.runs.build import Experiment, versions
-from fedjaxsim.runs.directory import CURVES, METRICS, RunDirectory
+from fedjaxsim.runs.directory import (
+    CLIENTS,
+    CURVES,
+    GUARANTEE,
+    METRICS,
+    SUMMARY,
+    RunDirectory,
+)
 from fedjaxsim.runs.divergence import diverged
 from fedjaxsim.runs.fingerprints import digest, fingerprint_of
 from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes, traffic
@@ -133,14 +140,14 @@ def execute(
     }
     evaluation = history[-1].evaluation if history else simulation.evaluate(state, hparams)
     if directory is not None and is_first():
-        directory.write_clients(_clients(simulation.population, evaluation))
-        directory.write_guarantee(report.to_json())
+        write_csv(directory.path / CLIENTS, _clients(simulation.population, evaluation))
+        write_json(directory.path / GUARANTEE, report.to_json())
         if missing("plots") is None:
             from fedjaxsim.report import plots
 
             figure = plots.run_figure(strict(rows), _figure_title(experiment))
             plots.save(figure, directory.path / CURVES)
-        directory.write_summary(summary)
+        write_json(directory.path / SUMMARY, summary)  # after all other files
     return Executed(strict(summary), report, state)
 
 

@@ -10,8 +10,6 @@ from typing import Annotated, Any, Literal
 
 from fedjaxsim.runs.fields import optional
 from fedjaxsim.runs.settings import (
-    Origin,
-    Penalty,
     RunConfig,
     fields_of,
     flag,
@@ -29,9 +27,13 @@ _AS_IN_THE_RUN = "as in the run"
 class Finetuning:
     """Flags of the stage; unset ones are as in the run."""
 
-    finetune: Annotated[Penalty | None, optional("{vanilla,mean,kl,ewc}", "none")] = None
+    finetune: Annotated[
+        Literal["vanilla", "mean", "kl", "ewc"] | None, optional("{vanilla,mean,kl,ewc}", "none")
+    ] = None
     """Then fine-tune every client's model, alone; it costs no privacy."""
-    finetune_origin: Annotated[Origin | None, optional("{personal,global}", "personal")] = None
+    finetune_origin: Annotated[
+        Literal["personal", "global"] | None, optional("{personal,global}", "personal")
+    ] = None
     """Start of fine-tuning: clients' own models or the published ones."""
     finetune_rounds: Annotated[int | None, optional("INT", str(_ROUNDS))] = None
     """Rounds of fine-tuning, in which all clients take part."""
@@ -58,8 +60,8 @@ class Finetuning:
     def settings_after(self, config: RunConfig) -> RunConfig:
         """Return the settings of the stage after a run.
 
-        The stage has the settings of the run that fine-tuning reads and the flags given here, with
-        full participation, no release and a constant learning rate.
+        They are those of the run that fine-tuning reads and the flags given here, with full
+        participation, no release and a constant learning rate.
         """
         asked = self._asked(config)
         known = fields_of(asked)
@@ -75,22 +77,16 @@ class Finetuning:
         return kept | chosen | {"rounds": _ROUNDS} | own
 
     def require_read(self, config: RunConfig, given: Collection[str], *, alone: bool) -> None:
-        """Check that the flags suit the stage and that all given settings have an effect.
+        """Check that the flags suit the stage after a run, and all that were given have an effect.
 
-        Args:
-          config: settings of the run.
-          given: names of the run's settings that the user gave.
-          alone: whether only the stage is run, on the state of another run.
+        If the stage runs `alone`, on the state of another run, so must the run's settings `given`.
 
         Raises:
           ValueError: naming what is wrong.
         """
         own = self._own()
         if self.finetune is None:
-            if own:
-                raise ValueError(
-                    _without_effect(map("finetune_{}".format, own), "without finetune")
-                )
+            _require_none([f"finetune_{name}" for name in own], "without finetune")
             return
         reasons = [f"finetune-{reason}" for reason in unread(own, self._asked(config))]
         if reasons:
@@ -103,10 +99,7 @@ class Finetuning:
             for name in sorted(given if alone else ())
             if not hasattr(stage, name) or config.get(name) != stage.get(name)
         ]
-        if elsewhere:
-            raise ValueError(
-                _without_effect(elsewhere, "with from and finetune, which only fine-tune")
-            )
+        _require_none(elsewhere, "with from and finetune, which only fine-tune")
 
     def _own(self) -> dict[str, Any]:
         """Return the given flags besides the penalty, by the names of settings."""
@@ -126,5 +119,7 @@ def of_the_stage() -> Iterator[None]:
         raise ValueError(f"fine-tuning: {error}") from error
 
 
-def _without_effect(names: Iterable[str], where: str) -> str:
-    return "; ".join(f"{flag(name)} has no effect {where}" for name in names)
+def _require_none(names: Iterable[str], where: str) -> None:
+    reasons = [f"{flag(name)} has no effect {where}" for name in names]
+    if reasons:
+        raise ValueError("; ".join(reasons))

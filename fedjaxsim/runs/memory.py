@@ -22,10 +22,6 @@ def traffic(simulation: Simulation, hparams: Hyperparameters) -> Record:
     Numbers count with the types of the simulation, mostly float32: nothing is compressed, quantized
     or packed, and secure aggregation would add to it.
 
-    Args:
-      simulation: the simulation.
-      hparams: hyperparameters of the run.
-
     Returns:
       `message_bytes`, a client's upload (0 if nothing is released); `server_bytes`, a client's
       download: the server state with the moments of its optimizer; `cohort`, the expected number of

@@ -48,7 +48,7 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
       FileNotFoundError, ValueError: as `runs_page`.
     """
     runs = {
-        name: seeds.Run(
+        name: seeds.FinishedRun(
             each.config(), each.summary(), each.metrics(), each.clients(), each.report()
         )
         for name, each in directories.items()
@@ -99,7 +99,7 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
     }  # fmt: skip
 
 
-def _promises(systems: Sequence[seeds.System]) -> Iterator[tuple[str, Report]]:
+def _promises(systems: Sequence[seeds.SeedGroup]) -> Iterator[tuple[str, Report]]:
     """Yield the report of each system, or of each of its seeds where they differ."""
     for system in systems:
         alike = len({str(run.report) for run in system.runs.values()}) == 1
@@ -145,7 +145,7 @@ def privacy(reports: Iterable[tuple[str, Report]]) -> Record:
 
 
 def _distribution(
-    systems: Sequence[seeds.System], curves: Sequence[plots.Curve], column: str
+    systems: Sequence[seeds.SeedGroup], curves: Sequence[plots.Curve], column: str
 ) -> bytes | None:
     """Draw the values of clients, pooled over the seeds of each system."""
     pooled = [
@@ -155,7 +155,7 @@ def _distribution(
     return plots.png(plots.clients_figure(known, column)) if known else None
 
 
-def _spread(runs: Mapping[str, seeds.Run], judged: str) -> list[list[str]]:
+def _spread(runs: Mapping[str, seeds.FinishedRun], judged: str) -> list[list[str]]:
     """Return a row for each metric of the only run, or for the metric of each run."""
     shown = [(name, run, judged) for name, run in runs.items()]
     if len(runs) == 1:
@@ -203,9 +203,9 @@ def _costs(summary: Record) -> list[str]:
 # --- settings and origin --------------------------------------------------------------------------
 
 
-def _differences(systems: Sequence[seeds.System]) -> list[list[str]]:
+def _differences(systems: Sequence[seeds.SeedGroup]) -> list[list[str]]:
     """Return the settings in which systems differ, a dash where one is not set, and seeds."""
-    configs = [seeds.settings_of(next(iter(each.runs.values())).config) for each in systems]
+    configs = [seeds.without_seed(next(iter(each.runs.values())).config) for each in systems]
     rows = [
         [key, *(str(config.get(key, "–")) for config in configs)]
         for key in dict.fromkeys(key for config in configs for key in config)

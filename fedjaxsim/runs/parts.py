@@ -88,12 +88,9 @@ class Part:
         return ever_declared_by(self.factory)
 
     def records(self, given: Mapping[str, Any]) -> "Records":
-        """Return the hyperparameters that the part reads with some settings.
+        """Return the hyperparameters that the part reads with some settings, as typed.
 
         A hyperparameter that is also an argument of the factory has the argument's default.
-
-        Args:
-          given: settings by name, as typed.
         """
         if self.role not in _WITH_RECORDS:
             return ()

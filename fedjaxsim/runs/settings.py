@@ -50,8 +50,6 @@ _LARGEST = {
 EXCLUSIVE = (("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"))
 """Pairs of settings of which a run is given one at most."""
 _PREPROCESS = ("drop-constant", "invert", "unit-rows")
-Penalty = Literal["vanilla", "mean", "kl", "ewc"]
-Origin = Literal["personal", "global"]
 OUTPUT = ("out", "overwrite", "quiet")
 """Settings of the output: the directory of results and the display of progress."""
 
@@ -229,7 +227,7 @@ class RunConfig(DataSettings):
         """Check that rows stay in memory, where many runs can read them.
 
         Raises:
-          ValueError: they are streamed.
+          ValueError: if they are streamed.
         """
         if self.streamed:
             raise ValueError(
@@ -253,7 +251,7 @@ class Everything(
 
 
 def config_type(given: Mapping[str, Any]) -> type[RunConfig]:
-    """Compose the settings of a run from the parts that some settings name, typed or converted.
+    """Compose the settings of a run from the parts that `given` names, as typed or converted.
 
     Raises:
       ValueError: for an unknown part, a user's code that cannot be found, or names that clash.

@@ -2,13 +2,13 @@
 
 import contextlib
 import math
-import tomllib
 import typing
 from collections.abc import Collection, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from fedjaxsim.data.files import in_file
+from fedjaxsim.report.files import read_tables
 from fedjaxsim.runs.numbers import integers, words
 from fedjaxsim.runs.parts import check_parts
 from fedjaxsim.runs.settings import EXCLUSIVE, RunConfig, fields_of, flag, require_read, run_config
@@ -40,7 +40,7 @@ def read_raw(path: Path) -> dict[str, Any]:
     """Read the keys of a TOML file as field names, with their values unconverted."""
     table = content(path)
     with in_file(path):
-        raw = dict(named(table, {"sweep": "is for `fedjaxsim sweep`"}))
+        raw = dict(entries(table, {"sweep": "is for `fedjaxsim sweep`"}))
         check_parts(raw)
     return raw
 
@@ -48,10 +48,7 @@ def read_raw(path: Path) -> dict[str, Any]:
 def typed(raw: Mapping[str, Any], given: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Convert values of a TOML file to the types of their fields; unread keys are left out.
 
-    Args:
-      raw: values by field name.
-      given: settings that name the parts of the run.
-      path: path of the file, in errors.
+    `given` names the parts of the run, and errors the file `path`.
     """
     hints = fields_of(given)
     with in_file(path):
@@ -62,19 +59,16 @@ def content(path: Path) -> dict[str, Any]:
     """Read a TOML file."""
     if not path.is_file():
         raise FileNotFoundError(f"no configuration file {path}")
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a TOML file: {error}") from error
+    return read_tables(path, "is not a TOML file")
 
 
-def named(
+def entries(
     table: Mapping[str, Any], refused: Mapping[str, str], place: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the field names and values of a table, each key once.
+    """Yield the field names and values of a table; its keys take - or _.
 
     Args:
-      table: keys take - or _; the tables that a run adds (`RECORDS`) are left out.
+      table: the table; those that a run adds (`RECORDS`) are left out.
       refused: by field name, the reason why a key does not belong there.
       place: place of the table, as an error begins.
     """
@@ -132,6 +126,7 @@ def excluded(given: Container[str]) -> set[str]:
     return {pair[1 - place] for pair in EXCLUSIVE for place in (0, 1) if pair[place] in given}
 
 
-def displaced(settings: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
+def displaced(settings: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
     """Return settings without those that exclude some of the given ones."""
-    return {name: value for name, value in settings.items() if name not in excluded(given)}
+    left_out = excluded(given)
+    return {name: value for name, value in settings.items() if name not in left_out}

@@ -70,13 +70,9 @@ def sizes_of(population: Population) -> Sizes:
 
 
 def sizes_without_data(config: RunConfig, shape: tuple[int, ...], clients: int, rows: int) -> Sizes:
-    """Return the sizes of a described population whose clients have equally many rows.
+    """Return the sizes of m clients with `rows` rows each, of all splits, of examples of a shape.
 
-    Args:
-      config: settings with the number of classes and the split fractions.
-      shape: of one example.
-      clients: m.
-      rows: rows of each client, of all splits together.
+    The number of classes and the fractions of the splits are those of the settings.
 
     Raises:
       ValueError: for a number that is out of range or beyond int32.

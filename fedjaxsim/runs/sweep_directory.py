@@ -66,13 +66,11 @@ class SweepDirectory:
     Attributes:
       path: the directory.
       sweep: the runs.
-      versions: versions of the programs, by name.
       data: a fingerprint of the clients' rows, which a checkpoint belongs to.
     """
 
     path: Path
     sweep: SweepRuns
-    versions: Mapping[str, str]
     data: str = ""
 
     @classmethod
@@ -87,7 +85,8 @@ class SweepDirectory:
     ) -> "SweepDirectory":
         """Make the directory and its parents, or open it to resume the same runs.
 
-        With `overwrite`, the files of the sweep that the directory holds are removed.
+        With `overwrite`, the files of the sweep that the directory holds are removed. `versions` of
+        the programs, by name, are written into its file.
 
         Raises:
           ValueError: if the path is a file or cannot be made, or holds another sweep and may not
@@ -96,8 +95,20 @@ class SweepDirectory:
         if not overwrite:
             _check_same(path, sweep)
         if is_first():
-            _make(path, sweep, versions, data, overwrite=overwrite)
-        return cls(path, sweep, versions, data)
+            names = (CHECKPOINT, RESULTS, ENVELOPES, REPORT, SWEEP) if overwrite else ()
+            make_directory(path, names, "sweep", overwrite=overwrite, pictures=(*PICTURES, PAGE))
+            for unfinished in path.glob(f".{RESULTS}.*"):
+                unfinished.unlink()
+            resolved = {
+                "fingerprint": sweep.fingerprint,
+                "runs": len(sweep.runs),
+                "groups": len(sweep.groups()),
+                "best_over": list(sweep.best_over),
+                "data_fingerprint": data,
+            }
+            tables = {**sweep.settings(), "resolved": resolved, "versions": dict(versions)}
+            write_tables(path / SWEEP, tables)
+        return cls(path, sweep, data)
 
     @property
     def checkpoints(self) -> CheckpointFolder:
@@ -137,10 +148,7 @@ class SweepDirectory:
     def add(self, rows: Iterable[Record], *, seconds: float, compile_seconds: float) -> None:
         """Add all evaluations of finished runs to the results, and remove their checkpoint.
 
-        Args:
-          rows: rows for `tidy`.
-          seconds: time of rounds and evaluations.
-          compile_seconds: time of compilation.
+        `rows` are those of `tidy`; `seconds` is the time of rounds and evaluations.
         """
         added = tidy(self.sweep, rows)
         table = pa.concat_tables([self.results(), added], promote_options="default")
@@ -181,25 +189,6 @@ class SweepDirectory:
         sink = io.BytesIO()
         pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
         write_atomically(self.path / name, sink.getvalue())
-
-
-def _make(
-    path: Path, sweep: SweepRuns, versions: Mapping[str, str], data: str, *, overwrite: bool
-) -> None:
-    """Make the directory and write what the sweep runs."""
-    names = (CHECKPOINT, RESULTS, ENVELOPES, REPORT, SWEEP) if overwrite else ()
-    make_directory(path, names, "sweep", overwrite=overwrite, pictures=(*PICTURES, PAGE))
-    for unfinished in path.glob(f".{RESULTS}.*"):
-        unfinished.unlink()
-    resolved = {
-        "fingerprint": sweep.fingerprint,
-        "runs": len(sweep.runs),
-        "groups": len(sweep.groups()),
-        "best_over": list(sweep.best_over),
-        "data_fingerprint": data,
-    }
-    tables = {**sweep.settings(), "resolved": resolved, "versions": dict(versions)}
-    write_tables(path / SWEEP, tables)
 
 
 def _check_same(path: Path, sweep: SweepRuns) -> None:

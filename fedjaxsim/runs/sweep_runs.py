@@ -21,7 +21,7 @@ import math
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedjaxsim.data.files import in_file
 from fedjaxsim.report import symbols
@@ -35,10 +35,7 @@ from fedjaxsim.runs.settings import (
     run_config,
     unread,
 )
-from fedjaxsim.runs.settings_files import content, convert, excluded, named
-
-if TYPE_CHECKING:
-    from fedjaxsim.hyperparameters import Hyperparameter
+from fedjaxsim.runs.settings_files import content, convert, displaced, entries
 
 SWEEP = "sweep.toml"
 """The file of a sweep in its directory."""
@@ -54,7 +51,6 @@ _REFUSED: dict[str, str] = {
 }
 _KEPT_APART = ("epsilon", "noise_multiplier", "personalization")
 """Hyperparameters over which envelopes take no best value by default."""
-_COLUMNS = {"epsilon": "target_epsilon"}
 
 
 def hyperparameters_of(run: RunConfig) -> tuple[str, ...]:
@@ -110,11 +106,6 @@ class SweepRuns:
     def hyperparameters(self) -> frozenset[str]:
         """The settings that are arrays in the programs of some runs."""
         return frozenset(name for run in self.runs for name in hyperparameters_of(run))
-
-    @functools.cached_property
-    def records(self) -> dict[str, "Hyperparameter"]:
-        """The hyperparameters of all runs, by setting."""
-        return {each.setting: each for run in self.runs for each in run.records.values()}
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -189,7 +180,7 @@ class SweepRuns:
 
 def _column(key: str) -> str:
     """Return the column of a swept key, where `epsilon` is the ε that a run has spent."""
-    return _COLUMNS.get(key, key)
+    return "target_epsilon" if key == "epsilon" else key
 
 
 def _toml(value: Any) -> Any:
@@ -226,16 +217,16 @@ def resolve_sweep(
     for table in tables:
         for values in itertools.product(*table.values()):
             changes = dict(zip(table, values, strict=True))
-            kept = {name: value for name, value in base.items() if name not in excluded(changes)}
+            asked = displaced(base, changes) | changes
             try:
-                known = fields_of(kept | changes)
-                run = run_config(**{n: v for n, v in (kept | changes).items() if n in known})
+                known = fields_of(asked)
+                run = run_config(**{n: value for n, value in asked.items() if n in known})
                 run.validate()
                 run.require_unstreamed("a sweep")
             except ValueError as error:
                 shown = ", ".join(f"{flag(key)} = {value}" for key, value in changes.items())
                 raise ValueError(f"the run with {shown}: {error}") from error
-            set_ |= known.keys() & (kept | changes)
+            set_ |= known.keys() & asked
             swept |= known.keys() & changes
             runs.setdefault(run, set()).update(known.keys() & changes)
     for key in base:
@@ -246,9 +237,8 @@ def resolve_sweep(
             if key not in swept:
                 raise _unread(key, base, table, "is swept")
     given = tuple(map(frozenset, runs.values()))
-    sweep = SweepRuns(base, options, tuple(tables), keys, tuple(runs), given)
-    symbols.remember(sweep.records.values())
-    return sweep
+    symbols.remember(dict.fromkeys(each for run in runs for each in run.records.values()))
+    return SweepRuns(base, options, tuple(tables), keys, tuple(runs), given)
 
 
 def _unread(
@@ -280,27 +270,23 @@ def read_sweep(path: Path, data: str | None = None) -> SweepRuns:
     with in_file(path):
         tables = _tables(whole.pop("sweep", None))
         hints = typing.get_type_hints(SweepOptions)
-        top = dict(named(whole, _REFUSED))
+        top = dict(entries(whole, _REFUSED))
         options = {name: convert(flag(name), top.pop(name), hint)
                    for name, hint in hints.items() if name in top}  # fmt: skip
         settings = top if data is None else top | {"data": data}
         check_parts(settings)
         types = {place: _types(settings, table) for place, table in tables.items()}
         every = {name: hint for found in reversed(types.values()) for name, hint in found.items()}
-        # A key that no run reads stays as it is, and is refused below.
+        # A key that no run reads has no type: it stays as it is, and is refused below.
         base = {
             name: convert(flag(name), value, every[name]) if name in every else value
             for name, value in settings.items()
         }
         values = [
-            {
-                name: _converted(table[name], types[place].get(name, every[name]), name, place)
-                if name in every
-                else tuple(table[name])
-                for name in table
-            }
+            {name: _converted(each, (every | types[place]).get(name), name, place)
+             for name, each in table.items()}
             for place, table in tables.items()
-        ]
+        ]  # fmt: skip
         return resolve_sweep(base, values, SweepOptions(**options))
 
 
@@ -324,7 +310,7 @@ def _tables(sweep: Any) -> dict[str, dict[str, list[Any]]]:
             raise ValueError(f"{place} is empty: it needs at least one key with its values")
         found[place] = {
             name: value if isinstance(value, list) else [value]
-            for name, value in named(table, refused, f"{place}: ")
+            for name, value in entries(table, refused, f"{place}: ")
         }
         for name, values in found[place].items():
             if not values:
@@ -347,7 +333,9 @@ def _types(base: Mapping[str, Any], table: Mapping[str, list[Any]]) -> dict[str,
 
 
 def _converted(values: list[Any], hint: Any, name: str, place: str) -> tuple[Any, ...]:
-    """Convert the values of one key."""
+    """Convert the values of one key; without a type, leave them as they are."""
+    if hint is None:
+        return tuple(values)
     found: list[Any] = []
     for index, item in enumerate(values):
         where = f"value {index + 1} of {flag(name)} in {place}"

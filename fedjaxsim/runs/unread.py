@@ -21,8 +21,8 @@ def reasons_unread(
     Args:
       names: names of the settings.
       known: names of the settings that the run reads.
-      parts: its parts by role.
-      given: its settings by name.
+      parts: parts of the run, by role.
+      given: settings of the run.
       others: further names that an unknown one may be meant for.
 
     Raises:
@@ -54,11 +54,7 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 
 
 def _condition(part: Part, name: str, given: Mapping[str, Any]) -> tuple[str, str, list[str]]:
-    """Return the setting of a part that decides whether the part reads a hyperparameter.
-
-    Returns:
-      The setting, its value, and the values with which the part reads the hyperparameter.
-    """
+    """Return the setting of a part, its value, and the values with which the part reads `name`."""
     from fedjaxsim.hyperparameters import declared_by
 
     for setting in part.settings.values():

@@ -6,13 +6,13 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
-
-from fedjaxsim.runs.user_code_lines import own_line, remember
 
 _TAKES = {"algorithm": "task", "model": "shape, outputs", "mechanism": "", "sampling": ""}
 """Positional arguments of factories."""
+_PACKAGES: set[str] = set()
+"""Packages with the parts of users."""
 
 
 def is_own(name: str) -> bool:
@@ -22,18 +22,16 @@ def is_own(name: str) -> bool:
 
 
 def find_own(role: str, path: str) -> Callable[..., Any]:
-    """Import a user's factory; its module may be in the current folder.
-
-    Args:
-      role: role of the part, in errors.
-      path: "module:factory".
+    """Import the factory "module:factory" of a user's part; it may be in the current folder.
 
     Raises:
       ValueError: in one line, if there is no such module or function, or importing it fails.
     """
     name = f"{role} {path}"
     module_name, _, function = path.partition(":")
-    remember(module_name)
+    package = module_name.partition(".")[0]
+    if package != __name__.partition(".")[0]:
+        _PACKAGES.add(package)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -56,15 +54,12 @@ def find_own(role: str, path: str) -> Callable[..., Any]:
     return found
 
 
-def make_own(role: str, path: str, kind: type, /, *args: Any, **settings: Any) -> Any:
-    """Call a user's factory.
+def make_own(
+    role: str, path: str, kind: type, supplied: Mapping[str, Any], /, *args: Any, **settings: Any
+) -> Any:
+    """Call the factory "module:factory" of a user's part, which must return a `kind`.
 
-    Args:
-      role: role of the part, in errors.
-      path: "module:factory".
-      kind: the type that it must return.
-      *args: positional arguments.
-      **settings: keyword arguments.
+    The factory gets those of the `supplied` arguments that it takes.
 
     Raises:
       ValueError: in one line, if there is no such module or function, if either fails, or if the
@@ -73,12 +68,13 @@ def make_own(role: str, path: str, kind: type, /, *args: Any, **settings: Any) -
     name = f"{role} {path}"
     factory = find_own(role, path)
     signature = inspect.signature(factory)
+    given = {name: value for name, value in supplied.items() if name in signature.parameters}
     try:
-        signature.bind(*args, **settings)
+        signature.bind(*args, **given, **settings)
     except TypeError:
         takes = str(signature.replace(return_annotation=signature.empty))
         raise ValueError(f"{name} must take ({_TAKES[role]}), but takes {takes}") from None
-    made = _calling(name, lambda: factory(*args, **settings))
+    made = _calling(name, lambda: factory(*args, **given, **settings))
     if not isinstance(made, kind):
         raise ValueError(f"{name} must return {kind.__name__}, got {type(made).__name__}")
     return made
@@ -92,3 +88,11 @@ def _calling(name: str, function: Callable[[], Any]) -> Any:
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = own_line(error) or f"{last.filename}:{last.lineno}"
         raise ValueError(f"{name} fails at {place}: {type(error).__name__}: {error}") from error
+
+
+def own_line(error: BaseException) -> str | None:
+    """Return the last line of a user's code that an error passed, as FILE:LINE; else None."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES:
+            return f"{frame.f_code.co_filename}:{line}"
+    return None

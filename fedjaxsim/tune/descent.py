@@ -162,29 +162,25 @@ def descend(
         tried.append(Step(point, found, slope, error, accepted, radius, runs))
         return tried[-1]
 
-    def end(slope, error):
-        if not here.objective.finite:
-            return NOT_FINITE
-        if goes_on is False:
-            return STOPPED
-        steep = np.abs(slope) > error
-        outwards = ((at <= lowest) & (slope > 0)) | ((at >= highest) & (slope < 0))
-        if not np.any(steep):
-            return FLAT
-        if not np.any(steep & ~outwards):
-            return BOUNDED
-        if len(tried) > steps:
-            return SPENT
-        return SHORT if radius < SMALLEST else None
-
     at, radius = np.zeros(len(first)), LARGEST
     state = optimizer.init(at)
     here = step = visit(at, math.inf, None)
     while True:
-        goes_on = None if on_step is None else on_step(step)
+        goes_on = on_step is None or on_step(step) is not False
         slope, error = (np.array([*each.values()]) for each in (here.gradient, here.gradient_error))
-        if (stopped := end(slope, error)) is not None:
-            return TuningTrace(tuple(tried), stopped)
+        steep = np.abs(slope) > error
+        outwards = ((at <= lowest) & (slope > 0)) | ((at >= highest) & (slope < 0))
+        reasons = {
+            NOT_FINITE: not here.objective.finite,
+            STOPPED: not goes_on,
+            FLAT: not np.any(steep),
+            BOUNDED: not np.any(steep & ~outwards),
+            SPENT: len(tried) > steps,
+            SHORT: radius < SMALLEST,
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                return TuningTrace(tuple(tried), reason)
         update, state = optimizer.update(slope, state, at)
         change = np.asarray(update, np.float64)
         change *= min(1.0, radius / max(np.max(np.abs(change)), 1e-300))

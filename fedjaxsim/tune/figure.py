@@ -41,13 +41,14 @@ def trace_figure(trace: TuningTrace, metric: str, title: str, grid: Grid | None 
     pairs = list(itertools.combinations(names, 2)) if len(names) <= _MOST_IN_PLANES else []
     kept = [step for step in trace.steps if step.accepted]
     refused = [step for step in trace.steps if not step.accepted]
-    # Three planes are a row of their own.
-    above: Any = picture(title, *((9.6, 6.4) if len(pairs) > 1 else (3.4 * (2 + len(pairs)), 3.3)))
-    figure, below = above, None
-    if len(pairs) > 1:
+    if len(pairs) > 1:  # planes take a second row
+        figure: Any = picture(title, 9.6, 6.4)
         above, below = figure.subfigures(2, 1)
-    objective, values, *planes = above.subplots(1, 2 + (0 if below else len(pairs)))
-    planes = list(below.subplots(1, len(pairs))) if below else planes
+        objective, values = above.subplots(1, 2)
+        planes = list(below.subplots(1, len(pairs)))
+    else:
+        figure = picture(title, 3.4 * (2 + len(pairs)), 3.3)
+        objective, values, *planes = figure.subplots(1, 2 + len(pairs))
     _draw_objective(objective, kept, refused, metric, grid)
     for name, colour in zip(names, itertools.cycle(COLOURS)):
         looks: dict[str, Any] = {"color": colour, "marker": "o", "ms": 3, "label": axis_label(name)}

@@ -60,12 +60,12 @@ class TuneDirectory:
           ValueError: if the path is a file, cannot be made, or holds a finished or another tuning
             and may not be overwritten.
         """
-        run, record = RunDirectory(path / RUN), {}
+        run = RunDirectory(path / RUN)
         if (path / PATH_JSON).is_file() and not overwrite:
-            record = read_json(path / PATH_JSON)
-            ended = run.is_finished() or record.get("stopped") == NOT_FINITE
-            if record.get("fingerprint") == fingerprint and not ended:
-                return cls(path, fingerprint, record)
+            opened = cls(path, fingerprint, read_json(path / PATH_JSON))
+            ended = run.is_finished() or opened.saved.get("stopped") == NOT_FINITE
+            if opened.saved.get("fingerprint") == fingerprint and not ended:
+                return opened
         names = (PATH_JSON, PATH_CSV, TUNED)
         make_directory(path, names, "tuning", overwrite=overwrite, pictures=[PICTURE, PAGE])
         RunDirectory.create(run.path, overwrite=overwrite)
@@ -78,6 +78,10 @@ class TuneDirectory:
             gradients = {name: array_of(values) for name, values in step["slopes"].items()}
             found.append((step["point"], ObjectiveValue(array_of(step["values"]), gradients)))
         return found
+
+    def read(self) -> Record:
+        """Return the record that was written last."""
+        return read_json(self.path / PATH_JSON)
 
     def write_path(self, record: Record, steps: Sequence[Step]) -> None:
         """Write the trace so far, as JSON and as CSV with empty cells for non-finite numbers."""

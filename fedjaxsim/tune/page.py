@@ -1,6 +1,6 @@
 """Contents of the HTML report of a tuning, read from its files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +9,13 @@ from fedjaxsim import metrics
 from fedjaxsim.report.files import Record, read_json
 from fedjaxsim.report.page import reading, render
 from fedjaxsim.report.progress import number
-from fedjaxsim.report.seeds import standard_error
 from fedjaxsim.report.symbols import key_label, remember, setting_of
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.pages import run_content
 from fedjaxsim.runs.settings import flag
 from fedjaxsim.runs.settings_files import read_toml
-from fedjaxsim.tune.descent import Point
 from fedjaxsim.tune.files import PATH_JSON, PICTURE, RUN, TUNED
-from fedjaxsim.tune.watch import with_error
+from fedjaxsim.tune.watch import cells, compared_points, with_error
 
 
 def tune_page(path: Path) -> bytes:
@@ -36,50 +34,28 @@ def tune_page(path: Path) -> bytes:
         flags = {name: flag(setting_of(name)) for name in steps[0]["point"]}
         split = metrics.label(f"{record['split']}_{record['metric']}")
         gain = (np.nan if each is None else each for each in record["gain"].values())
-        own = {
+        of_tuning = {
             "title": f"Tuning of {final['title']}",
             "record": record,
             "tuned": ", ".join(f"{text} ({key_label(name)})" for name, text in flags.items()),
             "gain": f"{metrics.METRICS[record['metric']].title} fell by {with_error(*gain)}",
             "picture_of_tuning": picture.read_bytes() if picture.is_file() else None,
             "names": [*map(key_label, flags), split],
-            "found": _found(record),
+            "found": compared_points(record),
             "descent": [
-                [str(index), *_cells(step["point"], step["values"]), number(step["runs"]),
+                [str(index), *cells(step["point"], step["values"]), number(step["runs"]),
                  "kept" if step["accepted"] else "taken back"]
                 for index, step in enumerate(steps)
             ],
             "grid": grid and [
-                [str(index), *_cells(*each)]
+                [str(index), *cells(*each)]
                 for index, each in enumerate(zip(grid["points"], grid["values"], strict=True))
             ],
             "settings": (path / TUNED).read_text(encoding="utf-8"),
             "file": TUNED,
             "commands": [_command(record, flags), ["fedjaxsim", "run", TUNED]],
         }  # fmt: skip
-        return render("tune", **final | own)
-
-
-def _found(record: Record) -> list[list[str]]:
-    """Return the start, the best step and the best point of the grid."""
-    steps, grid = record["steps"], record["grid"]
-    start, best = steps[0], steps[record["best"]]
-    shown = [
-        ("start", start["point"], start["values"], start["runs"]),
-        ("tuned", best["point"], best["values"], steps[-1]["runs"]),
-    ]
-    if grid is not None:
-        at = grid["best"]
-        shown.append(("best on the grid", grid["points"][at], grid["values"][at], grid["runs"]))
-    return [[name, *_cells(*each), number(runs)] for name, *each, runs in shown]
-
-
-def _cells(point: Point, values: Sequence[float | None]) -> list[str]:
-    """Format hyperparameters, and the metric with its error."""
-    seeds = np.asarray(values, np.float64)
-    finite = bool(np.isfinite(seeds).all())
-    value = with_error(float(seeds.mean()), standard_error(seeds)) if finite else "not finite"
-    return [*map(number, point.values()), value]
+        return render("tune", **final | of_tuning)
 
 
 def _command(record: Record, flags: Mapping[str, str]) -> list[str]:

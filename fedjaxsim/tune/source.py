@@ -32,15 +32,15 @@ _STATEMENTS = {
         "held-out clients or on public data."
     ),
     "held-out": (
-        "Tuned on {tuning} held-out clients, drawn by the seed whatever their data are; the run "
-        f"uses the {{run}} others only. {_FIXED} That holds for these {{run}} clients, of whose "
-        "data the choice read nothing. The {tuning} held-out clients have NO protection: the "
-        "hyperparameters depend on their data, which were read without noise that counts."
+        "Tuned on {tuning} held-out clients, drawn by the seed independently of their data; the "
+        f"run uses only the {{run}} others. {_FIXED} That holds for these {{run}} clients, because "
+        "the choice read none of their data. The {tuning} held-out clients have NO protection: the "
+        "hyperparameters depend on their data, which were read without protection."
     ),
     "public": (
         f"Tuned on {{data}} ({{tuning}} clients), which is taken to be public. {_FIXED} That holds "
-        "for the {run} clients of the run if {data} holds nothing of theirs; whoever is in it has "
-        "NO protection."
+        "for the {run} clients of the run if {data} contains none of their data; clients in it "
+        "have NO protection."
     ),
 }
 

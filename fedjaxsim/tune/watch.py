@@ -1,8 +1,12 @@
-"""A tuning on the terminal: its steps as they come, and a table of its result."""
+"""A tuning on the terminal: its steps as they come, and the points that it compares."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from fedjaxsim.report.progress import COUNT, Bar, number, print_rows
+import numpy as np
+
+from fedjaxsim.report.files import Record
+from fedjaxsim.report.progress import COUNT, Bar, number
+from fedjaxsim.report.seeds import standard_error
 from fedjaxsim.runs.settings import flag
 from fedjaxsim.tune.descent import Point, Step
 
@@ -28,17 +32,27 @@ def with_error(value: float, error: float) -> str:
     return f"{number(value)} ± {error:.2g}"
 
 
-def print_points(metric: str, rows: Mapping[str, tuple[Point, float, float, float]]) -> None:
-    """Print the points that a tuning compares.
+def compared_points(record: Record) -> list[list[str]]:
+    """Return a line for the start, the best step and the best point of the grid.
 
     Args:
-      metric: the metric that is minimized.
-      rows: by name, the point, the metric with its standard error, and run-equivalents spent.
+      record: content of path.json.
     """
-    names = list(next(iter(rows.values()))[0])
-    lines = [
-        [name, *(number(point[each]) for each in names), with_error(value, error), number(runs)]
-        for name, (point, value, error, runs) in rows.items()
+    steps, grid = record["steps"], record["grid"]
+    start, best = steps[0], steps[record["best"]]
+    shown = [
+        ("start", start["point"], start["values"], start["runs"]),
+        ("tuned", best["point"], best["values"], steps[-1]["runs"]),
     ]
-    headings = ["", *map(flag, names), f"{metric} on seeds", "run-equivalents"]
-    print_rows(headings, lines, padding=(0, 1, 0, 0))
+    if grid is not None:
+        at = grid["best"]
+        shown.append(("best on the grid", grid["points"][at], grid["values"][at], grid["runs"]))
+    return [[name, *cells(*each), number(runs)] for name, *each, runs in shown]
+
+
+def cells(point: Point, values: Sequence[float | None]) -> list[str]:
+    """Format hyperparameters, and the metric over seeds with its error."""
+    seeds = np.asarray(values, np.float64)
+    finite = bool(np.isfinite(seeds).all())
+    value = with_error(float(seeds.mean()), standard_error(seeds)) if finite else "not finite"
+    return [*map(number, point.values()), value]

@@ -171,7 +171,7 @@ def test_a_child_measures_a_tiny_run(tmp_path, monkeypatch, capsys):
     }  # fmt: skip
     assert numbers.keys() == positive | {"compile_seconds", "device_peak_mb"}
     assert min(numbers[name] for name in positive) > 0
-    page = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "results" / "benchmarks.md").read_text()
     assert [name for name in numbers if f"`{name}`" not in page] == []
     assert "fedjaxsim" not in capsys.readouterr().err
 

@@ -124,7 +124,7 @@ print(jax.jit(lambda x: x * 2)(21))
     assert len(lines) == len(written)
     for line in lines:
         assert line.startswith("fedjaxsim: warning: the compiled jit_")
-        assert "is compiled anew, as its file cannot be read in" in line
+        assert "is compiled again, as its file cannot be read in" in line
     assert set(programs(tmp_path)) == written
     assert all(path.stat().st_size > 100 for path in written)
 

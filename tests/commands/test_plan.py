@@ -57,3 +57,7 @@ def test_what_fits_nowhere_is_said_to_come_nearest_somewhere(capsys):
     assert len(lines) == 1
     assert "comes nearest, needs" in lines[0]
     assert "which has 1 kB;" in lines[0]
+
+
+def test_data_that_do_not_suit_the_loss_are_refused(refused):
+    assert "labels" in refused("plan --data synthetic --clients 4")

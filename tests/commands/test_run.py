@@ -190,7 +190,7 @@ def test_at_infinite_epsilon_nothing_is_clipped_or_noised(flags):
         ("--data mnist", "mnist"),
         ("--data digits:", "digits"),
         ("--data leaf:absent.json", "absent.json"),
-        ("--data leaf:.", "LEAF"),
+        ("--data leaf:.", ".json"),
         ("--data npz:.", "npz"),
         ("--data npz:. --partition iid", "npz"),
         ("--data mat:.", "MATLAB"),

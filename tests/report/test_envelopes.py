@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from fedjaxsim.metrics import METRICS, Metric, judged_by, label, of_column
-from fedjaxsim.report.envelopes import default_metric, envelope, last, metrics, records
+from fedjaxsim.report.envelopes import default_metric, envelope, last, metric_columns, records
 
 SETTINGS = ("learning_rate", "noise_multiplier", "seed")
 
@@ -127,12 +127,12 @@ def test_a_swept_delta_is_a_key_and_no_result():
 
 def test_the_metric_is_excess_risk_or_accuracy_before_loss():
     results = table(ROWS)
-    assert metrics(results, SETTINGS) == ["train_loss", "test_accuracy", "test_loss"]
+    assert metric_columns(results, SETTINGS) == ["train_loss", "test_accuracy", "test_loss"]
     assert default_metric(results, SETTINGS) == "test_accuracy"
     assert default_metric(results.drop(["test_accuracy"]), SETTINGS) == "test_loss"
     known = results.append_column("test_excess_risk", results["test_loss"])
     assert default_metric(known, SETTINGS) == "test_excess_risk"
-    with pytest.raises(ValueError, match=r"must have a metric among .*got \['train_loss'\]"):
+    with pytest.raises(ValueError, match="train_loss"):
         default_metric(results.drop(["test_accuracy", "test_loss"]), SETTINGS)
     up = [of_column(f"test_{name}").larger_is_better for name in ("accuracy_p10", "nmse", "loss")]
     assert up == [True, False, False]

@@ -282,7 +282,7 @@ def test_keys_that_are_not_those_of_the_envelope_are_refused():
         envelope_figure(found, panels=[], lines=["personalization"], title="t")
     with pytest.raises(ValueError, match=message):
         heat_figure(last(found), x="learning_rate", y="personalization", title="t")
-    with pytest.raises(ValueError, match="needs at least one row"):
+    with pytest.raises(ValueError, match="row"):
         trade_off_figure(last(found).head(0), noise=list(KEYS), family=[], title="t")
 
 

@@ -8,7 +8,7 @@ import scipy.stats
 
 from fedjaxsim.cli import main
 from fedjaxsim.report import plots
-from fedjaxsim.report.seeds import Run, compared, estimate, mean_records, systems
+from fedjaxsim.report.seeds import FinishedRun, compared, estimate, mean_records, systems
 
 ACCURACIES = {"pmtl": [0.5, 0.6, 0.8], "fedavg": [0.4, 0.5, 0.5], "local": [0.45, 0.65, 0.7]}
 EPSILON = {"pmtl": 2.0, "fedavg": 2.0, "local": None}
@@ -25,7 +25,7 @@ def run(algorithm, seed, accuracy, **settings):
     summary = {"test_accuracy": accuracy, "epsilon": spent, "epsilon_replace": spent,
                "rounds": 4, "rounds_planned": 4, "interrupted": False, "delta": 0.1,
                "rounds_per_second": 1.0}  # fmt: skip
-    return Run(config, summary, records)
+    return FinishedRun(config, summary, records)
 
 
 @pytest.fixture

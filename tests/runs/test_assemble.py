@@ -91,7 +91,7 @@ def test_in_one_pass_every_client_is_in_one_release(ran):
 
 
 @pytest.mark.thorough
-def test_a_door_without_a_guarantee_has_no_epsilon(tmp_path, capsys):
+def test_a_mechanism_without_a_guarantee_has_no_epsilon(tmp_path, capsys):
     flags = ["--mechanism", "client-noise", "--noise-multiplier", "1", "--out", str(tmp_path / "r")]
     assert main(["run", *SMALL, *flags, "--quiet"]) == 0
     assert RunDirectory(tmp_path / "r").summary()["epsilon"] is None

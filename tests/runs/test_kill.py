@@ -187,7 +187,7 @@ def test_another_run_in_its_place_and_damage_are_refused(experiment, undisturbed
     shutil.copytree(undisturbed.path, directory.path)
     config = dataclasses.replace(experiment.config, lam=0.5)
     other = dataclasses.replace(experiment, config=config)
-    with pytest.raises(ValueError, match="checkpoints/6 was made with other settings than these"):
+    with pytest.raises(ValueError, match="other settings"):
         run(other, directory)
     x = experiment.simulation.population.fields["x"].copy()
     x[0, 0] += 1
@@ -198,7 +198,7 @@ def test_another_run_in_its_place_and_damage_are_refused(experiment, undisturbed
     other = dataclasses.replace(
         experiment, simulation=experiment.simulation.with_population(population)
     )
-    with pytest.raises(ValueError, match="checkpoints/6 was made with other data than these"):
+    with pytest.raises(ValueError, match="other data"):
         run(other, directory)
 
 

