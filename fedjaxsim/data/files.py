@@ -1,9 +1,11 @@
-"""Errors about files that name the file."""
+"""Files of data and settings: errors name the file."""
 
 import contextlib
 import os
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -32,3 +34,11 @@ def existing(path: str | os.PathLike[str], kind: str, *, folder: bool = False) -
     if not (found.is_dir() if folder else found.is_file()):
         raise FileNotFoundError(f"no {kind} at {found}")
     return found
+
+
+def read_tables(path: Path, otherwise: str = "is damaged") -> dict[str, Any]:
+    """Read TOML; raise ValueError if it is damaged."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} {otherwise}: {error}") from error

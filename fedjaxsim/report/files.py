@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-import tomllib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -121,14 +120,6 @@ def parse_json(text: str, path: Path) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-
-
-def read_tables(path: Path, otherwise: str = "is damaged") -> dict[str, Any]:
-    """Read TOML; raise ValueError if it is damaged."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} {otherwise}: {error}") from error
 
 
 def write_tables(path: Path, tables: Mapping[str, Any], comment: str = "") -> None:

@@ -24,12 +24,12 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fedjaxsim.data.files import read_tables
 from fedjaxsim.report.files import (
     Record,
     make_directory,
     parse_json,
     read_json,
-    read_tables,
     write_tables,
 )
 

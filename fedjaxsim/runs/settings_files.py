@@ -7,8 +7,7 @@ from collections.abc import Collection, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from fedjaxsim.data.files import in_file
-from fedjaxsim.report.files import read_tables
+from fedjaxsim.data.files import in_file, read_tables
 from fedjaxsim.runs.numbers import integers, words
 from fedjaxsim.runs.parts import check_parts
 from fedjaxsim.runs.settings import EXCLUSIVE, RunConfig, fields_of, flag, require_read, run_config

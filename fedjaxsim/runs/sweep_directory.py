@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedjaxsim.data.files import read_tables
 from fedjaxsim.engine.checkpoint import Checkpoint, CheckpointFolder
 from fedjaxsim.engine.processes import is_first
 from fedjaxsim.extras import importing
@@ -26,7 +27,6 @@ from fedjaxsim.report.envelopes import LAST_COLUMNS
 from fedjaxsim.report.files import (
     Record,
     make_directory,
-    read_tables,
     write_atomically,
     write_json,
     write_tables,

@@ -4,10 +4,11 @@ import itertools
 from pathlib import Path
 
 from fedjaxsim import metrics
+from fedjaxsim.data.files import read_tables
 from fedjaxsim.extras import importing
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.report.envelopes import Frame, keys_of, last, records
-from fedjaxsim.report.files import Record, read_json, read_tables
+from fedjaxsim.report.files import Record, read_json
 from fedjaxsim.report.labels import key_label, value_label
 from fedjaxsim.report.page import metric_text, reading, render
 from fedjaxsim.report.progress import number

@@ -22,6 +22,7 @@ from fedjaxsim.engine import checkpoint
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.privacy.events import Entry, PrivacySpend
 from fedjaxsim.privacy.guarantee import report
+from fedjaxsim.runs import execute as execution
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.execute import execute
@@ -93,10 +94,9 @@ def killed_at(moment: int, patch: pytest.MonkeyPatch) -> None:
 
         return wrapped
 
-    for name in ("config", "guarantee", "summary", "clients"):
-        patch.setattr(
-            RunDirectory, f"write_{name}", killing(getattr(RunDirectory, f"write_{name}"))
-        )
+    patch.setattr(RunDirectory, "write_config", killing(RunDirectory.write_config))
+    for name in ("write_csv", "write_json"):
+        patch.setattr(execution, name, killing(getattr(execution, name)))
     for name in ("start", "segment"):
         patch.setattr(MetricsFile, name, killing(getattr(MetricsFile, name)))
     patch.setattr(CheckpointFolder, "save", killing(CheckpointFolder.save))
