@@ -216,8 +216,8 @@ class Logger(Callback):
 class Patience(Callback):
     """Stop a run whose metric on validation rows no longer improves.
 
-    The metric is the one by which runs are judged: accuracy, nMSE, the excess risk or the loss. It
-    is added to the run's record for later callbacks. The guarantee does not cover this choice of
+    The metric is the first of `metrics.METRICS` that the run has. It is added to the run's record
+    for later callbacks. The guarantee does not cover this choice of
     the last round: see docs/runs.md.
 
     Args:

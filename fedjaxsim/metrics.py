@@ -60,7 +60,7 @@ def of_column(column: str) -> Metric:
     """Return the record of a column of results, such as `test_accuracy_p10`."""
     name = column.partition("_")[2]
     known = (one for one in METRICS if name == one or name.startswith(f"{one}_"))
-    return metric(next(known, name))
+    return metric(max(known, key=len, default=name))
 
 
 def label(column: str) -> str:

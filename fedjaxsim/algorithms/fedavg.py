@@ -23,12 +23,14 @@ def fedavg(
 ) -> Algorithm:
     """FedAvg: local SGD from the global w; clients send v − w; one model for all.
 
-    With "adam" it is FedAdam (Reddi et al. 2021), with "momentum" FedAvgM (Hsu et al. 2019).
+    With "adam" it is FedAdam (Reddi et al. 2021), with "momentum" (β = 0.9) FedAvgM (Hsu et al.
+    2019).
 
     Args:
       task: model and loss.
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
-      server_optimizer: Optimizer of the server, a name or from `optimizers.server`.
+      server_optimizer: Optimizer of the server, a name (momentum for FedAvgM, adam for FedAdam) or
+        from `optimizers.server`.
     """
     server_optimizer = optimizers.as_server(server_optimizer)
 

@@ -38,7 +38,7 @@ def tune_page(path: Path) -> bytes:
             "title": f"Tuning of {final['title']}",
             "record": record,
             "tuned": ", ".join(f"{text} ({key_label(name)})" for name, text in flags.items()),
-            "gain": f"{metrics.METRICS[record['metric']].title} fell by {with_error(*gain)}",
+            "gain": f"{metrics.metric(record['metric']).title} fell by {with_error(*gain)}",
             "picture_of_tuning": picture.read_bytes() if picture.is_file() else None,
             "names": [*map(key_label, flags), split],
             "found": compared_points(record),

@@ -40,3 +40,11 @@ def test_a_tuning_says_what_its_files_hold(tmp_path):
     write_tuning(tmp_path / "alone", grid=None)
     assert main(["report", str(tmp_path / "alone")]) == 0
     assert "Grid" not in read(tmp_path / "alone" / "report.html").tables
+
+
+def test_a_tuning_by_a_metric_without_a_record_is_titled_by_its_name(tmp_path):
+    path = write_tuning(tmp_path / "tuned")
+    file = path / "path.json"
+    file.write_text(file.read_text().replace('"loss"', '"squared_error"'))
+    assert main(["report", str(path)]) == 0
+    assert "The squared error fell by 0.3 ± 0.2" in read(path / "report.html").text
