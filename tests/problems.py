@@ -144,6 +144,12 @@ def gradient_descent(x, y, w, rate, steps, center=None, weight=0.0):
     return w
 
 
+def numbers(tree):
+    """All floating numbers of a pytree, flat."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jax.numpy.issubdtype(leaf.dtype, float)]
+    return np.concatenate([np.zeros(0), *(np.ravel(leaf) for leaf in leaves)])
+
+
 @contextlib.contextmanager
 def compilations():
     """A list that grows by one entry for every program that XLA compiles meanwhile."""

@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 
+from fedjaxsim.cli import main
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.privacy.events import Drawn, Entry, PrivacyEvent, PrivacySpend, SamplingScheme
 from fedjaxsim.privacy.guarantee import report
@@ -91,6 +92,13 @@ def write_run(path, algorithm, values, *, seed=0, noise=2.0, names=tuple("abcde"
         "rounds_per_second": 2.0, "compile_seconds": 0.5, "message_bytes": 2600,
         "server_bytes": 5200, "cohort": 5.0, "peak_bytes": 123_456_789,
     })  # fmt: skip
+    return path
+
+
+def write_reported(path):
+    """A run as files, and its report."""
+    write_run(path, "fedavg", [0.1, 0.5, 0.6, 0.8])
+    assert main(["report", str(path)]) == 0
     return path
 
 

@@ -5,7 +5,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from problems import least_squares, read_by
+from problems import least_squares, numbers, read_by
 
 from fedjaxsim import pmtl
 from fedjaxsim.data.minibatches import Minibatches
@@ -24,11 +24,6 @@ VALUES = {
     "noise_multiplier": 0.5,
 }
 EPOCHS = Minibatches(4, epochs=2)
-
-
-def numbers(tree):
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if jax.numpy.issubdtype(leaf.dtype, float)]
-    return np.concatenate([np.zeros(0), *(np.ravel(leaf) for leaf in leaves)])
 
 
 @pytest.mark.thorough

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from problems import classification, least_squares, read_by, simulation_of
+from problems import classification, least_squares, numbers, read_by, simulation_of
 
 from fedjaxsim import fedavg, pmtl
 from fedjaxsim.algorithms import SYSTEMS
@@ -27,11 +27,6 @@ VALUES = {
     "noise_multiplier": 0.5,
 }
 EPOCHS, PASSES = Minibatches(4, epochs=2), Minibatches(4, steps=1, passes=2)
-
-
-def numbers(tree):
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if jax.numpy.issubdtype(leaf.dtype, float)]
-    return np.concatenate([np.zeros(0), *(np.ravel(leaf) for leaf in leaves)])
 
 
 @pytest.mark.parametrize(

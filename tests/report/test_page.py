@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 from problems import HANGS
-from report_pages import NASTY, Page, read, write_run, write_tuning
+from report_pages import NASTY, Page, read, write_reported, write_run, write_tuning
 
 from fedjaxsim.cli import main
 from fedjaxsim.report.files import write_json
@@ -17,10 +17,7 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    path = tmp_path_factory.mktemp("runs") / "one"
-    write_run(path, "fedavg", [0.1, 0.5, 0.6, 0.8])
-    assert main(["report", str(path)]) == 0
-    return path
+    return write_reported(tmp_path_factory.mktemp("runs") / "one")
 
 
 def test_what_users_name_stays_text(tmp_path):

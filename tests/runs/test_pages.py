@@ -4,17 +4,14 @@ import json
 import math
 
 import pytest
-from report_pages import read, write_run
+from report_pages import read, write_reported, write_run
 
 from fedjaxsim.cli import main
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    path = tmp_path_factory.mktemp("runs") / "one"
-    write_run(path, "fedavg", [0.1, 0.5, 0.6, 0.8])
-    assert main(["report", str(path)]) == 0
-    return path
+    return write_reported(tmp_path_factory.mktemp("runs") / "one")
 
 
 def test_a_run_says_what_its_files_hold(run):
