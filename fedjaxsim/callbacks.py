@@ -217,8 +217,8 @@ class Patience(Callback):
     """Stop a run whose metric on validation rows no longer improves.
 
     The metric is the first of `metrics.METRICS` that the run has. It is added to the run's record
-    for later callbacks. The guarantee does not cover this choice of
-    the last round: see docs/runs.md.
+    for later callbacks. The guarantee does not cover this choice of the last round: see
+    docs/runs.md.
 
     Args:
       evaluations: number of consecutive evaluations without improvement that stops the run.

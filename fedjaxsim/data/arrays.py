@@ -53,11 +53,11 @@ def joined(
     """Concatenate the clients' arrays, each (n, ...), field by field.
 
     Args:
-        clients: one mapping of the same fields per client.
-        names: names of the clients, for messages.
+      clients: one mapping of the same fields per client.
+      names: names of the clients, for messages.
 
     Returns:
-        The fields, (N, ...), and the clients' numbers of rows.
+      The fields, (N, ...), and the clients' numbers of rows.
     """
     if not clients:
         raise ValueError("a population needs at least one client, got an empty list")

@@ -27,7 +27,7 @@ def label_counts(population: Population, *splits: str) -> tuple[np.ndarray, np.n
     The label −1 of tokens is padding and does not count.
 
     Returns:
-        The labels that occur in the population, sorted, (c,), and the counts, (m, c).
+      The labels that occur in the population, sorted, (c,), and the counts, (m, c).
     """
     labels = np.unique(_labels(population)[1])
     client, found = _labels(population, *splits)
@@ -55,13 +55,13 @@ def majority_accuracy(population: Population, split: str = "test", *, own: bool 
     """Compute the accuracy of always predicting the most frequent training label.
 
     Args:
-        population: clients with integer labels.
-        split: the rows that are predicted.
-        own: whether each client predicts its own most frequent label instead of the most frequent
-            label of all clients. The smallest label wins a tie.
+      population: clients with integer labels.
+      split: the rows that are predicted.
+      own: whether each client predicts its own most frequent label instead of the most frequent
+        label of all clients. The smallest label wins a tie.
 
     Returns:
-        The mean over the clients with labels in the split; NaN if there is none.
+      The mean over the clients with labels in the split; NaN if there is none.
     """
     m = population.num_clients
     if own:

@@ -12,7 +12,7 @@ def digits() -> dict[str, np.ndarray]:
     Source: E. Alpaydin and C. Kaynak, "Optical recognition of handwritten digits" (UCI, 1998).
 
     Returns:
-        x: (1797, 64) float32; y: the digit, (1797,) int32.
+      x: (1797, 64) float32; y: the digit, (1797,) int32.
     """
     table = _table()
     return {"x": (table[:, :64] / 16).astype(np.float32), "y": table[:, 64].astype(np.int32)}

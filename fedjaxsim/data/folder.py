@@ -38,9 +38,9 @@ def save_folder(path: str | os.PathLike[str], population: Population) -> None:
     writing fails or is interrupted.
 
     Raises:
-        FileExistsError: there is something at the path.
-        OSError: it cannot be written, such as on a full disk.
-        ValueError: the population generates its minibatches.
+      FileExistsError: there is something at the path.
+      OSError: it cannot be written, such as on a full disk.
+      ValueError: the population generates its minibatches.
     """
     path = Path(path)
     if population.generate is not None:
@@ -79,9 +79,9 @@ def load_folder(path: str | os.PathLike[str]) -> Population:
     """Return a population with its fields on disk, mapped into memory read-only.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: it holds no population, or a column is missing or differs in size, type or
-            shape from the one that was written.
+      FileNotFoundError: there is no such folder.
+      ValueError: it holds no population, or a column is missing or differs in size, type or
+        shape from the one that was written.
     """
     path = existing(path, _KIND, folder=True)
     with in_file(path):
@@ -109,15 +109,15 @@ def check_folder(
     """Compare all columns of a folder with the digests taken while it was written.
 
     Args:
-        path: the folder.
-        on_read: called after each block with the bytes read so far and the bytes in all.
+      path: the folder.
+      on_read: called after each block with the bytes read so far and the bytes in all.
 
     Returns:
-        The bytes of all columns.
+      The bytes of all columns.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: names the columns that changed, or `load_folder` refuses the folder.
+      FileNotFoundError: there is no such folder.
+      ValueError: names the columns that changed, or `load_folder` refuses the folder.
     """
     path = existing(path, _KIND, folder=True)
     with in_file(path):

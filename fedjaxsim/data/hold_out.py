@@ -13,16 +13,16 @@ def hold_out(population: Population, fraction: float, seed: int) -> tuple[Popula
     """Divide the clients of a population at random into two, independently of their data.
 
     Args:
-        population: m clients.
-        fraction: fraction of clients to hold out, in (0, 1); rounded to whole clients.
-        seed: a non-negative integer.
+      population: m clients.
+      fraction: fraction of clients to hold out, in (0, 1); rounded to whole clients.
+      seed: a non-negative integer.
 
     Returns:
-        The clients that are left and those held out, each in the order of the population.
+      The clients that are left and those held out, each in the order of the population.
 
     Raises:
-        ValueError: the fraction or the seed is out of range, or one of the two would have fewer
-            than two clients.
+      ValueError: the fraction or the seed is out of range, or one of the two would have fewer
+        than two clients.
     """
     check_seed(seed)
     if not 0 < fraction < 1:

@@ -31,17 +31,17 @@ def from_hf(
     numbers.
 
     Args:
-        dataset: "train", "validation" and "test" of a `DatasetDict` become the splits.
-        client: column with the client of each row.
-        target: column to predict.
-        x: the only column of features: images (x is then (N, height, width, channels) float32 in
-            [0, 1]), lists of one length, or numbers. By default every other column is a feature.
-        one_hot: columns to replace by one column of 0 and 1 per value that occurs.
-        drop: columns that are no features.
+      dataset: "train", "validation" and "test" of a `DatasetDict` become the splits.
+      client: column with the client of each row.
+      target: column to predict.
+      x: the only column of features: images (x is then (N, height, width, channels) float32 in
+        [0, 1]), lists of one length, or numbers. By default every other column is a feature.
+      one_hot: columns to replace by one column of 0 and 1 per value that occurs.
+      drop: columns that are no features.
 
     Raises:
-        TypeError: the argument is no data set, or a streamed one.
-        ValueError: names the column or the split that is refused.
+      TypeError: the argument is no data set, or a streamed one.
+      ValueError: names the column or the split that is refused.
     """
     with importing("hf"):
         import datasets

@@ -31,14 +31,14 @@ def load_images(path: str | os.PathLike[str]) -> Population:
     .bmp or .webp; other files, and names that start with a dot, are skipped.
 
     Returns:
-        x: (N, height, width, channels) float32 in [0, 1], with one channel for grey images and
-        three for others; y: the class, in the sorted order of the folders' names. Clients are
-        sorted, by number where all are whole numbers, and their images by name.
+      x: (N, height, width, channels) float32 in [0, 1], with one channel for grey images and
+      three for others; y: the class, in the sorted order of the folders' names. Clients are
+      sorted, by number where all are whole numbers, and their images by name.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: names the file that cannot be read or differs from others in size or colour, or
-            the folder of another layout.
+      FileNotFoundError: there is no such folder.
+      ValueError: names the file that cannot be read or differs from others in size or colour, or
+        the folder of another layout.
     """
     return assemble(arrays_of_folder(path, has_clients=True), path)
 
@@ -47,8 +47,8 @@ def arrays_of_folder(path: str | os.PathLike[str], *, has_clients: bool) -> dict
     """Return the arrays of the .npz format of a folder of images; see `load_images`.
 
     Args:
-        path: the folder.
-        has_clients: whether the folders of classes are in folders of clients.
+      path: the folder.
+      has_clients: whether the folders of classes are in folders of clients.
     """
     top = existing(path, "folder of images", folder=True)
     with in_file(path):
@@ -122,10 +122,10 @@ def stacked(images: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
     """Stack images of one size, (n, height, width, channels) float32 in [0, 1].
 
     Args:
-        images: the source of each and its pixels, from `pixels_of`.
+      images: the source of each and its pixels, from `pixels_of`.
 
     Raises:
-        ValueError: names two that differ in size or colour.
+      ValueError: names two that differ in size or colour.
     """
     found: list[np.ndarray] = []
     first = ""

@@ -36,9 +36,9 @@ def load_leaf(path: str | os.PathLike[str]) -> Population:
     are flattened. Text becomes integers, as in `fedjaxsim.data.text.encode`.
 
     Raises:
-        FileNotFoundError: there is no such file or folder.
-        ValueError: names the file that is malformed or truncated, disagrees with its own
-            `num_samples`, repeats a user, or has a user with test rows but no training rows.
+      FileNotFoundError: there is no such file or folder.
+      ValueError: names the file that is malformed or truncated, disagrees with its own
+        `num_samples`, repeats a user, or has a user with test rows but no training rows.
     """
     path = Path(path)
     if not path.exists():

@@ -38,22 +38,22 @@ def load(
     clients, a folder of images for which a partition is given) are divided among clients.
 
     Args:
-        spec: csv:PATH, digits, folder:PATH (see `save_folder`), images:PATH, leaf:PATH, mat:PATH,
-            npz:PATH, parquet:PATH, random (see `random_rows`), synthetic, synthetic-low-rank or
-            synthetic-group-sparse, which have test rows (see `related_regression`), or
-            synthetic-stream (see `regression_stream`).
-        partition: a name from `readers.PARTITIONS`, or column:NAME; by default dirichlet.
-        classes: keep rows with labels 0 … classes − 1 only, and the clients that have some.
-        seed: seed of the partition, the split and synthetic data; a non-negative integer.
-        validation: fraction of each client's training rows, in [0, 1).
-        test: fraction for testing. None keeps the test rows of the source, or takes 0.2 if there
-            are none; a number pools all rows and splits them afresh.
-        **settings: arguments of the reader and of the partition, by name, such as `num_clients`.
+      spec: csv:PATH, digits, folder:PATH (see `save_folder`), images:PATH, leaf:PATH, mat:PATH,
+        npz:PATH, parquet:PATH, random (see `random_rows`), synthetic, synthetic-low-rank or
+        synthetic-group-sparse, which have test rows (see `related_regression`), or
+        synthetic-stream (see `regression_stream`).
+      partition: a name from `readers.PARTITIONS`, or column:NAME; by default dirichlet.
+      classes: keep rows with labels 0 … classes − 1 only, and the clients that have some.
+      seed: seed of the partition, the split and synthetic data; a non-negative integer.
+      validation: fraction of each client's training rows, in [0, 1).
+      test: fraction for testing. None keeps the test rows of the source, or takes 0.2 if there
+        are none; a number pools all rows and splits them afresh.
+      **settings: arguments of the reader and of the partition, by name, such as `num_clients`.
 
     Raises:
-        FileNotFoundError: there is nothing at PATH.
-        ValueError: the specification is unknown, an option is out of range or has no effect, or a
-            partition is given for data with clients.
+      FileNotFoundError: there is nothing at PATH.
+      ValueError: the specification is unknown, an option is out of range or has no effect, or a
+        partition is given for data with clients.
     """
     kind, colon, path = spec.partition(":")
     known = not colon if kind in GENERATED else kind in IN_FILES and path

@@ -18,15 +18,15 @@ def load_matlab(
     Features become float32; clients are named by position, "0", "1", ...
 
     Args:
-        path: a .mat file of version 4 to 7.2.
-        x: name of the cell array with the features. By default X and Y if the file has both, else
-            the only pair of cell arrays in which one holds a label for every row of the other.
-        y: name of the cell array with the labels; given with x.
+      path: a .mat file of version 4 to 7.2.
+      x: name of the cell array with the features. By default X and Y if the file has both, else
+        the only pair of cell arrays in which one holds a label for every row of the other.
+      y: name of the cell array with the labels; given with x.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, lacks a variable, or its cells do not fit together; or no
-            two are named and not exactly one pair fits.
+      FileNotFoundError: there is no such file.
+      ValueError: the file is damaged, lacks a variable, or its cells do not fit together; or no
+        two are named and not exactly one pair fits.
     """
     if (x is None) != (y is None):
         raise ValueError(f"x and y must be given together, got {x} and {y}")
@@ -96,8 +96,8 @@ def load_cells(path: str | os.PathLike[str], *, fields: tuple[str, ...] = ()) ->
     """Read a .mat file with the cell arrays of features and labels named in one list.
 
     Args:
-        path: the file.
-        fields: Cell arrays of features and labels (mat); by default X,Y or the only two that fit.
+      path: the file.
+      fields: Cell arrays of features and labels (mat); by default X,Y or the only two that fit.
     """
     if len(fields) not in (0, 2):
         raise ValueError(f"fields must be two names, got {', '.join(fields)}")

@@ -34,8 +34,8 @@ def load_npz(path: str | os.PathLike[str]) -> Population:
     """Read a population; the module's docstring describes the format.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged or its arrays do not fit the format.
+      FileNotFoundError: there is no such file.
+      ValueError: the file is damaged or its arrays do not fit the format.
     """
     return assemble(read_arrays(path), path)
 
@@ -44,7 +44,7 @@ def save_npz(path: str | os.PathLike[str], population: Population) -> None:
     """Write a population with all its attributes but `generate`, for `load_npz`.
 
     Raises:
-        ValueError: a field has a name that the format reserves.
+      ValueError: a field has a name that the format reserves.
     """
     taken = sorted(name for name in population.fields if _is_reserved(name))
     if taken:

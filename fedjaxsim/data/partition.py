@@ -23,12 +23,12 @@ def iid(fields: Fields, num_clients: int = 100, seed: int = 0) -> Population:
     """Deal random rows to clients, with sizes that differ by at most one.
 
     Args:
-        fields: arrays of shape (N, ...).
-        num_clients: Number m of clients, at least 1.
-        seed: a non-negative integer.
+      fields: arrays of shape (N, ...).
+      num_clients: Number m of clients, at least 1.
+      seed: a non-negative integer.
 
     Raises:
-        ValueError: the number of clients does not lie in [1, N], or the seed is negative.
+      ValueError: the number of clients does not lie in [1, N], or the seed is negative.
     """
     n = common_length(fields, "data set")
     _check_count("num_clients", num_clients, n)
@@ -53,15 +53,15 @@ def dirichlet(
     the smallest client takes a random row from the largest until each has `min_rows`.
 
     Args:
-        fields: arrays of shape (N, ...).
-        num_clients: Number m of clients, at least 1.
-        alpha: Concentration, positive: small is heterogeneous.
-        seed: a non-negative integer.
-        label: the field with the classes, (N,).
-        min_rows: the least number of rows of a client, at least 1; m · min_rows may not exceed N.
+      fields: arrays of shape (N, ...).
+      num_clients: Number m of clients, at least 1.
+      alpha: Concentration, positive: small is heterogeneous.
+      seed: a non-negative integer.
+      label: the field with the classes, (N,).
+      min_rows: the least number of rows of a client, at least 1; m · min_rows may not exceed N.
 
     Raises:
-        ValueError: an argument is out of its range, or there is no such label.
+      ValueError: an argument is out of its range, or there is no such label.
     """
     n = common_length(fields, "data set")
     rng = _generator(n, num_clients, alpha, seed, min_rows)
@@ -92,14 +92,14 @@ def shards(
     Shards differ in size by at most one row; rows of one class are in random order.
 
     Args:
-        fields: arrays of shape (N, ...).
-        num_clients: Number m of clients, at least 1.
-        shards_per_client: Number of shards that a client gets.
-        seed: a non-negative integer.
-        label: the field of the classes.
+      fields: arrays of shape (N, ...).
+      num_clients: Number m of clients, at least 1.
+      shards_per_client: Number of shards that a client gets.
+      seed: a non-negative integer.
+      label: the field of the classes.
 
     Raises:
-        ValueError: num_clients · shards_per_client does not lie in [1, N], or there is no label.
+      ValueError: num_clients · shards_per_client does not lie in [1, N], or there is no label.
     """
     n = common_length(fields, "data set")
     _check_count("num_clients", num_clients, n)
@@ -132,14 +132,14 @@ def quantity(
     the smallest clients take rows from the largest until each has `min_rows`.
 
     Args:
-        fields: arrays of shape (N, ...).
-        num_clients: Number m of clients, at least 1.
-        alpha: Concentration, positive: small is heterogeneous.
-        seed: a non-negative integer.
-        min_rows: the least number of rows of a client, at least 1; m · min_rows may not exceed N.
+      fields: arrays of shape (N, ...).
+      num_clients: Number m of clients, at least 1.
+      alpha: Concentration, positive: small is heterogeneous.
+      seed: a non-negative integer.
+      min_rows: the least number of rows of a client, at least 1; m · min_rows may not exceed N.
 
     Raises:
-        ValueError: an argument is out of its range.
+      ValueError: an argument is out of its range.
     """
     n = common_length(fields, "data set")
     rng = _generator(n, num_clients, alpha, seed, min_rows)
@@ -163,14 +163,14 @@ def feature_noise(
     and the features of client k = 1 … m get independent noise of variance σ k/m, test rows too.
 
     Args:
-        fields: arrays of shape (N, ...).
-        num_clients: Number m of clients, at least 1.
-        variance: σ ≥ 0, the variance of the noise on the last client's features.
-        seed: a non-negative integer.
-        field: the field that gets the noise; float32, or float64 if it was.
+      fields: arrays of shape (N, ...).
+      num_clients: Number m of clients, at least 1.
+      variance: σ ≥ 0, the variance of the noise on the last client's features.
+      seed: a non-negative integer.
+      field: the field that gets the noise; float32, or float64 if it was.
 
     Raises:
-        ValueError: an argument is out of its range, or there is no such field.
+      ValueError: an argument is out of its range, or there is no such field.
     """
     if not 0 <= variance < np.inf:
         raise ValueError(f"feature_noise must be non-negative and finite, got {variance}")
@@ -195,7 +195,7 @@ def by_column(fields: Fields, column: str) -> Population:
     now names the client, unless it is the labels "y".
 
     Raises:
-        ValueError: there is no such column, or it is not one value per row.
+      ValueError: there is no such column, or it is not one value per row.
     """
     common_length(fields, "data set")
     values, client = np.unique(_column(fields, column), return_inverse=True)

@@ -33,22 +33,22 @@ class Population:
     otherwise floating; their shape is (N,), or (N, L) for one label per token.
 
     Attributes:
-        fields: arrays of shape (N, ...); by convention "x" are features and "y" labels. Read-only
-            arrays, such as a mapped file, are kept; others are copied to read-only memory that a
-            CPU device can share.
-        splits: the rows of each client for "train" (at least one per client), "validation" and
-            "test" (possibly empty). Clients follow one another, each with its splits in this order.
-        names: the clients' distinct names, (m,) str, or integers, which take less memory.
-        generate: for synthetic problems, `(key, row, b) -> fields`: minibatches are made afresh in
-            every round from the client's first training row (its true parameters, say). Compiled
-            code is shared between equal functions: use a module's function or a frozen dataclass.
-        public: sentences on results of all clients' data that are taken as public, such as
-            the features that were dropped; they join the assumptions of a guarantee.
-        categories: names of the integers 0, 1, … of a field, by field, such as names of classes.
-            There may be more than occur.
+      fields: arrays of shape (N, ...); by convention "x" are features and "y" labels. Read-only
+        arrays, such as a mapped file, are kept; others are copied to read-only memory that a
+        CPU device can share.
+      splits: the rows of each client for "train" (at least one per client), "validation" and
+        "test" (possibly empty). Clients follow one another, each with its splits in this order.
+      names: the clients' distinct names, (m,) str, or integers, which take less memory.
+      generate: for synthetic problems, `(key, row, b) -> fields`: minibatches are made afresh in
+        every round from the client's first training row (its true parameters, say). Compiled
+        code is shared between equal functions: use a module's function or a frozen dataclass.
+      public: sentences on results of all clients' data that are taken as public, such as
+        the features that were dropped; they join the assumptions of a guarantee.
+      categories: names of the integers 0, 1, … of a field, by field, such as names of classes.
+        There may be more than occur.
 
     Raises:
-        ValueError: an attribute breaks one of the rules above, or a value is not finite.
+      ValueError: an attribute breaks one of the rules above, or a value is not finite.
     """
 
     fields: dict[str, np.ndarray]
@@ -74,12 +74,12 @@ class Population:
         """Join arrays of each client; all rows are training rows.
 
         Args:
-            clients: one mapping of the same fields per client, each value (n, ...) array-like.
-            names: distinct names of the clients, (m,); by default 0, 1, ...
+          clients: one mapping of the same fields per client, each value (n, ...) array-like.
+          names: distinct names of the clients, (m,); by default 0, 1, ...
 
         Raises:
-            ValueError: no client, an empty client, fields that differ between clients or disagree
-                in length, values that are not finite numbers, or duplicate names.
+          ValueError: no client, an empty client, fields that differ between clients or disagree
+            in length, values that are not finite numbers, or duplicate names.
         """
         named = _as_names(names, len(clients))
         fields, counts = joined(clients, [str(name) for name in named])
@@ -95,14 +95,14 @@ class Population:
         """Cut flat arrays into consecutive clients.
 
         Args:
-            fields: array-likes of shape (N, ...).
-            counts: numbers of training rows of each client, (m,) integers, or of its training,
-                validation and test rows, (m, 3), which follow one another; they sum to N.
-            names: distinct names of the clients, (m,); by default 0, 1, ...
+          fields: array-likes of shape (N, ...).
+          counts: numbers of training rows of each client, (m,) integers, or of its training,
+            validation and test rows, (m, 3), which follow one another; they sum to N.
+          names: distinct names of the clients, (m,); by default 0, 1, ...
 
         Raises:
-            ValueError: the counts do not sum to N, a client has no training rows, or the arrays are
-                refused by `from_clients`.
+          ValueError: the counts do not sum to N, a client has no training rows, or the arrays are
+            refused by `from_clients`.
         """
         sizes = np.asarray(counts)
         known = sizes.shape[1:] in ((), (len(SPLITS),)) and sizes.dtype.kind in "iu"
@@ -132,13 +132,13 @@ class Population:
         """Sort rows by client and split; those of one client and split keep their order.
 
         Args:
-            fields: array-likes of shape (N, ...).
-            client: position of each row's client in `names`, (N,) integers.
-            names: distinct names of the clients, (m,), or m for 0, 1, …
-            split: position of each row's split in "train", "validation", "test", (N,).
+          fields: array-likes of shape (N, ...).
+          client: position of each row's client in `names`, (N,) integers.
+          names: distinct names of the clients, (m,), or m for 0, 1, …
+          split: position of each row's split in "train", "validation", "test", (N,).
 
         Raises:
-            ValueError: a client has no training rows, or the arrays are refused by `from_clients`.
+          ValueError: a client has no training rows, or the arrays are refused by `from_clients`.
         """
         cell = client * len(SPLITS) + split
         order = np.argsort(cell, kind="stable")
@@ -186,7 +186,7 @@ class Population:
         """Return one client's rows of a split; by default of all, in the order of `SPLITS`.
 
         Raises:
-            ValueError: there is no such client or split.
+          ValueError: there is no such client or split.
         """
         if not 0 <= client < self.num_clients:
             raise ValueError(f"client must lie in [0, {self.num_clients}), got {client}")
@@ -200,9 +200,9 @@ class Population:
         """Return a population of some rows, in another order.
 
         Args:
-            index: rows client after client, each client's in the order of `SPLITS`, (N',).
-            counts: number of rows of each client in each split, (m', 3).
-            clients: indices of these clients, (m',); by default all.
+          index: rows client after client, each client's in the order of `SPLITS`, (N',).
+          counts: number of rows of each client in each split, (m', 3).
+          clients: indices of these clients, (m',); by default all.
         """
         # Ranges come first: their scratch memory is free before fields, which take most, are made.
         splits = consecutive(*np.transpose(counts))

@@ -19,19 +19,19 @@ def random_rows(
     """Draw standard normal features, or tokens, with labels that do not depend on them.
 
     Args:
-        num_clients: Number of clients.
-        shape: Shape of one example, as 784 or 28,28.
-        rows: Rows of a client, or the least and the most, as 5,69; most clients have few.
-        labels: Number of different labels.
-        tokens: Number of different tokens; an example is then a row of tokens, each with a label.
-            0 for real numbers.
-        seed: a non-negative integer.
+      num_clients: Number of clients.
+      shape: Shape of one example, as 784 or 28,28.
+      rows: Rows of a client, or the least and the most, as 5,69; most clients have few.
+      labels: Number of different labels.
+      tokens: Number of different tokens; an example is then a row of tokens, each with a label.
+        0 for real numbers.
+      seed: a non-negative integer.
 
     Returns:
-        All rows for training: x (N, ...) float32 and y (N,) int32, or x (N, L) and y (N, L) int32.
+      All rows for training: x (N, ...) float32 and y (N,) int32, or x (N, L) and y (N, L) int32.
 
     Raises:
-        ValueError: a size is out of range.
+      ValueError: a size is out of range.
     """
     check_seed(seed)
     for name, sizes, least in (

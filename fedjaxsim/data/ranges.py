@@ -18,8 +18,8 @@ class Ranges:
     """Client k owns the rows `start[k] : start[k] + count[k]` of every field.
 
     Attributes:
-        start: first row of each client, (m,) int32.
-        count: number of rows of each client, (m,) int32.
+      start: first row of each client, (m,) int32.
+      count: number of rows of each client, (m,) int32.
     """
 
     start: np.ndarray
@@ -40,12 +40,12 @@ def consecutive(train: Any, validation: Any, test: Any) -> dict[str, Ranges]:
     """Return the splits of consecutive clients, each with its splits in this order.
 
     Args:
-        train: number of training rows of each client, (m,).
-        validation: number of validation rows, (m,).
-        test: number of test rows, (m,).
+      train: number of training rows of each client, (m,).
+      validation: number of validation rows, (m,).
+      test: number of test rows, (m,).
 
     Raises:
-        ValueError: there are more than `MOST_ROWS` rows.
+      ValueError: there are more than `MOST_ROWS` rows.
     """
     given = (train, validation, test)
     ends = np.zeros(len(train), np.int64)
@@ -69,9 +69,9 @@ def check_ranges(splits: Mapping[str, Ranges], names: np.ndarray, rows: int) -> 
     """Check that clients and their splits follow one another, as in `consecutive`.
 
     Args:
-        splits: the ranges by name.
-        names: names of the clients, (m,).
-        rows: number of rows N.
+      splits: the ranges by name.
+      names: names of the clients, (m,).
+      rows: number of rows N.
     """
     if set(splits) != set(SPLITS):
         raise ValueError(f"splits must be exactly {SPLITS}, got {tuple(splits)}")

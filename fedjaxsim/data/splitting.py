@@ -20,16 +20,16 @@ def split(
     fractions 0 the population stays as it is.
 
     Args:
-        population: clients with the training rows to divide.
-        validation: fraction of each client's training rows, in [0, 1); 0 if the split has rows.
-        test: the same for the test split; both together less than 1.
-        seed: a non-negative integer.
+      population: clients with the training rows to divide.
+      validation: fraction of each client's training rows, in [0, 1); 0 if the split has rows.
+      test: the same for the test split; both together less than 1.
+      seed: a non-negative integer.
 
     Returns:
-        The same rows, reordered so that every split of a client is one range.
+      The same rows, reordered so that every split of a client is one range.
 
     Raises:
-        ValueError: a fraction or the seed is out of range, or the split it fills has rows.
+      ValueError: a fraction or the seed is out of range, or the split it fills has rows.
     """
     check_fractions(validation, test)
     check_seed(seed)

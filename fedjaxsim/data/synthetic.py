@@ -38,18 +38,18 @@ def synthetic_regression(
     y = ⟨x, θ_i*⟩ + N(0, τ²). A model θ has the excess loss ½ ‖θ − θ_i*‖²_Σ at client i.
 
     Args:
-        num_clients: m.
-        num_features: d, at least 5.
-        num_rows: n, training rows of each client.
-        offset_scale: s; 0.1 as in the authors' code, 0.01 in the paper's text.
-        label_noise: τ, a standard deviation.
-        seed: a non-negative integer.
+      num_clients: m.
+      num_features: d, at least 5.
+      num_rows: n, training rows of each client.
+      offset_scale: s; 0.1 as in the authors' code, 0.01 in the paper's text.
+      label_noise: τ, a standard deviation.
+      seed: a non-negative integer.
 
     Returns:
-        The population, x (m·n, d) and y (m·n,) float32, and θ* of each client, (m, d) float64.
+      The population, x (m·n, d) and y (m·n,) float32, and θ* of each client, (m, d) float64.
 
     Raises:
-        ValueError: a size is too small, or a standard deviation is negative or not finite.
+      ValueError: a size is too small, or a standard deviation is negative or not finite.
     """
     theta, rng = _true_parameters(
         num_clients, num_features, num_rows, offset_scale, label_noise, seed
@@ -65,7 +65,7 @@ class RegressionStream:
     """The fresh minibatches of `regression_stream`.
 
     Attributes:
-        label_noise: τ, a standard deviation.
+      label_noise: τ, a standard deviation.
     """
 
     label_noise: float
@@ -96,14 +96,14 @@ def regression_stream(
     and in one test row, at which `known_regression` computes the excess risk in closed form.
 
     Args:
-        num_clients: m.
-        num_features: d, at least 5.
-        offset_scale: s; 0.1 as in the authors' code, 0.01 in the paper's text.
-        label_noise: τ, a standard deviation.
-        seed: seed of the true parameters; a non-negative integer.
+      num_clients: m.
+      num_features: d, at least 5.
+      offset_scale: s; 0.1 as in the authors' code, 0.01 in the paper's text.
+      label_noise: τ, a standard deviation.
+      seed: seed of the true parameters; a non-negative integer.
 
     Raises:
-        ValueError: see `synthetic_regression`.
+      ValueError: see `synthetic_regression`.
     """
     theta, _ = _true_parameters(num_clients, num_features, 1, offset_scale, label_noise, seed)
     population = Population.from_flat(
@@ -136,18 +136,18 @@ def related_regression(
     W are 0.
 
     Args:
-        pattern: pattern of W.
-        num_clients: m.
-        num_features: d, for "group-sparse" at least 4.
-        num_rows: n, training rows of each client.
-        num_test_rows: test rows of each client; by default 9n.
-        seed: a non-negative integer.
+      pattern: pattern of W.
+      num_clients: m.
+      num_features: d, for "group-sparse" at least 4.
+      num_rows: n, training rows of each client.
+      num_test_rows: test rows of each client; by default 9n.
+      seed: a non-negative integer.
 
     Returns:
-        The population, x (·, d) and y (·,) float32, and W, (d, m) float64.
+      The population, x (·, d) and y (·,) float32, and W, (d, m) float64.
 
     Raises:
-        ValueError: there is no such pattern, or a size is too small.
+      ValueError: there is no such pattern, or a size is too small.
     """
     if pattern not in get_args(Pattern):
         raise ValueError(f"pattern must be one of {', '.join(get_args(Pattern))}, got {pattern!r}")
@@ -218,9 +218,9 @@ def regression(num_clients: int = 1000, offset_scale: float = 0.1, seed: int = 0
     """Draw the population of `synthetic_regression`.
 
     Args:
-        num_clients: Number of clients.
-        offset_scale: Standard deviation of the personal part of synthetic coefficients.
-        seed: a non-negative integer.
+      num_clients: Number of clients.
+      offset_scale: Standard deviation of the personal part of synthetic coefficients.
+      seed: a non-negative integer.
     """
     return synthetic_regression(num_clients, offset_scale=offset_scale, seed=seed)[0]
 
@@ -229,9 +229,9 @@ def stream(num_clients: int = 1000, offset_scale: float = 0.1, seed: int = 0) ->
     """Draw the population of `regression_stream`.
 
     Args:
-        num_clients: Number of clients.
-        offset_scale: Standard deviation of the personal part of synthetic coefficients.
-        seed: a non-negative integer.
+      num_clients: Number of clients.
+      offset_scale: Standard deviation of the personal part of synthetic coefficients.
+      seed: a non-negative integer.
     """
     return regression_stream(num_clients, offset_scale=offset_scale, seed=seed)
 
@@ -240,8 +240,8 @@ def low_rank(num_clients: int = 320, seed: int = 0) -> Population:
     """Draw the population of `related_regression` with a low-rank W.
 
     Args:
-        num_clients: Number of clients.
-        seed: a non-negative integer.
+      num_clients: Number of clients.
+      seed: a non-negative integer.
     """
     return related_regression("low-rank", num_clients, seed=seed)[0]
 
@@ -250,7 +250,7 @@ def group_sparse(num_clients: int = 320, seed: int = 0) -> Population:
     """Draw the population of `related_regression` with a group-sparse W.
 
     Args:
-        num_clients: Number of clients.
-        seed: a non-negative integer.
+      num_clients: Number of clients.
+      seed: a non-negative integer.
     """
     return related_regression("group-sparse", num_clients, seed=seed)[0]

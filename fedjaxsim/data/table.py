@@ -65,16 +65,16 @@ def from_dataframe(
     with their names in `categories`.
 
     Args:
-        frame: a data frame that narwhals knows.
-        client: column with the client of each row.
-        target: column to predict.
-        split: column of "train", "validation" and "test"; by default all rows are training rows.
-        one_hot: columns to replace by one column of 0 and 1 per value that occurs.
-        drop: columns that are no features.
+      frame: a data frame that narwhals knows.
+      client: column with the client of each row.
+      target: column to predict.
+      split: column of "train", "validation" and "test"; by default all rows are training rows.
+      one_hot: columns to replace by one column of 0 and 1 per value that occurs.
+      drop: columns that are no features.
 
     Raises:
-        TypeError: the argument is no data frame.
-        ValueError: names the column that is absent, has missing values or holds no numbers.
+      TypeError: the argument is no data frame.
+      ValueError: names the column that is absent, has missing values or holds no numbers.
     """
     return assemble(arrays_of(frame, Columns(client, target, split, one_hot, drop)))
 
@@ -88,14 +88,14 @@ def load_csv(
     null are missing; in text only an empty one is.
 
     Args:
-        path: the file.
-        client: column with the client of each row.
-        target: column to predict.
-        **others: `split`, `one_hot` and `drop`; see `from_dataframe`.
+      path: the file.
+      client: column with the client of each row.
+      target: column to predict.
+      **others: `split`, `one_hot` and `drop`; see `from_dataframe`.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: names the file and the column that is refused.
+      FileNotFoundError: there is no such file.
+      ValueError: names the file and the column that is refused.
     """
     return assemble(arrays_of_csv(path, client=client, target=target, **others), path)
 
@@ -176,9 +176,9 @@ def arrays_of(frame: Any, columns: Columns, x: np.ndarray | None = None) -> dict
     """Return the arrays of the .npz format of a data frame.
 
     Args:
-        frame: a data frame that narwhals knows.
-        columns: the roles of its columns.
-        x: the features, (N, ...), to be used in place of the frame's.
+      frame: a data frame that narwhals knows.
+      columns: the roles of its columns.
+      x: the features, (N, ...), to be used in place of the frame's.
     """
     with importing("tables"):
         import narwhals.stable.v2 as nw

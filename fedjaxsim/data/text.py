@@ -33,7 +33,7 @@ def encode(clients: Sequence[Client]) -> Encoded:
     words, are numbered in sorted order.
 
     Raises:
-        ValueError: some clients have text and others numbers, or a word holds white space.
+      ValueError: some clients have text and others numbers, or a word holds white space.
     """
     if not clients:
         return Encoded([], {}, ())

@@ -17,7 +17,7 @@ def drop_constant_columns(population: Population) -> Population:
     """Remove the features that have the same value in all N rows, such as a column of ones.
 
     Raises:
-        ValueError: x is not (N, d), or no column would be left.
+      ValueError: x is not (N, d), or no column would be left.
     """
     x = _matrix(population)
     varies = (x != x[0]).any(axis=0)
@@ -38,7 +38,7 @@ def unit_rows(population: Population) -> Population:
     """Scale every row of x to Euclidean norm 1; rows of zeros stay zero.
 
     Raises:
-        ValueError: x is not (N, d).
+      ValueError: x is not (N, d).
     """
     x = _matrix(population)
     if x.dtype.kind != "f":
@@ -75,11 +75,11 @@ def first_classes(population: Population, classes: int) -> Population:
     """Keep the rows of the first classes, and the clients with training rows among them.
 
     Args:
-        population: clients with integer labels "y".
-        classes: c; rows with labels 0 … c − 1 are kept.
+      population: clients with integer labels "y".
+      classes: c; rows with labels 0 … c − 1 are kept.
 
     Raises:
-        ValueError: there are no integer labels, or no client has a row of these classes.
+      ValueError: there are no integer labels, or no client has a row of these classes.
     """
     labels = population.fields.get("y")
     if labels is None or labels.dtype.kind not in "iu" or labels.ndim != 1:

@@ -81,8 +81,8 @@ def bytes_per_run(setup: Setup, hparams: Hyperparameters) -> int:
     """Estimate from above the bytes that one more run in a batched program needs.
 
     Args:
-      setup: of one run.
-      hparams: of any of the runs.
+      setup: the setup of one run.
+      hparams: hyperparameters of any of the runs.
     """
     hparams, program = hparams.as_arrays(), setup.program
     rows = Rows.shapes(setup.population, "train")

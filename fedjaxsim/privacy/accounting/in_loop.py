@@ -4,8 +4,8 @@ RDP accounting at integer orders, in the precision of the program, by the sums o
 `rdp`: in float32 the textbook sum is wrong by half. The host computes the reported number in
 float64, from the counts.
 
-Formulas of `rdp` and `kov` stand here once more, because they are added up in another order (padded
-tables of all orders at once, branches as `where`): a common function would change bits of ε.
+The formulas of `rdp` and `kov` are repeated here because their terms are summed in another order
+(padded tables of all orders at once, branches as `where`): a common function would change ε's bits.
 """
 
 import functools
