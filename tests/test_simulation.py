@@ -104,7 +104,7 @@ def test_bad_uses_are_refused():
         Simulation(pmtl(TASK), CLIENTS, poisson(1.0, capacity=5))
     with pytest.raises(ValueError, match="chunk_size"):
         simulation(chunk_size=1)
-    with pytest.raises(ValueError, match="4 clients, got 3"):
+    with pytest.raises(ValueError, match="4 clients"):
         sim.with_population(classification([10] * 3)[0])
 
 

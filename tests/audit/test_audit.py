@@ -328,9 +328,9 @@ def test_the_table_in_the_documentation_is_that_of_the_results(bench):
         ({"rounds": 0}, "rounds"),
         ({"canaries": 21}, "canaries"),
         ({"canaries": 0}, "canaries"),
-        ({"canaries": [3, 20]}, r"distinct client ids in \[0, 20\), got \[3, 20\]"),
-        ({"canaries": [3, 3]}, r"distinct client ids in \[0, 20\), got \[3, 3\]"),
-        ({"canaries": 5, "runs": 7}, "must be at least 40, got 5 times 7"),
+        ({"canaries": [3, 20]}, r"client ids.*\[3, 20\]"),
+        ({"canaries": [3, 3]}, r"client ids.*\[3, 3\]"),
+        ({"canaries": 5, "runs": 7}, "5 times 7"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
@@ -344,5 +344,5 @@ def test_mechanisms_that_the_attack_cannot_read_are_refused(bench):
     with pytest.raises(ValueError, match="sends nothing"):
         audit(closed, closed.hyperparameters(), 2)
     gram = small(gaussian_gram(), lambda task: bench.silent(task, 6))
-    with pytest.raises(ValueError, match=r"6 numbers .* got 36; give an attack"):
+    with pytest.raises(ValueError, match="attack"):
         audit(gram, read_by(gram, **PRIVATE), 2)

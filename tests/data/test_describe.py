@@ -34,7 +34,7 @@ def test_labels_are_counted_by_client():
         labels, counts = label_counts(population, *splits)
         assert labels.tolist() == [3, 5, 9]
         np.testing.assert_array_equal(counts, expected)
-    with pytest.raises(ValueError, match="only integer labels"):
+    with pytest.raises(ValueError, match="labels"):
         label_counts(Population.from_flat({"y": [0.5]}, [1]))
 
 

@@ -43,7 +43,7 @@ def test_a_dictionary_of_data_sets_holds_the_splits():
     assert population.splits["train"].count.tolist() == [1, 1]
     assert population.splits["test"].count.tolist() == [0, 1]
     assert_array_equal(population.rows(1, "test")["x"], [[1.5, 1]])
-    with pytest.raises(ValueError, match=r"splits must be train, validation, test, got \['dev'\]"):
+    with pytest.raises(ValueError, match="'dev'"):
         from_hf(datasets.DatasetDict(train=TABLE, dev=TABLE), **NAMES)
 
 
@@ -54,7 +54,7 @@ def test_lists_of_tokens_stay_integers():
         population.fields["x"], np.array([[1, 2, 3], [4, 5, 6]], np.int32), strict=True
     )
     ragged = made({"who": ["a", "b"], "y": ["u", "v"], "tokens": [[1, 2, 3], [4, 5]]})
-    with pytest.raises(ValueError, match="'tokens' must hold lists of numbers, of equal length"):
+    with pytest.raises(ValueError, match="'tokens'"):
         from_hf(ragged, **NAMES)
 
 
@@ -69,21 +69,21 @@ def test_images_are_pixels():
     assert_array_equal(population.fields["y"], [2, 0, 1])
     assert_array_equal(from_hf(whole, **NAMES, drop=["hand"]).fields["x"], population.fields["x"])
     assert_array_equal(from_hf(whole, **NAMES, drop=["image"]).fields["x"], [[5], [7], [6]])
-    with pytest.raises(ValueError, match="'image' holds images, so no other may be a feature"):
+    with pytest.raises(ValueError, match="'image'"):
         from_hf(whole, **NAMES)
 
 
 @pytest.mark.parametrize(
     ("data", "arguments", "error", "message"),
     [
-        (TABLE, {"client": "whom"}, ValueError, "no column 'whom', only 'who', 'a'"),
-        (TABLE, {"x": "c"}, ValueError, "no column 'c', only"),
-        (made({"who": [1], "y": [-1], "a": [1]}, y=LABEL), {}, ValueError, "nothing to predict"),
+        (TABLE, {"client": "whom"}, ValueError, "'whom'"),
+        (TABLE, {"x": "c"}, ValueError, "'c'"),
+        (made({"who": [1], "y": [-1], "a": [1]}, y=LABEL), {}, ValueError, "predict"),
         (
             made({"who": [1, 1], "y": [-1, 1], "a": [1, 2]}, y=LABEL),
             {},
             ValueError,
-            "'y' has 1 rows without a class",
+            "'y'",
         ),
         (
             made(
@@ -91,16 +91,16 @@ def test_images_are_pixels():
             ),
             {},
             ValueError,
-            r"'a' holds text, such as 'u' in row 1: encode it \(one-hot\)",
+            "'a'.*'u' in row 1",
         ),
         (
             made({"who": [0, -1], "y": [1, 2], "a": [0, 1]}, who=datasets.ClassLabel(names=["u"])),
             {},
             ValueError,
-            "column 'who' has 1 missing values",
+            "'who'",
         ),
-        (TABLE.to_iterable_dataset(), {}, TypeError, "not streamed, got"),
-        ([1], {}, TypeError, "from_hf needs a datasets.Dataset"),
+        (TABLE.to_iterable_dataset(), {}, TypeError, "streamed"),
+        ([1], {}, TypeError, "datasets.Dataset"),
     ],
 )
 def test_what_is_wrong_in_a_data_set_is_named(data, arguments, error, message):

@@ -37,9 +37,9 @@ def test_a_cell_is_a_client(tmp_path, labels):
 def test_variables_may_have_other_names(tmp_path):
     path = save(tmp_path / "a.mat", feature=X, score=Y)
     assert load_matlab(path, x="feature", y="score").num_clients == 2
-    with pytest.raises(ValueError, match=r"a\.mat: there is no variable 'label'"):
+    with pytest.raises(ValueError, match=r"a\.mat.*'label'"):
         load_matlab(path, x="feature", y="label")
-    with pytest.raises(ValueError, match="x and y must be given together"):
+    with pytest.raises(ValueError, match="x and y"):
         load_matlab(path, x="feature")
 
 
@@ -55,14 +55,14 @@ def test_the_only_cells_that_fit_together_are_found(tmp_path, labels):
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"X": X}, r"of the cell arrays X, 0 pairs.*name the two \(fields\)"),
-        ({"A": np.eye(2)}, r"of the cell arrays \(none\), 0 pairs"),
-        ({"a": X, "b": Y, "c": Y}, "of the cell arrays a, b, c, 2 pairs could be"),
-        ({"X": X, "Y": np.zeros((2, 1))}, "Y must be a cell array"),
-        ({"X": X, "Y": cells([[1], [2]])}, "X has 2 cells but Y has 1"),
-        ({"X": X, "Y": cells([[1], [2]], [[1], [2]])}, "client '1': 'x' has 1 rows, 'y' has 2"),
+        ({"X": X}, " X.*fields"),
+        ({"A": np.eye(2)}, "0 pairs"),
+        ({"a": X, "b": Y, "c": Y}, "a, b, c, 2 pairs"),
+        ({"X": X, "Y": np.zeros((2, 1))}, r"\bY\b"),
+        ({"X": X, "Y": cells([[1], [2]])}, "X .* Y"),
+        ({"X": X, "Y": cells([[1], [2]], [[1], [2]])}, "client '1': 'x'.*'y'"),
         ({"X": cells([[1.0], [np.nan]], [[1.0]]), "Y": Y}, "client '0', field 'x'.*nan"),
-        ({"X": cells(["ab", "cd"], [[5, 6]]), "Y": Y}, "client '0', field 'x' must be an array"),
+        ({"X": cells(["ab", "cd"], [[5, 6]]), "Y": Y}, "client '0', field 'x'"),
         ({"X": cells(np.zeros((0, 2)), [[5, 6]]), "Y": cells(np.zeros((0, 1)), [[1]])}, "no rows"),
     ],
 )
@@ -85,7 +85,7 @@ def test_a_truncated_file_is_named(tmp_path, compressed):
 
 
 def test_a_missing_file_is_not_found(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no MATLAB file at .*absent\.mat"):
+    with pytest.raises(FileNotFoundError, match=r"absent\.mat"):
         load_matlab(tmp_path / "absent.mat")
 
 

@@ -98,7 +98,7 @@ def test_reserved_names_are_not_saved(tmp_path):
         ({"x": X, "client": Y, "counts": np.array([4])}, "'client' and 'counts'"),
         ({"client": Y}, "no fields"),
         ({"x": np.float32(1), "counts": np.array([1])}, "no rows"),
-        ({"x": X, "y": Y[:3], "client": Y}, "'x' has 4 rows, 'y' has 3"),
+        ({"x": X, "y": Y[:3], "client": Y}, "'x'.*'y'"),
         ({"x": X, "client": Y[:3]}, "client"),
         ({"x": X, "client": Y + 0.5}, "client"),
         ({"x": X, "counts": np.array([1, 2])}, "counts"),
@@ -132,5 +132,5 @@ def test_a_truncated_file_is_named(tmp_path, fraction):
 
 
 def test_a_missing_file_is_not_found(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no \.npz file at .*absent\.npz"):
+    with pytest.raises(FileNotFoundError, match=r"absent\.npz"):
         load_npz(tmp_path / "absent.npz")

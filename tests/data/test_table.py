@@ -184,12 +184,12 @@ def test_what_is_no_table_is_refused():
     [
         ("", "Empty CSV"),
         ("who,x,y\n", "no rows"),
-        (CSV[:-24], "Expected 5 columns, got 2"),
-        ('who,x,y\n1,2,"yes', "a quoted cell does not end"),
+        (CSV[:-24], "5 columns"),
+        ('who,x,y\n1,2,"yes', "quoted"),
         (",who,x,y\n0,1,2,3\n", r"a column has no name.*to_csv\(index=False\)"),
         ("who,who,y\n0,1,2\n", "distinct names"),
-        ("who;x;y\n0;1;2\n", "no column 'who', only 'who;x;y'"),
-        ("who,x,y\n0,1,a\n1,NA,b\n", "column 'x' has 1 missing values in 2 rows"),
+        ("who;x;y\n0;1;2\n", "'who'.*'who;x;y'"),
+        ("who,x,y\n0,1,a\n1,NA,b\n", "'x'"),
     ],
 )
 def test_what_is_wrong_in_a_csv_file_is_named(tmp_path, content, message):
@@ -225,10 +225,10 @@ def test_a_missing_file_is_not_found(tmp_path, read):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, r"csv needs --target"),
-        ({"target": "y"}, "csv needs --client"),
+        ({}, "--target"),
+        ({"target": "y"}, "--client"),
         ({"target": "y", "client": "who", "partition": "iid"}, "has its own clients"),
-        ({"target": "y", "split": "part", "partition": "iid"}, "--split needs --client"),
+        ({"target": "y", "split": "part", "partition": "iid"}, "--split"),
     ],
 )
 def test_a_table_needs_a_target_and_clients_or_a_partition(tmp_path, arguments, message):

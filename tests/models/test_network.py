@@ -65,5 +65,5 @@ def test_the_output_layer_is_named(model, shape, width):
 
 @pytest.mark.parametrize("shape", [(64,), (783,), (28, 27), (30, 30, 1)])
 def test_cnn_refuses_other_images(shape):
-    with pytest.raises(ValueError, match="cnn needs square images"):
+    with pytest.raises(ValueError, match="cnn"):
         cnn(shape, 10)

@@ -126,11 +126,11 @@ def test_padding_leaves_the_losses_unchanged(name):
 
 
 def test_sizes_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="one width, a multiple of its 4 heads, got hidden 8, 4"):
+    with pytest.raises(ValueError, match=r"heads.*hidden 8, 4"):
         transformer((LENGTH,), CLASSES, TOKENS, (8, 4))
-    with pytest.raises(ValueError, match="multiple of its 3 heads, got hidden 8"):
+    with pytest.raises(ValueError, match=r"heads.*hidden 8"):
         transformer((LENGTH,), CLASSES, TOKENS, (8,), heads=3)
-    with pytest.raises(ValueError, match=r"gru needs rows of tokens, .* got .* \(4, 5\)"):
+    with pytest.raises(ValueError, match=r"gru .*\(4, 5\)"):
         gru((4, 5), CLASSES, TOKENS)
 
 
@@ -265,11 +265,9 @@ def test_the_command_line_makes_the_models_that_the_text_asks_for(text, tokens_b
 
 
 def test_numbers_are_no_tokens_and_text_is_no_numbers(text, tmp_path):
-    with pytest.raises(
-        ValueError, match=r"gru needs rows of tokens, .* got x float32 \(1797, 64\)"
-    ):
+    with pytest.raises(ValueError, match=r"gru .*\(1797, 64\)"):
         prepare(run_config(model="gru"))
-    with pytest.raises(ValueError, match=r"text, .* model must be gru, transformer or one of"):
+    with pytest.raises(ValueError, match=r"model .*gru, transformer"):
         prepare(run_config(data=f"leaf:{text}", model="mlp"))
     path = tmp_path / "numbers.npz"
     x = np.arange(12, dtype=np.int32).reshape(4, 3)

@@ -91,7 +91,7 @@ def test_both_accountants_are_bounds_and_the_tight_one_is_the_smaller():
     assert heterogeneous.accountants(ALL, "zero_out") == ("pld", "rdp")
     assert heterogeneous.accountants(ALL, "replace") == ("pld",)
     assert heterogeneous.accountants(ALL[2:], "replace") == ("pld", "rdp")
-    with pytest.raises(ValueError, match="'rdp' does not describe"):
+    with pytest.raises(ValueError, match="'rdp'"):
         epsilon(*ALL, adjacency="replace", accountant="rdp")
 
 
@@ -117,7 +117,7 @@ def test_cohorts_over_capacity_are_paid_for_by_all():
 
 
 def test_an_accountant_that_knows_one_kind_only_is_refused():
-    with pytest.raises(ValueError, match="'mixture' describes gaussian releases under fixed"):
+    with pytest.raises(ValueError, match="'mixture'"):
         report(ALL[1:3], DELTA, accountant="mixture")
-    with pytest.raises(ValueError, match="does not describe releases of different kinds"):
+    with pytest.raises(ValueError, match="kinds"):
         report([ALL[0], ALL[3]], DELTA, accountant="gaussian")

@@ -82,9 +82,9 @@ def test_rounds_without_noise_have_none():
         ("geometric:0", 5, "got 'geometric:0'"),
         ("geometric:-2", 5, "got 'geometric:-2'"),
         ("constant:1", 5, "got 'constant:1'"),
-        ("geometric:0.5", 22, r"gives round 22 of 22 10\^6.32 times the share of round 1"),
-        ("geometric:2", 22, "gives round 1 of 22"),
-        ("power:10", 100, r"at most 1e\+06 times is allowed: take A nearer to 0, or fewer rounds"),
+        ("geometric:0.5", 22, "round 22 of 22"),
+        ("geometric:2", 22, "round 1 of 22"),
+        ("power:10", 100, r"1e\+06"),
         ("power:0.1", 100_001, "rounds"),
     ],
 )

@@ -82,7 +82,7 @@ def test_capacity_is_part_of_the_price():
     cheap = calibration.noise_multiplier(0.5, 1e-5, scheme=large, **plan)
     assert dear > cheap
     assert_meets(calibration.spent(dear, float(np.float32(0.1)), 100, 1e-5, small), 0.5)
-    with pytest.raises(ValueError, match="capacity 30 is exceeded with probability"):
+    with pytest.raises(ValueError, match="capacity 30"):
         calibration.noise_multiplier(0.5, 1e-5, scheme=SamplingScheme("poisson", 205, 30), **plan)
 
 
@@ -133,7 +133,7 @@ def test_sampling_rate_meets_the_target():
         ({"rounds": 0}, "rounds"),
         (
             {"event": PrivacyEvent("no_release")},
-            "noise can be calibrated for gaussian and pure",
+            "gaussian and pure",
         ),
         ({"sampling_rate": 1.5}, "sampling_rate"),
     ],
@@ -187,7 +187,7 @@ def test_beyond_the_range_of_epsilon_nothing_is_looked_for(epsilon):
 @pytest.mark.thorough
 def test_where_a_client_hardly_takes_part_no_noise_is_found():
     # Whoever is out of all rounds is protected by that: δ(0) ≤ 1 − 0.9³ = 0.271 without any noise.
-    with pytest.raises(ValueError, match="asks for a noise multiplier outside"):
+    with pytest.raises(ValueError, match="noise multiplier"):
         calibration.noise_multiplier(1.0, 0.3, rounds=3, sampling_rate=0.1, scheme=POISSON)
 
 

@@ -203,9 +203,9 @@ def test_an_accountant_can_be_asked_for_but_must_match():
     groups = [(1.0, 0.02, 2000)]
     found = report(rounds_of(POISSON, GAUSSIAN, *groups), 1e-4, accountant="rdp")
     assert found.find("zero_out").epsilon == pytest.approx(5.389, abs=1e-3)
-    with pytest.raises(ValueError, match="but not \\(replace, joint_dp\\)"):
+    with pytest.raises(ValueError, match=r"\(replace, joint_dp\)"):
         found.find("replace")
-    with pytest.raises(ValueError, match="'mixture' describes"):
+    with pytest.raises(ValueError, match="'mixture'"):
         report(rounds_of(POISSON, GAUSSIAN, *groups), 1e-4, accountant="mixture")
 
 

@@ -105,7 +105,7 @@ def test_keys_shapes_and_types():
         wide = _normal(jax.random.key(0), (10, 100), jnp.float64)
         assert wide.dtype == jnp.float64
     np.testing.assert_allclose(wide, first, rtol=2e-6)  # the same words
-    with pytest.raises(ValueError, match="float32 or float64, got bfloat16"):
+    with pytest.raises(ValueError, match="bfloat16"):
         normal(jax.random.key(0), (3,), jnp.bfloat16)
     with pytest.raises(ValueError, match="fewer than"):
         jax.eval_shape(lambda key: normal(key, (2**16, 2**16)), jax.random.key(0))

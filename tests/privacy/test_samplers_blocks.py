@@ -104,7 +104,7 @@ def test_the_rate_charged_is_the_float32_rate_itself(p):
 
 
 def test_a_rate_above_the_largest_is_refused_and_never_charged_below_what_is_drawn():
-    with pytest.raises(ValueError, match=r"sampling_rate 0\.5 of 10000 clients exceeds"):
+    with pytest.raises(ValueError, match="sampling_rate"):
         SAMPLING.check(Hyperparameters(sampling_rate=0.5))
     hparams = Hyperparameters(sampling_rate=0.5).as_arrays()
     charged = float(SAMPLING.rate(hparams))

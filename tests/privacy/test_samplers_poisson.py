@@ -144,7 +144,7 @@ def refused(sampling, m, p):
 
 
 def test_rates_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"sampling_rate 0\.5 of 1000 clients exceeds"):
+    with pytest.raises(ValueError, match="sampling_rate"):
         refused(poisson(0.1), 1000, 0.5)
     with pytest.raises(ValueError, match="at least 2"):
         refused(poisson(max_rate=1.0), 1000, 1e-12)
@@ -152,7 +152,7 @@ def test_rates_that_do_not_fit_are_refused():
         poisson(capacity=0).for_clients(10)
     wrong: Any = ({"sampling_rate": 1.5}, {"max_rate": 1.5}, {"sampling_rate": 0.0})
     for rates in wrong:
-        with pytest.raises(ValueError, match=r"must lie in \(0, 1\], got (1\.5|0\.0)"):
+        with pytest.raises(ValueError, match=r"1\.5|0\.0"):
             poisson(**rates)
     with pytest.raises(ValueError, match="max_rate"):
         poisson(0.3, max_rate=0.1)
@@ -162,7 +162,7 @@ def test_poisson_sampling_alone_reads_a_rate_and_draws_with_its_own_unless_given
     population, task = least_squares([2] * 10)
     assert full_participation().hyperparameters == ()
     full = Simulation(fedavg(task), population, full_participation())
-    with pytest.raises(ValueError, match="unknown hyperparameter 'sampling_rate'"):
+    with pytest.raises(ValueError, match="'sampling_rate'"):
         full.hyperparameters(sampling_rate=0.5)
     assert float(full.sampling.rate(full.hyperparameters())) == 1
     sampled = Simulation(fedavg(task), population, poisson(0.25, max_rate=0.5))

@@ -152,10 +152,10 @@ def test_a_metric_of_ones_own_works_with_and_without_a_record(monkeypatch):
 @pytest.mark.parametrize(
     ("best_over", "metric", "message"),
     [
-        (["lam"], "test_accuracy", "best_over takes learning_rate, noise_multiplier, got 'lam'"),
+        (["lam"], "test_accuracy", "best_over.*'lam'"),
         (["seed"], "test_accuracy", "got 'seed'"),
-        ([], "accuracy", "metric must be one of train_loss, test_accuracy, test_loss, got"),
-        ([], "epsilon", "metric must be one of"),
+        ([], "accuracy", "metric"),
+        ([], "epsilon", "metric"),
     ],
 )
 def test_unknown_keys_and_metrics_are_refused(best_over, metric, message):

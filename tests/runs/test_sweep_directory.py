@@ -134,16 +134,16 @@ def test_an_interrupted_sweep_goes_on(tmp_path):
 @pytest.mark.parametrize(
     ("base", "tables", "message"),
     [
-        ({"rounds": 20}, TABLES, r"\(rounds is 10 there and 20 here\)"),
+        ({"rounds": 20}, TABLES, "rounds is 10 .*20"),
         (
             {"rounds": 10},
             [{**TABLES[0], "lam": (0.1,)}, TABLES[1]],
-            r"\(lam in sweep 1 is \[0.1, 0.3\] there and \[0.1\] here\)",
+            r"lam in sweep 1 .*\[0.1, 0.3\].*\[0.1\]",
         ),
         (
             {"rounds": 10},
             TABLES[:1],
-            "algorithm in sweep 2 is ..local.. there and not set here; local-steps in sweep 2",
+            "algorithm in sweep 2 .*local-steps in sweep 2",
         ),
         ({"rounds": 1, "clip": 9.0, "learning_rate": 9.0, "alpha": 9.0}, TABLES, "and 1 more"),
     ],

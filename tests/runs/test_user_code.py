@@ -128,21 +128,21 @@ def test_what_ones_own_code_takes_is_set_swept_and_checked(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--algorithm fedsgd", "algorithm must be one of pmtl, .*, or MODULE:FACTORY .*'fedsgd'"),
+        ("--algorithm fedsgd", "algorithm .*MODULE:FACTORY .*'fedsgd'"),
         (
             "--model mycode:",
-            "model must be one of linear, mlp, cnn, gru, transformer, or MODULE:FACTORY",
+            "model .*MODULE:FACTORY",
         ),
-        ("--algorithm absent_module:x", "absent_module:x: there is no module 'absent_module'"),
-        ("--algorithm halfway:x", "fails at .*halfway.py:1: ModuleNotFoundError: No module named"),
-        ("--algorithm mycode:algoritm", r"mycode has no 'algoritm' \(did you mean 'algorithm'\?\)"),
-        ("--algorithm mycode:number", "mycode:number must be a function of .task., got int"),
-        ("--algorithm mycode:two", r"must take \(task\), but takes \(task, other\)"),
-        ("--algorithm mycode:seven", "mycode:seven must return Algorithm, got int"),
-        ("--algorithm mycode:broken", "fails at .*mycode.py:17: KeyError: 'key'"),
+        ("--algorithm absent_module:x", "absent_module:x: .*'absent_module'"),
+        ("--algorithm halfway:x", "halfway.py:1: ModuleNotFoundError"),
+        ("--algorithm mycode:algoritm", "mycode .*'algoritm'.*'algorithm'"),
+        ("--algorithm mycode:number", "mycode:number .*int"),
+        ("--algorithm mycode:two", r"\(task\).*\(task, other\)"),
+        ("--algorithm mycode:seven", "mycode:seven .*Algorithm.*int"),
+        ("--algorithm mycode:broken", "mycode.py:17: KeyError: 'key'"),
         (
             "--algorithm mycode:factory_of_ours",
-            "mycode:factory_of_ours fails at .*mycode.py:44: ValueError: message must be one of",
+            "mycode:factory_of_ours .*mycode.py:44: ValueError",
         ),
         (
             "--algorithm mycode:typo",
@@ -155,10 +155,10 @@ def test_what_ones_own_code_takes_is_set_swept_and_checked(tmp_path):
             "--algorithm mycode:serves",
             r"server fails on the release.*: 'dict' object .* \(at .*/mycode.py:40\); JAX_TRACE",
         ),
-        ("--model mycode:algorithm", r"must take \(shape, outputs\), but takes \(task\)"),
+        ("--model mycode:algorithm", r"\(shape, outputs\).*\(task\)"),
         (
             "--algorithm mycode:algorithm --averaged",
-            "averaged has no effect with algorithm mycode:algorithm, only with ppsgd",
+            "averaged .*mycode:algorithm.*ppsgd",
         ),
     ],
 )

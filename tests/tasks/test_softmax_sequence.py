@@ -70,10 +70,10 @@ def test_a_minibatch_without_tokens_has_no_loss():
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (np.array([0, 1]), r"needs integer labels \(n, L\), got int64 \(2,\)"),
-        (np.zeros((2, 2)), r"needs integer labels \(n, L\), got float64"),
-        (np.array([[0, 4]]), r"must lie in \[0, 4\), .*got labels from 0 to 4"),
-        (np.array([[0, -2]]), r"be -1 for padding, got labels from -2 to 0"),
+        (np.array([0, 1]), r"labels .*int64 \(2,\)"),
+        (np.zeros((2, 2)), "labels .*float64"),
+        (np.array([[0, 4]]), "labels from 0 to 4"),
+        (np.array([[0, -2]]), "labels from -2 to 0"),
     ],
 )
 def test_labels_that_do_not_fit_are_refused(labels, message):
