@@ -6,7 +6,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from fedjaxsim.runs.settings_files import read_toml
 
 WORKLOADS = Path(__file__).parent / "workloads"
 RESULTS = Path(__file__).parent / "results"
-FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 Record = dict[str, Any]
 
 
@@ -103,12 +102,6 @@ def read_by(simulation: fjs.Simulation, values: Mapping[str, Any]) -> fjs.Hyperp
     """Return the hyperparameters of a simulation from the values that it reads."""
     read = {name: value for name, value in values.items() if name in simulation.records}
     return simulation.hyperparameters(**read)
-
-
-def with_error(values: Iterable[float]) -> list[float]:
-    """Return the mean and its standard error."""
-    each = np.asarray(list(values))
-    return [float(np.mean(each)), float(np.std(each, ddof=1) / np.sqrt(len(each)))]
 
 
 def anonymous() -> int:

@@ -8,20 +8,24 @@ unless the release is noised. Columns are divided by their norms.
 """
 
 import argparse
+import math
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
-from contenders import METHODS
-from data_problems import delta
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.spectral import shrinkage
+from fedjaxsim.privacy.calibration import noise_multiplier
+from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
+from fedjaxsim.privacy.mechanisms.wishart import wishart
 from fedjaxsim.report.plots import STYLE, picture
 
 TASKS, FEATURES, THRESHOLD, EPSILON = 10, 5, 50.0, 0.1
+DELTA = 1 / (TASKS * math.log(TASKS))
+"""δ = 1/(m log m), as in the paper."""
 
 
 def models(seed: int = 0) -> np.ndarray:
@@ -31,10 +35,17 @@ def models(seed: int = 0) -> np.ndarray:
     return w
 
 
-def published(w: np.ndarray, method: str, epsilon: float, seed: int = 1) -> np.ndarray:
-    """M W of one release of a method's mechanism at ε, (d, m)."""
-    mechanism = METHODS[method].mechanism()
-    z = METHODS[method].noise(mechanism, epsilon, delta(TASKS), 1, TASKS)
+def sound(epsilon: float) -> float:
+    """Return z of one release of the sound mechanism that costs ε, replacing a client's data."""
+    everyone = fjs.full_participation().for_clients(TASKS).scheme
+    return noise_multiplier(
+        epsilon, DELTA, rounds=1, sampling_rate=1.0, scheme=everyone, event=gaussian_gram().event,
+        adjacency="replace",
+    )  # fmt: skip
+
+
+def published(w: np.ndarray, mechanism: fjs.Mechanism, z: float, seed: int = 1) -> np.ndarray:
+    """M W of one release of a mechanism, (d, m)."""
     hparams = fjs.Hyperparameters(clip_norm=100 * np.sqrt(FEATURES), noise_multiplier=z).as_arrays()
     messages = fjs.Messages(jnp.asarray(w.T[:, :, None], jnp.float32))
     total = mechanism.zero(jax.ShapeDtypeStruct((FEATURES, 1), jnp.float32), TASKS)
@@ -46,16 +57,16 @@ def published(w: np.ndarray, method: str, epsilon: float, seed: int = 1) -> np.n
 
 
 def main() -> None:
-    """Draws the figure, and prints how alike the tenth model the others are."""
+    """Draw the figure, and print how alike the tenth model the others are."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--figure", type=Path, required=True, help="a .png file")
     options = parser.parse_args()
     w = models()
     panels = {
         "models before": w,
-        "no noise": published(w, "low-rank", np.inf),
-        f"as published, ε = {EPSILON} claimed": published(w, "low-rank-published", EPSILON),
-        f"sound, ε = {EPSILON}": published(w, "low-rank", EPSILON),
+        "no noise": published(w, gaussian_gram(), 0.0),
+        f"as published, ε = {EPSILON} claimed": published(w, wishart(), 1 / EPSILON),
+        f"sound, ε = {EPSILON}": published(w, gaussian_gram(), sound(EPSILON)),
     }
     with mpl.rc_context({**STYLE, "axes.grid": False}):
         figure = picture("A tenth task, 100 times as large, and the models of the others", 8, 2.3)
