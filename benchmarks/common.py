@@ -19,8 +19,6 @@ from fedjaxsim.bench.ceilings import seconds
 from fedjaxsim.bench.results import spread
 from fedjaxsim.report.files import write_json
 from fedjaxsim.report.progress import number
-from fedjaxsim.runs.build import Experiment, prepare
-from fedjaxsim.runs.settings_files import read_toml
 
 WORKLOADS = Path(__file__).parent / "workloads"
 RESULTS = Path(__file__).parent / "results"
@@ -78,11 +76,6 @@ def update(path: Path, record: Record) -> None:
     earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, earlier | record)
-
-
-def experiment_of(workload: str, **changes: Any) -> Experiment:
-    """Build the run of a workload, with changes of its settings."""
-    return prepare(read_toml(WORKLOADS / f"{workload}.toml").replace(**changes))
 
 
 def random_population(
