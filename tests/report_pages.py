@@ -74,7 +74,7 @@ def write_run(path, algorithm, values, *, seed=0, noise=2.0, names=tuple("abcde"
     charged = PrivacySpend(
         SamplingScheme("full", 5, 5), PrivacyEvent("gaussian"), (Entry(noise, 1.0, 4),)
     )
-    found = report([charged], 0.01, draws=(Drawn(f"d{seed}", 0, 4),))
+    found = report([charged], 0.01, draws=(Drawn(f"d{seed}", 4),))
     spent = found.find("zero_out").epsilon
     last = {"train_loss": 0.5, **evaluation.summary(), "epsilon": spent}
     resolved = {"data_fingerprint": f"f1d0{seed}"}

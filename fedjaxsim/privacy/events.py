@@ -159,23 +159,15 @@ class PrivacySpend(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Consecutive rounds with random numbers (cohorts, minibatches, noise) from one key.
+    """Rounds from 0 on with random numbers (cohorts, minibatches, noise) from one key.
 
     Attributes:
       digest: one-way digest of the key, hexadecimal.
-      first: the first round.
       rounds: the number of rounds.
     """
 
     digest: str
-    first: int
     rounds: int
-
-    def meets(self, other: "Drawn") -> bool:
-        """Return whether both drew some round from the same key."""
-        begin = max(self.first, other.first)
-        end = min(self.first + self.rounds, other.first + other.rounds)
-        return self.digest == other.digest and begin < end
 
 
 def drawn_twice(runs: Mapping[str, Iterable[Drawn]]) -> str:
@@ -184,7 +176,7 @@ def drawn_twice(runs: Mapping[str, Iterable[Drawn]]) -> str:
     each = {name: tuple(draws) for name, draws in runs.items()}
     for (one, its), (other, theirs) in itertools.combinations(each.items(), 2):
         for a, b in itertools.product(its, theirs):
-            if a.meets(b):
+            if a.digest == b.digest and a.rounds and b.rounds:
                 groups.setdefault(a.digest, {}).update({one: None, other: None})
     if not groups:
         return ""

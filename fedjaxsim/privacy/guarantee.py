@@ -156,7 +156,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return plain dictionaries: adjacency -> view -> accountant -> the guarantee's fields.
 
-        The report of a run lists its draws as "draws": digest, first round and number of rounds.
+        The report of a run lists its draws as "draws": digest and number of rounds.
         """
         nested: dict[str, Any] = {}
         for guarantee in self.guarantees:

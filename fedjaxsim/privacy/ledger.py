@@ -55,17 +55,15 @@ class Charges:
 class Draws:
     """The rounds with a release that drew random numbers from one key.
 
-    Rounds in [first, next_round) count as drawn, even those without a release.
+    All rounds below `next_round` count as drawn, even those without a release.
 
     Attributes:
       digest: (4,) uint32, one-way digest of the key.
-      first: () int32, the first round.
-      next_round: () int32, the round after the last; equal to `first` before any release.
+      next_round: () int32, the round after the last one drawn; 0 before any release.
       repeated: () bool, whether a release drew from another key, or from a round already drawn.
     """
 
     digest: jax.Array
-    first: jax.Array
     next_round: jax.Array
     repeated: jax.Array
 
@@ -118,8 +116,7 @@ def with_key(ledger: Ledger, key: jax.Array) -> Ledger:
     repeated = jnp.zeros((), bool)
     for draws in ledger.draws:
         repeated |= jnp.all(draws.digest == own)
-    # Two arrays of zeros: a run donates its state, each buffer once.
-    new = Draws(own, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), repeated)
+    new = Draws(own, jnp.zeros((), jnp.int32), repeated)
     return dataclasses.replace(ledger, draws=(*ledger.draws, new))
 
 
@@ -132,7 +129,6 @@ def drew(ledger: Ledger, key: jax.Array, round_: jax.Array) -> Ledger:
     again = jnp.any(digest(key) != last.digest) | (round_ < last.next_round)
     after = dataclasses.replace(
         last,
-        first=jnp.where(last.next_round == last.first, round_, last.first),
         next_round=jnp.maximum(last.next_round, round_ + 1),
         repeated=last.repeated | again,
     )
@@ -262,9 +258,8 @@ def drawn(ledger: Ledger) -> tuple[Drawn, ...]:
     """Return the rounds drawn from each key, on the host."""
     found = []
     for draws in ledger.draws:
-        first, rounds = int(draws.first), int(draws.next_round) - int(draws.first)
-        if rounds:
-            found.append(Drawn(hex_digest(draws.digest), first, rounds))
+        if rounds := int(draws.next_round):
+            found.append(Drawn(hex_digest(draws.digest), rounds))
     return tuple(found)
 
 

@@ -115,7 +115,7 @@ class Experiment:
 
 def draws_of(key: jax.Array, rounds: int) -> Drawn:
     """Return the draws of the first `rounds` rounds of a run with the key of its `init`."""
-    return Drawn(hex_digest(digest(run_key(key))), 0, rounds)
+    return Drawn(hex_digest(digest(run_key(key))), rounds)
 
 
 def versions() -> dict[str, str]:

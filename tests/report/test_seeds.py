@@ -134,7 +134,7 @@ def test_the_command_prints_systems_below_runs(runs, tmp_path, capsys):
         )
         (path / "summary.json").write_text(json.dumps(summary))
         (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
-        draws = {"digest": f"seed {config['seed']}", "first": 0, "rounds": 4}
+        draws = {"digest": f"seed {config['seed']}", "rounds": 4}
         (path / "guarantee.json").write_text(json.dumps({"draws": [draws]}))
         paths.append(str(path))
     assert main(["compare", *paths, "--out", str(tmp_path / "all.png")]) == 0
