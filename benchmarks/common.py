@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import os
 import statistics
 import threading
 import time
@@ -29,11 +28,6 @@ def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function of a script in a new process, which starts JAX anew."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
-
-
-def use_all_cores() -> None:
-    """Give a CPU one device for each core; call it before JAX computes."""
-    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
 
 
 def alternate(

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import tyro
-from common import alternate, in_process, random_population, show, spreads, use_all_cores
+from common import alternate, in_process, random_population, show, spreads
 from tyro.conf import Positional
 
 import fedjaxsim as fjs
@@ -180,7 +180,7 @@ def fedavg_round(carry, t, x, y):
 
 def shared(rounds: int) -> dict[str, tuple[Any, Any]]:
     """Return the forms of FedAvg."""
-    use_all_cores()
+    fjs.use_all_cores()
     population = random_population(MANY, FEW_ROWS, D, C)
     x, y = (jnp.asarray(population.fields[name]) for name in ("x", "y"))
     task = fjs.tasks.softmax(fjs.models.linear((D,), C), C)

@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from common import RESULTS, Record, alternate, in_process, show, spreads, update, use_all_cores
+from common import RESULTS, Record, alternate, in_process, show, spreads, update
 
 import fedjaxsim as fjs
 from fedjaxsim.bench.ceilings import Ceilings, seconds
@@ -123,7 +123,7 @@ def make_simulation(**chunking: Any) -> tuple[fjs.Simulation, np.ndarray]:
 
 def grid_process(rounds: int) -> Record:
     """Run the whole grid once, and numpy on a part of it."""
-    use_all_cores()
+    fjs.use_all_cores()
     simulation, theta = make_simulation()
     many = SimulationBatch(simulation, [hyperparameters(simulation, each) for each in SETTINGS])
     first = seconds(lambda: many.run(many.init(0), EVAL_EVERY))
@@ -189,7 +189,7 @@ def single_process(rounds: int, repeats: int) -> Record:
 
 def sizes_process(sizes: Sequence[int], repeats: int) -> Record:
     """Measure rounds of a run per second by the number of settings in one program."""
-    use_all_cores()
+    fjs.use_all_cores()
     simulation, _ = make_simulation()
     found = {}
     for size in sizes:

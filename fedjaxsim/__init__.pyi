@@ -32,6 +32,7 @@ from .data.minibatches import ClientData as ClientData
 from .data.minibatches import Minibatches as Minibatches
 from .data.population import Population as Population
 from .engine.batch import batch as batch
+from .engine.devices import use_all_cores as use_all_cores
 from .engine.evaluation import Evaluation as Evaluation
 from .engine.program import Program as Program
 from .engine.segments import History as History

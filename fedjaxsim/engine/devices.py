@@ -16,8 +16,9 @@ SAME: Any = PartitionSpec()
 def use_all_cores() -> None:
     """Make one device per core of a CPU, over which clients or settings may be divided.
 
-    Call it before JAX computes anything: later it has no effect. Programs for one device use the
-    first, which still uses all cores inside an operation.
+    Call it before JAX computes anything: later it has no effect. `Simulation(…, devices=
+    jax.devices())` then divides the clients; one device with all cores is slower, since XLA spreads
+    the small operations of one client over them.
     """
     use_devices(None)
 
