@@ -50,7 +50,7 @@ class Draw(NamedTuple):
       rate: () the probability p with which each client was drawn.
       clients: the round's key for clients; client `id` uses `fold_in(key, id)`.
       order: the run's key for the orders in which minibatches are consumed.
-      noise: the key of the mechanism's noise.
+      noise: the key of the mechanism's noise in this round; of all rounds if it is correlated.
     """
 
     cohort: Cohort
@@ -209,13 +209,15 @@ class Program:
         """Draw a round from the run's key and the round alone, so rounds can be drawn ahead."""
         keys = threefry.split(state.key, 3)
         for_sampling, for_clients, for_noise = keys[0], keys[1], keys[2]
-        for_noise = threefry.fold_in(threefry.fold_in(for_noise, 0), 0)
+        # Correlated noise draws past rounds again: no other mechanism may have used its numbers.
+        correlated = self.mechanism.event.kind == "correlated"
+        for_noise = threefry.fold_in(threefry.fold_in(for_noise, 0), int(correlated))
         return Draw(
             cohort=self.sampling.draw(for_sampling, state.round, hparams),
             rate=self.sampling.rate(hparams),
             clients=threefry.fold_in(for_clients, state.round),
             order=threefry.fold_in(for_clients, _ORDER),
-            noise=threefry.fold_in(for_noise, state.round),
+            noise=for_noise if correlated else threefry.fold_in(for_noise, state.round),
         )
 
     def work(

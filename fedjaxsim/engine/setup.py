@@ -98,7 +98,7 @@ class Setup:
             raise ValueError(
                 f"the mechanism is for {mechanism.num_clients} clients, but the population has {m}"
             )
-        if self.accountant is not None and event.kind != "no_release":
+        if event.kind not in ("no_release", "unprotected"):
             require_match(self.accountant, scheme, event)
         self.layout = layout_of(self.task, self.chunk_size, self.chunk_map)
         if self.devices is not None and not len(self.devices):
@@ -228,10 +228,10 @@ class Setup:
 
     # --- the ledger of a state --------------------------------------------------------------------
 
-    def with_account(self, state: SimulationState) -> SimulationState:
+    def with_account(self, state: SimulationState, begins: bool = False) -> SimulationState:
         """Return a state of any simulation with an account for the releases of this one."""
         scheme, event = self.sampler.scheme, self.mechanism.event
-        privacy = ledger.with_account(state.privacy, scheme, event, self.ledger_entries)
+        privacy = ledger.with_account(state.privacy, scheme, event, self.ledger_entries, begins)
         return dataclasses.replace(state, privacy=privacy)
 
     def with_room(

@@ -57,11 +57,11 @@ def start_stage(
         fresh,
         shared=shared,
         personal=personal,
-        privacy=ledger.with_key(jax.tree.map(jnp.copy, state.privacy), fresh.key),
+        privacy=ledger.next_stage(jax.tree.map(jnp.copy, state.privacy), fresh.key),
     )
     if state.consumed is not None and new.consumed is not None:
         new = dataclasses.replace(new, consumed=jnp.copy(state.consumed))
-    return setup.with_account(new)
+    return setup.with_account(new, begins=True)
 
 
 def _first_states(

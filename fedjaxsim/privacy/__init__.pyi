@@ -13,6 +13,7 @@ from .mechanisms import no_release as no_release
 from .mechanisms.adaptive import adaptive_clipping as adaptive_clipping
 from .mechanisms.client_noise import client_noise as client_noise
 from .mechanisms.client_noise import plain_mean as plain_mean
+from .mechanisms.correlated import correlated as correlated
 from .mechanisms.every_row import every_row as every_row
 from .mechanisms.gram import gaussian_gram as gaussian_gram
 from .mechanisms.pure import pure as pure
@@ -24,6 +25,7 @@ from .samplers import Sampling as Sampling
 from .samplers import full_participation as full_participation
 from .samplers import poisson as poisson
 from .samplers.fixed import fixed_size as fixed_size
+from .samplers.fixed_groups import fixed_groups as fixed_groups
 from .samplers.passes import passes as passes
 
 __all__: list[str]

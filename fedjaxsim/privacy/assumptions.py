@@ -74,6 +74,8 @@ def _of_sampling(scheme: SamplingScheme) -> str:
         "participation reveals a client's own, so sampling hides nothing in joint_dp.",
         "capped": f"No client takes part more than {scheme.max_participations} times; the "
         "schedule is public, so sampling hides nothing.",
+        "groups": f"{scheme.groups} fixed groups of the {m} clients take part in turn; the groups "
+        "are public, so sampling hides nothing.",
         "full": f"All {m} clients take part in every round.",
     }[scheme.kind]
 
@@ -90,7 +92,7 @@ def no_guarantee(charged: PrivacySpend) -> str:
     if charged.overflowed:
         return (
             "the privacy ledger overflowed: it held too few different (z, p) for this run, or "
-            "rounds came twice where participations are capped"
+            "rounds came twice or with gaps where their order counts"
         )
     if charged.event.kind == "unprotected" and noise:
         return "no guarantee is known for this mechanism"
@@ -98,8 +100,10 @@ def no_guarantee(charged: PrivacySpend) -> str:
         return "the noise multiplier of some round is not a number"
     if charged.event.kind == "pure" and any(math.isinf(z) for z in noise):
         return "the ε of some round is infinite"
-    if charged.event.kind == "gaussian" and 0 in noise:
+    if charged.event.kind in ("gaussian", "correlated") and 0 in noise:
         return "no noise was added"
+    if charged.event.kind == "correlated" and len(set(noise)) > 1:
+        return "correlated noise needs one noise multiplier in all rounds of a stage"
     return ""
 
 

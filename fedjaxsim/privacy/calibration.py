@@ -75,9 +75,10 @@ def _check(epsilon: float, delta: float, event: PrivacyEvent) -> None:
     if not LEAST <= epsilon <= MOST:
         raise ValueError(f"epsilon must lie in [{LEAST}, {MOST}], got {epsilon}")
     check_delta(delta)
-    if event.kind not in ("gaussian", "pure"):
+    if event.kind not in ("gaussian", "correlated", "pure"):
         raise ValueError(
-            f"noise can be calibrated for gaussian and pure releases only, got {event.kind!r}"
+            "noise can be calibrated for gaussian, correlated and pure releases only, got "
+            f"{event.kind!r}"
         )
 
 

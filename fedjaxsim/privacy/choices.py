@@ -9,6 +9,7 @@ _SAMPLERS = "fedjaxsim.privacy.samplers"
 MECHANISMS = {
     "gaussian": f"{_MECHANISMS}:gaussian",
     "adaptive": f"{_MECHANISMS}.adaptive:adaptive_clipping",
+    "correlated": f"{_MECHANISMS}.correlated:correlated",
     "pure": f"{_MECHANISMS}.pure:pure",
     "client-noise": f"{_MECHANISMS}.client_noise:client_noise",
     "plain-mean": f"{_MECHANISMS}.client_noise:plain_mean",
@@ -24,4 +25,5 @@ SAMPLERS = {
     "full": f"{_SAMPLERS}:full_participation",
     "fixed": f"{_SAMPLERS}.fixed:fixed_size",
     "passes": f"{_SAMPLERS}.passes:passes",
+    "groups": f"{_SAMPLERS}.fixed_groups:fixed_groups",
 }

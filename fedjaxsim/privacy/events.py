@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple, get_args
 
-SchemeKind = Literal["poisson", "fixed", "capped", "full"]
-EventKind = Literal["gaussian", "pure", "no_release", "unprotected"]
+SchemeKind = Literal["poisson", "fixed", "capped", "groups", "full"]
+EventKind = Literal["gaussian", "correlated", "pure", "no_release", "unprotected"]
 Adjacency = Literal["zero_out", "replace"]
 View = Literal["joint_dp", "released_sequence"]
 
@@ -28,20 +28,24 @@ class SamplingScheme:
       kind: "poisson": each client independently with the charged probability p; "fixed": a
         uniformly random cohort of exactly `capacity` clients; "capped": cohorts of a public
         schedule (such as passes over the population) with at most `max_participations` rounds per
-        client in the whole run; "full": all clients, in every round.
+        client in the whole run; "groups": `groups` fixed groups of clients in turn; "full": all
+        clients, in every round.
       clients: m, the size of the population, public.
       capacity: B, the largest cohort that a round can hold. A larger Poisson cohort loses members;
         the probability of that is part of the reported δ.
       max_participations: the cap of a "capped" scheme; None for every other kind.
+      groups: the number of groups of a "groups" scheme, whose clients take part in every
+        `groups`-th round; None for every other kind.
 
     Raises:
-      ValueError: for an unknown kind, impossible sizes, or a cap without a "capped" scheme.
+      ValueError: for an unknown kind, impossible sizes, or a cap or groups with another kind.
     """
 
     kind: SchemeKind
     clients: int
     capacity: int
     max_participations: int | None = None
+    groups: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in SCHEMES:
@@ -63,6 +67,13 @@ class SamplingScheme:
             raise ValueError(
                 f"max_participations must be at least 1, got {self.max_participations}"
             )
+        if (self.kind == "groups") != (self.groups is not None):
+            raise ValueError(
+                "groups must be given for a scheme of groups and for no other, got "
+                f"{self.groups} for kind {self.kind!r}"
+            )
+        if self.groups is not None and not 1 <= self.groups <= self.clients:
+            raise ValueError(f"groups must lie in [1, {self.clients}], got {self.groups}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,14 +81,18 @@ class PrivacyEvent:
     """The cost of one release of a mechanism.
 
     Attributes:
-      kind: "gaussian": Gaussian noise; the ledger's noise entry is z. "pure": an ε-differentially
-        private release; the ledger's noise entry is the ε of sensitivity 1. "no_release": ε is 0
-        exactly. "unprotected": a release without a known guarantee.
+      kind: "gaussian": Gaussian noise; the ledger's noise entry is z. "correlated": Gaussian noise
+        that is correlated over rounds, whose cost is that of the whole run so far. "pure": an
+        ε-differentially private release; the ledger's noise entry is the ε of sensitivity 1.
+        "no_release": ε is 0 exactly. "unprotected": a release without a known guarantee.
       zero_out: the sensitivity when one client's message becomes zero. For "gaussian", in units of
         the noise's scale over z: 1 by definition of z. For "pure", the cost in units of the
         ledger's ε.
       replace: the sensitivity when one client's whole data changes: 2 for a sum of clipped vectors,
         √2 for a sum of Gram matrices.
+      bands: of "correlated" noise: the number of rounds whose noise a release adds; see
+        `accounting.correlated.coefficients`.
+      power: of "correlated" noise.
 
     Raises:
       ValueError: for an unknown kind, sensitivities that are not positive or not finite, or
@@ -88,6 +103,8 @@ class PrivacyEvent:
     kind: EventKind
     zero_out: float = 1.0
     replace: float = 2.0
+    bands: int = 1
+    power: float = 0.5
 
     def __post_init__(self) -> None:
         if self.kind not in _EVENTS:
@@ -99,6 +116,10 @@ class PrivacyEvent:
             raise ValueError(
                 f"replace must lie in [{self.zero_out}, {2 * self.zero_out}], got {self.replace}"
             )
+        if self.bands < 1:
+            raise ValueError(f"bands must be at least 1, got {self.bands}")
+        if not 0 < self.power <= 1:
+            raise ValueError(f"power must lie in (0, 1], got {self.power}")
 
     def sensitivity(self, adjacency: Adjacency) -> float:
         """Return `replace` or `zero_out`."""

@@ -17,7 +17,14 @@ from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
 from fedjaxsim.kernels import threefry
-from fedjaxsim.privacy.events import Drawn, Entry, PrivacyEvent, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.events import (
+    MOST_ROUNDS,
+    Drawn,
+    Entry,
+    PrivacyEvent,
+    PrivacySpend,
+    SamplingScheme,
+)
 
 _DIGEST = 0x64726177
 """The high counter word of the digest; `fold_in`, `split` and `bits` leave it 0."""
@@ -37,8 +44,9 @@ class Charges:
       sampling_rate: (L,) float, the exact inclusion probability p.
       rounds: (L,) int32, the number of rounds with this z and p.
       overflowed: () bool, whether some round could not be entered. No ε is reported then.
-      next_round: () int32, the first round that may be charged next; None unless participations are
-        capped: the cap holds for rounds in order, each once.
+      next_round: () int32, the first round that may be charged next; None unless the cost depends
+        on the order of rounds: a cap holds for rounds in order, each once, and fixed groups and
+        correlated noise take rounds without a gap.
     """
 
     scheme: SamplingScheme = dataclasses.field(metadata={"static": True})
@@ -96,8 +104,13 @@ def no_charges(scheme: SamplingScheme, event: PrivacyEvent, places: int) -> Char
         sampling_rate=jnp.zeros(places),
         rounds=jnp.zeros(places, jnp.int32),
         overflowed=jnp.zeros((), bool),
-        next_round=jnp.zeros((), jnp.int32) if scheme.max_participations is not None else None,
+        next_round=jnp.zeros((), jnp.int32) if _in_order(scheme, event) else None,
     )
+
+
+def _in_order(scheme: SamplingScheme, event: PrivacyEvent) -> bool:
+    """Return whether the cost of rounds depends on their order."""
+    return scheme.kind in ("capped", "groups") or event.kind == "correlated"
 
 
 def digest(key: jax.Array) -> jax.Array:
@@ -120,6 +133,20 @@ def with_key(ledger: Ledger, key: jax.Array) -> Ledger:
     return dataclasses.replace(ledger, draws=(*ledger.draws, new))
 
 
+def next_stage(ledger: Ledger, key: jax.Array) -> Ledger:
+    """Return the ledger of a stage that draws from another `key`.
+
+    Accounts whose rounds come in order are closed: a later charge marks them as overflowed.
+    """
+    closed = [
+        each
+        if each.next_round is None
+        else dataclasses.replace(each, next_round=jnp.full((), MOST_ROUNDS, jnp.int32))
+        for each in ledger.charges
+    ]
+    return with_key(dataclasses.replace(ledger, charges=tuple(closed)), key)
+
+
 def drew(ledger: Ledger, key: jax.Array, round_: jax.Array) -> Ledger:
     """Enter that the release of a round drew from the state's `key`.
 
@@ -136,10 +163,18 @@ def drew(ledger: Ledger, key: jax.Array, round_: jax.Array) -> Ledger:
 
 
 def with_account(
-    ledger: Ledger, scheme: SamplingScheme, event: PrivacyEvent, places: int
+    ledger: Ledger,
+    scheme: SamplingScheme,
+    event: PrivacyEvent,
+    places: int,
+    begins: bool = False,
 ) -> Ledger:
-    """Return the ledger with an account, present or new, for a sampler and a mechanism."""
-    if _place(ledger, scheme, event) is not None:
+    """Return the ledger with an account, present or new, for a sampler and a mechanism.
+
+    Where rounds come in order, a stage that `begins` has a new one.
+    """
+    known = _place(ledger, scheme, event) is not None
+    if known and not (begins and _in_order(scheme, event)):
         return ledger
     new = no_charges(scheme, event, places)
     return dataclasses.replace(ledger, charges=(*ledger.charges, new))
@@ -189,7 +224,8 @@ def update(
 
 def _place(ledger: Ledger, scheme: SamplingScheme, event: PrivacyEvent) -> int | None:
     kinds = [(charges.scheme, charges.event) for charges in ledger.charges]
-    return kinds.index((scheme, event)) if (scheme, event) in kinds else None
+    places = [place for place, kind in enumerate(kinds) if kind == (scheme, event)]
+    return places[-1] if places else None
 
 
 def charge(
@@ -215,7 +251,9 @@ def charge(
     next_round = charges.next_round
     if next_round is not None:
         number = jnp.asarray(round_, jnp.int32)
-        missing |= number < next_round  # A repeated round may break the cap.
+        # A repeated round may break the cap.
+        capped = charges.scheme.kind == "capped"
+        missing |= number < next_round if capped else number != next_round
         next_round = jnp.maximum(next_round, number + 1)
     return dataclasses.replace(
         charges,

@@ -242,7 +242,10 @@ def check_start(experiment: Experiment) -> None:
     states = machine.host if simulation.setup.streamed else machine.of_devices
     needed = 2 * bytes_of(experiment.state_shapes)
     _check_memory(needed, states, "models of all clients", "clients or hidden")
-    if simulation.mechanism.event.kind == "gaussian" and experiment.noise_multiplier > 0:
+    if (
+        simulation.mechanism.event.kind in ("gaussian", "correlated")
+        and experiment.noise_multiplier > 0
+    ):
         spent((experiment.planned(),), experiment.delta, accountant=simulation.setup.accountant)
 
 

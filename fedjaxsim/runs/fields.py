@@ -16,7 +16,7 @@ from fedjaxsim.runs.parts import OWN, Part, spellings_of
 if TYPE_CHECKING:
     from fedjaxsim.hyperparameters import Hyperparameter
 
-_CALIBRATED = ("gaussian", "pure")
+_CALIBRATED = ("gaussian", "correlated", "pure")
 """Kinds of events whose noise follows from a target ε."""
 _DERIVED = {
     "clip": "1 with noise, else inf",
@@ -158,7 +158,7 @@ def groups_of(part: Part, hyperparameters: Collection[str], event: str) -> list[
         }
     elif part.role == "mechanism":
         read = {
-            BudgetSettings: "noise_multiplier" in hyperparameters,
+            BudgetSettings: "noise_multiplier" in hyperparameters and event != "correlated",
             TargetSettings: event in _CALIBRATED,
             GuaranteeSettings: event != "unprotected",
         }

@@ -44,7 +44,7 @@ _LARGEST = {
     "seed": 2**32 - 1,
     **dict.fromkeys(("clients", "classes", "rounds", "eval_every", "chunk_size"), _INT32),
     **dict.fromkeys(("batch_size", "local_steps", "local_epochs", "passes", "hidden"), _MILLION),
-    **dict.fromkeys(("cohort", "max_participations"), _INT32),
+    **dict.fromkeys(("cohort", "max_participations", "groups", "bands"), _INT32),
 }
 """The largest whole numbers: sums over a run fit into int32."""
 EXCLUSIVE = (("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"))

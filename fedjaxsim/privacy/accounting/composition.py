@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from fedjaxsim.privacy import binomial
-from fedjaxsim.privacy.accounting import clt, gaussian, kov, rdp
+from fedjaxsim.privacy.accounting import clt, correlated, gaussian, kov, rdp
 from fedjaxsim.privacy.accounting.groups import merge
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, smaller, with_failure
 from fedjaxsim.privacy.events import (
@@ -39,7 +39,8 @@ class _Scope(NamedTuple):
 
 
 _SCOPES = {
-    "gaussian": _Scope(("full", "capped"), ("gaussian",), "exact"),
+    "gaussian": _Scope(("full", "capped", "groups"), ("gaussian",), "exact"),
+    "correlated": _Scope(("full", "groups"), ("correlated",), "exact"),
     "pld": _Scope(("poisson",), ("gaussian",), "upper_bound"),
     "rdp": _Scope(("poisson",), ("gaussian",), "upper_bound", adjacencies=("zero_out",)),
     "mixture": _Scope(("fixed",), ("gaussian",), "exact"),
@@ -52,8 +53,18 @@ _SCOPES = {
 }
 
 
-def require_match(accountant: str, scheme: SamplingScheme, event: PrivacyEvent) -> None:
-    """Raise ValueError unless an accountant describes a sampler and a mechanism."""
+def require_match(accountant: str | None, scheme: SamplingScheme, event: PrivacyEvent) -> None:
+    """Raise ValueError unless an accountant, or any, describes a sampler and a mechanism."""
+    if accountant is None:
+        if not any(scope.describes(scheme, event) for scope in _SCOPES.values()):
+            known = {
+                s for scope in _SCOPES.values() if event.kind in scope.events for s in scope.schemes
+            }
+            raise ValueError(
+                f"no accountant describes {event.kind!r} releases under {scheme.kind!r} sampling; "
+                f"sampling must be {' or '.join(sorted(known))}"
+            )
+        return
     if accountant not in _SCOPES:
         raise ValueError(f"accountant must be one of {', '.join(_SCOPES)}, got {accountant!r}")
     scope = _SCOPES[accountant]
@@ -108,11 +119,18 @@ def check_entries(entries: Sequence[Entry], scheme: SamplingScheme) -> None:
 def met_by_one_client(
     entries: Sequence[Entry], scheme: SamplingScheme, event: PrivacyEvent
 ) -> list[Entry]:
-    """Return the rounds that may cost one client something: all, or the costliest up to its cap."""
+    """Return the rounds that may cost one client something: all, or the costliest it can meet.
+
+    Rounds with correlated noise become one release with the cost of all.
+    """
     spent = [entry for entry in entries if entry.rounds and entry.sampling_rate > 0]
-    if scheme.max_participations is None:
+    if event.kind == "correlated":
+        return correlated.as_one_release(spent, event, scheme.groups or 1)
+    if scheme.max_participations is None and scheme.groups is None:
         return spent
     chosen, left = [], scheme.max_participations
+    if left is None:
+        left = math.ceil(sum(entry.rounds for entry in spent) / (scheme.groups or 1))
     # A release costs more with less noise; the entry of a pure one holds ε instead.
     for z, p, rounds in sorted(spent, reverse=event.kind == "pure"):
         chosen.append(Entry(z, p, min(rounds, left)))
@@ -160,7 +178,7 @@ def default_accountants(
 
 def status(accountant: str, entries: Sequence[Entry], scheme: SamplingScheme) -> Status:
     """Return the kind of number that an accountant gives for these rounds."""
-    rounded = accountant == "mixture" and len(entries) > 1
+    rounded = (accountant == "mixture" or scheme.kind == "groups") and len(entries) > 1
     if rounded or scheme.max_participations is not None:
         return "upper_bound"
     return _SCOPES[accountant].status
@@ -225,7 +243,7 @@ def _described(
         return smaller(known, with_failure(sampled, overflow_probability(spent, scheme)))
     if any(entry.noise_multiplier == 0 for entry in spent):
         return Profile(lambda _: 1.0, lambda _: math.inf)
-    if accountant == "gaussian":
+    if accountant in ("gaussian", "correlated"):
         return gaussian.profile(gaussian.mu(spent, sensitivity))
     # These import scipy.stats and dp_accounting, which are slow.
     from fedjaxsim.privacy.accounting import mixture, pld, rdp_without_replacement

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from fedjaxsim.privacy.accounting import correlated
 from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS, log_binomials, log_expm1
 from fedjaxsim.privacy.events import Adjacency, PrivacyEvent, SamplingScheme
 from fedjaxsim.privacy.ledger import Charges, Ledger
@@ -129,6 +130,18 @@ def epsilon_in_jit(
     return jnp.where(certain, epsilon_from_rdp(spent, delta), jnp.inf)
 
 
+def _squared_sensitivity(rounds: jax.Array, event: PrivacyEvent, groups: int) -> jax.Array:
+    """Compute `correlated.squared_sensitivity` of a traced number of rounds, ()."""
+    past = jnp.asarray(-correlated.coefficients(event.bands, event.power)[1:], float)
+
+    def add(t, carry):
+        total, last = carry
+        effect = (t % groups == 0) + past @ last
+        return total + effect**2, jnp.concatenate([effect[None], last])[: len(past)]
+
+    return jax.lax.fori_loop(0, rounds, add, (jnp.zeros(()), jnp.zeros(len(past))))[0]
+
+
 def _spent(charges: Charges, adjacency: Adjacency) -> tuple[jax.Array, jax.Array]:
     """Compute RDP of rounds of one kind at INTEGER_ORDERS, (72,), and whether it is a bound, ()."""
     scheme, event, counts = charges.scheme, charges.event, charges.rounds
@@ -140,9 +153,14 @@ def _spent(charges: Charges, adjacency: Adjacency) -> tuple[jax.Array, jax.Array
     rate = charges.sampling_rate
     one = functools.partial(_round_rdp, scheme=scheme, event=event, adjacency=adjacency)
     rdp = jax.lax.map(lambda entry: one(*entry), (z, rate), batch_size=_BATCH)
-    if scheme.max_participations is not None:
+    total = jnp.sum(counts)
+    if event.kind == "correlated":
+        squared = _squared_sensitivity(total, event, scheme.groups or 1)
+        spent = squared.astype(z.dtype) * jnp.max(jnp.where(counts[:, None] > 0, rdp, 0.0), axis=0)
+        valid &= jnp.sum(counts > 0) <= 1
+    elif scheme.max_participations is not None or scheme.groups is not None:
         # Any rounds of a client cost at most the costliest round as often as allowed.
-        total = jnp.minimum(jnp.sum(counts), scheme.max_participations)
+        total = jnp.minimum(total, scheme.max_participations or -(-total // (scheme.groups or 1)))
         spent = total.astype(z.dtype) * jnp.max(jnp.where(counts[:, None] > 0, rdp, 0.0), axis=0)
     else:
         spent = counts.astype(z.dtype) @ rdp
