@@ -9,6 +9,7 @@ import importlib
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,9 @@ from fedjaxsim.engine.loop import Run as Run
 from fedjaxsim.engine.processes import from_all, is_first
 from fedjaxsim.engine.segments import Record, Segment
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.report.files import lines, strict, write_atomically
+from fedjaxsim.records import MetricsFile as MetricsFile
+from fedjaxsim.records import Records as Records
+from fedjaxsim.report.files import strict
 from fedjaxsim.report.progress import COUNT, Bar, describe, number, stop_on_interrupt
 
 PROJECT = "fedjaxsim"
@@ -84,61 +87,6 @@ def describe_best(records: Sequence[Record], speed: float | None) -> str:
     if speed is not None:
         words.append(f"{number(len(records) * speed)} run-rounds/s")
     return "  ".join(words)
-
-
-class Records(Callback):
-    """Keep the records of all evaluations, and the time taken.
-
-    Attributes:
-      memory: `rows`, the records (see `Run.records`) of all evaluations; `seconds` of rounds and
-        evaluations, without compilation; and `compile_seconds`.
-    """
-
-    initial = True
-
-    def __init__(self):
-        self.memory = {"rows": [], "seconds": 0.0, "compile_seconds": 0.0}
-
-    def start(self, state: SimulationState) -> None:
-        """Forget evaluations after `state`."""
-        done = int(state.round)
-        if done == 0:
-            self.memory = Records().memory
-        self.memory["rows"] = [row for row in self.memory["rows"] if row["round"] <= done]
-
-    def segment(self, state: SimulationState, segment: Segment) -> None:
-        """Add an evaluation."""
-        self.memory["rows"] += self.run.records(state, segment)
-        self.memory["seconds"] += segment.seconds
-        self.memory["compile_seconds"] += segment.compile_seconds
-
-
-class MetricsFile(Records):
-    """Write the records of all evaluations to a file, a line of strict JSON each.
-
-    A start replaces the file by the evaluations in memory.
-
-    Args:
-      path: the file; its folders are made.
-    """
-
-    def __init__(self, path: Path | str):
-        super().__init__()
-        self._path = Path(path)
-
-    def start(self, state: SimulationState) -> None:
-        """Write the evaluations in memory."""
-        super().start(state)
-        if is_first():
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, lines(self.memory["rows"]))
-
-    def segment(self, state: SimulationState, segment: Segment) -> None:
-        """Add an evaluation to the file: whole lines, in a single write."""
-        super().segment(state, segment)
-        if is_first():
-            with open(self._path, "ab", buffering=0) as file:
-                file.write(lines(self.run.records(state, segment)))
 
 
 class Logger(Callback):
@@ -224,7 +172,8 @@ class Patience(Callback):
       evaluations: number of consecutive evaluations without improvement that stops the run.
 
     Attributes:
-      memory: values of all evaluations, with a sign such that larger is better.
+      memory: values of the last evaluations after the best one before them, with a sign such that
+        larger is better.
     """
 
     initial = True
@@ -252,7 +201,9 @@ class Patience(Callback):
         name = as_test[str(metrics.judged_by(as_test))]
         record[name] = value = float(summary[name])
         sign = 1 if metrics.of_column(name).larger_is_better else -1
-        self.memory.append(-math.inf if math.isnan(value) else sign * value)
+        values = [*self.memory, -math.inf if math.isnan(value) else sign * value]
+        last = self._evaluations
+        self.memory = [max(values[:-last]), *values[-last:]] if len(values) > last else values
         return not self.exhausted
 
 
@@ -361,6 +312,9 @@ class Checkpoints(Callback):
         last = self._folder.last()
         if last is None:
             return state
+        if last.skipped and is_first():
+            after = f"continuing after round {last.round}"
+            print(f"fedjaxsim: warning: {last.skipped[0]}; {after}", file=sys.stderr)
         for name, each in self._callbacks.items():
             each.memory = last.note["memory"].get(name, each.memory)
         return last.state(state)
@@ -368,6 +322,8 @@ class Checkpoints(Callback):
     def save(self, state: SimulationState) -> None:
         """Write a checkpoint; all processes must call it together."""
         begin = time.monotonic()
+        for each in self._callbacks.values():
+            each.sync()
         memory = {name: each.memory for name, each in self._callbacks.items()}
         self._folder.save(int(state.round), state, {**(self._note or {}), "memory": memory})
         now = time.monotonic()

@@ -143,8 +143,8 @@ def test_the_records_of_several_runs_are_those_of_each(made, tmp_path):
     many = SimulationBatch(sim, settings, jax.devices()[:1])
     many.run(many.init(0), 2, callbacks=[several, Progress("two")])
     sim.run(sim.init(0, settings[1]), settings[1], 2, callbacks=[alone])
-    rows = [row for row in several.memory["rows"] if row["run"] == 1]
-    for row, wanted in zip(rows, alone.memory["rows"], strict=True):
+    rows = [row for row in several.rows if row["run"] == 1]
+    for row, wanted in zip(rows, alone.rows, strict=True):
         del row["run"]
         assert (row.pop("train_loss") is None) == (wanted.pop("train_loss") is None)
         assert row == pytest.approx(wanted, rel=1e-4)

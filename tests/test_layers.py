@@ -13,6 +13,7 @@ LAYERS = (
     ("tune", "bench"),
     ("runs",),
     ("callbacks",),
+    ("records",),
     ("report",),
     ("testing", "audit", "gradients", "sweep"),
     ("simulation",),
@@ -24,7 +25,7 @@ LAYERS = (
     ("models",),
     ("data",),
     ("hyperparameters", "metrics"),
-    ("kernels", "factories", "extras", "notebook"),
+    ("kernels", "factories", "extras", "notebook", "store"),
 )
 """From the top down. Modules of one layer do not import each other."""
 

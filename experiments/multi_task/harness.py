@@ -17,9 +17,9 @@ from methods import Method, Point, at_edge, hyperparameters
 from rich.progress import track
 
 import fedjaxsim as fjs
+from fedjaxsim import store
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.metrics import metric
-from fedjaxsim.report.files import write_atomically
 from fedjaxsim.sweep import SimulationBatch
 
 FIRST_TUNING_SEED = 1000
@@ -53,7 +53,7 @@ class Parts:
         if path.exists() and (kept := json.loads(path.read_text()))["of"] == of:
             return kept["part"]
         part = compute()
-        write_atomically(path, (json.dumps({"of": of, "part": part}) + "\n").encode())
+        store.write(path, (json.dumps({"of": of, "part": part}) + "\n").encode())
         return part
 
 
@@ -208,7 +208,7 @@ def rounded(value: float | None) -> float | None:
 def write(path: Path, result: Any) -> None:
     """Write results as JSON on one line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(result, separators=(",", ":")) + "\n").encode())
+    store.write(path, (json.dumps(result, separators=(",", ":")) + "\n").encode())
 
 
 def finite(value: float) -> float | None:

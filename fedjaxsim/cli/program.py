@@ -38,6 +38,7 @@ from fedjaxsim.cli.tune import Tune
 from fedjaxsim.commands.messages import INTERRUPTED, REFUSED, one_line, refuse, say
 from fedjaxsim.runs.settings import DataSettings, Everything
 from fedjaxsim.runs.user_code import own_line
+from fedjaxsim.store import StorageError, release
 
 Command = (
     Run | Resume | Sweep | Tune | Compare | Report | Data | Demo | Plan | Privacy | Audit | Bench
@@ -134,7 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
       The exit code: 0; 1 if the reader of its output left; 2 for bad input, or an error in a user's
-      own code; 3 if another process of the run was lost; 130 after Ctrl-C.
+      own code; 3 if another process of the run was lost; 4 if a file cannot be written; 130 after
+      Ctrl-C.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if list(arguments) == ["--version"]:
@@ -163,6 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say("interrupted")
         return INTERRUPTED
     except Exception as error:
-        if own_line(error) is None:
+        if own_line(error) is None and not isinstance(error, StorageError):
             raise
         return refuse(error)
+    finally:
+        release()

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from fedjaxsim.cli.shared_flags import CheckpointEvery, Log, Machines
+from fedjaxsim.cli.shared_flags import CheckpointEvery, Log, Machines, OnFullDisk
 from fedjaxsim.runs.settings import optional
 
 
@@ -22,6 +22,8 @@ class Resume:
     """Total rounds, finished ones included; rounds beyond the plan spend more epsilon."""
     checkpoint_every: CheckpointEvery = None
     """Rounds (10) or time (30s, 5min, 2h) between checkpoints, each at the next evaluation."""
+    on_full_disk: OnFullDisk = "stop"
+    """End with the last checkpoint, or wait until there is space."""
     log: Log = None
     """Logger of every evaluation, an extra: pip install 'fedjaxsim[NAME]'."""
     machines: OmitArgPrefixes[Machines] = Machines()  # noqa: RUF009 - it is frozen
@@ -42,6 +44,7 @@ class Resume:
                 self.directory,
                 self.rounds,
                 checkpoint_every=self.checkpoint_every,
+                on_full_disk=self.on_full_disk,
                 log=self.log,
                 quiet=self.quiet,
                 explain=self.explain,

@@ -8,7 +8,14 @@ from typing import Annotated
 import tyro
 from tyro.conf import OmitArgPrefixes
 
-from fedjaxsim.cli.shared_flags import CheckpointEvery, ConfigFile, Log, Machines, WithSettings
+from fedjaxsim.cli.shared_flags import (
+    CheckpointEvery,
+    ConfigFile,
+    Log,
+    Machines,
+    OnFullDisk,
+    WithSettings,
+)
 from fedjaxsim.runs.finetuning import Finetuning
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import read_raw
@@ -36,6 +43,8 @@ class Run(WithSettings):
 
     checkpoint_every: CheckpointEvery = None
     """Rounds (10) or time (30s, 5min, 2h) between checkpoints."""
+    on_full_disk: OnFullDisk = "stop"
+    """End with the last checkpoint, or wait until there is space."""
     log: Log = None
     """Logger of every evaluation, an extra: pip install 'fedjaxsim[NAME]'."""
     machines: OmitArgPrefixes[Machines] = Machines()  # noqa: RUF009 - it is frozen
@@ -64,6 +73,7 @@ class Run(WithSettings):
                 self.finetuning,
                 self.from_,
                 checkpoint_every=self.checkpoint_every,
+                on_full_disk=self.on_full_disk,
                 log=self.log,
                 explain=self.explain,
             ),

@@ -13,6 +13,8 @@ from fedjaxsim.runs.settings import optional
 
 CheckpointEvery = Annotated[str | None, optional("N|TIME", "1min, at most a twentieth of the time")]
 """Flag of commands that write checkpoints."""
+OnFullDisk = Literal["stop", "wait"]
+"""Flag of commands that write for long: end at a full disk, or wait until there is space."""
 Log = Annotated[
     Literal["tensorboard", "wandb", "mlflow", "trackio"] | None,
     optional("{tensorboard,wandb,mlflow,trackio}", "none"),

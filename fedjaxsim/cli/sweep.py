@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from fedjaxsim.cli.shared_flags import CheckpointEvery, Machines
+from fedjaxsim.cli.shared_flags import CheckpointEvery, Machines, OnFullDisk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,8 @@ class Sweep:
     """Print one plain line per evaluation, no progress bar."""
     checkpoint_every: CheckpointEvery = None
     """Rounds (10) or time (30s, 5min, 2h) between checkpoints, each at the next evaluation."""
+    on_full_disk: OnFullDisk = "stop"
+    """End with the last checkpoint, or wait until there is space."""
     machines: OmitArgPrefixes[Machines] = Machines()  # noqa: RUF009 - it is frozen
     """Devices of this process, or of several."""
 
@@ -42,6 +44,7 @@ class Sweep:
                 self.out,
                 self.data,
                 checkpoint_every=self.checkpoint_every,
+                on_full_disk=self.on_full_disk,
                 overwrite=self.overwrite,
                 quiet=self.quiet,
             ),

@@ -6,7 +6,13 @@ from typing import Annotated, Literal
 
 from tyro.conf import OmitArgPrefixes
 
-from fedjaxsim.cli.shared_flags import CheckpointEvery, ConfigFile, Machines, WithSettings
+from fedjaxsim.cli.shared_flags import (
+    CheckpointEvery,
+    ConfigFile,
+    Machines,
+    OnFullDisk,
+    WithSettings,
+)
 from fedjaxsim.runs.fields import listed, optional
 from fedjaxsim.runs.settings import RunConfig
 
@@ -41,6 +47,8 @@ class Tune(WithSettings):
     checkpoint_every: CheckpointEvery = None
     """Rounds (10) or time (30s, 5min, 2h) between checkpoints of the final run; every step of the
     tuning is kept."""
+    on_full_disk: OnFullDisk = "stop"
+    """End with the last step or checkpoint, or wait until there is space."""
     explain: bool = False
     """Print the whole guarantee of the final run and its assumptions."""
 
@@ -54,5 +62,6 @@ class Tune(WithSettings):
             self.compare_grid,
         )  # fmt: skip
         return prepare_tune(
-            self.settings, question, checkpoint_every=self.checkpoint_every, explain=self.explain
-        )
+            self.settings, question, checkpoint_every=self.checkpoint_every,
+            on_full_disk=self.on_full_disk, explain=self.explain,
+        )  # fmt: skip

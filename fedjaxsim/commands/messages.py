@@ -6,18 +6,21 @@ import traceback
 
 from fedjaxsim.extras import MissingExtraError
 from fedjaxsim.runs.user_code import own_line
+from fedjaxsim.store import StorageError
 
 REFUSED = (ValueError, OSError, OverflowError, MemoryError, MissingExtraError)
 """Errors of bad input: values, unreadable files, numbers or sizes too large, missing extras."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+UNWRITABLE = 4
+"""Exit code where a file cannot be written."""
 
 _FILTERING = "JAX_TRACEBACK_FILTERING"
 """JAX's variable; `off` shows every frame of a traceback, for JAX and for this program."""
 
 
 def refuse(error: Exception) -> int:
-    """Print an error in one line and return the exit code of bad input.
+    """Print an error in one line and return the exit code: of a failed write, or of bad input.
 
     The line names the place of an error in a user's own code; the traceback follows if JAX's
     variable asks for it.
@@ -33,7 +36,7 @@ def refuse(error: Exception) -> int:
     say(f"error: {said or kind}")
     if line is not None and whole:
         traceback.print_exception(error)
-    return 2
+    return UNWRITABLE if isinstance(error, StorageError) else 2
 
 
 def say(text: str) -> None:

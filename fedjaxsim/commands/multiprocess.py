@@ -12,6 +12,7 @@ from fedjaxsim.commands.compiled import keep_compiled_programs
 from fedjaxsim.commands.messages import INTERRUPTED, REFUSED, one_line, refuse, say
 from fedjaxsim.engine import devices, processes
 from fedjaxsim.runs.user_code import own_line
+from fedjaxsim.store import StorageError
 
 Result = TypeVar("Result")
 
@@ -97,7 +98,8 @@ def _or_leave(function: Callable[[], Result], passing: tuple[type[Exception], ..
         if isinstance(error, KeyboardInterrupt):
             say("interrupted")
             processes.leave(INTERRUPTED)
-        if isinstance(error, Exception) and own_line(error) is not None:
+        known = isinstance(error, StorageError) or own_line(error) is not None
+        if isinstance(error, Exception) and known:
             processes.leave(refuse(error))
         traceback.print_exc()
         processes.leave(1)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedjaxsim.report.files import write_atomically
+from fedjaxsim import store
 from fedjaxsim.runs.directory import PAGE
 
 
@@ -44,7 +44,7 @@ def prepare_report(paths: Sequence[Path], out: Path | None) -> Callable[[], int]
         page = runs_page(paths)
 
     def work() -> int:
-        write_atomically(file, page)
+        store.write(file, page)
         print(f"report in {file}")
         return 0
 

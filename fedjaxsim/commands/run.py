@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedjaxsim import store
 from fedjaxsim.callbacks import Cadence, Logger
 from fedjaxsim.commands.messages import INTERRUPTED, say
 from fedjaxsim.commands.report import kind_of
+from fedjaxsim.commands.stopping import stoppable
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy.assumptions import NO_RELEASE
@@ -21,7 +23,6 @@ from fedjaxsim.report.progress import (
     epsilon_text,
     print_guarantee,
     print_table,
-    stop_on_interrupt,
 )
 from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.directory import CONFIG, FINETUNE, GUARANTEE, RunDirectory
@@ -32,6 +33,8 @@ from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.stages import go_on, prepare_next, start_from
 from fedjaxsim.runs.validation import labels_like_classes
+
+RESUME = "fedjaxsim resume"
 
 
 class Stage(NamedTuple):
@@ -55,6 +58,7 @@ def prepare_run(
     start: Path | None,
     *,
     checkpoint_every: str | None,
+    on_full_disk: str,
     log: str | None,
     explain: bool,
 ) -> Callable[[], int]:
@@ -65,6 +69,7 @@ def prepare_run(
       tuning: the stage after the run.
       start: directory of the run to start from.
       checkpoint_every: rounds or time, for `Cadence.parse`.
+      on_full_disk: for `stoppable`.
       log: name of a logger.
       explain: whether the whole guarantee is printed.
 
@@ -113,7 +118,10 @@ def prepare_run(
         if begin is not None:
             spent = spent_in_all(experiment, begin)
             _warn_above(config.target_epsilon, spent, "this and earlier stages will spend")
-        return _run(stage, then, explain=explain, quiet=config.quiet, log=log, cadence=cadence)
+        return _run(
+            stage, then, explain=explain, on_full_disk=on_full_disk, quiet=config.quiet, log=log,
+            cadence=cadence,
+        )  # fmt: skip
 
     return work
 
@@ -123,6 +131,7 @@ def prepare_resume(
     rounds: int | None,
     *,
     checkpoint_every: str | None,
+    on_full_disk: str,
     log: str | None,
     quiet: bool,
     explain: bool,
@@ -142,6 +151,8 @@ def prepare_resume(
         Logger(log, directory=path)  # refuse one that cannot be opened
     directory = RunDirectory(path)
     tables = directory.config()
+    if processes.is_first():
+        store.hold(path)
     planned, earlier = tables.get("resolved", {}).get("rounds"), tables.get("stages", [])
     config = read_toml(path / CONFIG)
     experiment = prepare(config)
@@ -152,8 +163,9 @@ def prepare_resume(
             f"{path} has no checkpoint yet: run the original command again with --overwrite"
         )
     done = 0 if last is None else last.round
-    if rounds is not None and rounds < max(done, 1):
-        raise ValueError(f"rounds must be at least the {done} that are done, got {rounds}")
+    released = max(done, directory.released())
+    if rounds is not None and rounds < max(released, 1):
+        raise ValueError(f"rounds must be at least the {released} that are done, got {rounds}")
     total: int = rounds or planned or config.rounds
     if directory.is_finished() and directory.summary().get("stopped_early"):
         raise ValueError(
@@ -178,14 +190,19 @@ def prepare_resume(
     stage = Stage(experiment, directory, total, earlier=earlier)
 
     def work() -> int:
+        if last is None:
+            _warn(f"{path} has no checkpoint: the run begins anew")
         here, there = versions(), {} if last is None else last.note["versions"]
         if last is not None and there != here:
             other = ", ".join(f"{k} {v}" for k, v in there.items() if here.get(k) != v)
             _warn(
-                f"{last.folder} was written with {other}, so numbers may differ in their last "
+                f"{last.file} was written with {other}, so numbers may differ in their last "
                 "digits from an undisturbed run"
             )
-        return _run(stage, explain=explain, quiet=quiet, log=log, cadence=cadence)
+        return _run(
+            stage, explain=explain, on_full_disk=on_full_disk, quiet=quiet, log=log,
+            cadence=cadence,
+        )  # fmt: skip
 
     return work
 
@@ -219,6 +236,7 @@ def _run(
     then: tuple[Stage, Sequence[str]] | None = None,
     *,
     explain: bool,
+    on_full_disk: str,
     **options: Any,
 ) -> int:
     """Do a run, and the fine-tuning stage `then` with its command; return the exit code.
@@ -227,9 +245,17 @@ def _run(
     """
     if stage.path is not None and processes.is_first():
         can_draw()
-    with stop_on_interrupt() as stop:
+    finished: list[tuple[Stage, Executed]] = []
+
+    def kept() -> str:
+        path = (stage if then is None or not finished else then[0]).path
+        rounds = [] if path is None else RunDirectory(path).checkpoints().rounds()
+        after = f"round {rounds[-1]} is kept" if rounds else "no round is kept"
+        return after if path is None else f"{after}; {RESUME} {shlex.quote(str(path))} continues"
+
+    with stoppable(on_full_disk, kept) as stop:
         done = _execute(stage, stop, **options)
-        finished = [(stage, done)]
+        finished.append((stage, done))
         if then is not None and not done.summary["interrupted"]:
             next_, _ = then
             begin, earlier = go_on(
@@ -245,7 +271,7 @@ def _run(
         return 0
     stopped = f"stopped by Ctrl-C after {done.summary['rounds']} rounds"
     if last.path is not None:
-        stopped += f"; to resume: fedjaxsim resume {shlex.quote(str(last.path))}"
+        stopped += f"; to resume: {RESUME} {shlex.quote(str(last.path))}"
     if then is not None and last is stage and stage.path is not None:
         stopped += f"; then fine-tune with {shlex.join(then[1])}"
     print(stopped, file=sys.stderr)

@@ -13,11 +13,12 @@ import numpy as np
 from fedjaxsim import callbacks
 from fedjaxsim.callbacks import Cadence
 from fedjaxsim.commands.messages import INTERRUPTED
+from fedjaxsim.commands.stopping import stoppable
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.engine.memory import bytes_per_run
-from fedjaxsim.report.progress import can_draw, stop_on_interrupt
+from fedjaxsim.report.progress import can_draw
 from fedjaxsim.runs.build import Experiment, population_of, prepare, versions
 from fedjaxsim.runs.fingerprints import digest, fingerprint_of
 from fedjaxsim.runs.sweep_directory import SweepDirectory
@@ -64,6 +65,7 @@ def prepare_sweep(
     data: str | None = None,
     *,
     checkpoint_every: str | None,
+    on_full_disk: str,
     overwrite: bool,
     quiet: bool,
 ) -> Callable[[], int]:
@@ -74,6 +76,7 @@ def prepare_sweep(
       out: directory of the results.
       data: source of the clients, in place of the file's.
       checkpoint_every: rounds or time, for `Cadence.parse`.
+      on_full_disk: for `stoppable`.
       overwrite: whether results in the directory are replaced.
       quiet: no progress bar.
 
@@ -97,7 +100,8 @@ def prepare_sweep(
 
     def work() -> int:
         draws, done = processes.is_first() and can_draw(), len(finished)
-        with stop_on_interrupt() as stop:
+        kept = "finished runs and checkpoints are kept; the same command continues"
+        with stoppable(on_full_disk, lambda: kept) as stop:
             for chunk in _chunks(plan, families, finished, begun):
                 if begun and tuple(begun.note["runs"]) != chunk.runs:
                     _first_alone(directory.checkpoints.clear)
@@ -158,7 +162,7 @@ def _compute(
 ) -> None:
     """Run a chunk to its end, or to its next checkpoint."""
     runs, first, batch = chunk
-    config, recorded = first.config, callbacks.Records()
+    config, recorded = first.config, callbacks.MetricsFile(directory.rows, exact=True)
     checkpoints = callbacks.Checkpoints(
         directory.checkpoints,
         [recorded],
@@ -177,12 +181,11 @@ def _compute(
     )
     if int(state.round) < config.rounds:
         return
-    found = recorded.memory
-    rows = [{**row, "run": runs[row["run"]], "delta": first.delta} for row in found["rows"]]
+    rows = [{**row, "run": runs[row["run"]], "delta": first.delta} for row in recorded.rows]
     replace = recorded.run.epsilon(state, "replace")
     for row, epsilon in zip(rows[-len(runs) :], replace, strict=True):
         row["epsilon_replace"] = epsilon
-    times = {name: found[name] for name in ("seconds", "compile_seconds")}
+    times = {"seconds": recorded.seconds, "compile_seconds": recorded.compile_seconds}
     _first_alone(lambda: directory.add(rows, **times))
 
 

@@ -15,6 +15,7 @@ import optax
 from fedjaxsim.callbacks import Cadence
 from fedjaxsim.commands.messages import INTERRUPTED, say
 from fedjaxsim.commands.run import Stage, print_results
+from fedjaxsim.commands.stopping import stoppable
 from fedjaxsim.extras import missing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.budget import equally_costly
@@ -22,7 +23,6 @@ from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import (
     can_draw,
     print_rows,
-    stop_on_interrupt,
 )
 from fedjaxsim.report.symbols import remember
 from fedjaxsim.runs.build import draws_of, prepare, versions
@@ -67,7 +67,12 @@ class Question(NamedTuple):
 
 
 def prepare_tune(
-    config: RunConfig, question: Question, *, checkpoint_every: str | None, explain: bool
+    config: RunConfig,
+    question: Question,
+    *,
+    checkpoint_every: str | None,
+    on_full_disk: str,
+    explain: bool,
 ) -> Callable[[], int]:
     """Check all input of a tuning; return a function that tunes and gives the exit code.
 
@@ -107,7 +112,8 @@ def prepare_tune(
 
     def work() -> int:
         can_draw()
-        with stop_on_interrupt() as stop:
+        kept = "the steps so far are kept; the same command continues"
+        with stoppable(on_full_disk, lambda: kept) as stop:
             tuning = _Tuning(
                 config, question, source, start, metric, measure, directory, stop, cadence, explain
             )

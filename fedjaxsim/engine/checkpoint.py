@@ -1,18 +1,17 @@
-"""Checkpoints on Orbax: the whole state of a run, or of many, with its records.
+"""Checkpoints: the whole state of a run, or of many, with its records, each in one file.
 
-A folder holds a folder for each of the last few checkpoints, named by the rounds done. It contains
-the leaves of the state by their paths, random keys as their words, and a note: the leaves' types
-and shapes, the accounts of the ledger, the records, and checksums of all files. The note is written
-last, so a checkpoint is whole or none at all.
+A folder holds the last few checkpoints, named by the rounds done. Each file is a line of JSON (the
+leaves' names, types and shapes, the accounts of the ledger, a note, fingerprints of the run), the
+bytes of the leaves in that order, random keys as their words, and the SHA-256 of all before. So
+state, ledger, note and fingerprints are whole together or not at all, and anybody may read the file
+while the run writes the next one.
 """
 
-import contextlib
 import dataclasses
+import hashlib
 import json
 import os
-import shutil
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim import store
 from fedjaxsim.engine.devices import placed
 from fedjaxsim.engine.processes import is_first, to_host
 from fedjaxsim.engine.state import SimulationState
@@ -31,32 +31,37 @@ Tree = TypeVar("Tree")
 KEPT = 3
 """Checkpoints that a folder keeps, the last ones."""
 
-_STATE, _NOTE = "state", "note.json"
+_ENDING = ".state"
+_DIGEST = hashlib.sha256
+_DIGEST_BYTES = 32
+_BLOCK = 1 << 20
+"""Bytes that are read, or written and hashed, at once."""
 
 
 class Checkpoint(NamedTuple):
-    """One checkpoint, whose state has not been read yet.
+    """One whole checkpoint, whose state has not been read yet.
 
     Attributes:
-      folder: its folder.
+      file: its file.
+      begin: position of the first leaf in it.
+      round: rounds done.
       about: fingerprints of the run, as in `CheckpointFolder`.
       note: records that were saved with it.
-      leaves: type and shape of the state's leaves, by name.
+      leaves: type and shape of the state's leaves, by name, in their order in the file.
       accounts: sampler, mechanism and number of entries of each account of the state's ledger.
       keys: number of keys that the state has drawn from; the ledger has a record of each.
+      skipped: the reasons why later checkpoints in its folder cannot be read.
     """
 
-    folder: Path
+    file: Path
+    begin: int
+    round: int
     about: Mapping[str, str]
     note: dict[str, Any]
     leaves: Mapping[str, tuple[str, list[int]]]
     accounts: list[tuple[dict[str, Any], dict[str, Any], int]]
     keys: int
-
-    @property
-    def round(self) -> int:
-        """Rounds done."""
-        return int(self.folder.name)
+    skipped: tuple[str, ...] = ()
 
     def state(self, like: Tree) -> Tree:
         """Return the state with the structure, types and shardings of `like`.
@@ -67,25 +72,24 @@ class Checkpoint(NamedTuple):
         Raises:
           ValueError: if the leaves differ from those of `like`.
         """
-        import orbax.checkpoint as ocp
-
         like = self._with_accounts(like)
         wanted = dict(_leaves(like))
         if wanted.keys() != self.leaves.keys():
             differing = ", ".join(sorted(wanted.keys() ^ self.leaves.keys()))
-            raise ValueError(f"{self.folder} holds another kind of state: {differing} differ")
+            raise ValueError(f"{self.file} holds another kind of state: {differing} differ")
         found = {}
-        for name, leaf in wanted.items():
-            raw, (dtype, shape) = _words(leaf), self.leaves[name]
-            if (str(raw.dtype), list(raw.shape)) != (dtype, shape):
-                expected = f"{raw.dtype}{list(raw.shape)}"
-                raise ValueError(f"{self.folder}: {name} must be {expected}, got {dtype}{shape}")
-            found[name] = np.empty(raw.shape, raw.dtype)
-        args = ocp.args.Composite(**{_STATE: ocp.args.StandardRestore(_filled(found))})
-        with _manager(self.folder.parent) as manager:
-            found |= manager.restore(self.round, args=args)[_STATE]
-        placed = [_placed(found[name], leaf) for name, leaf in wanted.items()]
-        return jax.tree.unflatten(jax.tree.structure(like), placed)
+        with self.file.open("rb") as stream:
+            stream.seek(self.begin)
+            for name, (dtype, shape) in self.leaves.items():
+                raw = _words(wanted[name])
+                if (str(raw.dtype), list(raw.shape)) != (dtype, shape):
+                    expected = f"{raw.dtype}{list(raw.shape)}"
+                    raise ValueError(f"{self.file}: {name} must be {expected}, got {dtype}{shape}")
+                array = np.empty(raw.shape, raw.dtype)
+                if stream.readinto(_bytes(array).data) != array.nbytes:
+                    raise ValueError(f"{self.file} is damaged: {name} is cut")
+                found[name] = _placed(array, wanted[name])
+        return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in wanted])
 
     def _with_accounts(self, like: Any) -> Any:
         """Add the saved accounts and key records to a state."""
@@ -112,13 +116,16 @@ class CheckpointFolder:
       path: the folder, which need not exist.
       about: fingerprints of the inputs of a run (settings, data), by name. A checkpoint with others
         is refused.
+      check: called with the note of a checkpoint; raises ValueError if another file that belongs to
+        it is damaged.
     """
 
     path: Path
     about: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    check: Callable[[Mapping[str, Any]], None] | None = None
 
     def save(self, round_: int, state: Any, note: Mapping[str, Any]) -> None:
-        """Add a checkpoint unless this round has one, and remove old ones.
+        """Write a checkpoint, and remove old ones and those of later rounds.
 
         Several processes each contribute their part of the state, and the first one writes.
 
@@ -126,21 +133,16 @@ class CheckpointFolder:
           round_: number of rounds done.
           state: any pytree of arrays.
           note: values of JSON; numbers may be infinite or not a number.
-        """
-        import orbax.checkpoint as ocp
 
-        arrays = {name: _raw(leaf) for name, leaf in _leaves(state)}
-        folder = self.path / str(round_)
-        if (folder / _NOTE).exists() or not is_first():
+        Raises:
+          StorageError: if it cannot be written; earlier checkpoints stay.
+        """
+        arrays = {name: to_host(_words(leaf)) for name, leaf in _leaves(state)}
+        if not is_first():
             return
-        for other in self.path.glob("*"):
-            if other.name.isdigit() and not (other / _NOTE).exists():
-                shutil.rmtree(other)  # left by a killed process
         privacy = state.privacy if isinstance(state, SimulationState) else ledger.Ledger(())
-        with _manager(self.path) as manager:
-            args = {_STATE: ocp.args.StandardSave(_filled(arrays))}
-            manager.save(round_, args=ocp.args.Composite(**args))
         content = {
+            "round": round_,
             "about": dict(self.about),
             "note": note,
             "leaves": {name: (str(a.dtype), a.shape) for name, a in arrays.items()},
@@ -150,73 +152,91 @@ class CheckpointFolder:
             ],
             "keys": len(privacy.draws),
         }
-        text = json.dumps(content)
-        files = [path for path in (folder / _STATE).rglob("*") if path.is_file()]
-        seal = {
-            "content": text,
-            "checksum": zlib.crc32(text.encode()),
-            "files": {str(path.relative_to(folder)): _checksum(path) for path in files},
-        }
-        # A checkpoint that has its note is whole.
-        unfinished = folder / f".{_NOTE}"
-        unfinished.write_text(json.dumps(seal), encoding="utf-8")
-        os.replace(unfinished, folder / _NOTE)
+        header = f"{json.dumps(content)}\n".encode()
+
+        def parts() -> Iterator[Any]:
+            digest, block = _DIGEST(header), bytearray(header)
+            for leaf in map(_bytes, arrays.values()):
+                for begin in range(0, len(leaf), _BLOCK):
+                    part = leaf[begin : begin + _BLOCK].data
+                    digest.update(part)
+                    block += part
+                    if len(block) >= _BLOCK:
+                        yield block
+                        block = bytearray()
+            yield block + digest.digest()
+
+        store.make_folder(self.path)
+        store.write(self._file(round_), parts)
+        kept = [other for other in self.rounds() if other <= round_][-KEPT:]
+        for other in self.rounds():
+            if other not in kept:
+                store.remove(self._file(other))
+
+    def rounds(self) -> list[int]:
+        """Return the rounds of all checkpoints, whole or not, in order."""
+        files = self.path.glob(f"*{_ENDING}")
+        return sorted(int(file.stem) for file in files if file.stem.isdecimal())
 
     def last(self) -> Checkpoint | None:
-        """Return the last checkpoint, fully checked, or None.
+        """Return the last whole checkpoint of this run, or None without any file.
 
         Raises:
-          ValueError: if it is damaged, or of another run.
+          ValueError: if there are checkpoints, and each is damaged or of another run.
         """
-        notes = [path for path in self.path.glob(f"*/{_NOTE}") if path.parent.name.isdigit()]
-        if not notes:
+        while True:
+            skipped = []
+            try:
+                for round_ in reversed(self.rounds()):
+                    try:
+                        return self._read(round_)._replace(skipped=tuple(skipped))
+                    except ValueError as error:
+                        skipped.append(str(error))
+            except FileNotFoundError:
+                continue  # the run that writes has removed an old one meanwhile
+            if skipped:
+                raise ValueError(f"{skipped[0]}; to begin anew, delete {self.path}")
             return None
-        folder = max((path.parent for path in notes), key=lambda path: int(path.name))
-        try:
-            seal = json.loads((folder / _NOTE).read_text(encoding="utf-8"))
-            if zlib.crc32(seal["content"].encode()) != seal["checksum"]:
-                raise ValueError(f"{_NOTE} is not what was written")
-            for name, checksum in seal["files"].items():
-                if _checksum(folder / name) != checksum:
-                    raise ValueError(f"{name} is not what was written")
-            found = Checkpoint(folder, **json.loads(seal["content"]))
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            raise ValueError(
-                f"{folder} is damaged ({error}): delete it, to go on from what came before it"
-            ) from error
-        other = [name for name, value in self.about.items() if found.about.get(name) != value]
-        if other:
-            raise ValueError(f"{folder} was made with other {' and '.join(other)} than these here")
-        return found
 
     def clear(self) -> None:
-        """Remove all checkpoints and unfinished writes."""
-        if self.path.is_dir():
-            shutil.rmtree(self.path)
+        """Remove all checkpoints."""
+        store.remove(self.path)
+
+    def _file(self, round_: int) -> Path:
+        return self.path / f"{round_}{_ENDING}"
+
+    def _read(self, round_: int) -> Checkpoint:
+        file = self._file(round_)
+        try:
+            header, end = _header(file)
+            found = Checkpoint(file, len(header), **json.loads(header))
+            sizes = [_nbytes(*each) for each in found.leaves.values()]
+            if found.round != round_ or len(header) + sum(sizes) != end:
+                raise ValueError("another file has its name")
+            if self.check is not None:
+                self.check(found.note)
+        except FileNotFoundError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            raise ValueError(f"{file} is damaged ({error})") from error
+        other = [name for name, value in self.about.items() if found.about.get(name) != value]
+        if other:
+            raise ValueError(f"{file} was made with other {' and '.join(other)} than these here")
+        return found
 
 
-@contextlib.contextmanager
-def _manager(path: Path) -> Iterator[Any]:
-    """Open Orbax's manager of a folder; Orbax starts slowly, so it is imported late."""
-    import orbax.checkpoint as ocp
-
-    # Each process reads for itself, and only the first writes: none waits for others.
-    here = jax.process_index()
-    path.mkdir(parents=True, exist_ok=True)
-    options = ocp.CheckpointManagerOptions(
-        max_to_keep=KEPT,
-        enable_async_checkpointing=False,
-        cleanup_tmp_directories=is_first(),
-        create=False,
-        multiprocessing_options=ocp.options.MultiprocessingOptions(
-            primary_host=here, active_processes={here}, barrier_sync_key_prefix=str(here)
-        ),
-    )
-    manager = ocp.CheckpointManager(path.absolute(), options=options)
-    try:
-        yield manager
-    finally:
-        manager.close()
+def _header(file: Path) -> tuple[bytes, int]:
+    """Return the first line and the position of the digest of a file, once the digest fits."""
+    with file.open("rb") as stream:
+        end = os.fstat(stream.fileno()).st_size - _DIGEST_BYTES
+        header, digest = stream.readline(max(end, 0)), _DIGEST()
+        block = header
+        while block:
+            digest.update(block)
+            block = stream.read(min(_BLOCK, end - stream.tell()))
+        if stream.read() != digest.digest():
+            raise ValueError("its digest does not fit")
+        return header, end
 
 
 def _leaves(tree: Any) -> list[tuple[str, Any]]:
@@ -224,18 +244,16 @@ def _leaves(tree: Any) -> list[tuple[str, Any]]:
     return [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in leaves]
 
 
-def _filled(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Drop empty subtrees, which Orbax refuses."""
-    return {name: array for name, array in arrays.items() if array.size}
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _nbytes(dtype: str, shape: list[int]) -> int:
+    return int(np.prod(shape, dtype=object)) * jnp.dtype(dtype).itemsize
 
 
 def _is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _raw(leaf: Any) -> np.ndarray:
-    """Return a leaf's words on the host."""
-    return to_host(_words(leaf))
 
 
 def _words(leaf: Any) -> Any:
@@ -249,7 +267,3 @@ def _placed(saved: np.ndarray, like: Any) -> jax.Array | np.ndarray:
     committed = getattr(like, "committed", False)
     leaf = placed(saved, _words(like).sharding) if committed else jnp.asarray(saved)
     return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(like)) if _is_key(like) else leaf
-
-
-def _checksum(path: Path) -> int:
-    return zlib.crc32(path.read_bytes())

@@ -58,6 +58,9 @@ class Callback:
         The buffers of `state` are reused by the next segment.
         """
 
+    def sync(self) -> None:
+        """Make the files durable that `memory` refers to, before a checkpoint keeps it."""
+
     def end(self, state: SimulationState) -> None:
         """Finish after the last segment, also if the run was stopped; not after an error."""
 

@@ -1,17 +1,16 @@
-"""Files that are written whole or not at all, and strict JSON."""
+"""Formats of the files of results: strict JSON, JSON lines, CSV, TOML."""
 
 import csv
 import io
 import json
 import math
-import os
-import shutil
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from fedjaxsim import store
 
 Record = dict[str, Any]
 
@@ -22,40 +21,28 @@ _BLOCK = 1 << 16
 def make_directory(
     path: Path, names: Sequence[str], kind: str, *, overwrite: bool, pictures: Sequence[str] = ()
 ) -> None:
-    """Make a directory for results of a `kind`, recognized by the files and folders `names`.
+    """Make and hold a directory for results of a `kind`, which `names` of files and folders show.
 
     With `overwrite`, existing results and `pictures` are removed; other files stay.
 
     Raises:
-      ValueError: if the path is a file or cannot be made, or for results without `overwrite`.
+      ValueError: if the path is a file or cannot be made, another process holds it, or it has
+        results and may not be overwritten.
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} must be a directory, and is a file")
-    present = [name for name in names if (path / name).exists()]
-    if present and not overwrite:
-        raise ValueError(
-            f"{path} already holds a {kind} ({', '.join(present)}): choose another directory "
-            "or say --overwrite"
-        )
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        if overwrite:
-            for old in (path / name for name in (*present, *pictures)):
-                shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written to: {error.strerror}") from error
-
-
-def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Write a file so that a reader sees the old content or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with open(temporary, "xb") as file:
-            file.writelines([content] if isinstance(content, bytes) else content)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        store.hold(path)
+        present = [name for name in names if (path / name).exists()]
+        if present and not overwrite:
+            raise ValueError(
+                f"{path} already holds a {kind} ({', '.join(present)}): choose another directory "
+                "or say --overwrite"
+            )
+        for old in (path / name for name in (*present, *pictures) if overwrite):
+            store.remove(old)
+    except store.StorageError as error:
+        raise ValueError(str(error)) from error
 
 
 def strict(value: Any) -> Any:
@@ -76,8 +63,8 @@ def _json(value: Any) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write strict JSON, atomically."""
-    write_atomically(path, f"{_json(value)}\n".encode())
+    """Write strict JSON."""
+    store.write(path, f"{_json(value)}\n".encode())
 
 
 def print_json(value: Any) -> None:
@@ -85,13 +72,14 @@ def print_json(value: Any) -> None:
     print(_json(value))
 
 
-def lines(records: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return records as lines of strict JSON."""
-    return "".join(f"{json.dumps(strict(each), allow_nan=False)}\n" for each in records).encode()
+def lines(records: Iterable[Mapping[str, Any]], *, exact: bool = False) -> bytes:
+    """Return records as lines of strict JSON or, if `exact`, of JSON with NaN and Infinity."""
+    values = records if exact else map(strict, records)
+    return "".join(f"{json.dumps(each, allow_nan=exact)}\n" for each in values).encode()
 
 
 def write_csv(path: Path, columns: Mapping[str, Any]) -> None:
-    """Write a table, atomically; numbers that are not finite stay empty."""
+    """Write a table; numbers that are not finite stay empty."""
     arrays = [np.asarray(each) for each in columns.values()]
 
     def parts() -> Iterator[bytes]:
@@ -100,7 +88,7 @@ def write_csv(path: Path, columns: Mapping[str, Any]) -> None:
             block = (strict(each[begin : begin + _BLOCK]) for each in arrays)
             yield _csv_lines(zip(*block, strict=True))
 
-    write_atomically(path, parts())
+    store.write(path, parts)
 
 
 def _csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
@@ -114,17 +102,17 @@ def read_json(path: Path) -> Any:
     return parse_json(path.read_text(encoding="utf-8"), path)
 
 
-def parse_json(text: str, path: Path) -> Any:
+def parse_json(text: str | bytes, path: Path) -> Any:
     """Parse JSON text of a file; raise ValueError if it is damaged."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def write_tables(path: Path, tables: Mapping[str, Any], comment: str = "") -> None:
-    """Write TOML, atomically, below a line of comment."""
+    """Write TOML below a line of comment."""
     import tomli_w
 
     heading = f"# {comment}\n" if comment else ""
-    write_atomically(path, f"{heading}{tomli_w.dumps(tables)}".encode())
+    store.write(path, f"{heading}{tomli_w.dumps(tables)}".encode())

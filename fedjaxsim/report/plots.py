@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjaxsim import metrics
+from fedjaxsim import metrics, store
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.extras import importing
-from fedjaxsim.report.files import write_atomically
 from fedjaxsim.report.seeds import SeedGroup, mean_records
 
 with importing("plots"):
@@ -82,9 +81,9 @@ def check_path(path: Path) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, atomically, to a path that `check_path` accepts."""
+    """Write a figure as PNG to a path that `check_path` accepts."""
     check_path(path)
-    write_atomically(path, png(figure))
+    store.write(path, png(figure))
 
 
 def png(figure: Figure) -> bytes:

@@ -71,16 +71,17 @@ class Experiment:
         key = jax.random.key(0, impl="threefry2x32")
         return jax.eval_shape(self.simulation.program.init, key, self.hparams.as_arrays())
 
-    def planned(self) -> PrivacySpend:
-        """Return the charges of all rounds."""
+    def planned(self, begin: int = 0, end: int | None = None) -> PrivacySpend:
+        """Return the charges of rounds `begin` to `end`; by default of all rounds."""
         scheme, event = self.simulation.sampling.scheme, self.simulation.mechanism.event
         hparams = self.hparams.as_arrays()
         rate = float(self.simulation.sampling.rate(hparams))
         noise = np.asarray(hparams.get("noise_multiplier", 0.0), np.float32)
-        spent = (
-            () if event.kind == "no_release" else entries(noise, rate, self.config.rounds, event)
-        )
-        return PrivacySpend(scheme, event, spent)
+        end = self.config.rounds if end is None else end
+        if event.kind == "no_release":
+            return PrivacySpend(scheme, event, ())
+        noise = noise[begin:end] if noise.ndim else noise
+        return PrivacySpend(scheme, event, entries(noise, rate, end - begin, event))
 
     def draws(self) -> tuple[Drawn, ...]:
         """Return the draws of all rounds of a run, unless it is a later stage."""

@@ -1,4 +1,4 @@
-"""The files of one run: written whole or not at all, and read back with clear errors.
+"""The files of one run, written by `fedjaxsim.store` and read back with clear errors.
 
 A run directory holds
 
@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fedjaxsim import store
 from fedjaxsim.data.files import read_tables
 from fedjaxsim.report.files import (
     Record,
@@ -89,12 +90,14 @@ class RunDirectory:
     def checkpoints(self, about: Mapping[str, str] | None = None) -> Any:
         """Return the `CheckpointFolder` of states that were made with `about`."""
         from fedjaxsim.engine.checkpoint import CheckpointFolder
+        from fedjaxsim.records import fits
 
-        return CheckpointFolder(self.path / CHECKPOINTS, about or {})
+        return CheckpointFolder(self.path / CHECKPOINTS, about or {}, fits(self.path / METRICS))
 
     def write_config(self, tables: Mapping[str, Any]) -> None:
-        """Write the resolved settings and versions; an earlier summary is removed."""
-        (self.path / SUMMARY).unlink(missing_ok=True)
+        """Write the resolved settings and versions; results of fewer rounds are removed."""
+        for name in (SUMMARY, GUARANTEE):
+            store.remove(self.path / name)
         write_tables(self.path / CONFIG, tables)
 
     def load_state(self, like: Tree) -> Tree:
@@ -114,8 +117,14 @@ class RunDirectory:
     def metrics(self) -> list[Record]:
         """Read all evaluations, in the order of rounds."""
         path = self._existing(METRICS)
-        lines = path.read_text(encoding="utf-8").splitlines() or ["null"]
+        lines = store.whole_lines(path) or ["null"]
         return [_checked(parse_json(line, path), path, ("round",)) for line in lines]
+
+    def released(self) -> int:
+        """Return the last round with an evaluation on record; 0 without any."""
+        from fedjaxsim.records import divided, last_round
+
+        return last_round(divided(self.path / METRICS, {})[1])
 
     def guarantee(self) -> Record:
         """Read the privacy report."""

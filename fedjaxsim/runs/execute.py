@@ -1,5 +1,6 @@
 """Execute one run: from a built experiment to its files."""
 
+import collections
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event
@@ -17,7 +18,9 @@ from fedjaxsim.engine.segments import Segment
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.extras import missing
 from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy.events import Adjacency, Entry
 from fedjaxsim.privacy.guarantee import Report, spent
+from fedjaxsim.privacy.guarantee import report as guarantees_of
 from fedjaxsim.report.files import Record, strict, write_csv, write_json
 from fedjaxsim.report.progress import number
 from fedjaxsim.runs.build import Experiment, versions
@@ -38,7 +41,6 @@ STOPPING = (
     "The guarantee covers the rounds done. It does not cover when to stop, which was chosen by "
     "reading validation rows of the run's own clients without noise."
 )
-_REPLACE = ("replace", "joint_dp")
 
 
 class Executed(NamedTuple):
@@ -78,7 +80,10 @@ def execute(
     rounds = config.rounds if rounds is None else rounds
     state = simulation.init(config.seed, hparams) if begin is None else begin
     path = None if directory is None else directory.path
-    recorded = callbacks.Records() if path is None else callbacks.MetricsFile(path / METRICS)
+    recorded = callbacks.Records()
+    if path is not None:
+        recorded = callbacks.MetricsFile(path / METRICS)
+        recorded.keep_lines()
     patience = None if config.patience is None else callbacks.Patience(config.patience)
     remembering = [recorded] if patience is None else [patience, recorded]
     watching = [*remembering, callbacks.Progress(experiment.title, quiet=quiet)]
@@ -109,12 +114,12 @@ def execute(
         )
     else:
         recorded.start(state)  # the file may hold evaluations after the checkpoint
-    report = simulation.guarantee(state, experiment.delta).assuming(_chosen(config))
+    report = _guarantee(experiment, state, recorded.released).assuming(_chosen(config))
     if earlier:
         stages = describe(earlier, config.algorithm, int(state.round))
         public = [sentence for stage in earlier for sentence in stage["public"]]
         report = report.assuming([*public, f"The charges of all stages are composed: {stages}."])
-    rows = recorded.memory["rows"]
+    rows = recorded.rows
     last = dict(rows[-1])
     done = last.pop("round")
     stopped = patience is not None and patience.exhausted
@@ -129,11 +134,12 @@ def execute(
         "stopped_early": done < rounds and stopped,
         "diverging": list(diverged(rows))[-1],
         **last,
-        "epsilon_replace": _replacing(report),
+        "epsilon": _joint(report, "zero_out"),
+        "epsilon_replace": _joint(report, "replace"),
         "delta": experiment.delta,
         "noise_multiplier": experiment.noise_multiplier,
-        "rounds_per_second": done / recorded.memory["seconds"],
-        "compile_seconds": recorded.memory["compile_seconds"],
+        "rounds_per_second": done / recorded.seconds,
+        "compile_seconds": recorded.compile_seconds,
         **traffic(simulation, hparams),
         "peak_bytes": peak_bytes(),
         "device_peak_bytes": device_peak_bytes(simulation.setup.devices or jax.devices()[:1]),
@@ -189,9 +195,37 @@ def about(experiment: Experiment) -> Mapping[str, str]:
     }
 
 
-def _replacing(report: Report) -> float | None:
-    """Return the joint ε for replacement; None where the accountant gives none."""
-    found = (g.epsilon for g in report.guarantees if (g.adjacency, g.view) == _REPLACE)
+def _guarantee(experiment: Experiment, state: SimulationState, released: int) -> Report:
+    """Compute the guarantees of a state, and of later rounds that are on record as released.
+
+    A run that was killed has released more rounds than its checkpoint, until they are done again.
+    """
+    simulation, done = experiment.simulation, int(state.round)
+    report = simulation.guarantee(state, experiment.delta)
+    if released <= done:
+        return report
+    state, more = simulation.setup.with_account(state), experiment.planned(done, released)
+    charges = ledger.charged(state.privacy)
+    place = [each[:2] for each in charges].index(more[:2])
+    counts = collections.Counter[tuple[float, float]]()
+    for z, p, rounds in (*charges[place].entries, *more.entries):
+        counts[z, p] += rounds
+    together = tuple(Entry(*each, rounds) for each, rounds in counts.items())
+    charges[place] = charges[place]._replace(entries=together)
+    draws = report.draws and (*report.draws[:-1], report.draws[-1]._replace(rounds=released))
+    found = guarantees_of(
+        charges, experiment.delta, simulation.setup.accountant, draws=draws,
+        assumed=simulation.setup.public,
+    )  # fmt: skip
+    return found.assuming(
+        [f"Rounds {done + 1} to {released} were released before an interruption, and are charged."]
+    )
+
+
+def _joint(report: Report, adjacency: Adjacency) -> float | None:
+    """Return the joint ε for an adjacency; None where there is none."""
+    wanted = adjacency, "joint_dp"
+    found = (g.epsilon for g in report.guarantees if (g.adjacency, g.view) == wanted)
     return next(found, None)
 
 

@@ -1,5 +1,6 @@
 """Stages: a run that starts from the state of another one, whose charges go along."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +42,13 @@ def start_from(path: Path, experiment: Experiment) -> Start:
     last = directory.checkpoints(about(before)).last()
     if last is None:
         raise directory.missing(CHECKPOINTS)
+    if last.skipped or directory.released() > last.round:
+        # A stage from an older state would not be charged for the rounds since.
+        least = max(directory.released(), last.round)
+        raise ValueError(
+            f"{path} released {least} rounds, and its last whole checkpoint is of round "
+            f"{last.round}: first run fedjaxsim resume {shlex.quote(str(path))} --rounds {least}"
+        )
     state = last.state(before.simulation.init(config.seed, before.hparams))
     alike = config.algorithm == experiment.config.algorithm
     alike = alike and not experiment.simulation.algorithm.warm_start.required

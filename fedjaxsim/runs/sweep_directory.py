@@ -1,4 +1,4 @@
-"""The files of a sweep: written whole or not at all, so that an interrupted one can resume.
+"""The files of a sweep, written by `fedjaxsim.store`, so that an interrupted one can resume.
 
 A sweep directory holds
 
@@ -18,16 +18,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedjaxsim import store
 from fedjaxsim.data.files import read_tables
 from fedjaxsim.engine.checkpoint import Checkpoint, CheckpointFolder
 from fedjaxsim.engine.processes import is_first
 from fedjaxsim.extras import importing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
+from fedjaxsim.records import fits
 from fedjaxsim.report.envelopes import LAST_COLUMNS
 from fedjaxsim.report.files import (
     Record,
     make_directory,
-    write_atomically,
     write_json,
     write_tables,
 )
@@ -43,6 +44,7 @@ with importing("tables"):
 PICTURES = ("envelopes.png", "trade_off.png", "heat.png")
 PAGE = "report.html"
 CHECKPOINT = "checkpoint"
+ROWS = "rows.jsonl"
 RESULTS = "results.parquet"
 ENVELOPES = "envelopes.parquet"
 REPORT = "report.json"
@@ -92,13 +94,12 @@ class SweepDirectory:
           ValueError: if the path is a file or cannot be made, or holds another sweep and may not
             be overwritten.
         """
-        if not overwrite:
-            _check_same(path, sweep)
         if is_first():
             names = (CHECKPOINT, RESULTS, ENVELOPES, REPORT, SWEEP) if overwrite else ()
             make_directory(path, names, "sweep", overwrite=overwrite, pictures=(*PICTURES, PAGE))
-            for unfinished in path.glob(f".{RESULTS}.*"):
-                unfinished.unlink()
+        if not overwrite:
+            _check_same(path, sweep)
+        if is_first():
             resolved = {
                 "fingerprint": sweep.fingerprint,
                 "runs": len(sweep.runs),
@@ -114,7 +115,12 @@ class SweepDirectory:
     def checkpoints(self) -> CheckpointFolder:
         """The chunk in progress; notes hold its `runs` and the number of its `places`."""
         about = {"settings": self.sweep.fingerprint, "data": self.data}
-        return CheckpointFolder(self.path / CHECKPOINT, about)
+        return CheckpointFolder(self.path / CHECKPOINT, about, fits(self.rows))
+
+    @property
+    def rows(self) -> Path:
+        """The evaluations of the chunk in progress."""
+        return self.path / CHECKPOINT / ROWS
 
     def results(self) -> pa.Table:
         """Read the evaluations of all finished runs, by run and round."""
@@ -188,7 +194,7 @@ class SweepDirectory:
     def _write(self, name: str, table: pa.Table) -> None:
         sink = io.BytesIO()
         pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-        write_atomically(self.path / name, sink.getvalue())
+        store.write(self.path / name, sink.getvalue())
 
 
 def _check_same(path: Path, sweep: SweepRuns) -> None:

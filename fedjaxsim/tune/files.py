@@ -1,4 +1,4 @@
-"""Files of one tuning: written whole or not at all, and the trace after every step.
+"""Files of one tuning, written by `fedjaxsim.store`, with the trace after every step.
 
 A tuning's directory holds
 
@@ -60,6 +60,7 @@ class TuneDirectory:
           ValueError: if the path is a file, cannot be made, or holds a finished or another tuning
             and may not be overwritten.
         """
+        make_directory(path, (), "tuning", overwrite=False)
         run = RunDirectory(path / RUN)
         if (path / PATH_JSON).is_file() and not overwrite:
             opened = cls(path, fingerprint, read_json(path / PATH_JSON))

@@ -102,7 +102,7 @@ def test_comparing_runs_computes_nothing_and_draws_only_if_asked_to(tmp_path):
     spent = {"epsilon": None, "epsilon_replace": None, "delta": 0.1, "rounds_per_second": 1.0}
     summary = {"rounds": 1, "rounds_planned": 1, "interrupted": False, **spent}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    (tmp_path / "metrics.jsonl").write_text('{"round": 1}')
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n')
     codes, modules = run(f"compare {tmp_path} --json")
     assert codes == [0]
     assert not modules & {"jax", "flax", "matplotlib", "sklearn", "scipy"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedjaxsim.cli import main
-from fedjaxsim.commands import run as run_command
+from fedjaxsim.commands import stopping
 from fedjaxsim.privacy.assumptions import NO_RELEASE
 from fedjaxsim.runs.directory import RunDirectory
 
@@ -77,7 +77,7 @@ def test_an_interrupted_run_says_how_to_go_on(both, tmp_path, capsys, monkeypatc
         yield stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_command, "stop_on_interrupt", stopped)
+        patch.setattr(stopping, "stop_on_interrupt", stopped)
         assert main(["run", *FIRST, *NEXT, "--out", f"{tmp_path}/run"]) == 130
         said = capsys.readouterr().err
         found = re.search(r": fedjaxsim (resume .*); then fine-tune with fedjaxsim (.*)", said)
@@ -85,7 +85,7 @@ def test_an_interrupted_run_says_how_to_go_on(both, tmp_path, capsys, monkeypatc
         resume, finetune = map(shlex.split, found.groups())
     assert main([*resume, "--quiet"]) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(run_command, "stop_on_interrupt", stopped)
+        patch.setattr(stopping, "stop_on_interrupt", stopped)
         assert main([*finetune, "--quiet"]) == 130
         assert f"resume {tmp_path}/run/finetune" in capsys.readouterr().err
     assert main(["resume", f"{tmp_path}/run/finetune", "--quiet"]) == 0

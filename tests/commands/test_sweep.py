@@ -12,6 +12,7 @@ import pytest
 
 from fedjaxsim.callbacks import Progress
 from fedjaxsim.cli import main
+from fedjaxsim.commands import stopping
 from fedjaxsim.commands import sweep as command
 from fedjaxsim.commands.sweep import _cut
 
@@ -131,7 +132,7 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(finished, tmp_path, monke
             stop.set()
 
     with monkeypatch.context() as patch:
-        patch.setattr(command, "stop_on_interrupt", interrupted)
+        patch.setattr(stopping, "stop_on_interrupt", interrupted)
         patch.setattr(Progress, "show", show_and_stop)
         assert sweep(tmp_path, BASE + GRID) == 130
     assert "24 of 24 runs to finish" in capsys.readouterr().err
@@ -170,7 +171,7 @@ def test_a_sweep_cut_into_unequal_chunks_goes_on(tmp_path, monkeypatch, stops):
             yield stop
 
         with monkeypatch.context() as patch:
-            patch.setattr(command, "stop_on_interrupt", interrupted)
+            patch.setattr(stopping, "stop_on_interrupt", interrupted)
             patch.setattr(Progress, "show", show_and_stop)
             assert sweep(tmp_path, BASE + grid) == 130
     assert sweep(tmp_path, BASE + grid) == 0

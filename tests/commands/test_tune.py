@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from fedjaxsim.cli import Run, main, parse
-from fedjaxsim.commands import tune as command
+from fedjaxsim.commands import stopping
 from fedjaxsim.commands.tune import tuned_settings
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import run_config
@@ -128,12 +128,12 @@ def test_the_same_seed_gives_the_same_path_until_ctrl_c_and_after_it(
     finished, tmp_path, monkeypatch, capsys
 ):
     folder, _ = finished
-    stopping = command.stop_on_interrupt
+    listening = stopping.stop_on_interrupt
     events = []
 
     class Caught:
         def __enter__(self):
-            self.context = stopping()
+            self.context = listening()
             events.append(self.context.__enter__())
             return events[0]
 
@@ -147,7 +147,7 @@ def test_the_same_seed_gives_the_same_path_until_ctrl_c_and_after_it(
         if step.runs > 6:
             events[0].set()
 
-    monkeypatch.setattr(command, "stop_on_interrupt", Caught)
+    monkeypatch.setattr(stopping, "stop_on_interrupt", Caught)
     monkeypatch.setattr(TuneProgress, "update", update)
     assert main([*SMALL, *PRIVATE, "--compare-grid", "2", "--out", str(tmp_path)]) == 130
     path = read(tmp_path)

@@ -1,6 +1,5 @@
 """The one format of states in files."""
 
-import contextlib
 import json
 import logging
 import math
@@ -65,29 +64,38 @@ def test_a_state_comes_back_bit_by_bit_with_its_types_and_its_note(tmp_path):
     assert jax.random.normal(loaded.key) == jax.random.normal(state(7).key)
 
 
-def test_the_last_few_are_kept_and_the_same_round_is_not_written_twice(tmp_path):
+def files(folder) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_last_few_are_kept_and_a_later_one_is_of_another_past(tmp_path):
     checkpoints = CheckpointFolder(tmp_path)
     for round_ in range(2 * KEPT):
         checkpoints.save(round_, state(round_), {})
-    checkpoints.save(2 * KEPT - 1, state(99), {"other": True})
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["3", "4", "5"]
-    assert last(checkpoints).note == {}
-    assert same(last(checkpoints).state(state(0)), state(5))
+    assert files(tmp_path) == ["3.state", "4.state", "5.state"]
+    checkpoints.save(4, state(99), {"other": True})
+    assert files(tmp_path) == ["3.state", "4.state"]
+    assert last(checkpoints).note == {"other": True}
+    assert same(last(checkpoints).state(state(0)), state(99))
 
 
-def test_what_a_killed_process_left_is_no_checkpoint(tmp_path):
-    checkpoints = CheckpointFolder(tmp_path)
-    checkpoints.save(3, state(3), {})
-    (tmp_path / "5.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
-    checkpoints.save(6, state(9), {})
-    (tmp_path / "6" / "note.json").unlink()
-    assert last(checkpoints).round == 3
-    checkpoints.save(4, state(4), {})
-    assert same(last(checkpoints).state(state(0)), state(4))
-    checkpoints.save(6, state(6), {})
-    assert same(last(checkpoints).state(state(0)), state(6))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4", "6"]
+def test_a_reader_of_the_live_folder_sees_whole_checkpoints(tmp_path):
+    checkpoints, stop = CheckpointFolder(tmp_path), threading.Event()
+
+    def write() -> None:
+        for round_ in range(40):
+            checkpoints.save(round_, state(1), {"round": round_})
+        stop.set()
+
+    checkpoints.save(0, state(1), {"round": 0})
+    writer = threading.Thread(target=write)
+    writer.start()
+    rounds = []
+    while not stop.is_set():
+        rounds.append(last(checkpoints))
+    writer.join()
+    assert all(each.note == {"round": each.round} for each in rounds)
+    assert [each.round for each in rounds] == sorted(each.round for each in rounds)
 
 
 def test_a_state_of_another_simulation_is_refused(tmp_path):
@@ -102,25 +110,42 @@ def test_a_state_of_another_simulation_is_refused(tmp_path):
         last(checkpoints).state(other)
 
 
-def test_a_damaged_file_is_refused_unless_nothing_depends_on_it(tmp_path):
-    checkpoints = CheckpointFolder(tmp_path)
-    checkpoints.save(1, state(1), {"rows": [1, 2]})
-    folder = tmp_path / "1"
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    for path in files:
-        good = path.read_bytes()
-        middle = len(good) // 2
-        changed = good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :] if good else b"x"
-        for bad in (b"", changed):
-            path.write_bytes(bad)
-            read = path.parent != folder or path.name == "note.json"
-            refusal = pytest.raises(ValueError, match="damaged")
-            with refusal if read else contextlib.nullcontext():
-                found = last(checkpoints)
-                assert found.note == {"rows": [1, 2]}
-                assert same(found.state(state(0)), state(1))
-        path.write_bytes(good)
+def test_damage_anywhere_is_noticed_and_the_one_before_is_read(tmp_path):
+    checkpoints = CheckpointFolder(tmp_path, {"settings": "a"})
+    for round_ in (1, 2):
+        checkpoints.save(round_, state(round_), {"rows": [1, 2]})
+    before, file = (tmp_path / "1.state").read_bytes(), tmp_path / "2.state"
+    good = file.read_bytes()
+    CheckpointFolder(tmp_path / "other", {"settings": "b"}).save(2, state(2), {})
+    flipped = [
+        good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :] for place in range(len(good))
+    ]
+    cut = [good[:size] for size in range(0, len(good), 7)]
+    for bad in (*flipped, *cut, good + b"x", before, (tmp_path / "other" / "2.state").read_bytes()):
+        file.write_bytes(bad)
+        assert last(checkpoints).round == 1
+        assert "2.state" in last(checkpoints).skipped[0]
     assert same(last(checkpoints).state(state(0)), state(1))
+    (tmp_path / "1.state").unlink()
+    with pytest.raises(ValueError, match="other settings"):
+        last(checkpoints)
+    file.write_bytes(b"")
+    with pytest.raises(ValueError, match="damaged"):
+        last(checkpoints)
+    file.write_bytes(good)
+    assert same(last(checkpoints).state(state(0)), state(2))
+
+
+def test_a_file_that_belongs_to_a_checkpoint_is_checked_with_it(tmp_path):
+    def check(note):
+        if note["bad"]:
+            raise ValueError("its metrics are gone")
+
+    checkpoints = CheckpointFolder(tmp_path, check=check)
+    for round_ in (1, 2):
+        checkpoints.save(round_, state(round_), {"bad": round_ == 2})
+    assert last(checkpoints).round == 1
+    assert "its metrics are gone" in last(checkpoints).skipped[0]
 
 
 def test_nothing_is_said_and_no_thread_is_left(tmp_path, capfd, caplog):
@@ -134,7 +159,7 @@ def test_nothing_is_said_and_no_thread_is_left(tmp_path, capfd, caplog):
     assert not caplog.records
 
 
-def test_a_note_is_plain_json(tmp_path):
+def test_the_first_line_is_plain_json(tmp_path):
     CheckpointFolder(tmp_path).save(1, state(1), {"rows": []})
-    seal = json.loads((tmp_path / "1" / "note.json").read_text())
-    assert json.loads(seal["content"])["note"] == {"rows": []}
+    with (tmp_path / "1.state").open("rb") as stream:
+        assert json.loads(stream.readline())["note"] == {"rows": []}

@@ -5,8 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjaxsim import store
 from fedjaxsim.report.files import read_json, strict, write_csv, write_json
-from fedjaxsim.runs.directory import CLIENTS, SUMMARY, RunDirectory
+from fedjaxsim.runs.directory import CLIENTS, GUARANTEE, SUMMARY, RunDirectory
+
+
+def names(folder):
+    return [path.name for path in folder.iterdir() if path.name != store.LOCK]
 
 
 def test_what_is_not_finite_becomes_null():
@@ -17,9 +22,10 @@ def test_what_is_not_finite_becomes_null():
 
 def test_a_run_that_goes_on_has_no_summary_any_more(tmp_path):
     directory = RunDirectory.create(tmp_path)
-    write_json(tmp_path / SUMMARY, {"round": 5})
+    for name in (SUMMARY, GUARANTEE):
+        write_json(tmp_path / name, {"round": 5})
     directory.write_config({"rounds": 6})
-    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
+    assert names(tmp_path) == ["config.toml"]
 
 
 def test_clients_are_one_line_each(tmp_path):
@@ -36,7 +42,7 @@ def test_a_directory_with_a_run_is_kept_unless_told_otherwise(tmp_path):
     with pytest.raises(ValueError, match="--overwrite"):
         RunDirectory.create(tmp_path)
     RunDirectory.create(tmp_path, overwrite=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert names(tmp_path) == ["notes.txt"]
 
 
 def test_a_file_is_no_directory(tmp_path):
@@ -67,7 +73,7 @@ def test_a_failed_write_leaves_the_old_content_and_nothing_else(tmp_path):
     with pytest.raises(TypeError):
         write_json(tmp_path / SUMMARY, {"round": object()})
     assert read_json(tmp_path / "summary.json") == {"round": 1}
-    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+    assert names(tmp_path) == ["summary.json"]
 
 
 @pytest.mark.parametrize("text", ["", "null", '{"a": 1}', '{"round": "a"}', '{"round": Infinity}'])
@@ -83,4 +89,4 @@ def test_overwriting_a_run_leaves_what_is_not_the_runs(tmp_path):
     for name in ("curves.png", "mine.png"):
         (tmp_path / name).write_bytes(b"")
     RunDirectory.create(tmp_path, overwrite=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.png"]
+    assert names(tmp_path) == ["mine.png"]

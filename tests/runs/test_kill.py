@@ -1,6 +1,8 @@
 """Killed runs, sweeps and tunings resume bit for bit as if undisturbed."""
 
+import contextlib
 import dataclasses
+import errno
 import itertools
 import json
 import os
@@ -8,27 +10,33 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 
+import hypothesis
 import jax
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from disk import Disk, KilledError
+from hypothesis import strategies as st
 from problems import HANGS
 
-from fedjaxsim.callbacks import Cadence, MetricsFile
-from fedjaxsim.engine import checkpoint
+from fedjaxsim import store
+from fedjaxsim.callbacks import Cadence
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.privacy.events import Entry, PrivacySpend
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.runs import execute as execution
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.execute import execute
+from fedjaxsim.runs.execute import about, execute
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
+from fedjaxsim.runs.stages import start_from
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.store import StorageError
 
 SMALL = run_config(
     data="synthetic", clients=10, loss="squared", sampling_rate=0.4, learning_rate=0.01,
@@ -37,10 +45,6 @@ SMALL = run_config(
 EVERY = Cadence(rounds=3)
 SAME = ("metrics.jsonl", "guarantee.json", "clients.csv")
 """Files that hold no time."""
-
-
-class KilledError(BaseException):
-    """The process ends here."""
 
 
 def assert_same(one: RunDirectory, other: RunDirectory, experiment: Experiment) -> None:
@@ -68,8 +72,10 @@ def run(experiment: Experiment, directory: RunDirectory, rounds: int | None = No
 
 
 @pytest.fixture(scope="module")
-def experiment() -> Experiment:
-    return prepare(SMALL)
+def experiment() -> Iterator[Experiment]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execution, "missing", lambda extra: "no pictures")  # they take a second each
+        yield prepare(SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -79,58 +85,178 @@ def undisturbed(experiment, tmp_path_factory) -> RunDirectory:
     return directory
 
 
-def killed_at(moment: int, patch: pytest.MonkeyPatch) -> None:
-    """End the process before or after its n-th operation on its files."""
-    moments = itertools.count()
-
-    def killing(function):
-        def wrapped(*arguments, **options):
-            if next(moments) == moment:
-                raise KilledError
-            result = function(*arguments, **options)
-            if next(moments) == moment:
-                raise KilledError
-            return result
-
-        return wrapped
-
-    patch.setattr(RunDirectory, "write_config", killing(RunDirectory.write_config))
-    for name in ("write_csv", "write_json"):
-        patch.setattr(execution, name, killing(getattr(execution, name)))
-    for name in ("start", "segment"):
-        patch.setattr(MetricsFile, name, killing(getattr(MetricsFile, name)))
-    patch.setattr(CheckpointFolder, "save", killing(CheckpointFolder.save))
-    patch.setattr(checkpoint.os, "replace", killing(os.replace))
+def outcome(disk: Disk, experiment, directory, patch: pytest.MonkeyPatch, **options) -> bool:
+    """Run on a disk; return whether the run came to its end."""
+    with patch.context() as patched:
+        patched.setattr(store, "system", disk)
+        try:
+            run(experiment, directory, **options)
+        except (KilledError, StorageError):
+            return False
+    return True
 
 
-def test_a_run_killed_between_any_two_writes_goes_on_bit_for_bit(
-    experiment, undisturbed, tmp_path, monkeypatch
-):
-    directory = RunDirectory.create(tmp_path)
-    moments = random.Random(1).sample(range(36), 4)
-    for moment in moments:
-        with monkeypatch.context() as patch:
-            killed_at(moment, patch)
-            try:
-                run(experiment, directory)
-            except KilledError:
-                continue
+ERRORS = (KilledError, errno.ENOSPC, errno.EIO)
+
+
+def fault_at(n: int, error, experiment, undisturbed, path, patch) -> bool:
+    """Let the n-th change of a run's files fail; the folder then opens, and the run goes on."""
+    directory = RunDirectory.create(path / f"{n}-{error}")
+    ended = outcome(Disk(n, error), experiment, directory, patch)
+    assert not ended or n > 50
+    kept = directory.checkpoints(about(experiment)).last()
+    assert kept is None or not kept.skipped
+    for line in directory.metrics() if (directory.path / "metrics.jsonl").is_file() else ():
+        assert line in undisturbed.metrics()
     run(experiment, directory)
     assert_same(directory, undisturbed, experiment)
+    assert not [each for each in directory.path.rglob(".*") if each.name != store.LOCK] or (
+        error is KilledError
+    )
+    return ended
+
+
+def test_a_run_goes_on_bit_for_bit_after_a_fault_of_a_write(
+    experiment, undisturbed, tmp_path, monkeypatch
+):
+    for n in random.Random(1).sample(range(55), 4):
+        fault_at(n, ERRORS[n % 3], experiment, undisturbed, tmp_path, monkeypatch)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("moment", range(36))
-def test_a_run_killed_at_each_moment_goes_on_bit_for_bit(
-    experiment, undisturbed, tmp_path, monkeypatch, moment
+@pytest.mark.parametrize("error", ERRORS, ids=str)
+def test_a_run_goes_on_bit_for_bit_after_a_fault_of_any_write_sync_open_or_rename(
+    experiment, undisturbed, tmp_path, monkeypatch, error
 ):
-    directory = RunDirectory.create(tmp_path)
-    with monkeypatch.context() as patch:
-        killed_at(moment, patch)
-        with pytest.raises(KilledError):
-            run(experiment, directory)
+    for n in itertools.count():
+        if fault_at(n, error, experiment, undisturbed, tmp_path, monkeypatch):
+            break
+
+
+class Model:
+    """A run's folder, and what must be in it after anything that may happen to it."""
+
+    def __init__(self, experiment, path, patch):
+        self.experiment, self.patch, self._path = experiment, patch, path
+        self.kept, self.rounds, self._cuts = 0, SMALL.rounds, 0
+        self.directory = RunDirectory.create(path / "run")
+
+    def go(self, n=None, error=KilledError, *, stop=False) -> Disk:
+        """Begin or resume the run; note each checkpoint that was reported as kept."""
+        save, event, disk = CheckpointFolder.save, Event(), Disk(n, error)
+        if stop:
+            event.set()
+
+        def noting(folder, round_, state, note):
+            save(folder, round_, state, note)
+            self.kept = round_
+
+        with self.patch.context() as patched:
+            patched.setattr(CheckpointFolder, "save", noting)
+            patched.setattr(store, "system", disk)
+            with contextlib.suppress(KilledError, StorageError):
+                execute(
+                    self.experiment, self.directory, event, quiet=True, cadence=EVERY,
+                    rounds=self.rounds,
+                )  # fmt: skip
+        return disk
+
+    def power_cut(self, n: int) -> None:
+        disk, self._cuts = self.go(n), self._cuts + 1
+        after = self._path / f"cut{self._cuts}"
+        disk.cut(self.directory.path, after)
+        self.directory = RunDirectory(after)
+
+    def damage(self, place: int) -> None:
+        """Flip a bit of the last checkpoint."""
+        rounds = self.directory.checkpoints().rounds()
+        if len(rounds) > 1:
+            file = self.directory.path / "checkpoints" / f"{rounds[-1]}.state"
+            content = bytearray(file.read_bytes())
+            content[place % len(content)] ^= 1
+            file.write_bytes(content)
+            self.kept = rounds[-2]
+
+    def check(self) -> None:
+        last = self.directory.checkpoints(about(self.experiment)).last()
+        assert (0 if last is None else last.round) >= self.kept
+        if (self.directory.path / "guarantee.json").is_file():
+            # No smaller ε than that of any round on record.
+            spent = self.directory.guarantee()["zero_out"]["joint_dp"]
+            [epsilon] = [each["epsilon"] for each in spent.values()]
+            assert epsilon >= max(row["epsilon"] for row in self.directory.metrics()) - 1e-12
+
+
+PLACES = st.integers(0, 60)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("go"), PLACES, st.sampled_from(ERRORS)),
+        st.tuples(st.just("power_cut"), PLACES),
+        st.tuples(st.just("damage"), st.integers(0, 10**6)),
+        st.tuples(st.just("stop")),
+        st.tuples(st.just("extend"), st.integers(1, 2)),
+    ),
+    min_size=2,
+    max_size=6,
+)
+
+
+def check_history(steps, experiment, longest, path, patch) -> None:
+    model = Model(experiment, path, patch)
+    for name, *arguments in steps:
+        if name == "stop":
+            model.go(stop=True)
+        elif name == "extend":
+            model.rounds = min(model.rounds + 2 * arguments[0], LONGEST)
+        else:
+            getattr(model, name)(*arguments)
+        model.check()
+    model.go()
+    model.check()
+    wanted = [row for row in longest.metrics() if row["round"] <= model.rounds]
+    assert model.directory.metrics() == wanted
+    assert model.directory.summary()["epsilon"] == wanted[-1]["epsilon"]
+    assert model.directory.released() == model.rounds
+
+
+LONGEST = 10
+
+
+@pytest.fixture(scope="module")
+def longest(experiment, tmp_path_factory) -> RunDirectory:
+    directory = RunDirectory.create(tmp_path_factory.mktemp("longest"))
+    run(experiment, directory, rounds=LONGEST)
+    return directory
+
+
+def test_the_folder_is_what_it_must_be_after_a_history(experiment, longest, tmp_path, monkeypatch):
+    steps = [
+        ("go", 20, KilledError), ("power_cut", 24), ("go", 26, errno.ENOSPC), ("stop",),
+        ("extend", 2), ("go", 21, KilledError), ("damage", 1234), ("stop",),
+    ]  # fmt: skip
+    check_history(steps, experiment, longest, tmp_path, monkeypatch)
+
+
+@pytest.mark.thorough
+@hypothesis.settings(
+    max_examples=25, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+@hypothesis.given(steps=STEPS)
+def test_the_folder_is_what_it_must_be_after_any_history(
+    experiment, longest, tmp_path_factory, monkeypatch, steps
+):
+    check_history(steps, experiment, longest, tmp_path_factory.mktemp("history"), monkeypatch)
+
+
+def test_a_stage_does_not_start_from_less_than_was_released(experiment, tmp_path, monkeypatch):
+    directory = RunDirectory.create(tmp_path / "run")
     run(experiment, directory)
-    assert_same(directory, undisturbed, experiment)
+    for damage in (lambda file: file.write_bytes(b""), Path.unlink):
+        damage(directory.path / "checkpoints" / "6.state")
+        with pytest.raises(ValueError, match=r"resume .* --rounds 6"):
+            start_from(directory.path, experiment)
+        run(experiment, directory)
+    assert start_from(directory.path, experiment).earlier[0]["rounds"] == 6
 
 
 @pytest.mark.thorough

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from fedjaxsim import store
 from fedjaxsim.runs.sweep_directory import SweepDirectory
 from fedjaxsim.runs.sweep_runs import SweepOptions, read_sweep, resolve_sweep
 from fedjaxsim.runs.table import tidy
@@ -122,11 +123,13 @@ def test_results_are_sorted_by_run_and_round(tmp_path):
 def test_an_interrupted_sweep_goes_on(tmp_path):
     add(directory(tmp_path), *rows_of(2))
     # A file that a killed process leaves.
-    (tmp_path / ".results.parquet.x7a9").write_bytes(b"PAR1 half")
+    store.release()
+    (tmp_path / f".results.parquet.{'a' * 32}").write_bytes(b"PAR1 half")
     again = directory(tmp_path, resolve_sweep({"rounds": 10}, TABLES, SweepOptions(memory=1.0)))
     assert again.finished() == {2}
     assert again.checkpoint() is None
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["results.parquet", "sweep.toml"]
+    names = sorted(path.name for path in tmp_path.iterdir() if path.name != store.LOCK)
+    assert names == ["results.parquet", "sweep.toml"]
     add(again, *rows_of(0))
     assert again.results()["run"].to_pylist() == [0] * 3 + [2] * 3
 
@@ -156,7 +159,7 @@ def test_another_sweep_is_refused_and_the_difference_named(tmp_path, base, table
         directory(tmp_path, other)
     assert directory(tmp_path).finished() == {2}
     assert directory(tmp_path, other, overwrite=True).finished() == set()
-    assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]
+    assert {path.name for path in tmp_path.iterdir()} == {"sweep.toml", store.LOCK}
 
 
 def test_the_description_asks_for_the_same_sweep(tmp_path):

@@ -1,0 +1,196 @@
+"""Records of a run's evaluations, in memory or in a file of lines that checkpoints refer to."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjaxsim import store
+from fedjaxsim.engine.loop import Callback
+from fedjaxsim.engine.processes import is_first
+from fedjaxsim.engine.segments import Record, Segment
+from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.report.files import lines
+
+_NOTHING = hashlib.sha256().hexdigest()
+
+
+class Records(Callback):
+    """Keep the records of all evaluations, and the time taken.
+
+    Attributes:
+      rows: the records (see `Run.records`) of all evaluations.
+      seconds: time of rounds and evaluations, without compilation.
+      compile_seconds: time of compilation.
+    """
+
+    initial = True
+    released = 0
+
+    def __init__(self):
+        self.rows, self.seconds, self.compile_seconds = list[Record](), 0.0, 0.0
+
+    @property
+    def memory(self) -> Any:
+        """All attributes."""
+        return {
+            "rows": self.rows, "seconds": self.seconds, "compile_seconds": self.compile_seconds
+        }  # fmt: skip
+
+    @memory.setter
+    def memory(self, kept: Any) -> None:
+        self._set(**kept)
+
+    def _set(self, rows: list[Record], seconds: float, compile_seconds: float) -> None:
+        self.rows, self.seconds, self.compile_seconds = rows, seconds, compile_seconds
+
+    def start(self, state: SimulationState) -> None:
+        """Forget evaluations after `state`."""
+        done = int(state.round)
+        if done == 0:
+            self._set([], 0.0, 0.0)
+        self.rows = [row for row in self.rows if row["round"] <= done]
+
+    def segment(self, state: SimulationState, segment: Segment) -> None:
+        """Add an evaluation."""
+        self.rows += self.run.records(state, segment)
+        self.seconds += segment.seconds
+        self.compile_seconds += segment.compile_seconds
+
+
+class MetricsFile(Records):
+    """Write the records of all evaluations to a file, a line of JSON each.
+
+    A checkpoint keeps the length and the digest of the file in place of the records. Lines after
+    them stay in the file until their evaluation is done again, for they say what was released.
+    Without a checkpoint a start replaces the file.
+
+    Args:
+      path: the file; its folders are made.
+      exact: whether numbers that are not finite are written as they are, not as null.
+    """
+
+    def __init__(self, path: Path | str, *, exact: bool = False):
+        super().__init__()
+        self._path, self._exact = Path(path), exact
+        self._size, self._digest = 0, hashlib.sha256()
+        self._later: list[bytes] = []
+
+    @property
+    def memory(self) -> Any:
+        """Length and digest of the file; the times; the first round with an infinite loss."""
+        bad = (row["round"] for row in self.rows if not _is_finite(row.get("train_loss")))
+        found = {"size": self._size, "digest": self._digest.hexdigest(), "bad": next(bad, None)}
+        return {**found, "seconds": self.seconds, "compile_seconds": self.compile_seconds}
+
+    @memory.setter
+    def memory(self, kept: Any) -> None:
+        content, self._later = divided(self._path, kept)
+        rows = [json.loads(line) for line in content.splitlines()]
+        if not self._exact:
+            rows = [_with_nan(row, kept["bad"]) for row in rows]
+        self._set(rows, kept["seconds"], kept["compile_seconds"])
+
+    @property
+    def released(self) -> int:
+        """The last round whose evaluation is in the file and still to be done again, or 0."""
+        return last_round(self._later)
+
+    def keep_lines(self) -> None:
+        """Keep the lines that the file holds until their evaluations are done again."""
+        self._later = divided(self._path, {})[1]
+
+    def start(self, state: SimulationState) -> None:
+        """Write the evaluations in memory."""
+        if int(state.round) == 0 and self.rows:
+            self._later = []  # another run with this callback
+        super().start(state)
+        content = self._lines(self.rows)
+        self._size, self._digest = len(content), hashlib.sha256(content)
+        if is_first():
+            store.make_folder(self._path.parent)
+            store.write(self._path, b"".join([content, *self._later]))
+
+    def segment(self, state: SimulationState, segment: Segment) -> None:
+        """Add an evaluation to the file."""
+        super().segment(state, segment)
+        added = self._lines(self.run.records(state, segment))
+        before = [line for line in self._later if last_round([line]) <= segment.round]
+        self._later = self._later[len(before) :]
+        if is_first():
+            if not before and not self._later:
+                store.append(self._path, added)
+            elif added != b"".join(before):
+                content = self._path.read_bytes()[: self._size]
+                store.write(self._path, b"".join([content, added, *self._later]))
+        self._size += len(added)
+        self._digest.update(added)
+
+    def sync(self) -> None:
+        """Make the file durable."""
+        if is_first() and self._size:
+            store.sync(self._path)
+
+    def _lines(self, rows: Sequence[Record]) -> bytes:
+        return lines(rows, exact=self._exact)
+
+
+def fits(path: Path) -> Callable[[Mapping[str, Any]], None]:
+    """Return the check that a checkpoint's note belongs to the `MetricsFile` at a path.
+
+    The check raises ValueError if the file does not begin with the lines before the checkpoint.
+    """
+
+    def check(note: Mapping[str, Any]) -> None:
+        kept = note.get("memory", {}).get(MetricsFile.__name__)
+        if kept is not None:
+            divided(path, kept)
+
+    return check
+
+
+def divided(path: Path, kept: Mapping[str, Any]) -> tuple[bytes, list[bytes]]:
+    """Return the lines of a file that a checkpoint refers to, and each whole line after them.
+
+    Args:
+      path: the file of a `MetricsFile`; one that is missing counts as empty.
+      kept: its `memory`, or {} to refer to nothing.
+
+    Raises:
+      ValueError: if the lines are not those that were written.
+    """
+    content = path.read_bytes() if path.is_file() else b""
+    size = kept.get("size", 0)
+    if hashlib.sha256(content[:size]).hexdigest() != kept.get("digest", _NOTHING):
+        raise ValueError(f"{path} does not begin with what was written before it")
+    *later, _ = content[size:].split(b"\n")  # the last one is empty, or was cut
+    while later and _round(later[-1]) is None:
+        later.pop()  # never reached the disk
+    if None in map(_round, later):
+        raise ValueError(f"{path} has a line that is no record")
+    return content[:size], [line + b"\n" for line in later]
+
+
+def last_round(rows: Sequence[bytes]) -> int:
+    """Return the last round of some lines; 0 without any."""
+    return max((_round(line) or 0 for line in rows), default=0)
+
+
+def _round(line: bytes) -> int | None:
+    """Return the round of a record; None if the line holds none."""
+    try:
+        return int(json.loads(line)["round"])
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return None
+
+
+def _with_nan(row: Record, bad: int | None) -> Record:
+    """Return a record with NaN for the nulls of JSON, but for a loss without participants."""
+    present = {name for name in row if name != "train_loss" or row["round"] == bad}
+    return {k: math.nan if v is None and k in present else v for k, v in row.items()}
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is None or math.isfinite(value)
