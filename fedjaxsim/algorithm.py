@@ -82,8 +82,12 @@ class Algorithm(NamedTuple):
       client: `(shared, personal, data, hparams, context) -> (personal, message, metrics)`: one
         client's round. `data` is its `ClientData`; `message` is a pytree of float arrays, or `()`
         if nothing is sent; `metrics` are scalars for the researcher, never read by the server.
-      server: `(shared, release, hparams, round) -> shared`: the next server state.
+      server: `(shared, release, hparams, round) -> shared`: the next server state. Here
+        `hparams.sampling_rate` is the rate p of any sampler.
       predict: `(shared, personal, hparams, client_id) -> params`: the client's model.
+      predict_with_data: `(shared, personal, data, hparams, client_id) -> params`: the model that a
+        client makes of its own training rows, `data`; evaluations then use it in place of
+        `predict`. None if predictions need no rows.
       task: model, loss and metrics.
       hyperparameters: records of the hyperparameters read; `hyperparameters.reads` sets them.
       check: `(hparams)`: raises ValueError if hyperparameters known on the host do not suit the
@@ -102,3 +106,6 @@ class Algorithm(NamedTuple):
     check: Callable[[Hyperparameters], None] = lambda hparams: None
     public: tuple[str, ...] = ()
     warm_start: WarmStart = WarmStart()
+    predict_with_data: (
+        Callable[[PyTree, PyTree, Any, Hyperparameters, jax.Array], PyTree] | None
+    ) = None

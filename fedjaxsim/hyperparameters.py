@@ -142,7 +142,11 @@ class Hyperparameters:
         for name in changes:
             if name not in self._values:
                 raise ValueError(unknown("hyperparameter", name, self._values))
-        return type(self)(**(self._values | changes))
+        return self.having(**changes)
+
+    def having(self, **values: Value) -> Self:
+        """Return a copy with more values, or other ones."""
+        return type(self)(**(self._values | values))
 
     def as_arrays(self) -> Self:
         """Return a copy with float arrays of the default precision.

@@ -82,6 +82,11 @@ def in_clusters(algorithm: Algorithm, clusters: ArrayLike) -> Algorithm:
     def predict(shared, personal, hparams, client_id):
         return algorithm.predict(of_client(shared, client_id), personal, hparams, client_id)
 
+    def predict_with_data(shared, personal, data, hparams, client_id):
+        assert algorithm.predict_with_data is not None
+        own = of_client(shared, client_id)
+        return algorithm.predict_with_data(own, personal, data, hparams, client_id)
+
     warm = algorithm.warm_start
 
     def published(shared):
@@ -100,6 +105,7 @@ def in_clusters(algorithm: Algorithm, clusters: ArrayLike) -> Algorithm:
         client=client,
         server=server,
         predict=predict,
+        predict_with_data=None if algorithm.predict_with_data is None else predict_with_data,
         public=(*algorithm.public, _PUBLIC),
         warm_start=WarmStart(None if warm.start is None else start, published),
     )

@@ -166,5 +166,10 @@ def with_canaries(
         return algorithm.predict(shared.inner, personal.inner, hparams, client_id)
 
     return algorithm._replace(
-        init=init, client=client, server=server, predict=predict, warm_start=WarmStart()
+        init=init,
+        client=client,
+        server=server,
+        predict=predict,
+        predict_with_data=None,
+        warm_start=WarmStart(),
     )

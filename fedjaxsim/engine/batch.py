@@ -121,6 +121,13 @@ def _of_settings(program: Program, axes: Hyperparameters, size: int) -> Program:
 
         return many(of_one, 0, 1, 0, axes)(accumulator, messages.dense(), state, hparams)
 
+    def predict_with_data(shared, personal, data, hparams, client_id):
+        def of_one(shared, personal, hparams):
+            assert one.predict_with_data is not None
+            return one.predict_with_data(shared, personal, data, hparams, client_id)
+
+        return many(of_one, 0, 0, axes)(shared, personal, hparams)
+
     def measure(params, data, most_rows):
         return many(lambda params: program.measure(params, data, most_rows), 0)(params)
 
@@ -132,6 +139,7 @@ def _of_settings(program: Program, axes: Hyperparameters, size: int) -> Program:
             client=client,
             server=many(one.server, 0, 0, axes, None),
             predict=many(one.predict, 0, 0, axes, None),
+            predict_with_data=None if one.predict_with_data is None else predict_with_data,
         ),
         mechanism=mechanism._replace(
             init=many(mechanism.init, axes),

@@ -179,12 +179,29 @@ class Program:
         layout = self._layout(state).for_evaluation(state.personal)
 
         def one(personal, client_id):
-            params = self.algorithm.predict(state.shared, personal, hparams, client_id)
+            params = self.predict(state, personal, hparams, client_id, rows, layout)
             data = rows.of(client_id, state.key, self.minibatches, layout)
             return self.measure(params, data, rows.most_rows)
 
         ids, _ = self.partition.ids()
         return map_clients(one, state.personal, ids, layout, rows)
+
+    def predict(
+        self,
+        state: SimulationState,
+        personal: PyTree,
+        hparams: Hyperparameters,
+        client_id: jax.Array,
+        rows: Rows,
+        layout: Layout,
+    ) -> PyTree:
+        """Return the parameters that one client of this personal state predicts with."""
+        algorithm = self.algorithm
+        if algorithm.predict_with_data is None:
+            return algorithm.predict(state.shared, personal, hparams, client_id)
+        training = rows.of_training().for_training()
+        data = training.of(client_id, state.key, self.minibatches, layout)
+        return algorithm.predict_with_data(state.shared, personal, data, hparams, client_id)
 
     # --- placement and compilation ----------------------------------------------------------------
 
@@ -192,7 +209,11 @@ class Program:
         """Put rows where the functions read them; return them by split."""
         with jax.ensure_compile_time_eval():  # also while a run is being traced
             fields = {name: jax.device_put(value) for name, value in population.fields.items()}
-            return {split: Rows.place(population, split, fields) for split in population.splits}
+            training = self.algorithm.predict_with_data is not None
+            return {
+                split: Rows.place(population, split, fields, training)
+                for split in population.splits
+            }
 
     def compiled(self) -> Functions:
         """Return the four functions compiled; `rounds` reuses the buffers of its state."""
@@ -332,6 +353,16 @@ def _with_types_of(old: PyTree, new: PyTree) -> PyTree:
         return after.astype(before.dtype) if both else after
 
     return jax.tree.map(one, old, new)
+
+
+def with_rate(algorithm: Algorithm, sampler: Sampler) -> Algorithm:
+    """Return the algorithm with a server that reads the rate p of any sampler in `hparams`."""
+
+    def server(shared, release, hparams, round_):
+        known = hparams.having(sampling_rate=sampler.rate(hparams))
+        return algorithm.server(shared, release, known, round_)
+
+    return algorithm._replace(server=server)
 
 
 def measure_with(task: Task) -> Callable[[PyTree, ClientData, int], ClientMetrics]:

@@ -25,6 +25,8 @@ class Rows:
       generate: static; the population's function for fresh minibatches, or None.
       pass_size: static; rows in a batch of an exact pass.
       most_rows: static; a bound on a client's rows, the padding of its last batch included.
+      training: the clients' training rows, where `fields` are these ones; None if the split is
+        theirs, or nobody reads them.
     """
 
     fields: dict[str, jax.Array]
@@ -34,13 +36,25 @@ class Rows:
     generate: Generate | None = dataclasses.field(default=None, metadata={"static": True})
     pass_size: int = dataclasses.field(default=LARGEST_PASS, metadata={"static": True})
     most_rows: int = dataclasses.field(default=LARGEST_PASS, metadata={"static": True})
+    training: "Rows | None" = None
 
     @classmethod
-    def place(cls, population: Population, split: str, fields: dict[str, jax.Array]) -> "Rows":
-        """Return one split of a population whose fields are on the device."""
+    def place(
+        cls, population: Population, split: str, fields: dict[str, Any], training: bool = False
+    ) -> "Rows":
+        """Return one split of a population whose fields are on the device, with training rows."""
         ranges = population.splits[split]
         start, count = jnp.asarray(ranges.start), jnp.asarray(ranges.count)
-        return cls.sized(fields, start, count, int(ranges.count.max()), population.generate)
+        rows = cls.sized(fields, start, count, int(ranges.count.max()), population.generate)
+        if not training or split == "train":
+            return rows
+        return dataclasses.replace(rows, training=cls.place(population, "train", {}))
+
+    def of_training(self) -> "Rows":
+        """Return the clients' training rows."""
+        if self.training is None:
+            return self
+        return dataclasses.replace(self.training, fields=self.fields)
 
     @classmethod
     def shapes(cls, population: Population, split: str) -> "Rows":

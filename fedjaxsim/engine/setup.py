@@ -23,7 +23,7 @@ from fedjaxsim.engine.devices import mesh_of
 from fedjaxsim.engine.evaluation import Evaluation, SplitStatistics, summarize
 from fedjaxsim.engine.layout import ChunkMap, Layout, default_layout
 from fedjaxsim.engine.processes import to_host
-from fedjaxsim.engine.program import ClientMetrics, Program, measure_with
+from fedjaxsim.engine.program import ClientMetrics, Program, measure_with, with_rate
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.shard import CLIENTS, shard
@@ -107,7 +107,7 @@ class Setup:
             raise ValueError("a streamed simulation runs on the first device: leave devices out")
         self._use(self.population)
         self.program = Program(
-            algorithm,
+            with_rate(algorithm, self.sampler),
             mechanism,
             self.sampler,
             measure_with(self.task),

@@ -90,7 +90,8 @@ class Sharded(Program):
         the length of the longest one, so they may overlap.
         """
         with jax.ensure_compile_time_eval():
-            return _place(self.mesh, population)
+            training = self.algorithm.predict_with_data is not None
+            return _place(self.mesh, population, training)
 
     def specs(self, state: SimulationState) -> Any:
         """Return how a state is divided: a `PartitionSpec` for each leaf."""
@@ -182,7 +183,7 @@ class Sharded(Program):
         return leaf[:, : self.num_clients] if self._seeds else leaf[: self.num_clients]
 
 
-def _place(mesh: Mesh, population: Population) -> dict[str, Rows]:
+def _place(mesh: Mesh, population: Population, training: bool) -> dict[str, Rows]:
     devices = mesh.shape[CLIENTS]
     size = -(-population.num_clients // devices)
     begins, longest = pieces_of(population, devices)
@@ -199,20 +200,26 @@ def _place(mesh: Mesh, population: Population) -> dict[str, Rows]:
     fields = {name: pieces(np.asarray(value)) for name, value in population.fields.items()}
     owner = np.arange(population.num_clients) // size
     shift = np.asarray(begins, np.int32)[owner]
-    rows_of = {}
-    for name, ranges in population.splits.items():
-        rows = Rows.place(population, name, fields)
+
+    def on_devices(name: str, rows: Rows) -> Rows:
+        ranges = population.splits[name]
         # A client without rows in this split may start outside its device's piece.
         start = np.where(ranges.count > 0, ranges.start - shift, 0)
         start, count = (placed(each, everywhere) for each in (start, ranges.count))
-        rows_of[name] = dataclasses.replace(rows, start=start, count=count)
-    return rows_of
+        of = None if rows.training is None else on_devices("train", rows.training)
+        return dataclasses.replace(rows, start=start, count=count, training=of)
+
+    return {
+        name: on_devices(name, Rows.place(population, name, fields, training))
+        for name in population.splits
+    }
 
 
 def specs_of_rows(rows: Rows) -> Any:
     """Return how rows are divided over devices: their fields by clients."""
     fields: Any = dict.fromkeys(rows.fields, PartitionSpec(CLIENTS))
-    return dataclasses.replace(rows, fields=fields, start=SAME, count=SAME)
+    training = None if rows.training is None else specs_of_rows(rows.training)
+    return dataclasses.replace(rows, fields=fields, start=SAME, count=SAME, training=training)
 
 
 def pieces_of(population: Population, devices: int) -> tuple[list[int], int]:

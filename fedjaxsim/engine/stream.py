@@ -44,12 +44,14 @@ class HostRows(NamedTuple):
     Attributes:
       fields: arrays (N, ...), which may be mapped files.
       ranges: each client's rows.
+      training: each client's training rows, which are gathered, too; None if nobody reads them.
       empty: `Rows` of no client, with the static fields of the population's rows.
     """
 
     fields: dict[str, np.ndarray]
     ranges: Ranges
     empty: Rows
+    training: Ranges | None = None
 
     def room(self, clients: int) -> int:
         """Return the largest number of rows that `clients` clients can have."""
@@ -72,15 +74,22 @@ class HostRows(NamedTuple):
           buffers: as from `buffers`, with room for them; they become the fields.
         """
         found = ids[: np.searchsorted(ids, len(self.ranges.count))]
-        ranges = Ranges(self.ranges.start[found], self.ranges.count[found])
-        index = ranges.all_rows()
+        splits = [self.ranges] if self.training is None else [self.ranges, self.training]
+        ranges = [Ranges(each.start[found], each.count[found]) for each in splits]
+        index = np.concatenate([each.all_rows() for each in ranges])
         for name, values in self.fields.items():
             # The only mode that writes straight to `out`; no index is out of bounds.
             np.take(values, index, axis=0, out=buffers[name][: len(index)], mode="clip")
-        start, count = np.zeros(len(ids), np.int32), np.ones(len(ids), np.int32)
-        count[: len(found)] = ranges.count
-        start[: len(found)] = np.cumsum(ranges.count) - ranges.count
-        return dataclasses.replace(self.empty, fields=buffers, start=start, count=count, ids=ids)
+        start = np.zeros((len(splits), len(ids)), np.int32)
+        count = np.ones_like(start)
+        counts = np.stack([each.count for each in ranges])
+        count[:, : len(found)] = counts
+        start[:, : len(found)] = (np.cumsum(counts) - counts.ravel()).reshape(counts.shape)
+        rows = dataclasses.replace(self.empty, start=start[0], count=count[0], ids=ids)
+        if rows.training is not None:
+            training = dataclasses.replace(rows.training, start=start[1], count=count[1], ids=ids)
+            rows = dataclasses.replace(rows, training=training)
+        return dataclasses.replace(rows, fields=buffers)
 
 
 class Turn(NamedTuple):
@@ -126,10 +135,12 @@ class Streamed(Program):
     def place(self, population: Population) -> dict[str, Any]:
         """Return each split's rows on the host; nothing is read."""
         nobody, placed = np.zeros(0, np.int32), {}
+        reads = self.algorithm.predict_with_data is not None
         for split, ranges in population.splits.items():
-            rows = Rows.place(population, split, {})
+            rows = Rows.place(population, split, {}, reads)
             empty = dataclasses.replace(rows, start=nobody, count=nobody)
-            placed[split] = HostRows(population.fields, ranges, empty)
+            training = None if rows.training is None else population.splits["train"]
+            placed[split] = HostRows(population.fields, ranges, empty, training)
         return placed
 
     def compiled(self) -> Functions:
@@ -227,7 +238,9 @@ class Streamed(Program):
                 np.minimum(np.arange(begin, begin + size, dtype=np.int32), clients)
                 for begin in range(0, clients, size)
             ]
-            counts = [int(rows.ranges.count[ids[ids < clients]].sum()) for ids in blocks]
+            each = rows.ranges.count
+            each = each if rows.training is None else each + rows.training.count
+            counts = [int(each[ids[ids < clients]].sum()) for ids in blocks]
             room = max(1, *counts)
 
             def fetch(ids: np.ndarray) -> tuple[Rows, PyTree]:

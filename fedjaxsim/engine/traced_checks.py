@@ -99,6 +99,9 @@ def _a_round(program: Program, key: jax.Array, hparams: Hyperparameters, rows: R
     _check_metrics(metrics)
     predicted = algorithm.predict(shared, personal, hparams, client_id)
     _check_evaluation(algorithm.task, key, predicted, data)
+    if algorithm.predict_with_data is not None:
+        predicted = algorithm.predict_with_data(shared, personal, data, hparams, client_id)
+        _check_evaluation(algorithm.task, key, predicted, data)
     zero, public = mechanism.zero(message, m), mechanism.init(hparams)
     release = mechanism.release(zero, jnp.ones(()), key, public, hparams, round_).value
     try:

@@ -57,7 +57,7 @@ def mean_metric(
 
     def value(rows, state, hparams):
         def one(personal, client_id):
-            params = program.algorithm.predict(state.shared, personal, hparams, client_id)
+            params = program.predict(state, personal, hparams, client_id, rows, layout)
             data = rows.of(client_id, state.key, program.minibatches, layout)
             sums = measure(params, data, rows.most_rows).sums
             if metric not in sums:

@@ -38,7 +38,8 @@ def reversible(program: Program, rows: Rows) -> Program:
 
 def bounded(layout: Layout, rows: Rows) -> Layout:
     """Return the layout with the largest client's rows as a static bound of loops."""
-    most_rows = max(1, int(np.max(np.asarray(rows.count))))
+    counts = (np.max(np.asarray(each.count)) for each in (rows, rows.of_training()))
+    most_rows = max(1, int(max(counts)))
     return dataclasses.replace(layout.with_capped_batches(), most_rows=most_rows)
 
 

@@ -17,7 +17,7 @@ from fedjaxsim.engine import stream as streaming
 from fedjaxsim.engine.checkpoint import KEPT
 from fedjaxsim.engine.client_partition import AllClients
 from fedjaxsim.engine.memory import Memory, memory_of
-from fedjaxsim.engine.program import Program, measure_with
+from fedjaxsim.engine.program import Program, measure_with, with_rate
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.setup import layout_of
 from fedjaxsim.engine.shape_bytes import bytes_of
@@ -202,7 +202,7 @@ def plan(config: RunConfig, sizes: Sizes, machine: Machine) -> Capacity:
     if batched and layout.chunk_map == batched and config.chunk_size is None:
         layout = dataclasses.replace(layout, memory=machine.device)
     program = Program(
-        parts.algorithm,
+        with_rate(parts.algorithm, sampler),
         parts.mechanism,
         sampler,
         measure_with(parts.algorithm.task),
