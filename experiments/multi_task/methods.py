@@ -53,7 +53,7 @@ class Method:
         factory = resolve(fjs.SYSTEMS[self.system].factory)
         reads = [record.name for record in declared_by(factory, **self.arguments)]
         left_out = ("server_learning_rate", "clip_norm", "noise_multiplier", *self.fixed)
-        names = tuple(name for name in reads if name not in left_out)
+        names = tuple(name for name in reads if name not in left_out or name in self.box)
         return (*names, "clip_norm") if self.sends else names
 
     def make(self, task: fjs.Task, clients: int) -> tuple[fjs.Algorithm, fjs.Mechanism]:
@@ -115,22 +115,42 @@ METHODS = {
         "MP-MTL group-sparse", "mpmtl", COLOURS[2],
         {"penalty": "group-sparse", "acceleration": "convex"}, dashes="dashed", box=_MODELS,
     ),
+    "scaffold": Method("SCAFFOLD", "scaffold", COLOURS[0]),
+    "feddyn": Method("FedDyn", "feddyn", COLOURS[0]),
+    "qffl": Method("q-FFL", "qffl", COLOURS[0], box={"fairness": (0.1, 2.0)}),
+    "apfl": Method("APFL", "apfl", COLOURS[0], box={"mixture": (0.1, 1.0)}),
+    "apfl-adaptive": Method("APFL, adaptive", "apfl", COLOURS[0], {"adaptive": True},
+                            fixed={"mixture": 0.5}),
+    "pfedme": Method("pFedMe", "pfedme", COLOURS[0], box={"envelope_rate": (0.03, 1.0)}),
+    "per-fedavg": Method("Per-FedAvg", "per-fedavg", COLOURS[0],
+                         box={"adaptation_rate": (0.01, 5.0)}),
+    "per-fedavg-hessian": Method("Per-FedAvg, Hessian", "per-fedavg", COLOURS[0],
+                                 {"derivative": "hessian"}, box={"adaptation_rate": (0.01, 5.0)}),
+    "ifca": Method("IFCA, k = 2", "ifca", COLOURS[0], fixed={"separation": 0.1}),
+    "fedala": Method("FedALA", "fedala", COLOURS[0], box={"aggregation_rate": (0.1, 10.0)}),
+    "fedavgm": Method("FedAvgM", "fedavgm", COLOURS[0]),
+    "fedadam": Method("FedAdam", "fedadam", COLOURS[0],
+                      box={"server_learning_rate": (0.003, 0.3)}),
+    "fedyogi": Method("FedYogi", "fedyogi", COLOURS[0],
+                      box={"server_learning_rate": (0.003, 0.3)}),
+    "fedper-intercepts": Method("FedPer, intercepts", "fedper", COLOURS[0], {"head": "bias"}),
+    "fedrep-intercepts": Method("FedRep, intercepts", "fedrep", COLOURS[0], {"head": "bias"}),
 }  # fmt: skip
 COMPARED = ("pmtl", "pmtl-offset", "ditto", "fedavg", "fedprox", "local")
 """The methods of the comparison at equal ε."""
 
 
-PULLS = ("lam", "mu")
-"""Hyperparameters that pull a model to the shared one. In a box they are meant times the learning
-rate: the part of the way that one step takes, which is stable below 2."""
+RELATIVE = {"lam": "learning_rate", "mu": "learning_rate", "envelope_rate": "lam"}
+"""Hyperparameters that are given in a box times another one: the part of the way to another model
+that one step takes, which is stable below 2."""
 
 
 def _point(place: Mapping[str, float]) -> Point:
     """Return the hyperparameters of a point in the box, to three digits."""
-    values = {
-        name: value / place["learning_rate"] if name in PULLS else value
-        for name, value in place.items()
-    }
+    values = dict(place)
+    for name, other in RELATIVE.items():
+        if name in place:
+            values[name] /= values[other]
     return {name: float(f"{value:.3g}") for name, value in values.items()}
 
 
@@ -161,8 +181,8 @@ def at_edge(point: Point, box: Box, *, private: bool, margin: float = 0.05) -> l
         if name == "clip_norm" and not private:
             continue
         low, high = np.log(box[name])
-        if name in PULLS:
-            value *= point["learning_rate"]
+        if name in RELATIVE:
+            value *= point[RELATIVE[name]]
         place = (np.log(value) - low) / (high - low)
         if not margin <= place <= 1 - margin:
             found.append(f"{name} {'low' if place < margin else 'high'}")
