@@ -2,22 +2,28 @@
 
 import contextlib
 import importlib.util
+import itertools
 
 import jax
 import numpy as np
 import pytest
 
-from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.algorithm import Algorithm, Context
 from fedjaxsim.algorithms import SYSTEMS
-from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.data.minibatches import Batch, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import split
-from fedjaxsim.factories import make
+from fedjaxsim.factories import make, resolve, settings_of
 from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.choices import MECHANISMS
+from fedjaxsim.privacy.samplers.fixed import fixed_size
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import Task, softmax, squared
 
+LAWFUL = {
+    name: system for name, system in SYSTEMS.items() if not system.variant_of and not system.softmax
+}
+"""The systems that laws of all systems are tested on, most of them by linear regression."""
 HANGS = 600
 """Seconds after which a test that waits for something says that it never happens."""
 
@@ -88,14 +94,15 @@ def every_system(*quick, sending=False):
     slow = [pytest.mark.thorough]
     return [
         pytest.param(name, marks=slow if quick and name not in quick else [])
-        for name, system in SYSTEMS.items()
+        for name, system in LAWFUL.items()
         if system.sends or not sending
     ]
 
 
 def algorithm_of(name, task, num_clients) -> Algorithm:
     """A system on a task; a linear model's bias is what a client keeps, where it keeps a part."""
-    parts = name.startswith("dpfedmtl") and task.output_layer is None
+    has_head = "head" in settings_of(resolve(SYSTEMS[name].factory))
+    parts = has_head and task.output_layer is None
     return SYSTEMS[name].make(task, num_clients, **({"head": "bias"} if parts else {}))
 
 
@@ -123,10 +130,59 @@ def after(simulation, hparams, rounds, seed=0):
     return state
 
 
-def designs(population):
+def states_of(algorithm, population, rounds, **values):
+    """The states of a run without noise, and its simulation: 3 steps on all of a client's rows.
+
+    One client of m is drawn in a round, so p = 1/m and the release is its message.
+    """
+    size = int(population.counts.max())
+    sampling, minibatches = fixed_size(cohort=1), Minibatches(size, epochs=3)
+    sim = Simulation(algorithm, population, sampling, minibatches)
+    hparams = read_by(sim, noise_multiplier=0.0, **({"clip_norm": np.inf} | values))
+    states = [sim.init(0, hparams)]
+    for _ in range(rounds):
+        states.append(sim.round(states[-1], hparams)[0])
+    return states, sim
+
+
+class FixedData:
+    """A client's view of the same minibatch twice."""
+
+    def __init__(self, rows):
+        fields = {name: jax.numpy.asarray(values) for name, values in rows.items()}
+        self.batch = Batch(fields, jax.numpy.ones(len(rows["y"])))
+
+    def fold(self, step, carry):
+        return step(step(carry, self.batch), self.batch)
+
+    def num_steps(self):
+        return jax.numpy.int32(2)
+
+
+def first_context() -> Context:
+    """The context of client 0 in round 0."""
+    zero = jax.numpy.int32(0)
+    return Context(zero, jax.random.key(0), zero, 1, jax.numpy.ones(()))
+
+
+def drawn(states, population):
+    """The client drawn in each round, whose personal state is the one that changed."""
+    for before, after in itertools.pairwise(states):
+        olds, news = (
+            np.concatenate(
+                [np.reshape(leaf, (population.num_clients, -1)) for leaf in jax.tree.leaves(tree)],
+                axis=1,
+            )
+            for tree in (before.personal, after.personal)
+        )
+        [client] = np.flatnonzero(np.any(olds != news, axis=1))
+        yield client, before, after
+
+
+def designs(population, split=None):
     """Per client (X with a column of ones, y): the model's bias is the last coefficient."""
     for k in range(population.num_clients):
-        rows = population.rows(k)
+        rows = population.rows(k, split)
         yield np.column_stack([rows["x"], np.ones(len(rows["y"]))]), rows["y"]
 
 

@@ -12,7 +12,7 @@ from problems import every_system, least_squares, simulation_of
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.optimizers import LEARNING_RATE, SERVER_LEARNING_RATE
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.factories import make, resolve
+from fedjaxsim.factories import make, resolve, settings_of
 from fedjaxsim.hyperparameters import (
     Hyperparameter,
     Hyperparameters,
@@ -22,9 +22,11 @@ from fedjaxsim.hyperparameters import (
     on_host,
     reads,
 )
+from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 from fedjaxsim.privacy.mechanisms import CLIP_NORM, NOISE_MULTIPLIER
 from fedjaxsim.privacy.mechanisms.adaptive import adaptive_clipping
+from fedjaxsim.tasks.task import softmax
 
 POPULATION, TASK = least_squares([4, 5, 6], features=2)
 NOISE = {"clip_norm", "noise_multiplier"}
@@ -132,9 +134,10 @@ def test_a_factory_declares_before_it_is_called_what_its_part_has(path):
 
 
 def test_every_system_declares_before_it_is_called_what_its_algorithm_has():
-    for name, system in SYSTEMS.items():
-        settings = {"head": "bias"} if name.startswith("dpfedmtl") else {}
-        algorithm = system.make(TASK, 3, **settings)
+    for system in SYSTEMS.values():
+        settings = {"head": "bias"} if "head" in settings_of(resolve(system.factory)) else {}
+        task = softmax(linear((2,), 3), 3) if system.softmax else TASK
+        algorithm = system.make(task, 3, **settings)
         assert declared_by(resolve(system.factory), **settings) == algorithm.hyperparameters
         assert LEARNING_RATE in algorithm.hyperparameters
 

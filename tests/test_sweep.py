@@ -7,11 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import classification, compilations, least_squares, read_by, simulation_of
+from problems import (
+    LAWFUL,
+    classification,
+    compilations,
+    least_squares,
+    read_by,
+    simulation_of,
+)
 from several import start
 
 from fedjaxsim import pmtl, ppsgd
-from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.engine.state import state_of
@@ -65,7 +71,7 @@ QUICK = [("pmtl", "scan")]
     ("name", "chunk_map"),
     [
         pytest.param(name, chunk_map, marks=[] if (name, chunk_map) in QUICK else THOROUGH)
-        for name in SYSTEMS
+        for name in LAWFUL
         for chunk_map in ("scan", "vmap")
     ],
 )
@@ -250,7 +256,7 @@ def test_devices_that_settings_leave_idle_divide_the_clients():
     ("name", "rate"),
     [
         ("pmtl", 0.6),
-        *(pytest.param(name, 1.0, marks=THOROUGH) for name in SYSTEMS),
+        *(pytest.param(name, 1.0, marks=THOROUGH) for name in LAWFUL),
         pytest.param("ppsgd", 0.6, marks=THOROUGH),
     ],
 )

@@ -1,10 +1,10 @@
 """Ditto (Li, Hu, Beirami, Smith; ICML 2021): personal models pulled towards a global one."""
 
-from fedjaxsim.algorithm import Algorithm, WarmStart
+from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
-from fedjaxsim.algorithms.shared_model import from_one_model, predict_with_personal
+from fedjaxsim.algorithms.shared_model import with_personal
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
 
@@ -34,22 +34,10 @@ def ditto(
     """
     of_w = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
 
-    def start(hparams, w, v_k):
-        assert of_w.warm_start.start is not None
-        shared, _ = of_w.warm_start.start(hparams, w, v_k)
-        return shared, v_k
-
     def client(shared, personal, data, hparams, context):
         _, update, _ = of_w.client(shared, (), data, hparams, context)
         pull = Pull(hparams.lam, shared.params)
         v_k, loss = local_steps(personal, data, task, local_optimizer, hparams, context.round, pull)
         return v_k, update, {"loss": loss}
 
-    return Algorithm(
-        from_one_model(task, start),
-        client,
-        of_w.server,
-        predict_with_personal,
-        task,
-        warm_start=WarmStart(start, of_w.warm_start.published),
-    )
+    return with_personal(of_w, client)

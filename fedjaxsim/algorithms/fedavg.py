@@ -1,5 +1,10 @@
 """FedAvg (McMahan et al. 2017), and with the Gaussian mechanism DP-FedAvg (McMahan et al. 2018)."""
 
+import dataclasses
+import functools
+
+import optax
+
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.local_steps import local_update
@@ -13,6 +18,10 @@ from fedjaxsim.algorithms.shared_model import (
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
 
+_ADAPTIVE_RATE = dataclasses.replace(optimizers.SERVER_LEARNING_RATE, default=0.01)
+_OF_PAPER = {"b1": 0.9, "b2": 0.99, "eps": 1e-3}
+"""β₁, β₂ and τ of Reddi et al. (2021)."""
+
 
 @reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE)
 def fedavg(
@@ -23,14 +32,10 @@ def fedavg(
 ) -> Algorithm:
     """FedAvg: local SGD from the global w; clients send v − w; one model for all.
 
-    With "adam" it is FedAdam (Reddi et al. 2021), with "momentum" (β = 0.9) FedAvgM (Hsu et al.
-    2019).
-
     Args:
       task: model and loss.
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
-      server_optimizer: Optimizer of the server, a name (momentum for FedAvgM, adam for FedAdam) or
-        from `optimizers.server`.
+      server_optimizer: Optimizer of the server, a name or from `optimizers.server`.
     """
     server_optimizer = optimizers.as_server(server_optimizer)
 
@@ -51,3 +56,41 @@ def fedavg(
         task,
         warm_start=WarmStart(start, published),
     )
+
+
+@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE)
+def fedavgm(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Algorithm:
+    """FedAvgM (Hsu, Qi, Brown 2019): FedAvg whose server steps with momentum β = 0.9.
+
+    Args:
+      task: model and loss.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
+    """
+    return fedavg(task, local_optimizer=local_optimizer, server_optimizer="momentum")
+
+
+@reads(optimizers.LEARNING_RATE, _ADAPTIVE_RATE)
+def fedadam(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Algorithm:
+    """FedAdam (Reddi et al. 2021): FedAvg whose server steps with Adam.
+
+    β₁ = 0.9, β₂ = 0.99 and τ = 10⁻³ are the paper's; optax corrects the bias of the first steps,
+    the paper does not.
+
+    Args:
+      task: model and loss.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
+    """
+    adam = optimizers.server(functools.partial(optax.adam, **_OF_PAPER))
+    return fedavg(task, local_optimizer=local_optimizer, server_optimizer=adam)
+
+
+@reads(optimizers.LEARNING_RATE, _ADAPTIVE_RATE)
+def fedyogi(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Algorithm:
+    """FedYogi (Reddi et al. 2021): FedAvg whose server steps with Yogi; constants as `fedadam`.
+
+    Args:
+      task: model and loss.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
+    """
+    yogi = optimizers.server(functools.partial(optax.yogi, **_OF_PAPER))
+    return fedavg(task, local_optimizer=local_optimizer, server_optimizer=yogi)

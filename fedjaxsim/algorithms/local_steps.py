@@ -40,6 +40,7 @@ def local_steps(
     round_: jax.Array,
     pull: Pull | None = None,
     penalty: Callable[[PyTree, Batch], jax.Array] | None = None,
+    gradient: Callable[[PyTree, Batch], tuple[jax.Array, PyTree]] | None = None,
 ) -> tuple[PyTree, jax.Array]:
     """Take this round's local steps on a client's own rows.
 
@@ -52,16 +53,18 @@ def local_steps(
       round_: () int32.
       pull: a penalty added to the loss.
       penalty: another one, `(params, batch) -> ()`.
+      gradient: `(params, batch) -> (loss, gradient)` in place of those of the task's loss.
 
     Returns:
       v, the parameters after the last step, and the mean over steps of the minibatch losses, each
       before its step, (); 0 if the client's data are consumed.
     """
     optimizer = as_local(local_optimizer)(hparams, round_)
+    gradient = jax.value_and_grad(task.loss) if gradient is None else gradient
 
     def step(carry, batch):
         params, state, total = carry
-        value, grads = jax.value_and_grad(task.loss)(params, batch)
+        value, grads = gradient(params, batch)
         if pull is not None:
             strength, centre = pull
             grads = jax.tree.map(lambda g, v, c: g + strength * (v - c), grads, params, centre)
@@ -97,3 +100,29 @@ def local_update(
     eta, mu = jnp.asarray(hparams.learning_rate), 0.0 if pull is None else pull.strength
     update, total = linear_update(params, data.fold, steps, size, linear, eta, mu)
     return update, total / jnp.maximum(data.num_steps(), 1)
+
+
+def mean_over_rows(function: Callable[[Batch], PyTree], data: ClientData) -> PyTree:
+    """Compute the mean over all of a client's rows of a mean over a batch.
+
+    Args:
+      function: `(batch) -> pytree`, such as the loss or its gradient.
+      data: the client's rows.
+
+    Raises:
+      ValueError: if minibatches are made afresh, so that clients have no rows.
+    """
+    if data.generates:
+        raise ValueError(
+            "this algorithm makes a pass over all rows of a client, but this population makes "
+            "minibatches afresh and has none"
+        )
+
+    def add(total, batch):
+        rows = jnp.sum(batch.weight)
+        return jax.tree.map(lambda t, v: t + rows.astype(v.dtype) * v, total, function(batch))
+
+    shapes = jax.eval_shape(function, data.batch_shapes())
+    total = data.full_pass(add, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
+    rows = jnp.maximum(data.count, 1)
+    return jax.tree.map(lambda leaf: leaf / rows.astype(leaf.dtype), total)

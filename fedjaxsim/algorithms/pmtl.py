@@ -6,18 +6,12 @@ import jax
 import jax.numpy as jnp
 from numpy.typing import ArrayLike
 
-from fedjaxsim.algorithm import Algorithm, WarmStart
+from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.clusters import in_clusters
+from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
-from fedjaxsim.algorithms.shared_model import (
-    from_one_model,
-    predict_with_personal,
-    publish,
-    published,
-    require_choice,
-    server_step,
-)
+from fedjaxsim.algorithms.shared_model import require_choice, with_personal
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
 
@@ -62,10 +56,6 @@ def pmtl(
       ValueError: if the message is unknown, or `in_clusters` refuses the clusters.
     """
     require_choice(message, Message, "message")
-    server_optimizer = optimizers.as_server(server_optimizer)
-
-    def start(hparams, w_tilde, w_k):
-        return publish(w_tilde, server_optimizer, hparams), w_k
 
     def client(shared, personal, data, hparams, context):
         w_k, w_tilde = personal, shared.params
@@ -74,12 +64,5 @@ def pmtl(
         origin = w_k if message == "update" else w_tilde
         return w, jax.tree.map(jnp.subtract, w, origin), {"loss": loss}
 
-    algorithm = Algorithm(
-        from_one_model(task, start),
-        client,
-        server_step(server_optimizer),
-        predict_with_personal,
-        task,
-        warm_start=WarmStart(start, published),
-    )
+    algorithm = with_personal(fedavg(task, server_optimizer=server_optimizer), client)
     return algorithm if clusters is None else in_clusters(algorithm, clusters)

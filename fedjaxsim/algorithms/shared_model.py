@@ -6,8 +6,9 @@ from typing import Any, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
-from fedjaxsim.algorithm import ServerOptimizer
+from fedjaxsim.algorithm import Algorithm, Client, ServerOptimizer, WarmStart
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.tasks.task import Task
 
@@ -50,6 +51,35 @@ def from_one_model(
     return init
 
 
+def with_personal(
+    shared_model: Algorithm,
+    client: Client,
+    state: Callable[[Hyperparameters, PyTree], PyTree] = lambda hparams, model: model,
+    predict: Callable[[PyTree, PyTree, Hyperparameters, jax.Array], PyTree] | None = None,
+) -> Algorithm:
+    """Return an algorithm of one shared model whose clients keep a state besides.
+
+    Args:
+      shared_model: the algorithm of the shared model, such as `fedavg`.
+      client: as in `Algorithm`.
+      state: `(hparams, model) -> personal`: a client's first state, from the model that it
+        predicted with in the stage before, at first the shared one.
+      predict: as in `Algorithm`; the personal state itself if None.
+    """
+
+    def start(hparams, published, own):
+        assert shared_model.warm_start.start is not None
+        shared, _ = shared_model.warm_start.start(hparams, published, own)
+        return shared, state(hparams, own)
+
+    return shared_model._replace(
+        init=from_one_model(shared_model.task, start),
+        client=client,
+        predict=predict_with_personal if predict is None else predict,
+        warm_start=WarmStart(start, shared_model.warm_start.published),
+    )
+
+
 def server_step(
     server_optimizer: ServerOptimizer,
 ) -> Callable[[SharedModel, PyTree, Hyperparameters, jax.Array], SharedModel]:
@@ -64,6 +94,11 @@ def server_step(
         return SharedModel(optax.apply_updates(shared.params, updates), state)
 
     return server
+
+
+def moved(tree: PyTree, rate: ArrayLike, direction: PyTree) -> PyTree:
+    """Return tree + rate · direction, in the types of the tree."""
+    return jax.tree.map(lambda t, d: (t + rate * d).astype(t.dtype), tree, direction)
 
 
 def keep_shared(

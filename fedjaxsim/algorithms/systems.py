@@ -14,6 +14,8 @@ from fedjaxsim.factories import make
 if TYPE_CHECKING:
     from fedjaxsim.algorithm import Algorithm
 
+_HERE = "fedjaxsim.algorithms"
+
 
 @dataclasses.dataclass(frozen=True)
 class System:
@@ -29,7 +31,10 @@ class System:
       local_passes: number of passes over the minibatches of a round.
       whole_pass: whether a round is one exact pass over a client's rows instead.
       linear: whether it needs a linear model.
+      softmax: whether it needs a softmax classification.
       full_participation: whether all clients take part in every round by default.
+      variant_of: the system that this one is with other settings; tests of all systems leave
+        variants out.
     """
 
     factory: str
@@ -40,7 +45,9 @@ class System:
     local_passes: int = 1
     whole_pass: bool = False
     linear: bool = False
+    softmax: bool = False
     full_participation: bool = False
+    variant_of: str = ""
 
     @property
     def sends(self) -> bool:
@@ -59,40 +66,38 @@ class System:
 
 
 SYSTEMS = {
-    "pmtl": System("fedjaxsim.algorithms.pmtl:pmtl", "PMTL", "Hu, Wu, Smith; TMLR 2023"),
+    "pmtl": System(f"{_HERE}.pmtl:pmtl", "PMTL", "Hu, Wu, Smith; TMLR 2023"),
     "ditto": System(
-        "fedjaxsim.algorithms.ditto:ditto",
+        f"{_HERE}.ditto:ditto",
         "Ditto",
         "Li, Hu, Beirami, Smith; ICML 2021",
         local_passes=2,
     ),
     "ppsgd": System(
-        "fedjaxsim.algorithms.ppsgd:ppsgd",
+        f"{_HERE}.ppsgd:ppsgd",
         "PP-SGD",
         "Bietti, Wei, Dudík, Langford, Wu; ICML 2022",
         one_minibatch=True,
     ),
-    "dpfedmtl": System(
-        "fedjaxsim.algorithms.dpfedmtl:dpfedmtl", "DPFedMTL", "Wu, Chen, Wang; 2020"
-    ),
+    "dpfedmtl": System(f"{_HERE}.dpfedmtl:dpfedmtl", "DPFedMTL", "Wu, Chen, Wang; 2020"),
     "dpfedmtl-as-published": System(
-        "fedjaxsim.algorithms.dpfedmtl:dpfedmtl_as_published",
+        f"{_HERE}.dpfedmtl:dpfedmtl_as_published",
         "DPFedMTL as published",
         "Wu, Chen, Wang; 2020, Algorithm 1",
         mechanism="plain-mean",
     ),
     "fedavg": System(
-        "fedjaxsim.algorithms.fedavg:fedavg",
+        f"{_HERE}.fedavg:fedavg",
         "FedAvg",
         "McMahan, Moore, Ramage, Hampson, Agüera y Arcas; AISTATS 2017",
     ),
     "fedprox": System(
-        "fedjaxsim.algorithms.fedprox:fedprox",
+        f"{_HERE}.fedprox:fedprox",
         "FedProx",
         "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith; MLSys 2020",
     ),
     "mpmtl": System(
-        "fedjaxsim.algorithms.mpmtl:mpmtl",
+        f"{_HERE}.mpmtl:mpmtl",
         "MP-MTL",
         "Liang, Liu, Zhou, Jiang, Zhang, Wang; TPAMI 2020",
         mechanism="gaussian-gram",
@@ -101,7 +106,7 @@ SYSTEMS = {
         full_participation=True,
     ),
     "dp-mtrl": System(
-        "fedjaxsim.algorithms.dp_mtrl:dp_mtrl",
+        f"{_HERE}.dp_mtrl:dp_mtrl",
         "DP-MTRL",
         "Gupta, Rana, Phung, Venkatesh; SDM 2016",
         mechanism="every-row",
@@ -110,7 +115,7 @@ SYSTEMS = {
         full_participation=True,
     ),
     "stl": System(
-        "fedjaxsim.algorithms.stl:stl",
+        f"{_HERE}.stl:stl",
         "STL",
         "the baseline of MP-MTL; TPAMI 2020",
         mechanism="no-release",
@@ -119,22 +124,63 @@ SYSTEMS = {
         full_participation=True,
     ),
     "naive-dp": System(
-        "fedjaxsim.algorithms.naive:naive_dp",
+        f"{_HERE}.naive:naive_dp",
         "Naive DP",
         "Hu, Wu, Smith; TMLR 2023, Figure 1",
         mechanism="every-row",
     ),
     "local": System(
-        "fedjaxsim.algorithms.local:local",
+        f"{_HERE}.local:local",
         "Local",
         "the baseline without communication",
         mechanism="no-release",
     ),
     "finetune": System(
-        "fedjaxsim.algorithms.finetune:finetune",
+        f"{_HERE}.finetune:finetune",
         "Fine-tuning",
         "Hu, Wu, Smith; TMLR 2023, section 5.3",
         mechanism="no-release",
+    ),
+    "scaffold": System(f"{_HERE}.scaffold:scaffold", "SCAFFOLD", "Karimireddy et al.; ICML 2020"),
+    "feddyn": System(f"{_HERE}.feddyn:feddyn", "FedDyn", "Acar et al.; ICLR 2021"),
+    "qffl": System(f"{_HERE}.qffl:qffl", "q-FFL", "Li, Sanjabi, Beirami, Smith; ICLR 2020"),
+    "apfl": System(f"{_HERE}.apfl:apfl", "APFL", "Deng, Kamani, Mahdavi; 2020", local_passes=2),
+    "pfedme": System(f"{_HERE}.pfedme:pfedme", "pFedMe", "Dinh, Tran, Nguyen; NeurIPS 2020"),
+    "per-fedavg": System(
+        f"{_HERE}.perfedavg:perfedavg",
+        "Per-FedAvg",
+        "Fallah, Mokhtari, Ozdaglar; NeurIPS 2020",
+        local_passes=2,
+    ),
+    "ifca": System(f"{_HERE}.ifca:ifca", "IFCA", "Ghosh et al.; NeurIPS 2020", local_passes=2),
+    "fedala": System(f"{_HERE}.fedala:fedala", "FedALA", "Zhang et al.; AAAI 2023", local_passes=2),
+    "knn-per": System(
+        f"{_HERE}.knnper:knnper", "kNN-Per", "Marfoq et al.; ICML 2022", softmax=True
+    ),
+    "fedavgm": System(
+        f"{_HERE}.fedavg:fedavgm", "FedAvgM", "Hsu, Qi, Brown; 2019", variant_of="fedavg"
+    ),
+    "fedadam": System(
+        f"{_HERE}.fedavg:fedadam", "FedAdam", "Reddi et al.; ICLR 2021", variant_of="fedavg"
+    ),
+    "fedyogi": System(
+        f"{_HERE}.fedavg:fedyogi", "FedYogi", "Reddi et al.; ICLR 2021", variant_of="fedavg"
+    ),
+    "fedper": System(
+        f"{_HERE}.personal_layers:fedper",
+        "FedPer",
+        "Arivazhagan et al.; 2019",
+        variant_of="dpfedmtl",
+    ),
+    "fedrep": System(
+        f"{_HERE}.personal_layers:fedrep",
+        "FedRep",
+        "Collins et al.; ICML 2021",
+        local_passes=2,
+        variant_of="dpfedmtl",
+    ),
+    "fedbn": System(
+        f"{_HERE}.personal_layers:fedbn", "FedBN", "Li et al.; ICLR 2021", variant_of="dpfedmtl"
     ),
 }
 """All systems by name, in the order in which they are listed."""

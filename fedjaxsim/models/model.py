@@ -23,12 +23,15 @@ class Model(NamedTuple):
         a representation; None for a linear model.
       features: `(x (b, ...)) -> (b, d)` if the outputs are features @ kernel.T (+ bias) and the
         params {"kernel": (c, d)}, with or without {"bias": (c,)}; else None.
+      representation: `(params, x (b, ...)) -> (b, r)`: the input of the output layer, or of a
+        linear model; None if unknown.
     """
 
     init: Callable[[jax.Array], PyTree]
     apply: Callable[[PyTree, jax.Array], jax.Array]
     output_layer: str | None = None
     features: Callable[[jax.Array], jax.Array] | None = None
+    representation: Callable[[PyTree, jax.Array], jax.Array] | None = None
 
 
 def as_floats(x: jax.Array) -> jax.Array:
@@ -79,4 +82,4 @@ def linear(input_shape: Sequence[int], num_outputs: int, bias: bool = True) -> M
         outputs = jax.lax.dot_general(params["kernel"], features(x), (((1,), (1,)), ((), ()))).T
         return outputs + params["bias"] if bias else outputs
 
-    return Model(init, apply, features=features)
+    return Model(init, apply, None, features, lambda params, x: features(x))

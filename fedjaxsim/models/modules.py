@@ -59,13 +59,26 @@ def from_flax(
         assert isinstance(outputs, jax.Array)
         return outputs
 
+    def representation(params, x):
+        seen = []
+
+        def note(call, args, kwargs, context):
+            if context.module.name == output_layer and context.method_name == "__call__":
+                seen.append(args[0])
+            return call(*args, **kwargs)
+
+        with nn.intercept_methods(note):
+            apply(params, x)
+        return seen[0].reshape(x.shape[0], -1)
+
     kinds = jax.eval_shape(lambda key: module.init(key, example()), jax.random.key(0))
     _refuse_statistics(module, (kind for kind in kinds if kind != "params"))
     try:
         jax.eval_shape(lambda params: apply(params, example()), kinds["params"])
     except InvalidRngError as error:
         raise _refused(module, "draws random numbers when it is called", _DROPOUT) from error
-    return Model(init, apply, output_layer)
+    known = None if output_layer is None else representation
+    return Model(init, apply, output_layer, representation=known)
 
 
 def from_nnx(make: Callable[["nnx.Rngs"], "nnx.Module"], output_layer: str | None = None) -> Model:

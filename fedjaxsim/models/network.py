@@ -13,12 +13,14 @@ from fedjaxsim.models.modules import from_flax
 class _MLP(nn.Module):
     hidden: tuple[int, ...]
     num_outputs: int
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, x):
         x = as_floats(x.reshape((x.shape[0], -1)))
         for width in self.hidden:
-            x = nn.relu(nn.Dense(width)(x))
+            x = nn.Dense(width)(x)
+            x = nn.relu(nn.LayerNorm()(x) if self.layer_norm else x)
         return nn.Dense(self.num_outputs)(x)
 
 
@@ -50,15 +52,21 @@ class _CNN(nn.Module):
         return nn.Dense(self.num_outputs)(x.reshape((x.shape[0], -1)))
 
 
-def mlp(input_shape: Sequence[int], num_outputs: int, hidden: Sequence[int] = (64,)) -> Model:
+def mlp(
+    input_shape: Sequence[int],
+    num_outputs: int,
+    hidden: Sequence[int] = (64,),
+    layer_norm: bool = False,
+) -> Model:
     """Make a multi-layer perceptron with relu.
 
     Args:
       input_shape: the shape of one example; flattened.
       num_outputs: c.
       hidden: Widths of the hidden layers.
+      layer_norm: Whether hidden layers are normalized before relu, as FedBN needs.
     """
-    module = _MLP(tuple(hidden), num_outputs)
+    module = _MLP(tuple(hidden), num_outputs, layer_norm)
     return from_flax(module, input_shape, output_layer=f"Dense_{len(module.hidden)}")
 
 

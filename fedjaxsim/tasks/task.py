@@ -41,6 +41,8 @@ class Task(NamedTuple):
       targets: `(fields) -> (n,)`, the number of targets of each row, such as tokens; host only.
         Metrics are then sums over the targets of an example, and a client's sums are divided by
         its number of targets. None if every row has one target.
+      model: the model of a softmax classification; None for other tasks.
+      on_model: `(model) -> Task`: the same task on another model; None where `model` is None.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -53,6 +55,8 @@ class Task(NamedTuple):
     divergence: Callable[[PyTree, PyTree, Batch], jax.Array] | None = None
     streaming_metrics: Mapping[str, StreamingMetric] = MappingProxyType({})
     targets: Callable[[Mapping[str, np.ndarray]], np.ndarray] | None = None
+    model: Model | None = None
+    on_model: "Callable[[Model], Task] | None" = None
 
 
 def _require_xy(fields: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -189,7 +193,8 @@ def softmax(model: Model, num_classes: int) -> Task:
       num_classes: c.
     """
     losses = optax.losses.softmax_cross_entropy_with_integer_labels
-    return _of_classes("softmax", model, num_classes, losses, _of_categories)
+    task = _of_classes("softmax", model, num_classes, losses, _of_categories)
+    return task._replace(model=model, on_model=lambda other: softmax(other, num_classes))
 
 
 def softmax_sequence(model: Model, num_classes: int) -> Task:

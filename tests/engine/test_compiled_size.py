@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.extend.core import jaxprs_in_params
-from problems import classification, least_squares, read_by, simulation_of
+from problems import LAWFUL, classification, least_squares, read_by, simulation_of
 
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data import minibatches as minibatches_module
@@ -29,7 +29,7 @@ HOW = {
 }
 ROUNDS = [
     pytest.param(name, how, marks=[] if how == "steps" or name == "pmtl" else pytest.mark.thorough)
-    for name, system in SYSTEMS.items()
+    for name, system in LAWFUL.items()
     for how in (["steps"] if system.one_minibatch else HOW)
 ]
 MOST = 4000

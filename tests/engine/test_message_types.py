@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import after, algorithm_of, classification, read_by
+from problems import LAWFUL, after, algorithm_of, classification, read_by
 
 import fedjaxsim as fjs
-from fedjaxsim.algorithms import SYSTEMS, optimizers
+from fedjaxsim.algorithms import optimizers
 from fedjaxsim.factories import make
 from fedjaxsim.models import linear
 from fedjaxsim.privacy.choices import MECHANISMS
@@ -127,7 +127,7 @@ def narrow_task(dtype):
                 system.mechanism,
                 marks=() if name == "pmtl" else pytest.mark.thorough,
             )
-            for name, system in SYSTEMS.items()
+            for name, system in LAWFUL.items()
             if system.mechanism in ("gaussian", "every-row")
             and name != "fedavg"
             and not system.linear

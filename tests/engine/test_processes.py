@@ -8,10 +8,9 @@ import time
 import jax
 import numpy as np
 import pytest
-from problems import HANGS, every_system, least_squares, read_by, simulation_of
+from problems import HANGS, LAWFUL, every_system, least_squares, read_by, simulation_of
 from several import free_port, start
 
-from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.callbacks import Progress
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine import processes
@@ -106,7 +105,7 @@ each other give up after 30."""
 def of_all_systems(tmp_path_factory):
     """What each process comes to, by the names of SHAPES."""
     folder = tmp_path_factory.mktemp("processes")
-    return functools.cache(lambda title: results_of(*SHAPES[title], SYSTEMS, 50, folder / title))
+    return functools.cache(lambda title: results_of(*SHAPES[title], LAWFUL, 50, folder / title))
 
 
 @pytest.mark.thorough

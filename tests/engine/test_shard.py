@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from problems import classification, least_squares, numbers, read_by, simulation_of
+from problems import LAWFUL, classification, least_squares, numbers, read_by, simulation_of
 
 from fedjaxsim import fedavg, pmtl
 from fedjaxsim.algorithms import SYSTEMS
@@ -36,7 +36,7 @@ EPOCHS, PASSES = Minibatches(4, epochs=2), Minibatches(4, steps=1, passes=2)
         pytest.param("pmtl", [6, 9, 11, 4, 8, 7], 1.0, EPOCHS, "vmap", marks=THOROUGH),
         *(
             pytest.param(name, [6, 9, 11, 4, 8, 7], 0.5, EPOCHS, "scan", marks=THOROUGH)
-            for name in SYSTEMS
+            for name in LAWFUL
         ),
     ],
 )

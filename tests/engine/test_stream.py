@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from problems import least_squares, read_by
 
 from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.algorithms.ifca import ifca
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data import load_folder, save_folder
 from fedjaxsim.data.minibatches import Minibatches
@@ -152,7 +153,7 @@ def test_what_does_not_stream_is_refused(pair, problem):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("algorithm", "passes"), [(fedavg, None), (pmtl, 2)])
+@pytest.mark.parametrize(("algorithm", "passes"), [(fedavg, None), (pmtl, 2), (ifca, None)])
 def test_other_states_stream_too(problem, algorithm, passes):
     population, mapped, task = problem
     sims = (
@@ -161,6 +162,11 @@ def test_other_states_stream_too(problem, algorithm, passes):
     )
     memory, stream = (run(sim, 5, seed=1)[0] for sim in sims)
     assert_agree(memory, stream)
+    one, other = (
+        sim.evaluate(state, hparams_of(sim)).values["loss"]
+        for sim, state in zip(sims, (memory, stream), strict=True)
+    )
+    np.testing.assert_allclose(one, other, rtol=1e-5)
     # Nobody has rows for validation.
     assert np.isnan(sims[1].evaluate(stream, hparams_of(sims[1]), "validation").mean("loss"))
 

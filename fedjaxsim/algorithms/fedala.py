@@ -1,0 +1,91 @@
+"""FedALA (Zhang et al.; AAAI 2023): adaptive local aggregation."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.algorithms import optimizers
+from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.algorithms.local_steps import local_steps
+from fedjaxsim.algorithms.shared_model import with_personal
+from fedjaxsim.hyperparameters import Hyperparameter, reads
+from fedjaxsim.tasks.task import Task
+
+PyTree = Any
+AGGREGATION_RATE = Hyperparameter(
+    "aggregation_rate",
+    default=1.0,
+    scale="log",
+    symbol="aggregation η",
+    help="η of FedALA's aggregation weights, 1 in the paper.",
+)
+
+
+class Personal(NamedTuple):
+    """One client's state.
+
+    Attributes:
+      params: θ_i, the client's model.
+      weights: W_i, its aggregation weights in [0, 1], like the params.
+    """
+
+    params: PyTree
+    weights: PyTree
+
+
+@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE, AGGREGATION_RATE)
+def fedala(
+    task: Task,
+    *,
+    local_optimizer: optimizers.LocalChoice = "sgd",
+    server_optimizer: optimizers.ServerChoice = "sgd",
+) -> Algorithm:
+    """FedALA: clients move to w by learned amounts, one for each parameter (Algorithm 1).
+
+    Client i of the cohort goes over the round's minibatches twice: once to learn its weights W_i,
+    which start at 1 (equation 5), and then to take local steps from the aggregated model θ̂:
+
+        θ̂ = θ_i + (w − θ_i) ⊙ W_i,    W_i ← clip(W_i − η_W ∇ℓ_i(θ̂) ⊙ (w − θ_i), 0, 1)
+
+    with η_W = `hparams.aggregation_rate`. It keeps the result as θ_i, predicts with it, and sends
+    its difference to w: the mean of the clients' models is w plus that of the messages. In the
+    paper only the highest layers have weights, and the first round learns them until they converge.
+
+    Args:
+      task: model and loss.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
+      server_optimizer: Optimizer of the server, applied to the released mean message.
+    """
+
+    def state(hparams, theta):
+        del hparams
+        return Personal(theta, jax.tree.map(jnp.ones_like, theta))
+
+    def predict(shared, personal, hparams, client_id):
+        del shared, hparams, client_id
+        return personal.params
+
+    def client(shared, personal, data, hparams, context):
+        w, theta = shared.params, personal.params
+        towards = jax.tree.map(jnp.subtract, w, theta)
+
+        def aggregated(weights):
+            return jax.tree.map(lambda t, d, a: t + d * a, theta, towards, weights)
+
+        def learn(weights, batch):
+            gradient = jax.grad(task.loss)(aggregated(weights), batch)
+
+            def descend(a, g, d):
+                return jnp.clip(a - hparams.aggregation_rate * g * d, 0, 1).astype(a.dtype)
+
+            return jax.tree.map(descend, weights, gradient, towards)
+
+        weights = data.fold(learn, personal.weights)
+        v, loss = local_steps(
+            aggregated(weights), data, task, local_optimizer, hparams, context.round
+        )
+        return Personal(v, weights), jax.tree.map(jnp.subtract, v, w), {"loss": loss}
+
+    return with_personal(fedavg(task, server_optimizer=server_optimizer), client, state, predict)

@@ -1,0 +1,78 @@
+"""FedDyn (Acar, Zhao, Matas, Mattina, Whatmough, Saligrama; ICLR 2021): dynamic regularization."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.algorithm import Algorithm, WarmStart
+from fedjaxsim.algorithms import optimizers
+from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
+from fedjaxsim.algorithms.shared_model import from_one_model, moved
+from fedjaxsim.hyperparameters import reads
+from fedjaxsim.tasks.task import Task
+
+PyTree = Any
+
+
+class Shared(NamedTuple):
+    """The public server state.
+
+    Attributes:
+      params: the server's model θ, from which clients start.
+      drift: d = −h/α, the mean of all clients' d_k.
+    """
+
+    params: PyTree
+    drift: PyTree
+
+
+@reads(optimizers.LEARNING_RATE, PULL)
+def feddyn(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Algorithm:
+    """FedDyn: a linear term makes the clients' minima agree; one model for all (Algorithm 1).
+
+    Client k of the cohort takes local steps from the server's θ on
+
+        ℓ_k(v) − ⟨g_k, v⟩ + (α/2) ‖v − θ‖²,    α = `hparams.lam`,
+
+    and then sets g_k ← g_k − α (v − θ). With d_k = −g_k/α, which starts at 0, the penalty is a pull
+    towards θ − d_k, and d_k ← d_k + v − θ. The client sends v − θ. The server adds p times the
+    released mean R to the mean d of all d_k (h = −αd in the paper; p stands for |P|/m), and then
+
+        θ ← θ + R + d.
+
+    Clients predict with θ − d, the mean of the last cohort's models, as the authors' code does.
+
+    Args:
+      task: model and loss.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
+    """
+
+    def start(hparams, theta, own):
+        del hparams, own
+        zero = jax.tree.map(jnp.zeros_like, theta)
+        return Shared(theta, zero), zero
+
+    def client(shared, personal, data, hparams, context):
+        theta, d_k = shared.params, personal
+        pull = Pull(hparams.lam, jax.tree.map(jnp.subtract, theta, d_k))
+        v, loss = local_steps(theta, data, task, local_optimizer, hparams, context.round, pull)
+        update = jax.tree.map(jnp.subtract, v, theta)
+        return moved(d_k, 1, update), update, {"loss": loss}
+
+    def server(shared, release, hparams, round_):
+        del round_
+        drift = moved(shared.drift, hparams.sampling_rate, release)
+        return Shared(moved(moved(shared.params, 1, release), 1, drift), drift)
+
+    def published(shared):
+        return moved(shared.params, -1, shared.drift)
+
+    return Algorithm(
+        from_one_model(task, start),
+        client,
+        server,
+        lambda shared, personal, hparams, client_id: published(shared),
+        task,
+        warm_start=WarmStart(start, published),
+    )

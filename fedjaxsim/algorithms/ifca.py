@@ -1,0 +1,124 @@
+"""IFCA (Ghosh, Chung, Yin, Ramchandran; NeurIPS 2020): iterative federated clustering."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.algorithm import Algorithm, WarmStart
+from fedjaxsim.algorithms import optimizers
+from fedjaxsim.algorithms.local_steps import local_steps, mean_over_rows
+from fedjaxsim.algorithms.shared_model import publish, server_step
+from fedjaxsim.hyperparameters import Hyperparameter, reads
+from fedjaxsim.tasks.task import Task
+
+PyTree = Any
+SEPARATION = Hyperparameter(
+    "separation",
+    default=0.1,
+    scale="log",
+    label="separation of the first models",
+    help="Standard deviation of the random numbers that set the first models of clusters apart.",
+)
+
+
+@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE, SEPARATION)
+def ifca(
+    task: Task,
+    *,
+    clusters: int = 2,
+    local_optimizer: optimizers.LocalChoice = "sgd",
+    server_optimizer: optimizers.ServerChoice = "sgd",
+) -> Algorithm:
+    """IFCA: k models; a client trains and predicts with the one that suits it best (Algorithm 1).
+
+    Client i of the cohort finds the cluster j of the smallest mean loss of all its rows (line 6)
+    and takes local steps from w_j. Its message has k slots, v − w_j in slot j and 0 in the others:
+    which one is taken depends on its data, so one clip bounds the whole message and all slots get
+    noise. The server adds each slot of the release to its model.
+
+    A release is a sum over the clients of a cluster, divided by the expected size of the whole
+    cohort, as in the paper's option I, whose sum is divided by M. The number of clients of a
+    cluster, the divisor of option II, is private; where clusters are equally large, a server
+    learning rate of k makes up for it.
+
+    Clients predict with the best model on their training rows. `predict` has no rows and takes the
+    choice of the client's last round, at first the first model.
+
+    Args:
+      task: model and loss.
+      clusters: k, the number of models.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
+      server_optimizer: Optimizer of the server, applied to each slot of the release.
+
+    Raises:
+      ValueError: if `clusters` is not positive; when first traced, if minibatches are made afresh,
+        so that clients have no rows.
+    """
+    if clusters < 1:
+        raise ValueError(f"clusters must be at least 1, got {clusters}")
+    server_optimizer = optimizers.as_server(server_optimizer)
+    step = jax.vmap(server_step(server_optimizer), (0, 0, None, None))
+
+    def apart(models, key, hparams):
+        """Move all models but the first one at random, leaves (k, ...)."""
+        leaves, structure = jax.tree.flatten(models)
+        others = jnp.arange(clusters) > 0
+        for place, leaf in enumerate(leaves):
+            noise = jax.random.normal(jax.random.fold_in(key, place), leaf.shape, leaf.dtype)
+            noise = jnp.where(others.reshape(-1, *(1,) * (leaf.ndim - 1)), noise, 0)
+            leaves[place] = (leaf + hparams.separation * noise).astype(leaf.dtype)
+        return jax.tree.unflatten(structure, leaves)
+
+    def first_states(models, hparams):
+        shared = jax.vmap(lambda model: publish(model, server_optimizer, hparams))(models)
+        return shared, jnp.zeros((), jnp.int32)
+
+    def init(key, hparams):
+        key, *keys = jax.random.split(key, clusters + 1)
+        models = jax.vmap(task.init)(jnp.stack(keys))
+        return first_states(apart(models, key, hparams), hparams)
+
+    def start(hparams, published, own):
+        del own
+        models = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (clusters, *leaf.shape)), published
+        )
+        return first_states(apart(models, jax.random.key(0), hparams), hparams)
+
+    def model(shared, cluster):
+        return jax.tree.map(lambda leaf: leaf[cluster], shared.params)
+
+    def best(shared, data):
+        of_all = jax.vmap(task.loss, (0, None))
+        return jnp.argmin(mean_over_rows(lambda batch: of_all(shared.params, batch), data))
+
+    def client(shared, personal, data, hparams, context):
+        del personal
+        j = best(shared, data)
+        w_j = model(shared, j)
+        v, loss = local_steps(w_j, data, task, local_optimizer, hparams, context.round)
+        message = jax.tree.map(
+            lambda new, old: jnp.zeros((clusters, *old.shape), old.dtype).at[j].set(new - old),
+            v,
+            w_j,
+        )
+        return j.astype(jnp.int32), message, {"loss": loss}
+
+    def predict(shared, personal, hparams, client_id):
+        del hparams, client_id
+        return model(shared, personal)
+
+    def predict_with_data(shared, personal, data, hparams, client_id):
+        del personal, hparams, client_id
+        return model(shared, best(shared, data))
+
+    return Algorithm(
+        init,
+        client,
+        step,
+        predict,
+        task,
+        predict_with_data=predict_with_data,
+        warm_start=WarmStart(start, lambda shared: model(shared, 0)),
+    )

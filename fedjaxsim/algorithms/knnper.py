@@ -1,0 +1,140 @@
+"""kNN-Per (Marfoq, Neglia, Kameni, Vidal; ICML 2022): a shared model and own nearest neighbours."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.algorithms import optimizers
+from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.hyperparameters import Hyperparameter, reads
+from fedjaxsim.models.model import Model
+from fedjaxsim.tasks.task import Task
+
+PyTree = Any
+NEIGHBOUR_WEIGHT = Hyperparameter(
+    "neighbour_weight",
+    default=0.5,
+    range=(0.0, 1.0),
+    allowed="lie in [0, 1]",
+    symbol="λ",
+    label="weight of the neighbours",
+    help="λ of kNN-Per, the weight of a client's nearest neighbours in its predictions.",
+)
+NEIGHBOUR_SCALE = Hyperparameter(
+    "neighbour_scale",
+    default=1.0,
+    scale="log",
+    label="scale of distances",
+    help="Distance at which a neighbour of kNN-Per weighs 1/e.",
+)
+_TINY = 1e-30
+
+
+class Neighbours(NamedTuple):
+    """Parameters that one client predicts with.
+
+    Attributes:
+      params: w, the shared model.
+      keys: representations of its training rows, (n, r).
+      labels: (n,) int32; −1 where there is no row.
+      weight: λ, ().
+      scale: the scale of distances, ().
+    """
+
+    params: PyTree
+    keys: jax.Array
+    labels: jax.Array
+    weight: jax.Array
+    scale: jax.Array
+
+
+@reads(
+    optimizers.LEARNING_RATE,
+    optimizers.SERVER_LEARNING_RATE,
+    NEIGHBOUR_WEIGHT,
+    NEIGHBOUR_SCALE,
+)
+def knnper(
+    task: Task,
+    *,
+    neighbours: int = 10,
+    datastore: int = 256,
+    local_optimizer: optimizers.LocalChoice = "sgd",
+    server_optimizer: optimizers.ServerChoice = "sgd",
+) -> Algorithm:
+    """kNN-Per: FedAvg, and at prediction each client's own k nearest neighbours.
+
+    The shared w is learned by FedAvg. A client predicts with the probabilities (equation 4)
+
+        λ p_kNN(y | x) + (1 − λ) p_w(y | x),    p_kNN(y | x) ∝ Σ_i [y_i = y] exp(−‖φ(x) − φ(x_i)‖/s)
+
+    over the k training rows of its datastore whose representations φ, the inputs of the output
+    layer of w, are nearest. The datastore is made anew at every evaluation, never leaves its client
+    and holds its first `datastore` training rows. λ = `hparams.neighbour_weight` is one for all
+    clients; in the paper each client chooses its own. The messages are FedAvg's.
+
+    Args:
+      task: a softmax classification.
+      neighbours: k, the rows that a prediction reads.
+      datastore: Most rows that a client keeps.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
+      server_optimizer: Optimizer of the server, applied to the released mean update.
+
+    Raises:
+      ValueError: if the task is no softmax classification, its model names no output layer, or the
+        datastore has fewer rows than neighbours.
+    """
+    model, on_model = task.model, task.on_model
+    if model is None or on_model is None or model.representation is None:
+        raise ValueError(
+            "knn-per needs a softmax classification with a linear model or one that names its "
+            "output layer"
+        )
+    if not 1 <= neighbours <= datastore:
+        raise ValueError(
+            f"neighbours must lie in [1, {datastore}], the size of the datastore, got {neighbours}"
+        )
+    represent = model.representation
+    plain = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
+
+    def apply(params, x):
+        if not isinstance(params, Neighbours):
+            return model.apply(params, x)
+        logits, found = model.apply(params.params, x), represent(params.params, x)
+        squares = jnp.sum(jnp.square(found[:, None] - params.keys), axis=-1)
+        squares = jnp.where(params.labels >= 0, squares, jnp.inf)
+        nearest, index = jax.lax.top_k(-squares, neighbours)
+        present = jnp.isfinite(nearest)
+        # The root has no derivative at 0, where a row meets itself.
+        apart = present & (nearest < 0)
+        distance = jnp.where(apart, jnp.sqrt(jnp.where(apart, -nearest, 1)), 0)
+        kernel = jnp.where(present, jnp.exp(-distance / params.scale), 0)
+        votes = jax.nn.one_hot(params.labels[index], logits.shape[-1]) * kernel[..., None]
+        total = jnp.sum(kernel, axis=-1, keepdims=True)
+        of_neighbours = jnp.sum(votes, axis=1) / jnp.maximum(total, _TINY)
+        weight = jnp.where(total > _TINY, params.weight, 0)
+        mixed = weight * of_neighbours + (1 - weight) * jax.nn.softmax(logits)
+        return jnp.log(jnp.maximum(mixed, _TINY)).astype(logits.dtype)
+
+    def predict_with_data(shared, personal, data, hparams, client_id):
+        del personal, client_id
+        w = shared.params
+
+        def add(carry, batch):
+            keys, labels, count = carry
+            row = batch.weight > 0
+            place = jnp.where(row, count + jnp.cumsum(row) - 1, datastore)
+            keys = keys.at[place].set(represent(w, batch.fields["x"]), mode="drop")
+            labels = labels.at[place].set(batch.fields["y"].astype(jnp.int32), mode="drop")
+            return keys, labels, count + jnp.sum(row)
+
+        shape = jax.eval_shape(represent, w, data.batch_shapes().fields["x"])
+        keys = jnp.zeros((datastore, shape.shape[1]), shape.dtype)
+        start = keys, jnp.full(datastore, -1, jnp.int32), jnp.zeros((), jnp.int32)
+        keys, labels, _ = data.full_pass(add, start)
+        return Neighbours(w, keys, labels, hparams.neighbour_weight, hparams.neighbour_scale)
+
+    evaluated = on_model(Model(model.init, apply, model.output_layer))
+    return plain._replace(task=evaluated, predict_with_data=predict_with_data)

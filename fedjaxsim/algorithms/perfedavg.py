@@ -1,0 +1,93 @@
+"""Per-FedAvg (Fallah, Mokhtari, Ozdaglar; NeurIPS 2020): a model one step from every client's."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.algorithms import optimizers
+from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.algorithms.local_steps import local_steps, mean_over_rows
+from fedjaxsim.algorithms.shared_model import moved, require_choice
+from fedjaxsim.hyperparameters import Hyperparameter, reads
+from fedjaxsim.tasks.task import Task
+
+ADAPTATION_RATE = Hyperparameter(
+    "adaptation_rate",
+    default=0.1,
+    scale="log",
+    symbol="α",
+    label="adaptation rate",
+    help="α of Per-FedAvg, the step from the shared model to a client's own.",
+)
+Derivative = Literal["first-order", "hessian"]
+
+
+@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE, ADAPTATION_RATE)
+def perfedavg(
+    task: Task,
+    *,
+    derivative: Derivative = "first-order",
+    local_optimizer: optimizers.LocalChoice = "sgd",
+    server_optimizer: optimizers.ServerChoice = "sgd",
+) -> Algorithm:
+    """Per-FedAvg: w minimizes the mean of ℓ_k(w − α∇ℓ_k(w)), as in MAML (Algorithm 1).
+
+    The first half of a minibatch is D, the other one D′. Client k of the cohort takes local steps
+    from w, with η for the paper's β (lines 7 and 8),
+
+        ṽ = v − α ∇ℓ(v; D),    v ← v − η (I − α ∇²ℓ(v; D)) ∇ℓ(ṽ; D′)
+
+    with derivative "hessian", as a product of the Hessian and a vector, and without the Hessian
+    with "first-order", Per-FedAvg (FO). The paper takes a third batch D″ for the Hessian; with D
+    the step is the exact gradient of ℓ(ṽ; D′). A batch of one row has no D′ and takes no step. The
+    client sends v − w, the message of FedAvg, and predicts with w − α∇ℓ_k(w), of all its training
+    rows.
+
+    Args:
+      task: model and loss.
+      derivative: Derivative of the adapted model: "first-order" or "hessian".
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
+      server_optimizer: Optimizer of the server, applied to the released mean update.
+
+    Raises:
+      ValueError: if the derivative is unknown; when first traced, if minibatches are made afresh,
+        so that clients have no rows to predict with.
+    """
+    require_choice(derivative, Derivative, "derivative")
+    plain = fedavg(task, server_optimizer=server_optimizer)
+
+    def client(shared, personal, data, hparams, context):
+        def adapted(v, batch):
+            return moved(v, -hparams.adaptation_rate, jax.grad(task.loss)(v, batch))
+
+        def loss_and_gradient(v, batch):
+            first, second = halves(batch)
+            if derivative == "hessian":
+                return jax.value_and_grad(lambda v: task.loss(adapted(v, first), second))(v)
+            return jax.value_and_grad(task.loss)(adapted(v, first), second)
+
+        w = shared.params
+        v, loss = local_steps(
+            w, data, task, local_optimizer, hparams, context.round, gradient=loss_and_gradient
+        )
+        return personal, jax.tree.map(jnp.subtract, v, w), {"loss": loss}
+
+    def predict_with_data(shared, personal, data, hparams, client_id):
+        del personal, client_id
+        gradient = mean_over_rows(lambda batch: jax.grad(task.loss)(shared.params, batch), data)
+        return moved(shared.params, -hparams.adaptation_rate, gradient)
+
+    return plain._replace(client=client, predict_with_data=predict_with_data)
+
+
+def halves(batch):
+    """Split the examples of a minibatch in two by their weights; the first half is the larger."""
+    present = batch.weight > 0
+    first = jnp.cumsum(present) <= (jnp.sum(present) + 1) // 2
+    weight = batch.weight
+    return (
+        batch._replace(weight=jnp.where(first, weight, 0)),
+        batch._replace(weight=jnp.where(first, 0, weight)),
+    )

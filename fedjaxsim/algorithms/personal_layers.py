@@ -1,0 +1,66 @@
+"""FedPer, FedRep and FedBN: DPFedMTL with fixed personal layers and orders of local steps."""
+
+import jax
+
+from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.algorithms import optimizers
+from fedjaxsim.algorithms.dpfedmtl import dpfedmtl
+from fedjaxsim.algorithms.layers import Selection, paths_of
+from fedjaxsim.hyperparameters import reads
+from fedjaxsim.tasks.task import Task
+
+
+@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE)
+def fedper(
+    task: Task, *, head: Selection = None, local_optimizer: optimizers.LocalChoice = "sgd"
+) -> Algorithm:
+    """FedPer (Arivazhagan et al. 2019): `dpfedmtl` whose head and trunk step together.
+
+    Args:
+      task: model and loss.
+      head: Layers or parameters that stay with their client, as in `dpfedmtl`.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
+    """
+    return dpfedmtl(task, head=head, local_optimizer=local_optimizer)
+
+
+@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE)
+def fedrep(
+    task: Task, *, head: Selection = None, local_optimizer: optimizers.LocalChoice = "sgd"
+) -> Algorithm:
+    """FedRep (Collins et al. 2021): `dpfedmtl` whose head steps first, then the trunk.
+
+    Args:
+      task: model and loss.
+      head: Layers or parameters that stay with their client, as in `dpfedmtl`.
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
+    """
+    return dpfedmtl(task, head=head, order="head-first", local_optimizer=local_optimizer)
+
+
+@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE)
+def fedbn(
+    task: Task, *, head: Selection = None, local_optimizer: optimizers.LocalChoice = "sgd"
+) -> Algorithm:
+    """FedBN (Li et al. 2021): `dpfedmtl` whose normalization layers are personal.
+
+    All parameters step together. Layers with statistics of batches are refused (see
+    `models.from_flax`), so clients keep scales and offsets, as of LayerNorm and GroupNorm.
+
+    Args:
+      task: model and loss.
+      head: Layers or parameters that stay with their client; by default all whose path contains
+        "norm".
+      local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
+
+    Raises:
+      ValueError: if no head is given and the model has no normalization layers.
+    """
+    paths = paths_of(jax.eval_shape(task.init, jax.random.key(0)))
+    normal = [path for path in paths if "norm" in path.lower()]
+    if head is None and not normal:
+        raise ValueError(
+            "fedbn needs a model with normalization layers, such as mlp with layer_norm, or head; "
+            f"the parameters are {', '.join(paths)}"
+        )
+    return dpfedmtl(task, head=normal if head is None else head, local_optimizer=local_optimizer)

@@ -1,0 +1,75 @@
+"""pFedMe (Dinh, Tran, Nguyen; NeurIPS 2020): personal models from Moreau envelopes."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.algorithms import optimizers
+from fedjaxsim.algorithms.fedavg import fedavg
+from fedjaxsim.algorithms.local_steps import PULL
+from fedjaxsim.algorithms.shared_model import moved, with_personal
+from fedjaxsim.hyperparameters import Hyperparameter, reads
+from fedjaxsim.tasks.task import Task
+
+ENVELOPE_RATE = Hyperparameter(
+    "envelope_rate",
+    default=1.0,
+    scale="log",
+    symbol="envelope η",
+    help="η of pFedMe, the step of a client's copy of w along the gradient of its envelope.",
+)
+
+
+@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE, PULL, ENVELOPE_RATE)
+def pfedme(
+    task: Task, *, inner_steps: int = 5, server_optimizer: optimizers.ServerChoice = "sgd"
+) -> Algorithm:
+    """PFedMe: w minimizes the clients' Moreau envelopes, θ_i is personal (Algorithm 1).
+
+    Client i of the cohort copies w to w_i and θ. On each minibatch it approximates the minimum of
+    ℓ_i(θ) + (λ/2) ‖θ − w_i‖² by `inner_steps` steps (line 7), and then steps along the envelope's
+    gradient (line 8), with η = `hparams.envelope_rate`:
+
+        θ ← θ − η_θ (∇ℓ_i(θ) + λ (θ − w_i)),    w_i ← w_i − ηλ (w_i − θ)
+
+    η_θ is `hparams.learning_rate`. The client sends w_i − w, the server adds β times the released
+    mean (line 11; β is the server's learning rate), and clients predict with their last θ_i. As in
+    the authors' code θ goes on from one minibatch to the next within a round; the weight decay of
+    their inner optimizer is left out.
+
+    Args:
+      task: model and loss.
+      inner_steps: K, the steps of θ on each minibatch.
+      server_optimizer: Optimizer of the server, applied to the released mean update.
+
+    Raises:
+      ValueError: if `inner_steps` is not positive.
+    """
+    if inner_steps < 1:
+        raise ValueError(f"inner_steps must be at least 1, got {inner_steps}")
+
+    def client(shared, personal, data, hparams, context):
+        del context
+        w, lam = shared.params, hparams.lam
+
+        def step(carry, batch):
+            theta, w_i, loss = carry
+            before = task.loss(theta, batch)
+
+            def descend(theta, _):
+                gradient = jax.grad(task.loss)(theta, batch)
+                pull = jax.tree.map(jnp.subtract, theta, w_i)
+                return moved(theta, -hparams.learning_rate, moved(gradient, lam, pull)), None
+
+            theta, _ = jax.lax.scan(descend, theta, length=inner_steps)
+            offset = jax.tree.map(jnp.subtract, w_i, theta)
+            return theta, moved(w_i, -hparams.envelope_rate * lam, offset), loss + before
+
+        theta, w_i, loss = data.fold(step, (w, w, jnp.zeros(())))
+        steps = data.num_steps()
+        # A client whose minibatches are consumed keeps θ_i.
+        theta = jax.tree.map(lambda new, old: jnp.where(steps > 0, new, old), theta, personal)
+        update = jax.tree.map(jnp.subtract, w_i, w)
+        return theta, update, {"loss": loss / jnp.maximum(steps, 1)}
+
+    return with_personal(fedavg(task, server_optimizer=server_optimizer), client)

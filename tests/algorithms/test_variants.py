@@ -1,0 +1,77 @@
+"""Systems by name that are other systems with fixed settings."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import FixedData, algorithm_of, classification, first_context
+
+from fedjaxsim.algorithms.dpfedmtl import dpfedmtl
+from fedjaxsim.algorithms.layers import paths_of
+from fedjaxsim.algorithms.personal_layers import fedbn
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.models.model import linear
+from fedjaxsim.models.network import mlp
+from fedjaxsim.tasks.task import softmax, squared
+
+BETA_1, BETA_2, TAU = 0.9, 0.99, 1e-3
+
+
+def by_hand(name, releases, rate):
+    """w after these releases: momentum, or Reddi et al. (2021), Algorithm 2, with optax's bias.
+
+    Yogi's moments start at 10⁻⁶, that of the pseudo-gradient, minus the release, too.
+    """
+    w, m, v = (0.0, -1e-6, 1e-6) if name == "fedyogi" else (0.0, 0.0, 0.0)
+    for t, release in enumerate(releases, 1):
+        if name == "fedavgm":
+            m = 0.9 * m + release
+            w += rate * m
+            continue
+        m = BETA_1 * m + (1 - BETA_1) * release
+        if name == "fedadam":
+            v = BETA_2 * v + (1 - BETA_2) * release**2
+        else:
+            v -= (1 - BETA_2) * release**2 * np.sign(v - release**2)
+        w += rate * m / (1 - BETA_1**t) / (np.sqrt(v / (1 - BETA_2**t)) + TAU)
+    return w
+
+
+@pytest.mark.parametrize("name", ["fedavgm", "fedadam", "fedyogi"])
+def test_the_server_steps_as_the_paper_says(name):
+    task, releases = squared(linear((1,), 1, bias=False)), [0.5, -0.2, 0.3]
+    algorithm = algorithm_of(name, task, 3)
+    hparams = Hyperparameters(server_learning_rate=0.1)
+    shared, _ = algorithm.init(jax.random.key(0), hparams)
+    for release in releases:
+        shared = algorithm.server(
+            shared, {"kernel": jnp.full((1, 1), release)}, hparams, jnp.int32(0)
+        )
+    np.testing.assert_allclose(
+        shared.params["kernel"][0, 0], by_hand(name, releases, 0.1), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(("name", "order"), [("fedper", "together"), ("fedrep", "head-first")])
+def test_personal_layers_are_dpfedmtl_in_its_orders(name, order):
+    population, task = classification([6, 7])
+    data = FixedData(population.rows(0, "train"))
+    hparams = Hyperparameters(learning_rate=jnp.float32(0.3), server_learning_rate=1.0)
+    found = []
+    for algorithm in (algorithm_of(name, task, 2), dpfedmtl(task, head="bias", order=order)):
+        shared, personal = algorithm.init(jax.random.key(0), hparams)
+
+        found.append(algorithm.client(shared, personal, data, hparams, first_context())[:2])
+    chex.assert_trees_all_equal(*found)
+
+
+def test_normalization_layers_are_personal():
+    model = mlp((4,), 3, hidden=(5,), layer_norm=True)
+    algorithm = fedbn(softmax(model, 3))
+    hparams = Hyperparameters(server_learning_rate=1.0)
+    shared, personal = algorithm.init(jax.random.key(0), hparams)
+    assert paths_of(personal) == ["LayerNorm_0/bias", "LayerNorm_0/scale"]
+    assert not set(paths_of(shared.trunk.params)) & set(paths_of(personal))
+    with pytest.raises(ValueError, match="layer_norm"):
+        fedbn(softmax(mlp((4,), 3), 3))
