@@ -27,9 +27,8 @@ from fedjaxsim.hyperparameters import (
     reads,
 )
 from fedjaxsim.kernels import threefry
-from fedjaxsim.privacy.accounting import kov
+from fedjaxsim.privacy.accounting import randomized_response
 from fedjaxsim.privacy.clipping import clip_by_global_norm
-from fedjaxsim.privacy.events import Entry
 from fedjaxsim.privacy.guarantee import Guarantee
 from fedjaxsim.privacy.mechanisms import CLIP_NORM
 from fedjaxsim.privacy.noise import normal, radius
@@ -256,7 +255,7 @@ def example_guarantee(example_epsilon: float, rounds: int, delta: float = 0.0) -
     """Return the guarantee of `protect_examples`: (ε, δ)-DP of every single example.
 
     One example moves a client's clipped message by at most 2K, so each round's noise makes it
-    ε-differentially private (Algorithm 5, Proposition 4). Rounds compose (MP-MTL, equation 6).
+    ε-differentially private (Algorithm 5, Proposition 4). Rounds compose as randomized response.
 
     Args:
       example_epsilon: ε of one round.
@@ -271,7 +270,10 @@ def example_guarantee(example_epsilon: float, rounds: int, delta: float = 0.0) -
             "example_epsilon must be positive and rounds at least 0, got "
             f"{example_epsilon} and {rounds}"
         )
-    epsilon = kov.compose([Entry(example_epsilon, 1.0, rounds)], delta)
+    answers = [randomized_response.Answers(example_epsilon, example_epsilon, rounds)]
+    epsilon = (
+        randomized_response.profile(answers).epsilon(delta) if delta else rounds * example_epsilon
+    )
     protected = np.isfinite(epsilon)
     return Guarantee(
         epsilon=float(epsilon) if protected else None,
@@ -279,7 +281,7 @@ def example_guarantee(example_epsilon: float, rounds: int, delta: float = 0.0) -
         adjacency="replace",
         view="released_sequence",
         sampling="full",
-        accountant="kov",
+        accountant="randomized_response",
         status="upper_bound" if protected else "none",
         assumptions=(
             "One example of one client is replaced; its number of examples is public.",

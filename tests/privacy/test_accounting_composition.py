@@ -29,8 +29,8 @@ EVERYONE = SamplingScheme("full", 205, 205)
         ("pld", POISSON, PrivacyEvent("no_release"), "no ε is known"),
         ("gaussian", EVERYONE, PrivacyEvent("unprotected"), "no ε is known"),
         ("rdp_without_replacement", POISSON, GAUSSIAN, "pld"),
-        ("kov", EVERYONE, GAUSSIAN, "gaussian"),
-        ("pld", POISSON, PURE, "kov"),
+        ("randomized_response", EVERYONE, GAUSSIAN, "gaussian"),
+        ("pld", POISSON, PURE, "randomized_response"),
         ("clt", FIXED, GAUSSIAN, "mixture"),
     ],
 )

@@ -6,94 +6,107 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from scipy.special import comb
+from dp_accounting.pld import privacy_loss_distribution
 
 from fedjaxsim.privacy.accounting import (
     clt,
     composition,
     gaussian,
-    kov,
     mixture,
     pld,
+    randomized_response,
     rdp,
     rdp_without_replacement,
 )
+from fedjaxsim.privacy.accounting.randomized_response import Answers
 from fedjaxsim.privacy.events import Entry, PrivacyEvent, SamplingScheme
 
-GAUSSIAN = PrivacyEvent("gaussian")
+GAUSSIAN, ACCOUNTANTS = PrivacyEvent("gaussian"), ("basic", "randomized_response")
 
 
-def steps(epsilon, rounds):
-    return Entry(epsilon, 1.0, rounds)
+PURE, POISSON = PrivacyEvent("pure", zero_out=0.5, replace=1.0), SamplingScheme("poisson", 9, 9)
 
 
-def randomized_response_epsilon(epsilon, rounds, delta):
-    """The exact optimum for equal steps (Kairouz, Oh and Viswanath 2017, Theorem 3.3)."""
-    best = rounds * epsilon
-    for i in range(rounds // 2 + 1):
-        spent = (
-            sum(
-                comb(rounds, k)
-                * (math.exp((rounds - k) * epsilon) - math.exp((rounds - 2 * i + k) * epsilon))
-                for k in range(i)
-            )
-            / (1 + math.exp(epsilon)) ** rounds
-        )
-        if spent <= delta:
-            best = min(best, (rounds - 2 * i) * epsilon)
-    return best
-
-
-@pytest.mark.parametrize(("epsilon", "rounds"), [(0.1, 30), (0.01, 60), (1.0, 10)])
-@pytest.mark.parametrize("delta", [1e-3, 1e-6])
-def test_composition_of_pure_steps_is_between_the_optimum_and_the_sum(epsilon, rounds, delta):
-    bound = kov.compose([steps(epsilon, rounds)], delta)
-    assert randomized_response_epsilon(epsilon, rounds, delta) <= bound
-    assert bound <= rounds * epsilon * (1 + 1e-12)
-
-
-def test_composition_of_pure_steps_by_hand():
-    entries = [steps(0.1, 100), steps(0.2, 50)]
-    squares = 100 * 0.01 + 50 * 0.04
-    drift = 100 * 0.1 * (math.e**0.1 - 1) / (math.e**0.1 + 1)
-    drift += 50 * 0.2 * (math.e**0.2 - 1) / (math.e**0.2 + 1)
-    # √3/1e-5 + e is more than 1/1e-5, so the plain logarithm counts.
-    assert kov.compose(entries, 1e-5) == pytest.approx(
-        drift + math.sqrt(2 * squares * math.log(1e5))
+def by_enumeration(epsilon, rounds):
+    """δ of randomized response, (ε_t, p_t) each: the answers of all rounds, one by one."""
+    one, other = np.ones(1), np.ones(1)
+    for each, p in rounds:
+        yes = np.array([1 / (1 + math.exp(-each)), 1 / (1 + math.exp(each))])
+        no = yes[::-1]
+        one = np.outer(one, p * yes + (1 - p) * no).ravel()
+        other = np.outer(other, no).ravel()
+    gains = (
+        np.maximum(one - math.exp(epsilon) * other, 0),
+        np.maximum(other - math.exp(epsilon) * one, 0),
     )
-    # With √Σε² = 1e-3 and δ = 0.3 it is the other one: e + 1e-3/0.3 is less than 1/0.3.
-    small = [steps(1e-4, 100)]
-    drift = 100 * 1e-4 * math.tanh(5e-5)
-    expected = drift + math.sqrt(2e-6 * math.log(math.e + 1e-3 / 0.3))
-    assert kov.compose(small, 0.3) == pytest.approx(expected)
-    assert kov.compose(entries, 0.0) == pytest.approx(20.0)
+    return max(math.fsum(gain) for gain in gains)
 
 
-def test_a_huge_step_does_not_overflow_and_none_is_free():
-    assert kov.compose([steps(1e4, 3)], 1e-5) == 3e4
-    assert kov.compose([], 1e-5) == 0
-    assert kov.compose([steps(0.0, 5)], 1e-5) == 0
-    with pytest.raises(ValueError, match="delta"):
-        kov.compose([], 1.0)
+@pytest.mark.parametrize(
+    ("kinds", "tolerance"),
+    [
+        ([(0.1, 1.0, 12)], 1e-9),
+        ([(2.0, 1.0, 5)], 1e-9),
+        ([(1.5, 0.1, 12)], 1e-9),
+        ([(0.3, 1.0, 4), (0.5, 1.0, 5), (0.011, 1.0, 3)], 1e-3),
+        ([(1.5, 0.2, 5), (0.7, 0.2, 4), (0.3, 1.0, 3)], 1e-3),
+        ([(1e-3, 1.0, 8), (2.2e-3, 1.0, 4)], 1e-3),
+    ],
+)
+def test_pure_rounds_cost_what_all_answers_of_randomized_response_say(kinds, tolerance):
+    # With p < 1 the client's answer is the other one's with probability 1 − p.
+    entries = [Entry(2 * each, p, number) for each, p, number in kinds]
+    found = randomized_response.profile(
+        randomized_response.answers(entries, PURE, "zero_out", sampled=True)
+    )
+    single = [(each, p) for each, p, number in kinds for _ in range(number)]
+    total = sum(math.log1p(p * math.expm1(each)) for each, p in single)
+    for epsilon in total * np.array([0.0, 0.1, 0.37, 0.62, 0.9]):
+        exact = by_enumeration(epsilon, single)
+        assert found.delta(epsilon) == pytest.approx(exact, rel=tolerance, abs=1e-12)
+        assert found.delta(epsilon) >= exact * (1 - 1e-9) - 1e-15
+        if exact > 1e-9:
+            assert found.epsilon(exact) == pytest.approx(epsilon, rel=tolerance, abs=1e-3 * total)
+    assert found.delta(total * 1.001) == pytest.approx(0, abs=1e-11)
+
+
+@pytest.mark.parametrize("p", [0.2, 1.0])
+def test_no_pure_release_costs_more_than_its_randomized_response(p):
+    # Laplace noise, by dp_accounting.
+    loss = privacy_loss_distribution.from_laplace_mechanism(1.0, sampling_prob=p).self_compose(10)
+    rounds = randomized_response.answers([Entry(2.0, p, 10)], PURE, "zero_out", sampled=True)
+    found = randomized_response.profile(rounds)
+    for epsilon in (0.1, 0.5, 1.0):
+        assert loss.get_delta_for_epsilon(epsilon) <= found.delta(epsilon)
+
+
+def test_a_huge_pure_round_does_not_overflow_and_none_is_free():
+    def epsilon(*rounds):
+        return randomized_response.profile([Answers(*each) for each in rounds]).epsilon(1e-5)
+
+    assert epsilon((1e4, 1e4, 3)) == pytest.approx(3e4)
+    assert epsilon((math.inf, math.inf, 1), (1.0, 1.0, 1)) == math.inf
+    assert epsilon() == epsilon((0.0, 0.0, 5)) == 0
+    # A billion rounds are Gaussian: μ = √T ε.
+    assert epsilon((1e-5, 1e-5, 10**9)) == pytest.approx(
+        gaussian.epsilon(1e-5, math.sqrt(0.1)), rel=1e-4
+    )
 
 
 def test_basic_composition_is_the_sum_at_every_delta_and_never_the_smaller_bound():
-    full, event = (
-        SamplingScheme("full", 10, 10),
-        PrivacyEvent("pure", zero_out=0.5, replace=1.0),
-    )
+    full, event = SamplingScheme("full", 10, 10), PURE
     for entries in ([Entry(0.3, 1.0, 7), Entry(2.0, 1.0, 2)], [Entry(1e-3, 1.0, 10**5)]):
         total = sum(entry.rounds * entry.noise_multiplier for entry in entries)
         cases: Any = (("zero_out", 0.5), ("replace", 1.0))
         for adjacency, scale in cases:
             ask = entries, full, event, adjacency, "joint_dp"
-            basic, best = (composition.profile(*ask, name) for name in ("basic", "kov"))
+            basic, best = (composition.profile(*ask, name) for name in ACCOUNTANTS)
             for delta in (1e-12, 1e-5, 0.3):
                 assert basic.epsilon(delta) == pytest.approx(scale * total, rel=1e-15)
                 assert best.epsilon(delta) <= basic.epsilon(delta)
             assert basic.delta(scale * total * (1 + 1e-9)) == 0
             assert basic.delta(scale * total * (1 - 1e-9)) == 1
-    assert composition.default_accountants(full, event, "replace", "joint_dp") == ("kov",)
+    assert composition.default_accountants(full, event, "replace", "joint_dp") == ACCOUNTANTS[1:]
 
 
 def laplace_sensitivity_grid(z):
@@ -106,18 +119,16 @@ def laplace_sensitivity_grid(z):
 @pytest.mark.parametrize("z", [0.02, 0.5, 20.0])
 def test_a_sampled_pure_release_costs_what_the_densities_of_neighbours_say(z, p):
     density, entry = laplace_sensitivity_grid(z), Entry(2 / z, p, 1)
-    event = PrivacyEvent("pure", zero_out=0.5, replace=1.0)
 
     def worst(one, other):
         mixed = [p * density[k] + (1 - p) * density[0] for k in (one, other)]
         return float(np.max(np.abs(np.log(mixed[0]) - np.log(mixed[1]))))
 
-    poisson = SamplingScheme("poisson", 1000, 1000)
     cases: Any = (("zero_out", (1, 0)), ("replace", (1, -1)))
     for adjacency, pair in cases:
-        [found] = composition.pure_rounds([entry], poisson, event, adjacency)
-        assert found.noise_multiplier == pytest.approx(worst(*pair), rel=1e-9)
-    zero_out = composition.pure_rounds([entry], poisson, event, "zero_out")[0].noise_multiplier
+        [found] = randomized_response.answers([entry], PURE, adjacency, sampled=True)
+        assert found.high == pytest.approx(worst(*pair), rel=1e-9)
+    zero_out = randomized_response.answers([entry], PURE, "zero_out", sampled=True)[0].high
     if z > 0.1:
         assert zero_out == pytest.approx(math.log(1 + p * (math.exp(1 / z) - 1)), rel=1e-9)
 
@@ -132,18 +143,16 @@ def test_between_messages_that_are_not_opposite_the_worst_densities_are_found_by
     a, b = np.meshgrid(logs, logs)
     cost = np.abs(np.log(p * np.exp(a) + 1 - p) - np.log(p * np.exp(b) + 1 - p))
     largest = np.max(cost[np.abs(a - b) <= math.sqrt(2) * s + 1e-12])
-    found = composition.pure_rounds([entry], SamplingScheme("poisson", 9, 9), event, "replace")[0][
-        0
-    ]
+    found = randomized_response.amplified(entry, event, "replace")
     assert largest <= found < largest * 1.005
 
 
 @pytest.mark.parametrize("kind", ["fixed", "full", "capped"])
 def test_without_independent_cohorts_nothing_is_amplified(kind):
     scheme = SamplingScheme(kind, 10, 10 if kind == "full" else 5, 4 if kind == "capped" else None)
-    entry = Entry(2.0, scheme.capacity / 10, 3)
-    found = composition.pure_rounds([entry], scheme, PrivacyEvent("pure"), "zero_out")
-    assert found == [entry]
+    entries = [Entry(2.0, scheme.capacity / 10, 3)]
+    ask = entries, scheme, PrivacyEvent("pure"), "zero_out", "joint_dp", "basic"
+    assert composition.profile(*ask).epsilon(1e-5) == 6.0
 
 
 def test_cohorts_over_capacity_take_what_sampling_has_saved():
@@ -158,18 +167,6 @@ def test_cohorts_over_capacity_take_what_sampling_has_saved():
     assert epsilon(100, "basic") == pytest.approx(sampled)
     # A cohort above 12 comes once in a few rounds: only what holds for any cohort is left.
     assert epsilon(12, "basic") == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("entries", [[steps(0.1, 100)], [steps(1e-4, 1000), steps(0.01, 5)]])
-def test_the_profile_of_pure_steps_inverts(entries):
-    profile = kov.profile(entries)
-    total = sum(entry.rounds * entry.noise_multiplier for entry in entries)
-    for delta in (0.3, 1e-2, 1e-5, 1e-9):
-        epsilon = profile.epsilon(delta)
-        if epsilon < total:
-            assert profile.delta(epsilon) == pytest.approx(delta, rel=1e-9)
-    assert profile.delta(total) == 0
-    assert profile.delta(0.0) == 1
 
 
 def without_replacement(q, z, order):

@@ -153,16 +153,14 @@ def test_pure_rounds_add_up_to_the_target_and_share_it_as_the_schedule_says(text
     np.testing.assert_allclose(each / each.sum(), budget.weights(T) / budget.weights(T).sum())
 
 
-def test_many_pure_rounds_meet_the_target_under_advanced_composition_in_closed_form():
+def test_many_pure_rounds_meet_the_target_nearly_as_gaussian_ones():
     rounds, budget = 2000, Budget.parse("power:0.6666667")
     plan: Any = {"rounds": rounds, "sampling_rate": 1.0, "scheme": EVERYONE, "event": PURE}
     z = calibration.noise_multiplier(1.0, DELTA, budget=budget, **plan)
     each = 1 / np.asarray(budget.noise(z, rounds), np.float64)
-    squares = np.sum(each**2)
-    drift = np.sum(each * np.expm1(each) / (np.exp(each) + 1))
-    root = math.sqrt(2 * squares * math.log(math.e + math.sqrt(squares) / DELTA))
-    advanced = drift + min(root, math.sqrt(2 * squares * math.log(1 / DELTA)))
-    assert 1 - calibration.TOLERANCE <= advanced <= 1
+    # Many answers of randomized response are nearly Gaussian: μ² = Σ ε².
+    limit = gaussian.epsilon(DELTA, math.sqrt(np.sum(each**2)))
+    assert limit == pytest.approx(1, rel=0.02)
     # The sum, which a better bound replaces, asks for more noise.
     basic = calibration.noise_multiplier(1.0, DELTA, budget=budget, accountant="basic", **plan)
     assert basic > 2 * z
@@ -317,4 +315,6 @@ def test_mp_mtl_is_charged_what_its_schedule_draws(mechanism, cost):
     by_hand = cost(np.asarray(hparams.noise_multiplier, np.float64))
     assert epsilon * (1 - calibration.TOLERANCE) <= by_hand <= epsilon
     found = sim.guarantee(state, DELTA).find("replace").epsilon
-    assert found == pytest.approx(by_hand, rel=1e-6)
+    # At δ > 0 a few pure rounds cost a little less than their sum.
+    assert by_hand * (1 - (1e-6 if event.kind == "gaussian" else 1e-3)) <= found
+    assert found <= by_hand * (1 + 1e-6)

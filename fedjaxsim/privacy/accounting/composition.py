@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from fedjaxsim.privacy import binomial
-from fedjaxsim.privacy.accounting import clt, correlated, gaussian, kov, rdp
-from fedjaxsim.privacy.accounting.groups import merge
+from fedjaxsim.privacy.accounting import clt, correlated, gaussian, randomized_response, rdp
+from fedjaxsim.privacy.accounting.groups import merge, merge_pure
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, smaller, with_failure
 from fedjaxsim.privacy.events import (
     ADJACENCIES,
@@ -22,6 +22,10 @@ from fedjaxsim.privacy.events import (
 )
 
 Status = Literal["exact", "upper_bound", "approximate", "none"]
+
+
+_MOST_PURE = 512
+"""Number of different pure rounds that are composed."""
 
 
 class _Scope(NamedTuple):
@@ -47,7 +51,7 @@ _SCOPES = {
     "rdp_without_replacement": _Scope(
         ("fixed",), ("gaussian",), "upper_bound", views=("released_sequence",)
     ),
-    "kov": _Scope(SCHEMES, ("pure",), "upper_bound"),
+    "randomized_response": _Scope(SCHEMES, ("pure",), "upper_bound"),
     "basic": _Scope(SCHEMES, ("pure",), "upper_bound", never_better=True),
     "clt": _Scope(("poisson",), ("gaussian",), "approximate", adjacencies=("zero_out",)),
 }
@@ -138,19 +142,6 @@ def met_by_one_client(
     return [entry for entry in chosen if entry.rounds]
 
 
-def pure_rounds(
-    entries: Sequence[Entry], scheme: SamplingScheme, event: PrivacyEvent, adjacency: Adjacency
-) -> list[Entry]:
-    """Return ε-differentially private rounds, with ε after sampling in place of noise."""
-    s = event.sensitivity(adjacency)
-    return [
-        kov.amplified(entry, event, adjacency)
-        if scheme.kind == "poisson" and entry.sampling_rate < 1
-        else entry._replace(noise_multiplier=s * entry.noise_multiplier)
-        for entry in entries
-    ]
-
-
 def covers(accountant: str, adjacency: Adjacency, view: View) -> bool:
     """Return whether an accountant covers an adjacency and a view."""
     scope = _SCOPES[accountant]
@@ -235,12 +226,20 @@ def _described(
     """Compute the profile; the last few are cached, as a report asks for both views."""
     sensitivity = event.sensitivity(adjacency)
     if event.kind == "pure":
-        composed = kov.profile if accountant == "kov" else kov.profile_of_sum
-        known = composed([Entry(sensitivity * epsilon, p, n) for epsilon, p, n in spent])
+
+        def composed(sampled):
+            whole = randomized_response.answers(spent, event, adjacency, sampled)
+            basic = randomized_response.profile_of_sum(whole)
+            if accountant == "basic":
+                return basic
+            merged = merge_pure(spent, _MOST_PURE)
+            grouped = randomized_response.answers(merged, event, adjacency, sampled)
+            return smaller(basic, randomized_response.profile(grouped))
+
         if scheme.kind != "poisson":
-            return known
-        sampled = composed(pure_rounds(spent, scheme, event, adjacency))
-        return smaller(known, with_failure(sampled, overflow_probability(spent, scheme)))
+            return composed(False)
+        failure = overflow_probability(spent, scheme)
+        return smaller(composed(False), with_failure(composed(True), failure))
     if any(entry.noise_multiplier == 0 for entry in spent):
         return Profile(lambda _: 1.0, lambda _: math.inf)
     if accountant in ("gaussian", "correlated"):

@@ -14,18 +14,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from dp_accounting.pld import common, privacy_loss_distribution
 
 from fedjaxsim.privacy.accounting import (
     composition,
     gaussian,
     pld,
+    randomized_response,
     rdp,
     rdp_without_replacement,
     subsampled_gaussian_pld,
 )
 from fedjaxsim.privacy.accounting.groups import merge, merge_pure
 from fedjaxsim.privacy.accounting.profile import NOTHING, Profile, with_failure
+from fedjaxsim.privacy.accounting.randomized_response import Answers
 from fedjaxsim.privacy.events import Adjacency, Entry, PrivacySpend, View
 
 _ALPHAS = np.array(rdp.INTEGER_ORDERS, np.float64)
@@ -38,13 +39,13 @@ class _Parts(NamedTuple):
       mu: of the Gaussian releases with full participation, as one Gaussian release.
       sampled: Poisson-sampled rounds, z in units of one message's norm.
       fixed: rounds of cohorts of a fixed size, z in units of the distance, p = q/m.
-      pure: rounds that are each ε-differentially private, ε in place of z.
+      pure: rounds that are each ε-differentially private.
     """
 
     mu: float
     sampled: tuple[Entry, ...]
     fixed: tuple[Entry, ...]
-    pure: tuple[Entry, ...]
+    pure: tuple[Answers, ...]
 
 
 def _met(charged: PrivacySpend) -> list[Entry]:
@@ -58,7 +59,8 @@ def _parts(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> _Parts:
         scheme, event = charged.scheme, charged.event
         s, spent = event.sensitivity(adjacency), _met(charged)
         if event.kind == "pure":
-            pure += composition.pure_rounds(spent, scheme, event, adjacency)
+            sampled_too = scheme.kind == "poisson"
+            pure += randomized_response.answers(merge_pure(spent), event, adjacency, sampled_too)
             continue
         noisy = [entry for entry in spent if entry.noise_multiplier < math.inf]
         if scheme.kind == "fixed":
@@ -76,7 +78,7 @@ def _parts(charges: Sequence[PrivacySpend], adjacency: Adjacency) -> _Parts:
         math.sqrt(math.fsum(squared)),
         tuple(merge(sampled)),
         tuple(merge(fixed)),
-        tuple(merge_pure(pure)),
+        tuple(pure),
     )
 
 
@@ -116,8 +118,8 @@ def _rdp(charged: PrivacySpend, adjacency: Adjacency, view: View) -> np.ndarray:
     scheme, event = charged.scheme, charged.event
     s, spent = event.sensitivity(adjacency), _met(charged)
     if event.kind == "pure":
-        rounds = composition.pure_rounds(spent, scheme, event, adjacency)
-        return sum((rdp.of_pure(each, rdp.INTEGER_ORDERS) for each in rounds), 0.0 * _ALPHAS)
+        rounds = randomized_response.answers(spent, event, adjacency, scheme.kind == "poisson")
+        return randomized_response.renyi(rounds)
     if scheme.kind != "fixed":
         entries = [
             entry if scheme.kind == "poisson" else entry._replace(sampling_rate=1.0)
@@ -141,8 +143,10 @@ def _rdp(charged: PrivacySpend, adjacency: Adjacency, view: View) -> np.ndarray:
 def _interval(parts: _Parts) -> float:
     """Choose the grid of losses: fine enough for Poisson-sampled rounds, with room for all."""
     finest = pld.interval(parts.sampled) if parts.sampled else pld.INTERVAL
+    if parts.pure:
+        finest = min(finest, pld.grid(randomized_response.interval(parts.pure)))
     one = [subsampled_gaussian_pld.largest_loss(z, 1.0) for z, _, _ in parts.fixed]
-    one += [epsilon for epsilon, _, _ in parts.pure]
+    one += [each.high for each in parts.pure]
     one += [subsampled_gaussian_pld.largest_loss(1 / parts.mu, 1.0)] if parts.mu > 0 else []
     if not one:
         return finest
@@ -150,8 +154,7 @@ def _interval(parts: _Parts) -> float:
     spread = rdp.compose(parts.sampled, orders=rdp.INTEGER_ORDERS) + _ALPHAS * parts.mu**2 / 2
     for z, _, rounds in parts.fixed:
         spread = spread + rounds * _ALPHAS / (2 * z**2)
-    for entry in parts.pure:
-        spread = spread + rdp.of_pure(entry, rdp.INTEGER_ORDERS)
+    spread = spread + randomized_response.renyi(parts.pure)
     whole = max(max(one), 2 * rdp.epsilon(spread, 1e-15, rdp.INTEGER_ORDERS))
     rounds = sum(entry.rounds for entry in (*parts.sampled, *parts.fixed, *parts.pure))
     return max(finest, pld.coarsest(max(one), whole, rounds))
@@ -166,12 +169,7 @@ def _convolved(parts: _Parts, adjacency: Adjacency) -> Profile:
         pieces.append(
             subsampled_gaussian_pld.one_fixed_size_round(z, q, interval).self_compose(rounds)
         )
-    for epsilon, _, rounds in parts.pure:
-        parameters = common.DifferentialPrivacyParameters(epsilon, 0.0)
-        one = privacy_loss_distribution.from_privacy_parameters(
-            parameters, value_discretization_interval=interval
-        )
-        pieces.append(one.self_compose(rounds))
+    pieces += randomized_response.distributions(parts.pure, interval)
     if not pieces:
         return gaussian.profile(parts.mu) if parts.mu > 0 else NOTHING
     counted = [*parts.sampled, *parts.fixed, *parts.pure]

@@ -4,8 +4,9 @@ RDP accounting at integer orders, in the precision of the program, by the sums o
 `rdp`: in float32 the textbook sum is wrong by half. The host computes the reported number in
 float64, from the counts.
 
-The formulas of `rdp` and `kov` are repeated here because their terms are summed in another order
-(padded tables of all orders at once, branches as `where`): a common function would change ε's bits.
+The formulas of `rdp` and `randomized_response` are repeated here because their terms are summed in
+another order (padded tables of all orders at once, branches as `where`): a common function would
+change ε's bits.
 """
 
 import functools
@@ -60,7 +61,7 @@ def poisson_rdp(noise_multiplier: jax.Array, sampling_rate: jax.Array) -> jax.Ar
 
 
 def _amplified(s: jax.Array, r: jax.Array, sampling_rate: jax.Array) -> jax.Array:
-    """Return ε of a sampled pure round (see `kov.amplified`).
+    """Return ε of a sampled pure round (see `randomized_response.amplified`).
 
     s and r are the costs of zero-out and of the adjacency without sampling.
     """

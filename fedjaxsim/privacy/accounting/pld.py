@@ -55,11 +55,15 @@ def interval(entries: Sequence[Entry]) -> float:
     """
     rounds = sum(entry.rounds for entry in entries)
     variance = sum(n * p**2 * math.expm1(min(z**-2, 50.0)) for z, p, n in entries) / rounds
-    fine = math.floor(math.log2(max(0.08 * math.sqrt(variance) / INTERVAL, 2.0**_FINEST)))
     one_round = max(subsampled_gaussian_pld.largest_loss(z, p) for z, p, _ in entries)
     loose = min(rounds * one_round, _LOOSE_END)
     together = max(one_round, rdp.epsilon(rdp.compose(entries), 1e-15), loose)
-    return max(INTERVAL * 2.0 ** min(fine, 0), coarsest(one_round, together, rounds))
+    return max(grid(0.08 * math.sqrt(variance)), coarsest(one_round, together, rounds))
+
+
+def grid(width: float) -> float:
+    """Return INTERVAL, or the largest power of two times it that is at most `width`."""
+    return INTERVAL * 2.0 ** min(math.floor(math.log2(max(width / INTERVAL, 2.0**_FINEST))), 0)
 
 
 def coarsest(one_round: float, together: float, rounds: int) -> float:

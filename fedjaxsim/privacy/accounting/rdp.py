@@ -103,12 +103,6 @@ def compose(
     return total
 
 
-def of_pure(entry: Entry, orders: Sequence[float]) -> np.ndarray:
-    """Compute RDP of ε-DP rounds, ε in place of z (Bun and Steinke 2016, Proposition 3.3)."""
-    epsilon, _, rounds = entry
-    return rounds * np.minimum(np.asarray(orders, np.float64) * epsilon**2 / 2, epsilon)
-
-
 def epsilon(rdp: np.ndarray, delta: float, orders: Sequence[float] = ORDERS) -> float:
     """Compute the smallest ε that RDP values, (number of orders,), certify at δ in (0, 1)."""
     check_delta(delta)

@@ -17,7 +17,7 @@ _TAIL = 10.0
 """Standard deviations beyond which losses count as infinite (probability 1e-23 a round)."""
 
 
-class _Masses(DensePLDPmf):
+class Masses(DensePLDPmf):
     """Losses with a tight cut-off for sums over very many rounds.
 
     The library tries Chernoff's bounds at the orders 1/size to 20/size. These are too large for
@@ -26,6 +26,7 @@ class _Masses(DensePLDPmf):
     """
 
     def self_compose(self, num_times: int, tail_mass_truncation: float = 1e-15) -> DensePLDPmf:
+        """Compute the losses of `num_times` rounds."""
         places = np.arange(self.size)
         mean = np.average(places, weights=self._probs)
         variance = np.average((places - mean) ** 2, weights=self._probs)
@@ -62,7 +63,7 @@ def _cell_masses(edges: np.ndarray, mean: float) -> np.ndarray:
 
 def _round_up(
     upper: np.ndarray, lower: np.ndarray, first: int, interval: float, infinite: float
-) -> _Masses:
+) -> Masses:
     """Move the mass of cells to their ends, keeping the mass of both distributions.
 
     Losses are drawn from `upper`, (n,), against `lower`, (n,). The first cell begins at `first`
@@ -78,7 +79,7 @@ def _round_up(
     masses[1:] += to_upper_end
     masses[:-1] += upper - to_upper_end
     # Composition divides by masses; adding 1e-250 costs nothing and cannot overflow there.
-    return _Masses(interval, first, masses + 1e-250, infinite, True)
+    return Masses(interval, first, masses + 1e-250, infinite, True)
 
 
 def _edges_zero_out(losses: np.ndarray, z: float, p: float) -> np.ndarray:

@@ -46,7 +46,7 @@ def pure() -> base.Mechanism:
       * The ledger is charged 2/z, which holds for either adjacency; zero-out costs half of it, as
         the event's sensitivities (1/2 and 1, in units of that ε) say.
       * With z = 0, ε is ∞.
-      * Poisson sampling amplifies: see `accounting/kov.py`.
+      * Poisson sampling amplifies: see `accounting/randomized_response.py`.
     """
 
     def release(accumulator, denominator, key, state, hparams, round_):
