@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, Records, on_host, reads
+from fedjaxsim.kernels import integer_sums
 from fedjaxsim.privacy.events import GAUSSIAN, LARGEST_NOISE, SMALLEST_NOISE, PrivacyEvent
 from fedjaxsim.privacy.messages import Bounded, Messages
 from fedjaxsim.privacy.noise import normal
@@ -208,7 +209,12 @@ def _shares(weights: ArrayLike, max_weight: float | None) -> np.ndarray:
 
 
 @reads(CLIP_NORM, NOISE_MULTIPLIER)
-def gaussian(weights: ArrayLike | None = None, max_weight: float | None = None) -> Mechanism:
+def gaussian(
+    weights: ArrayLike | None = None,
+    max_weight: float | None = None,
+    *,
+    exact_sums: bool = False,
+) -> Mechanism:
     """Add Gaussian noise to the sum of clipped messages (McMahan et al. 2018).
 
     release = (Σ_k clip(v_k, C) + N(0, (zC)² I)) / denominator, the noise drawn once a round. The
@@ -224,16 +230,25 @@ def gaussian(weights: ArrayLike | None = None, max_weight: float | None = None) 
         sensitivity is 1 (zero-out) and 2 (replace).
       * Weights are *public*, fixed before the run, and named among the assumptions. Numbers of
         examples are private unless published anyway: the denominator reveals their sum.
+      * A float32 sum meets this up to rounding, which in the worst case over all other clients may
+        reach many C; an exact sum meets it to a relative 2⁻²³ of the whole sum.
       * With z = 0 there is no guarantee.
 
     Args:
       weights: w_k > 0, (m,); equal by default.
       max_weight: w_max; by default the largest weight.
+      exact_sums: Sum messages as integers: exact, and the same on any number of devices. Needs a
+        finite clip norm, and has no derivative.
 
     Raises:
       ValueError: if a weight is not positive and finite.
     """
     shares = None if weights is None else _shares(weights, max_weight)
+
+    def zero(message, num_clients):
+        if not exact_sums:
+            return zeros(message)
+        return zeros(())._replace(total=integer_sums.zero(message, num_clients))
 
     def add(accumulator, messages, mask, ids, state, hparams):
         del state
@@ -241,18 +256,35 @@ def gaussian(weights: ArrayLike | None = None, max_weight: float | None = None) 
         terms = bounded.messages
         if shares is not None:
             terms = terms.scale(jnp.asarray(shares, dtype=float)[ids])
+        if exact_sums:
+            total = integer_sums.add(accumulator.total, terms.dense(), hparams.clip_norm)
+            return counted(accumulator, bounded, total)
         return accumulate(accumulator, bounded, terms.total())
 
     def release(accumulator, denominator, key, state, hparams, round_):
-        z = round_value(hparams.noise_multiplier, round_)
-        noise = noise_like(key, accumulator.total, noise_scale(z, hparams.clip_norm))
+        total, z = accumulator.total, round_value(hparams.noise_multiplier, round_)
+        if exact_sums:
+            total = integer_sums.value(total, hparams.clip_norm)
+        noise = noise_like(key, total, noise_scale(z, hparams.clip_norm))
         divisor = denominator if shares is None else denominator * float(shares.mean())
-        return Release(noised_mean(accumulator.total, noise, divisor), state, z)
+        return Release(noised_mean(total, noise, divisor), state, z)
+
+    def check(hparams):
+        clip_norm = on_host(hparams.clip_norm)
+        if exact_sums and clip_norm is not None and not np.all(np.isfinite(clip_norm)):
+            raise ValueError(f"exact_sums need a finite clip_norm, got {clip_norm}")
 
     public = () if shares is None else (_WEIGHTS,)
     for_clients = None if shares is None else len(shares)
     return Mechanism(
-        GAUSSIAN, lambda _: (), zeros, add, release, public=public, num_clients=for_clients
+        GAUSSIAN,
+        lambda _: (),
+        zero,
+        add,
+        release,
+        check=check,
+        public=public,
+        num_clients=for_clients,
     )
 
 

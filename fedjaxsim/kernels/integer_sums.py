@@ -1,0 +1,102 @@
+"""Sums of bounded vectors in integers: exact, and the same in every order.
+
+A float32 sum of many clipped messages is not 1-sensitive: rounding may depend on one client in all
+later additions (Casacuberta, Shoemate, Vadhan, Wagaman 2022). Here each number is truncated to a
+multiple of C·2⁻ᵏ, which lengthens no vector, and the multiples are added as int32.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import register_dataclass
+
+PyTree = Any
+_BITS = 22
+"""k where it fits: a float32 of magnitude at most 2²² times the unit is truncated without error."""
+_ONE_WORD = 18
+"""Smallest k for which one word is enough."""
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class IntegerSum:
+    """A sum of vectors of norm at most C as multiples of C·2⁻ᵏ.
+
+    Attributes:
+      words: one pytree of int32, or two: the multiples are words[0]·2^shift + words[1].
+      bits: static, k.
+      shift: static, the bits of the second word; 0 with one word.
+      dtypes: static, the floating type of each leaf.
+    """
+
+    words: tuple[PyTree, ...]
+    bits: int = dataclasses.field(metadata={"static": True})
+    shift: int = dataclasses.field(metadata={"static": True})
+    dtypes: tuple[Any, ...] = dataclasses.field(metadata={"static": True})
+
+
+def zero(shapes: PyTree, most: int) -> IntegerSum:
+    """Return the sum of no vectors.
+
+    Args:
+      shapes: one vector as a pytree of shapes.
+      most: largest number of vectors in the sum. Up to 4,096 take one word, and k is 18 to 22; up
+        to 2²⁰ take two and k is 22; beyond, each doubling costs k two bits.
+    """
+    free = 30 - math.ceil(math.log2(max(most, 1)))
+    one = min(free, _BITS)
+    bits, shift = (one, 0) if one >= _ONE_WORD else (min(2 * free, _BITS), min(free, _BITS // 2))
+    if bits < 1:
+        raise ValueError(f"exact sums take fewer than 2³⁰ clients, got {most}")
+
+    def word():
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.int32), shapes)
+
+    dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves(shapes))
+    return IntegerSum((word(), word()) if shift else (word(),), bits, shift, dtypes)
+
+
+def add(total: IntegerSum, vectors: PyTree, bound: jax.Array) -> IntegerSum:
+    """Add vectors, leaves (c, ...), each of global L2 norm at most `bound`, which is finite."""
+    scale = 2.0**total.bits / bound
+
+    def multiples(leaf):
+        return _truncated(leaf * scale.astype(leaf.dtype))
+
+    def sums(part):
+        return jax.tree.map(lambda leaf: jnp.sum(part(leaf), axis=0, dtype=jnp.int32), terms)
+
+    terms, low = jax.tree.map(multiples, vectors), 2**total.shift - 1
+    if total.shift:
+        added = sums(lambda leaf: leaf >> total.shift), sums(lambda leaf: leaf & low)
+    else:
+        added = (sums(lambda leaf: leaf),)
+    words = jax.tree.map(jnp.add, total.words, added)
+    return dataclasses.replace(total, words=words)
+
+
+def value(total: IntegerSum, bound: jax.Array) -> PyTree:
+    """Return the sum as floats, rounded once at the end."""
+    unit = bound * 2.0**-total.bits
+
+    def number(dtype, high, *low):
+        scaled = high.astype(dtype) * (unit * 2.0**total.shift).astype(dtype)
+        return scaled + low[0].astype(dtype) * unit.astype(dtype) if low else scaled
+
+    leaves = zip(total.dtypes, *map(jax.tree.leaves, total.words), strict=True)
+    return jax.tree.unflatten(
+        jax.tree.structure(total.words[0]), [number(*each) for each in leaves]
+    )
+
+
+@jax.custom_jvp
+def _truncated(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.int32)
+
+
+@_truncated.defjvp
+def _refuse(primals, tangents):
+    raise ValueError("exact sums have no derivative: leave exact_sums out where one is asked for")

@@ -1,0 +1,119 @@
+"""Sums of clipped messages as integers: exact in any order, and never above the bound."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import classification, numbers
+
+import fedjaxsim as fjs
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.kernels import integer_sums
+from fedjaxsim.privacy.messages import Messages
+
+BOUND = 0.3
+
+
+def summed(vectors, most, order=None, chunk=3):
+    vectors = vectors if order is None else vectors[order]
+    total = integer_sums.zero(jax.ShapeDtypeStruct(vectors.shape[1:], jnp.float32), most)
+    for begin in range(0, len(vectors), chunk):
+        total = integer_sums.add(total, vectors[begin : begin + chunk], jnp.float32(BOUND))
+    return total
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([7, 4096, 4097, 2**20, 10**7]))
+def test_any_order_gives_the_exact_sum_of_the_truncated_numbers(seed, most):
+    rng = np.random.default_rng(seed)
+    vectors = (BOUND * rng.uniform(-1, 1, (7, 5))).astype(np.float32)
+    total, other = summed(vectors, most), summed(vectors, most, rng.permutation(7), chunk=2)
+    for one, two in zip(total.words, other.words, strict=True):
+        np.testing.assert_array_equal(one, two)
+    # Python's integers, of the numbers truncated towards zero in float32.
+    scaled = vectors * (np.float32(2.0**total.bits) / np.float32(BOUND))
+    expected = [sum(int(v) for v in column) for column in scaled.T]
+    high, low = (*total.words, np.zeros(5, int))[:2]
+    found = [int(h) * 2**total.shift + int(x) for h, x in zip(high, low, strict=True)]
+    assert found == expected
+    value = integer_sums.value(total, jnp.float32(BOUND))
+    np.testing.assert_allclose(value, np.array(expected) * BOUND / 2**total.bits, rtol=3e-7)
+    np.testing.assert_allclose(value, vectors.sum(axis=0), atol=7 * BOUND * 2.0**-total.bits + 1e-6)
+
+
+@pytest.mark.parametrize(("most", "bits", "words"), [(1, 22, 1), (4096, 18, 1), (4097, 22, 2)])
+def test_the_largest_sum_fits_its_words(most, bits, words):
+    ends = jnp.full((1, 1), BOUND)
+    total = integer_sums.add(
+        integer_sums.zero(jax.ShapeDtypeStruct((1,), jnp.float32), most), ends, jnp.float32(BOUND)
+    )
+    assert (total.bits, len(total.words)) == (bits, words)
+    assert max(most * abs(int(word[0])) for word in total.words) < 2**31
+    with pytest.raises(ValueError, match="clients"):
+        integer_sums.zero(ends, 2**31)
+
+
+def test_one_client_moves_an_exact_sum_by_its_message_and_a_float_sum_by_many_clip_norms():
+    # Casacuberta et al. 2022: halves up to 2^k, then pairs that round up or down together.
+    k, pairs = 10, 1024
+    unit = 2.0 ** (k - 23)
+    others = [0.5] * (2 ** (k + 1) - 1), [0.51 * unit, -0.49 * unit] * pairs
+    hparams = Hyperparameters(clip_norm=1.0, noise_multiplier=0.0).as_arrays()
+
+    def moved(mechanism):
+        def total(victim):
+            messages = jnp.array([*others[0], victim, *others[1]], jnp.float32)[:, None]
+            zero = mechanism.zero(jax.ShapeDtypeStruct((1,), jnp.float32), len(messages))
+            every = jnp.ones(1, bool)
+
+            def add(accumulator, message):
+                return mechanism.add(
+                    accumulator, Messages(message[None]), every, jnp.zeros(1, int), (), hparams
+                ), None
+
+            accumulator, _ = jax.lax.scan(add, zero, messages)
+            out = mechanism.release(accumulator, 1.0, jax.random.key(0), (), hparams, 0)
+            return float(out.value[0])
+
+        return abs(total(0.75) - total(0.0))
+
+    assert moved(fjs.gaussian()) > 0.75 + 0.1
+    assert moved(fjs.gaussian(exact_sums=True)) <= 0.75
+
+
+def test_the_server_state_is_the_same_to_the_bit_on_two_devices():
+    population, task = classification([6, 9, 11, 4, 8])
+
+    def released(devices, mechanism):
+        sim = fjs.Simulation(
+            fjs.fedavg(task),
+            population,
+            fjs.full_participation(),
+            mechanism=mechanism,
+            chunk_size=2,
+            chunk_map="scan",
+            devices=devices,
+        )
+        hparams = sim.hyperparameters(learning_rate=0.1, clip_norm=0.2, noise_multiplier=0.5)
+        return numbers(sim.run(sim.init(3, hparams), hparams, 3)[0].shared)
+
+    exact = fjs.gaussian(exact_sums=True)
+    one, two = released(None, exact), released(jax.devices()[:2], exact)
+    np.testing.assert_array_equal(one, two)
+    np.testing.assert_allclose(one, released(None, fjs.gaussian()), atol=1e-5)
+
+
+def test_exact_sums_need_a_clip_norm_and_have_no_derivative():
+    mechanism = fjs.gaussian(exact_sums=True)
+    with pytest.raises(ValueError, match="clip_norm"):
+        mechanism.check(Hyperparameters(clip_norm=np.inf, noise_multiplier=0.0))
+    zero = integer_sums.zero(jax.ShapeDtypeStruct((2,), jnp.float32), 1)
+
+    def value(v):
+        total = integer_sums.add(zero, v, jnp.float32(1.0))
+        return jnp.sum(integer_sums.value(total, jnp.float32(1.0)))
+
+    with pytest.raises(ValueError, match="exact_sums"):
+        jax.grad(value)(jnp.ones((1, 2)))
