@@ -217,6 +217,7 @@ class Simulation:
             change in place.
         """
         state, hparams = self.setup.with_account(state), self.setup.check(hparams)
+        self.setup.message_shapes(state.key, hparams)
         return self.setup.compiled.step(state, hparams, self.setup.placed["train"])
 
     def run(
@@ -253,6 +254,7 @@ class Simulation:
         done = int(state.round)
         self.setup.check_rounds(hparams, done, rounds, eval_every)
         hparams = self.setup.check(hparams)
+        self.setup.message_shapes(state.key, hparams)
         state = self.setup.with_room(state, hparams, rounds)
         compiled, rows = self.setup.compiled, self.setup.placed["train"]
         run = Run(
@@ -314,6 +316,6 @@ class Simulation:
         return default_delta(self.num_clients) if delta is None else delta
 
 
-def with_parts(simulation: Simulation, **parts: Algorithm | Mechanism) -> Simulation:
-    """Return the simulation with another `algorithm` or `mechanism`."""
+def with_parts(simulation: Simulation, **parts: Any) -> Simulation:
+    """Return the simulation with other parts, such as `algorithm`; see `Setup`."""
     return simulation._with(dataclasses.replace(simulation.setup, **parts))

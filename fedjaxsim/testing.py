@@ -6,17 +6,16 @@ the second condition on any parts, without a test framework.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim.algorithm import Metrics
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.state import PARTS
-from fedjaxsim.engine.traced_checks import closed_over
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.simulation import Simulation, SimulationState, with_parts
@@ -26,12 +25,16 @@ _LARGE = 1e3
 """Standard deviation of the numbers that replace a client's data."""
 
 
+class NothingTestedError(ValueError):
+    """A `check_billboard` in which other data changed nothing."""
+
+
 def check_billboard(
     simulation: Simulation,
     hparams: Hyperparameters,
     *,
     rounds: int = 3,
-    client: int = 0,
+    clients: Sequence[int] | None = None,
     seed: int = 0,
     build: Callable[[Population], Simulation] | None = None,
 ) -> None:
@@ -39,15 +42,16 @@ def check_billboard(
 
     A first run records its releases. Then all rows of one client, in every split, are replaced
     (large random numbers, other labels that occur), and a second run through the same compiled
-    functions uses the recorded releases and mechanism states. After every round the server state,
-    the ledger, and every other client's personal state and minibatch counter must equal the first
-    run's bit for bit; before the first round everything must.
+    functions uses the recorded releases and mechanism states. In every round each other client's
+    message, and after it the server state, the ledger, and every other client's personal state and
+    minibatch counter must equal the first run's bit for bit; before the first round everything
+    must. This is repeated for several clients.
 
     The check does not cover:
 
-    * Data in a function's closure: it finds rows of the population there, but no numbers *computed*
-      from them (a mean, a vocabulary). If a factory makes the simulation from a population, give it
-      as `build`: the second run then uses the simulation of the altered data.
+    * Numbers *computed* from the population in a function's closure (a mean, a vocabulary);
+      `Simulation.init` refuses rows there. If a factory makes the simulation from a population,
+      give it as `build`: the second run then uses the simulation of the altered data.
     * The numbers of rows, which stay the same, and data named in `Simulation.setup.public`.
     * Leaks in the releases themselves, which the mechanism's `event` bounds and `fedjaxsim audit`
       tests. The record replaces all of `release` but the charged noise multiplier.
@@ -56,52 +60,74 @@ def check_billboard(
       simulation: the simulation.
       hparams: its hyperparameters.
       rounds: number of rounds.
-      client: index of the client whose data change, in [0, m).
+      clients: the clients whose data change, one after another, in [0, m); by default the first,
+        a middle one and the last of those who take part.
       seed: seed of the run and of the replacing data.
       build: the function `(population) -> Simulation` that made the simulation, if it reads data.
 
     Raises:
       AssertionError: naming the dependency on the client's data: the round, the function or the
         path of the leaf, and the client who holds it.
-      ValueError: if the client does not exist, the arguments do not suit the simulation, or the
-        changed data had no effect (the client was never drawn), so that nothing was tested.
+      NothingTestedError: if the changed data had no effect, as of a client who was never drawn.
+      ValueError: if a client does not exist, or the arguments do not suit the simulation.
     """
-    population = simulation.population
-    if not 0 <= client < population.num_clients:
-        raise ValueError(f"client must lie in [0, {population.num_clients}), got {client}")
+    m = simulation.num_clients
+    for client in clients or ():
+        if not 0 <= client < m:
+            raise ValueError(f"client must lie in [0, {m}), got {client}")
     simulation.setup.check_rounds(hparams, 0, rounds, None)
-    _check_constants(simulation, hparams, client)
-    changed = _altered(population, client, seed)
     first = _with_tape(simulation, hparams, rounds)
-    if build is None:
-        second = first.with_population(changed)
-    else:
-        second = _with_tape(build(changed), hparams, rounds)
-
-    state = first.init(seed, hparams)
-    other = second.init(seed, hparams)
-    _compare_states("init", state, other, client, all_clients=True)
+    begun = state = first.init(seed, hparams)
     records = []
     for _ in range(rounds):
         state, metrics = first.round(state, hparams)
-        records.append((_without_tape(state), metrics))
-    tape = state.mechanism._replace(inner=other.mechanism.inner, recording=jnp.array(False))
+        records.append((state, metrics))
+    if clients is None:
+        drawn = np.flatnonzero(np.any(state.mechanism.present, axis=0))
+        clients = [*dict.fromkeys(drawn[[0, len(drawn) // 2, -1]].tolist())] if len(drawn) else []
+    if not clients:
+        raise NothingTestedError(f"no client took part in {rounds} rounds, so nothing was tested")
+    for client in clients:
+        changed = _altered(simulation.population, client, seed)
+        if build is None:
+            second = first.with_population(changed)
+        else:
+            second = _with_tape(build(changed), hparams, rounds)
+        other = second.init(seed, hparams)
+        _compare_states("init", begun, other, client, all_clients=True)
+        other = _replay(second, hparams, records, other, client)
+        if build is not None:
+            one, two = (_predictions(each, other, hparams) for each in (first, second))
+            _compare("predict", "params", one, two, client)
+
+
+def _replay(
+    second: Simulation,
+    hparams: Hyperparameters,
+    records: Sequence[tuple[SimulationState, Metrics]],
+    other: SimulationState,
+    client: int,
+) -> SimulationState:
+    """Run the recorded rounds on other data of a client, comparing; return the last state."""
+    last = records[-1][0].mechanism
+    tape = last._replace(inner=other.mechanism.inner, recording=jnp.array(False))
     other = dataclasses.replace(other, mechanism=tape)
     reached = False
-    for number, (record, metrics) in enumerate(records, 1):
+    for number, (record, metrics) in enumerate(records):
         other, others_metrics = second.round(other, hparams)
-        _compare_states(f"round {number}", record, _without_tape(other), client, all_clients=False)
+        when = f"round {number + 1}"
+        _compare_states(when, record, other, client, all_clients=False)
+        sent, again = _at(last.sent, number), _at(other.mechanism.sent, number)
+        _compare(when, "message", sent, again, client)
         reached |= _differ(metrics, others_metrics) or _differ(
             _of_client(record, client), _of_client(other, client)
         )
-    if not reached and not _differ(state.mechanism.computed, other.mechanism.computed):
-        raise ValueError(
-            f"other data of client {client} changed nothing in {rounds} rounds, so nothing was "
-            "tested; give more rounds, a higher sampling rate, another seed or another client"
+    if not reached and not _differ(last.computed, other.mechanism.computed):
+        raise NothingTestedError(
+            f"other data of client {client} changed nothing in {len(records)} rounds, so nothing "
+            "was tested; give more rounds, a higher sampling rate, another seed or another client"
         )
-    if build is not None:
-        one, two = (_predictions(each, other, hparams) for each in (first, second))
-        _compare("predict", "params", one, two, client)
+    return other
 
 
 # --- the recorded releases ------------------------------------------------------------------------
@@ -114,12 +140,16 @@ class _Tape(NamedTuple):
       inner: state of the plain mechanism.
       played: releases and next states that the run uses, leaves (rounds, ...).
       computed: releases and next states computed from the messages, leaves (rounds, ...).
+      sent: uint32 digests of the clients' messages before the mechanism, leaves (rounds, m).
+      present: the clients who took part, (rounds, m) bool.
       recording: () bool; whether `played` is recorded, else it is played back.
     """
 
     inner: PyTree
     played: PyTree
     computed: PyTree
+    sent: PyTree
+    present: jax.Array
     recording: jax.Array
 
 
@@ -135,36 +165,63 @@ def _with_tape(simulation: Simulation, hparams: Hyperparameters, rounds: int) ->
         return out.value, out.state
 
     shapes = jax.eval_shape(one_release)
-    return with_parts(simulation, mechanism=_taped(mechanism, shapes, rounds))
+    taped = _taped(mechanism, message, shapes, rounds, simulation.num_clients)
+    return with_parts(simulation, mechanism=taped)
 
 
-def _taped(mechanism: Mechanism, shapes: PyTree, rounds: int) -> Mechanism:
+def _taped(mechanism: Mechanism, message: PyTree, shapes: PyTree, rounds: int, m: int) -> Mechanism:
+    def unsent(*axes):
+        sent = jax.tree.map(lambda _: jnp.zeros((*axes, m), jnp.uint32), message)
+        return sent, jnp.zeros((*axes, m), bool)
+
     def init(hparams):
         blank = jax.tree.map(lambda leaf: jnp.zeros((rounds, *leaf.shape), leaf.dtype), shapes)
-        return _Tape(mechanism.init(hparams), blank, blank, jnp.array(True))
+        return _Tape(mechanism.init(hparams), blank, blank, *unsent(rounds), jnp.array(True))
+
+    def zero(message, num_clients):
+        inner = mechanism.zero(message, num_clients)
+        sent, present = unsent()
+        return inner._replace(total=(inner.total, sent, present.astype(jnp.int32)))
 
     def add(accumulator, messages, mask, ids, state, hparams):
-        return mechanism.add(accumulator, messages, mask, ids, state.inner, hparams)
+        total, sent, present = accumulator.total
+        inner = accumulator._replace(total=total)
+        inner = mechanism.add(inner, messages, mask, ids, state.inner, hparams)
+        sent = jax.tree.map(
+            lambda noted, leaf: noted.at[ids].add(jnp.where(mask, _digests(leaf), 0)),
+            sent,
+            messages.dense(),
+        )
+        return inner._replace(total=(inner.total, sent, present.at[ids].add(mask)))
 
     def release(accumulator, denominator, key, state, hparams, round_):
-        out = mechanism.release(accumulator, denominator, key, state.inner, hparams, round_)
+        total, *sent = accumulator.total
+        inner = accumulator._replace(total=total)
+        out = mechanism.release(inner, denominator, key, state.inner, hparams, round_)
 
-        def note(tape):
-            return jax.tree.map(lambda t, v: t.at[round_].set(v), tape, (out.value, out.state))
+        def note(tape, values):
+            return jax.tree.map(lambda t, v: t.at[round_].set(v), tape, values)
 
-        noted = note(state.played)
+        computed = (out.value, out.state)
         played = jax.tree.map(
-            lambda new, old: jnp.where(state.recording, new, old), noted, state.played
+            lambda new, old: jnp.where(state.recording, new, old),
+            note(state.played, computed),
+            state.played,
         )
-        value, inner = jax.tree.map(lambda leaf: leaf[round_], played)
-        tape = _Tape(inner, played, note(state.computed), state.recording)
+        value, kept = jax.tree.map(lambda leaf: leaf[round_], played)
+        sent, present = note((state.sent, state.present), (sent[0], sent[1] > 0))
+        tape = _Tape(kept, played, note(state.computed, computed), sent, present, state.recording)
         return out._replace(value=value, state=tape)
 
-    return mechanism._replace(init=init, add=add, release=release)
+    return mechanism._replace(init=init, zero=zero, add=add, release=release)
 
 
-def _without_tape(state: SimulationState) -> SimulationState:
-    return dataclasses.replace(state, mechanism=state.mechanism.inner)
+def _digests(messages: jax.Array) -> jax.Array:
+    """Compute a number of 32 bits for each of k messages, (k, ...), of all their bits."""
+    words = jax.lax.bitcast_convert_type(messages, jnp.uint32).reshape(messages.shape[0], -1)
+    place = jnp.arange(words.shape[1], dtype=jnp.uint32) * jnp.uint32(0x9E3779B1)
+    mixed = (words ^ place) * jnp.uint32(0x85EBCA6B)
+    return jnp.sum((mixed ^ (mixed >> 15)) * jnp.uint32(0xC2B2AE35), axis=1, dtype=jnp.uint32)
 
 
 # --- other data -----------------------------------------------------------------------------------
@@ -190,27 +247,6 @@ def _altered(population: Population, client: int, seed: int) -> Population:
     return dataclasses.replace(population, fields=fields)
 
 
-def _check_constants(simulation: Simulation, hparams: Hyperparameters, client: int) -> None:
-    """Check that no function closes over a field of the population or the client's rows."""
-    population = simulation.population
-    pieces = [(name, "", values) for name, values in population.fields.items()]
-    for split in population.splits:
-        rows = population.rows(client, split)
-        pieces += [(name, f" of client {client}", values) for name, values in rows.items()]
-    pieces = [piece for piece in pieces if np.size(piece[2]) and np.ptp(piece[2]) > 0]
-    key = jax.random.key(0, impl="threefry2x32")
-    rows, hparams = Rows.shapes(population, "train"), simulation.setup.check(hparams)
-    for constant in closed_over(simulation.program, rows, key, hparams):
-        for name, whose, values in pieces:
-            if constant.shape == values.shape and np.array_equal(
-                constant, values.astype(constant.dtype)
-            ):
-                raise AssertionError(
-                    f"a function of the simulation closes over the rows {name!r}{whose}, "
-                    f"{constant.dtype}{list(constant.shape)}: clients must read their view only"
-                )
-
-
 # --- comparing, bit for bit -----------------------------------------------------------------------
 
 
@@ -219,7 +255,9 @@ def _compare_states(
 ) -> None:
     """Compare two states; the client's own part only if `all_clients`."""
     for name, part in PARTS.items():
-        parts, by_client = (getattr(one, name), getattr(two, name)), part.owner == "clients"
+        parts, by_client = [getattr(each, name) for each in (one, two)], part.owner == "clients"
+        if name == "mechanism":
+            parts = [tape.inner for tape in parts]
         _compare(when, name, *parts, client, by_client=by_client, all_clients=all_clients)
 
 
@@ -258,6 +296,10 @@ def _compare(
                 require(_bits(x) == _bits(y), f"{where} of client {k}")
 
 
+def _at(tree: PyTree, index: int) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
 def _host(leaf: jax.Array) -> np.ndarray:
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
@@ -274,7 +316,7 @@ def _differ(one: PyTree, two: PyTree) -> bool:
 
 
 def _of_client(state: SimulationState, client: int) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[client], (state.personal, state.consumed))
+    return _at((state.personal, state.consumed), client)
 
 
 def _predictions(

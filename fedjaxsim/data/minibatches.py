@@ -6,7 +6,7 @@ with few rows stops early.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
@@ -18,6 +18,8 @@ PyTree = Any
 Carry = TypeVar("Carry")
 Generate = Callable[[jax.Array, dict[str, jax.Array], int], dict[str, jax.Array]]
 """(key, a client's row of each field, b) -> the fields (b, ...) of a fresh minibatch."""
+Reader = Callable[[jax.Array], dict[str, jax.Array]]
+"""(positions among one client's rows) -> the fields of these rows."""
 
 _ROUNDS = 24
 """Rounds of the swap-or-not shuffle in `permuted`."""
@@ -129,32 +131,68 @@ def permuted(key: jax.Array, position: jax.Array, count: jax.Array) -> jax.Array
     return jax.lax.scan(pairing, position.astype(jnp.int32), (offsets, coins))[0]
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+def reader(fields: Mapping[str, jax.Array], start: jax.Array, count: jax.Array) -> Reader:
+    """Return the function that reads the rows `start : start + count`, and no others.
+
+    Args:
+      fields: all clients' rows, each (N, ...).
+      start: () int32.
+      count: () int32; without rows, row `start` stands in for padding.
+    """
+
+    def read(position):
+        rows = start + jnp.maximum(jnp.minimum(position, count - 1), 0)
+        return {name: field[rows] for name, field in fields.items()}
+
+    return read
+
+
 class ClientData:
     """One client's view of its rows in one split.
 
-    Its public members give no access to the rows of other clients. It is no pytree, as its leaves
-    would be all clients' rows: a function that is mapped or checkpointed closes over it.
+    The view has no arrays, only a function that clamps every position to the client's rows: no
+    member reads another client's. It is no pytree: a function that is mapped or checkpointed closes
+    over it.
 
     Attributes:
       count: number of rows of the client, () int32.
       minibatches: static settings of `fold`.
     """
 
-    # All clients' rows, each (N, ...); only `_start : _start + count` are ever read.
-    _fields: dict[str, jax.Array]
-    _start: jax.Array  # () int32
-    count: jax.Array
-    _key: jax.Array  # of this round's minibatches
-    minibatches: Minibatches
-    # With passes: the minibatches consumed in earlier rounds, () int32, and the key of the orders,
-    # the same in all rounds.
-    _consumed: jax.Array | None = None
-    _order: jax.Array | None = None
-    _generate: Generate | None = None  # see `Population`
-    _options: BatchReadOptions = BatchReadOptions()  # noqa: RUF009
-    # Rows of an exact pass, () int32, those beyond `count` being padding; None for `count`.
-    _longest: jax.Array | None = None
+    __slots__ = (
+        "_consumed", "_generate", "_key", "_longest", "_options", "_order", "_read",
+        "count", "minibatches",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        read: Reader,
+        count: jax.Array,
+        key: jax.Array,
+        minibatches: Minibatches,
+        consumed: jax.Array | None = None,
+        order: jax.Array | None = None,
+        generate: Generate | None = None,
+        options: BatchReadOptions = BatchReadOptions(),  # noqa: B008
+        longest: jax.Array | None = None,
+    ):
+        """Make the view of a client.
+
+        Args:
+          read: from `reader`.
+          count: number of rows, () int32.
+          key: of this round's minibatches.
+          minibatches: static settings of `fold`.
+          consumed: with passes, the minibatches consumed in earlier rounds, () int32.
+          order: with passes, the key of the orders, the same in all rounds.
+          generate: see `Population`.
+          options: for speed and derivatives.
+          longest: rows of an exact pass, () int32, those beyond `count` being padding.
+        """
+        self.count, self.minibatches = count, minibatches
+        self._read, self._key, self._generate = read, key, generate
+        self._consumed, self._order = consumed, order
+        self._options, self._longest = options, longest
 
     if not TYPE_CHECKING:
 
@@ -172,27 +210,20 @@ class ClientData:
 
     def batch_shapes(self, size: int = 1) -> Batch:
         """Return the shapes of a batch of `size` rows, for `jax.eval_shape` and carries."""
-        fields: Any = {
-            name: jax.ShapeDtypeStruct((size, *field.shape[1:]), field.dtype)
-            for name, field in self._fields.items()
-        }
+        fields: Any = jax.eval_shape(self._read, jax.ShapeDtypeStruct((size,), jnp.int32))
         weight: Any = jax.ShapeDtypeStruct((size,), jnp.zeros(()).dtype)
         return Batch(fields, weight)
-
-    def _gather(self, position: jax.Array, weight: jax.Array) -> Batch:
-        rows = self._start + position
-        return Batch({name: field[rows] for name, field in self._fields.items()}, weight)
 
     def _drawn(self, index: jax.Array) -> Batch:
         """Draw a batch from the rows with replacement, or generate one."""
         size, key = self.minibatches.size, threefry.fold_in(self._key, index)
         if self._generate is not None:
-            row = {name: field[self._start] for name, field in self._fields.items()}
+            row = self._read(jnp.int32(0))
             # Without the barrier XLA recomputes the batch in every consumer.
             fields = jax.lax.optimization_barrier(self._generate(key, row, size))
             return Batch(fields, jnp.ones(size))
         position = threefry.randint(key, (size,), self.count)
-        return self._gather(position, jnp.ones(size))
+        return Batch(self._read(position), jnp.ones(size))
 
     def _of_pass(self, key: jax.Array, batch: jax.Array) -> Batch:
         """Return a batch of one pass over the rows, in the order of the pass's key."""
@@ -200,7 +231,7 @@ class ClientData:
         position = batch * size + jnp.arange(size)
         inside = position < self.count
         position = permuted(key, jnp.where(inside, position, 0), self.count)
-        return self._gather(position, inside.astype(float))
+        return Batch(self._read(position), inside.astype(float))
 
     def _batches(self) -> jax.Array:
         """Return the number of batches in one pass, () int32."""
@@ -260,7 +291,7 @@ class ClientData:
         def of_rows(index):
             position = index * size + jnp.arange(size)
             inside = position < self.count
-            return self._gather(jnp.where(inside, position, 0), inside.astype(float))
+            return Batch(self._read(jnp.where(inside, position, 0)), inside.astype(float))
 
         most = self._most_batches(size)
         rows = self.count if self._longest is None else self._longest

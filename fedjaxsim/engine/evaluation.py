@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedjaxsim import notebook
@@ -190,7 +191,10 @@ def targets_of(population: Population, split: str, task: Task) -> np.ndarray:
     ranges = population.splits[split]
     if task.targets is None:
         return ranges.count
-    before = np.concatenate([[0], np.cumsum(task.targets(population.fields))])
+    with jax.ensure_compile_time_eval():  # also while a run is being traced
+        # Traced, so that the user's function keeps none of the rows.
+        of_rows = np.asarray(jax.jit(task.targets)(dict(population.fields)))
+    before = np.concatenate([[0], np.cumsum(of_rows, dtype=np.int64)])
     return before[ranges.start + ranges.count] - before[ranges.start]
 
 

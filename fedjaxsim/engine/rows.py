@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
-from fedjaxsim.data.minibatches import ClientData, Generate, Minibatches
+from fedjaxsim.data.minibatches import ClientData, Generate, Minibatches, reader
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import LARGEST_PASS, Layout
 
@@ -108,10 +108,9 @@ class Rows:
         index = client_id
         if self.ids is not None:
             index = jnp.searchsorted(self.ids, client_id, method="compare_all")
-        start, count = self.start[index], self.count[index]
+        count = self.count[index]
         return ClientData(
-            self.fields,
-            start,
+            reader(self.fields, self.start[index], count),
             count,
             key,
             minibatches,

@@ -22,20 +22,22 @@ from fedjaxsim.engine.client_partition import AllClients
 from fedjaxsim.engine.devices import mesh_of
 from fedjaxsim.engine.evaluation import Evaluation, SplitStatistics, summarize
 from fedjaxsim.engine.layout import ChunkMap, Layout, default_layout
+from fedjaxsim.engine.own_code import assumption_of
 from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import ClientMetrics, Program, measure_with, with_rate
+from fedjaxsim.engine.purity import Captured, check_captured
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.shard import CLIENTS, shard
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.stream import stream
-from fedjaxsim.engine.traced_checks import message_shapes
+from fedjaxsim.engine.traced_checks import trace_round
 from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.composition import require_match
 from fedjaxsim.privacy.mechanisms import Mechanism, check_noise
 from fedjaxsim.privacy.samplers import Sampling
-from fedjaxsim.tasks.task import Task
+from fedjaxsim.tasks.task import Task, check_rows
 
 PyTree = Any
 
@@ -106,6 +108,7 @@ class Setup:
         if self.streamed and self.devices is not None:
             raise ValueError("a streamed simulation runs on the first device: leave devices out")
         self._use(self.population)
+        self._traced: dict[Any, tuple[PyTree, list[Captured]]] = {}
         self.program = Program(
             with_rate(algorithm, self.sampler),
             mechanism,
@@ -126,7 +129,7 @@ class Setup:
 
     def _use(self, population: Population) -> None:
         """Check and set the population; rows go to the device when they are first needed."""
-        self.task.check(population.fields)
+        check_rows(self.task, population.fields)
         if population.generate is not None and (
             self.minibatches.steps is None or self.minibatches.passes is not None
         ):
@@ -135,7 +138,7 @@ class Setup:
                 f"got {self.minibatches}"
             )
         self.population = population
-        self._messages: dict[Any, PyTree] = {}
+        self._checked: set[Any] = set()
         self._statistics: dict[str, SplitStatistics] = {}
 
     def with_population(self, population: Population) -> Self:
@@ -192,10 +195,12 @@ class Setup:
     def public(self) -> tuple[str, ...]:
         """The assumptions of every guarantee: numbers made of data that are taken as public.
 
-        The population, the task, the algorithm and the mechanism each name theirs in sentences.
+        The population, the task, the algorithm and the mechanism each name theirs in sentences;
+        functions of users add one.
         """
         parts = (self.population, self.task, self.algorithm, self.mechanism)
-        return tuple(dict.fromkeys(sentence for part in parts for sentence in part.public))
+        named = dict.fromkeys(sentence for part in parts for sentence in part.public)
+        return (*named, *assumption_of(self.algorithm))
 
     @property
     def num_clients(self) -> int:
@@ -349,13 +354,16 @@ class Setup:
         Raises:
           ValueError: as `Simulation.init`.
         """
-        leaves = jax.tree.leaves(hparams)
-        traced = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-        if traced not in self._messages:
-            self._messages[traced] = message_shapes(
-                self.program, Rows.shapes(self.population, "train"), key, hparams
-            )
-        return self._messages[traced]
+        rows = Rows.shapes(self.population, "train")
+        leaves = jax.tree.leaves((hparams, rows.fields))
+        kind = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        if kind not in self._traced:  # shared with the setups of other data
+            self._traced[kind] = trace_round(self.program, rows, key, hparams)
+        message, captured = self._traced[kind]
+        if kind not in self._checked:
+            check_captured(captured, self.population.fields)
+            self._checked.add(kind)
+        return message
 
 
 def layout_of(

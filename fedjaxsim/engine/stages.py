@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.engine.purity import check_captured, check_pure
 from fedjaxsim.engine.setup import Setup
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.traced_checks import require_same_shapes
@@ -48,7 +49,7 @@ def start_stage(
         if setup.algorithm.warm_start.start is None:
             raise ValueError("the algorithm has no `warm_start`: it cannot start from models")
         earlier_hparams = hparams if earlier_hparams is None else earlier_hparams.as_arrays()
-        begin = functools.partial(_first_states, setup.algorithm, earlier, setup.num_clients)
+        begin = functools.partial(_first_states, setup, earlier)
         shared, personal = jax.jit(begin)(key, hparams, state, earlier_hparams)
     fresh = setup.compiled.init(key, hparams)
     require_same_shapes("server state", fresh.shared, shared)
@@ -65,9 +66,8 @@ def start_stage(
 
 
 def _first_states(
-    algorithm: Algorithm,
+    setup: Setup,
     earlier: Algorithm,
-    num_clients: int,
     key: jax.Array,
     hparams: Hyperparameters,
     state: SimulationState,
@@ -75,8 +75,9 @@ def _first_states(
 ) -> tuple[PyTree, PyTree]:
     """Return the server state and personal states (m, ...) made from another algorithm's models.
 
-    The server state cannot depend on one client's model: it is an output that is not mapped.
+    The server state is made of zeros in place of a client's model, so it holds none of it.
     """
+    algorithm = setup.algorithm
     start, published = algorithm.warm_start.start, earlier.warm_start.published(state.shared)
     assert start is not None
     if published is None and algorithm.warm_start.required:
@@ -87,9 +88,17 @@ def _first_states(
     if published is None:
         published = algorithm.task.init(jax.random.split(key)[0])
 
-    def of_client(personal, client_id):
-        own = earlier.predict(state.shared, personal, earlier_hparams, client_id)
-        return start(hparams, published, own)
+    def model_of(personal, client_id):
+        return earlier.predict(state.shared, personal, earlier_hparams, client_id)
 
-    ids = jnp.arange(num_clients, dtype=jnp.int32)
-    return jax.vmap(of_client, out_axes=(None, 0))(state.personal, ids)
+    def of_client(personal, client_id):
+        return start(hparams, published, model_of(personal, client_id))
+
+    ids = jnp.arange(setup.num_clients, dtype=jnp.int32)
+    first = jax.tree.map(lambda leaf: leaf[0], (state.personal, ids))
+    check_captured(check_pure(jax.make_jaxpr(of_client)(*first)), setup.population.fields)
+    model = jax.tree.map(jnp.zeros_like, model_of(*first))
+    shared, _ = start(hparams, published, model)
+    # `out_axes` raises where the server state depends on a client's model.
+    _, personal = jax.vmap(of_client, out_axes=(None, 0))(state.personal, ids)
+    return shared, personal

@@ -4,7 +4,7 @@ A wrong function would otherwise fail far from where it was written, in a scatte
 functions of a round and of an evaluation are traced once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from fedjaxsim.data.minibatches import Batch, ClientData
 from fedjaxsim.engine.checks import described
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.program import Program
+from fedjaxsim.engine.purity import Captured, ImpureError, check_pure
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import products
@@ -27,16 +28,21 @@ from fedjaxsim.tasks.task import Task
 PyTree = Any
 _EXAMPLES = 3
 """Rows of the batch on which a task's metrics are tried; not 1, which could be an outer axis."""
+_INTEGER = jax.ShapeDtypeStruct((), jnp.int32)
+"""The shape of a number of rows, a round and a client's id."""
 
 
 class _RefusedError(ValueError):
     """An error found by a check, not raised by the checked functions themselves."""
 
 
-def message_shapes(
+def trace_round(
     program: Program, rows: Rows, key: jax.Array, hparams: Hyperparameters
-) -> PyTree:
-    """Check the results of all functions; return one client's message as shapes.
+) -> tuple[PyTree, list[Captured]]:
+    """Check all functions of one client and their results.
+
+    They are traced without rows: a function that looks for rows in other ways than by its view
+    finds shapes alone.
 
     Args:
       program: the functions.
@@ -44,51 +50,63 @@ def message_shapes(
       key: a random key.
       hparams: hyperparameters, as arrays.
 
+    Returns:
+      One client's message as shapes, and the arrays that functions close over.
+
     Raises:
-      ValueError: naming the function, the leaf, the expected shape and the actual one.
+      ValueError: naming the function, the leaf, the expected shape and the actual one; or as
+        `check_pure`.
     """
+    messages = []
+
+    def a_round(key, hparams, count, round_, client_id):
+        data = _view(program, rows, key, count)
+        messages.append(_a_round(program, key, hparams, data, round_, client_id))
+
     try:
-        return jax.eval_shape(lambda *args: _a_round(program, *args), key, hparams, rows)
-    except _RefusedError:
+        traced = jax.make_jaxpr(a_round)(key, hparams, *[_INTEGER] * 3)
+        return messages[0], check_pure(traced)
+    except (_RefusedError, ImpureError):
         raise
     except Exception as error:
         _blame_task(program, key, rows, error)
         raise
 
 
-def closed_over(
-    program: Program, rows: Rows, key: jax.Array, hparams: Hyperparameters
-) -> list[np.ndarray]:
-    """Return the arrays that the functions close over; arguments as in `message_shapes`."""
-    traced = jax.make_jaxpr(lambda *args: _a_round(program, *args))(key, hparams, rows)
-    return [np.asarray(value) for value in _constants(traced) if _is_plain(value)]
+def _view(program: Program, rows: Rows, key: jax.Array, count: jax.Array) -> ClientData:
+    """Return the view of a client with zeros in place of rows."""
+    layout, rows = Layout(2, "vmap"), rows.for_training()
+    fields = {name: (field.shape[1:], field.dtype) for name, field in rows.fields.items()}
+
+    def read(position):
+        return _zeros(fields, position.shape)
+
+    return ClientData(
+        read,
+        count,
+        key,
+        program.minibatches,
+        jnp.int32(0),
+        key,
+        rows.generate,
+        layout.reading(rows.pass_size),
+    )
 
 
-def _constants(traced: Any) -> Iterator[Any]:
-    """Yield the constants of a traced function and of the functions inside it."""
-    yield from getattr(traced, "consts", ())
-    for equation in traced.eqns:
-        yield from (value.val for value in equation.invars if hasattr(value, "val"))
-        for inner in jax.tree.leaves(list(equation.params.values())):
-            if hasattr(inner, "eqns"):
-                yield from _constants(inner)
+def _zeros(fields: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, jax.Array]:
+    return {name: jnp.zeros((*shape, *row), dtype) for name, (row, dtype) in fields.items()}
 
 
-def _is_plain(value: Any) -> bool:
-    """Return whether a constant is an array of numbers, not of keys."""
-    return hasattr(value, "dtype") and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
-
-
-def _view(program: Program, rows: Rows, key: jax.Array) -> ClientData:
-    layout = Layout(2, "vmap")
-    rows = rows.for_training()
-    return rows.of(jnp.int32(0), key, program.minibatches, layout, jnp.int32(0), key)
-
-
-def _a_round(program: Program, key: jax.Array, hparams: Hyperparameters, rows: Rows) -> PyTree:
+def _a_round(
+    program: Program,
+    key: jax.Array,
+    hparams: Hyperparameters,
+    data: ClientData,
+    round_: jax.Array,
+    client_id: jax.Array,
+) -> PyTree:
     """Run one client's round, checking each result; return its message."""
     algorithm, mechanism, m = program.algorithm, program.mechanism, program.num_clients
-    round_, client_id, data = jnp.int32(0), jnp.int32(0), _view(program, rows, key)
     shared, personal = _several("init", algorithm.init(key, hparams), "shared, personal")
     _require_arrays("init", "personal states", personal)
     context = Context(round_, key, client_id, m, jnp.ones(()))
@@ -191,9 +209,11 @@ def _check_metrics(metrics: Any) -> None:
 
 def _check_evaluation(task: Task, key: jax.Array, params: PyTree, data: ClientData) -> None:
     """Check that the task takes the predicting parameters and gives a value per example."""
-    batch = data.batch_shapes(_EXAMPLES)
+    batch = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), data.batch_shapes(_EXAMPLES)
+    )
     try:
-        values = jax.eval_shape(task.metrics, params, batch)
+        values = task.metrics(params, batch)
     except Exception as error:
         model = jax.eval_shape(task.init, key)
         if _shapes_of(params) == _shapes_of(model):
@@ -210,12 +230,14 @@ def _check_evaluation(task: Task, key: jax.Array, params: PyTree, data: ClientDa
     for name, metric in task.streaming_metrics.items():
         if name in values:
             raise _RefusedError(f"{name!r} must be a metric or a streaming metric, and is both")
-        jax.eval_shape(lambda *args, of=(name, metric): _check_streaming(*of, *args), params, batch)
+        _check_streaming(name, metric, params, batch)
+    if task.targets is not None:
+        values = values | {"targets": task.targets(batch.fields)}
     for name, value in values.items():
-        if value.shape != (_EXAMPLES,):
+        if jnp.shape(value) != (_EXAMPLES,):
             raise _RefusedError(
                 f"the task's metrics must be per-example values, of shape ({_EXAMPLES},) for "
-                f"{_EXAMPLES} rows, got {name!r} of shape {value.shape}"
+                f"{_EXAMPLES} rows, got {name!r} of shape {jnp.shape(value)}"
             )
 
 
@@ -235,17 +257,17 @@ def _blame_task(program: Program, key: jax.Array, rows: Rows, error: Exception) 
     """Raise ValueError if the task alone fails, because it does not suit the data."""
     task, shapes = program.algorithm.task, []
 
-    def loss(key, rows):
+    def loss(key, count):
         params = task.init(key)
 
         def step(carry, batch):
             shapes.append(jnp.shape(task.loss(params, batch)))
             return carry
 
-        return _view(program, rows, key).fold(step, 0)
+        return _view(program, rows, key, count).fold(step, 0)
 
     try:
-        jax.eval_shape(loss, key, rows)
+        jax.eval_shape(loss, key, _INTEGER)
     except Exception as of_task:
         raise ValueError(
             f"the task's loss fails on rows of the population, {_shapes_of(rows.fields)}: "

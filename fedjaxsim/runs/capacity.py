@@ -31,6 +31,7 @@ from fedjaxsim.runs.build import fill_settings
 from fedjaxsim.runs.memory import Machine, private_bytes
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.sizes import Sizes
+from fedjaxsim.tasks.task import check_rows
 
 _RANGES = len(SPLITS) * 2 * 4
 """Bytes of a client's first row and number of rows, of all splits."""
@@ -189,7 +190,7 @@ def plan(config: RunConfig, sizes: Sizes, machine: Machine) -> Capacity:
       ValueError: if a setting is out of range, or the data do not suit the model.
     """
     parts = parts_of(config, sizes.few, sizes.clients)
-    parts.algorithm.task.check(sizes.few.fields)
+    check_rows(parts.algorithm.task, sizes.few.fields)
     declared = (parts.algorithm, parts.mechanism, parts.sampling)
     hparams = fill_settings(config, compose(part.hyperparameters for part in declared))
     sampler, event = parts.sampling.for_clients(sizes.clients), parts.mechanism.event

@@ -1,6 +1,6 @@
 """Learning tasks: a model with a loss and the per-example metrics of evaluation."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +21,9 @@ OfOutputs = Callable[[jax.Array, jax.Array], jax.Array]
 """(outputs (b, c), labels) -> (b,)."""
 
 
+Check = Callable[[Mapping[str, jax.ShapeDtypeStruct]], None]
+
+
 class Task(NamedTuple):
     """A learning task as pure functions, from this module or a user's own.
 
@@ -29,7 +32,9 @@ class Task(NamedTuple):
       loss: `(params, batch) -> ()`, the weighted mean loss of a minibatch.
       metrics: `(params, batch) -> {name: (b,)}`, per-example values; evaluation averages them over
         each client's rows, and also reports "squared_error" as nMSE.
-      check: `(fields) -> None`, raises ValueError if the rows do not suit the task. Host only.
+      check: `(fields) -> None`, raises ValueError if fields of these shapes and types, by name, do
+        not suit the task. It sees no values, so none can reach what clients compute.
+      labels: the sets of labels "y" that suit the task, `range(c)` for classes; any if empty.
       output_layer: the output layer of the model, see `Model`.
       linear: the linear form of a linear task, for speed only; else None.
       public: sentences on numbers that may be made of private data but are taken as public, such as
@@ -38,9 +43,9 @@ class Task(NamedTuple):
         KL(p‖q) + KL(q‖p), between the predictions of two sets of parameters; or None.
       streaming_metrics: metrics that are no sums over rows, such as "auc", by name; evaluation
         computes them in the same pass. Clients with NaN do not count in means and percentiles.
-      targets: `(fields) -> (n,)`, the number of targets of each row, such as tokens; host only.
-        Metrics are then sums over the targets of an example, and a client's sums are divided by
-        its number of targets. None if every row has one target.
+      targets: `(fields) -> (n,)`, the number of targets of each row, such as tokens. Metrics are
+        then sums over the targets of an example, and a client's sums are divided by its number of
+        targets. None if every row has one target.
       model: the model of a softmax classification; None for other tasks.
       on_model: `(model) -> Task`: the same task on another model; None where `model` is None.
     """
@@ -48,18 +53,49 @@ class Task(NamedTuple):
     init: Callable[[jax.Array], PyTree]
     loss: Callable[[PyTree, Batch], jax.Array]
     metrics: Callable[[PyTree, Batch], dict[str, jax.Array]]
-    check: Callable[[Mapping[str, np.ndarray]], None] = lambda fields: None
+    check: Check = lambda fields: None
+    labels: tuple[Collection[float], ...] = ()
     output_layer: str | None = None
     linear: Linear | None = None
     public: tuple[str, ...] = ()
     divergence: Callable[[PyTree, PyTree, Batch], jax.Array] | None = None
     streaming_metrics: Mapping[str, StreamingMetric] = MappingProxyType({})
-    targets: Callable[[Mapping[str, np.ndarray]], np.ndarray] | None = None
+    targets: Callable[[Mapping[str, jax.Array]], jax.Array] | None = None
     model: Model | None = None
     on_model: "Callable[[Model], Task] | None" = None
 
 
-def _require_xy(fields: Mapping[str, np.ndarray]) -> np.ndarray:
+def check_rows(task: Task, fields: Mapping[str, np.ndarray]) -> None:
+    """Check that rows suit a task.
+
+    Args:
+      task: its `check` sees shapes and types, and its `labels` are compared here.
+      fields: rows by name, each (N, ...).
+
+    Raises:
+      ValueError: if they do not suit it.
+    """
+    task.check({name: jax.ShapeDtypeStruct(v.shape, v.dtype) for name, v in fields.items()})
+    if not task.labels:
+        return
+    y = fields["y"]
+    low, high = y.min(), y.max()
+    few = set() if isinstance(task.labels[0], range) else set(np.unique(y).tolist())
+    for allowed in task.labels:
+        if low in allowed and high in allowed and few <= set(allowed):
+            return
+    words = (
+        f"lie in [{labels.start}, {labels.stop})"
+        if isinstance(labels, range)
+        else f"be {' and '.join(map(str, labels))}"
+        for labels in task.labels
+    )
+    raise ValueError(
+        f"labels of this task must {' or '.join(words)}, got labels from {low} to {high}"
+    )
+
+
+def _require_xy(fields: Mapping[str, jax.ShapeDtypeStruct]) -> jax.ShapeDtypeStruct:
     for name in ("x", "y"):
         if name not in fields:
             raise ValueError(f"this task needs the fields 'x' and 'y', got {sorted(fields)}")
@@ -69,7 +105,7 @@ def _require_xy(fields: Mapping[str, np.ndarray]) -> np.ndarray:
 def _task(
     model: Model,
     metrics: Mapping[str, OfOutputs],
-    check: Callable[[Mapping[str, np.ndarray]], None],
+    check: Check,
     divergence: Divergence,
 ) -> Task:
     """Make a task of functions of outputs and labels; the metric "loss" is the loss."""
@@ -93,7 +129,7 @@ def _task(
     if features is not None:
         linear = Linear(lambda batch: features(batch.fields["x"]), loss)
     return Task(
-        model.init, loss_of, metrics_of, check, model.output_layer, linear, divergence=between
+        model.init, loss_of, metrics_of, check, (), model.output_layer, linear, divergence=between
     )
 
 
@@ -103,7 +139,7 @@ def _classification(
     losses: OfOutputs,
     correct: OfOutputs,
     score: Callable[[jax.Array], jax.Array],
-    check: Callable[[Mapping[str, np.ndarray]], None],
+    check: Check,
     divergence: Divergence,
 ) -> Task:
     """Make a task with the metrics of a classification.
@@ -148,15 +184,11 @@ def _of_classes(
             raise ValueError(
                 f"{name} needs integer labels (n,), got {y.dtype} {y.shape}; use squared for others"
             )
-        if y.min() < 0 or y.max() >= num_classes:
-            raise ValueError(
-                f"labels must lie in [0, {num_classes}), the model's classes, "
-                f"got labels from {y.min()} to {y.max()}"
-            )
 
-    return _classification(
+    task = _classification(
         model, num_classes, losses, _largest, lambda o: o[:, 1] - o[:, 0], check, divergence
     )
+    return task._replace(labels=(range(num_classes),))
 
 
 # KL(p‖q) + KL(q‖p) of an exponential family is (mean of p − mean of q)·(natural parameter of p −
@@ -235,14 +267,9 @@ def softmax_sequence(model: Model, num_classes: int) -> Task:
             raise ValueError(
                 f"softmax_sequence needs integer labels (n, L), got {y.dtype} {y.shape}"
             )
-        if y.min() < -1 or y.max() >= num_classes:
-            raise ValueError(
-                f"labels must lie in [0, {num_classes}), the model's classes, or be -1 for "
-                f"padding, got labels from {y.min()} to {y.max()}"
-            )
 
     return Task(
-        model.init, loss, metrics, check, model.output_layer,
+        model.init, loss, metrics, check, (range(-1, num_classes),), model.output_layer,
         targets=lambda fields: (fields["y"] >= 0).sum(axis=1),
     )  # fmt: skip
 
@@ -301,13 +328,9 @@ def logistic(model: Model) -> Task:
         y = _require_xy(fields)
         if y.ndim != 1:
             raise ValueError(f"logistic needs one label per row, y of shape (n,), got {y.shape}")
-        values = set(np.unique(y).tolist())
-        if not (values <= {-1, 1} or values <= {0, 1}):
-            raise ValueError(
-                f"logistic needs labels -1 and 1, or 0 and 1, got {sorted(values)[:10]}"
-            )
 
-    return _classification(model, 2, losses, correct, lambda logits: logits[:, 0], check, _of_coins)
+    task = _classification(model, 2, losses, correct, lambda logits: logits[:, 0], check, _of_coins)
+    return task._replace(labels=((-1, 1), (0, 1)))
 
 
 def squared(model: Model) -> Task:

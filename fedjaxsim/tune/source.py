@@ -16,7 +16,7 @@ from fedjaxsim.runs.assemble import population_of, simulation_of, whole_populati
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.simulation import Simulation
-from fedjaxsim.tasks.task import Task
+from fedjaxsim.tasks.task import Task, check_rows
 
 VALIDATION_FRACTION = 0.2
 """Fraction of each client's training rows to tune on, by default."""
@@ -180,6 +180,6 @@ def _require_alike(final: Experiment, public: Population, source: str) -> None:
     if shapes != others:
         raise ValueError(f"public data must have fields of the shapes {shapes}, got {others}")
     try:
-        final.simulation.task.check(public.fields)
+        check_rows(final.simulation.task, public.fields)
     except ValueError as error:
         raise ValueError(f"public data {source} do not suit the model: {error}") from error

@@ -46,4 +46,4 @@ def test_dp_mtrl_without_noise_is_mtrl_and_with_it_clients_have_their_noised_mod
     for own in (state.personal, anything):
         models = predict(state.shared, own, noised, ids)["kernel"]
         np.testing.assert_array_equal(models.swapaxes(1, 2), state.shared.matrix.rows)
-    check_billboard(sim, noised, client=2)
+    check_billboard(sim, noised, clients=[2])

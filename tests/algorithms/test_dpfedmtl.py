@@ -223,7 +223,7 @@ def test_a_head_never_leaves_its_client(order):
     hparams = sim.hyperparameters(learning_rate=0.3, clip_norm=0.5, noise_multiplier=0.1)
     message = sim.setup.message_shapes(jax.random.key(0), hparams.as_arrays())
     assert paths_of(message) == ["Dense_0/bias", "Dense_0/kernel"]
-    check_billboard(sim, hparams, rounds=2, client=1)
+    check_billboard(sim, hparams, rounds=2, clients=[1])
 
 
 @pytest.mark.thorough

@@ -161,7 +161,7 @@ def test_it_costs_nothing_and_says_what_is_another_matter(ended):
 def test_one_clients_data_reaches_nobody_else(penalty):
     population, task = classification([9, 10, 11])
     sim = simulation(finetune(task, penalty=penalty), population=population, task=task)
-    check_billboard(sim, sim.hyperparameters(lam=0.2), rounds=2, client=1)
+    check_billboard(sim, sim.hyperparameters(lam=0.2), rounds=2, clients=[1])
 
 
 def test_bad_input_says_what_is_allowed(ended):

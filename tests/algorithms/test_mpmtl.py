@@ -268,7 +268,7 @@ def test_others_learn_of_a_client_through_the_releases_alone():
         protect_examples=True,
     )
     sim = behind(algorithm, gaussian_gram())
-    check_billboard(sim, sim.hyperparameters(**NOISED), client=2)
+    check_billboard(sim, sim.hyperparameters(**NOISED), clients=[2])
 
 
 @pytest.mark.thorough

@@ -12,7 +12,7 @@ from problems import after, classification, coefficients, least_squares, noise_k
 
 from fedjaxsim.algorithm import Context
 from fedjaxsim.algorithms.ppsgd import Parametrization, Risk, ppsgd
-from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches
+from fedjaxsim.data.minibatches import Batch, ClientData, Minibatches, reader
 from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import compose, fill
 from fedjaxsim.models import linear, mlp
@@ -330,9 +330,9 @@ def test_the_weighted_objective_uses_m_i_examples(minibatches):
     @jax.jit
     def message(client_id):
         fields = {"x": jnp.eye(5), "y": jnp.asarray(y)}
-        data = ClientData(
-            fields, jnp.int32(0), jnp.int32(5), jax.random.key(1), minibatches=minibatches
-        )
+        count = jnp.int32(5)
+        rows = reader(fields, jnp.int32(0), count)
+        data = ClientData(rows, count, jax.random.key(1), minibatches)
         context = Context(jnp.int32(0), jax.random.key(2), client_id, 2, jnp.ones(()))
         return algorithm.client(shared, personal, data, hparams, context)[1]
 

@@ -11,7 +11,14 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjaxsim.data.minibatches import _ROUNDS, BatchReadOptions, ClientData, Minibatches, permuted
+from fedjaxsim.data.minibatches import (
+    _ROUNDS,
+    BatchReadOptions,
+    ClientData,
+    Minibatches,
+    permuted,
+    reader,
+)
 
 TOTAL = 64  # rows of all clients together
 
@@ -23,14 +30,9 @@ def compiled(minibatches, pass_size):
     @jax.jit
     def rows_seen(start, count, seed):
         key = jax.random.key(seed)
-        data = ClientData(
-            {"row": jnp.arange(TOTAL)},
-            start,
-            count,
-            key,
-            minibatches,
-            _options=BatchReadOptions(pass_size or 16),
-        )
+        rows = reader({"row": jnp.arange(TOTAL)}, start, count)
+        options = BatchReadOptions(pass_size or 16)
+        data = ClientData(rows, count, key, minibatches, options=options)
 
         def step(carry, batch):
             seen, steps = carry
@@ -166,9 +168,9 @@ def test_passes_consume_every_own_row_once_a_pass_and_then_nothing():
 
     @jax.jit
     def a_round(taken, key):
-        rows = {"row": jnp.arange(20)}
-        start, count, order = jnp.int32(5), jnp.int32(7), jax.random.key(11)
-        data = ClientData(rows, start, count, key, minibatches, taken, order)
+        count, order = jnp.int32(7), jax.random.key(11)
+        rows = reader({"row": jnp.arange(20)}, jnp.int32(5), count)
+        data = ClientData(rows, count, key, minibatches, taken, order)
 
         def step(seen, batch):
             return seen.at[batch.fields["row"]].add(batch.weight)
@@ -192,8 +194,8 @@ def test_passes_need_steps():
 
 
 def one_of_two_clients():
-    rows = {"x": jnp.arange(6.0)}
-    return ClientData(rows, jnp.int32(2), jnp.int32(4), jax.random.key(0), Minibatches(2, steps=1))
+    rows = reader({"x": jnp.arange(6.0)}, jnp.int32(2), jnp.int32(4))
+    return ClientData(rows, jnp.int32(4), jax.random.key(0), Minibatches(2, steps=1))
 
 
 def test_a_view_offers_no_rows_but_its_own():

@@ -6,6 +6,7 @@ import scipy.stats
 from fedjaxsim.data import regression_stream, related_regression, synthetic_regression
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.tasks import known_regression
+from fedjaxsim.tasks.task import check_rows
 
 
 def check_variance(values, variance):
@@ -110,7 +111,7 @@ def test_the_risk_is_that_of_the_true_parameters():
     risk = task.metrics({"kernel": theta + error}, batch)["excess_risk"]
     np.testing.assert_allclose(risk, [2.0], rtol=1e-5)
     with pytest.raises(ValueError, match="'theta'"):
-        known_regression(6).check(population.fields)
+        check_rows(known_regression(6), population.fields)
 
 
 @pytest.mark.parametrize(("pattern", "variance"), [("low-rank", 100.0), ("group-sparse", None)])

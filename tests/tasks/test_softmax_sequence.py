@@ -10,6 +10,7 @@ import fedjaxsim as fjs
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.gradients.objectives import mean_metric
 from fedjaxsim.tasks import softmax_sequence
+from fedjaxsim.tasks.task import check_rows
 
 CLASSES = 4
 LABELS = np.array([[1, 3, -1], [2, -1, -1], [0, 0, 1]], np.int32)
@@ -57,7 +58,7 @@ def test_metrics_are_sums_over_tokens_and_targets_their_number(logits):
     right = (logits.argmax(axis=-1) == LABELS).sum(axis=1)
     np.testing.assert_array_equal(found["accuracy"], right)
     assert task.targets is not None
-    np.testing.assert_array_equal(task.targets({"y": LABELS}), [2, 1, 3])
+    np.testing.assert_array_equal(task.targets({"y": jnp.asarray(LABELS)}), [2, 1, 3])
     mean = np.sum(found["loss"]) / 6
     np.testing.assert_allclose(task.loss(jnp.asarray(logits), batch([1, 1, 1])), mean, rtol=1e-6)
 
@@ -79,7 +80,7 @@ def test_a_minibatch_without_tokens_has_no_loss():
 def test_labels_that_do_not_fit_are_refused(labels, message):
     task = softmax_sequence(logits_are_parameters(), CLASSES)
     with pytest.raises(ValueError, match=message):
-        task.check({"x": labels, "y": labels})
+        check_rows(task, {"x": labels, "y": labels})
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.models.model import Model
-from fedjaxsim.tasks.task import logistic, one_vs_all, softmax, squared
+from fedjaxsim.tasks.task import check_rows, logistic, one_vs_all, softmax, squared
 
 OWN = Model(lambda key: jnp.zeros(()), lambda params, x: params + x)
 
@@ -76,16 +76,16 @@ def test_padding_alone_has_loss_zero():
 def test_labels_that_do_not_suit_the_task_are_refused():
     x = np.zeros((2, 3), np.float32)
     with pytest.raises(ValueError, match=r"labels .*from 0 to 2"):
-        softmax(OWN, 2).check({"x": x, "y": np.array([0, 2])})
+        check_rows(softmax(OWN, 2), {"x": x, "y": np.array([0, 2])})
     with pytest.raises(ValueError, match=r"softmax .*labels"):
-        softmax(OWN, 2).check({"x": x, "y": np.array([0.5, 1.0])})
+        check_rows(softmax(OWN, 2), {"x": x, "y": np.array([0.5, 1.0])})
     with pytest.raises(ValueError, match=r"labels .*from -1 to 1"):
-        one_vs_all(OWN, 2).check({"x": x, "y": np.array([-1, 1])})
+        check_rows(one_vs_all(OWN, 2), {"x": x, "y": np.array([-1, 1])})
     with pytest.raises(ValueError, match=r"one_vs_all .*labels"):
-        one_vs_all(OWN, 2).check({"x": x, "y": np.zeros((2, 2), int)})
+        check_rows(one_vs_all(OWN, 2), {"x": x, "y": np.zeros((2, 2), int)})
     with pytest.raises(ValueError, match="labels"):
-        logistic(OWN).check({"x": x, "y": np.array([1, 2])})
+        check_rows(logistic(OWN), {"x": x, "y": np.array([1, 2])})
     with pytest.raises(ValueError, match="'x' and 'y'"):
-        squared(OWN).check({"x": x})
+        check_rows(squared(OWN), {"x": x})
     with pytest.raises(ValueError, match="target"):
-        squared(OWN).check({"x": x, "y": np.zeros((2, 2))})
+        check_rows(squared(OWN), {"x": x, "y": np.zeros((2, 2))})

@@ -1,0 +1,78 @@
+"""Rows of clients inside an array, found by windows of consecutive numbers."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+_MOST = 2**20
+"""Numbers of an array, and rows of a field, that are compared at once."""
+_PLACES = 8
+"""Windows of one row that are searched for."""
+_FACTORS = np.random.default_rng(0).integers(2**63, size=16, dtype=np.uint64) * 2 + 1
+
+
+def contained_rows(array: np.ndarray, fields: Mapping[str, np.ndarray]) -> str | None:
+    """Return the name of a field with rows, or long parts of rows, in an array; None if none has.
+
+    Rows are found in any order of rows and axes and in other number types, if 4 to 16 consecutive
+    numbers are unchanged and varied: rows of zeros and ones are like many constants. Of a larger
+    array the first million numbers count.
+
+    Args:
+      array: any shape.
+      fields: rows by name, each (N, ...).
+    """
+    array = np.asarray(array)
+    if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
+        return None
+    orders = [np.moveaxis(array, axis, -1).ravel()[:_MOST] for axis in range(array.ndim)]
+    for name, values in fields.items():
+        if array.dtype.kind in "biu" and values.dtype.kind == "f":
+            continue
+        width = _width(values)
+        windows = [_varied(sliding_window_view(o, width)) for o in orders if o.size >= width]
+        searched = np.concatenate([np.zeros(0, np.uint64), *map(_hashes, windows)])
+        if searched.size and any(
+            np.isin(_hashes(_varied(rows.astype(array.dtype))), searched).any()
+            for rows in _windows(values, width)
+        ):
+            return name
+    return None
+
+
+def _width(values: np.ndarray) -> int:
+    """Return how many consecutive numbers identify a row: few where numbers are real."""
+    some = np.asarray(values).reshape(-1)[:4096]
+    if np.all(some == np.floor(some)):
+        return 16
+    return 4 if len(np.unique(some)) > some.size // 2 else 8
+
+
+def _windows(values: np.ndarray, width: int) -> Iterator[np.ndarray]:
+    """Yield windows of rows, (k, width); short rows are read on into the next."""
+    rows = values.reshape(len(values), -1)
+    size = rows.shape[1]
+    if size < width:
+        if values.size >= width:
+            yield sliding_window_view(values.reshape(-1), width)[:: max(1, size)]
+        return
+    places = np.unique(np.linspace(0, size - width, _PLACES).astype(int))
+    for place in places:
+        for first in range(0, len(rows), _MOST):
+            yield rows[first : first + _MOST, place : place + width]
+
+
+def _varied(windows: np.ndarray) -> np.ndarray:
+    """Return the windows (k, width) that no common constant has: neither few numbers nor a line."""
+    values = windows.astype(np.float64)
+    distinct = 1 + np.sum(np.diff(np.sort(values), axis=1) > 0, axis=1)
+    steps = np.diff(values, axis=1)
+    bends = np.abs(np.diff(steps, axis=1)).max(axis=1) > 1e-4 * np.abs(steps).max(axis=1)
+    return values[(distinct >= 4) & bends]
+
+
+def _hashes(windows: np.ndarray) -> np.ndarray:
+    """Compute a number of 64 bits for each window, (k,)."""
+    bits = np.ascontiguousarray(windows, np.float64).view(np.uint64)
+    return (bits * _FACTORS[: bits.shape[1]]).sum(axis=1, dtype=np.uint64)

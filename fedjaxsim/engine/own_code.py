@@ -1,0 +1,51 @@
+"""Modules of users in the functions of an algorithm, and the assumption about them."""
+
+import functools
+import sys
+from typing import Any
+
+from fedjaxsim.algorithm import Algorithm
+
+_LIBRARIES = {
+    *sys.stdlib_module_names,
+    "fedjaxsim", "jax", "jaxlib", "numpy", "optax", "flax", "equinox", "haiku",
+}  # fmt: skip
+
+
+def own_modules(algorithm: Algorithm) -> list[str]:
+    """Return the modules, no libraries, of an algorithm's functions and of all they close over."""
+    found, seen = set(), set()
+    left: list[Any] = [algorithm]
+    while left:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, (tuple, list)):
+            left.extend(value)
+        elif isinstance(value, dict):
+            left.extend(value.values())
+        elif isinstance(value, functools.partial):
+            left.extend([value.func, value.args, value.keywords])
+        else:
+            module = getattr(value, "__module__", None) or type(value).__module__
+            if module.partition(".")[0] not in _LIBRARIES:
+                found.add(module)
+            left.extend(cell.cell_contents for cell in getattr(value, "__closure__", None) or ())
+            left.extend(
+                inner
+                for name in ("__defaults__", "__wrapped__", "__self__")
+                if (inner := getattr(value, name, None)) is not None
+            )
+    return sorted(found)
+
+
+def assumption_of(algorithm: Algorithm) -> tuple[str, ...]:
+    """Return what a guarantee assumes of users' functions; nothing if there are none."""
+    modules = own_modules(algorithm)
+    if not modules:
+        return ()
+    return (
+        f"Functions of {', '.join(modules)} depend on their arguments alone: they keep nothing "
+        "between calls and hold no numbers computed from clients' rows.",
+    )

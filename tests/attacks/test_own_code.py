@@ -1,0 +1,343 @@
+"""Attacks by a user's functions on other clients: refused before any compute, with the line."""
+
+import copy
+import dataclasses
+import pickle
+import re
+from collections import defaultdict
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+from problems import classification, read_by, rows_of_all
+
+import fedjaxsim as fjs
+from fedjaxsim.data.minibatches import reader
+from fedjaxsim.engine.shard import CLIENTS as AXIS
+from fedjaxsim.simulation import with_parts
+from fedjaxsim.tasks.streaming_metrics import StreamingMetric
+from fedjaxsim.tasks.task import check_rows
+from fedjaxsim.testing import check_billboard
+
+VALUES = {"clip_norm": 1.0, "noise_multiplier": 4.0, "learning_rate": 0.1, "lam": 0.1}
+POPULATION, TASK = classification([6, 7, 8, 9], features=8)
+BOX: dict[int, float] = {}
+NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
+
+
+def simulation(change=lambda data, x: 0.0, task=TASK, **functions):
+    """PMTL on a tiny problem, whose message has `change(data, context)` added to the bias."""
+    good = fjs.pmtl(task)
+
+    def client(shared, personal, data, hparams, context):
+        kept, message, metrics = good.client(shared, personal, data, hparams, context)
+        return kept, message | {"bias": message["bias"] + change(data, context)}, metrics
+
+    algorithm = good._replace(client=client)._replace(**functions)
+    sampling, batches = fjs.full_participation(), fjs.Minibatches(4, steps=1)
+    return fjs.Simulation(algorithm, POPULATION, sampling, batches, chunk_map="vmap")
+
+
+def given(sim):
+    return read_by(sim, **VALUES)
+
+
+def refusal(sim):
+    """The one line in which functions are refused."""
+    with pytest.raises(ValueError) as refused:  # noqa: PT011
+        sim.setup.check_start(0, given(sim))
+    message = str(refused.value)
+    assert "\n" not in message
+    return message
+
+
+def mean(data):
+    """A number made of a client's own rows."""
+    return data.full_pass(lambda total, batch: total + batch.sum(batch.fields["x"][:, 0]), 0.0)
+
+
+# --- callbacks, batching, collectives, references -------------------------------------------------
+
+
+@jax.custom_batching.custom_vmap
+def over_chunk(x):
+    return x
+
+
+@over_chunk.def_vmap
+def _(size, batched, x):
+    return jax.tree.map(lambda leaf: leaf.max(0), x), jax.tree.map(lambda _: False, x)
+
+
+def kept_on_the_host(x, late):
+    def put(value, late):
+        if late > 2:
+            BOX[0] = float(value)
+        return np.float32(0)
+
+    return io_callback(put, NUMBER, x, late)
+
+
+@jax.custom_jvp
+def with_rule(x):
+    return x
+
+
+@with_rule.defjvp
+def _(primals, tangents):
+    jax.debug.callback(BOX.update, primals[0])
+    return primals[0], tangents[0]
+
+
+mine_p = Primitive("mine")
+mine_p.def_abstract_eval(lambda x: x)
+batching.primitive_batchers[mine_p] = lambda args, dims: (args[0].max(0), None)
+mlir.register_lowering(mine_p, mlir.lower_fun(lambda x: x, multiple_results=False))
+
+
+def in_a_branch(x, round_):
+    return jax.lax.cond(round_ > 2, lambda x: kept_on_the_host(x, 3), lambda x: x, x)
+
+
+WAYS = {
+    "custom_vmap_call": lambda data, c: over_chunk(mean(data)),
+    "io_callback": lambda data, c: kept_on_the_host(mean(data), c.round),
+    "io_callback ": lambda data, c: in_a_branch(mean(data), c.round),
+    "pure_callback": lambda data, c: jax.pure_callback(lambda x: x, NUMBER, mean(data)),
+    "debug_callback": lambda data, c: jax.jit(jax.grad(with_rule))(mean(data)),
+    "debug_print": lambda data, c: jax.debug.print("{}", mean(data)) or 0.0,
+    "mine": lambda data, c: mine_p.bind(mean(data)),
+    "io_callback  ": lambda data, c: data.fold(lambda x, _: kept_on_the_host(x, 3), 0.0),
+}
+
+
+@pytest.mark.parametrize("primitive", WAYS)
+def test_a_client_may_not_call(primitive):
+    message = refusal(simulation(WAYS[primitive]))
+    assert f" calls {primitive.strip()}: " in message
+    assert re.search(r"test_own_code\.py:\d+\) calls", message)
+    assert len(message.replace(__file__, "")) <= 200
+
+
+def host(x):
+    jax.debug.callback(BOX.update, x)
+    return x
+
+
+def everywhere(tree):
+    return jax.tree.map(host, tree)
+
+
+GOOD = fjs.pmtl(TASK)
+FUNCTIONS = {
+    "init": lambda *args: everywhere(GOOD.init(*args)),
+    "predict": lambda *args: everywhere(GOOD.predict(*args)),
+    "server": lambda *args: everywhere(GOOD.server(*args)),
+}
+TASKS = {
+    "loss": TASK._replace(loss=lambda *args: host(TASK.loss(*args)), linear=None),
+    "metrics": TASK._replace(metrics=lambda *args: everywhere(TASK.metrics(*args))),
+    "targets": TASK._replace(targets=lambda fields: host(fields["y"])),
+    "streaming": TASK._replace(
+        streaming_metrics={
+            "mine": StreamingMetric(
+                lambda _: jnp.zeros(()),
+                lambda total, params, batch: host(total),
+                lambda total: total,
+            )
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *TASKS])
+def test_no_function_of_an_algorithm_or_a_task_may(name):
+    functions = {name: FUNCTIONS[name]} if name in FUNCTIONS else {}
+    sim = simulation(task=TASKS.get(name, TASK), **functions)
+    assert " calls debug_callback: " in refusal(sim)
+
+
+def test_an_array_that_outlasts_a_client_is_refused():
+    shared = jax.new_ref(jnp.zeros(()))
+
+    def change(data, context):
+        shared[...] += mean(data)
+        return shared[...]
+
+    assert "share" in refusal(simulation(change))
+
+
+def test_a_collective_finds_no_axis():
+    sim = simulation(lambda data, context: jax.lax.psum(mean(data), AXIS))
+    with pytest.raises(NameError, match=AXIS):
+        sim.setup.check_start(0, given(sim))
+    own_axis = jax.vmap(lambda x: jax.lax.psum(x, "mine"), axis_name="mine")
+    sim = simulation(lambda data, context: own_axis(jnp.ones(3) * mean(data))[0])
+    sim.setup.check_start(0, given(sim))
+
+
+def test_a_state_from_elsewhere_does_not_spare_the_check():
+    good = simulation()
+    state, bad = good.init(0, given(good)), simulation(WAYS["io_callback"])
+    with pytest.raises(ValueError, match="io_callback"):
+        bad.round(state, given(bad))
+    with pytest.raises(ValueError, match="io_callback"):
+        bad.run(state, given(bad), 1)
+
+
+# --- the view -------------------------------------------------------------------------------------
+
+
+def test_a_view_cannot_be_copied_into_another_clients():
+    fields = {"x": jnp.arange(10.0)}
+    count = jnp.int32(3)
+    data: Any = fjs.ClientData(
+        reader(fields, jnp.int32(2), count),
+        count,
+        jax.random.key(0),
+        fjs.Minibatches(2, steps=1),
+    )
+
+    def seen(view):
+        carry = jnp.zeros(10)
+        return view.full_pass(
+            lambda hit, batch: hit.at[batch.fields["x"].astype(int)].add(batch.weight), carry
+        )
+
+    with pytest.raises(TypeError):
+        dataclasses.replace(data, count=10)
+    with pytest.raises(TypeError):
+        vars(data)
+    for name in ("_fields", "_start", "fields", "_replace", "__wrapped__"):
+        with pytest.raises(AttributeError, match=r"data\.fold"):
+            getattr(data, name)
+    with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
+        pickle.dumps(data)
+    other = copy.copy(data)
+    other.count = jnp.int32(8)
+    own = [0, 0, 1, 1, 1, 0, 0, 0, 0, 0]
+    np.testing.assert_array_equal(seen(data), own)
+    np.testing.assert_array_equal(seen(other) > 0, own)
+    np.testing.assert_array_equal(
+        data._read(jnp.arange(-3, 9))["x"].clip(2, 4), data._read(jnp.arange(-3, 9))["x"]
+    )
+
+
+def test_a_closure_holds_shapes_alone_when_functions_are_traced():
+    sim = simulation(lambda data, context: rows_of_all(data)["x"].mean())
+    with pytest.raises((AttributeError, TypeError)):
+        sim.setup.check_start(0, given(sim))
+
+
+def stealthy(data, context):
+    """A leak that hides from the trace: malice, which only the messages show."""
+    try:
+        return rows_of_all(data)["x"].mean()
+    except (AttributeError, TypeError):
+        return 0.0
+
+
+def test_messages_that_depend_on_other_clients_are_found_for_the_last_client_too():
+    sim = simulation(stealthy)
+    with pytest.raises(AssertionError, match=r"round 1: `message` at \['bias'\] of client 0"):
+        check_billboard(sim, given(sim), clients=[3], rounds=2)
+    with pytest.raises(AssertionError, match=r"data of client 0 "):
+        check_billboard(sim, given(sim), rounds=2)
+
+
+# --- rows in closures -----------------------------------------------------------------------------
+
+X = POPULATION.fields["x"]
+MANY = np.random.default_rng(5).permutation(len(X))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [X, X[-5:], X[MANY].T, X[3].astype(np.float64), X[:, 1:].ravel(), np.stack([X, X + 1])[::-1]],
+    ids=["all", "the last", "shuffled", "one row", "columns", "stacked"],
+)
+def test_an_array_with_rows_is_refused_wherever_it_is_used(array):
+    assert f"{[*array.shape]} with rows of the clients' 'x'" in refusal(
+        simulation(
+            lambda data, context: jax.jit(lambda s: s * jnp.asarray(array).mean())(mean(data))
+        )
+    )
+    sim = simulation(server=lambda shared, *_: jax.tree.map(lambda w: w + array.mean(), shared))
+    sim.setup.check_start(0, given(sim))  # a number computed of rows cannot be told
+
+
+def test_other_arrays_are_not_taken_for_rows():
+    rng = np.random.default_rng(99)
+    innocent = [rng.normal(size=(50, 8)), np.eye(8), np.arange(40), np.ones((9, 4)), X + 1e-3]
+    total = sum(array.sum() for array in innocent)
+    sim = simulation(
+        lambda data, context: mean(data) * sum(jnp.asarray(array).sum() for array in innocent)
+    )
+    assert np.isfinite(total)
+    sim.setup.check_start(0, given(sim))
+
+
+# --- checks, targets and stages -------------------------------------------------------------------
+
+
+def test_a_check_sees_no_values():
+    seen = defaultdict(list)
+    task = TASK._replace(check=lambda fields: [seen[n].append(v) for n, v in fields.items()])
+    check_rows(task, POPULATION.fields)
+    assert all(type(value) is jax.ShapeDtypeStruct for (value,) in seen.values())
+    with pytest.raises(TypeError, match="float"):
+        simulation(task=TASK._replace(check=lambda fields: BOX.update({0: float(fields["x"])})))
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_warm_start_sees_one_client(keeps):
+    first = fjs.Simulation(
+        fjs.local(TASK), POPULATION, fjs.full_participation(), fjs.Minibatches(4, steps=1),
+        fjs.no_release(),
+    )  # fmt: skip
+    state = first.init(0, given(first))
+    state = dataclasses.replace(
+        state,
+        personal=jax.tree.map(
+            lambda w: w + jnp.arange(4.0).reshape(-1, *[1] * (w.ndim - 1)), state.personal
+        ),
+    )
+
+    def start(hparams, published, own):
+        if keeps:  # where the server's state is made, there is no client
+            return published, own
+        return over_chunk(own), own
+
+    sim = simulation()
+    warm = fjs.WarmStart(start)
+    shared = sim.init(0, given(sim)).shared
+    assert shared.params.keys() == {"kernel", "bias"}
+    second = with_parts(
+        sim,
+        algorithm=sim.algorithm._replace(
+            warm_start=warm,
+            init=lambda key, hparams: (TASK.init(key), TASK.init(key)),
+            client=lambda shared, personal, data, hparams, context: (personal, shared, {}),
+            server=lambda shared, release, hparams, round_: shared,
+            predict=lambda shared, personal, hparams, client_id: personal,
+        ),
+    )
+    hparams = given(second)
+    if keeps:
+        begun = second.start_from(state, hparams, first, given(first))
+        np.testing.assert_array_equal(begun.personal["bias"], state.personal["bias"])
+        return
+    with pytest.raises(ValueError, match="custom_vmap_call"):
+        second.start_from(state, hparams, first, given(first))
+
+
+def test_a_guarantee_says_what_is_assumed_of_own_code():
+    own = simulation(lambda data, context: mean(data))
+    assert any(__name__ in sentence and "keep nothing" in sentence for sentence in own.setup.public)
+    plain = with_parts(own, algorithm=GOOD)
+    assert plain.setup.public == ()
