@@ -24,7 +24,7 @@ from fedjaxsim.runs.settings_files import displaced, excluded, read_raw, typed
 from fedjaxsim.runs.user_code import is_own
 
 OPTIONS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes)
-_ALONE = {"help", "overwrite", "quiet", "streamed", "explain", "cluster", "json"}
+_ALONE = {"help", "overwrite", "quiet", "streamed", "trust_own_code", "explain", "cluster", "json"}
 """Flags without a value, after which a file may follow."""
 _HELP = ("--help", "-h")
 _NO_PREFIX = tyro.conf.arg(name="")

@@ -29,6 +29,7 @@ from fedjaxsim.runs.directory import CONFIG, FINETUNE, GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import STOPPING, Executed, about, describe, execute, spent_in_all
 from fedjaxsim.runs.finetuning import Finetuning
 from fedjaxsim.runs.fingerprints import digest, fingerprint_of
+from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.stages import go_on, prepare_next, start_from
@@ -83,6 +84,7 @@ def prepare_run(
     begin, earlier, next_ = None, [], None
     if start is None:
         experiment = prepare(config)
+        check_own_code(experiment)
         _agree(experiment, finetune=tuning.flags(), out=config.out is not None)
         if experiment.simulation.algorithm.warm_start.required:
             raise ValueError(
@@ -91,12 +93,14 @@ def prepare_run(
             )
         if tuning.finetune is not None:
             next_ = prepare_next(experiment, tuning.settings_after(config))
+            check_own_code(next_)
     else:
         if config.out is not None and config.out.resolve() == start.resolve():
             raise ValueError(f"out must be another directory than from, got {config.out} for both")
         if tuning.finetune is not None:
             config = tuning.settings_after(config)
         experiment = prepare(config)
+        check_own_code(experiment)
         _agree(experiment, RunDirectory(start), out=config.out is not None)
         begin, earlier = start_from(start, experiment)
     directory, then = None, None

@@ -21,6 +21,7 @@ from fedjaxsim.engine.memory import bytes_per_run
 from fedjaxsim.report.progress import can_draw
 from fedjaxsim.runs.build import Experiment, population_of, prepare, versions
 from fedjaxsim.runs.fingerprints import digest, fingerprint_of
+from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.sweep_directory import SweepDirectory
 from fedjaxsim.runs.sweep_report import print_report, write_report
 from fedjaxsim.runs.sweep_runs import SweepRuns, hyperparameters_of, read_sweep
@@ -147,7 +148,9 @@ def _families(plan: SweepRuns) -> list[_Family]:
         arrays = (*hyperparameters_of(first), "seed")
         kind = type(first), *((k, v) for k, v in vars(first).items() if k not in arrays)
         if kind not in families:
-            families[kind] = _Family(prepare(first).simulation, [])
+            experiment = prepare(first)
+            check_own_code(experiment)
+            families[kind] = _Family(experiment.simulation, [])
         family = families[kind]
         family.groups.append({run: prepare(plan.runs[run], family.simulation) for run in group})
     return list(families.values())

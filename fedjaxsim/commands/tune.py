@@ -29,6 +29,7 @@ from fedjaxsim.runs.build import draws_of, prepare, versions
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.execute import about, execute
 from fedjaxsim.runs.fingerprints import digest, fingerprint_of
+from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.tune.descent import (
     NOT_FINITE,
@@ -99,6 +100,7 @@ def prepare_tune(
         start[name] = value
     remember(config.records.values())
     source = find_source(config, question.public_data, clips="clip_norm" in names)
+    check_own_code(source.final)
     simulation = source.simulation
     metric = metric_of(simulation.task, simulation.population, question.metric)
     keys, fresh = keys_of(config.seed, question.seeds)

@@ -12,6 +12,7 @@ from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.factories import Setting
 from fedjaxsim.runs.numbers import integers, words
 from fedjaxsim.runs.parts import OWN, Part, spellings_of
+from fedjaxsim.runs.user_code import is_own
 
 if TYPE_CHECKING:
     from fedjaxsim.hyperparameters import Hyperparameter
@@ -139,9 +140,17 @@ class GuaranteeSettings:
     """Accountant, by its name in `fedjaxsim privacy`."""
 
 
+@dataclasses.dataclass(frozen=True)
+class OwnCodeSettings:
+    """The check of an algorithm or a model of one's own."""
+
+    trust_own_code: bool = False
+    """Leave out the check that your code keeps clients apart."""
+
+
 GROUPS: tuple[type, ...] = (
     RowSettings, MinibatchSettings, ScheduleSettings, BudgetSettings, TargetSettings,
-    GuaranteeSettings,
+    GuaranteeSettings, OwnCodeSettings,
 )  # fmt: skip
 """The groups that parts add to a run, in the order of help and of files."""
 
@@ -162,6 +171,7 @@ def groups_of(part: Part, hyperparameters: Collection[str], event: str) -> list[
             TargetSettings: event in _CALIBRATED,
             GuaranteeSettings: event != "unprotected",
         }
+    read[OwnCodeSettings] = part.role in ("algorithm", "model") and is_own(part.name)
     return [group for group in GROUPS if read.get(group)]
 
 
