@@ -28,7 +28,8 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.records import MetricsFile as MetricsFile
 from fedjaxsim.records import Records as Records
 from fedjaxsim.report.files import strict
-from fedjaxsim.report.progress import COUNT, Bar, describe, number, stop_on_interrupt
+from fedjaxsim.report.progress import COUNT, Bar, describe, number
+from fedjaxsim.signals import stop_on_signal
 
 PROJECT = "fedjaxsim"
 """Project of the runs that loggers send."""
@@ -84,6 +85,9 @@ def describe_best(records: Sequence[Record], speed: float | None) -> str:
         if values:
             best, of = ("best", max) if metric.larger_is_better else ("least", min)
             words.append(f"{best} {metric.title} {number(of(values))}")
+    nonfinite = sum(row.get("nonfinite", 0) for row in records)
+    if nonfinite:
+        words.append(f"{nonfinite} messages not finite")
     if speed is not None:
         words.append(f"{number(len(records) * speed)} run-rounds/s")
     return "  ".join(words)
@@ -210,8 +214,10 @@ class Patience(Callback):
 class StopOnInterrupt(Callback):
     """End a run after the rounds in flight at the first Ctrl-C, at once at the second.
 
+    SIGTERM and SIGHUP count as Ctrl-C.
+
     Args:
-      event: stops the run when it is set; None listens to Ctrl-C, in the main thread only.
+      event: stops the run when it is set; None listens to signals, in the main thread only.
     """
 
     def __init__(self, event: Event | None = None):
@@ -219,7 +225,7 @@ class StopOnInterrupt(Callback):
 
     def start(self, state: SimulationState) -> bool:
         """Listen; a run that was stopped before it began still runs one segment."""
-        self._event = self._given or self.run.closing.enter_context(stop_on_interrupt())
+        self._event = self._given or self.run.closing.enter_context(stop_on_signal())
         return int(state.round) == 0 or not self._event.is_set()
 
     def segment(self, state: SimulationState, segment: Segment) -> bool:

@@ -152,6 +152,18 @@ def test_the_records_of_several_runs_are_those_of_each(made, tmp_path):
         many.run(many.init(0), 2, callbacks=[Patience(3)])
 
 
+def test_messages_that_are_not_finite_are_counted_where_people_look(made, tmp_path, capsys):
+    sim, hparams = made
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    wild = hparams.replace(learning_rate=1e30)
+    _, [segment] = run((sim, wild), 2, [file, Progress("wild")])
+    sent = int(segment.metrics["participants"].sum())
+    start, row = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert "nonfinite" not in start
+    assert row["nonfinite"] == sent > 0
+    assert f"{sent} messages not finite" in capsys.readouterr().out
+
+
 def test_ctrl_c_ends_a_run_after_the_rounds_in_flight(made, capfd):
     stop: Any = fjs.callbacks.StopOnInterrupt()
 

@@ -25,7 +25,7 @@ LAYERS = (
     ("models",),
     ("data",),
     ("hyperparameters", "metrics"),
-    ("kernels", "factories", "extras", "notebook", "store"),
+    ("kernels", "factories", "extras", "notebook", "signals", "store"),
 )
 """From the top down. Modules of one layer do not import each other."""
 

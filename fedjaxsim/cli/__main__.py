@@ -2,7 +2,7 @@
 
 import sys
 
-from fedjaxsim.cli.program import main
+from fedjaxsim.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import operator
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, get_args
@@ -35,15 +34,26 @@ from fedjaxsim.cli.run import Run
 from fedjaxsim.cli.shared_flags import WithSettings
 from fedjaxsim.cli.sweep import Sweep
 from fedjaxsim.cli.tune import Tune
-from fedjaxsim.commands.messages import INTERRUPTED, REFUSED, one_line, refuse, say
+from fedjaxsim.commands.messages import (
+    INTERRUPTED,
+    REFUSED,
+    is_out_of_memory,
+    one_line,
+    outputs_that_may_end,
+    refuse,
+    say,
+)
 from fedjaxsim.runs.settings import DataSettings, Everything
 from fedjaxsim.runs.user_code import own_line
+from fedjaxsim.signals import end_on_signal
 from fedjaxsim.store import StorageError, release
 
 Command = (
     Run | Resume | Sweep | Tune | Compare | Report | Data | Demo | Plan | Privacy | Audit | Bench
 )
 COMMANDS: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(Command)}
+_LASTING = ("run", "resume", "sweep", "tune", "demo", "bench")
+"""Commands whose result is in files: they go on without a reader of their output."""
 _WITH_SETTINGS = {name: kind for name, kind in COMMANDS.items() if issubclass(kind, WithSettings)}
 
 
@@ -134,11 +144,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: words after the program's name; by default the process's.
 
     Returns:
-      The exit code: 0; 1 if the reader of its output left; 2 for bad input, or an error in a user's
-      own code; 3 if another process of the run was lost; 4 if a file cannot be written; 130 after
-      Ctrl-C.
+      The exit code: 0; 1 if its output could not be written; 2 for bad input, an error in a user's
+      own code, or too little memory; 3 if another process of the run was lost; 4 if a file cannot
+      be written; 128 + n after signal n.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    keeps_on = bool(arguments) and arguments[0] in _LASTING
+    lost = []
+    try:
+        with outputs_that_may_end(None if keeps_on else BrokenPipeError) as lost:
+            return _main(arguments) or int(bool(lost))
+    except SystemExit as shown:  # help
+        raise SystemExit(shown.code or int(bool(lost))) from None
+
+
+def _main(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--version"]:
         import importlib.metadata
 
@@ -147,7 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             notes: list[str] = []
-            work = parse(arguments, notes).prepare()
+            with end_on_signal():
+                work = parse(arguments, notes).prepare()
         except BrokenPipeError:  # of help
             raise
         except REFUSED as error:
@@ -157,15 +178,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = work()
         sys.stdout.flush()
         return code
-    except BrokenPipeError:
-        # The reader of the output has left (`| head`); Python would complain again at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of the output has left (`| head`)
         return 1
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED
     except Exception as error:
-        if own_line(error) is None and not isinstance(error, StorageError):
+        expected = isinstance(error, StorageError) or is_out_of_memory(error)
+        if own_line(error) is None and not expected:
             raise
         return refuse(error)
     finally:

@@ -1,8 +1,12 @@
-"""One-line messages of a command, and its exit codes."""
+"""One-line messages of a command, its exit codes, and outputs that can no longer be written."""
 
+import contextlib
 import os
+import re
 import sys
 import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
 
 from fedjaxsim.extras import MissingExtraError
 from fedjaxsim.runs.user_code import own_line
@@ -15,8 +19,21 @@ INTERRUPTED = 130
 UNWRITABLE = 4
 """Exit code where a file cannot be written."""
 
+_ALLOCATION = re.compile(
+    r"[\d.,]+ ?([KMGTP]i?)?B(ytes)?\b( for an array with shape \([\d, ]*\))?", re.I
+)
+_SMALLER = (
+    "smaller --chunk-size, --batch-size, models or data need less: fedjaxsim plan with the same "
+    "settings shows where"
+)
 _FILTERING = "JAX_TRACEBACK_FILTERING"
 """JAX's variable; `off` shows every frame of a traceback, for JAX and for this program."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether numpy, Python or XLA failed to allocate."""
+    exhausted = type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error)
+    return exhausted or isinstance(error, MemoryError)
 
 
 def refuse(error: Exception) -> int:
@@ -26,6 +43,9 @@ def refuse(error: Exception) -> int:
     variable asks for it.
     """
     said, line, kind = one_line(error), own_line(error), type(error).__name__
+    if is_out_of_memory(error):
+        found = _ALLOCATION.search(said)
+        said = f"out of memory{'' if found is None else f' at {found[0]}'}; {_SMALLER}"
     if line is not None:
         said = f"your code fails at {line}: {kind}{said and f': {said}'}"
     elif error.__cause__ is not None and (line := own_line(error.__cause__)) and line not in said:
@@ -47,3 +67,67 @@ def say(text: str) -> None:
 def one_line(text: object) -> str:
     """Return a message without line breaks."""
     return " ".join(str(text).split())
+
+
+class _Output:
+    """A stream that drops everything after a failed write, which it reports once."""
+
+    def __init__(self, stream: TextIO, report: Callable[[OSError], None]):
+        self._stream, self._report, self._lost = stream, report, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._attempt(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._attempt(self._stream.flush)
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        if self._lost:
+            return
+        try:
+            action()
+        except OSError as error:
+            self._lost = True
+            # What the stream still buffers goes there at the exit of Python, which would complain.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            self._report(error)
+
+
+@contextlib.contextmanager
+def outputs_that_may_end(raised: type[OSError] | None) -> Iterator[list[OSError]]:
+    """Go on without standard output or error when they are closed, full or without a reader.
+
+    Args:
+      raised: the error of standard output that is raised nevertheless.
+
+    Yields:
+      The error of standard output, once there is one.
+    """
+    for number in range(3):  # a file opened later must not take the number of a closed stream
+        with contextlib.suppress(OSError):
+            os.fstat(number)
+            continue
+        os.open(os.devnull, os.O_RDWR)
+    lost: list[OSError] = []
+
+    def report(error: OSError) -> None:
+        lost.append(error)
+        if raised is not None and isinstance(error, raised):
+            raise error
+        say(f"warning: standard output is lost ({error.strerror}); the command goes on without it")
+
+    streams = sys.stdout, sys.stderr
+    out, err = (open(os.devnull, "w") if each is None else each for each in streams)  # noqa: SIM115
+    guarded: list[Any] = [_Output(out, report), _Output(err, lambda _: None)]
+    sys.stdout, sys.stderr = guarded
+    try:
+        yield lost
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        sys.stdout, sys.stderr = streams

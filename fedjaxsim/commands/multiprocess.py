@@ -9,7 +9,14 @@ from typing import TypeVar
 import jax
 
 from fedjaxsim.commands.compiled import keep_compiled_programs
-from fedjaxsim.commands.messages import INTERRUPTED, REFUSED, one_line, refuse, say
+from fedjaxsim.commands.messages import (
+    INTERRUPTED,
+    REFUSED,
+    is_out_of_memory,
+    one_line,
+    refuse,
+    say,
+)
 from fedjaxsim.engine import devices, processes
 from fedjaxsim.runs.user_code import own_line
 from fedjaxsim.store import StorageError
@@ -79,6 +86,7 @@ def in_all_processes(
     def done() -> int:
         code = work()
         processes.from_all("done")  # the first process writes for longer than the others
+        processes.finish()
         return code
 
     work = _or_leave(checked, REFUSED)
@@ -90,10 +98,12 @@ def _or_leave(function: Callable[[], Result], passing: tuple[type[Exception], ..
     try:
         return function()
     except BaseException as error:
+        if isinstance(error, Exception) and is_out_of_memory(error):
+            processes.leave(refuse(error))
         if isinstance(error, Exception) and processes.is_loss(error):
-            say(f"error: a process has ended, and with it the run of all: {one_line(error)}")
-            processes.leave(processes.LOST)
+            processes.lose(processes.await_news() or f"a process has ended ({one_line(error)})")
         if isinstance(error, passing):
+            processes.finish()
             raise
         if isinstance(error, KeyboardInterrupt):
             say("interrupted")

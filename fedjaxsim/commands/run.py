@@ -4,14 +4,13 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import Event
 from typing import Any, NamedTuple
 
 import jax
 
 from fedjaxsim import store
 from fedjaxsim.callbacks import Cadence, Logger
-from fedjaxsim.commands.messages import INTERRUPTED, say
+from fedjaxsim.commands.messages import say
 from fedjaxsim.commands.report import kind_of
 from fedjaxsim.commands.stopping import stoppable
 from fedjaxsim.engine import processes
@@ -34,6 +33,7 @@ from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.stages import go_on, prepare_next, start_from
 from fedjaxsim.runs.validation import labels_like_classes
+from fedjaxsim.signals import Stop, stopped
 
 RESUME = "fedjaxsim resume"
 
@@ -273,16 +273,17 @@ def _run(
     last, done = finished[-1]
     if not done.summary["interrupted"]:
         return 0
-    stopped = f"stopped by Ctrl-C after {done.summary['rounds']} rounds"
+    name, code = stopped(processes.from_all(stop.number))
+    said = f"stopped by {name} after {done.summary['rounds']} rounds"
     if last.path is not None:
-        stopped += f"; to resume: {RESUME} {shlex.quote(str(last.path))}"
+        said += f"; to resume: {RESUME} {shlex.quote(str(last.path))}"
     if then is not None and last is stage and stage.path is not None:
-        stopped += f"; then fine-tune with {shlex.join(then[1])}"
-    print(stopped, file=sys.stderr)
-    return INTERRUPTED
+        said += f"; then fine-tune with {shlex.join(then[1])}"
+    print(said, file=sys.stderr)
+    return code
 
 
-def _execute(stage: Stage, stop: Event, **options: Any) -> Executed:
+def _execute(stage: Stage, stop: Stop, **options: Any) -> Executed:
     experiment, directory, rounds, begin, earlier = stage
     return execute(
         experiment, directory, stop, rounds=rounds, begin=begin, earlier=earlier, **options
@@ -313,13 +314,19 @@ def print_results(finished: Sequence[tuple[Stage, Executed]], *, explain: bool) 
 
 
 def _warn_of(stage: Stage, done: Executed) -> None:
-    """Warn of a run that diverges or spends more than its target."""
+    """Warn of messages that are not finite, and of a run that diverges or overspends."""
     summary, asked = done.summary, stage.experiment.config.target_epsilon
-    if summary["diverging"]:
+    if summary["nonfinite"]:
         _warn(
-            "the training loss grew to more than ten times its first value, so this run diverges: "
-            "a smaller learning rate or λ may help, and for PMTL with a sampling rate p below 1 "
-            "--server-learning-rate p (docs/reference/algorithms.md says why)"
+            f"{summary['nonfinite']} messages of clients were not finite and counted as zero: a "
+            "smaller learning rate may help; the evaluations in which they occurred count them"
+        )
+    if summary["diverging"] is not None:
+        _warn(
+            f"this run diverges from round {summary['diverging']} on (training loss above ten "
+            "times its first value, or not finite): a smaller learning rate or λ may help, and for "
+            "PMTL with a sampling rate p below 1 --server-learning-rate p "
+            "(docs/reference/algorithms.md says why)"
         )
     if summary["epsilon"] is not None:
         of = "stages" if stage.earlier else f"{summary['rounds']} rounds"

@@ -1,20 +1,19 @@
-"""The end of a long command by Ctrl-C or a full disk."""
+"""The end of a long command by a signal or a full disk."""
 
 import contextlib
 from collections.abc import Callable, Iterator
-from threading import Event
 
 from fedjaxsim import store
 from fedjaxsim.commands.messages import say
-from fedjaxsim.report.progress import stop_on_interrupt
+from fedjaxsim.signals import Stop, stop_on_signal
 
 RETRY = 5.0
 """Seconds between attempts to write to a full disk."""
 
 
 @contextlib.contextmanager
-def stoppable(on_full_disk: str, kept: Callable[[], str]) -> Iterator[Event]:
-    """Yield the event that Ctrl-C sets.
+def stoppable(on_full_disk: str, kept: Callable[[], str]) -> Iterator[Stop]:
+    """Yield the event that a signal sets.
 
     Args:
       on_full_disk: "wait" repeats writes to a full disk until they succeed or the event is set;
@@ -25,7 +24,7 @@ def stoppable(on_full_disk: str, kept: Callable[[], str]) -> Iterator[Event]:
       StorageError: if a file cannot be written, with what is kept.
     """
     with contextlib.ExitStack() as stack:
-        stop, said = stack.enter_context(stop_on_interrupt()), set[str]()
+        stop, said = stack.enter_context(stop_on_signal()), set[str]()
 
         def wait(text: str) -> bool:
             if text not in said:

@@ -12,7 +12,6 @@ import numpy as np
 
 from fedjaxsim import callbacks
 from fedjaxsim.callbacks import Cadence
-from fedjaxsim.commands.messages import INTERRUPTED
 from fedjaxsim.commands.stopping import stoppable
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.batch import varying
@@ -25,6 +24,7 @@ from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.sweep_directory import SweepDirectory
 from fedjaxsim.runs.sweep_report import print_report, write_report
 from fedjaxsim.runs.sweep_runs import SweepRuns, hyperparameters_of, read_sweep
+from fedjaxsim.signals import stopped
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import SimulationBatch
 
@@ -123,12 +123,13 @@ def prepare_sweep(
         left = len(plan.runs) - len(results["run"].unique())
         if not left:
             return 0
+        name, code = stopped(processes.from_all(stop.number))
         print(
-            f"stopped by Ctrl-C with {left} of {len(plan.runs)} runs to finish; "
+            f"stopped by {name} with {left} of {len(plan.runs)} runs to finish; "
             "run the same command again to resume",
             file=sys.stderr,
         )
-        return INTERRUPTED
+        return code
 
     return work
 

@@ -5,7 +5,6 @@ import difflib
 import math
 import sys
 from collections.abc import Callable, Sequence
-from threading import Event
 from typing import Any, NamedTuple
 
 import jax
@@ -13,17 +12,14 @@ import numpy as np
 import optax
 
 from fedjaxsim.callbacks import Cadence
-from fedjaxsim.commands.messages import INTERRUPTED, say
+from fedjaxsim.commands.messages import say
 from fedjaxsim.commands.run import Stage, print_results
 from fedjaxsim.commands.stopping import stoppable
 from fedjaxsim.extras import missing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.budget import equally_costly
 from fedjaxsim.report.files import Record
-from fedjaxsim.report.progress import (
-    can_draw,
-    print_rows,
-)
+from fedjaxsim.report.progress import can_draw, print_rows
 from fedjaxsim.report.symbols import remember
 from fedjaxsim.runs.build import draws_of, prepare, versions
 from fedjaxsim.runs.directory import RunDirectory
@@ -31,6 +27,7 @@ from fedjaxsim.runs.execute import about, execute
 from fedjaxsim.runs.fingerprints import digest, fingerprint_of
 from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.settings import RunConfig, flag
+from fedjaxsim.signals import Stop, stopped
 from fedjaxsim.tune.descent import (
     NOT_FINITE,
     OPTIMIZER,
@@ -160,7 +157,7 @@ class _Tuning:
     metric: str
     measure: SeedGradient
     directory: TuneDirectory
-    stop: Event
+    stop: Stop
     cadence: Cadence
     explain: bool
 
@@ -282,17 +279,19 @@ class _Tuning:
         if test is not None:
             fell = with_error(test["gain"], test["standard_error"])
             print(f"on as many fresh seeds it fell by {fell} (paired t test, p = {test['p']:.2g})")
-        code = INTERRUPTED if self.stop.is_set() else self._run(tuned)
+        finished = not self.stop.is_set() and self._run(tuned)
         print(source.statement)
         print(SHARED_SEED)
         print(f"files in {directory.path}")
-        if code == INTERRUPTED:
-            print("stopped by Ctrl-C; the path so far is kept", end="; ", file=sys.stderr)
-            print("run the same command again to resume", file=sys.stderr)
+        if finished:
+            return 0
+        name, code = stopped([self.stop.number])
+        print(f"stopped by {name}; the path so far is kept", end="; ", file=sys.stderr)
+        print("run the same command again to resume", file=sys.stderr)
         return code
 
-    def _run(self, config: RunConfig) -> int:
-        """Make the final run, with its report."""
+    def _run(self, config: RunConfig) -> bool:
+        """Make the final run, with its report; return whether it was finished."""
         experiment = prepare(config, self.source.final.simulation)
         directory = RunDirectory(self.directory.path / RUN)
         try:
@@ -301,7 +300,7 @@ class _Tuning:
             RunDirectory.create(directory.path, overwrite=True)
         done = execute(experiment, directory, self.stop, quiet=config.quiet, cadence=self.cadence)
         print_results([(Stage(experiment, directory, config.rounds), done)], explain=self.explain)
-        return INTERRUPTED if done.summary["interrupted"] else 0
+        return not done.summary["interrupted"]
 
 
 def tuned_settings(config: RunConfig, point: Point) -> RunConfig:

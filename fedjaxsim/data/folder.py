@@ -21,6 +21,7 @@ import numpy as np
 
 from fedjaxsim.data.arrays import blocks
 from fedjaxsim.data.files import existing, in_file
+from fedjaxsim.data.npz import UNPACKING, bytes_of_header
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import consecutive
 
@@ -174,7 +175,7 @@ def _about(path: Path) -> dict[str, Any]:
         about = json.loads((path / _ABOUT).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"no population: it holds no {_ABOUT}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{_ABOUT} is damaged: {error}") from error
     if not isinstance(about, dict) or about.get("version") != _VERSION:
         raise ValueError(f"{_ABOUT} must be of version {_VERSION}")
@@ -184,7 +185,7 @@ def _about(path: Path) -> dict[str, Any]:
 def _file(path: Path, column: dict[str, Any]) -> Path:
     """Return the file of a column, with its size checked."""
     file = path / column["file"]
-    if not file.is_file():
+    if file.parent != path or not file.is_file():
         raise ValueError(f"the column {file.name} is missing")
     if (size := file.stat().st_size) != column["bytes"]:
         raise ValueError(f"the column {file.name} has {size} bytes instead of {column['bytes']}")
@@ -195,8 +196,10 @@ def _mapped(path: Path, column: dict[str, Any]) -> np.ndarray:
     """Map a column into memory, read-only."""
     file, shape, dtype = _file(path, column), tuple(column["shape"]), np.dtype(column["dtype"])
     try:
-        values = np.load(file, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
+        with open(file, "rb") as stream:
+            bytes_of_header(stream)
+        values = np.lib.format.open_memmap(file, mode="r")
+    except UNPACKING as error:
         raise ValueError(f"the column {file.name} is damaged: {error}") from error
     if values.dtype != dtype or values.shape != shape:
         raise ValueError(

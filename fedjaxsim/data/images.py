@@ -4,6 +4,7 @@ Without clients: PATH/class/image.png.
 """
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _ENDINGS = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
+_FORMATS = ("BMP", "JPEG", "PNG", "WEBP")
 _GREY = ("1", "L", "LA")
 _CLASSES = "Which classes there are, by name, is read from all clients' rows and taken as public."
 
@@ -112,9 +114,11 @@ def _read(files: Iterable[Path]) -> Iterator[tuple[str, np.ndarray]]:
 
     for file in files:
         try:
-            with Image.open(file) as image:
+            # Other formats could start programs: Pillow asks Ghostscript for the pixels of an EPS.
+            with warnings.catch_warnings(), Image.open(file, formats=_FORMATS) as image:
+                warnings.simplefilter("error", Image.DecompressionBombWarning)
                 yield str(file), pixels_of(image)
-        except (OSError, SyntaxError, ValueError) as error:  # all of them from Pillow
+        except Exception as error:  # Pillow raises errors of many types on damaged files
             raise ValueError(f"{file} is not a readable image: {error}") from error
 
 
@@ -137,7 +141,9 @@ def stacked(images: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
                 f"(height, width, channels), but {place} is {pixels.shape}"
             )
         found.append(pixels)
-    return np.stack(found).astype(np.float32) / 255
+    whole = np.stack(found)
+    found.clear()  # the pixels are in memory once as bytes, and once as float32
+    return np.divide(whole, 255, dtype=np.float32)
 
 
 def pixels_of(image: "Image") -> np.ndarray:

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import zipfile
-import zlib
 from collections.abc import Iterable
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from fedjaxsim.data.arrays import joined, to_float32
-from fedjaxsim.data.files import in_file, reading
+from fedjaxsim.data.files import check_padded, in_file, members, reading
+from fedjaxsim.data.npz import UNPACKING
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.text import encode
 
@@ -46,8 +46,9 @@ def load_leaf(path: str | os.PathLike[str]) -> Population:
     if path.is_dir():
         splits = {s: _read_all(files) for s, files in _find_files(path).items()}
     elif path.suffix == ".zip" or zipfile.is_zipfile(path):
-        with in_file(path), reading("zip file", zipfile.BadZipFile):
+        with in_file(path), reading("zip file", *UNPACKING):
             archive = zipfile.ZipFile(path)
+            members(archive)
         with archive:
             files_of = _find_files(zipfile.Path(archive))
             splits = {s: _read_all(files) for s, files in files_of.items()}
@@ -59,9 +60,9 @@ def load_leaf(path: str | os.PathLike[str]) -> Population:
 
 def _find_files(folder: Traversable) -> dict[str, list[Traversable]]:
     """Return the JSON files of each split in a folder or zip."""
-    entries = {e.name: e for e in folder.iterdir() if not _is_litter(e.name)}
-    if len(entries) == 1 and (only := next(iter(entries.values()))).is_dir():
-        return _find_files(only)
+    entries = _entries(folder)
+    while len(entries) == 1 and (only := next(iter(entries.values()))).is_dir():
+        folder, entries = only, _entries(only)
     if all(split in entries and entries[split].is_dir() for split in ("train", "test")):
         found = {split: _json_files(entries[split]) for split in ("train", "test")}
     else:
@@ -70,6 +71,10 @@ def _find_files(folder: Traversable) -> dict[str, list[Traversable]]:
         if not files:
             raise ValueError(f"{folder} holds no *.json files to read")
     return found
+
+
+def _entries(folder: Traversable) -> dict[str, Traversable]:
+    return {each.name: each for each in folder.iterdir() if not _is_litter(each.name)}
 
 
 def _json_files(folder: Traversable) -> list[Traversable]:
@@ -93,9 +98,8 @@ def _read_all(files: Iterable[Traversable]) -> Users:
 
 
 def _read(file: Traversable) -> Users:
-    errors = (ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
     with in_file(str(file)):
-        with reading("JSON file", *errors), file.open("rb") as stream:
+        with reading("JSON file", *UNPACKING), file.open("rb") as stream:
             document = json.load(stream, object_hook=_compact)
         if not isinstance(document, dict) or not isinstance(document.get("user_data"), dict):
             raise ValueError("not LEAF JSON: it must hold an object 'user_data'")
@@ -133,9 +137,12 @@ def _compact(node: dict[str, Any]) -> dict[str, Any]:
 
 def _array(rows: list[Any]) -> np.ndarray:
     """Return rows of numbers, strings, or lists of strings, padded to equal length."""
+    if _are_strings(rows):
+        check_padded(len(rows), max(map(len, rows), default=0), sum(map(len, rows)), "texts")
     words = bool(rows) and all(isinstance(row, list) and _are_strings(row) for row in rows)
     if words:
         longest = max(map(len, rows))
+        check_padded(len(rows), longest, sum(map(len, rows)), "lists of words")
         rows = [[*row, *[""] * (longest - len(row))] for row in rows]
     array = np.asarray(rows)
     if array.dtype.kind == "U" and not words and not _are_strings(rows):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 import numpy as np
 
 from fedjaxsim.data.arrays import to_float32
-from fedjaxsim.data.files import existing, in_file, reading
-from fedjaxsim.data.npz import assemble, owners
+from fedjaxsim.data.files import check_size, existing, in_file, reading
+from fedjaxsim.data.npz import assemble, distinct, owners
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import SPLITS
 from fedjaxsim.extras import importing
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from narwhals.typing import IntoDataFrame
     from pyarrow import Table
 
+_BLOCK = 1 << 24
+"""Bytes of a CSV file that are read at once."""
+_COPIES, _CELL = 2, 8
+"""A table takes at least twice the bytes of its CSV file, and eight for a cell."""
 _SHOWN = 20
 """Names of columns that fit into a message."""
 
@@ -113,15 +117,20 @@ def _read_csv(path: str | os.PathLike[str], columns: Columns) -> "Table":
         from pyarrow import csv
 
     existing(path, "CSV file")
+    content = bytearray()
     with reading("CSV file", OSError), pyarrow.input_stream(os.fspath(path)) as stream:
-        content = stream.read()
+        while block := stream.read(_BLOCK):
+            content += block
+            check_size(_COPIES * len(content), "the table")
+    if not content.strip():
+        raise ValueError("Empty CSV file")
     if content.count(b'"') % 2:
         raise ValueError("a quoted cell does not end: the file is truncated or not CSV")
     text = {} if columns.client is None else {columns.client: pyarrow.string()}
     return csv.read_csv(
-        pyarrow.BufferReader(content),
+        pyarrow.BufferReader(pyarrow.py_buffer(content)),
         # In one block, since the first of several would decide the types.
-        read_options=csv.ReadOptions(block_size=max(1, len(content))),
+        read_options=csv.ReadOptions(block_size=len(content), use_threads=False),
         parse_options=csv.ParseOptions(newlines_in_values=True),
         convert_options=csv.ConvertOptions(column_types=text),
     )
@@ -134,7 +143,9 @@ def _read_parquet(path: str | os.PathLike[str], columns: Columns) -> "Table":
         from pyarrow import parquet
 
     with reading("Parquet file", OSError, ValueError):
-        return parquet.ParquetFile(os.fspath(path)).read()
+        file = parquet.ParquetFile(os.fspath(path))
+        check_size(_CELL * file.metadata.num_rows * file.metadata.num_columns, "the table")
+        return file.read()
 
 
 def _reader(
@@ -195,7 +206,7 @@ def arrays_of(frame: Any, columns: Columns, x: np.ndarray | None = None) -> dict
     arrays = {"x": _numbers(table, features, columns.one_hot) if x is None else x}
     arrays |= _target(table[columns.target])
     if columns.client is not None:
-        arrays |= owners(table[columns.client].to_numpy().astype(str))
+        arrays |= owners(_texts(table[columns.client]))
     if columns.split is not None:
         arrays["split"] = _splits(table[columns.split])
     public = []
@@ -256,6 +267,14 @@ def _is_text(column: "Series") -> bool:
     return column.dtype in (nw.String, nw.Categorical, nw.Enum)
 
 
+def _texts(column: "Series") -> np.ndarray:
+    """Return the values as strings, (N,); text stays objects, which are not padded."""
+    values = column.to_numpy()
+    if values.dtype.kind != "O":
+        return values.astype(str)
+    return np.array([*map(str, values)], object)
+
+
 def _is_numeric(column: "Series") -> bool:
     import narwhals.stable.v2 as nw
 
@@ -270,8 +289,9 @@ def _numbers(table: "DataFrame", features: list[str], one_hot: Sequence[str]) ->
     for name in features:
         column = table[name]
         if name in one_hot:
-            values = column.to_numpy().astype(str)
-            parts.append((values[:, None] == np.unique(values)).astype(np.float32))
+            names, place = distinct(_texts(column), f"column {name!r}")
+            check_size(4 * len(place) * len(names), f"one column for each value of {name!r}")
+            parts.append((place[:, None] == np.arange(len(names))).astype(np.float32))
             continue
         if not _is_numeric(column):
             raise ValueError(f"column {name!r} {_why_no_feature(column, features)}")
@@ -337,7 +357,7 @@ def _target(column: "Series") -> dict[str, np.ndarray]:
     """Return the array y, (N,), and for text the names of its classes."""
     values = column.to_numpy()
     if _is_text(column):
-        names, classes = np.unique(values.astype(str), return_inverse=True)
+        names, classes = distinct(_texts(column), "classes")
         found = {"y": classes.astype(np.int32), "categories.y": names}
     elif _is_numeric(column):
         found = {"y": values.astype(np.float64) if values.dtype.kind == "O" else values}
@@ -355,13 +375,13 @@ def _target(column: "Series") -> dict[str, np.ndarray]:
 
 def _splits(column: "Series") -> np.ndarray:
     """Return the array split, (N,)."""
-    values = column.to_numpy().astype(str)
-    unknown = np.setdiff1d(values, SPLITS)
+    values = _texts(column)
+    unknown = np.setdiff1d(values, np.array(SPLITS, object))
     if len(unknown):
         raise ValueError(
-            f"the split {column.name!r} must hold {', '.join(SPLITS)}, got {str(unknown[0])!r}"
+            f"the split {column.name!r} must hold {', '.join(SPLITS)}, got {str(unknown[0])[:40]!r}"
         )
-    return np.argmax(values[:, None] == np.array(SPLITS), axis=1)
+    return np.argmax(values[:, None] == np.array(SPLITS, object), axis=1)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -161,12 +161,16 @@ class Run:
         Returns:
           For each run `run` (0 to S − 1, if there are several), `round`, `train_loss` (mean of the
           local losses during the segment, each participation with equal weight; None without
-          participants or losses), the evaluation's summary, and `epsilon` so far (zero-out, joint
-          DP; inf without a guarantee).
+          participants or losses), the evaluation's summary, `nonfinite` (messages of the segment
+          that were not finite and counted as zero; only if there were some), and `epsilon` so far
+          (zero-out, joint DP; inf without a guarantee).
         """
         if self._recorded is not segment:
             columns = {"round": segment.round, "train_loss": _train_loss(segment)}
             columns |= segment.evaluation.summary()
+            nonfinite = np.sum(segment.metrics.get("nonfinite", 0), axis=0)
+            if np.any(nonfinite):
+                columns["nonfinite"] = nonfinite
             columns["epsilon"] = self.epsilon(state)
             self._recorded, self._records = segment, rows_of(columns, self.size)
         return self._records

@@ -5,29 +5,34 @@ take the same decisions (to stop, to keep a checkpoint): values that may differ 
 through `from_all`. A single process asks nobody.
 """
 
+import contextlib
 import functools
 import json
 import os
 import socket
 import sys
-import time
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from fedjaxsim.engine import liveness
 from fedjaxsim.engine.devices import SAME, divided, mesh_of
 
-WAIT = 300
-"""Seconds for which processes wait for each other when they start."""
-HEARTBEAT = 30
-"""Seconds after which a process that does not answer counts as dead."""
+WAIT = 60
+"""Seconds in which all processes must connect."""
 LOST = 3
 """The exit code of a process that has lost another one."""
+_DAY = 86_400
 _LENGTH = 8192
 _AXIS = "devices"
+_peers: liveness.Peers | None = None
+"""The connections to the other processes."""
+_ending = threading.Lock()
+"""Held by the thread that ends this process, so that there is one line."""
 
 
 class DisagreeError(ValueError):
@@ -49,17 +54,24 @@ def join(
       ValueError: if the first process cannot listen there, the others do not find it, or there is
         no such environment.
     """
-    if coordinator is not None:
-        host, _, port = coordinator.rpartition(":")
-        _check_free(int(port)) if process == 0 else _find(host, int(port))
+    address, heartbeat = coordinator, liveness.SILENCE
+    if coordinator is not None and processes is not None and process is not None:
+        heartbeat = _DAY  # `liveness` is faster, and names the process
+        address = _meet(coordinator, processes, process)
+    with contextlib.suppress(AttributeError):  # JAX's service would take SIGTERM for itself
+        jax.config.update("jax_enable_preemption_service", False)
+    news = f"not all processes have come within {WAIT} seconds"
+    late = threading.Timer(WAIT, lose, [news])
+    late.daemon = True
+    late.start()
     try:
         jax.distributed.initialize(
-            coordinator,
+            address,
             processes,
             process,
-            initialization_timeout=WAIT,
-            heartbeat_timeout_seconds=HEARTBEAT,
-            shutdown_timeout_seconds=2 * HEARTBEAT,
+            initialization_timeout=2 * WAIT,
+            heartbeat_timeout_seconds=heartbeat,
+            shutdown_timeout_seconds=WAIT,
         )
     except (RuntimeError, ValueError) as error:
         if coordinator is None:
@@ -68,33 +80,56 @@ def join(
                 "and process"
             ) from error
         raise ValueError(f"the processes at {coordinator} do not meet: {error}") from error
+    finally:
+        late.cancel()
     # Devices connect when they first compute together. CPUs (Gloo) give up if one of them is 30
     # seconds late, as after a long compilation; once connected, they wait without a limit.
     for together in (_firsts(), jax.devices()):
         _everywhere(_mesh(together))(_divided(np.zeros(1), together))
+    if _peers is None and several():
+        _watch_cluster()
 
 
-def _check_free(port: int) -> None:
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("", port))
-        except OSError as error:
-            raise ValueError(f"port {port} of the coordinator: {error.strerror}") from None
+def _meet(coordinator: str, processes: int, process: int) -> str:
+    """Wait until all processes are there, watch them from here on, and return JAX's address."""
+    global _peers
+    host, _, port = coordinator.rpartition(":")
+    if process == 0:
+        _peers = liveness.Peers(liveness.gather(liveness.listen(int(port)), processes), lose)
+        return coordinator
+    link = liveness.find(host, int(port), liveness.TOGETHER)
+    liveness.greet(link, process, processes)
+    _peers = liveness.Peers({0: link}, lose)
+    return f"127.0.0.1:{liveness.bridge(host, int(port))}"
 
 
-def _find(host: str, port: int) -> None:
-    """Wait for the first process; JAX would end this one with a traceback."""
-    end = time.monotonic() + WAIT
-    while True:
-        try:
-            socket.create_connection((host, port), WAIT).close()
-        except OSError as error:
-            if isinstance(error, socket.gaierror) or time.monotonic() > end:
-                raise ValueError(f"no coordinator at {host}:{port}: {error.strerror}") from None
-            time.sleep(0.1)
-        else:
-            return
+def _watch_cluster() -> None:
+    """Watch the other processes of a cluster's job, if they reach the first one by its name."""
+    global _peers
+    count, index = jax.process_count(), jax.process_index()
+    listener = liveness.listen(0) if index == 0 else None
+    mine = [socket.gethostname(), listener.getsockname()[1]] if listener is not None else None
+    host, port = from_all(mine)[0]
+    link = None
+    if index:
+        with contextlib.suppress(ValueError):
+            link = liveness.find(host, port, 5.0)
+    if not all(from_all(index == 0 or link is not None)):
+        return
+    if link is not None:
+        liveness.greet(link, index, count)
+    links = {0: link} if link is not None else liveness.gather(cast(Any, listener), count)
+    _peers = liveness.Peers(links, lose)
+
+
+def lose(news: str) -> NoReturn:
+    """End this process because another one has ended; `news` names it."""
+    _ending.acquire()
+    with contextlib.suppress(OSError, ValueError):
+        print(f"fedjaxsim: error: {news}, and with it the run of all", file=sys.stderr, flush=True)
+    if _peers is not None:
+        _peers.leave(news)
+    os._exit(LOST)
 
 
 def several() -> bool:
@@ -198,11 +233,26 @@ def is_loss(error: Exception) -> bool:
     return isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
 
 
+def await_news() -> str:
+    """Return a sentence on the process whose end made a common computation fail, if known."""
+    return "" if _peers is None else _peers.await_news(5.0)
+
+
+def finish() -> None:
+    """Tell the other processes that this one has done its work, or refuses it as they do."""
+    if _peers is not None:
+        _peers.leave()
+
+
 def leave(code: int) -> NoReturn:
-    """End this process at once; the others notice in their next common computation.
+    """End this process at once, and tell the others.
 
     An ordinary end would wait for them while they wait for this one.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _ending.acquire()
+    if _peers is not None:
+        _peers.leave(f"process {jax.process_index()} has failed with exit code {code}")
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)

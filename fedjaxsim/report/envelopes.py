@@ -28,7 +28,7 @@ _SPENT = LAST_COLUMNS[:3]
 
 def metric_columns(results: pa.Table, settings: Sequence[str]) -> list[str]:
     """Return the columns of the training loss and the evaluation's metrics."""
-    other = {"run", "round", *settings, *LAST_COLUMNS}
+    other = {"run", "round", "nonfinite", *settings, *LAST_COLUMNS}
     return [name for name in results.column_names if name not in other]
 
 

@@ -1,12 +1,8 @@
-"""Watching a run on the terminal, and stopping it."""
+"""Watching a run on the terminal."""
 
 import math
-import os
-import signal
 import sys
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -54,6 +50,8 @@ def describe(record: Mapping[str, Any], rounds_per_second: float | None) -> str:
     shown = [("train_loss", METRICS["loss"]), *in_tables()]
     parts = [f"{metric.title} {number(record[key])}" for key, metric in shown if key in record]
     parts.append(f"ε {epsilon_text(record['epsilon'])}")
+    if record.get("nonfinite"):
+        parts.append(f"{record['nonfinite']} messages not finite")
     if rounds_per_second is not None:
         parts.append(f"{number(rounds_per_second)} rounds/s")
     return "  ".join(parts)
@@ -215,39 +213,3 @@ class Bar:
         if event.startswith("/jax/core/compile/") and not self._said_compiling:
             self.show(f"{self._title}  {COMPILING}", words=COMPILING)
             self._said_compiling = True
-
-
-@contextmanager
-def stop_on_interrupt() -> Iterator[threading.Event]:
-    """Yield an event that the first Ctrl-C sets; the second one ends the process at once.
-
-    A Python signal handler waits until the compiled program in flight returns, which can take
-    minutes. The C handler writes the wake-up descriptor at once, so a thread that reads it answers
-    the user and obeys a second Ctrl-C meanwhile.
-    """
-    stop = threading.Event()
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-
-    def watch() -> None:
-        while signals := os.read(reader, 1):
-            if signals[0] != signal.SIGINT:
-                continue
-            if stop.is_set():
-                Console(stderr=True).show_cursor()  # the bar hides it
-                os._exit(130)
-            stop.set()
-            print("\nstopping after the rounds in flight; Ctrl-C again to abort", file=sys.stderr)
-
-    previous = signal.signal(signal.SIGINT, lambda *_: None)
-    previous_writer = signal.set_wakeup_fd(writer)
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield stop
-    finally:
-        signal.set_wakeup_fd(previous_writer)
-        signal.signal(signal.SIGINT, previous)
-        os.close(writer)
-        watcher.join()
-        os.close(reader)

@@ -238,11 +238,24 @@ def check_start(experiment: Experiment) -> None:
     row = sum(value.nbytes // len(value) for value in fields)
     batches = simulation.setup.layout.chunk_size * config.get("batch_size", 10) * row
     machine = this_machine()
-    _check_memory(batches, machine.of_devices, "minibatches", "batch-size or chunk-size")
+    if machine.device is not None and not simulation.setup.streamed:
+        rows = sum(value.nbytes for value in fields)
+        _check_memory(rows, machine.of_devices, "rows", "stream them (--streamed)")
+    _check_memory(
+        batches, machine.of_devices, "minibatches", "batch-size or chunk-size must be smaller"
+    )
     simulation.setup.check_start(config.seed, hparams)
     states = machine.host if simulation.setup.streamed else machine.of_devices
-    needed = 2 * bytes_of(experiment.state_shapes)
-    _check_memory(needed, states, "models of all clients", "clients or hidden")
+    leaves, _ = jax.tree_util.tree_flatten_with_path(experiment.state_shapes.personal)
+    what, needed = "states", 2 * bytes_of(experiment.state_shapes)
+    if leaves:
+        path, largest = max(leaves, key=lambda leaf: bytes_of(leaf[1]))
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        size = (
+            f"{name or 'the largest array'} {largest.shape} takes {bytes_text(bytes_of(largest))}"
+        )
+        what = f"models of all clients (two copies; {size})"
+    _check_memory(needed, states, what, "clients or hidden must be smaller")
     if (
         simulation.mechanism.event.kind in ("gaussian", "correlated")
         and experiment.noise_multiplier > 0
@@ -254,5 +267,5 @@ def _check_memory(needed: int, available: int, what: str, remedy: str) -> None:
     if needed > available:
         raise ValueError(
             f"the {what} need {bytes_text(needed)} of memory, and there are "
-            f"{bytes_text(available)}: {remedy} must be smaller"
+            f"{bytes_text(available)}: {remedy}"
         )

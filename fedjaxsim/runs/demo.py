@@ -17,6 +17,7 @@ from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import execute
 from fedjaxsim.runs.settings import RunConfig, run_config
+from fedjaxsim.signals import stop_on_signal, stopped
 from fedjaxsim.simulation import Simulation
 
 QUALITY = "test_accuracy"
@@ -94,7 +95,7 @@ def prepare_demo(
         why = missing("plots") or missing("tables")
         if why is not None:
             print(f"fedjaxsim: warning: no picture will be drawn: {why}", file=sys.stderr)
-        with progress.stop_on_interrupt() as stop:
+        with stop_on_signal() as stop:
             for (name, seed), directory in directories.items():
                 if stop.is_set():
                     break
@@ -118,8 +119,9 @@ def prepare_demo(
         print(f"files in {out}")
         if not stop.is_set():
             return 0
-        print(f"stopped by Ctrl-C after {len(rows)} of {len(directories)} runs", file=sys.stderr)
-        return 130
+        name, code = stopped([stop.number])
+        print(f"stopped by {name} after {len(rows)} of {len(directories)} runs", file=sys.stderr)
+        return code
 
     return work
 

@@ -34,3 +34,15 @@ def diverged(records: Sequence[Record]) -> Iterator[bool]:
             first = loss if first is None else first
             growing = loss > _GROWTH * first
         yield broken or growing
+
+
+def diverging_from(records: Sequence[Record]) -> int | None:
+    """Return the first round of the divergence in which a run ends; None if it does not diverge.
+
+    Args:
+      records: as for `diverged`, with `round`.
+    """
+    start = None
+    for record, broken in zip(records, diverged(records), strict=True):
+        start = (record["round"] if start is None else start) if broken else None
+    return start

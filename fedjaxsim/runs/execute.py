@@ -32,7 +32,7 @@ from fedjaxsim.runs.directory import (
     SUMMARY,
     RunDirectory,
 )
-from fedjaxsim.runs.divergence import diverged
+from fedjaxsim.runs.divergence import diverging_from
 from fedjaxsim.runs.fingerprints import digest, fingerprint_of
 from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes, traffic
 from fedjaxsim.runs.settings import RunConfig
@@ -132,8 +132,9 @@ def execute(
         "rounds_planned": rounds,
         "interrupted": done < rounds and not stopped,
         "stopped_early": done < rounds and stopped,
-        "diverging": list(diverged(rows))[-1],
+        "diverging": diverging_from(rows),
         **last,
+        "nonfinite": sum(row.get("nonfinite", 0) for row in rows),
         "epsilon": _joint(report, "zero_out"),
         "epsilon_replace": _joint(report, "replace"),
         "delta": experiment.delta,

@@ -21,7 +21,8 @@ _WORST = 5
 _ENDINGS = {
     "interrupted": "was interrupted",
     "stopped_early": "ran out of patience",
-    "diverging": "diverges",
+    "diverging": "diverges from round {} on",
+    "nonfinite": "counted {} messages that were not finite as zero",
 }
 SPREAD = {"_std": "standard deviation", "_worst_tenth": "worst tenth"} | {
     f"_{name}": name for name in ("p10", "p50", "p90")
@@ -72,7 +73,7 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
         "summary": first.summary,
         "results": table,
         "notes": table.notes + [
-            f"{name} {words}"
+            f"{name} {words.format(run.summary[key])}"
             for name, run in runs.items() for key, words in _ENDINGS.items() if run.summary.get(key)
         ],
         "metric": metrics.label(judged),

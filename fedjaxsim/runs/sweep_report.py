@@ -67,6 +67,9 @@ def print_report(sweep: SweepRuns, results: pa.Table) -> None:
     diverged = _diverged(results)
     if diverged:
         print(f"{len(diverged)} runs diverged: marked in the results, and never the best")
+    if "nonfinite" in results.column_names:
+        count = np.nansum(np.asarray(results["nonfinite"]))
+        print(f"{count:.0f} messages of clients were not finite and counted as zero")
     print(SELECTION)
     print(f"guarantees in full: {REPORT}")
     print(SHARED_SEED)

@@ -39,6 +39,7 @@ from fedjaxsim.runs.settings_files import content, convert, displaced, entries
 
 SWEEP = "sweep.toml"
 """The file of a sweep in its directory."""
+_MOST_RUNS = 100_000
 _STATIC = ("sampling_rate",)
 """Hyperparameters on which the program itself depends."""
 
@@ -212,6 +213,9 @@ def resolve_sweep(
     options = options or SweepOptions()
     keys = tuple(dict.fromkeys(key for table in tables for key in table))
     options.validate(keys)
+    count = sum(math.prod(map(len, table.values())) for table in tables)
+    if count > _MOST_RUNS:
+        raise ValueError(f"a sweep has at most {_MOST_RUNS:,} runs, and its tables have {count:,}")
     runs: dict[RunConfig, set[str]] = {}
     set_, swept = set(), set()
     for table in tables:

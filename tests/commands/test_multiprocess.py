@@ -10,7 +10,7 @@ from problems import HANGS
 from several import start_as_slurm, start_commands
 
 from fedjaxsim.cli.program import main
-from fedjaxsim.engine import processes
+from fedjaxsim.engine import liveness, processes
 from fedjaxsim.runs.directory import RunDirectory
 
 THOROUGH = pytest.mark.thorough
@@ -19,7 +19,7 @@ RUN = [
     "--sampling-rate", "0.4", "--learning-rate", "0.01", "--local-steps", "1", "--eval-every", "2",
     "--noise-multiplier", "1",
 ]  # fmt: skip
-LOST = "fedjaxsim: error: a process has ended, and with it the run of all: "
+LOST = "fedjaxsim: error: process {} {}, and with it the run of all"
 
 
 def ends(running):
@@ -66,7 +66,7 @@ def test_a_port_in_use_is_refused(refused):
 
 
 def test_a_coordinator_that_nobody_finds_is_named(refused, monkeypatch):
-    monkeypatch.setattr(processes, "WAIT", 0.3)
+    monkeypatch.setattr(liveness, "TOGETHER", 0.3)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # and does not listen
         for host in (f"127.0.0.1:{silent.getsockname()[1]}", "nowhere.invalid:1"):
@@ -163,13 +163,15 @@ def numbers(line):
 
 
 @THOROUGH
-@pytest.mark.parametrize("which", [[0], [1], [0, 1]])
-def test_ctrl_c_to_any_of_them_ends_all_with_a_checkpoint(tmp_path, which):
+@pytest.mark.parametrize(
+    ("which", "number"), [([0, 1], signal.SIGINT), ([0], signal.SIGHUP), ([1], signal.SIGTERM)]
+)
+def test_a_signal_to_any_of_them_ends_all_with_a_checkpoint(tmp_path, which, number):
     out = tmp_path / "out"
     running = start_commands(*[[*RUN, "--rounds", "1000000", "--out", str(out)]] * 2)
-    interrupt(running, dict.fromkeys(which, signal.SIGINT))
+    interrupt(running, dict.fromkeys(which, number))
     codes, _, errors = ends(running)
-    assert codes == [130, 130], errors
+    assert codes == [128 + number] * 2, errors
     summary = RunDirectory(out).summary()
     assert summary["interrupted"]
     kept = RunDirectory(out).checkpoints().last()
@@ -178,21 +180,27 @@ def test_ctrl_c_to_any_of_them_ends_all_with_a_checkpoint(tmp_path, which):
 
 
 @THOROUGH
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_process_that_is_killed_makes_the_other_fail(tmp_path, killed):
+@pytest.mark.parametrize(
+    ("which", "number", "how"),
+    [
+        (0, signal.SIGKILL, "has ended"),
+        (1, signal.SIGKILL, "has ended"),
+        (1, signal.SIGSTOP, "has not answered for 30 seconds"),
+    ],
+)
+def test_a_process_that_is_lost_ends_the_other_in_one_line(tmp_path, which, number, how):
     out = tmp_path / "out"
     often = ["--rounds", "1000000", "--checkpoint-every", "2", "--out", str(out)]
     running = start_commands(*[[*RUN, *often]] * 2)
-    interrupt(running, {killed: signal.SIGKILL})
-    codes, _, errors = ends(running)
-    assert codes[killed] == -signal.SIGKILL
-    if killed == 1:
-        assert codes[0] == 3
-        assert LOST in errors[0]
-    else:
-        # The others' link to the first is JAX's own, which may be faster and ends the process.
-        assert codes[1] in (3, -signal.SIGABRT)
-        assert LOST in errors[1] or "another task died" in errors[1]
+    interrupt(running, {which: number})
+    other = 1 - which
+    _, errors = running[other].communicate(timeout=HANGS)
+    running[which].kill()
+    running[which].communicate()
+    assert running[other].returncode == 3, errors
+    assert [line for line in errors.splitlines() if not line.startswith("[Gloo]")] == [
+        LOST.format(which, how)
+    ]
     last = RunDirectory(out).checkpoints().last()
     assert last is None or last.round > 0
 

@@ -279,7 +279,7 @@ def test_a_diverging_run_is_warned_about(capsys):
     flags = ["--learning-rate", "30", "--eval-every", "2", "--algorithm", "fedavg"]
     assert main([*arguments, *flags]) == 0
     output = capsys.readouterr()
-    assert "this run diverges" in output.err
+    assert "this run diverges from round " in output.err
     assert "privacy: no guarantee: no noise was added; in full: --explain\n" in output.out
 
 

@@ -4,7 +4,6 @@ import contextlib
 import io
 import re
 import shlex
-import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from fedjaxsim.cli import main
 from fedjaxsim.commands import stopping
 from fedjaxsim.privacy.assumptions import NO_RELEASE
 from fedjaxsim.runs.directory import RunDirectory
+from fedjaxsim.signals import Stop
 
 DATA = ["--data", "synthetic", "--loss", "squared", "--clients", "6", "--quiet"]
 FIRST = [
@@ -72,12 +72,12 @@ def test_after_a_finished_run_it_is_the_same(both, tmp_path, capsys):
 def test_an_interrupted_run_says_how_to_go_on(both, tmp_path, capsys, monkeypatch):
     @contextlib.contextmanager
     def stopped():
-        stop = threading.Event()
+        stop = Stop()
         stop.set()
         yield stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(stopping, "stop_on_interrupt", stopped)
+        patch.setattr(stopping, "stop_on_signal", stopped)
         assert main(["run", *FIRST, *NEXT, "--out", f"{tmp_path}/run"]) == 130
         said = capsys.readouterr().err
         found = re.search(r": fedjaxsim (resume .*); then fine-tune with fedjaxsim (.*)", said)
@@ -85,7 +85,7 @@ def test_an_interrupted_run_says_how_to_go_on(both, tmp_path, capsys, monkeypatc
         resume, finetune = map(shlex.split, found.groups())
     assert main([*resume, "--quiet"]) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(stopping, "stop_on_interrupt", stopped)
+        patch.setattr(stopping, "stop_on_signal", stopped)
         assert main([*finetune, "--quiet"]) == 130
         assert f"resume {tmp_path}/run/finetune" in capsys.readouterr().err
     assert main(["resume", f"{tmp_path}/run/finetune", "--quiet"]) == 0

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import threading
 
 import jax
 import numpy as np
@@ -15,6 +14,7 @@ from fedjaxsim.cli import main
 from fedjaxsim.commands import stopping
 from fedjaxsim.commands import sweep as command
 from fedjaxsim.commands.sweep import _cut
+from fedjaxsim.signals import Stop
 
 BASE = """
 data = "synthetic-stream"
@@ -118,7 +118,7 @@ def test_a_finished_sweep_is_not_run_again_and_another_one_is_refused(finished, 
 
 
 def test_an_interrupted_sweep_goes_on_where_it_stopped(finished, tmp_path, monkeypatch, capsys):
-    stop = threading.Event()
+    stop = Stop()
 
     @contextlib.contextmanager
     def interrupted():
@@ -132,7 +132,7 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(finished, tmp_path, monke
             stop.set()
 
     with monkeypatch.context() as patch:
-        patch.setattr(stopping, "stop_on_interrupt", interrupted)
+        patch.setattr(stopping, "stop_on_signal", interrupted)
         patch.setattr(Progress, "show", show_and_stop)
         assert sweep(tmp_path, BASE + GRID) == 130
     assert "24 of 24 runs to finish" in capsys.readouterr().err
@@ -159,7 +159,7 @@ def test_a_sweep_cut_into_unequal_chunks_goes_on(tmp_path, monkeypatch, stops):
     assert sweep(tmp_path, BASE + grid, "whole") == 0
     show = Progress.show
     for round_, runs in stops:
-        stop = threading.Event()
+        stop = Stop()
 
         def show_and_stop(self, rows, speed, stop=stop, at=(round_, runs)):
             show(self, rows, speed)
@@ -171,7 +171,7 @@ def test_a_sweep_cut_into_unequal_chunks_goes_on(tmp_path, monkeypatch, stops):
             yield stop
 
         with monkeypatch.context() as patch:
-            patch.setattr(stopping, "stop_on_interrupt", interrupted)
+            patch.setattr(stopping, "stop_on_signal", interrupted)
             patch.setattr(Progress, "show", show_and_stop)
             assert sweep(tmp_path, BASE + grid) == 130
     assert sweep(tmp_path, BASE + grid) == 0

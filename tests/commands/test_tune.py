@@ -128,7 +128,7 @@ def test_the_same_seed_gives_the_same_path_until_ctrl_c_and_after_it(
     finished, tmp_path, monkeypatch, capsys
 ):
     folder, _ = finished
-    listening = stopping.stop_on_interrupt
+    listening = stopping.stop_on_signal
     events = []
 
     class Caught:
@@ -147,7 +147,7 @@ def test_the_same_seed_gives_the_same_path_until_ctrl_c_and_after_it(
         if step.runs > 6:
             events[0].set()
 
-    monkeypatch.setattr(stopping, "stop_on_interrupt", Caught)
+    monkeypatch.setattr(stopping, "stop_on_signal", Caught)
     monkeypatch.setattr(TuneProgress, "update", update)
     assert main([*SMALL, *PRIVATE, "--compare-grid", "2", "--out", str(tmp_path)]) == 130
     path = read(tmp_path)

@@ -1,18 +1,10 @@
 import contextlib
-import ctypes
-import functools
-import itertools
-import operator
-import os
-import signal
-import threading
 import types
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from problems import HANGS
 
 from fedjaxsim.callbacks import Progress
 from fedjaxsim.report.progress import (
@@ -20,7 +12,6 @@ from fedjaxsim.report.progress import (
     describe,
     epsilon_text,
     print_table,
-    stop_on_interrupt,
 )
 
 RECORD = {"round": 5, "train_loss": 0.51234, "test_accuracy": 0.75, "epsilon": 1.2341}
@@ -118,38 +109,3 @@ def test_below_the_table_is_what_a_constant_answer_reaches(capsys):
         "accuracy of always saying the most frequent label: a 0.935, b 0.5",
         "clients left out of aAUC: b 19",
     ]
-
-
-def test_ctrl_c_sets_the_event_and_the_old_handler_comes_back(capfd):
-    before = signal.getsignal(signal.SIGINT)
-    threads = threading.active_count()
-    with stop_on_interrupt() as stop:
-        assert not stop.is_set()
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stop.wait(HANGS)
-    assert signal.getsignal(signal.SIGINT) is before
-    assert threading.active_count() == threads
-    assert "Ctrl-C again to abort" in capfd.readouterr().err
-
-
-def test_ctrl_c_is_answered_while_the_main_thread_is_busy_in_compiled_code():
-    # All of it happens inside one call of `next`, without a bytecode between two steps: no signal
-    # handler of Python's can run. The main thread reads until the observer writes.
-    libc, (reader, writer), byte = ctypes.CDLL(None), os.pipe(), ctypes.create_string_buffer(1)
-    interrupt = functools.partial(libc.kill, os.getpid(), int(signal.SIGINT))
-    read = functools.partial(libc.read, reader, byte, ctypes.c_size_t(1))
-    calls = itertools.chain([interrupt], itertools.repeat(read))
-    noticed = []
-    with stop_on_interrupt() as stop:
-
-        def observe():
-            noticed.append(stop.wait(HANGS))
-            os.write(writer, b"x")
-
-        observer = threading.Thread(target=observe)
-        observer.start()
-        next(filter((1).__eq__, map(operator.call, calls)))
-        observer.join()
-    os.close(reader)
-    os.close(writer)
-    assert noticed == [True]

@@ -1,0 +1,106 @@
+"""Signals that stop a command: Ctrl-C (SIGINT), SIGTERM and SIGHUP.
+
+A Python signal handler waits until the compiled program in flight returns, which can take minutes.
+The C handler writes the wake-up descriptor at once, so a thread that reads it answers meanwhile.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+_NAMES = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
+NAMES = {int(getattr(signal, name)): said for name, said in _NAMES.items() if hasattr(signal, name)}
+"""Names of the signals that stop a command, for messages, by number."""
+
+
+class Stop(threading.Event):
+    """An event that a signal sets.
+
+    Attributes:
+      number: the signal; 0 before there is one.
+    """
+
+    number = 0
+
+
+def stopped(numbers: Iterable[int]) -> tuple[str, int]:
+    """Return the name of the signal that stopped a command, and the command's exit code.
+
+    Args:
+      numbers: `Stop.number` of each process of the command.
+    """
+    number = next(filter(None, numbers), int(signal.SIGINT))
+    return NAMES[number], 128 + number
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Stop]:
+    """Yield an event that the first signal sets; the second one ends the process at once."""
+    stop = Stop()
+
+    def receive(number: int) -> None:
+        if stop.is_set():
+            _say("\033[?25h" if sys.stderr.isatty() else "")  # the cursor, which a bar hides
+            os._exit(128 + number)
+        stop.number = number
+        stop.set()
+        _say(f"\nstopping after the rounds in flight; {NAMES[number]} again to abort\n")
+
+    with _listening(receive):
+        yield stop
+
+
+@contextmanager
+def end_on_signal() -> Iterator[None]:
+    """End the process in one line at the first signal, also while it imports or compiles."""
+
+    def receive(number: int) -> None:
+        _say(f"fedjaxsim: ended by {NAMES[number]}\n")
+        os._exit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python delivers signals to the main thread alone
+        return
+    with _listening(receive):
+        yield
+
+
+def _say(text: str) -> None:
+    with suppress(OSError, ValueError):  # the terminal may be gone
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+@contextmanager
+def _listening(receive: Callable[[int], None]) -> Iterator[None]:
+    """Call a function, in a thread, with the number of each signal."""
+    # nohup ignores SIGHUP, and shells ignore Ctrl-C for what they start in the background.
+    heard = [
+        number
+        for number in NAMES
+        if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN
+    ]
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def watch() -> None:
+        while received := os.read(reader, 1):
+            if received[0] in heard:
+                receive(received[0])
+
+    previous = {number: signal.signal(number, lambda *_: None) for number in heard}
+    previous_writer = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(previous_writer)
+        for number, handler in previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: C code's
+        os.close(writer)
+        watcher.join()
+        os.close(reader)

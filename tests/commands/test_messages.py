@@ -1,0 +1,80 @@
+"""Outputs that are closed, full or without a reader lose no run; too little memory is one line."""
+
+import os
+import signal
+import subprocess
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import HANGS
+from several import start
+
+from fedjaxsim.cli import main, program
+from fedjaxsim.commands.messages import outputs_that_may_end
+from fedjaxsim.runs.directory import RunDirectory
+
+RUN = ["run", "--data", "synthetic", "--loss", "squared", "--clients", "6", "--local-steps", "1"]
+
+
+def test_a_full_output_is_reported_once_and_then_left_alone(monkeypatch, capsys):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with outputs_that_may_end(BrokenPipeError) as lost:
+            print("one", flush=True)
+            print("two", flush=True)
+        assert sys.stdout is full
+    assert len(lost) == 1
+    said = "standard output is lost (No space left on device); the command goes on without it"
+    assert capsys.readouterr().err == f"fedjaxsim: warning: {said}\n"
+
+
+def test_a_reader_that_leaves_ends_only_commands_without_files(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        with pytest.raises(BrokenPipeError), outputs_that_may_end(BrokenPipeError):
+            print("one", flush=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writer)
+
+
+@pytest.mark.parametrize("allocate", [np.ones, jax.jit(jnp.ones, static_argnums=0)])
+def test_too_little_memory_is_one_line_with_the_size(monkeypatch, capsys, allocate):
+    command = types.SimpleNamespace(prepare=lambda: lambda: allocate(10**17))
+    monkeypatch.setattr(program, "parse", lambda *_: command)
+    assert main(["run"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fedjaxsim: error: out of memory at ")
+    assert "B for an array" in error or "bytes" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("outputs", [">&- 2>&-", "> /dev/full", "> /dev/full 2> /dev/full", "| :"])
+def test_a_run_without_outputs_has_all_its_files(tmp_path, outputs):
+    words = [sys.executable, "-m", "fedjaxsim.cli", *RUN, "--rounds", "4", "--out", str(tmp_path)]
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{' '.join(words)} {outputs}"],
+        stderr=subprocess.PIPE, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}, timeout=HANGS,
+    )  # fmt: skip
+    assert RunDirectory(tmp_path).summary()["rounds"] == 4
+    assert done.returncode == (0 if outputs.startswith(">&-") else 1)
+    assert done.stderr.count("\n") == (outputs in ("> /dev/full", "| :"))
+    assert "standard output is lost" in done.stderr or not done.stderr
+
+
+@pytest.mark.thorough
+def test_a_signal_while_a_run_is_prepared_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")
+    with start("-m", "fedjaxsim.cli", *RUN, "--algorithm", "mine:late") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=HANGS)
+    assert process.returncode == 130
+    assert errors == "fedjaxsim: ended by Ctrl-C\n"

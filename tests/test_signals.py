@@ -1,0 +1,76 @@
+"""Signals stop commands after the rounds in flight, or at once."""
+
+import ctypes
+import functools
+import itertools
+import operator
+import os
+import queue
+import signal
+import threading
+
+import pytest
+from problems import HANGS
+
+from fedjaxsim import signals
+from fedjaxsim.signals import NAMES, end_on_signal, stop_on_signal, stopped
+
+
+@pytest.mark.parametrize("number", NAMES)
+def test_a_signal_sets_the_event_and_the_old_handler_comes_back(capfd, number):
+    before = signal.getsignal(number)
+    threads = threading.active_count()
+    with stop_on_signal() as stop:
+        assert not stop.is_set()
+        os.kill(os.getpid(), number)
+        assert stop.wait(HANGS)
+    assert signal.getsignal(number) is before
+    assert threading.active_count() == threads
+    assert f"{NAMES[number]} again to abort" in capfd.readouterr().err
+    assert stopped([0, stop.number]) == (NAMES[number], 128 + number)
+
+
+def test_what_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with stop_on_signal() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert not stop.is_set()
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_before_the_work_a_signal_ends_in_one_line_and_a_second_one_at_once(monkeypatch, capfd):
+    codes = queue.Queue()
+    monkeypatch.setattr(signals.os, "_exit", codes.put)
+    with end_on_signal():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert codes.get(timeout=HANGS) == 143
+    assert capfd.readouterr().err == "fedjaxsim: ended by SIGTERM\n"
+    with stop_on_signal() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.wait(HANGS)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert codes.get(timeout=HANGS) == 130
+
+
+def test_ctrl_c_is_answered_while_the_main_thread_is_busy_in_compiled_code():
+    # All of it happens inside one call of `next`, without a bytecode between two steps: no signal
+    # handler of Python's can run. The main thread reads until the observer writes.
+    libc, (reader, writer), byte = ctypes.CDLL(None), os.pipe(), ctypes.create_string_buffer(1)
+    interrupt = functools.partial(libc.kill, os.getpid(), int(signal.SIGINT))
+    read = functools.partial(libc.read, reader, byte, ctypes.c_size_t(1))
+    calls = itertools.chain([interrupt], itertools.repeat(read))
+    noticed = []
+    with stop_on_signal() as stop:
+
+        def observe():
+            noticed.append(stop.wait(HANGS))
+            os.write(writer, b"x")
+
+        observer = threading.Thread(target=observe)
+        observer.start()
+        next(filter((1).__eq__, map(operator.call, calls)))
+        observer.join()
+    os.close(reader)
+    os.close(writer)
+    assert noticed == [True]
