@@ -13,6 +13,7 @@ from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.data.minibatches import Batch, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import split
+from fedjaxsim.engine.layout import ChunkMap
 from fedjaxsim.factories import make, resolve, settings_of
 from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.choices import MECHANISMS
@@ -97,6 +98,11 @@ def every_system(*quick, sending=False):
         for name, system in LAWFUL.items()
         if system.sends or not sending
     ]
+
+
+def map_of(name) -> ChunkMap:
+    """How a law of all systems maps the clients: by `vmap` in every second system."""
+    return "vmap" if list(SYSTEMS).index(name) % 2 else "scan"
 
 
 def algorithm_of(name, task, num_clients) -> Algorithm:

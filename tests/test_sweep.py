@@ -12,6 +12,7 @@ from problems import (
     classification,
     compilations,
     least_squares,
+    map_of,
     read_by,
     simulation_of,
 )
@@ -64,15 +65,12 @@ def agree(many, state, history, runs, simulation, settings, rtol=1e-9):
                 np.testing.assert_allclose(whole[name][index], value, rtol=rtol, atol=1e-12)
 
 
-QUICK = [("pmtl", "scan")]
-
-
 @pytest.mark.parametrize(
     ("name", "chunk_map"),
     [
-        pytest.param(name, chunk_map, marks=[] if (name, chunk_map) in QUICK else THOROUGH)
-        for name in LAWFUL
-        for chunk_map in ("scan", "vmap")
+        ("pmtl", "scan"),
+        pytest.param("pmtl", "vmap", marks=THOROUGH),
+        *(pytest.param(name, map_of(name), marks=THOROUGH) for name in LAWFUL if name != "pmtl"),
     ],
 )
 def test_runs_are_those_that_each_setting_makes_alone(name, chunk_map):
@@ -256,7 +254,7 @@ def test_devices_that_settings_leave_idle_divide_the_clients():
     ("name", "rate"),
     [
         ("pmtl", 0.6),
-        *(pytest.param(name, 1.0, marks=THOROUGH) for name in LAWFUL),
+        pytest.param("mpmtl", 1.0, marks=THOROUGH),
         pytest.param("ppsgd", 0.6, marks=THOROUGH),
     ],
 )

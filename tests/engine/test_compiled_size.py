@@ -28,9 +28,8 @@ HOW = {
     "passes": lambda n: Minibatches(2, steps=n, passes=n),
 }
 ROUNDS = [
-    pytest.param(name, how, marks=[] if how == "steps" or name == "pmtl" else pytest.mark.thorough)
-    for name, system in LAWFUL.items()
-    for how in (["steps"] if system.one_minibatch else HOW)
+    *((name, "steps") for name in LAWFUL),
+    *((name, how) for name in ("pmtl", "ditto") for how in ("epochs", "passes")),
 ]
 MOST = 4000
 """Operations of a round, of which today's have 1,700 to 2,700.
