@@ -99,7 +99,7 @@ def test_a_part_reads_what_its_arguments_ask_for():
     assert names(fjs.finetune(TASK, penalty="vanilla")) == {"learning_rate"}
 
 
-@pytest.mark.parametrize("name", every_system())
+@pytest.mark.parametrize("name", every_system("pmtl", "mpmtl"))
 def test_what_is_declared_is_what_is_read(name):
     # Without one of them a round cannot be traced, and a round reads no others.
     sim = simulation_of(
