@@ -111,17 +111,6 @@ def test_all_systems_have_their_noise_for_both_adjacencies(run, monkeypatch, cap
     assert len(rows) == 2 * (2 + len(names))
 
 
-def test_rounds_has_a_curve_for_every_noise(run, compared):
-    folder = run("rounds", "--rounds", "4", "--every", "2", "--seeds", "2", SPENT_AT=(1, 4))
-    found = result(folder, "rounds")
-    for name in ("pmtl", "pmtl-offset"):
-        for seed in found[name]["seeds"]:
-            assert np.shape(seed["accuracy"]) == (10, 2)
-            assert np.shape(seed["loss"]) == (2, 4)
-    assert np.shape(found["epsilon"]["sound"]) == (9, 2)
-    assert all((folder / name).exists() for name in ("pmtl-2.png", "pmtl-4.png"))
-
-
 def test_dpfedmtl_fills_its_table(run, compared, capsys):
     module = importlib.import_module("dpfedmtl")
     small = dataclasses.replace(module.problem(), rate=0.5, rounds=4, points=1, every=2)
