@@ -9,8 +9,9 @@ paired. ε is that of the whole run for zero-out in the joint-DP view at δ = 1/
 cover the choice. Finished parts are kept in --parts, and the table and the picture are of all
 results that there are: a stopped command goes on.
 
-Rounds/s are those of one run without noise, compiled; bytes those that a client of the cohort
-receives and sends in a round, as float32 numbers without compression.
+Bytes are those that a client of the cohort receives and sends in a round, as float32 numbers
+without compression. With --speed rounds/s are those of one run without noise, compiled: measure
+them on an idle machine.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from equal_privacy import RESULTS, compare, values
 from harness import Parts, Record, Trial, write
 from matplotlib.figure import Figure
 from methods import METHODS, hyperparameters
+from scipy import stats
 from tables import difference, epsilon_text, markdown
 
 from fedjaxsim.engine.shape_bytes import bytes_of
@@ -37,6 +39,7 @@ from fedjaxsim.report.plots import STYLE, picture, save
 SIZES = {"points": 12, "seeds": 5, "tuning_seeds": 1, "epsilons": (1.0, 4.0, math.inf)}
 QUESTION = ("vehicle", "school", "digits", "femnist")
 AGAINST = ("local", "fedavg")
+COSTS = ("received", "sent", "rounds_per_second")
 TWENTY = (
     "local", "fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "scaffold", "feddyn", "qffl",
     "pmtl", "pmtl-offset", "ditto", "apfl", "apfl-adaptive", "pfedme", "per-fedavg",
@@ -44,28 +47,28 @@ TWENTY = (
 )  # fmt: skip
 
 
-def cost(problem: Problem, name: str, folder: Path, parts: Parts) -> Record:
-    """Return rounds/s of one run, and the bytes that a client receives and sends in a round."""
+def cost(problem: Problem, name: str, folder: Path, parts: Parts, speed: bool) -> Record:
+    """Return the bytes that a client receives and sends in a round, and rounds/s if wanted."""
     method = METHODS[name]
 
     def measure() -> Record:
         simulation = Trial(problem, method, folder, parts, name).simulation(0)
         point = {**method.points(1, problem.box)[0], "noise_multiplier": 0.0}
         hparams = hyperparameters(simulation, point)
-        state = simulation.init(0, hparams)
+        state = jax.eval_shape(simulation.program.init, jax.random.key(0), hparams.as_arrays())
+        sizes = {"received": bytes_of(state.shared) if method.sends else 0}
         message = simulation.setup.message_shapes(jax.random.key(0), hparams.as_arrays())
-        times = []
+        sizes["sent"] = bytes_of(message)
+        if not speed:
+            return sizes
+        state, times = simulation.init(0, hparams), []
         for _ in range(3):
             begun = time.perf_counter()
             state, _ = simulation.run(state, hparams, problem.rounds)
             times.append(time.perf_counter() - begun)
-        return {
-            "rounds_per_second": float(f"{problem.rounds / min(times):.3g}"),
-            "received": bytes_of(state.shared) if method.sends else 0,
-            "sent": bytes_of(message),
-        }
+        return sizes | {"rounds_per_second": float(f"{problem.rounds / min(times):.3g}")}
 
-    return parts.get(f"{name}-cost", [problem.rounds], measure)
+    return parts.get(f"{name}-cost", [problem.rounds, speed], measure)
 
 
 def shortened(result: Record) -> Record:
@@ -99,16 +102,14 @@ def table(result: Record) -> str:
             best = name == best_of(result, level)
             cells.append(f"{f'**{text}**' if best else text} {''.join(signs)}")
         spent = result.get("cost", {}).get(name)
-        cells += [f"{spent[key]:,}" for key in ("rounds_per_second", "received", "sent")]
+        cells += [f"{spent[key]:,}" if key in spent else "" for key in COSTS]
         rows.append(cells)
     levels = [f"ε = {epsilon_text(about['epsilon'])}" for about in result["levels"]]
-    return markdown(["", *levels, "rounds/s", "bytes received", "sent"], rows)
+    return markdown(["", *levels, "bytes received", "sent", "rounds/s"], rows)
 
 
 def interval(scores: list[float]) -> float:
     """Return half the length of the 95 % confidence interval of a mean (Student's t)."""
-    from scipy import stats
-
     t = float(stats.t.ppf(0.975, len(scores) - 1))
     return t * float(np.std(scores, ddof=1)) / math.sqrt(len(scores))
 
@@ -166,6 +167,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(TWENTY))
     parser.add_argument("--parts", type=Path, default=Path("runs/twenty"))
     parser.add_argument("--out", type=Path, default=RESULTS, help="a folder for the results")
+    parser.add_argument("--speed", action="store_true", help="measure rounds/s, too")
     parser.add_argument("--picture", type=Path, help="a .png file, of all results together")
     args = parser.parse_args()
     methods = {name: METHODS[name] for name in args.methods}
@@ -173,7 +175,9 @@ def main() -> None:
         problem = dataclasses.replace(PROBLEMS[name], **SIZES)
         parts = Parts(args.parts / name)
         result = shortened(compare(problem, methods, args.folder, parts))
-        result["cost"] = {each: cost(problem, each, args.folder, parts) for each in methods}
+        result["cost"] = {
+            each: cost(problem, each, args.folder, parts, args.speed) for each in methods
+        }
         write(args.out / f"twenty-{name}.json", result)
         print(f"\n{result['title']}\n\n{table(result)}", flush=True)
     files = {name: args.out / f"twenty-{name}.json" for name in QUESTION}
