@@ -21,6 +21,7 @@ def prepare_audit(
     """
     if config.out is not None:
         raise ValueError(f"out must not be given, as an audit writes no files, got {config.out}")
+    config.require_no_canaries("an audit of many runs")
     experiment = prepare(config)
     console = Console(stderr=True)
     with Progress(

@@ -82,6 +82,8 @@ def prepare_run(
     if log is not None:
         Logger(log, directory=config.out)  # refuse one that cannot be opened
     begin, earlier, next_ = None, [], None
+    if start is not None or tuning.finetune is not None:
+        config.require_no_canaries("several stages")
     if start is None:
         experiment = prepare(config)
         check_own_code(experiment)
@@ -302,6 +304,8 @@ def print_results(finished: Sequence[tuple[Stage, Executed]], *, explain: bool) 
         _warn_of(stage, done)
     last, done = finished[-1]
     config = last.experiment.config
+    if done.audit is not None:
+        print(done.audit)
     if last.earlier:
         stages = describe(last.earlier, config.algorithm, done.summary["rounds"])
         print(f"stages: {stages}; the guarantee is of all of them")

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from fedjaxsim import callbacks
+from fedjaxsim.audit.one_run import OneRunResult, result
 from fedjaxsim.callbacks import Cadence
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import Evaluation
@@ -44,11 +45,12 @@ STOPPING = (
 
 
 class Executed(NamedTuple):
-    """Results of a run: the content of `summary.json`, the guarantee, and the last state."""
+    """Results of a run: content of `summary.json`, guarantee, last state, the audit inside it."""
 
     summary: Record
     report: Report
     state: SimulationState
+    audit: OneRunResult | None = None
 
 
 def execute(
@@ -119,6 +121,11 @@ def execute(
         stages = describe(earlier, config.algorithm, int(state.round))
         public = [sentence for stage in earlier for sentence in stage["public"]]
         report = report.assuming([*public, f"The charges of all stages are composed: {stages}."])
+    audit, audited = None, {}
+    if experiment.directions is not None:
+        audit = result(state.shared, experiment.directions, report)
+        report = report.assuming([f"{audit}."])
+        audited = {"audit_epsilon": audit.epsilon, "audit_refuted": audit.refuted}
     rows = recorded.rows
     last = dict(rows[-1])
     done = last.pop("round")
@@ -137,6 +144,7 @@ def execute(
         "nonfinite": sum(row.get("nonfinite", 0) for row in rows),
         "epsilon": _joint(report, "zero_out"),
         "epsilon_replace": _joint(report, "replace"),
+        **audited,
         "delta": experiment.delta,
         "noise_multiplier": experiment.noise_multiplier,
         "rounds_per_second": done / recorded.seconds,
@@ -155,7 +163,7 @@ def execute(
             figure = plots.run_figure(strict(rows), _figure_title(experiment))
             plots.save(figure, directory.path / CURVES)
         write_json(directory.path / SUMMARY, summary)  # after all other files
-    return Executed(strict(summary), report, state)
+    return Executed(strict(summary), report, state, audit)
 
 
 def stage_of(experiment: Experiment, rounds: int, directory: Path | None) -> Record:

@@ -76,6 +76,8 @@ class RunConfig(DataSettings):
     """Rounds between evaluations."""
     patience: Annotated[int | None, optional("INT", "all rounds")] = None
     """Evaluations without a better validation metric before a stop; no ε covers that."""
+    audit_canaries: Annotated[int | None, optional("INT", "none")] = None
+    """Artificial clients beside the real ones, whose messages bound ε from below."""
     chunk_size: Annotated[int | None, optional("INT", "16, 64, or by memory")] = None
     """Clients computed at once."""
     chunk_map: Annotated[Literal["vmap", "scan"] | None, optional("{vmap,scan}", "by backend")] = (
@@ -222,6 +224,11 @@ class RunConfig(DataSettings):
             size = max(hidden) if name == "hidden" else self.get(name)
             if size is not None and size > largest:
                 raise ValueError(f"{flag(name)} must be at most {largest}, got {size}")
+
+    def require_no_canaries(self, what: str) -> None:
+        """Check that the run has no canaries; raise a ValueError if it has."""
+        if self.audit_canaries is not None:
+            raise ValueError(f"audit-canaries is for one run, not for {what}: leave it out")
 
     def require_unstreamed(self, what: str) -> None:
         """Check that rows stay in memory, where many runs can read them.

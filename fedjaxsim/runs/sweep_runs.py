@@ -49,6 +49,7 @@ Values = Mapping[str, tuple[Any, ...]]
 _REFUSED: dict[str, str] = {
     **dict.fromkeys(OUTPUT, "belongs on the command line, not in a sweep's file"),
     "patience": "is for single runs: those of a sweep go on together",
+    "audit_canaries": "is for single runs: those of a sweep share their noise",
 }
 _KEPT_APART = ("epsilon", "noise_multiplier", "personalization")
 """Hyperparameters over which envelopes take no best value by default."""

@@ -82,6 +82,7 @@ def find_source(config: RunConfig, public_data: str | None, *, clips: bool) -> S
         the model; or if the run is streamed.
     """
     config.require_unstreamed("tuning")
+    config.require_no_canaries("tuning")
     if public_data is not None and config.held_out_clients:
         raise ValueError(
             "public-data and held-out-clients exclude each other: give one of them, got "

@@ -1,0 +1,325 @@
+"""An audit inside one run: canary clients beside the real ones bound its ε from below.
+
+Each of n canaries is in the run with probability 1/2: then it sends one fixed direction, else zero.
+Afterwards the releases tell which were in, with abstentions; too many right guesses refute an ε
+(Steinke, Nasr and Jagielski 2023). Messages of canaries pass the mechanism like all others. The
+real clients' update is undisturbed but for the canaries' messages, which act as further noise.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fedjaxsim.algorithm import Algorithm, WarmStart
+from fedjaxsim.audit.attacks import OVERSHOOT
+from fedjaxsim.data.population import Population
+from fedjaxsim.data.ranges import consecutive
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.kernels import threefry
+from fedjaxsim.kernels.products import dense, unsealed
+from fedjaxsim.privacy.accounting import composition
+from fedjaxsim.privacy.events import PrivacySpend
+from fedjaxsim.privacy.guarantee import Report
+from fedjaxsim.simulation import Simulation, with_parts
+
+PyTree = Any
+CONFIDENCE = 0.95
+"""Confidence of the lower bound."""
+REFUTING = 0.999
+"""Confidence with which a reported guarantee is called refuted."""
+_SHARES = (1.0, 0.25, 0.0625)
+"""Shares of the canaries on which an audit guesses; each has its part of the significance."""
+_COINS = 2**32 - 3
+"""Folded into the key of `init` for the canaries' coins."""
+_LARGEST = 60.0
+"""Largest lower bound on ε that is looked for."""
+
+
+class _Shared(NamedTuple):
+    """The server state, with the notes of the audit.
+
+    Attributes:
+      inner: the algorithm's server state.
+      observed: (p,) sum of all releases with alternating signs.
+      sent: (n,) bool, the canaries' coins, which canaries alone read.
+    """
+
+    inner: PyTree
+    observed: jax.Array
+    sent: jax.Array
+
+
+class Directions(NamedTuple):
+    """Orthonormal directions of n canaries: each has random signs on coordinates of its own.
+
+    Given the releases, the coins of canaries are independent if Gaussian noise of one scale is
+    added to a sum: each direction then sees noise of its own, and what other clients send depends
+    on earlier releases alone. An adaptive clip norm, or noise with another density, couples them.
+
+    Attributes:
+      owner: (p,) int32, the canary that owns each coordinate.
+      sign: (p,) int8.
+      size: (n,) int32, the number of coordinates of each.
+      independent: whether the mechanism leaves the coins independent given the releases.
+    """
+
+    owner: np.ndarray
+    sign: np.ndarray
+    size: np.ndarray
+    independent: bool
+
+    @classmethod
+    def draw(cls, canaries: int, size: int, independent: bool = True) -> "Directions":
+        """Draw the directions of `canaries` clients among `size` ≥ `canaries` coordinates."""
+        rng = np.random.default_rng(0)  # directions may be public: the same in every run
+        owner = rng.permutation(size).astype(np.int32) % canaries
+        sign = rng.choice(np.array([-1, 1], np.int8), size)
+        counts = np.bincount(owner, minlength=canaries).astype(np.int32)
+        return cls(owner, sign, counts, independent)
+
+    def along(self, observed: np.ndarray) -> np.ndarray:
+        """Return the inner product of each direction with `observed`, (p,), as (n,)."""
+        sums = np.bincount(self.owner, observed * self.sign, len(self.size))
+        return sums / np.sqrt(self.size)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneRunResult:
+    """The result of an audit inside one run.
+
+    Attributes:
+      epsilon: lower bound on ε in nats (zero-out, joint DP) at `delta`, with `CONFIDENCE`.
+      delta: δ.
+      reported: the run's ε at δ; None if it reports none.
+      advantage: lower bound, with confidence `REFUTING`, on the advantage 2 q − 1 of guesses that
+        are right with probability q.
+      allowed: the largest advantage that the reported guarantee allows, its δ at ε = 0; None if it
+        reports none, or guesses on several canaries need not be independent.
+      canaries: n.
+      guesses: the number of guesses behind `epsilon`.
+      correct: the number of right ones among them.
+    """
+
+    epsilon: float
+    delta: float
+    reported: float | None
+    advantage: float
+    allowed: float | None
+    canaries: int
+    guesses: int
+    correct: int
+
+    @property
+    def refuted(self) -> bool:
+        """Return whether the reported guarantee is refuted."""
+        return self.allowed is not None and self.advantage > self.allowed
+
+    def __str__(self) -> str:
+        """Return one sentence, as in `one-run audit: ε ≥ 0.8 at δ = 0.001 with 95 % confidence`."""
+        verdict = "the reported guarantee does NOT hold" if self.refuted else "not refuted"
+        if self.allowed is None:
+            verdict = "no ε is reported" if self.reported is None else "no verdict"
+        return (
+            f"one-run audit: ε ≥ {self.epsilon:.3g} zero-out at δ = {self.delta:.3g} with "
+            f"{100 * CONFIDENCE:g} % confidence ({self.canaries} canaries, {self.correct} of "
+            f"{self.guesses} guesses right); {verdict}"
+        )
+
+
+def with_canaries(
+    simulation: Simulation, hparams: Hyperparameters, canaries: int
+) -> tuple[Simulation, Directions]:
+    """Return the simulation with `canaries` more clients, and their directions.
+
+    Canaries have ids from m on, one row of no meaning, no test rows, and a personal state that is
+    nobody's. Releases are divided by the expected cohort of real clients, so that these train as
+    without canaries. A canary that is in sends 10·C in its direction, with a sign that alternates
+    from one participation to the next: so the drift of the model cancels, as does noise that is
+    drawn twice.
+
+    Raises:
+      ValueError: if `canaries` lies outside [1, p], the algorithm sends nothing, a release has
+        another shape than a message, or canaries would take the places of real clients.
+    """
+    setup, scheme = simulation.setup, simulation.sampling.scheme
+    if scheme.kind not in ("poisson", "full", "groups"):
+        raise ValueError(
+            "audit_canaries needs poisson, full or groups sampling: in cohorts of a fixed size "
+            f"canaries take the places of clients, got {scheme.kind} sampling"
+        )
+    setup.check_in_memory()
+    shapes = setup.message_shapes(jax.random.key(0, impl="threefry2x32"), hparams.as_arrays())
+    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    if not 1 <= canaries <= size:
+        raise ValueError(
+            f"audit_canaries must lie in [1, {size}], the number of parameters in a message, got "
+            f"{canaries}"
+        )
+    _check_release(simulation, hparams, shapes)
+    plain = not jax.tree.leaves(simulation.mechanism.init(hparams.as_arrays()))
+    gaussian = simulation.mechanism.event.kind in ("gaussian", "correlated")
+    directions = Directions.draw(canaries, size, plain and gaussian)
+    period = scheme.groups or 1
+    algorithm = _with_canaries(simulation.algorithm, simulation.num_clients, directions, period)
+    population = _extended(simulation.population, canaries)
+    return with_parts(simulation, algorithm=algorithm, population=population), directions
+
+
+def _check_release(simulation: Simulation, hparams: Hyperparameters, shapes: PyTree) -> None:
+    mechanism, arrays = simulation.mechanism, hparams.as_arrays()
+
+    def release():
+        key, zero = jax.random.key(0), mechanism.zero(shapes, simulation.num_clients)
+        state = mechanism.init(arrays)
+        return mechanism.release(zero, jnp.ones(()), key, state, arrays, jnp.int32(0)).value
+
+    sizes = [[leaf.shape for leaf in jax.tree.leaves(t)] for t in (jax.eval_shape(release), shapes)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"audit_canaries needs releases of the shapes of a message, {sizes[1]}, got {sizes[0]}"
+        )
+
+
+def _extended(population: Population, canaries: int) -> Population:
+    """Return the population with one row, each value the field's smallest, for each canary."""
+    fields = {
+        name: np.concatenate([v, np.full((canaries, *v.shape[1:]), v.min(), v.dtype)])
+        for name, v in population.fields.items()
+    }
+    counts = np.concatenate([population.counts, [[1, 0, 0]] * canaries])
+    names = [*map(str, population.names), *(f"canary {k}" for k in range(canaries))]
+    return dataclasses.replace(
+        population, fields=fields, splits=consecutive(*counts.T), names=np.asarray(names)
+    )
+
+
+def _with_canaries(
+    algorithm: Algorithm, num_clients: int, directions: Directions, period: int
+) -> Algorithm:
+    size, canaries = len(directions.owner), len(directions.size)
+    share = (num_clients + canaries) / num_clients
+
+    def alternating(round_):
+        return 1.0 - 2.0 * (round_ // period % 2)
+
+    def init(key, hparams):
+        shared, personal = algorithm.init(key, hparams)
+        coins = threefry.bits(threefry.fold_in(key, _COINS), (canaries,))
+        return _Shared(shared, jnp.zeros(size), (coins & 1).astype(bool)), personal
+
+    def client(shared, personal, data, hparams, context):
+        personal, message, metrics = algorithm.client(
+            shared.inner, personal, data, hparams, context._replace(num_clients=num_clients)
+        )
+        flat, unravel = ravel_pytree(dense(unsealed(message)))
+        number = context.client_id - num_clients
+        clip_norm = jnp.asarray(hparams.get("clip_norm", jnp.inf))
+        norm = jnp.where(jnp.isfinite(clip_norm), OVERSHOOT * clip_norm, 1.0)
+        norm *= shared.sent[number] * alternating(context.round)
+        own = jnp.where(jnp.asarray(directions.owner) == number, directions.sign, 0)
+        crafted = norm / jnp.sqrt(jnp.asarray(directions.size)[number]) * own
+        sent = unravel(jnp.where(number < 0, flat, crafted.astype(flat.dtype)))
+        # Means over the cohort are means over real clients.
+        metrics = jax.tree.map(lambda value: jnp.where(number < 0, share * value, 0), metrics)
+        return personal, sent, metrics
+
+    def server(shared, release, hparams, round_):
+        flat, _ = ravel_pytree(release)
+        observed = shared.observed + alternating(round_) * flat.astype(shared.observed.dtype)
+        release = jax.tree.map(lambda leaf: share * leaf, release)
+        inner = algorithm.server(shared.inner, release, hparams, round_)
+        return shared._replace(inner=inner, observed=observed)
+
+    def predict(shared, personal, hparams, client_id):
+        return algorithm.predict(shared.inner, personal, hparams, client_id)
+
+    return algorithm._replace(
+        init=init, client=client, server=server, predict=predict, warm_start=WarmStart()
+    )
+
+
+def result(shared: Any, directions: Directions, report: Report) -> OneRunResult:
+    """Guess the canaries' coins from a run's releases, and bound its ε from below.
+
+    Args:
+      shared: the server state of one run of the simulation with canaries.
+      directions: from `with_canaries`.
+      report: the guarantee of the run, at its δ.
+    """
+    scores = directions.along(np.asarray(shared.observed, np.float64))
+    reported = report.find("zero_out").epsilon
+    allowed = None if reported is None or not directions.independent else _allowed(report.charges)
+    return of_scores(scores, np.asarray(shared.sent), report.delta, reported, allowed)
+
+
+def of_scores(
+    scores: np.ndarray,
+    sent: np.ndarray,
+    delta: float,
+    reported: float | None = None,
+    allowed: float | None = None,
+) -> OneRunResult:
+    """Bound ε from scores (n,), higher if a canary more likely `sent`, (n,) bool.
+
+    The highest r/2 scores are guessed as in, the lowest r/2 as out, for some r ≤ n.
+    """
+    from scipy.stats import beta  # slow to import
+
+    n, order = len(scores), np.argsort(scores)
+
+    def right(half):
+        return int(sent[order[n - half :]].sum() + (~sent[order[:half]]).sum())
+
+    best = (0.0, 0, 0)
+    for share in _SHARES:
+        half = int(share * n / 2)
+        bound = lower_bound(n, 2 * half, right(half), delta, (1 - CONFIDENCE) / len(_SHARES))
+        best = max(best, (bound, 2 * half, right(half)))
+    correct, guesses = right(n // 2), n // 2 * 2
+    rate = beta.ppf(1 - REFUTING, correct, guesses - correct + 1) if correct else 0.0
+    return OneRunResult(best[0], delta, reported, float(2 * rate - 1), allowed, n, *best[1:])
+
+
+def lower_bound(
+    canaries: int, guesses: int, correct: int, delta: float, significance: float
+) -> float:
+    """Compute the largest ε ≥ 0 that is refuted (Steinke, Nasr, Jagielski 2023, Theorem 5.2).
+
+    Under (ε, δ)-DP at least `correct` of `guesses` guesses are right with probability at most
+    P(W ≥ v) + 2 n δ max_i P(v > W ≥ v − i)/i, where W ~ Bin(r, e^ε/(1 + e^ε)).
+
+    Args:
+      canaries: n.
+      guesses: r ≤ n.
+      correct: v ≤ r.
+      delta: δ.
+      significance: probability that the bound exceeds the true ε.
+    """
+    from scipy.stats import binom  # slow to import
+
+    steps = np.arange(1, correct + 1)
+
+    def p_value(epsilon):
+        at_least = binom.sf(np.arange(correct, -1, -1) - 1, guesses, 1 / (1 + math.exp(-epsilon)))
+        near = np.max((at_least[1:] - at_least[0]) / steps, initial=0.0)
+        return at_least[0] + 2 * canaries * delta * near
+
+    if p_value(0.0) > significance:
+        return 0.0
+    low, high = 0.0, _LARGEST
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if p_value(middle) <= significance else (low, middle)
+    return low
+
+
+def _allowed(charges: tuple[PrivacySpend, ...]) -> float:
+    """Return the largest advantage of a test for one client that a guarantee allows, δ(0)."""
+    [charged] = charges
+    found = composition.profiles(charged, "zero_out", "joint_dp")
+    return min(profile.delta(0.0) for profile in found.values())

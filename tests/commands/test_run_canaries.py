@@ -1,0 +1,38 @@
+"""`fedjaxsim run --audit-canaries`: the line beside ε, resumed runs, and what is refused."""
+
+import json
+
+import pytest
+
+from fedjaxsim.cli import main
+
+RUN = (
+    "run --algorithm fedavg --clients 8 --classes 3 --rounds 2 --eval-every 2 --sampling-rate 0.5 "
+    "--noise-multiplier 2 --clip 0.5 --audit-canaries 50 --quiet"
+)
+
+
+def test_a_run_reports_its_audit_and_goes_on_with_it(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main([*RUN.split(), "--out", str(out)]) == 0
+    assert "one-run audit: ε ≥ 0" in capsys.readouterr().out
+    summary = json.loads((out / "summary.json").read_text())
+    assert 0 <= summary["audit_epsilon"] <= summary["epsilon"]
+    assert summary["audit_refuted"] is False
+    [guarantee] = json.loads((out / "guarantee.json").read_text())["zero_out"]["joint_dp"].values()
+    assert any("50 canaries" in sentence for sentence in guarantee["assumptions"])
+    assert main(["resume", str(out), "--rounds", "4", "--quiet"]) == 0
+    assert "50 canaries" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ("--finetune vanilla", "audit-canaries"),
+        ("--sampling fixed --cohort 3", "audit_canaries"),
+        ("--algorithm local", "audit"),
+    ],
+)
+def test_runs_without_such_an_audit_are_refused(refused, more, named):
+    kept = RUN if "fixed" not in more else RUN.replace("--sampling-rate 0.5 ", "")
+    assert named in refused(f"{kept} {more}")
