@@ -23,7 +23,7 @@ from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.products import dense, unsealed
 from fedjaxsim.privacy.accounting import composition
-from fedjaxsim.privacy.events import PrivacySpend
+from fedjaxsim.privacy.events import MOST_ROUNDS, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.simulation import Simulation, with_parts
 
@@ -140,7 +140,7 @@ def with_canaries(
     nobody's. Releases are divided by the expected cohort of real clients, so that these train as
     without canaries. A canary that is in sends 10·C in its direction, with a sign that alternates
     from one participation to the next: so the drift of the model cancels, as does noise that is
-    drawn twice.
+    drawn twice. (With correlated noise signs stay the same.)
 
     Raises:
       ValueError: if `canaries` lies outside [1, p], the algorithm sends nothing, a release has
@@ -164,7 +164,9 @@ def with_canaries(
     plain = not jax.tree.leaves(simulation.mechanism.init(hparams.as_arrays()))
     gaussian = simulation.mechanism.event.kind in ("gaussian", "correlated")
     directions = Directions.draw(canaries, size, plain and gaussian)
-    period = scheme.groups or 1
+    # Correlated noise is least in plain sums, so signs stay the same.
+    same = simulation.mechanism.event.kind == "correlated"
+    period = MOST_ROUNDS if same else scheme.groups or 1
     algorithm = _with_canaries(simulation.algorithm, simulation.num_clients, directions, period)
     population = _extended(simulation.population, canaries)
     return with_parts(simulation, algorithm=algorithm, population=population), directions

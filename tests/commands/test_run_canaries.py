@@ -30,7 +30,6 @@ def test_a_run_reports_its_audit_and_goes_on_with_it(tmp_path, capsys):
     [
         ("--finetune vanilla", "audit-canaries"),
         ("--sampling fixed --cohort 3", "audit_canaries"),
-        ("--algorithm local", "audit"),
     ],
 )
 def test_runs_without_such_an_audit_are_refused(refused, more, named):
