@@ -21,12 +21,15 @@ class Disk(store.System):
     """
 
     def __init__(self, fails: int | None = None, error: type[BaseException] | int = KilledError):
-        self.count, self._fails, self._error = 0, fails, error
-        self._failed = False
+        self.arm(fails, error)
         self._open: dict[int, tuple[Path, int]] = {}
         self._files, self._durable = dict[Path, int](), dict[Path, int]()
         self._contents = dict[int, bytes]()
         self._folders = set[Path]()
+
+    def arm(self, fails: int | None, error: type[BaseException] | int = KilledError) -> None:
+        """Count anew, as another process does."""
+        self.count, self._fails, self._error, self._failed = 0, fails, error, False
 
     def _step(self, *, grows: bool = False) -> None:
         number, self.count = self.count, self.count + 1
@@ -84,6 +87,12 @@ class Disk(store.System):
     def mkdir(self, path):
         self._step(grows=True)
         os.mkdir(path)
+
+    def keep(self, root: Path) -> None:
+        """Take the files below `root` for synced ones."""
+        for number, path in enumerate(each for each in root.rglob("*") if each.is_file()):
+            self._files[path] = self._durable[path] = number
+            self._contents[number] = path.read_bytes()
 
     def cut(self, root: Path, after: Path) -> None:
         """Copy to `after` what a power cut leaves of `root`, with half of each unsynced end."""
