@@ -52,8 +52,9 @@ class Method:
         """The hyperparameters that are chosen."""
         factory = resolve(fjs.SYSTEMS[self.system].factory)
         reads = [record.name for record in declared_by(factory, **self.arguments)]
-        left_out = ("server_learning_rate", "clip_norm", "noise_multiplier", *self.fixed)
-        names = tuple(name for name in reads if name not in left_out or name in self.box)
+        left_out = {"server_learning_rate"} - self.box.keys()
+        left_out |= {"clip_norm", "noise_multiplier", *self.fixed}
+        names = tuple(name for name in reads if name not in left_out)
         return (*names, "clip_norm") if self.sends else names
 
     def make(self, task: fjs.Task, clients: int) -> tuple[fjs.Algorithm, fjs.Mechanism]:
@@ -128,6 +129,10 @@ METHODS = {
                                  {"derivative": "hessian"}, box={"adaptation_rate": (0.01, 5.0)}),
     "ifca": Method("IFCA, k = 2", "ifca", COLOURS[0], fixed={"separation": 0.1}),
     "fedala": Method("FedALA", "fedala", COLOURS[0], box={"aggregation_rate": (0.1, 10.0)}),
+    "knn-per": Method(
+        "kNN-Per", "knn-per", COLOURS[0],
+        box={"neighbour_weight": (0.1, 1.0), "neighbour_scale": (0.1, 10.0)},
+    ),
     "fedavgm": Method("FedAvgM", "fedavgm", COLOURS[0]),
     "fedadam": Method("FedAdam", "fedadam", COLOURS[0],
                       box={"server_learning_rate": (0.003, 0.3)}),

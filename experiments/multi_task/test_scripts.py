@@ -124,6 +124,22 @@ def test_dpfedmtl_fills_its_table(run, compared, capsys):
     assert (folder / "dpfedmtl-4.png").exists()
 
 
+def test_all_algorithms_have_a_row_and_their_bytes(run, capsys):
+    names = ("local", "fedavg", "knn-per")
+    sizes = {"points": 1, "seeds": 2, "tuning_seeds": 1, "epsilons": (2.0, math.inf), "rounds": 2}
+    folder = run(
+        "twenty", "--problems", "femnist", "--methods", *names,
+        "--out", ".", "--picture", "twenty.png", SIZES=sizes, QUESTION=("femnist",),
+    )  # fmt: skip
+    found = result(folder, "twenty-femnist")
+    assert set(found["methods"]) == set(names)
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert len(rows) == 2 + len(names)
+    model = 4 * (784 * 62 + 62)
+    assert found["cost"]["fedavg"] == {"received": model, "sent": model}
+    assert found["cost"]["local"] == {"received": 0, "sent": 0}
+
+
 def test_fine_tuning_starts_where_the_first_stage_ended(run, compared):
     folder = run("finetuning", EPSILONS=(2.0, None), POINTS=2, EPOCHS=1)
     stages, before = (result(folder, name) for name in ("finetuning", "compare-femnist"))

@@ -28,10 +28,11 @@ from data_sets import PROBLEMS, Problem
 from equal_privacy import RESULTS, compare, values
 from harness import Parts, Record, Trial, write
 from matplotlib.figure import Figure
-from methods import METHODS, hyperparameters
+from methods import METHODS, Method, hyperparameters
 from scipy import stats
 from tables import difference, epsilon_text, markdown
 
+import fedjaxsim as fjs
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.metrics import metric
 from fedjaxsim.report.plots import STYLE, picture, save
@@ -43,7 +44,8 @@ COSTS = ("received", "sent", "rounds_per_second")
 TWENTY = (
     "local", "fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "scaffold", "feddyn", "qffl",
     "pmtl", "pmtl-offset", "ditto", "apfl", "apfl-adaptive", "pfedme", "per-fedavg",
-    "per-fedavg-hessian", "ifca", "fedala", "fedper-intercepts", "fedrep-intercepts", "ppsgd",
+    "per-fedavg-hessian", "ifca", "fedala", "knn-per", "fedper-intercepts",
+    "fedrep-intercepts", "ppsgd",
 )  # fmt: skip
 
 
@@ -69,6 +71,11 @@ def cost(problem: Problem, name: str, folder: Path, parts: Parts, speed: bool) -
         return sizes | {"rounds_per_second": float(f"{problem.rounds / min(times):.3g}")}
 
     return parts.get(f"{name}-cost", [problem.rounds, speed], measure)
+
+
+def fits(problem: Problem, method: Method) -> bool:
+    """Return whether a method suits the task; kNN-Per needs a softmax classification."""
+    return "softmax" in problem.title or not fjs.SYSTEMS[method.system].softmax
 
 
 def shortened(result: Record) -> Record:
@@ -170,9 +177,9 @@ def main() -> None:
     parser.add_argument("--speed", action="store_true", help="measure rounds/s, too")
     parser.add_argument("--picture", type=Path, help="a .png file, of all results together")
     args = parser.parse_args()
-    methods = {name: METHODS[name] for name in args.methods}
     for name in args.problems:
         problem = dataclasses.replace(PROBLEMS[name], **SIZES)
+        methods = {each: METHODS[each] for each in args.methods if fits(problem, METHODS[each])}
         parts = Parts(args.parts / name)
         result = shortened(compare(problem, methods, args.folder, parts))
         result["cost"] = {
