@@ -9,14 +9,18 @@ import signal
 
 import hypothesis
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from fedjaxsim.cli import main
+from fedjaxsim.kernels import threefry
 
 os.environ["FEDJAXSIM_COMPILATION_CACHE"] = "off"
-_FUSIONS = "xla_cpu_use_fusion_emitters"
-"""XLA's newer generator of code for fused operations takes longer than all the rest of a test. Only
-JAX 0.10 has the older one."""
+_FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+"""XLA's newer generator of code for fused operations takes longer than all the rest of a test, and
+parts to compile in parallel more than the whole. Only JAX 0.10 has the older one."""
+_UNROLLED = threefry.words
 
 
 def _compile_quickly() -> None:
@@ -27,10 +31,31 @@ def _compile_quickly() -> None:
     jax.config.update("jax_include_full_tracebacks_in_locations", False)
     jax.config.update("jax_traceback_in_locations_limit", 0)
     if jax.__version_info__ < (0, 11):  # XLA ends the process at a flag that it does not know.
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{_FUSIONS}=false"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}"
+
+
+@jax.jit
+def _hash_in_a_loop(key, x, y):
+    """`threefry.words` as a loop: its hundred steps are a fifth of what a round compiles."""
+    group, last = np.arange(20) // 4, np.arange(20) % 4 == 3
+    keys = jnp.stack([key[0], key[1], key[0] ^ key[1] ^ threefry._PARITY])
+    to_x = jnp.where(last, keys[(group + 1) % 3], np.uint32(0))
+    to_y = jnp.where(last, keys[(group + 2) % 3] + np.uint32(group + 1), np.uint32(0))
+    rotations = np.uint32(np.concatenate([threefry._ROTATIONS[k % 2] for k in range(5)]))
+
+    def step(pair, each):
+        (x, y), (rotation, more_x, more_y) = pair, each
+        x = x + y
+        y = x ^ ((y << rotation) | (y >> (np.uint32(32) - rotation)))
+        return (x + more_x, y + more_y), None
+
+    # Both vary over devices if one does.
+    start = x + keys[0] + (y ^ y), y + keys[1] + (x ^ x)
+    return jax.lax.scan(step, start, (jnp.asarray(rotations), to_x, to_y))[0]
 
 
 _compile_quickly()
+threefry.words = _hash_in_a_loop
 # Tracing makes many small objects that live: Python's collector would go through them again and
 # again, for a sixth of a test's time.
 gc.set_threshold(200_000, 20, 50)
@@ -47,7 +72,15 @@ hypothesis.settings.load_profile("tests")
 
 
 @pytest.fixture(scope="module")
-def fully_optimized():
+def unrolled():
+    """For tests that are about Threefry or count operations."""
+    threefry.words = _UNROLLED
+    yield
+    threefry.words = _hash_in_a_loop
+
+
+@pytest.fixture(scope="module")
+def fully_optimized(unrolled):
     """For tests that read compiled programs, or what memory they plan."""
     jax.config.update("jax_disable_most_optimizations", False)
     yield

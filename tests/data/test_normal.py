@@ -4,7 +4,7 @@ import pytest
 import scipy.stats
 
 from fedjaxsim.data.normal import _sine_of_right_angles, normal
-from fedjaxsim.kernels.threefry import words
+from fedjaxsim.kernels import threefry
 
 
 def test_numbers_are_normal_and_independent():
@@ -62,5 +62,7 @@ def test_numbers_are_those_of_jax_in_float64():
 )
 def test_threefry_gives_the_published_answers(key, counter, expected):
     key, (x, y) = np.array(key, np.uint32), (np.array([c], np.uint32) for c in counter)
-    first, second = words(jax.numpy.asarray(key), jax.numpy.asarray(x), jax.numpy.asarray(y))
+    first, second = threefry.words(
+        jax.numpy.asarray(key), jax.numpy.asarray(x), jax.numpy.asarray(y)
+    )
     assert (int(first[0]), int(second[0])) == expected

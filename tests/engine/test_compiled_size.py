@@ -22,6 +22,7 @@ from fedjaxsim.engine.layout import ChunkMap
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.privacy.samplers.passes import passes
 
+pytestmark = pytest.mark.usefixtures("unrolled")
 HOW = {
     "epochs": lambda n: Minibatches(2, epochs=n),
     "steps": lambda n: Minibatches(2, steps=n),

@@ -7,6 +7,7 @@ import pytest
 
 from fedjaxsim.kernels import threefry
 
+pytestmark = pytest.mark.usefixtures("unrolled")
 KEY = jax.random.key(2**40 + 7, impl="threefry2x32")
 
 
