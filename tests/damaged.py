@@ -74,7 +74,7 @@ class Format(NamedTuple):
     pack: Callable[[bytes], bytes] = bytes
 
 
-def _population() -> Population:
+def population() -> Population:
     rng = np.random.default_rng(0)
     fields = {"x": rng.normal(size=(12, 3)).astype(np.float32), "y": np.arange(12) % 3}
     return Population.from_flat(fields, [4, 5, 3], ["ann", "bob", "zoe"])
@@ -143,13 +143,13 @@ def _images() -> dict[str, bytes]:
 
 def _folder() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as place:
-        save_folder(Path(place) / "p", _population())
+        save_folder(Path(place) / "p", population())
         return {f"p/{file.name}": file.read_bytes() for file in (Path(place) / "p").iterdir()}
 
 
 def _npz() -> bytes:
     with tempfile.TemporaryDirectory() as place:
-        save_npz(Path(place) / "a.npz", _population())
+        save_npz(Path(place) / "a.npz", population())
         return (Path(place) / "a.npz").read_bytes()
 
 
@@ -164,20 +164,27 @@ def _npz_of(x: bytes) -> bytes:
     return _zipped({"x.npy": x, "y.npy": _npy(np.arange(12) % 3), "client.npy": client})
 
 
-def _mat_of(elements: bytes) -> bytes:
-    packed = zlib.compress(elements)
-    return _mat(compressed=False)[:128] + struct.pack("<II", 15, len(packed)) + packed
+def _cut(mat: bytes) -> tuple[bytes, bytes]:
+    """Return the first array of a MATLAB file, and the others."""
+    end = 136 + struct.unpack_from("<I", mat, 132)[0]
+    return mat[128:end], mat[end:]
+
+
+def _mat_of(first: bytes) -> bytes:
+    plain, packed = _mat(compressed=False), zlib.compress(first)
+    return plain[:128] + struct.pack("<II", 15, len(packed)) + packed + _cut(plain)[1]
 
 
 _RUN = b"""algorithm = "pmtl"
 data = "synthetic"
 rounds = 3
 lam = 0.5
+model = "mlp"
 hidden = [4, 5]
 sampling-rate = 0.5
 loss = "squared"
 """
-_GRID = b'[sweep]\nlam = [0.1, 0.2]\n[[sweep]]\nalgorithm = ["ditto"]\n'
+_GRID = b'[[sweep]]\nlam = [0.1, 0.2]\n[[sweep]]\nalgorithm = ["ditto"]\n'
 
 
 def _settings(folder: Path) -> Any:
@@ -204,10 +211,10 @@ def formats() -> dict[str, Format]:
         "parquet": Format({"a.parquet": _parquet()}, _loaded("parquet:{}/a.parquet", **table)),
         "npz": Format({"a.npz": _npz()}, _loaded("npz:{}/a.npz")),
         "npz.inside": Format(
-            {"a.npz": _npy(_population().fields["x"])}, _loaded("npz:{}/a.npz"), _npz_of
+            {"a.npz": _npy(population().fields["x"])}, _loaded("npz:{}/a.npz"), _npz_of
         ),
         "mat.inside": Format(
-            {"a.mat": _mat(compressed=False)[128:]}, _loaded("mat:{}/a.mat"), _mat_of
+            {"a.mat": _cut(_mat(compressed=False))[0]}, _loaded("mat:{}/a.mat"), _mat_of
         ),
         "mat": Format({"a.mat": _mat(compressed=False)}, _loaded("mat:{}/a.mat")),
         "mat.z": Format({"a.mat": _mat(compressed=True)}, _loaded("mat:{}/a.mat")),

@@ -26,6 +26,7 @@ _SMALLER = (
     "smaller --chunk-size, --batch-size, models or data need less: fedjaxsim plan with the same "
     "settings shows where"
 )
+_TOO_LONG = re.compile(r"(\S{100})\S{200,}")
 _FILTERING = "JAX_TRACEBACK_FILTERING"
 """JAX's variable; `off` shows every frame of a traceback, for JAX and for this program."""
 
@@ -65,8 +66,8 @@ def say(text: str) -> None:
 
 
 def one_line(text: object) -> str:
-    """Return a message without line breaks."""
-    return " ".join(str(text).split())
+    """Return a message without line breaks, and with the beginning of what is too long."""
+    return " ".join(_TOO_LONG.sub(r"\1…", str(text)).split())
 
 
 class _Output:

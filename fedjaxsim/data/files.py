@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import textwrap
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -33,7 +34,8 @@ def reading(kind: str, *errors: type[Exception]) -> Iterator[None]:
     try:
         yield
     except (*errors, RecursionError, MemoryError) as error:
-        raise ValueError(f"not a readable {kind}: {error or type(error).__name__}") from error
+        said = textwrap.shorten(str(error) or type(error).__name__, 160, placeholder=" …")
+        raise ValueError(f"not a readable {kind}: {said}") from error
 
 
 def check_size(size: int, what: str) -> None:

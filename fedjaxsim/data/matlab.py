@@ -1,24 +1,19 @@
 """MATLAB files with one cell per client, such as the School and Landmine data sets."""
 
 import itertools
-import math
 import os
 import struct
 import zlib
-from pathlib import Path
 
 import numpy as np
 
 from fedjaxsim.data.arrays import to_float32
-from fedjaxsim.data.files import check_inflated, check_size, existing, in_file, reading
+from fedjaxsim.data.files import existing, in_file, reading
+from fedjaxsim.data.matlab_format import read_cells
 from fedjaxsim.data.population import Population
 
-_HEADER = 128
-_INT32, _MATRIX, _COMPRESSED = 5, 14, 15
-"""Types of elements of a MATLAB file of version 5."""
-_NESTED, _SPARSE = (1, 2, 3), 5
-"""Classes of matrices: cells, structures and objects hold elements of at least eight bytes."""
-_DEPTH = 4
+Variables = dict[str, list[np.ndarray] | None]
+"""Matrices of cell arrays by name; None for other variables."""
 
 
 def load_matlab(
@@ -29,7 +24,7 @@ def load_matlab(
     Features become float32; clients are named by position, "0", "1", ...
 
     Args:
-      path: a .mat file of version 4 to 7.2.
+      path: a .mat file of version 5 to 7.2.
       x: name of the cell array with the features. By default X and Y if the file has both, else
         the only pair of cell arrays in which one holds a label for every row of the other.
       y: name of the cell array with the labels; given with x.
@@ -42,13 +37,9 @@ def load_matlab(
     if (x is None) != (y is None):
         raise ValueError(f"x and y must be given together, got {x} and {y}")
     path = existing(path, "MATLAB file")
-    from scipy.io import loadmat
-
     with in_file(path):
-        # scipy raises errors of many types on damaged files.
-        with reading("MATLAB file (v4 to v7.2)", Exception):
-            _check_sizes(path)
-            variables = loadmat(os.fspath(path), variable_names=None if x is None else [x, y])
+        with reading("MATLAB file (v5 to v7.2)", ValueError, struct.error, zlib.error):
+            variables = read_cells(path)
         if x is None or y is None:
             x, y = _found(variables)
         features, labels = (_cells(variables, name) for name in (x, y))
@@ -64,55 +55,11 @@ def load_matlab(
         return Population.from_clients(clients)
 
 
-def _check_sizes(path: Path) -> None:
-    """Check that a file of version 5 holds what it declares: scipy would allocate it."""
-    check_size(path.stat().st_size, "the file")
-    content = path.read_bytes()
-    order = {b"IM": "<", b"MI": ">"}.get(content[126:128])
-    if order is not None:
-        _check_elements(memoryview(content)[_HEADER:], order, 0)
-
-
-def _check_elements(data: memoryview, order: str, depth: int) -> None:
-    if depth > _DEPTH:
-        raise ValueError(f"cells lie in each other more than {_DEPTH} deep")
-    at, of_matrix = 0, 0
-    while at + 8 <= len(data):
-        kind, size = struct.unpack_from(f"{order}II", data, at)
-        begin, end = at + 8, at + 8 + size
-        if kind >> 16:  # a small element: both numbers in one word, and the data in the other
-            kind, size, begin, end = kind & 0xFFFF, kind >> 16, at + 4, at + 8
-        if end > len(data) or size > end - begin:
-            raise ValueError("it is truncated")
-        body = data[begin:end]
-        if kind == _COMPRESSED:
-            _check_elements(memoryview(_inflated(body, order)), order, depth)
-        elif kind == _MATRIX:
-            _check_elements(body, order, depth + 1)
-        elif depth and of_matrix == 1 and kind == _INT32:
-            lengths = struct.unpack(f"{order}{size // 4}i", body[: size // 4 * 4])
-            of_class = data[8 if order == "<" else 11]
-            least = 8 if of_class in _NESTED else int(of_class != _SPARSE)
-            if min(lengths, default=0) < 0 or least * math.prod(lengths) > len(data):
-                raise ValueError(f"an array of shape {lengths} has {len(data)} bytes")
-        of_matrix += 1
-        at = end if kind == _COMPRESSED else end + -end % 8
-
-
-def _inflated(body: memoryview, order: str) -> bytes:
-    """Return a compressed element, of the size that its first bytes declare."""
-    unpack = zlib.decompressobj()
-    start = unpack.decompress(body, 8)
-    size = struct.unpack(f"{order}II", start)[1]
-    check_inflated(size, len(body), "a compressed array")
-    return start + unpack.decompress(unpack.unconsumed_tail, size)
-
-
-def _found(variables: dict) -> tuple[str, str]:
+def _found(variables: Variables) -> tuple[str, str]:
     """Return the names of the cells with the features and the labels, by their shapes."""
     if {"X", "Y"} <= set(variables):
         return "X", "Y"
-    cells = {name: _cells(variables, name) for name, v in variables.items() if _is_cells(v)}
+    cells = {name: matrices for name, matrices in variables.items() if matrices is not None}
     pairs = [(x, y) for x, y in itertools.permutations(cells, 2) if _fit(cells[x], cells[y])]
     if len(pairs) != 1:
         raise ValueError(
@@ -136,16 +83,13 @@ def _is_vector(array: np.ndarray) -> bool:
     return array.size == max(array.shape, default=0)
 
 
-def _is_cells(variable: object) -> bool:
-    return isinstance(variable, np.ndarray) and variable.dtype == object
-
-
-def _cells(variables: dict, name: str) -> list[np.ndarray]:
+def _cells(variables: Variables, name: str) -> list[np.ndarray]:
     if name not in variables:
         raise ValueError(f"there is no variable {name!r}")
-    if not _is_cells(variables[name]):
+    matrices = variables[name]
+    if matrices is None:
         raise ValueError(f"{name} must be a cell array with one matrix per client")
-    return list(variables[name].reshape(-1))
+    return matrices
 
 
 def load_cells(path: str | os.PathLike[str], *, fields: tuple[str, ...] = ()) -> Population:

@@ -18,6 +18,8 @@ import dataclasses
 import lzma
 import math
 import os
+import tokenize
+import warnings
 import zipfile
 import zlib
 from typing import Any
@@ -31,7 +33,7 @@ from fedjaxsim.data.ranges import SPLITS
 
 UNPACKING = (
     ValueError, TypeError, SyntaxError, EOFError, OSError, NotImplementedError, RuntimeError,
-    OverflowError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
+    OverflowError, tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
 )  # fmt: skip
 """Errors of zip files, and of what is in them."""
 _RESERVED = ("client", "counts", "names", "split", "public")
@@ -90,7 +92,8 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
         declared = bytes_of_header(file)
         if declared != member.file_size - file.tell():
             raise ValueError(f"the shape of {member.filename!r} does not fit its size")
-    with archive.open(member) as file:
+    with archive.open(member) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of headers that Python 2 has written
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
@@ -106,7 +109,9 @@ def bytes_of_header(file: Any) -> int:
     }.get(version)  # fmt: skip
     if read is None:
         raise ValueError(f"an array is of version {version}")
-    shape, _, dtype = read(file)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        shape, _, dtype = read(file)
     if dtype.hasobject or dtype.itemsize == 0 or any(length < 0 for length in shape):
         raise ValueError(f"an array declares {dtype} {shape}")
     return math.prod(shape) * dtype.itemsize

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjaxsim.data.arrays import to_float32
 from fedjaxsim.data.files import check_size, existing, in_file, reading
-from fedjaxsim.data.npz import assemble, distinct, owners
+from fedjaxsim.data.npz import UNPACKING, assemble, distinct, owners
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import SPLITS
 from fedjaxsim.extras import importing
@@ -142,7 +142,7 @@ def _read_parquet(path: str | os.PathLike[str], columns: Columns) -> "Table":
     with importing("tables"):
         from pyarrow import parquet
 
-    with reading("Parquet file", OSError, ValueError):
+    with reading("Parquet file", *UNPACKING):
         file = parquet.ParquetFile(os.fspath(path))
         check_size(_CELL * file.metadata.num_rows * file.metadata.num_columns, "the table")
         return file.read()
@@ -310,8 +310,8 @@ def _why_no_feature(column: "Series", features: list[str]) -> str:
         values = [str(value) for value in column.to_list()]
         row = next((i for i, value in enumerate(values) if not _is_number(value)), 0)
         return (
-            f"holds text, such as {values[row]!r} in row {row + 1}: encode it (one-hot) or leave "
-            "it out (drop)"
+            f"holds text, such as {values[row][:40]!r} in row {row + 1}: encode it (one-hot) or "
+            "leave it out (drop)"
         )
     if _holds_lists(column):
         return (
