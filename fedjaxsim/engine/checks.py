@@ -29,6 +29,7 @@ _ARGUMENTS = {
         "client": "shared, personal, data, hparams, context",
         "server": "shared, release, hparams, round",
         "predict": "shared, personal, hparams, client_id",
+        "predict_with_data": "shared, personal, data, hparams, client_id",
         "check": "hparams",
     },
     "warm_start": {"published": "shared", "start": "hparams, published, own"},
@@ -39,6 +40,7 @@ _ARGUMENTS = {
         "check": "fields",
         "divergence": "params, other, batch",
         "targets": "fields",
+        "on_model": "model",
     },
     "sampling": {"for_clients": "num_clients"},
     "sampler": {"draw": "key, round, hparams", "rate": "hparams", "check": "hparams"},
@@ -50,7 +52,7 @@ _ARGUMENTS = {
         "check": "hparams",
     },
 }
-_OPTIONAL = ("start", "divergence", "targets")
+_OPTIONAL = ("predict_with_data", "start", "divergence", "targets", "on_model")
 """Functions that a part may lack."""
 
 
