@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export MPLBACKEND := Agg
 
-.PHONY: test test-all lint types unit thorough demo docs clean
+.PHONY: test test-all lint types unit thorough demo docs release clean
 
 # Every capability and every law once; test-all adds repetitions over sizes, mechanisms and seeds.
 test: $(VENV)/ready
@@ -34,6 +34,16 @@ demo: $(VENV)/ready
 docs: $(VENV)/docs-ready
 	$(BIN)/sphinx-build -q -W --keep-going -c docs . build/site
 	@echo "the site is build/site/docs/index.html"
+
+# The files that are published, checked, and the demo of the wheel alone in an environment of its own.
+release: $(VENV)/ready
+	rm -rf dist build/wheel-env
+	$(BIN)/pip install --quiet --disable-pip-version-check build twine
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv build/wheel-env
+	build/wheel-env/bin/pip install --quiet --disable-pip-version-check "$$(ls dist/*.whl)[plots]"
+	cd build && wheel-env/bin/fedjaxsim demo --seeds 1 --quiet --out wheel-demo --overwrite
 
 $(VENV)/docs-ready: $(VENV)/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'

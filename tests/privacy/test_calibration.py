@@ -133,7 +133,7 @@ def test_sampling_rate_meets_the_target():
         ({"rounds": 0}, "rounds"),
         (
             {"event": PrivacyEvent("no_release")},
-            "gaussian and pure",
+            "calibrated",
         ),
         ({"sampling_rate": 1.5}, "sampling_rate"),
     ],

@@ -1,0 +1,51 @@
+"""Files for the services of a repository follow their schemas; one file has the version."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import fedjaxsim as fjs
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("schema", "files"),
+    [
+        ("github-workflows", ".github/workflows/*.yml"),
+        ("github-issue-forms", ".github/ISSUE_TEMPLATE/[!c]*.yml"),
+        ("github-issue-config", ".github/ISSUE_TEMPLATE/config.yml"),
+        ("dependabot", ".github/dependabot.yml"),
+        ("readthedocs", ".readthedocs.yaml"),
+        ("citation-file-format", "CITATION.cff"),
+    ],
+)
+def test_a_file_follows_the_schema_of_its_service(schema, files):
+    found = [str(path) for path in ROOT.glob(files)]
+    assert found
+    options = ["--builtin-schema", f"vendor.{schema}"]
+    command = [sys.executable, "-m", "check_jsonschema", *options, *found]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_the_version_is_one():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {fjs.__version__}\n" in citation
+    assert PROJECT["dynamic"] == ["version"]
+
+
+def test_the_oldest_versions_are_those_that_are_declared():
+    constraints = (ROOT / "constraints-oldest.txt").read_text(encoding="utf-8").splitlines()
+    oldest = dict(re.findall(r"^([\w-]+)==([\d.]+)$", "\n".join(constraints), re.M))
+    extras = PROJECT["optional-dependencies"]
+    parts = [PROJECT["dependencies"], *(extras[name] for name in ("plots", "tables", "images"))]
+    declared = re.findall(r"^([\w-]+)>=([\d.]+)", "\n".join(sum(parts, [])), re.M)
+    assert declared
+    for name, least in declared:
+        assert f"{oldest[name]}.".startswith(f"{least}."), name
