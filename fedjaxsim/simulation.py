@@ -290,7 +290,11 @@ class Simulation:
         Args:
           state: of a run.
           delta: total δ in (0, 1); by default `default_delta(m)`, at most 1/(10 m).
+
+        Raises:
+          ValueError: as `init`, if a function of one client has a way to others.
         """
+        self.setup.require_checked()
         privacy = self.setup.with_account(state).privacy
         return report(
             ledger.charged(privacy),

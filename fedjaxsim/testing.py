@@ -297,10 +297,10 @@ def _compare(
 
 
 def _at(tree: PyTree, index: int) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[index], tree)
+    return jax.tree.map(lambda leaf: _host(leaf)[index], tree)
 
 
-def _host(leaf: jax.Array) -> np.ndarray:
+def _host(leaf: jax.Array | np.ndarray) -> np.ndarray:
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 

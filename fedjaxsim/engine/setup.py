@@ -365,6 +365,17 @@ class Setup:
             self._checked.add(kind)
         return message
 
+    def require_checked(self) -> None:
+        """Check all functions, unless a run did; a state may come from `program` alone.
+
+        Raises:
+          ValueError: as `Simulation.init`.
+        """
+        if not self._checked:
+            one = jnp.zeros(())
+            hparams = Hyperparameters(**dict.fromkeys(self.records, one))
+            self.message_shapes(jax.random.key(0, impl="threefry2x32"), hparams)
+
 
 def layout_of(
     task: Task, chunk_size: int | None = None, chunk_map: ChunkMap | None = None

@@ -21,7 +21,7 @@ from fedjaxsim.engine.rows import Rows
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import products
 from fedjaxsim.privacy.mechanisms import Mechanism
-from fedjaxsim.privacy.messages import widened
+from fedjaxsim.privacy.messages import Messages, widened
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric
 from fedjaxsim.tasks.task import Task
 
@@ -121,6 +121,13 @@ def _a_round(
         predicted = algorithm.predict_with_data(shared, personal, data, hparams, client_id)
         _check_evaluation(algorithm.task, key, predicted, data)
     zero, public = mechanism.zero(message, m), mechanism.init(hparams)
+    if _is_own(mechanism.add):
+        sent = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), message)
+        one = jnp.ones(1, bool), jnp.zeros(1, jnp.int32)
+        added = mechanism.add(zero, Messages(sent), *one, public, hparams)
+        _require_alike("add", "an accumulator", zero, added)
+    if _is_own(program.sampling.draw):
+        program.sampling.draw(key, round_, hparams)
     release = mechanism.release(zero, jnp.ones(()), key, public, hparams, round_).value
     try:
         served = algorithm.server(shared, release, hparams, round_)
@@ -130,6 +137,11 @@ def _a_round(
         ) from error
     _require_alike("server", "a server state", shared, served, cast=True)
     return message
+
+
+def _is_own(function: Any) -> bool:
+    """Return whether a function of a mechanism or a sampler is not the package's."""
+    return not getattr(function, "__module__", "").startswith("fedjaxsim.")
 
 
 def _several(function: str, returned: Any, names: str) -> Any:

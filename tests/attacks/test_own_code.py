@@ -5,12 +5,13 @@ import dataclasses
 import pickle
 import re
 from collections import defaultdict
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.core import Tracer
 from jax.experimental import io_callback
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
@@ -190,6 +191,72 @@ def test_a_state_from_elsewhere_does_not_spare_the_check():
         bad.run(state, given(bad), 1)
 
 
+def test_a_state_made_by_the_program_alone_has_no_guarantee_unchecked():
+    sim = simulation(WAYS["io_callback"])
+    arrays = given(sim).as_arrays()
+    state = sim.program.init(jax.random.key(0, impl="threefry2x32"), arrays)
+    with pytest.raises(ValueError, match="io_callback"):
+        sim.guarantee(state)
+
+
+def test_a_mechanism_and_a_sampler_of_ones_own_may_not_call_back():
+    mechanism, sampling = fjs.gaussian(), fjs.poisson(0.5)
+
+    def add(accumulator, messages, *others):
+        host(messages.dense()["bias"])
+        return mechanism.add(accumulator, messages, *others)
+
+    def draw(key, *others):
+        host(jax.random.uniform(key))
+        return sampling.for_clients(4).draw(key, *others)
+
+    sampler = sampling.for_clients(4)._replace(draw=draw)
+    for parts in (
+        {"mechanism": mechanism._replace(add=add)},
+        {"sampling": sampling._replace(for_clients=lambda _: sampler)},
+    ):
+        message = refusal(with_parts(simulation(), **parts))
+        assert " calls debug_callback: " in message
+
+
+class Seen:
+    """A pytree of one array whose structure's functions see and change concrete arrays."""
+
+    values: ClassVar[list[float]] = [0.0]
+
+    def __init__(self, array):
+        self.array = array
+
+
+def unflatten(_, children):
+    if isinstance(children[0], jax.Array) and not isinstance(children[0], Tracer):
+        Seen.values.append(float(np.asarray(children[0]).sum()))
+    return Seen(*children)
+
+
+def flatten(seen):
+    concrete = isinstance(seen.array, jax.Array) and not isinstance(seen.array, Tracer)
+    return (seen.array + Seen.values[-1] if concrete else seen.array,), None
+
+
+jax.tree_util.register_pytree_node(Seen, flatten, unflatten)
+
+
+@pytest.mark.thorough
+def test_a_state_that_changes_where_it_is_taken_apart_is_found():
+    def client(shared, personal, data, hparams, context):
+        return Seen(personal.array + mean(data)), jnp.ones(2), {}
+
+    sim = simulation(
+        init=lambda key, hparams: (Seen(jnp.zeros(2)), Seen(jnp.zeros(()))),
+        client=client,
+        server=lambda shared, release, hparams, round_: Seen(shared.array + release),
+        predict=lambda *_: TASK.init(jax.random.key(0)),
+    )
+    with pytest.raises(AssertionError, match="depends on the data of client 0"):
+        check_billboard(sim, given(sim))
+
+
 # --- the view -------------------------------------------------------------------------------------
 
 
@@ -256,11 +323,18 @@ X = POPULATION.fields["x"]
 MANY = np.random.default_rng(5).permutation(len(X))
 
 
-@pytest.mark.parametrize(
-    "array",
-    [X, X[-5:], X[MANY].T, X[3].astype(np.float64), X[:, 1:].ravel(), np.stack([X, X + 1])[::-1]],
-    ids=["all", "the last", "shuffled", "one row", "columns", "stacked"],
-)
+WITH_ROWS = {
+    "all": X,
+    "the last": X[-5:],
+    "behind zeros": np.concatenate([np.zeros((200_000, 8)), np.tile(X, (2000, 1))]),
+    "shuffled": X[MANY].T,
+    "one row": X[3].astype(np.float64),
+    "columns": X[:, 1:].ravel(),
+    "stacked": np.stack([X, X + 1])[::-1],
+}
+
+
+@pytest.mark.parametrize("array", WITH_ROWS.values(), ids=WITH_ROWS)
 def test_an_array_with_rows_is_refused_wherever_it_is_used(array):
     assert f"{[*array.shape]} with rows of the clients' 'x'" in refusal(
         simulation(
@@ -290,6 +364,14 @@ def test_a_check_sees_no_values():
     task = TASK._replace(check=lambda fields: [seen[n].append(v) for n, v in fields.items()])
     check_rows(task, POPULATION.fields)
     assert all(type(value) is jax.ShapeDtypeStruct for (value,) in seen.values())
+
+    class Spy(list):
+        def __contains__(self, label):
+            seen["label"].append(label)
+            return True
+
+    check_rows(TASK._replace(labels=(Spy([0, 1, 2]),)), POPULATION.fields)
+    assert "label" not in seen
     with pytest.raises(TypeError, match="float"):
         simulation(task=TASK._replace(check=lambda fields: BOX.update({0: float(fields["x"])})))
 
