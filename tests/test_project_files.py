@@ -45,7 +45,9 @@ def test_the_oldest_versions_are_those_that_are_declared():
     oldest = dict(re.findall(r"^([\w-]+)==([\d.]+)$", "\n".join(constraints), re.M))
     extras = PROJECT["optional-dependencies"]
     parts = [PROJECT["dependencies"], *(extras[name] for name in ("plots", "tables", "images"))]
-    declared = re.findall(r"^([\w-]+)>=([\d.]+)", "\n".join(sum(parts, [])), re.M)
+    declared = re.findall(
+        r"^([\w-]+)>=([\d.]+)", "\n".join(name for part in parts for name in part), re.M
+    )
     assert declared
     for name, least in declared:
         assert f"{oldest[name]}.".startswith(f"{least}."), name
