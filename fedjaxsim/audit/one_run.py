@@ -25,12 +25,12 @@ from fedjaxsim.kernels.products import dense, unsealed
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.events import MOST_ROUNDS, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report
-from fedjaxsim.simulation import Simulation, with_parts
+from fedjaxsim.simulation import Simulation, SimulationState, with_parts
 
 PyTree = Any
 CONFIDENCE = 0.95
 """Confidence of the lower bound."""
-REFUTING = 0.999
+REFUTING = 0.9999
 """Confidence with which a reported guarantee is called refuted."""
 _SHARES = (1.0, 0.25, 0.0625)
 """Shares of the canaries on which an audit guesses; each has its part of the significance."""
@@ -40,52 +40,48 @@ _LARGEST = 60.0
 """Largest lower bound on ε that is looked for."""
 
 
-class _Shared(NamedTuple):
-    """The server state, with the notes of the audit.
-
-    Attributes:
-      inner: the algorithm's server state.
-      observed: (p,) sum of all releases with alternating signs.
-      sent: (n,) bool, the canaries' coins, which canaries alone read.
-    """
-
-    inner: PyTree
-    observed: jax.Array
-    sent: jax.Array
-
-
 class Directions(NamedTuple):
     """Orthonormal directions of n canaries: each has random signs on coordinates of its own.
-
-    Given the releases, the coins of canaries are independent if Gaussian noise of one scale is
-    added to a sum: each direction then sees noise of its own, and what other clients send depends
-    on earlier releases alone. An adaptive clip norm, or noise with another density, couples them.
 
     Attributes:
       owner: (p,) int32, the canary that owns each coordinate.
       sign: (p,) int8.
       size: (n,) int32, the number of coordinates of each.
-      independent: whether the mechanism leaves the coins independent given the releases.
     """
 
-    owner: np.ndarray
-    sign: np.ndarray
-    size: np.ndarray
-    independent: bool
+    owner: jax.Array
+    sign: jax.Array
+    size: jax.Array
 
     @classmethod
-    def draw(cls, canaries: int, size: int, independent: bool = True) -> "Directions":
+    def draw(cls, canaries: int, size: int) -> "Directions":
         """Draw the directions of `canaries` clients among `size` ≥ `canaries` coordinates."""
-        rng = np.random.default_rng(0)  # directions may be public: the same in every run
-        owner = rng.permutation(size).astype(np.int32) % canaries
-        sign = rng.choice(np.array([-1, 1], np.int8), size)
-        counts = np.bincount(owner, minlength=canaries).astype(np.int32)
-        return cls(owner, sign, counts, independent)
+        # They may be public, and are the same in every run.
+        order, signs = threefry.split(jax.random.key(0, impl="threefry2x32"))
+        owner = jax.random.permutation(order, size).astype(jnp.int32) % canaries
+        sign = 1 - 2 * (threefry.bits(signs, (size,)) & 1).astype(jnp.int8)
+        return cls(owner, sign, jnp.bincount(owner, length=canaries).astype(jnp.int32))
 
     def along(self, observed: np.ndarray) -> np.ndarray:
-        """Return the inner product of each direction with `observed`, (p,), as (n,)."""
-        sums = np.bincount(self.owner, observed * self.sign, len(self.size))
-        return sums / np.sqrt(self.size)
+        """Return the inner product of each direction with `observed`, (p,), as (n,) float64."""
+        owner, sign, size = map(np.asarray, self)
+        return np.bincount(owner, observed * sign, len(size)) / np.sqrt(size)
+
+
+class _Shared(NamedTuple):
+    """The server state, with the notes of the audit.
+
+    Attributes:
+      inner: the algorithm's server state.
+      directions: of the canaries.
+      observed: (p,) sum of all releases with alternating signs.
+      sent: (n,) bool, the canaries' coins, which canaries alone read.
+    """
+
+    inner: PyTree
+    directions: Directions
+    observed: jax.Array
+    sent: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,10 +127,8 @@ class OneRunResult:
         )
 
 
-def with_canaries(
-    simulation: Simulation, hparams: Hyperparameters, canaries: int
-) -> tuple[Simulation, Directions]:
-    """Return the simulation with `canaries` more clients, and their directions.
+def with_canaries(simulation: Simulation, hparams: Hyperparameters, canaries: int) -> Simulation:
+    """Return the simulation with `canaries` more clients; `result` reads the state of its run.
 
     Canaries have ids from m on, one row of no meaning, no test rows, and a personal state that is
     nobody's. Releases are divided by the expected cohort of real clients, so that these train as
@@ -161,15 +155,12 @@ def with_canaries(
             f"{canaries}"
         )
     _check_release(simulation, hparams, shapes)
-    plain = not jax.tree.leaves(simulation.mechanism.init(hparams.as_arrays()))
-    gaussian = simulation.mechanism.event.kind in ("gaussian", "correlated")
-    directions = Directions.draw(canaries, size, plain and gaussian)
     # Correlated noise is least in plain sums, so signs stay the same.
     same = simulation.mechanism.event.kind == "correlated"
     period = MOST_ROUNDS if same else scheme.groups or 1
-    algorithm = _with_canaries(simulation.algorithm, simulation.num_clients, directions, period)
+    algorithm = _with_canaries(simulation.algorithm, simulation.num_clients, canaries, size, period)
     population = _extended(simulation.population, canaries)
-    return with_parts(simulation, algorithm=algorithm, population=population), directions
+    return with_parts(simulation, algorithm=algorithm, population=population)
 
 
 def _check_release(simulation: Simulation, hparams: Hyperparameters, shapes: PyTree) -> None:
@@ -201,9 +192,8 @@ def _extended(population: Population, canaries: int) -> Population:
 
 
 def _with_canaries(
-    algorithm: Algorithm, num_clients: int, directions: Directions, period: int
+    algorithm: Algorithm, num_clients: int, canaries: int, size: int, period: int
 ) -> Algorithm:
-    size, canaries = len(directions.owner), len(directions.size)
     share = (num_clients + canaries) / num_clients
 
     def alternating(round_):
@@ -212,19 +202,20 @@ def _with_canaries(
     def init(key, hparams):
         shared, personal = algorithm.init(key, hparams)
         coins = threefry.bits(threefry.fold_in(key, _COINS), (canaries,))
-        return _Shared(shared, jnp.zeros(size), (coins & 1).astype(bool)), personal
+        directions = Directions.draw(canaries, size)
+        return _Shared(shared, directions, jnp.zeros(size), (coins & 1).astype(bool)), personal
 
     def client(shared, personal, data, hparams, context):
         personal, message, metrics = algorithm.client(
             shared.inner, personal, data, hparams, context._replace(num_clients=num_clients)
         )
         flat, unravel = ravel_pytree(dense(unsealed(message)))
-        number = context.client_id - num_clients
+        number, directions = context.client_id - num_clients, shared.directions
         clip_norm = jnp.asarray(hparams.get("clip_norm", jnp.inf))
         norm = jnp.where(jnp.isfinite(clip_norm), OVERSHOOT * clip_norm, 1.0)
         norm *= shared.sent[number] * alternating(context.round)
-        own = jnp.where(jnp.asarray(directions.owner) == number, directions.sign, 0)
-        crafted = norm / jnp.sqrt(jnp.asarray(directions.size)[number]) * own
+        own = jnp.where(directions.owner == number, directions.sign, 0)
+        crafted = norm / jnp.sqrt(directions.size[number]) * own
         sent = unravel(jnp.where(number < 0, flat, crafted.astype(flat.dtype)))
         # Means over the cohort are means over real clients.
         metrics = jax.tree.map(lambda value: jnp.where(number < 0, share * value, 0), metrics)
@@ -245,18 +236,24 @@ def _with_canaries(
     )
 
 
-def result(shared: Any, directions: Directions, report: Report) -> OneRunResult:
+def result(state: SimulationState, report: Report) -> OneRunResult:
     """Guess the canaries' coins from a run's releases, and bound its ε from below.
 
+    Given the releases, the coins of canaries are independent if Gaussian noise of one scale is
+    added to a sum: each direction then sees noise of its own, and what other clients send depends
+    on earlier releases alone. An adaptive clip norm, or noise with another density, couples them.
+
     Args:
-      shared: the server state of one run of the simulation with canaries.
-      directions: from `with_canaries`.
+      state: of one run of the simulation with canaries.
       report: the guarantee of the run, at its δ.
     """
-    scores = directions.along(np.asarray(shared.observed, np.float64))
-    reported = report.find("zero_out").epsilon
-    allowed = None if reported is None or not directions.independent else _allowed(report.charges)
-    return of_scores(scores, np.asarray(shared.sent), report.delta, reported, allowed)
+    scores = state.shared.directions.along(np.asarray(state.shared.observed, np.float64))
+    reported, sent = report.find("zero_out").epsilon, np.asarray(state.shared.sent)
+    adapts = jax.tree.leaves(state.mechanism)
+    kinds = {charged.event.kind for charged in report.charges}
+    independent = not adapts and kinds <= {"gaussian", "correlated"}
+    allowed = None if reported is None or not independent else _allowed(report.charges)
+    return of_scores(scores, sent, report.delta, reported, allowed)
 
 
 def of_scores(

@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from fedjaxsim.audit.one_run import Directions, with_canaries
+from fedjaxsim.audit.one_run import with_canaries
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.program import run_key
 from fedjaxsim.engine.shape_bytes import bytes_of
@@ -47,14 +47,12 @@ class Experiment:
       simulation: the engine, with its population.
       hparams: hyperparameters, with z resolved.
       delta: δ of the guarantee.
-      directions: of the canaries, if the run has some.
     """
 
     config: RunConfig
     simulation: Simulation
     hparams: Hyperparameters
     delta: float
-    directions: Directions | None = None
 
     @property
     def title(self) -> str:
@@ -170,10 +168,9 @@ def prepare(
     hparams = _resolved(config, simulation, delta)
     simulation.setup.check(hparams)
     simulation.setup.check_rounds(hparams, 0, config.rounds, config.eval_every)
-    directions = None
     if config.audit_canaries is not None:
-        simulation, directions = with_canaries(simulation, hparams, config.audit_canaries)
-    experiment = Experiment(config, simulation, hparams, delta, directions)
+        simulation = with_canaries(simulation, hparams, config.audit_canaries)
+    experiment = Experiment(config, simulation, hparams, delta)
     if new:
         with _declared(config):
             check_start(experiment)

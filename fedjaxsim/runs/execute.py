@@ -122,8 +122,8 @@ def execute(
         public = [sentence for stage in earlier for sentence in stage["public"]]
         report = report.assuming([*public, f"The charges of all stages are composed: {stages}."])
     audit, audited = None, {}
-    if experiment.directions is not None:
-        audit = result(state.shared, experiment.directions, report)
+    if config.audit_canaries is not None:
+        audit = result(state, report)
         report = report.assuming([f"{audit}."])
         audited = {"audit_epsilon": audit.epsilon, "audit_refuted": audit.refuted}
     rows = recorded.rows

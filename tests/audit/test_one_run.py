@@ -62,7 +62,7 @@ def test_sound_runs_are_spared(kind):
     mechanism = fjs.privacy.correlated(bands=3) if kind == "groups" else fjs.gaussian()
     found = one_run_audit.audits(kind, mechanism, 100, noise_multiplier=2.0)
     assert sum(one.epsilon > (one.reported or 0.0) for one in found) <= 1
-    assert not any(one.refuted for one in found)
+    assert sum(one.refuted for one in found) <= 1  # each with probability 1e-4 at most
     # The audit sees something: a bound that is always zero would spare everything.
     assert np.median([one.epsilon for one in found]) > 0.1
 
@@ -77,7 +77,7 @@ def test_sound_runs_are_spared(kind):
 def test_broken_runs_are_refuted(name):
     mechanism = one_run_audit.BROKEN[name](fjs.gaussian())
     found = one_run_audit.audits("full", mechanism, 20)
-    assert sum(one.refuted for one in found) >= 15  # a sound run is with probability 1e-3
+    assert sum(one.refuted for one in found) >= 15
 
 
 def test_canaries_leave_the_update_of_the_real_clients_as_it_is():
@@ -85,7 +85,7 @@ def test_canaries_leave_the_update_of_the_real_clients_as_it_is():
     population, task = classification([6] * 5)
     sim = fjs.Simulation(fjs.fedavg(task), population, fjs.full_participation())
     hparams = read_by(sim, learning_rate=0.1)
-    audited, directions = with_canaries(sim, hparams, 6)
+    audited = with_canaries(sim, hparams, 6)
     plain, seen = sim.init(0, hparams), audited.init(0, hparams)
     start = np.concatenate([np.ravel(x) for x in jax.tree.leaves(plain.shared.params)])
     plain, metrics = sim.round(plain, hparams)
@@ -94,7 +94,7 @@ def test_canaries_leave_the_update_of_the_real_clients_as_it_is():
         np.concatenate([np.ravel(x) for x in jax.tree.leaves(shared.params)])
         for shared in (plain.shared, seen.shared.inner)
     ]
-    basis = np.stack([directions.along(row) for row in np.eye(len(start))], axis=1)
+    basis = np.stack([seen.shared.directions.along(row) for row in np.eye(len(start))], axis=1)
     sum_of_canaries = np.asarray(seen.shared.sent, float) @ basis
     np.testing.assert_allclose(flat[1] - flat[0], sum_of_canaries / 5, atol=1e-5)
     assert float(metrics["loss"]) == pytest.approx(float(other["loss"]), rel=1e-5)
