@@ -1,6 +1,5 @@
 """Linear models with shared weights: updates as products against the plain form."""
 
-import dataclasses
 import functools
 import re
 from typing import Any
@@ -84,7 +83,12 @@ def test_one_step_by_hand():
     fields = {"x": jnp.array([[1.0, 2.0], [0.0, 1.0]]), "y": jnp.array([2.0, 6.0])}
     task = squared(linear((2,), 1))
     rows = Rows(fields, jnp.array([0]), jnp.array([2]), generate=lambda key, row, size: fields)
-    data = rows.of(jnp.int32(0), jax.random.key(0), Minibatches(2, steps=1), Layout(2, "vmap"))
+
+    def data_of(steps):
+        steps = Minibatches(2, steps=steps)
+        return rows.of(jnp.int32(0), jax.random.key(0), steps, Layout(2, "vmap"))
+
+    data = data_of(1)
     start = task.init(jax.random.key(0))
     assert task.linear is not None
     update, loss = linear_update(start, data.fold, 1, 2, task.linear, jnp.float32(1.0))
@@ -93,7 +97,7 @@ def test_one_step_by_hand():
     np.testing.assert_array_equal(update["bias"], [4])
     assert float(loss) == 10
     # The second step sees v = (1, 5), 4: errors 15 − 2 and 9 − 6, so −ηR = −(6.5, 1.5).
-    data = dataclasses.replace(data, minibatches=Minibatches(2, steps=2))
+    data = data_of(2)
     update, loss = linear_update(start, data.fold, 2, 2, task.linear, jnp.float32(1.0))
     np.testing.assert_array_equal(update["kernel"].dense(), [[1 - 6.5, 5 - 13 - 1.5]])
     np.testing.assert_array_equal(update["bias"], [4 - 6.5 - 1.5])
