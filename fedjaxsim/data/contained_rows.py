@@ -6,9 +6,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 _MOST = 2**18
-"""Numbers of an array, and rows of a field, that are compared at once."""
+"""Numbers of an array that are compared, and a quarter of the rows of a field."""
 _PIECES = 256
-"""Pieces of a larger array that are compared."""
+"""Pieces of a larger array or field."""
 _PLACES = 8
 """Windows of one row that are searched for."""
 _FACTORS = np.random.default_rng(0).integers(2**63, size=16, dtype=np.uint64) * 2 + 1
@@ -19,7 +19,7 @@ def contained_rows(array: np.ndarray, fields: Mapping[str, np.ndarray]) -> str |
 
     Rows are found in any order of rows and axes and in other number types, if 4 to 16 consecutive
     numbers are unchanged and varied: rows of zeros and ones are like many constants. Of a larger
-    array 2^18 numbers count, in evenly spread pieces.
+    array 2^18 numbers count, and of a larger field 2^20 rows, in evenly spread pieces.
 
     Args:
       array: any shape.
@@ -29,28 +29,29 @@ def contained_rows(array: np.ndarray, fields: Mapping[str, np.ndarray]) -> str |
     if array.dtype.kind not in "iuf" and array.dtype.name != "bfloat16":
         return None
     orders = [np.moveaxis(array, axis, -1).ravel() for axis in range(array.ndim)]
-    pieces = [piece for order in orders for piece in _pieces(order)]
+    pieces = [piece for order in orders for piece in _pieces(order, _MOST)]
     for name, values in fields.items():
         if array.dtype.kind in "iu" and values.dtype.kind == "f":
             continue
         width = _width(values)
         windows = [_varied(sliding_window_view(p, width)) for p in pieces if p.size >= width]
         searched = np.unique(np.concatenate([np.zeros(0, np.uint64), *map(_hashes, windows)]))
-        if searched.size and any(
-            _any_in(_hashes(_varied(rows.astype(array.dtype))), searched)
-            for rows in _windows(values, width)
-        ):
-            return name
+        if not searched.size:
+            continue
+        with np.errstate(over="ignore", invalid="ignore"):  # of narrower types
+            for rows in _windows(values, width):
+                if _any_in(_hashes(_varied(rows.astype(array.dtype))), searched):
+                    return name
     return None
 
 
-def _pieces(numbers: np.ndarray) -> list[np.ndarray]:
-    """Return all numbers, or pieces of them that hold `_MOST` together."""
-    if numbers.size <= _MOST:
-        return [numbers]
-    size = _MOST // _PIECES
-    starts = np.linspace(0, numbers.size - size, _PIECES).astype(int)
-    return [numbers[start : start + size] for start in starts]
+def _pieces(values: np.ndarray, most: int) -> list[np.ndarray]:
+    """Return all values, or evenly spread pieces that hold `most` together."""
+    if len(values) <= most:
+        return [values]
+    size = most // _PIECES
+    starts = np.linspace(0, len(values) - size, _PIECES).astype(int)
+    return [values[start : start + size] for start in starts]
 
 
 def _width(values: np.ndarray) -> int:
@@ -66,13 +67,14 @@ def _windows(values: np.ndarray, width: int) -> Iterator[np.ndarray]:
     rows = values.reshape(len(values), -1)
     size = rows.shape[1]
     if size < width:
-        if values.size >= width:
-            yield sliding_window_view(values.reshape(-1), width)[:: max(1, size)]
+        pieces = _pieces(rows, 4 * _MOST)
+        flat = (piece.reshape(-1) for piece in pieces if piece.size >= width)
+        yield from (sliding_window_view(numbers, width)[:: max(1, size)] for numbers in flat)
         return
     places = np.unique(np.linspace(0, size - width, _PLACES).astype(int))
-    for place in places:
-        for first in range(0, len(rows), _MOST):
-            yield rows[first : first + _MOST, place : place + width]
+    for piece in _pieces(rows, 4 * _MOST):
+        for place in places:
+            yield piece[:, place : place + width]
 
 
 def _varied(windows: np.ndarray) -> np.ndarray:
