@@ -25,25 +25,30 @@ class Shared(NamedTuple):
 
     Attributes:
       model: the global model x and the server optimizer's state.
-      control: the server's control variate c.
+      drift: d = −Kηc, the server's control variate as an update.
     """
 
     model: SharedModel
-    control: PyTree
+    drift: PyTree
 
 
 @reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE)
 def scaffold(task: Task, *, server_optimizer: optimizers.ServerChoice = "sgd") -> Algorithm:
-    """SCAFFOLD: client i corrects its drift by c − c_i; one model for all (Algorithm 1).
+    """SCAFFOLD: client i corrects its drift by c − c_i; one model for all (Algorithm 1, option II).
 
-    Client i of the cohort takes K local steps from y = x (line 10), and then replaces its control
-    variate c_i by the mean of the K gradients (line 12, option II):
+    With control variates as updates, d = −Kηc and d_i = −Kηc_i, client i of the cohort takes K
+    local steps from y = x (line 10), and then replaces d_i (line 12):
 
-        y ← y − η (∇ℓ_i(y) − c_i + c),    c_i⁺ = c_i − c + (x − y)/(Kη) = mean of ∇ℓ_i(y)
+        y ← y − η ∇ℓ_i(y) + (d − d_i)/K,    d_i⁺ = d_i − d + (y − x)
 
-    It sends (y − x, c_i⁺ − c_i) in one message with one clip, as both depend on its data. The
-    server adds the released mean of the first to x, and p times that of the second to c (lines 16
-    and 17; p stands for |S|/N). Clients predict with x; c and all c_i start at 0.
+    The paper also sends the change of d_i. It is y − x − d, so the server knows its mean from the
+    released mean R of y − x, the only message (lines 16 and 17; p stands for |S|/N):
+
+        x ← x + R,    d ← d + p (R − d)
+
+    So half as many numbers are clipped and noised, and d keeps the noise of the last 1/p rounds or
+    so, where a sum of released changes would keep all noise. For one K and a constant η this is
+    Algorithm 1. Clients predict with x; d and all d_i start at 0.
 
     Args:
       task: model and loss.
@@ -59,34 +64,26 @@ def scaffold(task: Task, *, server_optimizer: optimizers.ServerChoice = "sgd") -
 
     def client(shared, personal, data, hparams, context):
         del context
-        x, c, c_i = shared.model.params, shared.control, personal
-        correction = jax.tree.map(jnp.subtract, c, c_i)
+        x, d, d_i = shared.model.params, shared.drift, personal
+        steps, divisor = data.num_steps(), jnp.maximum(data.num_steps(), 1)
+        correction = jax.tree.map(jnp.subtract, d, d_i)
 
         def step(carry, batch):
-            y, total, loss = carry
+            y, loss = carry
             value, gradient = jax.value_and_grad(task.loss)(y, batch)
-            total = jax.tree.map(jnp.add, total, gradient)
-            corrected = jax.tree.map(jnp.add, gradient, correction)
-            return moved(y, -hparams.learning_rate, corrected), total, loss + value
+            y = moved(y, -hparams.learning_rate, gradient)
+            return moved(y, 1 / divisor.astype(value.dtype), correction), loss + value
 
-        zero = jax.tree.map(jnp.zeros_like, x)
-        y, total, loss = data.fold(step, (x, zero, jnp.zeros(())))
-        steps = data.num_steps()
-        # A client whose minibatches are consumed keeps c_i.
-        new = jax.tree.map(
-            lambda old, sum_: jnp.where(
-                steps > 0, sum_ / jnp.maximum(steps, 1).astype(sum_.dtype), old
-            ),
-            c_i,
-            total,
-        )
-        message = tuple(jax.tree.map(jnp.subtract, *pair) for pair in ((y, x), (new, c_i)))
-        return new, message, {"loss": loss / jnp.maximum(steps, 1)}
+        y, loss = data.fold(step, (x, jnp.zeros(())))
+        update = jax.tree.map(jnp.subtract, y, x)
+        # A client whose minibatches are consumed keeps d_i.
+        new = moved(d_i, steps > 0, jax.tree.map(jnp.subtract, update, d))
+        return new, update, {"loss": loss / divisor}
 
     def server(shared, release, hparams, round_):
-        of_x, of_c = release
-        model = of_model(shared.model, of_x, hparams, round_)
-        return Shared(model, moved(shared.control, hparams.sampling_rate, of_c))
+        change = jax.tree.map(jnp.subtract, release, shared.drift)
+        model = of_model(shared.model, release, hparams, round_)
+        return Shared(model, moved(shared.drift, hparams.sampling_rate, change))
 
     return Algorithm(
         from_one_model(task, start),
