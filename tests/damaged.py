@@ -4,6 +4,7 @@
 """
 
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -199,6 +200,35 @@ def _sweep(folder: Path) -> Any:
     return read_sweep(folder / "a.toml", None)
 
 
+def _state() -> Any:
+    import jax
+
+    from fedjaxsim.engine.state import SimulationState
+    from fedjaxsim.privacy.events import PrivacyEvent, SamplingScheme
+    from fedjaxsim.privacy.ledger import Ledger, no_charges
+
+    zero = np.zeros((), np.int32)
+    account = no_charges(SamplingScheme("full", 3, 3), PrivacyEvent("gaussian"), 2)
+    draws = (np.zeros(4, np.uint32),)
+    weights = np.ones((3, 2), np.float32)
+    return SimulationState(zero, weights, weights, (), Ledger((account,), draws), jax.random.key(0))
+
+
+def _checkpoint() -> bytes:
+    from fedjaxsim.engine.checkpoint import CheckpointFolder
+
+    with tempfile.TemporaryDirectory() as place:
+        CheckpointFolder(Path(place)).save(7, _state(), {"memory": {}})
+        return (Path(place) / "7.state").read_bytes()
+
+
+def _restored(folder: Path) -> Any:
+    from fedjaxsim.engine.checkpoint import CheckpointFolder
+
+    last = CheckpointFolder(folder).last()
+    return last and last.state(_state())
+
+
 def formats() -> dict[str, Format]:
     """Return all formats by name."""
     table = {"client": "who", "target": "label"}
@@ -226,6 +256,10 @@ def formats() -> dict[str, Format]:
         ),
         "images": Format(_images(), _loaded("images:{}", **image)),
         "folder": Format(_folder(), _loaded("folder:{}/p")),
+        "checkpoint": Format({"7.state": _checkpoint()}, _restored),
+        "checkpoint.inside": Format(
+            {"7.state": _checkpoint()[:-32]}, _restored, lambda c: c + hashlib.sha256(c).digest()
+        ),
         "toml": Format({"a.toml": _RUN}, _settings),
         "sweep": Format({"a.toml": _RUN + _GRID}, _sweep),
     }

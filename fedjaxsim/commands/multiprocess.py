@@ -86,7 +86,6 @@ def in_all_processes(
     def done() -> int:
         code = work()
         processes.from_all("done")  # the first process writes for longer than the others
-        processes.finish()
         return code
 
     work = _or_leave(checked, REFUSED)
@@ -103,7 +102,6 @@ def _or_leave(function: Callable[[], Result], passing: tuple[type[Exception], ..
         if isinstance(error, Exception) and processes.is_loss(error):
             processes.lose(processes.await_news() or f"a process has ended ({one_line(error)})")
         if isinstance(error, passing):
-            processes.finish()
             raise
         if isinstance(error, KeyboardInterrupt):
             say("interrupted")

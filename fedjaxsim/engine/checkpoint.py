@@ -63,6 +63,14 @@ class Checkpoint(NamedTuple):
     keys: int
     skipped: tuple[str, ...] = ()
 
+    @property
+    def kinds(self) -> list[tuple[SamplingScheme, PrivacyEvent, int]]:
+        """Sampler, mechanism and number of entries of each account."""
+        return [
+            (SamplingScheme(**scheme), PrivacyEvent(**event), n)
+            for scheme, event, n in self.accounts
+        ]
+
     def state(self, like: Tree) -> Tree:
         """Return the state with the structure, types and shardings of `like`.
 
@@ -95,10 +103,7 @@ class Checkpoint(NamedTuple):
         """Add the saved accounts and key records to a state."""
         if not isinstance(like, SimulationState):
             return like
-        kinds = [
-            (SamplingScheme(**scheme), PrivacyEvent(**event), n)
-            for scheme, event, n in self.accounts
-        ]
+        kinds = self.kinds
         known = [(each.scheme, each.event, len(each.rounds)) for each in like.privacy.charges]
         privacy = like.privacy
         if known != kinds:
@@ -213,11 +218,13 @@ class CheckpointFolder:
             sizes = [_nbytes(*each) for each in found.leaves.values()]
             if found.round != round_ or len(header) + sum(sizes) != end:
                 raise ValueError("another file has its name")
+            if sum(n for _, _, n in found.kinds) + found.keys > end:
+                raise ValueError("it is too short for its accounts")
             if self.check is not None:
                 self.check(found.note)
         except FileNotFoundError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
             raise ValueError(f"{file} is damaged ({error})") from error
         other = [name for name, value in self.about.items() if found.about.get(name) != value]
         if other:

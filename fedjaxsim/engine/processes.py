@@ -5,6 +5,7 @@ take the same decisions (to stop, to keep a checkpoint): values that may differ 
 through `from_all`. A single process asks nobody.
 """
 
+import atexit
 import contextlib
 import functools
 import json
@@ -88,6 +89,7 @@ def join(
         _everywhere(_mesh(together))(_divided(np.zeros(1), together))
     if _peers is None and several():
         _watch_cluster()
+    atexit.register(lambda: _peers and _peers.leave())  # an end that is no loss
 
 
 def _meet(coordinator: str, processes: int, process: int) -> str:
@@ -236,12 +238,6 @@ def is_loss(error: Exception) -> bool:
 def await_news() -> str:
     """Return a sentence on the process whose end made a common computation fail, if known."""
     return "" if _peers is None else _peers.await_news(5.0)
-
-
-def finish() -> None:
-    """Tell the other processes that this one has done its work, or refuses it as they do."""
-    if _peers is not None:
-        _peers.leave()
 
 
 def leave(code: int) -> NoReturn:

@@ -106,7 +106,7 @@ def parse_json(text: str | bytes, path: Path) -> Any:
     """Parse JSON text of a file; raise ValueError if it is damaged."""
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
