@@ -338,7 +338,7 @@ def test_another_run_in_its_place_and_damage_are_refused(experiment, undisturbed
 
 # --- whole processes ------------------------------------------------------------------------------
 
-KILLS = 5
+KILLS = 3
 PRIVATE = ["--epsilon", "3"]
 
 
@@ -387,8 +387,7 @@ def kill_after(arguments: list[str], devices: int, words: str, lines: int) -> No
 
 @pytest.mark.usefixtures("kept_programs")
 @pytest.mark.thorough
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("private", [PRIVATE, []], ids=["private", "not private"])
+@pytest.mark.parametrize(("devices", "private"), [(1, PRIVATE), (2, [])])
 def test_processes_that_are_killed_go_on_bit_for_bit(tmp_path, devices, private):
     flags = [
         "--quiet", "--data", "synthetic", "--clients", "10", "--loss", "squared",
@@ -426,8 +425,7 @@ learning-rate = [0.1, 0.4]
 
 @pytest.mark.usefixtures("kept_programs")
 @pytest.mark.thorough
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_sweep_that_is_killed_goes_on_bit_for_bit(tmp_path, devices):
+def test_a_sweep_that_is_killed_goes_on_bit_for_bit(tmp_path):
     file = tmp_path / "sweep.toml"
     file.write_text(SWEEP)
 
@@ -435,11 +433,11 @@ def test_a_sweep_that_is_killed_goes_on_bit_for_bit(tmp_path, devices):
         return ["sweep", str(file), "--out", str(tmp_path / out), "--quiet",
                 "--checkpoint-every", "4"]  # fmt: skip
 
-    finish(command("whole"), devices)
-    chance = random.Random(devices)
+    finish(command("whole"), 2)
+    chance = random.Random(2)
     for _ in range(KILLS):
-        kill_after(command("killed"), devices, "round", chance.randrange(12))
-    finish(command("killed"), devices)
+        kill_after(command("killed"), 2, "round", chance.randrange(12))
+    finish(command("killed"), 2)
     envelopes = ((tmp_path / out / "envelopes.parquet").read_bytes() for out in ("whole", "killed"))
     assert next(envelopes) == next(envelopes)
     whole, killed = (
@@ -457,18 +455,17 @@ def test_a_sweep_that_is_killed_goes_on_bit_for_bit(tmp_path, devices):
 
 @pytest.mark.usefixtures("kept_programs")
 @pytest.mark.thorough
-@pytest.mark.parametrize("private", [PRIVATE, []], ids=["private", "not private"])
-def test_a_tuning_that_is_killed_goes_on_bit_for_bit(tmp_path, private):
+def test_a_tuning_that_is_killed_goes_on_bit_for_bit(tmp_path):
     def command(out: str) -> list[str]:
         return [
             "tune", "--quiet", "--data", "synthetic", "--clients", "10", "--loss", "squared",
             "--learning-rate", "0.01", "--local-steps", "1", "--rounds", "6", "--eval-every", "1",
             "--wrt", "learning-rate", "--seeds", "2", "--steps", "4", "--compare-grid", "2",
-            "--checkpoint-every", "2", *private, "--out", str(tmp_path / out),
+            "--checkpoint-every", "2", *PRIVATE, "--out", str(tmp_path / out),
         ]  # fmt: skip
 
     finish(command("whole"), 2)
-    chance = random.Random(str(private))
+    chance = random.Random(1)
     for _ in range(KILLS):
         kill_after(command("killed"), 2, "", chance.randrange(20))
     if not RunDirectory(tmp_path / "killed" / "run").is_finished():
