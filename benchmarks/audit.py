@@ -33,12 +33,12 @@ MakeAlgorithm = Callable[[fjs.Task], fjs.Algorithm]
 # --- mechanisms broken on purpose -----------------------------------------------------------------
 
 
-def half_the_noise(mechanism: fjs.Mechanism) -> fjs.Mechanism:
-    """Draw noise of half the standard deviation that is charged."""
+def half_the_noise(mechanism: fjs.Mechanism, share: float = 0.5) -> fjs.Mechanism:
+    """Draw noise of half, or a share, of the standard deviation that is charged."""
 
     def release(accumulator, denominator, key, state, hparams, round_):
         z = hparams.noise_multiplier
-        half = hparams.replace(noise_multiplier=z / 2)
+        half = hparams.replace(noise_multiplier=z * share)
         out = mechanism.release(accumulator, denominator, key, state, half, round_)
         return out._replace(noise_multiplier=z)
 

@@ -14,15 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.algorithm import Metrics
-from fedjaxsim.data.population import Population
+from fedjaxsim.data.population import Population, with_other_rows
 from fedjaxsim.engine.state import PARTS
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.simulation import Simulation, SimulationState, with_parts
 
 PyTree = Any
-_LARGE = 1e3
-"""Standard deviation of the numbers that replace a client's data."""
 
 
 class NothingTestedError(ValueError):
@@ -88,7 +86,7 @@ def check_billboard(
     if not clients:
         raise NothingTestedError(f"no client took part in {rounds} rounds, so nothing was tested")
     for client in clients:
-        changed = _altered(simulation.population, client, seed)
+        changed = with_other_rows(simulation.population, [client], seed)
         if build is None:
             second = first.with_population(changed)
         else:
@@ -222,29 +220,6 @@ def _digests(messages: jax.Array) -> jax.Array:
     place = jnp.arange(words.shape[1], dtype=jnp.uint32) * jnp.uint32(0x9E3779B1)
     mixed = (words ^ place) * jnp.uint32(0x85EBCA6B)
     return jnp.sum((mixed ^ (mixed >> 15)) * jnp.uint32(0xC2B2AE35), axis=1, dtype=jnp.uint32)
-
-
-# --- other data -----------------------------------------------------------------------------------
-
-
-def _altered(population: Population, client: int, seed: int) -> Population:
-    """Return the population with other rows of one client, as many in every split.
-
-    Floats become large random numbers; an integer, such as a label, becomes the next larger one
-    that occurs, and the largest becomes the smallest.
-    """
-    rng = np.random.default_rng((seed, client))
-    rows = np.concatenate([ranges.rows(client) for ranges in population.splits.values()])
-    fields = {}
-    for name, values in population.fields.items():
-        new = np.array(values)
-        if np.issubdtype(new.dtype, np.integer):
-            occurring, index = np.unique(values, return_inverse=True)
-            new[rows] = occurring[(index.reshape(values.shape)[rows] + 1) % len(occurring)]
-        else:
-            new[rows] = _LARGE * rng.normal(size=new[rows].shape)
-        fields[name] = new
-    return dataclasses.replace(population, fields=fields)
 
 
 # --- comparing, bit for bit -----------------------------------------------------------------------

@@ -55,10 +55,14 @@ class Attack(NamedTuple):
       score: `(evidence) -> (n,)`, higher if the canary more likely sent. The stated confidence
         needs scores that are independent between the canaries of a run when the guarantee holds;
         otherwise use one canary per run.
+      signal: `(evidence) -> (T, n)`: each round's release along each direction: 1 if the canary's
+        message is in it, plus independent noise of deviation z, all times one unknown number; see
+        `noise.noise_tests`. None if the releases of the mechanism are no such sums.
     """
 
     observe: Callable[[PyTree, jax.Array], PyTree]
     score: Callable[[Evidence], np.ndarray]
+    signal: Callable[[Evidence], np.ndarray] | None = None
 
 
 def likelihood_ratio() -> Attack:
@@ -83,19 +87,27 @@ def likelihood_ratio() -> Attack:
             )
         return jnp.matmul(directions, flat, precision=_EXACT)
 
+    def signal(evidence):
+        unit = float(np.asarray(evidence.hparams.get("clip_norm", math.inf)))
+        clients = evidence.sampling_rate * evidence.num_clients
+        return evidence.observed * clients / (unit if math.isfinite(unit) else 1.0)
+
     def score(evidence):
-        p, hparams = evidence.sampling_rate, evidence.hparams
-        z = np.asarray(hparams.get("noise_multiplier", 0.0), np.float64)
-        unit = float(np.asarray(hparams.get("clip_norm", math.inf)))
-        x = evidence.observed * p * evidence.num_clients / (unit if math.isfinite(unit) else 1.0)
-        z = np.broadcast_to(z[: len(x)] if z.ndim else z, len(x))[:, None]  # (T, 1)
+        p, x = evidence.sampling_rate, signal(evidence)
+        z = noise_of(evidence.hparams, len(x))[:, None]
         if np.any(z == 0):
             return x.sum(axis=0)
         present = (x - 0.5) / z**2 + math.log(p)
         absent = math.log1p(-p) if p < 1 else -math.inf
         return np.logaddexp(present, absent).sum(axis=0)
 
-    return Attack(observe, score)
+    return Attack(observe, score, signal)
+
+
+def noise_of(hparams: Hyperparameters, rounds: int) -> np.ndarray:
+    """Return the noise multiplier of each round, (T,) float64; zeros without noise."""
+    z = np.asarray(hparams.get("noise_multiplier", 0.0), np.float64)
+    return np.broadcast_to(z[:rounds] if z.ndim else z, rounds)
 
 
 class _Shared(NamedTuple):

@@ -5,7 +5,8 @@ releases that separates senders from the others better than (ε, δ) allows refu
 Algorithm, population, sampler, mechanism, loop and ledger are those of the audited simulation.
 
 A bound below the reported ε proves nothing: other attacks may be stronger. A bound above it means
-that some part of the simulation differs from its accountant's model.
+that some part of the simulation differs from its accountant's model. The same runs test the noise
+itself (`audit/noise.py`), and whether the canaries' data reach the messages of other clients.
 """
 
 import dataclasses
@@ -17,7 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.audit.attacks import Attack, Evidence, likelihood_ratio, with_canaries
+from fedjaxsim.audit.attacks import Attack, Evidence, likelihood_ratio, noise_of, with_canaries
+from fedjaxsim.audit.noise import NoiseTest, noise_tests
+from fedjaxsim.data.population import with_other_rows
 from fedjaxsim.extras import importing
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.assumptions import default_delta
@@ -45,11 +48,13 @@ class Bound:
       delta: δ.
       epsilon: lower bound on ε in nats, at the audit's confidence.
       reported: the simulation's ε for zero-out and joint DP; None if it reports none.
+      most: the bound that an attack without errors would have proven.
     """
 
     delta: float
     epsilon: float
     reported: float | None
+    most: float
 
     @property
     def violated(self) -> bool:
@@ -69,6 +74,10 @@ class AuditResult:
       runs: the number of runs.
       rounds: T, rounds of each run.
       sent: the number of canaries that sent their message, in all runs.
+      noise: tests of the noise; empty for mechanisms whose releases are no sums with Gaussian noise
+        of a fixed scale. They share the confidence with the bounds.
+      cross_talk: whether other data of the canaries, in an otherwise equal run, changed anything
+        that the server published. Their own messages do not depend on their data.
     """
 
     bounds: tuple[Bound, ...]
@@ -77,18 +86,24 @@ class AuditResult:
     runs: int
     rounds: int
     sent: int
+    noise: tuple[NoiseTest, ...] = ()
+    cross_talk: bool = False
 
     @property
     def violated(self) -> bool:
-        """Return whether the report is refuted at some δ."""
-        return any(bound.violated for bound in self.bounds)
+        """Return whether the report is refuted: at some δ, by the noise, or by cross-talk."""
+        return self.cross_talk or any(each.violated for each in (*self.bounds, *self.noise))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dictionaries."""
-        bounds = [{**dataclasses.asdict(b), "violated": b.violated} for b in self.bounds]
+        bounds, noise = (
+            [{**dataclasses.asdict(each), "violated": each.violated} for each in several]
+            for several in (self.bounds, self.noise)
+        )
         return {
             **dataclasses.asdict(self),
             "bounds": bounds,
+            "noise": noise,
             "adjacency": "zero_out",
             "view": "joint_dp",
             "violated": self.violated,
@@ -104,13 +119,21 @@ class AuditResult:
         for bound in self.bounds:
             reported = "none" if bound.reported is None else f"{bound.reported:.4g}"
             lines.append(
-                f"  δ = {bound.delta:.3g}: ε ≥ {bound.epsilon:.4g}, reported {reported}"
-                + ("  VIOLATED" if bound.violated else "")
+                f"  δ = {bound.delta:.3g}: ε ≥ {bound.epsilon:.4g}, at most {bound.most:.3g} could "
+                f"be shown, reported {reported}" + ("  VIOLATED" if bound.violated else "")
             )
-        if all(bound.reported is None for bound in self.bounds):
-            lines.append("  No ε is reported, so there is nothing to refute.")
-        elif self.violated:
+        lines += [f"  {test}" + ("  VIOLATED" if test.violated else "") for test in self.noise]
+        if not self.noise:
+            lines.append("  The noise itself was not tested: this attack does not know its law.")
+        heard = "changed" if self.cross_talk else "changed no bit of"
+        lines.append(
+            f"  other data of the canaries {heard} what the server published"
+            + ("  VIOLATED" if self.cross_talk else "")
+        )
+        if self.violated:
             lines.append("  The reported guarantee does not hold.")
+        elif all(bound.reported is None for bound in self.bounds):
+            lines.append("  No ε is reported, so there is nothing to refute.")
         else:
             lines.append("  Not refuted. That is no proof: other attacks may be stronger.")
         return "\n".join(lines)
@@ -173,30 +196,62 @@ def audit(
 
     rate = float(audited.sampling.rate(hparams.as_arrays()))
     m, root = audited.num_clients, jax.random.key(seed, impl="threefry2x32")
-    state, scores, sends = None, [], []
-    for run in range(runs):
+
+    def one_run(simulation, run):
+        """Return the last state of a run, and the coins of its canaries."""
         coins = np.random.default_rng((seed, 1, run)).random(len(ids)) < 0.5
-        state = audited.init(jax.random.fold_in(root, run), hparams)
+        state = simulation.init(jax.random.fold_in(root, run), hparams)
         personal = state.personal._replace(sends=jnp.asarray(np.isin(np.arange(m), ids[coins])))
-        state, _ = audited.run(dataclasses.replace(state, personal=personal), hparams, rounds)
+        state = dataclasses.replace(state, personal=personal)
+        return simulation.run(state, hparams, rounds)[0], coins
+
+    evidences, sends, first = [], [], None
+    for run in range(runs):
+        state, coins = one_run(audited, run)
         observed = jax.tree.map(lambda a: np.asarray(a, np.float64), state.shared.observed)
         took_part = np.asarray(state.personal.took_part)
-        evidence = Evidence(observed, took_part, ids, directions, hparams, rate, m)
-        scores.append(np.asarray(attack.score(evidence)))
+        evidences.append(Evidence(observed, took_part, ids, directions, hparams, rate, m))
         sends.append(coins)
+        first = jax.tree.map(np.asarray, state.shared) if run == 0 else first
         if on_run is not None:
             on_run(run + 1, runs)
-    assert state is not None
-    score, sent = np.concatenate(scores), np.concatenate(sends)
+    score = np.concatenate([np.asarray(attack.score(each)) for each in evidences])
+    sent = np.concatenate(sends)
+    other = audited.with_population(with_other_rows(audited.population, ids.tolist(), seed))
+    again, _ = one_run(other, 0)
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(again.shared), strict=True)
+    cross_talk = any(one.tobytes() != np.asarray(two).tobytes() for one, two in pairs)
+
+    noise, share = (), confidence
+    z = noise_of(hparams, rounds)
+    if attack.signal is not None and _has_fixed_noise(audited, hparams) and np.all(z > 0):
+        share = (1 + confidence) / 2
+        signal = np.stack([attack.signal(each) for each in evidences])
+        present = np.stack([
+            each.took_part[ids].T & coins for each, coins in zip(evidences, sends, strict=True)
+        ])  # fmt: skip
+        noise = noise_tests(signal, present, z, share)
 
     def by_simulation(delta):
-        return audited.guarantee(state, delta).find("zero_out").epsilon
+        return audited.guarantee(again, delta).find("zero_out").epsilon
 
     reported = by_simulation if reported is None else reported
     deltas = sorted({delta, *(value for value in DELTAS if value > delta)})
-    epsilons = lower_bounds(score[sent], score[~sent], deltas, confidence, seed)
-    bounds = [Bound(d, e, reported(d)) for d, e in zip(deltas, epsilons, strict=True)]
-    return AuditResult(tuple(bounds), confidence, len(ids), runs, rounds, int(sent.sum()))
+    epsilons = lower_bounds(score[sent], score[~sent], deltas, share, seed)
+    perfect = lower_bounds(np.ones(sent.sum()), np.zeros((~sent).sum()), deltas, share, seed)
+    bounds = tuple(
+        Bound(d, e, reported(d), most) for d, e, most in zip(deltas, epsilons, perfect, strict=True)
+    )
+    return AuditResult(
+        bounds, confidence, len(ids), runs, rounds, int(sent.sum()), noise, cross_talk
+    )
+
+
+def _has_fixed_noise(simulation: Simulation, hparams: Hyperparameters) -> bool:
+    """Return whether releases have Gaussian noise of deviation z C, C a constant."""
+    mechanism = simulation.mechanism
+    state = jax.eval_shape(mechanism.init, hparams.as_arrays())
+    return mechanism.event.kind == "gaussian" and not jax.tree.leaves(state)
 
 
 def lower_bounds(

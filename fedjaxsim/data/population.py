@@ -22,6 +22,9 @@ from fedjaxsim.data.arrays import (
 from fedjaxsim.data.minibatches import Generate
 from fedjaxsim.data.ranges import SPLITS, Ranges, check_ranges, consecutive
 
+_LARGE = 1e3
+"""Standard deviation of the numbers that replace a client's rows."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Population:
@@ -214,6 +217,27 @@ class Population:
         counts = self.counts[clients]
         rows = Ranges(self.splits["train"].start[clients], counts.sum(axis=1, dtype=np.int32))
         return self.of_rows(rows.all_rows(), counts, clients)
+
+
+def with_other_rows(population: Population, clients: Sequence[int], seed: int) -> Population:
+    """Return the population with other rows of some clients, as many in every split.
+
+    Floats become large random numbers; an integer, such as a label, becomes the next larger one
+    that occurs, and the largest becomes the smallest.
+    """
+    rng = np.random.default_rng((seed, *clients))
+    splits = population.splits.values()
+    rows = np.concatenate([ranges.rows(client) for client in clients for ranges in splits])
+    fields = {}
+    for name, values in population.fields.items():
+        new = np.array(values)
+        if np.issubdtype(new.dtype, np.integer):
+            occurring, index = np.unique(values, return_inverse=True)
+            new[rows] = occurring[(index.reshape(values.shape)[rows] + 1) % len(occurring)]
+        else:
+            new[rows] = _LARGE * rng.normal(size=new[rows].shape)
+        fields[name] = new
+    return dataclasses.replace(population, fields=fields)
 
 
 def _as_names(names: Sequence[str] | np.ndarray | None, clients: int) -> np.ndarray:

@@ -176,6 +176,8 @@ def test_a_sound_mechanism_is_not_accused_at_full_participation(bench):
     assert "no proof" in str(result)
     assert result.confidence == 1 - 1e-6
     assert result.bounds[0].epsilon > 0  # nor is the audit blind
+    assert len(result.noise) == 4  # 20 rounds of all runs are too few for 400 directions
+    assert not result.cross_talk
     for bound in result.bounds:
         np.testing.assert_allclose(bound.reported, gdp.epsilon(bound.delta, 1.0), rtol=1e-6)
 
@@ -194,6 +196,41 @@ def test_half_the_noise_is_caught(bench):
     )
     assert result.violated
     assert "does not hold" in str(result)
+
+
+def few(bench, mechanism):
+    """Audit 50 canaries among 60 clients, 20 times; bounds on ε see little of so few."""
+    return bench.run(
+        60, full_participation(), mechanism, bench.quiet,
+        bench.FULL | {"noise_multiplier": 1.0}, 4, 50, 20,
+    )  # fmt: skip
+
+
+def test_less_noise_than_bounds_can_see_is_caught_by_the_noise_itself(bench):
+    result = few(bench, bench.half_the_noise(gaussian(), 0.7))
+    assert result.violated
+    assert not any(bound.violated for bound in result.bounds)
+    assert not result.cross_talk
+    assert all(0.7 < test.found_below < 1 for test in result.noise[:3])
+    assert "noise in all rounds: 0.7" in str(result)
+    # An attack without errors could have shown more than this one did.
+    assert all(bound.epsilon < bound.most for bound in result.bounds)
+
+
+def test_data_of_canaries_that_reach_other_messages_are_caught(bench, monkeypatch):
+    def leaking(*given, filled, work=program.work):
+        worked, rows = work(*given, filled=filled), given[-2]
+        leak = 1e-3 * jnp.max(rows.fields["x"])
+        total = jax.tree.map(lambda leaf: leaf + leak, worked.accumulator.total)
+        return worked._replace(accumulator=worked.accumulator._replace(total=total))
+
+    monkeypatch.setattr(program, "work", leaking)
+    result = few(bench, gaussian())
+    assert result.cross_talk
+    assert result.violated
+    assert not any(test.violated for test in (*result.bounds, *result.noise))
+    assert "changed what the server published" in str(result)
+    assert json.loads(json.dumps(result.to_json()))["cross_talk"]
 
 
 def test_clients_that_are_not_clipped_are_caught(bench):

@@ -31,7 +31,7 @@ def test_an_audit_of_a_sound_simulation_refutes_nothing(ask_json, tmp_path):
 def test_the_exit_code_of_an_audit_says_whether_epsilon_is_refuted(
     ask, monkeypatch, reported, code
 ):
-    bound = canaries.Bound(1e-3, 1.0, reported)
+    bound = canaries.Bound(1e-3, 1.0, reported, 4.0)
     result = canaries.AuditResult((bound,), 0.99, 8, 5, 2, 20)
     monkeypatch.setattr(canaries, "audit", lambda *arguments, **options: result)
     assert str(result) in ask(AUDIT, code)
