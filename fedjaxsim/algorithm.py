@@ -95,6 +95,9 @@ class Algorithm(NamedTuple):
       public: sentences on numbers that may depend on private data but are taken as public, such as
         the server's divisor; a guarantee names them among its assumptions.
       warm_start: functions for a stage after, or before, a stage of another algorithm.
+      example_epsilon: `(hparams) -> ε`, (): each round, a client's message is ε-differentially
+        private for each of its examples, by the client's own noise; charged to an account of its
+        own. None without such noise.
     """
 
     init: Callable[[jax.Array, Hyperparameters], tuple[PyTree, PyTree]]
@@ -109,3 +112,4 @@ class Algorithm(NamedTuple):
     predict_with_data: (
         Callable[[PyTree, PyTree, Any, Hyperparameters, jax.Array], PyTree] | None
     ) = None
+    example_epsilon: Callable[[Hyperparameters], jax.Array] | None = None

@@ -25,6 +25,7 @@ from fedjaxsim.engine.loop import Run as Run
 from fedjaxsim.engine.processes import from_all, is_first
 from fedjaxsim.engine.segments import Record, Segment
 from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.privacy.assumptions import STOPPING
 from fedjaxsim.records import MetricsFile as MetricsFile
 from fedjaxsim.records import Records as Records
 from fedjaxsim.report.files import strict
@@ -180,7 +181,7 @@ class Patience(Callback):
         larger is better.
     """
 
-    initial = True
+    initial, public = True, (STOPPING,)
 
     def __init__(self, evaluations: int):
         self._evaluations, self.memory = evaluations, []

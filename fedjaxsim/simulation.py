@@ -174,7 +174,8 @@ class Simulation:
             does not suit what the algorithm sends, or a function returns what the engine or the
             task cannot use.
         """
-        return self.setup.compiled.init(*self.setup.check_start(key, hparams))
+        state = self.setup.compiled.init(*self.setup.check_start(key, hparams))
+        return self.setup.with_account(state)
 
     def start_from(
         self,
@@ -301,7 +302,7 @@ class Simulation:
             self._delta(delta),
             self.setup.accountant,
             draws=ledger.drawn(privacy),
-            assumed=self.setup.public,
+            assumed=privacy.public,
         )
 
     def epsilon(self, state: SimulationState, delta: float | None = None) -> jax.Array:

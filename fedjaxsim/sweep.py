@@ -15,9 +15,9 @@ from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.segments import History
 from fedjaxsim.engine.shard import CLIENTS, RUNS, shard
-from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.engine.state import SimulationState, with_public
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.privacy.assumptions import default_delta
+from fedjaxsim.privacy.assumptions import SHARED_SEED, default_delta
 from fedjaxsim.simulation import Simulation
 
 
@@ -119,6 +119,8 @@ class SimulationBatch:
     def init(self, key: jax.Array | int) -> SimulationState:
         """Return the state before the first round, with an axis of runs in the parts that vary.
 
+        A report of any of several runs says that they share their noise.
+
         Args:
           key: as in `Simulation.init`.
 
@@ -126,7 +128,8 @@ class SimulationBatch:
           ValueError: as `Simulation.init`.
         """
         key, _ = self.simulation.setup.check_start(key, self.settings[0])
-        return self._compiled.init(key, self._hparams)
+        setup, shared = self.simulation.setup, (SHARED_SEED,) if self.size > 1 else ()
+        return with_public(self._compiled.init(key, self._hparams), (*setup.public, *shared))
 
     def run(
         self,

@@ -27,9 +27,7 @@ from fedjaxsim.hyperparameters import (
     reads,
 )
 from fedjaxsim.kernels import threefry
-from fedjaxsim.privacy.accounting import randomized_response
 from fedjaxsim.privacy.clipping import clip_by_global_norm
-from fedjaxsim.privacy.guarantee import Guarantee
 from fedjaxsim.privacy.mechanisms import CLIP_NORM
 from fedjaxsim.privacy.noise import normal, radius
 from fedjaxsim.tasks.task import Task
@@ -70,10 +68,8 @@ _MAPS = {
     "relationship": relationship,
 }
 
-_NOISED_EXAMPLES = (
-    "Clients add noise of their own to protect single examples: that guarantee is no part of this "
-    "ε, which is for whole clients; `example_guarantee` states it."
-)
+_EXAMPLE_NOISE = 0x6578616D
+"""Folded into a client's key for the noise that protects its examples."""
 
 
 class Published(NamedTuple):
@@ -175,7 +171,8 @@ def mpmtl(
         ("strongly-convex"), the paper's for η = 1/L; then μ = `hparams.ridge` > 0.
       protect_examples: Whether a client adds noise b of density ∝ exp(−(ε/(2K)) ‖b‖) to w̃_i, clips
         again, sends the result and continues from it (Algorithm 5, which prints the inverse of the
-        factor); ε = `hparams.example_epsilon` is for one round. See `example_guarantee`.
+        factor). One example moves w̃_i by at most 2K, so each round is ε-differentially private for
+        it (Proposition 4), ε = `hparams.example_epsilon`; the report composes the rounds.
       server_map: the map from releases to M; by default the proximal map of the penalty.
 
     Raises:
@@ -219,7 +216,8 @@ def mpmtl(
         message = z - step
         clipped = clip_by_global_norm(message, hparams.clip_norm).message
         if protect_examples:
-            message = clipped = _noised(clipped, hparams, context.key)
+            key = threefry.fold_in(context.key, _EXAMPLE_NOISE)
+            message = clipped = _noised(clipped, hparams, key)
         kept = None if z_q is None else after(z_q - step, hat_q)
         return Personal(after(clipped, hat), kept), message, {"loss": loss}
 
@@ -246,50 +244,8 @@ def mpmtl(
         predict,
         task,
         check=check,
-        public=(_NOISED_EXAMPLES,) if protect_examples else (),
         warm_start=WarmStart(start),
-    )
-
-
-def example_guarantee(example_epsilon: float, rounds: int, delta: float = 0.0) -> Guarantee:
-    """Return the guarantee of `protect_examples`: (ε, δ)-DP of every single example.
-
-    One example moves a client's clipped message by at most 2K, so each round's noise makes it
-    ε-differentially private (Algorithm 5, Proposition 4). Rounds compose as randomized response.
-
-    Args:
-      example_epsilon: ε of one round.
-      rounds: T.
-      delta: δ in [0, 1); with 0, ε is the sum.
-
-    Raises:
-      ValueError: if an argument is out of range.
-    """
-    if not example_epsilon > 0 or rounds < 0:
-        raise ValueError(
-            "example_epsilon must be positive and rounds at least 0, got "
-            f"{example_epsilon} and {rounds}"
-        )
-    answers = [randomized_response.Answers(example_epsilon, example_epsilon, rounds)]
-    epsilon = (
-        randomized_response.profile(answers).epsilon(delta) if delta else rounds * example_epsilon
-    )
-    protected = np.isfinite(epsilon)
-    return Guarantee(
-        epsilon=float(epsilon) if protected else None,
-        delta=delta,
-        adjacency="replace",
-        view="released_sequence",
-        sampling="full",
-        accountant="randomized_response",
-        status="upper_bound" if protected else "none",
-        assumptions=(
-            "One example of one client is replaced; its number of examples is public.",
-            "It holds against all who see the client's messages, the server included, and not "
-            "against the client itself.",
-        ),
-        reason="" if protected else "no noise was added",
-        unit="example",
+        example_epsilon=(lambda hparams: hparams.example_epsilon) if protect_examples else None,
     )
 
 

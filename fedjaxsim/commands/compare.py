@@ -1,7 +1,7 @@
 """The tables and the figure of `fedjaxsim compare`."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedjaxsim import metrics
@@ -9,6 +9,10 @@ from fedjaxsim.report import seeds
 from fedjaxsim.report.files import print_json
 from fedjaxsim.report.progress import print_rows, print_table
 from fedjaxsim.runs.directory import drawn_twice, named
+
+
+def _of(run: str, assumed: Mapping[str, Sequence[str]]) -> list[str]:
+    return [sentence for sentence, names in assumed.items() if run in names]
 
 
 def prepare_compare(paths: Sequence[Path], out: Path | None, *, json: bool) -> Callable[[], int]:
@@ -24,8 +28,11 @@ def prepare_compare(paths: Sequence[Path], out: Path | None, *, json: bool) -> C
 
         plots.check_path(out)
     rows, runs, directories = [], {}, named(paths)
+    assumed: dict[str, list[str]] = {}
     for name, directory in directories.items():
         rows.append({"run": name, **directory.summary()})
+        for sentence in directory.assumed():
+            assumed.setdefault(sentence, []).append(name)
         config = directory.config() if len(paths) > 1 else {}
         runs[name] = seeds.FinishedRun(config, directory.summary(), directory.metrics())
     systems = seeds.systems(runs)
@@ -35,9 +42,12 @@ def prepare_compare(paths: Sequence[Path], out: Path | None, *, json: bool) -> C
     def work() -> int:
         compared = seeds.compared(systems) if several else []
         if json:
-            print_json({"runs": rows, "systems": compared} if several else rows)
+            shown = [row | {"assumed": _of(row["run"], assumed)} for row in rows]
+            print_json({"runs": shown, "systems": compared} if several else shown)
         else:
             print_table(rows)
+            for sentence, names in assumed.items():
+                print(f"{', '.join(names)}: {sentence}")
         if several and not json:
             label = metrics.label(compared[0]["metric"])
             headings = ["system", "seeds", label, f"minus {systems[0].label}", "p (Holm)"]

@@ -25,7 +25,7 @@ from fedjaxsim.report.progress import (
 )
 from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.directory import CONFIG, FINETUNE, GUARANTEE, RunDirectory
-from fedjaxsim.runs.execute import STOPPING, Executed, about, describe, execute, spent_in_all
+from fedjaxsim.runs.execute import Executed, about, describe, execute, spent_in_all
 from fedjaxsim.runs.finetuning import Finetuning
 from fedjaxsim.runs.fingerprints import digest, fingerprint_of
 from fedjaxsim.runs.own_check import check_own_code
@@ -311,10 +311,11 @@ def print_results(finished: Sequence[tuple[Stage, Executed]], *, explain: bool) 
         print(f"stages: {stages}; the guarantee is of all of them")
     file = None if last.path is None else last.path / GUARANTEE
     print_guarantee(done.report, file, explain=explain)
-    if config.patience is not None and not explain:
-        print(STOPPING)
-    if NO_RELEASE in done.report.assumed and not explain:
-        print(NO_RELEASE)
+    if not explain:
+        parts = last.experiment.simulation.setup.public
+        choices = [each for each in done.state.privacy.public if each not in parts]
+        for sentence in (*choices, *({NO_RELEASE} & {*done.report.assumed})):
+            print(sentence)
 
 
 def _warn_of(stage: Stage, done: Executed) -> None:

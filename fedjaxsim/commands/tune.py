@@ -271,7 +271,8 @@ class _Tuning:
             say(f"{path.stopped}: start elsewhere")
             return 1
         tuned = tuned_settings(source.final.config, best.point)
-        directory.write_tuned(tuned, source.statement)
+        tuned = tuned.replace(public=(*tuned.public, source.statement))
+        directory.write_tuned(tuned)
         headings = ["", *map(flag, self.start), f"{self.metric} on seeds", "run-equivalents"]
         print_rows(headings, compared_points(directory.read()), padding=(0, 1, 0, 0))
         fell = with_error(found.gain, found.standard_error)
@@ -280,7 +281,6 @@ class _Tuning:
             fell = with_error(test["gain"], test["standard_error"])
             print(f"on as many fresh seeds it fell by {fell} (paired t test, p = {test['p']:.2g})")
         finished = not self.stop.is_set() and self._run(tuned)
-        print(source.statement)
         print(SHARED_SEED)
         print(f"files in {directory.path}")
         if finished:

@@ -140,6 +140,7 @@ def _of_settings(program: Program, axes: Hyperparameters, size: int) -> Program:
             server=many(one.server, 0, 0, axes, None),
             predict=many(one.predict, 0, 0, axes, None),
             predict_with_data=None if one.predict_with_data is None else predict_with_data,
+            example_epsilon=one.example_epsilon and many(one.example_epsilon, axes),
         ),
         mechanism=mechanism._replace(
             init=many(mechanism.init, axes),

@@ -50,6 +50,7 @@ class Checkpoint(NamedTuple):
       leaves: type and shape of the state's leaves, by name, in their order in the file.
       accounts: sampler, mechanism and number of entries of each account of the state's ledger.
       keys: number of keys that the state has drawn from; the ledger has a record of each.
+      public: the sentences of the ledger.
       skipped: the reasons why later checkpoints in its folder cannot be read.
     """
 
@@ -61,6 +62,7 @@ class Checkpoint(NamedTuple):
     leaves: Mapping[str, tuple[str, list[int]]]
     accounts: list[tuple[dict[str, Any], dict[str, Any], int]]
     keys: int
+    public: list[str]
     skipped: tuple[str, ...] = ()
 
     @property
@@ -109,7 +111,8 @@ class Checkpoint(NamedTuple):
         if known != kinds:
             charges = tuple(ledger.no_charges(*kind) for kind in kinds)
             privacy = dataclasses.replace(privacy, charges=charges)
-        privacy = dataclasses.replace(privacy, draws=privacy.draws[:1] * self.keys)
+        draws, public = privacy.draws[:1] * self.keys, tuple(self.public)
+        privacy = dataclasses.replace(privacy, draws=draws, public=public)
         return dataclasses.replace(like, privacy=privacy)
 
 
@@ -156,6 +159,7 @@ class CheckpointFolder:
                 for a in privacy.charges
             ],
             "keys": len(privacy.draws),
+            "public": privacy.public,
         }
         header = f"{json.dumps(content)}\n".encode()
 

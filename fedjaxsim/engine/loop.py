@@ -18,7 +18,7 @@ from fedjaxsim.algorithm import Metrics
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.processes import from_all, is_first, to_host
 from fedjaxsim.engine.segments import History, Record, Segment, rows_of
-from fedjaxsim.engine.state import SimulationState, state_of
+from fedjaxsim.engine.state import SimulationState, state_of, with_public
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.events import Adjacency
 from fedjaxsim.privacy.guarantee import spent
@@ -36,6 +36,7 @@ class Callback:
     Attributes:
       everywhere: whether every process calls it; otherwise the first one does.
       initial: whether `segment` is called before the first round, too, with an empty segment.
+      public: sentences on what it does with private data, which every report of the state names.
       memory: a value of JSON that `fjs.callbacks.Checkpoints` may keep, and set before `start`
         when a run resumes.
       run: the run, set before `start`.
@@ -43,6 +44,7 @@ class Callback:
 
     everywhere = True
     initial = False
+    public: tuple[str, ...] = ()
     memory: Any = None
     run: "Run"
 
@@ -113,6 +115,8 @@ class Run:
         """
         called = [each for each in callbacks if getattr(each, "everywhere", True) or is_first()]
         hooked = [each for each in called if isinstance(each, Callback)]
+        stated = (text for each in callbacks for text in getattr(each, "public", ()))
+        state = with_public(state, stated)
         steps = [each.segment if isinstance(each, Callback) else each for each in called]
         history: deque[Segment] = deque(maxlen=keep)
         done, compiled = int(state.round), 0.0

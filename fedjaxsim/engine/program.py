@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.data.population import Population
+from fedjaxsim.engine.accounts import accounts_of, charged
 from fedjaxsim.engine.client_partition import ClientPartition
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
@@ -112,7 +113,7 @@ class Program:
       minibatches: of the local steps.
       layout: choices for speed.
       partition: the clients whose states this program holds.
-      no_charges: `() -> Charges`, the empty account of the sampler and the mechanism.
+      no_charges: `() -> tuple`, the empty accounts; see `engine/accounts.py`.
       charge: `(charges, noise multiplier, sampling rate, round) -> charges`.
       runs: the runs of a batched program; None for a single run.
     """
@@ -124,7 +125,7 @@ class Program:
     minibatches: Minibatches
     layout: Layout
     partition: ClientPartition
-    no_charges: Callable[[], Charges]
+    no_charges: Callable[[], tuple[Charges, ...]]
     charge: Callable[..., Charges] = ledger.charge
     runs: Runs | None = None
 
@@ -154,7 +155,7 @@ class Program:
             shared=shared,
             personal=jax.tree.map(for_all, personal),
             mechanism=self.mechanism.init(hparams),
-            privacy=ledger.with_key(ledger.Ledger((self.no_charges(),)), key),
+            privacy=ledger.with_key(ledger.Ledger(self.no_charges()), key),
             key=key,
             consumed=jnp.zeros(clients, jnp.int32) if consumes else None,
         )
@@ -265,11 +266,10 @@ class Program:
         self, state: SimulationState, hparams: Hyperparameters, drawn: Draw, worked: CohortResult
     ) -> tuple[SimulationState, Metrics]:
         """Release, take the server's step and charge the ledger; return state and metrics."""
-        scheme, event = self.sampling.scheme, self.mechanism.event
         accumulator, round_ = worked.accumulator, state.round
         release = self.mechanism.release(
             accumulator,
-            drawn.rate * scheme.clients,
+            drawn.rate * self.sampling.scheme.clients,
             drawn.noise,
             state.mechanism,
             hparams,
@@ -277,13 +277,12 @@ class Program:
         )
         # From here on the server sees the release alone.
         privacy = state.privacy
-        if event.kind != "no_release":
-            privacy = ledger.update(
-                privacy,
-                scheme,
-                event,
-                lambda charges: self.charge(charges, release.noise_multiplier, drawn.rate, round_),
-            )
+        if self.mechanism.event.kind != "no_release":
+            costs = [(release.noise_multiplier, drawn.rate)]
+            if self.algorithm.example_epsilon is not None:
+                costs.append((self.algorithm.example_epsilon(hparams), jnp.ones(())))
+            accounts = accounts_of(self.algorithm, self.mechanism, self.sampling)
+            privacy = charged(privacy, accounts, self.charge, costs, round_)
             privacy = ledger.drew(privacy, state.key, round_)
         shared = self.algorithm.server(state.shared, release.value, hparams, round_)
         after = dataclasses.replace(

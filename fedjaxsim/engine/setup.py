@@ -17,6 +17,7 @@ import numpy as np
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
+from fedjaxsim.engine.accounts import accounts_of, no_charges
 from fedjaxsim.engine.checks import check_parts
 from fedjaxsim.engine.client_partition import AllClients
 from fedjaxsim.engine.devices import mesh_of
@@ -37,6 +38,7 @@ from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.composition import require_match
 from fedjaxsim.privacy.mechanisms import Mechanism, check_noise
 from fedjaxsim.privacy.samplers import Sampling
+from fedjaxsim.privacy.samplers.law import check_own
 from fedjaxsim.tasks.task import Task, check_rows
 
 PyTree = Any
@@ -108,6 +110,8 @@ class Setup:
         if self.streamed and self.devices is not None:
             raise ValueError("a streamed simulation runs on the first device: leave devices out")
         self._use(self.population)
+        self._lawful: set[float] = set()
+        self._accounts = accounts_of(algorithm, mechanism, self.sampler)
         self._traced: dict[Any, tuple[PyTree, list[Captured]]] = {}
         self.program = Program(
             with_rate(algorithm, self.sampler),
@@ -117,7 +121,7 @@ class Setup:
             self.minibatches,
             self.layout,
             AllClients(m),
-            functools.partial(ledger.no_charges, scheme, event, self.ledger_entries),
+            no_charges(self._accounts, self.ledger_entries),
         )
         if self.streamed:
             self.transformed = stream(self.program)
@@ -234,9 +238,10 @@ class Setup:
     # --- the ledger of a state --------------------------------------------------------------------
 
     def with_account(self, state: SimulationState, begins: bool = False) -> SimulationState:
-        """Return a state of any simulation with an account for the releases of this one."""
-        scheme, event = self.sampler.scheme, self.mechanism.event
-        privacy = ledger.with_account(state.privacy, scheme, event, self.ledger_entries, begins)
+        """Return a state of any simulation with accounts, and assumptions, of this one."""
+        privacy = ledger.with_public(state.privacy, self.public)
+        for scheme, event in self._accounts:
+            privacy = ledger.with_account(privacy, scheme, event, self.ledger_entries, begins)
         return dataclasses.replace(state, privacy=privacy)
 
     def with_room(
@@ -289,6 +294,7 @@ class Setup:
             # Other generators share one stream under vmap, which breaks noise and sampling.
             raise ValueError(f"key must be a typed threefry key, jax.random.key(seed), got {key}")
         hparams = self.check(hparams)
+        check_own(self.sampler, hparams, self._lawful)
         self.message_shapes(key, hparams)
         return key, hparams
 

@@ -6,12 +6,13 @@ the first or, after the clients' axis, the second one.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 import jax
 from jax.tree_util import register_dataclass
 
+from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.ledger import Ledger
 
 PyTree = Any
@@ -69,6 +70,11 @@ PARTS = {
     "consumed": StatePart("clients", varies=False),
 }
 """Owner and variation of each field of the state."""
+
+
+def with_public(state: SimulationState, sentences: Iterable[str]) -> SimulationState:
+    """Return the state with sentences that every report of it names; see `Ledger.public`."""
+    return dataclasses.replace(state, privacy=ledger.with_public(state.privacy, sentences))
 
 
 def map_parts(function: Callable[[StatePart, PyTree], PyTree], state: SimulationState) -> Any:

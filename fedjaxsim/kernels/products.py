@@ -134,6 +134,15 @@ def dense(message: PyTree) -> PyTree:
     return tree_map(one, message)
 
 
+def rows(product: Product) -> jax.Array:
+    """Compute left_kᵀ·right_k of each client, (k, c, d); cleared messages are zero, as in `total`.
+
+    Args:
+      product: the products of k clients, left (k, r, c) and right (k, r, d).
+    """
+    return _without_cleared(lambda right: dense(Product(product.left, right)), product)
+
+
 def total(product: Product) -> jax.Array:
     """Compute Σ_k left_kᵀ·right_k, (c, d), as one matrix product.
 
@@ -149,10 +158,15 @@ def total(product: Product) -> jax.Array:
         left = product.left.reshape(-1, c)
         return jnp.matmul(left.T, right.reshape(-1, d), precision=_EXACT)
 
-    # Looking for NaN in the sum is cheaper than in the factors.
-    sums = multiply(product.right)
-    usable = jnp.all(jnp.isfinite(sums))
-    return jax.lax.cond(usable, lambda: sums, lambda: multiply(_cleared(product)))
+    return _without_cleared(multiply, product)
+
+
+def _without_cleared(multiply: Callable[[jax.Array], jax.Array], product: Product) -> jax.Array:
+    """Return `multiply(right)`, without rows of `right` that meet zeros if it is not finite."""
+    # Looking for NaN in the result is cheaper than in the factors.
+    result = multiply(product.right)
+    usable = jnp.all(jnp.isfinite(result))
+    return jax.lax.cond(usable, lambda: result, lambda: multiply(_cleared(product)))
 
 
 def nonzero(messages: PyTree) -> jax.Array:

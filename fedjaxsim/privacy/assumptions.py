@@ -21,6 +21,10 @@ SHARED_SEED = (
     "Runs of one seed share cohorts and noise here, so that they can be compared: at most one of "
     "them may be published under its ε."
 )
+STOPPING = (
+    "The guarantee covers the rounds done. It does not cover when to stop, which was chosen by "
+    "reading validation rows of the run's own clients without noise."
+)
 SIMULATION = (
     "Noise is drawn in floating point: a simulation of the ideal Gaussian mechanism, not a "
     "hardened deployment."
@@ -28,6 +32,11 @@ SIMULATION = (
 NO_RELEASE = (
     "Rounds without a release (local training, fine-tuning) cost nothing. Publishing personal "
     "models is another matter: each protects all other clients, not its owner."
+)
+OF_EXAMPLES = (
+    "One example of one client is replaced; its number of examples is public.",
+    "Examples are protected from all who see their client's messages, the server included, and not "
+    "from the client itself.",
 )
 _NOTHING_SENT = "No client sends anything."
 

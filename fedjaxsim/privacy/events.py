@@ -10,8 +10,10 @@ SchemeKind = Literal["poisson", "fixed", "capped", "groups", "full"]
 EventKind = Literal["gaussian", "correlated", "pure", "no_release", "unprotected"]
 Adjacency = Literal["zero_out", "replace"]
 View = Literal["joint_dp", "released_sequence"]
+Unit = Literal["client", "example"]
+Status = Literal["exact", "upper_bound", "approximate", "none"]
 
-SCHEMES, _EVENTS = get_args(SchemeKind), get_args(EventKind)
+SCHEMES, _EVENTS, UNITS = get_args(SchemeKind), get_args(EventKind), get_args(Unit)
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 VIEWS: tuple[View, ...] = get_args(View)
 SMALLEST_NOISE, LARGEST_NOISE = 1e-6, 1e12
@@ -93,9 +95,10 @@ class PrivacyEvent:
       bands: of "correlated" noise: the number of rounds whose noise a release adds; see
         `accounting.correlated.coefficients`.
       power: of "correlated" noise.
+      unit: the protected unit. Accounts of different units are never composed.
 
     Raises:
-      ValueError: for an unknown kind, sensitivities that are not positive or not finite, or
+      ValueError: for an unknown kind or unit, sensitivities that are not positive or not finite, or
         `replace` outside [zero_out, 2 zero_out] (zeroing is one replacement; replacing is two
         zeroings).
     """
@@ -105,10 +108,13 @@ class PrivacyEvent:
     replace: float = 2.0
     bands: int = 1
     power: float = 0.5
+    unit: Unit = "client"
 
     def __post_init__(self) -> None:
         if self.kind not in _EVENTS:
             raise ValueError(f"kind must be one of {', '.join(_EVENTS)}, got {self.kind!r}")
+        if self.unit not in UNITS:
+            raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {self.unit!r}")
         for name, value in (("zero_out", self.zero_out), ("replace", self.replace)):
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be positive and finite, got {value}")
@@ -134,6 +140,8 @@ class PrivacyEvent:
 
 GAUSSIAN = PrivacyEvent("gaussian")
 """Release of a sum of clipped vectors with Gaussian noise."""
+EXAMPLE = PrivacyEvent("pure", zero_out=1.0, replace=1.0, unit="example")
+"""Noise of a client on its own message, which protects each of its examples."""
 
 
 def check_delta(delta: float) -> None:

@@ -1,227 +1,32 @@
 """Privacy guarantees of a run: never a bare ε, always with adjacency, view and assumptions."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
 
-from fedjaxsim import notebook
 from fedjaxsim.privacy.accounting import composition
-from fedjaxsim.privacy.accounting.composition import Status
-from fedjaxsim.privacy.assumptions import NO_RELEASE, no_guarantee, not_certified, of_charges
+from fedjaxsim.privacy.assumptions import (
+    NO_RELEASE,
+    OF_EXAMPLES,
+    SECRET_SEED,
+    SIMULATION,
+    no_guarantee,
+    not_certified,
+    of_charges,
+)
 from fedjaxsim.privacy.events import (
     ADJACENCIES,
     VIEWS,
     Adjacency,
     Drawn,
     PrivacySpend,
+    Status,
     View,
     check_delta,
     drawn_twice,
 )
-
-ADJACENCY_TEXT = {
-    "zero_out": "one client's messages become zero (the numbers of add/remove)",
-    "replace": "one client's whole data is replaced",
-}
-VIEW_TEXT = {
-    "joint_dp": "against all other clients together, who know when they took part",
-    "released_sequence": "against a reader of what the server published",
-}
-_STATUS_TEXT = {"exact": "=", "upper_bound": "≤", "approximate": "≈"}
-
-
-def _round_up(epsilon: float) -> float:
-    """Round ε up to five significant digits."""
-    if epsilon == 0:
-        return 0.0
-    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 4)
-    return math.ceil(epsilon / unit) * unit
-
-
-@dataclasses.dataclass(frozen=True)
-class Guarantee:
-    """(ε, δ)-differential privacy of a run, in one adjacency and one view.
-
-    Attributes:
-      epsilon: ε in nats, never rounded down; None where nothing is guaranteed.
-      delta: δ in (0, 1).
-      adjacency: the neighbouring inputs, "zero_out" or "replace".
-      view: the adversary, "joint_dp" (all other clients) or "released_sequence".
-      sampling: the kind of the sampling scheme.
-      accountant: the name of the accountant.
-      status: "exact", "upper_bound", "approximate" (no bound at all) or "none".
-      assumptions: sentences on what the guarantee assumes and does not cover.
-      reason: why there is no guarantee; empty if there is one.
-      unit: the protected unit.
-    """
-
-    epsilon: float | None
-    delta: float
-    adjacency: Adjacency
-    view: View
-    sampling: str
-    accountant: str
-    status: Status
-    assumptions: tuple[str, ...]
-    reason: str = ""
-    unit: Literal["client", "example"] = "client"
-
-    def __str__(self) -> str:
-        """Return one line, as in `zero_out, joint_dp: ε ≤ 1.234 at δ = 1e-05 (pld)`."""
-        who = f"{self.adjacency}, {self.view}"
-        if self.epsilon is None:
-            return f"{who}: no guarantee ({self.reason})"
-        return f"{who}: ε {self.value} at δ = {self.delta:.3g} ({self.accountant})"
-
-    @property
-    def value(self) -> str:
-        """The relation and ε, rounded up, as in `≤ 1.234`; `∞` without a guarantee."""
-        if self.epsilon is None:
-            return "∞"
-        return f"{_STATUS_TEXT[self.status]} {_round_up(self.epsilon):.5g}"
-
-    def largest_power(self, false_positives: float) -> float:
-        """Return the largest true positive rate of any test at the false positive rate α.
-
-        The smaller of e^ε α + δ and 1 − e^−ε (1 − α − δ) (Wasserman and Zhou, 2010; Kairouz, Oh and
-        Viswanath, 2015); 1 where nothing is guaranteed.
-        """
-        if self.epsilon is None:
-            return 1.0
-        steep = min(self.epsilon, 700.0)  # e^700 is about the largest double
-        low = math.exp(steep) * false_positives + self.delta
-        return min(1.0, low, 1 - math.exp(-steep) * (1 - false_positives - self.delta))
-
-
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """All guarantees of one run.
-
-    Attributes:
-      guarantees: one for each adjacency and view.
-      delta: their δ.
-      charges: the charges they were computed from.
-      draws: the rounds drawn from each key; None for a hypothetical run.
-      assumed: further assumptions in sentences, such as numbers computed from private data and
-        taken as public.
-    """
-
-    guarantees: tuple[Guarantee, ...]
-    delta: float
-    charges: tuple[PrivacySpend, ...] = ()
-    draws: tuple[Drawn, ...] | None = None
-    assumed: tuple[str, ...] = ()
-
-    def find(self, adjacency: Adjacency, view: View = "joint_dp") -> Guarantee:
-        """Return the guarantee for one adjacency and view; raise ValueError if there is none."""
-        for guarantee in self.guarantees:
-            if (guarantee.adjacency, guarantee.view) == (adjacency, view):
-                return guarantee
-        known = ", ".join(f"({g.adjacency}, {g.view})" for g in self.guarantees)
-        raise ValueError(f"the report has {known}, but not ({adjacency}, {view})")
-
-    def assuming(self, sentences: Sequence[str]) -> "Report":
-        """Return the report with further assumptions."""
-
-        def wider(known: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(dict.fromkeys((*known, *sentences)))
-
-        found = [
-            dataclasses.replace(each, assumptions=wider(each.assumptions))
-            for each in self.guarantees
-        ]
-        return dataclasses.replace(self, guarantees=tuple(found), assumed=wider(self.assumed))
-
-    def short(self) -> str:
-        """Return one line: `ε ≤ 1 zero-out, ε ≤ 2.2 replace, δ = 0.001 (joint DP, upper bound)`."""
-        shown = [each for each in self.guarantees if each.view == "joint_dp"] or self.guarantees
-        reasons = dict.fromkeys(each.reason for each in shown if each.epsilon is None)
-        words, kinds = [], []
-        for each in shown:
-            adjacency = each.adjacency.replace("_", "-")
-            if each.epsilon is None:
-                words.append(f"no ε {adjacency} ({each.reason})")
-                continue
-            words.append(f"ε {each.value} {adjacency}")
-            kinds.append(each.status.replace("_", " "))
-        if not kinds:
-            why = "; ".join(reasons)
-            return why if why.startswith("no guarantee") else f"no guarantee: {why}"
-        view = "joint DP" if shown[0].view == "joint_dp" else "released sequence"
-        kind = " and ".join(dict.fromkeys(kinds))
-        return f"{', '.join(words)}, δ = {shown[0].delta:.3g} ({view}, {kind})"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain dictionaries: adjacency -> view -> accountant -> the guarantee's fields.
-
-        The report of a run lists its draws as "draws": digest and number of rounds.
-        """
-        nested: dict[str, Any] = {}
-        for guarantee in self.guarantees:
-            fields = dataclasses.asdict(guarantee)
-            fields["assumptions"] = list(guarantee.assumptions)
-            by_view = nested.setdefault(fields.pop("adjacency"), {})
-            by_view.setdefault(fields.pop("view"), {})[fields.pop("accountant")] = fields
-        if self.draws is not None:
-            nested["draws"] = [each._asdict() for each in self.draws]
-        return nested
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "Report":
-        """Read the report that `to_json` wrote, without charges and draws.
-
-        Raises:
-          ValueError: for any other content.
-        """
-        try:
-            found = [
-                Guarantee(
-                    adjacency=adjacency,  # type: ignore[arg-type]
-                    view=view,
-                    accountant=name,
-                    **(fields | {"assumptions": tuple(fields["assumptions"])}),
-                )
-                for adjacency, views in content.items()
-                if adjacency in ADJACENCIES
-                for view, accountants in views.items()
-                for name, fields in accountants.items()
-            ]
-            return cls(tuple(found), found[0].delta)
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
-            raise ValueError(f"it is no privacy report ({error})") from error
-
-    def __repr__(self) -> str:
-        """Return the unit and a line for each guarantee; `str` adds the assumptions."""
-        return "\n".join(["Report of privacy", *(f"  {each}" for each in self.guarantees)])
-
-    def _repr_html_(self) -> str:
-        rows = [
-            [
-                each.adjacency,
-                each.view,
-                f"ε {each.value}" if each.epsilon is not None else f"none: {each.reason}",
-                f"{each.delta:.3g}",
-                each.accountant,
-            ]
-            for each in self.guarantees
-        ]
-        headings = ["adjacency", "view", "guarantee", "δ", "accountant"]
-        shown = notebook.table("Differential privacy", headings, rows)
-        return shown + notebook.details("Assumptions", self._sentences())
-
-    def _sentences(self) -> dict[str, None]:
-        return dict.fromkeys(s for g in self.guarantees for s in g.assumptions)
-
-    def __str__(self) -> str:
-        """Return the guarantees, then their assumptions, each once."""
-        first = self.guarantees[0]
-        lines = [f"Differential privacy, unit: one {first.unit}, {first.sampling} sampling"]
-        lines += [f"  {guarantee}" for guarantee in self.guarantees]
-        meanings = {**ADJACENCY_TEXT, **VIEW_TEXT}
-        lines += [f"  {name}: {text}" for name, text in meanings.items()]
-        return "\n".join([*lines, *(f"  - {sentence}" for sentence in self._sentences())])
+from fedjaxsim.privacy.reports import Guarantee as Guarantee
+from fedjaxsim.privacy.reports import Report as Report
 
 
 def _certified(
@@ -267,7 +72,7 @@ def spent(
     accountant: str | None = None,
 ) -> float:
     """Compute one ε of a `report`, faster; inf if nothing is guaranteed (by the accountant)."""
-    costly = _costly(charges)
+    costly = _costly([charged for charged in charges if charged.event.unit == "client"])
     if not costly:
         return 0.0
     if any(map(no_guarantee, costly)):
@@ -284,6 +89,20 @@ def _costly(charges: Sequence[PrivacySpend]) -> list[PrivacySpend]:
         for charged in charges
         if charged.event.kind != "no_release" and (charged.entries or charged.overflowed)
     ]
+
+
+def _of_examples(
+    charges: Sequence[PrivacySpend], delta: float, assumed: Sequence[str]
+) -> Guarantee:
+    """Return the guarantee of single examples."""
+    epsilon, name, status = None, "none", "none"
+    why = next(filter(None, map(no_guarantee, charges)), "")
+    if not why:
+        epsilon, name, status = _certified(charges, delta, None, "replace", "released_sequence")
+    return Guarantee(
+        epsilon, delta, "replace", "released_sequence", charges[0].scheme.kind, name, status,
+        (*OF_EXAMPLES, *assumed, SECRET_SEED, SIMULATION), why, "example",
+    )  # fmt: skip
 
 
 def report(
@@ -309,6 +128,10 @@ def report(
         does not describe a scheme and its event.
     """
     check_delta(delta)
+    examples = [
+        each for each in charges if each.event.unit == "example" and each in _costly(charges)
+    ]
+    charges = [each for each in charges if each.event.unit == "client"]
     released = [charged for charged in charges if charged.event.kind != "no_release"]
     if accountant is not None:
         for charged in released:
@@ -337,7 +160,9 @@ def report(
         for view in VIEWS
         if accountant is None or composition.covers(accountant, adjacency, view)
     )
-    return Report(found, delta, tuple(costly), draws, tuple(assumed))
+    if examples:
+        found += (_of_examples(examples, delta, assumed),)
+    return Report(found, delta, (*costly, *examples), draws, tuple(assumed))
 
 
 def compose_reports(

@@ -8,7 +8,7 @@ samplers and mechanisms, and no reader makes it cheaper.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jax.typing import ArrayLike
 from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy.events import (
     MOST_ROUNDS,
+    UNITS,
     Drawn,
     Entry,
     PrivacyEvent,
@@ -79,15 +80,24 @@ class Draws:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """All charges of a state, and the keys of its random numbers.
+    """All charges of a state, the keys of its random numbers, and its assumptions.
 
     Attributes:
       charges: one for each sampler and mechanism of the state so far.
       draws: one for each key of the state so far, the current one last; a stage has its own.
+      public: static; sentences on what no charge covers: private numbers taken as public, choices
+        made by reading private rows, shared noise. Every report of the state names them.
     """
 
     charges: tuple[Charges, ...]
     draws: tuple[Draws, ...] = ()
+    public: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})
+
+
+def with_public(ledger: Ledger, sentences: Iterable[str]) -> Ledger:
+    """Return the ledger with the sentences that it lacks."""
+    public = tuple(dict.fromkeys((*ledger.public, *sentences)))
+    return ledger if public == ledger.public else dataclasses.replace(ledger, public=public)
 
 
 def no_charges(scheme: SamplingScheme, event: PrivacyEvent, places: int) -> Charges:
@@ -246,7 +256,9 @@ def charge(
     hit = (jnp.arange(usable.shape[0]) == place) & usable & countable
     # The step towards z is zero for an equal entry, but its derivative is not: the entry's
     # derivative becomes the mean over its rounds, so ε has the right gradient in each round's z.
-    step = (z - charges.noise_multiplier) / (charges.rounds + 1).astype(z.dtype)
+    equal = jnp.isinf(z) & (charges.noise_multiplier == z)
+    gap = jnp.where(equal, 0.0, z - charges.noise_multiplier)
+    step = gap / (charges.rounds + 1).astype(z.dtype)
     missing = ~jnp.any(hit)
     next_round = charges.next_round
     if next_round is not None:
@@ -281,8 +293,10 @@ def entries(charges: Charges) -> list[Entry]:
 def charged(ledger: Ledger) -> list[PrivacySpend]:
     """Return all charges of one run's state, on the host."""
     own = [tuple(entries(charges)) for charges in ledger.charges]
-    spent = sum(entry.rounds for each in own for entry in each)
-    redrawn = spent > sum(each.rounds for each in drawn(ledger))
+    spent = dict.fromkeys(UNITS, 0)
+    for charges, each in zip(ledger.charges, own, strict=True):
+        spent[charges.event.unit] += sum(entry.rounds for entry in each)
+    redrawn = max(spent.values()) > sum(each.rounds for each in drawn(ledger))
     redrawn |= any(bool(np.asarray(draws.repeated)) for draws in ledger.draws)
     return [
         PrivacySpend(

@@ -94,7 +94,11 @@ class Messages(Opaque):
 
     def dense(self) -> PyTree:
         """Compute the numbers themselves, leaves (k, …), without the memory saved by factors."""
-        return products.dense(self._tree)
+
+        def one(leaf):
+            return products.rows(leaf) if isinstance(leaf, Product) else leaf
+
+        return products.tree_map(one, self._tree)
 
 
 def along_clients(values: jax.Array, leaf: jax.Array) -> jax.Array:

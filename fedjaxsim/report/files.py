@@ -110,9 +110,8 @@ def parse_json(text: str | bytes, path: Path) -> Any:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
-def write_tables(path: Path, tables: Mapping[str, Any], comment: str = "") -> None:
-    """Write TOML below a line of comment."""
+def write_tables(path: Path, tables: Mapping[str, Any]) -> None:
+    """Write TOML."""
     import tomli_w
 
-    heading = f"# {comment}\n" if comment else ""
-    store.write(path, f"{heading}{tomli_w.dumps(tables)}".encode())
+    store.write(path, tomli_w.dumps(tables).encode())

@@ -12,7 +12,7 @@ from fedjaxsim.report.progress import number
 
 LEVEL = 0.95
 """Level of Student's t intervals for the mean over seeds."""
-_NOT_SETTINGS = ("seed", "resolved", "versions", "stages")
+_NOT_SETTINGS = ("seed", "resolved", "versions", "stages", "public")
 
 
 class FinishedRun(NamedTuple):

@@ -14,16 +14,20 @@ import jax.numpy as jnp
 
 from fedjaxsim.data.ranges import SPLITS
 from fedjaxsim.engine import stream as streaming
+from fedjaxsim.engine.accounts import accounts_of, no_charges
 from fedjaxsim.engine.checkpoint import KEPT
 from fedjaxsim.engine.client_partition import AllClients
 from fedjaxsim.engine.memory import Memory, memory_of
-from fedjaxsim.engine.program import Program, measure_with, with_rate
+from fedjaxsim.engine.program import (
+    Program,
+    measure_with,
+    with_rate,
+)
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.setup import layout_of
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.work import CohortSlots
 from fedjaxsim.hyperparameters import Hyperparameters, compose
-from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.samplers import Cohort
 from fedjaxsim.report.files import Record
 from fedjaxsim.runs.assemble import parts_of
@@ -193,7 +197,7 @@ def plan(config: RunConfig, sizes: Sizes, machine: Machine) -> Capacity:
     check_rows(parts.algorithm.task, sizes.few.fields)
     declared = (parts.algorithm, parts.mechanism, parts.sampling)
     hparams = fill_settings(config, compose(part.hyperparameters for part in declared))
-    sampler, event = parts.sampling.for_clients(sizes.clients), parts.mechanism.event
+    sampler = parts.sampling.for_clients(sizes.clients)
     for part in (parts.algorithm, parts.mechanism, sampler):
         part.check(hparams)
     if config.streamed and sampler.scheme.kind == "full":
@@ -210,7 +214,7 @@ def plan(config: RunConfig, sizes: Sizes, machine: Machine) -> Capacity:
         parts.minibatches,
         layout,
         AllClients(sizes.clients),
-        functools.partial(ledger.no_charges, sampler.scheme, event, parts.ledger_entries),
+        no_charges(accounts_of(parts.algorithm, parts.mechanism, sampler), parts.ledger_entries),
     )
     hparams = hparams.as_arrays()
     state = jax.eval_shape(program.init, jax.random.key(0, impl="threefry2x32"), hparams)

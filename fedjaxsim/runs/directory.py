@@ -148,6 +148,10 @@ class RunDirectory:
         except (KeyError, TypeError) as error:
             raise ValueError(f"{self.path / GUARANTEE} is damaged: it lacks draws") from error
 
+    def assumed(self) -> list[str]:
+        """Read the sentences on what the run's guarantee does not cover."""
+        return self.guarantee().get("assumed", [])
+
     def clients(self) -> list[dict[str, str]]:
         """Read the table of clients, a row each, by the names of its columns."""
         text = self.read(CLIENTS).decode()

@@ -16,7 +16,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.processes import is_first
 from fedjaxsim.engine.segments import Segment
-from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.engine.state import SimulationState, with_public
 from fedjaxsim.extras import missing
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.events import Adjacency, Entry
@@ -36,12 +36,6 @@ from fedjaxsim.runs.directory import (
 from fedjaxsim.runs.divergence import diverging_from
 from fedjaxsim.runs.fingerprints import digest, fingerprint_of
 from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes, traffic
-from fedjaxsim.runs.settings import RunConfig
-
-STOPPING = (
-    "The guarantee covers the rounds done. It does not cover when to stop, which was chosen by "
-    "reading validation rows of the run's own clients without noise."
-)
 
 
 class Executed(NamedTuple):
@@ -81,6 +75,7 @@ def execute(
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
     rounds = config.rounds if rounds is None else rounds
     state = simulation.init(config.seed, hparams) if begin is None else begin
+    state = with_public(state, config.public)
     path = None if directory is None else directory.path
     recorded = callbacks.Records()
     if path is not None:
@@ -116,11 +111,10 @@ def execute(
         )
     else:
         recorded.start(state)  # the file may hold evaluations after the checkpoint
-    report = _guarantee(experiment, state, recorded.released).assuming(_chosen(config))
+    report = _guarantee(experiment, state, recorded.released)
     if earlier:
         stages = describe(earlier, config.algorithm, int(state.round))
-        public = [sentence for stage in earlier for sentence in stage["public"]]
-        report = report.assuming([*public, f"The charges of all stages are composed: {stages}."])
+        report = report.assuming([f"The charges of all stages are composed: {stages}."])
     audit, audited = None, {}
     if config.audit_canaries is not None:
         audit = result(state, report)
@@ -167,21 +161,12 @@ def execute(
 
 
 def stage_of(experiment: Experiment, rounds: int, directory: Path | None) -> Record:
-    """Return the record of a run in the `config.toml` of a later stage.
-
-    It has the finished `rounds` and, in `public`, assumptions of the guarantee of all stages.
-    """
+    """Return the record of a run, with its finished `rounds`, in `config.toml` of a later stage."""
     return {
         **({} if directory is None else {"directory": str(directory)}),
         "algorithm": experiment.config.algorithm,
         "rounds": rounds,
-        "public": [*experiment.simulation.setup.public, *_chosen(experiment.config)],
     }
-
-
-def _chosen(config: RunConfig) -> Sequence[str]:
-    """Return sentences on choices that read the clients' data, which no ε covers."""
-    return () if config.patience is None else (STOPPING,)
 
 
 def spent_in_all(experiment: Experiment, begin: SimulationState) -> float:
@@ -221,10 +206,15 @@ def _guarantee(experiment: Experiment, state: SimulationState, released: int) ->
         counts[z, p] += rounds
     together = tuple(Entry(*each, rounds) for each, rounds in counts.items())
     charges[place] = charges[place]._replace(entries=together)
+    for place, of_examples in enumerate(charges):
+        if of_examples.event.unit == "example" and of_examples.entries:
+            *others, last = of_examples.entries
+            last = last._replace(rounds=last.rounds + released - done)
+            charges[place] = of_examples._replace(entries=(*others, last))
     draws = report.draws and (*report.draws[:-1], report.draws[-1]._replace(rounds=released))
     found = guarantees_of(
         charges, experiment.delta, simulation.setup.accountant, draws=draws,
-        assumed=simulation.setup.public,
+        assumed=report.assumed,
     )  # fmt: skip
     return found.assuming(
         [f"Rounds {done + 1} to {released} were released before an interruption, and are charged."]

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjaxsim import metrics
 from fedjaxsim.privacy.assumptions import METRICS
-from fedjaxsim.privacy.guarantee import ADJACENCY_TEXT, VIEW_TEXT, Report
+from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.report import plots, seeds
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.page import metric_text, render, seconds_text
@@ -121,11 +121,11 @@ def privacy(reports: Iterable[tuple[str, Report]]) -> Record:
             for sentence in each.assumptions:
                 sentences.setdefault(sentence, {})[index] = name
             if each.view == "joint_dp" or not several:
+                neighbours, adversary = each.meaning
                 found = math.ceil(round(1000 * each.largest_power(_FALSE_ALARMS), 6)) / 10
                 rows.append([
-                    *([name] if several else []), ADJACENCY_TEXT[each.adjacency],
-                    VIEW_TEXT[each.view].removeprefix("against "), each.value, number(each.delta),
-                    each.accountant, f"{found:g} %",
+                    *([name] if several else []), neighbours, adversary.removeprefix("against "),
+                    each.value, number(each.delta), each.accountant, f"{found:g} %",
                 ])  # fmt: skip
     # A sentence that does not hold for every guarantee names the runs for which it does.
     promising = set(itertools.chain(*sentences.values()))

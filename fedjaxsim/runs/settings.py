@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from tyro.conf import Fixed, Suppress
+
 from fedjaxsim.algorithms.systems import SYSTEMS, System
 from fedjaxsim.privacy.budget import Budget
 from fedjaxsim.runs.fields import (
@@ -86,6 +88,9 @@ class RunConfig(DataSettings):
     """Mapping over a chunk's clients."""
     streamed: bool = False
     """Keep rows on disk (data folder:PATH) or host; a device holds one cohort."""
+
+    public: Suppress[Fixed[tuple[str, ...]]] = ()
+    """Sentences for every report of the run, on choices that read private rows; in files only."""
 
     out: Annotated[Path | None, optional("DIR", "none")] = None
     """Directory for the results."""

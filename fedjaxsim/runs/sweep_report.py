@@ -119,7 +119,7 @@ def _guarantees(experiments: Mapping[int, Experiment]) -> list[Record]:
     """Return the report of each distinct noise schedule, with its runs."""
     schedules = _runs_by_key(
         ((one.planned(), np.float32(one.noise_multiplier).item(), one.delta,
-          one.simulation.setup.public), run)
+          (*one.config.public, *one.simulation.setup.public)), run)
         for run, one in experiments.items()
     )  # fmt: skip
     return [

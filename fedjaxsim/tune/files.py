@@ -102,9 +102,9 @@ class TuneDirectory:
         )
         write_csv(self.path / PATH_CSV, columns)
 
-    def write_tuned(self, config: RunConfig, statement: str) -> None:
-        """Write the settings of the final run, with the statement as a comment."""
-        write_tables(self.path / TUNED, config.settings(), statement)
+    def write_tuned(self, config: RunConfig) -> None:
+        """Write the settings of the final run, with the statement on their choice in `public`."""
+        write_tables(self.path / TUNED, config.settings())
 
 
 def array_of(values: Any) -> np.ndarray:

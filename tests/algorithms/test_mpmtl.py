@@ -27,12 +27,12 @@ from scipy.optimize import minimize
 from scipy.stats import gamma, kstest, norm
 
 from fedjaxsim.algorithms.dp_mtrl import dp_mtrl
-from fedjaxsim.algorithms.mpmtl import example_guarantee, mpmtl
+from fedjaxsim.algorithms.mpmtl import mpmtl
 from fedjaxsim.algorithms.server_maps import ServerMap
 from fedjaxsim.algorithms.stl import stl
 from fedjaxsim.data.population import Population
 from fedjaxsim.models.network import mlp
-from fedjaxsim.privacy.accounting import gaussian as gdp
+from fedjaxsim.privacy.guarantee import Report, compose_reports
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
 from fedjaxsim.privacy.mechanisms.gram import gaussian_gram
 from fedjaxsim.tasks.task import softmax
@@ -326,19 +326,36 @@ def test_examples_are_protected_by_noise_of_the_right_law():
     norms = np.linalg.norm(clipped, axis=1)
     assert np.all(norms <= 0.5)
     assert np.mean(norms > 0.499) > 0.99
-    assert any("example_guarantee" in sentence for sentence in sim.setup.public)
 
 
-def test_the_guarantee_of_examples_composes_over_rounds():
-    found = example_guarantee(0.1, 50)
-    assert found.epsilon == pytest.approx(5.0)
-    assert (found.unit, found.adjacency, found.delta) == ("example", "replace", 0.0)
-    # A thousand answers of randomized response are nearly Gaussian: μ = √1000 · 0.01.
-    found = example_guarantee(0.01, 1000, 1e-5)
-    assert found.epsilon == pytest.approx(gdp.epsilon(1e-5, math.sqrt(0.1)), rel=0.01)
-    assert example_guarantee(math.inf, 1).epsilon is None
-    with pytest.raises(ValueError, match="example_epsilon"):
-        example_guarantee(0.0, 1)
+def test_the_noise_for_examples_has_an_account_of_its_own():
+    sim = behind(mpmtl(TASK, protect_examples=True), gaussian_gram())
+    hparams = sim.hyperparameters(**(PLAIN | {"clip_norm": 1.0, "example_epsilon": 0.1}))
+
+    def after(seed, rounds, **changes):
+        state = sim.init(seed, hparams)
+        for _ in range(rounds):
+            state, _ = sim.round(state, hparams.replace(**changes))
+        return state
+
+    def of_examples(state):
+        *_, found = sim.guarantee(state, 1e-5).guarantees
+        assert (found.unit, found.adjacency) == ("example", "replace")
+        return found
+
+    state = after(0, 3)
+    assert of_examples(state).epsilon == pytest.approx(0.3, rel=1e-3)
+    stage, _ = sim.round(sim.start_from(state, hparams), hparams)
+    assert of_examples(stage).epsilon == pytest.approx(0.4, rel=1e-3)
+    free = of_examples(after(0, 2, example_epsilon=math.inf))
+    assert (free.epsilon, free.reason) == (None, "the ε of some round is infinite")
+    # Two settings of one seed send the same noise, so publishing both reveals their difference.
+    other = after(0, 3, learning_rate=0.02)
+    with pytest.raises(ValueError, match="same key"):
+        compose_reports([sim.guarantee(each, 1e-5) for each in (state, other)])
+    both = compose_reports([sim.guarantee(each, 1e-5) for each in (state, after(1, 2))])
+    assert both.guarantees[-1].epsilon == pytest.approx(0.5, rel=1e-3)
+    assert Report.from_json(both.to_json()).guarantees == both.guarantees
 
 
 def start(sim, **changes):

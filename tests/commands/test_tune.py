@@ -17,6 +17,7 @@ from fedjaxsim.commands import stopping
 from fedjaxsim.commands.tune import tuned_settings
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import run_config
+from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.tune.watch import TuneProgress
 
 SMALL = [
@@ -94,7 +95,8 @@ def test_the_statement_is_everywhere(finished):
     assert len({each["digest"] for each in draws}) == len(draws) == 2 * read(folder)["seeds"]
     assert "at most one of them may be published" in read(folder)["shared_seed"]
     assert read(folder)["shared_seed"] in printed
-    assert (folder / "tuned.toml").read_text().startswith(f"# {statement}\n")
+    assert read_toml(folder / "tuned.toml").public == (statement,)
+    assert RunDirectory(folder / "run").report().assumed[-1] == statement
 
 
 def test_the_final_run_is_on_the_rest_and_reports_its_guarantee(finished):

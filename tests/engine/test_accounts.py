@@ -134,6 +134,13 @@ def test_a_cap_does_not_survive_a_second_start():
     again = dataclasses.replace(begin(capped, 1), privacy=state.privacy)
     again = run(capped, again, 1)
     assert epsilon(capped, again) is None
+    # The second half of another key's pass has clients of the first half of this one's: it is
+    # charged to a cap of its own.
+    half = run(capped, begin(capped), 2)
+    stage = capped.start_from(half, given(capped))
+    stage = dataclasses.replace(stage, round=jnp.int32(2))
+    found = epsilon(capped, run(capped, stage, 2))
+    assert found == pytest.approx(gdp.epsilon(DELTA, np.sqrt(2) / 4), rel=1e-3)
 
 
 # --- draws ----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedjaxsim.privacy import guarantee
+from fedjaxsim.privacy import reports
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.assumptions import METRICS, SIMULATION, TRUSTED_SERVER, default_delta
 from fedjaxsim.privacy.calibration import noise_multiplier
@@ -42,20 +42,20 @@ def test_json_is_nested_and_plain():
     assert fields["epsilon"] == gaussian.epsilon(1e-5, 2 * math.sqrt(10) / 4)
     assert fields["delta"] == 1e-5
     assert fields["status"] == "exact"
-    assert set(nested) == {"zero_out", "replace"}
+    assert set(nested) == {"zero_out", "replace", "assumed"}
     assert set(nested["zero_out"]) == {"joint_dp", "released_sequence"}
 
 
 def test_json_is_read_back():
     found = report(rounds_of(EVERYONE, GAUSSIAN, (4.0, 1.0, 10)), 1e-5)
-    back = guarantee.Report.from_json(json.loads(json.dumps(found.to_json())))
+    back = reports.Report.from_json(json.loads(json.dumps(found.to_json())))
     assert back.guarantees == found.guarantees
     assert (str(back), back.short()) == (str(found), found.short())
     nothing = report(rounds_of(EVERYONE, GAUSSIAN, (0.0, 1.0, 10)), 1e-5)
-    assert guarantee.Report.from_json(nothing.to_json()).find("replace").epsilon is None
+    assert reports.Report.from_json(nothing.to_json()).find("replace").epsilon is None
     for damaged in ({}, {"replace": 3}, {"replace": {"joint_dp": {"pld": {"epsilon": 1.0}}}}):
         with pytest.raises(ValueError, match="no privacy report"):
-            guarantee.Report.from_json(damaged)
+            reports.Report.from_json(damaged)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 2.0])
@@ -81,7 +81,7 @@ def test_text_says_what_it_rests_on_once():
 
 def test_in_one_line():
     found = report(rounds_of(EVERYONE, GAUSSIAN, (4.0, 1.0, 10)), 1e-5)
-    replaced = guarantee._round_up(gaussian.epsilon(1e-5, 2 * math.sqrt(10) / 4))
+    replaced = reports._round_up(gaussian.epsilon(1e-5, 2 * math.sqrt(10) / 4))
     assert found.short() == (
         f"ε = 3.3415 zero-out, ε = {replaced:.5g} replace, δ = 1e-05 (joint DP, exact)"
     )

@@ -20,8 +20,9 @@ from fedjaxsim.engine.state import state_of
 from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.accounting import gaussian
+from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.events import Drawn, PrivacyEvent, drawn_twice
-from fedjaxsim.privacy.guarantee import compose_reports
+from fedjaxsim.privacy.guarantee import Report, compose_reports
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.sweep import SimulationBatch
 
@@ -234,6 +235,34 @@ def test_a_checkpoint_keeps_the_record_of_every_key(sim, tmp_path):
     assert sim.guarantee(read).draws == sim.guarantee(state).draws
     assert sim.guarantee(rounds(sim, read, 2)).draws[1].rounds == 3
     check_no_epsilon(sim, rounds(sim, dataclasses.replace(read, round=jnp.int32(0)), 1))
+
+
+def test_what_a_report_assumes_goes_with_the_state(sim, tmp_path):
+    # Two settings of one seed, stopped by private rows; read back, and continued by another system.
+    settings = [values(sim, learning_rate=rate) for rate in (0.1, 0.2)]
+    many = SimulationBatch(sim, settings, devices=jax.devices()[:1])
+    watched, _ = many.run(many.init(0), 1, callbacks=[Watching()])
+    public = (SHARED_SEED, *Watching.public)
+    state = state_of(watched, 0)
+    CheckpointFolder(tmp_path).save(1, state, {})
+    last = CheckpointFolder(tmp_path).last()
+    assert last is not None
+    read = last.state(fresh(sim))
+    other = simulation(fjs.pmtl(TASK)._replace(public=("M is public.",)))
+    begun = other.start_from(read, values(other), sim, values(sim))
+    for state, assumed in ((read, public), (begun, (*public, "M is public."))):
+        found = (sim if state is read else other).guarantee(state, DELTA)
+        assert found.assumed == assumed
+        assert set(assumed) < set(found.find("zero_out").assumptions)
+        assert Report.from_json(found.to_json()).assumed == assumed
+    # The sentences of other runs do not go along.
+    assert sim.guarantee(fresh(sim), DELTA).assumed == ()
+
+
+class Watching(fjs.callbacks.Callback):
+    """A callback that reads private rows."""
+
+    public = ("The end was chosen.",)
 
 
 # --- several runs ---------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Operations on messages, on numbers that can be checked by hand."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +40,25 @@ def test_what_may_be_done_is_the_same_in_either_form(form):
     absent = messages.bound(jnp.float32(1.0), jnp.array([False, True]))
     assert not np.any(absent.messages.dense()["w"])
     assert not np.any(absent.clipped)
+
+
+@pytest.mark.parametrize("factor", ["left", "right"])
+def test_a_product_that_is_not_finite_adds_nothing_in_any_form(factor):
+    other = Product(LEFT[:1], RIGHT[:1])
+    broken = {name: getattr(other, name).at[0, 0, 0].set(jnp.nan) for name in (factor,)}
+    both = jax.tree.map(
+        lambda *leaves: jnp.concatenate(leaves), dataclasses.replace(other, **broken), other
+    )
+    bounded = Messages(both).bound(jnp.float32(np.inf), jnp.ones(2, bool))
+    np.testing.assert_array_equal(bounded.finite, [False, True])
+    messages, w = bounded.messages, MATRIX[0]
+    np.testing.assert_array_equal(messages.total(), w)
+    np.testing.assert_array_equal(messages.dense(), [0 * w, w])
+    np.testing.assert_array_equal(
+        messages.add_rows(jnp.zeros((2, 2, 2)), jnp.arange(2)), [0 * w, w]
+    )
+    np.testing.assert_array_equal(messages.gram(), w @ w.T)
+    np.testing.assert_array_equal(messages.gram_diagonal(), np.diag(w @ w.T))
 
 
 def test_gram_matrices_are_of_one_vector_per_client():

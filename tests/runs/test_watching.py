@@ -18,6 +18,7 @@ import pytest
 
 from fedjaxsim.callbacks import Logger
 from fedjaxsim.cli import main
+from fedjaxsim.privacy.assumptions import STOPPING
 from fedjaxsim.runs.sweep_runs import read_sweep
 
 SMALL = ["--clients", "6", "--local-steps", "1", "--eval-every", "2", "--sampling-rate", "1"]
@@ -66,6 +67,13 @@ def test_its_guarantee_is_of_the_rounds_done_and_does_not_cover_the_choice(stopp
     assert found["epsilon"] == json.loads(lines[-1])["epsilon"] > 0
     assert main(["resume", str(stopped), "--rounds", "50"]) == 2
     assert "ran out of patience after 4 rounds: continue it" in capsys.readouterr().err
+
+
+def test_a_comparison_says_what_the_guarantee_does_not_cover(stopped, capsys):
+    assert main(["compare", str(stopped)]) == 0
+    assert f"{stopped.name}: {STOPPING}\n" in capsys.readouterr().out
+    assert main(["compare", str(stopped), "--json"]) == 0
+    assert STOPPING in json.loads(capsys.readouterr().out)[0]["assumed"]
 
 
 def test_tensorboard_gets_every_evaluation(stopped):

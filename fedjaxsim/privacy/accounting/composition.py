@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from fedjaxsim.privacy import binomial
 from fedjaxsim.privacy.accounting import clt, correlated, gaussian, randomized_response, rdp
@@ -18,11 +18,9 @@ from fedjaxsim.privacy.events import (
     PrivacyEvent,
     PrivacySpend,
     SamplingScheme,
+    Status,
     View,
 )
-
-Status = Literal["exact", "upper_bound", "approximate", "none"]
-
 
 _MOST_PURE = 512
 """Number of different pure rounds that are composed."""

@@ -123,7 +123,7 @@ def epsilon_in_jit(
     """
     spent, certain = jnp.zeros(len(_ALPHAS)), jnp.array(True)
     for charges in ledger.charges:
-        if charges.event.kind != "no_release":
+        if charges.event.kind != "no_release" and charges.event.unit == "client":
             rdp, is_bound = _spent(charges, adjacency)
             spent, certain = spent + rdp, certain & is_bound
     for draws in ledger.draws:

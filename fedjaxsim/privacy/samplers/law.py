@@ -1,0 +1,178 @@
+"""Tests of a sampler against its scheme, before an accountant believes the scheme.
+
+An accountant takes from the scheme how clients are drawn. A sampler of a user's own is therefore
+asked for many cohorts of several keys, and events whose probability the scheme fixes are counted:
+single clients, pairs of clients, two rounds of a key, one round of two keys, the size of cohorts,
+and clients that a key never draws. All counts are binomial, exactly.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.special import betainc
+
+from fedjaxsim.hyperparameters import Hyperparameters, on_host
+from fedjaxsim.privacy.events import SamplingScheme
+from fedjaxsim.privacy.samplers.base import Sampler
+
+_LEVEL = 1e-9
+"""Largest probability that one test refuses a sampler of its scheme."""
+_DRAWN, _MOST_ROUNDS, _MOST_KEYS = 2**20, 32, 256
+"""Clients of all cohorts that are drawn, about; rounds of a key, and keys."""
+
+
+class _Count(NamedTuple):
+    """Numbers of independent trials with an event of one probability, (tests,)."""
+
+    event: str
+    successes: np.ndarray
+    trials: int
+    probability: float
+
+
+def check_own(sampler: Sampler, hparams: Hyperparameters, lawful: set[float]) -> None:
+    """Check a sampler of a user's own at a rate not in `lawful`, and add the rate.
+
+    Raises:
+      ValueError: as `check_law`.
+    """
+    module = getattr(sampler.draw, "__module__", None) or ""
+    rate = on_host(sampler.rate(hparams))
+    if module.partition(".")[0] == __name__.partition(".")[0] or rate is None:
+        return
+    if float(rate) not in lawful:
+        check_law(sampler, hparams)
+        lawful.add(float(rate))
+
+
+def check_law(sampler: Sampler, hparams: Hyperparameters) -> None:
+    """Check that a sampler draws clients as its scheme and its rate say.
+
+    A sampler whose law is another one may pass: what depends on more than two clients or rounds at
+    once is not tested. The keys are fixed, so the answer is always the same.
+
+    Args:
+      sampler: the sampler of m clients.
+      hparams: as arrays.
+
+    Raises:
+      ValueError: if a cohort is malformed, or an event is too rare or too frequent.
+    """
+    scheme, rate = sampler.scheme, float(sampler.rate(hparams))
+    m, kind = scheme.clients, scheme.kind
+    if not 0 <= rate <= 1:
+        raise ValueError(f"the sampler's rate must lie in [0, 1], got {rate}")
+    rounds = min(_MOST_ROUNDS, max(2, math.ceil(1 / max(rate, 1e-9))), sampler.rounds or m + 2)
+    if scheme.max_participations is not None:
+        rounds = min((scheme.max_participations + 1) * math.ceil(m / scheme.capacity), 256)
+    rounds += rounds % 2
+    if scheme.groups is not None:
+        rounds = 2 * scheme.groups
+    keys = 2 * max(1, min(_MOST_KEYS, _DRAWN // (m * rounds)) // 2)
+    drawn = _drawn(sampler, hparams, keys, rounds)
+    if kind == "full" and not drawn.all():
+        raise ValueError("the sampler's scheme is 'full', but a cohort lacks a client")
+    if scheme.max_participations is not None:
+        most = int(drawn.sum(axis=1).max())
+        if most > scheme.max_participations:
+            raise ValueError(
+                f"the sampler's scheme allows {scheme.max_participations} participations of a "
+                f"client, but one takes part {most} times in {rounds} rounds"
+            )
+        return
+    if scheme.groups is not None:
+        first, second = np.split(drawn, 2, axis=1)
+        if np.any(first.sum(axis=1) != 1) or np.any(first != second):
+            raise ValueError(
+                f"the sampler's scheme is of {scheme.groups} groups in turn, but a client takes "
+                "part in other rounds"
+            )
+        return
+    if kind == "fixed" and np.any(drawn.sum(axis=2) != scheme.capacity):
+        raise ValueError(f"the sampler's scheme is 'fixed', of {scheme.capacity}, but sizes vary")
+    counts = _poisson(drawn, rate) if kind == "poisson" else _fixed(drawn, scheme)
+    for event, successes, trials, probability in counts if kind != "full" else ():
+        values = successes.ravel()
+        chance = 2 * np.minimum(*_tails(values, trials, probability)) * values.size
+        if chance.min() < _LEVEL:
+            worst = int(values[np.argmin(chance)])
+            raise ValueError(
+                f"the sampler does not draw as its scheme {kind!r} says: {event} {worst} times in "
+                f"{trials}, where {trials * probability:.4g} are expected"
+            )
+
+
+def _drawn(sampler: Sampler, hparams: Hyperparameters, keys: int, rounds: int) -> np.ndarray:
+    """Draw cohorts, (keys, rounds, m) bool.
+
+    Raises:
+      ValueError: if one has a client twice, or one that does not exist.
+    """
+    m = sampler.scheme.clients
+    several = jax.random.split(jax.random.key(0, impl="threefry2x32"), keys)
+    asked = jnp.arange(keys * rounds, dtype=jnp.int32)
+
+    def one(index):
+        cohort = sampler.draw(several[index // rounds], index % rounds, hparams)
+        return cohort.ids, cohort.mask
+
+    ids, mask = (np.asarray(each) for each in jax.jit(lambda: jax.lax.map(one, asked))())
+    ids = np.where(mask, ids, m)
+    if np.any(ids < 0) or np.any(mask & (ids == m)):
+        raise ValueError(f"the sampler draws clients outside of [0, {m})")
+    drawn = np.zeros((len(asked), m + 1), bool)
+    drawn[np.arange(len(asked))[:, None], ids] = True
+    if np.any(drawn[:, :m].sum(axis=1) != mask.sum(axis=1)):
+        raise ValueError("the sampler draws a client twice in one cohort")
+    return drawn[:, :m].reshape(keys, rounds, m)
+
+
+def _poisson(drawn: np.ndarray, p: float) -> Iterator[_Count]:
+    keys, rounds, m = drawn.shape
+    draws = keys * rounds
+
+    def count(event, happened, probability):
+        return _Count(event, np.asarray(happened.sum()), happened.size, probability)
+
+    yield _Count("a client takes part", drawn.sum(axis=(0, 1)), draws, p)
+    yield count("a client takes part", drawn, p)
+    even = drawn[:, :, : m - m % 2].reshape(keys, rounds, -1, 2)
+    yield count("neighbours take part together", even.all(axis=3), p * p)
+    half = drawn[:, :, : m // 2] & drawn[:, :, m - m // 2 :][:, :, ::-1]
+    yield count("two clients take part together", half, p * p)
+    yield count("a client takes part in a round and the next", drawn[:, ::2] & drawn[:, 1::2], p**2)
+    yield count("a round of two keys has a client", drawn[::2] & drawn[1::2], p**2)
+    yield count("a client never takes part", ~drawn.any(axis=1), (1 - p) ** rounds)
+    sizes, most = drawn.sum(axis=2), math.floor(m * p)
+    for size in sorted({most, max(0, most - math.isqrt(most)), most + math.isqrt(most)}):
+        larger = float(betainc(size + 1, m - size, p)) if size < m else 0.0
+        yield count(f"a cohort has more than {size} clients", sizes > size, larger)
+
+
+def _fixed(drawn: np.ndarray, scheme: SamplingScheme) -> Iterator[_Count]:
+    keys, rounds, m = drawn.shape
+    draws, q = keys * rounds, scheme.capacity
+    p, both = q / m, q * (q - 1) / (m * max(m - 1, 1))
+    yield _Count("a client takes part", drawn.sum(axis=(0, 1)), draws, p)
+    for event, apart in (("neighbours", 1), ("two clients", m // 2)):
+        if m > 1:
+            together = (drawn & np.roll(drawn, apart, axis=2)).sum(axis=(0, 1))
+            yield _Count(f"{event} take part together", together, draws, both)
+    again = (drawn[:, ::2] & drawn[:, 1::2]).sum(axis=(0, 1))
+    yield _Count("a client takes part in a round and the next", again, draws // 2, p * p)
+    shared = (drawn[::2] & drawn[1::2]).sum(axis=(0, 1))
+    yield _Count("a round of two keys has a client", shared, draws // 2, p * p)
+    never = (~drawn.any(axis=1)).sum(axis=0)
+    yield _Count("a client never takes part", never, keys, (1 - p) ** rounds)
+
+
+def _tails(successes: np.ndarray, trials: int, p: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return P(Bin(n, p) ≤ k) and P(Bin(n, p) ≥ k)."""
+    k, n = successes.astype(np.float64), float(trials)
+    least = np.where(k < n, betainc(np.maximum(n - k, 1), k + 1, 1 - p), 1.0)
+    most = np.where(k > 0, betainc(np.maximum(k, 1), n - k + 1, p), 1.0)
+    return least, most

@@ -1,0 +1,123 @@
+"""A sampler draws what its scheme says, or no accountant believes the scheme."""
+
+import jax.numpy as jnp
+import pytest
+from problems import least_squares, read_by
+
+import fedjaxsim as fjs
+from fedjaxsim.privacy.samplers import full_participation, poisson
+from fedjaxsim.privacy.samplers.fixed import fixed_size
+from fedjaxsim.privacy.samplers.fixed_groups import fixed_groups
+from fedjaxsim.privacy.samplers.law import check_law
+from fedjaxsim.privacy.samplers.passes import passes
+
+M, P = 100, 0.05
+HPARAMS = fjs.Hyperparameters(sampling_rate=P).as_arrays()
+POISSON, FULL = poisson(P, capacity=M).for_clients(M), full_participation().for_clients(M)
+FIXED = fixed_size(cohort=5).for_clients(M)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        poisson(P),
+        fixed_size(cohort=5),
+        pytest.param(fixed_size(cohort=90), marks=pytest.mark.thorough),
+        passes(cohort=30, max_participations=3),
+        fixed_groups(groups=7),
+        pytest.param(full_participation(), marks=pytest.mark.thorough),
+    ],
+)
+@pytest.mark.parametrize("m", [M, pytest.param(10_000, marks=pytest.mark.thorough)])
+def test_the_samplers_of_the_package_obey_their_law(sampling, m):
+    check_law(sampling.for_clients(m), HPARAMS)
+
+
+def together(key, round_, hparams):
+    """Draw blocks of five neighbours, each with probability p."""
+    blocks = poisson(P, capacity=20).for_clients(20).draw(key, round_, hparams)
+    ids = (5 * blocks.ids[:, None] + jnp.arange(5)).ravel()
+    return blocks._replace(ids=ids, mask=jnp.repeat(blocks.mask, 5))
+
+
+LIARS = {
+    "all clients, at p = 0.05": (POISSON._replace(draw=FULL.draw), "a client takes part"),
+    "a public order": (
+        POISSON._replace(
+            draw=lambda key, round_, hparams: FULL.draw(key, round_, hparams)._replace(
+                mask=jnp.arange(M) // 5 == round_ % 20
+            )
+        ),
+        "neighbours take part together",
+    ),
+    "one cohort for all rounds": (
+        POISSON._replace(draw=lambda key, round_, hparams: POISSON.draw(key, 0 * round_, hparams)),
+        "a client takes part",
+    ),
+    "two cohorts in turn": (
+        POISSON._replace(draw=lambda key, round_, hparams: POISSON.draw(key, round_ % 2, hparams)),
+        "a client takes part",
+    ),
+    "cohorts of one size": (POISSON._replace(draw=FIXED.draw), "a cohort has more than"),
+    "neighbours together": (POISSON._replace(draw=together), "neighbours take part together"),
+    "a fifth more often": (
+        POISSON._replace(
+            draw=lambda key, round_, hparams: POISSON.draw(
+                key, round_, hparams.replace(sampling_rate=1.2 * P)
+            )
+        ),
+        "a client takes part",
+    ),
+    "one client twice as often": (
+        FIXED._replace(
+            draw=lambda key, round_, hparams: (
+                lambda cohort: cohort._replace(
+                    ids=cohort.ids.at[0].set(
+                        jnp.where(jnp.any(cohort.ids == 7) | (round_ % 20 > 0), cohort.ids[0], 7)
+                    )
+                )
+            )(FIXED.draw(key, round_, hparams))
+        ),
+        "a client takes part",
+    ),
+    "sizes that vary": (FIXED._replace(draw=POISSON.draw), "sizes vary"),
+    "half of the clients": (FULL._replace(draw=POISSON.draw), "lacks a client"),
+    "more than the cap": (
+        passes(cohort=30, max_participations=3).for_clients(M)._replace(draw=FIXED.draw),
+        "participations",
+    ),
+    "groups that are drawn anew": (
+        fixed_groups(groups=20).for_clients(M)._replace(draw=FIXED.draw),
+        "other rounds",
+    ),
+    "a client twice": (
+        FIXED._replace(
+            draw=lambda key, round_, hparams: FIXED.draw(key, round_, hparams)._replace(
+                ids=jnp.zeros(5, jnp.int32)
+            )
+        ),
+        "twice in one cohort",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIARS)
+def test_a_sampler_of_another_law_than_its_scheme_is_refused(name):
+    sampler, words = LIARS[name]
+    with pytest.raises(ValueError, match=words) as error:
+        check_law(sampler, HPARAMS)
+    assert len(str(error.value)) <= 200
+
+
+def test_a_run_with_a_sampler_of_ones_own_is_refused_before_it_starts():
+    population, task = least_squares([2] * M, features=2)
+    liar, _ = LIARS["one cohort for all rounds"]
+    for sampler, refused in ((POISSON, False), (liar, True)):
+        sampling = poisson(P)._replace(for_clients=lambda m, sampler=sampler: sampler)
+        sim = fjs.Simulation(fjs.fedavg(task), population, sampling, fjs.Minibatches(2, steps=1))
+        hparams = read_by(sim, clip_norm=1.0, noise_multiplier=1.0, sampling_rate=P)
+        if not refused:
+            sim.setup.check_start(0, hparams)
+            continue
+        with pytest.raises(ValueError, match="does not draw as its scheme 'poisson' says"):
+            sim.init(0, hparams)
