@@ -117,6 +117,7 @@ METHODS = {
         {"penalty": "group-sparse", "acceleration": "convex"}, dashes="dashed", box=_MODELS,
     ),
     "scaffold": Method("SCAFFOLD", "scaffold", COLOURS[0]),
+    "scaffold-forgets": Method("SCAFFOLD, forgets", "scaffold", COLOURS[0], {"forgets": True}),
     "feddyn": Method("FedDyn", "feddyn", COLOURS[0]),
     "qffl": Method("q-FFL", "qffl", COLOURS[0], box={"fairness": (0.1, 2.0)}),
     "apfl": Method("APFL", "apfl", COLOURS[0], box={"mixture": (0.1, 1.0)}),

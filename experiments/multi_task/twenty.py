@@ -42,7 +42,8 @@ QUESTION = ("vehicle", "school", "digits", "femnist")
 AGAINST = ("local", "fedavg")
 COSTS = ("received", "sent", "rounds_per_second")
 TWENTY = (
-    "local", "fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "scaffold", "feddyn", "qffl",
+    "local", "fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "scaffold", "scaffold-forgets",
+    "feddyn", "qffl",
     "pmtl", "pmtl-offset", "ditto", "apfl", "apfl-adaptive", "pfedme", "per-fedavg",
     "per-fedavg-hessian", "ifca", "fedala", "knn-per", "fedper-intercepts",
     "fedrep-intercepts", "ppsgd",

@@ -33,7 +33,9 @@ class Shared(NamedTuple):
 
 
 @reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE)
-def scaffold(task: Task, *, server_optimizer: optimizers.ServerChoice = "sgd") -> Algorithm:
+def scaffold(
+    task: Task, *, forgets: bool = False, server_optimizer: optimizers.ServerChoice = "sgd"
+) -> Algorithm:
     """SCAFFOLD: client i corrects its drift by c − c_i; one model for all (Algorithm 1, option II).
 
     With control variates as updates, d = −Kηc and d_i = −Kηc_i, client i of the cohort takes K
@@ -46,12 +48,17 @@ def scaffold(task: Task, *, server_optimizer: optimizers.ServerChoice = "sgd") -
 
         x ← x + R,    d ← d + p (R − d)
 
-    So half as many numbers are clipped and noised, and d keeps the noise of the last 1/p rounds or
-    so, where a sum of released changes would keep all noise. For one K and a constant η this is
-    Algorithm 1. Clients predict with x; d and all d_i start at 0.
+    For one K and a constant η this is Algorithm 1, with half as many numbers in a message. Clients
+    predict with x; d and all d_i start at 0.
+
+    No client's d_i knows of the noise in d: at p = 1 the mean of d − d_i is the sum of all noise so
+    far, and enters every update. If `forgets`, clients send d_i⁺, their steps without the
+    correction. At p = 1 and without noise that is the same, as the corrections add up to 0; for
+    p < 1 those of a cohort are left out of x. Then R has no earlier noise but by its gradients.
 
     Args:
       task: model and loss.
+      forgets: Whether clients send d_i⁺ in place of y − x, so that noise does not add up.
       server_optimizer: Optimizer of the server, applied to the released mean update of x.
     """
     server_optimizer = optimizers.as_server(server_optimizer)
@@ -76,8 +83,10 @@ def scaffold(task: Task, *, server_optimizer: optimizers.ServerChoice = "sgd") -
 
         y, loss = data.fold(step, (x, jnp.zeros(())))
         update = jax.tree.map(jnp.subtract, y, x)
-        # A client whose minibatches are consumed keeps d_i.
+        # A client whose minibatches are consumed keeps d_i and sends 0.
         new = moved(d_i, steps > 0, jax.tree.map(jnp.subtract, update, d))
+        if forgets:
+            update = jax.tree.map(lambda leaf: jnp.where(steps > 0, leaf, 0), new)
         return new, update, {"loss": loss / divisor}
 
     def server(shared, release, hparams, round_):
