@@ -77,7 +77,7 @@ def test_sound_runs_are_spared(kind):
 def test_broken_runs_are_refuted(name):
     mechanism = one_run_audit.BROKEN[name](fjs.gaussian())
     found = one_run_audit.audits("full", mechanism, 20)
-    assert sum(one.refuted for one in found) >= 15
+    assert sum(one.refuted for one in found) > 10
 
 
 def test_canaries_leave_the_update_of_the_real_clients_as_it_is():
