@@ -21,6 +21,7 @@ DELTA = ["--delta", "1e-3"]
 NEEDS = {
     "fixed": ["--cohort", "5"],
     "passes": ["--cohort", "10", "--max-participations", "1"],
+    "groups": ["--groups", "4"],
 }
 
 
@@ -50,9 +51,11 @@ def test_every_mechanism_has_a_flag(name):
     systems |= {"no-release": "local", "every-row": "naive-dp"}
     system = systems.get(name, "pmtl")
     small = SMALL[:-2] if SYSTEMS[system].whole_pass else SMALL
-    found = experiment(*small, "--mechanism", name, *noise, "--algorithm", system)
+    sampling = ["--sampling", "full"] if name == "correlated" else []
+    found = experiment(*small, "--mechanism", name, *noise, "--algorithm", system, *sampling)
     kinds = dict.fromkeys(("gaussian", "adaptive", "every-row", "gaussian-gram"), "gaussian")
     kinds |= {"pure": "pure", "pure-gram": "pure", "no-release": "no_release"}
+    kinds |= {"correlated": "correlated"}
     assert found.simulation.mechanism.event.kind == kinds.get(name, "unprotected")
     assert found.noise_multiplier == (0.1 if noise else 0.0)
     assert np.all(np.isfinite(found.hparams.get("clip_norm", math.inf))) == bool(noise)
@@ -61,7 +64,9 @@ def test_every_mechanism_has_a_flag(name):
     assert found.hparams.get("count_noise") == count_noise
 
 
-@pytest.mark.parametrize(("name", "rate"), list(zip(SAMPLERS, (0.3, 1.0, 0.25, 0.5), strict=True)))
+@pytest.mark.parametrize(
+    ("name", "rate"), list(zip(SAMPLERS, (0.3, 1.0, 0.25, 0.5, 0.25), strict=True))
+)
 def test_every_sampler_has_a_flag(name, rate):
     given = ["--sampling-rate", "0.3"] if name == "poisson" else NEEDS.get(name, [])
     found = experiment(*SMALL, "--sampling", name, *given, "--epsilon", "2")
