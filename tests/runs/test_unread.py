@@ -29,7 +29,7 @@ CHANGED = {
     "lam2": 0.7, "outliers": "columns", "psd_deviations": 1.0, "fairness": 0.7, "mixture": 0.7,
     "adaptive": True, "envelope_rate": 0.7, "inner_steps": 3, "adaptation_rate": 0.7,
     "derivative": "hessian", "clusters": 3, "separation": 0.7, "forgets": True,
-    "aggregation_rate": 0.7,
+    "aggregation_rate": 0.7, "exact_sums": True,
     "neighbours": 3, "datastore": 64, "neighbour_weight": 0.7, "neighbour_scale": 0.7,
 }  # fmt: skip
 NEEDS = {
@@ -39,6 +39,7 @@ NEEDS = {
 }
 """Other settings without which a setting has no effect."""
 RELEASE = {
+    "exact_sums": True,
     "clip": 2.0, "noise_multiplier": 0.4, "budget": "power:1", "target_quantile": 0.7,
     "clip_learning_rate": 0.7, "count_noise": 2.0, "psd_deviations": 1.0,
 }  # fmt: skip
