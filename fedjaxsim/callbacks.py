@@ -12,6 +12,8 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ from fedjaxsim.engine.loop import Callback as Callback
 from fedjaxsim.engine.loop import Run as Run
 from fedjaxsim.engine.processes import from_all, is_first
 from fedjaxsim.engine.segments import Record, Segment
+from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy.assumptions import STOPPING
 from fedjaxsim.records import MetricsFile as MetricsFile
@@ -36,6 +39,8 @@ PROJECT = "fedjaxsim"
 """Project of the runs that loggers send."""
 _BETWEEN, _SHARE = 60.0, 20
 """Default cadence of checkpoints: seconds between them, and times the duration of writing one."""
+SMALL = 64 * 10**6
+"""Bytes of a state that is copied, and written while the next rounds compute."""
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -306,6 +311,7 @@ class Checkpoints(Callback):
         self._callbacks = {type(each).__name__: each for each in callbacks}
         self._cadence, self._note, self._keep_last = Cadence.parse(every), note, keep_last
         self._saved: tuple[int, float, float] = 0, 0.0, 0.0
+        self._writing: Future[float] | None = None
 
     def restore(self, state: SimulationState) -> SimulationState:
         """Return the last state that was kept, and set the memory of the callbacks.
@@ -328,27 +334,56 @@ class Checkpoints(Callback):
 
     def save(self, state: SimulationState) -> None:
         """Write a checkpoint; all processes must call it together."""
-        begin = time.monotonic()
-        for each in self._callbacks.values():
-            each.sync()
+        self._finish(self._prepared(state)())
+
+    def _prepared(self, state: SimulationState, *, copied: bool = False) -> Callable[[], float]:
+        """Return the function that writes a checkpoint and returns its seconds."""
         memory = {name: each.memory for name, each in self._callbacks.items()}
-        self._folder.save(int(state.round), state, {**(self._note or {}), "memory": memory})
-        now = time.monotonic()
-        self._saved = int(state.round), now, now - begin
+        note = {**(self._note or {}), "memory": memory}
+        write = self._folder.prepared(int(state.round), state, note, copied=copied)
+        self._saved = int(state.round), time.monotonic(), self._saved[2]
+
+        def timed() -> float:
+            begin = time.monotonic()
+            for each in self._callbacks.values():
+                each.sync()
+            write()
+            return time.monotonic() - begin
+
+        return timed
+
+    def _finish(self, seconds: float | None = None) -> None:
+        """Wait for the checkpoint that is being written, and note how long it took."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            seconds = writing.result()
+        if seconds is not None:
+            self._saved = *self._saved[:2], seconds
 
     def start(self, state: SimulationState) -> None:
         """Count rounds and time from here."""
         self._saved = int(state.round), time.monotonic(), 0.0
+        self._thread = self.run.closing.enter_context(ThreadPoolExecutor(1))
 
     def segment(self, state: SimulationState, segment: Segment) -> None:
         """Write a checkpoint if one is due by the clock of the first process."""
+        if self._writing is not None and self._writing.done():
+            self._finish()
         round_, at, writing = self._saved
         due = self._cadence.is_due(segment.round - round_, time.monotonic() - at, writing)
-        if from_all(due)[0] and segment.round < self.run.rounds:
+        if not from_all(due)[0] or segment.round >= self.run.rounds:
+            return
+        self._finish()
+        if bytes_of(state) > SMALL:
             self.save(state)
+            return
+        # Waiting for the disk takes longer than copying.
+        write = self._prepared(state, copied=True)
+        self._writing = self._thread.submit(copy_context().run, write)
 
     def end(self, state: SimulationState) -> None:
         """Write the last state."""
+        self._finish()
         done = int(state.round)
         if done != self._saved[0] and (self._keep_last or done < self.run.rounds):
             self.save(state)

@@ -1,5 +1,6 @@
 """Callbacks of a run, in Python: the order of their hooks, and a run that is killed and resumes."""
 
+import errno
 import json
 import math
 import os
@@ -13,7 +14,9 @@ import pytest
 from problems import HANGS, least_squares, simulation_of
 
 import fedjaxsim as fjs
+from fedjaxsim import store
 from fedjaxsim.callbacks import Cadence, Callback, Checkpoints, MetricsFile, Patience, Progress
+from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.sweep import SimulationBatch
 
 
@@ -134,6 +137,41 @@ def test_a_run_that_is_killed_resumes_bit_for_bit(made, tmp_path, capsys):
     kept = Checkpoints(tmp_path / "killed" / "checkpoints", others[:2]).restore(state)
     for mine, wanted in zip(leaves(kept), leaves(whole), strict=True):
         np.testing.assert_array_equal(mine, wanted)
+
+
+def test_a_small_state_is_written_while_the_next_rounds_compute(made, tmp_path, monkeypatch):
+    sim, hparams = made
+    folder, gate = CheckpointFolder(tmp_path / "checkpoints"), threading.Event()
+
+    class Slow(store.System):
+        @staticmethod
+        def sync(descriptor):
+            if threading.current_thread() is not threading.main_thread():
+                assert gate.wait(HANGS)
+            os.fsync(descriptor)
+
+    def go_on(state, segment):
+        if segment.round == 4:
+            assert folder.rounds() == []
+            gate.set()
+
+    monkeypatch.setattr(store, "system", Slow())
+    run(made, 6, [MetricsFile(tmp_path / "metrics"), go_on, Checkpoints(folder, every=2)])
+    assert folder.rounds() == [2, 4, 6]
+    (tmp_path / "checkpoints" / "6.state").unlink()
+    (tmp_path / "checkpoints" / "4.state").unlink()
+    kept = Checkpoints(folder).restore(sim.init(0, hparams))
+    for mine, wanted in zip(leaves(kept), leaves(run(made, 2, [])[0]), strict=True):
+        np.testing.assert_array_equal(mine, wanted)
+
+    class Broken(store.System):
+        @staticmethod
+        def sync(descriptor):
+            raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(store, "system", Broken())
+    with pytest.raises(store.StorageError, match="broken"):
+        run(made, 4, [Checkpoints(folder, every=2, keep_last=False)])
 
 
 def test_the_records_of_several_runs_are_those_of_each(made, tmp_path):

@@ -133,7 +133,17 @@ class CheckpointFolder:
     check: Callable[[Mapping[str, Any]], None] | None = None
 
     def save(self, round_: int, state: Any, note: Mapping[str, Any]) -> None:
-        """Write a checkpoint, and remove old ones and those of later rounds.
+        """Write a checkpoint, and remove old ones and those of later rounds; see `prepared`.
+
+        Raises:
+          StorageError: if it cannot be written; earlier checkpoints stay.
+        """
+        self.prepared(round_, state, note)()
+
+    def prepared(
+        self, round_: int, state: Any, note: Mapping[str, Any], *, copied: bool = False
+    ) -> Callable[[], None]:
+        """Return the function that writes a checkpoint.
 
         Several processes each contribute their part of the state, and the first one writes.
 
@@ -141,13 +151,13 @@ class CheckpointFolder:
           round_: number of rounds done.
           state: any pytree of arrays.
           note: values of JSON; numbers may be infinite or not a number.
-
-        Raises:
-          StorageError: if it cannot be written; earlier checkpoints stay.
+          copied: whether the buffers of `state` may change before the function is called.
         """
         arrays = {name: to_host(_words(leaf)) for name, leaf in _leaves(state)}
         if not is_first():
-            return
+            return lambda: None
+        if copied:
+            arrays = {name: np.array(array) for name, array in arrays.items()}
         privacy = state.privacy if isinstance(state, SimulationState) else ledger.Ledger(())
         content = {
             "round": round_,
@@ -175,12 +185,15 @@ class CheckpointFolder:
                         block = bytearray()
             yield block + digest.digest()
 
-        store.make_folder(self.path)
-        store.write(self._file(round_), parts)
-        kept = [other for other in self.rounds() if other <= round_][-KEPT:]
-        for other in self.rounds():
-            if other not in kept:
-                store.remove(self._file(other))
+        def write() -> None:
+            store.make_folder(self.path)
+            store.write(self._file(round_), parts)
+            kept = [other for other in self.rounds() if other <= round_][-KEPT:]
+            for other in self.rounds():
+                if other not in kept:
+                    store.remove(self._file(other))
+
+        return write
 
     def rounds(self) -> list[int]:
         """Return the rounds of all checkpoints, whole or not, in order."""

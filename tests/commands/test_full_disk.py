@@ -7,7 +7,7 @@ import os
 import pytest
 from disk import Disk
 
-from fedjaxsim import store
+from fedjaxsim import callbacks, store
 from fedjaxsim.cli import main
 from fedjaxsim.commands import stopping
 from fedjaxsim.runs.directory import RunDirectory
@@ -21,6 +21,7 @@ RUN = [
 
 def test_a_full_disk_ends_a_run_in_one_line_or_is_waited_for(tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
+    monkeypatch.setattr(callbacks, "SMALL", -1)  # one thread, one order of changes
     # The first checkpoint is whole after 30 changes of files, and the next one is not after 35.
     monkeypatch.setattr(store, "system", Disk(35, errno.ENOSPC))
     assert main([*RUN, "--out", str(out)]) == 4

@@ -24,7 +24,7 @@ from disk import Disk, KilledError
 from hypothesis import strategies as st
 from problems import HANGS
 
-from fedjaxsim import store
+from fedjaxsim import callbacks, store
 from fedjaxsim.callbacks import Cadence
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.privacy import guarantee
@@ -78,6 +78,7 @@ def experiment() -> Iterator[Experiment]:
     with pytest.MonkeyPatch.context() as patch:
         # Pictures take a second, and every run has the charges of the others.
         patch.setattr(execution, "missing", lambda extra: "no pictures")
+        patch.setattr(callbacks, "SMALL", -1)  # one thread, one order of changes of files
         patch.setattr(guarantee, "_alone", functools.cache(guarantee._alone))
         yield prepare(SMALL)
 
@@ -149,17 +150,22 @@ class Model:
 
     def go(self, n=None, error=KilledError, *, stop=False) -> None:
         """Begin or resume the run; note each checkpoint that was reported as kept."""
-        save, event = CheckpointFolder.save, Event()
+        prepared, event = CheckpointFolder.prepared, Event()
         self._disk.arm(n, error)
         if stop:
             event.set()
 
-        def noting(folder, round_, state, note):
-            save(folder, round_, state, note)
-            self.kept = round_
+        def noting(folder, round_, *arguments, **options):
+            write = prepared(folder, round_, *arguments, **options)
+
+            def writing():
+                write()
+                self.kept = round_
+
+            return writing
 
         with self.patch.context() as patched:
-            patched.setattr(CheckpointFolder, "save", noting)
+            patched.setattr(CheckpointFolder, "prepared", noting)
             patched.setattr(store, "system", self._disk)
             with contextlib.suppress(KilledError, StorageError):
                 execute(
