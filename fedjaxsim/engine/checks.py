@@ -30,6 +30,7 @@ _ARGUMENTS = {
         "server": "shared, release, hparams, round",
         "predict": "shared, personal, hparams, client_id",
         "predict_with_data": "shared, personal, data, hparams, client_id",
+        "example_epsilon": "hparams",
         "check": "hparams",
     },
     "warm_start": {"published": "shared", "start": "hparams, published, own"},
@@ -52,7 +53,7 @@ _ARGUMENTS = {
         "check": "hparams",
     },
 }
-_OPTIONAL = ("predict_with_data", "start", "divergence", "targets", "on_model")
+_OPTIONAL = ("predict_with_data", "example_epsilon", "start", "divergence", "targets", "on_model")
 """Functions that a part may lack."""
 
 

@@ -123,7 +123,7 @@ def test_a_client_may_not_call(primitive):
 
 
 def host(x):
-    jax.debug.callback(BOX.update, x)
+    jax.debug.callback(lambda x: None, x)
     return x
 
 
