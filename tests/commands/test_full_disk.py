@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import shutil
 
 import pytest
 from disk import Disk
@@ -29,6 +30,7 @@ def test_a_full_disk_ends_a_run_in_one_line_or_is_waited_for(tmp_path, monkeypat
     assert said.startswith(f"fedjaxsim: error: {out}/")
     assert os.strerror(errno.ENOSPC) in said
     assert said.endswith(f"; round 2 is kept; fedjaxsim resume {out} continues")
+    shutil.rmtree(out / "checkpoints")
     warned = []
 
     def make_room(text):
@@ -40,6 +42,7 @@ def test_a_full_disk_ends_a_run_in_one_line_or_is_waited_for(tmp_path, monkeypat
     monkeypatch.setattr(stopping, "say", make_room)
     assert main(["resume", str(out), "--quiet", "--on-full-disk", "wait"]) == 0
     assert len(warned) == 1
+    assert "has no checkpoint: the run begins anew" in capsys.readouterr().err
     assert [row["round"] for row in RunDirectory(out).metrics()] == [0, 2, 4, 6]
 
 
