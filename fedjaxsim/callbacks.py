@@ -28,7 +28,7 @@ from fedjaxsim.engine.processes import from_all, is_first
 from fedjaxsim.engine.segments import Record, Segment
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.privacy.assumptions import STOPPING
+from fedjaxsim.privacy.assumptions import EVALUATED, STOPPING
 from fedjaxsim.records import MetricsFile as MetricsFile
 from fedjaxsim.records import Records as Records
 from fedjaxsim.report.files import strict
@@ -174,12 +174,13 @@ class Logger(Callback):
 class Patience(Callback):
     """Stop a run whose metric on validation rows no longer improves.
 
-    The metric is the first of `metrics.METRICS` that the run has. It is added to the run's record
-    for later callbacks. The guarantee does not cover this choice of the last round: see
-    docs/runs.md.
+    The metric is the first of `metrics.METRICS` that the run has, added to the run's record for
+    later callbacks, or the one that the run releases. The guarantee covers the choice of the last
+    round by a released metric in a run with a budget, and no other: see docs/runs.md.
 
     Args:
       evaluations: number of consecutive evaluations without improvement that stops the run.
+      released: whether it reads the metric that the run releases, and nothing else.
 
     Attributes:
       memory: values of the last evaluations after the best one before them, with a sign such that
@@ -188,8 +189,10 @@ class Patience(Callback):
 
     initial, public = True, (STOPPING,)
 
-    def __init__(self, evaluations: int):
-        self._evaluations, self.memory = evaluations, []
+    def __init__(self, evaluations: int, *, released: bool = False):
+        self._evaluations, self._released, self.memory = evaluations, released, []
+        if released:
+            self.public = (EVALUATED,)
 
     @property
     def exhausted(self) -> bool:
@@ -205,11 +208,18 @@ class Patience(Callback):
 
     def segment(self, state: SimulationState, segment: Segment) -> bool:
         """Judge the run on its validation rows."""
+        if self._released:
+            if segment.private is None:
+                return False
+            return self._judge(f"private_{segment.private.name}", segment.private.mean)
         record = self.run.record(state, segment)
         summary = self.run.evaluate(state, "validation").summary()
         as_test = {f"test_{name.partition('_')[2]}": name for name in summary}
         name = as_test[str(metrics.judged_by(as_test))]
         record[name] = value = float(summary[name])
+        return self._judge(name, value)
+
+    def _judge(self, name: str, value: float) -> bool:
         sign = 1 if metrics.of_column(name).larger_is_better else -1
         values = [*self.memory, -math.inf if math.isnan(value) else sign * value]
         last = self._evaluations

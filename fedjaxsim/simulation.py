@@ -15,17 +15,20 @@ import jax
 from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
+from fedjaxsim.engine import private_evaluation
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.layout import ChunkMap
 from fedjaxsim.engine.loop import Callbacks, Run
+from fedjaxsim.engine.private_evaluation import EvaluationPlan
 from fedjaxsim.engine.segments import History
 from fedjaxsim.engine.setup import LEDGER_ENTRIES, Setup
 from fedjaxsim.engine.stages import start_stage
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters, Value, fill
+from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import epsilon_in_jit
-from fedjaxsim.privacy.assumptions import default_delta
+from fedjaxsim.privacy.assumptions import default_delta, no_guarantee
 from fedjaxsim.privacy.calibration import noise_multiplier
 from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.privacy.mechanisms import Mechanism, gaussian
@@ -177,6 +180,47 @@ class Simulation:
         state = self.setup.compiled.init(*self.setup.check_start(key, hparams))
         return self.setup.with_account(state)
 
+    def with_budget(
+        self,
+        state: SimulationState,
+        hparams: Hyperparameters,
+        *,
+        epsilon: float,
+        delta: float | None = None,
+    ) -> SimulationState:
+        """Return the state with a budget that it and all stages from it keep, for zero-out.
+
+        `run` ends, and `round` changes nothing, before the round that would exceed the budget, so
+        noise and number of rounds may follow from what was released; see `privacy/filter.py`.
+
+        Args:
+          state: from `init`, or after rounds without a release.
+          hparams: of the rounds that are likely; the order of the filter suits them.
+          epsilon: ε > 0 in nats.
+          delta: δ in (0, 1); by default `default_delta(m)`.
+
+        Raises:
+          ValueError: if a number is out of range, the state has another budget or has released
+            something without one, or the mechanism has no guarantee.
+        """
+        if self.setup.accountant is not None:
+            raise ValueError(
+                f"a budget is kept by RDP, so accountant {self.setup.accountant!r} has no use"
+            )
+        plan = self.setup.planned(self.setup.check(hparams))
+        if why := plan.entries and no_guarantee(plan):
+            raise ValueError(f"no budget bounds the rounds: {why}")
+        limit = filters.limit_for(epsilon, self._delta(delta), [plan])
+        known = state.privacy.limit
+        if known is not None and known[:2] == limit[:2]:
+            return state
+        if known is not None or any(each.entries for each in ledger.charged(state.privacy)):
+            raise ValueError(
+                "a budget must be set before the first release, and stays as it is: start from a "
+                f"state of `init` for epsilon {epsilon}"
+            )
+        return dataclasses.replace(state, privacy=dataclasses.replace(state.privacy, limit=limit))
+
     def start_from(
         self,
         state: SimulationState,
@@ -231,6 +275,7 @@ class Simulation:
         callbacks: Callbacks = (),
         delta: float | None = None,
         keep: int | None = None,
+        evaluate_privately: EvaluationPlan | None = None,
     ) -> tuple[SimulationState, History]:
         """Run rounds, with evaluations on the test split.
 
@@ -244,6 +289,8 @@ class Simulation:
             functions `(state, segment)`. One that returns False stops the run.
           delta: δ of the ε that callbacks read; by default 1/(10 m).
           keep: number of segments to return, the last ones; by default all.
+          evaluate_privately: a metric that each evaluation releases with noise, on the validation
+            split, and charges to the state: `Segment.private`.
 
         Returns:
           The state after the last round, and the history: a sequence of segments.
@@ -257,6 +304,9 @@ class Simulation:
         hparams = self.setup.check(hparams)
         self.setup.message_shapes(state.key, hparams)
         state = self.setup.with_room(state, hparams, rounds)
+        if evaluate_privately is not None:
+            self.setup.check_split("validation")
+            state = private_evaluation.prepared(state, evaluate_privately, self.num_clients)
         compiled, rows = self.setup.compiled, self.setup.placed["train"]
         run = Run(
             lambda state, length: compiled.rounds(state, hparams, rows, rounds=length),
@@ -264,6 +314,7 @@ class Simulation:
             done + rounds,
             self._delta(delta),
             self.setup.accountant,
+            plan=evaluate_privately,
         )
         return run.segments(state, eval_every, callbacks, keep)
 
@@ -303,6 +354,7 @@ class Simulation:
             self.setup.accountant,
             draws=ledger.drawn(privacy),
             assumed=privacy.public,
+            limit=privacy.limit,
         )
 
     def epsilon(self, state: SimulationState, delta: float | None = None) -> jax.Array:

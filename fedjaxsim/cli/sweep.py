@@ -9,6 +9,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from fedjaxsim.cli.shared_flags import CheckpointEvery, Machines, OnFullDisk
+from fedjaxsim.runs.fields import optional
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +24,13 @@ class Sweep:
     """Source of the clients; wins over the file."""
     overwrite: bool = False
     """Replace the results in the directory."""
+    select_privately: Annotated[str | None, optional("DISTRIBUTION", "run all")] = None
+    """Publish the best of a random number of runs: geometric:10 are 10 on average, with an ε of the
+    whole."""
+    score_noise: Annotated[float | None, optional("Z", "none")] = None
+    """z of the noise on the validation metric by which it is selected."""
+    score_largest: float = 1.0
+    """Public bound to which clients' metrics are clipped for that."""
     quiet: bool = False
     """Print one plain line per evaluation, no progress bar."""
     checkpoint_every: CheckpointEvery = None
@@ -38,6 +46,21 @@ class Sweep:
         from fedjaxsim.commands.multiprocess import in_all_processes
         from fedjaxsim.commands.sweep import prepare_sweep
 
+        if (self.select_privately is None) != (self.score_noise is None):
+            raise ValueError("select-privately needs score-noise, and score-noise select-privately")
+        if self.select_privately is not None and self.score_noise is not None:
+            from fedjaxsim.commands.select import prepare_selection
+
+            return prepare_selection(
+                self.config,
+                self.out,
+                self.data,
+                spec=self.select_privately,
+                noise=self.score_noise,
+                largest=self.score_largest,
+                overwrite=self.overwrite,
+                quiet=self.quiet,
+            )
         return in_all_processes(
             lambda: prepare_sweep(
                 self.config,

@@ -22,6 +22,8 @@ def prepare_audit(
     if config.out is not None:
         raise ValueError(f"out must not be given, as an audit writes no files, got {config.out}")
     config.require_no_canaries("an audit of many runs")
+    if config.get("budget_epsilon") is not None:
+        raise ValueError("an audit runs all rounds: leave out budget-epsilon")
     experiment = prepare(config)
     console = Console(stderr=True)
     with Progress(

@@ -121,7 +121,7 @@ def prepare_run(
     def work() -> int:
         if doubt is not None:
             _warn(doubt)
-        if begin is not None:
+        if begin is not None and begin.privacy.limit is None:
             spent = spent_in_all(experiment, begin)
             _warn_above(config.target_epsilon, spent, "this and earlier stages will spend")
         return _run(
@@ -177,6 +177,8 @@ def prepare_resume(
         raise ValueError(
             f"{path} ran out of patience after {done} rounds: continue it with run --from"
         )
+    if directory.is_finished() and directory.summary().get("budget_spent"):
+        raise ValueError(f"{path} spent its budget in {done} rounds, so there is nothing to resume")
     if total == done and directory.is_finished():
         raise ValueError(f"{path} has done its {done} rounds: extend it with --rounds N, N in all")
     schedule = config.get("schedule", "constant")
@@ -309,6 +311,8 @@ def print_results(finished: Sequence[tuple[Stage, Executed]], *, explain: bool) 
     if last.earlier:
         stages = describe(last.earlier, config.algorithm, done.summary["rounds"])
         print(f"stages: {stages}; the guarantee is of all of them")
+    if done.summary["budget_spent"]:
+        print(f"stopped after {done.summary['rounds']} rounds: one more would exceed the budget")
     file = None if last.path is None else last.path / GUARANTEE
     print_guarantee(done.report, file, explain=explain)
     if not explain:

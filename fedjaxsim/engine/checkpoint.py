@@ -24,7 +24,7 @@ from fedjaxsim.engine.devices import placed
 from fedjaxsim.engine.processes import is_first, to_host
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.events import PrivacyEvent, SamplingScheme
+from fedjaxsim.privacy.events import PrivacyEvent, PrivacyLimit, SamplingScheme
 
 Tree = TypeVar("Tree")
 
@@ -51,6 +51,7 @@ class Checkpoint(NamedTuple):
       accounts: sampler, mechanism and number of entries of each account of the state's ledger.
       keys: number of keys that the state has drawn from; the ledger has a record of each.
       public: the sentences of the ledger.
+      limit: the budget of the state's ledger, if it has one.
       skipped: the reasons why later checkpoints in its folder cannot be read.
     """
 
@@ -63,6 +64,7 @@ class Checkpoint(NamedTuple):
     accounts: list[tuple[dict[str, Any], dict[str, Any], int]]
     keys: int
     public: list[str]
+    limit: list[Any] | None = None
     skipped: tuple[str, ...] = ()
 
     @property
@@ -111,8 +113,9 @@ class Checkpoint(NamedTuple):
         if known != kinds:
             charges = tuple(ledger.no_charges(*kind) for kind in kinds)
             privacy = dataclasses.replace(privacy, charges=charges)
+        limit = None if self.limit is None else PrivacyLimit(*self.limit)
         draws, public = privacy.draws[:1] * self.keys, tuple(self.public)
-        privacy = dataclasses.replace(privacy, draws=draws, public=public)
+        privacy = dataclasses.replace(privacy, draws=draws, public=public, limit=limit)
         return dataclasses.replace(like, privacy=privacy)
 
 
@@ -170,6 +173,7 @@ class CheckpointFolder:
             ],
             "keys": len(privacy.draws),
             "public": privacy.public,
+            "limit": privacy.limit,
         }
         header = f"{json.dumps(content)}\n".encode()
 

@@ -9,15 +9,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import notebook
 from fedjaxsim.data.describe import majority_accuracy
+from fedjaxsim.data.minibatches import ClientData
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.program import ClientMetrics
 from fedjaxsim.metrics import MAJORITY, metric
 from fedjaxsim.tasks.task import Task
 
+PyTree = Any
 PERCENTILES = (10, 50, 90)
 
 
@@ -219,3 +222,26 @@ def summarize(split: str, measured: ClientMetrics, statistics: SplitStatistics) 
     if "squared_error" in values and statistics.variance:
         values["nmse"] = values["squared_error"] / statistics.variance
     return Evaluation(split, count, values | streaming, tuple(streaming), statistics.majority)
+
+
+def measure_with(task: Task) -> Callable[[PyTree, ClientData, int], ClientMetrics]:
+    """Return the `measure` of a `Program`: the task's metrics in one pass over a client's rows."""
+    streaming = task.streaming_metrics
+
+    def measure(params, data, most_rows):
+        def add(carry, batch):
+            sums, carries = carry
+            # Streaming metrics call the model again on the batch; the compiler merges the calls.
+            values = task.metrics(params, batch)
+            return (
+                {name: sums[name] + batch.sum(values[name]) for name in sums},
+                {name: streaming[name].add(carries[name], params, batch) for name in carries},
+            )
+
+        shapes = jax.eval_shape(task.metrics, params, data.batch_shapes())
+        sums = {name: jnp.zeros((), v.dtype) for name, v in shapes.items()}
+        carries = {name: each.start(most_rows) for name, each in streaming.items()}
+        sums, carries = data.full_pass(add, (sums, carries))
+        return ClientMetrics(sums, {name: streaming[name].value(carries[name]) for name in carries})
+
+    return measure

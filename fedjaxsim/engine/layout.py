@@ -8,6 +8,7 @@ import jax
 from fedjaxsim.data.minibatches import BatchReadOptions
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.kernels import products
+from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 ChunkMap = Literal["scan", "vmap"]
@@ -201,3 +202,11 @@ def device_memory() -> int:
     """Return the bytes that JAX may allocate on the first device, by default `DEFAULT_MEMORY`."""
     stats = jax.local_devices()[0].memory_stats() or {}
     return stats.get("bytes_limit", DEFAULT_MEMORY)
+
+
+def layout_of(
+    task: Task, chunk_size: int | None = None, chunk_map: ChunkMap | None = None
+) -> Layout:
+    """Return the layout for a task's models; see `default_layout`."""
+    model = bytes_of(jax.eval_shape(task.init, jax.random.key(0)))
+    return default_layout(model, chunk_size, chunk_map, linear=task.linear is not None)

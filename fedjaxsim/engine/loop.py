@@ -15,7 +15,9 @@ import jax
 import numpy as np
 
 from fedjaxsim.algorithm import Metrics
+from fedjaxsim.engine import private_evaluation
 from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.engine.private_evaluation import EvaluationPlan, PrivateMetric
 from fedjaxsim.engine.processes import from_all, is_first, to_host
 from fedjaxsim.engine.segments import History, Record, Segment, rows_of
 from fedjaxsim.engine.state import SimulationState, state_of, with_public
@@ -82,6 +84,7 @@ class Run:
       delta: δ of the ε in records.
       accountant: name of the accountant; None for the tightest.
       size: S; None for one run, without an axis of runs.
+      plan: the evaluations that one run releases; None for none.
       closing: resources that are closed when the run is over.
     """
 
@@ -91,6 +94,7 @@ class Run:
     delta: float
     accountant: str | None
     size: int | None = None
+    plan: EvaluationPlan | None = None
     closing: contextlib.ExitStack = dataclasses.field(
         default_factory=contextlib.ExitStack, init=False
     )
@@ -126,7 +130,8 @@ class Run:
             goes_on = _all_go_on([each.start(state) for each in hooked])
             # All processes evaluate together, also for a callback of the first one alone.
             if goes_on and done == 0 and any(getattr(each, "initial", False) for each in callbacks):
-                segment = Segment(0, {}, self.evaluate(state, "test"))
+                state, private = self._released(state)
+                segment = Segment(0, {}, self.evaluate(state, "test"), private=private)
                 initial = [each for each in hooked if each.initial]
                 goes_on = _all_go_on([each.segment(state, segment) for each in initial])
             while goes_on and done < self.rounds:
@@ -135,17 +140,30 @@ class Run:
                     length = min(length, eval_every - done % eval_every)
                 begin = time.perf_counter() - compiling.seconds
                 state, metrics = self.advance(state, length)
-                done += length
-                metrics = jax.tree.map(np.asarray, metrics)
+                # Fewer rounds than asked for where the budget of the state ends.
+                before, done, planned = done, int(state.round), done + length
+                if done == before:
+                    break
+                metrics = {
+                    name: np.asarray(each)[: done - before] for name, each in metrics.items()
+                }
                 evaluation = self.evaluate(state, "test")
+                state, private = self._released(state)
                 seconds = max(time.perf_counter() - compiling.seconds - begin, 1e-9)
-                segment = Segment(done, metrics, evaluation, seconds, compiling.seconds - compiled)
-                compiled = compiling.seconds
+                compiled, since = compiling.seconds, compiling.seconds - compiled
+                segment = Segment(done, metrics, evaluation, seconds, since, private)
                 history.append(segment)
-                goes_on = _all_go_on([step(state, segment) for step in steps])
+                goes_on = _all_go_on([step(state, segment) for step in steps]) and done == planned
+                goes_on &= self.plan is None or private is not None
             for each in hooked:
                 each.end(state)
         return state, History(history)
+
+    def _released(self, state: SimulationState) -> tuple[SimulationState, PrivateMetric | None]:
+        """Release an evaluation, if the run does and its budget allows it."""
+        if self.plan is None:
+            return state, None
+        return private_evaluation.evaluate(state, self.evaluate(state, "validation"), self.plan)
 
     def record(self, state: SimulationState, segment: Segment) -> Record:
         """Return the record of an evaluation of a single run, see `records`.
@@ -166,7 +184,8 @@ class Run:
           For each run `run` (0 to S − 1, if there are several), `round`, `train_loss` (mean of the
           local losses during the segment, each participation with equal weight; None without
           participants or losses), the evaluation's summary, `nonfinite` (messages of the segment
-          that were not finite and counted as zero; only if there were some), and `epsilon` so far
+          that were not finite and counted as zero; only if there were some), `private_` and the
+          name of a metric (the mean that the run released, if it does), and `epsilon` so far
           (zero-out, joint DP; inf without a guarantee).
         """
         if self._recorded is not segment:
@@ -175,18 +194,23 @@ class Run:
             nonfinite = np.sum(segment.metrics.get("nonfinite", 0), axis=0)
             if np.any(nonfinite):
                 columns["nonfinite"] = nonfinite
+            if segment.private is not None:
+                columns[f"private_{segment.private.name}"] = segment.private.mean
             columns["epsilon"] = self.epsilon(state)
             self._recorded, self._records = segment, rows_of(columns, self.size)
         return self._records
 
     def epsilon(self, state: SimulationState, adjacency: Adjacency = "zero_out") -> list[float]:
-        """Return ε of each run so far, for joint DP; inf without a guarantee."""
+        """Return ε of each run so far, for joint DP; inf without a guarantee.
+
+        For zero-out, a run with a budget shows its odometer.
+        """
         privacy = to_host(state.privacy)
         bare = dataclasses.replace(state, shared=(), personal=(), mechanism=(), privacy=privacy)
         states = [bare] if self.size is None else [state_of(bare, run) for run in range(self.size)]
         return [
             _spent(tuple(ledger.charged(each.privacy)), self.delta, adjacency,
-                   accountant=self.accountant)
+                   accountant=self.accountant, limit=privacy.limit)
             for each in states
         ]  # fmt: skip
 

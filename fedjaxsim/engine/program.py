@@ -33,10 +33,11 @@ from fedjaxsim.engine.work import (
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.ledger import Charges
+from fedjaxsim.privacy.accounting.in_loop import allows
+from fedjaxsim.privacy.ledger import Charges, Ledger
 from fedjaxsim.privacy.mechanisms import Mechanism
+from fedjaxsim.privacy.mechanisms.base import Accumulator, Release
 from fedjaxsim.privacy.samplers import Cohort, Sampler
-from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 _ORDER = 2**32 - 1
@@ -163,9 +164,32 @@ class Program:
     def step(
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows
     ) -> tuple[SimulationState, Metrics]:
-        """Run one round; return the next state and the round's metrics."""
-        drawn = self.draw(state, hparams)
-        return self.server_update(state, hparams, drawn, self.work(state, hparams, rows, drawn))
+        """Run one round; return the next state and the round's metrics.
+
+        A round that would exceed the budget of the state is none: the state stays as it is.
+        """
+        return self.drawn_round(state, hparams, rows, self.draw(state, hparams))
+
+    def drawn_round(
+        self, state: SimulationState, hparams: Hyperparameters, rows: Rows, drawn: Draw
+    ) -> tuple[SimulationState, Metrics]:
+        """Run a round whose random choices have been drawn; see `step`."""
+
+        def run(state):
+            worked = self.work(state, hparams, rows, drawn)
+            return self.server_update(state, hparams, drawn, worked)
+
+        limit = state.privacy.limit
+        if limit is None or self.mechanism.event.kind == "no_release":
+            return run(state)
+        shapes = jax.eval_shape(
+            lambda: (self.work(state, hparams, rows, drawn).accumulator, run(state)[1])
+        )
+        nothing, no_metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        # The noise multiplier follows from public state alone, so messages of zero tell it.
+        release = self._release(state, hparams, drawn, nothing)
+        after = self._charged(state, hparams, drawn, release.noise_multiplier)
+        return jax.lax.cond(allows(limit, after), run, lambda state: (state, no_metrics), state)
 
     def rounds(
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows, rounds: int
@@ -267,23 +291,9 @@ class Program:
     ) -> tuple[SimulationState, Metrics]:
         """Release, take the server's step and charge the ledger; return state and metrics."""
         accumulator, round_ = worked.accumulator, state.round
-        release = self.mechanism.release(
-            accumulator,
-            drawn.rate * self.sampling.scheme.clients,
-            drawn.noise,
-            state.mechanism,
-            hparams,
-            round_,
-        )
+        release = self._release(state, hparams, drawn, accumulator)
         # From here on the server sees the release alone.
-        privacy = state.privacy
-        if self.mechanism.event.kind != "no_release":
-            costs = [(release.noise_multiplier, drawn.rate)]
-            if self.algorithm.example_epsilon is not None:
-                costs.append((self.algorithm.example_epsilon(hparams), jnp.ones(())))
-            accounts = accounts_of(self.algorithm, self.mechanism, self.sampling)
-            privacy = charged(privacy, accounts, self.charge, costs, round_)
-            privacy = ledger.drew(privacy, state.key, round_)
+        privacy = self._charged(state, hparams, drawn, release.noise_multiplier)
         shared = self.algorithm.server(state.shared, release.value, hparams, round_)
         after = dataclasses.replace(
             state,
@@ -303,6 +313,31 @@ class Program:
             "nonfinite": accumulator.nonfinite,
             "noise_multiplier": release.noise_multiplier,
         }
+
+    def _release(
+        self, state: SimulationState, hparams: Hyperparameters, drawn: Draw, total: Accumulator
+    ) -> Release:
+        expected = drawn.rate * self.sampling.scheme.clients
+        return self.mechanism.release(
+            total, expected, drawn.noise, state.mechanism, hparams, state.round
+        )
+
+    def _charged(
+        self,
+        state: SimulationState,
+        hparams: Hyperparameters,
+        drawn: Draw,
+        noise_multiplier: jax.Array,
+    ) -> Ledger:
+        """Return the ledger after the round."""
+        if self.mechanism.event.kind == "no_release":
+            return state.privacy
+        costs = [(noise_multiplier, drawn.rate)]
+        if self.algorithm.example_epsilon is not None:
+            costs.append((self.algorithm.example_epsilon(hparams), jnp.ones(())))
+        accounts = accounts_of(self.algorithm, self.mechanism, self.sampling)
+        privacy = charged(state.privacy, accounts, self.charge, costs, state.round)
+        return ledger.drew(privacy, state.key, state.round)
 
     @staticmethod
     def _broadcast(state: SimulationState, hparams: Hyperparameters, drawn: Draw) -> Broadcast:
@@ -362,26 +397,3 @@ def with_rate(algorithm: Algorithm, sampler: Sampler) -> Algorithm:
         return algorithm.server(shared, release, known, round_)
 
     return algorithm._replace(server=server)
-
-
-def measure_with(task: Task) -> Callable[[PyTree, ClientData, int], ClientMetrics]:
-    """Return the `measure` of a `Program`: the task's metrics in one pass over a client's rows."""
-    streaming = task.streaming_metrics
-
-    def measure(params, data, most_rows):
-        def add(carry, batch):
-            sums, carries = carry
-            # Streaming metrics call the model again on the batch; the compiler merges the calls.
-            values = task.metrics(params, batch)
-            return (
-                {name: sums[name] + batch.sum(values[name]) for name in sums},
-                {name: streaming[name].add(carries[name], params, batch) for name in carries},
-            )
-
-        shapes = jax.eval_shape(task.metrics, params, data.batch_shapes())
-        sums = {name: jnp.zeros((), v.dtype) for name, v in shapes.items()}
-        carries = {name: each.start(most_rows) for name, each in streaming.items()}
-        sums, carries = data.full_pass(add, (sums, carries))
-        return ClientMetrics(sums, {name: streaming[name].value(carries[name]) for name in carries})
-
-    return measure

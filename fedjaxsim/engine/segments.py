@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjaxsim import notebook
 from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.engine.private_evaluation import PrivateMetric
 from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Segment:
       evaluation: on the test split, after the last round.
       seconds: time of the rounds and the evaluation, without compilation.
       compile_seconds: tracing, lowering and compiling since the segment before.
+      private: the released evaluation on the validation split, if the run releases any.
     """
 
     round: int
@@ -35,6 +37,7 @@ class Segment:
     evaluation: Evaluation
     seconds: float = 0.0
     compile_seconds: float = 0.0
+    private: PrivateMetric | None = None
 
 
 class History(Sequence[Segment]):

@@ -21,11 +21,11 @@ from fedjaxsim.engine.accounts import accounts_of, no_charges
 from fedjaxsim.engine.checks import check_parts
 from fedjaxsim.engine.client_partition import AllClients
 from fedjaxsim.engine.devices import mesh_of
-from fedjaxsim.engine.evaluation import Evaluation, SplitStatistics, summarize
-from fedjaxsim.engine.layout import ChunkMap, Layout, default_layout
+from fedjaxsim.engine.evaluation import Evaluation, SplitStatistics, measure_with, summarize
+from fedjaxsim.engine.layout import ChunkMap, layout_of
 from fedjaxsim.engine.own_code import assumption_of
 from fedjaxsim.engine.processes import to_host
-from fedjaxsim.engine.program import ClientMetrics, Program, measure_with, with_rate
+from fedjaxsim.engine.program import ClientMetrics, Program, with_rate
 from fedjaxsim.engine.purity import Captured, check_captured
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
@@ -36,10 +36,12 @@ from fedjaxsim.engine.traced_checks import trace_round
 from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.composition import require_match
+from fedjaxsim.privacy.budget import entries
+from fedjaxsim.privacy.events import PrivacySpend
 from fedjaxsim.privacy.mechanisms import Mechanism, check_noise
 from fedjaxsim.privacy.samplers import Sampling
 from fedjaxsim.privacy.samplers.law import check_own
-from fedjaxsim.tasks.task import Task, check_rows
+from fedjaxsim.tasks.task import check_rows
 
 PyTree = Any
 
@@ -257,6 +259,20 @@ class Setup:
         privacy = ledger.with_room(state.privacy, scheme, event, z, self.sampler.rate(hparams))
         return dataclasses.replace(state, privacy=privacy)
 
+    def planned(
+        self, hparams: Hyperparameters, begin: int = 0, end: int | None = None
+    ) -> PrivacySpend:
+        """Return the charges of rounds `begin` to `end`; by default of one, or of a schedule."""
+        scheme, event = self.sampler.scheme, self.mechanism.event
+        hparams = hparams.as_arrays()
+        noise = np.asarray(hparams.get("noise_multiplier", 0.0), np.float32)
+        end = (len(noise) if noise.ndim else begin + 1) if end is None else end
+        if event.kind == "no_release":
+            return PrivacySpend(scheme, event, ())
+        noise = noise[begin:end] if noise.ndim else noise
+        rate = float(self.sampler.rate(hparams))
+        return PrivacySpend(scheme, event, entries(noise, rate, end - begin, event))
+
     # --- checks, before any compute ---------------------------------------------------------------
 
     def check(self, hparams: Hyperparameters) -> Hyperparameters:
@@ -381,14 +397,6 @@ class Setup:
             one = jnp.zeros(())
             hparams = Hyperparameters(**dict.fromkeys(self.records, one))
             self.message_shapes(jax.random.key(0, impl="threefry2x32"), hparams)
-
-
-def layout_of(
-    task: Task, chunk_size: int | None = None, chunk_map: ChunkMap | None = None
-) -> Layout:
-    """Return the layout for a task's models; see `default_layout`."""
-    model = bytes_of(jax.eval_shape(task.init, jax.random.key(0)))
-    return default_layout(model, chunk_size, chunk_map, linear=task.linear is not None)
 
 
 def _factory_of(function: Callable[..., Any]) -> str:

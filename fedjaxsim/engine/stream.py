@@ -306,8 +306,7 @@ def functions_of_fetched(program: Program) -> tuple[Callable[..., Any], Callable
 
         state = with_states(state, jax.tree.map(newest, turn.states, _states(state)))
         drawn = jax.tree.map(lambda leaf: leaf[turn.position], turn.draws)
-        worked = part.work(state, hparams, turn.rows, drawn)
-        return part.server_update(state, hparams, drawn, worked)
+        return part.drawn_round(state, hparams, turn.rows, drawn)
 
     def measure(state: SimulationState, hparams: Hyperparameters, rows: Rows):
         return of_fetched(rows).evaluate(state, hparams, rows)

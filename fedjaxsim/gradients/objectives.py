@@ -10,8 +10,7 @@ import numpy as np
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
-from fedjaxsim.engine.evaluation import targets_of
-from fedjaxsim.engine.program import measure_with
+from fedjaxsim.engine.evaluation import measure_with, targets_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import map_clients
 from fedjaxsim.gradients.reverse import bounded

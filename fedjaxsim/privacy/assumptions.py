@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from fedjaxsim.privacy.accounting import composition
-from fedjaxsim.privacy.events import PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.events import PrivacyLimit, PrivacySpend, SamplingScheme
 
 TRUSTED_SERVER = (
     "A trusted server clips, sums and noises; clients see only what it publishes and their own."
@@ -20,6 +20,10 @@ SECRET_SEED = (
 SHARED_SEED = (
     "Runs of one seed share cohorts and noise here, so that they can be compared: at most one of "
     "them may be published under its ε."
+)
+EVALUATED = (
+    "Evaluations released a validation metric with noise, at a charge, and the time to stop "
+    "followed from these releases alone."
 )
 STOPPING = (
     "The guarantee covers the rounds done. It does not cover when to stop, which was chosen by "
@@ -38,6 +42,10 @@ OF_EXAMPLES = (
     "Examples are protected from all who see their client's messages, the server included, and not "
     "from the client itself.",
 )
+PLANNED = (
+    "The noise and the number of rounds do not follow from what was released: a run that stops, or "
+    "changes its noise, by its own releases needs a budget."
+)
 _NOTHING_SENT = "No client sends anything."
 
 
@@ -49,6 +57,15 @@ def default_delta(num_clients: int) -> float:
     if num_clients < 1:
         raise ValueError(f"num_clients must be at least 1, got {num_clients}")
     return 1 / (10 * num_clients)
+
+
+def limited(limit: PrivacyLimit, spent: float) -> str:
+    """Return the sentence of a run with a budget, of which the odometer shows `spent`."""
+    return (
+        f"The noise and the number of rounds may follow from what was released: a Rényi filter of "
+        f"order {limit.order} keeps the budget ε = {limit.epsilon:g}, δ = {limit.delta:.3g}. Its "
+        f"odometer is at {spent:.4g}, which bounds nothing by itself."
+    )
 
 
 def of_charges(

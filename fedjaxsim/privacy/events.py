@@ -187,6 +187,22 @@ class PrivacySpend(NamedTuple):
     redrawn: bool = False
 
 
+class PrivacyLimit(NamedTuple):
+    """The budget of a state, kept by a Rényi filter; see `privacy/filter.py`.
+
+    Attributes:
+      epsilon: ε in nats.
+      delta: δ, overflow of cohorts included.
+      order: α, the one order of the filter.
+      rdp: the largest RDP of order α that the state may spend.
+    """
+
+    epsilon: float
+    delta: float
+    order: int
+    rdp: float
+
+
 class Drawn(NamedTuple):
     """Rounds from 0 on with random numbers (cohorts, minibatches, noise) from one key.
 

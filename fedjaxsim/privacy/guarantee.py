@@ -4,12 +4,15 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.assumptions import (
     NO_RELEASE,
     OF_EXAMPLES,
+    PLANNED,
     SECRET_SEED,
     SIMULATION,
+    limited,
     no_guarantee,
     not_certified,
     of_charges,
@@ -19,6 +22,7 @@ from fedjaxsim.privacy.events import (
     VIEWS,
     Adjacency,
     Drawn,
+    PrivacyLimit,
     PrivacySpend,
     Status,
     View,
@@ -70,13 +74,21 @@ def spent(
     adjacency: Adjacency = "zero_out",
     view: View = "joint_dp",
     accountant: str | None = None,
+    limit: PrivacyLimit | None = None,
 ) -> float:
-    """Compute one ε of a `report`, faster; inf if nothing is guaranteed (by the accountant)."""
+    """Compute one ε of a `report`, faster; inf if nothing is guaranteed (by the accountant).
+
+    With a budget `limit` it is the odometer's for zero-out: no bound, but what has been spent.
+    """
     costly = _costly([charged for charged in charges if charged.event.unit == "client"])
     if not costly:
         return 0.0
     if any(map(no_guarantee, costly)):
         return math.inf
+    if limit is not None and adjacency == "zero_out":
+        return filters.odometer(limit, costly)
+    if limit is not None:
+        return filters.epsilon(limit, costly, delta, adjacency)
     if accountant is not None and not composition.covers(accountant, adjacency, view):
         return math.inf
     return _certified(costly, delta, accountant, adjacency, view)[0]
@@ -112,6 +124,7 @@ def report(
     *,
     draws: tuple[Drawn, ...] | None = None,
     assumed: Sequence[str] = (),
+    limit: PrivacyLimit | None = None,
 ) -> Report:
     """Compute the guarantees of a run: both adjacencies in both views.
 
@@ -122,6 +135,7 @@ def report(
         sound one for each.
       draws: the rounds drawn from each key; None for a hypothetical run.
       assumed: further assumptions in sentences; see `Report`.
+      limit: the budget that the run kept: the guarantees are then the budget's, whatever is left.
 
     Raises:
       ValueError: if δ lies outside (0, 1), a ledger cannot come from its scheme, or the accountant
@@ -138,9 +152,13 @@ def report(
             composition.require_match(accountant, charged.scheme, charged.event)
     costly = _costly(charges)
     reason = next(filter(None, map(no_guarantee, costly)), "")
+    choices = PLANNED
+    if limit is not None and costly and not reason:
+        reason = filters.exceeded(limit, costly)
+        choices = limited(limit, filters.odometer(limit, costly))
     if costly and len(released) < len(charges):
         assumed = (*assumed, NO_RELEASE)
-    sentences = of_charges(released, assumed, delta)
+    sentences = of_charges(released, (choices, *assumed), delta)
     described = costly or released or charges
     sampling = " and ".join(dict.fromkeys(charged.scheme.kind for charged in described)) or "none"
 
@@ -148,6 +166,9 @@ def report(
         epsilon, name, status, why = None, accountant or "none", "none", reason
         if not costly:
             epsilon, status = 0.0, "exact"
+        elif limit is not None and not why:
+            epsilon = filters.epsilon(limit, costly, delta, adjacency)
+            name, status = "rdp_filter", "upper_bound"
         elif not why:
             epsilon, name, status = _certified(costly, delta, accountant, adjacency, view)
         if epsilon is not None and math.isinf(epsilon):
@@ -162,7 +183,7 @@ def report(
     )
     if examples:
         found += (_of_examples(examples, delta, assumed),)
-    return Report(found, delta, (*costly, *examples), draws, tuple(assumed))
+    return Report(found, delta, (*costly, *examples), draws, tuple(assumed), limit)
 
 
 def compose_reports(
@@ -177,8 +198,8 @@ def compose_reports(
 
     Raises:
       ValueError: if two runs drew a round from the same key, as runs of one seed do (their
-        guarantees do not compose), a report lacks its draws, or the reports are about different
-        numbers of clients.
+        guarantees do not compose), a report lacks its draws or is of a run with a budget, or the
+        reports are about different numbers of clients.
     """
     if not reports:
         raise ValueError("reports must hold at least one report, got none")
@@ -187,6 +208,8 @@ def compose_reports(
         raise ValueError(f"reports must be about the same clients, got {sorted(clients)} of them")
     if any(one.draws is None for one in reports):
         raise ValueError("a report lacks its draws: take it from `guarantee`")
+    if any(one.limit is not None for one in reports):
+        raise ValueError("reports of runs with a budget do not compose: add up ε and δ")
     drawn = {f"report {number}": one.draws or () for number, one in enumerate(reports, 1)}
     shared = drawn_twice(drawn)
     if shared:

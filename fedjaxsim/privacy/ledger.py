@@ -23,6 +23,7 @@ from fedjaxsim.privacy.events import (
     Drawn,
     Entry,
     PrivacyEvent,
+    PrivacyLimit,
     PrivacySpend,
     SamplingScheme,
 )
@@ -87,11 +88,13 @@ class Ledger:
       draws: one for each key of the state so far, the current one last; a stage has its own.
       public: static; sentences on what no charge covers: private numbers taken as public, choices
         made by reading private rows, shared noise. Every report of the state names them.
+      limit: static; the budget of the state and of all stages that start from it, if it has one.
     """
 
     charges: tuple[Charges, ...]
     draws: tuple[Draws, ...] = ()
     public: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})
+    limit: PrivacyLimit | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 def with_public(ledger: Ledger, sentences: Iterable[str]) -> Ledger:
@@ -157,19 +160,42 @@ def next_stage(ledger: Ledger, key: jax.Array) -> Ledger:
     return with_key(dataclasses.replace(ledger, charges=tuple(closed)), key)
 
 
-def drew(ledger: Ledger, key: jax.Array, round_: jax.Array) -> Ledger:
-    """Enter that the release of a round drew from the state's `key`.
+def with_stream(ledger: Ledger, key: jax.Array) -> Ledger:
+    """Return the ledger with a record, present or new, of a key beside the state's, on the host."""
+    if stream_of(ledger, key) is not None:
+        return ledger
+    *earlier, last = ledger.draws
+    new = with_key(dataclasses.replace(ledger, draws=tuple(earlier)), key).draws
+    return dataclasses.replace(ledger, draws=(*new, last))
+
+
+def stream_of(ledger: Ledger, key: jax.Array) -> int | None:
+    """Return the place of a key's record in a ledger, on the host; None if it has none."""
+    own = np.asarray(digest(key))
+    places = [np.array_equal(own, np.asarray(draws.digest)) for draws in ledger.draws]
+    return places.index(True) if True in places else None
+
+
+def drew(ledger: Ledger, key: jax.Array, round_: ArrayLike, place: int = -1) -> Ledger:
+    """Enter that the release of a round drew from a key, by default the state's.
 
     Pure, with static shapes: safe under jit, vmap, scan and differentiation.
+
+    Args:
+      ledger: the rounds before.
+      key: the key.
+      round_: () the number of the round, or of another release, among those of the key.
+      place: of the key's record, see `stream_of`.
     """
-    *earlier, last = ledger.draws
+    draws = list(ledger.draws)
+    last = draws[place]
     again = jnp.any(digest(key) != last.digest) | (round_ < last.next_round)
-    after = dataclasses.replace(
+    draws[place] = dataclasses.replace(
         last,
         next_round=jnp.maximum(last.next_round, round_ + 1),
         repeated=last.repeated | again,
     )
-    return dataclasses.replace(ledger, draws=(*earlier, after))
+    return dataclasses.replace(ledger, draws=tuple(draws))
 
 
 def with_account(

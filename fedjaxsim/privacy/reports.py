@@ -10,6 +10,7 @@ from fedjaxsim.privacy.events import (
     ADJACENCIES,
     Adjacency,
     Drawn,
+    PrivacyLimit,
     PrivacySpend,
     Status,
     Unit,
@@ -111,6 +112,7 @@ class Report:
       draws: the rounds drawn from each key; None for a hypothetical run.
       assumed: further assumptions in sentences, such as numbers computed from private data and
         taken as public.
+      limit: the budget that the run kept; None for a run without one.
     """
 
     guarantees: tuple[Guarantee, ...]
@@ -118,6 +120,7 @@ class Report:
     charges: tuple[PrivacySpend, ...] = ()
     draws: tuple[Drawn, ...] | None = None
     assumed: tuple[str, ...] = ()
+    limit: PrivacyLimit | None = None
 
     def find(self, adjacency: Adjacency, view: View = "joint_dp") -> Guarantee:
         """Return the guarantee for one adjacency and view; raise ValueError if there is none."""

@@ -78,7 +78,7 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> RunsTable:
     qualities = [(key, metric) for key, metric in in_tables() if any(key in row for row in rows)]
     lines = []
     for row in rows:
-        left = row["interrupted"] or row.get("stopped_early")
+        left = any(row.get(why) for why in ("interrupted", "stopped_early", "budget_spent"))
         planned = f" of {row['rounds_planned']}" if left else ""
         lines.append(
             [

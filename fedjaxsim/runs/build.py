@@ -6,7 +6,7 @@ import functools
 import importlib.metadata
 import math
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -14,16 +14,20 @@ import numpy as np
 
 from fedjaxsim.audit.one_run import with_canaries
 from fedjaxsim.data.population import Population
+from fedjaxsim.engine.private_evaluation import EvaluationPlan
 from fedjaxsim.engine.program import run_key
+from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, fill
+from fedjaxsim.metrics import judged_by
 from fedjaxsim.privacy import calibration
+from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.assumptions import default_delta
-from fedjaxsim.privacy.budget import entries, equally_costly
-from fedjaxsim.privacy.events import Drawn, PrivacySpend
+from fedjaxsim.privacy.budget import equally_costly
+from fedjaxsim.privacy.events import Drawn, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import spent
-from fedjaxsim.privacy.ledger import digest, hex_digest
+from fedjaxsim.privacy.ledger import charged, digest, hex_digest
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import bytes_text
 from fedjaxsim.runs.assemble import population_of, simulation_of
@@ -66,6 +70,25 @@ class Experiment:
         """The z of every round; for a schedule, the constant z with the same Σ 1/z²."""
         return equally_costly(np.asarray(self.hparams.get("noise_multiplier", 0.0)))
 
+    def init(self) -> SimulationState:
+        """Return the state before the first round."""
+        return self.with_budget(self.simulation.init(self.config.seed, self.hparams))
+
+    def with_budget(self, state: SimulationState) -> SimulationState:
+        """Return the state with the budget of the settings; see `Simulation.with_budget`.
+
+        Raises:
+          ValueError: if the state has another budget, or no round fits into what is left of it.
+        """
+        asked = self.config.get("budget_epsilon")
+        if asked is not None:
+            state = self.simulation.with_budget(
+                state, self.hparams, epsilon=asked, delta=self.delta
+            )
+        if state.privacy.limit is not None:
+            _check_room(state.privacy.limit, charged(state.privacy), self)
+        return state
+
     @functools.cached_property
     def state_shapes(self) -> SimulationState:
         """The shapes of its state."""
@@ -74,15 +97,28 @@ class Experiment:
 
     def planned(self, begin: int = 0, end: int | None = None) -> PrivacySpend:
         """Return the charges of rounds `begin` to `end`; by default of all rounds."""
-        scheme, event = self.simulation.sampling.scheme, self.simulation.mechanism.event
-        hparams = self.hparams.as_arrays()
-        rate = float(self.simulation.sampling.rate(hparams))
-        noise = np.asarray(hparams.get("noise_multiplier", 0.0), np.float32)
         end = self.config.rounds if end is None else end
-        if event.kind == "no_release":
-            return PrivacySpend(scheme, event, ())
-        noise = noise[begin:end] if noise.ndim else noise
-        return PrivacySpend(scheme, event, entries(noise, rate, end - begin, event))
+        return self.simulation.setup.planned(self.hparams, begin, end)
+
+    @property
+    def evaluations(self) -> EvaluationPlan | None:
+        """The evaluations that the run releases: of the metric by which runs are judged."""
+        noise = self.config.get("evaluate_privately")
+        if noise is None:
+            return None
+        return EvaluationPlan(noise, self.judging, self.config.evaluation_largest)
+
+    @property
+    def judging(self) -> str:
+        """The name of the client metric by which runs are judged on validation rows."""
+        measured = jax.eval_shape(
+            self.simulation.program.evaluate,
+            self.state_shapes,
+            self.hparams.as_arrays(),
+            Rows.shapes(self.simulation.population, "validation"),
+        )
+        names = [f"test_{name}" for name in (*measured.sums, *measured.values)]
+        return str(judged_by(names)).removeprefix("test_")
 
     def draws(self) -> tuple[Drawn, ...]:
         """Return the draws of all rounds of a run, unless it is a later stage."""
@@ -259,11 +295,27 @@ def check_start(experiment: Experiment) -> None:
         )
         what = f"models of all clients (two copies; {size})"
     _check_memory(needed, states, what, "clients or hidden must be smaller")
+    _ = experiment.evaluations  # refuses bad numbers
+    if (asked := config.get("budget_epsilon")) is not None:
+        plan = simulation.setup.planned(hparams)
+        _check_room(filters.limit_for(asked, experiment.delta, [plan]), (), experiment)
     if (
         simulation.mechanism.event.kind in ("gaussian", "correlated")
         and experiment.noise_multiplier > 0
     ):
         spent((experiment.planned(),), experiment.delta, accountant=simulation.setup.accountant)
+
+
+def _check_room(
+    limit: PrivacyLimit, charges: Sequence[PrivacySpend], experiment: Experiment
+) -> None:
+    plan = experiment.simulation.setup.planned(experiment.hparams)
+    constant = len(plan.entries) <= 1  # of a schedule, the first rounds may be cheap
+    if constant and not filters.fits(limit, [*charges, plan]):
+        raise ValueError(
+            f"the budget of ε = {limit.epsilon:g}, δ = {limit.delta:.3g} has no room for a round: "
+            "budget-epsilon or the noise must be larger"
+        )
 
 
 def _check_memory(needed: int, available: int, what: str, remedy: str) -> None:

@@ -17,14 +17,11 @@ from fedjaxsim.engine import stream as streaming
 from fedjaxsim.engine.accounts import accounts_of, no_charges
 from fedjaxsim.engine.checkpoint import KEPT
 from fedjaxsim.engine.client_partition import AllClients
+from fedjaxsim.engine.evaluation import measure_with
+from fedjaxsim.engine.layout import layout_of
 from fedjaxsim.engine.memory import Memory, memory_of
-from fedjaxsim.engine.program import (
-    Program,
-    measure_with,
-    with_rate,
-)
+from fedjaxsim.engine.program import Program, with_rate
 from fedjaxsim.engine.rows import Rows
-from fedjaxsim.engine.setup import layout_of
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.work import CohortSlots
 from fedjaxsim.hyperparameters import Hyperparameters, compose

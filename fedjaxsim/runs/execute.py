@@ -14,7 +14,7 @@ from fedjaxsim.audit.one_run import OneRunResult, result
 from fedjaxsim.callbacks import Cadence
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.engine.processes import is_first
+from fedjaxsim.engine.processes import from_all, is_first
 from fedjaxsim.engine.segments import Segment
 from fedjaxsim.engine.state import SimulationState, with_public
 from fedjaxsim.extras import missing
@@ -74,14 +74,16 @@ def execute(
     """
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
     rounds = config.rounds if rounds is None else rounds
-    state = simulation.init(config.seed, hparams) if begin is None else begin
+    state = experiment.init() if begin is None else begin
     state = with_public(state, config.public)
     path = None if directory is None else directory.path
     recorded = callbacks.Records()
     if path is not None:
         recorded = callbacks.MetricsFile(path / METRICS)
         recorded.keep_lines()
-    patience = None if config.patience is None else callbacks.Patience(config.patience)
+    patience, released = None, experiment.evaluations is not None
+    if config.patience is not None:
+        patience = callbacks.Patience(config.patience, released=released)
     remembering = [recorded] if patience is None else [patience, recorded]
     watching = [*remembering, callbacks.Progress(experiment.title, quiet=quiet)]
     if log is not None:
@@ -108,6 +110,7 @@ def execute(
             callbacks=[*watching, callbacks.StopOnInterrupt(stop)],
             delta=experiment.delta,
             keep=1,
+            evaluate_privately=experiment.evaluations,
         )
     else:
         recorded.start(state)  # the file may hold evaluations after the checkpoint
@@ -124,6 +127,10 @@ def execute(
     last = dict(rows[-1])
     done = last.pop("round")
     stopped = patience is not None and patience.exhausted
+    limit = state.privacy.limit
+    spent_all = (
+        limit is not None and done < rounds and not stopped and not any(from_all(stop.is_set()))
+    )
     summary = {
         "algorithm": config.algorithm,
         "data": config.data,
@@ -131,8 +138,9 @@ def execute(
         "clients": simulation.num_clients,
         "rounds": done,
         "rounds_planned": rounds,
-        "interrupted": done < rounds and not stopped,
+        "interrupted": done < rounds and not stopped and not spent_all,
         "stopped_early": done < rounds and stopped,
+        "budget_spent": spent_all,
         "diverging": diverging_from(rows),
         **last,
         "nonfinite": sum(row.get("nonfinite", 0) for row in rows),
@@ -141,7 +149,7 @@ def execute(
         **audited,
         "delta": experiment.delta,
         "noise_multiplier": experiment.noise_multiplier,
-        "rounds_per_second": done / recorded.seconds,
+        "rounds_per_second": done / max(recorded.seconds, 1e-9),
         "compile_seconds": recorded.compile_seconds,
         **traffic(simulation, hparams),
         "peak_bytes": peak_bytes(),
@@ -214,7 +222,7 @@ def _guarantee(experiment: Experiment, state: SimulationState, released: int) ->
     draws = report.draws and (*report.draws[:-1], report.draws[-1]._replace(rounds=released))
     found = guarantees_of(
         charges, experiment.delta, simulation.setup.accountant, draws=draws,
-        assumed=report.assumed,
+        assumed=report.assumed, limit=state.privacy.limit,
     )  # fmt: skip
     return found.assuming(
         [f"Rounds {done + 1} to {released} were released before an interruption, and are charged."]

@@ -136,6 +136,12 @@ class GuaranteeSettings:
 
     delta: Annotated[float | None, optional("FLOAT", "1/(10 m)")] = None
     """δ of the guarantee, for m clients."""
+    budget_epsilon: Annotated[float | None, optional("FLOAT", "none")] = None
+    """ε at which the run and its stages stop; noise and rounds may follow from releases."""
+    evaluate_privately: Annotated[float | None, optional("Z", "none")] = None
+    """z of the noise with which evaluations release a validation metric, charged to ε."""
+    evaluation_largest: float = 1.0
+    """Public bound to which clients' metrics are clipped for that."""
     accountant: Annotated[str | None, optional("NAME", "the tightest")] = None
     """Accountant, by its name in `fedjaxsim privacy`."""
 

@@ -21,6 +21,7 @@ _WORST = 5
 _ENDINGS = {
     "interrupted": "was interrupted",
     "stopped_early": "ran out of patience",
+    "budget_spent": "spent its budget",
     "diverging": "diverges from round {} on",
     "nonfinite": "counted {} messages that were not finite as zero",
 }

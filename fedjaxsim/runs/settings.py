@@ -195,6 +195,15 @@ class RunConfig(DataSettings):
         epsilon, delta = self.get("epsilon"), self.get("delta")
         if epsilon is not None and not epsilon > 0:
             raise ValueError(f"epsilon must be positive (inf: no privacy), got {epsilon}")
+        private = self.get("evaluate_privately")
+        for name in ("budget_epsilon", "evaluate_privately"):
+            if self.get(name) is not None and self.get("accountant") is not None:
+                raise ValueError(f"accountant does not describe {flag(name)}: give one of them")
+        if private is not None and self.patience is not None and not self.get("budget_epsilon"):
+            raise ValueError(
+                "patience with evaluate-privately needs budget-epsilon: rounds that follow from "
+                "releases are covered by a budget alone"
+            )
         if delta is not None and not 0 < delta < 1:
             raise ValueError(f"delta must lie in (0, 1), got {delta}")
         self._check_sizes()
@@ -235,12 +244,15 @@ class RunConfig(DataSettings):
         if self.audit_canaries is not None:
             raise ValueError(f"audit-canaries is for one run, not for {what}: leave it out")
 
-    def require_unstreamed(self, what: str) -> None:
-        """Check that rows stay in memory, where many runs can read them.
+    def require_batchable(self, what: str) -> None:
+        """Check that rows stay in memory and that no budget ends a run before others.
 
         Raises:
-          ValueError: if they are streamed.
+          ValueError: for a streamed run, or a budget.
         """
+        for name in ("budget_epsilon", "evaluate_privately"):
+            if self.get(name) is not None:
+                raise ValueError(f"{flag(name)} is for single runs: those of {what} go on together")
         if self.streamed:
             raise ValueError(
                 f"{what} needs all rows in memory and does not stream: leave out streamed"

@@ -49,13 +49,14 @@ def start_from(path: Path, experiment: Experiment) -> Start:
             f"{path} released {least} rounds, and its last whole checkpoint is of round "
             f"{last.round}: first run fedjaxsim resume {shlex.quote(str(path))} --rounds {least}"
         )
-    state = last.state(before.simulation.init(config.seed, before.hparams))
+    state = last.state(before.init())
     alike = config.algorithm == experiment.config.algorithm
     alike = alike and not experiment.simulation.algorithm.warm_start.required
     if alike and _shapes(before) == _shapes(experiment):
         state = experiment.simulation.start_from(state, experiment.hparams)
     else:
         state = _begin(state, before, experiment)
+    state = experiment.with_budget(state)
     return Start(state, [*tables.get("stages", []), stage_of(before, last.round, path)])
 
 

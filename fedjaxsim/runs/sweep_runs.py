@@ -227,7 +227,7 @@ def resolve_sweep(
                 known = fields_of(asked)
                 run = run_config(**{n: value for n, value in asked.items() if n in known})
                 run.validate()
-                run.require_unstreamed("a sweep")
+                run.require_batchable("a sweep")
             except ValueError as error:
                 shown = ", ".join(f"{flag(key)} = {value}" for key, value in changes.items())
                 raise ValueError(f"the run with {shown}: {error}") from error

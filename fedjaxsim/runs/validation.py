@@ -4,7 +4,7 @@ import numpy as np
 
 from fedjaxsim.data.population import Population
 from fedjaxsim.runs.parts import MODELS, OF_TOKENS
-from fedjaxsim.runs.settings import RunConfig
+from fedjaxsim.runs.settings import RunConfig, flag
 
 _CLASSES = ("digits", "leaf")
 """Data whose labels are classes."""
@@ -24,11 +24,12 @@ def check_data(config: RunConfig, population: Population) -> None:
             "no client has rows to test on: test-fraction must be larger, or the clients must have "
             f"more rows, got test-fraction {config.get('test_fraction')}"
         )
-    if config.patience is not None and not population.splits["validation"].count.any():
-        raise ValueError(
-            "patience needs rows to validate on, and no client has any: validation-fraction must "
-            f"be larger, got {config.get('validation_fraction')}"
-        )
+    for name in ("patience", "evaluate_privately"):
+        if config.get(name) is not None and not population.splits["validation"].count.any():
+            raise ValueError(
+                f"{flag(name)} needs rows to validate on, and no client has any: "
+                f"validation-fraction must be larger, got {config.get('validation_fraction')}"
+            )
     kind = config.data.partition(":")[0]
     numbers = [model for model in MODELS if model not in OF_TOKENS]
     if "x" in population.categories and config.model in numbers:

@@ -81,7 +81,7 @@ def find_source(config: RunConfig, public_data: str | None, *, clips: bool) -> S
       ValueError: as `prepare`; if both kinds of other data are given; if public data do not suit
         the model; or if the run is streamed.
     """
-    config.require_unstreamed("tuning")
+    config.require_batchable("tuning")
     config.require_no_canaries("tuning")
     if public_data is not None and config.held_out_clients:
         raise ValueError(

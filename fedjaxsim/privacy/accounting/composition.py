@@ -91,6 +91,11 @@ def overflow_probability(entries: Sequence[Entry], scheme: SamplingScheme) -> fl
     return min(1.0, math.fsum(excess))
 
 
+def any_overflow(charges: Sequence[PrivacySpend]) -> float:
+    """Compute a bound on the probability that any cohort of several kinds exceeded its capacity."""
+    return min(1.0, math.fsum(overflow_probability(c.entries, c.scheme) for c in charges))
+
+
 def effective_scheme(entries: Sequence[Entry], scheme: SamplingScheme) -> SamplingScheme:
     """Return the scheme; Poisson sampling at p = 1 in every round becomes full participation."""
     full = scheme.capacity == scheme.clients and all(e.sampling_rate == 1 for e in entries)

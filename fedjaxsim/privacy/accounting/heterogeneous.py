@@ -103,36 +103,43 @@ def profile(
             f"for {adjacency!r}; use {' or '.join(accountants(charges, adjacency))}"
         )
     if accountant == "rdp":
-        total = sum((_rdp(charged, adjacency, view) for charged in charges), 0.0 * _ALPHAS)
+        total = sum((rdp_of(charged, adjacency, view) for charged in charges), 0.0 * _ALPHAS)
         found = rdp.profile(total, rdp.INTEGER_ORDERS)
     else:
         found = _convolved(_parts(charges, adjacency), adjacency)
-    overflow = math.fsum(
-        composition.overflow_probability(charged.entries, charged.scheme) for charged in charges
-    )
-    return with_failure(found, min(1.0, overflow))
+    return with_failure(found, composition.any_overflow(charges))
 
 
-def _rdp(charged: PrivacySpend, adjacency: Adjacency, view: View) -> np.ndarray:
-    """Compute RDP of the rounds of one kind at INTEGER_ORDERS, (72,)."""
+def rdp_of(
+    charged: PrivacySpend,
+    adjacency: Adjacency,
+    view: View,
+    orders: Sequence[int] = rdp.INTEGER_ORDERS,
+) -> np.ndarray:
+    """Compute RDP of the rounds of one kind at some orders, (orders,).
+
+    At all orders long schedules are merged into fewer rounds of more cost.
+    """
+    alphas, all_orders = np.asarray(orders, np.float64), orders is rdp.INTEGER_ORDERS
+    few = merge if all_orders else list
     scheme, event = charged.scheme, charged.event
     s, spent = event.sensitivity(adjacency), _met(charged)
     if event.kind == "pure":
         rounds = randomized_response.answers(spent, event, adjacency, scheme.kind == "poisson")
-        return randomized_response.renyi(rounds)
+        return randomized_response.renyi(rounds, orders)
     if scheme.kind != "fixed":
         entries = [
             entry if scheme.kind == "poisson" else entry._replace(sampling_rate=1.0)
             for entry in spent
         ]
-        return rdp.compose(merge(entries), s, rdp.INTEGER_ORDERS)
-    total, q = 0.0 * _ALPHAS, scheme.capacity / scheme.clients
+        return rdp.compose(few(entries), s, orders)
+    total, q = 0.0 * alphas, scheme.capacity / scheme.clients
     for z, _, rounds in spent:
         # log E[e^((α−1)·loss)] over the client's participation, which the others know.
-        exponent = _ALPHAS * (_ALPHAS - 1) * (s / z) ** 2 / 2
+        exponent = alphas * (alphas - 1) * (s / z) ** 2 / 2
         total += rounds * np.logaddexp(math.log1p(-q) if q < 1 else -np.inf, math.log(q) + exponent)
-    joint = total / (_ALPHAS - 1)
-    if view == "joint_dp":
+    joint = total / (alphas - 1)
+    if view == "joint_dp" or not all_orders:
         return joint
     released = rdp_without_replacement.compose(
         merge(spent), scheme.capacity, scheme.clients, event.replace

@@ -16,20 +16,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.accounting import correlated
 from fedjaxsim.privacy.accounting.rdp import INTEGER_ORDERS, log_binomials, log_expm1
-from fedjaxsim.privacy.events import Adjacency, PrivacyEvent, SamplingScheme
+from fedjaxsim.privacy.events import Adjacency, PrivacyEvent, PrivacyLimit, SamplingScheme
 from fedjaxsim.privacy.ledger import Charges, Ledger
 
 _ALPHAS = np.array(INTEGER_ORDERS, np.float64)
-_GROUPS = (slice(0, 63), slice(63, None))
-"""Orders 2 … 64 and the few larger ones, so that no small order is padded to 1024 terms."""
+_SMALL = 64
+"""Orders above it form a group, so that no smaller order is padded to 1024 terms."""
 
 
 @functools.cache
-def _log_binomial_table(group: int) -> np.ndarray:
-    """Return log C(α, k) for a group of orders, (orders, largest order − 1); −inf for k > α."""
-    orders = INTEGER_ORDERS[_GROUPS[group]]
+def _log_binomial_table(orders: tuple[int, ...]) -> np.ndarray:
+    """Return log C(α, k) for some orders, (orders, largest order − 1); −inf for k > α."""
     table = np.full((len(orders), max(orders) - 1), -np.inf)
     for row, order in zip(table, orders, strict=True):
         row[: order - 1] = log_binomials(order)
@@ -42,18 +42,23 @@ _LEAST_NOISE = 0.05
 """Start of the search for a noise multiplier: an ε of about 200 a round."""
 
 
-def poisson_rdp(noise_multiplier: jax.Array, sampling_rate: jax.Array) -> jax.Array:
-    """Compute RDP of one Poisson-sampled Gaussian round at INTEGER_ORDERS, (72,), for z > 0."""
+def poisson_rdp(
+    noise_multiplier: jax.Array,
+    sampling_rate: jax.Array,
+    orders: tuple[int, ...] = INTEGER_ORDERS,
+) -> jax.Array:
+    """Compute RDP of one Poisson-sampled Gaussian round at ascending orders, (orders,), z > 0."""
     z = noise_multiplier
-    alphas = jnp.asarray(_ALPHAS, z.dtype)
+    alphas = jnp.asarray(orders, z.dtype)
     sampled = (sampling_rate > 0) & (sampling_rate < 1)
     p = jnp.where(sampled, sampling_rate, 0.5)
     logs = []
-    for index, group in enumerate(_GROUPS):
-        table = _log_binomial_table(index).astype(z.dtype)
+    small = tuple(order for order in orders if order <= _SMALL)
+    for group in filter(None, (small, orders[len(small) :])):
+        table = _log_binomial_table(group).astype(z.dtype)
         k = jnp.arange(2, table.shape[1] + 2, dtype=z.dtype)
         cost = log_expm1(k * (k - 1) / (2 * z**2), jnp) + k * jnp.log(p)
-        absent = jnp.maximum(alphas[group][:, None] - k, 0) * jnp.log1p(-p)
+        absent = jnp.maximum(jnp.asarray(group, z.dtype)[:, None] - k, 0) * jnp.log1p(-p)
         logs.append(jax.nn.logsumexp(table + absent + cost, axis=1))
     amplified = jax.nn.softplus(jnp.concatenate(logs)) / (alphas - 1)
     full = jnp.where(sampling_rate >= 1, alphas / (2 * z**2), 0.0)
@@ -73,10 +78,15 @@ def _amplified(s: jax.Array, r: jax.Array, sampling_rate: jax.Array) -> jax.Arra
 
 
 def _round_rdp(
-    z: jax.Array, p: jax.Array, scheme: SamplingScheme, event: PrivacyEvent, adjacency: Adjacency
+    z: jax.Array,
+    p: jax.Array,
+    scheme: SamplingScheme,
+    event: PrivacyEvent,
+    adjacency: Adjacency,
+    orders: tuple[int, ...],
 ) -> jax.Array:
-    """Compute RDP of one round at INTEGER_ORDERS, (72,), for z > 0."""
-    alphas = jnp.asarray(_ALPHAS, z.dtype)
+    """Compute RDP of one round at some orders, (orders,), for z > 0."""
+    alphas = jnp.asarray(orders, z.dtype)
     sensitivity = event.sensitivity(adjacency)
     if event.kind == "pure":
         # Bun and Steinke 2016, Proposition 3.3; the ledger's entry is the ε of sensitivity 1.
@@ -86,7 +96,7 @@ def _round_rdp(
         return jnp.minimum(alphas * epsilon**2 / 2, epsilon)
     scaled = z / sensitivity
     if scheme.kind == "poisson":
-        return poisson_rdp(scaled, p)
+        return poisson_rdp(scaled, p, orders)
     if scheme.kind == "fixed" and scheme.capacity < scheme.clients:
         # Others know when the client took part: E[e^x] over its participation.
         odds = np.log(scheme.capacity / scheme.clients)
@@ -121,14 +131,26 @@ def epsilon_in_jit(
     Raises:
       ValueError: for "replace" under Poisson sampling, whose RDP is not known here.
     """
-    spent, certain = jnp.zeros(len(_ALPHAS)), jnp.array(True)
+    return jnp.where(
+        is_certain(ledger), epsilon_from_rdp(spent_rdp(ledger, adjacency), delta), jnp.inf
+    )
+
+
+def is_certain(ledger: Ledger) -> jax.Array:
+    """Return whether every round was charged, with noise and randomness of its own, ()."""
+    certain = jnp.array(True)
     for charges in ledger.charges:
         if charges.event.kind != "no_release" and charges.event.unit == "client":
-            rdp, is_bound = _spent(charges, adjacency)
-            spent, certain = spent + rdp, certain & is_bound
+            certain &= ~charges.overflowed & jnp.all(_valid(charges) | (charges.rounds == 0))
     for draws in ledger.draws:
         certain &= ~draws.repeated
-    return jnp.where(certain, epsilon_from_rdp(spent, delta), jnp.inf)
+    return certain
+
+
+def allows(limit: PrivacyLimit, ledger: Ledger) -> jax.Array:
+    """Return whether a ledger is within a budget, (), on the safe side of rounding."""
+    spent = spent_rdp(ledger, orders=(limit.order,))[0]
+    return is_certain(ledger) & (spent * filters.MARGIN <= limit.rdp)
 
 
 def _squared_sensitivity(rounds: jax.Array, event: PrivacyEvent, groups: int) -> jax.Array:
@@ -143,29 +165,42 @@ def _squared_sensitivity(rounds: jax.Array, event: PrivacyEvent, groups: int) ->
     return jax.lax.fori_loop(0, rounds, add, (jnp.zeros(()), jnp.zeros(len(past))))[0]
 
 
-def _spent(charges: Charges, adjacency: Adjacency) -> tuple[jax.Array, jax.Array]:
-    """Compute RDP of rounds of one kind at INTEGER_ORDERS, (72,), and whether it is a bound, ()."""
+def _valid(charges: Charges) -> jax.Array:
+    valid = (charges.noise_multiplier > 0) & jnp.isfinite(charges.noise_multiplier)
+    if charges.event.kind == "correlated":
+        valid &= jnp.sum(charges.rounds > 0) <= 1
+    return valid & (charges.event.kind != "unprotected")
+
+
+def spent_rdp(
+    ledger: Ledger, adjacency: Adjacency = "zero_out", orders: tuple[int, ...] = INTEGER_ORDERS
+) -> jax.Array:
+    """Compute RDP of all rounds at some orders, (orders,); a bound only if `is_certain`."""
+    of_clients = [charges for charges in ledger.charges if charges.event.unit == "client"]
+    costly = [charges for charges in of_clients if charges.event.kind != "no_release"]
+    return sum((_spent(each, adjacency, orders) for each in costly), jnp.zeros(len(orders)))
+
+
+def _spent(charges: Charges, adjacency: Adjacency, orders: tuple[int, ...]) -> jax.Array:
+    """Compute RDP of rounds of one kind at some orders, (orders,)."""
     scheme, event, counts = charges.scheme, charges.event, charges.rounds
     if adjacency == "replace" and scheme.kind == "poisson" and event.kind == "gaussian":
         raise ValueError("adjacency must be zero_out for RDP under poisson sampling, got replace")
-    valid = (charges.noise_multiplier > 0) & jnp.isfinite(charges.noise_multiplier)
-    valid &= event.kind != "unprotected"
-    z = jnp.where((counts > 0) & valid, charges.noise_multiplier, 1.0)
+    z = jnp.where((counts > 0) & _valid(charges), charges.noise_multiplier, 1.0)
     rate = charges.sampling_rate
-    one = functools.partial(_round_rdp, scheme=scheme, event=event, adjacency=adjacency)
+    one = functools.partial(
+        _round_rdp, scheme=scheme, event=event, adjacency=adjacency, orders=orders
+    )
     rdp = jax.lax.map(lambda entry: one(*entry), (z, rate), batch_size=_BATCH)
     total = jnp.sum(counts)
     if event.kind == "correlated":
         squared = _squared_sensitivity(total, event, scheme.groups or 1)
-        spent = squared.astype(z.dtype) * jnp.max(jnp.where(counts[:, None] > 0, rdp, 0.0), axis=0)
-        valid &= jnp.sum(counts > 0) <= 1
-    elif scheme.max_participations is not None or scheme.groups is not None:
+        return squared.astype(z.dtype) * jnp.max(jnp.where(counts[:, None] > 0, rdp, 0.0), axis=0)
+    if scheme.max_participations is not None or scheme.groups is not None:
         # Any rounds of a client cost at most the costliest round as often as allowed.
         total = jnp.minimum(total, scheme.max_participations or -(-total // (scheme.groups or 1)))
-        spent = total.astype(z.dtype) * jnp.max(jnp.where(counts[:, None] > 0, rdp, 0.0), axis=0)
-    else:
-        spent = counts.astype(z.dtype) @ rdp
-    return spent, jnp.all(valid | (counts == 0)) & ~charges.overflowed
+        return total.astype(z.dtype) * jnp.max(jnp.where(counts[:, None] > 0, rdp, 0.0), axis=0)
+    return counts.astype(z.dtype) @ rdp
 
 
 def _epsilon_of_plan(

@@ -79,9 +79,9 @@ def amplified(entry: Entry, event: PrivacyEvent, adjacency: Adjacency) -> float:
     return first - math.log1p(p * math.expm1(s - r))
 
 
-def renyi(rounds: Sequence[Answers]) -> np.ndarray:
-    """Compute RDP at INTEGER_ORDERS (Bun and Steinke 2016, Proposition 3.3)."""
-    alphas = np.asarray(rdp.INTEGER_ORDERS, np.float64)
+def renyi(rounds: Sequence[Answers], orders: Sequence[float] = rdp.INTEGER_ORDERS) -> np.ndarray:
+    """Compute RDP at some orders (Bun and Steinke 2016, Proposition 3.3)."""
+    alphas = np.asarray(orders, np.float64)
     each = (n * np.minimum(alphas * high**2 / 2, high) for high, _, n in rounds)
     return sum(each, 0.0 * alphas)
 

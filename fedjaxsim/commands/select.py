@@ -1,0 +1,174 @@
+"""The command `fedjaxsim sweep --select-privately`: the best of a random number of runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjaxsim import metrics
+from fedjaxsim.callbacks import StopOnInterrupt
+from fedjaxsim.commands.messages import INTERRUPTED, say
+from fedjaxsim.engine import processes
+from fedjaxsim.engine.private_evaluation import EvaluationPlan
+from fedjaxsim.privacy import selection
+from fedjaxsim.privacy.assumptions import no_guarantee
+from fedjaxsim.privacy.guarantee import Guarantee, Report
+from fedjaxsim.report.files import make_directory, strict, write_json
+from fedjaxsim.report.progress import Bar, print_guarantee, stop_on_interrupt
+from fedjaxsim.runs.build import Experiment, prepare
+from fedjaxsim.runs.directory import GUARANTEE
+from fedjaxsim.runs.sweep_runs import SweepRuns, hyperparameters_of, read_sweep
+
+SELECTION, MODEL = "selection.json", "model.npz"
+_SELECTION = 2**32 - 4
+"""Folded into the seed's key: the keys of the runs that are drawn."""
+_UNREPLACED = "the price of a selection is known for zero-out"
+_ASSUMED = (
+    "Published are the best run's release, settings and score. The number of runs and all other "
+    "runs stay secret, as do metrics without noise."
+)
+
+
+def prepare_selection(
+    file: Path, out: Path, data: str | None, *, spec: str, noise: float, largest: float,
+    overwrite: bool, quiet: bool,
+) -> Callable[[], int]:  # fmt: skip
+    """Check all input of a selection; return a function that runs it and gives the exit code.
+
+    Args:
+      file: TOML file of a sweep, whose runs are the candidates.
+      out: directory of the results.
+      data: source of the clients, in place of the file's.
+      spec: distribution of the number of runs, for `selection.parse`.
+      noise: z of the score that each run releases at its end.
+      largest: public bound of a client's score.
+      overwrite: whether results in the directory are replaced.
+      quiet: no progress bar.
+
+    Raises:
+      FileNotFoundError: if the file or the data are missing.
+      ValueError: for a bad setting of any candidate, or one without a guarantee.
+    """
+    runs, plan = selection.parse(spec), read_sweep(file, data)
+    if "seed" in plan.keys:
+        raise ValueError("select-privately gives each run a seed of its own: leave out seed")
+    if processes.several():
+        raise ValueError("select-privately runs in one process: leave out processes")
+    candidates = _candidates(plan, noise, largest)
+    report = _report(runs, candidates, noise, largest)
+    if report.find("zero_out").epsilon is None:
+        raise ValueError(f"there is nothing to select privately: {report.short()}")
+    make_directory(out, (SELECTION, MODEL, GUARANTEE), "selection", overwrite=overwrite)
+
+    def work() -> int:
+        seed = candidates[0].config.seed
+        rng = np.random.default_rng([seed, _SELECTION])
+        drawn = [int(rng.integers(len(candidates))) for _ in range(runs.draw(rng))]
+        with stop_on_interrupt() as stop, Bar("runs", len(drawn), quiet=quiet) as bar:
+            best: tuple[float, int, Any, Any] | None = None
+            for number, index in enumerate(drawn):
+                if stop.is_set():
+                    break
+                bar.show(completed=number, words=f"run {number + 1}")
+                found = _run(candidates[index], _key(seed, number), noise, largest, stop)
+                if found is not None and (best is None or found[0] > best[0]):
+                    best = (found[0], index, *found[1:])
+            interrupted = stop.is_set()
+        if interrupted:
+            # The runs so far may not be published: which ones finished is not a random number.
+            say("stopped by Ctrl-C: nothing was selected; run the same command again")
+            return INTERRUPTED
+        content: dict[str, Any] = {"number_of_runs": spec, "candidates": len(candidates)}
+        if best is not None:
+            _, index, score, shared = best
+            content |= {"settings": plan.values(index), f"private_{score.name}": score.mean}
+            with open(out / MODEL, "wb") as stream:
+                leaves, _ = jax.tree_util.tree_flatten_with_path(shared)
+                arrays = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+                np.savez(stream, allow_pickle=False, **arrays)
+        write_json(out / GUARANTEE, report.to_json())
+        write_json(out / SELECTION, strict(content))
+        print("  ".join(f"{key} {value}" for key, value in content.items()))
+        print_guarantee(report, out / GUARANTEE)
+        print(f"files in {out}")
+        return 0
+
+    return work
+
+
+def _candidates(plan: SweepRuns, noise: float, largest: float) -> list[Experiment]:
+    """Prepare all runs; those that differ in hyperparameters share a simulation."""
+    simulations: dict[Any, Any] = {}
+    found = []
+    for run in plan.runs:
+        arrays = hyperparameters_of(run)
+        kind = type(run), *((k, v) for k, v in vars(run).items() if k not in arrays)
+        experiment = prepare(run, simulations.get(kind))
+        simulations[kind] = experiment.simulation
+        if why := no_guarantee(experiment.planned()):
+            raise ValueError(f"a candidate has no guarantee: {why}")
+        if not experiment.simulation.population.splits["validation"].count.any():
+            raise ValueError("select-privately needs rows to validate on: validation-fraction")
+        found.append(experiment)
+    if len({experiment.delta for experiment in found}) > 1:
+        raise ValueError("candidates must have one delta")
+    return found
+
+
+def _plan(experiment: Experiment, noise: float, largest: float) -> EvaluationPlan:
+    return EvaluationPlan(noise, experiment.judging, largest)
+
+
+def _report(
+    runs: selection.Runs, candidates: list[Experiment], noise: float, largest: float
+) -> Report:
+    charges = [
+        [each.planned(), _plan(each, noise, largest).spend(each.simulation.num_clients)]
+        for each in candidates
+    ]
+    first = candidates[0]
+    epsilon = selection.epsilon(runs, charges, first.delta)
+    alone = first.simulation.guarantee(first.init(), first.delta).guarantees
+    return Report(
+        tuple(
+            Guarantee(
+                epsilon if each.adjacency == "zero_out" else None,
+                first.delta,
+                each.adjacency,
+                each.view,
+                first.simulation.sampling.scheme.kind,
+                "rdp_selection",
+                "upper_bound" if each.adjacency == "zero_out" else "none",
+                (*each.assumptions, _ASSUMED),
+                "" if each.adjacency == "zero_out" else _UNREPLACED,
+            )
+            for each in alone
+        ),
+        first.delta,
+    )
+
+
+def _key(seed: int, number: int) -> jax.Array:
+    """Return the key of one run, which no plain run of the seed draws from."""
+    key = jax.random.key(seed, impl="threefry2x32")
+    return jax.random.fold_in(jax.random.fold_in(key, _SELECTION), number)
+
+
+def _run(experiment: Experiment, key: jax.Array, noise: float, largest: float, stop: Any) -> Any:
+    """Run one candidate; return its score (larger is better), release and server state."""
+    simulation, hparams = experiment.simulation, experiment.hparams
+    state, history = simulation.run(
+        simulation.init(key, hparams),
+        hparams,
+        experiment.config.rounds,
+        callbacks=[StopOnInterrupt(stop)],
+        keep=1,
+        evaluate_privately=_plan(experiment, noise, largest),
+    )
+    score = history[-1].private if len(history) else None
+    if score is None:
+        return None
+    sign = 1 if metrics.metric(score.name).larger_is_better else -1
+    return sign * score.mean, score, jax.tree.map(np.asarray, state.shared)

@@ -1,0 +1,170 @@
+"""Evaluations that are released: a mean and a histogram over clients, with noise, and charged.
+
+Each client sends its own metric, clipped, through the Gaussian mechanism with full participation.
+So a time to stop, or a choice among runs, that reads these releases alone is covered by ε.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.privacy import filter as filters
+from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy.events import (
+    Entry,
+    PrivacyEvent,
+    PrivacySpend,
+    SamplingScheme,
+    check_noise_multiplier,
+)
+from fedjaxsim.privacy.mechanisms import gaussian
+from fedjaxsim.privacy.messages import Messages
+
+_EVALUATION = 2**32 - 3
+"""Folded into a run's key for the noise of its evaluations."""
+_PLACES = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationPlan:
+    """The evaluations that a run releases.
+
+    Attributes:
+      noise_multiplier: z > 0, the noise on a sum over clients divided by the norm that one client's
+        contribution can have.
+      metric: name of a client metric.
+      largest: the public bound of the metric; client metrics are clipped to [0, `largest`].
+      bins: number of bins of the histogram; 0 for none.
+    """
+
+    noise_multiplier: float
+    metric: str
+    largest: float = 1.0
+    bins: int = 0
+
+    def __post_init__(self):
+        check_noise_multiplier(self.noise_multiplier)
+        if not 0 < self.largest < np.inf:
+            raise ValueError(f"largest must be positive and finite, got {self.largest}")
+        if self.bins < 0:
+            raise ValueError(f"bins must be at least 0, got {self.bins}")
+
+    @property
+    def norm(self) -> float:
+        """The largest norm of what a client sends: its share of `largest`, and a bin."""
+        return 2.0**0.5 if self.bins else 1.0
+
+    def spend(self, num_clients: int, evaluations: int = 1) -> PrivacySpend:
+        """Return the charges of some evaluations.
+
+        What one client sends is in [0, 1] and one of the bins, so replacing it moves the sum by at
+        most 1 and √2: together √3, which is √1.5 times the norm.
+        """
+        scheme = SamplingScheme("full", num_clients, num_clients)
+        event = PrivacyEvent("gaussian", replace=1.5**0.5 if self.bins else 1.0)
+        entry = Entry(float(np.float32(self.noise_multiplier)), 1.0, evaluations)
+        return PrivacySpend(scheme, event, (entry,))
+
+
+class PrivateMetric(NamedTuple):
+    """A released evaluation.
+
+    Attributes:
+      name: of the metric.
+      mean: the mean over all m clients, with noise; clients without a value count as 0.
+      histogram: (bins,) fractions of the m clients, with noise; None without bins.
+    """
+
+    name: str
+    mean: float
+    histogram: np.ndarray | None = None
+
+
+@functools.cache
+def _released(plan: EvaluationPlan, num_clients: int):
+    """Return `(values, key) -> sums / m` of a plan, compiled."""
+    mechanism = gaussian()
+    noise = {"clip_norm": plan.norm, "noise_multiplier": plan.noise_multiplier}
+    hparams = Hyperparameters(**noise).as_arrays()
+
+    def release(values, key):
+        has = jnp.isfinite(values)
+        share = jnp.clip(jnp.where(has, values, 0.0) / plan.largest, 0.0, 1.0)
+        # A place for each bin, the last one with its upper end.
+        place = jnp.minimum(share * plan.bins, plan.bins - 1).astype(jnp.int32)
+        sent = {"mean": share, "histogram": jax.nn.one_hot(place, plan.bins)}
+        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), sent)
+        ids = jnp.arange(num_clients, dtype=jnp.int32)
+        total = mechanism.add(
+            mechanism.zero(one, num_clients), Messages(sent), has, ids, (), hparams
+        )
+        return mechanism.release(total, num_clients, key, (), hparams, 0).value
+
+    return jax.jit(release)
+
+
+def evaluate(
+    state: SimulationState, evaluation: Evaluation, plan: EvaluationPlan
+) -> tuple[SimulationState, PrivateMetric | None]:
+    """Release an evaluation, and charge the state for it.
+
+    Noise comes from a key of its own, derived from the run's; evaluations are numbered in the
+    ledger.
+
+    Args:
+      state: of one run.
+      evaluation: of its models.
+      plan: the metric and the noise.
+
+    Returns:
+      The charged state, and the release; the state as it was and None where the budget of the state
+      does not allow the release.
+
+    Raises:
+      ValueError: if the evaluation lacks the metric.
+    """
+    if plan.metric not in evaluation.values:
+        raise ValueError(
+            f"the metric must be one of {', '.join(evaluation.values)}, got {plan.metric!r}"
+        )
+    values = evaluation.values[plan.metric]
+    (m,) = values.shape
+    privacy, spend, key = state.privacy, plan.spend(m), key_of(state)
+    if privacy.limit is not None and not filters.fits(
+        privacy.limit, [*ledger.charged(privacy), spend]
+    ):
+        return state, None
+    place = ledger.stream_of(privacy, key)
+    number = int(privacy.draws[place].next_round)
+    found = _released(plan, m)(jnp.asarray(values, float), jax.random.fold_in(key, number))
+    z = spend.entries[0].noise_multiplier
+    privacy = ledger.update(
+        ledger.drew(privacy, key, number, place),
+        spend.scheme,
+        spend.event,
+        lambda charges: ledger.charge(charges, z, 1.0, number),
+    )
+    histogram = np.asarray(found["histogram"], np.float64) if plan.bins else None
+    mean = float(found["mean"]) * plan.largest
+    return dataclasses.replace(state, privacy=privacy), PrivateMetric(plan.metric, mean, histogram)
+
+
+def prepared(state: SimulationState, plan: EvaluationPlan, num_clients: int) -> SimulationState:
+    """Return the state with an account and a record of draws for its evaluations."""
+    spend = plan.spend(num_clients)
+    noise = np.float32(plan.noise_multiplier)
+    privacy = ledger.with_account(state.privacy, spend.scheme, spend.event, _PLACES)
+    privacy = ledger.with_room(privacy, spend.scheme, spend.event, noise, 1.0)
+    return dataclasses.replace(state, privacy=ledger.with_stream(privacy, key_of(state)))
+
+
+def key_of(state: SimulationState) -> jax.Array:
+    """Return the key of a state's evaluations, distinct from every key of its rounds."""
+    return jax.random.fold_in(state.key, _EVALUATION)

@@ -1,0 +1,165 @@
+"""Private selection: the best of a random number of runs, at the price of about three runs.
+
+The best of a fixed number k of runs costs up to k times one run: if k runs fail to find a good
+model, that too says something about each client. A *random* number of runs hides it (Liu and Talwar
+2019; Papernot and Steinke 2022). What is published is the best run alone, by a score that its own ε
+covers: its release, its settings and its score. The number of runs and all other runs stay secret.
+
+Every run draws its settings independently of the others, with a seed of its own, and costs at most
+the Rényi curve that is given; the number of runs depends on nothing.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedjaxsim.privacy.accounting import composition, rdp
+from fedjaxsim.privacy.accounting.profile import with_failure
+from fedjaxsim.privacy.events import PrivacySpend, check_delta
+from fedjaxsim.privacy.filter import rdp_of
+
+LARGEST_MEAN = 1e6
+_FORMS = "geometric:MEAN, logarithmic:MEAN, poisson:MEAN or negative-binomial:ETA:MEAN"
+
+
+@dataclasses.dataclass(frozen=True)
+class NegativeBinomial:
+    """A truncated negative binomial number of runs, K ≥ 1 (Papernot and Steinke 2022, section 3).
+
+    Attributes:
+      eta: η > −1; 1 is the geometric distribution, 0 the logarithmic one.
+      gamma: γ in (0, 1); the smaller, the more runs.
+    """
+
+    eta: float
+    gamma: float
+
+    def __post_init__(self):
+        if not (-1 < self.eta < math.inf and 0 < self.gamma < 1):
+            raise ValueError(
+                f"eta must be above -1 and gamma in (0, 1), got {self.eta} and {self.gamma}"
+            )
+
+    @property
+    def mean(self) -> float:
+        """E[K]."""
+        eta, gamma = self.eta, self.gamma
+        if eta == 0:
+            return (1 / gamma - 1) / math.log(1 / gamma)
+        return eta * (1 - gamma) / (gamma * -math.expm1(eta * math.log(gamma)))
+
+    def pmf(self, most: int) -> np.ndarray:
+        """Return P(K = k) for k = 1 … `most`, (most,)."""
+        eta, gamma = self.eta, self.gamma
+        first = math.log(1 / gamma) if eta == 0 else math.expm1(-eta * math.log(gamma)) / eta
+        k = np.arange(1, most)
+        return (1 - gamma) / first * np.cumprod([1.0, *((1 - gamma) * (k + eta) / (k + 1))])
+
+    def draw(self, rng: np.random.Generator) -> int:
+        """Draw K."""
+        left, most = rng.random(), 64
+        while True:
+            reached = np.cumsum(self.pmf(most))
+            if left < reached[-1] or most > 100 * LARGEST_MEAN:
+                return 1 + int(np.searchsorted(reached, left, side="right"))
+            most *= 4
+
+    def rdp(self, one: np.ndarray, orders: Sequence[float]) -> np.ndarray:
+        """Compute RDP of the best run from RDP of one, both (orders,): their Theorem 2.
+
+        ρ'(λ) = ρ(λ) + (1 + η)((1 − 1/λ̂) ρ(λ̂) + log(1/γ)/λ̂) + log E[K]/(λ − 1) for every λ̂ ≥ 1.
+        """
+        alphas = np.asarray(orders, np.float64)
+        other = (1 - 1 / alphas) * one + math.log(1 / self.gamma) / alphas
+        return one + (1 + self.eta) * np.min(other) + math.log(self.mean) / (alphas - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisson:
+    """A Poisson number of runs, K ≥ 0; no run is no release.
+
+    Attributes:
+      mean: E[K] ≥ 1.
+    """
+
+    mean: float
+
+    def __post_init__(self):
+        if not 1 <= self.mean <= LARGEST_MEAN:
+            raise ValueError(f"mean must lie in [1, {LARGEST_MEAN:g}], got {self.mean}")
+
+    def draw(self, rng: np.random.Generator) -> int:
+        """Draw K."""
+        return int(rng.poisson(self.mean))
+
+    def rdp(self, one: np.ndarray, orders: Sequence[float]) -> np.ndarray:
+        """Compute RDP of the best run from RDP of one, both (orders,): their Theorem 6.
+
+        ρ'(λ) = ρ(λ) + E[K] δ̂ + log E[K]/(λ − 1), with one run (log(1 + 1/(λ − 1)), δ̂)-DP.
+        """
+        alphas = np.asarray(orders, np.float64)
+        slack = [rdp.delta(one, math.log1p(1 / (order - 1)), orders) for order in alphas]
+        return one + self.mean * np.array(slack) + math.log(self.mean) / (alphas - 1)
+
+
+Runs = NegativeBinomial | Poisson
+"""A distribution of the number of runs."""
+
+
+def parse(text: str) -> Runs:
+    """Read a distribution, as in `geometric:10`, by its mean.
+
+    Raises:
+      ValueError: for any other text, or a mean out of range.
+    """
+    kind, *numbers = text.split(":")
+    etas = {"geometric": 1.0, "logarithmic": 0.0}
+    try:
+        values = [float(number) for number in numbers]
+        if kind == "poisson" and len(values) == 1:
+            return Poisson(values[0])
+        if kind in etas and len(values) == 1:
+            return with_mean(etas[kind], values[0])
+        if kind == "negative-binomial" and len(values) == 2:
+            return with_mean(*values)
+    except ValueError as error:
+        raise ValueError(f"select-privately must be {_FORMS}, got {text!r}: {error}") from error
+    raise ValueError(f"select-privately must be {_FORMS}, got {text!r}")
+
+
+def with_mean(eta: float, mean: float) -> NegativeBinomial:
+    """Return the truncated negative binomial distribution with a mean above 1.
+
+    Raises:
+      ValueError: if the mean or η is out of range.
+    """
+    from scipy.optimize import brentq
+
+    if not 1 < mean <= LARGEST_MEAN:
+        raise ValueError(f"the mean must lie in (1, {LARGEST_MEAN:g}], got {mean}")
+
+    def gap(log: float) -> float:
+        return math.log(NegativeBinomial(eta, math.exp(log)).mean) - math.log(mean)
+
+    lowest = -600.0 if eta <= 0 else -30.0
+    return NegativeBinomial(eta, math.exp(float(brentq(gap, lowest, -1e-12, xtol=1e-14))))
+
+
+def epsilon(runs: Runs, candidates: Sequence[Sequence[PrivacySpend]], delta: float) -> float:
+    """Compute the ε of publishing the best run, for zero-out; inf where nothing is certified.
+
+    Args:
+      runs: the distribution of the number of runs.
+      candidates: the charges of a run, its score included, for each setting that may be drawn.
+      delta: δ in (0, 1).
+    """
+    check_delta(delta)
+    orders = rdp.INTEGER_ORDERS
+    # A run of settings drawn at random costs at most the costliest, at each order.
+    one = np.max([rdp_of(charges, orders) for charges in candidates], axis=0)
+    # The expected number of runs with a cohort above its capacity bounds the probability of one.
+    overflow = runs.mean * max(map(composition.any_overflow, candidates))
+    profile = rdp.profile(runs.rdp(one, orders), orders)
+    return with_failure(profile, min(1.0, overflow)).epsilon(delta)

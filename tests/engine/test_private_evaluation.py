@@ -1,0 +1,124 @@
+"""Released evaluations: what they show, what they cost, and that their noise is theirs alone."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+from problems import classification, read_by
+
+import fedjaxsim as fjs
+from fedjaxsim.callbacks import Patience
+from fedjaxsim.data.splitting import split
+from fedjaxsim.engine import private_evaluation
+from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.engine.private_evaluation import EvaluationPlan
+from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy.accounting import gaussian
+from fedjaxsim.privacy.guarantee import compose_reports
+
+M, Z, DELTA = 6, 3.0, 1e-3
+
+
+@functools.cache
+def simulation():
+    population, task = classification([10] * M)
+    population = split(population, validation=0.3, seed=0)
+    return fjs.Simulation(
+        fjs.fedavg(task), population, fjs.full_participation(), fjs.Minibatches(2, steps=1)
+    )
+
+
+def started(plan, seed=0):
+    sim = simulation()
+    hparams = read_by(sim, clip_norm=1.0, noise_multiplier=Z)
+    return sim, private_evaluation.prepared(sim.init(seed, hparams), plan, M), hparams
+
+
+def of(*values):
+    return Evaluation("validation", np.ones(len(values), int), {"accuracy": np.array(values)})
+
+
+def test_mean_and_histogram_are_of_clipped_values():
+    plan = EvaluationPlan(1e-6, "accuracy", largest=2.0, bins=4)
+    sim, state, _ = started(plan)
+    _, found = private_evaluation.evaluate(state, of(-1.0, 0.4, 0.6, 2.0, 9.0, np.nan), plan)
+    assert found is not None
+    # 0, 0.4, 0.6, 2, 2, and nothing from the client without a value, over all six.
+    assert found.mean == pytest.approx(5.0 / 6, abs=1e-4)
+    np.testing.assert_allclose(found.histogram, np.array([2, 1, 0, 2]) / 6, atol=1e-4)
+    assert sim.guarantee(state, DELTA).find("zero_out").epsilon == 0
+
+
+def test_noise_has_the_charged_scale():
+    plan = EvaluationPlan(5.0, "accuracy", bins=3)
+    _, state, _ = started(plan)
+    found = []
+    for _ in range(300):
+        state, one = private_evaluation.evaluate(state, of(*[0.5] * M), plan)
+        found.append([one.mean, *one.histogram])
+    # Sums have noise z times √2, the norm of a share and a bin.
+    spread = 5.0 * math.sqrt(2) / M
+    np.testing.assert_allclose(np.std(found, axis=0), spread, rtol=0.2)
+    np.testing.assert_allclose(np.mean(found, axis=0), [0.5, 0, 1, 0], atol=5 * spread / 300**0.5)
+    (spend,) = [each for each in ledger.charged(state.privacy) if each.entries]
+    assert spend.entries == ((5.0, 1.0, 300),)
+    assert not spend.redrawn
+
+
+def test_a_run_is_charged_for_rounds_and_evaluations_together():
+    plan = EvaluationPlan(4.0, "accuracy")
+    sim, state, hparams = started(plan)
+    state, history = sim.run(state, hparams, 6, eval_every=3, evaluate_privately=plan)
+    assert all(segment.private is not None for segment in history)
+    mu = math.sqrt(6 / Z**2 + 2 / 4.0**2)
+    report = sim.guarantee(state, DELTA)
+    assert report.find("zero_out").epsilon == pytest.approx(gaussian.epsilon(DELTA, mu), rel=1e-6)
+    # A mean of numbers in [0, 1] moves by one if a client is replaced, a sum of vectors by two.
+    mu = math.sqrt(4 * 6 / Z**2 + 2 / 4.0**2)
+    assert report.find("replace").epsilon == pytest.approx(gaussian.epsilon(DELTA, mu), rel=1e-6)
+
+
+def test_every_evaluation_has_noise_of_its_own_and_a_fork_is_found():
+    plan = EvaluationPlan(2.0, "accuracy")
+    sim, state, _ = started(plan)
+    values = of(*[0.5] * M)
+    once, first = private_evaluation.evaluate(state, values, plan)
+    twice, second = private_evaluation.evaluate(once, values, plan)
+    assert first is not None
+    assert second is not None
+    assert first.mean != second.mean
+    assert private_evaluation.evaluate(state, values, plan)[1] == first  # a resumed run repeats it
+    # Two evaluations with one noise: their difference would be exact, so there is no joint ε.
+    fork, _ = private_evaluation.evaluate(state, of(*[0.1] * M), plan)
+    with pytest.raises(ValueError, match="same key"):
+        compose_reports([sim.guarantee(each, DELTA) for each in (twice, fork)])
+    other, _ = private_evaluation.evaluate(started(plan, seed=1)[1], values, plan)
+    compose_reports([sim.guarantee(each, DELTA) for each in (twice, other)])
+
+
+def test_a_budget_covers_evaluations_and_ends_with_them():
+    plan = EvaluationPlan(2.0, "accuracy")
+    sim, state, hparams = started(plan)
+    state = sim.with_budget(sim.init(0, hparams), hparams, epsilon=4.0, delta=DELTA)
+    state = private_evaluation.prepared(state, plan, M)
+    limit = state.privacy.limit
+    assert limit is not None
+    patience = Patience(100, released=True)
+    state, history = sim.run(
+        state, hparams, 30, eval_every=1, evaluate_privately=plan, callbacks=[patience]
+    )
+    rounds, done = int(state.round), sum(s.private is not None for s in history) + 1  # and before
+    assert len(patience.memory) == done
+    spent = limit.order / 2 * (rounds / Z**2 + done / 2.0**2)
+    assert spent <= limit.rdp < spent + limit.order / 2 * (1 / Z**2 + 1 / 2.0**2)
+    assert sim.guarantee(state, DELTA).find("zero_out").epsilon == 4.0
+
+
+def test_bad_plans_are_refused():
+    for bad in ({"noise_multiplier": 0.0}, {"largest": 0.0}, {"bins": -1}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            EvaluationPlan(**({"noise_multiplier": 1.0, "metric": "accuracy"} | bad))
+    plan = EvaluationPlan(1.0, "auc")
+    with pytest.raises(ValueError, match="auc"):
+        private_evaluation.evaluate(started(plan)[1], of(0.5), plan)
