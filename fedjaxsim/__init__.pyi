@@ -49,6 +49,7 @@ from .data.population import Population as Population
 from .engine.batch import batch as batch
 from .engine.devices import use_all_cores as use_all_cores
 from .engine.evaluation import Evaluation as Evaluation
+from .engine.private_evaluation import EvaluationPlan as EvaluationPlan
 from .engine.program import Program as Program
 from .engine.segments import History as History
 from .engine.segments import Segment as Segment

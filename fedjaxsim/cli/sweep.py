@@ -58,6 +58,7 @@ class Sweep:
                 spec=self.select_privately,
                 noise=self.score_noise,
                 largest=self.score_largest,
+                on_full_disk=self.on_full_disk,
                 overwrite=self.overwrite,
                 quiet=self.quiet,
             )

@@ -1,5 +1,6 @@
 """The command `fedjaxsim sweep --select-privately`: the best of a random number of runs."""
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,19 +8,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjaxsim import metrics
+from fedjaxsim import metrics, store
 from fedjaxsim.callbacks import StopOnInterrupt
-from fedjaxsim.commands.messages import INTERRUPTED, say
+from fedjaxsim.commands.messages import say
+from fedjaxsim.commands.stopping import stoppable
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.private_evaluation import EvaluationPlan
 from fedjaxsim.privacy import selection
 from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.guarantee import Guarantee, Report
 from fedjaxsim.report.files import make_directory, strict, write_json
-from fedjaxsim.report.progress import Bar, print_guarantee, stop_on_interrupt
+from fedjaxsim.report.progress import Bar, print_guarantee
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import GUARANTEE
 from fedjaxsim.runs.sweep_runs import SweepRuns, hyperparameters_of, read_sweep
+from fedjaxsim.signals import stopped
 
 SELECTION, MODEL = "selection.json", "model.npz"
 _SELECTION = 2**32 - 4
@@ -33,7 +36,7 @@ _ASSUMED = (
 
 def prepare_selection(
     file: Path, out: Path, data: str | None, *, spec: str, noise: float, largest: float,
-    overwrite: bool, quiet: bool,
+    on_full_disk: str, overwrite: bool, quiet: bool,
 ) -> Callable[[], int]:  # fmt: skip
     """Check all input of a selection; return a function that runs it and gives the exit code.
 
@@ -44,6 +47,7 @@ def prepare_selection(
       spec: distribution of the number of runs, for `selection.parse`.
       noise: z of the score that each run releases at its end.
       largest: public bound of a client's score.
+      on_full_disk: for `stoppable`.
       overwrite: whether results in the directory are replaced.
       quiet: no progress bar.
 
@@ -66,7 +70,10 @@ def prepare_selection(
         seed = candidates[0].config.seed
         rng = np.random.default_rng([seed, _SELECTION])
         drawn = [int(rng.integers(len(candidates))) for _ in range(runs.draw(rng))]
-        with stop_on_interrupt() as stop, Bar("runs", len(drawn), quiet=quiet) as bar:
+        with (
+            stoppable(on_full_disk, lambda: "nothing was selected") as stop,
+            Bar("runs", len(drawn), quiet=quiet) as bar,
+        ):
             best: tuple[float, int, Any, Any] | None = None
             for number, index in enumerate(drawn):
                 if stop.is_set():
@@ -77,21 +84,23 @@ def prepare_selection(
                     best = (found[0], index, *found[1:])
             interrupted = stop.is_set()
         if interrupted:
-            # The runs so far may not be published: which ones finished is not a random number.
-            say("stopped by Ctrl-C: nothing was selected; run the same command again")
-            return INTERRUPTED
+            # The runs so far may not be published: how many finished is not a random number.
+            name, code = stopped([stop.number])
+            say(f"stopped by {name}: nothing was selected; run the same command again")
+            return code
         content: dict[str, Any] = {"number_of_runs": spec, "candidates": len(candidates)}
         if best is not None:
             _, index, score, shared = best
             content |= {"settings": plan.values(index), f"private_{score.name}": score.mean}
-            with open(out / MODEL, "wb") as stream:
-                leaves, _ = jax.tree_util.tree_flatten_with_path(shared)
-                arrays = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
-                np.savez(stream, allow_pickle=False, **arrays)
+            leaves, _ = jax.tree_util.tree_flatten_with_path(shared)
+            arrays = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+            stream = io.BytesIO()
+            np.savez(stream, allow_pickle=False, **arrays)
+            store.write(out / MODEL, stream.getvalue())
         write_json(out / GUARANTEE, report.to_json())
         write_json(out / SELECTION, strict(content))
         print("  ".join(f"{key} {value}" for key, value in content.items()))
-        print_guarantee(report, out / GUARANTEE)
+        print_guarantee(report, out / GUARANTEE, explain=False)
         print(f"files in {out}")
         return 0
 

@@ -7,7 +7,7 @@ for what they need besides: checks before any compute, rows on devices, shapes o
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
@@ -33,6 +33,7 @@ from fedjaxsim.engine.shard import CLIENTS, shard
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.stream import stream
 from fedjaxsim.engine.traced_checks import trace_round
+from fedjaxsim.factories import factory_of
 from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.composition import require_match
@@ -227,7 +228,7 @@ class Setup:
         fields = (f"{name} {values.shape}" for name, values in self.population.fields.items())
         where, scheme = "streamed" if self.streamed else "in memory", self.sampler.scheme
         lines = [
-            f"Simulation of {_factory_of(self.algorithm.client)}",
+            f"Simulation of {factory_of(self.algorithm.client)}",
             f"  {repr(self.population).splitlines()[0]}",
             f"  fields: {', '.join(fields)}",
             f"  sampling: {scheme.kind}, at most {scheme.capacity} clients a round",
@@ -397,9 +398,3 @@ class Setup:
             one = jnp.zeros(())
             hparams = Hyperparameters(**dict.fromkeys(self.records, one))
             self.message_shapes(jax.random.key(0, impl="threefry2x32"), hparams)
-
-
-def _factory_of(function: Callable[..., Any]) -> str:
-    """Return the name of the public function or class that made a function, or of its module."""
-    name = getattr(function, "__qualname__", type(function).__qualname__).partition(".")[0]
-    return function.__module__.rpartition(".")[2] if name.startswith("_") else name

@@ -1,4 +1,5 @@
 # The public names of `fedjaxsim.privacy`, for type checkers and `lazy_loader`.
+from . import selection as selection
 from .assumptions import default_delta as default_delta
 from .calibration import noise_multiplier as noise_multiplier
 from .events import PrivacyEvent as PrivacyEvent

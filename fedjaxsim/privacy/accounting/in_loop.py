@@ -83,7 +83,7 @@ def _round_rdp(
     scheme: SamplingScheme,
     event: PrivacyEvent,
     adjacency: Adjacency,
-    orders: tuple[int, ...],
+    orders: tuple[int, ...] = INTEGER_ORDERS,
 ) -> jax.Array:
     """Compute RDP of one round at some orders, (orders,), for z > 0."""
     alphas = jnp.asarray(orders, z.dtype)

@@ -1,0 +1,92 @@
+"""Budgets, released evaluations and private selection, from flags to files."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedjaxsim.cli import main
+from fedjaxsim.privacy import selection
+from fedjaxsim.privacy.events import GAUSSIAN, Entry, PrivacyEvent, PrivacySpend, SamplingScheme
+
+DATA = [
+    "--data",
+    "synthetic",
+    "--loss",
+    "squared",
+    "--clients",
+    "6",
+    "--validation-fraction",
+    "0.3",
+]
+RUN = [
+    *DATA, "--algorithm", "fedavg", "--rounds", "30", "--eval-every", "2", "--local-steps", "1",
+    "--learning-rate", "0.01", "--sampling", "full", "--noise-multiplier", "4", "--delta", "1e-3",
+    "--quiet",
+]  # fmt: skip
+
+
+def files(folder, *names):
+    return [json.loads((folder / f"{name}.json").read_text()) for name in names]
+
+
+@pytest.fixture(scope="module")
+def budgeted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("budget") / "run"
+    flags = ["--budget-epsilon", "4", "--evaluate-privately", "3", "--patience", "50"]
+    assert main(["run", *RUN, *flags, "--out", str(folder)]) == 0
+    return folder
+
+
+def test_a_run_ends_with_its_budget_and_says_so(budgeted):
+    summary, guarantee = files(budgeted, "summary", "guarantee")
+    assert 0 < summary["rounds"] < 30
+    assert (summary["budget_spent"], summary["interrupted"]) == (True, False)
+    assert summary["epsilon"] == 4.0
+    found = guarantee["zero_out"]["joint_dp"]["rdp_filter"]
+    assert found["epsilon"] == 4.0
+    text = " ".join(found["assumptions"])
+    assert "Rényi filter" in text
+    assert "followed from these releases alone" in text
+    assert "without noise" not in text
+    rows = [json.loads(line) for line in (budgeted / "metrics.jsonl").read_text().splitlines()]
+    assert all("private_loss" in row for row in rows[:-1])
+    spent = [row["epsilon"] for row in rows]
+    assert spent == sorted(spent)
+    assert spent[-1] <= 4.0
+
+
+def test_resumes_and_stages_keep_the_budget(budgeted, refused):
+    assert "spent its budget" in refused(f"resume {budgeted}")
+    assert "no room" in refused(f"run --from {budgeted} --out next")
+    assert "before the first release" in refused(f"run --from {budgeted} --budget-epsilon 8")
+
+
+def test_unsound_uses_are_refused(refused):
+    run = " ".join(["run", *RUN])
+    assert "budget-epsilon" in refused(f"{run} --patience 2 --evaluate-privately 3")
+    assert "accountant" in refused(f"{run} --budget-epsilon 2 --accountant gaussian")
+    assert "no room" in refused(f"{run} --budget-epsilon 1.5 --noise-multiplier 0.1")
+
+
+def test_the_best_of_a_random_number_of_runs_has_the_price_of_the_whole(tmp_path, capsys, refused):
+    file, out = tmp_path / "sweep.toml", tmp_path / "out"
+    file.write_text(
+        'data = "synthetic"\nloss = "squared"\nclients = 6\nvalidation-fraction = 0.3\n'
+        'algorithm = "fedavg"\nrounds = 3\nlocal-steps = 1\nsampling = "full"\ndelta = 1e-3\n'
+        "noise-multiplier = 4\n[sweep]\nlearning-rate = [0.001, 0.01]\n"
+    )
+    command = ["sweep", str(file), "--out", str(out), "--quiet"]
+    assert "score-noise" in refused(" ".join([*command, "--select-privately", "geometric:2"]))
+    assert main([*command, "--select-privately", "geometric:2", "--score-noise", "3"]) == 0
+    guarantee, selected = files(out, "guarantee", "selection")
+    one = [
+        PrivacySpend(SamplingScheme("full", 6, 6), GAUSSIAN, (Entry(4.0, 1.0, 3),)),
+        PrivacySpend(SamplingScheme("full", 6, 6), PrivacyEvent("gaussian"), (Entry(3.0, 1.0, 1),)),
+    ]
+    price = selection.epsilon(selection.parse("geometric:2"), [one], 1e-3)
+    assert guarantee["zero_out"]["joint_dp"]["rdp_selection"]["epsilon"] == pytest.approx(price)
+    assert selected["settings"]["learning_rate"] in (0.001, 0.01)
+    assert np.isfinite(selected["private_loss"])
+    assert len(np.load(out / "model.npz").files) > 0
+    assert "ε ≤" in capsys.readouterr().out
