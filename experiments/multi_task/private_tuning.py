@@ -45,7 +45,7 @@ def levels(problem: Problem, clients: int) -> list[Record]:
             spend = PrivacySpend(scheme, GAUSSIAN, (Entry(math.exp(-log / 2), 1.0, 1),))
             return math.log(selection.epsilon(runs, [[spend]], delta) / EPSILON)
 
-        total = math.exp(brentq(excess, -12.0, 3.0))
+        total = math.exp(float(brentq(excess, -12.0, 3.0)))  # type: ignore[arg-type]
         z, score_z = math.sqrt(problem.rounds / ((1 - SHARE) * total)), (SHARE * total) ** -0.5
         found.append({"mean": mean, "z": z, "score_z": score_z})
     return found
@@ -61,7 +61,7 @@ def scores(trial: Trial, plan: list[Record], split: int, largest: float) -> list
     for seed in range(SEEDS):
         state, segments = many.run(many.init(1000 * split + seed), trial.problem.rounds)
         values = many.evaluate(state, "validation").values[judged]
-        sent = np.clip(np.nan_to_num(values), 0, largest)
+        sent = np.clip(np.nan_to_num(values, nan=largest if name == "nmse" else 0), 0, largest)
         test = segments[-1].evaluation.summary()[f"test_{name}"]
         found.append([np.mean(sent, axis=0).tolist(), np.asarray(test).tolist()])
     return found
@@ -112,6 +112,8 @@ def price(name: str, folder: Path, parts: Parts) -> Record:
     # (splits, seeds, 2, levels, candidates)
     found = np.array(runs).reshape(SPLITS, SEEDS, 2, len(known), CANDIDATES)
     sign = 1 if metric(problem.metric).larger_is_better else -1
+    # A model that diverged, or has an nMSE above 1, is as good as one that predicts the mean.
+    found[:, :, 1] = np.clip(np.nan_to_num(found[:, :, 1], nan=0 if sign > 0 else 1), 0, 1)
     of_one = found[:, :, :, 0]
     average = of_one.mean(axis=1)  # over seeds, as one tunes
     best = np.argmax(sign * average[:, 0], axis=1)
@@ -139,6 +141,7 @@ def picture(results: list[Record], path: Path) -> None:
         ax.axhline(result["random"], color="0.5", ls="dashed", label="one at random, ε = 2")
         ax.axhline(result["usual"], color="black", ls="dotted", label="the usual choice, no ε")
         ax.set_xscale("log", base=2)
+        ax.minorticks_off()
         ax.set_xticks(means, [str(mean) for mean in means])
         ax.set_xlabel("mean number of runs E[K]")
         ax.set_ylabel(f"test {metric(result['metric']).title}")
@@ -162,7 +165,7 @@ def table(results: list[Record]) -> str:
 
 def main() -> None:
     """Run what is missing; write results, picture and table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="The price of private tuning.")
     parser.add_argument("folder", type=Path, help="of the data sets")
     parser.add_argument("--parts", type=Path, default=Path("runs/private-tuning"))
     options = parser.parse_args()

@@ -15,6 +15,7 @@ import numpy as np
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.metrics import metric
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.events import (
@@ -78,7 +79,7 @@ class PrivateMetric(NamedTuple):
 
     Attributes:
       name: of the metric.
-      mean: the mean over all m clients, with noise; clients without a value count as 0.
+      mean: the mean over all m clients, with noise; clients without a value count as the worst.
       histogram: (bins,) fractions of the m clients, with noise; None without bins.
     """
 
@@ -94,12 +95,18 @@ def _released(plan: EvaluationPlan, num_clients: int):
     noise = {"clip_norm": plan.norm, "noise_multiplier": plan.noise_multiplier}
     hparams = Hyperparameters(**noise).as_arrays()
 
+    better = metric(plan.metric).larger_is_better
+
     def release(values, key):
+        # A client without a finite value sends nothing, which counts as the worst value: a model
+        # that diverged must not look good.
         has = jnp.isfinite(values)
         share = jnp.clip(jnp.where(has, values, 0.0) / plan.largest, 0.0, 1.0)
+        share = share if better else 1.0 - share
         # A place for each bin, the last one with its upper end.
-        place = jnp.minimum(share * plan.bins, plan.bins - 1).astype(jnp.int32)
-        sent = {"mean": share, "histogram": jax.nn.one_hot(place, plan.bins)}
+        place = jnp.minimum(jnp.clip(values / plan.largest, 0, 1) * plan.bins, plan.bins - 1)
+        bins = jax.nn.one_hot(place.astype(jnp.int32), plan.bins)
+        sent = {"mean": share, "histogram": jnp.where(has[:, None], bins, 0.0)}
         one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), sent)
         ids = jnp.arange(num_clients, dtype=jnp.int32)
         total = mechanism.add(
@@ -142,6 +149,7 @@ def evaluate(
     ):
         return state, None
     place = ledger.stream_of(privacy, key)
+    assert place is not None, "`prepared` makes the record"
     number = int(privacy.draws[place].next_round)
     found = _released(plan, m)(jnp.asarray(values, float), jax.random.fold_in(key, number))
     z = spend.entries[0].noise_multiplier
@@ -152,14 +160,15 @@ def evaluate(
         lambda charges: ledger.charge(charges, z, 1.0, number),
     )
     histogram = np.asarray(found["histogram"], np.float64) if plan.bins else None
-    mean = float(found["mean"]) * plan.largest
+    share = float(found["mean"])
+    mean = plan.largest * (share if metric(plan.metric).larger_is_better else 1 - share)
     return dataclasses.replace(state, privacy=privacy), PrivateMetric(plan.metric, mean, histogram)
 
 
 def prepared(state: SimulationState, plan: EvaluationPlan, num_clients: int) -> SimulationState:
     """Return the state with an account and a record of draws for its evaluations."""
     spend = plan.spend(num_clients)
-    noise = np.float32(plan.noise_multiplier)
+    noise = np.array(plan.noise_multiplier, np.float32)
     privacy = ledger.with_account(state.privacy, spend.scheme, spend.event, _PLACES)
     privacy = ledger.with_room(privacy, spend.scheme, spend.event, noise, 1.0)
     return dataclasses.replace(state, privacy=ledger.with_stream(privacy, key_of(state)))

@@ -136,12 +136,6 @@ class GuaranteeSettings:
 
     delta: Annotated[float | None, optional("FLOAT", "1/(10 m)")] = None
     """δ of the guarantee, for m clients."""
-    budget_epsilon: Annotated[float | None, optional("FLOAT", "none")] = None
-    """ε at which the run and its stages stop; noise and rounds may follow from releases."""
-    evaluate_privately: Annotated[float | None, optional("Z", "none")] = None
-    """z of the noise with which evaluations release a validation metric, charged to ε."""
-    evaluation_largest: float = 1.0
-    """Public bound to which clients' metrics are clipped for that."""
     accountant: Annotated[str | None, optional("NAME", "the tightest")] = None
     """Accountant, by its name in `fedjaxsim privacy`."""
 
@@ -152,6 +146,18 @@ class OwnCodeSettings:
 
     trust_own_code: bool = False
     """Leave out the check that your code keeps clients apart."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SpendingSettings:
+    """Privacy that is spent up to a budget, and on evaluations; shown with a mechanism's flags."""
+
+    budget_epsilon: Annotated[float | None, optional("FLOAT", "none")] = None
+    """ε at which the run and its stages stop; noise and rounds may follow from releases."""
+    evaluate_privately: Annotated[float | None, optional("Z", "none")] = None
+    """z of the noise with which evaluations release a validation metric, charged to ε."""
+    evaluation_largest: float = 1.0
+    """Public bound to which clients' metrics are clipped for that."""
 
 
 GROUPS: tuple[type, ...] = (
@@ -176,6 +182,7 @@ def groups_of(part: Part, hyperparameters: Collection[str], event: str) -> list[
             BudgetSettings: "noise_multiplier" in hyperparameters and event != "correlated",
             TargetSettings: event in _CALIBRATED,
             GuaranteeSettings: event != "unprotected",
+            SpendingSettings: event != "unprotected",
         }
     read[OwnCodeSettings] = part.role in ("algorithm", "model") and is_own(part.name)
     return [group for group in GROUPS if read.get(group)]

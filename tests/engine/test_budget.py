@@ -41,7 +41,7 @@ def room(state, z=Z):
 def same(one, other):
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     for a, b in pairs:
-        keys = jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key)
+        keys = jax.numpy.issubdtype(a.dtype, jax.dtypes.prng_key)
         a, b = (jax.random.key_data(x) if keys else x for x in (a, b))
         np.testing.assert_array_equal(a, b)
 

@@ -46,8 +46,16 @@ def test_mean_and_histogram_are_of_clipped_values():
     assert found is not None
     # 0, 0.4, 0.6, 2, 2, and nothing from the client without a value, over all six.
     assert found.mean == pytest.approx(5.0 / 6, abs=1e-4)
+    assert found.histogram is not None
     np.testing.assert_allclose(found.histogram, np.array([2, 1, 0, 2]) / 6, atol=1e-4)
     assert sim.guarantee(state, DELTA).find("zero_out").epsilon == 0
+    # A model that diverged has the worst loss, not none.
+    lost = Evaluation("validation", np.ones(2, int), {"loss": np.array([0.5, np.nan])})
+    plan = EvaluationPlan(1e-6, "loss", largest=2.0)
+    state = private_evaluation.prepared(state, plan, 2)
+    _, found = private_evaluation.evaluate(state, lost, plan)
+    assert found is not None
+    assert found.mean == pytest.approx((0.5 + 2.0) / 2, abs=1e-4)
 
 
 def test_noise_has_the_charged_scale():
@@ -56,6 +64,8 @@ def test_noise_has_the_charged_scale():
     found = []
     for _ in range(300):
         state, one = private_evaluation.evaluate(state, of(*[0.5] * M), plan)
+        assert one is not None
+        assert one.histogram is not None
         found.append([one.mean, *one.histogram])
     # Sums have noise z times √2, the norm of a share and a bin.
     spread = 5.0 * math.sqrt(2) / M
@@ -118,7 +128,7 @@ def test_a_budget_covers_evaluations_and_ends_with_them():
 def test_bad_plans_are_refused():
     for bad in ({"noise_multiplier": 0.0}, {"largest": 0.0}, {"bins": -1}):
         with pytest.raises(ValueError, match=next(iter(bad))):
-            EvaluationPlan(**({"noise_multiplier": 1.0, "metric": "accuracy"} | bad))
+            EvaluationPlan(**{"noise_multiplier": 1.0, "metric": "accuracy", **bad})  # type: ignore[arg-type]
     plan = EvaluationPlan(1.0, "auc")
     with pytest.raises(ValueError, match="auc"):
         private_evaluation.evaluate(started(plan)[1], of(0.5), plan)
