@@ -162,7 +162,7 @@ class SpendingSettings:
 
 GROUPS: tuple[type, ...] = (
     RowSettings, MinibatchSettings, ScheduleSettings, BudgetSettings, TargetSettings,
-    GuaranteeSettings, OwnCodeSettings,
+    GuaranteeSettings, SpendingSettings, OwnCodeSettings,
 )  # fmt: skip
 """The groups that parts add to a run, in the order of help and of files."""
 
