@@ -12,6 +12,7 @@ the Rényi curve that is given; the number of runs depends on nothing.
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -144,7 +145,8 @@ def with_mean(eta: float, mean: float) -> NegativeBinomial:
         return math.log(NegativeBinomial(eta, math.exp(log)).mean) - math.log(mean)
 
     lowest = -600.0 if eta <= 0 else -30.0
-    return NegativeBinomial(eta, math.exp(float(brentq(gap, lowest, -1e-12, xtol=1e-14))))
+    log = float(cast(Any, brentq(gap, lowest, -1e-12, xtol=1e-14)))
+    return NegativeBinomial(eta, math.exp(log))
 
 
 def epsilon(runs: Runs, candidates: Sequence[Sequence[PrivacySpend]], delta: float) -> float:
