@@ -153,7 +153,7 @@ def drawn(results: dict[str, Record]) -> Figure:
             # A diverged run would leave all others in one place.
             middle = np.concatenate([values(result, n, k) for n in ("local", "fedavg")
                                      for k in range(len(result["levels"]))])  # fmt: skip
-            room = max(np.ptp(middle), 0.02)
+            room = 0.2 * max(np.ptp(middle), 0.1)
             panel.set_xlim(middle.min() - room, middle.max() + room)
             panel.set_title(result["title"].split(",")[0])
             panel.set_xlabel(f"test {metric(result['metric']).title}")
