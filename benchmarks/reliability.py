@@ -98,7 +98,7 @@ def kills(folder: Path, total: int) -> common.Record:
         killed = runs = same = 0
         while killed < total * (index + 1) // len(kinds) - total * index // len(kinds):
             out, ended = folder / f"{name}-{runs}", False
-            while not ended:
+            while not ended and not (work.resumes and RunDirectory(out).is_finished()):
                 processes = start(again(work, out))
                 ended = kill_after(processes, chance.uniform(0, length), chance)
                 killed += not ended
