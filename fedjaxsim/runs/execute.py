@@ -219,6 +219,10 @@ def _guarantee(experiment: Experiment, state: SimulationState, released: int) ->
             *others, last = of_examples.entries
             last = last._replace(rounds=last.rounds + released - done)
             charges[place] = of_examples._replace(entries=(*others, last))
+    if experiment.evaluations is not None:
+        # At most one release after each multiple of `eval_every`, and one at the end.
+        most = (released - done) // experiment.config.eval_every + 2
+        charges.append(experiment.evaluations.spend(simulation.num_clients, most))
     draws = report.draws and (*report.draws[:-1], report.draws[-1]._replace(rounds=released))
     found = guarantees_of(
         charges, experiment.delta, simulation.setup.accountant, draws=draws,
