@@ -127,7 +127,8 @@ def test_compare_prints_a_table_and_draws(finished, tmp_path, capsys):
 def test_compare_as_json(finished, capsys):
     assert main(["compare", str(finished / "pmtl"), "--json"]) == 0
     [row] = json.loads(capsys.readouterr().out, parse_constant=refuse)
-    assert row == {"run": "pmtl", **RunDirectory(finished / "pmtl").summary()}
+    run = RunDirectory(finished / "pmtl")
+    assert row == {"run": "pmtl", **run.summary(), "assumed": run.assumed()}
 
 
 def test_the_target_epsilon_is_met(finished):
@@ -181,7 +182,7 @@ def test_at_infinite_epsilon_nothing_is_clipped_or_noised(flags):
         ("--chunk-size 1", "chunk_size"),
         ("--streamed --sampling-rate 1", "streamed"),
         ("--streamed --devices 2", "devices"),
-        ("--loss logistic", "logistic"),
+        ("--loss logistic", "labels"),
         ("--loss squared", "squared"),
         ("--model cnn", "cnn"),
         ("--hidden 8,0 --model mlp", "hidden"),

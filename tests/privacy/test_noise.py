@@ -120,6 +120,7 @@ def test_a_draw_in_two_halves_is_that_of_the_words_of_the_key(size):
     np.testing.assert_array_max_ulp(np.asarray(drawn), np.asarray(_sizes(*words)), maxulp=4)
 
 
+@pytest.mark.usefixtures("unrolled")
 def test_the_draw_is_compiled_once_however_many_leaves_use_it():
     def hashes(leaves):
         shapes = [jax.ShapeDtypeStruct((3 + leaf,), jnp.float32) for leaf in range(leaves)]
