@@ -173,6 +173,12 @@ def prepare_resume(
     if rounds is not None and rounds < max(released, 1):
         raise ValueError(f"rounds must be at least the {released} that are done, got {rounds}")
     total: int = rounds or planned or config.rounds
+    at_end = released > done and released % config.eval_every
+    if experiment.evaluations is not None and at_end and total != (planned or config.rounds):
+        raise ValueError(
+            f"{path} released an evaluation of its last round, {released}, and has no checkpoint "
+            "of it: resume without --rounds first, so that it is charged"
+        )
     if directory.is_finished() and directory.summary().get("stopped_early"):
         raise ValueError(
             f"{path} ran out of patience after {done} rounds: continue it with run --from"

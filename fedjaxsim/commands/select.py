@@ -21,6 +21,7 @@ from fedjaxsim.report.files import make_directory, strict, write_json
 from fedjaxsim.report.progress import Bar, print_guarantee
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import GUARANTEE
+from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.sweep_runs import SweepRuns, hyperparameters_of, read_sweep
 from fedjaxsim.signals import stopped
 
@@ -115,6 +116,8 @@ def _candidates(plan: SweepRuns, noise: float, largest: float) -> list[Experimen
         arrays = hyperparameters_of(run)
         kind = type(run), *((k, v) for k, v in vars(run).items() if k not in arrays)
         experiment = prepare(run, simulations.get(kind))
+        if kind not in simulations:
+            check_own_code(experiment)
         simulations[kind] = experiment.simulation
         if why := no_guarantee(experiment.planned()):
             raise ValueError(f"a candidate has no guarantee: {why}")
@@ -140,6 +143,11 @@ def _report(
     first = candidates[0]
     epsilon = selection.epsilon(runs, charges, first.delta)
     alone = first.simulation.guarantee(first.init(), first.delta).guarantees
+    public = dict.fromkeys(
+        sentence
+        for each in candidates
+        for sentence in (*each.simulation.setup.public, *each.config.public)
+    )
     return Report(
         tuple(
             Guarantee(
@@ -150,7 +158,7 @@ def _report(
                 first.simulation.sampling.scheme.kind,
                 "rdp_selection",
                 "upper_bound" if each.adjacency == "zero_out" else "none",
-                (*each.assumptions, _ASSUMED),
+                tuple(dict.fromkeys((*each.assumptions, *public, _ASSUMED))),
                 "" if each.adjacency == "zero_out" else _UNREPLACED,
             )
             for each in alone

@@ -122,8 +122,8 @@ def evaluate(
 ) -> tuple[SimulationState, PrivateMetric | None]:
     """Release an evaluation, and charge the state for it.
 
-    Noise comes from a key of its own, derived from the run's; evaluations are numbered in the
-    ledger.
+    Noise comes from a key of its own, derived from the run's, the evaluation's number in the ledger
+    and its round: a run that is killed and goes on to another round draws other noise there.
 
     Args:
       state: of one run.
@@ -151,7 +151,8 @@ def evaluate(
     place = ledger.stream_of(privacy, key)
     assert place is not None, "`prepared` makes the record"
     number = int(privacy.draws[place].next_round)
-    found = _released(plan, m)(jnp.asarray(values, float), jax.random.fold_in(key, number))
+    own = jax.random.fold_in(jax.random.fold_in(key, number), state.round)
+    found = _released(plan, m)(jnp.asarray(values, float), own)
     z = spend.entries[0].noise_multiplier
     privacy = ledger.update(
         ledger.drew(privacy, key, number, place),

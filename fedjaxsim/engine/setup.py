@@ -113,7 +113,7 @@ class Setup:
         if self.streamed and self.devices is not None:
             raise ValueError("a streamed simulation runs on the first device: leave devices out")
         self._use(self.population)
-        self._lawful: set[float] = set()
+        self._lawful: set[str] = set()
         self._accounts = accounts_of(algorithm, mechanism, self.sampler)
         self._traced: dict[Any, tuple[PyTree, list[Captured]]] = {}
         self.program = Program(
@@ -311,7 +311,7 @@ class Setup:
             # Other generators share one stream under vmap, which breaks noise and sampling.
             raise ValueError(f"key must be a typed threefry key, jax.random.key(seed), got {key}")
         hparams = self.check(hparams)
-        check_own(self.sampler, hparams, self._lawful)
+        check_own(self.sampling, self.sampler, hparams, self._lawful)
         self.message_shapes(key, hparams)
         return key, hparams
 

@@ -28,6 +28,18 @@ def leaks(task):
 COMMAND = "run --algorithm thief:leaks --clients 8 --rounds 1 --local-steps 1 --sampling full"
 
 
+SWEEP = """algorithm = "thief:leaks"
+clients = 8
+rounds = 1
+local-steps = 1
+sampling = "full"
+validation-fraction = 0.3
+noise-multiplier = 4
+[sweep]
+learning-rate = [0.1]
+"""
+
+
 @pytest.fixture
 def thief(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -39,6 +51,9 @@ def test_code_that_leaks_is_refused_unless_trusted(refused, thief):
     thief.write_text(CODE)
     line = refused(COMMAND)
     assert "algorithm thief:leaks lets clients learn of each other: round 1: `message`" in line
+    (thief.parent / "sweep.toml").write_text(SWEEP)
+    selected = "sweep sweep.toml --out best --select-privately geometric:2 --score-noise 3"
+    assert "algorithm thief:leaks lets clients learn of each other" in refused(selected)
     assert main([*COMMAND.split(), "--trust-own-code", "--quiet", "--out", "run"]) == 0
     guarantee = json.loads((thief.parent / "run" / GUARANTEE).read_text())
     assert "Functions of thief depend on their arguments alone" in json.dumps(guarantee)

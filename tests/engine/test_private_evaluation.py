@@ -1,5 +1,6 @@
 """Released evaluations: what they show, what they cost, and that their noise is theirs alone."""
 
+import dataclasses
 import functools
 import math
 
@@ -105,6 +106,15 @@ def test_every_evaluation_has_noise_of_its_own_and_a_fork_is_found():
         compose_reports([sim.guarantee(each, DELTA) for each in (twice, fork)])
     other, _ = private_evaluation.evaluate(started(plan, seed=1)[1], values, plan)
     compose_reports([sim.guarantee(each, DELTA) for each in (twice, other)])
+
+
+def test_evaluations_at_other_rounds_have_other_noise():
+    """A run that is killed may go on from its checkpoint to another round than before."""
+    plan = EvaluationPlan(5.0, "accuracy")
+    _, state, _ = started(plan)
+    other = dataclasses.replace(state, round=state.round + 1)
+    found = [private_evaluation.evaluate(each, of(*[0.5] * M), plan)[1] for each in (state, other)]
+    assert found[0] != found[1]
 
 
 def test_a_budget_covers_evaluations_and_ends_with_them():

@@ -17,7 +17,7 @@ from scipy.special import betainc
 
 from fedjaxsim.hyperparameters import Hyperparameters, on_host
 from fedjaxsim.privacy.events import SamplingScheme
-from fedjaxsim.privacy.samplers.base import Sampler
+from fedjaxsim.privacy.samplers.base import Sampler, Sampling
 
 _LEVEL = 1e-9
 """Largest probability that one test refuses a sampler of its scheme."""
@@ -34,19 +34,28 @@ class _Count(NamedTuple):
     probability: float
 
 
-def check_own(sampler: Sampler, hparams: Hyperparameters, lawful: set[float]) -> None:
-    """Check a sampler of a user's own at a rate not in `lawful`, and add the rate.
+def check_own(
+    sampling: Sampling, sampler: Sampler, hparams: Hyperparameters, lawful: set[str]
+) -> None:
+    """Check a sampler of a user's own with hyperparameters not in `lawful`, and add them.
+
+    A sampler of the package whose scheme or rate a user replaced is the user's own.
 
     Raises:
       ValueError: as `check_law`.
     """
-    module = getattr(sampler.draw, "__module__", None) or ""
+    package = __name__.partition(".")[0]
+    functions = sampling.for_clients, sampler.draw, sampler.rate
+    modules = [getattr(function, "__module__", None) or "" for function in functions]
     rate = on_host(sampler.rate(hparams))
-    if module.partition(".")[0] == __name__.partition(".")[0] or rate is None:
+    if all(module.partition(".")[0] == package for module in modules) or rate is None:
         return
-    if float(rate) not in lawful:
+    # Any of them may change what is drawn.
+    values = [on_host(hparams.get(name)) for name in sorted(hparams)]
+    read = repr([rate, *(np.asarray(value).tolist() for value in values)])
+    if read not in lawful:
         check_law(sampler, hparams)
-        lawful.add(float(rate))
+        lawful.add(read)
 
 
 def check_law(sampler: Sampler, hparams: Hyperparameters) -> None:
