@@ -122,7 +122,7 @@ def test_heterogeneous_ledgers_compose():
 def test_merging_a_long_schedule_gives_a_close_upper_bound(monkeypatch):
     schedule = [Entry(z, 0.2, 10) for z in np.linspace(2.0, 2.5, 10)]
     exact = pld.profile(schedule, GAUSSIAN, False).epsilon(1e-5)
-    monkeypatch.setattr(groups, "_MOST_GROUPS", 5)
+    monkeypatch.setattr(pld, "merge", lambda entries: groups.merge(entries, 5))
     merged = pld.profile(schedule, GAUSSIAN, False).epsilon(1e-5)
     # No z is lowered by more than (2.5/2)^(1/5).
     lowest = [Entry(z / 1.25**0.2, p, rounds) for z, p, rounds in schedule]

@@ -39,7 +39,7 @@ NEEDS = {
 }
 """Other settings without which a setting has no effect."""
 RELEASE = {
-    "exact_sums": True,
+    "exact_sums": True, "bands": 2, "power": 0.7,
     "clip": 2.0, "noise_multiplier": 0.4, "budget": "power:1", "target_quantile": 0.7,
     "clip_learning_rate": 0.7, "count_noise": 2.0, "psd_deviations": 1.0,
 }  # fmt: skip
