@@ -40,7 +40,7 @@ class EvaluationPlan:
     Attributes:
       noise_multiplier: z > 0, the noise on a sum over clients divided by the norm that one client's
         contribution can have.
-      metric: name of a client metric.
+      metric: name of a client metric, computed of that client's rows alone.
       largest: the public bound of the metric; client metrics are clipped to [0, `largest`].
       bins: number of bins of the histogram; 0 for none.
     """
@@ -52,6 +52,11 @@ class EvaluationPlan:
 
     def __post_init__(self):
         check_noise_multiplier(self.noise_multiplier)
+        if metric(self.metric).pooled:
+            raise ValueError(
+                f"the metric must be of one client alone, but {self.metric} divides by the "
+                "variance of all clients' targets: release squared_error"
+            )
         if not 0 < self.largest < np.inf:
             raise ValueError(f"largest must be positive and finite, got {self.largest}")
         if self.bins < 0:

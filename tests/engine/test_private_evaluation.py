@@ -139,6 +139,8 @@ def test_bad_plans_are_refused():
     for bad in ({"noise_multiplier": 0.0}, {"largest": 0.0}, {"bins": -1}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             EvaluationPlan(**{"noise_multiplier": 1.0, "metric": "accuracy", **bad})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="variance of all"):  # one client moves everybody's nMSE
+        EvaluationPlan(1.0, "nmse")
     plan = EvaluationPlan(1.0, "auc")
     with pytest.raises(ValueError, match="auc"):
         private_evaluation.evaluate(started(plan)[1], of(0.5), plan)
