@@ -1,10 +1,12 @@
-"""Modules of users in the functions of an algorithm, and the assumption about them."""
+"""Modules of users in the functions of a simulation's parts, and the assumptions about them."""
 
 import functools
 import sys
 from typing import Any
 
 from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.privacy.mechanisms import Mechanism
+from fedjaxsim.privacy.samplers import Sampler
 
 _LIBRARIES = {
     *sys.stdlib_module_names,
@@ -12,10 +14,10 @@ _LIBRARIES = {
 }  # fmt: skip
 
 
-def own_modules(algorithm: Algorithm) -> list[str]:
-    """Return the modules, no libraries, of an algorithm's functions and of all they close over."""
+def own_modules(part: Any) -> list[str]:
+    """Return the modules, no libraries, of a part's functions and of all they close over."""
     found, seen = set(), set()
-    left: list[Any] = [algorithm]
+    left: list[Any] = [part]
     while left:
         value = left.pop()
         if id(value) in seen:
@@ -40,12 +42,22 @@ def own_modules(algorithm: Algorithm) -> list[str]:
     return sorted(found)
 
 
-def assumption_of(algorithm: Algorithm) -> tuple[str, ...]:
+def assumptions_of(algorithm: Algorithm, mechanism: Mechanism, sampler: Sampler) -> tuple[str, ...]:
     """Return what a guarantee assumes of users' functions; nothing if there are none."""
-    modules = own_modules(algorithm)
-    if not modules:
-        return ()
-    return (
-        f"Functions of {', '.join(modules)} depend on their arguments alone: they keep nothing "
-        "between calls and hold no numbers computed from clients' rows.",
-    )
+    found = []
+    if modules := own_modules(algorithm):
+        found.append(
+            f"Functions of {', '.join(modules)} depend on their arguments alone: they keep nothing "
+            "between calls and hold no numbers computed from clients' rows."
+        )
+    if modules := own_modules(mechanism):
+        found.append(
+            f"The mechanism of {', '.join(modules)} bounds each message and draws the noise that "
+            "it charges, as its event says; no check of a run tests that."
+        )
+    if modules := own_modules(sampler):
+        found.append(
+            f"The sampler of {', '.join(modules)} draws clients as its scheme says, of which "
+            "single clients, pairs and rounds were tested."
+        )
+    return tuple(found)

@@ -23,7 +23,7 @@ from fedjaxsim.engine.client_partition import AllClients
 from fedjaxsim.engine.devices import mesh_of
 from fedjaxsim.engine.evaluation import Evaluation, SplitStatistics, measure_with, summarize
 from fedjaxsim.engine.layout import ChunkMap, layout_of
-from fedjaxsim.engine.own_code import assumption_of
+from fedjaxsim.engine.own_code import assumptions_of
 from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import ClientMetrics, Program, with_rate
 from fedjaxsim.engine.purity import Captured, check_captured
@@ -203,11 +203,11 @@ class Setup:
         """The assumptions of every guarantee: numbers made of data that are taken as public.
 
         The population, the task, the algorithm and the mechanism each name theirs in sentences;
-        functions of users add one.
+        functions of users add theirs.
         """
         parts = (self.population, self.task, self.algorithm, self.mechanism)
         named = dict.fromkeys(sentence for part in parts for sentence in part.public)
-        return (*named, *assumption_of(self.algorithm))
+        return (*named, *assumptions_of(self.algorithm, self.mechanism, self.sampler))
 
     @property
     def num_clients(self) -> int:

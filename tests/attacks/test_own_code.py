@@ -420,3 +420,18 @@ def test_a_guarantee_says_what_is_assumed_of_own_code():
     assert any(__name__ in sentence and "keep nothing" in sentence for sentence in own.setup.public)
     plain = with_parts(own, algorithm=GOOD)
     assert plain.setup.public == ()
+
+    def silent(*args):
+        """Return the sum without noise, at the charge of noise."""
+        release = plain.mechanism.release(*args)
+        return release._replace(value=args[0].total)
+
+    whole = fjs.full_participation()
+    sampler = whole.for_clients(POPULATION.num_clients)
+    draws = sampler._replace(draw=lambda *args: sampler.draw(*args))
+    for what, changed in (
+        ("mechanism", {"mechanism": plain.mechanism._replace(release=silent)}),
+        ("sampler", {"sampling": whole._replace(for_clients=lambda m: draws)}),
+    ):
+        [sentence] = with_parts(plain, **changed).setup.public
+        assert sentence.startswith(f"The {what} of {__name__}")
