@@ -25,7 +25,7 @@ from fedjaxsim.report.progress import (
 )
 from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.directory import CONFIG, FINETUNE, GUARANTEE, RunDirectory
-from fedjaxsim.runs.execute import Executed, about, describe, execute, spent_in_all
+from fedjaxsim.runs.execute import FIXED, Executed, about, describe, execute, spent_in_all
 from fedjaxsim.runs.finetuning import Finetuning
 from fedjaxsim.runs.fingerprints import digest, fingerprint_of
 from fedjaxsim.runs.own_check import check_own_code
@@ -163,7 +163,14 @@ def prepare_resume(
     config = read_toml(path / CONFIG)
     experiment = prepare(config)
     _agree(experiment, directory, rounds=rounds)
-    last = directory.checkpoints(about(experiment)).last()
+    facts = about(experiment)
+    last = directory.checkpoints(facts).last()
+    for what in FIXED if last is None else ():
+        if tables.get("resolved", {}).get(f"{what}_fingerprint", facts[what]) != facts[what]:
+            raise ValueError(
+                f"{path} began with other {what}, and would draw the same noise for what it may "
+                "have released: begin anew with another seed and --out"
+            )
     if earlier and last is None:
         raise ValueError(
             f"{path} has no checkpoint yet: run the original command again with --overwrite"

@@ -37,6 +37,9 @@ from fedjaxsim.runs.divergence import diverging_from
 from fedjaxsim.runs.fingerprints import digest, fingerprint_of
 from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes, traffic
 
+FIXED = "settings", "data"
+"""What a run keeps to its end."""
+
 
 class Executed(NamedTuple):
     """Results of a run: content of `summary.json`, guarantee, last state, the audit inside it."""
@@ -96,7 +99,8 @@ def execute(
         state = checkpoints.restore(state)
         if is_first():
             tables = experiment.resolved()
-            tables["resolved"] |= {"rounds": rounds, "data_fingerprint": fingerprints["data"]}
+            tables["resolved"] |= {"rounds": rounds}
+            tables["resolved"] |= {f"{what}_fingerprint": fingerprints[what] for what in FIXED}
             directory.write_config(tables | ({"stages": list(earlier)} if earlier else {}))
         if begin is not None and int(state.round) == 0:
             checkpoints.save(state)

@@ -19,3 +19,15 @@ def test_a_run_killed_after_its_last_evaluation_is_extended_when_that_is_charged
     assert "resume without --rounds first" in refused("resume run --rounds 6")
     assert main(["resume", "run", "--quiet"]) == 0
     assert json.loads((tmp_path / "run" / "guarantee.json").read_text()) == released
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew_with_its_settings_alone(
+    refused, tmp_path
+):
+    """Other messages under the noise of what was released would be subtracted."""
+    assert main(RUN.split()) == 0
+    for path in [*(tmp_path / "run" / "checkpoints").iterdir(), tmp_path / "run" / "summary.json"]:
+        path.unlink()
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("rate = 0.01", "rate = 0.1"))
+    assert "began with other settings" in refused("resume run")
