@@ -37,7 +37,8 @@ def feddyn(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Al
 
     and then sets g_k ← g_k − α (v − θ). With d_k = −g_k/α, which starts at 0, the penalty is a pull
     towards θ − d_k, and d_k ← d_k + v − θ. The client sends v − θ. The server adds p times the
-    released mean R to the mean d of all d_k (h = −αd in the paper; p stands for |P|/m), and then
+    released mean R to the mean d of all d_k (h = −αd in the paper; p is the share of clients
+    in P), and then
 
         θ ← θ + R + d.
 

@@ -44,7 +44,7 @@ def scaffold(
         y ← y − η ∇ℓ_i(y) + (d − d_i)/K,    d_i⁺ = d_i − d + (y − x)
 
     The paper also sends the change of d_i. It is y − x − d, so the server knows its mean from the
-    released mean R of y − x, the only message (lines 16 and 17; p stands for |S|/N):
+    released mean R of y − x, the only message (lines 16 and 17; p is the share of clients in S):
 
         x ← x + R,    d ← d + p (R − d)
 
