@@ -124,8 +124,14 @@ def _candidates(plan: SweepRuns, noise: float, largest: float) -> list[Experimen
         if not experiment.simulation.population.splits["validation"].count.any():
             raise ValueError("select-privately needs rows to validate on: validation-fraction")
         found.append(experiment)
-    if len({experiment.delta for experiment in found}) > 1:
-        raise ValueError("candidates must have one delta")
+    shared = {
+        "delta": {experiment.delta for experiment in found},
+        "number of clients": {experiment.simulation.num_clients for experiment in found},
+        "sampling": {experiment.simulation.sampling.scheme.kind for experiment in found},
+    }
+    for name, values in shared.items():
+        if len(values) > 1:
+            raise ValueError(f"candidates must have one {name}, got {sorted(values)}")
     return found
 
 

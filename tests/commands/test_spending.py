@@ -78,7 +78,12 @@ def test_the_best_of_a_random_number_of_runs_has_the_price_of_the_whole(tmp_path
     )
     command = ["sweep", str(file), "--out", str(out), "--quiet"]
     assert "score-noise" in refused(" ".join([*command, "--select-privately", "geometric:2"]))
-    assert main([*command, "--select-privately", "geometric:2", "--score-noise", "3"]) == 0
+    privately = [*command, "--select-privately", "geometric:2", "--score-noise", "3"]
+    several = file.read_text()
+    file.write_text(several.replace("clients = 6\n", "") + "clients = [6, 7]\n")
+    assert "number of clients" in refused(" ".join(privately))
+    file.write_text(several)
+    assert main(privately) == 0
     guarantee, selected = files(out, "guarantee", "selection")
     one = [
         PrivacySpend(SamplingScheme("full", 6, 6), GAUSSIAN, (Entry(4.0, 1.0, 3),)),
