@@ -21,7 +21,7 @@ from fedjaxsim.data.contained_rows import contained_rows
 _LIBRARIES = (str(Path(jax.__file__).parent), str(Path(__file__).parents[1]))
 """Folders whose lines are no user's."""
 _HOST = ("callback", "debug_print", "infeed", "outfeed")
-_BATCHES = ("custom_vmap", "custom_partitioning", "ffi_call", "custom_call", "hi_primitive")
+_BATCHES = ("custom_vmap", "custom_partitioning", "ffi_call", "custom_call")
 _DEVICES = ("shard_map", "pmap")  # collectives outside them find no axis
 """Parts of the names of primitives."""
 _known: dict[int, Primitive] = {}
@@ -48,7 +48,7 @@ def check_pure(traced: Any) -> list[Captured]:
       ImpureError: naming the primitive and the line that calls it.
     """
     for equation in _equations(traced.jaxpr):
-        if reason := _reason(equation.primitive):
+        if reason := _reason(equation):
             raise ImpureError(f"{_place(equation)} calls {equation.primitive}: {reason}")
     if traced.effects:
         equation = _with_effects(traced.jaxpr)
@@ -76,20 +76,24 @@ def check_captured(captured: Iterable[Captured], fields: Mapping[str, np.ndarray
             )
 
 
-def _reason(primitive: Any) -> str:
-    """Return why a primitive is refused, or an empty string."""
-    name = str(primitive)
+def _reason(equation: Any) -> str:
+    """Return why an equation's primitive is refused, or an empty string."""
+    name = str(equation.primitive)
     if any(part in name for part in _HOST):
         return "clients may leave nothing on the host; return a metric instead"
     if any(part in name for part in _DEVICES):
         return "only a mechanism may combine clients"
-    if any(part in name for part in _BATCHES) or not _is_known(primitive):
+    if any(part in name for part in _BATCHES) or not _is_known(equation):
         return "its rule for batches could combine clients"
     return ""
 
 
-def _is_known(primitive: Any) -> bool:
+def _is_known(equation: Any) -> bool:
     """Return whether a primitive, and so its rule for batches, belongs to JAX."""
+    if "hi_primitive" in str(equation.primitive):  # the rules are those of an object among them
+        owners = (type(value).__module__.partition(".")[0] for value in equation.params.values())
+        return {*owners} <= {"builtins", "jax", "jaxlib"}
+    primitive = equation.primitive
     if id(primitive) not in _known:
         for name, module in list(sys.modules.items()):
             if module is not None and name.partition(".")[0] == "jax":
