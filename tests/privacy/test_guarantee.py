@@ -10,7 +10,13 @@ from fedjaxsim.privacy import reports
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.assumptions import METRICS, SIMULATION, TRUSTED_SERVER, default_delta
 from fedjaxsim.privacy.calibration import noise_multiplier
-from fedjaxsim.privacy.events import Entry, PrivacyEvent, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.events import (
+    ADJACENCIES,
+    Entry,
+    PrivacyEvent,
+    PrivacySpend,
+    SamplingScheme,
+)
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.privacy.samplers import poisson
 
@@ -231,7 +237,7 @@ def test_pure_releases_compose():
         rounds_of(EVERYONE, PrivacyEvent("pure", zero_out=1.0, replace=2.0), *groups), 1e-5
     )
     assert {one.accountant for one in found.guarantees} == {"randomized_response"}
-    for adjacency, each in (("zero_out", 0.1), ("replace", 0.2)):
+    for adjacency, each in zip(ADJACENCIES, (0.1, 0.2), strict=True):
         # Both losses are high with probability (1 + e^−ε)^−2; δ takes a little of that.
         expected = 2 * each + math.log1p(-1e-5 * (1 + math.exp(-each)) ** 2)
         assert found.find(adjacency).epsilon == pytest.approx(expected, rel=1e-9)
