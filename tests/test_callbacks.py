@@ -77,6 +77,8 @@ def test_one_callback_stops_the_run_and_all_hear_of_it(made):
     state, history = run(made, 10, [stopping, other])
     assert int(state.round) == 4
     assert other.seen[-3:] == [("segment", 4, 4), ("end", 4), "close"]
+    state, _ = run(made, 10, [lambda state, segment: segment.evaluation.mean("loss") < 0])
+    assert int(state.round) == 2
     none, started = Noting(start=False), Noting()
     state, history = run(made, 10, [none, started])
     assert (int(state.round), len(history)) == (0, 0)

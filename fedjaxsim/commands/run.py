@@ -25,7 +25,7 @@ from fedjaxsim.report.progress import (
 )
 from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.directory import CONFIG, FINETUNE, GUARANTEE, RunDirectory
-from fedjaxsim.runs.execute import FIXED, Executed, about, describe, execute, spent_in_all
+from fedjaxsim.runs.execute import FIXED, Executed, about, code_of, describe, execute, spent_in_all
 from fedjaxsim.runs.finetuning import Finetuning
 from fedjaxsim.runs.fingerprints import digest, fingerprint_of
 from fedjaxsim.runs.own_check import check_own_code
@@ -177,6 +177,12 @@ def prepare_resume(
         )
     done = 0 if last is None else last.round
     released = max(done, directory.released())
+    code = code_of(experiment)
+    if released > done and tables.get("resolved", {}).get("code_fingerprint", code) != code:
+        raise ValueError(
+            f"{path} released round {released} with other code of yours, and would draw the same "
+            "noise again: restore that code, or begin anew with another seed and --out"
+        )
     if rounds is not None and rounds < max(released, 1):
         raise ValueError(f"rounds must be at least the {released} that are done, got {rounds}")
     total: int = rounds or planned or config.rounds

@@ -217,7 +217,7 @@ class Run:
 
 def _all_go_on(answers: Sequence[bool | None]) -> bool:
     """Return whether no callback of any process stops the run."""
-    return all(from_all(all(answer is not False for answer in answers)))
+    return all(from_all(all(answer is None or bool(answer) for answer in answers)))
 
 
 def _train_loss(segment: Segment) -> Any:

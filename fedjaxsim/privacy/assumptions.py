@@ -126,7 +126,7 @@ def no_guarantee(charged: PrivacySpend) -> str:
         return "the noise multiplier of some round is not a number"
     if charged.event.kind == "pure" and any(math.isinf(z) for z in noise):
         return "the ε of some round is infinite"
-    if charged.event.kind in ("gaussian", "correlated") and 0 in noise:
+    if charged.event.kind in ("gaussian", "correlated", "pure") and 0 in noise:
         return "no noise was added"
     if charged.event.kind == "correlated" and len(set(noise)) > 1:
         return "correlated noise needs one noise multiplier in all rounds of a stage"

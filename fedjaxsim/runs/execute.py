@@ -1,6 +1,7 @@
 """Execute one run: from a built experiment to its files."""
 
 import collections
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event
@@ -14,6 +15,7 @@ from fedjaxsim.audit.one_run import OneRunResult, result
 from fedjaxsim.callbacks import Cadence
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.engine.own_code import own_modules
 from fedjaxsim.engine.processes import from_all, is_first
 from fedjaxsim.engine.segments import Segment
 from fedjaxsim.engine.state import SimulationState, with_public
@@ -101,6 +103,7 @@ def execute(
             tables = experiment.resolved()
             tables["resolved"] |= {"rounds": rounds}
             tables["resolved"] |= {f"{what}_fingerprint": fingerprints[what] for what in FIXED}
+            tables["resolved"] |= {"code_fingerprint": code_of(experiment)}
             directory.write_config(tables | ({"stages": list(earlier)} if earlier else {}))
         if begin is not None and int(state.round) == 0:
             checkpoints.save(state)
@@ -199,6 +202,14 @@ def about(experiment: Experiment) -> Mapping[str, str]:
         "settings": digest(experiment.config.settings()),
         "data": fingerprint_of(experiment.simulation.population),
     }
+
+
+def code_of(experiment: Experiment) -> str:
+    """Return a fingerprint of the modules of users' code in a run, without what they import."""
+    setup = experiment.simulation.setup
+    names = own_modules((setup.algorithm, setup.mechanism, setup.sampler))
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
+    return digest([Path(file).read_text() for file in files if file])
 
 
 def _guarantee(experiment: Experiment, state: SimulationState, released: int) -> Report:

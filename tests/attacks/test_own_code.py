@@ -426,6 +426,11 @@ def test_a_guarantee_says_what_is_assumed_of_own_code():
         release = plain.mechanism.release(*args)
         return release._replace(value=args[0].total)
 
+    unnoised = fjs.privacy.pure()._replace(release=fjs.no_release().release)
+    grafted = with_parts(plain, mechanism=unnoised)
+    state, _ = grafted.run(grafted.init(0, given(grafted)), given(grafted), 1)
+    assert "no noise was added" in grafted.guarantee(state, 1e-3).short()
+
     whole = fjs.full_participation()
     sampler = whole.for_clients(POPULATION.num_clients)
     draws = sampler._replace(draw=lambda *args: sampler.draw(*args))

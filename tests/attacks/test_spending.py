@@ -1,6 +1,7 @@
 """An attack on evaluations that are released: one that nothing charges."""
 
 import json
+import sys
 
 from fedjaxsim.cli import main
 
@@ -31,3 +32,34 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew_with_its_settings_
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace("rate = 0.01", "rate = 0.1"))
     assert "began with other settings" in refused("resume run")
+
+
+OWN = """
+import jax
+import fedjaxsim as fjs
+from fedjaxsim.hyperparameters import declared_by
+
+@fjs.reads(*declared_by(fjs.fedavg))
+def mine(task):
+    good = fjs.fedavg(task)
+    return good._replace(predict=lambda *seen: jax.tree.map(lambda w: 1 * w, good.predict(*seen)))
+"""
+
+
+def test_a_killed_run_resumes_with_the_code_alone_that_made_what_it_released(
+    refused, tmp_path, monkeypatch
+):
+    """Other code under the noise of released evaluations: their difference has no noise."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    code = tmp_path / "drifting.py"
+    code.write_text(OWN)
+    assert main(RUN.replace("fedavg", "drifting:mine").split()) == 0
+    for name in ("checkpoints/3.state", "summary.json", "guarantee.json"):
+        (tmp_path / "run" / name).unlink()
+    code.write_text(OWN.replace("1 * w", "0 * w"))
+    sys.modules.pop("drifting")
+    assert "with other code of yours" in refused("resume run")
+    code.write_text(OWN)
+    sys.modules.pop("drifting")
+    assert main(["resume", "run", "--quiet"]) == 0
+    sys.modules.pop("drifting")
