@@ -100,6 +100,7 @@ def test_a_run_is_repeated_by_the_configuration_it_wrote(finished):
     data = wrote["resolved"].pop("data_fingerprint")
     assert data == fingerprint_of(again.simulation.population)
     assert wrote["resolved"].pop("settings_fingerprint") == digest(again.config.settings())
+    assert wrote["resolved"].pop("code_fingerprint") == digest([])  # no code of a user's own
     assert again.resolved() == wrote
 
 
