@@ -64,7 +64,8 @@ def add(total: IntegerSum, vectors: PyTree, bound: jax.Array) -> IntegerSum:
     scale = 2.0**total.bits / bound
 
     def multiples(leaf):
-        return _truncated(leaf * scale.astype(leaf.dtype))
+        wide = jnp.promote_types(leaf.dtype, jnp.float32)
+        return _truncated(leaf.astype(wide) * scale.astype(wide))
 
     def sums(part):
         return jax.tree.map(lambda leaf: jnp.sum(part(leaf), axis=0, dtype=jnp.int32), terms)
@@ -79,12 +80,16 @@ def add(total: IntegerSum, vectors: PyTree, bound: jax.Array) -> IntegerSum:
 
 
 def value(total: IntegerSum, bound: jax.Array) -> PyTree:
-    """Return the sum as floats, rounded once at the end."""
+    """Return the sum as floats, with a relative error of a few units in the last place."""
     unit = bound * 2.0**-total.bits
 
     def number(dtype, high, *low):
-        scaled = high.astype(dtype) * (unit * 2.0**total.shift).astype(dtype)
-        return scaled + low[0].astype(dtype) * unit.astype(dtype) if low else scaled
+        wide = jnp.promote_types(dtype, jnp.float32)
+        multiples = high.astype(wide)
+        if low:  # The carry first: the words of a small sum may be large, and of opposite sign.
+            high, rest = high + (low[0] >> total.shift), low[0] & (2**total.shift - 1)
+            multiples = high.astype(wide) * 2.0**total.shift + rest.astype(wide)
+        return (multiples * unit.astype(wide)).astype(dtype)
 
     leaves = zip(total.dtypes, *map(jax.tree.leaves, total.words), strict=True)
     return jax.tree.unflatten(

@@ -43,6 +43,16 @@ def test_any_order_gives_the_exact_sum_of_the_truncated_numbers(seed, most):
     np.testing.assert_allclose(value, vectors.sum(axis=0), atol=7 * BOUND * 2.0**-total.bits + 1e-6)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_a_sum_of_halves_and_their_negatives_is_small_and_exact(dtype):
+    # 0.5 - 0.5 + 2^-7: the two words are then large and of opposite sign.
+    vectors = jnp.array([[0.5], [-0.5], [2.0**-7]], dtype)
+    total = integer_sums.zero(jax.ShapeDtypeStruct((1,), dtype), 2**20)
+    value = integer_sums.value(integer_sums.add(total, vectors, jnp.float32(0.5)), jnp.float32(0.5))
+    assert value.dtype == dtype
+    assert float(value[0]) == 2.0**-7
+
+
 @pytest.mark.parametrize(("most", "bits", "words"), [(1, 22, 1), (4096, 18, 1), (4097, 22, 2)])
 def test_the_largest_sum_fits_its_words(most, bits, words):
     ends = jnp.full((1, 1), BOUND)
