@@ -243,20 +243,21 @@ class Meter(Callback):
 
     def __init__(self, folder: Path, seconds: float):
         self._folder, self._step, self._end = folder, seconds / 60, time.monotonic() + seconds
-        self.rows, self._last = list[common.Record](), (0, time.monotonic())
+        self.rows, self._last = list[common.Record](), (0, time.monotonic(), time.process_time())
 
     def segment(self, state: object, segment: fjs.Segment) -> bool:
         """Note a row if it is time."""
-        (round_, then), now = self._last, time.monotonic()
+        (round_, then, used), now = self._last, time.monotonic()
         if now - then >= self._step:
             files = [path.stat().st_size for path in self._folder.rglob("*") if path.is_file()]
             self.rows.append({
                 "rounds_per_second": (segment.round - round_) / (now - then),
+                "rounds_per_core_second": (segment.round - round_) / (time.process_time() - used),
                 "bytes": common.anonymous(),
                 "descriptors": len(os.listdir("/proc/self/fd")),
                 "checkpoint_bytes": sum(files) - (self._folder / METRICS).stat().st_size,
             })  # fmt: skip
-            self._last = segment.round, now
+            self._last = segment.round, now, time.process_time()
         return now < self._end
 
 
