@@ -23,7 +23,7 @@ import numpy as np
 from fedjaxsim import extras, metrics
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.engine.loop import Callback as Callback
-from fedjaxsim.engine.loop import Run as Run
+from fedjaxsim.engine.loop import RunLoop as RunLoop
 from fedjaxsim.engine.processes import from_all, is_first
 from fedjaxsim.engine.segments import Record, Segment
 from fedjaxsim.engine.shape_bytes import bytes_of
@@ -32,7 +32,7 @@ from fedjaxsim.privacy.assumptions import EVALUATED, STOPPING
 from fedjaxsim.records import MetricsFile as MetricsFile
 from fedjaxsim.records import Records as Records
 from fedjaxsim.report.files import strict
-from fedjaxsim.report.progress import COUNT, Bar, describe, number
+from fedjaxsim.report.progress import COUNT, Bar, in_words, number
 from fedjaxsim.signals import stop_on_signal
 
 PROJECT = "fedjaxsim"
@@ -78,7 +78,7 @@ class Progress(Callback):
           speed: rounds per second without compilation; None before the first round.
         """
         alone, done = self.run.size is None, records[0]["round"]
-        words = describe(strict(records[0]), speed) if alone else describe_best(records, speed)
+        words = in_words(strict(records[0]), speed) if alone else describe_best(records, speed)
         line = f"{self._title}  {done}/{self.run.rounds}  {words}"
         self._bar.show(line, completed=done, words=words)
 
@@ -102,8 +102,8 @@ def describe_best(records: Sequence[Record], speed: float | None) -> str:
 class Logger(Callback):
     """Send each evaluation to a logger.
 
-    It gets the finite numbers of the run's record (see `Run.records`), and `rounds/NAME`, the mean
-    of each per-round metric over the segment.
+    It gets the finite numbers of the record (see `RunLoop.records`), and `rounds/NAME`, the mean of
+    each per-round metric over the segment.
 
     Args:
       name: tensorboard, wandb, mlflow or trackio. Environment variables of wandb (WANDB_MODE,

@@ -18,7 +18,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine import private_evaluation
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.layout import ChunkMap
-from fedjaxsim.engine.loop import Callbacks, Run
+from fedjaxsim.engine.loop import Callbacks, RunLoop
 from fedjaxsim.engine.private_evaluation import EvaluationPlan
 from fedjaxsim.engine.segments import History
 from fedjaxsim.engine.setup import LEDGER_ENTRIES, Setup
@@ -308,7 +308,7 @@ class Simulation:
             self.setup.check_split("validation")
             state = private_evaluation.prepared(state, evaluate_privately, self.num_clients)
         compiled, rows = self.setup.compiled, self.setup.placed["train"]
-        run = Run(
+        run = RunLoop(
             lambda state, length: compiled.rounds(state, hparams, rows, rounds=length),
             lambda state, split: self.evaluate(state, hparams, split),
             done + rounds,

@@ -10,7 +10,7 @@ import numpy as np
 from fedjaxsim.engine.batch import batch, stack, varying
 from fedjaxsim.engine.devices import grid_of
 from fedjaxsim.engine.evaluation import Evaluation
-from fedjaxsim.engine.loop import Callbacks, Run
+from fedjaxsim.engine.loop import Callbacks, RunLoop
 from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.segments import History
@@ -162,7 +162,9 @@ class SimulationBatch:
 
         delta = default_delta(self.simulation.num_clients) if delta is None else delta
         last = int(state.round) + rounds
-        run = Run(advance, self.evaluate, last, delta, self.simulation.setup.accountant, self.size)
+        run = RunLoop(
+            advance, self.evaluate, last, delta, self.simulation.setup.accountant, self.size
+        )
         return run.segments(state, eval_every, callbacks, keep)
 
     def evaluate(self, state: SimulationState, split: str = "test") -> Evaluation:

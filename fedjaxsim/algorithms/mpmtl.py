@@ -84,7 +84,7 @@ class Published(NamedTuple):
     memory: PyTree
 
 
-class Part(NamedTuple):
+class Iterates(NamedTuple):
     """A client's model, or one of the two parts of a decomposed one.
 
     Attributes:
@@ -104,8 +104,8 @@ class Personal(NamedTuple):
       kept: q_i of a decomposed model, which never leaves the client; else None.
     """
 
-    sent: Part
-    kept: Part | None
+    sent: Iterates
+    kept: Iterates | None
 
 
 @reads(
@@ -191,7 +191,7 @@ def mpmtl(
         w = to_matrix(own)
         q = jnp.zeros_like(w)
         shared = Published(*server_map.init(w.shape[0]))
-        return shared, Personal(Part(w, w), Part(q, q) if decomposed else None)
+        return shared, Personal(Iterates(w, w), Iterates(q, q) if decomposed else None)
 
     def proximal(shared, personal, hparams, client_id):
         """Return ŵ_i and None, or p̂_i and q̂_i."""
@@ -211,7 +211,7 @@ def mpmtl(
 
         def after(w, hat):
             # ŵ⁰ is w̃⁰, since there is no release before the first round.
-            return Part(w, jnp.where(context.round == 0, w, hat))
+            return Iterates(w, jnp.where(context.round == 0, w, hat))
 
         message = z - step
         clipped = clip_by_global_norm(message, hparams.clip_norm).message

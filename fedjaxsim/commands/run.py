@@ -25,9 +25,17 @@ from fedjaxsim.report.progress import (
 )
 from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.directory import CONFIG, FINETUNE, GUARANTEE, RunDirectory
-from fedjaxsim.runs.execute import FIXED, Executed, about, code_of, describe, execute, spent_in_all
+from fedjaxsim.runs.execute import (
+    FIXED,
+    Executed,
+    about,
+    code_of,
+    describe_stages,
+    execute,
+    spent_in_all,
+)
 from fedjaxsim.runs.finetuning import Finetuning
-from fedjaxsim.runs.fingerprints import digest, fingerprint_of
+from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
 from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.runs.settings_files import read_toml
@@ -246,7 +254,7 @@ def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: o
         "checkpoint": last and last.round,
         **flags,
     }
-    facts = {name: digest(value) for name, value in parts.items()}
+    facts = {name: settings_digest(value) for name, value in parts.items()}
     processes.agree({**facts, "clients' rows": fingerprint_of(experiment.simulation.population)})
 
 
@@ -328,7 +336,7 @@ def print_results(finished: Sequence[tuple[Stage, Executed]], *, explain: bool) 
     if done.audit is not None:
         print(done.audit)
     if last.earlier:
-        stages = describe(last.earlier, config.algorithm, done.summary["rounds"])
+        stages = describe_stages(last.earlier, config.algorithm, done.summary["rounds"])
         print(f"stages: {stages}; the guarantee is of all of them")
     if done.summary["budget_spent"]:
         print(f"stopped after {done.summary['rounds']} rounds: one more would exceed the budget")

@@ -19,7 +19,7 @@ from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.engine.memory import bytes_per_run
 from fedjaxsim.report.progress import can_draw
 from fedjaxsim.runs.build import Experiment, population_of, prepare, versions
-from fedjaxsim.runs.fingerprints import digest, fingerprint_of
+from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
 from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.sweep_directory import SweepDirectory
 from fedjaxsim.runs.sweep_report import print_report, write_report
@@ -91,13 +91,14 @@ def prepare_sweep(
     families = _families(plan)
     fingerprint = "-".join(fingerprint_of(family.simulation.population) for family in families)
     processes.agree({
-        "settings": plan.fingerprint, "clients' rows": fingerprint, "versions": digest(versions()),
-        "overwrite": str(overwrite), "number of devices": str(jax.local_device_count()),
+        "settings": plan.fingerprint, "clients' rows": fingerprint,
+        "versions": settings_digest(versions()), "overwrite": str(overwrite),
+        "number of devices": str(jax.local_device_count()),
     })  # fmt: skip
     directory = SweepDirectory.open(out, plan, versions(), fingerprint, overwrite=overwrite)
     processes.agree({})  # the first process has made the directory
     begun, finished = directory.checkpoint(), directory.finished()
-    processes.agree({f"results in {out}": digest([sorted(finished), begun is None])})
+    processes.agree({f"results in {out}": settings_digest([sorted(finished), begun is None])})
 
     def work() -> int:
         draws, done = processes.is_first() and can_draw(), len(finished)

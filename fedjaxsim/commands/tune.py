@@ -24,7 +24,7 @@ from fedjaxsim.report.symbols import remember
 from fedjaxsim.runs.build import draws_of, prepare, versions
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.execute import about, execute
-from fedjaxsim.runs.fingerprints import digest, fingerprint_of
+from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
 from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.signals import Stop, stopped
@@ -107,7 +107,9 @@ def prepare_tune(
     cadence = Cadence.parse(checkpoint_every)
     asked = [config.settings(), *question]
     data = [fingerprint_of(each.population) for each in (simulation, source.final.simulation)]
-    directory = TuneDirectory.open(config.out, digest(asked, data), overwrite=config.overwrite)
+    directory = TuneDirectory.open(
+        config.out, settings_digest(asked, data), overwrite=config.overwrite
+    )
 
     def work() -> int:
         can_draw()

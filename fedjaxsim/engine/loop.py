@@ -48,7 +48,7 @@ class Callback:
     initial = False
     public: tuple[str, ...] = ()
     memory: Any = None
-    run: "Run"
+    run: "RunLoop"
 
     def start(self, state: SimulationState) -> bool | None:
         """Prepare for the first segment after `state`; return False to run none.
@@ -74,7 +74,7 @@ Callbacks = Sequence[Callback | Callable[[SimulationState, Segment], bool | None
 
 
 @dataclasses.dataclass
-class Run:
+class RunLoop:
     """A run, or S runs in one program, as its callbacks see it.
 
     Attributes:

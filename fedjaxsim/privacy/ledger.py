@@ -126,7 +126,7 @@ def _in_order(scheme: SamplingScheme, event: PrivacyEvent) -> bool:
     return scheme.kind in ("capped", "groups") or event.kind == "correlated"
 
 
-def digest(key: jax.Array) -> jax.Array:
+def key_digest(key: jax.Array) -> jax.Array:
     """Compute a one-way digest of a threefry key, (4,) uint32: two blocks of its cipher.
 
     It hides a key that cannot be guessed. A seed among few can be found by trying all.
@@ -138,7 +138,7 @@ def digest(key: jax.Array) -> jax.Array:
 
 def with_key(ledger: Ledger, key: jax.Array) -> Ledger:
     """Return the ledger of a state that draws from `key` from now on."""
-    own = digest(key)
+    own = key_digest(key)
     repeated = jnp.zeros((), bool)
     for draws in ledger.draws:
         repeated |= jnp.all(draws.digest == own)
@@ -171,7 +171,7 @@ def with_stream(ledger: Ledger, key: jax.Array) -> Ledger:
 
 def stream_of(ledger: Ledger, key: jax.Array) -> int | None:
     """Return the place of a key's record in a ledger, on the host; None if it has none."""
-    own = np.asarray(digest(key))
+    own = np.asarray(key_digest(key))
     places = [np.array_equal(own, np.asarray(draws.digest)) for draws in ledger.draws]
     return places.index(True) if True in places else None
 
@@ -189,7 +189,7 @@ def drew(ledger: Ledger, key: jax.Array, round_: ArrayLike, place: int = -1) -> 
     """
     draws = list(ledger.draws)
     last = draws[place]
-    again = jnp.any(digest(key) != last.digest) | (round_ < last.next_round)
+    again = jnp.any(key_digest(key) != last.digest) | (round_ < last.next_round)
     draws[place] = dataclasses.replace(
         last,
         next_round=jnp.maximum(last.next_round, round_ + 1),

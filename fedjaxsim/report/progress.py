@@ -45,7 +45,7 @@ def epsilon_text(value: float | None) -> str:
     return "∞" if value is None else f"{math.ceil(value * 1000) / 1000:.3f}"
 
 
-def describe(record: Mapping[str, Any], rounds_per_second: float | None) -> str:
+def in_words(record: Mapping[str, Any], rounds_per_second: float | None) -> str:
     """Describe an evaluation, as in `loss 0.52  accuracy 0.81  ε 1.9  40 rounds/s`."""
     shown = [("train_loss", METRICS["loss"]), *in_tables()]
     parts = [f"{metric.title} {number(record[key])}" for key, metric in shown if key in record]

@@ -27,7 +27,7 @@ from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.privacy.budget import equally_costly
 from fedjaxsim.privacy.events import Drawn, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import spent
-from fedjaxsim.privacy.ledger import charged, digest, hex_digest
+from fedjaxsim.privacy.ledger import charged, hex_digest, key_digest
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import bytes_text
 from fedjaxsim.runs.assemble import population_of, simulation_of
@@ -153,7 +153,7 @@ class Experiment:
 
 def draws_of(key: jax.Array, rounds: int) -> Drawn:
     """Return the draws of the first `rounds` rounds of a run with the key of its `init`."""
-    return Drawn(hex_digest(digest(run_key(key))), rounds)
+    return Drawn(hex_digest(key_digest(run_key(key))), rounds)
 
 
 def versions() -> dict[str, str]:

@@ -36,7 +36,7 @@ from fedjaxsim.runs.directory import (
     RunDirectory,
 )
 from fedjaxsim.runs.divergence import diverging_from
-from fedjaxsim.runs.fingerprints import digest, fingerprint_of
+from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
 from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes, traffic
 
 FIXED = "settings", "data"
@@ -123,7 +123,7 @@ def execute(
         recorded.start(state)  # the file may hold evaluations after the checkpoint
     report = _guarantee(experiment, state, recorded.released)
     if earlier:
-        stages = describe(earlier, config.algorithm, int(state.round))
+        stages = describe_stages(earlier, config.algorithm, int(state.round))
         report = report.assuming([f"The charges of all stages are composed: {stages}."])
     audit, audited = None, {}
     if config.audit_canaries is not None:
@@ -190,7 +190,7 @@ def spent_in_all(experiment: Experiment, begin: SimulationState) -> float:
     return spent(charged, experiment.delta, accountant=experiment.simulation.setup.accountant)
 
 
-def describe(earlier: Sequence[Record], algorithm: str, rounds: int) -> str:
+def describe_stages(earlier: Sequence[Record], algorithm: str, rounds: int) -> str:
     """Describe all stages, as in `fedavg (100 rounds), then pmtl (50 rounds)`."""
     stages = [(stage["algorithm"], stage["rounds"]) for stage in earlier]
     return ", then ".join(f"{name} ({n} rounds)" for name, n in [*stages, (algorithm, rounds)])
@@ -199,7 +199,7 @@ def describe(earlier: Sequence[Record], algorithm: str, rounds: int) -> str:
 def about(experiment: Experiment) -> Mapping[str, str]:
     """Return fingerprints of the settings and data of a run."""
     return {
-        "settings": digest(experiment.config.settings()),
+        "settings": settings_digest(experiment.config.settings()),
         "data": fingerprint_of(experiment.simulation.population),
     }
 
@@ -209,7 +209,7 @@ def code_of(experiment: Experiment) -> str:
     setup = experiment.simulation.setup
     names = own_modules((setup.algorithm, setup.mechanism, setup.sampler))
     files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
-    return digest([Path(file).read_text() for file in files if file])
+    return settings_digest([Path(file).read_text() for file in files if file])
 
 
 def _guarantee(experiment: Experiment, state: SimulationState, released: int) -> Report:

@@ -23,7 +23,7 @@ def fingerprint_of(population: Population) -> str:
     return found.hexdigest()[:16]
 
 
-def digest(*settings: Any) -> str:
+def settings_digest(*settings: Any) -> str:
     """Return a hash of settings: JSON values, and objects that print alike if equal."""
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -25,7 +25,7 @@ from typing import Any
 
 from fedjaxsim.data.files import in_file
 from fedjaxsim.report import symbols
-from fedjaxsim.runs.fingerprints import digest
+from fedjaxsim.runs.fingerprints import settings_digest
 from fedjaxsim.runs.parts import check_parts
 from fedjaxsim.runs.settings import (
     OUTPUT,
@@ -167,7 +167,7 @@ class SweepRuns:
             [run.settings(), sorted(given)]
             for run, given in zip(self.runs, self.given, strict=True)
         ]
-        return digest(self.keys, runs)
+        return settings_digest(self.keys, runs)
 
     def settings(self) -> dict[str, Any]:
         """Return the keys of a file that asks for the same sweep."""

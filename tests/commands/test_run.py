@@ -16,7 +16,7 @@ from problems import HANGS
 from fedjaxsim.cli import Run, main, parse
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.fingerprints import digest, fingerprint_of
+from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
 
 SMALL = ["--clients", "8", "--rounds", "4", "--eval-every", "2", "--local-steps", "1"]
 FILES = {
@@ -99,8 +99,8 @@ def test_a_run_is_repeated_by_the_configuration_it_wrote(finished):
     again, wrote = prepare(command.settings), RunDirectory(finished / "pmtl").config()
     data = wrote["resolved"].pop("data_fingerprint")
     assert data == fingerprint_of(again.simulation.population)
-    assert wrote["resolved"].pop("settings_fingerprint") == digest(again.config.settings())
-    assert wrote["resolved"].pop("code_fingerprint") == digest([])  # no code of a user's own
+    assert wrote["resolved"].pop("settings_fingerprint") == settings_digest(again.config.settings())
+    assert wrote["resolved"].pop("code_fingerprint") == settings_digest([])
     assert again.resolved() == wrote
 
 

@@ -106,11 +106,11 @@ def test_a_ledger_knows_whether_rounds_were_drawn_in_their_order_each_once(numbe
 
 def test_a_digest_tells_keys_apart_and_shows_none_of_their_words():
     keys = jax.random.split(jax.random.key(0), 1000)
-    digests = np.asarray(jax.jit(jax.vmap(ledgers.digest))(keys))
+    digests = np.asarray(jax.jit(jax.vmap(ledgers.key_digest))(keys))
     assert digests.shape == (1000, 4)
     assert len(np.unique(digests, axis=0)) == 1000
     assert not np.isin(digests, np.asarray(jax.random.key_data(keys))).any()
-    one = ledgers.hex_digest(ledgers.digest(keys[7]))
+    one = ledgers.hex_digest(ledgers.key_digest(keys[7]))
     assert one == "".join(f"{word:08x}" for word in digests[7])
 
 

@@ -9,8 +9,8 @@ import pytest
 from fedjaxsim.callbacks import Progress
 from fedjaxsim.report.progress import (
     bytes_text,
-    describe,
     epsilon_text,
+    in_words,
     print_table,
 )
 
@@ -18,9 +18,9 @@ RECORD = {"round": 5, "train_loss": 0.51234, "test_accuracy": 0.75, "epsilon": 1
 
 
 def test_an_evaluation_in_words():
-    assert describe(RECORD, 12.5) == "loss 0.5123  accuracy 0.75  ε 1.235  12.5 rounds/s"
+    assert in_words(RECORD, 12.5) == "loss 0.5123  accuracy 0.75  ε 1.235  12.5 rounds/s"
     record = {"round": 0, "train_loss": None, "test_nmse": 1.25, "epsilon": None}
-    assert describe(record, None) == "loss –  nMSE 1.25  ε ∞"
+    assert in_words(record, None) == "loss –  nMSE 1.25  ε ∞"
 
 
 @pytest.mark.parametrize(("epsilon", "text"), [(0.0, "0.000"), (1.0001, "1.001"), (None, "∞")])
