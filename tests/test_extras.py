@@ -127,6 +127,7 @@ REFUSED = {
     "privacy tradeoff --noise-multiplier 4 --rounds 10 --out errors.png": "plots",
     "sweep sweep.toml --out swept": "tables",
     "run --data csv:t.csv --client k --target y --rounds 2 --out table": "tables",
+    "run --data hf:ylecun/mnist --target label --partition iid --rounds 2": "hf",
     "audit --clients 20 --rounds 2 --sampling-rate 1": "audit",
     "run --rounds 2 --log tensorboard --out watched": "tensorboard",
 }

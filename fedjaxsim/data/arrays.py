@@ -33,6 +33,22 @@ def as_numbers(value: Any, where: str) -> np.ndarray:
     return array if given_as_array or array.dtype.kind != "f" else to_float32(array)
 
 
+def stacked_lists(values: np.ndarray, where: str) -> np.ndarray:
+    """Stack lists of numbers of one length, (N, ...); floats become float32."""
+
+    def row(value: Any) -> np.ndarray:
+        array = np.asarray(value)
+        return np.array(array.tolist()) if array.dtype == object else array  # lists of lists
+
+    try:
+        found = np.stack([row(value) for value in values])
+    except ValueError:
+        found = np.array(None)
+    if found.dtype.kind not in "fiub":
+        raise ValueError(f"{where} must hold lists of numbers, of equal length in all rows")
+    return to_float32(found) if found.dtype.kind == "f" else found
+
+
 def common_length(fields: Mapping[str, Any], where: str) -> int:
     """Return the number of rows of all fields; raise ValueError if they disagree or are empty."""
     lengths = {field: len(values) if np.ndim(values) else 0 for field, values in fields.items()}

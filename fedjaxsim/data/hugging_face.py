@@ -1,56 +1,113 @@
-"""Data sets of Hugging Face's `datasets` library."""
+"""Data sets of Hugging Face's `datasets` library, in memory or by name."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
+from fedjaxsim.data.files import in_file, reading
 from fedjaxsim.data.images import pixels_of, stacked
-from fedjaxsim.data.npz import assemble
+from fedjaxsim.data.npz import assemble, fields_of
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import SPLITS
-from fedjaxsim.data.table import Columns, arrays_of
+from fedjaxsim.data.table import Columns, OtherColumns, arrays_of
 from fedjaxsim.extras import importing, require
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
 
+@overload
+def from_hf(
+    dataset: "Dataset | DatasetDict", *, client: str, target: str, **others: Unpack[OtherColumns]
+) -> Population: ...
+
+
+@overload
+def from_hf(
+    dataset: "Dataset", *, target: str, **others: Unpack[OtherColumns]
+) -> dict[str, np.ndarray]: ...
+
+
 def from_hf(
     dataset: "Dataset | DatasetDict",
     *,
-    client: str,
+    client: str | None = None,
     target: str,
-    x: str | None = None,
-    one_hot: Sequence[str] = (),
-    drop: Sequence[str] = (),
-) -> Population:
-    """Make a population of a data set of the `datasets` library.
+    **others: Unpack[OtherColumns],
+) -> "Population | dict[str, np.ndarray]":
+    """Make a population of a data set of the `datasets` library, or fields to partition.
 
-    See `from_dataframe` for the columns. Classes (`ClassLabel`) keep their names and
-    numbers.
+    Classes (`ClassLabel`) keep their names and numbers.
 
     Args:
       dataset: "train", "validation" and "test" of a `DatasetDict` become the splits.
-      client: column with the client of each row.
+      client: column with the client of each row; without it, the result is the fields x and y,
+        for `dirichlet` and other partitions, and the data set must be one split.
       target: column to predict.
-      x: the only column of features: images (x is then (N, height, width, channels) float32 in
-        [0, 1]), lists of one length, or numbers. By default every other column is a feature.
-      one_hot: columns to replace by one column of 0 and 1 per value that occurs.
-      drop: columns that are no features.
+      **others: see `from_dataframe`; `x` may also hold images, which become (N, height, width,
+        channels) float32 in [0, 1].
 
     Raises:
       TypeError: the argument is no data set, or a streamed one.
       ValueError: names the column or the split that is refused.
     """
+    arrays = _all_arrays(dataset, Columns(client, target, **others))
+    return fields_of(arrays) if client is None else assemble(arrays)
+
+
+def arrays_of_name(
+    path: str,
+    *,
+    target: str,
+    client: str | None = None,
+    x: str | None = None,
+    length: int | None = None,
+    one_hot: tuple[str, ...] = (),
+    drop: tuple[str, ...] = (),
+    subset: str | None = None,
+    split: str | None = None,
+) -> dict[str, np.ndarray]:
+    """Read the arrays of the .npz format from a data set by its name.
+
+    Args:
+      path: name on the hub, as in ylecun/mnist, or a folder with files of its layout.
+      target: Column to predict.
+      client: Column with the client of each row; without it, give --partition.
+      x: The only column of features; text becomes its characters.
+      length: Characters of each text to keep, the first ones.
+      one_hot: Columns to replace by one column of 0 and 1 per value.
+      drop: Columns that are no features.
+      subset: Subset of a data set that has several.
+      split: Rows, as in train+test or train[:5000]; with --partition train if left out.
+    """
+    with importing("hf"):
+        import datasets
+
+    if split is None and client is None:
+        split = "train"
+    failures = (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError)
+    with in_file(path):
+        with reading("Hugging Face data set", *failures):
+            found = datasets.load_dataset(path, subset, split=split)
+        return _all_arrays(found, Columns(client, target, None, one_hot, drop, x, length))
+
+
+def _all_arrays(dataset: Any, columns: Columns) -> dict[str, np.ndarray]:
+    """Return the arrays of the .npz format of a data set, or of its splits."""
     with importing("hf"):
         import datasets
 
     splits = None
     if isinstance(dataset, Mapping):
+        if columns.client is None or columns.split is not None:
+            raise ValueError("rows without clients, or with a column of splits, need one split")
         unknown = set(dataset) - set(SPLITS)
         if unknown:
-            raise ValueError(f"splits must be {', '.join(SPLITS)}, got {sorted(map(str, unknown))}")
+            raise ValueError(
+                f"splits must be {', '.join(SPLITS)}, got {sorted(map(str, unknown))}: choose "
+                "some, as in train+test"
+            )
         splits = np.repeat(
             [SPLITS.index(str(name)) for name in dataset], [*map(len, dataset.values())]
         )
@@ -59,15 +116,16 @@ def from_hf(
         raise TypeError(
             f"from_hf needs a datasets.Dataset or DatasetDict, not streamed, got {type(dataset)}"
         )
-    if x is not None:
-        absent = [name for name in (x, client, target) if name not in dataset.column_names]
+    if columns.x is not None:
+        used = [columns.x, *columns.roles]
+        absent = [name for name in used if name not in dataset.column_names]
         if absent:
             raise ValueError(f"there is no column {absent[0]!r}, only {dataset.column_names}")
-        dataset = dataset.select_columns([x, client, target])
-    arrays = _arrays(dataset, Columns(client, target, None, one_hot, drop))
+        dataset = dataset.select_columns(used)
+    arrays = _arrays(dataset, columns)
     if splits is not None:
         arrays["split"] = splits
-    return assemble(arrays)
+    return arrays
 
 
 def _arrays(dataset: "Dataset", columns: Columns) -> dict[str, np.ndarray]:
@@ -93,6 +151,7 @@ def _arrays(dataset: "Dataset", columns: Columns) -> dict[str, np.ndarray]:
             (f"row {k}", pixels_of(image)) for k, image in enumerate(dataset[images[0]])
         )
         dataset = dataset.remove_columns(images)
+        columns = columns._replace(x=None)
     table: Any = dataset.with_format("arrow")[:]
     # Other classes than the target become text again, such as the names of clients.
     for place, name in enumerate(table.column_names):

@@ -15,7 +15,9 @@ from fedjaxsim.data.splitting import check_fractions, check_seed, split
 from fedjaxsim.data.transforms import first_classes
 from fedjaxsim.factories import make, resolve
 
-_SOURCES = f"{', '.join(GENERATED)}, or one of {', '.join(IN_FILES)} with a path as in csv:PATH"
+_SOURCES = (
+    f"{', '.join(GENERATED)}, or one of {', '.join(IN_FILES)} with a path or name, as in csv:PATH"
+)
 _DEFAULT_TEST = 0.2
 _MIN_ROWS = 5
 """Least number of rows of a client in a partition."""
@@ -38,10 +40,10 @@ def load(
     clients, a folder of images for which a partition is given) are divided among clients.
 
     Args:
-      spec: csv:PATH, digits, folder:PATH (see `save_folder`), images:PATH, leaf:PATH, mat:PATH,
-        npz:PATH, parquet:PATH, random (see `random_rows`), synthetic, synthetic-low-rank or
-        synthetic-group-sparse, which have test rows (see `related_regression`), or
-        synthetic-stream (see `regression_stream`).
+      spec: csv:PATH, digits, folder:PATH (see `save_folder`), hf:NAME (see `from_hf`),
+        images:PATH, leaf:PATH, mat:PATH, npz:PATH, parquet:PATH, random (see `random_rows`),
+        synthetic, synthetic-low-rank or synthetic-group-sparse, which have test rows (see
+        `related_regression`), or synthetic-stream (see `regression_stream`).
       partition: a name from `readers.PARTITIONS`, or column:NAME; by default dirichlet.
       classes: keep rows with labels 0 … classes − 1 only, and the clients that have some.
       seed: seed of the partition, the split and synthetic data; a non-negative integer.
@@ -76,7 +78,7 @@ def load(
     for name in given:
         if name not in taken:
             raise ValueError(f"{name} has no effect on data {kind} with partition {how}")
-    if kind in ("csv", "parquet"):
+    if kind in ("csv", "hf", "parquet"):
         _check_table(kind, given, partition)
     supplied = given | {"seed": seed, "has_clients": partition is None}
     found = make(READERS[kind], *([path] if path else []), supplied=supplied)
@@ -108,7 +110,7 @@ def _check_table(kind: str, given: Mapping[str, Any], partition: str | None) -> 
             f"{kind} needs --client, the column with the client of each row, or --partition for "
             "rows without clients"
         )
-    if "client" not in given and "split" in given:
+    if kind != "hf" and "client" not in given and "split" in given:
         raise ValueError("--split needs --client: rows without clients are dealt to clients")
 
 

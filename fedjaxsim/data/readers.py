@@ -18,13 +18,14 @@ GENERATED = {
 IN_FILES = {
     "csv": f"{_DATA}.table:arrays_of_csv",
     "folder": f"{_DATA}.folder:load_folder",
+    "hf": f"{_DATA}.hugging_face:arrays_of_name",
     "images": f"{_DATA}.images:arrays_of_folder",
     "leaf": f"{_DATA}.leaf:load_leaf",
     "mat": f"{_DATA}.matlab:load_cells",
     "npz": f"{_DATA}.npz:read_arrays",
     "parquet": f"{_DATA}.table:arrays_of_parquet",
 }
-"""Factories of data at a path, their first argument."""
+"""Factories of data at a path, or by a name (hf), their first argument."""
 READERS = GENERATED | IN_FILES
 PARTITIONS = {
     "dirichlet": f"{_DATA}.partition:dirichlet",

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
-from fedjaxsim.data.arrays import to_float32
+from fedjaxsim.data.arrays import stacked_lists, to_float32
 from fedjaxsim.data.files import check_size, existing, in_file, reading
 from fedjaxsim.data.npz import UNPACKING, assemble, distinct, owners
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import SPLITS
+from fedjaxsim.data.text import characters
 from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Columns(NamedTuple):
     split: str | None = None
     one_hot: Sequence[str] = ()
     drop: Sequence[str] = ()
+    x: str | None = None
+    length: int | None = None
 
     @property
     def roles(self) -> list[str]:
@@ -50,6 +53,8 @@ class OtherColumns(TypedDict, total=False):
     split: str | None
     one_hot: Sequence[str]
     drop: Sequence[str]
+    x: str | None
+    length: int | None
 
 
 def from_dataframe(
@@ -60,6 +65,8 @@ def from_dataframe(
     split: str | None = None,
     one_hot: Sequence[str] = (),
     drop: Sequence[str] = (),
+    x: str | None = None,
+    length: int | None = None,
 ) -> Population:
     """Make a population of a table with one row per example: pandas, polars, a pyarrow table.
 
@@ -75,12 +82,15 @@ def from_dataframe(
       split: column of "train", "validation" and "test"; by default all rows are training rows.
       one_hot: columns to replace by one column of 0 and 1 per value that occurs.
       drop: columns that are no features.
+      x: the only column of features. Text becomes its characters, (N, L) integers, as in
+        `load_leaf`; lists of numbers stay as they are.
+      length: characters of each text to keep, the first ones; by default all.
 
     Raises:
       TypeError: the argument is no data frame.
       ValueError: names the column that is absent, has missing values or holds no numbers.
     """
-    return assemble(arrays_of(frame, Columns(client, target, split, one_hot, drop)))
+    return assemble(arrays_of(frame, Columns(client, target, split, one_hot, drop, x, length)))
 
 
 def load_csv(
@@ -95,7 +105,7 @@ def load_csv(
       path: the file.
       client: column with the client of each row.
       target: column to predict.
-      **others: `split`, `one_hot` and `drop`; see `from_dataframe`.
+      **others: `split`, `one_hot`, `drop`, `x` and `length`; see `from_dataframe`.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -161,6 +171,8 @@ def _reader(
         split: str | None = None,
         one_hot: tuple[str, ...] = (),
         drop: tuple[str, ...] = (),
+        x: str | None = None,
+        length: int | None = None,
     ) -> dict[str, np.ndarray]:
         """Read the arrays of the .npz format from a table.
 
@@ -171,8 +183,10 @@ def _reader(
           split: Column with train, validation or test; needs --client.
           one_hot: Columns to replace by one column of 0 and 1 per value.
           drop: Columns that are no features.
+          x: The only column of features; text becomes its characters.
+          length: Characters of each text to keep, the first ones.
         """
-        columns = Columns(client, target, split, one_hot, drop)
+        columns = Columns(client, target, split, one_hot, drop, x, length)
         with in_file(path):
             return arrays_of(read(path, columns), columns)
 
@@ -183,13 +197,13 @@ arrays_of_csv = _reader(_read_csv)
 arrays_of_parquet = _reader(_read_parquet)
 
 
-def arrays_of(frame: Any, columns: Columns, x: np.ndarray | None = None) -> dict[str, np.ndarray]:
+def arrays_of(frame: Any, columns: Columns, pixels: Any = None) -> dict[str, np.ndarray]:
     """Return the arrays of the .npz format of a data frame.
 
     Args:
       frame: a data frame that narwhals knows.
       columns: the roles of its columns.
-      x: the features, (N, ...), to be used in place of the frame's.
+      pixels: the features, (N, ...), to be used in place of the frame's.
     """
     with importing("tables"):
         import narwhals.stable.v2 as nw
@@ -200,16 +214,22 @@ def arrays_of(frame: Any, columns: Columns, x: np.ndarray | None = None) -> dict
         _check_names(table, columns)
     except DuplicateError as error:
         raise ValueError(f"columns must have distinct names: {error}") from error
-    features = _features(table, columns) if x is None else []
+    features = _features(table, columns) if pixels is None else []
     for name in (*columns.roles, *features):
         _require_complete(table[name])
-    arrays = {"x": _numbers(table, features, columns.one_hot) if x is None else x}
+    is_text = columns.x in features and _is_text(table[columns.x])
+    if columns.length is not None and not is_text:
+        raise ValueError("length cuts texts: name their column as x")
+    public = []
+    if is_text:
+        arrays, public = characters(table[features[0]].to_list(), columns.length, features[0])
+    else:
+        arrays = {"x": _numbers(table, features, columns.one_hot) if pixels is None else pixels}
     arrays |= _target(table[columns.target])
     if columns.client is not None:
         arrays |= owners(_texts(table[columns.client]))
     if columns.split is not None:
         arrays["split"] = _splits(table[columns.split])
-    public = []
     if "categories.y" in arrays:
         public.append("The names of the classes are read from all clients' labels")
     if columns.one_hot:
@@ -220,14 +240,17 @@ def arrays_of(frame: Any, columns: Columns, x: np.ndarray | None = None) -> dict
 
 
 def _check_names(table: "DataFrame", columns: Columns) -> None:
-    named = [*columns.roles, *columns.one_hot, *columns.drop]
+    features = [] if columns.x is None else [columns.x]
+    if features and (columns.one_hot or columns.drop):
+        raise ValueError(f"x names the only feature, {columns.x!r}: leave out one-hot and drop")
+    named = [*columns.roles, *features, *columns.one_hot, *columns.drop]
     absent = [name for name in named if name not in table.columns]
     if absent:
         raise ValueError(f"there is no column {absent[0]!r}, only {_listed(table.columns)}")
     if len(set(named)) < len(named):
         twice = next(name for name in named if named.count(name) > 1)
         raise ValueError(
-            f"a column is either the client, the target, the split, one-hot or dropped, but "
+            f"a column is either the client, the target, the split, x, one-hot or dropped, but "
             f"{twice!r} is named twice"
         )
     if "" in table.columns:
@@ -240,6 +263,8 @@ def _check_names(table: "DataFrame", columns: Columns) -> None:
 
 
 def _features(table: "DataFrame", columns: Columns) -> list[str]:
+    if columns.x is not None:
+        return [columns.x]
     others = {*columns.roles, *columns.drop}
     features = [name for name in table.columns if name not in others]
     if not features:
@@ -284,7 +309,7 @@ def _is_numeric(column: "Series") -> bool:
 def _numbers(table: "DataFrame", features: list[str], one_hot: Sequence[str]) -> np.ndarray:
     """Return the features, (N, d) float32; or the one column of lists, (N, ...) of its type."""
     if len(features) == 1 and _holds_lists(table[features[0]]):
-        return _stacked(table[features[0]])
+        return stacked_lists(table[features[0]].to_numpy(), f"column {features[0]!r}")
     parts = []
     for name in features:
         column = table[name]
@@ -310,8 +335,8 @@ def _why_no_feature(column: "Series", features: list[str]) -> str:
         values = [str(value) for value in column.to_list()]
         row = next((i for i, value in enumerate(values) if not _is_number(value)), 0)
         return (
-            f"holds text, such as {values[row][:40]!r} in row {row + 1}: encode it (one-hot) or "
-            "leave it out (drop)"
+            f"holds text, such as {values[row][:40]!r} in row {row + 1}: encode it (one-hot), "
+            "leave it out (drop), or read its characters alone (x)"
         )
     if _holds_lists(column):
         return (
@@ -335,22 +360,6 @@ def _holds_lists(column: "Series") -> bool:
     if column.dtype in (nw.List, nw.Array):
         return True
     return column.dtype == nw.Object and isinstance(column[0], list | tuple | np.ndarray)
-
-
-def _stacked(column: "Series") -> np.ndarray:
-    def row(value: Any) -> np.ndarray:
-        array = np.asarray(value)
-        return np.array(array.tolist()) if array.dtype == object else array  # lists of lists
-
-    try:
-        values = np.stack([row(value) for value in column.to_numpy()])
-    except ValueError:
-        values = np.array(None)
-    if values.dtype.kind not in "fiub":
-        raise ValueError(
-            f"column {column.name!r} must hold lists of numbers, of equal length in all rows"
-        )
-    return to_float32(values) if values.dtype.kind == "f" else values
 
 
 def _target(column: "Series") -> dict[str, np.ndarray]:

@@ -172,7 +172,7 @@ def _check_name(role: str, name: str) -> None:
 
 def spellings_of(role: str) -> list[str]:
     """Return the parts of a role as a command line spells them."""
-    arguments = dict.fromkeys(IN_FILES, ":PATH") | {"column": ":NAME"}
+    arguments = dict.fromkeys(IN_FILES, ":PATH") | {"column": ":NAME", "hf": ":NAME"}
     own = ["MODULE:FACTORY"] if ROLES[role].own else []
     return [f"{name}{arguments.get(name, '')}" for name in ROLES[role].known] + own
 
@@ -203,7 +203,7 @@ def _is_divided(data: str, given: Mapping[str, Any]) -> bool:
                 return not {"client.npy", "counts.npy"} & set(archive.namelist())
         except (OSError, ValueError, zipfile.BadZipFile):
             return given.get("partition") is not None
-    if kind in ("csv", "parquet"):
+    if kind in ("csv", "hf", "parquet"):
         return given.get("client") is None
     return kind == "digits" or (kind == "images" and given.get("partition") is not None)
 

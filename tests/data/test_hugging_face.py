@@ -1,16 +1,19 @@
-"""Data sets of Hugging Face, made in memory."""
+"""Data sets of Hugging Face: made in memory, and folders of the hub's layouts."""
+
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 from PIL import Image
 
-from fedjaxsim.data import from_hf
+from fedjaxsim.data import dirichlet, from_hf, load
+from fedjaxsim.data.text import CHARACTERS
 
 datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
 
 LABEL = datasets.ClassLabel(names=["no", "yes", "perhaps"])
-NAMES = {"client": "who", "target": "y"}
+NAMES: dict[str, Any] = {"client": "who", "target": "y"}
 
 
 def made(rows, **kinds):
@@ -99,10 +102,87 @@ def test_images_are_pixels():
             ValueError,
             "'who'",
         ),
+        (TABLE, {"x": "b", "drop": ["a"]}, ValueError, "drop"),
+        (TABLE, {"length": 3}, ValueError, "length"),
+        (datasets.DatasetDict(train=TABLE), {"client": None}, ValueError, "split"),
         (TABLE.to_iterable_dataset(), {}, TypeError, "streamed"),
         ([1], {}, TypeError, "datasets.Dataset"),
     ],
 )
-def test_what_is_wrong_in_a_data_set_is_named(data, arguments, error, message):
+def test_what_is_wrong_in_a_data_set_is_named(data, arguments: Any, error, message):
     with pytest.raises(error, match=message):
         from_hf(data, **{**NAMES, **arguments})
+
+
+def test_rows_without_clients_are_fields_to_partition():
+    fields = from_hf(TABLE, target="y", drop=["who"])
+    assert_array_equal(fields["x"], [[1.5, 1], [2.5, 2], [3.5, 3]])
+    assert sorted(fields) == ["x", "y"]
+    assert dirichlet(fields, 2, alpha=1.0, seed=0).num_rows == 3
+
+
+def test_text_becomes_its_first_characters():
+    rows = {"who": [1, 2], "y": [0, 1], "review": ["so it is", "no"]}
+    population = from_hf(made(rows, y=LABEL), **NAMES, x="review", length=5)
+    symbols = population.categories["x"]
+    assert ["".join(symbols[k] for k in row) for row in population.fields["x"]] == ["so it", "no"]
+    assert symbols == (*CHARACTERS, "")  # LEAF's characters are public, others are the data's
+    assert population.public == ()
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Folders with the layouts of femnist, mnist and shakespeare on the hub."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    images = [Image.fromarray(np.full((2, 2), k, np.uint8)) for k in range(8)]
+    labels = {"image": images, "label": [k % 2 for k in range(8)]}
+    kind = datasets.ClassLabel(names=["0", "1"])
+    mnist = made(labels, label=kind)
+    writers = {"writer_id": [f"f{k // 4}" for k in range(8)], "hsf_id": [0] * 8}
+    femnist = made({**labels, **writers}, label=kind).rename_column("label", "character")
+    for name, split, rows in (
+        ("mnist", "train", mnist), ("mnist", "test", mnist), ("femnist", "train", femnist)
+    ):  # fmt: skip
+        (tmp_path / name / "data").mkdir(parents=True, exist_ok=True)
+        rows.to_parquet(tmp_path / name / "data" / f"{split}-00000-of-00001.parquet")
+    (tmp_path / "shakespeare").mkdir()
+    lines = ["character_id,x,y", "ROMEO,to be,!", "ROMEO,or no,t", "JULIET,be or,?"]
+    (tmp_path / "shakespeare" / "shakespeare.csv").write_text("\n".join(lines))
+    return tmp_path
+
+
+def test_data_sets_are_read_by_name(hub):
+    mnist = load(f"hf:{hub}/mnist", target="label", partition="iid", num_clients=2, test=0.0)
+    assert mnist.fields["x"].shape == (8, 2, 2, 1)  # of train alone
+    assert mnist.categories["y"] == ("0", "1")
+    both = load(
+        f"hf:{hub}/mnist", target="label", partition="iid", split="train+test[:4]", num_clients=2
+    )
+    assert both.num_rows == 12
+    femnist = load(f"hf:{hub}/femnist", client="writer_id", target="character", x="image", test=0.0)
+    assert femnist.names.tolist() == ["f0", "f1"]
+    assert_array_equal(femnist.fields["x"][:, 0, 0, 0] * 255, range(8))
+    names: Any = {"client": "character_id", "target": "y", "x": "x"}
+    shakespeare = load(f"hf:{hub}/shakespeare", **names, length=2, test=0.0)
+    assert shakespeare.names.tolist() == ["JULIET", "ROMEO"]
+    symbols = shakespeare.categories["x"]
+    assert ["".join(symbols[k] for k in row) for row in shakespeare.fields["x"]] == [
+        "be", "to", "or"
+    ]  # fmt: skip
+    assert shakespeare.categories["y"] == ("!", "?", "t")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("mnist", {}, "--target"),
+        ("mnist", {"target": "label", "split": "dev"}, "mnist: not a readable .*dev"),
+        ("mnist", {"target": "label", "x": "img"}, "mnist: .*'img'"),
+        ("mnist", {"target": "label", "client": "image", "subset": "b"}, "mnist: .*'b'"),
+        ("nowhere", {"target": "label"}, "nowhere: not a readable Hugging Face data set"),
+    ],
+)
+def test_what_cannot_be_read_by_name_is_one_sentence(hub, name, given, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        load(f"hf:{hub}/{name}", partition=None if "client" in given else "iid", **given)
+    assert "\n" not in str(caught.value)
