@@ -83,10 +83,11 @@ def arrays_of_name(
     """
     with importing("hf"):
         import datasets
+        from datasets.exceptions import DatasetsError
 
     if split is None and client is None:
         split = "train"
-    failures = (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError)
+    failures = (OSError, ValueError, RuntimeError, DatasetsError)
     with in_file(path):
         with reading("Hugging Face data set", *failures):
             found = datasets.load_dataset(path, subset, split=split)
