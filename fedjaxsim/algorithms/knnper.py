@@ -9,7 +9,6 @@ from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.hyperparameters import Hyperparameter, reads
-from fedjaxsim.models.model import Model
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
@@ -136,5 +135,5 @@ def knnper(
         keys, labels, _ = data.full_pass(add, start)
         return Neighbours(w, keys, labels, hparams.neighbour_weight, hparams.neighbour_scale)
 
-    evaluated = on_model(Model(model.init, apply, model.output_layer))
+    evaluated = on_model(model._replace(apply=apply, features=None, representation=None))
     return plain._replace(task=evaluated, predict_with_data=predict_with_data)

@@ -85,7 +85,7 @@ def bytes_per_run(setup: Setup, hparams: Hyperparameters) -> int:
       hparams: hyperparameters of any of the runs.
     """
     hparams, program = hparams.as_arrays(), setup.program
-    rows = Rows.shapes(setup.population, "train")
+    rows = Rows.shapes(setup.population, "train", setup.algorithm)
     state = jax.eval_shape(program.init, _key(), hparams)
     row_bytes = bytes_of(state.personal) / program.num_clients
     layout = program.layout.for_settings(_MANY, _MANY * row_bytes)

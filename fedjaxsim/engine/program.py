@@ -32,6 +32,7 @@ from fedjaxsim.engine.work import (
 )
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import threefry
+from fedjaxsim.models.model import bound
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import allows
 from fedjaxsim.privacy.ledger import Charges, Ledger
@@ -204,9 +205,10 @@ class Program:
         layout = self._layout(state).for_evaluation(state.personal)
 
         def one(personal, client_id):
-            params = self.predict(state, personal, hparams, client_id, rows, layout)
-            data = rows.of(client_id, state.key, self.minibatches, layout)
-            return self.measure(params, data, rows.most_rows)
+            with bound(self.algorithm.task.frozen, rows.frozen):
+                params = self.predict(state, personal, hparams, client_id, rows, layout)
+                data = rows.of(client_id, state.key, self.minibatches, layout)
+                return self.measure(params, data, rows.most_rows)
 
         ids, _ = self.partition.ids()
         return map_clients(one, state.personal, ids, layout, rows)
@@ -234,9 +236,8 @@ class Program:
         """Put rows where the functions read them; return them by split."""
         with jax.ensure_compile_time_eval():  # also while a run is being traced
             fields = {name: jax.device_put(value) for name, value in population.fields.items()}
-            training = self.algorithm.predict_with_data is not None
             return {
-                split: Rows.place(population, split, fields, training)
+                split: Rows.place(population, split, fields, self.algorithm)
                 for split in population.splits
             }
 

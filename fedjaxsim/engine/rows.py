@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
+from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.minibatches import ClientData, Generate, Minibatches, reader
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import LARGEST_PASS, Layout
@@ -27,6 +28,7 @@ class Rows:
       most_rows: static; a bound on a client's rows, the padding of its last batch included.
       training: the clients' training rows, where `fields` are these ones; None if the split is
         theirs, or nobody reads them.
+      frozen: the frozen weights of the model, which all clients read; or None.
     """
 
     fields: dict[str, jax.Array]
@@ -37,18 +39,29 @@ class Rows:
     pass_size: int = dataclasses.field(default=LARGEST_PASS, metadata={"static": True})
     most_rows: int = dataclasses.field(default=LARGEST_PASS, metadata={"static": True})
     training: "Rows | None" = None
+    frozen: dict[str, jax.Array] | None = None
 
     @classmethod
     def place(
-        cls, population: Population, split: str, fields: dict[str, Any], training: bool = False
+        cls,
+        population: Population,
+        split: str,
+        fields: dict[str, Any],
+        algorithm: Algorithm | None = None,
     ) -> "Rows":
-        """Return one split of a population whose fields are on the device, with training rows."""
+        """Return one split of a population whose fields are on the device.
+
+        Frozen weights, and training rows if predictions read them, are those of the algorithm.
+        """
         ranges = population.splits[split]
         start, count = jnp.asarray(ranges.start), jnp.asarray(ranges.count)
         rows = cls.sized(fields, start, count, int(ranges.count.max()), population.generate)
-        if not training or split == "train":
+        if algorithm is None:
             return rows
-        return dataclasses.replace(rows, training=cls.place(population, "train", {}))
+        frozen, training = algorithm.task.frozen, None
+        if algorithm.predict_with_data is not None and split != "train":
+            training = cls.place(population, "train", {})
+        return dataclasses.replace(rows, training=training, frozen=frozen and frozen.weights)
 
     def of_training(self) -> "Rows":
         """Return the clients' training rows."""
@@ -57,10 +70,12 @@ class Rows:
         return dataclasses.replace(self.training, fields=self.fields)
 
     @classmethod
-    def shapes(cls, population: Population, split: str) -> "Rows":
+    def shapes(
+        cls, population: Population, split: str, algorithm: Algorithm | None = None
+    ) -> "Rows":
         """Return one split of a population with the shapes of its fields."""
         fields = jax.eval_shape(lambda fields: fields, dict(population.fields))
-        return cls.place(population, split, fields)
+        return cls.place(population, split, fields, algorithm)
 
     @classmethod
     def sized(

@@ -187,7 +187,7 @@ class Setup:
         """
         if self.layout.memory is None:
             return self.layout.chunk_size
-        rows, hparams = Rows.shapes(self.population, "train"), hparams.as_arrays()
+        rows, hparams = Rows.shapes(self.population, "train", self.algorithm), hparams.as_arrays()
         state = jax.eval_shape(self.program.init, jax.random.key(0), hparams)
         devices = len(self.devices or (None,))
         layout = self.layout.for_memory(

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.batch import Seeds, batch
 from fedjaxsim.engine.client_partition import Shard
@@ -90,8 +91,7 @@ class Sharded(Program):
         the length of the longest one, so they may overlap.
         """
         with jax.ensure_compile_time_eval():
-            training = self.algorithm.predict_with_data is not None
-            return _place(self.mesh, population, training)
+            return _place(self.mesh, population, self.algorithm)
 
     def specs(self, state: SimulationState) -> Any:
         """Return how a state is divided: a `PartitionSpec` for each leaf."""
@@ -183,7 +183,7 @@ class Sharded(Program):
         return leaf[:, : self.num_clients] if self._seeds else leaf[: self.num_clients]
 
 
-def _place(mesh: Mesh, population: Population, training: bool) -> dict[str, Rows]:
+def _place(mesh: Mesh, population: Population, algorithm: Algorithm) -> dict[str, Rows]:
     devices = mesh.shape[CLIENTS]
     size = -(-population.num_clients // devices)
     begins, longest = pieces_of(population, devices)
@@ -207,10 +207,11 @@ def _place(mesh: Mesh, population: Population, training: bool) -> dict[str, Rows
         start = np.where(ranges.count > 0, ranges.start - shift, 0)
         start, count = (placed(each, everywhere) for each in (start, ranges.count))
         of = None if rows.training is None else on_devices("train", rows.training)
-        return dataclasses.replace(rows, start=start, count=count, training=of)
+        frozen = jax.tree.map(lambda leaf: placed(leaf, everywhere), rows.frozen)
+        return dataclasses.replace(rows, start=start, count=count, training=of, frozen=frozen)
 
     return {
-        name: on_devices(name, Rows.place(population, name, fields, training))
+        name: on_devices(name, Rows.place(population, name, fields, algorithm))
         for name in population.splits
     }
 
@@ -219,7 +220,10 @@ def specs_of_rows(rows: Rows) -> Any:
     """Return how rows are divided over devices: their fields by clients."""
     fields: Any = dict.fromkeys(rows.fields, PartitionSpec(CLIENTS))
     training = None if rows.training is None else specs_of_rows(rows.training)
-    return dataclasses.replace(rows, fields=fields, start=SAME, count=SAME, training=training)
+    frozen = None if rows.frozen is None else SAME
+    return dataclasses.replace(
+        rows, fields=fields, start=SAME, count=SAME, training=training, frozen=frozen
+    )
 
 
 def pieces_of(population: Population, devices: int) -> tuple[list[int], int]:

@@ -135,9 +135,8 @@ class Streamed(Program):
     def place(self, population: Population) -> dict[str, Any]:
         """Return each split's rows on the host; nothing is read."""
         nobody, placed = np.zeros(0, np.int32), {}
-        reads = self.algorithm.predict_with_data is not None
         for split, ranges in population.splits.items():
-            rows = Rows.place(population, split, {}, reads)
+            rows = Rows.place(population, split, {}, self.algorithm)
             empty = dataclasses.replace(rows, start=nobody, count=nobody)
             training = None if rows.training is None else population.splits["train"]
             placed[split] = HostRows(population.fields, ranges, empty, training)

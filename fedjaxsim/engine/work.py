@@ -21,6 +21,7 @@ from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import products, threefry
 from fedjaxsim.kernels.in_place import put, take
+from fedjaxsim.models.model import bound
 from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism
 from fedjaxsim.privacy.messages import Messages, along_clients, widened
 
@@ -180,9 +181,10 @@ def client_of(
         context = Context(
             broadcast.round, context_key, client_id, num_clients, broadcast.sampling_rate
         )
-        personal, message, metrics = algorithm.client(
-            broadcast.shared, row.personal, data, broadcast.hparams, context
-        )
+        with bound(algorithm.task.frozen, rows.frozen):
+            personal, message, metrics = algorithm.client(
+                broadcast.shared, row.personal, data, broadcast.hparams, context
+            )
         consumed = None if row.consumed is None else row.consumed + data.num_steps()
         return ClientStates(personal, consumed), widened(message), metrics
 

@@ -1,6 +1,7 @@
 # The public names of `fedjaxsim.models`, for type checkers and `lazy_loader`.
 from .convolution import conv2d as conv2d
 from .convolution import max_pool2d as max_pool2d
+from .frozen import trainable as trainable
 from .model import Model as Model
 from .model import in_bfloat16 as in_bfloat16
 from .model import linear as linear

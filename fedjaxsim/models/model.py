@@ -3,14 +3,54 @@
 A pair comes from a library's module (`modules.py`) or from a user's own functions.
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 PyTree = Any
+
+
+class FrozenWeights:
+    """Weights that nobody trains; a program reads them from its arguments.
+
+    JAX compiles an array that a function closes over into every program that calls the function.
+    The engine therefore keeps these weights beside the rows, and binds its argument while it traces
+    the functions of a client. Elsewhere a model reads the weights themselves.
+
+    Attributes:
+      weights: arrays by name.
+    """
+
+    def __init__(self, weights: dict[str, jax.Array]):
+        """Keep the weights."""
+        self.weights = weights
+        self._current = ContextVar("frozen weights", default=weights)
+
+    @property
+    def current(self) -> dict[str, jax.Array]:
+        """The bound argument, or the weights."""
+        return self._current.get()
+
+    @contextlib.contextmanager
+    def bound(self, weights: dict[str, jax.Array]) -> Iterator[None]:
+        """Bind an argument."""
+        token = self._current.set(weights)
+        try:
+            yield
+        finally:
+            self._current.reset(token)
+
+
+def bound(frozen: FrozenWeights | None, weights: Any) -> contextlib.AbstractContextManager[None]:
+    """Bind an argument of a program, if a model has frozen weights and the program the argument."""
+    if frozen is None or weights is None:
+        return contextlib.nullcontext()
+    return frozen.bound(weights)
 
 
 class Model(NamedTuple):
@@ -25,6 +65,7 @@ class Model(NamedTuple):
         params {"kernel": (c, d)}, with or without {"bias": (c,)}; else None.
       representation: `(params, x (b, ...)) -> (b, r)`: the input of the output layer, or of a
         linear model; None if unknown.
+      frozen: the weights that are no part of `params`, see `trainable`; or None.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -32,6 +73,7 @@ class Model(NamedTuple):
     output_layer: str | None = None
     features: Callable[[jax.Array], jax.Array] | None = None
     representation: Callable[[PyTree, jax.Array], jax.Array] | None = None
+    frozen: FrozenWeights | None = None
 
 
 def as_floats(x: jax.Array) -> jax.Array:
@@ -53,7 +95,9 @@ def in_bfloat16(model: Model) -> Model:
         return jax.tree.map(of, tree)
 
     def apply(params, x):
-        return model.apply(rounded(params), rounded(x)).astype(jnp.float32)
+        frozen = model.frozen
+        with bound(frozen, frozen and rounded(frozen.current)):
+            return model.apply(rounded(params), rounded(x)).astype(jnp.float32)
 
     return model._replace(apply=apply, features=None)
 

@@ -14,6 +14,7 @@ from flax.errors import InvalidRngError
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjaxsim.extras import importing
+from fedjaxsim.models.frozen import with_frozen
 from fedjaxsim.models.model import Model
 
 if TYPE_CHECKING:
@@ -81,17 +82,22 @@ def from_flax(
     return Model(init, apply, output_layer, representation=known)
 
 
-def from_nnx(make: Callable[["nnx.Rngs"], "nnx.Module"], output_layer: str | None = None) -> Model:
+def from_nnx(
+    make: Callable[["nnx.Rngs"], "nnx.Module"], output_layer: str | None = None, wrt: Any = None
+) -> Model:
     """Make the model of a flax.nnx module.
 
     Args:
       make: `(rngs) -> module`, such as `lambda rngs: nnx.Linear(64, 10, rngs=rngs)`. The module is
         called with x (b, ...); its only variables are of type `nnx.Param`.
       output_layer: name of the output layer, if there is one: an attribute of the module.
+      wrt: filter of the trained parameters, such as `nnx.LoRAParam`; by default all are trained.
+        The others are frozen as `make(nnx.Rngs(0))` returns them, so it loads their values; see
+        `trainable`.
 
     Raises:
       ValueError: if the module has other variables, such as batch statistics or the random state of
-        dropout.
+        dropout; as `trainable`.
     """
     from flax import nnx
 
@@ -112,11 +118,19 @@ def from_nnx(make: Callable[["nnx.Rngs"], "nnx.Module"], output_layer: str | Non
         flat = [(path, param.replace(values[_strings(path)])) for path, param in like]
         return nnx.merge(graph, nnx.from_flat_state(flat))(x)
 
-    return Model(init, apply, output_layer)
+    model = Model(init, apply, output_layer)
+    if wrt is None:
+        return model
+
+    def trained(key):
+        part = nnx.to_flat_state(nnx.state(make(nnx.Rngs(key)), wrt))
+        return unflatten_dict({_strings(path): variable[...] for path, variable in part})
+
+    return _partly(model, trained)
 
 
 def from_equinox(
-    make: Callable[[jax.Array], "equinox.Module"], output_layer: str | None = None
+    make: Callable[[jax.Array], "equinox.Module"], output_layer: str | None = None, wrt: Any = None
 ) -> Model:
     """Make the model of an equinox module.
 
@@ -125,9 +139,12 @@ def from_equinox(
         is called with one example, without the batch axis. Its floating arrays are the parameters;
         everything else must not depend on the key.
       output_layer: name of the output layer, if there is one: an attribute of the module.
+      wrt: filter of the trained parameters for `equinox.filter`, a function of a leaf or a pytree
+        of booleans; by default all are trained. The others are frozen as `make(jax.random.key(0))`
+        returns them, so it loads their values; see `trainable`.
 
     Raises:
-      ValueError: if the module keeps state, like `BatchNorm`, or uses dropout.
+      ValueError: if the module keeps state, like `BatchNorm`, or uses dropout; as `trainable`.
     """
     with importing("equinox"):
         import equinox as eqx
@@ -155,7 +172,23 @@ def from_equinox(
         given = jax.tree_util.tree_map_with_path(lambda path, _: values[_names(path)], like)
         return jax.vmap(eqx.combine(given, rest))(x)
 
-    return Model(init, apply, output_layer)
+    model = Model(init, apply, output_layer)
+    if wrt is None:
+        return model
+
+    def trained(key):
+        part = eqx.filter(eqx.filter(make(key), wrt), eqx.is_inexact_array)
+        leaves = jax.tree_util.tree_leaves_with_path(part)
+        return unflatten_dict({_names(path): leaf for path, leaf in leaves})
+
+    return _partly(model, trained)
+
+
+def _partly(model: Model, init: Callable[[jax.Array], Any]) -> Model:
+    """Freeze the parameters that `init` does not return, at the values that key 0 gives them."""
+    key = jax.random.key(0)
+    names = flatten_dict(jax.eval_shape(init, key), sep="/")
+    return with_frozen(model, model.init(key), names, init)
 
 
 def _refused(module: Any, what: str, instead: str) -> ValueError:

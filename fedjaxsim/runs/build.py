@@ -115,7 +115,7 @@ class Experiment:
             self.simulation.program.evaluate,
             self.state_shapes,
             self.hparams.as_arrays(),
-            Rows.shapes(self.simulation.population, "validation"),
+            Rows.shapes(self.simulation.population, "validation", self.simulation.algorithm),
         )
         names = [f"test_{name}" for name in (*measured.sums, *measured.values)]
         return str(judged_by(names)).removeprefix("test_")

@@ -284,7 +284,11 @@ class _Planner:
     def _memory(self, held: int, rows: Mapping[str, Rows]) -> Memory:
         """Compile for `held` clients."""
         program = dataclasses.replace(self.program, partition=_Part(self.sizes.clients, held))
-        return memory_of(program, self.hparams, rows)
+        frozen = program.algorithm.task.frozen
+        weights = frozen and frozen.weights
+        read = {split: dataclasses.replace(each, frozen=weights) for split, each in rows.items()}
+        memory = memory_of(program, self.hparams, read)
+        return memory._replace(server=memory.server + bytes_of(weights))
 
     def _resident(self, name: str, devices: int) -> Placement:
         sizes, m = self.sizes, self.sizes.clients

@@ -11,7 +11,7 @@ import optax
 
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.kernels.linear_steps import Linear
-from fedjaxsim.models.model import Model
+from fedjaxsim.models.model import FrozenWeights, Model
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric, area_under_roc, balanced_accuracy
 
 PyTree = Any
@@ -46,6 +46,7 @@ class Task(NamedTuple):
       targets: `(fields) -> (n,)`, the number of targets of each row, such as tokens. Metrics are
         then sums over the targets of an example, and a client's sums are divided by its number of
         targets. None if every row has one target.
+      frozen: the frozen weights of the model, see `Model`.
       model: the model of a softmax classification; None for other tasks.
       on_model: `(model) -> Task`: the same task on another model; None where `model` is None.
     """
@@ -61,6 +62,7 @@ class Task(NamedTuple):
     divergence: Callable[[PyTree, PyTree, Batch], jax.Array] | None = None
     streaming_metrics: Mapping[str, StreamingMetric] = MappingProxyType({})
     targets: Callable[[Mapping[str, jax.Array]], jax.Array] | None = None
+    frozen: FrozenWeights | None = None
     model: Model | None = None
     on_model: "Callable[[Model], Task] | None" = None
 
@@ -97,6 +99,13 @@ def check_rows(task: Task, fields: Mapping[str, np.ndarray]) -> None:
     )
 
 
+def _assumed(model: Model) -> tuple[str, ...]:
+    """Return what a guarantee assumes of a model."""
+    if model.frozen is None:
+        return ()
+    return ("The weights that the model starts from hold nothing of the clients' data.",)
+
+
 def _require_xy(fields: Mapping[str, jax.ShapeDtypeStruct]) -> jax.ShapeDtypeStruct:
     for name in ("x", "y"):
         if name not in fields:
@@ -131,8 +140,9 @@ def _task(
     if features is not None:
         linear = Linear(lambda batch: features(batch.fields["x"]), loss)
     return Task(
-        model.init, loss_of, metrics_of, check, (), model.output_layer, linear, divergence=between
-    )
+        model.init, loss_of, metrics_of, check, (), model.output_layer, linear, divergence=between,
+        public=_assumed(model), frozen=model.frozen,
+    )  # fmt: skip
 
 
 def _classification(
@@ -272,7 +282,8 @@ def softmax_sequence(model: Model, num_classes: int) -> Task:
 
     return Task(
         model.init, loss, metrics, check, (range(-1, num_classes),), model.output_layer,
-        targets=lambda fields: (fields["y"] >= 0).sum(axis=1),
+        public=_assumed(model), targets=lambda fields: (fields["y"] >= 0).sum(axis=1),
+        frozen=model.frozen,
     )  # fmt: skip
 
 
