@@ -10,11 +10,11 @@ from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.privacy.events import Drawn, Entry, PrivacyEvent, PrivacySpend, SamplingScheme
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.report.files import lines, write_csv, write_json
-from fedjaxsim.report.plots import picture, png
+from fedjaxsim.report.plots import content, picture
 from fedjaxsim.runs.directory import RunDirectory
 
 NASTY = "<script>alert('x')</script> & \"co\""
-PICTURE = png(picture("Curves", 2, 1))
+PICTURE = content(picture("Curves", 2, 1))
 
 
 class Page(HTMLParser):

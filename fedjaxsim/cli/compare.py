@@ -15,8 +15,11 @@ class Compare:
 
     runs: Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="DIR")]]
     """Directories of the runs."""
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png")] = None
-    """Figure of the runs."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Figure of the runs: .png, .pdf or .svg."""
+    draw: Annotated[tuple[str, ...], tyro.conf.arg(metavar="COLUMN")] = ()
+    """Columns of metrics.jsonl in the figure, such as epsilon; by default the metric that judges
+    the runs."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -24,4 +27,4 @@ class Compare:
         """Read the runs; return a function that compares them."""
         from fedjaxsim.commands.compare import prepare_compare
 
-        return prepare_compare(self.runs, self.out, json=self.json)
+        return prepare_compare(self.runs, self.out, self.draw, json=self.json)

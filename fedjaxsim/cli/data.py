@@ -25,8 +25,8 @@ class Data(WithSettings):
     what: Positional[Literal["show", "convert", "check"]]
     """Action."""
     settings: OmitArgPrefixes[DataSettings]
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png|FOLDER")] = None
-    """Figure of rows and labels per client, or the folder to write."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE|FOLDER")] = None
+    """Figure of rows and labels per client (.png, .pdf or .svg), or the folder to write."""
     json: bool = False
     """Print JSON instead of text."""
 

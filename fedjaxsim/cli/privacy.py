@@ -131,8 +131,8 @@ class Claims:
 class TradeOff(_PlannedRounds, Cohorts):
     """Draw the error rates that a guarantee forces on every test for one client's data."""
 
-    out: Annotated[Path, tyro.conf.arg(metavar="FILE.png")]
-    """Figure to write."""
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")]
+    """Figure to write: .png, .pdf or .svg."""
     view: View = "joint_dp"
     """Tester: all other clients together, or a reader of the server's publications."""
 

@@ -15,14 +15,18 @@ def _of(run: str, assumed: Mapping[str, Sequence[str]]) -> list[str]:
     return [sentence for sentence, names in assumed.items() if run in names]
 
 
-def prepare_compare(paths: Sequence[Path], out: Path | None, *, json: bool) -> Callable[[], int]:
-    """Read runs; return a function that compares them.
+def prepare_compare(
+    paths: Sequence[Path], out: Path | None, draw: Sequence[str] = (), *, json: bool
+) -> Callable[[], int]:
+    """Read runs; return a function that compares them, with a figure of the columns `draw`.
 
     Raises:
       FileNotFoundError, ValueError: for bad input.
     """
     if not paths:
         raise ValueError("compare needs at least one run directory, got none")
+    if draw and out is None:
+        raise ValueError(f"--draw needs --out FILE, got --draw {' '.join(draw)} alone")
     if out is not None:
         from fedjaxsim.report import plots
 
@@ -33,11 +37,16 @@ def prepare_compare(paths: Sequence[Path], out: Path | None, *, json: bool) -> C
         rows.append({"run": name, **directory.summary()})
         for sentence in directory.assumed():
             assumed.setdefault(sentence, []).append(name)
-        config = directory.config() if len(paths) > 1 else {}
+        config = directory.config() if len(paths) > 1 or out is not None else {}
         runs[name] = seeds.FinishedRun(config, directory.summary(), directory.metrics())
     systems = seeds.systems(runs)
     several = len(systems) < len(runs)
     twice = drawn_twice(directories)
+    figure = None
+    if out is not None:
+        from fedjaxsim.report.comparison import comparison_figure
+
+        figure = comparison_figure(systems, draw)
 
     def work() -> int:
         compared = seeds.compared(systems) if several else []
@@ -55,10 +64,7 @@ def prepare_compare(paths: Sequence[Path], out: Path | None, *, json: bool) -> C
             print("means over seeds with 95 % intervals; differences on seeds that both have")
         if twice:
             print(twice, file=sys.stderr if json else None)
-        if out is not None:
-            from fedjaxsim.report import plots
-
-            figure = plots.comparison_figure(plots.of_systems(systems), "Comparison of runs")
+        if figure is not None and out is not None:
             plots.save(figure, out)
         return 0
 

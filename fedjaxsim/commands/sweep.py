@@ -140,7 +140,8 @@ def _draw(plan: SweepRuns, directory: SweepDirectory, results: "pa.Table") -> No
     from fedjaxsim.runs.default_figures import default_figures
 
     for name, figure in default_figures(plan, results).items():
-        plots.save(figure, directory.path / name)
+        for ending in (".png", ".pdf"):
+            plots.save(figure, (directory.path / name).with_suffix(ending))
 
 
 def _families(plan: SweepRuns) -> list[_Family]:

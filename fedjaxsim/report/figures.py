@@ -10,9 +10,17 @@ import numpy as np
 from fedjaxsim import metrics
 from fedjaxsim.extras import importing
 from fedjaxsim.report.envelopes import Combination, Frame, best_first, grouped, plottable
-from fedjaxsim.report.labels import NOISE, combination_label, key_label, line_styles, value_label
+from fedjaxsim.report.labels import (
+    MEANING,
+    NOISE,
+    combination_label,
+    epsilon_label,
+    key_label,
+    line_styles,
+    value_label,
+)  # fmt: skip
 from fedjaxsim.report.plots import COLOURS, STYLE, line, picture
-from fedjaxsim.report.progress import epsilon_text, number
+from fedjaxsim.report.progress import number
 
 with importing("plots"):
     import matplotlib as mpl
@@ -26,13 +34,11 @@ with importing("plots"):
 with importing("tables"):
     import pandas as pd
 
-_BEST: dict[str, Any] = {"color": "black", "lw": 3.4, "zorder": 1.9, "label": "best of all"}
-"""Style of the best: wide and below the other lines."""
-_MEANING = "(zero-out, joint DP)"
-"""The meaning of ε in figures."""
+_BEST: dict[str, Any] = {"color": "black", "ls": (0, (1, 2)), "zorder": 4, "label": "best of all"}
+"""Style of the best: dotted, above the line that it follows."""
 _IN_A_ROW = 5
 _MOST_COLOURED = 7
-_REST: dict[str, Any] = {"color": "0.75", "ls": "solid", "lw": 1.0, "zorder": 1.8}
+_REST: dict[str, Any] = {"color": "0.75", "ls": "solid", "zorder": 1.8}
 
 
 @mpl.rc_context(STYLE)
@@ -58,8 +64,8 @@ def envelope_figure(
     styles = line_styles(lines, [values for values, _ in grouped(rows, lines)])
     coloured = _foremost(rows, panels, lines)
     looks = {
-        name: {"color": colour, "ls": dashes, "lw": 1.4, "label": label}
-        for name, (label, colour, dashes) in styles.items() if name in coloured
+        name: {"color": style.colour, "ls": style.dashes, "label": style.label, **style.marker}
+        for name, style in styles.items() if name in coloured
     }  # fmt: skip
     best_of = {} if best is None else dict(grouped(plottable(best, panels), panels))
     figure, axes = _make_panels(rows, panels, title)
@@ -161,19 +167,21 @@ def trade_off_figure(
     figure = picture(textwrap.fill(title, 64), 5.2 + 0.075 * longest, 3.8)
     axes = figure.subplots()
     axes.set(xscale="log", yscale=_scale_of(metric, rows["value"]))
-    axes.set(xlabel=f"ε {_MEANING} at the end of training, nats", ylabel=metrics.label(metric))
-    for values, (label, colour, dashes) in styles.items():
-        looks: dict[str, Any] = {"color": colour, "ls": dashes, "lw": 1.4, "label": label}
+    axes.set(xlabel=f"ε ({MEANING}) at the end of training, nats", ylabel=metrics.label(metric))
+    for values, (label, colour, dashes, marker) in styles.items():
+        looks: dict[str, Any] = {"color": colour, "ls": dashes, "label": label}
         if values in level_of:
             axes.axhline(level_of[values]["value"].iloc[0], **looks)
         if values in points_of:
-            _draw_line(axes, points_of[values], infinite, ms=4, **looks)
+            _draw_line(axes, points_of[values], infinite, marker=marker["marker"], **looks)
     if family:
         # At the largest ε of each noise; what releases nothing competes at every ε.
         at = points.groupby(list(noise), dropna=False)["at"].transform("max")
         everywhere = [levels.head(1).assign(at=epsilon) for epsilon in at.unique()]
         rivals = best_first(pd.concat([points.assign(at=at), *everywhere]), metric)
-        _draw_line(axes, rivals.drop_duplicates("at"), infinite, ms=8, **_BEST)
+        _draw_line(
+            axes, rivals.drop_duplicates("at"), infinite, marker="o", ms=8, mfc="none", **_BEST
+        )
         _legend_beside(figure, family)
     ticks: list[float] = []
     if len(spent):
@@ -235,8 +243,7 @@ def _with_spent(label: str, rows: Frame) -> str:
     spent = final["epsilon"].max()
     if not spent > 0 or final.loc[final["epsilon"] != 0, "epsilon"].isna().any():
         return label
-    rounded = epsilon_text(spent).rstrip("0").rstrip(".")
-    return f"{label}\nε ≤ {rounded} {_MEANING}".lstrip()
+    return f"{label}\n{epsilon_label(spent)} ({MEANING})".lstrip()
 
 
 def _frame_best(axes: Axes, grid: np.ndarray, upwards: bool) -> None:
@@ -259,16 +266,15 @@ def _epsilon_drawn(rows: Frame, noise: Sequence[str], infinite: float) -> Frame:
 
 
 def _draw_line(axes: Axes, rows: Frame, infinite: float, **style: Any) -> None:
-    """Draw points joined by a line, thin and dotted on its way to ∞.
+    """Draw points joined by a line, dotted on its way to ∞.
 
     Only the first point at ∞ is drawn: others have too little noise for any accountant.
     """
     beyond = rows[rows["at"] == infinite].head(1)
     finite = rows[rows["at"] < infinite].sort_values("at", kind="stable")
     way = pd.concat([finite.tail(1), beyond])
-    axes.plot(finite["at"], finite["value"], marker="o", **style)
-    thin: dict[str, Any] = {"ls": "dotted", "lw": 0.6 * style["lw"], "label": None}
-    axes.plot(way["at"], way["value"], marker="o", **style | thin)
+    axes.plot(finite["at"], finite["value"], **style)
+    axes.plot(way["at"], way["value"], **style | {"ls": (0, (1, 3)), "label": None})
     bars: Frame = pd.concat([finite, beyond]).dropna(subset="standard_error")
     looks = {"lw": 0.8, "color": style["color"], "zorder": style.get("zorder", 2), "ls": "none"}
     axes.errorbar(bars["at"], bars["value"], bars["standard_error"], **looks)

@@ -4,16 +4,15 @@ Figures are made without pyplot, so that nothing global is touched and no displa
 """
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedjaxsim import metrics, store
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.extras import importing
-from fedjaxsim.report.seeds import SeedGroup, mean_records
 
 with importing("plots"):
     import matplotlib as mpl
@@ -25,9 +24,14 @@ Records = Sequence[Mapping[str, Any]]
 """The evaluations of a run, in the order of rounds."""
 
 # Okabe and Ito's palette (2008), without its yellow, which is too faint on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Wine takes the place of black, the colour of the best of all.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
 DASHES = ("solid", "dashed", "dashdot", "dotted")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+FORMATS = (".png", ".pdf", ".svg")
 DPI = 150
+EPSILON = "ε spent (nats)\nzero-out, joint DP"
+"""Label of an axis of ε."""
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.grid": True,
@@ -40,7 +44,10 @@ STYLE: dict[Any, Any] = {
     "legend.columnspacing": 1.2,
     "legend.frameon": False,
     "legend.handlelength": 1.6,
-    "lines.linewidth": 1.6,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4,
+    "pdf.fonttype": 42,  # TrueType: journals refuse the default, Type 3
+    "svg.hashsalt": "fedjaxsim",
 }
 
 
@@ -61,7 +68,9 @@ def line(
     **style: Any,
 ) -> None:
     """Draw a line, or a dot for a single point, before its band (low, high)."""
-    axes.plot(x, y, **{"marker": "o" if len(x) == 1 else None, "ms": 4, **style})
+    if not np.isfinite(np.asarray(y, float)).any():
+        style["markevery"] = None  # matplotlib cannot space the marks of nothing
+    axes.plot(x, y, **{"marker": "o" if len(x) == 1 else None, **style})
     if band is not None:
         axes.fill_between(x, *band, color=style["color"], alpha=0.15, lw=0, label=band_label)
 
@@ -72,70 +81,56 @@ def legend_above(axes: Axes, *handles: Line2D, ncols: int = 2) -> None:
     axes.legend(ncols=ncols, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, **given)
 
 
+def marked(place: int) -> dict[str, Any]:
+    """Return a marker for the curve at `place`; coinciding curves have theirs at other points."""
+    start = 0.02 * (place % len(MARKERS))
+    return {"marker": MARKERS[place % len(MARKERS)], "markevery": (start, 0.15)}
+
+
 def check_path(path: Path) -> None:
-    """Check that `path` is a .png file in a folder that exists; raise ValueError if not."""
-    if path.suffix != ".png":
-        raise ValueError(f"a figure must be written to a .png file, got {path}")
+    """Check that `path` has an ending of `FORMATS` and a folder; raise ValueError if not."""
+    if path.suffix not in FORMATS:
+        raise ValueError(f"a figure must be a {', '.join(FORMATS)} file, got {path}")
     if not path.parent.is_dir():
         raise ValueError(f"the folder of a figure must exist, got {path}")
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG to a path that `check_path` accepts."""
+    """Write a figure, in the format of its ending, to a path that `check_path` accepts."""
     check_path(path)
-    store.write(path, png(figure))
+    store.write(path, content(figure, path.suffix[1:]))
 
 
-def png(figure: Figure) -> bytes:
-    """Return a figure as the content of a PNG file."""
+@mpl.rc_context(STYLE)
+def content(figure: Figure, kind: str = "png") -> bytes:
+    """Return a figure as the content of a file of a `kind`, without the time in it."""
     stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=DPI)
+    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    figure.savefig(stream, format=kind, dpi=DPI, metadata=undated.get(kind))
     return stream.getvalue()
 
 
 # --- runs -----------------------------------------------------------------------------------------
 
 
-class Curve(NamedTuple):
-    """One run or system in a figure.
-
-    Attributes:
-      label: name in the legend.
-      records: evaluations; `METRIC_low` and `METRIC_high`, where present, bound a band.
-      style: arguments of `Axes.plot`, `color` among them.
-    """
-
-    label: str
-    records: Records
-    style: dict[str, Any]
-
-
 def colour_of(algorithm: str) -> int:
-    """Return the index of a system's colour, the same in every figure."""
+    """Return the index of a system's usual colour."""
     names = list(SYSTEMS)
     return names.index(algorithm) if algorithm in names else len(names)
 
 
-def of_systems(found: Sequence[SeedGroup]) -> list[Curve]:
-    """Return a curve per system, the mean over its seeds, in the colour of its algorithm.
+def colours_of(algorithms: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return a colour and dashes for each system, the usual colour where no earlier one has it.
 
-    Dashes distinguish systems of one colour. Each line is thinner than the one below, which stays
-    visible.
+    Colours differ as long as they suffice; more systems differ in their dashes.
     """
-    metric = quality_key(next(iter(found[0].runs.values())).records)
-    widths = np.linspace(3.2, 1.2, len(found)) if len(found) > 1 else [1.6]
-    known: list[int] = []
-    curves = []
-    for system, width in zip(found, widths, strict=True):
-        dashes, colour = divmod(colour_of(system.algorithm), len(COLOURS))
-        style = {
-            "color": COLOURS[colour],
-            "ls": DASHES[(dashes + known.count(colour)) % len(DASHES)],
-            "lw": width,
-        }
-        known.append(colour)
-        curves.append(Curve(system.label, mean_records(system, metric), style))
-    return curves
+    found: dict[str, tuple[str, str]] = {}
+    for name in sorted(set(algorithms), key=lambda each: (colour_of(each), each)):
+        usual = [COLOURS[(colour_of(name) + k) % len(COLOURS)] for k in range(len(COLOURS))]
+        used = [colour for colour, _ in found.values()]
+        colour = min(usual, key=used.count)
+        found[name] = colour, DASHES[used.count(colour) % len(DASHES)]
+    return found
 
 
 def quality_key(records: Records) -> str:
@@ -150,50 +145,21 @@ def run_figure(records: Records, title: str) -> Figure:
     figure = picture(title, 9.6, 3.2)
     loss, middle, privacy = figure.subplots(1, 3, sharex=True)
     for colour, key in zip(COLOURS, ("train_loss", "test_loss"), strict=False):
-        line(loss, *_points(records, key), color=colour, label=key.replace("_", " "))
+        line(loss, *points(records, key), color=colour, label=key.replace("_", " "))
     loss.set_ylabel("loss (mean over clients)")
     looks = {"color": COLOURS[0], "label": "mean", "band_label": "10–90 % of clients"}
-    _draw_with_band(middle, records, quality, ("_p10", "_p90"), **looks)
+    draw_with_band(middle, records, quality, ("_p10", "_p90"), **looks)
     middle.set_ylabel(metrics.label(quality))
     legend_above(loss)
     legend_above(middle)
-    _draw_epsilon(privacy, [Curve("ε", records, {"color": COLOURS[0]})])
+    privacy.set_ylabel(EPSILON)
+    if records[-1]["epsilon"] is None:  # it is 0 before the first round even then
+        privacy.set_yticks([])
+        privacy.text(0.5, 0.5, "ε = ∞", transform=privacy.transAxes, ha="center", va="center")
+    else:
+        line(privacy, *points(records, "epsilon"), color=COLOURS[0])
+        privacy.set_ylim(bottom=0)
     figure.supxlabel("rounds")
-    return figure
-
-
-@mpl.rc_context(STYLE)
-def comparison_figure(runs: Sequence[Curve], title: str) -> Figure:
-    """Draw quality and ε of several runs over rounds, with one legend.
-
-    The first panel omits runs without the quality metric of the first run.
-    """
-    quality = quality_key(runs[0].records)
-    figure = picture(title, 9.6, 3.2)
-    left, privacy = figure.subplots(1, 2, sharex=True)
-    bands = [
-        _draw_with_band(left, run.records, quality, ("_low", "_high"), label=run.label, **run.style)
-        for run in runs
-    ]
-    mean = "mean over clients and seeds, 95 %" if any(bands) else "mean over clients"
-    left.set_ylabel(f"{metrics.label(quality)}\n{mean}")
-    _draw_epsilon(privacy, runs)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside right center")
-    figure.supxlabel("rounds")
-    return figure
-
-
-@mpl.rc_context(STYLE)
-def clients_figure(runs: Sequence[tuple[Curve, np.ndarray]], metric: str) -> Figure:
-    """Draw the empirical distribution of a metric over the clients (m,) of each curve."""
-    figure = picture("", 6.4, 3.0)
-    axes = figure.subplots()
-    for run, values in runs:
-        axes.ecdf(values, label=run.label, **run.style)
-    axes.axhline(0.1, color="0.6", lw=0.8, zorder=1)
-    axes.set(xlabel=metrics.label(metric), ylabel="share of clients at or below")
-    if len(runs) > 1:
-        figure.legend(loc="outside right center")
     return figure
 
 
@@ -216,45 +182,19 @@ def errors_figure(type_one: np.ndarray, curves: Mapping[str, np.ndarray], title:
     return figure
 
 
-def _points(records: Records, *keys: str) -> np.ndarray:
+def points(records: Records, *keys: str) -> np.ndarray:
     """Return rounds and values of evaluations that have all keys, (1 + keys, evaluations)."""
     columns = ("round", *keys)
     rows: list[Any] = [[record.get(key) for key in columns] for record in records]
     return np.reshape([row for row in rows if None not in row], (-1, len(columns))).T
 
 
-def _draw_with_band(
+def draw_with_band(
     axes: Axes, records: Records, key: str, ends: Sequence[str], **style: Any
 ) -> bool:
     """Draw a metric over rounds; return whether the columns of its band are there too."""
-    rounds, values = _points(records, key)
-    _, *band = _points(records, *(f"{key}{end}" for end in ends))
+    rounds, values = points(records, key)
+    _, *band = points(records, *(f"{key}{end}" for end in ends))
     known = len(rounds) > 0 and len(band[0]) == len(rounds)
     line(axes, rounds, values, band if known else None, **style)
     return known
-
-
-def _draw_epsilon(axes: Axes, runs: Sequence[Curve]) -> None:
-    """Draw ε over rounds; runs that spend the same share one line, which names them."""
-    axes.set_ylabel("ε spent (nats)\nzero-out, joint DP")
-    alike: dict[bytes, list[Curve]] = {}
-    without = []
-    for run in runs:
-        # ε is 0 before the first round, also where it is infinite from then on.
-        if run.records[-1]["epsilon"] is None:
-            without.append(run.label)
-        else:
-            alike.setdefault(_points(run.records, "epsilon").tobytes(), []).append(run)
-    for first, *others in alike.values():
-        names = " = ".join(run.label for run in (first, *others))
-        looks = {"color": "0.3", "lw": 1.6, "label": names} if others else first.style
-        line(axes, *_points(first.records, "epsilon"), **looks)
-    # Room below 0, for the line of a run that spends nothing.
-    axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
-    if not alike:
-        axes.set_yticks([])
-        axes.text(0.5, 0.5, "ε = ∞", transform=axes.transAxes, ha="center", va="center")
-    elif without:
-        axes.plot([], [], ls="", label=f"ε = ∞: {', '.join(without)}")
-    if axes.get_legend_handles_labels()[0]:
-        legend_above(axes, ncols=1)

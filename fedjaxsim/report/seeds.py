@@ -32,12 +32,14 @@ class FinishedRun(NamedTuple):
 class SeedGroup(NamedTuple):
     """The runs of one setting, by seed.
 
-    `label` is the name of the only run, or the algorithm with its distinguishing settings.
+    `label` is the name of the only run, or the algorithm with `differs`, its settings that others
+    of the algorithm do not share.
     """
 
     label: str
     algorithm: str
     runs: dict[int, FinishedRun]
+    differs: Record
 
     def values(self, metric: str, seeds: Sequence[int]) -> np.ndarray:
         """Return the last value of a metric for some seeds; NaN where there is none."""
@@ -64,13 +66,14 @@ def systems(runs: Mapping[str, FinishedRun]) -> list[SeedGroup]:
     for settings, names in groups:
         algorithm = settings.get("algorithm", "")
         alike = [each for each, _ in groups if each.get("algorithm", "") == algorithm]
-        parts = [
-            f"{key} {value}" for key, value in settings.items()
+        differs = {
+            key: value for key, value in settings.items()
             if any(each.get(key) != value for each in alike)
-        ]  # fmt: skip
-        label = ", ".join([algorithm, *parts]) if len(names) > 1 else next(iter(names.values()))
+        }  # fmt: skip
+        parts = [algorithm, *(f"{key} {value}" for key, value in differs.items())]
+        label = ", ".join(parts) if len(names) > 1 else next(iter(names.values()))
         of_seeds = {seed: runs[name] for seed, name in names.items()}
-        found.append(SeedGroup(label, algorithm, of_seeds))
+        found.append(SeedGroup(label, algorithm, of_seeds, differs))
     return found
 
 
@@ -120,8 +123,8 @@ def compared(found: Sequence[SeedGroup]) -> list[Record]:
     return rows
 
 
-def mean_records(system: SeedGroup, metric: str) -> list[Record]:
-    """Return the means of evaluations that all seeds have: `round`, the metric and `epsilon`.
+def mean_records(system: SeedGroup, metrics: Sequence[str]) -> list[Record]:
+    """Return the means of evaluations that all seeds have: `round`, `metrics` and `epsilon`.
 
     `METRIC_low` and `METRIC_high` bound the interval of several seeds. `epsilon` is the largest;
     None where one is.
@@ -130,11 +133,12 @@ def mean_records(system: SeedGroup, metric: str) -> list[Record]:
     means = []
     for round_ in sorted(set.intersection(*map(set, by_round))):
         records = [each[round_] for each in by_round]
-        values = [record.get(metric) for record in records]
         spent: list[Any] = [record.get("epsilon") for record in records]
-        mean: Record = {"round": round_, metric: None}
-        mean["epsilon"] = None if None in spent else max(spent)
-        if None not in values:
+        mean: Record = {"round": round_, "epsilon": None if None in spent else max(spent)}
+        for metric in metrics:
+            values = [record.get(metric) for record in records]
+            if metric in mean or None in values:
+                continue
             mean[metric], half = estimate(np.array(values))
             if not math.isnan(half):
                 low, high = mean[metric] - half, mean[metric] + half

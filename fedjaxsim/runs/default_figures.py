@@ -3,11 +3,11 @@
 import itertools
 from collections.abc import Sequence
 
-from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.extras import importing
 from fedjaxsim.report.envelopes import default_metric, envelope, last
 from fedjaxsim.report.figures import envelope_figure, heat_figure, trade_off_figure
-from fedjaxsim.report.labels import NOISE, key_label
+from fedjaxsim.report.labels import NOISE, algorithm_title, data_name, key_label
+from fedjaxsim.report.progress import number
 from fedjaxsim.runs.sweep_runs import SweepRuns
 
 with importing("plots"):
@@ -17,6 +17,7 @@ with importing("tables"):
     import pyarrow as pa
 
 _MOST_PANELS = 10
+_MOST_MAPS = 20
 _MOST_LINES = 12
 _FIRST_LINES = ("algorithm", "personalization", "lam")
 
@@ -30,7 +31,8 @@ def default_figures(sweep: SweepRuns, results: pa.Table) -> dict[str, Figure]:
 
     Returns:
       By file name: `envelopes.png`; `trade_off.png` where runs differ in ε; `heat.png` where two
-      numbers are swept besides it, or one with it, in at most ten panels.
+      numbers are swept besides it, or one with it, in at most twenty panels: one for each
+      algorithm and level of noise.
     """
     metric = default_metric(results, sweep.columns)
     counts = {key: len(results[key].unique()) for key in sweep.columns if key != "seed"}
@@ -53,7 +55,8 @@ def default_figures(sweep: SweepRuns, results: pa.Table) -> dict[str, Figure]:
         over = ", ".join(key_label(key) for key in varied if key not in keys)
         seeds = len(results["seed"].unique()) if "seed" in sweep.columns else 1
         several = f"mean of {seeds} seeds" if seeds > 1 else ""
-        return "; ".join(filter(None, [_subject(sweep), over and f"best over {over}", several]))
+        parts = [_subject(sweep), _delta(results), over and f"best over {over}", several]
+        return "; ".join(filter(None, parts))
 
     keys = [*panels, *lines]
     over_lines = best(panels) if lines else None
@@ -71,10 +74,11 @@ def default_figures(sweep: SweepRuns, results: pa.Table) -> dict[str, Figure]:
     numbers = [key for key in rest if not pa.types.is_string(results[key].type)]
     numbers.sort(key=lambda key: key not in sweep.best_over)
     one_each = len(noise) == len(numbers) == 1
+    apart = [key for key in ("algorithm",) if key in varied and key not in sweep.best_over]
     for x, y in itertools.combinations([*noise, *numbers] if one_each else numbers, 2):
-        small = [key for key in panels if key not in (x, y)]
+        small = [key for key in (*apart, *panels) if key not in (x, y)]
         if len(results.select([x, y]).drop_null()):  # some run sets both
-            if _combinations(results, small) <= _MOST_PANELS:
+            if _combinations(results, small) <= _MOST_MAPS:
                 keys = [*small, x, y]
                 figures["heat.png"] = heat_figure(
                     last(best(keys)), x=x, y=y, panels=small, title=title(keys)
@@ -97,10 +101,15 @@ def _combinations(results: pa.Table, keys: Sequence[str]) -> int:
     return len(results.group_by(list(keys), use_threads=False).aggregate([])) if keys else 1
 
 
+def _delta(results: pa.Table) -> str:
+    """Return the δ of all runs, if they spend a finite ε and agree."""
+    spent, deltas = results["epsilon"].drop_null(), results["delta"].unique().to_pylist()
+    agree = len(deltas) == 1 and any(each.as_py() > 0 for each in spent.unique())
+    return f"δ = {number(deltas[0])}" if agree else ""
+
+
 def _subject(sweep: SweepRuns) -> str:
     """Name the algorithms and data of a sweep, without files or folders."""
-    names = dict.fromkeys(run.algorithm.rpartition(":")[2] for run in sweep.runs)
-    titles = [SYSTEMS[name].title if name in SYSTEMS else name for name in names]
-    kinds = dict.fromkeys(run.data.partition(":")[::2] for run in sweep.runs)
-    data = dict.fromkeys(f"{kind} data" if path else kind for kind, path in kinds)
+    titles = dict.fromkeys(algorithm_title(run.algorithm) for run in sweep.runs)
+    data = dict.fromkeys(data_name(run.data) for run in sweep.runs)
     return f"{', '.join(titles)} on {', '.join(data)}"

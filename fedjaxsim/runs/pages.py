@@ -10,7 +10,7 @@ import numpy as np
 from fedjaxsim import metrics
 from fedjaxsim.privacy.assumptions import METRICS
 from fedjaxsim.privacy.guarantee import Report
-from fedjaxsim.report import plots, seeds
+from fedjaxsim.report import comparison, plots, seeds
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.page import metric_text, render, seconds_text
 from fedjaxsim.report.progress import bytes_text, number, runs_table
@@ -56,16 +56,16 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
         for name, each in directories.items()
     }
     systems, several = seeds.systems(runs), len(runs) > 1
-    curves = plots.of_systems(systems)
+    curves = comparison.of_systems(systems)
     name, first = next(iter(runs.items()))
     judged = plots.quality_key(first.records)
     what = (first.config.get(key, "?") for key in ("algorithm", "model", "data"))
     if several:
-        picture = plots.png(plots.comparison_figure(curves, "Runs"))
+        picture = plots.content(comparison.comparison_figure(systems))
     elif (directories[name].path / CURVES).is_file():  # absent where matplotlib was
         picture = directories[name].read(CURVES)
     else:
-        picture = plots.png(plots.run_figure(first.records, name))
+        picture = plots.content(plots.run_figure(first.records, name))
     table = runs_table([{"run": name, **run.summary} for name, run in runs.items()])
     return {
         "several": several,
@@ -147,14 +147,14 @@ def privacy(reports: Iterable[tuple[str, Report]]) -> Record:
 
 
 def _distribution(
-    systems: Sequence[seeds.SeedGroup], curves: Sequence[plots.Curve], column: str
+    systems: Sequence[seeds.SeedGroup], curves: Sequence[comparison.Curve], column: str
 ) -> bytes | None:
     """Draw the values of clients, pooled over the seeds of each system."""
     pooled = [
         np.concatenate([run.of_clients(column) for run in each.runs.values()]) for each in systems
     ]
     known = [pair for pair in zip(curves, pooled, strict=True) if len(pair[1])]
-    return plots.png(plots.clients_figure(known, column)) if known else None
+    return plots.content(comparison.clients_figure(known, column)) if known else None
 
 
 def _spread(runs: Mapping[str, seeds.FinishedRun], judged: str) -> list[list[str]]:

@@ -7,7 +7,7 @@ A sweep directory holds
     checkpoint/         the chunk in progress: its rows so far and the state of the engine
     envelopes.parquet   the best of the sweep, round by round
     report.json         a summary, guarantees, draws, and what is not covered; written last
-    *.png               figures
+    *.png, *.pdf        figures
     report.html         all of it for people, if asked for
 """
 
@@ -96,7 +96,9 @@ class SweepDirectory:
         """
         if is_first():
             names = (CHECKPOINT, RESULTS, ENVELOPES, REPORT, SWEEP) if overwrite else ()
-            make_directory(path, names, "sweep", overwrite=overwrite, pictures=(*PICTURES, PAGE))
+            papers = [name.replace(".png", ".pdf") for name in PICTURES]
+            pictures = (*PICTURES, *papers, PAGE)
+            make_directory(path, names, "sweep", overwrite=overwrite, pictures=pictures)
         if not overwrite:
             _check_same(path, sweep)
         if is_first():

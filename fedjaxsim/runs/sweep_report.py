@@ -1,5 +1,6 @@
 """The report of a finished sweep: envelopes, guarantees and their limits."""
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -91,17 +92,28 @@ def best_table(found: pd.DataFrame, best_over: Sequence[str]) -> BestTable:
     rows = records(best)
     over = ", ".join(map(key_label, best_over))
     title = f"{metrics.label(rows[0]['metric'])} at the end" + (over and f", best over {over}")
+    if any(row["standard_error"] is not None for row in rows):
+        title += ", mean ± standard error over seeds"
     lines = [
         [
             *(value_label(key, row[key]) for key in keys),
-            number(row["value"]),
+            _with_error(row["value"], row["standard_error"]),
+            str(row["seeds"]),
             *(epsilon_text(row[name]) for name in ("epsilon", "epsilon_replace")),
             number(row["delta"]),
         ]
         for row in rows
     ]
-    headings = [*map(key_label, keys), "value", "ε\nzero-out", "ε\nreplace", "δ"]
+    headings = [*map(key_label, keys), "value", "seeds", "ε\nzero-out", "ε\nreplace", "δ"]
     return BestTable(title, headings, lines, len(keys))
+
+
+def _with_error(value: float | None, error: float | None) -> str:
+    """Format a mean with its standard error, to the digits that the error supports."""
+    if value is None or not error:
+        return number(value)
+    places = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:.{places}f} ± {error:.{places}f}"
 
 
 def _diverged(results: pa.Table) -> set[int]:

@@ -20,8 +20,8 @@ import pytest
         ("run --devices 999", "devices must be all, or at most the 2 (cpu), got 999"),
         ("bench --devices none", "devices must be all or a positive number, got 'none'"),
         ("compare absent", "no directory absent"),
-        ("privacy tradeoff --noise-multiplier 1 --rounds 5 --sampling-rate 0.1 --out a.pdf",
-         "a figure must be written to a .png file, got a.pdf"),
+        ("privacy tradeoff --noise-multiplier 1 --rounds 5 --sampling-rate 0.1 --out a.gif",
+         "a figure must be a .png, .pdf, .svg file, got a.gif"),
     ],
 )  # fmt: skip
 def test_a_refusal_says_what_is_wrong_and_what_is_allowed(refused, tmp_path, command, sentence):

@@ -10,7 +10,7 @@ import pytest
         ("absent", "absent"),
         (".", "summary.json"),
         (". .", "summary.json"),
-        (". --out curves.pdf", "curves.pdf"),
+        (". --out curves.gif", "curves.gif"),
         ("--out c.png", "directory"),
     ],
 )

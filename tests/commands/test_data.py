@@ -39,7 +39,7 @@ def test_data_without_labels_are_shown(capsys):
         ("--data synthetic --alpha 1", "alpha"),
         ("--classes 1", "classes"),
         ("--rounds 3", "rounds"),
-        ("--out a.pdf", "a.pdf"),
+        ("--out a.gif", "a.gif"),
         ("--partition", "--partition"),
     ],
 )

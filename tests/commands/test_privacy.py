@@ -216,7 +216,7 @@ def test_the_trade_off_is_drawn(ask, tmp_path, monkeypatch):
         ("rate --epsilon 1 --budget linear", "budget"),
         ("rate --epsilon 1 --rounds 0", "rounds"),
         ("rate --epsilon 1 --noise-multiplier 0", "noise_multiplier"),
-        ("tradeoff --out curves.pdf", "curves.pdf"),
+        ("tradeoff --out curves.gif", "curves.gif"),
         ("tradeoff --out absent/curves.png", "absent"),
     ],
 )

@@ -337,7 +337,7 @@ def test_a_sweep_gets_the_figures_that_suit_its_keys(tmp_path):
     curves = figures["envelopes.png"]
     assert [axes.get_title() for axes in left_axes(curves)] == [ONE, "ε = ∞ (no noise)"]
     assert legend_texts(curves)[:4] == ["0.1", "1", "3", "best of all"]
-    assert curves.get_suptitle() == "PMTL on digits; best over η; mean of 2 seeds"
+    assert curves.get_suptitle() == "PMTL on digits; δ = 0.1; best over η; mean of 2 seeds"
     assert legend_texts(figures["trade_off.png"]) == ["0.1", "1", "3", "best of all"]
     axes = left_axes(figures["heat.png"])
     assert [panel.get_title() for panel in axes] == [ONE, "ε = ∞ (no noise)"]

@@ -1,13 +1,13 @@
-"""Settings over their seeds: against scipy and numbers by hand, and as figures."""
+"""Settings over their seeds: against scipy and numbers by hand, and as a table."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.stats
 
 from fedjaxsim.cli import main
-from fedjaxsim.report import plots
 from fedjaxsim.report.seeds import FinishedRun, compared, estimate, mean_records, systems
 
 ACCURACIES = {"pmtl": [0.5, 0.6, 0.8], "fedavg": [0.4, 0.5, 0.5], "local": [0.45, 0.65, 0.7]}
@@ -86,42 +86,13 @@ def test_only_seeds_that_both_have_are_paired(runs):
 
 
 def test_a_curve_is_the_mean_with_its_interval(runs):
-    start, end = mean_records(systems(runs)[0], "test_accuracy")
+    start, end = mean_records(systems(runs)[0], ["test_accuracy"])
     assert start["test_accuracy_low"] == pytest.approx(0.1)
     assert start["test_accuracy_high"] == pytest.approx(0.1)
     mean, half = estimate(np.array(ACCURACIES["pmtl"]))
     assert (end["test_accuracy"], end["test_accuracy_high"]) == (mean, mean + half)
     assert end["epsilon"] == 2.0
-    assert mean_records(systems(runs)[2], "test_accuracy")[-1]["epsilon"] is None
-
-
-def test_equal_epsilon_is_one_line_with_all_names_and_infinity_is_named(runs, tmp_path):
-    figure = plots.comparison_figure(plots.of_systems(systems(runs)), "t")
-    left, privacy = figure.axes
-    assert len(left.collections) == 3  # bands
-    legend = privacy.get_legend()
-    assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == ["pmtl = fedavg", "ε = ∞: local"]
-    [line, _] = privacy.get_lines()
-    np.testing.assert_array_equal(line.get_ydata(), [0, 2])
-    plots.save(figure, tmp_path / "all.png")
-
-
-def looks(curve):
-    return curve.style["color"], curve.style["ls"]
-
-
-def test_a_system_has_one_colour_whatever_it_is_beside(runs):
-    every = {each.label: looks(each) for each in plots.of_systems(systems(runs))}
-    alone = plots.of_systems([systems(runs)[1]])[0]
-    assert (alone.label, looks(alone)) == ("fedavg", every["fedavg"])
-    assert len(set(every.values())) == 3
-    # Two settings of one system share its colour, not their dashes.
-    both = systems({"a": run("pmtl", 0, 0.1), "b": run("pmtl", 0, 0.2, lam=0.2)})
-    (colour, dashes), other = map(looks, plots.of_systems(both))
-    assert (colour, dashes) == every["pmtl"]
-    assert other[0] == colour
-    assert other[1] != dashes
+    assert mean_records(systems(runs)[2], ["test_accuracy"])[-1]["epsilon"] is None
 
 
 def test_the_command_prints_systems_below_runs(runs, tmp_path, capsys):
@@ -137,8 +108,10 @@ def test_the_command_prints_systems_below_runs(runs, tmp_path, capsys):
         draws = {"digest": f"seed {config['seed']}", "rounds": 4}
         (path / "guarantee.json").write_text(json.dumps({"draws": [draws]}))
         paths.append(str(path))
-    assert main(["compare", *paths, "--out", str(tmp_path / "all.png")]) == 0
+    picture = str(tmp_path / "all.svg")
+    assert main(["compare", *paths, "--out", picture, "--draw", "test_accuracy", "epsilon"]) == 0
     out = capsys.readouterr().out
+    assert Path(picture).read_text().count('id="axes_') == 2
     assert "minus pmtl" in out
     row = next(line for line in out.splitlines() if line.startswith(" fedavg ") and "±" in line)
     assert "0.467 ± 0.143" in row

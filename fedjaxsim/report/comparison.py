@@ -1,0 +1,200 @@
+"""The picture of runs side by side: each system over its seeds, with its data set and ε."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjaxsim import metrics
+from fedjaxsim.extras import importing
+from fedjaxsim.report.labels import (
+    MEANING,
+    NOISE,
+    algorithm_title,
+    combination_label,
+    data_name,
+    epsilon_label,
+)  # fmt: skip
+from fedjaxsim.report.plots import (
+    COLOURS,
+    DASHES,
+    EPSILON,
+    STYLE,
+    Records,
+    colours_of,
+    draw_with_band,
+    marked,
+    picture,
+    points,
+    quality_key,
+)  # fmt: skip
+from fedjaxsim.report.progress import number
+from fedjaxsim.report.seeds import SeedGroup, mean_records
+
+with importing("plots"):
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+_OF_NOISE = ("epsilon", *NOISE)
+_MOST_IN_A_ROW = 3
+
+
+class Curve(NamedTuple):
+    """One system in a figure.
+
+    Attributes:
+      label: name in the legend.
+      records: evaluations; `METRIC_low` and `METRIC_high`, where present, bound a band.
+      style: arguments of `Axes.plot`, `color` among them.
+      data: name of the data set, with the number of its clients.
+    """
+
+    label: str
+    records: Records
+    style: dict[str, Any]
+    data: str
+
+
+def of_systems(found: Sequence[SeedGroup], columns: Sequence[str] = ()) -> list[Curve]:
+    """Return a curve per system, the means of `columns` over its seeds.
+
+    By default the column is the metric that judges the first run of the data set. A colour is an
+    algorithm's, and dashes tell its settings apart; settings of a single algorithm have colours.
+    """
+    algorithms = [each.algorithm for each in found]
+    colours = colours_of(algorithms)
+    judged: dict[str, str] = {}
+    curves = []
+    for place, (system, label) in enumerate(zip(found, _labels(found), strict=True)):
+        colour, dashes = colours[system.algorithm]
+        rank = algorithms[:place].count(system.algorithm)
+        if len(colours) == 1:
+            colour = COLOURS[(COLOURS.index(colour) + rank) % len(COLOURS)]
+            rank //= len(COLOURS)
+        dashes = DASHES[(DASHES.index(dashes) + rank) % len(DASHES)]
+        style = {"color": colour, "ls": dashes} | (marked(place) if len(found) > 1 else {})
+        data = _data_of(system)
+        metric = judged.setdefault(data, quality_key(next(iter(system.runs.values())).records))
+        curves.append(Curve(label, mean_records(system, columns or [metric]), style, data))
+    return curves
+
+
+@mpl.rc_context(STYLE)
+def comparison_figure(found: Sequence[SeedGroup], columns: Sequence[str] = ()) -> Figure:
+    """Draw columns of the evaluations of systems over rounds, a panel for each, with one legend.
+
+    Each data set has panels of its own. The title names the only one, and the ε of all systems or,
+    where they differ, its meaning.
+
+    Args:
+      found: systems, from `seeds.systems`.
+      columns: columns of `metrics.jsonl`; by default the metric that judges the runs.
+
+    Raises:
+      ValueError: if no run of a data set has numbers in a column.
+    """
+    curves = of_systems(found, columns)
+    of_data: dict[str, list[Curve]] = {}
+    for curve in curves:
+        of_data.setdefault(curve.data, []).append(curve)
+    panels = [
+        (name if len(of_data) > 1 else "", alike, column)
+        for name, alike in of_data.items()
+        for column in columns or [quality_key(alike[0].records)]
+    ]
+    across = min(len(panels), _MOST_IN_A_ROW)
+    down = -(-len(panels) // across)
+    # Entries of the legend in a row, by the width that their letters take.
+    entries = min(len(curves), max(1, 54 * across // (9 + max(len(each.label) for each in curves))))
+    width, height = 4.8 if across == 1 else 3.4 * across, 2.9 * down
+    title = "; ".join(filter(None, [curves[0].data if len(of_data) == 1 else "", _spent(found)[0]]))
+    figure = picture(title, width, height + 0.2 * -(-len(curves) // entries))
+    every = list(figure.subplots(down, across, squeeze=False).flat)
+    for (name, alike, column), panel in zip(panels, every, strict=False):
+        if not any(len(points(each.records, column)[0]) for each in alike):
+            raise ValueError(f"a figure needs a column with numbers in metrics.jsonl, got {column}")
+        bands = [
+            draw_with_band(panel, each.records, column, ("_low", "_high"), **each.style)
+            for each in alike
+        ]
+        over = "mean over clients and seeds, 95 %" if any(bands) else "mean over clients"
+        label = f"{metrics.label(column)}\n{over}"
+        panel.set(title=name, ylabel=EPSILON if column == "epsilon" else label)
+    for unused in every[len(panels) :]:
+        unused.remove()
+    for panel in every[max(0, len(panels) - across) : len(panels)]:
+        panel.set_xlabel("rounds")
+    handles = [Line2D([], [], label=each.label, **each.style) for each in curves]
+    if len(handles) > 1:
+        figure.legend(handles=handles, loc="outside lower center", ncols=entries)
+    return figure
+
+
+@mpl.rc_context(STYLE)
+def clients_figure(runs: Sequence[tuple[Curve, np.ndarray]], metric: str) -> Figure:
+    """Draw the empirical distribution of a metric over the clients (m,) of each curve."""
+    figure = picture("", 4.6, 3.0)
+    axes = figure.subplots()
+    for run, values in runs:
+        axes.ecdf(values, label=run.label, **run.style)
+    axes.axhline(0.1, color="0.6", lw=0.8, zorder=1)
+    axes.set(xlabel=metrics.label(metric), ylabel="share of clients at or below")
+    if len(runs) > 1:
+        figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+def _labels(found: Sequence[SeedGroup]) -> list[str]:
+    """Name systems in a legend: algorithm, ε unless the title has it, settings where needed."""
+    _, common = _spent(found)
+    short = [
+        ", ".join(filter(None, [algorithm_title(each.algorithm), spent * (spent != common)]))
+        for each in found
+        for spent in [_epsilon(each)]
+    ]
+    full = [
+        ", ".join(filter(None, [label, combination_label([*differs], [*differs.values()])]))
+        for label, each in zip(short, found, strict=True)
+        for differs in [{k: v for k, v in each.differs.items() if k not in _OF_NOISE}]
+    ]
+    names = zip(short, full, (each.label for each in found), strict=True)
+    return [
+        next(
+            (
+                name
+                for name, alike in zip(row, (short, full), strict=False)
+                if alike.count(name) == 1
+            ),
+            row[-1],
+        )
+        for row in names
+    ]
+
+
+def _data_of(system: SeedGroup) -> str:
+    """Return the name of a data set and the number of its clients."""
+    config = next(iter(system.runs.values())).config
+    clients = config.get("resolved", {}).get("clients")
+    return data_name(config.get("data", "")) + (f", {clients} clients" if clients else "")
+
+
+def _epsilon(system: SeedGroup) -> str:
+    """Return the largest ε over seeds, for a legend."""
+    spent = [run.summary.get("epsilon") for run in system.runs.values()]
+    return epsilon_label(None if None in spent else max(filter(None, spent), default=0.0))
+
+
+def _spent(found: Sequence[SeedGroup]) -> tuple[str, str]:
+    """Return the ε of all systems that release anything, with its meaning and alone.
+
+    Where they differ the first is the meaning and the second empty.
+    """
+    spent = {_epsilon(each): each for each in found}
+    released = [text for text in spent if text != epsilon_label(0.0)] or [*spent]
+    private = [spent[text] for text in released if text[-1] not in "0∞"]
+    deltas = sorted({run.summary["delta"] for each in private for run in each.runs.values()})
+    ends = " to ".join(map(number, dict.fromkeys((deltas[0], deltas[-1])))) if deltas else ""
+    meaning = f" ({MEANING}, δ = {ends})" if deltas else ""
+    common = released[0] if len(released) == 1 else ""
+    return f"{common or 'ε'}{meaning}", common

@@ -1,0 +1,88 @@
+"""The picture of a comparison: colours, markers, bands, title and panels."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from fedjaxsim.algorithms.systems import SYSTEMS
+from fedjaxsim.report.comparison import comparison_figure, of_systems
+from fedjaxsim.report.plots import COLOURS, colours_of, save
+from fedjaxsim.report.seeds import FinishedRun, systems
+
+
+def run(algorithm, *, seed=0, epsilon=2.0, data="digits", **settings):
+    config = {"algorithm": algorithm, "seed": seed, "data": data, **settings}
+    config["resolved"] = {"clients": 5}
+    rows = [
+        {"round": t, "test_accuracy": 0.1 * t + 0.2 * seed, "epsilon": epsilon and epsilon * t / 4}
+        for t in range(5)
+    ]
+    return FinishedRun(config, {**rows[-1], "epsilon": epsilon, "delta": 0.01}, rows)
+
+
+def figure_of(*runs, columns=()):
+    found = systems({f"run-{k}": each for k, each in enumerate(runs)})
+    return comparison_figure(found, columns)
+
+
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_the_title_has_data_and_epsilon_and_the_legend_what_differs():
+    alike = figure_of(run("pmtl"), run("fedavg"), run("local", epsilon=0.0))
+    assert alike.get_suptitle() == "digits, 5 clients; ε ≤ 2 (zero-out, joint DP, δ = 0.01)"
+    assert legend(alike) == ["PMTL", "FedAvg", "Local, ε = 0"]
+    [axes] = alike.axes
+    assert len({line.get_linewidth() for line in axes.get_lines()}) == 1
+    apart = figure_of(run("pmtl"), run("pmtl", epsilon=None, data="csv:a/b.csv"), run("mine:own"))
+    assert apart.get_suptitle() == "ε (zero-out, joint DP, δ = 0.01)"
+    assert legend(apart) == ["PMTL, ε ≤ 2", "PMTL, ε = ∞", "own, ε ≤ 2"]
+    assert [axes.get_title() for axes in apart.axes] == ["digits, 5 clients", "b, 5 clients"]
+    settings = figure_of(run("pmtl", lam=0.1), run("pmtl", lam=0.2), run("pmtl", lam=0.2))
+    assert legend(settings) == ["PMTL, λ = 0.1", "run-1", "run-2"]
+    nothing = figure_of(run("local", epsilon=0.0))
+    assert nothing.get_suptitle() == "digits, 5 clients; ε = 0"
+    assert nothing.legends == []
+
+
+def test_epsilon_has_a_panel_where_it_is_asked_for_and_seeds_have_bands(tmp_path):
+    runs = [run(name, seed=seed) for name in ("pmtl", "ditto") for seed in (0, 1)]
+    [axes] = figure_of(*runs).axes
+    # Values 0 and 0.2 at round 0: their mean, and Student's t with one degree of freedom.
+    [first, _] = axes.get_lines()
+    assert np.asarray(first.get_ydata())[0] == pytest.approx(0.1)
+    low = np.asarray(axes.collections[0].get_paths()[0].vertices)[:, 1].min()
+    assert low == pytest.approx(0.1 - 12.706 * 0.1, abs=1e-3)
+    figure = figure_of(*runs, columns=["test_accuracy", "epsilon"])
+    _, privacy = figure.axes
+    np.testing.assert_array_equal(privacy.get_lines()[0].get_ydata(), [0, 0.5, 1, 1.5, 2])
+    assert privacy.get_ylabel() == "ε spent (nats)\nzero-out, joint DP"
+    for ending, start in ((".pdf", b"%PDF"), (".svg", b"<?xml"), (".png", b"\x89PNG")):
+        first, again = (tmp_path / f"{name}{ending}" for name in "ab")
+        save(figure, first)
+        save(figure, again)
+        assert first.read_bytes().startswith(start)
+        assert first.read_bytes() == again.read_bytes()
+    figure.canvas.draw()
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    boxes.append(figure.legends[0].get_window_extent())
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    with pytest.raises(ValueError, match="got test_loss"):
+        figure_of(*runs, columns=["test_loss"])
+
+
+def test_systems_differ_in_colour_settings_in_dashes_and_all_in_markers():
+    for names in itertools.combinations(list(SYSTEMS)[::3], 3):
+        assert len({colour for colour, _ in colours_of(names).values()}) == 3
+    everything = colours_of(SYSTEMS)
+    assert len(set(everything.values())) == min(len(SYSTEMS), 4 * len(COLOURS))
+    assert [everything[name] for name in list(SYSTEMS)[:7]] == [(c, "solid") for c in COLOURS]
+    found = systems({"a": run("pmtl", lam=0.1), "b": run("pmtl", lam=0.2), "c": run("ditto")})
+    one, other, third = (curve.style for curve in of_systems(found))
+    assert one["color"] == other["color"] != third["color"]
+    assert one["ls"] != other["ls"]
+    assert len({each["marker"] for each in (one, other, third)}) == 3
+    alone = [curve.style for curve in of_systems(found[:2])]
+    assert len({each["color"] for each in alone}) == 2
