@@ -28,9 +28,9 @@ def prepare_compare(
     if draw and out is None:
         raise ValueError(f"--draw needs --out FILE, got --draw {' '.join(draw)} alone")
     if out is not None:
-        from fedjaxsim.report import plots
+        from fedjaxsim.report.plots import check_path
 
-        plots.check_path(out)
+        check_path(out)
     rows, runs, directories = [], {}, named(paths)
     assumed: dict[str, list[str]] = {}
     for name, directory in directories.items():
@@ -65,7 +65,9 @@ def prepare_compare(
         if twice:
             print(twice, file=sys.stderr if json else None)
         if figure is not None and out is not None:
-            plots.save(figure, out)
+            from fedjaxsim.report.plots import save
+
+            save(figure, out)
         return 0
 
     return work

@@ -12,6 +12,7 @@ import numpy as np
 from fedjaxsim.extras import importing
 from fedjaxsim.metrics import METRICS, judged_by, of_column
 from fedjaxsim.report.files import Record
+from fedjaxsim.report.labels import Combination
 
 with importing("tables"):
     import pandas as pd
@@ -19,8 +20,6 @@ with importing("tables"):
 
 Frame = Any
 """A `pandas.DataFrame` or a part of one, which its annotations do not distinguish."""
-Combination = tuple[Any, ...]
-"""Values of several keys; None where a run's table does not set one."""
 LAST_COLUMNS = ("epsilon", "epsilon_replace", "delta", "diverged")
 """The columns of results after the metrics."""
 _SPENT = LAST_COLUMNS[:3]

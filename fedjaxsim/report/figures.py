@@ -9,10 +9,11 @@ import numpy as np
 
 from fedjaxsim import metrics
 from fedjaxsim.extras import importing
-from fedjaxsim.report.envelopes import Combination, Frame, best_first, grouped, plottable
+from fedjaxsim.report.envelopes import Frame, best_first, grouped, plottable
 from fedjaxsim.report.labels import (
     MEANING,
     NOISE,
+    Combination,
     combination_label,
     epsilon_label,
     key_label,

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.extras import importing
-from fedjaxsim.report.envelopes import Combination
 from fedjaxsim.report.progress import epsilon_text, number
 from fedjaxsim.report.symbols import key_label, meaning
 
+Combination = tuple[Any, ...]
+"""Values of several keys; None where a run's table does not set one."""
 NOISE = ("noise_multiplier", "target_epsilon")
 """Columns that set the noise of a run."""
 MEANING = "zero-out, joint DP"

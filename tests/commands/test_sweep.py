@@ -105,7 +105,13 @@ def test_runs_that_diverge_are_marked_and_the_report_says_what_is_not_covered(fi
     promised = {entry["noise_multiplier"]: entry for entry in report["guarantees"]}
     assert sorted(promised) == [0.0, 5.0]
     assert [len(entry["runs"]) for entry in promised.values()] == [12, 12]
-    for name in ("envelopes.png", "trade_off.png", "envelopes.parquet", "sweep.toml"):
+    for name in (
+        "envelopes.png",
+        "envelopes.pdf",
+        "trade_off.png",
+        "envelopes.parquet",
+        "sweep.toml",
+    ):
         assert (finished / "out" / name).stat().st_size > 0
 
 

@@ -11,7 +11,7 @@ from fedjaxsim.report.plots import COLOURS, colours_of, save
 from fedjaxsim.report.seeds import FinishedRun, systems
 
 
-def run(algorithm, *, seed=0, epsilon=2.0, data="digits", **settings):
+def run(algorithm, *, seed=0, epsilon: float | None = 2.0, data="digits", **settings):
     config = {"algorithm": algorithm, "seed": seed, "data": data, **settings}
     config["resolved"] = {"clients": 5}
     rows = [
@@ -66,7 +66,7 @@ def test_epsilon_has_a_panel_where_it_is_asked_for_and_seeds_have_bands(tmp_path
         assert first.read_bytes().startswith(start)
         assert first.read_bytes() == again.read_bytes()
     figure.canvas.draw()
-    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    boxes = [box for axes in figure.axes if (box := axes.get_tightbbox())]
     boxes.append(figure.legends[0].get_window_extent())
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
     with pytest.raises(ValueError, match="got test_loss"):

@@ -344,6 +344,8 @@ def test_a_sweep_gets_the_figures_that_suit_its_keys(tmp_path):
     assert axis_names(figures["heat.png"]) == ("η", "λ")
     for figure in figures.values():
         assert drawn(figure, tmp_path) == b"\x89PNG"
+    maps = default({"algorithm": ("pmtl", "ditto"), "lam": (0.1, 1.0), "learning_rate": (0.1, 0.3)})
+    assert [axes.get_title() for axes in left_axes(maps["heat.png"])] == ["Ditto", "PMTL"]
 
 
 def test_keys_that_no_run_is_given_together_have_no_map():

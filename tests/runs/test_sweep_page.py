@@ -45,7 +45,8 @@ def test_a_sweep_says_what_its_files_hold(tmp_path):
     assert main(["report", str(sweep.path)]) == 0
     page = read(sweep.path / "report.html")
     assert page.headings[0] == (1, "Sweep of 4 runs")
-    best = page.tables["test accuracy (fraction) at the end, best over λ, mean ± standard error over seeds"]
+    title = "test accuracy (fraction) at the end, best over λ, mean ± standard error over seeds"
+    best = page.tables[title]
     assert best[1] == ["0.3", "0.70 ± 0.10", "2", "2.000", "∞", "0.01"]
     spread = page.tables["test accuracy (fraction) over the clients of the best settings"]
     assert spread == [["λ", "value", "worst tenth"], ["0.3", "0.7000", "0.6000"]]
