@@ -1,5 +1,6 @@
 """Watching a run on the terminal."""
 
+import logging
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from fedjaxsim.extras import missing
 from fedjaxsim.metrics import MAJORITY, METRICS, in_tables
+from fedjaxsim.notebook import DisplayedBar
 
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 COUNT = "{task.completed}/{task.total}"
 """The column of a bar that counts."""
 COMPILING = "compiling …"
+_LOG = logging.getLogger("fedjaxsim")
 
 
 def number(value: float | None) -> str:
@@ -147,7 +150,9 @@ def print_rows(
 
 
 class Bar:
-    """A bar on a terminal; elsewhere, or if quiet, lines. Both announce compilation.
+    """A bar on a terminal or in a notebook; elsewhere, or if quiet, lines.
+
+    Both announce compilation. Lines go to the logger "fedjaxsim" if its level is INFO and a handler is set up.
 
     Args:
       title: name of the work.
@@ -155,7 +160,7 @@ class Bar:
       before: rich's formats of the columns before the bar.
       after: rich's formats of the columns after the bar.
       words: first words at the end of the bar.
-      quiet: whether lines are printed on a terminal too.
+      quiet: whether there are lines on a terminal and in a notebook, too.
     """
 
     def __init__(
@@ -170,8 +175,11 @@ class Bar:
     ):
         self._title, self._said_compiling = title, False
         console = Console(stderr=True)
-        self._bar = None
-        if console.is_terminal and not quiet:
+        self._bar: Any = None
+        self._task: Any = None
+        if console.is_jupyter and not quiet:
+            self._bar = DisplayedBar(title, total, words)
+        elif console.is_terminal and not quiet:
             self._bar = Progress(
                 *map(TextColumn, before),
                 BarColumn(bar_width=12),
@@ -200,10 +208,12 @@ class Bar:
             self._bar.stop()
 
     def show(self, otherwise: str | None = None, **changes: Any) -> None:
-        """Change `completed` or `words`; without a bar, print the line `otherwise`."""
+        """Change `completed` or `words`; without a bar, log or print the line `otherwise`."""
         self._said_compiling = False
         if self._bar is not None:
             self._bar.update(self._task, **changes)
+        elif otherwise is not None and _LOG.hasHandlers() and _LOG.isEnabledFor(logging.INFO):
+            _LOG.info(otherwise)
         elif otherwise is not None:
             print(otherwise, flush=True)
 

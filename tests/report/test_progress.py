@@ -1,4 +1,6 @@
+import builtins
 import contextlib
+import logging
 import types
 from typing import Any
 
@@ -54,6 +56,26 @@ def test_without_a_terminal_there_is_one_plain_line_per_evaluation(capsys):
         "pmtl  10/10  loss 0.5123  accuracy 0.75  ε 1.235  3 rounds/s",
     ]
     assert output.err == ""
+
+
+def test_lines_go_to_the_log_of_a_program_that_has_one(capsys, caplog):
+    with caplog.at_level(logging.INFO, "fedjaxsim"), watching() as show:
+        show(RECORD, None)
+    assert caplog.messages == ["pmtl  5/10  loss 0.5123  accuracy 0.75  ε 1.235"]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_notebook_shows_a_bar_below_its_cell(monkeypatch):
+    shown = []
+    shell = type("ZMQInteractiveShell", (), {})
+    monkeypatch.setattr(builtins, "get_ipython", shell, raising=False)
+    handle = types.SimpleNamespace(update=lambda html: shown.append(html.data))
+    monkeypatch.setattr("IPython.display.display", lambda html, display_id: handle)
+    with watching() as show:
+        show(RECORD, None)
+    assert shown == [
+        'pmtl <progress value="5" max="10"></progress> 5/10 loss 0.5123  accuracy 0.75  ε 1.235'
+    ]
 
 
 def test_compiling_is_said_once_between_two_evaluations(capsys):
