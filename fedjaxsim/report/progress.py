@@ -152,7 +152,8 @@ def print_rows(
 class Bar:
     """A bar on a terminal or in a notebook; elsewhere, or if quiet, lines.
 
-    Both announce compilation. Lines go to the logger "fedjaxsim" if its level is INFO and a handler is set up.
+    Both announce compilation. Lines go to the logger "fedjaxsim" if it has a handler and its
+    level is INFO.
 
     Args:
       title: name of the work.
