@@ -25,6 +25,8 @@ from jax.typing import ArrayLike
 from fedjaxsim.factories import settings_of
 
 Value = ArrayLike | Sequence[float]
+RATE: Literal["sampling rate"] = "sampling rate"
+"""The default of a hyperparameter that is the rate p of the run's sampler unless given."""
 LARGEST_FLOAT32 = 3.4028234663852886e38
 _P = ParamSpec("_P")
 _Part = TypeVar("_Part", bound=Any)
@@ -36,7 +38,8 @@ class Hyperparameter:
 
     Attributes:
       name: its name in `Hyperparameters`.
-      default: its value where none is given; None if one must be given.
+      default: its value where none is given; `RATE` for the rate p of the run's sampler; None if
+        one must be given.
       help: its meaning and unit, for `--help` and docs.
       range: the smallest and the largest allowed value.
       also: allowed values outside the range.
@@ -50,7 +53,7 @@ class Hyperparameter:
     """
 
     name: str
-    default: float | None = None
+    default: float | Literal["sampling rate"] | None = None
     help: str = ""
     range: tuple[float, float] = (0.0, LARGEST_FLOAT32)
     also: tuple[float, ...] = ()
@@ -255,12 +258,17 @@ def compose(parts: Iterable[Records]) -> dict[str, Hyperparameter]:
     return found
 
 
-def fill(records: Mapping[str, Hyperparameter], values: Mapping[str, Value]) -> Hyperparameters:
+def fill(
+    records: Mapping[str, Hyperparameter],
+    values: Mapping[str, Value],
+    rate: Callable[[Hyperparameters], Value] = lambda hparams: 1.0,
+) -> Hyperparameters:
     """Complete values by defaults and check them.
 
     Args:
       records: of all parts, by name.
       values: given values, by name.
+      rate: the rate of a sampler, `(hparams) -> p`, for defaults that are `RATE`.
 
     Raises:
       ValueError: for an unknown name (with the nearest known one), a missing value without a
@@ -276,6 +284,10 @@ def fill(records: Mapping[str, Hyperparameter], values: Mapping[str, Value]) -> 
             f"({records[missing[0]].help})"
         )
     complete: dict[str, Any] = {n: values.get(n, record.default) for n, record in records.items()}
+    known = Hyperparameters(**{n: v for n, v in complete.items() if not isinstance(v, str)})
+    if len(known._values) < len(complete):
+        p = known.sampling_rate if "sampling_rate" in known else rate(known)
+        complete = {n: p if isinstance(v, str) else v for n, v in complete.items()}
     for name, value in complete.items():
         records[name].check(value)
     return Hyperparameters(**complete)

@@ -116,7 +116,7 @@ class Simulation:
           ValueError: for a name that no part reads (with the nearest one that is read), a missing
             value without a default, a wrong shape or a value out of range.
         """
-        return fill(self.records, values)
+        return fill(self.records, values, self.sampling.rate)
 
     def calibrate(
         self, hparams: Hyperparameters, *, epsilon: float, rounds: int, delta: float | None = None

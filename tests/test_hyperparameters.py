@@ -69,7 +69,10 @@ def simulation(algorithm, sampling=None, mechanism=None):
 def test_a_simulation_has_those_that_its_parts_read(algorithm, sampling, mechanism, expected):
     sim = simulation(algorithm, sampling, mechanism)
     assert set(sim.records) == set(sim.hyperparameters()) == expected
-    defaults = {name: record.default for name, record in sim.records.items()}
+    defaults = {
+        name: 1.0 if isinstance(record.default, str) else record.default  # everyone: p = 1
+        for name, record in sim.records.items()
+    }
     assert {name: getattr(sim.hyperparameters(), name) for name in sim.records} == defaults
 
 
@@ -178,6 +181,20 @@ def test_defaults_fill_what_is_not_given():
     assert "rate" in hparams
     assert "lam" not in hparams
     assert (hparams.get("weight"), hparams.get("lam"), hparams.get("lam", 3.0)) == (2.0, None, 3.0)
+
+
+def test_a_default_that_is_the_sampling_rate_follows_the_sampler():
+    for sampling, given, wanted in [
+        (fjs.poisson(0.3), {}, 0.3),
+        (fjs.poisson(0.3), {"sampling_rate": 0.25}, 0.25),
+        (fjs.poisson(0.3), {"server_learning_rate": 1.0}, 1.0),
+        (fjs.privacy.fixed_size(cohort=2), {}, 2 / 3),
+    ]:
+        hparams = simulation(fjs.pmtl(TASK), sampling).hyperparameters(**given)
+        assert float(hparams.server_learning_rate) == pytest.approx(wanted)
+    # The offset pulls w̃ back by itself: its step stays 1.
+    offset = simulation(fjs.pmtl(TASK, message="offset"), fjs.poisson(0.3))
+    assert offset.hyperparameters().server_learning_rate == 1.0
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one():

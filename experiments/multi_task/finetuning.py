@@ -115,7 +115,7 @@ def stages(system: str, rows: list[Record], noise: list[float], trial: Trial) ->
     second = Second(trial)
     found = []
     for level, (row, z) in enumerate(zip(rows, noise, strict=True)):
-        point = {**row["point"], "noise_multiplier": z}
+        point = {**METHODS[system].fixed, **row["point"], "noise_multiplier": z}
         tries = dict.fromkeys(PAPER, grid)
         scores = parts.get(
             f"{system}-{level}-tune",

@@ -1,5 +1,6 @@
 """PMTL: private mean-regularized multi-task learning (Hu, Wu, Smith; TMLR 2023), Algorithm 1."""
 
+import dataclasses
 from typing import Literal
 
 import jax
@@ -12,13 +13,23 @@ from fedjaxsim.algorithms.clusters import in_clusters
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
 from fedjaxsim.algorithms.shared_model import require_choice, with_personal
-from fedjaxsim.hyperparameters import reads
+from fedjaxsim.hyperparameters import RATE, Hyperparameter, reads
 from fedjaxsim.tasks.task import Task
 
 Message = Literal["update", "offset"]
+_MEAN_RATE = dataclasses.replace(
+    optimizers.SERVER_LEARNING_RATE,
+    default=RATE,
+    help="Server's step along the released mean update: p keeps w̃ the mean of the models, 1 is "
+    "the paper's, and unstable for p < 1.",
+)
 
 
-@reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE, PULL)
+def _server_rate(message: Message, **_: object) -> tuple[Hyperparameter]:
+    return (_MEAN_RATE if message == "update" else optimizers.SERVER_LEARNING_RATE,)
+
+
+@reads(optimizers.LEARNING_RATE, _server_rate, PULL)
 def pmtl(
     task: Task,
     *,
@@ -39,7 +50,9 @@ def pmtl(
 
     The message is one of two, both bounded, noised and charged alike:
 
-    * "update": w − w_k, the paper's: w̃ is w⁰ plus the sum of all releases and their noise.
+    * "update": w − w_k, the paper's: w̃ is w⁰ plus the sum of all releases and their noise. The
+      server's step is p unless given, so that w̃ is the mean of the models; the paper's 1 puts it
+      1/p times as far out, and diverges in directions of little curvature.
     * "offset": w − w̃, of the authors' code: it pulls w̃ back to the models, so that little or no
       earlier noise remains.
 

@@ -360,9 +360,7 @@ def _warn_of(stage: Stage, done: Executed) -> None:
     if summary["diverging"] is not None:
         _warn(
             f"this run diverges from round {summary['diverging']} on (training loss above ten "
-            "times its first value, or not finite): a smaller learning rate or λ may help, and for "
-            "PMTL with a sampling rate p below 1 --server-learning-rate p "
-            "(docs/reference/algorithms.md says why)"
+            "times its first value, or not finite): a smaller learning rate or λ may help"
         )
     if summary["epsilon"] is not None:
         of = "stages" if stage.earlier else f"{summary['rounds']} rounds"

@@ -6,8 +6,9 @@ import functools
 import importlib.metadata
 import math
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +20,7 @@ from fedjaxsim.engine.program import run_key
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.hyperparameters import Hyperparameter, Hyperparameters, fill
+from fedjaxsim.hyperparameters import RATE, Hyperparameter, Hyperparameters, fill
 from fedjaxsim.metrics import judged_by
 from fedjaxsim.privacy import calibration
 from fedjaxsim.privacy import filter as filters
@@ -142,6 +143,11 @@ class Experiment:
                 **ends,
                 "clip": float(np.asarray(self.hparams.get("clip_norm", math.inf))),
                 "delta": self.delta,
+                **{
+                    record.setting: float(np.asarray(self.hparams.get(name)))
+                    for name, record in self.simulation.records.items()
+                    if record.default == RATE
+                },
                 "local_epochs": minibatches.epochs or 0,
                 "local_steps": minibatches.steps or 0,
                 "chunk_size": self.simulation.setup.chunk_size_for(self.hparams),
@@ -213,8 +219,10 @@ def prepare(
     return experiment
 
 
-def fill_settings(config: RunConfig, records: Mapping[str, Hyperparameter]) -> Hyperparameters:
-    """Return the hyperparameters in some settings, before anything follows from an ε.
+def fill_settings(
+    config: RunConfig, records: Mapping[str, Hyperparameter], *rate: Callable[..., Any]
+) -> Hyperparameters:
+    """Return the hyperparameters in some settings, before anything follows from an ε; see `fill`.
 
     Raises:
       ValueError: if one is out of the range in its record.
@@ -224,12 +232,13 @@ def fill_settings(config: RunConfig, records: Mapping[str, Hyperparameter]) -> H
         records["clip_norm"].check(values["clip_norm"])
     if "clip_norm" in values:
         values["clip_norm"] = config.clip_norm if config.clips else math.inf
-    return fill(records, {name: value for name, value in values.items() if value is not None})
+    given = {name: value for name, value in values.items() if value is not None}
+    return fill(records, given, *rate)
 
 
 def _resolved(config: RunConfig, simulation: Simulation, delta: float) -> Hyperparameters:
     """Return the hyperparameters of a run, with the noise that follows from its settings."""
-    hparams = fill_settings(config, simulation.records)
+    hparams = fill_settings(config, simulation.records, simulation.sampling.rate)
     scheme = simulation.sampling.scheme
     p = float(np.asarray(hparams.get("sampling_rate", scheme.capacity / scheme.clients)))
     if math.isfinite(config.target_epsilon):

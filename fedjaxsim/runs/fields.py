@@ -200,7 +200,7 @@ def settings_type(name: str, fields: Mapping[str, Field], bases: tuple[type, ...
 
 def hyperparameter_field(record: "Hyperparameter") -> Field:
     """Return the field of a hyperparameter."""
-    derived = _DERIVED.get(record.setting)
+    derived = record.default if isinstance(record.default, str) else _DERIVED.get(record.setting)
     if derived is not None:
         return Annotated[float | None, optional("FLOAT", derived, record.help)], _field(None)
     default = dataclasses.MISSING if record.default is None else record.default

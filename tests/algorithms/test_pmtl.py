@@ -39,16 +39,18 @@ def pmtl_with_everyone_or_some():
 
 @pytest.mark.thorough
 def test_pmtl_center_is_the_mean_of_the_models_over_p():
-    # Every move of a w_k is sent once and divided by p·m: w̃ − w⁰ = (mean of w_k − w⁰)/p, always.
-    # With everyone (p = 1) w̃ is the mean; here w⁰ = 0.
+    # Every move of a w_k is sent once and divided by p·m, so with the paper's server step of 1
+    # w̃ − w⁰ = (mean of w_k − w⁰)/p, always; with the default p, w̃ is the mean. Here w⁰ = 0.
+    everyone, some = pmtl_with_everyone_or_some()
+    cases = [(everyone, 1.0, {}), (some, 0.5, {"server_learning_rate": 1.0}), (some, 0.5, {})]
     with jax.enable_x64(True):
-        for sim, rate in zip(pmtl_with_everyone_or_some(), (1.0, 0.5), strict=True):
-            hparams = read_by(sim, learning_rate=0.05, lam=0.3, sampling_rate=rate)
+        for sim, rate, given in cases:
+            hparams = read_by(sim, learning_rate=0.05, lam=0.3, sampling_rate=rate, **given)
             state = sim.init(0, hparams)
             for _ in range(7):
                 state, _ = sim.round(state, hparams)
                 models = coefficients(state.personal)
-                center = models.mean(axis=0) / rate
+                center = models.mean(axis=0) * float(hparams.server_learning_rate) / rate
                 np.testing.assert_allclose(
                     coefficients(state.shared.params), center, rtol=1e-12, atol=1e-14
                 )
@@ -111,7 +113,9 @@ def test_both_messages_of_pmtl_are_their_formulas_worked_by_hand(message):
         sim = Simulation(
             pmtl(task, message=message), population, poisson(1.0), Minibatches(1, epochs=1)
         )
-        hparams = sim.hyperparameters(learning_rate=0.5, lam=1.0, clip_norm=1.0, sampling_rate=0.5)
+        hparams = sim.hyperparameters(
+            learning_rate=0.5, lam=1.0, clip_norm=1.0, sampling_rate=0.5, server_learning_rate=1.0
+        )
         state = sim.init(0, hparams)
         w_tilde, w, cohorts = 0.0, [0.0, 0.0], set()
         for _ in range(8):
