@@ -9,6 +9,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -379,7 +380,7 @@ def finish(arguments: list[str], devices: int) -> None:
 
 
 def kill_after(arguments: list[str], devices: int, words: str, lines: int) -> None:
-    """Start a process and kill it once it has printed some lines of progress."""
+    """Start a process, stop and continue it at each line of progress, and kill it after some."""
     with process(arguments, devices) as running:
         assert running.stdout is not None
         seen = 0
@@ -388,6 +389,9 @@ def kill_after(arguments: list[str], devices: int, words: str, lines: int) -> No
             if seen > lines:
                 running.kill()
                 break
+            running.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, running.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            running.send_signal(signal.SIGCONT)
         running.wait(timeout=HANGS)
 
 
