@@ -23,7 +23,9 @@ def test_fedavg_with_a_client_for_each_example_is_dp_sgd():
     w = jax.tree.map(jnp.array, begin.shared.params)
 
     def gradient(k):
-        batch = fjs.Batch({"x": x[k : k + 1], "y": y[k : k + 1]}, jnp.ones(1))
+        batch = fjs.Batch(
+            {"x": jnp.asarray(x[k : k + 1]), "y": jnp.asarray(y[k : k + 1])}, jnp.ones(1)
+        )
         found = jax.grad(task.loss)(w, batch)
         norm = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(found)))
         return jax.tree.map(lambda leaf: leaf * min(1, largest / norm) / 6, found), norm
