@@ -12,6 +12,7 @@ from . import testing as testing
 from .algorithm import Algorithm as Algorithm
 from .algorithm import Context as Context
 from .algorithm import WarmStart as WarmStart
+from .algorithms import compression as compression
 from .algorithms import optimizers as optimizers
 from .algorithms.apfl import apfl as apfl
 from .algorithms.ditto import ditto as ditto

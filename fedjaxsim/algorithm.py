@@ -32,7 +32,8 @@ class Context(NamedTuple):
       key: a random key that belongs to this client and this round.
       client_id: () int32 in [0, m).
       num_clients: m, public.
-      sampling_rate: () float, the probability p with which each client is drawn; public.
+      sampling_rate: () float, the probability p with which each client is drawn and, where clients
+        do not always answer, answers; public.
     """
 
     round: jax.Array
@@ -98,6 +99,8 @@ class Algorithm(NamedTuple):
       example_epsilon: `(hparams) -> ε`, (): each round, a client's message is ε-differentially
         private for each of its examples, by the client's own noise; charged to an account of its
         own. None without such noise.
+      message_bytes: `(message) -> bytes` that a client sends, from the shapes of its message; None
+        for numbers of these types, not compressed.
     """
 
     init: Callable[[jax.Array, Hyperparameters], tuple[PyTree, PyTree]]
@@ -113,3 +116,4 @@ class Algorithm(NamedTuple):
         Callable[[PyTree, PyTree, Any, Hyperparameters, jax.Array], PyTree] | None
     ) = None
     example_epsilon: Callable[[Hyperparameters], jax.Array] | None = None
+    message_bytes: Callable[[PyTree], int] | None = None

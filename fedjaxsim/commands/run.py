@@ -188,8 +188,8 @@ def prepare_resume(
     code = code_of(experiment)
     if released > done and tables.get("resolved", {}).get("code_fingerprint", code) != code:
         raise ValueError(
-            f"{path} released round {released} with other code of yours, and would draw the same "
-            "noise again: restore that code, or begin anew with another seed and --out"
+            f"{path} released round {released} with other code of yours, or another trace, and "
+            "would draw the same noise again: restore it, or begin anew with another seed and --out"
         )
     if rounds is not None and rounds < max(released, 1):
         raise ValueError(f"rounds must be at least the {released} that are done, got {rounds}")

@@ -160,7 +160,7 @@ class ClientData:
     """
 
     __slots__ = (
-        "_consumed", "_generate", "_key", "_longest", "_options", "_order", "_read",
+        "_consumed", "_generate", "_key", "_longest", "_options", "_order", "_read", "_share",
         "count", "minibatches",
     )  # fmt: skip
 
@@ -175,6 +175,7 @@ class ClientData:
         generate: Generate | None = None,
         options: BatchReadOptions = BatchReadOptions(),  # noqa: B008
         longest: jax.Array | None = None,
+        share: jax.Array | None = None,
     ):
         """Make the view of a client.
 
@@ -188,11 +189,13 @@ class ClientData:
           generate: see `Population`.
           options: for speed and derivatives.
           longest: rows of an exact pass, () int32, those beyond `count` being padding.
+          share: (), the part in (0, 1] of the minibatches of `fold` that the client does, rounded
+            up; None for all.
         """
         self.count, self.minibatches = count, minibatches
         self._read, self._key, self._generate = read, key, generate
         self._consumed, self._order = consumed, order
-        self._options, self._longest = options, longest
+        self._options, self._longest, self._share = options, longest, share
 
     if not TYPE_CHECKING:
 
@@ -251,13 +254,11 @@ class ClientData:
         def drawn(carry, index):
             return step(carry, self._drawn(index)), None
 
-        def consumed(carry, index):
+        def consumed(index):
             assert self._order is not None
             number = self._consumed + index
             key = threefry.fold_in(self._order, number // self._batches())
-            batch = self._of_pass(key, number % self._batches())
-            left = index < self.num_steps()
-            return jax.lax.cond(left, step, lambda carry, _: carry, carry, batch), None
+            return self._of_pass(key, number % self._batches())
 
         def of_epoch(index):
             key = threefry.fold_in(self._key, index // self._batches())
@@ -267,11 +268,18 @@ class ClientData:
             batches = self._most_batches(self.minibatches.size)
             most = None if batches is None else self.minibatches.epochs * batches
             return _repeat(self._halved(step), of_epoch, carry, self.num_steps(), most)
-        one = drawn if self.minibatches.passes is None else consumed
-        return jax.lax.scan(one, carry, jnp.arange(self.minibatches.steps))[0]
+        steps = self.minibatches.steps
+        if self.minibatches.passes is not None or self._share is not None:
+            batch = self._drawn if self.minibatches.passes is None else consumed
+            return _repeat(step, batch, carry, self.num_steps(), steps)
+        return jax.lax.scan(drawn, carry, jnp.arange(steps))[0]
 
     def num_steps(self) -> jax.Array:
         """Return the number of minibatches of `fold`, () int32; 0 once all data are consumed."""
+        steps = self._all_steps()
+        return steps if self._share is None else jnp.ceil(self._share * steps).astype(jnp.int32)
+
+    def _all_steps(self) -> jax.Array:
         if self.minibatches.passes is not None:
             assert self._consumed is not None
             left = self.minibatches.passes * self._batches() - self._consumed

@@ -31,6 +31,7 @@ _ARGUMENTS = {
         "predict": "shared, personal, hparams, client_id",
         "predict_with_data": "shared, personal, data, hparams, client_id",
         "example_epsilon": "hparams",
+        "message_bytes": "message",
         "check": "hparams",
     },
     "warm_start": {"published": "shared", "start": "hparams, published, own"},
@@ -53,7 +54,10 @@ _ARGUMENTS = {
         "check": "hparams",
     },
 }
-_OPTIONAL = ("predict_with_data", "example_epsilon", "start", "divergence", "targets", "on_model")
+_OPTIONAL = (
+    "predict_with_data", "example_epsilon", "message_bytes", "start", "divergence", "targets",
+    "on_model",
+)  # fmt: skip
 """Functions that a part may lack."""
 
 

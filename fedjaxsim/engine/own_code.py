@@ -45,6 +45,11 @@ def own_modules(part: Any) -> list[str]:
 def assumptions_of(algorithm: Algorithm, mechanism: Mechanism, sampler: Sampler) -> tuple[str, ...]:
     """Return what a guarantee assumes of users' functions; nothing if there are none."""
     found = []
+    if sampler.availability is not None:
+        found.append(
+            "Whether a drawn client answers, and how many local steps it takes, does not follow "
+            "from data; whoever is drawn is charged, and who answers is as secret as who is drawn."
+        )
     if modules := own_modules(algorithm):
         found.append(
             f"Functions of {', '.join(modules)} depend on their arguments alone: they keep nothing "

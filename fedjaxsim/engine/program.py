@@ -49,8 +49,8 @@ class Draw(NamedTuple):
     """All random choices of one round.
 
     Attributes:
-      cohort: the clients who take part.
-      rate: () the probability p with which each client was drawn.
+      cohort: the clients who take part: those drawn who answer.
+      rate: () the probability p with which each client was drawn, which is charged.
       clients: the round's key for clients; client `id` uses `fold_in(key, id)`.
       order: the run's key for the orders in which minibatches are consumed.
       noise: the key of the mechanism's noise in this round; of all rounds if it is correlated.
@@ -259,10 +259,12 @@ class Program:
         # Correlated noise draws past rounds again: no other mechanism may have used its numbers.
         correlated = self.mechanism.event.kind == "correlated"
         for_noise = threefry.fold_in(threefry.fold_in(for_noise, 0), int(correlated))
+        clients = threefry.fold_in(for_clients, state.round)
+        cohort = self.sampling.draw(for_sampling, state.round, hparams)
         return Draw(
-            cohort=self.sampling.draw(for_sampling, state.round, hparams),
+            cohort=self.sampling.answering(cohort, clients, state.round),
             rate=self.sampling.rate(hparams),
-            clients=threefry.fold_in(for_clients, state.round),
+            clients=clients,
             order=threefry.fold_in(for_clients, _ORDER),
             noise=for_noise if correlated else threefry.fold_in(for_noise, state.round),
         )
@@ -271,11 +273,12 @@ class Program:
         self, state: SimulationState, hparams: Hyperparameters, rows: Rows, drawn: Draw
     ) -> CohortResult:
         """Run the cohort's clients and add up their messages over all devices."""
-        full = self.sampling.scheme.kind == "full"
+        full = self.sampling.takes_all
         worked = work(
             self.algorithm,
             self.mechanism,
             self.minibatches,
+            self.sampling.availability,
             self.num_clients,
             self._layout(state),
             ClientStates(state.personal, state.consumed),
@@ -318,7 +321,7 @@ class Program:
     def _release(
         self, state: SimulationState, hparams: Hyperparameters, drawn: Draw, total: Accumulator
     ) -> Release:
-        expected = drawn.rate * self.sampling.scheme.clients
+        expected = self.sampling.answer_rate(drawn.rate) * self.sampling.scheme.clients
         return self.mechanism.release(
             total, expected, drawn.noise, state.mechanism, hparams, state.round
         )
@@ -340,17 +343,11 @@ class Program:
         privacy = charged(state.privacy, accounts, self.charge, costs, state.round)
         return ledger.drew(privacy, state.key, state.round)
 
-    @staticmethod
-    def _broadcast(state: SimulationState, hparams: Hyperparameters, drawn: Draw) -> Broadcast:
-        return Broadcast(
-            state.shared,
-            state.mechanism,
-            hparams,
-            state.round,
-            drawn.rate,
-            drawn.clients,
-            drawn.order,
-        )
+    def _broadcast(
+        self, state: SimulationState, hparams: Hyperparameters, drawn: Draw
+    ) -> Broadcast:
+        rate, public = self.sampling.answer_rate(drawn.rate), (state.shared, state.mechanism)
+        return Broadcast(*public, hparams, state.round, rate, drawn.clients, drawn.order)
 
     # --- the layout -------------------------------------------------------------------------------
 
@@ -375,7 +372,8 @@ class Program:
         key = jax.random.key(0, impl="threefry2x32")
         state = jax.eval_shape(self.init, key, hparams)
         drawn = jax.eval_shape(self.draw, state, hparams)
-        client = client_of(self.algorithm, self.minibatches, self.num_clients, self.layout)
+        parts = self.algorithm, self.minibatches, self.sampling.availability
+        client = client_of(*parts, self.num_clients, self.layout)
         broadcast = self._broadcast(state, hparams, drawn)
         return client_bytes(client, broadcast, rows, ClientStates(state.personal, state.consumed))
 
@@ -391,10 +389,10 @@ def _with_types_of(old: PyTree, new: PyTree) -> PyTree:
 
 
 def with_rate(algorithm: Algorithm, sampler: Sampler) -> Algorithm:
-    """Return the algorithm with a server that reads the rate p of any sampler in `hparams`."""
+    """Return the algorithm with a server that reads any sampler's `answer_rate` in `hparams`."""
 
     def server(shared, release, hparams, round_):
-        known = hparams.having(sampling_rate=sampler.rate(hparams))
+        known = hparams.having(sampling_rate=sampler.answer_rate(sampler.rate(hparams)))
         return algorithm.server(shared, release, known, round_)
 
     return algorithm._replace(server=server)

@@ -108,6 +108,7 @@ class Rows:
         layout: Layout,
         consumed: jax.Array | None = None,
         order: jax.Array | None = None,
+        share: jax.Array | None = None,
     ) -> ClientData:
         """Return one client's view.
 
@@ -119,6 +120,7 @@ class Rows:
           consumed: () int32, the number of minibatches that the client consumed in earlier rounds;
             None if minibatches are not consumed.
           order: the key of the orders in which they are consumed, the same in all rounds; or None.
+          share: (), the part of its local steps that the client does; None for all.
         """
         index = client_id
         if self.ids is not None:
@@ -134,6 +136,7 @@ class Rows:
             self.generate,
             layout.reading(self.pass_size),
             _largest_of_all(count) if layout.in_step else None,
+            share,
         )
 
 

@@ -91,7 +91,7 @@ class Setup:
             mechanism=mechanism,
         )
         m = self.num_clients
-        self.task, self.sampler = algorithm.task, self.sampling.for_clients(m)
+        self.task, self.sampler = algorithm.task, self.sampling.sampler(m)
         check_parts(sampler=self.sampler)
         scheme, event = self.sampler.scheme, mechanism.event
         if scheme.clients != m:

@@ -22,6 +22,7 @@ from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import products
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.messages import Messages, widened
+from fedjaxsim.privacy.samplers import work_of
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric
 from fedjaxsim.tasks.task import Task
 
@@ -128,6 +129,12 @@ def _a_round(
         _require_alike("add", "an accumulator", zero, added)
     if _is_own(program.sampling.draw):
         program.sampling.draw(key, round_, hparams)
+    if (availability := program.sampling.availability) is not None:
+        share = work_of(availability, key, round_, client_id)
+        if jnp.shape(share) != () or not jnp.issubdtype(_dtype(share), jnp.floating):
+            raise _RefusedError(
+                f"work must return the share of a client's steps, a float, got {_shape(share)}"
+            )
     release = mechanism.release(zero, jnp.ones(()), key, public, hparams, round_).value
     try:
         served = algorithm.server(shared, release, hparams, round_)

@@ -24,6 +24,7 @@ from fedjaxsim.kernels.in_place import put, take
 from fedjaxsim.models.model import bound
 from fedjaxsim.privacy.mechanisms import Accumulator, Mechanism
 from fedjaxsim.privacy.messages import Messages, along_clients, widened
+from fedjaxsim.privacy.samplers import Availability, work_of
 
 PyTree = Any
 
@@ -62,7 +63,7 @@ class Broadcast(NamedTuple):
       mechanism: the mechanism's public state.
       hparams: hyperparameters.
       round: () int32.
-      sampling_rate: () the probability with which each client was drawn.
+      sampling_rate: () the mean probability with which each client was drawn and answers.
       key: the round's key for clients; client `id` uses `fold_in(key, id)`.
       order: the run's key for the orders in which minibatches are consumed.
     """
@@ -94,6 +95,7 @@ def work(
     algorithm: Algorithm,
     mechanism: Mechanism,
     minibatches: Minibatches,
+    availability: Availability | None,
     num_clients: int,
     layout: Layout,
     store: ClientStates,
@@ -109,6 +111,7 @@ def work(
       algorithm: the algorithm.
       mechanism: its `add` takes the messages.
       minibatches: of the local steps.
+      availability: the part of its local steps that each client of the cohort does; None for all.
       num_clients: m.
       layout: static settings; they change no result beyond rounding.
       store: the clients' states.
@@ -117,7 +120,7 @@ def work(
       broadcast: values sent to all clients.
       filled: static; whether every slot of the cohort is filled.
     """
-    client = client_of(algorithm, minibatches, num_clients, layout)
+    client = client_of(algorithm, minibatches, availability, num_clients, layout)
 
     def one(row, client_id):
         return client(broadcast, rows, row, client_id)
@@ -166,7 +169,11 @@ def work(
 
 
 def client_of(
-    algorithm: Algorithm, minibatches: Minibatches, num_clients: int, layout: Layout
+    algorithm: Algorithm,
+    minibatches: Minibatches,
+    availability: Availability | None,
+    num_clients: int,
+    layout: Layout,
 ) -> Callable[[Broadcast, Rows, ClientStates, jax.Array], tuple[ClientStates, PyTree, Metrics]]:
     """Return one client's round, `(broadcast, rows, row, client_id) -> row, message, metrics`.
 
@@ -177,7 +184,8 @@ def client_of(
         batch_key, context_key = threefry.split(threefry.fold_in(broadcast.key, client_id))
         order = threefry.fold_in(broadcast.order, client_id)
         rows = rows.for_training()
-        data = rows.of(client_id, batch_key, minibatches, layout, row.consumed, order)
+        share = availability and work_of(availability, broadcast.key, broadcast.round, client_id)
+        data = rows.of(client_id, batch_key, minibatches, layout, row.consumed, order, share)
         context = Context(
             broadcast.round, context_key, client_id, num_clients, broadcast.sampling_rate
         )

@@ -180,10 +180,10 @@ def _compile(simulation: Simulation):
 
 def _require_equal_rounds(simulation: Simulation) -> None:
     """Raise ValueError if anything is drawn in a round."""
-    if simulation.sampling.scheme.kind != "full":
+    if not simulation.sampling.takes_all:
         raise ValueError(
-            "a fixed point needs full participation in every round, got "
-            f"{simulation.sampling.scheme.kind!r} sampling"
+            "a fixed point needs all clients in every round, got "
+            f"{simulation.sampling.scheme.kind!r} sampling or clients that do not always answer"
         )
     largest = int(simulation.population.splits["train"].count.max())
     minibatches = simulation.minibatches

@@ -21,10 +21,14 @@ from .mechanisms.pure import pure as pure
 from .mechanisms.pure import pure_gram as pure_gram
 from .mechanisms.wishart import wishart as wishart
 from .messages import Messages as Messages
+from .samplers import Availability as Availability
 from .samplers import Sampler as Sampler
 from .samplers import Sampling as Sampling
+from .samplers import available as available
 from .samplers import full_participation as full_participation
+from .samplers import intermittent as intermittent
 from .samplers import poisson as poisson
+from .samplers import recorded as recorded
 from .samplers.fixed import fixed_size as fixed_size
 from .samplers.fixed_groups import fixed_groups as fixed_groups
 from .samplers.passes import passes as passes

@@ -1,6 +1,6 @@
-"""Mechanisms and samplers by name, as "module:function". A new one is a file, and an entry here.
+"""Mechanisms, samplers and their availabilities, as "module:function" by name.
 
-JAX is not imported, so the command line knows the names at once.
+A new one is a file and an entry. JAX is not imported, so the command line knows the names at once.
 """
 
 _MECHANISMS = "fedjaxsim.privacy.mechanisms"
@@ -26,4 +26,8 @@ SAMPLERS = {
     "fixed": f"{_SAMPLERS}.fixed:fixed_size",
     "passes": f"{_SAMPLERS}.passes:passes",
     "groups": f"{_SAMPLERS}.fixed_groups:fixed_groups",
+}
+AVAILABILITIES = {
+    "intermittent": f"{_SAMPLERS}.availability:intermittent",
+    "recorded": f"{_SAMPLERS}.availability:recorded_in",
 }

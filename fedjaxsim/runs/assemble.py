@@ -11,6 +11,7 @@ import optax
 from fedjaxsim import tasks
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
+from fedjaxsim.algorithms.compression import Compression, compressed
 from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.load import load
 from fedjaxsim.data.minibatches import Minibatches
@@ -21,7 +22,7 @@ from fedjaxsim.models.model import Model, in_bfloat16
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.events import PrivacyEvent, SamplingScheme
 from fedjaxsim.privacy.mechanisms import Mechanism
-from fedjaxsim.privacy.samplers import Sampling, full_participation
+from fedjaxsim.privacy.samplers import Availability, Sampling, available, full_participation
 from fedjaxsim.runs.parts import OF_TOKENS
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.user_code import is_own, make_own
@@ -97,11 +98,14 @@ def parts_of(
     """Make the parts of a run's simulation of m clients, maybe more than the population has."""
     task = _task(config, population) if task is None else task
     full = config.sampler == "full"
+    sampling = full_participation() if full else _part(config, "sampling", Sampling)
+    if "availability" in config.parts:
+        sampling = available(sampling, _part(config, "availability", Availability))
     # Penalties that select features need only the diagonal of a Gram matrix.
     diagonal = (config.get("penalty") or "").endswith("group-sparse")
     return Parts(
         _algorithm(config, task, population, num_clients),
-        full_participation() if full else _part(config, "sampling", Sampling),
+        sampling,
         _minibatches(config),
         _part(config, "mechanism", Mechanism, supplied={"diagonal": diagonal}),
         LEDGER_ENTRIES if config.spread.is_constant else max(LEDGER_ENTRIES, config.rounds),
@@ -208,4 +212,8 @@ def _algorithm(
         rows = population.splits["train"].count
         supplied["sizes"] = np.minimum(rows, config.get("batch_size"))
     algorithm = _part(config, "algorithm", Algorithm, task, supplied=supplied, **more)
-    return algorithm._replace(public=(_DIVISOR,)) if "sizes" in supplied else algorithm
+    if "sizes" in supplied:
+        algorithm = algorithm._replace(public=(_DIVISOR,))
+    if "compression" not in config.parts:
+        return algorithm
+    return compressed(algorithm, _part(config, "compression", Compression))

@@ -205,11 +205,13 @@ def about(experiment: Experiment) -> Mapping[str, str]:
 
 
 def code_of(experiment: Experiment) -> str:
-    """Return a fingerprint of the modules of users' code in a run, without what they import."""
-    setup = experiment.simulation.setup
+    """Return a fingerprint of a run's trace and its users' modules, without what they import."""
+    config, setup = experiment.config, experiment.simulation.setup
+    trace = config.get("trace") if config.availability == "recorded" else None
     names = own_modules((setup.algorithm, setup.mechanism, setup.sampler))
     files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
-    return settings_digest([Path(file).read_text() for file in files if file])
+    read = [Path(file).read_bytes() for file in (*files, trace) if file]
+    return settings_digest([content.hex() for content in read])
 
 
 def _guarantee(experiment: Experiment, state: SimulationState, released: int) -> Report:

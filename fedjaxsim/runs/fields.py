@@ -101,7 +101,7 @@ class MinibatchSettings:
     passes: Annotated[int | None, optional("INT", "no limit")] = None
     """Passes over a client's rows in the whole run, which consumes them."""
     local_epochs: Annotated[int | None, optional("INT", "1")] = None
-    """E, passes over a client's rows per round; instead of steps."""
+    """E, passes over a client's rows per round."""
     batch_size: int = 10
     """b, rows in a minibatch."""
 
@@ -136,8 +136,8 @@ class GuaranteeSettings:
 
     delta: Annotated[float | None, optional("FLOAT", "1/(10 m)")] = None
     """δ of the guarantee, for m clients."""
-    accountant: Annotated[str | None, optional("NAME", "the tightest")] = None
-    """Accountant, by its name in `fedjaxsim privacy`."""
+    accountant: Annotated[str | None, optional("NAME", "tightest")] = None
+    """Accountant of `fedjaxsim privacy`."""
 
 
 @dataclasses.dataclass(frozen=True)

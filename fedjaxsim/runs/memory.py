@@ -19,21 +19,22 @@ from fedjaxsim.simulation import Simulation
 def traffic(simulation: Simulation, hparams: Hyperparameters) -> Record:
     """Compute the traffic between the server and the clients of a round.
 
-    Numbers count with the types of the simulation, mostly float32: nothing is compressed, quantized
-    or packed, and secure aggregation would add to it.
+    Numbers count with the types of the simulation, mostly float32, unless messages are compressed.
+    Secure aggregation would add to it.
 
     Returns:
       `message_bytes`, a client's upload (0 if nothing is released); `server_bytes`, a client's
       download: the server state with the moments of its optimizer; `cohort`, the expected number of
-      clients in a round.
+      clients that answer in a round.
     """
     hparams, key = hparams.as_arrays(), jax.random.key(0, impl="threefry2x32")
     sends = simulation.mechanism.event.kind != "no_release"
     state = jax.eval_shape(simulation.program.init, key, hparams)
+    size, sampler = simulation.algorithm.message_bytes or bytes_of, simulation.sampling
     return {
-        "message_bytes": bytes_of(simulation.setup.message_shapes(key, hparams)) if sends else 0,
+        "message_bytes": size(simulation.setup.message_shapes(key, hparams)) if sends else 0,
         "server_bytes": bytes_of((state.shared, state.mechanism)),
-        "cohort": simulation.num_clients * float(simulation.sampling.rate(hparams)),
+        "cohort": simulation.num_clients * float(sampler.answer_rate(sampler.rate(hparams))),
     }
 
 

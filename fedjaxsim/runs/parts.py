@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedjaxsim.algorithms.systems import SYSTEMS, System
 from fedjaxsim.data.readers import IN_FILES, PARTITIONS, READERS
 from fedjaxsim.factories import Setting, resolve, settings_of
-from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
+from fedjaxsim.privacy.choices import AVAILABILITIES, MECHANISMS, SAMPLERS
 from fedjaxsim.runs.user_code import find_own, is_own
 
 if TYPE_CHECKING:
@@ -22,6 +22,12 @@ MODELS = {
     "cnn": f"{_MODELS}.network:cnn",
     "gru": f"{_MODELS}.sequences:gru",
     "transformer": f"{_MODELS}.sequences:transformer",
+}
+_COMPRESSION = "fedjaxsim.algorithms.compression"
+COMPRESSIONS = {
+    "quantize": f"{_COMPRESSION}:quantize",
+    "top-k": f"{_COMPRESSION}:top_k",
+    "random-k": f"{_COMPRESSION}:random_k",
 }
 OF_TOKENS = ("gru", "transformer")
 """The models of text; all others take integers for numbers."""
@@ -54,6 +60,8 @@ ROLES = {
     ),
     "mechanism": Role(MECHANISMS, ("diagonal", "max_weight"), own=True),
     "sampling": Role(SAMPLERS, (), own=True),
+    "availability": Role(AVAILABILITIES, (), own=True),
+    "compression": Role(COMPRESSIONS, (), own=True),
     "data": Role(READERS, ("path", "seed", "has_clients")),
     "partition": Role(PARTITIONS, ("fields", "seed", "label", "field", "min_rows", "column")),
 }
@@ -189,6 +197,7 @@ def names_of(given: Mapping[str, Any]) -> dict[str, str]:
         "sampling": texts.get("sampling", "full" if system.full_participation else "poisson"),
         "data": texts.get("data", "digits").partition(":")[0],
     }
+    names |= {role: texts[role] for role in ("availability", "compression") if role in texts}
     if _is_divided(texts.get("data", "digits"), given):
         names["partition"] = texts.get("partition", "dirichlet").partition(":")[0]
     return names

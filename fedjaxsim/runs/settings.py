@@ -68,6 +68,12 @@ class RunConfig(DataSettings):
     sampling: Annotated[str | None, part_name("sampling", "poisson", "Sampling of the cohorts")] = (
         None
     )
+    availability: Annotated[
+        str | None, part_name("availability", "always", "When drawn clients answer")
+    ] = None
+    compression: Annotated[
+        str | None, part_name("compression", "none", "Compression of a client's message")
+    ] = None
     loss: Literal["softmax", "one-vs-all", "squared", "logistic"] = "softmax"
     """Local loss; one-vs-all is squared, logistic takes labels ±1 or 0/1."""
     compute: Literal["float32", "bfloat16"] = "float32"
@@ -80,7 +86,7 @@ class RunConfig(DataSettings):
     """Evaluations without a better validation metric before a stop; no ε covers that."""
     audit_canaries: Annotated[int | None, optional("INT", "none")] = None
     """Artificial clients beside the real ones, whose messages bound ε from below."""
-    chunk_size: Annotated[int | None, optional("INT", "16, 64, or by memory")] = None
+    chunk_size: Annotated[int | None, optional("INT", "by backend")] = None
     """Clients computed at once."""
     chunk_map: Annotated[Literal["vmap", "scan"] | None, optional("{vmap,scan}", "by backend")] = (
         None
@@ -267,7 +273,7 @@ class Everything(
     """The settings that most runs have, for help.
 
     The flags of a part are shown once it is named, as by `run --algorithm pmtl --help`; parts are
-    algorithm, model, mechanism, sampling, data and partition.
+    algorithm, model, mechanism, sampling, availability, compression, data and partition.
     """
 
 

@@ -39,7 +39,9 @@ def reasons_unread(
             readers[name].items(), key=lambda item: (item[0] not in parts, len(item[1]))
         )
         if role not in parts:
-            yield f"{flag(name)} has no effect on data with clients of their own"
+            without = f"without {role} {' or '.join(choices)}"
+            where = "on data with clients of their own" if role == "partition" else without
+            yield f"{flag(name)} has no effect {where}"
             continue
         key, chosen = role, parts[role].name
         if chosen in choices:

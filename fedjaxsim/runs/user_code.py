@@ -9,7 +9,10 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_TAKES = {"algorithm": "task", "model": "shape, outputs", "mechanism": "", "sampling": ""}
+_TAKES = {
+    "algorithm": "task", "model": "shape, outputs", "mechanism": "", "sampling": "",
+    "availability": "", "compression": "",
+}  # fmt: skip
 """Positional arguments of factories."""
 _PACKAGES: set[str] = set()
 """Packages with the parts of users."""

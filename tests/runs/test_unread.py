@@ -170,6 +170,35 @@ def test_a_mechanism_reads_what_it_declares_and_nothing_else(mechanism):
     assert declared <= set(RELEASE)
 
 
+@pytest.mark.parametrize(
+    ("role", "name"),
+    [
+        ("availability", "intermittent"),
+        ("compression", "top-k"),
+        *(
+            pytest.param(*each, marks=pytest.mark.thorough)
+            for each in (
+                ("availability", "recorded"), ("compression", "quantize"),
+                ("compression", "random-k"),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_a_part_of_clients_as_they_are_reads_what_it_declares(role, name, tmp_path):
+    np.save(tmp_path / "full.npy", np.ones((1, 5)))
+    np.save(tmp_path / "half.npy", np.full((1, 5), 0.5))
+    changed = {
+        "dropout": 0.5, "least_work": 0.5, "period": 5, "window": 3, "bits": 3, "kept": 0.5,
+        "trace": str(tmp_path / "half.npy"),
+    }  # fmt: skip
+    base = {role: name} | ({"trace": str(tmp_path / "full.npy")} if name == "recorded" else {})
+    base |= {"window": 2} if name == "intermittent" else {}
+    plain = computed("fedavg", **base)
+    assert plain != computed("fedavg")
+    for setting in part_of(role, name).settings:
+        assert computed("fedavg", **(base | {setting: changed[setting]})) != plain, setting
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_data_read_what_they_declare_and_nothing_else(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -224,6 +253,7 @@ def test_data_read_what_they_declare_and_nothing_else(kind, tmp_path, monkeypatc
             {"algorithm": "mpmtl"},
             ["example-epsilon has no effect with protect-examples False, only with True"],
         ),
+        (["bits"], {}, ["bits has no effect without compression quantize"]),
         (["alpha"], {"data": "synthetic"}, ["alpha has no effect on data with clients of their"]),
         (["alpha"], {"partition": "iid"}, ["alpha has no effect with partition iid, only with di"]),
         # Most mechanisms clip, and few algorithms do.

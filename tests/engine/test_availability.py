@@ -1,0 +1,213 @@
+"""Clients that do not answer, or do a part of their steps: charged as drawn, and never by data."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import every_system, least_squares, numbers, read_by, simulation_of
+
+import fedjaxsim as fjs
+from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.engine.state import state_of
+from fedjaxsim.privacy import available, intermittent, recorded
+from fedjaxsim.privacy.ledger import charged
+from fedjaxsim.privacy.samplers import Availability, full_participation, poisson
+from fedjaxsim.sweep import SimulationBatch
+
+M = 6
+TRACE = np.zeros((2, M), np.float32)
+TRACE[0] = [1, 0, 0.5, 0.01, 0, 1]
+VALUES = {"learning_rate": 0.1, "clip_norm": 0.5, "noise_multiplier": 0.8, "sampling_rate": 0.5}
+
+
+@functools.cache
+def problem():
+    return least_squares([5, 3, 7, 4, 6, 5], test=0.3)
+
+
+def counting(task, message=1.0):
+    """Each client sends one number and keeps the steps that it took in all rounds."""
+
+    def client(shared, personal, data, hparams, context):
+        taken = data.fold(lambda count, batch: count + 1, jnp.zeros(()))
+        return personal + taken, jnp.full(1, message), {"loss": taken}
+
+    return Algorithm(
+        lambda key, hparams: (jnp.zeros(1), jnp.zeros(())),
+        client,
+        lambda shared, release, hparams, round_: release,
+        lambda shared, personal, hparams, client_id: task.init(jax.random.key(0)),
+        task,
+    )
+
+
+def simulation(availability, minibatches=Minibatches(2, steps=4), sampling=None, **settings):
+    population, task = problem()
+    sampling = full_participation() if sampling is None else sampling
+    sampling = sampling if availability is None else available(sampling, availability)
+    return fjs.Simulation(counting(task), population, sampling, minibatches, **settings)
+
+
+# --- attacks first --------------------------------------------------------------------------------
+
+
+def test_answers_that_follow_from_other_clients_rows_are_refused():
+    """A client's zero message at another client's bidding leaves no bound on the other's part."""
+    population, _ = problem()
+    first = np.asarray(population.fields["x"])[:5]
+
+    def work(key, round_, client_id):
+        return jnp.where(jnp.asarray(first).sum() > 0, 1.0, 0.0)
+
+    sim = simulation(Availability(work, 0.5))
+    with pytest.raises(ValueError, match="rows"):
+        sim.init(0, sim.hyperparameters(clip_norm=1.0))
+
+
+def test_answers_cannot_call_back_and_must_be_one_number():
+    def calls(key, round_, client_id):
+        return jax.pure_callback(lambda: np.float32(1), jax.ShapeDtypeStruct((), jnp.float32))
+
+    for work, words in ((calls, "callback"), (lambda *_: jnp.ones(2), "share of a client's steps")):
+        sim = simulation(Availability(work, 0.5))
+        with pytest.raises(ValueError, match=words):
+            sim.init(0, sim.hyperparameters(clip_norm=1.0))
+
+
+def test_a_silent_client_changes_the_release_by_its_bounded_message_alone():
+    """The divisor m·answers is public: who answered cannot be read from it."""
+    releases = []
+    for silent in (False, True):
+        trace = np.asarray([[1, 1, 0, 1, 0, 1]], np.float32)
+        trace[0, 0] = not silent
+        sim = simulation(Availability(recorded(trace).work, 4 / 6, M))
+        hparams = sim.hyperparameters(clip_norm=0.5)
+        state, metrics = sim.round(sim.init(0, hparams), hparams)
+        releases.append(float(state.shared[0]))
+        assert metrics["participants"] == 4 - silent
+        assert metrics["clipped"] == 4 - silent
+    np.testing.assert_allclose(releases, [4 * 0.5 / 4, 3 * 0.5 / 4], rtol=1e-4)
+
+
+def test_whoever_is_drawn_is_charged_and_the_report_says_so():
+    spent = []
+    for availability in (None, intermittent(dropout=0.5, period=3, window=1)):
+        sim = simulation(availability, sampling=poisson(0.5))
+        hparams = read_by(sim, **VALUES)
+        state, _ = sim.round(sim.init(3, hparams), hparams)
+        spent.append(charged(sim.round(state, hparams)[0].privacy))
+        report = str(sim.guarantee(state, delta=1e-3))
+        assert ("whoever is drawn is charged" in " ".join(report.split())) == bool(availability)
+    assert spent[0] == spent[1]
+
+
+# --- laws -----------------------------------------------------------------------------------------
+
+
+def test_clients_answer_in_their_window_with_the_probability_of_the_others():
+    """Counts of 2,048 rounds of fixed keys against binomial ones, to five standard deviations."""
+    p, lost, rounds = 0.5, 0.25, 2048
+    sim = simulation(intermittent(dropout=lost, period=3, window=2), sampling=poisson(p))
+    hparams = read_by(sim, **VALUES).as_arrays()
+    state = sim.init(0, hparams)
+
+    def one(round_):
+        cohort = sim.program.draw(dataclasses.replace(state, round=round_), hparams).cohort
+        return jnp.zeros(M + 1).at[jnp.where(cohort.mask, cohort.ids, M)].add(1)[:M]
+
+    drawn = np.asarray(jax.jit(lambda: jax.lax.map(one, jnp.arange(rounds)))())
+    awake = (np.arange(rounds)[:, None] + np.arange(M)) % 3 < 2
+    assert drawn.max() == 1
+    assert not drawn[~awake].any()
+    answers = p * (1 - lost)
+    for counted, trials, rate in (
+        (drawn.sum(axis=0), awake.sum(axis=0), answers),  # each client
+        ((drawn[:, 0] * drawn[:, 3]).sum(), awake[:, 0].sum(), answers**2),  # two of one time zone
+        ((drawn[:-3, 0] * drawn[3:, 0]).sum(), awake[3:, 0].sum(), answers**2),  # two days of one
+    ):
+        spread = np.sqrt(trials * rate * (1 - rate))
+        assert np.all(np.abs(counted - trials * rate) < 5 * spread)
+    assert np.isclose(sim.sampling.answer_rate(jnp.asarray(p)), p * (1 - lost) * 2 / 3)
+    assert float(sim.sampling.rate(hparams)) == p
+
+
+@pytest.mark.parametrize(
+    ("minibatches", "most"),
+    [
+        (Minibatches(2, steps=4), [4] * M),
+        (Minibatches(2, epochs=2), [4, 2, 6, 4, 4, 4]),  # 2⌈n_k/2⌉ of 4, 2, 5, 3, 4, 4 rows
+        (Minibatches(2, steps=4, passes=3), [4, 3, 4, 4, 4, 4]),  # at most 3⌈n_k/2⌉ in all
+    ],
+)
+def test_a_part_of_the_steps_is_rounded_up_and_consumed(minibatches, most):
+    sim = simulation(recorded(TRACE), minibatches)
+    rows = np.asarray(sim.population.splits["train"].count)
+    assert minibatches.epochs is None or most == [2 * -(-n // 2) for n in rows]
+    hparams = sim.hyperparameters(clip_norm=0.5)
+    state, metrics = sim.round(sim.init(0, hparams), hparams)
+    steps = np.ceil(TRACE[0] * np.asarray(most))
+    np.testing.assert_array_equal(state.personal, steps)
+    if state.consumed is not None:
+        np.testing.assert_array_equal(state.consumed, steps)
+    np.testing.assert_allclose(metrics["loss"], steps.sum() / 4, rtol=1e-6)  # of those who answer
+    empty, metrics = sim.round(state, hparams)
+    assert metrics["participants"] == 0
+    np.testing.assert_array_equal(empty.personal, steps)
+    np.testing.assert_array_equal(empty.shared, [0])
+
+
+def states(name, availability, sampling, batched=False, **settings: Any):
+    population, task = problem()
+    sampling = sampling if availability is None else available(sampling, availability)
+    batches = Minibatches(2, epochs=2)
+    sim = simulation_of(name, task, population, sampling, batches, **settings)
+    hparams = read_by(sim, **VALUES, lam=0.3)
+    if batched:
+        many = SimulationBatch(sim, [read_by(sim, **VALUES, lam=0.5), hparams])
+        state = state_of(many.run(many.init(0), 3)[0], 1)
+    else:
+        state, _ = sim.run(sim.init(0, hparams), hparams, 3)
+    return numbers((state.shared, state.personal))
+
+
+@pytest.mark.parametrize("name", every_system("pmtl"))
+def test_clients_that_always_answer_change_nothing(name):
+    always, plain = (states(name, each, poisson(0.5)) for each in (recorded(np.ones((1, M))), None))
+    np.testing.assert_allclose(always, plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", every_system("pmtl"))
+def test_all_placements_agree(name):
+    availability = intermittent(dropout=0.3, least_work=0.2, period=3, window=2)
+    placements: list[dict[str, Any]] = [
+        {"chunk_map": "vmap"},
+        {"streamed": True},
+        {"devices": jax.devices()[:2]},
+        {"chunk_size": 2, "chunk_map": "scan"},
+        {"batched": True},
+    ]
+    whole, *others = (states(name, availability, poisson(0.7), **each) for each in placements)
+    for other in others:
+        np.testing.assert_allclose(whole, other, rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: intermittent(dropout=1.0), "dropout"),
+        (lambda: intermittent(least_work=0.0), "least_work"),
+        (lambda: intermittent(period=4, window=5), "window"),
+        (lambda: recorded(np.zeros((2, 3))), "zeros"),
+        (lambda: recorded(np.full((2, 3), 2.0)), r"\[0, 1\]"),
+        (lambda: available(poisson(0.5), full_participation()), "intermittent"),  # type: ignore
+        (lambda: simulation(recorded(np.ones((1, 4)))), "of 4 clients"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
