@@ -106,5 +106,6 @@ def test_images_are_dealt_only_where_a_partition_is_asked_for(capsys):
 def test_the_columns_of_other_data_have_no_effect(capsys):
     assert main(["run", "--target", "y"]) == 2
     assert (
-        "target has no effect with data digits, only with csv or parquet" in capsys.readouterr().err
+        "target has no effect with data digits, only with csv or hf or parquet"
+        in capsys.readouterr().err
     )
