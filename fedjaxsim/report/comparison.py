@@ -145,30 +145,26 @@ def clients_figure(runs: Sequence[tuple[Curve, np.ndarray]], metric: str) -> Fig
     return figure
 
 
+def spent_by(system: SeedGroup) -> str:
+    """Return the largest ε over the seeds of a system, as text."""
+    spent = [run.summary.get("epsilon") for run in system.runs.values()]
+    return epsilon_label(None if None in spent else max(filter(None, spent), default=0.0))
+
+
 def _labels(found: Sequence[SeedGroup]) -> list[str]:
     """Name systems in a legend: algorithm, ε unless the title has it, settings where needed."""
     _, common = _spent(found)
-    short = [
-        ", ".join(filter(None, [algorithm_title(each.algorithm), spent * (spent != common)]))
-        for each in found
-        for spent in [_epsilon(each)]
-    ]
-    full = [
-        ", ".join(filter(None, [label, combination_label([*differs], [*differs.values()])]))
-        for label, each in zip(short, found, strict=True)
-        for differs in [{k: v for k, v in each.differs.items() if k not in _OF_NOISE}]
-    ]
-    names = zip(short, full, (each.label for each in found), strict=True)
+    short, full = [], []
+    for each in found:
+        differs = {key: value for key, value in each.differs.items() if key not in _OF_NOISE}
+        settings, spent = combination_label([*differs], [*differs.values()]), spent_by(each)
+        parts = [algorithm_title(each.algorithm), "" if spent == common else spent]
+        short.append(", ".join(filter(None, parts)))
+        full.append(", ".join(filter(None, [*parts, settings])))
+    names = zip(short, full, found, strict=True)
     return [
-        next(
-            (
-                name
-                for name, alike in zip(row, (short, full), strict=False)
-                if alike.count(name) == 1
-            ),
-            row[-1],
-        )
-        for row in names
+        brief if short.count(brief) == 1 else long if full.count(long) == 1 else each.label
+        for brief, long, each in names
     ]
 
 
@@ -179,22 +175,16 @@ def _data_of(system: SeedGroup) -> str:
     return data_name(config.get("data", "")) + (f", {clients} clients" if clients else "")
 
 
-def _epsilon(system: SeedGroup) -> str:
-    """Return the largest ε over seeds, for a legend."""
-    spent = [run.summary.get("epsilon") for run in system.runs.values()]
-    return epsilon_label(None if None in spent else max(filter(None, spent), default=0.0))
-
-
 def _spent(found: Sequence[SeedGroup]) -> tuple[str, str]:
     """Return the ε of all systems that release anything, with its meaning and alone.
 
     Where they differ the first is the meaning and the second empty.
     """
-    spent = {_epsilon(each): each for each in found}
-    released = [text for text in spent if text != epsilon_label(0.0)] or [*spent]
-    private = [spent[text] for text in released if text[-1] not in "0∞"]
-    deltas = sorted({run.summary["delta"] for each in private for run in each.runs.values()})
-    ends = " to ".join(map(number, dict.fromkeys((deltas[0], deltas[-1])))) if deltas else ""
-    meaning = f" ({MEANING}, δ = {ends})" if deltas else ""
-    common = released[0] if len(released) == 1 else ""
+    nothing, endless = epsilon_label(0.0), epsilon_label(None)
+    released = {text for each in found if (text := spent_by(each)) != nothing} or {nothing}
+    runs = [run for each in found for run in each.runs.values()]
+    deltas = {run.summary["delta"] for run in runs if run.summary.get("epsilon")}
+    ends = " to ".join(map(number, sorted({min(deltas), max(deltas)}))) if deltas else ""
+    meaning = f" ({MEANING}, δ = {ends})" if released - {nothing, endless} else ""
+    common = released.pop() if len(released) == 1 else ""
     return f"{common or 'ε'}{meaning}", common

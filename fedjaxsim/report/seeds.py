@@ -147,14 +147,15 @@ def mean_records(system: SeedGroup, metrics: Sequence[str]) -> list[Record]:
     return means
 
 
+def interval(mean: float | None, half: float | None) -> str:
+    """Format a mean and half of its interval, if it has one."""
+    if mean is None or math.isnan(mean):
+        return "–"
+    return f"{mean:.3f}" if half is None or math.isnan(half) else f"{mean:.3f} ± {half:.3f}"
+
+
 def cells(row: Record) -> list[str]:
     """Format a row of `compared`."""
-
-    def interval(mean: float | None, half: float | None) -> str:
-        if mean is None:
-            return "–"
-        return f"{mean:.3f}" if half is None or math.isnan(half) else f"{mean:.3f} ± {half:.3f}"
-
     return [
         row["system"], str(row["seeds"]), interval(row["mean"], row["half"]),
         interval(row["difference"], row["difference_half"]), number(row["p"]),

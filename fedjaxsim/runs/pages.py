@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,9 +13,10 @@ from fedjaxsim.privacy.assumptions import METRICS
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.report import comparison, plots, seeds
 from fedjaxsim.report.files import Record
+from fedjaxsim.report.labels import MEANING, data_name, epsilon_label
 from fedjaxsim.report.page import metric_text, render, seconds_text
 from fedjaxsim.report.progress import bytes_text, number, runs_table
-from fedjaxsim.runs.directory import CONFIG, CURVES, RunDirectory, drawn_twice, named
+from fedjaxsim.runs.directory import CONFIG, RunDirectory, drawn_twice, named
 
 _FALSE_ALARMS = 0.05
 _WORST = 5
@@ -31,6 +33,14 @@ SPREAD = {"_std": "standard deviation", "_worst_tenth": "worst tenth"} | {
 """Columns of the spread of a metric over clients, by the end of their names."""
 TRAFFIC = ["message up", "state down", "clients per round", "total up", "total down"]
 TIMES = ["compute time", "compile time"]
+
+
+class Card(NamedTuple):
+    """A number at the head of a page: its name, the number, and a note."""
+
+    name: str
+    value: str
+    note: str
 
 
 def runs_page(paths: Sequence[Path]) -> bytes:
@@ -57,20 +67,22 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
     }
     systems, several = seeds.systems(runs), len(runs) > 1
     curves = comparison.of_systems(systems)
-    name, first = next(iter(runs.items()))
+    first = next(iter(runs.values()))
     judged = plots.quality_key(first.records)
     what = (first.config.get(key, "?") for key in ("algorithm", "model", "data"))
+    narrow = None
     if several:
         picture = plots.content(comparison.comparison_figure(systems))
-    elif (directories[name].path / CURVES).is_file():  # absent where matplotlib was
-        picture = directories[name].read(CURVES)
+        cards = _cards_of_systems(systems, curves)
     else:
-        picture = plots.content(plots.run_figure(first.records, name))
+        wide, narrow = (plots.run_figure(first.records, "", narrow=each) for each in (False, True))
+        picture, narrow = plots.content(wide), plots.content(narrow)
+        cards = _cards_of_run(first, judged)
     table = runs_table([{"run": name, **run.summary} for name, run in runs.items()])
     return {
         "several": several,
         "title": f"{len(runs)} runs side by side" if several else "{} {} on {}".format(*what),
-        "clients": first.config.get("resolved", {}).get("clients", "?"),
+        "cards": cards,
         "summary": first.summary,
         "results": table,
         "notes": table.notes + [
@@ -83,6 +95,7 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
         "privacy": privacy(_promises(systems)),
         "shared_seeds": drawn_twice(directories),
         "curves": picture,
+        "narrow_curves": narrow,
         "distribution": _distribution(systems, curves, judged),
         "spread_names": list(SPREAD.values()),
         "spread": _spread(runs, judged),
@@ -99,6 +112,42 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
         ],
         **provenance({name: run.config for name, run in runs.items()}),
     }  # fmt: skip
+
+
+def _cards_of_run(run: seeds.FinishedRun, judged: str) -> list[Card]:
+    """Return a card each for metric, ε, clients and rounds."""
+    summary, config = run.summary, run.config
+    worst = summary.get(f"{judged}_worst_tenth")
+    rounds, planned = summary["rounds"], summary["rounds_planned"]
+    return [
+        Card(metrics.label(judged), metric_text(summary.get(judged)),
+             "" if worst is None else f"worst tenth {metric_text(worst)}"),
+        epsilon_card(summary["epsilon"], summary["delta"]),
+        Card("clients", str(config.get("resolved", {}).get("clients", "?")),
+             data_name(config.get("data", ""))),
+        Card("rounds", str(rounds), "" if rounds == planned else f"of {planned} planned"),
+    ]  # fmt: skip
+
+
+def epsilon_card(epsilon: float | None, delta: float | None) -> Card:
+    """Return a card of the ε spent, with its meaning."""
+    spent = epsilon_label(epsilon)
+    meaning = {"ε = 0": "nothing is released", "ε = ∞": "no guarantee"}
+    return Card("privacy", spent, meaning.get(spent, f"δ = {number(delta)}, {MEANING}"))
+
+
+def _cards_of_systems(
+    systems: Sequence[seeds.SeedGroup], curves: Sequence[comparison.Curve]
+) -> list[Card]:
+    """Return a card for the metric and ε of each system, the mean over its seeds."""
+    cards = []
+    for system, curve, row in zip(systems, curves, seeds.compared(systems), strict=True):
+        spent = comparison.spent_by(system)
+        count = f"{row['seeds']} seeds" if row["seeds"] > 1 else "1 seed"
+        parts = [metrics.label(row["metric"]), spent if spent not in curve.label else "", count]
+        value = seeds.interval(row["mean"], row["half"])
+        cards.append(Card(curve.label, value, "; ".join(filter(None, parts))))
+    return cards
 
 
 def _promises(systems: Sequence[seeds.SeedGroup]) -> Iterator[tuple[str, Report]]:

@@ -7,14 +7,23 @@ from fedjaxsim import metrics
 from fedjaxsim.data.files import read_tables
 from fedjaxsim.extras import importing
 from fedjaxsim.privacy.guarantee import Report
-from fedjaxsim.report.envelopes import Frame, keys_of, last, records
+from fedjaxsim.report.envelopes import Frame, best_first, keys_of, last, records
 from fedjaxsim.report.files import Record, read_json
-from fedjaxsim.report.labels import key_label, value_label
+from fedjaxsim.report.labels import combination_label, key_label, value_label
 from fedjaxsim.report.page import metric_text, reading, render
 from fedjaxsim.report.progress import number
-from fedjaxsim.runs.pages import SPREAD, TIMES, TRAFFIC, privacy, provenance, traffic_cells
+from fedjaxsim.runs.pages import (
+    SPREAD,
+    TIMES,
+    TRAFFIC,
+    Card,
+    epsilon_card,
+    privacy,
+    provenance,
+    traffic_cells,
+)
 from fedjaxsim.runs.sweep_directory import ENVELOPES, PICTURES, REPORT, RESULTS
-from fedjaxsim.runs.sweep_report import best_table
+from fedjaxsim.runs.sweep_report import best_table, with_error
 from fedjaxsim.runs.sweep_runs import SWEEP
 
 with importing("tables"):
@@ -44,6 +53,7 @@ def sweep_page(path: Path) -> bytes:
         return render(
             "sweep",
             title=f"Sweep of {summary['runs']} runs",
+            cards=_cards(best, summary),
             report=report,
             best=best_table(best, summary["best_over"]),
             privacy=privacy(reports),
@@ -65,6 +75,22 @@ def sweep_page(path: Path) -> bytes:
             commands=[["fedjaxsim", "sweep", SWEEP]],
             **provenance({"sweep": config | {"seed": seeds}}),
         )  # fmt: skip
+
+
+def _cards(best: Frame, summary: Record) -> list[Card]:
+    """Return cards for the best value at the end, with its settings and ε, and for the sweep."""
+    metric, keys = summary["metric"], [*keys_of(best), *summary["best_over"]]
+    row = records(best_first(last(best), metric))[0]
+    value = with_error(row["value"], row["standard_error"])
+    settings = combination_label(keys, [row[key] for key in keys])
+    private = epsilon_card(row["epsilon"], row["delta"])
+    left = f"of {summary['runs']}" if summary["finished"] < summary["runs"] else ""
+    return [
+        Card(f"best {metrics.label(metric)}", value, settings),
+        private._replace(name="privacy of that run, not of its choice"),
+        Card("runs", str(summary["finished"]), left or f"{summary['diverged']} diverged"),
+        Card("rounds", str(summary["rounds"]), f"seeds of each setting: {row['seeds']}"),
+    ]
 
 
 def _spread(best: Frame, results: Frame, summary: Record) -> Record:

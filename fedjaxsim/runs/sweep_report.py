@@ -97,7 +97,7 @@ def best_table(found: pd.DataFrame, best_over: Sequence[str]) -> BestTable:
     lines = [
         [
             *(value_label(key, row[key]) for key in keys),
-            _with_error(row["value"], row["standard_error"]),
+            with_error(row["value"], row["standard_error"]),
             str(row["seeds"]),
             *(epsilon_text(row[name]) for name in ("epsilon", "epsilon_replace")),
             number(row["delta"]),
@@ -108,7 +108,7 @@ def best_table(found: pd.DataFrame, best_over: Sequence[str]) -> BestTable:
     return BestTable(title, headings, lines, len(keys))
 
 
-def _with_error(value: float | None, error: float | None) -> str:
+def with_error(value: float | None, error: float | None) -> str:
     """Format a mean with its standard error, to the digits that the error supports."""
     if value is None or not error:
         return number(value)

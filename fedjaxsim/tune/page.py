@@ -11,7 +11,7 @@ from fedjaxsim.report.page import reading, render
 from fedjaxsim.report.progress import number
 from fedjaxsim.report.symbols import key_label, remember, setting_of
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.pages import run_content
+from fedjaxsim.runs.pages import Card, run_content
 from fedjaxsim.runs.settings import flag
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.tune.files import PATH_JSON, PICTURE, RUN, TUNED
@@ -34,11 +34,13 @@ def tune_page(path: Path) -> bytes:
         flags = {name: flag(setting_of(name)) for name in steps[0]["point"]}
         split = metrics.label(f"{record['split']}_{record['metric']}")
         gain = (np.nan if each is None else each for each in record["gain"].values())
+        title, fell = metrics.metric(record["metric"]).title, with_error(*gain)
         of_tuning = {
             "title": f"Tuning of {final['title']}",
             "record": record,
             "tuned": ", ".join(f"{text} ({key_label(name)})" for name, text in flags.items()),
-            "gain": f"{metrics.metric(record['metric']).title} fell by {with_error(*gain)}",
+            "gain": f"{title} fell by {fell}",
+            "cards": [Card(f"{title} fell by", fell, f"{record['seeds']} seeds"), *final["cards"]],
             "picture_of_tuning": picture.read_bytes() if picture.is_file() else None,
             "names": [*map(key_label, flags), split],
             "found": compared_points(record),

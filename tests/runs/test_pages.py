@@ -18,9 +18,11 @@ def test_a_run_says_what_its_files_hold(run):
     page = read(run / "report.html")
     assert page.headings[0] == (1, "fedavg linear on csv:x.csv")
     assert [text for _, text in page.headings[1:]] == [
-        "Results", "Privacy", "Curves", "Clients", "Communication, time and memory", "Settings",
+        "Pictures", "Results", "Clients", "Privacy", "Communication, time and memory", "Settings",
         "Reproduction",
     ]  # fmt: skip
+    assert "0.5000worst tenth 0.1000" in page.text
+    assert "ε ≤ 2.318δ = 0.01, zero-out, joint DP" in page.text
     _, results = page.tables["Test metrics after the last round"]
     assert results[:2] == ["one", "0.500"]
     # By hand: of 0.1, 0.5, 0.6 and 0.8 the mean is 0.5, the squared deviations add up to 0.26, and
@@ -75,6 +77,9 @@ def test_runs_side_by_side_are_compared_over_their_seeds(tmp_path):
     assert main(["report", *paths, "--out", str(out)]) == 0
     page = read(out)
     assert page.headings[0] == (1, "4 runs side by side")
+    assert "FedAvg0.450 ± 0.000test accuracy (fraction); ε ≤ 2.318; 2 seeds" in page.text.replace(
+        "\n", ""
+    )
     assert [row[0] for row in page.tables["Test metrics after the last round"][1:]] == [
         "pmtl-0", "pmtl-1", "fedavg-0", "fedavg-1",
     ]  # fmt: skip

@@ -45,6 +45,8 @@ def test_a_sweep_says_what_its_files_hold(tmp_path):
     assert main(["report", str(sweep.path)]) == 0
     page = read(sweep.path / "report.html")
     assert page.headings[0] == (1, "Sweep of 4 runs")
+    assert "0.70 ± 0.10λ = 0.3" in page.text
+    assert "ε ≤ 2δ = 0.01, zero-out, joint DP" in page.text
     title = "test accuracy (fraction) at the end, best over λ, mean ± standard error over seeds"
     best = page.tables[title]
     assert best[1] == ["0.3", "0.70 ± 0.10", "2", "2.000", "∞", "0.01"]

@@ -10,7 +10,7 @@ def test_a_tuning_says_what_its_files_hold(tmp_path):
     assert main(["report", str(path)]) == 0
     page = read(path / "report.html")
     assert page.headings[0] == (1, "Tuning of pmtl linear on csv:x.csv")
-    assert [name for _, name in page.headings[1:4]] == ["Results", "Privacy", "Points tried"]
+    assert [name for _, name in page.headings[1:4]] == ["Pictures", "Results", "Points tried"]
     assert f"Tuned on {NASTY}: NOT covered." in page.text
     # By hand: of 2 and 1 the mean is 1.5, and its standard error is √(0.5 / 2) = 0.5.
     headings, start, tuned, grid = page.tables[
