@@ -1,6 +1,7 @@
 """The data sets that the methods are compared on, each with its task, rounds and tuning."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -109,6 +110,41 @@ def _femnist(folder: Path, seed: int, validation: float) -> fjs.Population:
     return invert(load(source, test=0.2, validation=validation, seed=seed))
 
 
+@functools.cache
+def _femnist_7(folder: Path, seed: int, validation: float) -> fjs.Population:
+    """FEMNIST with the means of 4 × 4 pixels, 7 × 7."""
+    whole = _femnist(folder, seed, validation)
+    x = whole.fields["x"].reshape(-1, 7, 4, 7, 4).mean((2, 4)).reshape(-1, 49)
+    return dataclasses.replace(whole, fields={**whole.fields, "x": x})
+
+
+_SYMBOLS = " abcdefghijklmnopqrstuvwxyz"
+
+
+def _shakespeare(folder: Path, seed: int, validation: float) -> fjs.Population:
+    """Speakers of tiny Shakespeare (karpathy/char-rnn): the next character after two.
+
+    The 141 speakers with 1,000 characters or more have a row for each 20 characters, 50 to 100, at
+    random places. Letters have one case, and all else but the space is one more symbol: x holds
+    two unit vectors of 28, y one of 28 labels.
+    """
+    said: dict[str, str] = {}
+    for part in (folder / "shakespeare" / "input.txt").read_text().split("\n\n"):
+        speaker, _, words = part.partition(":\n")
+        said[speaker] = f"{said.get(speaker, '')}{words}\n"
+    rng, clients = np.random.default_rng(0), {}
+    for speaker, words in said.items():
+        if len(words) < 1000:
+            continue
+        text = np.array([_SYMBOLS.find(symbol) % 28 for symbol in words.lower()])
+        size = int(np.clip(len(words) // 20, 50, 100))
+        place = rng.choice(len(text) - 2, size, replace=False)
+        x = np.eye(28, dtype="float32")[text[place[:, None] + [0, 1]]].reshape(size, 56)
+        clients[speaker] = {"x": x, "y": text[place + 2]}
+    whole = fjs.Population.from_clients(list(clients.values()), list(clients))
+    return fjs.data.split(whole, test=0.3, validation=validation, seed=seed)
+
+
 def _school(folder: Path, seed: int, validation: float) -> fjs.Population:
     source = f"mat:{folder}/school/school.mat"
     rows = drop_constant_columns(load(source, test=0.2, validation=validation, seed=seed))
@@ -182,6 +218,22 @@ PROBLEMS = {
         epsilons=MANY, points=18, seeds=3, tuning_seeds=1, at_once=5,
         box={
             "learning_rate": (0.03, 1.0), "clip_norm": (0.05, 2.0), "lam": (0.003, 1.5),
+            "mu": (0.003, 1.5),
+        },
+    ),
+    "femnist-7": Problem(
+        "FEMNIST-206, softmax regression of 7 × 7 pixels", _femnist_7, _softmax(62),
+        rate=100 / 206, rounds=25, at_once=12,
+        box={
+            "learning_rate": (0.1, 5.0), "clip_norm": (0.05, 2.0), "lam": (0.003, 1.5),
+            "mu": (0.003, 1.5),
+        },
+    ),
+    "shakespeare": Problem(
+        "Shakespeare, softmax regression of two characters", _shakespeare, _softmax(28), rate=1.0,
+        rounds=25,
+        box={
+            "learning_rate": (0.05, 5.0), "clip_norm": (0.01, 3.0), "lam": (0.003, 1.5),
             "mu": (0.003, 1.5),
         },
     ),

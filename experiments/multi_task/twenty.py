@@ -38,7 +38,7 @@ from fedjaxsim.metrics import metric
 from fedjaxsim.report.plots import STYLE, picture, save
 
 SIZES = {"points": 12, "seeds": 5, "tuning_seeds": 1, "epsilons": (1.0, 4.0, math.inf)}
-QUESTION = ("vehicle", "school", "digits", "femnist")
+QUESTION = ("vehicle", "school", "digits", "femnist-7", "shakespeare")
 AGAINST = ("local", "fedavg")
 COSTS = ("received", "sent", "rounds_per_second")
 TWENTY = (

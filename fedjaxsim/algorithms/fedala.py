@@ -51,7 +51,8 @@ def fedala(
 
     with η_W = `hparams.aggregation_rate`. It keeps the result as θ_i, predicts with it, and sends
     its difference to w: the mean of the clients' models is w plus that of the messages. In the
-    paper only the highest layers have weights, and the first round learns them until they converge.
+    paper only the highest layers have weights, and the first round learns them until they converge;
+    with weights of all layers and one pass, w and θ_i are PFLlib's step by step.
 
     Args:
       task: model and loss.

@@ -60,7 +60,7 @@ def fedavg(
 
 @reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE)
 def fedavgm(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Algorithm:
-    """FedAvgM (Hsu, Qi, Brown 2019): FedAvg whose server steps with momentum β = 0.9.
+    """FedAvgM (Hsu, Qi, Brown 2019): FedAvg whose server steps with momentum β = 0.9, as Flower's.
 
     Args:
       task: model and loss.
@@ -74,7 +74,8 @@ def fedadam(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> A
     """FedAdam (Reddi et al. 2021): FedAvg whose server steps with Adam.
 
     β₁ = 0.9, β₂ = 0.99 and τ = 10⁻³ are the paper's; optax corrects the bias of the first steps,
-    the paper does not.
+    the paper does not. Flower's `FedAdam` corrects it, too, but not at τ, and its `FedYogi` does
+    not; but for that both are the same step by step.
 
     Args:
       task: model and loss.

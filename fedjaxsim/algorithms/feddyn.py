@@ -42,7 +42,8 @@ def feddyn(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Al
 
         θ ← θ + R + d.
 
-    Clients predict with θ − d, the mean of the last cohort's models, as the authors' code does.
+    Clients predict with θ − d, the mean of the last cohort's models. Both models are those of the
+    authors' code step by step; PFLlib's code lacks the square of the penalty.
 
     Args:
       task: model and loss.

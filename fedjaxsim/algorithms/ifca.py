@@ -42,7 +42,8 @@ def ifca(
     cluster, the divisor of option II, is private; where clusters are equally large, a server
     learning rate of k makes up for it.
 
-    Clients predict with the best model on their training rows. `predict` has no rows and takes the
+    With one step of all rows the models are those of the authors' gradient averaging. Clients
+    predict with the best model on their training rows. `predict` has no rows and takes the
     choice of the client's last round, at first the first model.
 
     Args:

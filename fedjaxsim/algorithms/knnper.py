@@ -73,6 +73,7 @@ def knnper(
     layer of w, are nearest. The datastore is made anew at every evaluation, never leaves its client
     and holds its first `datastore` training rows. λ = `hparams.neighbour_weight` is one for all
     clients; in the paper each client chooses its own. The messages are FedAvg's.
+    With squared distances in the kernel the probabilities are those of the authors' code.
 
     Args:
       task: a softmax classification.

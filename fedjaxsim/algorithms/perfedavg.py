@@ -43,7 +43,7 @@ def perfedavg(
     with "first-order", Per-FedAvg (FO). The paper takes a third batch D″ for the Hessian; with D
     the step is the exact gradient of ℓ(ṽ; D′). A batch of one row has no D′ and takes no step. The
     client sends v − w, the message of FedAvg, and predicts with w − α∇ℓ_k(w), of all its training
-    rows.
+    rows. With "first-order" and α = η, w is PFLlib's step by step.
 
     Args:
       task: model and loss.

@@ -1,4 +1,7 @@
-"""FedPer, FedRep and FedBN: DPFedMTL with fixed personal layers and orders of local steps."""
+"""FedPer, FedRep and FedBN: DPFedMTL with fixed personal layers and orders of local steps.
+
+The parameters of all three are PFLlib's step by step.
+"""
 
 import jax
 

@@ -34,8 +34,8 @@ def pfedme(
 
     η_θ is `hparams.learning_rate`. The client sends w_i − w, the server adds β times the released
     mean (line 11; β is the server's learning rate), and clients predict with their last θ_i. As in
-    the authors' code θ goes on from one minibatch to the next within a round; the weight decay of
-    their inner optimizer is left out.
+    the authors' code θ goes on from one minibatch to the next within a round; without the weight
+    decay of its inner optimizer, w is PFLlib's step by step.
 
     Args:
       task: model and loss.

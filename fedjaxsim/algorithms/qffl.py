@@ -36,7 +36,7 @@ def qffl(
 
     The paper divides the sum by Σ_k h_k with h_k = q F_k^(q−1) ‖Δw_k‖² + F_k^q/η, which depends on
     data, too. Here the divisor is fixed, the expected cohort: `hparams.server_learning_rate` is the
-    step instead. For q = 0 both are FedAvg.
+    step instead. For q = 0 both are FedAvg; with their divisor as the step, w is the authors'.
 
     Args:
       task: model and loss.

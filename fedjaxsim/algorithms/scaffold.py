@@ -48,8 +48,8 @@ def scaffold(
 
         x ← x + R,    d ← d + p (R − d)
 
-    For one K and a constant η this is Algorithm 1, with half as many numbers in a message. Clients
-    predict with x; d and all d_i start at 0.
+    For one K and a constant η this is Algorithm 1, and PFLlib's code step by step, with half as
+    many numbers in a message. Clients predict with x; d and all d_i start at 0.
 
     No client's d_i knows of the noise in d: at p = 1 the mean of d − d_i is the sum of all noise so
     far, and enters every update. If `forgets`, clients send d_i⁺, their steps without the

@@ -1,4 +1,4 @@
-"""FedALA against equation 5 and Algorithm 1 in numpy, whose weights move as PFLlib's do."""
+"""FedALA against equation 5 and Algorithm 1 in numpy."""
 
 import jax
 import numpy as np

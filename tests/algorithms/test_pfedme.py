@@ -1,4 +1,4 @@
-"""pFedMe against Algorithm 1 in numpy, whose rule is PFLlib's without its weight decay."""
+"""pFedMe against Algorithm 1 in numpy."""
 
 import jax
 import numpy as np

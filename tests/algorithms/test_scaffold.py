@@ -1,4 +1,4 @@
-"""SCAFFOLD against Algorithm 1 (option II) in numpy, whose update rule is also PFLlib's."""
+"""SCAFFOLD against Algorithm 1 (option II) in numpy."""
 
 import jax
 import numpy as np
