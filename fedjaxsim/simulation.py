@@ -22,7 +22,7 @@ from fedjaxsim.engine.loop import Callbacks, RunLoop
 from fedjaxsim.engine.private_evaluation import EvaluationPlan
 from fedjaxsim.engine.segments import History
 from fedjaxsim.engine.setup import LEDGER_ENTRIES, Setup
-from fedjaxsim.engine.stages import start_stage
+from fedjaxsim.engine.stages import start_new_clients, start_stage
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters, Value, fill
 from fedjaxsim.privacy import filter as filters
@@ -249,6 +249,25 @@ class Simulation:
             self.setup, state, hparams, earlier and earlier.algorithm, earlier_hparams
         )
 
+    def start_new_clients(
+        self, state: SimulationState, hparams: Hyperparameters, earlier: "Simulation"
+    ) -> SimulationState:
+        """Return the state before the first round of clients who took no part in another run.
+
+        They start from the model that it published and send nothing: its ε stays as it is, and so
+        does everybody's model. `guarantee` of the state is that of the others.
+
+        Args:
+          state: of the run of `earlier`; it stays usable.
+          hparams: of this simulation of the new clients.
+          earlier: the simulation of `state`.
+
+        Raises:
+          ValueError: as `init`; if this simulation has a mechanism that releases, the other run
+            published no model, or models do not fit.
+        """
+        return start_new_clients(self.setup, state, hparams, earlier.algorithm)
+
     def round(
         self, state: SimulationState, hparams: Hyperparameters
     ) -> tuple[SimulationState, Metrics]:
@@ -348,9 +367,11 @@ class Simulation:
         """
         self.setup.require_checked()
         privacy = self.setup.with_account(state).privacy
+        charges = ledger.charged(privacy)
+        most = max(charged.scheme.clients for charged in charges)
         return report(
-            ledger.charged(privacy),
-            self._delta(delta),
+            charges,
+            default_delta(most) if delta is None else delta,
             self.setup.accountant,
             draws=ledger.drawn(privacy),
             assumed=privacy.public,

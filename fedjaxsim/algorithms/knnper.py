@@ -35,7 +35,7 @@ class Neighbours(NamedTuple):
     """Parameters that one client predicts with.
 
     Attributes:
-      params: w, the shared model.
+      params: w, the client's model.
       keys: representations of its training rows, (n, r).
       labels: (n,) int32; −1 where there is no row.
       weight: λ, ().
@@ -65,15 +65,9 @@ def knnper(
 ) -> Algorithm:
     """kNN-Per: FedAvg, and at prediction each client's own k nearest neighbours.
 
-    The shared w is learned by FedAvg. A client predicts with the probabilities (equation 4)
-
-        λ p_kNN(y | x) + (1 − λ) p_w(y | x),    p_kNN(y | x) ∝ Σ_i [y_i = y] exp(−‖φ(x) − φ(x_i)‖/s)
-
-    over the k training rows of its datastore whose representations φ, the inputs of the output
-    layer of w, are nearest. The datastore is made anew at every evaluation, never leaves its client
-    and holds its first `datastore` training rows. λ = `hparams.neighbour_weight` is one for all
-    clients; in the paper each client chooses its own. The messages are FedAvg's.
-    With squared distances in the kernel the probabilities are those of the authors' code.
+    The shared w is learned by FedAvg, whose messages these are. A client predicts with
+    `with_neighbours`; λ = `hparams.neighbour_weight` is one for all clients, where in the paper
+    each client chooses its own.
 
     Args:
       task: a softmax classification.
@@ -83,10 +77,38 @@ def knnper(
       server_optimizer: Optimizer of the server, applied to the released mean update.
 
     Raises:
-      ValueError: if the task is no softmax classification, its model names no output layer, or the
-        datastore has fewer rows than neighbours.
+      ValueError: as `with_neighbours`.
     """
-    model, on_model = task.model, task.on_model
+    plain = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
+    return with_neighbours(plain, neighbours=neighbours, datastore=datastore)
+
+
+def with_neighbours(
+    algorithm: Algorithm, *, neighbours: int = 10, datastore: int = 256
+) -> Algorithm:
+    """Return an algorithm whose clients mix the votes of own rows into their predictions.
+
+    A client predicts with the probabilities (equation 4)
+
+        λ p_kNN(y | x) + (1 − λ) p_w(y | x),    p_kNN(y | x) ∝ Σ_i [y_i = y] exp(−‖φ(x) − φ(x_i)‖/s)
+
+    of its model w, over the k training rows of its datastore whose representations φ, the inputs of
+    the output layer of w, are nearest. The datastore is made anew at every evaluation, never leaves
+    its client and holds its first `datastore` training rows.
+    With squared distances in the kernel the probabilities are those of the authors' code.
+
+    Args:
+      algorithm: any, of a softmax classification, without a `predict_with_data`.
+      neighbours: k, the rows that a prediction reads.
+      datastore: most rows that a client keeps.
+
+    Raises:
+      ValueError: if the task is no softmax classification, its model names no output layer, clients
+        predict with their rows already, or the datastore has fewer rows than neighbours.
+    """
+    model, on_model = algorithm.task.model, algorithm.task.on_model
+    if algorithm.predict_with_data is not None:
+        raise ValueError("clients of this algorithm predict with their training rows already")
     if model is None or on_model is None or model.representation is None:
         raise ValueError(
             "knn-per needs a softmax classification with a linear model or one that names its "
@@ -97,7 +119,6 @@ def knnper(
             f"neighbours must lie in [1, {datastore}], the size of the datastore, got {neighbours}"
         )
     represent = model.representation
-    plain = fedavg(task, local_optimizer=local_optimizer, server_optimizer=server_optimizer)
 
     def apply(params, x):
         if not isinstance(params, Neighbours):
@@ -119,8 +140,7 @@ def knnper(
         return jnp.log(jnp.maximum(mixed, _TINY)).astype(logits.dtype)
 
     def predict_with_data(shared, personal, data, hparams, client_id):
-        del personal, client_id
-        w = shared.params
+        w = algorithm.predict(shared, personal, hparams, client_id)
 
         def add(carry, batch):
             keys, labels, count = carry
@@ -137,4 +157,7 @@ def knnper(
         return Neighbours(w, keys, labels, hparams.neighbour_weight, hparams.neighbour_scale)
 
     evaluated = on_model(model._replace(apply=apply, features=None, representation=None))
-    return plain._replace(task=evaluated, predict_with_data=predict_with_data)
+    read = (*algorithm.hyperparameters, NEIGHBOUR_WEIGHT, NEIGHBOUR_SCALE)
+    return algorithm._replace(
+        task=evaluated, predict_with_data=predict_with_data, hyperparameters=read
+    )

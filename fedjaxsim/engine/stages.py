@@ -14,15 +14,53 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.traced_checks import require_same_shapes
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy.assumptions import NEW_CLIENTS
 
 PyTree = Any
 _STAGE = 2**32 - 2
 """Folded into a run's key for its next stage, distinct from all other folded numbers."""
+_NEW = 2**32 - 3
+"""Folded into the key of a stage of new clients."""
 
 
 def stage_key(key: jax.Array, round_: jax.Array) -> jax.Array:
     """Return the key of the stage after `round_` rounds, distinct from every key the run uses."""
     return jax.random.fold_in(jax.random.fold_in(key, _STAGE), round_)
+
+
+def start_new_clients(
+    setup: Setup, state: SimulationState, hparams: Hyperparameters, earlier: Algorithm
+) -> SimulationState:
+    """Return the first state of a stage of new clients; see `Simulation.start_new_clients`.
+
+    Raises:
+      ValueError: as `Simulation.start_new_clients`.
+    """
+    if setup.mechanism.event.kind != "no_release":
+        raise ValueError(
+            "new clients send nothing: give their simulation an algorithm such as finetune, and "
+            "no_release()"
+        )
+    start, published = setup.algorithm.warm_start.start, earlier.warm_start.published(state.shared)
+    if start is None or published is None:
+        raise ValueError(
+            "new clients start from the model that the stage before published, as FedAvg's w or "
+            "PMTL's w̃, with an algorithm that has a `warm_start`"
+        )
+    # Their minibatches differ from those of the clients who have the same numbers.
+    key = jax.random.fold_in(stage_key(state.key, state.round), _NEW)
+    key, hparams = setup.check_start(key, hparams)
+    new = setup.compiled.init(key, hparams)
+    shared, own = jax.tree.map(jnp.copy, start(hparams, published, published))
+    personal = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (setup.num_clients, *jnp.shape(leaf))), own
+    )
+    require_same_shapes("server state", new.shared, shared)
+    require_same_shapes("personal states", new.personal, personal)
+    privacy = ledger.next_stage(jax.tree.map(jnp.copy, state.privacy), new.key)
+    privacy = ledger.with_public(privacy, (NEW_CLIENTS.format(setup.num_clients),))
+    new = dataclasses.replace(new, shared=shared, personal=personal, privacy=privacy)
+    return setup.with_account(new, begins=True)
 
 
 def start_stage(

@@ -37,6 +37,10 @@ NO_RELEASE = (
     "Rounds without a release (local training, fine-tuning) cost nothing. Publishing personal "
     "models is another matter: each protects all other clients, not its owner."
 )
+NEW_CLIENTS = (
+    "{} clients came later. They start from what was published and send nothing, so they cost the "
+    "others nothing, and nobody learns anything of them while their models stay with them."
+)
 OF_EXAMPLES = (
     "One example of one client is replaced; its number of examples is public.",
     "Examples are protected from all who see their client's messages, the server included, and not "
