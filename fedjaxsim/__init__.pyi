@@ -29,6 +29,7 @@ from .algorithms.fedprox import fedprox as fedprox
 from .algorithms.finetune import finetune as finetune
 from .algorithms.ifca import ifca as ifca
 from .algorithms.knnper import knnper as knnper
+from .algorithms.knnper import with_neighbours as with_neighbours
 from .algorithms.local import local as local
 from .algorithms.mpmtl import mpmtl as mpmtl
 from .algorithms.naive import naive_dp as naive_dp

@@ -39,7 +39,7 @@ from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
 from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.runs.settings_files import read_toml
-from fedjaxsim.runs.stages import go_on, prepare_next, start_from
+from fedjaxsim.runs.stages import go_on, prepare_next, start_from, with_delta_of
 from fedjaxsim.runs.validation import labels_like_classes
 from fedjaxsim.signals import Stop, stopped
 
@@ -109,6 +109,9 @@ def prepare_run(
             raise ValueError(f"out must be another directory than from, got {config.out} for both")
         if tuning.finetune is not None:
             config = tuning.settings_after(config)
+        if config.clients_used == "held-out":
+            resolved = RunDirectory(start).config().get("resolved", {})
+            config = with_delta_of(config, resolved["delta"]) if "delta" in resolved else config
         experiment = prepare(config)
         check_own_code(experiment)
         _agree(experiment, RunDirectory(start), out=config.out is not None)
@@ -326,7 +329,8 @@ def print_results(finished: Sequence[tuple[Stage, Executed]], *, explain: bool) 
     rows = []
     for stage, done in finished:
         config = stage.experiment.config
-        name = " ".join(filter(None, (config.algorithm, config.get("penalty"))))
+        new = "of held-out clients" if config.clients_used == "held-out" else None
+        name = " ".join(filter(None, (config.algorithm, config.get("penalty"), new)))
         rows.append({"run": name, **done.summary})
     print_table(rows)
     for stage, done in finished:

@@ -128,11 +128,12 @@ def _part(
 
 
 def population_of(config: RunConfig) -> Population:
-    """Load the population of a run, without the clients that are held out."""
+    """Load the population of a run: the clients that are kept, or those that are held out."""
     population = whole_population_of(config)
     if config.held_out_clients == 0:
         return population
-    return hold_out(population, config.held_out_clients, config.seed)[0]
+    kept, held_out = hold_out(population, config.held_out_clients, config.seed)
+    return kept if config.clients_used == "kept" else held_out
 
 
 def whole_population_of(config: RunConfig) -> Population:

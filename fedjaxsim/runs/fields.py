@@ -62,6 +62,8 @@ class DataSettings:
     ] = None
     held_out_clients: float = 0.0
     """Fraction of the clients to leave out; `fedjaxsim tune` tunes on them."""
+    clients_used: Literal["kept", "held-out"] = "kept"
+    """Clients of the run, left or held out."""
     seed: int = 0
     """Seed of partition, initial models, cohorts, minibatches and noise."""
 

@@ -35,6 +35,10 @@ class Finetuning:
         Literal["personal", "global"] | None, optional("{personal,global}", "personal")
     ] = None
     """Start of fine-tuning: clients' own models or the published ones."""
+    finetune_clients_used: Annotated[
+        Literal["kept", "held-out"] | None, optional("{kept,held-out}", "kept")
+    ] = None
+    """Clients of fine-tuning; those held out of the run start from the published model."""
     finetune_rounds: Annotated[int | None, optional("INT", str(_ROUNDS))] = None
     """Rounds of fine-tuning, in which all clients take part."""
     finetune_local_steps: Annotated[int | None, optional("INT", _AS_IN_THE_RUN)] = None

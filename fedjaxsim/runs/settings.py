@@ -222,6 +222,8 @@ class RunConfig(DataSettings):
         self.spread.check(self.rounds)
         if not 0 <= self.held_out_clients < 1:
             raise ValueError(f"held-out-clients must lie in [0, 1), got {self.held_out_clients}")
+        if self.clients_used == "held-out" and self.held_out_clients == 0:
+            raise ValueError("clients-used held-out needs held-out-clients above 0, got 0")
         if len(self.get("fields", ())) not in (0, 2):
             raise ValueError(f"fields must be two names, got {', '.join(self.get('fields'))}")
         if self.data == "synthetic-stream" and (self.model, self.loss) != ("linear", "squared"):

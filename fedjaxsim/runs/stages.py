@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.report.files import Record
-from fedjaxsim.runs.assemble import simulation_of
+from fedjaxsim.runs.assemble import population_of, simulation_of
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import CHECKPOINTS, CONFIG, RunDirectory
 from fedjaxsim.runs.execute import Executed, about, stage_of
@@ -38,7 +39,10 @@ def start_from(path: Path, experiment: Experiment) -> Start:
     """
     directory = RunDirectory(path)
     tables, config = directory.config(), read_toml(path / CONFIG)
-    before = prepare(config, simulation_of(config, experiment.simulation.population))
+    population = experiment.simulation.population
+    if _new_clients(config, experiment.config):
+        population = population_of(config)
+    before = prepare(config, simulation_of(config, population))
     last = directory.checkpoints(about(before)).last()
     if last is None:
         raise directory.missing(CHECKPOINTS)
@@ -52,6 +56,7 @@ def start_from(path: Path, experiment: Experiment) -> Start:
     state = last.state(before.init())
     alike = config.algorithm == experiment.config.algorithm
     alike = alike and not experiment.simulation.algorithm.warm_start.required
+    alike = alike and not _new_clients(config, experiment.config)
     if alike and _shapes(before) == _shapes(experiment):
         state = experiment.simulation.start_from(state, experiment.hparams)
     else:
@@ -66,8 +71,11 @@ def prepare_next(before: Experiment, config: RunConfig) -> Experiment:
     Raises:
       ValueError: as `prepare`, or if it cannot start from the models of the run.
     """
+    new = _new_clients(before.config, config)
     with of_the_stage():
-        experiment = prepare(config, population=before.simulation.population)
+        if new:
+            config = with_delta_of(config, before.delta)
+        experiment = prepare(config, population=None if new else before.simulation.population)
         jax.eval_shape(lambda state: _begin(state, before, experiment), before.state_shapes)
     return experiment
 
@@ -85,9 +93,29 @@ def go_on(
 
 
 def _begin(state: SimulationState, before: Experiment, experiment: Experiment) -> SimulationState:
-    return experiment.simulation.start_from(
-        state, experiment.hparams, before.simulation, before.hparams
-    )
+    simulation, hparams = experiment.simulation, experiment.hparams
+    if not _new_clients(before.config, experiment.config):
+        return simulation.start_from(state, hparams, before.simulation, before.hparams)
+    earlier, later = (each.simulation.population.names for each in (before, experiment))
+    if np.isin(later, earlier).any():
+        raise ValueError(
+            "held-out clients of the stage took part in the run before: data, seed and "
+            "held-out-clients must be as there"
+        )
+    return simulation.start_new_clients(state, hparams, before.simulation)
+
+
+def _new_clients(before: RunConfig, config: RunConfig) -> bool:
+    """Return whether a stage is of clients who were held out of the run before."""
+    return (before.clients_used, config.clients_used) == ("kept", "held-out")
+
+
+def with_delta_of(config: RunConfig, delta: float) -> RunConfig:
+    """Return the settings of new clients with the δ of the run before, unless one is given.
+
+    The default would follow from the number of new clients.
+    """
+    return config if config.get("delta") is not None else config.replace(delta=delta)
 
 
 def _shapes(experiment: Experiment) -> Any:

@@ -83,6 +83,8 @@ def find_source(config: RunConfig, public_data: str | None, *, clips: bool) -> S
     """
     config.require_batchable("tuning")
     config.require_no_canaries("tuning")
+    if config.clients_used != "kept":
+        raise ValueError("tuning is for a run on the kept clients: leave out clients-used")
     if public_data is not None and config.held_out_clients:
         raise ValueError(
             "public-data and held-out-clients exclude each other: give one of them, got "

@@ -10,7 +10,7 @@ import pytest
 
 from fedjaxsim.cli import main
 from fedjaxsim.commands import stopping
-from fedjaxsim.privacy.assumptions import NO_RELEASE
+from fedjaxsim.privacy.assumptions import NEW_CLIENTS, NO_RELEASE
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.signals import Stop
 
@@ -94,6 +94,23 @@ def test_an_interrupted_run_says_how_to_go_on(both, tmp_path, capsys, monkeypatc
         assert other.guarantee() == one.guarantee()
 
 
+def test_held_out_clients_start_from_what_was_published_and_cost_nothing(tmp_path, capsys):
+    new = ["--held-out-clients", "0.33", *NEXT, "--finetune-clients-used", "held-out"]
+    assert main(["run", *FIRST, *new, "--out", f"{tmp_path}/run"]) == 0
+    first, second = directories(tmp_path / "run")
+    assert (first.summary()["clients"], second.summary()["clients"]) == (4, 2)
+    for name in ("epsilon", "epsilon_replace", "delta"):
+        assert second.summary()[name] == first.summary()[name]
+    [found] = second.guarantee()["zero_out"]["joint_dp"].values()
+    assert NEW_CLIENTS.format(2) in found["assumptions"]
+    assert "finetune mean of held-out clients" in capsys.readouterr().out
+    again = ["run", "--from", f"{tmp_path}/run", *new[2:], "--quiet", "--out", f"{tmp_path}/later"]
+    assert main([*again, "--seed", "1"]) == 2
+    assert "took part in the run before" in capsys.readouterr().err
+    assert main(again) == 0
+    assert RunDirectory(tmp_path / "later").metrics() == second.metrics()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -104,6 +121,7 @@ def test_an_interrupted_run_says_how_to_go_on(both, tmp_path, capsys, monkeypatc
         ("--from {run} {next} --out {run}", "out"),
         ("--from {run} {next} --clients 7", "data"),
         ("--from {run} {next} --model mlp", "['Dense_0']['kernel']"),
+        ("{first} {next} --finetune-clients-used held-out", "held-out-clients"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(both, refused, arguments, words):

@@ -36,7 +36,8 @@ def test_the_models_and_the_clients_are_those_of_the_run():
 
 def test_its_own_settings_win():
     own = Finetuning(
-        "ewc", finetune_origin="global", finetune_rounds=2, finetune_local_epochs=4,
+        "ewc", finetune_origin="global", finetune_clients_used="kept",
+        finetune_rounds=2, finetune_local_epochs=4,
         finetune_batch_size=3, finetune_local_optimizer="adam", finetune_learning_rate=0.5,
         finetune_lam=0.0,
     )  # fmt: skip
