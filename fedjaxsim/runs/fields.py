@@ -61,11 +61,11 @@ class DataSettings:
         str | None, part_name("partition", "dirichlet", "Division of data without clients")
     ] = None
     held_out_clients: float = 0.0
-    """Fraction of the clients to leave out; `fedjaxsim tune` tunes on them."""
+    """Fraction to leave out, to tune on."""
     clients_used: Literal["kept", "held-out"] = "kept"
     """Clients of the run, left or held out."""
     seed: int = 0
-    """Seed of partition, initial models, cohorts, minibatches and noise."""
+    """Seed of all random numbers."""
 
     if TYPE_CHECKING:  # The settings of the parts are fields, too, of composed types.
 
