@@ -3,7 +3,9 @@
 A table becomes the arrays of the .npz format; see `fedjaxsim.data.npz`.
 """
 
+import gzip
 import os
+import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
@@ -26,8 +28,7 @@ _BLOCK = 1 << 24
 """Bytes of a CSV file that are read at once."""
 _COPIES, _CELL = 2, 8
 """A table takes at least twice the bytes of its CSV file, and eight for a cell."""
-_SHOWN = 20
-"""Names of columns that fit into a message."""
+_SHOWN = 20  # names of columns fit into a message
 
 
 class Columns(NamedTuple):
@@ -127,8 +128,8 @@ def _read_csv(path: str | os.PathLike[str], columns: Columns) -> "Table":
         from pyarrow import csv
 
     existing(path, "CSV file")
-    content = bytearray()
-    with reading("CSV file", OSError), pyarrow.input_stream(os.fspath(path)) as stream:
+    content, opened = bytearray(), gzip.open if os.fspath(path).endswith(".gz") else open
+    with reading("CSV file", OSError, EOFError, zlib.error), opened(path, "rb") as stream:
         while block := stream.read(_BLOCK):
             content += block
             check_size(_COPIES * len(content), "the table")
@@ -136,7 +137,7 @@ def _read_csv(path: str | os.PathLike[str], columns: Columns) -> "Table":
         raise ValueError("Empty CSV file")
     if content.count(b'"') % 2:
         raise ValueError("a quoted cell does not end: the file is truncated or not CSV")
-    text = {} if columns.client is None else {columns.client: pyarrow.string()}
+    text = {columns.client: pyarrow.string()} if columns.client else {}
     return csv.read_csv(
         pyarrow.BufferReader(pyarrow.py_buffer(content)),
         # In one block, since the first of several would decide the types.
