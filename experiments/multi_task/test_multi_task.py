@@ -119,3 +119,17 @@ def test_a_choice_at_an_end_of_its_box_is_named(script):
     point = {"learning_rate": 0.1, "lam": 10.0, "clip_norm": 0.1}
     assert methods.at_edge(point, box, private=True) == ["lam high", "clip_norm low"]
     assert methods.at_edge(point, box, private=False) == ["lam high"]
+
+
+def test_speakers_of_shakespeare_predict_the_next_character(script, tmp_path):
+    text = "A:\n" + "xyZ?" * 300 + "\n\nB:\nGo!\n\nA:\nxyz?"
+    (tmp_path / "shakespeare").mkdir()
+    (tmp_path / "shakespeare" / "input.txt").write_text(text)
+    population = script("data_sets").PROBLEMS["shakespeare"].read(tmp_path, 0, 0.2)
+    assert (population.num_clients, population.num_rows) == (1, 60)
+    x, y = population.fields["x"].reshape(-1, 2, 28), population.fields["y"]
+    found = {
+        (*np.argmax(row, axis=1).tolist(), int(label)) for row, label in zip(x, y, strict=True)
+    }
+    # x, y and z are 24 to 26, and ? is the symbol for all but letters and space.
+    assert found == {(24, 25, 26), (25, 26, 27), (26, 27, 24), (27, 24, 25)}

@@ -10,8 +10,8 @@ cover the choice. Finished parts are kept in --parts, and the table and the pict
 results that there are: a stopped command goes on.
 
 Bytes are those that a client of the cohort receives and sends in a round, as float32 numbers
-without compression. With --speed rounds/s are those of one run without noise, compiled: measure
-them on an idle machine.
+without compression. With --speed rounds/s are those of one run without noise, its evaluation
+included, compiled: measure them on an idle machine.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from fedjaxsim.report.plots import STYLE, picture, save
 SIZES = {"points": 12, "seeds": 5, "tuning_seeds": 1, "epsilons": (1.0, 4.0, math.inf)}
 QUESTION = ("vehicle", "school", "digits", "femnist-7", "shakespeare")
 AGAINST = ("local", "fedavg")
-COSTS = ("received", "sent", "rounds_per_second")
+COSTS = {"received": "bytes received", "sent": "sent", "rounds_per_second": "rounds/s"}
 TWENTY = (
     "local", "fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "scaffold", "scaffold-forgets",
     "feddyn", "qffl",
@@ -54,24 +54,29 @@ def cost(problem: Problem, name: str, folder: Path, parts: Parts, speed: bool) -
     """Return the bytes that a client receives and sends in a round, and rounds/s if wanted."""
     method = METHODS[name]
 
-    def measure() -> Record:
+    def prepared() -> tuple[fjs.Simulation, fjs.Hyperparameters]:
         simulation = Trial(problem, method, folder, parts, name).simulation(0)
         point = {**method.points(1, problem.box)[0], "noise_multiplier": 0.0}
-        hparams = hyperparameters(simulation, point)
+        return simulation, hyperparameters(simulation, point)
+
+    def sizes() -> Record:
+        simulation, hparams = prepared()
         state = jax.eval_shape(simulation.program.init, jax.random.key(0), hparams.as_arrays())
-        sizes = {"received": bytes_of(state.shared) if method.sends else 0}
         message = simulation.setup.message_shapes(jax.random.key(0), hparams.as_arrays())
-        sizes["sent"] = bytes_of(message)
-        if not speed:
-            return sizes
+        received = bytes_of(state.shared) if method.sends else 0
+        return {"received": received, "sent": bytes_of(message)}
+
+    def rate() -> Record:
+        simulation, hparams = prepared()
         state, times = simulation.init(0, hparams), []
-        for _ in range(3):
+        for _ in range(4):
             begun = time.perf_counter()
             state, _ = simulation.run(state, hparams, problem.rounds)
             times.append(time.perf_counter() - begun)
-        return sizes | {"rounds_per_second": float(f"{problem.rounds / min(times):.3g}")}
+        return {"rounds_per_second": float(f"{problem.rounds / min(times):.3g}")}
 
-    return parts.get(f"{name}-cost", [problem.rounds, speed], measure)
+    spent = parts.get(f"{name}-cost", [problem.rounds], sizes)
+    return spent | parts.get(f"{name}-speed", [problem.rounds], rate) if speed else spent
 
 
 def fits(problem: Problem, method: Method) -> bool:
@@ -97,6 +102,8 @@ def shortened(result: Record) -> Record:
 def table(result: Record) -> str:
     """Mean ± half of the 95 % interval, and the sign of sure differences to Local and FedAvg."""
     larger = metric(result["metric"]).larger_is_better
+    costs = result.get("cost", {})
+    known = [key for key in COSTS if any(key in spent for spent in costs.values())]
     rows = []
     for name in result["methods"]:
         cells = [METHODS[name].title]
@@ -109,11 +116,10 @@ def table(result: Record) -> str:
             text = f"{np.mean(ours):.3f} ± {interval(ours):.3f}"
             best = name == best_of(result, level)
             cells.append(f"{f'**{text}**' if best else text} {''.join(signs)}")
-        spent = result.get("cost", {}).get(name)
-        cells += [f"{spent[key]:,}" if key in spent else "" for key in COSTS]
+        cells += [f"{costs[name][key]:,}" for key in known]
         rows.append(cells)
     levels = [f"ε = {epsilon_text(about['epsilon'])}" for about in result["levels"]]
-    return markdown(["", *levels, "bytes received", "sent", "rounds/s"], rows)
+    return markdown(["", *levels, *(COSTS[key] for key in known)], rows)
 
 
 def interval(scores: list[float]) -> float:
@@ -170,7 +176,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="where femnist/, school/ and vehicle/ lie")
+    parser.add_argument(
+        "folder", type=Path, help="where femnist/, school/, vehicle/ and shakespeare/input.txt are"
+    )
     parser.add_argument("--problems", nargs="*", choices=PROBLEMS, default=list(QUESTION))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(TWENTY))
     parser.add_argument("--parts", type=Path, default=Path("runs/twenty"))
