@@ -33,7 +33,7 @@ demo: $(VENV)/ready
 # Of the pages and notebooks; nothing is fetched but, the first time, what builds it.
 docs: $(VENV)/docs-ready
 	$(BIN)/sphinx-build -q -W --keep-going -c docs . build/site
-	@echo "the site is build/site/docs/index.html"
+	@echo "the site is build/site/index.html"
 
 # The files that are published, checked, and the demo of the wheel alone in an environment of its own.
 release: $(VENV)/ready

@@ -21,6 +21,7 @@ from fedjaxsim.simulation import with_parts
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     ROOT / "README.md",
+    ROOT / "index.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
     *sorted(ROOT.glob("docs/**/*.md")),
@@ -117,13 +118,10 @@ def test_every_public_name_is_in_the_api():
 
 
 def test_every_page_is_on_the_site():
-    trees = re.findall(r"```\{toctree\}\n(.*?)```", (ROOT / "docs/index.md").read_text(), re.S)
+    trees = re.findall(r"```\{toctree\}\n(.*?)```", (ROOT / "index.md").read_text(), re.S)
     listed = {line for tree in trees for line in tree.split() if line[0] != ":"}
-    docs = ROOT / "docs"
-    pages = {str(path.relative_to(docs).with_suffix("")) for path in docs.glob("**/*.md")}
-    assert pages - {"index"} <= listed
-    notebooks = {f"../notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.ipynb")}
-    assert notebooks <= listed
+    pages = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/*.ipynb")]
+    assert {str(path.relative_to(ROOT).with_suffix("")) for path in pages} <= listed
 
 
 def write_own_code(folder: Path, monkeypatch) -> None:
