@@ -1,13 +1,14 @@
 """How `make docs` builds the site: pages and notebooks of the repository, without network.
 
-Notebooks run while the site is built, and again where they or the cache in its folder changed."""
+Notebooks run while the site is built, and again where they or the cache in its folder changed.
+"""
 
 import os
 
 project = "fedjaxsim"
 author = copyright = "The fedjaxsim authors"
 root_doc = "index"
-include_patterns = ["index.md", "README.md", "C*.md", "docs/**", "notebooks/**", "benchmarks/peers/README.md"]
+include_patterns = ["[iR]*.md", "C*.md", "docs/**", "notebooks/**", "benchmarks/peers/README.md"]
 exclude_patterns = [".venv", "build"]
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "sphinx_book_theme"
