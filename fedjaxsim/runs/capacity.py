@@ -194,7 +194,7 @@ def plan(config: RunConfig, sizes: Sizes, machine: Machine) -> Capacity:
     check_rows(parts.algorithm.task, sizes.few.fields)
     declared = (parts.algorithm, parts.mechanism, parts.sampling)
     hparams = fill_settings(config, compose(part.hyperparameters for part in declared))
-    sampler = parts.sampling.for_clients(sizes.clients)
+    sampler = parts.sampling.sampler(sizes.clients)
     for part in (parts.algorithm, parts.mechanism, sampler):
         part.check(hparams)
     if config.streamed and sampler.scheme.kind == "full":

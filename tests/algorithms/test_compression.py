@@ -4,14 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import every_system, least_squares, numbers, read_by, simulation_of
+from problems import least_squares, numbers, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.compression import Compression, compressed, quantize, random_k, top_k
 from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.privacy.samplers import full_participation, poisson
+from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.runs.memory import traffic
-from fedjaxsim.simulation import with_parts
 
 MESSAGE = {"w": jnp.asarray([[1.0, -0.3], [0.2, 0.0]]), "b": jnp.asarray([-4.0, 0.5])}
 BATCHES = Minibatches(2, steps=2)
@@ -95,23 +94,7 @@ def test_derivatives_of_quantized_messages_are_those_of_the_mean():
     np.testing.assert_array_equal(jax.grad(first)(MESSAGE)["b"], [0, 1])
 
 
-# --- laws -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", every_system("fedavg", sending=True))
-def test_every_system_runs_alike_in_all_placements(name):
-    """The linear FedAvg keeps its update as factors, which are multiplied out."""
-    population, task = least_squares([5, 3, 7, 4], test=0.3)
-    found = []
-    for settings in ({}, {"devices": jax.devices()[:2]}, {"streamed": True}):
-        sampling = full_participation() if name == "stl" else poisson(0.7)
-        sim = simulation_of(name, task, population, sampling, BATCHES)
-        sim = with_parts(sim, algorithm=compressed(sim.algorithm, top_k(kept=0.5)), **settings)
-        hparams = read_by(sim, clip_norm=0.5, noise_multiplier=0.3, learning_rate=0.1, lam=0.3)
-        state, _ = sim.run(sim.init(0, hparams), hparams, 2)
-        found.append(numbers((state.shared, state.personal)))
-    for other in found[1:]:
-        np.testing.assert_allclose(found[0], other, rtol=2e-4, atol=1e-5)
+# --- what cannot be; systems and placements are in tests/engine/test_availability.py --------------
 
 
 @pytest.mark.parametrize(
