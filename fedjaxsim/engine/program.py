@@ -374,7 +374,7 @@ class Program:
         drawn = jax.eval_shape(self.draw, state, hparams)
         parts = self.algorithm, self.minibatches, self.sampling.availability
         client = client_of(*parts, self.num_clients, self.layout)
-        broadcast = self._broadcast(state, hparams, drawn)
+        broadcast = jax.eval_shape(self._broadcast, state, hparams, drawn)
         return client_bytes(client, broadcast, rows, ClientStates(state.personal, state.consumed))
 
 

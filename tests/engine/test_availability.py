@@ -152,6 +152,7 @@ def test_a_part_of_the_steps_is_rounded_up_and_consumed(minibatches, most):
     rows = np.asarray(sim.population.splits["train"].count)
     assert minibatches.epochs is None or most == [2 * -(-n // 2) for n in rows]
     hparams = sim.hyperparameters(clip_norm=0.5)
+    assert sim.program.client_bytes(hparams.as_arrays(), sim.setup.rows["train"]) > 0
     state, metrics = sim.round(sim.init(0, hparams), hparams)
     steps = np.ceil(TRACE[0] * np.asarray(most))
     np.testing.assert_array_equal(state.personal, steps)
