@@ -8,7 +8,7 @@ import optax
 
 from fedjaxsim.algorithm import Algorithm, Context, WarmStart
 from fedjaxsim.algorithms import optimizers
-from fedjaxsim.algorithms.layers import Selection, merge, paths_of, split
+from fedjaxsim.algorithms.layers import Selection, either, merge, paths_of, split
 from fedjaxsim.algorithms.local_steps import local_steps
 from fedjaxsim.algorithms.shared_model import (
     SharedModel,
@@ -19,6 +19,7 @@ from fedjaxsim.algorithms.shared_model import (
 )
 from fedjaxsim.hyperparameters import Hyperparameters, reads
 from fedjaxsim.kernels import threefry
+from fedjaxsim.models.model import STATISTICS
 from fedjaxsim.privacy.clipping import clip_by_global_norm
 from fedjaxsim.privacy.mechanisms import (
     CLIP_NORM,
@@ -78,7 +79,7 @@ def dpfedmtl(
     Args:
       task: model and loss.
       head: Layers or parameters that stay with their client, as Dense_1; by default the output
-        layer of the task's model. See `layers.Selection`.
+        layer of the task's model. See `layers.Selection`. Running statistics always stay.
       order: Order of the local steps: of head and trunk "together", or all of the head's first.
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
       server_optimizer: Optimizer of the server, applied to the trunk's released mean update.
@@ -156,12 +157,22 @@ def _algorithm(
 
         for moving in _ORDERS[order]:
 
-            def loss(moved, batch, parts=parts):
+            def model(moved, parts=parts):
                 both = parts | moved
-                return task.loss(merge(both["head"], both["trunk"]), batch)
+                return merge(both["head"], both["trunk"])
+
+            def loss(moved, batch, model=model):
+                return task.loss(model(moved), batch)
+
+            def track(before, moved, batch, model=model):
+                assert task.track is not None
+                head, _ = split(task.track(model(before), model(moved), batch), selection)
+                return moved | {"head": head}
 
             begun = {name: parts[name] for name in moving}
-            whole = task._replace(loss=loss, linear=None)
+            # Statistics belong to the head, and move when it does.
+            tracks = task.track is not None and "head" in moving
+            whole = task._replace(loss=loss, linear=None, track=track if tracks else None)
             moved, value = local_steps(begun, data, whole, optimizer, hparams, context.round)
             parts = parts | moved
             losses.append(value)
@@ -197,6 +208,8 @@ def _require_two_parts(task: Task, head: Selection) -> Selection:
             "the task's model names no output layer, so head must name the parameters that stay "
             f"with their client, such as {paths[-1]!r}, of {paths}"
         )
+    if task.track is not None:
+        head = either(head, STATISTICS)
     _, trunk = split(params, head)
     if not jax.tree.leaves(trunk):
         raise ValueError(

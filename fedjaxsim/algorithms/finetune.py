@@ -65,6 +65,8 @@ def finetune(
             "penalty 'kl' needs a task with a `divergence`, the symmetrized KL divergence of its "
             "predictions; this one has none"
         )
+    if penalty == "ewc" and task.track is not None:
+        raise ValueError("penalty 'ewc' takes gradients of single rows: BatchNorm has none")
     reads_published = penalty != "vanilla" or origin == "global"
 
     def start(hparams, w_tilde, w_k):

@@ -43,6 +43,15 @@ def merge(selected: PyTree, rest: PyTree) -> PyTree:
     )
 
 
+def either(selection: Selection, name: str) -> Selection:
+    """Return a selection that also selects the parameters under a name."""
+    if selection is None:
+        return None
+    if callable(selection):
+        return lambda path: selection(path) or _under(path, name)
+    return (selection, name) if isinstance(selection, str) else (*selection, name)
+
+
 def paths_of(params: PyTree) -> list[str]:
     """Return the paths of all leaves."""
     leaves = jax.tree_util.tree_leaves_with_path(params)

@@ -71,7 +71,10 @@ def local_steps(
         if penalty is not None:
             grads = jax.tree.map(jnp.add, grads, jax.grad(penalty)(params, batch))
         updates, state = optimizer.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, total + value
+        moved = optax.apply_updates(params, updates)
+        # Running statistics are replaced: no gradient, pull or optimizer moves them.
+        moved = moved if task.track is None else task.track(params, moved, batch)
+        return moved, state, total + value
 
     start = (params, optimizer.init(params), jnp.zeros(()))
     params, _, total = data.fold(step, start)

@@ -10,6 +10,7 @@ from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.dpfedmtl import dpfedmtl
 from fedjaxsim.algorithms.layers import Selection, paths_of
 from fedjaxsim.hyperparameters import reads
+from fedjaxsim.models.model import STATISTICS
 from fedjaxsim.tasks.task import Task
 
 
@@ -47,23 +48,32 @@ def fedbn(
 ) -> Algorithm:
     """FedBN (Li et al. 2021): `dpfedmtl` whose normalization layers are personal.
 
-    All parameters step together. Layers with statistics of batches are refused (see
-    `models.from_flax`), so clients keep scales and offsets, as of LayerNorm and GroupNorm.
+    All parameters step together. Clients keep scales and offsets, and the running statistics of
+    BatchNorm, which local steps update (see `models.from_flax`).
 
     Args:
       task: model and loss.
       head: Layers or parameters that stay with their client; by default all whose path contains
-        "norm".
+        "norm", and layers with running statistics.
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
 
     Raises:
       ValueError: if no head is given and the model has no normalization layers.
     """
     paths = paths_of(jax.eval_shape(task.init, jax.random.key(0)))
-    normal = [path for path in paths if "norm" in path.lower()]
+    tracked = {_layer(path.removeprefix(STATISTICS)[1:]) for path in paths if _tracked(path)}
+    normal = [path for path in paths if "norm" in path.lower() or _layer(path) in tracked]
     if head is None and not normal:
         raise ValueError(
             "fedbn needs a model with normalization layers, such as mlp with layer_norm, or head; "
             f"the parameters are {', '.join(paths)}"
         )
     return dpfedmtl(task, head=normal if head is None else head, local_optimizer=local_optimizer)
+
+
+def _tracked(path: str) -> bool:
+    return path.startswith(f"{STATISTICS}/")
+
+
+def _layer(path: str) -> str:
+    return path.rpartition("/")[0]

@@ -41,6 +41,7 @@ _ARGUMENTS = {
         "metrics": "params, batch",
         "check": "fields",
         "divergence": "params, other, batch",
+        "track": "params, moved, batch",
         "targets": "fields",
         "on_model": "model",
     },
@@ -56,7 +57,7 @@ _ARGUMENTS = {
 }
 _OPTIONAL = (
     "predict_with_data", "example_epsilon", "message_bytes", "start", "divergence", "targets",
-    "on_model",
+    "track", "on_model",
 )  # fmt: skip
 """Functions that a part may lack."""
 

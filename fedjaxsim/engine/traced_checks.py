@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import keystr
 
 from fedjaxsim.algorithm import Context
 from fedjaxsim.data.minibatches import Batch, ClientData
@@ -20,6 +21,7 @@ from fedjaxsim.engine.purity import Captured, ImpureError, check_pure
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import products
+from fedjaxsim.models.model import STATISTICS
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.messages import Messages, widened
 from fedjaxsim.privacy.samplers import work_of
@@ -115,6 +117,8 @@ def _a_round(
     kept, message, metrics = _several("client", returned, "personal, message, metrics")
     _require_alike("client", "a personal state", personal, kept)
     message = _message(message, mechanism)
+    if algorithm.task.track is not None:
+        _check_statistics(message)
     _check_metrics(metrics)
     predicted = algorithm.predict(shared, personal, hparams, client_id)
     _check_evaluation(algorithm.task, key, predicted, data)
@@ -207,6 +211,17 @@ def _message(message: PyTree, mechanism: Mechanism) -> PyTree:
             "other would be charged for releasing nothing"
         )
     return products.shapes(widened(message))
+
+
+def _check_statistics(message: PyTree) -> None:
+    if any(
+        STATISTICS in keystr(path, simple=True, separator="/").split("/")
+        for path, _ in _leaves(message)
+    ):
+        raise _RefusedError(
+            "the model keeps running statistics (BatchNorm), which must stay with their clients, "
+            "and this algorithm sends all parameters: use fedbn, fedper, fedrep, dpfedmtl or local"
+        )
 
 
 def _check_metrics(metrics: Any) -> None:

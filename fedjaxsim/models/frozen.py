@@ -56,6 +56,8 @@ def with_frozen(
     """
     if model.frozen is not None:
         raise ValueError("the model has a frozen part already: give the whole model")
+    if model.train is not None:
+        raise ValueError("a model with a frozen part cannot keep running statistics (BatchNorm)")
     names, structure = [name for name, _ in _named(params)], jax.tree.structure(params)
     if not trained:
         raise ValueError(f"at least one parameter must be trained, of {', '.join(names)}")

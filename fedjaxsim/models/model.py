@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 
 PyTree = Any
+STATISTICS = "statistics"
+"""The top-level name in the params of a model for its running statistics, if it keeps any."""
 
 
 class FrozenWeights:
@@ -66,6 +68,9 @@ class Model(NamedTuple):
       representation: `(params, x (b, ...)) -> (b, r)`: the input of the output layer, or of a
         linear model; None if unknown.
       frozen: the weights that are no part of `params`, see `trainable`; or None.
+      train: `(params, x (b, ...), weight (b,)) -> (outputs (b, c), statistics)` in training:
+        outputs by the statistics of the rows with weight > 0, and the next `params["statistics"]`,
+        which `apply` reads; None for a model without running statistics.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -74,6 +79,7 @@ class Model(NamedTuple):
     features: Callable[[jax.Array], jax.Array] | None = None
     representation: Callable[[PyTree, jax.Array], jax.Array] | None = None
     frozen: FrozenWeights | None = None
+    train: Callable[[PyTree, jax.Array, jax.Array], tuple[jax.Array, PyTree]] | None = None
 
 
 def as_floats(x: jax.Array) -> jax.Array:
@@ -99,7 +105,13 @@ def in_bfloat16(model: Model) -> Model:
         with bound(frozen, frozen and rounded(frozen.current)):
             return model.apply(rounded(params), rounded(x)).astype(jnp.float32)
 
-    return model._replace(apply=apply, features=None)
+    def train(params, x, weight):
+        assert model.train is not None
+        params = rounded(params) | {STATISTICS: params[STATISTICS]}
+        outputs, statistics = model.train(params, rounded(x), weight)
+        return outputs.astype(jnp.float32), statistics
+
+    return model._replace(apply=apply, features=None, train=None if model.train is None else train)
 
 
 def linear(input_shape: Sequence[int], num_outputs: int, bias: bool = True) -> Model:

@@ -1,30 +1,33 @@
 """Modules of other libraries as models, with parameters as nested dicts of arrays, by name.
 
-A model has only parameters: modules with statistics of batches or with random numbers in calls are
-refused.
+Running statistics of BatchNorm (linen, equinox) are kept beside the parameters, as "statistics".
+Modules with other variables or with random numbers in calls are refused.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.errors import InvalidRngError
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjaxsim.extras import importing
 from fedjaxsim.models.frozen import with_frozen
-from fedjaxsim.models.model import Model
+from fedjaxsim.models.model import STATISTICS, Model
 
 if TYPE_CHECKING:
     import equinox
     from flax import nnx
 
 _STATISTICS = (
-    "variables besides parameters would be neither bounded nor noised: use GroupNorm or LayerNorm "
-    "in place of BatchNorm"
+    "it keeps variables that would be neither bounded nor noised: use GroupNorm or LayerNorm in "
+    "place of BatchNorm, or BatchNorm by from_flax or from_equinox"
 )
+_OF_BATCHES = "batch_stats"
 _DROPOUT = (
     "a loss here is a function of parameters and data alone: leave dropout out, or make it "
     "deterministic"
@@ -40,25 +43,48 @@ def from_flax(
     """Make the model of a flax.linen module.
 
     Args:
-      module: called with x (b, ...); its only variables are parameters.
+      module: called with x (b, ...); its only variables are parameters. With BatchNorm it also
+        takes `train`, whether statistics are those of the batch (of its real rows); `Model.train`
+        then gives the running ones.
       input_shape: shape of one example, without the batch axis.
       output_layer: name of the output layer, if there is one, such as "Dense_1".
       dtype: type of the examples, such as `jnp.int32` for tokens.
 
     Raises:
-      ValueError: if the module has other variables, such as batch statistics, or uses dropout.
+      ValueError: if the module has other variables, uses dropout, or has BatchNorm without `train`.
     """
+    takes_train = "train" in inspect.signature(module.__call__).parameters
+    mode: dict[str, Any] = {"train": False} if takes_train else {}
 
     def example():
         return jnp.zeros((1, *input_shape), dtype)
 
     def init(key):
-        return module.init(key, example())["params"]
+        made = module.init(key, example(), **mode)
+        return made["params"] | ({STATISTICS: made[_OF_BATCHES]} if _OF_BATCHES in made else {})
+
+    def variables(params):
+        if not keeps:
+            return {"params": params}
+        others = {name: part for name, part in params.items() if name != STATISTICS}
+        return {"params": others, _OF_BATCHES: params[STATISTICS]}
 
     def apply(params, x):
-        outputs = module.apply({"params": params}, x)
+        outputs = module.apply(variables(params), x, **mode)
         assert isinstance(outputs, jax.Array)
         return outputs
+
+    def train(params, x, weight):
+        real = (weight > 0) | (jnp.sum(weight) == 0)  # of no rows all: a mean over none is NaN
+
+        def masked(call, args, kwargs, context):
+            if isinstance(context.module, nn.BatchNorm) and context.method_name == "__call__":
+                kwargs = kwargs | {"mask": jnp.expand_dims(real, range(1, args[0].ndim))}
+            return call(*args, **kwargs)
+
+        with nn.intercept_methods(masked):
+            outputs, changed = module.apply(variables(params), x, train=True, mutable=[_OF_BATCHES])
+        return outputs, changed[_OF_BATCHES]
 
     def representation(params, x):
         seen = []
@@ -72,14 +98,18 @@ def from_flax(
             apply(params, x)
         return seen[0].reshape(x.shape[0], -1)
 
-    kinds = jax.eval_shape(lambda key: module.init(key, example()), jax.random.key(0))
-    _refuse_statistics(module, (kind for kind in kinds if kind != "params"))
+    kinds = jax.eval_shape(lambda key: module.init(key, example(), **mode), jax.random.key(0))
+    keeps = _OF_BATCHES in kinds
+    _refuse_statistics(module, (kind for kind in kinds if kind not in ("params", _OF_BATCHES)))
+    if keeps and not takes_train:
+        raise _refused(module, "has BatchNorm", "its call must take train, as nn.BatchNorm needs")
     try:
-        jax.eval_shape(lambda params: apply(params, example()), kinds["params"])
+        jax.eval_shape(lambda key: apply(init(key), example()), jax.random.key(0))
     except InvalidRngError as error:
         raise _refused(module, "draws random numbers when it is called", _DROPOUT) from error
     known = None if output_layer is None else representation
-    return Model(init, apply, output_layer, representation=known)
+    of_batches = train if keeps else None
+    return Model(init, apply, output_layer, representation=known, train=of_batches)
 
 
 def from_nnx(
@@ -137,19 +167,26 @@ def from_equinox(
     Args:
       make: `(key) -> module`, such as `lambda key: eqx.nn.MLP(64, 10, 32, 1, key=key)`. The module
         is called with one example, without the batch axis. Its floating arrays are the parameters;
-        everything else must not depend on the key.
+        everything else must not depend on the key. With BatchNorm, `make` returns the module and
+        its state, as `equinox.nn.make_with_state` does. Where rows fill half a batch, the batch is
+        filled up with them in turn, so give `steps`, whose batches are full.
       output_layer: name of the output layer, if there is one: an attribute of the module.
       wrt: filter of the trained parameters for `equinox.filter`, a function of a leaf or a pytree
         of booleans; by default all are trained. The others are frozen as `make(jax.random.key(0))`
         returns them, so it loads their values; see `trainable`.
 
     Raises:
-      ValueError: if the module keeps state, like `BatchNorm`, or uses dropout; as `trainable`.
+      ValueError: if the module keeps state that is not given, or uses dropout; as `trainable`.
     """
     with importing("equinox"):
         import equinox as eqx
 
-    module = make(jax.random.key(0))
+    made = make(jax.random.key(0))
+    if isinstance(made, tuple):
+        if wrt is not None:
+            raise _refused(made[0], "has BatchNorm", "it cannot have a frozen part, wrt")
+        return _equinox_with_state(make, output_layer)
+    module = made
     special = (eqx.nn.StateIndex, eqx.nn.Dropout)
     parts = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, special))
     if any(
@@ -182,6 +219,65 @@ def from_equinox(
         return unflatten_dict({_names(path): leaf for path, leaf in leaves})
 
     return _partly(model, trained)
+
+
+def _equinox_with_state(make: Callable[[jax.Array], Any], output_layer: str | None) -> Model:
+    """Make the model of `make(key) -> (module, state)`; its statistics are the state's arrays."""
+    import equinox as eqx
+
+    def at(node):
+        return isinstance(node, (eqx.nn.StateIndex, eqx.nn.BatchNorm))
+
+    module, state = make(jax.random.key(0))
+    axes = {n.axis_name for n in jax.tree.leaves(module, is_leaf=at) if hasattr(n, "axis_name")}
+    if len(axes) != 1:
+        raise _refused(module, "keeps state", "it must be of BatchNorm layers with one axis_name")
+    indices = {
+        _names(path): index
+        for path, index in jax.tree_util.tree_leaves_with_path(
+            module, is_leaf=lambda node: isinstance(node, eqx.nn.StateIndex)
+        )
+        if isinstance(index, eqx.nn.StateIndex)
+    }
+    rest = eqx.filter(module, eqx.is_inexact_array, inverse=True)
+    like = jax.eval_shape(lambda: eqx.filter(module, eqx.is_inexact_array))
+    leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, state))  # of no weak types
+
+    def fresh():
+        return jax.tree.unflatten(structure, leaves)  # a state is used once
+
+    def statistics_of(state):
+        found = {
+            (*path[:-1], f"{path[-1]}_{number}"): jnp.asarray(leaf, float)
+            for path, index in indices.items()
+            for number, leaf in enumerate(jax.tree.leaves(state.get(index)))
+        }
+        return unflatten_dict(found)
+
+    def init(key):
+        params = eqx.filter(make(key)[0], eqx.is_inexact_array)
+        named = jax.tree_util.tree_leaves_with_path(params)
+        made = unflatten_dict({_names(path): leaf for path, leaf in named})
+        return made | {STATISTICS: statistics_of(fresh())}
+
+    def called(params, x, inference):
+        values, state = flatten_dict(params), fresh()
+        for path, index in indices.items():
+            old, shape = jax.tree.flatten(state.get(index))
+            names = [(STATISTICS, *path[:-1], f"{path[-1]}_{n}") for n in range(len(old))]
+            new = [values[name].astype(leaf.dtype) for name, leaf in zip(names, old, strict=True)]
+            state = state.set(index, jax.tree.unflatten(shape, new))
+        given = jax.tree_util.tree_map_with_path(lambda path, _: values[_names(path)], like)
+        whole = eqx.nn.inference_mode(eqx.combine(given, rest), inference)
+        (axis,) = axes
+        return jax.vmap(whole, axis_name=axis, in_axes=(0, None), out_axes=(0, None))(x, state)
+
+    def train(params, x, weight):
+        rows = jnp.sum(weight > 0, dtype=jnp.int32)
+        outputs, state = called(params, x[jnp.arange(len(x)) % jnp.maximum(rows, 1)], False)
+        return outputs, statistics_of(state)
+
+    return Model(init, lambda params, x: called(params, x, True)[0], output_layer, train=train)
 
 
 def _partly(model: Model, init: Callable[[jax.Array], Any]) -> Model:

@@ -11,7 +11,7 @@ import optax
 
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.kernels.linear_steps import Linear
-from fedjaxsim.models.model import FrozenWeights, Model
+from fedjaxsim.models.model import STATISTICS, FrozenWeights, Model
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric, area_under_roc, balanced_accuracy
 
 PyTree = Any
@@ -47,6 +47,9 @@ class Task(NamedTuple):
         then sums over the targets of an example, and a client's sums are divided by its number of
         targets. None if every row has one target.
       frozen: the frozen weights of the model, see `Model`.
+      track: `(params, moved, batch) -> params`: `moved`, the parameters after a local step from
+        `params` on a batch, with the running statistics after that batch, see `Model.train`; None
+        without them. No message may hold them.
       model: the model of a softmax classification; None for other tasks.
       on_model: `(model) -> Task`: the same task on another model; None where `model` is None.
     """
@@ -63,6 +66,7 @@ class Task(NamedTuple):
     streaming_metrics: Mapping[str, StreamingMetric] = MappingProxyType({})
     targets: Callable[[Mapping[str, jax.Array]], jax.Array] | None = None
     frozen: FrozenWeights | None = None
+    track: Callable[[PyTree, PyTree, Batch], PyTree] | None = None
     model: Model | None = None
     on_model: "Callable[[Model], Task] | None" = None
 
@@ -113,6 +117,22 @@ def _require_xy(fields: Mapping[str, jax.ShapeDtypeStruct]) -> jax.ShapeDtypeStr
     return fields["y"]
 
 
+def _trained(model: Model, params: PyTree, batch: Batch) -> jax.Array:
+    """Compute the outputs for a loss, (b, ...)."""
+    if model.train is None:
+        return model.apply(params, batch.fields["x"])
+    return model.train(params, batch.fields["x"], batch.weight)[0]
+
+
+def _track_of(model: Model) -> Callable[[PyTree, PyTree, Batch], PyTree] | None:
+    def track(params, moved, batch):
+        assert model.train is not None
+        statistics = model.train(params, batch.fields["x"], batch.weight)[1]
+        return moved | {STATISTICS: statistics}
+
+    return None if model.train is None else track
+
+
 def _task(
     model: Model,
     metrics: Mapping[str, OfOutputs],
@@ -125,7 +145,7 @@ def _task(
         return batch.mean(metrics["loss"](outputs, batch.fields["y"]))
 
     def loss_of(params, batch):
-        return loss(model.apply(params, batch.fields["x"]), batch)
+        return loss(_trained(model, params, batch), batch)
 
     def metrics_of(params, batch):
         outputs, labels = model.apply(params, batch.fields["x"]), batch.fields["y"]
@@ -141,7 +161,7 @@ def _task(
         linear = Linear(lambda batch: features(batch.fields["x"]), loss)
     return Task(
         model.init, loss_of, metrics_of, check, (), model.output_layer, linear, divergence=between,
-        public=_assumed(model), frozen=model.frozen,
+        public=_assumed(model), frozen=model.frozen, track=_track_of(model),
     )  # fmt: skip
 
 
@@ -256,18 +276,18 @@ def softmax_sequence(model: Model, num_classes: int) -> Task:
     def tokens(batch):
         return batch.fields["y"] >= 0
 
-    def of_tokens(params, batch):
-        outputs, labels = model.apply(params, batch.fields["x"]), jnp.maximum(batch.fields["y"], 0)
+    def of_tokens(outputs, batch):
+        labels = jnp.maximum(batch.fields["y"], 0)
         losses = optax.losses.softmax_cross_entropy_with_integer_labels(outputs, labels)
         return jnp.where(tokens(batch), losses, 0), tokens(batch) & _largest(outputs, labels)
 
     def loss(params, batch):
-        losses, _ = of_tokens(params, batch)
+        losses, _ = of_tokens(_trained(model, params, batch), batch)
         count = batch.sum(tokens(batch).sum(axis=1).astype(losses.dtype))
         return batch.sum(losses.sum(axis=1)) / jnp.maximum(count, 1)
 
     def metrics(params, batch):
-        losses, correct = of_tokens(params, batch)
+        losses, correct = of_tokens(model.apply(params, batch.fields["x"]), batch)
         return {
             "loss": losses.sum(axis=1),
             "accuracy": correct.sum(axis=1).astype(losses.dtype),
@@ -283,7 +303,7 @@ def softmax_sequence(model: Model, num_classes: int) -> Task:
     return Task(
         model.init, loss, metrics, check, (range(-1, num_classes),), model.output_layer,
         public=_assumed(model), targets=lambda fields: (fields["y"] >= 0).sum(axis=1),
-        frozen=model.frozen,
+        frozen=model.frozen, track=_track_of(model),
     )  # fmt: skip
 
 

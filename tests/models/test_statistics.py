@@ -1,0 +1,177 @@
+"""Running statistics of BatchNorm: kept by clients, moved by local steps, never sent or noised."""
+
+import functools
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjaxsim as fjs
+from fedjaxsim.models import from_equinox, from_flax, in_bfloat16, trainable
+from fedjaxsim.tasks import squared
+
+MOMENTUM, EPS, ETA, SIZES = 0.9, 1e-5, 0.2, (5, 8)
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.BatchNorm(not train, momentum=MOMENTUM, epsilon=EPS, name="bn")(x)
+        return nn.Dense(1, name="out")(x)
+
+
+class Equinox(eqx.Module):
+    bn: eqx.nn.BatchNorm
+    out: eqx.nn.Linear
+
+    def __init__(self, key):
+        self.bn = eqx.nn.BatchNorm(2, "batch", EPS, momentum=MOMENTUM, mode="batch")
+        self.out = eqx.nn.Linear(2, 1, key=key)
+
+    def __call__(self, x, state):
+        x, state = self.bn(x, state)
+        return self.out(x), state
+
+
+def linen():
+    return from_flax(Linen(), (2,))
+
+
+def equinox():
+    return from_equinox(eqx.nn.make_with_state(Equinox))
+
+
+@functools.cache
+def clients():
+    rng = np.random.default_rng(0)
+    return [{"x": rng.normal(3, 2, (n, 2)), "y": rng.normal(size=n)} for n in SIZES]
+
+
+def simulation(algorithm, model, **parts):
+    population = fjs.Population.from_clients(clients())
+    # Two steps of all rows; the first client's batches have three rows of padding.
+    batches = fjs.Minibatches(8, epochs=2)
+    return fjs.Simulation(
+        algorithm(squared(model)), population, fjs.full_participation(), batches, **parts
+    )
+
+
+class ByHand:
+    """FedBN of one normalized layer and a linear one, in numpy."""
+
+    def __init__(self, w, b):
+        self.w, self.b = w, b
+        self.own = [[np.ones(2), np.zeros(2), np.zeros(2), np.ones(2)] for _ in SIZES]
+
+    def round(self):
+        updates = []
+        for k, rows in enumerate(clients()):
+            x, y, (gamma, beta, mean, var) = rows["x"], rows["y"], self.own[k]
+            w, b = self.w.copy(), self.b
+            for _ in range(2):
+                normed = (x - x.mean(0)) / np.sqrt(x.var(0) + EPS)
+                residual = (gamma * normed + beta) @ w + b - y
+                slope = residual[:, None] * w
+                gradients = (
+                    (residual[:, None] * (gamma * normed + beta)).mean(0),
+                    residual.mean(),
+                    (slope * normed).mean(0),
+                    slope.mean(0),
+                )
+                w, b = w - ETA * gradients[0], b - ETA * gradients[1]
+                gamma, beta = gamma - ETA * gradients[2], beta - ETA * gradients[3]
+                mean = MOMENTUM * mean + (1 - MOMENTUM) * x.mean(0)
+                var = MOMENTUM * var + (1 - MOMENTUM) * x.var(0)
+            self.own[k] = [gamma, beta, mean, var]
+            updates.append((w - self.w, b - self.b))
+        self.w, self.b = (
+            old + np.mean([update[at] for update in updates], axis=0)
+            for at, old in enumerate((self.w, self.b))
+        )
+
+
+def test_fedbn_is_the_algorithm_by_hand():
+    sim = simulation(fjs.fedbn, linen())
+    hparams = sim.hyperparameters(learning_rate=ETA)
+    state = sim.init(0, hparams)
+    first = state.shared.trunk.params["out"]
+    hand = ByHand(np.float64(first["kernel"][:, 0]), 0.0)
+    for _ in range(3):
+        state, _ = sim.round(state, hparams)
+        hand.round()
+    trunk, own = state.shared.trunk.params, state.personal
+    np.testing.assert_allclose(trunk["out"]["kernel"][:, 0], hand.w, rtol=1e-4)
+    assert len(jax.tree.leaves(trunk)) == 2  # nothing of BatchNorm is sent
+    found = (*(own["bn"][n] for n in ("scale", "bias")), *own["statistics"]["bn"].values())
+    for place, leaf in enumerate(found):
+        expected = [each[place] for each in hand.own]
+        np.testing.assert_allclose(leaf, expected, rtol=1e-4, atol=1e-5)
+    # Evaluations read the running statistics, not those of their batches.
+    losses = []
+    for rows, (gamma, beta, mean, var) in zip(clients(), hand.own, strict=True):
+        normed = gamma * (rows["x"] - mean) / np.sqrt(var + EPS) + beta
+        losses.append(np.mean((normed @ hand.w + hand.b - rows["y"]) ** 2) / 2)
+    evaluated = sim.evaluate(state, hparams, "train").values["loss"]
+    np.testing.assert_allclose(evaluated, losses, rtol=1e-4)
+
+
+def test_statistics_are_not_noised_and_stay_with_their_client():
+    sim = simulation(fjs.fedbn, linen())
+    noised = sim.hyperparameters(learning_rate=ETA, clip_norm=1.0, noise_multiplier=50.0)
+    state, _ = sim.round(sim.init(0, noised), noised)
+    for rows, mean in zip(clients(), state.personal["statistics"]["bn"]["mean"], strict=True):
+        weight = 1 - MOMENTUM**2  # the layer sees rows alone, which no noise touches
+        np.testing.assert_allclose(mean, weight * rows["x"].mean(0), rtol=1e-5)
+    fjs.testing.check_billboard(sim, noised, rounds=2)
+
+
+def test_equinox_keeps_its_state():
+    sim = simulation(fjs.local, equinox(), mechanism=fjs.no_release())
+    hparams = sim.hyperparameters(learning_rate=ETA)
+    state, _ = sim.round(sim.init(0, hparams), hparams)
+    kept = state.personal["statistics"]["bn"]
+    np.testing.assert_array_equal(kept["batch_counter_0"], 2)
+    # The second client's batches are full: those of the first are filled up with its rows in turn.
+    x = clients()[1]["x"]
+    mean = (1 - MOMENTUM**2) * x.mean(0)
+    var = MOMENTUM**2 + (1 - MOMENTUM**2) * x.var(0)
+    np.testing.assert_allclose(kept["batch_state_index_0"][1], mean, rtol=1e-5)
+    np.testing.assert_allclose(kept["batch_state_index_1"][1], var, rtol=1e-5)
+    model, params = equinox(), jax.tree.map(lambda leaf: leaf[1], state.personal)
+    debiased = (x - mean / (1 - MOMENTUM**2)) / np.sqrt(var / (1 - MOMENTUM**2) + EPS)
+    expected = params["bn"]["weight"] * debiased + params["bn"]["bias"]
+    expected = expected @ params["out"]["weight"].T + params["out"]["bias"]
+    np.testing.assert_allclose(model.apply(params, jnp.float32(x)), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("make", [linen, equinox])
+def test_layers_with_statistics_are_personal_whatever_their_name(make):
+    sim = simulation(fjs.fedbn, make())
+    state = jax.eval_shape(sim.program.init, jax.random.key(0), sim.hyperparameters())
+    assert set(jax.tree.leaves(state.shared.trunk.params["bn"])) == set()
+    assert len(jax.tree.leaves(state.personal["bn"])) == 2
+
+
+def test_an_algorithm_that_would_send_statistics_is_refused():
+    for algorithm in (fjs.fedavg, fjs.pmtl, fjs.ditto, fjs.scaffold):
+        sim = simulation(algorithm, linen())
+        with pytest.raises(ValueError, match="running statistics"):
+            sim.init(0, sim.hyperparameters())
+    # An algorithm of layers keeps them wherever the head is.
+    sim = simulation(functools.partial(fjs.dpfedmtl, head="out"), linen())
+    sim.init(0, sim.hyperparameters())
+
+
+def test_statistics_of_no_rows_and_of_half_precision_are_numbers():
+    model = linen()
+    params, x = model.init(jax.random.key(0)), jnp.ones((3, 2))
+    _, kept = model.train(params, x, jnp.zeros(3))
+    assert np.isfinite(jax.tree.leaves(kept)).all()
+    outputs, kept = in_bfloat16(model).train(params, x, jnp.ones(3))
+    assert {leaf.dtype for leaf in (outputs, *jax.tree.leaves(kept))} == {jnp.dtype("float32")}
+    np.testing.assert_allclose(kept["bn"]["mean"], (1 - MOMENTUM) * np.ones(2), rtol=1e-6)
+    with pytest.raises(ValueError, match="BatchNorm"):
+        trainable(model, params, lambda name: name.startswith("out"))
