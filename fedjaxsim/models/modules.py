@@ -60,7 +60,7 @@ def from_flax(
         return jnp.zeros((1, *input_shape), dtype)
 
     def init(key):
-        made = module.init(key, example(), **mode)
+        made: Any = module.init(key, example(), **mode)
         return made["params"] | ({STATISTICS: made[_OF_BATCHES]} if _OF_BATCHES in made else {})
 
     def variables(params):
@@ -160,7 +160,9 @@ def from_nnx(
 
 
 def from_equinox(
-    make: Callable[[jax.Array], "equinox.Module"], output_layer: str | None = None, wrt: Any = None
+    make: "Callable[[jax.Array], equinox.Module | tuple[equinox.Module, equinox.nn.State]]",
+    output_layer: str | None = None,
+    wrt: Any = None,
 ) -> Model:
     """Make the model of an equinox module.
 
@@ -261,7 +263,8 @@ def _equinox_with_state(make: Callable[[jax.Array], Any], output_layer: str | No
         return made | {STATISTICS: statistics_of(fresh())}
 
     def called(params, x, inference):
-        values, state = flatten_dict(params), fresh()
+        values: Any = flatten_dict(params)
+        state = fresh()
         for path, index in indices.items():
             old, shape = jax.tree.flatten(state.get(index))
             names = [(STATISTICS, *path[:-1], f"{path[-1]}_{n}") for n in range(len(old))]

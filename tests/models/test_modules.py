@@ -146,7 +146,7 @@ def in_equinox(*layers):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: from_flax(Statistics(), (2,)), "Statistics .*batch_stats.*GroupNorm"),
+        (lambda: from_flax(Statistics(), (2,)), "Statistics .*BatchNorm.*train"),
         (lambda: from_flax(Drops(), (2,)), "Drops .*dropout"),
         (lambda: from_nnx(normed), "Sequential .*BatchStat.*GroupNorm"),
         (lambda: from_nnx(dropping), "Sequential .*dropout"),

@@ -168,9 +168,12 @@ def test_an_algorithm_that_would_send_statistics_is_refused():
 def test_statistics_of_no_rows_and_of_half_precision_are_numbers():
     model = linen()
     params, x = model.init(jax.random.key(0)), jnp.ones((3, 2))
+    half = in_bfloat16(model).train
+    assert model.train is not None
+    assert half is not None
     _, kept = model.train(params, x, jnp.zeros(3))
     assert np.isfinite(jax.tree.leaves(kept)).all()
-    outputs, kept = in_bfloat16(model).train(params, x, jnp.ones(3))
+    outputs, kept = half(params, x, jnp.ones(3))
     assert {leaf.dtype for leaf in (outputs, *jax.tree.leaves(kept))} == {jnp.dtype("float32")}
     np.testing.assert_allclose(kept["bn"]["mean"], (1 - MOMENTUM) * np.ones(2), rtol=1e-6)
     with pytest.raises(ValueError, match="BatchNorm"):
