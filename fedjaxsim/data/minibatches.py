@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim.data.batch import Batch as Batch
+from fedjaxsim.data.batch import ProtectedBatches
 from fedjaxsim.kernels import threefry
 
 PyTree = Any
@@ -23,27 +25,6 @@ Reader = Callable[[jax.Array], dict[str, jax.Array]]
 
 _ROUNDS = 24
 """Rounds of the swap-or-not shuffle in `permuted`."""
-
-
-class Batch(NamedTuple):
-    """A minibatch with static shapes.
-
-    Attributes:
-      fields: each (b, ...), by name: "x" and "y" by convention.
-      weight: (b,) float, 1 for an example and 0 for padding (the last batch may be partial).
-    """
-
-    fields: dict[str, jax.Array]
-    weight: jax.Array
-
-    def sum(self, values: jax.Array) -> jax.Array:
-        """Sum per-example `values` (b,) over the real examples, ()."""
-        weight = self.weight.astype(values.dtype)
-        return jnp.sum(jnp.where(weight > 0, weight * values, 0))
-
-    def mean(self, values: jax.Array) -> jax.Array:
-        """Average per-example `values` (b,) over the real examples, () (0 if none)."""
-        return self.sum(values) / jnp.maximum(jnp.sum(self.weight), 1.0).astype(values.dtype)
 
 
 class BatchReadOptions(NamedTuple):
@@ -160,8 +141,8 @@ class ClientData:
     """
 
     __slots__ = (
-        "_consumed", "_generate", "_key", "_longest", "_options", "_order", "_read", "_share",
-        "count", "minibatches",
+        "_consumed", "_generate", "_key", "_longest", "_most_rows", "_options", "_order",
+        "_protected", "_read", "_share", "count", "minibatches",
     )  # fmt: skip
 
     def __init__(
@@ -176,6 +157,8 @@ class ClientData:
         options: BatchReadOptions = BatchReadOptions(),  # noqa: B008
         longest: jax.Array | None = None,
         share: jax.Array | None = None,
+        most_rows: int = 0,
+        protected: ProtectedBatches | None = None,
     ):
         """Make the view of a client.
 
@@ -191,11 +174,14 @@ class ClientData:
           longest: rows of an exact pass, () int32, those beyond `count` being padding.
           share: (), the part in (0, 1] of the minibatches of `fold` that the client does, rounded
             up; None for all.
+          most_rows: a bound on `count`.
+          protected: noise that protects examples; Poisson minibatches then replace all others.
         """
         self.count, self.minibatches = count, minibatches
         self._read, self._key, self._generate = read, key, generate
         self._consumed, self._order = consumed, order
         self._options, self._longest, self._share = options, longest, share
+        self._most_rows, self._protected = most_rows, protected
 
     if not TYPE_CHECKING:
 
@@ -228,6 +214,12 @@ class ClientData:
         position = threefry.randint(key, (size,), self.count)
         return Batch(self._read(position), jnp.ones(size))
 
+    def _sampled(self, index: jax.Array) -> Batch:
+        """Draw a minibatch by its number alone: a second fold of a round reads the same ones."""
+        assert self._protected is not None
+        key, size = threefry.fold_in(self._key, index), self.minibatches.size
+        return self._protected.sample(key, size, self.count, self._most_rows, self._read)
+
     def _of_pass(self, key: jax.Array, batch: jax.Array) -> Batch:
         """Return a batch of one pass over the rows, in the order of the pass's key."""
         size = self.minibatches.size
@@ -251,8 +243,10 @@ class ClientData:
           carry: any pytree.
         """
 
+        one = self._drawn if self._protected is None else self._sampled
+
         def drawn(carry, index):
-            return step(carry, self._drawn(index)), None
+            return step(carry, one(index)), None
 
         def consumed(index):
             assert self._order is not None
@@ -264,13 +258,19 @@ class ClientData:
             key = threefry.fold_in(self._key, index // self._batches())
             return self._of_pass(key, index % self._batches())
 
+        if self._protected is not None and self._protected.checked is not None:
+            return jax.lax.scan(
+                lambda carry, index: (step(carry, self._sampled(index)), None), carry, jnp.arange(1)
+            )[0]
         if self.minibatches.epochs is not None:
             batches = self._most_batches(self.minibatches.size)
             most = None if batches is None else self.minibatches.epochs * batches
+            if self._protected is not None:
+                return _repeat(step, self._sampled, carry, self.num_steps(), most)
             return _repeat(self._halved(step), of_epoch, carry, self.num_steps(), most)
         steps = self.minibatches.steps
         if self.minibatches.passes is not None or self._share is not None:
-            batch = self._drawn if self.minibatches.passes is None else consumed
+            batch = one if self.minibatches.passes is None else consumed
             return _repeat(step, batch, carry, self.num_steps(), steps)
         return jax.lax.scan(drawn, carry, jnp.arange(steps))[0]
 
@@ -326,6 +326,14 @@ class ClientData:
         """Return a static bound on the batches of one pass, if there is one."""
         most = self._options.most_rows
         return None if most is None else -(-most // size)
+
+
+def protected_view(data: ClientData, protected: ProtectedBatches) -> ClientData:
+    """Return a client's view with minibatches whose gradients protect examples."""
+    return ClientData(
+        data._read, data.count, data._key, data.minibatches, data._consumed, data._order,
+        data._generate, data._options, data._longest, data._share, data._most_rows, protected,
+    )  # fmt: skip
 
 
 def _repeat(

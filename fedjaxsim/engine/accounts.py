@@ -1,28 +1,148 @@
 """The accounts of a run: what its releases cost clients and, if clients add noise, examples."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from fedjaxsim.algorithm import Algorithm
+from fedjaxsim.data.minibatches import Minibatches, protected_view
+from fedjaxsim.data.population import Population
+from fedjaxsim.engine.example_checks import gradients_per_minibatch
+from fedjaxsim.engine.rows import Rows
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.events import EXAMPLE, PrivacyEvent, SamplingScheme
+from fedjaxsim.privacy.calibration import equal_example_noise
+from fedjaxsim.privacy.events import EXAMPLE, PrivacyEvent, SamplingScheme, Silos
 from fedjaxsim.privacy.ledger import Charges, Ledger
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.samplers import Sampler
+from fedjaxsim.tasks.task import Task
 
 Account = tuple[SamplingScheme, PrivacyEvent]
 
 
 def accounts_of(
-    algorithm: Algorithm, mechanism: Mechanism, sampler: Sampler
+    algorithm: Algorithm,
+    mechanism: Mechanism,
+    sampler: Sampler,
+    examples: PrivacyEvent | None = None,
 ) -> tuple[Account, ...]:
-    """Return the scheme and the event of each account that a run is charged to."""
+    """Return the scheme and the event of each account that a run is charged to.
+
+    The first is that of clients; `examples` is the event of a task that protects examples.
+    """
     m = sampler.scheme.clients
     own = (sampler.scheme, mechanism.event)
-    if algorithm.example_epsilon is None:
-        return (own,)
+    event = EXAMPLE if algorithm.example_epsilon is not None else examples
     # Whoever sees a client's message knows that it took part.
-    return own, (SamplingScheme("full", m, m), EXAMPLE)
+    return (own,) if event is None else (own, (SamplingScheme("full", m, m), event))
+
+
+def costs_of(
+    algorithm: Algorithm,
+    examples: PrivacyEvent | None,
+    hparams: Hyperparameters,
+    own: tuple[Any, Any],
+) -> list[tuple[Any, Any]]:
+    """Return noise multiplier and rate of one round for each account; `own` for that of clients."""
+    one = jnp.ones(())
+    if algorithm.example_epsilon is not None:
+        return [own, (algorithm.example_epsilon(hparams), one)]
+    if examples is None:
+        return [own]
+    # A table of noise is in the event itself. The shape is that of the settings of a sweep.
+    noise = hparams.get("example_noise_multiplier", jnp.ones_like(own[0]))
+    return [own, (jnp.broadcast_to(jnp.asarray(noise), jnp.shape(own[0])), one)]
+
+
+def protecting(algorithm: Algorithm) -> Algorithm:
+    """Return the algorithm with clients whose minibatches protect examples, if the task asks."""
+    examples = algorithm.task.examples
+    if examples is None:
+        return algorithm
+
+    def client(shared, personal, data, hparams, context):
+        batches = examples.batches(data.count, data.minibatches.size, hparams)
+        return algorithm.client(shared, personal, protected_view(data, batches), hparams, context)
+
+    return algorithm._replace(client=client)
+
+
+def example_event(
+    algorithm: Algorithm, minibatches: Minibatches, population: Population
+) -> PrivacyEvent | None:
+    """Return the event of a round that protects examples; None if the task does not.
+
+    Raises:
+      ValueError: if no ε of examples holds.
+    """
+    examples = algorithm.task.examples
+    if examples is None:
+        return None
+    if algorithm.example_epsilon is not None:
+        raise ValueError("the algorithm protects examples itself: leave out private_examples")
+    if population.generate is not None or minibatches.passes is not None:
+        raise ValueError(
+            "private examples need minibatches drawn from rows with replacement or in epochs: no "
+            "passes, and no minibatches made afresh"
+        )
+    counts, size = population.splits["train"].count, minibatches.size
+    rows = Rows.shapes(population, "train")
+    gradients = gradients_per_minibatch(algorithm, minibatches, rows, len(counts))
+    silos = Silos(
+        tuple(counts.tolist()), size, examples.capacity(size), gradients, minibatches.steps,
+        minibatches.epochs, examples.noise,
+    )  # fmt: skip
+    return PrivacyEvent("gaussian", unit="example", silos=silos)
+
+
+def read_by(task: Task) -> tuple[Any, ...]:
+    """Return the part of a task that reads hyperparameters, if it has one."""
+    return () if task.examples is None else (task.examples,)
+
+
+def require_same(one: PrivacyEvent | None, other: PrivacyEvent | None) -> None:
+    """Raise ValueError if examples of other data would be protected otherwise."""
+    if one != other:
+        raise ValueError("private examples need clients with the same numbers of rows")
+
+
+def with_example_epsilon(
+    algorithm: Algorithm,
+    examples: PrivacyEvent | None,
+    epsilon: float,
+    rounds: int,
+    delta: float | None,
+) -> Algorithm:
+    """Return the algorithm with noise that gives every client one ε; see `equal_example_noise`."""
+    if examples is None or examples.silos is None:
+        raise ValueError("the task must be from private_examples, to protect examples")
+    noise = equal_example_noise(examples.silos, epsilon, rounds=rounds, delta=delta)
+    protection = dataclasses.replace(algorithm.task.examples, noise=noise)
+    return algorithm._replace(task=algorithm.task._replace(examples=protection))
+
+
+def minibatches_taken(
+    examples: PrivacyEvent | None, consumed: jax.Array | None, num_clients: int
+) -> list[int] | None:
+    """Return the minibatches that each client has taken, (m,), where they are known."""
+    if examples is None or consumed is None or not consumed.is_fully_addressable:
+        return None
+    return np.asarray(consumed)[:num_clients].tolist()
+
+
+def require_protection(privacy: Ledger, examples: PrivacyEvent | None) -> None:
+    """Raise ValueError if rounds that protect examples would follow others, or the reverse."""
+    had = any(charges.event.silos is not None for charges in privacy.charges)
+    if had != (examples is not None):
+        raise ValueError(
+            "the state's rounds protect examples and those of this simulation do not, or the "
+            "reverse: no ε of examples would hold for both"
+        )
 
 
 def no_charges(accounts: Sequence[Account], places: int) -> Callable[[], tuple[Charges, ...]]:
@@ -47,6 +167,8 @@ def charged(
       round_: () int32.
     """
     for (scheme, event), cost in zip(accounts, costs, strict=True):
+        if event.kind == "no_release":
+            continue
 
         def enter(charges, cost=cost):
             return charge(charges, *cost, round_)

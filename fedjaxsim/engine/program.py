@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.accounts import accounts_of, charged
+from fedjaxsim.engine.accounts import accounts_of, charged, costs_of
 from fedjaxsim.engine.client_partition import ClientPartition
 from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
@@ -35,6 +35,7 @@ from fedjaxsim.kernels import threefry
 from fedjaxsim.models.model import bound
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import allows
+from fedjaxsim.privacy.events import PrivacyEvent
 from fedjaxsim.privacy.ledger import Charges, Ledger
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.mechanisms.base import Accumulator, Release
@@ -118,6 +119,7 @@ class Program:
       no_charges: `() -> tuple`, the empty accounts; see `engine/accounts.py`.
       charge: `(charges, noise multiplier, sampling rate, round) -> charges`.
       runs: the runs of a batched program; None for a single run.
+      examples: the event of a round of clients that protect examples in gradients; else None.
     """
 
     algorithm: Algorithm
@@ -130,6 +132,7 @@ class Program:
     no_charges: Callable[[], tuple[Charges, ...]]
     charge: Callable[..., Charges] = ledger.charge
     runs: Runs | None = None
+    examples: PrivacyEvent | None = None
 
     @property
     def num_clients(self) -> int:
@@ -151,7 +154,7 @@ class Program:
         def for_all(leaf):
             return jnp.broadcast_to(leaf, (clients, *leaf.shape))
 
-        consumes = self.minibatches.passes is not None
+        consumes = self.minibatches.passes is not None or self.examples is not None
         return SimulationState(
             round=jnp.zeros((), jnp.int32),
             shared=shared,
@@ -334,12 +337,10 @@ class Program:
         noise_multiplier: jax.Array,
     ) -> Ledger:
         """Return the ledger after the round."""
-        if self.mechanism.event.kind == "no_release":
+        if self.mechanism.event.kind == "no_release" and self.examples is None:
             return state.privacy
-        costs = [(noise_multiplier, drawn.rate)]
-        if self.algorithm.example_epsilon is not None:
-            costs.append((self.algorithm.example_epsilon(hparams), jnp.ones(())))
-        accounts = accounts_of(self.algorithm, self.mechanism, self.sampling)
+        costs = costs_of(self.algorithm, self.examples, hparams, (noise_multiplier, drawn.rate))
+        accounts = accounts_of(self.algorithm, self.mechanism, self.sampling, self.examples)
         privacy = charged(state.privacy, accounts, self.charge, costs, state.round)
         return ledger.drew(privacy, state.key, state.round)
 

@@ -137,6 +137,7 @@ class Rows:
             layout.reading(self.pass_size),
             _largest_of_all(count) if layout.in_step else None,
             share,
+            self.most_rows,
         )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.accounts import accounts_of, no_charges
+from fedjaxsim.engine import accounts
 from fedjaxsim.engine.checks import check_parts
 from fedjaxsim.engine.client_partition import AllClients
 from fedjaxsim.engine.devices import mesh_of
@@ -98,9 +98,8 @@ class Setup:
             raise ValueError(
                 f"the sampler draws from {scheme.clients} clients, but the population has {m}"
             )
-        self.records = compose(
-            part.hyperparameters for part in (algorithm, mechanism, self.sampling)
-        )
+        parts = (algorithm, mechanism, self.sampling, *accounts.read_by(self.task))
+        self.records = compose(part.hyperparameters for part in parts)
         if mechanism.num_clients not in (None, m):
             raise ValueError(
                 f"the mechanism is for {mechanism.num_clients} clients, but the population has {m}"
@@ -114,17 +113,18 @@ class Setup:
             raise ValueError("a streamed simulation runs on the first device: leave devices out")
         self._use(self.population)
         self._lawful: set[str] = set()
-        self._accounts = accounts_of(algorithm, mechanism, self.sampler)
+        self._accounts = accounts.accounts_of(algorithm, mechanism, self.sampler, self.examples)
         self._traced: dict[Any, tuple[PyTree, list[Captured]]] = {}
         self.program = Program(
-            with_rate(algorithm, self.sampler),
+            accounts.protecting(with_rate(algorithm, self.sampler)),
             mechanism,
             self.sampler,
             measure_with(self.task),
             self.minibatches,
             self.layout,
             AllClients(m),
-            no_charges(self._accounts, self.ledger_entries),
+            accounts.no_charges(self._accounts, self.ledger_entries),
+            examples=self.examples,
         )
         if self.streamed:
             self.transformed = stream(self.program)
@@ -145,6 +145,7 @@ class Setup:
                 f"got {self.minibatches}"
             )
         self.population = population
+        self.examples = accounts.example_event(self.algorithm, self.minibatches, population)
         self._checked: set[Any] = set()
         self._statistics: dict[str, SplitStatistics] = {}
 
@@ -162,6 +163,7 @@ class Setup:
         for cached in ("rows", "placed"):
             other.__dict__.pop(cached, None)
         other._use(population)
+        accounts.require_same(self.examples, other.examples)
         return other
 
     @functools.cached_property
@@ -242,6 +244,7 @@ class Setup:
 
     def with_account(self, state: SimulationState, begins: bool = False) -> SimulationState:
         """Return a state of any simulation with accounts, and assumptions, of this one."""
+        accounts.require_protection(state.privacy, self.examples)
         privacy = ledger.with_public(state.privacy, self.public)
         for scheme, event in self._accounts:
             privacy = ledger.with_account(privacy, scheme, event, self.ledger_entries, begins)
@@ -347,11 +350,7 @@ class Setup:
             )
 
     def check_split(self, split: str) -> None:
-        """Check the name of a split.
-
-        Raises:
-          ValueError: if there is none of that name.
-        """
+        """Raise ValueError if there is no split of that name."""
         splits = self.population.splits
         if split not in splits:
             raise ValueError(f"split must be one of {sorted(splits)}, got {split!r}")

@@ -46,6 +46,14 @@ OF_EXAMPLES = (
     "Examples are protected from all who see their client's messages, the server included, and not "
     "from the client itself.",
 )
+OF_SILOS = (
+    "One example of one client becomes none, whose place in the client's public number of examples "
+    "stays (zero_out), or another one (replace).",
+    "Examples are protected from all who see their client's messages or its model, the client's "
+    "own staff included: they enter it by clipped and noised gradients of Poisson minibatches.",
+    "ε is the largest of all clients; each has its own, from its number of examples and of "
+    "minibatches taken.",
+)
 PLANNED = (
     "The noise and the number of rounds do not follow from what was released: a run that stops, or "
     "changes its noise, by its own releases needs a budget."

@@ -23,10 +23,12 @@ from fedjaxsim.privacy.events import (
     PrivacyEvent,
     PrivacySpend,
     SamplingScheme,
+    Silos,
     View,
     check_delta,
     check_noise_multiplier,
 )
+from fedjaxsim.privacy.silos import delta_of, rate_of, scheme_of
 
 TOLERANCE = 1e-3
 """Largest relative gap between the target and the ε of a calibrated run."""
@@ -285,3 +287,36 @@ def sampling_rate(
             f"{noise_multiplier} in {rounds} rounds"
         )
     return p
+
+
+def equal_example_noise(
+    silos: Silos, epsilon: float, *, rounds: int, delta: float | None = None
+) -> tuple[tuple[int, float], ...]:
+    """Find the noise with which every client that takes part in all rounds meets ε (zero-out).
+
+    Args:
+      silos: of the run.
+      epsilon: target ε > 0 of every client.
+      rounds: T ≥ 1.
+      delta: δ of every client; by default 1/(10 n).
+
+    Returns:
+      (n, z) for every number n of rows, as for `private_examples`.
+
+    Raises:
+      ValueError: as `noise_multiplier`.
+    """
+    table = []
+    for count in sorted(set(silos.counts) - {0}):
+        z = noise_multiplier(
+            epsilon,
+            delta_of(delta, count),
+            rounds=rounds * silos.minibatches(count),
+            sampling_rate=rate_of(silos.size, count),
+            scheme=scheme_of(silos, count),
+            accountant="gaussian" if silos.size >= count else "rdp",
+        )
+        # Rounded up, so that z/√G is not below the calibrated noise.
+        z = np.nextafter(np.float32(z * math.sqrt(silos.gradients)), np.float32(np.inf))
+        table.append((count, float(z)))
+    return tuple(table)

@@ -79,6 +79,33 @@ class SamplingScheme:
 
 
 @dataclasses.dataclass(frozen=True)
+class Silos:
+    """Poisson minibatches of clients whose gradients carry noise that protects examples.
+
+    Attributes:
+      counts: (m,) the number n of rows of each client, public.
+      size: b; a row is in a minibatch with probability min(1, b/n).
+      capacity: places of a minibatch.
+      gradients: G, the largest number of gradients of one minibatch.
+      steps: minibatches of a client in a round; None with `epochs`.
+      epochs: ⌈n/b⌉ minibatches each in a round; None with `steps`.
+      noise: (n, z) for every number of rows; () if z is the ledger's noise entry.
+    """
+
+    counts: tuple[int, ...]
+    size: int
+    capacity: int
+    gradients: int
+    steps: int | None
+    epochs: int | None
+    noise: tuple[tuple[int, float], ...] = ()
+
+    def minibatches(self, count: int) -> int:
+        """Return the number of minibatches in a round of a client with `count` rows."""
+        return self.steps if self.steps is not None else (self.epochs or 0) * -(-count // self.size)
+
+
+@dataclasses.dataclass(frozen=True)
 class PrivacyEvent:
     """The cost of one release of a mechanism.
 
@@ -96,6 +123,8 @@ class PrivacyEvent:
         `accounting.correlated.coefficients`.
       power: of "correlated" noise.
       unit: the protected unit. Accounts of different units are never composed.
+      silos: of unit "example", the minibatches of clients that protect examples in gradients: one
+        entry of the ledger is then a round of them all.
 
     Raises:
       ValueError: for an unknown kind or unit, sensitivities that are not positive or not finite, or
@@ -109,8 +138,15 @@ class PrivacyEvent:
     bands: int = 1
     power: float = 0.5
     unit: Unit = "client"
+    silos: Silos | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.silos, dict):  # as read from a file
+            lists = {
+                "counts": tuple(self.silos["counts"]),
+                "noise": tuple(map(tuple, self.silos["noise"])),
+            }
+            object.__setattr__(self, "silos", Silos(**(self.silos | lists)))
         if self.kind not in _EVENTS:
             raise ValueError(f"kind must be one of {', '.join(_EVENTS)}, got {self.kind!r}")
         if self.unit not in UNITS:

@@ -4,11 +4,15 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.assumptions import (
+    METRICS,
     NO_RELEASE,
     OF_EXAMPLES,
+    OF_SILOS,
     PLANNED,
     SECRET_SEED,
     SIMULATION,
@@ -31,6 +35,7 @@ from fedjaxsim.privacy.events import (
 )
 from fedjaxsim.privacy.reports import Guarantee as Guarantee
 from fedjaxsim.privacy.reports import Report as Report
+from fedjaxsim.privacy.silos import ExampleEpsilons, epsilons
 
 
 def _certified(
@@ -117,6 +122,26 @@ def _of_examples(
     )  # fmt: skip
 
 
+def _of_silos(
+    examples: ExampleEpsilons, charges: Sequence[PrivacySpend], assumed: Sequence[str]
+) -> tuple[Guarantee, ...]:
+    """Return the guarantees of single examples that clients protect in their gradients."""
+    why = next(filter(None, map(no_guarantee, charges)), "")
+    sentences = (*OF_SILOS, *assumed, METRICS, SECRET_SEED, SIMULATION)
+
+    def guarantee(adjacency: Adjacency) -> Guarantee:
+        worst = int(np.argmax(getattr(examples, adjacency)))
+        epsilon = float(getattr(examples, adjacency)[worst])
+        lacks = why or ("" if math.isfinite(epsilon) else "no ε is certified for some client")
+        return Guarantee(
+            None if lacks else epsilon, float(examples.delta[worst]), adjacency,
+            "released_sequence", "poisson", "none" if lacks else "rdp",
+            "none" if lacks else "upper_bound", sentences, lacks, "example",
+        )  # fmt: skip
+
+    return tuple(map(guarantee, ADJACENCIES))
+
+
 def report(
     charges: Sequence[PrivacySpend],
     delta: float,
@@ -125,6 +150,7 @@ def report(
     draws: tuple[Drawn, ...] | None = None,
     assumed: Sequence[str] = (),
     limit: PrivacyLimit | None = None,
+    minibatches: Sequence[int] | None = None,
 ) -> Report:
     """Compute the guarantees of a run: both adjacencies in both views.
 
@@ -136,6 +162,8 @@ def report(
       draws: the rounds drawn from each key; None for a hypothetical run.
       assumed: further assumptions in sentences; see `Report`.
       limit: the budget that the run kept: the guarantees are then the budget's, whatever is left.
+      minibatches: (m,) the minibatches of each client that protects examples; by default those of
+        all rounds.
 
     Raises:
       ValueError: if δ lies outside (0, 1), a ledger cannot come from its scheme, or the accountant
@@ -181,9 +209,13 @@ def report(
         for view in VIEWS
         if accountant is None or composition.covers(accountant, adjacency, view)
     )
-    if examples:
+    of_silos = [each for each in examples if each.event.silos is not None]
+    silos = epsilons(of_silos, minibatches=minibatches) if of_silos else None
+    if silos is not None:
+        found += _of_silos(silos, of_silos, assumed)
+    elif examples:
         found += (_of_examples(examples, delta, assumed),)
-    return Report(found, delta, (*costly, *examples), draws, tuple(assumed), limit)
+    return Report(found, delta, (*costly, *examples), draws, tuple(assumed), limit, silos)
 
 
 def compose_reports(

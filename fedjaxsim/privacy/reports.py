@@ -16,6 +16,7 @@ from fedjaxsim.privacy.events import (
     Unit,
     View,
 )
+from fedjaxsim.privacy.silos import ExampleEpsilons
 
 ADJACENCY_TEXT = {
     "zero_out": "one client's messages become zero (the numbers of add/remove)",
@@ -84,7 +85,8 @@ class Guarantee:
     def meaning(self) -> tuple[str, str]:
         """The neighbouring inputs and the adversary, in words."""
         if self.unit == "example":
-            return "one example of a client is replaced", "against all who see its messages"
+            change = "is replaced" if self.adjacency == "replace" else "becomes none"
+            return f"one example of a client {change}", "against all who see its messages"
         return ADJACENCY_TEXT[self.adjacency], VIEW_TEXT[self.view]
 
     def largest_power(self, false_positives: float) -> float:
@@ -113,6 +115,7 @@ class Report:
       assumed: further assumptions in sentences, such as numbers computed from private data and
         taken as public.
       limit: the budget that the run kept; None for a run without one.
+      examples: ε of single examples of each client, if clients protect them in gradients.
     """
 
     guarantees: tuple[Guarantee, ...]
@@ -121,6 +124,7 @@ class Report:
     draws: tuple[Drawn, ...] | None = None
     assumed: tuple[str, ...] = ()
     limit: PrivacyLimit | None = None
+    examples: ExampleEpsilons | None = None
 
     def find(self, adjacency: Adjacency, view: View = "joint_dp") -> Guarantee:
         """Return the guarantee for one adjacency and view; raise ValueError if there is none."""
@@ -177,6 +181,10 @@ class Report:
             )
             by_view = of_unit.setdefault(fields.pop("adjacency"), {})
             by_view.setdefault(fields.pop("view"), {})[fields.pop("accountant")] = fields
+        if self.examples is not None:
+            nested["example"]["clients"] = {
+                adjacency: self.examples.summary(adjacency) for adjacency in ADJACENCIES
+            }
         if self.draws is not None:
             nested["draws"] = [each._asdict() for each in self.draws]
         return nested | {"assumed": list(self.assumed)}
@@ -232,6 +240,8 @@ class Report:
         first = self.guarantees[0]
         lines = [f"Differential privacy, unit: one {first.unit}, {first.sampling} sampling"]
         lines += [f"  {guarantee}" for guarantee in self.guarantees]
+        if self.examples is not None:
+            lines += [f"  one example, {text}" for text in self.examples.in_words()]
         meanings = {**ADJACENCY_TEXT, **VIEW_TEXT}
         lines += [f"  {name}: {text}" for name, text in meanings.items()]
         return "\n".join([*lines, *(f"  - {sentence}" for sentence in self._sentences())])

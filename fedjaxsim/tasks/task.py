@@ -52,6 +52,8 @@ class Task(NamedTuple):
         without them. No message may hold them.
       model: the model of a softmax classification; None for other tasks.
       on_model: `(model) -> Task`: the same task on another model; None where `model` is None.
+      examples: the protection of single examples by noise in gradients of `loss`, from
+        `private_examples`; None without.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -69,6 +71,7 @@ class Task(NamedTuple):
     track: Callable[[PyTree, PyTree, Batch], PyTree] | None = None
     model: Model | None = None
     on_model: "Callable[[Model], Task] | None" = None
+    examples: Any = None
 
 
 def check_rows(task: Task, fields: Mapping[str, np.ndarray]) -> None:

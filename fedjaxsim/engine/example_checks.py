@@ -1,0 +1,224 @@
+"""A check that a client's rows leave it through protected gradients alone.
+
+The round of one client is traced with one minibatch per fold, a fixed one, and a mark in place of
+every protected gradient. Rows are then followed through all equations to the results.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjaxsim.algorithm import Algorithm, Context
+from fedjaxsim.data.batch import Batch, ProtectedBatches, Protection
+from fedjaxsim.data.minibatches import ClientData, Minibatches, protected_view
+from fedjaxsim.engine.rows import Rows
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.privacy.private_examples import losses
+
+_ROWS, _WHOLE = 1, 2
+"""Labels of a value: computed from rows; an array of the minibatch itself, unchanged."""
+_MARK = "example_gradient"
+"""The name of `private_examples.example_gradient` in a trace."""
+_NUMBER: Any = jax.ShapeDtypeStruct((), jnp.float32)
+_KEY = jax.random.key(0, impl="threefry2x32")
+
+
+class UnprotectedError(ValueError):
+    """A refusal by this module."""
+
+
+def gradients_per_minibatch(
+    algorithm: Algorithm, minibatches: Minibatches, rows: Rows, num_clients: int
+) -> int:
+    """Return the largest number of protected gradients of one minibatch in a client's round.
+
+    Args:
+      algorithm: with a task from `private_examples`.
+      minibatches: of the local steps.
+      rows: the training rows, or their shapes.
+      num_clients: m.
+
+    Raises:
+      UnprotectedError: if a personal state or a message depends on rows in another way, or a loop
+        of unknown length takes gradients.
+    """
+    if algorithm.predict_with_data is not None:
+        raise UnprotectedError(
+            "the algorithm predicts with a client's rows themselves, which noise in gradients does "
+            "not protect: examples cannot be private"
+        )
+    names = {record.name: _NUMBER for record in algorithm.hyperparameters}
+    names |= {record.name: _NUMBER for record in algorithm.task.examples.hyperparameters}
+    hparams = Hyperparameters(**names)
+    size = algorithm.task.examples.capacity(minibatches.size)
+    fields: Any = {
+        name: jax.ShapeDtypeStruct((size, *field.shape[1:]), field.dtype)
+        for name, field in rows.fields.items()
+    }
+    weight: Any = jax.ShapeDtypeStruct((size,), jnp.zeros(()).dtype)
+    noise = Protection(None, _NUMBER, _NUMBER, _NUMBER)
+
+    def results(batch, hparams, count, round_, client_id):
+        def read(position):
+            first = {name: field[0] for name, field in batch.fields.items()}
+            return {
+                name: jnp.broadcast_to(row, (*position.shape, *row.shape))
+                for name, row in first.items()
+            }
+
+        data = ClientData(read, count, _KEY, minibatches, most_rows=rows.most_rows)
+        checked = ProtectedBatches(size, hparams.example_clip, jnp.zeros(()), batch)
+        data = protected_view(data, checked)
+        shared, personal = algorithm.init(_KEY, hparams)
+        context = Context(round_, _KEY, client_id, num_clients, jnp.ones(()))
+        return algorithm.client(shared, personal, data, hparams, context)[:2]
+
+    integer = jax.ShapeDtypeStruct((), jnp.int32)
+    batch = Batch(fields, weight, noise)
+    met: set[Any] = set()
+    token = losses.set(met)
+    try:
+        traced = jax.make_jaxpr(results)(batch, hparams, integer, integer, integer)
+    finally:
+        losses.reset(token)
+    if len(met) > 1:
+        raise UnprotectedError("the algorithm takes gradients of several losses: use one task")
+    own = len(jax.tree.leaves(batch))
+    labels = [_ROWS | _WHOLE] * own + [0] * (len(traced.jaxpr.invars) - own)
+    # The numbers of the protection are public, but they must reach the gradient unchanged.
+    numbers = slice(own - len(jax.tree.leaves(noise)), own)
+    labels[numbers] = [_WHOLE] * len(labels[numbers])
+    follow = _Follow()
+    if any(label & (_ROWS | _WHOLE) for label in follow.jaxpr(traced.jaxpr, labels)):
+        raise UnprotectedError(
+            "the algorithm uses a client's rows, or their losses, other than by gradients of the "
+            "task's loss on minibatches of `fold`: its examples cannot be private"
+        )
+    if not follow.gradients:
+        raise UnprotectedError("the algorithm takes no gradient that could protect examples")
+    return follow.gradients
+
+
+class _Follow:
+    """Labels that follow values through a trace, and the number of protected gradients."""
+
+    def __init__(self):
+        self.gradients = 0
+
+    def jaxpr(self, jaxpr: Any, labels: Sequence[int]) -> list[int]:
+        """Return the labels of a jaxpr's results, given those of its arguments."""
+        jaxpr = _plain(jaxpr)
+        known = dict(zip(jaxpr.invars, labels, strict=True))
+
+        def of(value):
+            return 0 if hasattr(value, "val") else known.get(value, 0)
+
+        for equation in jaxpr.eqns:
+            results = self._equation(equation, [of(value) for value in equation.invars])
+            known.update(zip(equation.outvars, results, strict=True))
+        return [of(value) for value in jaxpr.outvars]
+
+    def _equation(self, equation: Any, labels: list[int]) -> list[int]:
+        name, params = equation.primitive.name, equation.params
+        if params.get("name") == _MARK and self._is_mark(params["jaxpr"]):
+            return self._gradient(equation, labels)
+        if name == "scan":
+            fixed, carried = params["num_consts"], params["num_carry"]
+            return self._loop(
+                lambda carry: self.jaxpr(
+                    params["jaxpr"],
+                    [*labels[:fixed], *carry, *(x & ~_WHOLE for x in labels[fixed + carried :])],
+                ),
+                labels[fixed : fixed + carried],
+                params["length"],
+            )
+        if name == "while":
+            tests, fixed = params["cond_nconsts"], params["body_nconsts"]
+            carry = self._loop(
+                lambda carry: self.jaxpr(
+                    params["body_jaxpr"], [*labels[tests : tests + fixed], *carry]
+                ),
+                labels[tests + fixed :],
+                None,
+            )
+            stops = self.jaxpr(params["cond_jaxpr"], [*labels[:tests], *carry])
+            return [label | (stops[0] & _ROWS) for label in carry]
+        if name == "cond":
+            each, before, most = [], self.gradients, self.gradients
+            for branch in params["branches"]:
+                self.gradients = before
+                each.append(self.jaxpr(branch, labels[1:]))
+                most = max(most, self.gradients)
+            self.gradients = most
+            if labels[0] & _ROWS and most > before:
+                raise UnprotectedError(_CHOSEN)
+            return [_union(some) | (labels[0] & _ROWS) for some in zip(*each, strict=True)]
+        inner = [value for value in params.values() if hasattr(value, "eqns")]
+        if len(inner) == 1 and len(_plain(inner[0]).invars) == len(labels):
+            return self.jaxpr(inner[0], labels)
+        return [_union(labels) & _ROWS] * len(equation.outvars)
+
+    def _loop(
+        self, body: Callable[[list[int]], list[int]], carry: list[int], length: int | None
+    ) -> list[int]:
+        """Return the labels after a loop, where those of the carry no longer grow."""
+        before, carried = self.gradients, len(carry)
+        carry = [label & ~_WHOLE for label in carry]
+        while True:
+            self.gradients = before
+            results = body(carry)
+            wider = [a | (b & ~_WHOLE) for a, b in zip(carry, results, strict=False)]
+            if wider == carry:
+                break
+            carry = wider
+        taken = self.gradients - before
+        if taken and length is None:
+            raise UnprotectedError(
+                "the algorithm takes gradients in a loop whose length is not known before: the ε "
+                "of examples cannot be told"
+            )
+        self.gradients = before + taken * (1 if length is None else length)
+        # A minibatch that is kept could be used again, beyond the gradients that are counted.
+        if any(label & _WHOLE for label in results[:carried]):
+            raise UnprotectedError(
+                "the algorithm keeps a minibatch beyond its step: the ε of examples cannot be told"
+            )
+        return [*carry, *(label & ~_WHOLE for label in results[carried:])]
+
+    def _is_mark(self, jaxpr: Any) -> bool:
+        """Return whether the results depend on no argument, as those of `example_gradient`."""
+        return not any(_Follow().jaxpr(jaxpr, [_ROWS] * len(_plain(jaxpr).invars)))
+
+    def _gradient(self, equation: Any, labels: list[int]) -> list[int]:
+        """Count a gradient; its parameters must be public, its minibatch unchanged."""
+        parameters = len(equation.outvars)
+        if any(label & _ROWS for label in labels[:parameters]):
+            raise UnprotectedError(
+                "the algorithm takes gradients at parameters that depend on rows without noise: "
+                "examples cannot be private"
+            )
+        if not all(label & _WHOLE for label in labels[parameters:]):
+            raise UnprotectedError(
+                "the algorithm changes a minibatch before its gradient: examples cannot be private"
+            )
+        self.gradients += 1
+        return [0] * parameters
+
+
+_CHOSEN = (
+    "the algorithm chooses by rows whether to take a gradient: the ε of examples cannot be told"
+)
+
+
+def _plain(jaxpr: Any) -> Any:
+    """Return a jaxpr without its constants."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def _union(labels: Sequence[int]) -> int:
+    union = 0
+    for label in labels:
+        union |= label
+    return union
