@@ -164,7 +164,7 @@ class Simulation:
         algorithm = with_example_epsilon(
             self.algorithm, self.setup.examples, epsilon, rounds, delta
         )
-        return with_parts(self, algorithm=algorithm)
+        return self._with(dataclasses.replace(self.setup, algorithm=algorithm))
 
     def with_population(self, population: Population) -> Self:
         """Return the simulation on other data of as many clients, sharing compiled code.

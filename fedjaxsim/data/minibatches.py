@@ -242,7 +242,6 @@ class ClientData:
           step: `(carry, batch) -> carry`.
           carry: any pytree.
         """
-
         one = self._drawn if self._protected is None else self._sampled
 
         def drawn(carry, index):

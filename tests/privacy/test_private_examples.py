@@ -243,13 +243,13 @@ def test_one_client_runs_dp_sgd():
         for name, leaf in state.personal.items():
             step = (total[name] + np.asarray(added[name])) / (float(rate) * 7)
             np.testing.assert_allclose(leaf[0], w[name] - 0.1 * step, rtol=1e-4, atol=1e-5)
-    assert state.consumed.tolist() == [3]
+    assert np.asarray(state.consumed).tolist() == [3]
 
 
-def protected(key, z=1.0, clip=1.0, rows=6):
-    """A minibatch of all rows, and its noise."""
+def protected(key, z=1.0, clip=1.0, rows=6, expected=6):
+    """A minibatch with some rows, and its noise."""
     fields = {"x": jnp.ones((8, 3)), "y": jnp.zeros(8)}
-    noise = Protection(key, jnp.float32(clip), jnp.float32(z), jnp.float32(rows))
+    noise = Protection(key, jnp.float32(clip), jnp.float32(z), jnp.float32(expected))
     return fjs.Batch(fields, (jnp.arange(8) < rows).astype(float), noise)
 
 
@@ -260,8 +260,7 @@ def test_the_noise_follows_from_minibatch_and_parameters():
     @jax.vmap
     def noise(seed, shift):
         w = {"kernel": jnp.full((1, 3), shift), "bias": jnp.zeros(1)}
-        batch = protected(jax.random.key(seed, impl="threefry2x32"), clip=2.0, rows=0)
-        batch = batch._replace(protection=batch.protection._replace(expected=jnp.float32(1)))
+        batch = protected(jax.random.key(seed, impl="threefry2x32"), clip=2.0, rows=0, expected=1)
         return private_gradient(TASK.loss, w, batch, 8)[1]["kernel"].ravel()
 
     seeds = jnp.arange(2000)
@@ -297,9 +296,10 @@ def test_own_apfl_runs_under_both_kinds_of_privacy():
     hparams = values(sim, clip_norm=1.0, noise_multiplier=3.0, example_noise_multiplier=2.0)
     state, _ = sim.run(sim.init(0, hparams), hparams, 2)
     report = sim.guarantee(state)
+    assert report.examples is not None
     assert {each.unit for each in report.guarantees} == {"client", "example"}
     assert all(each.epsilon is not None for each in report.guarantees)
-    assert state.consumed.tolist() == [2 * STEPS] * 3
+    assert np.asarray(state.consumed).tolist() == [2 * STEPS] * 3
     # Two gradients of one minibatch are one release with noise z/√2.
     entry = Entry(2 / np.sqrt(2), of_silos.rate_of(SIZE, 30), 2 * STEPS)
     scheme = SamplingScheme("poisson", 30, 30)
@@ -342,7 +342,7 @@ def test_epsilon_of_twenty_silos_is_that_of_dp_accounting():
     rng = np.random.default_rng(0)
     counts = rng.integers(5, 400, 20).tolist()
     taken = rng.integers(1, 60, 20)
-    found = of_silos.epsilons([charge(counts, 1.1, 20)], minibatches=taken)
+    found = of_silos.epsilons([charge(counts, 1.1, 20)], minibatches=taken.tolist())
     for n, steps, delta, epsilon in zip(counts, taken, found.delta, found.zero_out, strict=True):
         accountant = RdpAccountant(ORDERS)
         accountant.compose(
@@ -370,6 +370,7 @@ def test_epsilon_bounds_the_loss_distribution(count):
 
 def test_noise_for_equal_epsilon_meets_it():
     silos = charge([3, 20, 300], 1.0, 1, gradients=2).event.silos
+    assert silos is not None
     noise = equal_example_noise(silos, 2.0, rounds=10)
     spend = charge([3, 20, 300], 1.0, 10, gradients=2, noise=noise)
     found = of_silos.epsilons([spend])
@@ -383,6 +384,7 @@ def test_calibrated_noise_is_the_run_s():
     hparams = values(sim, lam=0.1)
     state, _ = sim.run(sim.init(0, hparams), hparams, 2)
     found = sim.guarantee(state).examples
+    assert found is not None
     assert 2.98 < found.zero_out.min() <= found.zero_out.max() <= 3.0
 
 
