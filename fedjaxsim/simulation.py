@@ -16,7 +16,7 @@ from fedjaxsim.algorithm import Algorithm, Metrics
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine import private_evaluation
-from fedjaxsim.engine.accounts import minibatches_taken, with_example_epsilon
+from fedjaxsim.engine.accounts import minibatches_taken
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.layout import ChunkMap
 from fedjaxsim.engine.loop import Callbacks, RunLoop
@@ -147,24 +147,6 @@ class Simulation:
         calibrated = hparams.replace(noise_multiplier=z)
         self.setup.check(calibrated)
         return calibrated
-
-    def calibrate_examples(
-        self, *, epsilon: float, rounds: int, delta: float | None = None
-    ) -> Self:
-        """Return the simulation with the noise that protects each client's examples by one ε.
-
-        Args:
-          epsilon: ε > 0 of every client that takes part in all rounds (zero-out).
-          rounds: T.
-          delta: δ of every client; by default 1/(10 n) for n rows.
-
-        Raises:
-          ValueError: if the task is not from `private_examples`, or no noise meets the target.
-        """
-        algorithm = with_example_epsilon(
-            self.algorithm, self.setup.examples, epsilon, rounds, delta
-        )
-        return self._with(dataclasses.replace(self.setup, algorithm=algorithm))
 
     def with_population(self, population: Population) -> Self:
         """Return the simulation on other data of as many clients, sharing compiled code.
@@ -395,7 +377,7 @@ class Simulation:
             draws=ledger.drawn(privacy),
             assumed=privacy.public,
             limit=privacy.limit,
-            minibatches=minibatches_taken(self.setup.examples, state.consumed, self.num_clients),
+            minibatches=minibatches_taken(self.setup.examples, state.consumed),
         )
 
     def epsilon(self, state: SimulationState, delta: float | None = None) -> jax.Array:

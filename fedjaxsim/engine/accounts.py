@@ -59,14 +59,15 @@ def costs_of(
     return [own, (jnp.broadcast_to(jnp.asarray(noise), jnp.shape(own[0])), one)]
 
 
-def protecting(algorithm: Algorithm) -> Algorithm:
+def protecting(algorithm: Algorithm, event: PrivacyEvent | None) -> Algorithm:
     """Return the algorithm with clients whose minibatches protect examples, if the task asks."""
     examples = algorithm.task.examples
-    if examples is None:
+    if event is None or event.silos is None:
         return algorithm
+    noise = event.silos.noise
 
     def client(shared, personal, data, hparams, context):
-        batches = examples.batches(data.count, data.minibatches.size, hparams)
+        batches = examples.batches(data.count, data.minibatches.size, hparams, noise)
         return algorithm.client(shared, personal, protected_view(data, batches), hparams, context)
 
     return algorithm._replace(client=client)
@@ -95,8 +96,11 @@ def example_event(
     gradients = gradients_per_minibatch(algorithm, minibatches, rows, len(counts))
     silos = Silos(
         tuple(counts.tolist()), size, examples.capacity(size), gradients, minibatches.steps,
-        minibatches.epochs, examples.noise,
+        minibatches.epochs, examples.delta,
     )  # fmt: skip
+    if examples.epsilon is not None:
+        noise = equal_example_noise(silos, examples.epsilon, examples.rounds)
+        silos = dataclasses.replace(silos, noise=noise)
     return PrivacyEvent("gaussian", unit="example", silos=silos)
 
 
@@ -111,28 +115,14 @@ def require_same(one: PrivacyEvent | None, other: PrivacyEvent | None) -> None:
         raise ValueError("private examples need clients with the same numbers of rows")
 
 
-def with_example_epsilon(
-    algorithm: Algorithm,
-    examples: PrivacyEvent | None,
-    epsilon: float,
-    rounds: int,
-    delta: float | None,
-) -> Algorithm:
-    """Return the algorithm with noise that gives every client one ε; see `equal_example_noise`."""
-    if examples is None or examples.silos is None:
-        raise ValueError("the task must be from private_examples, to protect examples")
-    noise = equal_example_noise(examples.silos, epsilon, rounds=rounds, delta=delta)
-    protection = dataclasses.replace(algorithm.task.examples, noise=noise)
-    return algorithm._replace(task=algorithm.task._replace(examples=protection))
-
-
 def minibatches_taken(
-    examples: PrivacyEvent | None, consumed: jax.Array | None, num_clients: int
+    examples: PrivacyEvent | None, consumed: jax.Array | None
 ) -> list[int] | None:
     """Return the minibatches that each client has taken, (m,), where they are known."""
     if examples is None or consumed is None or not consumed.is_fully_addressable:
         return None
-    return np.asarray(consumed)[:num_clients].tolist()
+    assert examples.silos is not None
+    return np.asarray(consumed)[: len(examples.silos.counts)].tolist()
 
 
 def require_protection(privacy: Ledger, examples: PrivacyEvent | None) -> None:

@@ -116,7 +116,7 @@ class Setup:
         self._accounts = accounts.accounts_of(algorithm, mechanism, self.sampler, self.examples)
         self._traced: dict[Any, tuple[PyTree, list[Captured]]] = {}
         self.program = Program(
-            accounts.protecting(with_rate(algorithm, self.sampler)),
+            accounts.protecting(with_rate(algorithm, self.sampler), self.examples),
             mechanism,
             self.sampler,
             measure_with(self.task),

@@ -5,6 +5,7 @@ target: ε was checked in float64 at the very float32 value returned.
 """
 
 import bisect
+import functools
 import math
 from collections.abc import Callable
 
@@ -289,16 +290,14 @@ def sampling_rate(
     return p
 
 
-def equal_example_noise(
-    silos: Silos, epsilon: float, *, rounds: int, delta: float | None = None
-) -> tuple[tuple[int, float], ...]:
+@functools.lru_cache(maxsize=64)
+def equal_example_noise(silos: Silos, epsilon: float, rounds: int) -> tuple[tuple[int, float], ...]:
     """Find the noise with which every client that takes part in all rounds meets ε (zero-out).
 
     Args:
       silos: of the run.
       epsilon: target ε > 0 of every client.
       rounds: T ≥ 1.
-      delta: δ of every client; by default 1/(10 n).
 
     Returns:
       (n, z) for every number n of rows, as for `private_examples`.
@@ -310,7 +309,7 @@ def equal_example_noise(
     for count in sorted(set(silos.counts) - {0}):
         z = noise_multiplier(
             epsilon,
-            delta_of(delta, count),
+            delta_of(silos, count),
             rounds=rounds * silos.minibatches(count),
             sampling_rate=rate_of(silos.size, count),
             scheme=scheme_of(silos, count),

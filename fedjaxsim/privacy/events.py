@@ -89,6 +89,7 @@ class Silos:
       gradients: G, the largest number of gradients of one minibatch.
       steps: minibatches of a client in a round; None with `epochs`.
       epochs: ⌈n/b⌉ minibatches each in a round; None with `steps`.
+      delta: δ of each client; None for 1/(10 n).
       noise: (n, z) for every number of rows; () if z is the ledger's noise entry.
     """
 
@@ -98,6 +99,7 @@ class Silos:
     gradients: int
     steps: int | None
     epochs: int | None
+    delta: float | None = None
     noise: tuple[tuple[int, float], ...] = ()
 
     def minibatches(self, count: int) -> int:

@@ -23,6 +23,7 @@ from fedjaxsim.hyperparameters import Hyperparameters, Records
 from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy.binomial import least_count
 from fedjaxsim.privacy.clipping import clip_by_global_norm
+from fedjaxsim.privacy.events import check_delta
 from fedjaxsim.privacy.mechanisms import CLIP_NORM, NOISE_MULTIPLIER, noise_like
 from fedjaxsim.tasks.task import Task
 
@@ -58,66 +59,86 @@ losses: contextvars.ContextVar[set[Any]] = contextvars.ContextVar("losses")
 
 @dataclasses.dataclass(frozen=True)
 class PrivateExamples:
-    """The protection of single examples; see `private_examples`.
+    """The protection of single examples; see `private_examples`."""
 
-    Attributes:
-      noise: (n, z) for every number n of rows that a client has, in ascending order; () if z is the
-        hyperparameter `example_noise_multiplier`.
-      microbatch_size: examples whose gradients are in memory at once.
-    """
-
-    noise: tuple[tuple[int, float], ...] = ()
-    microbatch_size: int = 16
+    epsilon: float | None
+    rounds: int | None
+    delta: float | None
+    microbatch_size: int
 
     @property
     def hyperparameters(self) -> Records:
         """The hyperparameters that the protection reads."""
-        return (EXAMPLE_CLIP,) if self.noise else (EXAMPLE_CLIP, EXAMPLE_NOISE)
+        return (EXAMPLE_CLIP, EXAMPLE_NOISE) if self.epsilon is None else (EXAMPLE_CLIP,)
 
     def capacity(self, size: int) -> int:
         """Return the places of a Poisson minibatch of expected size b, whole microbatches."""
         places = max(size, least_count(_TAIL, _ROWS, min(1.0, size / _ROWS)))
         return -(-places // self.microbatch_size) * self.microbatch_size
 
-    def noise_of(self, count: jax.Array, hparams: Hyperparameters) -> jax.Array:
-        """Return z of a client with `count` rows, ()."""
-        if not self.noise:
-            return jnp.asarray(hparams.example_noise_multiplier)
-        counts, values = np.array([n for n, _ in self.noise]), np.array([z for _, z in self.noise])
-        # A number of rows that is not in the table must not get noise of another one.
-        found = jnp.asarray(counts) == count
-        return jnp.where(jnp.any(found), jnp.sum(jnp.where(found, values, 0)), jnp.inf)
+    def batches(
+        self,
+        count: jax.Array,
+        size: int,
+        hparams: Hyperparameters,
+        noise: tuple[tuple[int, float], ...],
+    ) -> ProtectedBatches:
+        """Return the minibatches of a client.
 
-    def batches(self, count: jax.Array, size: int, hparams: Hyperparameters) -> ProtectedBatches:
-        """Return the minibatches of a client with `count` rows, of expected size b."""
-        z = self.noise_of(count, hparams)
+        Args:
+          count: n, the client's number of rows, ().
+          size: b.
+          hparams: hyperparameters.
+          noise: (n, z) for every number of rows; () if z is a hyperparameter.
+        """
+        if noise:
+            counts, values = map(np.array, zip(*noise, strict=True))
+            # Numbers of rows that are not in the table get noise without bound.
+            found = jnp.asarray(counts) == count
+            z = jnp.where(jnp.any(found), jnp.sum(jnp.where(found, values, 0)), jnp.inf)
+        else:
+            z = jnp.asarray(hparams.example_noise_multiplier)
         return ProtectedBatches(self.capacity(size), jnp.asarray(hparams.example_clip), z)
 
 
 def private_examples(
-    task: Task, *, noise: tuple[tuple[int, float], ...] = (), microbatch_size: int = 16
+    task: Task,
+    *,
+    epsilon: float | None = None,
+    rounds: int | None = None,
+    delta: float | None = None,
+    microbatch_size: int = 16,
 ) -> Task:
     """Make a task whose gradients of minibatches protect each of a client's examples.
 
     Each of a client's n rows is in a minibatch with probability min(1, b/n). The gradient of each
-    example is clipped to `hparams.example_clip`, and their sum gets Gaussian noise of standard
-    deviation z·C. In a minibatch, z is `hparams.example_noise_multiplier` for all clients, or that
-    of `noise`. A gradient at other parameters draws other noise, and one at the same parameters the
-    same: the noise is a keyed function of the minibatch and the parameters.
+    example is clipped to C = `hparams.example_clip`, and their sum gets Gaussian noise of standard
+    deviation zC. All clients have z = `hparams.example_noise_multiplier` or, with `epsilon`, each
+    the z with which it spends ε in `rounds` rounds. In a minibatch a gradient at other parameters
+    draws other noise, and one at the same parameters the same.
 
-    The loss must be a mean of losses of examples. Its value stays without noise, so an algorithm
-    may report it and use it for nothing else.
+    The loss must be a mean of losses of examples. Its value has no noise, so an algorithm may
+    report it and use it for nothing else.
 
     Args:
       task: model and loss.
-      noise: (n, z) for every number n of rows that a client has; see `equal_epsilon`.
+      epsilon: ε > 0 of every client that takes part in all rounds (zero-out).
+      rounds: T, with `epsilon`.
+      delta: δ of every client; by default 1/(10 n).
       microbatch_size: examples whose gradients are in memory at once.
 
     Raises:
-      ValueError: if the microbatch size is below 1, or the task protects examples already.
+      ValueError: if a number is out of range, only one of `epsilon` and `rounds` is given, or the
+        task protects examples already.
     """
     if microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
+    if (epsilon is None) != (rounds is None):
+        raise ValueError(f"give epsilon with rounds, got {epsilon} and {rounds}")
+    if rounds is not None and rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    if delta is not None:
+        check_delta(delta)
     if task.examples is not None:
         raise ValueError("the task protects its examples already: apply private_examples once")
     on_model, plain = task.on_model, task.loss
@@ -137,13 +158,19 @@ def private_examples(
 
     def again(model):
         assert on_model is not None
-        return private_examples(on_model(model), noise=noise, microbatch_size=microbatch_size)
+        return private_examples(
+            on_model(model),
+            epsilon=epsilon,
+            rounds=rounds,
+            delta=delta,
+            microbatch_size=microbatch_size,
+        )
 
     return task._replace(
         loss=loss,
         linear=None,  # its kernels take gradients of their own
         on_model=None if on_model is None else again,
-        examples=PrivateExamples(tuple(sorted(noise)), microbatch_size),
+        examples=PrivateExamples(epsilon, rounds, delta, microbatch_size),
     )
 
 

@@ -77,19 +77,18 @@ def scheme_of(silos: Silos, count: int) -> SamplingScheme:
 
 def epsilons(
     charges: Sequence[PrivacySpend],
-    delta: float | None = None,
     minibatches: Sequence[int] | None = None,
 ) -> ExampleEpsilons:
     """Compute ε of every client.
 
     Args:
       charges: accounts with the unit "example" and silos, of the same clients.
-      delta: δ of every client; by default 1/(10 n).
       minibatches: (m,) the minibatches that each client has taken in all; by default those of every
         round, which is an upper bound.
     """
-    counts = np.array(charges[0].event.silos.counts)  # type: ignore[union-attr]
-    deltas = np.array([delta_of(delta, n) for n in counts])
+    silos: Any = charges[0].event.silos
+    counts = np.array(silos.counts)
+    deltas = np.array([delta_of(silos, n) for n in silos.counts])
     results: dict[Adjacency, list[float]] = {"zero_out": [], "replace": []}
     for client, (count, own) in enumerate(zip(counts.tolist(), deltas.tolist(), strict=True)):
         taken = None if minibatches is None else int(minibatches[client])
@@ -99,9 +98,9 @@ def epsilons(
     return ExampleEpsilons(counts, deltas, *map(np.array, results.values()))
 
 
-def delta_of(delta: float | None, count: int) -> float:
+def delta_of(silos: Silos, count: int) -> float:
     """Return δ of a client with `count` rows, by default 1/(10 n)."""
-    return default_delta(max(1, count)) if delta is None else delta
+    return default_delta(max(1, count)) if silos.delta is None else silos.delta
 
 
 def _releases(

@@ -371,7 +371,7 @@ def test_epsilon_bounds_the_loss_distribution(count):
 def test_noise_for_equal_epsilon_meets_it():
     silos = charge([3, 20, 300], 1.0, 1, gradients=2).event.silos
     assert silos is not None
-    noise = equal_example_noise(silos, 2.0, rounds=10)
+    noise = equal_example_noise(silos, 2.0, 10)
     spend = charge([3, 20, 300], 1.0, 10, gradients=2, noise=noise)
     found = of_silos.epsilons([spend])
     np.testing.assert_array_less(found.zero_out, 2.0 + 1e-9)
@@ -379,12 +379,14 @@ def test_noise_for_equal_epsilon_meets_it():
 
 
 def test_calibrated_noise_is_the_run_s():
-    sim = simulation(fjs.ditto(PRIVATE)).calibrate_examples(epsilon=3.0, rounds=2)
+    task = fjs.private_examples(TASK, epsilon=3.0, rounds=2, delta=1e-3, microbatch_size=8)
+    sim = simulation(fjs.ditto(task))
     assert "example_noise_multiplier" not in sim.records
     hparams = values(sim, lam=0.1)
     state, _ = sim.run(sim.init(0, hparams), hparams, 2)
     found = sim.guarantee(state).examples
     assert found is not None
+    assert set(found.delta) == {1e-3}
     assert 2.98 < found.zero_out.min() <= found.zero_out.max() <= 3.0
 
 
