@@ -52,8 +52,7 @@ class Simulation:
       chunk_map: "scan" or "vmap" inside a chunk; by default "scan" on a CPU for models above 4 kB.
       devices: JAX devices over which the clients are divided; by default the first one. A CPU has
         one for each core after `fjs.use_all_cores()`.
-      streamed: whether rows and states stay on the host, or on disk, and the device holds one
-        cohort's at a time; see `engine/stream.py`.
+      streamed: whether a device holds the rows and states of one cohort; see `engine/stream.py`.
 
     Attributes:
       algorithm, task, population, mechanism, minibatches: the parts.
