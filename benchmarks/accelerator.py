@@ -119,9 +119,6 @@ def run(names: Sequence[str], minutes: float, rehearse: bool, out: Path) -> int:
     return 0
 
 
-# --- convolutions ---------------------------------------------------------------------------------
-
-
 def _direct(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return jax.lax.conv_general_dilated(
         x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")

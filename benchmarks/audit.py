@@ -30,19 +30,24 @@ RESULTS = FOLDER / "audit.json"
 MakeAlgorithm = Callable[[fjs.Task], fjs.Algorithm]
 
 
-# --- mechanisms broken on purpose -----------------------------------------------------------------
+def drawing(
+    mechanism: fjs.Mechanism, change: Callable[[jax.Array, jax.Array], jax.Array], key: Any = None
+) -> fjs.Mechanism:
+    """Draw noise of change(z, round) and charge z; with a `key`, the same noise in all rounds."""
+
+    def release(accumulator, denominator, round_key, state, hparams, round_):
+        z = hparams.noise_multiplier
+        drawn = hparams.replace(noise_multiplier=change(z, round_))
+        of_key = round_key if key is None else key
+        out = mechanism.release(accumulator, denominator, of_key, state, drawn, round_)
+        return out._replace(noise_multiplier=z)
+
+    return mechanism._replace(release=release)
 
 
 def half_the_noise(mechanism: fjs.Mechanism, share: float = 0.5) -> fjs.Mechanism:
     """Draw noise of half, or a share, of the standard deviation that is charged."""
-
-    def release(accumulator, denominator, key, state, hparams, round_):
-        z = hparams.noise_multiplier
-        half = hparams.replace(noise_multiplier=z * share)
-        out = mechanism.release(accumulator, denominator, key, state, half, round_)
-        return out._replace(noise_multiplier=z)
-
-    return mechanism._replace(release=release)
+    return drawing(mechanism, lambda z, _: share * z)
 
 
 def _counting(mechanism: fjs.Mechanism, count: Callable[[jax.Array], Any]) -> fjs.Mechanism:
@@ -102,9 +107,6 @@ def unclipped(mechanism: fjs.Mechanism, ids: Sequence[int]) -> fjs.Mechanism:
     return mechanism._replace(add=add)
 
 
-# --- attacks made for one mechanism ---------------------------------------------------------------
-
-
 def reads_the_cohort_size() -> Attack:
     """Attack a realised denominator: the norm of the noise reveals the size of the cohort.
 
@@ -160,9 +162,6 @@ def support() -> Attack:
         return -np.einsum("np,tpq,nq->n", w, np.linalg.inv(evidence.observed), w)
 
     return Attack(lambda release, directions: release, score)
-
-
-# --- audits ---------------------------------------------------------------------------------------
 
 
 def silent(task: fjs.Task, size: int) -> fjs.Algorithm:

@@ -1,16 +1,10 @@
-"""The engine against the same rounds written by hand in JAX, for one model and one algorithm.
+"""The engine against the same rounds written by hand in JAX.
 
-    python benchmarks/hand_written.py personal              # the cost of the abstraction
-    python benchmarks/hand_written.py shared --processes 5  # the gain of factored updates
+    python benchmarks/hand_written.py [--processes 5]
 
-* personal: PMTL of 1,000 clients with a linear model each (d = 784, c = 10), Poisson cohorts of
-  expected size 100, 5 local steps of batch 10, clip, sum, noise; the loops run the whole cohort by
-  `vmap` or by `scan`.
-* shared: FedAvg of 10,000 clients with softmax regression, full participation, one local step of
-  batch 10, clip, sum, noise. "products" is the engine, whose clients send two thin factors
-  (`fedjaxsim.kernels.linear_steps`); "chunks" and "default" are the engine with clients' gradients,
-  by `jax.vmap` over 50 clients and as its defaults lay them out; "vmap" is written by hand, with
-  `jax.vmap(jax.grad)` over all clients. The engine divides clients over a device for each core.
+PMTL of 1,000 clients with a linear model each (d = 784, c = 10), Poisson cohorts of expected size
+100, 5 local steps of batch 10, clip, sum, noise; the loops run the whole cohort by `vmap` or by
+`scan`.
 
 Every process alternates the forms and takes medians; printed are medians and ranges over processes.
 Memory is what the compiled program needs besides its arguments and results.
@@ -20,20 +14,21 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 import tyro
 from common import alternate, in_process, random_population, show, spreads
-from tyro.conf import Positional
 
 import fedjaxsim as fjs
 from fedjaxsim.bench.measure import machine
 from fedjaxsim.report.files import write_json
 
 D, C, BATCH = 784, 10, 10
+M, ROWS, STEPS, P = 1000, 50, 5, 0.1
+OWN = {"learning_rate": 0.01, "lam": 0.1, "clip_norm": 1.0, "noise_multiplier": 1.0}
 Run = Callable[[Any], Any]
 """From a state or carry to the one after some rounds."""
 
@@ -44,19 +39,13 @@ def cross_entropy(w: Any, x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.mean(optax.losses.softmax_cross_entropy_with_integer_labels(logits, y))
 
 
-def engine(
-    algorithm: fjs.Algorithm,
-    population: fjs.Population,
-    sampling: fjs.Sampling,
-    steps: int,
-    rounds: int,
-    values: dict[str, float],
-    **layout: Any,
-) -> tuple[Any, Any]:
+def engine(population: fjs.Population, rounds: int) -> tuple[Any, Any]:
     """Return the first state and the compiled program of the rounds of a simulation."""
-    minibatches = fjs.Minibatches(BATCH, steps=steps)
-    simulation = fjs.Simulation(algorithm, population, sampling, minibatches, **layout)
-    hparams = simulation.hyperparameters(**values)
+    algorithm = fjs.pmtl(fjs.tasks.softmax(fjs.models.linear((D,), C), C))
+    simulation = fjs.Simulation(
+        algorithm, population, fjs.poisson(P), fjs.Minibatches(BATCH, steps=STEPS)
+    )
+    hparams = simulation.hyperparameters(**OWN)
     arrays, rows = hparams.as_arrays(), simulation.setup.placed["train"]
     several: Any = simulation.setup.compiled.rounds
     state = simulation.init(0, hparams)
@@ -72,12 +61,6 @@ def by_hand(round_: Callable[..., Any], carry: Any, rounds: int, x: Any, y: Any)
 
     program = jax.jit(run, donate_argnums=0).lower(carry, x, y).compile()
     return carry, (program, lambda carry: program(carry, x, y))
-
-
-# --- models of each client's own ------------------------------------------------------------------
-
-M, ROWS, STEPS, P = 1000, 50, 5, 0.1
-OWN = {"learning_rate": 0.01, "lam": 0.1, "clip_norm": 1.0, "noise_multiplier": 1.0}
 
 
 def pmtl_round(population: fjs.Population, capacity: int, over: str) -> Callable[..., Any]:
@@ -136,12 +119,11 @@ def pmtl_round(population: fjs.Population, capacity: int, over: str) -> Callable
     return round_
 
 
-def personal(rounds: int) -> dict[str, tuple[Any, Any]]:
-    """Return the forms of PMTL."""
+def forms_of(rounds: int) -> dict[str, tuple[Any, Any]]:
+    """Return the carry and the program of each form."""
     population = random_population(M, ROWS, D, C, test=0.2)
     x, y = (jnp.asarray(population.fields[name]) for name in ("x", "y"))
-    algorithm = fjs.pmtl(fjs.tasks.softmax(fjs.models.linear((D,), C), C))
-    forms = {"engine": engine(algorithm, population, fjs.poisson(P), STEPS, rounds, OWN)}
+    forms = {"engine": engine(population, rounds)}
     capacity = fjs.poisson(P).for_clients(M).scheme.capacity
     for over in ("vmap", "scan"):
         store, w_tilde = ((jnp.zeros((*m, D, C)), jnp.zeros((*m, C))) for m in ((M,), ()))
@@ -150,66 +132,9 @@ def personal(rounds: int) -> dict[str, tuple[Any, Any]]:
     return forms
 
 
-# --- one shared model -----------------------------------------------------------------------------
-
-MANY, FEW_ROWS = 10_000, 20
-SHARED = {"learning_rate": 0.1, "clip_norm": 0.5, "noise_multiplier": 1.0}
-
-
-def fedavg_round(carry, t, x, y):
-    """Run a FedAvg round with all clients' gradients at once."""
-    (w, key), (eta, clip, z) = carry, SHARED.values()
-    keys = jax.random.split(jax.random.fold_in(key, t), 3)
-
-    def gradient(k):
-        key = jax.random.fold_in(keys[0], k)
-        rows = k * FEW_ROWS + jax.random.randint(key, (BATCH,), 0, FEW_ROWS)
-        return jax.grad(cross_entropy)(w, x[rows], y[rows])
-
-    updates = jax.vmap(gradient)(jnp.arange(MANY))
-    squares = [jnp.sum(jnp.square(g), axis=tuple(range(1, g.ndim))) for g in updates]
-    norms = eta * jnp.sqrt(squares[0] + squares[1])
-    factors = jnp.minimum(1.0, clip / jnp.maximum(norms, 1e-12))
-
-    def moved(w, g, key):
-        total = -eta * jnp.einsum("k,k...->...", factors, g)
-        return w + (total + z * clip * jax.random.normal(key, w.shape)) / MANY
-
-    return tuple(map(moved, w, updates, keys[1:])), key
-
-
-def shared(rounds: int) -> dict[str, tuple[Any, Any]]:
-    """Return the forms of FedAvg."""
-    fjs.use_all_cores()
-    population = random_population(MANY, FEW_ROWS, D, C)
-    x, y = (jnp.asarray(population.fields[name]) for name in ("x", "y"))
-    task = fjs.tasks.softmax(fjs.models.linear((D,), C), C)
-    plain = task._replace(linear=None)
-    layouts: dict[str, tuple[fjs.Task, dict[str, Any]]] = {
-        "products": (task, {"chunk_size": 40, "chunk_map": "vmap"}),
-        "chunks": (plain, {"chunk_size": 50, "chunk_map": "vmap"}),
-        "default": (plain, {}),
-    }
-    everyone = fjs.full_participation()
-    forms = {
-        name: engine(
-            fjs.fedavg(each), population, everyone, 1, rounds, SHARED,
-            devices=jax.devices(), **layout,
-        )
-        for name, (each, layout) in layouts.items()
-    }  # fmt: skip
-    carry = (jnp.zeros((D, C)), jnp.zeros(C)), jax.random.key(0)
-    return forms | {"vmap": by_hand(fedavg_round, carry, rounds, x, y)}
-
-
-# --- measuring ------------------------------------------------------------------------------------
-
-CASES = {"personal": personal, "shared": shared}
-
-
-def measure(case: str, rounds: int, repeats: int) -> dict[str, dict[str, float]]:
+def measure(rounds: int, repeats: int) -> dict[str, dict[str, float]]:
     """Return seconds a round (median), of wall clock and of all cores, and MB, of each form."""
-    forms = CASES[case](rounds)
+    forms = forms_of(rounds)
     carries = {name: carry for name, (carry, _) in forms.items()}
 
     def advance(name: str, run: Run) -> Any:
@@ -219,45 +144,37 @@ def measure(case: str, rounds: int, repeats: int) -> dict[str, dict[str, float]]
     runs = {name: lambda n=name, r=run: advance(n, r) for name, (_, (_, run)) in forms.items()}
     wall = alternate(runs, repeats)
     cores = alternate(runs, repeats, time.process_time)
-    found = {}
-    for name, (_, (program, _)) in forms.items():
-        devices = 1 if name in ("vmap", "scan") else jax.device_count()
-        found[name] = {
-            "mb": devices * program.memory_analysis().temp_size_in_bytes / 1e6,
+    return {
+        name: {
+            "mb": program.memory_analysis().temp_size_in_bytes / 1e6,
             "seconds": statistics.median(wall[name]) / rounds,
             "core_seconds": statistics.median(cores[name]) / rounds,
         }
-    return found
+        for name, (_, (program, _)) in forms.items()
+    }
 
 
-def main(
-    case: Positional[Literal["personal", "shared"]],
-    processes: int = 5,
-    rounds: int | None = None,
-    repeats: int = 7,
-    out: Path | None = None,
-) -> None:
+def main(processes: int = 5, rounds: int = 50, repeats: int = 7, out: Path | None = None) -> None:
     """Compare the engine with loops written by hand.
 
     Args:
-      case: personal models or a shared one.
       processes: that measure, one after the other.
-      rounds: of a repetition; 50 by default for personal models, 2 for a shared one.
+      rounds: of a repetition.
       repeats: of each form in a process.
       out: a JSON file for the results.
     """
-    rounds = rounds or {"personal": 50, "shared": 2}[case]
-    rows = [in_process(measure, case, rounds, repeats) for _ in range(processes)]
+    rows = [in_process(measure, rounds, repeats) for _ in range(processes)]
     forms = {name: spreads([row[name] for row in rows]) for name in rows[0]}
-    ours, theirs = ("engine", "scan") if case == "personal" else ("products", "vmap")
-    ratios = spreads([{k: row[theirs][k] / row[ours][k] for k in row[ours]} for row in rows])
+    ratios = spreads(
+        [{k: row["scan"][k] / row["engine"][k] for k in row["engine"]} for row in rows]
+    )
     for name, numbers in forms.items():
         show(name, numbers)
-    show(f"{theirs} over {ours}", ratios)
+    show("scan over engine", ratios)
     if out is not None:
-        about = {"features": D, "classes": C, "batch": BATCH, "machine": in_process(machine)}
-        record = {"forms": forms, f"{theirs} over {ours}": ratios, "processes": rows}
-        write_json(out, {"clients": MANY if case == "shared" else M, **about, **record})
+        about = {"clients": M, "features": D, "classes": C, "batch": BATCH}
+        record = {"forms": forms, "scan over engine": ratios, "processes": rows}
+        write_json(out, {**about, "machine": in_process(machine), **record})
 
 
 if __name__ == "__main__":

@@ -1,18 +1,13 @@
 """Memory and speed of runs in memory, over two devices, mapped from disk and streamed.
 
     python benchmarks/placements.py [CASE ...] [--scratch FOLDER] [--out FILE]
-    python benchmarks/placements.py --parts times first draws
 
-* cases: memory beside what `fedjaxsim plan` says, and rounds per second. Every placement of every
-  case is a process of its own, which watches its anonymous memory: neither code nor mapped files.
-  It loads a population from a folder, computes rounds and evaluations, and computes both again;
-  `running` is the largest memory of that second time, `whole` that of everything, `idle` that after
-  the imports. A mapped folder must give the server state of rows in memory bit for bit. The cases
-  of 10⁵ to 10⁷ clients are those of docs/scale.md; the one of 10⁶ takes 8 GB of disk.
-* times: seconds of an evaluation, the table of clients and the fingerprint of three million
-  clients, and of drawing a cohort of a billion.
-* first: from arrays in memory to a split population, the first round, and an evaluation.
-* draws: milliseconds of a compiled draw of a Poisson cohort of expected size q from m clients.
+Printed are the memory beside what `fedjaxsim plan` says, and rounds per second. Every placement of
+every case is a process of its own, which watches its anonymous memory: neither code nor mapped
+files. It loads a population from a folder, computes rounds and evaluations, and computes both
+again; `running` is the largest memory of that second time, `whole` that of everything, `idle` that
+after the imports. A mapped folder must give the server state of rows in memory bit for bit. The
+case of 10⁶ clients takes 8 GB of disk.
 """
 
 import dataclasses
@@ -20,9 +15,8 @@ import hashlib
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -36,19 +30,16 @@ from fedjaxsim.bench.measure import Rounds, forget_peak, machine
 from fedjaxsim.data import load_folder, save_folder
 from fedjaxsim.data.arrays import shareable
 from fedjaxsim.data.ranges import consecutive
-from fedjaxsim.report.files import write_csv, write_json
+from fedjaxsim.report.files import write_json
 from fedjaxsim.runs import capacity
 from fedjaxsim.runs.assemble import parts_of
 from fedjaxsim.runs.build import fill_settings
-from fedjaxsim.runs.fingerprints import fingerprint_of
 from fedjaxsim.runs.memory import this_machine
 from fedjaxsim.runs.settings import RunConfig, run_config
 from fedjaxsim.runs.sizes import sizes_without_data
 
 ROUNDS, SPEED_ROUNDS, REPEATS, DEVICES = 10, 300, 3, 2
 PLACEMENTS = ("in memory", f"over {DEVICES} devices", "mapped", "streamed")
-FIRST = (10**5, 10**6, 10**7)
-DRAWS = ((10**4, 100), (10**5, 100), (10**6, 100), (10**7, 100), (10**7, 10**4))
 _LINEAR = {"loss": "squared", "local_steps": 1, "clip": 1.0, "noise_multiplier": 1.0}
 _IMAGES = {"classes": 10, "clip": 1.0, "noise_multiplier": 1.0}
 
@@ -139,9 +130,6 @@ def simulation_of(
     return simulation, fill_settings(config, simulation.records)
 
 
-# --- measured in a process of its own -------------------------------------------------------------
-
-
 def measured(case: str, placement: str, folder: Path) -> Record:
     """Return bytes and rounds per second of a placement, and a digest of the server state."""
     jax.config.update("jax_num_cpu_devices", DEVICES if placement.startswith("over") else 1)
@@ -190,73 +178,6 @@ def planned(case: str) -> dict[str, dict[str, int]]:
     return {each["name"]: each["host"] for each in found.to_json()["placements"]}
 
 
-def times(folder: Path) -> Record:
-    """Return seconds of work that grows with the clients, and bytes of their table."""
-    jax.config.update("jax_num_cpu_devices", 1)
-    population = load_folder(folder)
-    simulation, hparams = simulation_of(DEFAULT[0], population)
-    state = simulation.init(0, hparams)
-    evaluation = simulation.evaluate(state, hparams)
-    counts = {name: ranges.count for name, ranges in population.splits.items()}
-    columns = {"name": population.names, **counts, **evaluation.values}
-    table = folder.parent / "clients.csv"
-    return {
-        "clients": population.num_clients,
-        "draw_of_a_billion": draw(10**9, 1000),
-        "evaluation": median_of(lambda: simulation.evaluate(state, hparams).summary()),
-        "fingerprint": median_of(lambda: fingerprint_of(population)),
-        "fingerprint_bytes": sum(values.nbytes for values in population.fields.values()),
-        "table": median_of(lambda: write_csv(table, columns)),
-        "table_bytes": table.stat().st_size,
-    }
-
-
-def draw(clients: int, cohort: int, repeats: int = 5) -> list[float]:
-    """Return the median, least and greatest seconds of drawing a Poisson cohort."""
-    p = cohort / clients
-    compiled = jax.jit(fjs.poisson(p).for_clients(clients).draw)
-    rate, key = fjs.Hyperparameters(sampling_rate=p).as_arrays(), jax.random.key(0)
-    return median_of(lambda: jax.block_until_ready(compiled(key, jnp.int32(0), rate)), repeats)
-
-
-def first_round(clients: int, rows: int = 2) -> Record:
-    """Return seconds of each step from arrays on, and memory above an idle process."""
-    case = f"10^{len(str(clients)) - 1} clients"
-    rng, idle = np.random.default_rng(0), anonymous()
-    x = rng.standard_normal((clients * rows, 32), dtype=np.float32)
-    whole = {"x": x, "y": x[:, 0] + rng.standard_normal(len(x), dtype=np.float32)}
-    for values in whole.values():
-        values.flags.writeable = False  # so they are taken without a copy
-    arrays = sum(values.nbytes for values in whole.values())
-    watch, seconds, last = Watch(), {}, time.perf_counter()
-
-    def lap(name: str) -> None:
-        nonlocal last
-        seconds[name], last = time.perf_counter() - last, time.perf_counter()
-
-    population = fjs.Population.from_flat(whole, np.full(clients, rows))
-    del whole, x
-    lap("from_flat")
-    population = fjs.data.split(population, test=1 / rows)
-    lap("split")
-    simulation, hparams = simulation_of(case, population)
-    state = jax.block_until_ready(simulation.init(0, hparams))
-    lap("init")
-    state, _ = jax.block_until_ready(simulation.round(state, hparams))
-    lap("round")
-    peak, to_first_round = watch.peak - idle, sum(seconds.values())
-    simulation.evaluate(state, hparams).summary()
-    lap("evaluation")
-    arrays += sum(leaf.nbytes for leaf in jax.tree.leaves(state.personal))
-    return {
-        "clients": clients, "seconds": seconds, "to_first_round": to_first_round,
-        "arrays": arrays, "peak": peak, "ratio": peak / arrays,
-    }  # fmt: skip
-
-
-# --- the parent -----------------------------------------------------------------------------------
-
-
 def of_case(case: str, folder: Path) -> Record:
     """Measure every placement of a case, beside its plan."""
     plan, placements = in_process(planned, case), {}
@@ -276,37 +197,23 @@ def of_case(case: str, folder: Path) -> Record:
 
 
 def main(
-    cases: Positional[tuple[str, ...]] = (),
-    parts: Sequence[Literal["cases", "times", "first", "draws"]] = ("cases", "times"),
+    cases: Positional[tuple[str, ...]] = tuple(DEFAULT),
     scratch: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None,
     out: Path | None = None,
 ) -> None:
-    """Measure memory and speed by placement, and what grows with the clients.
+    """Measure memory and speed by placement.
 
     Args:
       cases: names of cases; by default those beside the planner.
-      parts: what is measured.
       scratch: where populations are written for a while.
       out: a JSON file for the results.
     """
     found: Record = {"machine": in_process(machine), "cases": []}
-    if "draws" in parts:
-        for m, q in DRAWS:
-            middle, least, most = (1e3 * took for took in in_process(draw, m, q, 30))
-            print(f"| {m:,} | {q:,} | {middle:.2f} ({least:.2f} to {most:.2f}) |", flush=True)
-    if "first" in parts:
-        found["first"] = [in_process(first_round, m) for m in FIRST]
-        print(*found["first"], sep="\n", flush=True)
-    asked = list(cases or DEFAULT) if "cases" in parts else []
-    for case in dict.fromkeys([*DEFAULT[:1], *asked] if "times" in parts else asked):
+    for case in cases:
         with tempfile.TemporaryDirectory(dir=scratch) as temporary:
             folder = Path(temporary) / "population"
             write_folder(folder, case)
-            if "times" in parts and case == DEFAULT[0]:
-                found["times"] = in_process(times, folder)
-                print(found["times"], flush=True)
-            if case in asked:
-                found["cases"].append(of_case(case, folder))
+            found["cases"].append(of_case(case, folder))
         if out is not None:
             write_json(out, found)
 

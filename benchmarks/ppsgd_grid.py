@@ -1,20 +1,14 @@
-"""PP-SGD on its synthetic problem: a grid of runs as one program, and one run, against numpy.
+"""PP-SGD on its synthetic problem: a grid of runs as one program, against numpy.
 
     python benchmarks/ppsgd_grid.py [--processes 5] [--rounds 300] [--out FILE]
 
 1,000 clients, d = 100, fresh batches of 10, 300 rounds (Bietti et al. 2022, section 6). The numpy
 version below is Algorithm 2 for this one case in float64, all clients as arrays, one run after the
-other. Three parts, each in processes of its own:
-
-* grid: the 990 runs of appendix A with C = 10 (learning rates × levels × noise multipliers), as
-  `SimulationBatch` over one device for each core, with an evaluation of every client's excess risk
-  every 10 rounds. The first segment, which compiles, is run beforehand and reported apart. After
-  every segment numpy does as many rounds and one evaluation of one of the settings; that time is
-  scaled to all of them.
-* single: one setting, in `Simulation.run` with chunk_map="vmap" and chunk_size=250, which were
-  chosen by hand on 2 cores: clients so small are slower one at a time ("scan").
-* sizes: several numbers of settings of the grid, each as one program: rounds of one run per second,
-  with an evaluation after every 10.
+other. The grid is the 990 runs of appendix A with C = 10 (learning rates × levels × noise
+multipliers), as `SimulationBatch` over one device for each core, with an evaluation of every
+client's excess risk every 10 rounds. The first segment, which compiles, is run beforehand and
+reported apart. After every segment numpy does as many rounds and one evaluation of one of the
+settings; that time is scaled to all of them.
 
 GFLOP count the two matrix products of a gradient, 4bd a client and round; bytes, one read and one
 write of all θ_i a round. The ceilings are measured in the same process, after the run. Peak memory
@@ -24,16 +18,13 @@ same imports.
 
 import itertools
 import os
-import statistics
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from common import RESULTS, Record, alternate, in_process, show, spreads, update
+from common import RESULTS, Record, in_process, show, spreads, update
 
 import fedjaxsim as fjs
 from fedjaxsim.bench.ceilings import Ceilings, seconds
@@ -47,10 +38,6 @@ RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.2, 1.5, 1.8)
 LEVELS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, float("inf"))
 NOISES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 SETTINGS = list(itertools.product(RATES, LEVELS, NOISES))
-SIZES = (16, 32, 64, 128, 256, len(SETTINGS))
-"""Numbers of settings that run as one program."""
-SINGLE = (0.1, 1.0, 1.0)
-"""Learning rate, level and noise multiplier of the single run."""
 GFLOP = 4e-9 * N * BATCH * D
 """Of one round of one run."""
 
@@ -106,19 +93,13 @@ def hyperparameters(
     )
 
 
-def make_simulation(**chunking: Any) -> tuple[fjs.Simulation, np.ndarray]:
+def make_simulation() -> tuple[fjs.Simulation, np.ndarray]:
     """Return the simulation, and θ_i* of all clients, (N, d)."""
-    population = regression_stream(N, D, label_noise=LABEL_NOISE)
-    task = known_regression(D)
+    population, task = regression_stream(N, D, label_noise=LABEL_NOISE), known_regression(D)
     minibatches = fjs.Minibatches(BATCH, steps=1)
-    simulation = fjs.Simulation(
-        fjs.ppsgd(task), population, fjs.full_participation(), minibatches, **chunking
-    )
+    simulation = fjs.Simulation(fjs.ppsgd(task), population, fjs.full_participation(), minibatches)
     rows = population.splits["test"].start
     return simulation, population.fields["theta"][rows].astype(np.float64)
-
-
-# --- measured in a process of its own -------------------------------------------------------------
 
 
 def grid_process(rounds: int) -> Record:
@@ -143,67 +124,15 @@ def grid_process(rounds: int) -> Record:
     gflops = GFLOP * len(SETTINGS) * rounds / engine
     gb_per_s = 2 * 4e-9 * N * D * len(SETTINGS) * rounds / engine
     return {
-        "gemm_gflops": gemm,
-        "update_gb_per_s": updates,
-        "seconds": engine,
-        "rounds_per_s": rounds / engine,
+        "gemm_gflops": gemm, "update_gb_per_s": updates,
+        "seconds": engine, "rounds_per_s": rounds / engine,
         "compile_seconds": first - engine * EVAL_EVERY / rounds,
         "numpy_seconds": numpy_round * rounds * len(SETTINGS),
         "numpy_rounds_per_s": 1 / numpy_round,
         "ratio": numpy_round * rounds * len(SETTINGS) / engine,
-        "peak_mb": peak,
-        "gflops": gflops,
-        "of_gemm": gflops / gemm,
-        "gb_per_s": gb_per_s,
-        "of_update": gb_per_s / updates,
-    }
-
-
-def single_process(rounds: int, repeats: int) -> Record:
-    """Measure rounds per second of one run; engine and numpy in turn go on where they were."""
-    simulation, theta = make_simulation(chunk_map="vmap", chunk_size=250)
-    hparams = hyperparameters(simulation, SINGLE)
-    first = seconds(lambda: simulation.run(simulation.init(0, hparams), hparams, rounds))
-    state, other = simulation.init(0, hparams), InNumpy(theta, SINGLE, np.random.default_rng(0))
-    risks = {"excess_risk": 0.0, "numpy_excess_risk": 0.0}
-
-    def run() -> None:
-        nonlocal state
-        state, history = simulation.run(state, hparams, rounds)
-        risks["excess_risk"] = float(history[-1].evaluation.mean("excess_risk"))
-
-    def run_numpy() -> None:
-        risks["numpy_excess_risk"] = other.run(rounds)
-
-    took = alternate({"engine": run, "numpy": run_numpy}, repeats)
-    engine, in_numpy = (statistics.median(values) for values in took.values())
-    return {
-        "rounds_per_s": rounds / engine,
-        "numpy_rounds_per_s": rounds / in_numpy,
-        "ratio": in_numpy / engine,
-        "compile_seconds": first - engine,
-        "peak_mb": peak_bytes() / 1e6,
-        **risks,
-    }
-
-
-def sizes_process(sizes: Sequence[int], repeats: int) -> Record:
-    """Measure rounds of a run per second by the number of settings in one program."""
-    fjs.use_all_cores()
-    simulation, _ = make_simulation()
-    found = {}
-    for size in sizes:
-        chosen = SETTINGS[:: len(SETTINGS) // size][:size]
-        many = SimulationBatch(simulation, [hyperparameters(simulation, each) for each in chosen])
-        state = many.init(0)
-
-        def run(many: SimulationBatch = many) -> None:
-            nonlocal state
-            state, _ = many.run(state, EVAL_EVERY)
-
-        took = statistics.median(alternate({"": run}, repeats)[""])
-        found[f"{size}_per_s"] = size * EVAL_EVERY / took
-    return found | {"peak_mb": peak_bytes() / 1e6}
+        "peak_mb": peak, "gflops": gflops, "of_gemm": gflops / gemm,
+        "gb_per_s": gb_per_s, "of_update": gb_per_s / updates,
+    }  # fmt: skip
 
 
 def idle_megabytes() -> float:
@@ -212,43 +141,23 @@ def idle_megabytes() -> float:
     return peak_bytes() / 1e6
 
 
-def main(
-    processes: int = 5,
-    parts: Sequence[Literal["grid", "single", "sizes"]] = ("grid", "single", "sizes"),
-    rounds: int = 300,
-    single_rounds: int = 100,
-    repeats: int = 5,
-    sizes: Sequence[int] = SIZES,
-    out: Path = RESULTS / "ppsgd_grid.json",
-) -> None:
+def main(processes: int = 5, rounds: int = 300, out: Path = RESULTS / "ppsgd_grid.json") -> None:
     """Measure PP-SGD's grid.
 
     Args:
-      processes: of each part.
-      parts: that are measured.
-      rounds: of the grid's runs, a multiple of 10.
-      single_rounds: in one repetition of the single run.
-      repeats: of the single run and of each size.
-      sizes: numbers of settings in the part sizes.
-      out: a JSON file for the results, updated part by part.
+      processes: that measure, one after the other.
+      rounds: of the runs, a multiple of 10.
+      out: a JSON file for the results.
     """
-    idle = in_process(idle_megabytes)
-    calls: dict[str, tuple[Any, ...]] = {
-        "grid": (grid_process, rounds),
-        "single": (single_process, single_rounds, repeats),
-        "sizes": (sizes_process, sizes, repeats),
-    }
-    found: dict[str, list[Record]] = {part: [] for part in parts}
+    idle, several = in_process(idle_megabytes), list[Record]()
     for _ in range(processes):
-        for part in parts:
-            numbers = in_process(*calls[part])
-            found[part].append(numbers | {"peak_above_idle_mb": numbers["peak_mb"] - idle})
-    results: Record = {"jax": jax.__version__, "cores": os.cpu_count()}
-    results |= {"runs": len(SETTINGS), "rounds": rounds, "idle_mb": idle}
-    for part, several in found.items():
-        results[part] = {"summary": spreads(several), "processes": several}
-        show(part, results[part]["summary"])
-    update(out, results)
+        numbers = in_process(grid_process, rounds)
+        several.append(numbers | {"peak_above_idle_mb": numbers["peak_mb"] - idle})
+    summary = spreads(several)
+    show("grid", summary)
+    about: Record = {"jax": jax.__version__, "cores": os.cpu_count(), "runs": len(SETTINGS)}
+    grid = {"summary": summary, "processes": several}
+    update(out, about | {"rounds": rounds, "idle_mb": idle, "grid": grid})
 
 
 if __name__ == "__main__":

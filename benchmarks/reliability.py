@@ -82,9 +82,6 @@ def main() -> None:
     common.update(options.out, {options.measure: found})
 
 
-# --- kills ----------------------------------------------------------------------------------------
-
-
 def kills(folder: Path, total: int) -> common.Record:
     """Kill each kind of work until there were `total` kills; return a line for each kind."""
     os.environ["FEDJAXSIM_COMPILATION_CACHE"] = str(folder / "programs")
@@ -201,9 +198,6 @@ def kill_after(
     return True
 
 
-# --- the cost of checkpoints ----------------------------------------------------------------------
-
-
 def small() -> tuple[fjs.Simulation, fjs.Hyperparameters]:
     """Make a simulation whose rounds take a few milliseconds."""
     population = common.random_population(200, 20, 50, 10, test=0.2)
@@ -233,9 +227,6 @@ def cost(folder: Path) -> common.Record:
     found = common.spreads([{**each, "ratio": each["with"] / each["without"]} for each in speeds])
     common.show("rounds/s without and with a checkpoint every 100 rounds", found)
     return found
-
-
-# --- soak -----------------------------------------------------------------------------------------
 
 
 class Meter(Callback):

@@ -73,22 +73,15 @@ class Run(NamedTuple):
 
 
 RUNS = {
-    "fedjaxsim FedAvg, clip and noise": Run(
-        "ours.py", "fedavg", 2, 10, "", ("fedjaxsim, FedAvg", "clip and noise")
-    ),
-    "fedjaxsim PMTL, clip and noise": Run(
-        "ours.py", "pmtl", 2, 10, "", ("fedjaxsim, PMTL", "a model per client, clip and noise")
-    ),
-    "pfl FedAvg": Run(
-        "pfl_femnist.py", "plain", 2, 10, "pfl", ("pfl-research, FedAvg", "not private")
-    ),
-    "pfl FedAvg, clip and noise": Run(
-        "pfl_femnist.py", "dp", 2, 10, "pfl", ("pfl-research, FedAvg", "clip and noise")
-    ),
-    "FedJAX FedAvg": Run(
-        "fedjax_femnist.py", "plain", 2, 10, "fedjax",
-        ("FedJAX, FedAvg", "not private; it has no noise"),
-    ),
+    name: Run(f"{peer}_femnist.py" if peer else "ours.py", what, 2, 10, peer, title)
+    for name, what, peer, title in (
+        ("fedjaxsim FedAvg, clip and noise", "fedavg", "", ("fedjaxsim, FedAvg", "clip and noise")),
+        ("fedjaxsim PMTL, clip and noise", "pmtl", "",
+         ("fedjaxsim, PMTL", "a model per client, clip and noise")),
+        ("pfl FedAvg", "plain", "pfl", ("pfl-research, FedAvg", "not private")),
+        ("pfl FedAvg, clip and noise", "dp", "pfl", ("pfl-research, FedAvg", "clip and noise")),
+        ("FedJAX FedAvg", "plain", "fedjax", ("FedJAX, FedAvg", "not private; it has no noise")),
+    )
 }  # fmt: skip
 FIRST = "fedjaxsim FedAvg, clip and noise"
 RATIOS = (
@@ -140,9 +133,6 @@ def ready(peer: str, directory: Path) -> Path:
     return python
 
 
-# --- children -------------------------------------------------------------------------------------
-
-
 def start(run: Run, setting: Setting, python: Path, data: Path, seed: int, **rounds: int) -> Record:
     """Run a child to its end; return its report, or {"error": why there is none}.
 
@@ -186,9 +176,6 @@ def fastest(peer: str, python: Path, data: Path) -> tuple[Setting, Record]:
     if not ran:
         raise RuntimeError("\n".join(f"{name}: {each['error']}" for name, each in trials.items()))
     return max(ran, key=lambda way: trials.get(way.name, {}).get("rounds_per_s", 0)), trials
-
-
-# --- numbers --------------------------------------------------------------------------------------
 
 
 def ratios(

@@ -33,15 +33,10 @@ class CNN(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(1, 32, 5),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, 5),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(1024, child.CLASSES),
-        )
+            nn.Conv2d(1, 32, 5), nn.MaxPool2d(2), nn.ReLU(),
+            nn.Conv2d(32, 64, 5), nn.MaxPool2d(2), nn.ReLU(),
+            nn.Flatten(), nn.Linear(1024, child.CLASSES),
+        )  # fmt: skip
         for parameter in self.parameters():  # LeCun's, which the JAX libraries start from
             if parameter.ndim == 1:
                 nn.init.zeros_(parameter)
