@@ -6,5 +6,5 @@ from fedjaxsim.algorithms.systems import SYSTEMS, System
 
 __all__ = ["SYSTEMS", "System"]
 
-# The package lists `optimizers` among its names; optax, which it imports, starts slowly.
-__getattr__, _, _ = lazy_loader.attach(__name__, ["optimizers"])
+# The package lists them among its names; optax and JAX, which they import, start slowly.
+__getattr__, _, _ = lazy_loader.attach(__name__, ["compression", "optimizers"])

@@ -4,6 +4,7 @@ A compressed message is one more function of a client's own data, and the mechan
 result: no ε changes, whatever a compression does to norms.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -50,6 +51,7 @@ def compressed(algorithm: Algorithm, compression: Compression) -> Algorithm:
     if algorithm.message_bytes is not None:
         raise ValueError("the algorithm's messages are compressed already: give one compression")
 
+    @functools.wraps(algorithm.client)
     def client(shared, personal, data, hparams, context):
         personal, message, metrics = algorithm.client(shared, personal, data, hparams, context)
         if not jax.tree.leaves(message):

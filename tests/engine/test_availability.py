@@ -21,6 +21,7 @@ from fedjaxsim.privacy.ledger import charged
 from fedjaxsim.privacy.samplers import Availability, full_participation, poisson
 from fedjaxsim.simulation import with_parts
 from fedjaxsim.sweep import SimulationBatch
+from fedjaxsim.testing import check_billboard
 
 M = 6
 TRACE = np.zeros((2, M), np.float32)
@@ -95,6 +96,16 @@ def test_a_silent_client_changes_the_release_by_its_bounded_message_alone():
         assert metrics["participants"] == 4 - silent
         assert metrics["clipped"] == 4 - silent
     np.testing.assert_allclose(releases, [4 * 0.5 / 4, 3 * 0.5 / 4], rtol=1e-4)
+
+
+def test_other_clients_see_nothing_of_one_who_is_slow_or_silent():
+    population, task = problem()
+    algorithm = fjs.compression.compressed(fjs.pmtl(task), fjs.compression.quantize(bits=4))
+    flaky = intermittent(dropout=0.3, least_work=0.3, period=3, window=2)
+    sampling = available(poisson(0.7), flaky)
+    sim = fjs.Simulation(algorithm, population, sampling, Minibatches(2, epochs=2))
+    assert repr(sim).startswith("Simulation of pmtl\n")
+    check_billboard(sim, read_by(sim, **VALUES))
 
 
 def test_whoever_is_drawn_is_charged_and_the_report_says_so():
