@@ -219,6 +219,21 @@ def numbers(tree):
     return np.concatenate([np.zeros(0), *(np.ravel(leaf) for leaf in leaves)])
 
 
+def same(one, other):
+    """Whether two pytrees agree in structure and in all bits, those of keys, too."""
+    if jax.tree.structure(one) != jax.tree.structure(other):
+        return False
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(bits(a) == bits(b) for a, b in pairs)
+
+
+def bits(leaf):
+    """Type, shape and bytes of an array."""
+    key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    raw = np.asarray(jax.random.key_data(leaf) if key else leaf)
+    return str(leaf.dtype), raw.shape, raw.tobytes()
+
+
 @contextlib.contextmanager
 def compilations():
     """A list that grows by one entry for every program that XLA compiles meanwhile."""

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from problems import same
 
 from fedjaxsim.engine.checkpoint import KEPT, CheckpointFolder
 from fedjaxsim.privacy import ledger
@@ -31,18 +31,6 @@ def state(seed: int) -> State:
     account = ledger.no_charges(SamplingScheme("full", 3, 3), PrivacyEvent("gaussian"), 2)
     charges = ledger.charge(account, 1.5, 0.25, 0)
     return State(jnp.int32(seed), weights, charges, key, jnp.zeros((0, 4)))
-
-
-def same(one, other) -> bool:
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return all(bits(a) == bits(b) for a, b in pairs)
-
-
-def bits(leaf) -> tuple:
-    key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    raw = np.asarray(jax.random.key_data(leaf) if key else leaf)
-    return str(leaf.dtype), raw.shape, raw.tobytes()
 
 
 def last(checkpoints: CheckpointFolder):

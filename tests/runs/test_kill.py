@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 from disk import Disk, KilledError
 from hypothesis import strategies as st
-from problems import HANGS
+from problems import HANGS, bits, same
 
 from fedjaxsim import callbacks, store
 from fedjaxsim.callbacks import Cadence
@@ -54,20 +54,13 @@ def assert_same(one: RunDirectory, other: RunDirectory, experiment: Experiment) 
     for name in SAME:
         assert (one.path / name).read_bytes() == (other.path / name).read_bytes(), name
     like = experiment.simulation.init(9, experiment.hparams)
-    states = (map(bits, jax.tree.leaves(each.load_state(like))) for each in (one, other))
-    for leaf, same in zip(*states, strict=True):
-        assert leaf == same
+    assert same(*(each.load_state(like) for each in (one, other)))
     times = ("rounds_per_second", "compile_seconds", "peak_bytes", "device_peak_bytes")
     one_summary, other_summary = (
         {name: value for name, value in each.summary().items() if name not in times}
         for each in (one, other)
     )
     assert one_summary == other_summary
-
-
-def bits(leaf: jax.Array) -> bytes:
-    key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(leaf) if key else leaf).tobytes()
 
 
 def run(experiment: Experiment, directory: RunDirectory, rounds: int | None = None) -> None:
@@ -293,14 +286,14 @@ def test_a_run_goes_on_over_any_number_of_devices(experiment, undisturbed, tmp_p
     assert [each["round"] for each in directory.metrics()] == [0, 2, 4, 6, 8, 9, 10, 11]
     run(one, whole, rounds=11)
     like = alone.init(9, one.hparams)
-    for leaf, same in zip(
+    for leaf, other in zip(
         jax.tree.leaves(directory.load_state(like)), jax.tree.leaves(whole.load_state(like)),
         strict=True,
     ):  # fmt: skip
         if leaf.dtype == np.float32:
-            np.testing.assert_allclose(leaf, same, rtol=1e-5)
+            np.testing.assert_allclose(leaf, other, rtol=1e-5)
         else:
-            assert bits(leaf) == bits(same)
+            assert bits(leaf) == bits(other)
 
 
 @pytest.mark.thorough
