@@ -1,5 +1,6 @@
 """The notebooks run from start to end, and show what they say they show."""
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -19,9 +20,20 @@ def test_a_notebook_runs_and_draws_its_pictures(path, monkeypatch):
     resources = {"metadata": {"path": path.parent}}
     NotebookClient(notebook, timeout=HANGS, startup_timeout=HANGS, resources=resources).execute()
     for cell in notebook.cells:
-        if cell.cell_type == "code" and "plt.subplots" in cell.source:
+        if cell.cell_type == "code" and re.search(
+            r"plt\.subplots|population_figure\(", cell.source
+        ):
             kinds = [kind for output in cell.outputs for kind in output.get("data", {})]
             assert "image/png" in kinds
+
+
+def test_notebooks_say_what_one_learns_and_end_with_an_exercise():
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        first, *_, last = nbformat.read(path, as_version=4).cells
+        assert first.source.startswith("# Notebook: ")
+        assert "You learn\n\n* " in first.source
+        assert last.source.startswith("## Exercise\n")
+        assert "<summary>Answer</summary>" in last.source
 
 
 def test_there_are_notebooks():
