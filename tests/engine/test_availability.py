@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution
 from problems import every_system, least_squares, numbers, read_by, simulation_of
+from scipy.stats import norm
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithm import Algorithm
@@ -118,6 +120,35 @@ def test_whoever_is_drawn_is_charged_and_the_report_says_so():
         report = str(sim.guarantee(state, delta=1e-3))
         assert ("whoever is drawn is charged" in " ".join(report.split())) == bool(availability)
     assert spent[0] == spent[1]
+
+
+@pytest.mark.parametrize("answers", [0.9, 0.5, 0.1])
+def test_a_round_costs_a_client_that_may_be_silent_no_more(answers):
+    """δ(ε) of one sampled Gaussian release, by integration: a coin, seen or not, lowers it."""
+    x, p, z = np.linspace(-9, 10, 40_001), 0.3, 0.8
+    without, present = (norm.pdf(x, center, z) for center in (0, 1))
+
+    def delta(rate, epsilon):
+        of = (1 - rate) * without + rate * present
+        pairs = ((of, without), (without, of))
+        return [np.maximum(a - np.exp(epsilon) * b, 0).sum() * (x[1] - x[0]) for a, b in pairs]
+
+    for epsilon in (0.01, 0.3, 1.0, 2.0):
+        charged, unseen = (np.asarray(delta(rate, epsilon)) for rate in (p, p * answers))
+        seen = answers * charged  # silent rounds of a known coin cost nothing
+        assert np.all(unseen <= seen + 1e-12)
+        assert np.all(seen <= charged)
+
+
+def test_the_rate_is_that_of_an_available_client():
+    """The numbers of the page, by dp_accounting: a third of the rounds at 3p costs more."""
+
+    def epsilon(p, rounds):
+        one = privacy_loss_distribution.from_gaussian_mechanism(1.0, sampling_prob=p)
+        return one.self_compose(rounds).get_epsilon_for_delta(1e-5)
+
+    found = [epsilon(0.01, 2000), epsilon(0.01, 667), epsilon(0.03, 667)]
+    np.testing.assert_allclose(found, [2.58, 1.51, 4.96], atol=0.01)
 
 
 # --- laws -----------------------------------------------------------------------------------------
