@@ -117,11 +117,11 @@ def _all_arrays(dataset: Any, columns: Columns) -> dict[str, np.ndarray]:
         raise TypeError(
             f"from_hf needs a datasets.Dataset or DatasetDict, not streamed, got {type(dataset)}"
         )
+    used = [*([] if columns.x is None else [columns.x]), *columns.roles]
+    absent = [name for name in used if name not in dataset.column_names]
+    if absent:
+        raise ValueError(f"there is no column {absent[0]!r}, only {dataset.column_names}")
     if columns.x is not None:
-        used = [columns.x, *columns.roles]
-        absent = [name for name in used if name not in dataset.column_names]
-        if absent:
-            raise ValueError(f"there is no column {absent[0]!r}, only {dataset.column_names}")
         dataset = dataset.select_columns(used)
     arrays = _arrays(dataset, columns)
     if splits is not None:

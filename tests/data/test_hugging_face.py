@@ -178,6 +178,7 @@ def test_data_sets_are_read_by_name(hub):
         ("mnist", {}, "--target"),
         ("mnist", {"target": "label", "split": "dev"}, "mnist: not a readable .*dev"),
         ("mnist", {"target": "label", "x": "img"}, "mnist: .*'img'"),
+        ("mnist", {"target": "lable"}, "mnist: .*'lable'"),
         ("mnist", {"target": "label", "client": "image", "subset": "b"}, "mnist: .*'b'"),
         ("nowhere", {"target": "label"}, "nowhere: not a readable Hugging Face data set"),
     ],
