@@ -186,5 +186,6 @@ def _spent(found: Sequence[SeedGroup]) -> tuple[str, str]:
     deltas = {run.summary["delta"] for run in runs if run.summary.get("epsilon")}
     ends = " to ".join(map(number, sorted({min(deltas), max(deltas)}))) if deltas else ""
     meaning = f" ({MEANING}, δ = {ends})" if released - {nothing, endless} else ""
+    meaning = " (whole clients)" if released == {endless} else meaning
     common = released.pop() if len(released) == 1 else ""
     return f"{common or 'ε'}{meaning}", common

@@ -118,11 +118,21 @@ def _cards_of_run(run: seeds.FinishedRun, judged: str) -> list[Card]:
     """Return a card each for metric, ε, clients and rounds."""
     summary, config = run.summary, run.config
     worst = summary.get(f"{judged}_worst_tenth")
+    examples = [
+        Card(
+            "privacy of examples",
+            epsilon_label(each.epsilon),
+            f"δ = {number(each.delta)}, {each.meaning[0]}",
+        )
+        for each in run.report.guarantees
+        if each.unit == "example" and each.epsilon is not None
+    ]
     rounds, planned = summary["rounds"], summary["rounds_planned"]
     return [
         Card(metrics.label(judged), metric_text(summary.get(judged)),
              "" if worst is None else f"worst tenth {metric_text(worst)}"),
         epsilon_card(summary["epsilon"], summary["delta"]),
+        *examples[:1],
         Card("clients", str(config.get("resolved", {}).get("clients", "?")),
              data_name(config.get("data", ""))),
         Card("rounds", str(rounds), "" if rounds == planned else f"of {planned} planned"),
@@ -132,7 +142,7 @@ def _cards_of_run(run: seeds.FinishedRun, judged: str) -> list[Card]:
 def epsilon_card(epsilon: float | None, delta: float | None) -> Card:
     """Return a card of the ε spent, with its meaning."""
     spent = epsilon_label(epsilon)
-    meaning = {"ε = 0": "nothing is released", "ε = ∞": "no guarantee"}
+    meaning = {"ε = 0": "nothing is released", "ε = ∞": "no guarantee for whole clients"}
     return Card("privacy", spent, meaning.get(spent, f"δ = {number(delta)}, {MEANING}"))
 
 
@@ -170,7 +180,7 @@ def privacy(reports: Iterable[tuple[str, Report]]) -> Record:
         for each in (each for each in report.guarantees if each.epsilon is not None):
             for sentence in each.assumptions:
                 sentences.setdefault(sentence, {})[index] = name
-            if each.view == "joint_dp" or not several:
+            if each.view == "joint_dp" or each.unit == "example" or not several:
                 neighbours, adversary = each.meaning
                 found = math.ceil(round(1000 * each.largest_power(_FALSE_ALARMS), 6)) / 10
                 rows.append([

@@ -44,6 +44,8 @@ def test_the_title_has_data_and_epsilon_and_the_legend_what_differs():
     assert legend(settings) == ["PMTL, λ = 0.1", "run-1", "run-2"]
     ten = figure_of(run("pmtl", epsilon=10.0))
     assert ten.get_suptitle() == "digits, 5 clients; ε ≤ 10 (zero-out, joint DP, δ = 0.01)"
+    endless = figure_of(run("pmtl", epsilon=None))
+    assert endless.get_suptitle() == "digits, 5 clients; ε = ∞ (whole clients)"
     nothing = figure_of(run("local", epsilon=0.0))
     assert nothing.get_suptitle() == "digits, 5 clients; ε = 0"
     assert nothing.legends == []

@@ -7,6 +7,9 @@ import pytest
 from report_pages import read, write_reported, write_run
 
 from fedjaxsim.cli import main
+from fedjaxsim.privacy.events import Entry, PrivacyEvent, PrivacySpend, SamplingScheme
+from fedjaxsim.privacy.guarantee import report
+from fedjaxsim.report.files import write_json
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,7 @@ def test_the_guarantee_is_that_of_the_file_with_its_adjacencies_in_words(run):
     page = read(run / "report.html")
     stored = json.loads((run / "guarantee.json").read_text())["zero_out"]["joint_dp"]
     (accountant, fields), *_ = stored.items()
-    rows = page.tables["Information released about one client"]
+    rows = page.tables["Information released about one client or example"]
     row = next(row for row in rows if "become zero" in row[0] and "all other clients" in row[1])
     sign, shown = row[2].split()
     assert (sign, row[4]) == ("=", accountant)
@@ -64,8 +67,24 @@ def test_what_promises_nothing_says_why(tmp_path):
     run = write_run(tmp_path / "none", "fedavg", [0.1, 0.5, 0.6, 0.8], noise=0.0)
     main(["report", str(run)])
     page = read(run / "report.html")
-    assert "Information released about one client" not in page.tables
+    assert "Information released about one client or example" not in page.tables
     assert "no guarantee: no noise was added" in page.text
+
+
+def test_the_epsilon_of_examples_has_a_card_and_a_row(tmp_path):
+    run = write_run(tmp_path / "silo", "fedavg", [0.1, 0.5, 0.6, 0.8], noise=0.0)
+    event = PrivacyEvent("gaussian", unit="example")
+    charged = PrivacySpend(SamplingScheme("full", 5, 5), event, (Entry(2.0, 1.0, 4),))
+    write_json(run / "guarantee.json", report([charged], 0.01).to_json())
+    main(["report", str(run)])
+    page = read(run / "report.html")
+    assert "ε = ∞no guarantee for whole clients" in page.text
+    # Replacing an example moves a clipped sum by 2C, so µ = 2√4/2 = 2, and the Gaussian curve
+    # Φ(1 − ε/2) − e^ε Φ(−1 − ε/2) is 0.01 at ε = 5.9979.
+    rows = page.tables["Information released about one client or example"]
+    (row,) = (row for row in rows if row[0] == "one example of a client is replaced")
+    assert float(row[2].split()[1]) == pytest.approx(5.9979, abs=1e-3)
+    assert "ε ≤ 5.998" in page.text
 
 
 def test_runs_side_by_side_are_compared_over_their_seeds(tmp_path):
