@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from fedjaxsim.extras import MissingExtraError
+from fedjaxsim.runs.spelling import in_flags
 from fedjaxsim.runs.user_code import own_line
 from fedjaxsim.store import StorageError
 
@@ -26,6 +27,9 @@ _SMALLER = (
     "smaller --chunk-size, --batch-size, models or data need less: fedjaxsim plan with the same "
     "settings shows where"
 )
+_MOST, _KEPT = 200, 80
+"""The most characters of an error, and the number that is kept at its end."""
+_PATH = re.compile(r"\S*/\S*")
 _TOO_LONG = re.compile(r"(\S{100})\S{200,}")
 _FILTERING = "JAX_TRACEBACK_FILTERING"
 """JAX's variable; `off` shows every frame of a traceback, for JAX and for this program."""
@@ -44,6 +48,8 @@ def refuse(error: Exception) -> int:
     variable asks for it.
     """
     said, line, kind = one_line(error), own_line(error), type(error).__name__
+    if line is None:
+        said = in_flags(said)
     if is_out_of_memory(error):
         found = _ALLOCATION.search(said)
         said = f"out of memory{'' if found is None else f' at {found[0]}'}; {_SMALLER}"
@@ -54,7 +60,7 @@ def refuse(error: Exception) -> int:
     whole = os.environ.get(_FILTERING) == "off"
     if line is not None and not whole:
         said = f"{said.removesuffix('.')}; {_FILTERING}=off shows the whole traceback"
-    say(f"error: {said or kind}")
+    say(f"error: {shortened(said) or kind}")
     if line is not None and whole:
         traceback.print_exception(error)
     return UNWRITABLE if isinstance(error, StorageError) else 2
@@ -63,6 +69,15 @@ def refuse(error: Exception) -> int:
 def say(text: str) -> None:
     """Print a line on stderr under the program's name."""
     print(f"fedjaxsim: {text}", file=sys.stderr)
+
+
+def shortened(text: str) -> str:
+    """Return a message without the middle of more than 200 characters, paths apart."""
+    more = len(_PATH.sub("", text)) - _MOST
+    if more <= 0:
+        return text
+    end = len(text) - _KEPT
+    return f"{text[: end - more - 3]} … {text[end:]}"
 
 
 def one_line(text: object) -> str:

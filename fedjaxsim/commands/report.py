@@ -5,12 +5,7 @@ from pathlib import Path
 
 from fedjaxsim import store
 from fedjaxsim.runs.directory import PAGE
-
-
-def kind_of(path: Path) -> str:
-    """Return the kind of results in a directory: "sweep", "tuning" or, by default, "run"."""
-    kinds = {"sweep": "sweep.toml", "tuning": "path.json"}
-    return next((kind for kind, name in kinds.items() if (path / name).exists()), "run")
+from fedjaxsim.runs.folders import kind_of
 
 
 def prepare_report(paths: Sequence[Path], out: Path | None) -> Callable[[], int]:

@@ -11,7 +11,6 @@ import jax
 from fedjaxsim import store
 from fedjaxsim.callbacks import Cadence, Logger
 from fedjaxsim.commands.messages import say
-from fedjaxsim.commands.report import kind_of
 from fedjaxsim.commands.stopping import stoppable
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.state import SimulationState
@@ -36,11 +35,12 @@ from fedjaxsim.runs.execute import (
 )
 from fedjaxsim.runs.finetuning import Finetuning
 from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
+from fedjaxsim.runs.folders import kind_of
 from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.stages import go_on, prepare_next, start_from, with_delta_of
-from fedjaxsim.runs.validation import labels_like_classes
+from fedjaxsim.runs.validation import doubts
 from fedjaxsim.signals import Stop, stopped
 
 RESUME = "fedjaxsim resume"
@@ -127,10 +127,10 @@ def prepare_run(
         then = Stage(next_, inside, next_.config.rounds), words
     _agree_on_files(directory)
     stage = Stage(experiment, directory, config.rounds, begin, earlier)
-    doubt = labels_like_classes(config, experiment.simulation.population)
+    doubted = doubts(config, experiment.simulation.population)
 
     def work() -> int:
-        if doubt is not None:
+        for doubt in doubted:
             _warn(doubt)
         if begin is not None and begin.privacy.limit is None:
             spent = spent_in_all(experiment, begin)

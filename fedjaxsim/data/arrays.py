@@ -150,13 +150,18 @@ def _is_integral(values: np.ndarray) -> bool:
     return bool(fits and (values.dtype.kind != "f" or np.all(values == np.rint(values))))
 
 
+def fits_float32(values: np.ndarray) -> np.ndarray:
+    """Return whether numbers are finite and fit into float32, elementwise."""
+    return np.abs(values) <= np.finfo(np.float32).max
+
+
 def first_not_finite(values: np.ndarray) -> int | None:
-    """Return the first row with a value that is not finite; None if there is none."""
+    """Return the first row with a value that float32 cannot hold; None if there is none."""
     if values.dtype.kind != "f":
         return None
     for part in blocks(values, len(values)):
         block = values[part]
-        finite = np.isfinite(block)
+        finite = fits_float32(block)
         if not finite.all():
             return part.start + int(np.argmin(finite.reshape(len(block), -1).all(axis=1)))
     return None

@@ -183,12 +183,19 @@ def assemble(
         client, names = _owners(arrays, n)
         split = arrays.get("split", np.zeros(n, dtype=np.int8))
         if split.shape != (n,) or not np.isin(split, range(len(SPLITS))).all():
-            raise ValueError(f"split must hold 0, 1 or 2 for each of the {n} rows, got {split!r}")
+            raise ValueError(
+                f"split must hold 0, 1 or 2 for each of the {n} rows, got {_described(split)}"
+            )
         return described(Population.from_rows(fields, client, names, split), arrays)
 
 
 def _is_reserved(name: str) -> bool:
     return name in _RESERVED or name.startswith(_CATEGORIES)
+
+
+def _described(values: np.ndarray) -> str:
+    """Return the type, the shape and the first numbers of an array, for a message."""
+    return f"{values.dtype} {values.shape}: {', '.join(map(str, values.ravel()[:4]))} …"
 
 
 def _owners(arrays: dict[str, np.ndarray], n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -202,14 +209,15 @@ def _owners(arrays: dict[str, np.ndarray], n: int) -> tuple[np.ndarray, np.ndarr
         is_count = is_count and ((counts > 0) & (counts <= n)).all()
         if not is_count or counts.sum() != n:
             raise ValueError(
-                f"counts must be positive integers (m,) that sum to the {n} rows, got {counts!r}"
+                f"counts must be positive integers (m,) that sum to the {n} rows, got "
+                f"{_described(counts)}"
             )
         clients = np.arange(len(counts))
         return np.repeat(clients, counts), clients if names is None else names
     ids = arrays["client"]
     if ids.shape != (n,) or ids.dtype.kind not in "iuU":
         raise ValueError(
-            f"client must be an integer or string for each of the {n} rows, got {ids!r}"
+            f"client must be an integer or string for each of the {n} rows, got {_described(ids)}"
         )
     if names is None:
         values, client = np.unique(ids, return_inverse=True)

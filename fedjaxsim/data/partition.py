@@ -210,7 +210,12 @@ def _generator(
     _check_count("num_clients", num_clients, n)
     if not (0 < alpha < np.inf):
         raise ValueError(f"alpha must be positive and finite, got {alpha}")
-    _check_count("min_rows", min_rows, n // num_clients)
+    _check_count("min_rows", min_rows, n)
+    if num_clients * min_rows > n:
+        raise ValueError(
+            f"num_clients must be at most {n // min_rows}, as each has {min_rows} rows or more of "
+            f"the {n}, got {num_clients}"
+        )
     check_seed(seed)
     return np.random.default_rng(seed)
 

@@ -14,6 +14,7 @@ from fedjaxsim.data.arrays import (
     as_numbers,
     common_length,
     first_not_finite,
+    fits_float32,
     join,
     joined,
     shareable,
@@ -51,7 +52,7 @@ class Population:
         There may be more than occur.
 
     Raises:
-      ValueError: an attribute breaks one of the rules above, or a value is not finite.
+      ValueError: an attribute breaks one of the rules above, or a value is not finite or too large.
     """
 
     fields: dict[str, np.ndarray]
@@ -282,5 +283,5 @@ def _check_finite(population: Population) -> None:
         found = values[row]
         raise ValueError(
             f"client {str(population.names[client])!r}, field {field!r}: all values must be finite "
-            f"numbers, got {found[~np.isfinite(found)].ravel()[0]} in row {row} of the population"
+            f"and fit into float32, got {found[~fits_float32(found)].ravel()[0]} in row {row}"
         )

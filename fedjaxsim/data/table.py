@@ -3,19 +3,18 @@
 A table becomes the arrays of the .npz format; see `fedjaxsim.data.npz`.
 """
 
-import gzip
 import os
-import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
 from fedjaxsim.data.arrays import stacked_lists, to_float32
-from fedjaxsim.data.files import check_size, existing, in_file, reading
-from fedjaxsim.data.npz import UNPACKING, assemble, distinct, owners
+from fedjaxsim.data.files import check_size, in_file
+from fedjaxsim.data.npz import assemble, distinct, owners
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import SPLITS
+from fedjaxsim.data.table_files import read_csv, read_parquet
 from fedjaxsim.data.text import characters
 from fedjaxsim.extras import importing
 
@@ -24,11 +23,10 @@ if TYPE_CHECKING:
     from narwhals.typing import IntoDataFrame
     from pyarrow import Table
 
-_BLOCK = 1 << 24
-"""Bytes of a CSV file that are read at once."""
-_COPIES, _CELL = 2, 8
-"""A table takes at least twice the bytes of its CSV file, and eight for a cell."""
-_SHOWN = 20  # names of columns fit into a message
+_SHOWN = 8
+"""Names of columns that fit into a message."""
+_FEW = 20
+"""Values of a column that may be encoded in any number of rows."""
 
 
 class Columns(NamedTuple):
@@ -122,45 +120,8 @@ def load_parquet(
     return assemble(arrays_of_parquet(path, client=client, target=target, **others), path)
 
 
-def _read_csv(path: str | os.PathLike[str], columns: Columns) -> "Table":
-    with importing("tables"):
-        import pyarrow
-        from pyarrow import csv
-
-    existing(path, "CSV file")
-    content, opened = bytearray(), gzip.open if os.fspath(path).endswith(".gz") else open
-    with reading("CSV file", OSError, EOFError, zlib.error), opened(path, "rb") as stream:
-        while block := stream.read(_BLOCK):
-            content += block
-            check_size(_COPIES * len(content), "the table")
-    if not content.strip():
-        raise ValueError("Empty CSV file")
-    if content.count(b'"') % 2:
-        raise ValueError("a quoted cell does not end: the file is truncated or not CSV")
-    text = {columns.client: pyarrow.string()} if columns.client else {}
-    return csv.read_csv(
-        pyarrow.BufferReader(pyarrow.py_buffer(content)),
-        # In one block, since the first of several would decide the types.
-        read_options=csv.ReadOptions(block_size=len(content), use_threads=False),
-        parse_options=csv.ParseOptions(newlines_in_values=True),
-        convert_options=csv.ConvertOptions(column_types=text),
-    )
-
-
-def _read_parquet(path: str | os.PathLike[str], columns: Columns) -> "Table":
-    del columns
-    existing(path, "Parquet file")
-    with importing("tables"):
-        from pyarrow import parquet
-
-    with reading("Parquet file", *UNPACKING):
-        file = parquet.ParquetFile(os.fspath(path))
-        check_size(_CELL * file.metadata.num_rows * file.metadata.num_columns, "the table")
-        return file.read()
-
-
 def _reader(
-    read: Callable[[str | os.PathLike[str], Columns], "Table"],
+    read: Callable[[str | os.PathLike[str], str | None], "Table"],
 ) -> Callable[..., dict[str, np.ndarray]]:
     """Return the reader of a kind of table, with the settings of the command line."""
 
@@ -189,13 +150,13 @@ def _reader(
         """
         columns = Columns(client, target, split, one_hot, drop, x, length)
         with in_file(path):
-            return arrays_of(read(path, columns), columns)
+            return arrays_of(read(path, client), columns)
 
     return arrays_of_file
 
 
-arrays_of_csv = _reader(_read_csv)
-arrays_of_parquet = _reader(_read_parquet)
+arrays_of_csv = _reader(read_csv)
+arrays_of_parquet = _reader(read_parquet)
 
 
 def arrays_of(frame: Any, columns: Columns, pixels: Any = None) -> dict[str, np.ndarray]:
@@ -212,6 +173,12 @@ def arrays_of(frame: Any, columns: Columns, pixels: Any = None) -> dict[str, np.
 
     try:
         table = nw.from_native(frame, eager_only=True)
+        strange = next((name for name in table.columns if not isinstance(name, str)), None)
+        if strange is not None:
+            raise ValueError(
+                f"the names of columns must be strings, got {strange!r}: rename them, in pandas "
+                "frame.columns = frame.columns.astype(str)"
+            )
         _check_names(table, columns)
     except DuplicateError as error:
         raise ValueError(f"columns must have distinct names: {error}") from error
@@ -316,6 +283,11 @@ def _numbers(table: "DataFrame", features: list[str], one_hot: Sequence[str]) ->
         column = table[name]
         if name in one_hot:
             names, place = distinct(_texts(column), f"column {name!r}")
+            if len(names) > max(_FEW, len(place) / 2):
+                raise ValueError(
+                    f"column {name!r} has {len(names)} values in {len(place)} rows, too many to "
+                    "encode (one-hot): leave it out (drop)"
+                )
             check_size(4 * len(place) * len(names), f"one column for each value of {name!r}")
             parts.append((place[:, None] == np.arange(len(names))).astype(np.float32))
             continue

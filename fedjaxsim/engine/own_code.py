@@ -52,8 +52,9 @@ def assumptions_of(algorithm: Algorithm, mechanism: Mechanism, sampler: Sampler)
         )
     if modules := own_modules(algorithm):
         found.append(
-            f"Functions of {', '.join(modules)} depend on their arguments alone: they keep nothing "
-            "between calls and hold no numbers computed from clients' rows."
+            f"Functions of {', '.join(modules)} depend on their arguments alone: they read no data "
+            "but the client's that they are given, keep nothing between calls, and hold no numbers "
+            "computed from clients' rows."
         )
     if modules := own_modules(mechanism):
         found.append(

@@ -203,12 +203,12 @@ def _message(message: PyTree, mechanism: Mechanism) -> PyTree:
     sends, releases = bool(jax.tree.leaves(message)), mechanism.event.kind != "no_release"
     if sends and not releases:
         raise _RefusedError(
-            "the algorithm sends messages, which no_release() would lose; use gaussian()"
+            "the algorithm sends messages, which no_release() would lose: use gaussian()"
         )
     if releases and not sends:
         raise _RefusedError(
-            "the algorithm sends nothing, so its mechanism must be no_release(): any "
-            "other would be charged for releasing nothing"
+            "the algorithm sends nothing, so it takes no_release(): any other mechanism would be "
+            "charged for releasing nothing"
         )
     return products.shapes(widened(message))
 

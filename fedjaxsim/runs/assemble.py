@@ -26,6 +26,7 @@ from fedjaxsim.privacy.samplers import Availability, Sampling, available, full_p
 from fedjaxsim.runs.parts import OF_TOKENS
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.user_code import is_own, make_own
+from fedjaxsim.runs.validation import check_model
 from fedjaxsim.simulation import LEDGER_ENTRIES, Simulation
 from fedjaxsim.tasks.known_risk import known_regression
 from fedjaxsim.tasks.task import Task
@@ -185,6 +186,8 @@ def _task(config: RunConfig, population: Population) -> Task:
         supplied = {"num_tokens": num_tokens, "last": not per_token, "padding": padding}
     shape = fields["x"].shape[1:]
     model = _part(config, "model", Model, shape, outputs, supplied=supplied)
+    if is_own(config.model):
+        check_model(config.model, model, fields["x"], outputs)
     if config.compute == "bfloat16":
         model = in_bfloat16(model)
     if config.loss in _LOSSES:

@@ -305,6 +305,12 @@ def check_start(experiment: Experiment) -> None:
         what = f"models of all clients (two copies; {size})"
     _check_memory(needed, states, what, "clients or hidden must be smaller")
     _ = experiment.evaluations  # refuses bad numbers
+    p, m = float(np.asarray(hparams.get("sampling_rate", 1.0))), simulation.num_clients
+    if p * m * config.rounds < 1:
+        raise ValueError(
+            f"sampling-rate must be at least {1 / (m * config.rounds):.2g}, so that one of {m} "
+            f"clients is expected in {config.rounds} rounds, got {p:g}"
+        )
     if (asked := config.get("budget_epsilon")) is not None:
         plan = simulation.setup.planned(hparams)
         _check_room(filters.limit_for(asked, experiment.delta, [plan]), (), experiment)

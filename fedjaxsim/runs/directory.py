@@ -33,12 +33,12 @@ from fedjaxsim.report.files import (
     read_json,
     write_tables,
 )
+from fedjaxsim.runs.folders import CONFIG, kind_of, looking_at
 
 if TYPE_CHECKING:
     from fedjaxsim.privacy.events import Drawn
     from fedjaxsim.privacy.guarantee import Report
 
-CONFIG = "config.toml"
 METRICS = "metrics.jsonl"
 GUARANTEE = "guarantee.json"
 SUMMARY = "summary.json"
@@ -183,6 +183,8 @@ class RunDirectory:
         """Return the error for a file that the directory does not hold."""
         if not self.path.is_dir():
             return FileNotFoundError(f"no directory {self.path}")
+        if (kind := kind_of(self.path)) != "run":
+            return FileNotFoundError(f"{self.path} holds a {kind}: {looking_at(self.path)}")
         return FileNotFoundError(f"{self.path} holds no {name}: not a run, or not a finished one")
 
 

@@ -1,9 +1,11 @@
 """The parts of a run by name, with the settings and hyperparameters of each."""
 
 import dataclasses
+import difflib
 import functools
 import zipfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjaxsim.algorithms.systems import SYSTEMS, System
@@ -66,9 +68,11 @@ ROLES = {
     "partition": Role(PARTITIONS, ("fields", "seed", "label", "field", "min_rows", "column")),
 }
 """In the order in which help lists their settings."""
+_SHOWN = 160
+"""Characters of names that fit into a message."""
 _WITH_RECORDS = ("algorithm", "mechanism", "sampling")
 """The roles with hyperparameters."""
-_SETTINGS = {"num_clients": "clients", "bias": "intercept", "variance": "feature_noise"}
+SETTINGS = {"num_clients": "clients", "bias": "intercept", "variance": "feature_noise"}
 """Names of settings that differ from the factory's argument."""
 
 
@@ -84,7 +88,7 @@ class Part:
     def settings(self) -> dict[str, Setting]:
         """The settings of the factory, by the name of their flag."""
         found = settings_of(self.factory, ROLES[self.role].supplied)
-        return {_SETTINGS.get(name, name): setting for name, setting in found.items()}
+        return {SETTINGS.get(name, name): setting for name, setting in found.items()}
 
     @functools.cached_property
     def all_records(self) -> "Records":
@@ -174,8 +178,12 @@ def _check_name(role: str, name: str) -> None:
     known, own = ROLES[role].known, ROLES[role].own
     if name not in known and not (own and is_own(name)):
         *names, last = spellings_of(role)
-        more = " for one of your own" if own else ""
-        raise ValueError(f"{role} must be one of {', '.join(names)}, or {last}{more}, got {name!r}")
+        allowed = f"{', '.join(names)} or {last}"
+        if len(allowed) > _SHOWN:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            allowed = f"a name in `fedjaxsim run --help`{hint}{f' or {last}' if own else ''}"
+        raise ValueError(f"{role} must be {allowed}, got {name[:40]!r}")
 
 
 def spellings_of(role: str) -> list[str]:
@@ -215,6 +223,14 @@ def _is_divided(data: str, given: Mapping[str, Any]) -> bool:
     if kind in ("csv", "hf", "parquet"):
         return given.get("client") is None
     return kind == "digits" or (kind == "images" and given.get("partition") is not None)
+
+
+def absolute(data: str) -> str:
+    """Return a source of data with an absolute path; a name on Hugging Face's hub stays."""
+    kind, _, path = data.partition(":")
+    if not path or kind not in IN_FILES or (kind == "hf" and not Path(path).exists()):
+        return data
+    return f"{kind}:{Path(path).absolute()}"
 
 
 def flag(name: str) -> str:

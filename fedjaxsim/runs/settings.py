@@ -35,7 +35,7 @@ from fedjaxsim.runs.fields import (
     setting_field,
     settings_type,
 )
-from fedjaxsim.runs.parts import OWN, Part, check_parts, flag, names_of, part_of
+from fedjaxsim.runs.parts import OWN, Part, absolute, check_parts, flag, names_of, part_of
 from fedjaxsim.runs.unread import reasons_unread
 
 if TYPE_CHECKING:
@@ -144,13 +144,16 @@ class RunConfig(DataSettings):
         return {field.name for field in dataclasses.fields(data_type(vars(self)))}
 
     def settings(self) -> dict[str, Any]:
-        """Return the keys of a TOML file that repeats the run, without output and unset ones."""
+        """Return the keys of a TOML file that repeats the run from any folder.
+
+        Settings of the output and unset ones are left out.
+        """
         table = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name not in OUTPUT and value is not None:
                 table[field.name] = list(value) if isinstance(value, tuple) else value
-        return table
+        return table | {"data": absolute(self.data)}
 
     # --- values that follow -----------------------------------------------------------------------
 

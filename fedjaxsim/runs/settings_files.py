@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedjaxsim.data.files import in_file, read_tables
+from fedjaxsim.runs.folders import CONFIG, kind_of, looking_at
 from fedjaxsim.runs.numbers import integers, words
 from fedjaxsim.runs.parts import check_parts
 from fedjaxsim.runs.settings import EXCLUSIVE, RunConfig, fields_of, flag, require_read, run_config
@@ -56,6 +57,11 @@ def typed(raw: Mapping[str, Any], given: Mapping[str, Any], path: Path) -> dict[
 
 def content(path: Path) -> dict[str, Any]:
     """Read a TOML file."""
+    folder = path if path.is_dir() else path.parent
+    if not path.is_file() and (kind := kind_of(folder)) != "run":
+        raise ValueError(f"{folder} holds a {kind}: {looking_at(folder)}")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give a file, as {path / CONFIG}")
     if not path.is_file():
         raise FileNotFoundError(f"no configuration file {path}")
     return read_tables(path, "is not a TOML file")

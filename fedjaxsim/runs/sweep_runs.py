@@ -26,7 +26,7 @@ from typing import Any
 from fedjaxsim.data.files import in_file
 from fedjaxsim.report import symbols
 from fedjaxsim.runs.fingerprints import settings_digest
-from fedjaxsim.runs.parts import check_parts
+from fedjaxsim.runs.parts import absolute, check_parts
 from fedjaxsim.runs.settings import (
     OUTPUT,
     RunConfig,
@@ -35,7 +35,7 @@ from fedjaxsim.runs.settings import (
     run_config,
     unread,
 )
-from fedjaxsim.runs.settings_files import content, convert, displaced, entries
+from fedjaxsim.runs.settings_files import content, convert, displaced, entries, excluded
 
 SWEEP = "sweep.toml"
 """The file of a sweep in its directory."""
@@ -173,10 +173,10 @@ class SweepRuns:
         """Return the keys of a file that asks for the same sweep."""
         options = {k: v for k, v in vars(self.options).items() if v is not None}
         tables = [
-            {key: [_toml(value) for value in values] for key, values in table.items()}
+            {key: [_toml(key, value) for value in values] for key, values in table.items()}
             for table in self.tables
         ]
-        base = {key: _toml(value) for key, value in {**self.base, **options}.items()}
+        base = {key: _toml(key, value) for key, value in {**self.base, **options}.items()}
         return {**base, "sweep": tables}
 
 
@@ -185,7 +185,9 @@ def _column(key: str) -> str:
     return "target_epsilon" if key == "epsilon" else key
 
 
-def _toml(value: Any) -> Any:
+def _toml(key: str, value: Any) -> Any:
+    if key == "data":
+        return absolute(value)
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -252,7 +254,10 @@ def _unread(
     """Return the error about a key that no run reads; raise it at once for an unknown key."""
     first = {**settings, **{key: values[0] for key, values in table.items()}}
     reasons = unread([name], first, typing.get_type_hints(SweepOptions))
-    return ValueError(f"no run reads what {where}: {reasons[0] if reasons else flag(name)}")
+    if not reasons:
+        others = " and ".join(flag(other) for other in table if name in excluded((other,)))
+        reasons = [f"{flag(name)} and {others} exclude each other"]
+    return ValueError(f"no run reads what {where}: {reasons[0]}")
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -5,8 +5,12 @@ import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.runs.fields import groups_of
 from fedjaxsim.runs.parts import ROLES, Part, flag, part_of
+
+_SHOWN = 6
+"""Names that fit into a message."""
 
 
 def reasons_unread(
@@ -44,9 +48,20 @@ def reasons_unread(
             yield f"{flag(name)} has no effect {where}"
             continue
         key, chosen = role, parts[role].name
+        if chosen == "no-release":
+            sender = parts["algorithm"].name
+            silent = sender in SYSTEMS and not SYSTEMS[sender].sends
+            nothing = f"algorithm {sender} sends" if silent else f"{role} {chosen} releases"
+            yield f"{flag(name)} has no effect, as {nothing} nothing: leave it out"
+            continue
         if chosen in choices:
             key, chosen, choices = _condition(parts[role], name, given)
-        yield f"{flag(name)} has no effect with {key} {chosen}, only with {' or '.join(choices)}"
+        yield f"{flag(name)} has no effect with {key} {chosen}, only with {_listed(choices)}"
+
+
+def _listed(choices: list[str]) -> str:
+    more = len(choices) - _SHOWN
+    return " or ".join(choices if more < 2 else [*choices[:_SHOWN], f"{more} others"])
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

@@ -38,12 +38,14 @@ def find_own(role: str, path: str) -> Callable[..., Any]:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        module = _calling(name, lambda: importlib.import_module(module_name))
+        module = calling(name, lambda: importlib.import_module(module_name))
     except ValueError as error:
         missing = getattr(error.__cause__, "name", None)
         absent = isinstance(error.__cause__, ModuleNotFoundError) and missing is not None
         if absent and f"{module_name}.".startswith(f"{missing}."):
-            raise ValueError(f"{name}: there is no module {missing!r}") from error
+            raise ValueError(
+                f"{name}: there is no module {missing!r} in {os.getcwd()} or installed"
+            ) from error
         raise
     if not hasattr(module, function):
         close = difflib.get_close_matches(function, dir(module), n=1)
@@ -77,13 +79,13 @@ def make_own(
     except TypeError:
         takes = str(signature.replace(return_annotation=signature.empty))
         raise ValueError(f"{name} must take ({_TAKES[role]}), but takes {takes}") from None
-    made = _calling(name, lambda: factory(*args, **given, **settings))
+    made = calling(name, lambda: factory(*args, **given, **settings))
     if not isinstance(made, kind):
         raise ValueError(f"{name} must return {kind.__name__}, got {type(made).__name__}")
     return made
 
 
-def _calling(name: str, function: Callable[[], Any]) -> Any:
+def calling(name: str, function: Callable[[], Any]) -> Any:
     """Call a user's code; an error names its line."""
     try:
         return function()

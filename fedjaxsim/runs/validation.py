@@ -1,13 +1,24 @@
 """Checks that data suit the settings of a run, before it computes anything."""
 
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.data.population import Population
 from fedjaxsim.runs.parts import MODELS, OF_TOKENS
 from fedjaxsim.runs.settings import RunConfig, flag
+from fedjaxsim.runs.user_code import calling
 
 _CLASSES = ("digits", "leaf")
 """Data whose labels are classes."""
+_FEW = 20
+"""Classes that may occur in any number of rows."""
+_MISSING = ("", "?", "-", "na", "n/a", "nan", "null", "none", "missing")
+"""Names of classes that may stand for missing labels."""
+_RARE = 0.1
+"""Expected clients of a round that are hardly meant."""
 _SPARSE = 10
 """The largest ratio of outputs to distinct labels; labels beyond it do not number classes."""
 
@@ -44,33 +55,95 @@ def check_data(config: RunConfig, population: Population) -> None:
             f"model {config.model} needs rows of tokens, integers (n, L) from 0 on, got x "
             f"{x.dtype} {x.shape}"
         )
+    labels = population.fields.get("y")
+    if labels is not None and labels.ndim > 1 and config.model in numbers:
+        raise ValueError(
+            f"model {config.model} needs one label y for each row, (n,), got shape {labels.shape}"
+        )
     if config.loss == "squared" and (kind in _CLASSES or "y" in population.categories):
         raise ValueError(
             f"the labels of {kind} are classes, which loss squared would take for numbers: loss "
             "must be softmax or one-vs-all"
         )
-    labels = population.fields.get("y")
-    if labels is not None and labels.min() == labels.max():
-        raise ValueError(f"y is {labels.flat[0]} in all rows: there is nothing to predict")
-    of_classes = config.loss in ("softmax", "one-vs-all") and "y" not in population.categories
-    if of_classes and labels is not None and labels.dtype.kind == "i":
-        occurring, outputs = len(np.unique(labels)), int(labels.max()) + 1
-        if outputs > _SPARSE * max(2, occurring):
-            raise ValueError(
-                f"labels must number the classes from 0: only {occurring} different ones occur, "
-                f"but the largest is {outputs - 1}, which asks for {outputs} outputs"
+    if labels is None:
+        return
+    if labels.min() == labels.max():
+        raise ValueError(f"y is {labels.flat[0]:g} in all rows: there is nothing to predict")
+    if config.loss in ("softmax", "one-vs-all"):
+        _check_classes(config, population, labels)
+
+
+def _check_classes(config: RunConfig, population: Population, labels: np.ndarray) -> None:
+    """Check that labels number classes which occur often enough to learn."""
+    occurring, largest = len(np.unique(labels)), labels.max()
+    asked = config.get("classes")
+    if asked is not None and asked > largest + 1:
+        raise ValueError(f"classes must be at most the {largest + 1:g} of the data, got {asked}")
+    if labels.ndim == 1 and occurring > max(_FEW, len(labels) / 2):
+        raise ValueError(
+            f"y has {occurring} values in {len(labels)} rows, too many for classes: predict "
+            "numbers with loss squared, or choose another target"
+        )
+    if labels.dtype.kind == "f" and largest > np.iinfo(np.int32).max:
+        raise ValueError(f"labels must number the classes from 0, got {largest:g}")
+    if "y" not in population.categories and largest + 1 > _SPARSE * max(2, occurring):
+        raise ValueError(
+            f"labels must number the classes from 0: {occurring} different ones occur, but the "
+            f"largest is {largest:g}"
+        )
+
+
+def doubts(config: RunConfig, population: Population) -> list[str]:
+    """Return warnings of settings and data that are possible, and seldom meant."""
+    found, labels = [], population.fields.get("y")
+    for name in population.categories.get("y", ()):
+        if name.strip().lower() in _MISSING:
+            found.append(
+                f"{name!r} is a class of its own: if it stands for missing labels, leave out its "
+                "rows"
             )
+    expected = config.get("sampling_rate", 1.0) * population.num_clients
+    if config.sampler != "full" and expected < _RARE:
+        found.append(
+            f"{expected:.2g} clients are expected in a round, so in most rounds there are none: "
+            "sampling-rate may be too small"
+        )
+    if config.loss == "squared" and labels is not None and population.generate is None:
+        values = np.unique(labels)
+        if len(values) > 2 and np.array_equal(values, np.arange(len(values))):
+            found.append(
+                f"the labels are 0 to {len(values) - 1}, which loss squared takes for numbers: if "
+                "they are classes, loss must be softmax or one-vs-all"
+            )
+    return found
 
 
-def labels_like_classes(config: RunConfig, population: Population) -> str | None:
-    """Return a warning where loss squared meets labels 0 … c − 1, which may number c classes."""
-    labels = population.fields.get("y")
-    if config.loss != "squared" or labels is None or population.generate is not None:
-        return None
-    values = np.unique(labels)
-    if len(values) < 3 or not np.array_equal(values, np.arange(len(values))):
-        return None
-    return (
-        f"the labels are 0 to {len(values) - 1}, which loss squared takes for numbers: if they are "
-        "classes, loss must be softmax or one-vs-all"
-    )
+def check_model(path: str, model: Any, x: np.ndarray, outputs: int) -> None:
+    """Check the parameters and the outputs of a user's model, by shapes.
+
+    Args:
+      path: "module:factory".
+      model: the `Model`.
+      x: the features, (N, ...).
+      outputs: number c of outputs.
+
+    Raises:
+      ValueError: if a function fails, a parameter is no floating number, or other outputs than c.
+    """
+    name, rows = f"model {path}", (3, *x.shape[1:])
+    dtype = np.float32 if x.dtype.kind == "f" else x.dtype
+
+    def tried(key: jax.Array) -> tuple[Any, jax.Array]:
+        params = model.init(key)
+        return params, model.apply(params, jnp.zeros(rows, dtype))
+
+    params, found = calling(name, lambda: jax.eval_shape(tried, jax.random.key(0)))
+    for place, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            where = jax.tree_util.keystr(place, simple=True, separator=".")
+            raise ValueError(f"{name} must have floating parameters, got {leaf.dtype} at {where}")
+    if found.shape[0] != rows[0] or found.shape[-1] != outputs:
+        wanted = f"(b, …, {outputs})" if found.ndim > 2 else f"(b, {outputs})"
+        raise ValueError(
+            f"{name} must return outputs {wanted} for b rows, got {found.shape} for {rows[0]}"
+        )

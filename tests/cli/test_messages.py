@@ -6,7 +6,7 @@ import pytest
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("run --sampling-rate 1.5", "sampling_rate must lie in (0, 1], got 1.5"),
+        ("run --sampling-rate 1.5", "sampling-rate must lie in (0, 1], got 1.5"),
         ("run --lam inf", "lam must be finite and at least 0, got inf"),
         ("run --epsilon 1 --noise-multiplier 1", "epsilon and noise-multiplier exclude each other"),
         ("run --rounds 2.5", "rounds must be a whole number, as 1000000 or 1e6, got '2.5'"),

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.cli import Run, parse
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import displaced, read_toml
@@ -65,7 +64,7 @@ def test_keys_take_dashes_and_underscores_and_values_become_the_fields_types(tmp
         ("model = 'mlp'\nhidden = [1.5]", "hidden"),
         (
             "algorithm = 'fedsgd'",
-            f"algorithm must be one of {', '.join(SYSTEMS)}, or MODULE:FACTORY",
+            "algorithm must be .*'feddyn'.* or MODULE:FACTORY, got 'fedsgd'",
         ),
         ("rounds = ", "TOML"),
     ],

@@ -134,7 +134,7 @@ def test_a_system_reads_what_it_declares_and_nothing_else(algorithm):
             needed = {}
         given = {"algorithm": algorithm, **needed}
         if name not in fields_of(given):
-            with pytest.raises(ValueError, match="has no effect with"):
+            with pytest.raises(ValueError, match="has no effect"):
                 run_config(**given, **{name: value})
         elif name != "delta" or "epsilon" in fields_of(given):  # else it is part of the report
             if str(needed) not in plain:
@@ -163,7 +163,7 @@ def test_a_mechanism_reads_what_it_declares_and_nothing_else(mechanism):
             changed = {**base, name: value}
             assert computed(algorithm, mechanism=mechanism, **changed) != plain, name
         else:
-            with pytest.raises(ValueError, match="has no effect with"):
+            with pytest.raises(ValueError, match="has no effect"):
                 run_config(**given, **{name: value})
     part = part_of("mechanism", mechanism)
     declared = {*part.settings, *(record.setting for record in part.records({}))}

@@ -128,7 +128,7 @@ def test_what_ones_own_code_takes_is_set_swept_and_checked(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--algorithm fedsgd", "algorithm .*MODULE:FACTORY .*'fedsgd'"),
+        ("--algorithm fedsgd", "algorithm .*MODULE:FACTORY.*'fedsgd'"),
         (
             "--model mycode:",
             "model .*MODULE:FACTORY",
