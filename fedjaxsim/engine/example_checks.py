@@ -22,7 +22,6 @@ _ROWS, _WHOLE = 1, 2
 _MARK = "example_gradient"
 """The name of `private_examples.example_gradient` in a trace."""
 _NUMBER: Any = jax.ShapeDtypeStruct((), jnp.float32)
-_KEY = jax.random.key(0, impl="threefry2x32")
 
 
 class UnprotectedError(ValueError):
@@ -59,6 +58,7 @@ def gradients_per_minibatch(
     }
     weight: Any = jax.ShapeDtypeStruct((size,), jnp.zeros(()).dtype)
     noise = Protection(None, _NUMBER, _NUMBER, _NUMBER)
+    key = jax.random.key(0, impl="threefry2x32")
 
     def results(batch, hparams, count, round_, client_id):
         def read(position):
@@ -68,11 +68,11 @@ def gradients_per_minibatch(
                 for name, row in first.items()
             }
 
-        data = ClientData(read, count, _KEY, minibatches, most_rows=rows.most_rows)
+        data = ClientData(read, count, key, minibatches, most_rows=rows.most_rows)
         checked = ProtectedBatches(size, hparams.example_clip, jnp.zeros(()), batch)
         data = protected_view(data, checked)
-        shared, personal = algorithm.init(_KEY, hparams)
-        context = Context(round_, _KEY, client_id, num_clients, jnp.ones(()))
+        shared, personal = algorithm.init(key, hparams)
+        context = Context(round_, key, client_id, num_clients, jnp.ones(()))
         return algorithm.client(shared, personal, data, hparams, context)[:2]
 
     integer = jax.ShapeDtypeStruct((), jnp.int32)

@@ -12,7 +12,7 @@ from fedjaxsim.algorithms.systems import SYSTEMS, System
 from fedjaxsim.data.readers import IN_FILES, PARTITIONS, READERS
 from fedjaxsim.factories import Setting, resolve, settings_of
 from fedjaxsim.privacy.choices import AVAILABILITIES, MECHANISMS, SAMPLERS
-from fedjaxsim.runs.user_code import find_own, is_own
+from fedjaxsim.runs.user_code import find_own, is_own, make_own
 
 if TYPE_CHECKING:
     from fedjaxsim.hyperparameters import Records
@@ -122,7 +122,13 @@ class Part:
         known = self._typed(given)
         needed = {setting.name for setting in self.settings.values() if setting.required}
         # The parser refuses a mechanism that lacks a setting, with the flags of most mechanisms.
-        return self.factory(**known).event.kind if needed <= known.keys() else "gaussian"
+        if not needed <= known.keys():
+            return "gaussian"
+        if is_own(self.name):
+            from fedjaxsim.privacy.mechanisms import Mechanism
+
+            return make_own(self.role, self.name, Mechanism, {}, **known).event.kind
+        return self.factory(**known).event.kind
 
     def _typed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the factory that settings give; see `_typed_as`."""

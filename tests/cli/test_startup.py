@@ -125,6 +125,8 @@ before = set(sys.modules)
 import fedjaxsim
 for name in fedjaxsim.__all__:
     getattr(fedjaxsim, name)
+jax.config.update("jax_num_cpu_devices", 3)  # raises once a device is in use
+assert jax.device_count("cpu") == 3
 print(*set(sys.modules) - before)
 """)
     assert "fedjaxsim.simulation" in modules

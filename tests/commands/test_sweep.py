@@ -222,7 +222,7 @@ def test_privacy_targets_become_noise(tmp_path):
     ("text", "message"),
     [
         (BASE, "table"),
-        (BASE + "[sweep]\nlearning-rate = [0.1, -1]\n", "learning_rate"),
+        (BASE + "[sweep]\nlearning-rate = [0.1, -1]\n", "learning-rate"),
         (BASE + "[sweep]\nlearnig-rate = [0.1]\n", "'learning-rate'"),
         ("memory = 0\n" + BASE + GRID, "memory"),
         (BASE.replace("squared", "softmax") + GRID, "synthetic-stream"),
