@@ -207,6 +207,27 @@ def test_a_part_of_the_steps_is_rounded_up_and_consumed(minibatches, most):
     np.testing.assert_array_equal(empty.shared, [0])
 
 
+def test_a_silo_is_charged_for_the_minibatches_that_it_took():
+    """Examples: 4, 2, 1 and no minibatches of four equal silos; a silent one releases nothing."""
+    population, task = least_squares([4, 4, 4, 4])
+    trace = recorded([[1, 0.5, 0.25, 0]])
+    algorithm = fjs.compression.compressed(
+        fjs.fedavg(fjs.private_examples(task)), fjs.compression.top_k(kept=0.5)
+    )
+    spent = []
+    for sampling, rounds in ((available(full_participation(), trace), 1), (None, 4)):
+        steps = Minibatches(2, steps=4 if rounds == 1 else 1)
+        sim = fjs.Simulation(algorithm, population, sampling or full_participation(), steps)
+        hparams = read_by(sim, clip_norm=0.5, noise_multiplier=0.8, example_noise_multiplier=2.0)
+        state = sim.init(0, hparams)
+        for _ in range(rounds):
+            state, _ = sim.round(state, hparams)
+            examples = sim.guarantee(state, delta=1e-2).examples
+            assert examples is not None
+            spent.append(examples.zero_out)
+    np.testing.assert_array_equal(spent[0], [spent[4][0], spent[2][0], spent[1][0], 0])
+
+
 def states(name, availability, sampling, batched=False, compression=None, **settings: Any):
     population, task = problem()
     sampling = sampling if availability is None else available(sampling, availability)
