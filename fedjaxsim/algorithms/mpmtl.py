@@ -121,7 +121,7 @@ def mpmtl(
     *,
     penalty: Penalty = "low-rank",
     outliers: Outliers = "entries",
-    acceleration: Acceleration = "none",
+    acceleration: Acceleration = "convex",
     protect_examples: bool = False,
     server_map: ServerMap | None = None,
 ) -> Algorithm:

@@ -38,7 +38,7 @@ class Personal(NamedTuple):
 
 
 @reads(LEARNING_RATE, LAM, RIDGE)
-def stl(task: Task, *, acceleration: Acceleration = "none") -> Algorithm:
+def stl(task: Task, *, acceleration: Acceleration = "convex") -> Algorithm:
     """STL with ℓ1 and ℓ2 penalties: client i minimizes L_i(w) + (μ/2) ‖w‖² + λ ‖w‖₁.
 
     L_i is the mean loss over all its own rows, μ = `hparams.ridge` and λ = `hparams.lam`. A round
