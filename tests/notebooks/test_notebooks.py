@@ -40,6 +40,7 @@ def test_there_are_notebooks():
     names = {
         "first_steps",
         "hypergradients",
+        "lora",
         "own_algorithm",
         "privacy",
         "text_gru",
