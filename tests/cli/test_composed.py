@@ -81,7 +81,7 @@ def test_help_of_ones_own_part_has_its_words(capsys):
         ("run --lamm 1", "--lamm", "--lam"),
         ("run --algorithm", "--algorithm", ""),
         ("run --data", "--data", ""),
-        ("run --algorithm=", "algorithm", "pmtl"),
+        ("run --algorithm=", "algorithm", "MODULE:FACTORY"),
         ("run --sampling fixed", "--cohort", ""),
         ("run --processes a --algorithm mine:apfl", "processes", ""),
         ("run a.toml", "a.toml", "sweep"),
