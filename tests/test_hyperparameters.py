@@ -91,7 +91,7 @@ def names(part):
 def test_a_part_reads_what_its_arguments_ask_for():
     plain = {"learning_rate", "lam", "ridge", "clip_norm"}
     for penalty, outliers in [("low-rank", set()), ("decomposed", {"lam2"})]:
-        for protect, noise in [(False, set()), (True, {"example_epsilon"})]:
+        for protect, noise in [(False, set()), (True, {"message_epsilon"})]:
             part = fjs.mpmtl(TASK, penalty=penalty, protect_examples=protect)
             assert names(part) == plain | outliers | noise
             known = declared_by(fjs.mpmtl, penalty=penalty, protect_examples=protect)

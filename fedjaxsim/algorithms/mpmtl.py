@@ -51,8 +51,8 @@ LAM2 = Hyperparameter(
     symbol="λ₂",
     help="λ₂, the weight of the penalty on the part of a model that its client keeps.",
 )
-EXAMPLE_EPSILON = Hyperparameter(
-    "example_epsilon",
+MESSAGE_EPSILON = Hyperparameter(
+    "message_epsilon",
     default=float("inf"),
     range=(1e-12, LARGEST_FLOAT32),
     also=(float("inf"),),
@@ -114,7 +114,7 @@ class Personal(NamedTuple):
     RIDGE,
     CLIP_NORM,
     lambda penalty, **_: (LAM2,) if penalty.startswith("decomposed") else (),
-    lambda protect_examples, **_: (EXAMPLE_EPSILON,) if protect_examples else (),
+    lambda protect_examples, **_: (MESSAGE_EPSILON,) if protect_examples else (),
 )
 def mpmtl(
     task: Task,
@@ -172,7 +172,7 @@ def mpmtl(
       protect_examples: Whether a client adds noise b of density ∝ exp(−(ε/(2K)) ‖b‖) to w̃_i, clips
         again, sends the result and continues from it (Algorithm 5, which prints the inverse of the
         factor). One example moves w̃_i by at most 2K, so each round is ε-differentially private for
-        it (Proposition 4), ε = `hparams.example_epsilon`; the report composes the rounds.
+        it (Proposition 4), ε = `hparams.message_epsilon`; the report composes the rounds.
       server_map: the map from releases to M; by default the proximal map of the penalty.
 
     Raises:
@@ -245,7 +245,7 @@ def mpmtl(
         task,
         check=check,
         warm_start=WarmStart(start),
-        example_epsilon=(lambda hparams: hparams.example_epsilon) if protect_examples else None,
+        example_epsilon=(lambda hparams: hparams.message_epsilon) if protect_examples else None,
     )
 
 
@@ -255,5 +255,5 @@ def _noised(w: jax.Array, hparams: Hyperparameters, key: jax.Array) -> jax.Array
     direction = normal(normal_key, w.shape, w.dtype)
     size = radius(radius_key, w.size).astype(w.dtype)
     clip_norm = jnp.asarray(hparams.clip_norm)
-    scale = 2 * clip_norm / hparams.example_epsilon
+    scale = 2 * clip_norm / hparams.message_epsilon
     return clip_by_global_norm(w + scale * size * direction, clip_norm).message

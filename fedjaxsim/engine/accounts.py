@@ -119,7 +119,7 @@ def minibatches_taken(
     examples: PrivacyEvent | None, consumed: jax.Array | None
 ) -> list[int] | None:
     """Return the minibatches that each client has taken, (m,), where they are known."""
-    if examples is None or consumed is None or not consumed.is_fully_addressable:
+    if examples is None or consumed is None or not getattr(consumed, "is_fully_addressable", True):
         return None
     assert examples.silos is not None
     return np.asarray(consumed)[: len(examples.silos.counts)].tolist()

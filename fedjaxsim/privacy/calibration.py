@@ -29,7 +29,7 @@ from fedjaxsim.privacy.events import (
     check_delta,
     check_noise_multiplier,
 )
-from fedjaxsim.privacy.silos import delta_of, rate_of, scheme_of
+from fedjaxsim.privacy.silos import delta_of, epsilon_of, rate_of, scheme_of
 
 TOLERANCE = 1e-3
 """Largest relative gap between the target and the ε of a calibrated run."""
@@ -303,19 +303,25 @@ def equal_example_noise(silos: Silos, epsilon: float, rounds: int) -> tuple[tupl
       (n, z) for every number n of rows, as for `private_examples`.
 
     Raises:
-      ValueError: as `noise_multiplier`.
+      ValueError: if ε is out of range, or no noise meets it.
     """
-    table = []
+    _check(epsilon, 0.5, GAUSSIAN)
+    table: list[tuple[int, float]] = []
+    root, z = math.sqrt(silos.gradients), 1.0
     for count in sorted(set(silos.counts) - {0}):
-        z = noise_multiplier(
-            epsilon,
-            delta_of(silos, count),
-            rounds=rounds * silos.minibatches(count),
-            sampling_rate=rate_of(silos.size, count),
-            scheme=scheme_of(silos, count),
-            accountant="gaussian" if silos.size >= count else "rdp",
-        )
-        # Rounded up, so that z/√G is not below the calibrated noise.
-        z = np.nextafter(np.float32(z * math.sqrt(silos.gradients)), np.float32(np.inf))
-        table.append((count, float(z)))
+        scheme, delta = scheme_of(silos, count), delta_of(silos, count)
+        rate, number = rate_of(silos.size, count), rounds * silos.minibatches(count)
+
+        def cost(z, scheme=scheme, delta=delta, rate=rate, number=number):
+            return epsilon_of(((scheme, Entry(z / root, rate, number)),), delta, "zero_out")
+
+        # Neighbouring numbers of rows need nearly the same noise.
+        found = _search(cost, epsilon, z, -1.2, least=SMALLEST_NOISE, most=LARGEST_NOISE)
+        if found is None or found <= SMALLEST_NOISE:
+            raise ValueError(
+                f"no noise gives a client with {count} examples epsilon {epsilon} at delta "
+                f"{delta:.3g} in {number} minibatches"
+            )
+        z = found
+        table.append((count, z))
     return tuple(table)

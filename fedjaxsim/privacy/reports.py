@@ -148,6 +148,9 @@ class Report:
 
     def short(self) -> str:
         """Return one line: `ε ≤ 1 zero-out, ε ≤ 2.2 replace, δ = 0.001 (joint DP, upper bound)`."""
+        if self.examples is not None:
+            of_clients = dataclasses.replace(self, examples=None).short()
+            return f"{of_clients}; one example, {self.examples.in_words()[0]}"
         shown = [each for each in self.guarantees if each.view == "joint_dp"] or self.guarantees
         reasons = dict.fromkeys(each.reason for each in shown if each.epsilon is None)
         words, kinds = [], []

@@ -22,6 +22,7 @@ from fedjaxsim.models.model import Model, in_bfloat16
 from fedjaxsim.privacy.accounting import composition
 from fedjaxsim.privacy.events import PrivacyEvent, SamplingScheme
 from fedjaxsim.privacy.mechanisms import Mechanism
+from fedjaxsim.privacy.private_examples import private_examples
 from fedjaxsim.privacy.samplers import Availability, Sampling, available, full_participation
 from fedjaxsim.runs.parts import OF_TOKENS
 from fedjaxsim.runs.settings import RunConfig
@@ -98,6 +99,10 @@ def parts_of(
 ) -> Parts:
     """Make the parts of a run's simulation of m clients, maybe more than the population has."""
     task = _task(config, population) if task is None else task
+    if config.protects_examples:
+        epsilon = config.get("example_epsilon")
+        rounds = None if epsilon is None else config.rounds
+        task = private_examples(task, epsilon=epsilon, rounds=rounds)
     full = config.sampler == "full"
     sampling = full_participation() if full else _part(config, "sampling", Sampling)
     if "availability" in config.parts:

@@ -123,7 +123,8 @@ class Experiment:
 
     def draws(self) -> tuple[Drawn, ...]:
         """Return the draws of all rounds of a run, unless it is a later stage."""
-        if self.simulation.mechanism.event.kind == "no_release":
+        silent = self.simulation.mechanism.event.kind == "no_release"
+        if silent and self.simulation.setup.examples is None:
             return ()
         key = jax.random.key(self.config.seed, impl="threefry2x32")
         return (draws_of(key, self.config.rounds),)

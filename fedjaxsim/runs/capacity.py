@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedjaxsim.data.ranges import SPLITS
 from fedjaxsim.engine import stream as streaming
-from fedjaxsim.engine.accounts import accounts_of, no_charges
+from fedjaxsim.engine.accounts import accounts_of, no_charges, read_by
 from fedjaxsim.engine.checkpoint import KEPT
 from fedjaxsim.engine.client_partition import AllClients
 from fedjaxsim.engine.evaluation import measure_with
@@ -192,7 +192,8 @@ def plan(config: RunConfig, sizes: Sizes, machine: Machine) -> Capacity:
     """
     parts = parts_of(config, sizes.few, sizes.clients)
     check_rows(parts.algorithm.task, sizes.few.fields)
-    declared = (parts.algorithm, parts.mechanism, parts.sampling)
+    read = read_by(parts.algorithm.task)
+    declared = (parts.algorithm, parts.mechanism, parts.sampling, *read)
     hparams = fill_settings(config, compose(part.hyperparameters for part in declared))
     sampler = parts.sampling.sampler(sizes.clients)
     for part in (parts.algorithm, parts.mechanism, sampler):

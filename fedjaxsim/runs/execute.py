@@ -164,7 +164,7 @@ def execute(
     }
     evaluation = history[-1].evaluation if history else simulation.evaluate(state, hparams)
     if directory is not None and is_first():
-        write_csv(directory.path / CLIENTS, _clients(simulation.population, evaluation))
+        write_csv(directory.path / CLIENTS, _clients(simulation.population, evaluation, report))
         write_json(directory.path / GUARANTEE, report.to_json())
         if missing("plots") is None:
             from fedjaxsim.report import plots
@@ -257,13 +257,22 @@ def _joint(report: Report, adjacency: Adjacency) -> float | None:
     return next(found, None)
 
 
-def _clients(population: Population, evaluation: Evaluation) -> dict[str, np.ndarray]:
+def _clients(
+    population: Population, evaluation: Evaluation, report: Report
+) -> dict[str, np.ndarray]:
     """Make the columns of the table of clients, each (m,)."""
+    found = report.examples
+    examples = {} if found is None else {
+        "example_epsilon": found.zero_out,
+        "example_epsilon_replace": found.replace,
+        "example_delta": found.delta,
+    }  # fmt: skip
     return {
         "name": population.names,
         "train_rows": population.splits["train"].count,
         "test_rows": population.splits["test"].count,
         **{f"test_{name}": values for name, values in evaluation.values.items()},
+        **examples,
     }
 
 

@@ -109,6 +109,18 @@ class MinibatchSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExampleSettings:
+    """The protection of single examples; shown with an algorithm's flags."""
+
+    example_epsilon: Annotated[float | None, optional("FLOAT", "no such protection")] = None
+    """ε of each example of a client, the same for all clients, by noise in its gradients."""
+    example_noise_multiplier: Annotated[float | None, optional("FLOAT", "by ε")] = None
+    """z of that noise, the same for all clients, in place of their ε."""
+    example_clip: Annotated[float | None, optional("FLOAT", "1 with that noise")] = None
+    """C of an example, the bound on the norm of its gradient."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ScheduleSettings:
     """The local learning rate over the rounds."""
 
@@ -163,8 +175,8 @@ class SpendingSettings:
 
 
 GROUPS: tuple[type, ...] = (
-    RowSettings, MinibatchSettings, ScheduleSettings, BudgetSettings, TargetSettings,
-    GuaranteeSettings, SpendingSettings, OwnCodeSettings,
+    RowSettings, MinibatchSettings, ExampleSettings, ScheduleSettings, BudgetSettings,
+    TargetSettings, GuaranteeSettings, SpendingSettings, OwnCodeSettings,
 )  # fmt: skip
 """The groups that parts add to a run, in the order of help and of files."""
 
@@ -177,6 +189,7 @@ def groups_of(part: Part, hyperparameters: Collection[str], event: str) -> list[
     elif part.role == "algorithm":
         read = {
             MinibatchSettings: not SYSTEMS.get(part.name, OWN).whole_pass,
+            ExampleSettings: not SYSTEMS.get(part.name, OWN).whole_pass,
             ScheduleSettings: "local_optimizer" in part.settings,
         }
     elif part.role == "mechanism":

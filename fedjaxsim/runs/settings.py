@@ -49,7 +49,8 @@ _LARGEST = {
     **dict.fromkeys(("cohort", "max_participations", "groups", "bands"), _INT32),
 }
 """The largest whole numbers: sums over a run fit into int32."""
-EXCLUSIVE = (("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"))
+_EXAMPLES = ("example_epsilon", "example_noise_multiplier")
+EXCLUSIVE = (("epsilon", "noise_multiplier"), ("local_steps", "local_epochs"), _EXAMPLES)
 """Pairs of settings of which a run is given one at most."""
 _PREPROCESS = ("drop-constant", "invert", "unit-rows")
 OUTPUT = ("out", "overwrite", "quiet")
@@ -175,6 +176,11 @@ class RunConfig(DataSettings):
         return "clip_norm" in self.records and (noise or "target_quantile" in self.records)
 
     @property
+    def protects_examples(self) -> bool:
+        """True if gradients protect single examples."""
+        return any(self.get(name) is not None for name in _EXAMPLES)
+
+    @property
     def clip_norm(self) -> float:
         """C of messages that are clipped; 1 by default."""
         clip = self.get("clip")
@@ -204,6 +210,8 @@ class RunConfig(DataSettings):
         epsilon, delta = self.get("epsilon"), self.get("delta")
         if epsilon is not None and not epsilon > 0:
             raise ValueError(f"epsilon must be positive (inf: no privacy), got {epsilon}")
+        if self.get("example_clip") is not None and not self.protects_examples:
+            raise ValueError(f"example-clip needs one of {' and '.join(map(flag, _EXAMPLES))}")
         private = self.get("evaluate_privately")
         for name in ("budget_epsilon", "evaluate_privately"):
             if self.get(name) is not None and self.get("accountant") is not None:

@@ -58,7 +58,10 @@ _KEPT_APART = ("epsilon", "noise_multiplier", "personalization")
 def hyperparameters_of(run: RunConfig) -> tuple[str, ...]:
     """Return the settings of a run that are arrays in its program, which may differ within it."""
     settings = [record.setting for record in run.records.values() if record.name not in _STATIC]
-    return (*settings, *(["epsilon"] if hasattr(run, "epsilon") else []))
+    settings += ["epsilon"] * hasattr(run, "epsilon")
+    if run.protects_examples:  # ε of examples is not among them: its noise is a table
+        settings += ["example_clip", "example_noise_multiplier"]
+    return tuple(settings)
 
 
 @dataclasses.dataclass(frozen=True)

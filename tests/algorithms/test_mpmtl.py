@@ -225,7 +225,7 @@ NOISED = PLAIN | {
     "clip_norm": 2.0,
     "noise_multiplier": 1.5,
     "lam2": 0.1,
-    "example_epsilon": 5.0,
+    "message_epsilon": 5.0,
 }
 
 
@@ -317,13 +317,13 @@ def test_examples_are_protected_by_noise_of_the_right_law():
     m = 3000
     population = Population.from_clients([{"x": np.zeros((1, D)), "y": np.zeros(1)}] * m)
     sim = behind(mpmtl(TASK, protect_examples=True), gaussian_gram(), population)
-    hparams = sim.hyperparameters(lam=0.0, clip_norm=1000.0, example_epsilon=500.0)
+    hparams = sim.hyperparameters(lam=0.0, clip_norm=1000.0, message_epsilon=500.0)
     state = sim.init(0, hparams)
     b = np.asarray(sim.round(state, hparams)[0].personal.sent.w)[:, :, 0]
     assert kstest(np.linalg.norm(b, axis=1), gamma(D, scale=4.0).cdf).pvalue > 1e-4
     directions = b / np.linalg.norm(b, axis=1, keepdims=True)
     assert np.linalg.norm(directions.mean(axis=0)) < 5 / math.sqrt(m)
-    much = hparams.replace(clip_norm=0.5, example_epsilon=0.01)
+    much = hparams.replace(clip_norm=0.5, message_epsilon=0.01)
     clipped = np.asarray(sim.round(state, much)[0].personal.sent.w)[:, :, 0]
     norms = np.linalg.norm(clipped, axis=1)
     assert np.all(norms <= 0.5)
@@ -332,7 +332,7 @@ def test_examples_are_protected_by_noise_of_the_right_law():
 
 def test_the_noise_for_examples_has_an_account_of_its_own():
     sim = behind(mpmtl(TASK, protect_examples=True), gaussian_gram())
-    hparams = sim.hyperparameters(**(PLAIN | {"clip_norm": 1.0, "example_epsilon": 0.1}))
+    hparams = sim.hyperparameters(**(PLAIN | {"clip_norm": 1.0, "message_epsilon": 0.1}))
 
     def after(seed, rounds, **changes):
         state = sim.init(seed, hparams)
@@ -349,7 +349,7 @@ def test_the_noise_for_examples_has_an_account_of_its_own():
     assert of_examples(state).epsilon == pytest.approx(0.3, rel=1e-3)
     stage, _ = sim.round(sim.start_from(state, hparams), hparams)
     assert of_examples(stage).epsilon == pytest.approx(0.4, rel=1e-3)
-    free = of_examples(after(0, 2, example_epsilon=math.inf))
+    free = of_examples(after(0, 2, message_epsilon=math.inf))
     assert (free.epsilon, free.reason) == (None, "the ε of some round is infinite")
     # Two settings of one seed send the same noise, so publishing both reveals their difference.
     other = after(0, 3, learning_rate=0.02)

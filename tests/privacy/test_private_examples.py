@@ -33,6 +33,7 @@ from fedjaxsim.privacy.events import (
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.privacy.mechanisms import noise_like
 from fedjaxsim.privacy.private_examples import _query_key, private_gradient
+from fedjaxsim.sweep import SimulationBatch
 
 STEPS, SIZE = 4, 2
 POPULATION, TASK = least_squares([5, 30, 9])
@@ -325,6 +326,46 @@ def test_rounds_and_noise_agree_on_all_placements():
         for one, other in zip(*map(jax.tree.leaves, (wanted.personal, got.personal)), strict=True):
             np.testing.assert_allclose(np.asarray(one)[:3], np.asarray(other)[:3], atol=1e-5)
         assert np.asarray(got.consumed)[:3].tolist() == [STEPS] * 3
+
+
+@pytest.mark.thorough
+def test_streams_and_sweeps_are_the_plain_run():
+    task = fjs.private_examples(TASK, microbatch_size=8)
+    parts = (fjs.fedavg(task), POPULATION, fjs.poisson(0.7), fjs.Minibatches(SIZE, steps=STEPS))
+    plain, streamed = fjs.Simulation(*parts), fjs.Simulation(*parts, streamed=True)
+    points = [values(plain, example_noise_multiplier=z) for z in (0.5, 2.0)]
+    many = SimulationBatch(plain, points)
+    together, _ = many.run(many.init(0), 2)
+    for index, point in enumerate(points):
+        wanted, _ = plain.run(plain.init(0, point), point, 2)
+        got, _ = streamed.run(streamed.init(0, point), point, 2)
+        for name, leaf in wanted.shared.params.items():
+            np.testing.assert_allclose(leaf, got.shared.params[name], atol=1e-5)
+            np.testing.assert_allclose(leaf, together.shared.params[name][index], atol=1e-5)
+        assert np.asarray(wanted.consumed).tolist() == np.asarray(got.consumed).tolist()
+        one, other = plain.guarantee(wanted).examples, streamed.guarantee(got).examples
+        assert one is not None
+        assert other is not None
+        assert np.array_equal(one.zero_out, other.zero_out)
+
+
+@pytest.mark.thorough
+def test_a_run_is_differentiable_through_its_private_gradients():
+    """In z, by central differences, as long as no parameter's hash draws other noise."""
+    sim = fjs.Simulation(
+        fjs.fedavg(PRIVATE), POPULATION, fjs.full_participation(), fjs.Minibatches(SIZE, steps=1)
+    )
+    state = sim.init(0, values(sim))
+
+    def after(z):
+        state_after, _ = sim.round(state, values(sim).replace(example_noise_multiplier=z))
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(state_after.shared.params))
+
+    slope, step = jax.grad(after)(jnp.float32(0.7)), 0.05
+    wanted = (after(jnp.float32(0.7 + step)) - after(jnp.float32(0.7 - step))) / (2 * step)
+    assert slope == pytest.approx(float(wanted), rel=1e-2)
+    forward = jax.jvp(after, (jnp.float32(0.7),), (jnp.float32(1),))[1]
+    assert forward == pytest.approx(float(slope), rel=1e-4)
 
 
 # --- ε --------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.privacy.choices import MECHANISMS
 from fedjaxsim.runs.assemble import population_of
 from fedjaxsim.runs.build import prepare
-from fedjaxsim.runs.fields import MinibatchSettings, RowSettings, SpendingSettings
+from fedjaxsim.runs.fields import ExampleSettings, MinibatchSettings, RowSettings, SpendingSettings
 from fedjaxsim.runs.parts import part_of
 from fedjaxsim.runs.settings import RunConfig, fields_of, require_read, run_config, unread
 
@@ -24,7 +24,7 @@ CHANGED = {
     "parametrization": "paper", "objective": "weighted", "averaged": True, "schedule": "cosine",
     "local_optimizer": "adam", "server_optimizer": "adam", "server_learning_rate": 0.5, "clip": 2.0,
     "delta": 1e-4, "epsilon": 5.0, "noise_multiplier": 3.0, "budget": "power:1", "penalty": "kl",
-    "acceleration": "convex", "ridge": 0.5, "example_epsilon": 2.0, "protect_examples": True,
+    "acceleration": "convex", "ridge": 0.5, "message_epsilon": 2.0, "protect_examples": True,
     "origin": "global", "head": ("kernel",), "order": "head-first", "personal": ("bias",),
     "lam2": 0.7, "outliers": "columns", "psd_deviations": 1.0, "fairness": 0.7, "mixture": 0.7,
     "adaptive": True, "envelope_rate": 0.7, "inner_steps": 3, "adaptation_rate": 0.7,
@@ -35,7 +35,7 @@ CHANGED = {
 NEEDS = {
     "lam2": {"penalty": "decomposed"},
     "outliers": {"penalty": "decomposed"},
-    "example_epsilon": {"protect_examples": True},
+    "message_epsilon": {"protect_examples": True},
 }
 """Other settings without which a setting has no effect."""
 RELEASE = {
@@ -106,7 +106,7 @@ def _is_key(const) -> bool:
 def test_every_setting_of_a_system_is_changed_below():
     shared = {
         field.name
-        for group in (RunConfig, RowSettings, MinibatchSettings)
+        for group in (RunConfig, RowSettings, MinibatchSettings, ExampleSettings)
         for field in dataclasses.fields(group)
     }
     roles = {"model": "linear", "sampling": "poisson", "data": "digits", "partition": "dirichlet"}
@@ -249,9 +249,9 @@ def test_data_read_what_they_declare_and_nothing_else(kind, tmp_path, monkeypatc
             ["lam has no effect with penalty vanilla, only with mean or kl or ewc"],
         ),
         (
-            ["example_epsilon"],
+            ["message_epsilon"],
             {"algorithm": "mpmtl"},
-            ["example-epsilon has no effect with protect-examples False, only with True"],
+            ["message-epsilon has no effect with protect-examples False, only with True"],
         ),
         (["bits"], {}, ["bits has no effect without compression quantize"]),
         (["alpha"], {"data": "synthetic"}, ["alpha has no effect on data with clients of their"]),
