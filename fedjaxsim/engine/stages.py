@@ -41,6 +41,11 @@ def start_new_clients(
             "new clients send nothing: give their simulation an algorithm such as finetune, and "
             "no_release()"
         )
+    if setup.examples is not None or any(c.event.silos for c in state.privacy.charges):
+        raise ValueError(
+            "an ε of examples is about the silos of one run: new clients may follow no rounds that "
+            "protect examples, and protect none"
+        )
     start, published = setup.algorithm.warm_start.start, earlier.warm_start.published(state.shared)
     if start is None or published is None:
         raise ValueError(

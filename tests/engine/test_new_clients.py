@@ -15,6 +15,7 @@ from fedjaxsim.data.hold_out import hold_out
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import with_other_rows
 from fedjaxsim.privacy.mechanisms import gaussian, no_release
+from fedjaxsim.privacy.private_examples import private_examples
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation, with_parts
 
@@ -76,6 +77,9 @@ def test_new_clients_who_would_send_or_find_nothing_published_are_refused(ended)
     sending = simulation(pmtl(TASK), NEW, gaussian())
     with pytest.raises(ValueError, match="send nothing"):
         sending.start_new_clients(state, read_by(sending, **VALUES), sim)
+    protecting = simulation(finetune(private_examples(TASK), origin="global"), NEW, no_release())
+    with pytest.raises(ValueError, match="protect none"):
+        protecting.start_new_clients(state, read_by(new, **VALUES), sim)
     alone = with_parts(new, algorithm=local(TASK))
     nothing = dataclasses.replace(state, shared=())
     with pytest.raises(ValueError, match="published"):
