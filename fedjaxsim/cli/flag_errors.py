@@ -11,6 +11,11 @@ from fedjaxsim.commands.messages import one_line
 _RULE = re.compile(r"\s*[-─]{3,}\s*")
 _PARSING = re.compile(r"^Error parsing --(\S+): must")
 """The parser's prefix to an error of a rule."""
+_PLACES = re.compile(
+    r" or misplaced(?= options)| \(applied to [^)]*\)"
+    r"| Arguments are applied to the directly preceding subcommand, so ordering can matter"
+)
+"""Remarks of the parser on the places of flags among commands."""
 _HELP = 8
 """Columns by which the parser indents the help of an option that it names."""
 
@@ -52,11 +57,13 @@ def _summary(box: str) -> str:
     left = min(len(line) - len(line.lstrip()) for section in sections for line in section)
     first, *others = ([line[left:] for line in section] for section in sections)
     said = one_line(" ".join(line for line in first if not line.startswith(" " * _HELP)))
-    said = _PARSING.sub(r"\1 must", said.removesuffix("."))
+    said = _PARSING.sub(r"\1 must", _PLACES.sub("", said).removesuffix("."))
     for heading, *lines in others:
         if heading.startswith("Perhaps"):
             options = [line.split()[0] for line in lines if line.strip().startswith("--")]
-            said += f"; perhaps you meant {' or '.join(dict.fromkeys(options))}"
+            # An option of another command may have the very name.
+            options = [option for option in dict.fromkeys(options) if option not in said.split()]
+            said += f"; perhaps you meant {' or '.join(options)}" if options else ""
         elif heading.startswith("For full"):
             said += f"; see {one_line(' '.join([heading, *lines])).split(maxsplit=4)[4]}"
     return said

@@ -212,6 +212,9 @@ class RunConfig(DataSettings):
             raise ValueError(f"epsilon must be positive (inf: no privacy), got {epsilon}")
         if self.get("example_clip") is not None and not self.protects_examples:
             raise ValueError(f"example-clip needs one of {' and '.join(map(flag, _EXAMPLES))}")
+        budget = self.get("budget_epsilon")
+        if budget is not None and not budget > 0:
+            raise ValueError(f"budget-epsilon must be positive, got {budget}")
         private = self.get("evaluate_privately")
         for name in ("budget_epsilon", "evaluate_privately"):
             if self.get(name) is not None and self.get("accountant") is not None:

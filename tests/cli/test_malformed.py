@@ -1,20 +1,22 @@
 """Whatever is wrong with a command, a configuration or a file: one line, exit code 2, no file."""
 
 import os
+import shlex
 import shutil
 import signal
+import sys
 import zipfile
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from malformed_commands import commands, make_files
+from problems import HANGS
 
 from fedjaxsim.cli import main
 from fedjaxsim.commands import run as command
 
-_SECONDS = 20
-"""Ends a hang; nothing here takes a tenth of it."""
 _SMALL = "--clients 6 --rounds 1 --local-steps 1"
 
 
@@ -31,7 +33,7 @@ def answer(tmp_path, monkeypatch, capsys):
     """`(arguments) -> exit code`, 0 where a run would start; checks what every answer must be."""
 
     def late(*_):
-        raise AssertionError(f"no answer within {_SECONDS} seconds")
+        raise AssertionError(f"no answer within {HANGS} seconds")
 
     monkeypatch.setattr(command, "execute", _start)
     monkeypatch.chdir(tmp_path)
@@ -40,7 +42,7 @@ def answer(tmp_path, monkeypatch, capsys):
         before = sorted(tmp_path.rglob("*"))
         capsys.readouterr()
         handler = signal.signal(signal.SIGALRM, late)
-        signal.alarm(_SECONDS)
+        signal.alarm(HANGS)
         try:
             code = main(arguments)
         except _AcceptedError:
@@ -73,6 +75,15 @@ def answer(tmp_path, monkeypatch, capsys):
 )
 def test_what_cannot_be_is_refused_in_one_line(answer, command):
     assert answer(command.split()) == 2
+
+
+@pytest.mark.parametrize("count", [36, pytest.param(144, marks=pytest.mark.thorough)])
+def test_malformed_commands_are_refused_in_one_line(answer, tmp_path, monkeypatch, count):
+    make_files(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for _, words in commands(count):
+        monkeypatch.delitem(sys.modules, "malformed", raising=False)
+        assert answer(shlex.split(words)) == 2, words
 
 
 def test_labels_that_number_no_classes_are_refused(answer, tmp_path):
