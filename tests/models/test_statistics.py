@@ -160,6 +160,13 @@ def test_an_algorithm_that_would_send_statistics_is_refused():
         sim = simulation(algorithm, linen())
         with pytest.raises(ValueError, match="running statistics"):
             sim.init(0, sim.hyperparameters())
+
+    # Statistics of rows without noise are nothing that examples could be private in.
+    def private(task):
+        return fjs.fedbn(fjs.private_examples(task))
+
+    with pytest.raises(ValueError, match="without noise"):
+        simulation(private, linen())
     # An algorithm of layers keeps them wherever the head is.
     sim = simulation(functools.partial(fjs.dpfedmtl, head="out"), linen())
     sim.init(0, sim.hyperparameters())

@@ -1,0 +1,137 @@
+"""Every system at its defaults for 2,000 rounds, with and without privacy, on four data sets.
+
+    python experiments/defaults.py $FEDJAXSIM_DATA
+
+makes the table of docs/results/defaults.md: linear models, the settings of `fedjaxsim run` without
+a flag but the data's, at ε = ∞ and at ε = 8 of the whole run. The CSV is Vehicle's rows, written as
+a table. A cell is the test metric after 100 and after 2,000 rounds.
+"""
+
+import argparse
+import csv
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import fedjaxsim as fjs
+from fedjaxsim.data.population import Population
+from fedjaxsim.runs.assemble import population_of
+from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.divergence import diverging_from
+from fedjaxsim.runs.settings import run_config
+
+RESULTS = Path(__file__).parent / "results" / "defaults.json"
+EARLY, ROUNDS = 100, 2000
+EPSILONS = (math.inf, 8.0)
+OWN_SETTINGS = {
+    "ppsgd": {"local_steps": 1},
+    **{f"dpfedmtl{kind}": {"head": "bias"} for kind in ("", "-as-published")},
+    **{name: {"head": "bias"} for name in ("fedper", "fedrep", "fedbn")},
+}
+"""Settings without which a system does not run on a linear model."""
+
+
+def data_sets(folder: Path, scratch: Path) -> dict[str, dict[str, Any]]:
+    """Return the settings of each data set."""
+    source = fjs.data.load(f"leaf:{folder}/vehicle/mytrain.json")
+    table = scratch / "vehicle.csv"
+    x, y = source.fields["x"], source.fields["y"]
+    with table.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["client", "y", *(f"x{column}" for column in range(x.shape[1]))])
+        for client, name in enumerate(source.names):
+            own = [r for split in source.splits.values() for r in split.rows(client)]
+            rows.writerows([name, int(y[row] > 0), *x[row].tolist()] for row in own)
+    return {
+        "digits": {"data": "digits"},
+        "FEMNIST-206": {
+            "data": f"leaf:{folder}/femnist/mytest.json.zip", "preprocess": ("invert",),
+        },
+        "School": {
+            "data": f"mat:{folder}/school/school.mat", "loss": "squared",
+            "preprocess": ("drop-constant", "unit-rows"),
+        },
+        "CSV": {"data": f"csv:{table}", "client": "client", "target": "y"},
+    }  # fmt: skip
+
+
+def runs(settings: dict[str, Any], population: Population, rounds: int) -> dict[str, Any]:
+    """Run without and, if the mechanism has an ε, with privacy; return metrics by ε."""
+    found, simulation = {}, None
+    for epsilon in EPSILONS:
+        try:
+            given = settings | ({"epsilon": epsilon} if math.isfinite(epsilon) else {})
+            config = run_config(**given, rounds=rounds, eval_every=EARLY)
+            experiment = prepare(config, simulation, population=population)
+        except ValueError as error:
+            found[f"{epsilon:g}"] = {"refused": str(error)}
+            continue
+        simulation, recorded = experiment.simulation, fjs.callbacks.Records()
+        simulation.run(
+            experiment.init(), experiment.hparams, rounds, eval_every=EARLY, callbacks=[recorded]
+        )
+        records = recorded.rows
+        name = next(f"test_{n}" for n in ("accuracy", "nmse") if f"test_{n}" in records[0])
+        found[f"{epsilon:g}"] = {
+            "metric": name,
+            "values": {row["round"]: row[name] for row in records},
+            "losses": {row["round"]: row["train_loss"] for row in records if "train_loss" in row},
+            "diverging": diverging_from(records),
+        }
+    return found
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return the table in Markdown."""
+    sets = list(found)
+    lines = ["| | " + " | ".join(f"{name}, {e}" for name in sets for e in ("∞", "8")) + " |"]
+    lines += ["| --- |" + " --- |" * (2 * len(sets))]
+    for system, record in fjs.SYSTEMS.items():
+        cells = [
+            _cell(found[name].get(system, {}).get(f"{epsilon:g}"))
+            for name in sets
+            for epsilon in EPSILONS
+        ]
+        if any(cells):
+            lines.append(f"| {record.title} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(run: dict[str, Any] | None) -> str:
+    if run is None or "refused" in run:
+        return ""
+    early, *_, last = (run["values"][key] for key in (str(EARLY), max(run["values"], key=int)))
+    mark = "" if run["diverging"] is None else f", diverges from {run['diverging']}"
+    return f"{early:.3f} → {last:.3f}{mark}"
+
+
+def main() -> None:
+    """Run all that the results lack, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--data", nargs="+")
+    parser.add_argument("--systems", nargs="+", default=list(fjs.SYSTEMS))
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    found = json.loads(args.out.read_text()) if args.out.exists() else {}
+    with tempfile.TemporaryDirectory() as scratch:
+        sets = data_sets(args.folder, Path(scratch))
+        for name in args.data or sets:
+            population = population_of(run_config(**sets[name]))
+            of_set = found.setdefault(name, {})
+            for system in args.systems:
+                if system not in of_set:
+                    settings = {"algorithm": system} | sets[name] | OWN_SETTINGS.get(system, {})
+                    of_set[system] = runs(settings, population, args.rounds)
+                    args.out.write_text(json.dumps(found, indent=1))
+                    found = json.loads(args.out.read_text())
+                    of_set = found[name]
+                    print(name, system, *map(_cell, of_set[system].values()), flush=True)
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
