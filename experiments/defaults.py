@@ -109,7 +109,7 @@ def _cell(run: dict[str, Any] | None) -> str:
 
 def main() -> None:
     """Run all that the results lack, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--data", nargs="+")
     parser.add_argument("--systems", nargs="+", default=list(fjs.SYSTEMS))
