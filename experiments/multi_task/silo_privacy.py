@@ -119,7 +119,11 @@ def picture(found: Record, name: str, path: Path) -> None:
         rows = [[row[of[e]["chosen"]] for row in of[e]["tests"]] for e in levels]
         mean, error = np.mean(rows, axis=1), np.std(rows, axis=1) / math.sqrt(len(rows[0]))
         left.errorbar(list(map(float, levels)), mean, error, marker="o", label=method)
-    left.set(xscale="log", xlabel="ε of each example", ylabel=STUDIES[name]["column"])
+    left.set(
+        xscale="log", xlabel="ε of each example", ylabel=STUDIES[name]["column"].replace("_", " ")
+    )
+    left.set_xticks(list(map(float, levels)), levels)
+    left.minorticks_off()
     left.legend()
     for level in levels:
         of = found["mean-regularized"][level]
