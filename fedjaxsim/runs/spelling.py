@@ -29,6 +29,7 @@ def in_flags(text: str) -> str:
 def _spellings() -> tuple[dict[str, str], dict[str, str]]:
     """Return the flags of arguments and records, and the flags of parts by their factories."""
     names = {name: name for name in Everything.__dataclass_fields__} | SETTINGS
+    names |= {name: name for name in ("sampling_rate", "noise_multiplier")}  # `privacy` loads none
     functions: dict[str, str] = {}
     for role, known in ROLES.items():
         for name, path in known.known.items():

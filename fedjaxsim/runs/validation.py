@@ -81,8 +81,8 @@ def _check_classes(config: RunConfig, population: Population, labels: np.ndarray
         raise ValueError(f"classes must be at most the {largest + 1:g} of the data, got {asked}")
     if labels.ndim == 1 and occurring > max(_FEW, len(labels) / 2):
         raise ValueError(
-            f"y has {occurring} values in {len(labels)} rows, too many for classes: predict "
-            "numbers with loss squared, or choose another target"
+            f"the labels have {occurring} values in {len(labels)} rows, too many for classes: "
+            "predict numbers with loss squared, or choose another target"
         )
     if labels.dtype.kind == "f" and largest > np.iinfo(np.int32).max:
         raise ValueError(f"labels must number the classes from 0, got {largest:g}")

@@ -19,7 +19,7 @@ SHAPES = "--features 32 --clients 1000 --rows-per-client 4"
         (f"{SHAPES} --classes 3 --out runs/plan", "out"),
         (f"{SHAPES} --classes 3 --data synthetic", "data"),
         (f"{SHAPES} --classes 3 --alpha 1", "alpha"),
-        (f"{SHAPES} --classes 3 --sampling-rate 2", "sampling_rate"),
+        (f"{SHAPES} --classes 3 --sampling-rate 2", "sampling-rate"),
         (f"{SHAPES} --classes 3 --model gru", "gru"),
         (SHAPES, "classes"),
         ("--features 32 --clients 1000", "rows-per-client"),

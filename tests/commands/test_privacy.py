@@ -191,10 +191,10 @@ def test_the_trade_off_is_drawn(ask, tmp_path, monkeypatch):
     [
         ("epsilon --delta 0", "delta"),
         ("epsilon --delta nan", "delta"),
-        ("epsilon --sampling-rate 1.5", "sampling_rate"),
-        ("epsilon --sampling-rate 0", "sampling_rate"),
-        ("epsilon --noise-multiplier -1", "noise_multiplier"),
-        ("epsilon --noise-multiplier nan", "noise_multiplier"),
+        ("epsilon --sampling-rate 1.5", "sampling-rate"),
+        ("epsilon --sampling-rate 0", "sampling-rate"),
+        ("epsilon --noise-multiplier -1", "noise-multiplier"),
+        ("epsilon --noise-multiplier nan", "noise-multiplier"),
         ("epsilon --rounds 0", "rounds"),
         ("epsilon --rounds 9999999999", "rounds"),
         ("epsilon --accountant foo", "accountant"),
@@ -204,18 +204,18 @@ def test_the_trade_off_is_drawn(ask, tmp_path, monkeypatch):
         ("epsilon --clients 4 --capacity 5", "capacity"),
         ("epsilon --max-participations 2", "max_participations"),
         ("epsilon --sampling passes", "max_participations"),
-        ("epsilon --sampling full", "sampling_rate"),
+        ("epsilon --sampling full", "sampling-rate"),
         ("epsilon --sampling fixed --clients 205", "4/205"),
         ("noise --epsilon 0", "epsilon"),
         ("noise --epsilon 1e-12", "epsilon"),
         ("noise --epsilon 1 --clients 10 --capacity 1", "capacity"),
         ("rounds --epsilon inf", "epsilon"),
-        ("rounds --epsilon 1 --noise-multiplier 0", "noise_multiplier"),
-        ("rounds --epsilon 1 --noise-multiplier 1e13", "noise_multiplier"),
+        ("rounds --epsilon 1 --noise-multiplier 0", "noise-multiplier"),
+        ("rounds --epsilon 1 --noise-multiplier 1e13", "noise-multiplier"),
         ("rounds --epsilon 1 --budget power:1", "budget"),
         ("rate --epsilon 1 --budget linear", "budget"),
         ("rate --epsilon 1 --rounds 0", "rounds"),
-        ("rate --epsilon 1 --noise-multiplier 0", "noise_multiplier"),
+        ("rate --epsilon 1 --noise-multiplier 0", "noise-multiplier"),
         ("tradeoff --out curves.gif", "curves.gif"),
         ("tradeoff --out absent/curves.png", "absent"),
     ],
@@ -240,7 +240,7 @@ def test_a_question_without_its_numbers_is_refused(refused, command):
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
 def test_a_rate_that_is_needed_is_asked_for(refused, sampling):
     plan = "--noise-multiplier 1 --rounds 9 --delta 1e-5"
-    assert "sampling_rate" in refused(f"privacy epsilon {plan} --sampling {sampling}")
+    assert "sampling-rate" in refused(f"privacy epsilon {plan} --sampling {sampling}")
 
 
 def test_the_ledger_is_that_of_the_numbers_typed(ask_json):
