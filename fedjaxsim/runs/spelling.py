@@ -12,6 +12,9 @@ _OF_CODE = re.compile(
 )
 """Names with underscores and calls, neither quoted nor in paths."""
 
+_OF_PLANS = ("sampling_rate", "noise_multiplier", "max_participations")
+"""Settings of parts that `fedjaxsim privacy` describes without loading them."""
+
 
 def in_flags(text: str) -> str:
     """Replace the names of arguments, records and parts in a message by flags and their values."""
@@ -29,7 +32,7 @@ def in_flags(text: str) -> str:
 def _spellings() -> tuple[dict[str, str], dict[str, str]]:
     """Return the flags of arguments and records, and the flags of parts by their factories."""
     names = {name: name for name in Everything.__dataclass_fields__} | SETTINGS
-    names |= {name: name for name in ("sampling_rate", "noise_multiplier")}  # `privacy` loads none
+    names |= {name: name for name in _OF_PLANS}
     functions: dict[str, str] = {}
     for role, known in ROLES.items():
         for name, path in known.known.items():

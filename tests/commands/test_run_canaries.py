@@ -29,7 +29,7 @@ def test_a_run_reports_its_audit_and_goes_on_with_it(tmp_path, capsys):
     ("more", "named"),
     [
         ("--finetune vanilla", "audit-canaries"),
-        ("--sampling fixed --cohort 3", "audit_canaries"),
+        ("--sampling fixed --cohort 3", "audit-canaries"),
     ],
 )
 def test_runs_without_such_an_audit_are_refused(refused, more, named):
