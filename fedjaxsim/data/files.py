@@ -80,13 +80,15 @@ def check_padded(count: int, longest: int, total: int, what: str) -> None:
 
 
 def members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """Return the members of a zip file, whose declared sizes are possible and fit into memory.
+    """Return the members of a zip file, whose sizes and places are possible and fit into memory.
 
     Raises:
       ValueError: if they are not.
     """
     found = archive.infolist()
     for each in found:
+        if {"", ".", ".."} & set(each.filename.removesuffix("/").split("/")):
+            raise ValueError(f"its member {each.filename!r} has no place in a folder")
         if each.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             check_inflated(each.file_size, each.compress_size, f"its member {each.filename!r}")
     check_size(sum(each.file_size for each in found), "it unpacked")

@@ -34,6 +34,10 @@ KEPT = 3
 _ENDING = ".state"
 _DIGEST = hashlib.sha256
 _DIGEST_BYTES = 32
+_DAMAGE = (
+    ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError, SyntaxError,
+)  # fmt: skip
+"""Errors of a header that is no header; numpy parses the names of types."""
 _BLOCK = 1 << 20
 """Bytes that are read, or written and hashed, at once."""
 
@@ -245,7 +249,7 @@ class CheckpointFolder:
                 self.check(found.note)
         except FileNotFoundError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+        except _DAMAGE as error:
             raise ValueError(f"{file} is damaged ({error})") from error
         other = [name for name, value in self.about.items() if found.about.get(name) != value]
         if other:

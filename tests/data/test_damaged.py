@@ -25,6 +25,15 @@ def test_a_thousand_mutated_files_are_read_or_refused(name):
     assert list(damaged.problems(FORMATS[name], range(80, 1000))) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [("leaf.zip", 6995), ("leaf.zip", 7295), ("checkpoint.inside", 1020)],
+    ids=["a member without a name", "an absolute one", "a type that is no type"],
+)
+def test_what_ten_thousand_mutations_found_is_mended(name, seed):
+    assert list(damaged.problems(FORMATS[name], range(seed, seed + 1))) == []
+
+
 @pytest.mark.parametrize("descr", ["<f4", "|O", "|V0"])
 def test_an_array_that_declares_more_than_follows_is_not_allocated(tmp_path, descr):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive, archive.open("x.npy", "w") as file:
