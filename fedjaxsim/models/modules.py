@@ -103,8 +103,15 @@ def from_flax(
     _refuse_statistics(module, (kind for kind in kinds if kind not in ("params", _OF_BATCHES)))
     if keeps and not takes_train:
         raise _refused(module, "has BatchNorm", "its call must take train, as nn.BatchNorm needs")
+
+    def called(key):
+        params = init(key)
+        if not takes_train:
+            return apply(params, example())
+        return module.apply(variables(params), example(), train=True, mutable=[_OF_BATCHES])
+
     try:
-        jax.eval_shape(lambda key: apply(init(key), example()), jax.random.key(0))
+        jax.eval_shape(called, jax.random.key(0))
     except InvalidRngError as error:
         raise _refused(module, "draws random numbers when it is called", _DROPOUT) from error
     known = None if output_layer is None else representation

@@ -125,6 +125,12 @@ class Statistics(nn.Module):
         return nn.BatchNorm(use_running_average=False)(nn.Dense(2)(x))
 
 
+class DropsInTraining(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        return nn.Dropout(0.5, deterministic=not train)(nn.Dense(2)(x))
+
+
 class Drops(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -148,6 +154,7 @@ def in_equinox(*layers):
     [
         (lambda: from_flax(Statistics(), (2,)), "Statistics .*BatchNorm.*train"),
         (lambda: from_flax(Drops(), (2,)), "Drops .*dropout"),
+        (lambda: from_flax(DropsInTraining(), (2,)), "DropsInTraining .*dropout"),
         (lambda: from_nnx(normed), "Sequential .*BatchStat.*GroupNorm"),
         (lambda: from_nnx(dropping), "Sequential .*dropout"),
         (
