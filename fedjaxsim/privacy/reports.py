@@ -16,7 +16,7 @@ from fedjaxsim.privacy.events import (
     Unit,
     View,
 )
-from fedjaxsim.privacy.silos import ExampleEpsilons
+from fedjaxsim.privacy.silos import ExampleEpsilons, round_up
 
 ADJACENCY_TEXT = {
     "zero_out": "one client's messages become zero (the numbers of add/remove)",
@@ -27,14 +27,6 @@ VIEW_TEXT = {
     "released_sequence": "against a reader of what the server published",
 }
 _STATUS_TEXT = {"exact": "=", "upper_bound": "≤", "approximate": "≈"}
-
-
-def _round_up(epsilon: float) -> float:
-    """Round ε up to five significant digits."""
-    if epsilon == 0:
-        return 0.0
-    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 4)
-    return math.ceil(epsilon / unit) * unit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +71,7 @@ class Guarantee:
         """The relation and ε, rounded up, as in `≤ 1.234`; `∞` without a guarantee."""
         if self.epsilon is None:
             return "∞"
-        return f"{_STATUS_TEXT[self.status]} {_round_up(self.epsilon):.5g}"
+        return f"{_STATUS_TEXT[self.status]} {round_up(self.epsilon):.5g}"
 
     @property
     def meaning(self) -> tuple[str, str]:
@@ -150,7 +142,9 @@ class Report:
         """Return one line: `ε ≤ 1 zero-out, ε ≤ 2.2 replace, δ = 0.001 (joint DP, upper bound)`."""
         if self.examples is not None:
             of_clients = dataclasses.replace(self, examples=None).short()
-            return f"{of_clients}; one example, {self.examples.in_words()[0]}"
+            delta = f"δ ≤ {round_up(float(self.examples.delta.max())):.5g}"
+            words = "; ".join([*self.examples.in_words(), delta])
+            return f"one client, {of_clients}; one example, {words}"
         shown = [each for each in self.guarantees if each.view == "joint_dp"] or self.guarantees
         reasons = dict.fromkeys(each.reason for each in shown if each.epsilon is None)
         words, kinds = [], []

@@ -28,6 +28,14 @@ from fedjaxsim.privacy.events import (
 )
 
 
+def round_up(value: float) -> float:
+    """Round ε or δ up to five significant digits."""
+    if value == 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(value)) - 4)
+    return math.ceil(value / unit) * unit
+
+
 @dataclasses.dataclass(frozen=True)
 class ExampleEpsilons:
     """ε of single examples of each client.
@@ -52,12 +60,12 @@ class ExampleEpsilons:
 
     def in_words(self) -> list[str]:
         """Return a line for each adjacency."""
-        return [
-            f"{adjacency}: ε of clients {self.summary(adjacency)['min']:.4g} (min), "
-            f"{self.summary(adjacency)['median']:.4g} (median), "
-            f"{self.summary(adjacency)['max']:.4g} (max)"
-            for adjacency in ADJACENCIES
-        ]
+        lines = []
+        for adjacency in ADJACENCIES:
+            ends = self.summary(adjacency).items()
+            ends = ", ".join(f"{round_up(value):.5g} ({name})" for name, value in ends)
+            lines.append(f"{adjacency}: ε of clients {ends}")
+        return lines
 
 
 def rate_of(size: int, count: int) -> float:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedjaxsim.privacy import reports
+from fedjaxsim.privacy import reports, silos
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.assumptions import METRICS, SIMULATION, TRUSTED_SERVER, default_delta
 from fedjaxsim.privacy.calibration import noise_multiplier
@@ -87,7 +87,7 @@ def test_text_says_what_it_rests_on_once():
 
 def test_in_one_line():
     found = report(rounds_of(EVERYONE, GAUSSIAN, (4.0, 1.0, 10)), 1e-5)
-    replaced = reports._round_up(gaussian.epsilon(1e-5, 2 * math.sqrt(10) / 4))
+    replaced = silos.round_up(gaussian.epsilon(1e-5, 2 * math.sqrt(10) / 4))
     assert found.short() == (
         f"ε = 3.3415 zero-out, ε = {replaced:.5g} replace, δ = 1e-05 (joint DP, exact)"
     )

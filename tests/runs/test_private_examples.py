@@ -16,7 +16,10 @@ SMALL = (
 def test_each_client_has_its_epsilon(tmp_path, capsys):
     out = tmp_path / "out"
     main([*SMALL.split(), "--algorithm", "fedavg", "--example-epsilon", "3", "--out", str(out)])
-    assert "one example, zero_out: ε of clients" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "one client, no guarantee: no noise was added; one example, zero_out: ε of" in printed
+    assert "; replace: ε of clients" in printed
+    assert "; δ ≤ 0.0" in printed
     with (out / "clients.csv").open() as file:
         rows = list(csv.DictReader(file))
     found = json.loads((out / "guarantee.json").read_text())["example"]["clients"]["zero_out"]
