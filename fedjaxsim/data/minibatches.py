@@ -187,9 +187,8 @@ class ClientData:
 
         def __getattr__(self, name):
             raise AttributeError(
-                f"a client's data have no {name!r}: use data.fold(step, carry) for this round's "
-                "minibatches or data.full_pass(step, carry) for every row once; "
-                "step(carry, batch) has batch.fields"
+                f"a client's data have no {name!r}: step(carry, batch) of data.fold or "
+                "data.full_pass reads batch.fields"
             )
 
     @property

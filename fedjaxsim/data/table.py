@@ -136,7 +136,7 @@ def _reader(
         x: str | None = None,
         length: int | None = None,
     ) -> dict[str, np.ndarray]:
-        """Read the arrays of the .npz format from a table.
+        """Read clients, rows and targets from a table.
 
         Args:
           path: the file.
