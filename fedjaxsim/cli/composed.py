@@ -11,6 +11,7 @@ from tyro.conf import Suppress
 
 from fedjaxsim.cli.read_numbers import REGISTRY
 from fedjaxsim.cli.shared_flags import Machines
+from fedjaxsim.runs.fields import ExampleSettings
 from fedjaxsim.runs.parts import ROLES
 from fedjaxsim.runs.settings import (
     config_type,
@@ -91,6 +92,9 @@ def show_help(command: str, kind: type, arguments: Sequence[str]) -> None:
         for part in named
         for name in (*part.settings, *(record.setting for record in part.records(flags)))
     }
+    texts = [inspect.getdoc(each) or "" for each in (*(part.factory for part in named), *groups)]
+    if "algorithm" in roles and issubclass(made, ExampleSettings):
+        groups.append(ExampleSettings)
     fields = [field for field in dataclasses.fields(made) if field.name in settings]
     fields += [field for group in groups for field in dataclasses.fields(group)]
     shown = dataclasses.make_dataclass(
@@ -100,7 +104,6 @@ def show_help(command: str, kind: type, arguments: Sequence[str]) -> None:
         frozen=True,
         kw_only=True,
     )
-    texts = [inspect.getdoc(each) or "" for each in (*(part.factory for part in named), *groups)]
     tyro.cli(
         shown,
         prog=" ".join(["fedjaxsim", command, *(f"--{part.role} {part.name}" for part in named)]),

@@ -110,7 +110,7 @@ class MinibatchSettings:
 
 @dataclasses.dataclass(frozen=True)
 class ExampleSettings:
-    """The protection of single examples; shown with an algorithm's flags."""
+    """The protection of single examples; help shows it with an algorithm's flags."""
 
     example_epsilon: Annotated[float | None, optional("FLOAT", "no such protection")] = None
     """ε of each example of a client, the same for all clients, by noise in its gradients."""

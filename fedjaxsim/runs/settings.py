@@ -248,6 +248,8 @@ class RunConfig(DataSettings):
 
     def _check_sizes(self) -> None:
         hidden = self.get("hidden", (1,))
+        if not isinstance(hidden, tuple):  # a setting of one's own model
+            hidden = (1,)
         if not hidden:
             raise ValueError("hidden must hold at least one width, got none")
         if any(width < 1 for width in hidden):

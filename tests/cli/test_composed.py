@@ -31,7 +31,7 @@ def test_help_fits_on_110_lines_and_says_where_the_rest_is(monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("named", "shown", "absent"),
     [
-        ("--algorithm pmtl", "--lam --message --learning-rate", "--mu --rounds"),
+        ("--algorithm pmtl", "--lam --learning-rate --example-epsilon", "--mu --rounds"),
         ("--algorithm fedprox", "--mu", "--lam --message"),
         ("--model mlp", "--hidden", "--lam --rounds"),
         ("--mechanism adaptive", "--target-quantile --noise-multiplier", "--lam"),

@@ -68,6 +68,9 @@ def mine(task, *, kind: "Literal['one', 'two']" = "one", deep: bool = False, oth
 from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from absent import Type
+
+def narrow(shape, outputs, *, hidden: int = 3):
+    return fjs.models.mlp(shape, outputs, (hidden,))
 """
 OWN: Any = {"algorithm": "mycode:algorithm", "model": "mycode:model"}
 
@@ -89,6 +92,7 @@ def test_a_run_takes_an_algorithm_and_a_model_of_ones_own():
     assert experiment.hparams.mu == 0.3
     with pytest.raises(ValueError, match="hidden"):
         run_config(hidden=(5,), **OWN)
+    assert run_config(model="mycode:narrow", hidden=5).get("hidden") == 5  # a setting of its own
     params = jax.eval_shape(simulation.task.init, jax.random.key(0))
     shapes = {name: leaf["kernel"].shape for name, leaf in params.items()}
     assert shapes == {"Dense_0": (64, 3), "Dense_1": (3, 10)}
