@@ -69,8 +69,9 @@ def computed(algorithm: str, **changed: Any) -> str:
         "sampling": "full",
         **_noise(algorithm, changed),
     }
-    if "head" in part_of("algorithm", algorithm).settings:
-        settings["head"] = ("bias",)
+    fixed = {"head": ("bias",), "acceleration": "none"}
+    own = part_of("algorithm", algorithm).settings
+    settings |= {name: value for name, value in fixed.items() if name in own}
     experiment = prepare(run_config(algorithm=algorithm, **{**settings, **changed}))
     simulation, hparams = experiment.simulation, experiment.hparams.as_arrays()
     program, key = simulation.program, jax.random.key(0)
