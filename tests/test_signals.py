@@ -16,6 +16,14 @@ from fedjaxsim import signals
 from fedjaxsim.signals import NAMES, end_on_signal, stop_on_signal, stopped
 
 
+@pytest.fixture(autouse=True)
+def answers_to_hangups():
+    """Undo what nohup has done."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", NAMES)
 def test_a_signal_sets_the_event_and_the_old_handler_comes_back(capfd, number):
     before = signal.getsignal(number)
