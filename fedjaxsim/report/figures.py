@@ -191,7 +191,9 @@ def trade_off_figure(
         axes.set_xlim(low / margin, infinite * margin)
         axes.axvline(math.sqrt(high * infinite), color="0.6", lw=0.8, ls=(0, (1, 2)))
         steps = (1, 2, 5) if high / low < 200 / margin**2 else (1,)
-        every = LogLocator(subs=steps, numticks=50).tick_values(low, high)
+        own = sorted({float(f"{epsilon:.2g}") for epsilon in spent})
+        even = LogLocator(subs=steps, numticks=50).tick_values(low, high)
+        every = own if len(own) <= 6 else even
         ticks = [tick for tick in every if low / margin <= tick <= high * margin]
     axes.xaxis.set_major_locator(FixedLocator([*ticks, infinite]))
     axes.set_xticks([*ticks, infinite], [*(f"{tick:g}" for tick in ticks), "∞"])

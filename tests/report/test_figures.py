@@ -200,7 +200,7 @@ def test_a_trade_off_has_a_line_per_level_the_best_in_black_and_infinity(tmp_pat
     # With z = 4 local is best, with z = 1 global is.
     np.testing.assert_allclose(ys(best), [accuracy(0, 4, 0.3, 10), accuracy(math.inf, 1, 0.3, 10)])
     ticks = [text.get_text() for text in axes.get_xticklabels()]
-    assert ticks == ["1", "2", "∞"]
+    assert ticks == ["1", "4", "∞"]
     at_infinity = axes.get_xticks()[-1]
     points = [
         y
