@@ -13,13 +13,13 @@ class Protection(NamedTuple):
     """The noise with which gradients of one minibatch protect its examples.
 
     Attributes:
-      key: of the noise; None while a check looks for other uses of rows.
+      key: of the noise, secret.
       clip_norm: C, () the bound on the norm of an example's gradient.
       noise_multiplier: z, () the noise on the sum of bounded gradients over C.
       expected: () the expected number of examples, by which the noised sum is divided.
     """
 
-    key: jax.Array | None
+    key: jax.Array
     clip_norm: jax.Array
     noise_multiplier: jax.Array
     expected: jax.Array

@@ -142,7 +142,7 @@ class ClientData:
 
     __slots__ = (
         "_consumed", "_generate", "_key", "_longest", "_most_rows", "_options", "_order",
-        "_protected", "_read", "_share", "count", "minibatches",
+        "_protected", "_read", "_share", "_within", "count", "minibatches",
     )  # fmt: skip
 
     def __init__(
@@ -177,13 +177,20 @@ class ClientData:
           most_rows: a bound on `count`.
           protected: noise that protects examples; Poisson minibatches then replace all others.
         """
-        self.count, self.minibatches = count, minibatches
-        self._read, self._key, self._generate = read, key, generate
-        self._consumed, self._order = consumed, order
-        self._options, self._longest, self._share = options, longest, share
-        self._most_rows, self._protected = most_rows, protected
+        self._set(
+            count=count, minibatches=minibatches, _read=read, _key=key, _generate=generate,
+            _consumed=consumed, _order=order, _options=options, _longest=longest, _share=share,
+            _most_rows=most_rows, _protected=protected, _within=False,
+        )  # fmt: skip
+
+    def _set(self, **values):
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     if not TYPE_CHECKING:
+
+        def __setattr__(self, name, value):
+            raise AttributeError(f"a client's data cannot be changed, got {name} = {value!r}")
 
         def __getattr__(self, name):
             raise AttributeError(
@@ -257,9 +264,7 @@ class ClientData:
             return self._of_pass(key, index % self._batches())
 
         if self._protected is not None and self._protected.checked is not None:
-            return jax.lax.scan(
-                lambda carry, index: (step(carry, self._sampled(index)), None), carry, jnp.arange(1)
-            )[0]
+            return self._once(step, carry)
         if self.minibatches.epochs is not None:
             batches = self._most_batches(self.minibatches.size)
             most = None if batches is None else self.minibatches.epochs * batches
@@ -271,6 +276,19 @@ class ClientData:
             batch = one if self.minibatches.passes is None else consumed
             return _repeat(step, batch, carry, self.num_steps(), steps)
         return jax.lax.scan(drawn, carry, jnp.arange(steps))[0]
+
+    def _once(self, step, carry):
+        """Fold over the one minibatch of a check."""
+        if self._within:
+            raise ValueError(
+                "the algorithm folds inside a fold, where the gradients of a minibatch are not "
+                "counted: examples cannot be private"
+            )
+        self._set(_within=True)
+        one = lambda carry, index: (step(carry, self._sampled(index)), None)  # noqa: E731
+        carry = jax.lax.scan(one, carry, jnp.arange(1))[0]
+        self._set(_within=False)
+        return carry
 
     def num_steps(self) -> jax.Array:
         """Return the number of minibatches of `fold`, () int32; 0 once all data are consumed."""

@@ -104,6 +104,19 @@ def example_event(
     return PrivacyEvent("gaussian", unit="example", silos=silos)
 
 
+def require_counted(setup: Any, rows: Rows, hparams: Hyperparameters) -> None:
+    """Raise ValueError if clients take more gradients with these hyperparameters than counted."""
+    if setup.examples is None:
+        return
+    silos, parts = setup.examples.silos, (setup.algorithm, setup.minibatches, rows)
+    found = gradients_per_minibatch(*parts, len(silos.counts), hparams)
+    if found > silos.gradients:
+        raise ValueError(
+            f"the algorithm takes {found} gradients of a minibatch with hyperparameters of these "
+            f"shapes, and {silos.gradients} with numbers: examples cannot be private"
+        )
+
+
 def read_by(task: Task) -> tuple[Any, ...]:
     """Return the part of a task that reads hyperparameters, if it has one."""
     return () if task.examples is None else (task.examples,)

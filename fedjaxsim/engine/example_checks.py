@@ -17,8 +17,8 @@ from fedjaxsim.engine.rows import Rows
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.private_examples import losses
 
-_ROWS, _WHOLE = 1, 2
-"""Labels of a value: computed from rows; an array of the minibatch itself, unchanged."""
+_ROWS = 1
+"""Label of a value computed from rows. Leaf i of the minibatch, unchanged, adds 2(i + 1)."""
 _MARK = "example_gradient"
 """The name of `private_examples.example_gradient` in a trace."""
 _NUMBER: Any = jax.ShapeDtypeStruct((), jnp.float32)
@@ -29,7 +29,11 @@ class UnprotectedError(ValueError):
 
 
 def gradients_per_minibatch(
-    algorithm: Algorithm, minibatches: Minibatches, rows: Rows, num_clients: int
+    algorithm: Algorithm,
+    minibatches: Minibatches,
+    rows: Rows,
+    num_clients: int,
+    hparams: Hyperparameters | None = None,
 ) -> int:
     """Return the largest number of protected gradients of one minibatch in a client's round.
 
@@ -38,6 +42,7 @@ def gradients_per_minibatch(
       minibatches: of the local steps.
       rows: the training rows, or their shapes.
       num_clients: m.
+      hparams: hyperparameters as a client sees them, as arrays; by default one number each.
 
     Raises:
       UnprotectedError: if a personal state or a message depends on rows in another way, or a loop
@@ -48,17 +53,18 @@ def gradients_per_minibatch(
             "the algorithm predicts with a client's rows themselves, which noise in gradients does "
             "not protect: examples cannot be private"
         )
-    names = {record.name: _NUMBER for record in algorithm.hyperparameters}
-    names |= {record.name: _NUMBER for record in algorithm.task.examples.hyperparameters}
-    hparams = Hyperparameters(**names)
+    if hparams is None:
+        records = (*algorithm.hyperparameters, *algorithm.task.examples.hyperparameters)
+        hparams = Hyperparameters(**{record.name: _NUMBER for record in records})
     size = algorithm.task.examples.capacity(minibatches.size)
     fields: Any = {
         name: jax.ShapeDtypeStruct((size, *field.shape[1:]), field.dtype)
         for name, field in rows.fields.items()
     }
     weight: Any = jax.ShapeDtypeStruct((size,), jnp.zeros(()).dtype)
-    noise = Protection(None, _NUMBER, _NUMBER, _NUMBER)
     key = jax.random.key(0, impl="threefry2x32")
+    secret: Any = jax.eval_shape(lambda: key)
+    noise = Protection(secret, _NUMBER, _NUMBER, _NUMBER)
 
     def results(batch, hparams, count, round_, client_id):
         def read(position):
@@ -84,14 +90,16 @@ def gradients_per_minibatch(
     finally:
         losses.reset(token)
     if len(met) > 1:
-        raise UnprotectedError("the algorithm takes gradients of several losses: use one task")
+        raise UnprotectedError(
+            "the algorithm takes gradients of several losses, or at parameters of several shapes: "
+            "their noise would cancel; use one task"
+        )
     own = len(jax.tree.leaves(batch))
-    labels = [_ROWS | _WHOLE] * own + [0] * (len(traced.jaxpr.invars) - own)
-    # The numbers of the protection are public, but they must reach the gradient unchanged.
-    numbers = slice(own - len(jax.tree.leaves(noise)), own)
-    labels[numbers] = [_WHOLE] * len(labels[numbers])
-    follow = _Follow()
-    if any(label & (_ROWS | _WHOLE) for label in follow.jaxpr(traced.jaxpr, labels)):
+    # The key of the noise is as secret as rows. C, z and the expected number are public.
+    labels = [2 * (i + 1) | (_ROWS if i < own - 3 else 0) for i in range(own)]
+    labels += [0] * (len(traced.jaxpr.invars) - own)
+    follow = _Follow([shape for _, _, shapes in met for shape in shapes])
+    if any(label & _ROWS for label in follow.jaxpr(traced.jaxpr, labels)):
         raise UnprotectedError(
             "the algorithm uses a client's rows, or their losses, other than by gradients of the "
             "task's loss on minibatches of `fold`: its examples cannot be private"
@@ -104,8 +112,9 @@ def gradients_per_minibatch(
 class _Follow:
     """Labels that follow values through a trace, and the number of protected gradients."""
 
-    def __init__(self):
-        self.gradients = 0
+    def __init__(self, shapes: Sequence[tuple[int, ...]] = ()):
+        """Start at no gradient; its arguments must have these shapes."""
+        self.gradients, self._shapes = 0, [*shapes]
 
     def jaxpr(self, jaxpr: Any, labels: Sequence[int]) -> list[int]:
         """Return the labels of a jaxpr's results, given those of its arguments."""
@@ -122,6 +131,11 @@ class _Follow:
 
     def _equation(self, equation: Any, labels: list[int]) -> list[int]:
         name, params = equation.primitive.name, equation.params
+        if equation.effects:
+            raise UnprotectedError(
+                "the algorithm writes to an array in place (jax.new_ref), where rows cannot be "
+                "followed: examples cannot be private"
+            )
         if params.get("name") == _MARK and self._is_mark(params["jaxpr"]):
             return self._gradient(equation, labels)
         if name == "scan":
@@ -129,7 +143,7 @@ class _Follow:
             return self._loop(
                 lambda carry: self.jaxpr(
                     params["jaxpr"],
-                    [*labels[:fixed], *carry, *(x & ~_WHOLE for x in labels[fixed + carried :])],
+                    [*labels[:fixed], *carry, *(x & _ROWS for x in labels[fixed + carried :])],
                 ),
                 labels[fixed : fixed + carried],
                 params["length"],
@@ -143,7 +157,10 @@ class _Follow:
                 labels[tests + fixed :],
                 None,
             )
+            before = self.gradients
             stops = self.jaxpr(params["cond_jaxpr"], [*labels[:tests], *carry])
+            if self.gradients > before:
+                raise UnprotectedError(_ENDLESS)
             return [label | (stops[0] & _ROWS) for label in carry]
         if name == "cond":
             each, before, most = [], self.gradients, self.gradients
@@ -154,38 +171,35 @@ class _Follow:
             self.gradients = most
             if labels[0] & _ROWS and most > before:
                 raise UnprotectedError(_CHOSEN)
-            return [_union(some) | (labels[0] & _ROWS) for some in zip(*each, strict=True)]
+            return [_either(some, labels[0] & _ROWS) for some in zip(*each, strict=True)]
         inner = [value for value in params.values() if hasattr(value, "eqns")]
         if len(inner) == 1 and len(_plain(inner[0]).invars) == len(labels):
             return self.jaxpr(inner[0], labels)
-        return [_union(labels) & _ROWS] * len(equation.outvars)
+        return [_either((0, *labels), 0)] * len(equation.outvars)
 
     def _loop(
         self, body: Callable[[list[int]], list[int]], carry: list[int], length: int | None
     ) -> list[int]:
         """Return the labels after a loop, where those of the carry no longer grow."""
         before, carried = self.gradients, len(carry)
-        carry = [label & ~_WHOLE for label in carry]
+        carry = [label & _ROWS for label in carry]
         while True:
             self.gradients = before
             results = body(carry)
-            wider = [a | (b & ~_WHOLE) for a, b in zip(carry, results, strict=False)]
+            wider = [a | (b & _ROWS) for a, b in zip(carry, results, strict=False)]
             if wider == carry:
                 break
             carry = wider
         taken = self.gradients - before
         if taken and length is None:
-            raise UnprotectedError(
-                "the algorithm takes gradients in a loop whose length is not known before: the ε "
-                "of examples cannot be told"
-            )
+            raise UnprotectedError(_ENDLESS)
         self.gradients = before + taken * (1 if length is None else length)
         # A minibatch that is kept could be used again, beyond the gradients that are counted.
-        if any(label & _WHOLE for label in results[:carried]):
+        if any(label > _ROWS for label in results[:carried]):
             raise UnprotectedError(
                 "the algorithm keeps a minibatch beyond its step: the ε of examples cannot be told"
             )
-        return [*carry, *(label & ~_WHOLE for label in results[carried:])]
+        return [*carry, *(label & _ROWS for label in results[carried:])]
 
     def _is_mark(self, jaxpr: Any) -> bool:
         """Return whether the results depend on no argument, as those of `example_gradient`."""
@@ -199,14 +213,24 @@ class _Follow:
                 "the algorithm takes gradients at parameters that depend on rows without noise: "
                 "examples cannot be private"
             )
-        if not all(label & _WHOLE for label in labels[parameters:]):
+        leaves = [label >> 1 for label in labels[parameters:]]
+        if leaves != [*range(1, len(leaves) + 1)]:
             raise UnprotectedError(
                 "the algorithm changes a minibatch before its gradient: examples cannot be private"
+            )
+        if [value.aval.shape for value in equation.invars] != self._shapes:
+            raise UnprotectedError(
+                "the algorithm takes many gradients at once (jax.vmap), which are not counted: "
+                "examples cannot be private; take one after another, by jax.lax.map"
             )
         self.gradients += 1
         return [0] * parameters
 
 
+_ENDLESS = (
+    "the algorithm takes gradients in a loop whose length is not known before: the ε of examples "
+    "cannot be told"
+)
 _CHOSEN = (
     "the algorithm chooses by rows whether to take a gradient: the ε of examples cannot be told"
 )
@@ -217,8 +241,7 @@ def _plain(jaxpr: Any) -> Any:
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
-def _union(labels: Sequence[int]) -> int:
-    union = 0
-    for label in labels:
-        union |= label
-    return union
+def _either(labels: Sequence[int], also: int) -> int:
+    """Return the label of a value that is one of several: a leaf only if all are the same one."""
+    rows = also | any(label & _ROWS for label in labels)
+    return (labels[0] & ~_ROWS if len({label >> 1 for label in labels}) == 1 else 0) | rows

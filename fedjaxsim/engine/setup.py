@@ -380,6 +380,7 @@ class Setup:
         leaves = jax.tree.leaves((hparams, rows.fields))
         kind = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
         if kind not in self._traced:  # shared with the setups of other data
+            accounts.require_counted(self, rows, hparams)
             self._traced[kind] = trace_round(self.program, rows, key, hparams)
         message, captured = self._traced[kind]
         if kind not in self._checked:

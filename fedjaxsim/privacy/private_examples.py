@@ -25,6 +25,7 @@ from fedjaxsim.privacy.binomial import least_count
 from fedjaxsim.privacy.clipping import clip_by_global_norm
 from fedjaxsim.privacy.events import check_delta
 from fedjaxsim.privacy.mechanisms import CLIP_NORM, NOISE_MULTIPLIER, noise_like
+from fedjaxsim.privacy.messages import widened
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
@@ -53,8 +54,9 @@ _ROWS = 2**20
 """Rows of the client for which the capacity is computed: the binomial tail grows with them."""
 
 
-losses: contextvars.ContextVar[set[Any]] = contextvars.ContextVar("losses")
-"""The losses whose gradients a check has met: gradients of two at one place would share noise."""
+losses: contextvars.ContextVar[set[Any] | None] = contextvars.ContextVar("losses", default=None)
+"""The losses whose gradients a check has met, each with the structure and the shapes of its
+arguments: gradients of two at one place would share noise. None in a run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,14 +189,15 @@ def private_gradient(
     """
     protection = batch.protection
     assert protection is not None
-    if protection.key is None:
-        losses.get().add(loss)
+    if (met := losses.get()) is not None:
+        leaves, structure = jax.tree.flatten((params, batch))
+        met.add((loss, structure, tuple(jnp.shape(leaf) for leaf in leaves)))
         return loss(params, batch._replace(protection=None)), _stand_in(params, batch)
 
     def of_example(fields):
         one = jax.tree.map(lambda leaf: leaf[None], fields)
         value, gradient = jax.value_and_grad(loss)(params, Batch(one, jnp.ones(1)))
-        return value, clip_by_global_norm(gradient, protection.clip_norm).message
+        return value, clip_by_global_norm(widened(gradient), protection.clip_norm).message
 
     def add(carry, chunk):
         fields, weight = chunk
@@ -215,7 +218,7 @@ def private_gradient(
         (batch.fields, batch.weight),
     )
     value_type = jax.eval_shape(loss, params, batch).dtype
-    zero = jnp.zeros((), value_type), jax.tree.map(jnp.zeros_like, params)
+    zero = jnp.zeros((), value_type), jax.tree.map(jnp.zeros_like, widened(params))
     (value, total), _ = jax.lax.scan(add, zero, chunks)
     noise = noise_like(
         _query_key(protection.key, params),
@@ -223,7 +226,10 @@ def private_gradient(
         jnp.asarray(protection.noise_multiplier * protection.clip_norm),
     )
     gradient = jax.tree.map(
-        lambda s, n: (s + n) / protection.expected.astype(s.dtype), total, noise
+        lambda s, n, w: ((s + n) / protection.expected.astype(s.dtype)).astype(w.dtype),
+        total,
+        noise,
+        params,
     )
     count = jnp.maximum(jnp.sum(batch.weight), 1).astype(value_type)
     return value / count, gradient
@@ -265,7 +271,7 @@ def _mixed(x: jax.Array) -> jax.Array:
 def _stand_in(params: PyTree, batch: Batch) -> PyTree:
     """Return zeros in place of a gradient, in an equation that `example_checks` recognizes."""
     assert batch.protection is not None
-    return example_gradient(params, batch.fields, batch.weight, batch.protection[1:])
+    return example_gradient(params, batch.fields, batch.weight, batch.protection)
 
 
 @_stand_in.defjvp

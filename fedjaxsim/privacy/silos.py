@@ -41,7 +41,7 @@ class ExampleEpsilons:
     """ε of single examples of each client.
 
     Attributes:
-      counts: (m,) int, rows.
+      counts: (m,) int, rows; the most where stages differ.
       delta: (m,) δ of each client.
       zero_out: (m,) ε if an example becomes none, whose place in the number of rows stays.
       replace: (m,) ε if an example becomes another one.
@@ -90,17 +90,18 @@ def epsilons(
     """Compute ε of every client.
 
     Args:
-      charges: accounts with the unit "example" and silos, of the same clients.
+      charges: accounts with the unit "example" and silos, of the same clients; stages and runs may
+        give them other numbers of rows.
       minibatches: (m,) the minibatches that each client has taken in all; by default those of every
         round, which is an upper bound.
     """
-    silos: Any = charges[0].event.silos
-    counts = np.array(silos.counts)
-    deltas = np.array([delta_of(silos, n) for n in silos.counts])
+    every: list[Any] = [charged.event.silos for charged in charges]
+    counts = np.max([silos.counts for silos in every], axis=0)
+    deltas = np.min([[delta_of(silos, n) for n in silos.counts] for silos in every], axis=0)
     results: dict[Adjacency, list[float]] = {"zero_out": [], "replace": []}
-    for client, (count, own) in enumerate(zip(counts.tolist(), deltas.tolist(), strict=True)):
+    for client, own in enumerate(deltas.tolist()):
         taken = None if minibatches is None else int(minibatches[client])
-        spent = tuple(_releases(charges, count, taken))
+        spent = tuple(_releases(charges, client, taken))
         for adjacency, values in results.items():
             values.append(epsilon_of(spent, own, adjacency))
     return ExampleEpsilons(counts, deltas, *map(np.array, results.values()))
@@ -112,13 +113,14 @@ def delta_of(silos: Silos, count: int) -> float:
 
 
 def _releases(
-    charges: Sequence[PrivacySpend], count: int, taken: int | None
+    charges: Sequence[PrivacySpend], client: int, taken: int | None
 ) -> list[tuple[SamplingScheme, Entry]]:
-    """Return the releases of a client with `count` rows and `taken` minibatches, if known."""
+    """Return the releases of a client with `taken` minibatches, if known."""
     found = []
     single = len(charges) == 1 and len(charges[0].entries) == 1
     for charged in charges:
         silos: Any = charged.event.silos
+        count = silos.counts[client]
         for z, _, rounds in charged.entries:
             number = rounds * silos.minibatches(count)
             if single and taken is not None:

@@ -31,7 +31,7 @@ from fedjaxsim.privacy.events import (
     Silos,
 )
 from fedjaxsim.privacy.guarantee import spent
-from fedjaxsim.privacy.mechanisms import noise_like
+from fedjaxsim.privacy.mechanisms import NOISE_MULTIPLIER, noise_like
 from fedjaxsim.privacy.private_examples import _query_key, private_gradient
 from fedjaxsim.sweep import SimulationBatch
 
@@ -166,7 +166,101 @@ def uses_the_plain_task(w, data):
     return data.fold(lambda carry, batch: jax.grad(TASK.loss)(w, batch), zeros(w))
 
 
+def of_batch(change):
+    """Gradients of a changed minibatch."""
+
+    def step(w, data):
+        def one(carry, batch):
+            return jax.grad(PRIVATE.loss)(w, change(batch, data.count > 0))
+
+        return data.fold(one, zeros(w))
+
+    step.__name__ = change.__name__
+    return step
+
+
+@of_batch
+def weighs_by_labels(batch, always):
+    return batch._replace(weight=batch.fields["y"])
+
+
+@of_batch
+def takes_c_for_z(batch, always):
+    noise = batch.protection
+    swapped = {"noise_multiplier": noise.clip_norm, "clip_norm": noise.noise_multiplier}
+    return batch._replace(protection=noise._replace(**swapped))
+
+
+@of_batch
+def may_turn_noise_off(batch, always):
+    noise = batch.protection
+    z = jax.lax.cond(always, lambda: jnp.zeros(()), lambda: noise.noise_multiplier)
+    return batch._replace(protection=noise._replace(noise_multiplier=z))
+
+
+@of_batch
+def may_mix_rows(batch, always):
+    y = batch.fields["y"]
+    y = jax.lax.cond(always, lambda: y + jnp.mean(y), lambda: y)
+    return batch._replace(fields=batch.fields | {"y": y})
+
+
+def maps_gradients(w, data):
+    def step(carry, batch):
+        near = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1e-6]), w)
+        each = jax.vmap(jax.grad(PRIVATE.loss), (0, None))(near, batch)
+        return jax.tree.map(lambda leaf: leaf.mean(0), each)
+
+    return data.fold(step, zeros(w))
+
+
+def folds_inside_a_fold(w, data):
+    def step(w, batch):
+        return data.fold(lambda w, _: jax.grad(PRIVATE.loss)(w, batch), w)
+
+    return data.fold(step, w)
+
+
+def counts_until(w, data):
+    def step(carry, batch):
+        def goes_on(i):
+            at = jax.tree.map(lambda leaf: leaf + 1e-6 * i, w)
+            return jax.grad(PRIVATE.loss)(at, batch)["bias"][0] < 1
+
+        return filled(w, jax.lax.while_loop(goes_on, lambda i: i + 1, 0) * 1.0)
+
+    return data.fold(step, zeros(w))
+
+
+def writes_in_place(w, data):
+    def step(carry, batch):
+        kept = jax.new_ref(jnp.zeros(()))
+        kept[...] = batch.fields["y"][0]
+        return jax.tree.map(lambda g: 0 * g + kept[...], jax.grad(PRIVATE.loss)(w, batch))
+
+    return data.fold(step, zeros(w))
+
+
+def notices_the_check(w, data):
+    def step(carry, batch):
+        if batch.protection.key is None:
+            return jax.grad(PRIVATE.loss)(carry, batch)
+        return filled(w, batch.fields["y"][0])
+
+    return data.fold(step, w)
+
+
+def knows_the_key(w, data):
+    def step(carry, batch):
+        noise = noise_like(_query_key(batch.protection.key, w), w, batch.protection.clip_norm)
+        return jax.tree.map(jnp.subtract, jax.grad(PRIVATE.loss)(w, batch), noise)
+
+    return data.fold(step, zeros(w))
+
+
 LEAKS = [
+    weighs_by_labels, takes_c_for_z, may_turn_noise_off, may_mix_rows, maps_gradients,
+    folds_inside_a_fold, counts_until, writes_in_place, notices_the_check, knows_the_key,
     sends_losses, sends_rows, reads_all_rows, chooses_by_loss, differentiates_twice, mixes_rows,
     starts_at_rows, keeps_a_minibatch, goes_on_until, turns_noise_off, protects_itself,
     uses_another_task, uses_the_plain_task,
@@ -177,6 +271,53 @@ LEAKS = [
 def test_other_ways_of_rows_are_refused(leak):
     with pytest.raises(ValueError, match=r"example|losses|derivatives"):
         gradients(own(leak))
+
+
+def test_a_client_s_settings_cannot_be_changed():
+    def takes_all_rows(w, data):
+        data.minibatches = fjs.Minibatches(30, steps=100)
+
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        gradients(own(takes_all_rows))
+
+
+def test_gradients_of_one_loss_in_two_forms_would_share_their_noise():
+    def signed(params, batch):
+        sign, w = (-1, params[0]) if isinstance(params, tuple) else (1, params)
+        return sign * TASK.loss(w, batch)
+
+    task = fjs.private_examples(TASK._replace(loss=signed), microbatch_size=8)
+    algorithm = fjs.fedavg(task)
+
+    def client(shared, personal, data, hparams, context):
+        w = shared.params
+
+        def step(carry, batch):
+            one, (other,) = (jax.grad(task.loss)(at, batch) for at in (w, (w,)))
+            return jax.tree.map(jnp.subtract, one, other)
+
+        return personal, data.fold(step, zeros(w)), {}
+
+    with pytest.raises(ValueError, match="several shapes"):
+        gradients(algorithm._replace(client=client))
+
+
+def test_gradients_are_counted_with_the_hyperparameters_of_the_run():
+    algorithm = fjs.fedavg(PRIVATE)
+
+    def client(shared, personal, data, hparams, context):
+        def step(w, batch):
+            for _ in range(jnp.size(hparams.noise_multiplier)):
+                w = jax.grad(PRIVATE.loss)(w, batch)
+            return w
+
+        return personal, data.fold(step, shared.params), {}
+
+    known = (*algorithm.hyperparameters, NOISE_MULTIPLIER)
+    sim = simulation(algorithm._replace(client=client, hyperparameters=known))
+    hparams = values(sim, noise_multiplier=jnp.ones(3), clip_norm=1.0)
+    with pytest.raises(ValueError, match="takes 3 gradients"):
+        sim.init(0, hparams)
 
 
 @pytest.mark.parametrize("name", ["qffl", "ifca", "per-fedavg"])
@@ -407,6 +548,16 @@ def test_epsilon_bounds_the_loss_distribution(count):
         rate, delta = of_silos.rate_of(4, count), 1 / (10 * count)
         tight = spent([PrivacySpend(scheme, GAUSSIAN, (Entry(1.5, rate, 30),))], delta, adjacency)
         assert tight <= getattr(found, adjacency)[0] < 3 * tight
+
+
+def test_stages_and_runs_count_their_own_rows():
+    """A run of 20 rows costs its rate, whatever the numbers of rows of one composed before it."""
+    few, many = charge([20], 1.1, 10, delta=1e-3), charge([4000], 1.1, 10, delta=1e-3)
+    alone = of_silos.epsilons([few]).zero_out[0]
+    for order in ([few, many], [many, few]):
+        found = of_silos.epsilons(order)
+        assert found.zero_out[0] > alone
+        assert found.counts.tolist() == [4000]
 
 
 def test_noise_for_equal_epsilon_meets_it():
