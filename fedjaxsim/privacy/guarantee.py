@@ -230,8 +230,8 @@ def compose_reports(
 
     Raises:
       ValueError: if two runs drew a round from the same key, as runs of one seed do (their
-        guarantees do not compose), a report lacks its draws or is of a run with a budget, or the
-        reports are about different numbers of clients.
+        guarantees do not compose), a report lacks its draws or is of a run with a budget, the
+        reports are about different numbers of clients, or only some protect examples.
     """
     if not reports:
         raise ValueError("reports must hold at least one report, got none")
@@ -242,6 +242,13 @@ def compose_reports(
         raise ValueError("a report lacks its draws: take it from `guarantee`")
     if any(one.limit is not None for one in reports):
         raise ValueError("reports of runs with a budget do not compose: add up ε and δ")
+    if (
+        len({any(charged.event.unit == "example" for charged in one.charges) for one in reports})
+        > 1
+    ):
+        raise ValueError(
+            "some runs protect examples and the others do not: no ε of examples holds for all"
+        )
     drawn = {f"report {number}": one.draws or () for number, one in enumerate(reports, 1)}
     shared = drawn_twice(drawn)
     if shared:

@@ -24,13 +24,14 @@ from fedjaxsim.privacy.accounting.rdp import ORDERS
 from fedjaxsim.privacy.calibration import equal_example_noise
 from fedjaxsim.privacy.events import (
     GAUSSIAN,
+    Drawn,
     Entry,
     PrivacyEvent,
     PrivacySpend,
     SamplingScheme,
     Silos,
 )
-from fedjaxsim.privacy.guarantee import spent
+from fedjaxsim.privacy.guarantee import compose_reports, report, spent
 from fedjaxsim.privacy.mechanisms import NOISE_MULTIPLIER, noise_like
 from fedjaxsim.privacy.private_examples import _query_key, private_gradient
 from fedjaxsim.sweep import SimulationBatch
@@ -558,6 +559,18 @@ def test_stages_and_runs_count_their_own_rows():
         found = of_silos.epsilons(order)
         assert found.zero_out[0] > alone
         assert found.counts.tolist() == [4000]
+
+
+def test_runs_with_and_without_protection_do_not_compose():
+    """The plain run may give away what the other protects."""
+    plain = PrivacySpend(SamplingScheme("full", 1, 1), GAUSSIAN, (Entry(5.0, 1.0, 3),))
+    reports = [
+        report([plain, charge([20], 1.1, 3)], 0.1, draws=(Drawn("a", 3),)),
+        report([plain], 0.1, draws=(Drawn("b", 3),)),
+    ]
+    with pytest.raises(ValueError, match="no ε of examples"):
+        compose_reports(reports)
+    assert compose_reports(reports[:1]).examples is not None
 
 
 def test_noise_for_equal_epsilon_meets_it():
