@@ -138,10 +138,16 @@ def minibatches_taken(
     return np.asarray(consumed)[: len(examples.silos.counts)].tolist()
 
 
-def require_protection(privacy: Ledger, examples: PrivacyEvent | None) -> None:
-    """Raise ValueError if rounds that protect examples would follow others, or the reverse."""
-    had = any(charges.event.silos is not None for charges in privacy.charges)
-    if had != (examples is not None):
+def require_protection(privacy: Ledger, own: Sequence[Account]) -> None:
+    """Raise ValueError if rounds that protect examples would follow others, or the reverse.
+
+    Where clients protect examples in messages alone, rounds that send nothing are no others.
+    """
+    events = [charges.event for charges in privacy.charges], [event for _, event in own]
+    had, has = (any(event.silos for event in each) for each in events)
+    sent, sends = (any(event.kind != "no_release" for event in each) for each in events)
+    protected, protects = (any(event.unit == "example" for event in each) for each in events)
+    if had != has or (sent and sends and protected != protects):
         raise ValueError(
             "the state's rounds protect examples and those of this simulation do not, or the "
             "reverse: no ε of examples would hold for both"

@@ -244,7 +244,7 @@ class Setup:
 
     def with_account(self, state: SimulationState, begins: bool = False) -> SimulationState:
         """Return a state of any simulation with accounts, and assumptions, of this one."""
-        accounts.require_protection(state.privacy, self.examples)
+        accounts.require_protection(state.privacy, self._accounts)
         privacy = ledger.with_public(state.privacy, self.public)
         for scheme, event in self._accounts:
             privacy = ledger.with_account(privacy, scheme, event, self.ledger_entries, begins)

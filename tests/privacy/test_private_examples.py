@@ -16,6 +16,7 @@ from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.audit.one_run import of_scores
 from fedjaxsim.data.batch import ProtectedBatches, Protection
 from fedjaxsim.data.minibatches import protected_view
+from fedjaxsim.engine.accounts import require_protection
 from fedjaxsim.engine.example_checks import gradients_per_minibatch
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.kernels import threefry
@@ -23,6 +24,7 @@ from fedjaxsim.privacy import silos as of_silos
 from fedjaxsim.privacy.accounting.rdp import ORDERS
 from fedjaxsim.privacy.calibration import equal_example_noise
 from fedjaxsim.privacy.events import (
+    EXAMPLE,
     GAUSSIAN,
     Drawn,
     Entry,
@@ -32,6 +34,7 @@ from fedjaxsim.privacy.events import (
     Silos,
 )
 from fedjaxsim.privacy.guarantee import compose_reports, report, spent
+from fedjaxsim.privacy.ledger import Ledger, no_charges
 from fedjaxsim.privacy.mechanisms import NOISE_MULTIPLIER, noise_like
 from fedjaxsim.privacy.private_examples import _query_key, private_gradient
 from fedjaxsim.sweep import SimulationBatch
@@ -340,6 +343,16 @@ def test_a_state_keeps_its_kind_of_protection():
         state = one.program.init(jax.random.key(0), values(one).as_arrays())
         with pytest.raises(ValueError, match="protect examples"):
             other.guarantee(state)
+
+
+def test_a_stage_without_protected_messages_may_follow_if_it_sends_nothing():
+    scheme = SamplingScheme("full", 3, 3)
+    protected = [(scheme, GAUSSIAN), (scheme, EXAMPLE)]
+    state = Ledger(tuple(no_charges(*each, 1) for each in protected))
+    require_protection(state, protected)
+    require_protection(state, [(scheme, PrivacyEvent("no_release"))])
+    with pytest.raises(ValueError, match="protect examples"):
+        require_protection(state, [(scheme, GAUSSIAN)])
 
 
 # --- the mechanism --------------------------------------------------------------------------------
