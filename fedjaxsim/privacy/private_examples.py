@@ -117,7 +117,8 @@ def private_examples(
     example is clipped to C = `hparams.example_clip`, and their sum gets Gaussian noise of standard
     deviation zC. All clients have z = `hparams.example_noise_multiplier` or, with `epsilon`, each
     the z with which it spends ε in `rounds` rounds. In a minibatch a gradient at other parameters
-    draws other noise, and one at the same parameters the same.
+    draws other noise, and one at the same parameters the same. So where sums round differently, as
+    on several devices, a run draws other noise of the same law.
 
     The loss must be a mean of losses of examples. Its value has no noise, so an algorithm may
     report it and use it for nothing else.
