@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 _ALIGNMENT = 64
@@ -151,8 +152,8 @@ def _is_integral(values: np.ndarray) -> bool:
 
 
 def fits_float32(values: np.ndarray) -> np.ndarray:
-    """Return whether numbers are finite and fit into float32, elementwise."""
-    return np.abs(values) <= np.finfo(np.float32).max
+    """Return whether numbers are finite and fit into JAX's float32 (float64), elementwise."""
+    return np.abs(values) <= np.finfo(jax.dtypes.canonicalize_dtype(np.float64)).max
 
 
 def first_not_finite(values: np.ndarray) -> int | None:
