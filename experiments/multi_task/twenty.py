@@ -116,7 +116,7 @@ def table(result: Record) -> str:
             text = f"{np.mean(ours):.3f} ± {interval(ours):.3f}"
             best = name == best_of(result, level)
             cells.append(f"{f'**{text}**' if best else text} {''.join(signs)}")
-        cells += [f"{costs[name][key]:,}" for key in known]
+        cells += [f"{costs[name][key]:,.10g}" for key in known]
         rows.append(cells)
     levels = [f"ε = {epsilon_text(about['epsilon'])}" for about in result["levels"]]
     return markdown(["", *levels, *(COSTS[key] for key in known)], rows)
