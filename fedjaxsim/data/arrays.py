@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 
 _ALIGNMENT = 64
@@ -151,18 +151,18 @@ def _is_integral(values: np.ndarray) -> bool:
     return bool(fits and (values.dtype.kind != "f" or np.all(values == np.rint(values))))
 
 
-def fits_float32(values: np.ndarray) -> np.ndarray:
-    """Return whether numbers are finite and fit into JAX's float32 (float64), elementwise."""
-    return np.abs(values) <= np.finfo(jax.dtypes.canonicalize_dtype(np.float64)).max
+def fits_float(values: np.ndarray) -> np.ndarray:
+    """Return whether numbers are finite in JAX's float type, elementwise."""
+    return np.abs(values) <= np.finfo(jnp.result_type(float)).max
 
 
 def first_not_finite(values: np.ndarray) -> int | None:
-    """Return the first row with a value that float32 cannot hold; None if there is none."""
+    """Return the first row with a value that `fits_float` refuses; None if there is none."""
     if values.dtype.kind != "f":
         return None
     for part in blocks(values, len(values)):
         block = values[part]
-        finite = fits_float32(block)
+        finite = fits_float(block)
         if not finite.all():
             return part.start + int(np.argmin(finite.reshape(len(block), -1).all(axis=1)))
     return None

@@ -14,7 +14,7 @@ from fedjaxsim.data.arrays import (
     as_numbers,
     common_length,
     first_not_finite,
-    fits_float32,
+    fits_float,
     join,
     joined,
     shareable,
@@ -283,5 +283,5 @@ def _check_finite(population: Population) -> None:
         found = values[row]
         raise ValueError(
             f"client {str(population.names[client])!r}, field {field!r}: all values must be finite "
-            f"and fit into float32, got {found[~fits_float32(found)].ravel()[0]} in row {row}"
+            f"and fit into float32, got {found[~fits_float(found)].ravel()[0]} in row {row}"
         )
