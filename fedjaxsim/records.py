@@ -27,7 +27,6 @@ class Records(Callback):
     """
 
     initial = True
-    released = 0
 
     def __init__(self):
         self.rows, self.seconds, self.compile_seconds = list[Record](), 0.0, 0.0
@@ -60,38 +59,56 @@ class Records(Callback):
         self.compile_seconds += segment.compile_seconds
 
 
-class MetricsFile(Records):
+class MetricsFile(Callback):
     """Write the records of all evaluations to a file, a line of JSON each.
 
-    A checkpoint keeps the length and the digest of the file in place of the records. Lines after
-    them stay in the file until their evaluation is done again, for they say what was released.
-    Without a checkpoint a start replaces the file.
+    Memory stays the same however many there are. A checkpoint keeps the length and the digest of
+    the file. Lines after them stay in the file until their evaluation is done again, for they say
+    what was released. Without a checkpoint a start replaces the file.
 
     Args:
       path: the file; its folders are made.
       exact: whether numbers that are not finite are written as they are, not as null.
+
+    Attributes:
+      seconds: time of rounds and evaluations, without compilation.
+      compile_seconds: time of compilation.
     """
 
+    initial = True
+
     def __init__(self, path: Path | str, *, exact: bool = False):
-        super().__init__()
         self._path, self._exact = Path(path), exact
-        self._size, self._digest = 0, hashlib.sha256()
         self._later: list[bytes] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._size, self._digest = 0, hashlib.sha256()
+        self._bad: int | None = None
+        self.seconds = self.compile_seconds = 0.0
 
     @property
     def memory(self) -> Any:
         """Length and digest of the file; the times; the first round with an infinite loss."""
-        bad = (row["round"] for row in self.rows if not _is_finite(row.get("train_loss")))
-        found = {"size": self._size, "digest": self._digest.hexdigest(), "bad": next(bad, None)}
+        found = {"size": self._size, "digest": self._digest.hexdigest(), "bad": self._bad}
         return {**found, "seconds": self.seconds, "compile_seconds": self.compile_seconds}
 
     @memory.setter
     def memory(self, kept: Any) -> None:
         content, self._later = divided(self._path, kept)
+        self._size, self._digest, self._bad = len(content), hashlib.sha256(content), kept["bad"]
+        self.seconds, self.compile_seconds = kept["seconds"], kept["compile_seconds"]
+
+    @property
+    def rows(self) -> list[Record]:
+        """The records, read from the file; null is NaN, but for a loss without participants.
+
+        Raises:
+          ValueError: if the file is not as it was written.
+        """
+        content, _ = divided(self._path, self.memory)
         rows = [json.loads(line) for line in content.splitlines()]
-        if not self._exact:
-            rows = [_with_nan(row, kept["bad"]) for row in rows]
-        self._set(rows, kept["seconds"], kept["compile_seconds"])
+        return rows if self._exact else [_with_nan(row, self._bad) for row in rows]
 
     @property
     def released(self) -> int:
@@ -103,20 +120,27 @@ class MetricsFile(Records):
         self._later = divided(self._path, {})[1]
 
     def start(self, state: SimulationState) -> None:
-        """Write the evaluations in memory."""
-        if int(state.round) == 0 and self.rows:
+        """Cut the file after the evaluations up to `state`."""
+        done = int(state.round)
+        if done == 0 and self._size:
             self._later = []  # another run with this callback
-        super().start(state)
-        content = self._lines(self.rows)
-        self._size, self._digest = len(content), hashlib.sha256(content)
+        if done == 0:
+            self._forget()
         if is_first():
             store.make_folder(self._path.parent)
+            whole = divided(self._path, self.memory)[0].splitlines(keepends=True)
+            content = b"".join(line for line in whole if last_round([line]) <= done)
+            self._size, self._digest = len(content), hashlib.sha256(content)
             store.write(self._path, b"".join([content, *self._later]))
 
     def segment(self, state: SimulationState, segment: Segment) -> None:
         """Add an evaluation to the file."""
-        super().segment(state, segment)
-        added = self._lines(self.run.records(state, segment))
+        records = self.run.records(state, segment)
+        if self._bad is None and not all(_is_finite(row.get("train_loss")) for row in records):
+            self._bad = segment.round
+        self.seconds += segment.seconds
+        self.compile_seconds += segment.compile_seconds
+        added = lines(records, exact=self._exact)
         before = [line for line in self._later if last_round([line]) <= segment.round]
         self._later = self._later[len(before) :]
         if is_first():
@@ -132,9 +156,6 @@ class MetricsFile(Records):
         """Make the file durable."""
         if is_first() and self._size:
             store.sync(self._path)
-
-    def _lines(self, rows: Sequence[Record]) -> bytes:
-        return lines(rows, exact=self._exact)
 
 
 def fits(path: Path) -> Callable[[Mapping[str, Any]], None]:

@@ -15,7 +15,15 @@ from problems import HANGS, least_squares, simulation_of
 
 import fedjaxsim as fjs
 from fedjaxsim import store
-from fedjaxsim.callbacks import Cadence, Callback, Checkpoints, MetricsFile, Patience, Progress
+from fedjaxsim.callbacks import (
+    Cadence,
+    Callback,
+    Checkpoints,
+    MetricsFile,
+    Patience,
+    Progress,
+    Records,
+)
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.sweep import SimulationBatch
 
@@ -190,6 +198,27 @@ def test_the_records_of_several_runs_are_those_of_each(made, tmp_path):
         assert row == pytest.approx(wanted, rel=1e-4)
     with pytest.raises(ValueError, match="2 runs"):
         many.run(many.init(0), 2, callbacks=[Patience(3)])
+
+
+def test_a_file_of_records_is_read_back_and_grows_no_memory(made, tmp_path):
+    records, path = Records(), tmp_path / "metrics"
+    exact, file = MetricsFile(tmp_path / "exact", exact=True), MetricsFile(path)
+    sizes = []
+
+    def weigh(state, segment):
+        sizes.append(len(json.dumps(file.memory)) + sum(map(len, file._later)))
+
+    state, _ = run(made, 20, [records, exact, file, weigh])
+    assert exact.rows == records.rows
+    assert file.rows[1:] == records.rows[1:]
+    assert {name for name in records.rows[0] if records.rows[0][name] is None} == {"train_loss"}
+    assert max(sizes) - min(sizes) < 50
+    assert not any(isinstance(each, list) and each for each in vars(file).values())
+    run(made, 2, [file], state)
+    assert [row["round"] for row in file.rows] == [*range(0, 23, 2)]
+    path.write_bytes(path.read_bytes()[1:])
+    with pytest.raises(ValueError, match="does not begin with what was written"):
+        _ = file.rows
 
 
 def test_messages_that_are_not_finite_are_counted_where_people_look(made, tmp_path, capsys):

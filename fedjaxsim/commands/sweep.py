@@ -187,12 +187,15 @@ def _compute(
     )
     if int(state.round) < config.rounds:
         return
-    rows = [{**row, "run": runs[row["run"]], "delta": first.delta} for row in recorded.rows]
     replace = recorded.run.epsilon(state, "replace")
-    for row, epsilon in zip(rows[-len(runs) :], replace, strict=True):
-        row["epsilon_replace"] = epsilon
-    times = {"seconds": recorded.seconds, "compile_seconds": recorded.compile_seconds}
-    _first_alone(lambda: directory.add(rows, **times))
+
+    def add() -> None:
+        rows = [{**row, "run": runs[row["run"]], "delta": first.delta} for row in recorded.rows]
+        for row, epsilon in zip(rows[-len(runs) :], replace, strict=True):
+            row["epsilon_replace"] = epsilon
+        directory.add(rows, seconds=recorded.seconds, compile_seconds=recorded.compile_seconds)
+
+    _first_alone(add)
 
 
 def _first_alone(write: Callable[[], None]) -> None:

@@ -25,7 +25,7 @@ from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.events import Adjacency
 from fedjaxsim.privacy.guarantee import spent
 
-_spent = functools.cache(spent)
+_spent = functools.lru_cache(maxsize=1024)(spent)
 """Runs of a sweep, and evaluations without a round between them, ask for the same ε again."""
 
 

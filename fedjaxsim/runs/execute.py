@@ -82,10 +82,10 @@ def execute(
     state = experiment.init() if begin is None else begin
     state = with_public(state, config.public)
     path = None if directory is None else directory.path
-    recorded = callbacks.Records()
+    recorded, file = callbacks.Records(), None
     if path is not None:
-        recorded = callbacks.MetricsFile(path / METRICS)
-        recorded.keep_lines()
+        recorded = file = callbacks.MetricsFile(path / METRICS)
+        file.keep_lines()
     patience, released = None, experiment.evaluations is not None
     if config.patience is not None:
         patience = callbacks.Patience(config.patience, released=released)
@@ -121,7 +121,7 @@ def execute(
         )
     else:
         recorded.start(state)  # the file may hold evaluations after the checkpoint
-    report = _guarantee(experiment, state, recorded.released)
+    report = _guarantee(experiment, state, 0 if file is None else file.released)
     if earlier:
         stages = describe_stages(earlier, config.algorithm, int(state.round))
         report = report.assuming([f"The charges of all stages are composed: {stages}."])
@@ -130,8 +130,8 @@ def execute(
         audit = result(state, report)
         report = report.assuming([f"{audit}."])
         audited = {"audit_epsilon": audit.epsilon, "audit_refuted": audit.refuted}
-    rows = recorded.rows
-    last = dict(rows[-1])
+    rows = recorded.rows if is_first() else []
+    last = from_all(_judged(rows) if rows else None)[0]
     done = last.pop("round")
     stopped = patience is not None and patience.exhausted
     limit = state.privacy.limit
@@ -148,9 +148,7 @@ def execute(
         "interrupted": done < rounds and not stopped and not spent_all,
         "stopped_early": done < rounds and stopped,
         "budget_spent": spent_all,
-        "diverging": diverging_from(rows),
         **last,
-        "nonfinite": sum(row.get("nonfinite", 0) for row in rows),
         "epsilon": _joint(report, "zero_out"),
         "epsilon_replace": _joint(report, "replace"),
         **audited,
@@ -173,6 +171,12 @@ def execute(
             plots.save(figure, directory.path / CURVES)
         write_json(directory.path / SUMMARY, summary)  # after all other files
     return Executed(strict(summary), report, state, audit)
+
+
+def _judged(rows: Sequence[Record]) -> Record:
+    """Return the last record, with what all of them say of divergence and messages."""
+    nonfinite = sum(row.get("nonfinite", 0) for row in rows)
+    return {"diverging": diverging_from(rows), **rows[-1], "nonfinite": nonfinite}
 
 
 def stage_of(experiment: Experiment, rounds: int, directory: Path | None) -> Record:

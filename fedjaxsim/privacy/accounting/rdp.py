@@ -5,6 +5,7 @@ bracket the tight accountant. Sources: Mironov, Talwar and Zhang 2019 (the mecha
 Kamath and Steinke 2020, Proposition 12 (conversion to ε).
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -73,8 +74,9 @@ def _one_round_fractional(orders: np.ndarray, z: float, p: float) -> np.ndarray:
     return np.logaddexp(0.0, log_excess) / (orders - 1)
 
 
-def _one_round(orders: Sequence[float], z: float, p: float) -> np.ndarray:
-    """Compute RDP of one round, (number of orders,)."""
+@functools.lru_cache(maxsize=128)
+def _one_round(orders: tuple[float, ...], z: float, p: float) -> np.ndarray:
+    """Compute RDP of one round, (number of orders,); cached, as each evaluation asks for it."""
     alphas = np.asarray(orders, np.float64)
     if p == 0 or z == math.inf:
         return np.zeros_like(alphas)
@@ -99,7 +101,7 @@ def compose(
     """
     total = np.zeros(len(orders))
     for z, p, rounds in entries:
-        total += rounds * _one_round(orders, z / sensitivity, p)
+        total += rounds * _one_round(tuple(orders), z / sensitivity, p)
     return total
 
 
