@@ -87,6 +87,7 @@ _WITHOUT_EFFECT = (
 _SPELLINGS = (
     "--cleints 6", "--learning_rat 1", "--noise 1", "--eps 1", "-x", "--rounds=",
     "--rounds --clients", "extra", "--seed 1 2", "--no-streamed 3", "--clip=", "--lam lam", "-r 1",
+    "--", "--=1", "-- --rounds 1",
 )  # fmt: skip
 _ROWS = "who,a,b,y\n" + "".join(f"u{k % 4},{k},{k * k % 7},{k % 2}\n" for k in range(40))
 _TABLES: dict[str, bytes] = {
@@ -265,7 +266,7 @@ def _all() -> Iterator[tuple[str, str]]:
         yield "numbers", f"run --algorithm {algorithm} --rounds 2 {flags}"
     for flags in _spelled(_WORDS):
         yield "words", f"run {few} {flags}"
-    for command, flags in itertools.product(("run", "audit"), _WITHOUT_EFFECT):
+    for command, flags in itertools.product(("run", "audit", "plan"), _WITHOUT_EFFECT):
         yield "without effect", f"{command} --rounds 1 {flags}"
     for command, flags in itertools.product(("run", "bench", "tune --out t"), _SPELLINGS):
         yield "spellings", f"{command} {flags}"

@@ -72,6 +72,9 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
       ValueError: if a flag, the file, or the settings together are wrong.
       SystemExit: after help was shown.
     """
+    for word in arguments:
+        if word.partition("=")[0] == "--":
+            raise ValueError(f"{word} names no flag: a flag is like --rounds 100")
     name, rest = (arguments[0], arguments[1:]) if arguments else ("", ())
     kind = _WITH_SETTINGS.get(name)
     if kind is None or (wants_help(rest) and show_help(name, kind, rest) is None):

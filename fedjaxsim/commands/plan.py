@@ -6,12 +6,12 @@ from fedjaxsim.data.ranges import MOST_ROWS
 from fedjaxsim.report.files import print_json
 from fedjaxsim.report.progress import bytes_text, print_rows
 from fedjaxsim.runs import capacity
-from fedjaxsim.runs.build import population_of
+from fedjaxsim.runs.assemble import population_of
+from fedjaxsim.runs.build import checked
 from fedjaxsim.runs.capacity import Capacity
 from fedjaxsim.runs.memory import this_machine
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.sizes import sizes_of, sizes_without_data
-from fedjaxsim.runs.validation import check_data
 
 _GB = 1e9
 _WORDS = {
@@ -53,7 +53,7 @@ def prepare_plan(
     """
     if shape is None:
         population = population_of(config)
-        check_data(config, population)
+        checked(config, population=population)
         sizes = sizes_of(population)
     else:
         sizes = sizes_without_data(config, shape, config.get("clients"), rows_per_client)

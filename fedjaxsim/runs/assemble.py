@@ -58,32 +58,35 @@ def simulation_of(
     `task` may be the task of another population with the same classes.
     """
     parts = parts_of(config, population, population.num_clients, task)
-    accountant = config.get("accountant")
-    if accountant is not None:
-        scheme = parts.sampling.for_clients(population.num_clients).scheme
-        _check_accountant(config, accountant, scheme, parts.mechanism.event)
     if config.streamed and jax.process_count() > 1:
         raise ValueError("a streamed run takes one process: give --streamed or several processes")
     divided = jax.device_count() > 1 and not config.streamed
-    return Simulation(
+    simulation = Simulation(
         parts.algorithm,
         population,
         parts.sampling,
         parts.minibatches,
         parts.mechanism,
-        accountant=accountant,
+        accountant=config.get("accountant"),
         ledger_entries=parts.ledger_entries,
         chunk_size=config.chunk_size,
         chunk_map=config.chunk_map,
         devices=jax.devices() if divided else None,
         streamed=config.streamed,
     )
+    check_accountant(config, simulation.sampling.scheme, simulation.mechanism.event)
+    return simulation
 
 
-def _check_accountant(
-    config: RunConfig, name: str, scheme: SamplingScheme, event: PrivacyEvent
-) -> None:
-    """Check that an accountant gives the ε that a run shows and aims at."""
+def check_accountant(config: RunConfig, scheme: SamplingScheme, event: PrivacyEvent) -> None:
+    """Check that the accountant of a run gives the ε that it shows and aims at.
+
+    Raises:
+      ValueError: naming the accountant.
+    """
+    name = config.get("accountant")
+    if name is None:
+        return
     composition.require_match(name, scheme, event)
     if not composition.covers(name, "zero_out", "joint_dp"):
         raise ValueError(

@@ -26,9 +26,10 @@ from fedjaxsim.privacy import calibration
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.privacy.budget import equally_costly
-from fedjaxsim.privacy.events import Drawn, PrivacyLimit, PrivacySpend
+from fedjaxsim.privacy.events import Drawn, PrivacyEvent, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.privacy.ledger import charged, hex_digest, key_digest
+from fedjaxsim.privacy.samplers import Sampler
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import bytes_text
 from fedjaxsim.runs.assemble import population_of, simulation_of
@@ -179,7 +180,23 @@ def prepare(
     *,
     population: Population | None = None,
 ) -> Experiment:
-    """Check everything about a run before it computes anything.
+    """Check everything about a run, its memory included, before it computes anything.
+
+    Arguments and errors are those of `checked`; memory is checked with a new simulation.
+    """
+    experiment = checked(config, simulation, population=population)
+    if simulation is None:
+        check_memory(experiment)
+    return experiment
+
+
+def checked(
+    config: RunConfig,
+    simulation: Simulation | None = None,
+    *,
+    population: Population | None = None,
+) -> Experiment:
+    """Check everything about a run but its memory.
 
     Args:
       config: the settings.
@@ -192,8 +209,6 @@ def prepare(
       ValueError: naming the setting, its value and what is allowed.
     """
     config.validate()
-    if math.isfinite(config.target_epsilon) and not math.isfinite(config.clip_norm):
-        raise ValueError(f"clip must be finite where epsilon is, got {config.clip_norm}")
     fill_settings(config, config.records)
     new = simulation is None
     if simulation is None:
@@ -206,9 +221,8 @@ def prepare(
                 f"mechanism {config.mechanism} reads {flag(record.setting)}, which its factory "
                 "does not declare: put @fedjaxsim.reads above the factory"
             )
-    given = config.get("delta")
-    delta = default_delta(simulation.num_clients) if given is None else given
-    hparams = _resolved(config, simulation, delta)
+    delta = _delta(config, simulation.num_clients)
+    hparams = resolved(config, simulation.records, simulation.sampling, simulation.mechanism.event)
     simulation.setup.check(hparams)
     simulation.setup.check_rounds(hparams, 0, config.rounds, config.eval_every)
     if config.audit_canaries is not None:
@@ -216,7 +230,7 @@ def prepare(
     experiment = Experiment(config, simulation, hparams, delta)
     if new:
         with _declared(config):
-            check_start(experiment)
+            _check_start(experiment)
     return experiment
 
 
@@ -237,20 +251,43 @@ def fill_settings(
     return fill(records, given, *rate)
 
 
-def _resolved(config: RunConfig, simulation: Simulation, delta: float) -> Hyperparameters:
-    """Return the hyperparameters of a run, with the noise that follows from its settings."""
-    hparams = fill_settings(config, simulation.records, simulation.sampling.rate)
-    scheme = simulation.sampling.scheme
+def _delta(config: RunConfig, num_clients: int) -> float:
+    given = config.get("delta")
+    return default_delta(num_clients) if given is None else given
+
+
+def resolved(
+    config: RunConfig, records: Mapping[str, Hyperparameter], sampler: Sampler, event: PrivacyEvent
+) -> Hyperparameters:
+    """Return the hyperparameters of a run, with the noise that follows from its settings.
+
+    Args:
+      config: the settings.
+      records: the hyperparameters that the parts of the run declare, by name.
+      sampler: the sampler of its clients.
+      event: the cost of one of its releases.
+
+    Raises:
+      ValueError: for a value out of range, an ε that no noise reaches, or if less than one client
+        is expected in all rounds.
+    """
+    hparams = fill_settings(config, records, sampler.rate)
+    scheme = sampler.scheme
     p = float(np.asarray(hparams.get("sampling_rate", scheme.capacity / scheme.clients)))
+    if p * scheme.clients * config.rounds < 1:
+        raise ValueError(
+            f"sampling-rate must be at least {1 / (scheme.clients * config.rounds):.2g}, so that "
+            f"one of {scheme.clients} clients is expected in {config.rounds} rounds, got {p:g}"
+        )
     if math.isfinite(config.target_epsilon):
         z = _noise_multiplier(
             config.target_epsilon,
-            delta,
+            _delta(config, scheme.clients),
             rounds=config.rounds,
             sampling_rate=p,
             scheme=scheme,
-            event=simulation.mechanism.event,
-            accountant=simulation.setup.accountant,
+            event=event,
+            accountant=config.get("accountant"),
             budget=config.spread,
         )
         hparams = hparams.replace(noise_multiplier=z)
@@ -276,13 +313,28 @@ def _declared(config: RunConfig) -> Iterator[None]:
         raise ValueError(f"{' or '.join(own)}: {error} (fedjaxsim.reads declares them)") from error
 
 
-def check_start(experiment: Experiment) -> None:
-    """Check that a run can start, fits into memory, and has an ε that can be computed.
+def _check_start(experiment: Experiment) -> None:
+    """Check that a run can start, and has an ε that can be computed."""
+    config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
+    simulation.setup.check_start(config.seed, hparams)
+    _ = experiment.evaluations  # refuses bad numbers
+    if (asked := config.get("budget_epsilon")) is not None:
+        plan = simulation.setup.planned(hparams)
+        _check_room(filters.limit_for(asked, experiment.delta, [plan]), (), experiment)
+    if (
+        simulation.mechanism.event.kind in ("gaussian", "correlated")
+        and experiment.noise_multiplier > 0
+    ):
+        spent((experiment.planned(),), experiment.delta, accountant=simulation.setup.accountant)
+
+
+def check_memory(experiment: Experiment) -> None:
+    """Check that rows, minibatches and states fit into the memory of this machine.
 
     Raises:
-      ValueError: naming what is wrong and what to change.
+      ValueError: naming the largest part and what to change.
     """
-    config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
+    config, simulation = experiment.config, experiment.simulation
     fields = simulation.population.fields.values()
     row = sum(value.nbytes // len(value) for value in fields)
     batches = simulation.setup.layout.chunk_size * config.get("batch_size", 10) * row
@@ -293,7 +345,6 @@ def check_start(experiment: Experiment) -> None:
     _check_memory(
         batches, machine.of_devices, "minibatches", "batch-size or chunk-size must be smaller"
     )
-    simulation.setup.check_start(config.seed, hparams)
     states = machine.host if simulation.setup.streamed else machine.of_devices
     leaves, _ = jax.tree_util.tree_flatten_with_path(experiment.state_shapes.personal)
     what, needed = "states", 2 * bytes_of(experiment.state_shapes)
@@ -305,21 +356,6 @@ def check_start(experiment: Experiment) -> None:
         )
         what = f"models of all clients (two copies; {size})"
     _check_memory(needed, states, what, "clients or hidden must be smaller")
-    _ = experiment.evaluations  # refuses bad numbers
-    p, m = float(np.asarray(hparams.get("sampling_rate", 1.0))), simulation.num_clients
-    if p * m * config.rounds < 1:
-        raise ValueError(
-            f"sampling-rate must be at least {1 / (m * config.rounds):.2g}, so that one of {m} "
-            f"clients is expected in {config.rounds} rounds, got {p:g}"
-        )
-    if (asked := config.get("budget_epsilon")) is not None:
-        plan = simulation.setup.planned(hparams)
-        _check_room(filters.limit_for(asked, experiment.delta, [plan]), (), experiment)
-    if (
-        simulation.mechanism.event.kind in ("gaussian", "correlated")
-        and experiment.noise_multiplier > 0
-    ):
-        spent((experiment.planned(),), experiment.delta, accountant=simulation.setup.accountant)
 
 
 def _check_room(

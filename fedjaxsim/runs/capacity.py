@@ -27,8 +27,8 @@ from fedjaxsim.engine.work import CohortSlots
 from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy.samplers import Cohort
 from fedjaxsim.report.files import Record
-from fedjaxsim.runs.assemble import parts_of
-from fedjaxsim.runs.build import fill_settings
+from fedjaxsim.runs.assemble import check_accountant, parts_of
+from fedjaxsim.runs.build import resolved
 from fedjaxsim.runs.memory import Machine, private_bytes
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.sizes import Sizes
@@ -194,8 +194,10 @@ def plan(config: RunConfig, sizes: Sizes, machine: Machine) -> Capacity:
     check_rows(parts.algorithm.task, sizes.few.fields)
     read = read_by(parts.algorithm.task)
     declared = (parts.algorithm, parts.mechanism, parts.sampling, *read)
-    hparams = fill_settings(config, compose(part.hyperparameters for part in declared))
     sampler = parts.sampling.sampler(sizes.clients)
+    check_accountant(config, sampler.scheme, parts.mechanism.event)
+    records = compose(part.hyperparameters for part in declared)
+    hparams = resolved(config, records, sampler, parts.mechanism.event)
     for part in (parts.algorithm, parts.mechanism, sampler):
         part.check(hparams)
     if config.streamed and sampler.scheme.kind == "full":

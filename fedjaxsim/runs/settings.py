@@ -210,6 +210,8 @@ class RunConfig(DataSettings):
         epsilon, delta = self.get("epsilon"), self.get("delta")
         if epsilon is not None and not epsilon > 0:
             raise ValueError(f"epsilon must be positive (inf: no privacy), got {epsilon}")
+        if math.isfinite(self.target_epsilon) and not math.isfinite(self.clip_norm):
+            raise ValueError(f"clip must be finite where epsilon is, got {self.clip_norm}")
         if self.get("example_clip") is not None and not self.protects_examples:
             raise ValueError(f"example-clip needs one of {' and '.join(map(flag, _EXAMPLES))}")
         budget = self.get("budget_epsilon")

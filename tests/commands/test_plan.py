@@ -29,6 +29,10 @@ SHAPES = "--features 32 --clients 1000 --rows-per-client 4"
         ("--features 3 --clients 1000000000 --rows-per-client 3 --classes 3", "int32"),
         ("--rows-per-client 3", "rows-per-client"),
         ("--mu 1", "mu"),
+        ("--epsilon 1 --clip inf", "clip"),
+        ("--epsilon 1 --accountant clt", "accountant"),
+        (f"{SHAPES} --classes 3 --epsilon 1 --accountant clt", "accountant"),
+        (f"{SHAPES} --classes 3 --sampling-rate 1e-6", "sampling-rate"),
         ("--data npz:absent.npz", "absent.npz"),
     ],
 )
