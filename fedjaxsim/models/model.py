@@ -5,6 +5,7 @@ A pair comes from a library's module (`modules.py`) or from a user's own functio
 
 import contextlib
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -59,7 +60,7 @@ class Model(NamedTuple):
     """A model.
 
     Attributes:
-      init: `(key) -> params`.
+      init: `(key) -> params`, arrays of floating numbers.
       apply: `(params, x (b, ...)) -> outputs (b, c)`.
       output_layer: the top-level name in `params` of the output layer, if the layers before it are
         a representation; None for a linear model.
@@ -85,6 +86,32 @@ class Model(NamedTuple):
 def as_floats(x: jax.Array) -> jax.Array:
     """Convert integers to floats, of weak type: products take the type of the parameters."""
     return x if jnp.issubdtype(x.dtype, jnp.floating) else x * 1.0
+
+
+def require_shape(input_shape: Any) -> tuple[int, ...]:
+    """Return the shape of one example.
+
+    Raises:
+      ValueError: if it is no sequence of integers.
+    """
+    example = "the shape of one example without the batch axis, such as (64,)"
+    return _integers("input_shape", input_shape, example)
+
+
+def require_widths(hidden: Any) -> tuple[int, ...]:
+    """Return the widths of hidden layers.
+
+    Raises:
+      ValueError: if they are no sequence of integers.
+    """
+    return _integers("hidden", hidden, "the width of each hidden layer, such as (64,)")
+
+
+def _integers(name: str, sizes: Any, example: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(operator.index, sizes))
+    except TypeError:
+        raise ValueError(f"{name} must be {example}, got {sizes!r}") from None
 
 
 def in_bfloat16(model: Model) -> Model:
@@ -124,9 +151,13 @@ def linear(input_shape: Sequence[int], num_outputs: int, bias: bool = True) -> M
       num_outputs: c, rows of W, the "kernel": (c, d) float32.
       bias: Whether there is an intercept b, the "bias": (c,).
     """
-    num_features = math.prod(input_shape)
+    num_features = math.prod(require_shape(input_shape))
 
     def features(x):
+        if math.prod(x.shape[1:]) != num_features:
+            raise ValueError(
+                f"the linear model takes examples of {num_features} numbers, got x of {x.shape}"
+            )
         return as_floats(x.reshape((x.shape[0], num_features)))
 
     def init(key):

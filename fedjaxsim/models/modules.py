@@ -16,8 +16,9 @@ from flax.errors import InvalidRngError
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjaxsim.extras import importing
+from fedjaxsim.models.check_kinds import require_maker, require_module
 from fedjaxsim.models.frozen import with_frozen
-from fedjaxsim.models.model import STATISTICS, Model
+from fedjaxsim.models.model import STATISTICS, Model, require_shape
 
 if TYPE_CHECKING:
     import equinox
@@ -51,8 +52,11 @@ def from_flax(
       dtype: type of the examples, such as `jnp.int32` for tokens.
 
     Raises:
-      ValueError: if the module has other variables, uses dropout, or has BatchNorm without `train`.
+      ValueError: if it is no such module, has other variables, uses dropout, or has BatchNorm
+        without `train`.
     """
+    require_module("from_flax", module)
+    input_shape = require_shape(input_shape)
     takes_train = "train" in inspect.signature(module.__call__).parameters
     mode: dict[str, Any] = {"train": False} if takes_train else {}
 
@@ -133,11 +137,12 @@ def from_nnx(
         `trainable`.
 
     Raises:
-      ValueError: if the module has other variables, such as batch statistics or the random state of
-        dropout; as `trainable`.
+      ValueError: if `make` is no such function, or the module has other variables, such as batch
+        statistics or the random state of dropout; as `trainable`.
     """
     from flax import nnx
 
+    require_maker("from_nnx", make, "lambda rngs: nnx.Linear(64, 10, rngs=rngs)")
     module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
     graph, like, others = nnx.split(module, nnx.Param, ...)
     kinds = [type(variable) for _, variable in nnx.to_flat_state(others)]
@@ -185,11 +190,13 @@ def from_equinox(
         returns them, so it loads their values; see `trainable`.
 
     Raises:
-      ValueError: if the module keeps state that is not given, or uses dropout; as `trainable`.
+      ValueError: if `make` is no such function, or the module keeps state that is not given or
+        uses dropout; as `trainable`.
     """
     with importing("equinox"):
         import equinox as eqx
 
+    require_maker("from_equinox", make, "lambda key: eqx.nn.MLP(64, 10, 32, 1, key=key)")
     made = make(jax.random.key(0))
     if isinstance(made, tuple):
         if wrt is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import flax.linen as nn
 
 from fedjaxsim.models.convolution import conv2d, max_pool2d
-from fedjaxsim.models.model import Model, as_floats
+from fedjaxsim.models.model import Model, as_floats, require_shape, require_widths
 from fedjaxsim.models.modules import from_flax
 
 
@@ -66,8 +66,9 @@ def mlp(
       hidden: Widths of the hidden layers.
       layer_norm: Whether hidden layers are normalized before relu, as FedBN needs.
     """
-    module = _MLP(tuple(hidden), num_outputs, layer_norm)
-    return from_flax(module, input_shape, output_layer=f"Dense_{len(module.hidden)}")
+    hidden = require_widths(hidden)
+    module = _MLP(hidden, num_outputs, layer_norm)
+    return from_flax(module, input_shape, output_layer=f"Dense_{len(hidden)}")
 
 
 def cnn(input_shape: Sequence[int], num_outputs: int) -> Model:
@@ -83,6 +84,7 @@ def cnn(input_shape: Sequence[int], num_outputs: int) -> Model:
     Raises:
       ValueError: if the images are not square with sides 16, 20, 24, 28, ….
     """
+    input_shape = require_shape(input_shape)
     if len(input_shape) == 1:
         side = math.isqrt(input_shape[0])
         square = side * side == input_shape[0]

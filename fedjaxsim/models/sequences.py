@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim.models.model import Model
+from fedjaxsim.models.model import Model, require_shape, require_widths
 from fedjaxsim.models.modules import from_flax
 
 
@@ -124,7 +124,7 @@ def gru(
       ValueError: if examples are not (L,).
     """
     length = _length("gru", input_shape)
-    module = _OfTokens(length, tuple(hidden), num_outputs, num_tokens, None, last, padding)
+    module = _OfTokens(length, require_widths(hidden), num_outputs, num_tokens, None, last, padding)
     return from_flax(module, input_shape, "output", dtype=jnp.int32)
 
 
@@ -152,17 +152,19 @@ def transformer(
     Raises:
       ValueError: if examples are not (L,), or widths differ or are no multiples of the heads.
     """
+    hidden = require_widths(hidden)
     if len(set(hidden)) != 1 or hidden[0] % heads:
         raise ValueError(
             f"a transformer's blocks must have one width, a multiple of its {heads} heads, got "
             f"hidden {', '.join(map(str, hidden))}"
         )
     length = _length("transformer", input_shape)
-    module = _OfTokens(length, tuple(hidden), num_outputs, num_tokens, heads, last, padding)
+    module = _OfTokens(length, hidden, num_outputs, num_tokens, heads, last, padding)
     return from_flax(module, input_shape, "output", dtype=jnp.int32)
 
 
 def _length(name: str, input_shape: Sequence[int]) -> int:
+    input_shape = require_shape(input_shape)
     if len(input_shape) != 1:
         raise ValueError(
             f"{name} needs rows of tokens, x of shape (n, L), got examples of shape "

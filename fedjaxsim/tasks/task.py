@@ -12,6 +12,7 @@ import optax
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.kernels.linear_steps import Linear
 from fedjaxsim.models.model import STATISTICS, FrozenWeights, Model
+from fedjaxsim.tasks.outputs import require_classes, with_checks
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric, area_under_roc, balanced_accuracy
 
 PyTree = Any
@@ -212,6 +213,8 @@ def _of_classes(
     name: str, model: Model, num_classes: int, losses: OfOutputs, divergence: Divergence
 ) -> Task:
     """Make a classification in which the largest of c outputs wins."""
+    num_classes = require_classes(name, num_classes)
+    model = with_checks(name, model, num_classes)
 
     def check(fields):
         y = _require_xy(fields)
@@ -275,12 +278,16 @@ def softmax_sequence(model: Model, num_classes: int) -> Task:
       model: outputs (b, L, c) logits.
       num_classes: c.
     """
+    num_classes = require_classes("softmax_sequence", num_classes)
+    model = with_checks("softmax_sequence", model, num_classes, per_token=True)
 
     def tokens(batch):
         return batch.fields["y"] >= 0
 
     def of_tokens(outputs, batch):
         labels = jnp.maximum(batch.fields["y"], 0)
+        if outputs.shape[:2] != labels.shape:
+            raise ValueError(f"outputs of {outputs.shape} do not fit labels y of {labels.shape}")
         losses = optax.losses.softmax_cross_entropy_with_integer_labels(outputs, labels)
         return jnp.where(tokens(batch), losses, 0), tokens(batch) & _largest(outputs, labels)
 
@@ -352,6 +359,7 @@ def logistic(model: Model) -> Task:
     Args:
       model: outputs (b, 1): the log-odds of the positive class.
     """
+    model = with_checks("logistic", model, 1)
 
     def losses(logits, labels):
         positive = (labels > 0).astype(logits.dtype)
@@ -375,6 +383,7 @@ def squared(model: Model) -> Task:
     Args:
       model: outputs (b, 1).
     """
+    model = with_checks("squared", model, 1)
 
     def losses(outputs, targets):
         return optax.losses.l2_loss(outputs[:, 0], targets)
