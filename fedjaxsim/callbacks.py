@@ -31,6 +31,7 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy.assumptions import EVALUATED, STOPPING
 from fedjaxsim.records import MetricsFile as MetricsFile
 from fedjaxsim.records import Records as Records
+from fedjaxsim.records import comparison as comparison
 from fedjaxsim.report.files import strict
 from fedjaxsim.report.progress import COUNT, Bar, in_words, number
 from fedjaxsim.signals import stop_on_signal

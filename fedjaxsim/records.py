@@ -1,18 +1,22 @@
-"""Records of a run's evaluations, in memory or in a file of lines that checkpoints refer to."""
+"""Records of a run's evaluations, in memory or in a file of lines, and the picture of several."""
 
 import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedjaxsim import store
 from fedjaxsim.engine.loop import Callback
 from fedjaxsim.engine.processes import is_first
 from fedjaxsim.engine.segments import Record, Segment
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.report.files import lines
+from fedjaxsim.report.files import lines, strict
+from fedjaxsim.report.seeds import FinishedRun, SeedGroup
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _NOTHING = hashlib.sha256().hexdigest()
 
@@ -156,6 +160,54 @@ class MetricsFile(Callback):
         """Make the file durable."""
         if is_first() and self._size:
             store.sync(self._path)
+
+
+def comparison(
+    runs: Mapping[str, Records | Sequence[Records]], columns: Sequence[str] = ()
+) -> "Figure":
+    """Draw runs side by side, as `fedjaxsim compare` does: a curve each, or a mean over seeds.
+
+    The title has the ε of all runs or, where they differ, each label has its own. A list of runs
+    is one system: its mean with a 95 % interval (Student's t), and the largest ε. Publish runs of
+    one system only if their seeds differ.
+
+    Args:
+      runs: by label, the `Records` of a finished run, or of the same run with several seeds. A name
+        of `SYSTEMS` has its title and colour.
+      columns: columns of the records, such as "test_accuracy", a panel each; by default the metric
+        that judges the first run.
+
+    Returns:
+      A matplotlib figure; `figure.savefig("both.pdf")` writes it.
+
+    Raises:
+      ValueError: if there is no run, one has no evaluations or is several runs in one program, or
+        no run has numbers in a column.
+      MissingExtraError: if matplotlib is not installed.
+    """
+    from fedjaxsim.report.comparison import comparison_figure
+
+    if not runs:
+        raise ValueError("comparison needs the Records of at least one run by its label, got none")
+    found = []
+    for label, given in runs.items():
+        of_seeds = {}
+        for seed, each in enumerate([given] if isinstance(given, Records) else given):
+            if not isinstance(each, Records) or not each.rows or each.run.size is not None:
+                raise ValueError(
+                    f"{label!r} needs Records that were callbacks of one finished run, or a list "
+                    f"of them with a seed each, got {_got(each)}"
+                )
+            rows = strict(each.rows)
+            of_seeds[seed] = FinishedRun({}, {**rows[-1], "delta": each.run.delta}, rows)
+        found.append(SeedGroup(label, label, of_seeds, {}))
+    return comparison_figure(found, columns)
+
+
+def _got(each: Any) -> str:
+    if not isinstance(each, Records):
+        return f"a {type(each).__name__}"
+    return f"Records of {each.run.size} runs in one program" if each.rows else "unused Records"
 
 
 def fits(path: Path) -> Callable[[Mapping[str, Any]], None]:

@@ -28,8 +28,10 @@ class LineStyle(NamedTuple):
 
 
 def algorithm_title(name: str) -> str:
-    """Return the title of a system; of `module:factory`, the factory."""
-    return SYSTEMS[name].title if name in SYSTEMS else name.rpartition(":")[2]
+    """Return the title of a system; of `module:factory`, the factory; of other text, the text."""
+    if name in SYSTEMS:
+        return SYSTEMS[name].title
+    return name if ": " in name else name.rpartition(":")[2]
 
 
 def data_name(data: str) -> str:

@@ -1,0 +1,55 @@
+"""The picture of runs from Python: the command line's, of the `Records` of finished runs."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import least_squares, read_by
+
+import fedjaxsim as fjs
+from fedjaxsim.callbacks import Records, comparison
+
+SIZES = [4, 3]
+
+
+def recorded(sim, seed):
+    hparams = read_by(sim, clip_norm=1.0, noise_multiplier=1.0, sampling_rate=0.5)
+    records = Records()
+    sim.run(sim.init(seed, hparams), hparams, 4, eval_every=2, callbacks=[records], delta=0.01)
+    return records
+
+
+def test_records_by_label_are_one_picture_with_seeds_as_means_and_their_epsilon():
+    population, task = least_squares(SIZES)
+    population = fjs.data.split(population, test=0.5)
+    batches = fjs.Minibatches(2, steps=1)
+    private = fjs.Simulation(fjs.fedavg(task), population, fjs.poisson(0.5), batches)
+    local = fjs.Simulation(
+        fjs.local(task), population, fjs.full_participation(), batches, fjs.no_release()
+    )
+    seeds = [recorded(private, seed) for seed in (0, 1)]
+    alone = recorded(local, 0)
+    figure = comparison({"fedavg": seeds, "mine: alone": alone}, ["test_loss"])
+    spent = seeds[0].rows[-1]["epsilon"]
+    assert figure.get_suptitle().startswith("ε ≤ ")
+    assert figure.get_suptitle().endswith("(zero-out, joint DP, δ = 0.01)")
+    assert float(figure.get_suptitle().split()[2]) == pytest.approx(spent, abs=0.01)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["FedAvg", "mine: alone, ε = 0"]
+    mean, single = (line.get_ydata() for line in figure.axes[0].get_lines())
+    both = [[row["test_loss"] for row in each.rows] for each in seeds]
+    np.testing.assert_allclose(np.asarray(mean), np.mean(both, axis=0))
+    np.testing.assert_allclose(np.asarray(single), [row["test_loss"] for row in alone.rows])
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        ({}, "got none"),
+        ({"a": Records()}, "'a' needs Records .* got unused Records"),
+        ({"a": ["runs/a"]}, "got a str"),
+    ],
+)
+def test_what_is_no_finished_run_is_refused(runs: Any, words):
+    with pytest.raises(ValueError, match=words):
+        comparison(runs)
