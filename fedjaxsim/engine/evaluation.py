@@ -5,6 +5,7 @@ the training state.
 """
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -175,8 +176,14 @@ class SplitStatistics:
     def of(
         cls, population: Population, split: str, task: Task, metrics: Collection[str]
     ) -> "SplitStatistics":
-        """Compute the statistics of a split for a task's metrics."""
+        """Compute the statistics of a split for a task's metrics; warn if it has no rows."""
         count, y = targets_of(population, split, task), population.fields.get("y")
+        if not np.any(count):
+            warnings.warn(
+                f"no client has {split} rows, so {split} metrics are nan: set some aside by "
+                f"fjs.data.split(population, {split}=0.2)",
+                stacklevel=2,
+            )
         variance = majority = None
         if y is not None and "squared_error" in metrics and np.any(count > 0):
             targets = y[population.splits[split].all_rows()]

@@ -299,3 +299,16 @@ def test_clients_without_rows_do_not_count():
     # At w = 0 every loss is log 3.
     np.testing.assert_allclose(evaluation.summary()["test_loss"], np.log(3), rtol=1e-6)
     assert np.isnan(sim.evaluate(state, hparams, "validation").summary()["validation_loss"])
+
+
+def test_a_population_without_test_rows_is_told_of_once():
+    rows = {"x": np.ones((3, 2), np.float32), "y": np.array([0, 1, 1])}
+    population = Population.from_clients([rows])
+    simulation = Simulation(
+        local(TASK), population, full_participation(), Minibatches(2, steps=1), no_release()
+    )
+    hparams = simulation.hyperparameters()
+    state = simulation.init(0, hparams)
+    with pytest.warns(UserWarning, match=r"no client has test rows.*data\.split") as told:
+        simulation.run(state, hparams, 2, eval_every=1)
+    assert len(told) == 1
