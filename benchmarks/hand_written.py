@@ -41,7 +41,7 @@ def cross_entropy(w: Any, x: jax.Array, y: jax.Array) -> jax.Array:
 
 def engine(population: fjs.Population, rounds: int) -> tuple[Any, Any]:
     """Return the first state and the compiled program of the rounds of a simulation."""
-    algorithm = fjs.pmtl(fjs.tasks.softmax(fjs.models.linear((D,), C), C))
+    algorithm = fjs.pmtl(fjs.tasks.softmax(fjs.models.linear((D,), C), C), message="update")
     simulation = fjs.Simulation(
         algorithm, population, fjs.poisson(P), fjs.Minibatches(BATCH, steps=STEPS)
     )

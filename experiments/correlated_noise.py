@@ -9,6 +9,7 @@ clip norms, by the mean test accuracy over seeds 0 to 2, which no ε covers; see
 reported. δ = 1/(10 m), zero-out, joint DP.
 """
 
+import functools
 import itertools
 import json
 import math
@@ -41,7 +42,7 @@ ARMS = {
         fjs.privacy.correlated(bands=BANDS, power=POWER),
     ),
 }
-SYSTEMS = {"FedAvg": fjs.fedavg, "PMTL": fjs.pmtl}
+SYSTEMS = {"FedAvg": fjs.fedavg, "PMTL": functools.partial(fjs.pmtl, message="update")}
 
 
 def gains() -> list[dict[str, float]]:

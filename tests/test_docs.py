@@ -174,7 +174,6 @@ def test_the_python_of_the_readme_spends_its_epsilon_and_its_ditto_is_ditto(read
     sim, ours = readme["sim"], []
     assert 0.99 < sim.guarantee(readme["state"], delta=1e-3).find("zero_out").epsilon <= 1
     given = {name: readme["hparams"].get(name) for name in readme["hparams"]}
-    del given["server_learning_rate"]  # PMTL's is the sampling rate, Ditto's 1
     for make in (readme["ditto"], fjs.ditto):
         other = with_parts(sim, algorithm=make(sim.task))
         hparams = other.hyperparameters(**{n: v for n, v in given.items() if n in other.records})

@@ -190,10 +190,11 @@ def test_a_default_that_is_the_sampling_rate_follows_the_sampler():
         (fjs.poisson(0.3), {"server_learning_rate": 1.0}, 1.0),
         (fjs.privacy.fixed_size(cohort=2), {}, 2 / 3),
     ]:
-        hparams = simulation(fjs.pmtl(TASK), sampling).hyperparameters(**given)
+        sim = simulation(fjs.pmtl(TASK, message="update"), sampling)
+        hparams = sim.hyperparameters(**given)
         assert float(hparams.server_learning_rate) == pytest.approx(wanted)
     # The offset pulls w̃ back by itself: its step stays 1.
-    offset = simulation(fjs.pmtl(TASK, message="offset"), fjs.poisson(0.3))
+    offset = simulation(fjs.pmtl(TASK), fjs.poisson(0.3))
     assert offset.hyperparameters().server_learning_rate == 1.0
 
 

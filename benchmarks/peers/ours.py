@@ -26,7 +26,7 @@ def main() -> None:
     network = fjs.models.cnn(population.fields["x"].shape[1:], child.CLASSES)
     task = fjs.tasks.softmax(network, child.CLASSES)
     simulation = fjs.Simulation(
-        fjs.fedavg(task) if args.what == "fedavg" else fjs.pmtl(task),
+        fjs.fedavg(task) if args.what == "fedavg" else fjs.pmtl(task, message="update"),
         population,
         fjs.poisson(child.COHORT / population.num_clients),
         fjs.Minibatches(child.BATCH, epochs=1),

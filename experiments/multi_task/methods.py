@@ -83,7 +83,10 @@ class Method:
 _MODELS: Box = {"lam": (0.01, 30.0), "ridge": (1e-4, 0.3), "clip_norm": (0.1, 10.0)}
 """Of MP-MTL, whose messages are models, and whose ηλ is weighed against singular values."""
 METHODS = {
-    "pmtl": Method("PMTL update", "pmtl", COLOURS[0], fixed={"server_learning_rate": 1.0}),
+    "pmtl": Method(
+        "PMTL update", "pmtl", COLOURS[0], {"message": "update"},
+        fixed={"server_learning_rate": 1.0},
+    ),
     "pmtl-offset": Method("PMTL offset", "pmtl", COLOURS[1], {"message": "offset"}),
     "ditto": Method("Ditto", "ditto", COLOURS[2]),
     "fedavg": Method("FedAvg", "fedavg", COLOURS[3]),

@@ -35,7 +35,7 @@ def pmtl(
     *,
     local_optimizer: optimizers.LocalChoice = "sgd",
     server_optimizer: optimizers.ServerChoice = "sgd",
-    message: Message = "update",
+    message: Message = "offset",
     clusters: ArrayLike | None = None,
 ) -> Algorithm:
     """PMTL: every client keeps its own w_k, pulled towards w̃, the noised mean of all of them.
@@ -44,24 +44,25 @@ def pmtl(
 
         w ← w − η (∇ℓ_k(w) + λ (w − w̃))
 
-    and sends w − w_k (line 6); the server adds the clipped, noised mean of the messages to w̃
-    (line 8). All clients and w̃ start from one data-independent w⁰: the mean of w_k fitted to data
-    would publish data without noise. Clients predict with w_k.
+    and sends w − w̃, or by name w − w_k, the paper's message (line 6); the server adds the clipped,
+    noised mean of the messages to w̃ (line 8). All clients and w̃ start from one data-independent w⁰:
+    the mean of w_k fitted to data would publish data without noise. Clients predict with w_k.
 
     The message is one of two, both bounded, noised and charged alike:
 
-    * "update": w − w_k, the paper's: w̃ is w⁰ plus the sum of all releases and their noise. The
-      server's step is p unless given, so that w̃ is the mean of the models; the paper's 1 puts it
-      1/p times as far out, and diverges in directions of little curvature.
-    * "offset": w − w̃, of the authors' code: it pulls w̃ back to the models, so that little or no
+    * "offset": w − w̃, the authors' code: it pulls w̃ back to the models, so that little or no
       earlier noise remains.
+    * "update": w − w_k, the paper's: w̃ is w⁰ plus the sum of all releases and their noise, which
+      in the end outweighs the models. The server's step is p unless given, so that w̃ is the mean
+      of the models; the paper's 1 puts it 1/p times as far out, and diverges in directions of
+      little curvature.
 
     Args:
       task: model and loss.
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
       server_optimizer: Optimizer of the server, applied to the released mean message; "sgd" adds
         it, as in the paper.
-      message: Message of a client: "update", w − w_k as in the paper, or "offset", w − w̃.
+      message: Message of a client: "offset", w − w̃, or "update", w − w_k as in the paper.
       clusters: the cluster of each client, (m,), for a w̃ per cluster at the same price; public,
         see `in_clusters`.
 

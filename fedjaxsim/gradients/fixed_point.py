@@ -42,10 +42,10 @@ def implicit_hypergradient(
     each name in `wrt`, on the host, with one derivative of one round per step: neither time nor
     memory depends on the number of rounds before.
 
-    Rounds may conserve a quantity, such as w̃ minus η_s times the mean of the w_k in PMTL. Then
-    fixed points form a family, the system is singular, and the derivative is taken at the conserved
-    value. It is refused for hyperparameters that the quantity depends on, such as η_s in PMTL and
-    the level of PP-SGD, since it would depend on all earlier rounds.
+    Rounds may conserve a quantity, such as w̃ minus η_s times the mean of the w_k in PMTL with
+    updates. Then fixed points form a family, the system is singular, and the derivative is taken at
+    the conserved value. It is refused for hyperparameters that the quantity depends on, such as
+    this η_s and the level of PP-SGD, since it would depend on all earlier rounds.
 
     Args:
       simulation: the rounds.

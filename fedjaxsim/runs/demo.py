@@ -39,10 +39,10 @@ _BASE: dict[str, Any] = {
 }
 _SETTINGS: dict[tuple[str, float], dict[str, Any]] = {
     ("ditto", TARGET): {"learning_rate": 0.274, "lam": 0.601, "clip": 0.25},
-    ("pmtl", TARGET): {"learning_rate": 1.34, "lam": 0.0755, "clip": 0.517, "message": "offset"},
+    ("pmtl", TARGET): {"learning_rate": 1.34, "lam": 0.0755, "clip": 0.517},
     ("fedavg", TARGET): {"learning_rate": 2.12, "clip": 0.198},
     ("ditto", math.inf): {"learning_rate": 2.26, "lam": 0.0378},
-    ("pmtl", math.inf): {"learning_rate": 0.239, "lam": 3.0, "message": "offset"},
+    ("pmtl", math.inf): {"learning_rate": 0.239, "lam": 3.0},
     ("fedavg", math.inf): {"learning_rate": 2.12},
 }
 """By algorithm and ε, chosen on validation rows by `experiments/multi_task/equal_privacy.py` from

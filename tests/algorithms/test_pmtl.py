@@ -32,7 +32,7 @@ def pmtl_with_everyone_or_some():
     """Both simulations, made once, for their compilation; in float64."""
     population, task = least_squares([5, 9, 17])
     return [
-        Simulation(pmtl(task), population, sampling, Minibatches(4, epochs=2))
+        Simulation(pmtl(task, message="update"), population, sampling, Minibatches(4, epochs=2))
         for sampling in (full_participation(), poisson(1.0))
     ]
 
@@ -82,8 +82,8 @@ def test_the_offset_forgets_all_but_the_last_noise():
     # the models are those of clients alone, and w̃ is their mean.
     with jax.enable_x64(True):
         population, task = least_squares([5, 9, 17])
-        algorithm = pmtl(task, message="offset")
-        sim = Simulation(algorithm, population, full_participation(), Minibatches(17, epochs=2))
+        batches = Minibatches(17, epochs=2)
+        sim = Simulation(pmtl(task), population, full_participation(), batches)
         for lam, z in [(0.3, 0.01), (0.0, 0.0)]:
             hparams = sim.hyperparameters(
                 learning_rate=0.05, lam=lam, clip_norm=100.0, noise_multiplier=z
@@ -169,7 +169,8 @@ def test_pmtl_is_algorithm_1_written_in_numpy():
     with jax.enable_x64(True):
         population, task = least_squares([6, 9])
         rate, lam, clip = 0.3, 0.4, 0.25
-        sim = Simulation(pmtl(task), population, full_participation(), Minibatches(9, epochs=2))
+        algorithm = pmtl(task, message="update")
+        sim = Simulation(algorithm, population, full_participation(), Minibatches(9, epochs=2))
         hparams = sim.hyperparameters(learning_rate=rate, lam=lam, clip_norm=clip)
         state = sim.init(0, hparams)
         center, models, clipped = np.zeros(4), [np.zeros(4), np.zeros(4)], 0

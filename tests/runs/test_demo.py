@@ -20,7 +20,7 @@ def test_all_runs_share_what_makes_them_comparable():
         "ditto-eps-1.6", "ditto-eps-inf", "fedavg-eps-1.6", "fedavg-eps-inf",
         "local", "pmtl-eps-1.6", "pmtl-eps-inf",
     ]  # fmt: skip
-    own = {"algorithm": "pmtl", "message": "update", "epsilon": None}
+    own = {"algorithm": "pmtl", "message": "offset", "epsilon": None}
     tuned = {"learning_rate": 1.0, "lam": 0.0, "clip": 1.0}
     common = {config.replace(**own, **tuned) for config in runs.values()}
     assert len(common) == 1

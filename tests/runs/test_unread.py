@@ -20,7 +20,7 @@ from fedjaxsim.runs.parts import part_of
 from fedjaxsim.runs.settings import RunConfig, fields_of, require_read, run_config, unread
 
 CHANGED = {
-    "learning_rate": 0.7, "lam": 0.7, "mu": 0.7, "personalization": 0.7, "message": "offset",
+    "learning_rate": 0.7, "lam": 0.7, "mu": 0.7, "personalization": 0.7, "message": "update",
     "parametrization": "paper", "objective": "weighted", "averaged": True, "schedule": "cosine",
     "local_optimizer": "adam", "server_optimizer": "adam", "server_learning_rate": 0.5, "clip": 2.0,
     "delta": 1e-4, "epsilon": 5.0, "noise_multiplier": 3.0, "budget": "power:1", "penalty": "kl",
