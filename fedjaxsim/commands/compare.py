@@ -7,7 +7,9 @@ from pathlib import Path
 from fedjaxsim import metrics
 from fedjaxsim.report import seeds
 from fedjaxsim.report.files import print_json
-from fedjaxsim.report.progress import print_rows, print_table
+from fedjaxsim.report.labels import data_label
+from fedjaxsim.report.progress import print_rows
+from fedjaxsim.report.tables import among, print_table
 from fedjaxsim.runs.directory import drawn_twice, named
 
 
@@ -33,10 +35,13 @@ def prepare_compare(
         check_path(out)
     rows, runs, directories = [], {}, named(paths)
     assumed: dict[str, list[str]] = {}
+    promised: dict[str, list[str]] = {}
     for name, directory in directories.items():
         rows.append({"run": name, **directory.summary()})
         for sentence in directory.assumed():
             assumed.setdefault(sentence, []).append(name)
+        for sentence in directory.promised_to_examples():
+            promised.setdefault(sentence, []).append(name)
         config = directory.config() if len(paths) > 1 or out is not None else {}
         runs[name] = seeds.FinishedRun(config, directory.summary(), directory.metrics())
     systems = seeds.systems(runs)
@@ -54,9 +59,10 @@ def prepare_compare(
             shown = [row | {"assumed": _of(row["run"], assumed)} for row in rows]
             print_json({"runs": shown, "systems": compared} if several else shown)
         else:
-            print_table(rows)
-            for sentence, names in assumed.items():
-                print(f"{', '.join(names)}: {sentence}")
+            data = {data_label(row.get("data", ""), row.get("clients")) for row in rows}
+            print_table(rows, data.pop() if len(data) == 1 else None)
+            for sentence, names in (promised | assumed).items():
+                print(f"{sentence}{among(names, rows)}")
         if several and not json:
             label = metrics.label(compared[0]["metric"])
             headings = ["system", "seeds", label, f"minus {systems[0].label}", "p (Holm)"]

@@ -20,8 +20,8 @@ from fedjaxsim.report.progress import (
     can_draw,
     epsilon_text,
     print_guarantee,
-    print_table,
 )
+from fedjaxsim.report.tables import print_table
 from fedjaxsim.runs.build import Experiment, prepare, versions
 from fedjaxsim.runs.directory import CONFIG, FINETUNE, GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import (

@@ -12,7 +12,6 @@ from fedjaxsim.report.labels import (
     NOISE,
     algorithm_title,
     combination_label,
-    data_name,
     epsilon_label,
 )  # fmt: skip
 from fedjaxsim.report.plots import (
@@ -74,9 +73,10 @@ def of_systems(found: Sequence[SeedGroup], columns: Sequence[str] = ()) -> list[
             rank //= len(COLOURS)
         dashes = DASHES[(DASHES.index(dashes) + rank) % len(DASHES)]
         style = {"color": colour, "ls": dashes} | (marked(place) if len(found) > 1 else {})
-        data = _data_of(system)
-        metric = judged.setdefault(data, quality_key(next(iter(system.runs.values())).records))
-        curves.append(Curve(label, mean_records(system, columns or [metric]), style, data))
+        metric = judged.setdefault(
+            system.data, quality_key(next(iter(system.runs.values())).records)
+        )
+        curves.append(Curve(label, mean_records(system, columns or [metric]), style, system.data))
     return curves
 
 
@@ -166,13 +166,6 @@ def _labels(found: Sequence[SeedGroup]) -> list[str]:
         brief if short.count(brief) == 1 else long if full.count(long) == 1 else each.label
         for brief, long, each in names
     ]
-
-
-def _data_of(system: SeedGroup) -> str:
-    """Return the name of a data set and the number of its clients."""
-    config = next(iter(system.runs.values())).config
-    clients = config.get("resolved", {}).get("clients")
-    return data_name(config.get("data", "")) + (f", {clients} clients" if clients else "")
 
 
 def _spent(found: Sequence[SeedGroup]) -> tuple[str, str]:

@@ -40,6 +40,11 @@ def data_name(data: str) -> str:
     return PurePath(path).stem or kind
 
 
+def data_label(data: str, clients: int | None) -> str:
+    """Return the name of a data set with the number of its clients, if that is known."""
+    return data_name(data) + (f", {clients} clients" if clients else "")
+
+
 def epsilon_label(epsilon: float | None) -> str:
     """Format the ε spent, rounded up; None is ∞."""
     if not epsilon or math.isinf(epsilon):

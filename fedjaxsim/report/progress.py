@@ -5,7 +5,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import rich.box
 from rich.console import Console
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedjaxsim.extras import missing
-from fedjaxsim.metrics import MAJORITY, METRICS, in_tables
+from fedjaxsim.metrics import METRICS, in_tables
 from fedjaxsim.notebook import DisplayedBar
 
 if TYPE_CHECKING:
@@ -38,11 +38,6 @@ def bytes_text(count: float | None) -> str:
     return f"{number(count / 1000**power)} {('B', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}"
 
 
-def _decimals(value: float | None) -> str:
-    """Format a metric of a table with three decimals, so that points align."""
-    return "–" if value is None else f"{value:.3f}"
-
-
 def epsilon_text(value: float | None) -> str:
     """Format ε, rounded up; None, no guarantee, is ∞."""
     return "∞" if value is None else f"{math.ceil(value * 1000) / 1000:.3f}"
@@ -58,53 +53,6 @@ def in_words(record: Mapping[str, Any], rounds_per_second: float | None) -> str:
     if rounds_per_second is not None:
         parts.append(f"{number(rounds_per_second)} rounds/s")
     return "  ".join(parts)
-
-
-class RunsTable(NamedTuple):
-    """Runs side by side: headings, a line of texts for each, and notes."""
-
-    headings: list[str]
-    lines: list[list[str]]
-    notes: list[str]
-
-
-def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
-    """Print runs side by side, one line each; `rows` as for `runs_table`."""
-    headings, lines, notes = runs_table(rows)
-    print_rows(headings, lines, title, padding=0)  # 80 columns are enough then
-    for note in notes:
-        print(note)
-
-
-def runs_table(rows: Sequence[Mapping[str, Any]]) -> RunsTable:
-    """Make a line for each summary of a run; its entry `run` is the name."""
-    qualities = [(key, metric) for key, metric in in_tables() if any(key in row for row in rows)]
-    lines = []
-    for row in rows:
-        left = any(row.get(why) for why in ("interrupted", "stopped_early", "budget_spent"))
-        planned = f" of {row['rounds_planned']}" if left else ""
-        lines.append(
-            [
-                row["run"],
-                *(_decimals(row.get(key + end)) for key, one in qualities for end in one.in_tables),
-                *(epsilon_text(row[key]) for key in ("epsilon", "epsilon_replace")),
-                number(row["delta"]),
-                f"{row['rounds']}{planned}",
-                number(row["rounds_per_second"]),
-            ]
-        )
-    measured = [end[1:] or one.title for _, one in qualities for end in one.in_tables]
-    headings = ["run", *measured, "ε\nzero-out", "ε\nreplace", "δ", "rounds", "rounds\nper s"]
-    notes = []
-    meanings = {f"test_{MAJORITY}": "accuracy of always saying the most frequent label"}
-    meanings |= {f"{key}_undefined": f"clients left out of {one.title}" for key, one in qualities}
-    for key, words in meanings.items():
-        known = {row["run"]: number(row[key]) for row in rows if row.get(key)}
-        if len(set(known.values())) > 1 or len(known) < len(rows):
-            known = {run: f"{run} {value}" for run, value in known.items()}
-        if known:
-            notes.append(f"{words}: {', '.join(dict.fromkeys(known.values()))}")
-    return RunsTable(headings, lines, notes)
 
 
 def print_guarantee(report: "Report", file: Path | None, *, explain: bool) -> None:

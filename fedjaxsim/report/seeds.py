@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjaxsim.metrics import judged_by
 from fedjaxsim.report.files import Record
+from fedjaxsim.report.labels import data_label
 from fedjaxsim.report.progress import number
 
 LEVEL = 0.95
@@ -40,6 +41,12 @@ class SeedGroup(NamedTuple):
     algorithm: str
     runs: dict[int, FinishedRun]
     differs: Record
+
+    @property
+    def data(self) -> str:
+        """Name of the data set and number of its clients."""
+        config = next(iter(self.runs.values())).config
+        return data_label(config.get("data", ""), config.get("resolved", {}).get("clients"))
 
     def values(self, metric: str, seeds: Sequence[int]) -> np.ndarray:
         """Return the last value of a metric for some seeds; NaN where there is none."""
@@ -93,7 +100,7 @@ def standard_error(values: np.ndarray) -> float:
 
 
 def compared(found: Sequence[SeedGroup]) -> list[Record]:
-    """Compare each system with the first, on the seeds that both have.
+    """Compare each system with the first, on the seeds that both have on one data set.
 
     Runs of one seed share partition, test rows and initial model, so Student's t test is paired;
     Holm's method (1979) corrects its p values. `half` is half of an interval; None is unknown.
@@ -104,7 +111,7 @@ def compared(found: Sequence[SeedGroup]) -> list[Record]:
     metric = judged_by(next(iter(first.runs.values())).summary) or "test_loss"
     for system in found:
         mean, half = estimate(system.values(metric, sorted(system.runs)))
-        shared = sorted(set(system.runs) & set(first.runs))
+        shared = sorted(set(system.runs) & set(first.runs)) if system.data == first.data else []
         difference = difference_half = p = None
         if system is not first and len(shared) > 1:
             values, others = (each.values(metric, shared) for each in (system, first))

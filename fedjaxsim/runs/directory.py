@@ -152,6 +152,12 @@ class RunDirectory:
         """Read the sentences on what the run's guarantee does not cover."""
         return self.guarantee().get("assumed", [])
 
+    def promised_to_examples(self) -> list[str]:
+        """Read the guarantees of single examples, a line each."""
+        if "example" not in self.guarantee():
+            return []
+        return [str(each) for each in self.report().guarantees if each.unit == "example"]
+
     def clients(self) -> list[dict[str, str]]:
         """Read the table of clients, a row each, by the names of its columns."""
         text = self.read(CLIENTS).decode()

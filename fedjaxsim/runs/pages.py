@@ -15,7 +15,8 @@ from fedjaxsim.report import comparison, plots, seeds
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import MEANING, data_name, epsilon_label
 from fedjaxsim.report.page import metric_text, render, seconds_text
-from fedjaxsim.report.progress import bytes_text, number, runs_table
+from fedjaxsim.report.progress import bytes_text, number
+from fedjaxsim.report.tables import runs_table
 from fedjaxsim.runs.directory import CONFIG, RunDirectory, drawn_twice, named
 
 _FALSE_ALARMS = 0.05

@@ -13,8 +13,8 @@ from fedjaxsim.report.progress import (
     bytes_text,
     epsilon_text,
     in_words,
-    print_table,
 )
+from fedjaxsim.report.tables import print_table
 
 RECORD = {"round": 5, "train_loss": 0.51234, "test_accuracy": 0.75, "epsilon": 1.2341}
 
@@ -128,6 +128,11 @@ def test_below_the_table_is_what_a_constant_answer_reaches(capsys):
     other = row | {"test_majority_accuracy": 0.5, "test_auc_undefined": 19}
     print_table([{"run": "a", **row}, {"run": "b", **other}])
     assert capsys.readouterr().out.splitlines()[-2:] == [
-        "accuracy of always saying the most frequent label: a 0.935, b 0.5",
-        "clients left out of aAUC: b 19",
+        "accuracy of always saying the most frequent label: 0.935 (a), 0.5 (b)",
+        "clients left out of aAUC: 19 (b)",
     ]
+    print_table(
+        [{"run": "a", "data": "csv:x/patients.csv", "clients": 3, **row}, {"run": "b", **row}]
+    )
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("a "))
+    assert line.split()[:4] == ["a", "patients,", "3", "clients"]

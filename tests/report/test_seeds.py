@@ -79,6 +79,10 @@ def test_only_seeds_that_both_have_are_paired(runs):
     row = compared(systems(runs))[1]
     assert (row["seeds"], row["paired_seeds"]) == (2, 2)
     assert row["difference"] == pytest.approx(np.mean([0.5 - 0.6, 0.5 - 0.8]))
+    elsewhere = {name: run._replace(config=run.config | {"data": "csv:b.csv"})
+                 if "fedavg" in name else run for name, run in runs.items()}  # fmt: skip
+    row = compared(systems(elsewhere))[1]
+    assert (row["seeds"], row["paired_seeds"], row["difference"]) == (2, 0, None)
     del runs["fedavg-1"]
     row = compared(systems(runs))[1]
     assert (row["paired_seeds"], row["difference"], row["p"]) == (1, None, None)
