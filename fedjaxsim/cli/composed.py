@@ -87,9 +87,12 @@ def show_help(command: str, kind: type, arguments: Sequence[str]) -> None:
         return
     made = config_type(flags)
     named = [made.parts[role] for role in roles if role in made.parts]
+    # An algorithm sends, so its flags are those of its mechanism and its sampling, too.
+    sending = ("mechanism", "sampling") if "algorithm" in roles else ()
+    read = [*named, *(made.parts[role] for role in sending if role not in roles)]
     settings = {
         name
-        for part in named
+        for part in read
         for name in (*part.settings, *(record.setting for record in part.records(flags)))
     }
     texts = [inspect.getdoc(each) or "" for each in (*(part.factory for part in named), *groups)]
@@ -192,6 +195,16 @@ def _is_setting(name: str, given: Mapping[str, Any]) -> bool:
     except ValueError:
         return False
     return True
+
+
+def require_no_settings(arguments: Sequence[str], own_flags: set[str]) -> None:
+    """Check that flags of `resume` are its own; raise a ValueError for the setting of a run."""
+    for name in split(arguments)[0]:
+        if name not in own_flags and _is_setting(name, {}):
+            raise ValueError(
+                f"{flag(name)} is a setting of the run, which resume keeps: run --from DIR goes on "
+                "with another"
+            )
 
 
 def _machines(flags: Mapping[str, Any]) -> Machines:

@@ -17,6 +17,7 @@ from fedjaxsim.cli.composed import (
     data_defaults,
     defaults_of,
     flags_of,
+    require_no_settings,
     show_help,
     split,
     wants_help,
@@ -77,6 +78,8 @@ def parse(arguments: Sequence[str], notes: list[str] | None = None) -> Command:
             raise ValueError(f"{word} names no flag: a flag is like --rounds 100")
     name, rest = (arguments[0], arguments[1:]) if arguments else ("", ())
     kind = _WITH_SETTINGS.get(name)
+    if name == "resume":
+        require_no_settings(rest, flags_of(Resume))
     if kind is None or (wants_help(rest) and show_help(name, kind, rest) is None):
         return _parse(arguments)
     if kind is Bench:

@@ -47,7 +47,7 @@ def refuse(error: Exception) -> int:
     The line names the place of an error in a user's own code; the traceback follows if JAX's
     variable asks for it.
     """
-    said, line, kind = one_line(error), own_line(error), type(error).__name__
+    said, line, kind, end = one_line(error), own_line(error), type(error).__name__, ""
     if line is None:
         said = in_flags(said)
     if is_out_of_memory(error):
@@ -56,11 +56,11 @@ def refuse(error: Exception) -> int:
     if line is not None:
         said = f"your code fails at {line}: {kind}{said and f': {said}'}"
     elif error.__cause__ is not None and (line := own_line(error.__cause__)) and line not in said:
-        said += f" (at {line})"
+        end = f" (at {line})"
     whole = os.environ.get(_FILTERING) == "off"
     if line is not None and not whole:
-        said = f"{said.removesuffix('.')}; {_FILTERING}=off shows the whole traceback"
-    say(f"error: {shortened(said) or kind}")
+        end += f"; {_FILTERING}=off shows the whole traceback"
+    say(f"error: {shortened(said.removesuffix('.') if end else said, end) or kind}")
     if line is not None and whole:
         traceback.print_exception(error)
     return UNWRITABLE if isinstance(error, StorageError) else 2
@@ -71,13 +71,20 @@ def say(text: str) -> None:
     print(f"fedjaxsim: {text}", file=sys.stderr)
 
 
-def shortened(text: str) -> str:
-    """Return a message without the middle of more than 200 characters, paths apart."""
-    more = len(_PATH.sub("", text)) - _MOST
+def shortened(text: str, end: str = "") -> str:
+    """Return a message of at most 200 characters, paths apart, cut before its end.
+
+    Args:
+      text: the message.
+      end: an end that follows it; by default its last 80 characters.
+    """
+    more = len(_PATH.sub("", text + end)) - _MOST
     if more <= 0:
-        return text
-    end = len(text) - _KEPT
-    return f"{text[: end - more - 3]} … {text[end:]}"
+        return text + end
+    if not end:
+        text, end = text[:-_KEPT], f" {text[-_KEPT:]}"
+        more += 1
+    return f"{text[: len(text) - more - 2]} …{end}"
 
 
 def one_line(text: object) -> str:

@@ -68,7 +68,7 @@ def arrays_of_name(
     subset: str | None = None,
     split: str | None = None,
 ) -> dict[str, np.ndarray]:
-    """Read the arrays of the .npz format from a data set by its name.
+    """Read clients, rows and targets from a data set of Hugging Face by its name.
 
     Args:
       path: name on the hub, as in ylecun/mnist, or a folder with files of its layout.

@@ -183,6 +183,7 @@ def arrays_of(frame: Any, columns: Columns, pixels: Any = None) -> dict[str, np.
     except DuplicateError as error:
         raise ValueError(f"columns must have distinct names: {error}") from error
     features = _features(table, columns) if pixels is None else []
+    _check_features(table, features, columns)
     for name in (*columns.roles, *features):
         _require_complete(table[name])
     is_text = columns.x in features and _is_text(table[columns.x])
@@ -208,6 +209,9 @@ def arrays_of(frame: Any, columns: Columns, pixels: Any = None) -> dict[str, np.
 
 
 def _check_names(table: "DataFrame", columns: Columns) -> None:
+    for role in ("one_hot", "drop"):
+        if isinstance(name := getattr(columns, role), str):
+            raise ValueError(f"{role} must be a list of columns, got {name!r}: write [{name!r}]")
     features = [] if columns.x is None else [columns.x]
     if features and (columns.one_hot or columns.drop):
         raise ValueError(f"x names the only feature, {columns.x!r}: leave out one-hot and drop")
@@ -240,17 +244,36 @@ def _features(table: "DataFrame", columns: Columns) -> list[str]:
     return features
 
 
-def _require_complete(column: "Series") -> None:
+def _check_features(table: "DataFrame", features: list[str], columns: Columns) -> None:
+    """Check that one column at most holds text or misses values; name all of them."""
+    encoded = (columns.x, *columns.one_hot)
+    texts = [name for name in features if name not in encoded and _is_text(table[name])]
+    missing = [name for name in features if _missing(table[name])]
+    if len({*texts, *missing}) > 1:
+        found = [f"hold text ({_listed(texts)})"] if texts else []
+        found += [f"miss values ({_listed(missing)})"] if missing else []
+        remedies = ["encode text (one-hot)"] if texts else []
+        remedies += ["fill in values"] if missing else []
+        raise ValueError(
+            f"columns {' and '.join(found)}: {', '.join(remedies)}, or leave the columns out (drop)"
+        )
+
+
+def _missing(column: "Series") -> int:
+    """Return the number of missing values."""
     missing = column.is_null()
     if column.dtype.is_float():
         missing = missing | column.is_nan()
     elif _is_text(column):
         missing = missing | (column == "")
-    count = int(missing.sum())
-    if count:
+    return int(missing.sum())
+
+
+def _require_complete(column: "Series") -> None:
+    if count := _missing(column):
         raise ValueError(
             f"column {column.name!r} has {count} missing values in {len(column)} rows: fill them "
-            "in, or leave the rows or the column out"
+            "in, or leave out the rows or the column (drop)"
         )
 
 

@@ -292,8 +292,8 @@ class Everything(
 ):  # fmt: skip
     """The settings that most runs have, for help.
 
-    The flags of a part are shown once it is named, as by `run --algorithm pmtl --help`; parts are
-    algorithm, model, mechanism, sampling, availability, compression, data and partition.
+    The flags of a part, such as --clip, are shown once it is named: `run --algorithm pmtl --help`;
+    parts are algorithm, model, mechanism, sampling, availability, compression, data and partition.
     """
 
 

@@ -19,6 +19,8 @@ _MISSING = ("", "?", "-", "na", "n/a", "nan", "null", "none", "missing")
 """Names of classes that may stand for missing labels."""
 _RARE = 0.1
 """Expected clients of a round that are hardly meant."""
+_UNEVEN, _SAMPLED = 1e3, 10_000
+"""Ratio of features that one step hardly suits, and the rows in which it is looked for."""
 _SPARSE = 10
 """The largest ratio of outputs to distinct labels; labels beyond it do not number classes."""
 
@@ -108,6 +110,11 @@ def doubts(config: RunConfig, population: Population) -> list[str]:
             f"{expected:.2g} clients are expected in a round, so in most rounds there are none: "
             "sampling-rate may be too small"
         )
+    if config.model not in OF_TOKENS and (ratio := _unevenness(population)) > _UNEVEN:
+        found.append(
+            f"the largest feature is {ratio:.1g} times the median one, so no learning rate suits "
+            "both: scale features to about [-1, 1] by public numbers, in the data"
+        )
     if config.loss == "squared" and labels is not None and population.generate is None:
         values = np.unique(labels)
         if len(values) > 2 and np.array_equal(values, np.arange(len(values))):
@@ -116,6 +123,16 @@ def doubts(config: RunConfig, population: Population) -> list[str]:
                 "they are classes, loss must be softmax or one-vs-all"
             )
     return found
+
+
+def _unevenness(population: Population) -> float:
+    """Return the ratio of the largest feature to the median one, by their largest values."""
+    x = population.fields.get("x")
+    if x is None or x.ndim != 2:
+        return 1.0
+    sizes = np.abs(np.asarray(x[:_SAMPLED], np.float64)).max(axis=0)
+    sizes = np.sort(sizes[sizes > 0])
+    return sizes[-1] / sizes[(len(sizes) - 1) // 2] if len(sizes) else 1.0
 
 
 def check_model(path: str, model: Any, x: np.ndarray, outputs: int) -> None:

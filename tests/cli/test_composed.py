@@ -31,8 +31,8 @@ def test_help_fits_on_110_lines_and_says_where_the_rest_is(monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("named", "shown", "absent"),
     [
-        ("--algorithm pmtl", "--lam --learning-rate --example-epsilon", "--mu --rounds"),
-        ("--algorithm fedprox", "--mu", "--lam --message"),
+        ("--algorithm pmtl", "--lam --clip --sampling-rate --example-epsilon", "--mu --rounds"),
+        ("--algorithm fedprox --sampling full", "--mu --clip", "--lam --sampling-rate"),
         ("--model mlp", "--hidden", "--lam --rounds"),
         ("--mechanism adaptive", "--target-quantile --noise-multiplier", "--lam"),
         ("--sampling passes", "--cohort --max-participations", "--sampling-rate"),

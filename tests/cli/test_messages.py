@@ -2,6 +2,8 @@
 
 import pytest
 
+from fedjaxsim.commands.messages import shortened
+
 
 @pytest.mark.parametrize(
     ("command", "sentence"),
@@ -13,6 +15,8 @@ import pytest
         ("run --lam abc", "lam must be a number, got 'abc'"),
         ("run --mu 1", "mu has no effect with algorithm pmtl, only with fedprox"),
         ("run --lamm 1", "Unrecognized options: --lamm, 1; perhaps you meant --lam; see"),
+        ("resume r --lam 1", "lam is a setting of the run, which resume keeps"),
+        ("resume r --roundz 1", "perhaps you meant --rounds"),
         ("run --algorithm", "Missing value for argument '--algorithm'"),
         ("run --sampling fixed", "Missing from fedjaxsim run: --cohort INT"),
         ("run a.toml", "a.toml: unknown setting 'learning-rat' (did you mean 'learning-rate'?)"),
@@ -27,3 +31,13 @@ import pytest
 def test_a_refusal_says_what_is_wrong_and_what_is_allowed(refused, tmp_path, command, sentence):
     (tmp_path / "a.toml").write_text("learning_rat = 1\n")
     assert sentence in refused(command)
+
+
+def test_a_long_message_loses_its_middle_or_what_is_before_its_end():
+    text = f"mine.py:3: TypeError: {'a' * 150} {'b' * 100}"
+    assert shortened(text, "; more") == f"{text[:192]} …; more"
+    middle = shortened(text)
+    assert len(middle) == 200
+    assert middle.startswith(text[:100])
+    assert middle.endswith(f" … {text[-80:]}")
+    assert shortened("short", "; more") == "short; more"

@@ -34,6 +34,7 @@ def files(tmp_path, monkeypatch):
     np.savez("good.npz", x=x, y=y, client=client)
     large = np.where(np.arange(N)[:, None] == 1, 1e300, x)
     np.savez("large.npz", x=large, y=y, client=client)
+    np.savez("uneven.npz", x=np.sign(x) * [1, 2, 1e5], y=y, client=client)
     np.savez("two.npz", x=x, y=np.stack([y, y], 1), client=client)
     np.savez("ids.npz", x=x, y=y, client=np.stack([client, client], 1))
     np.savez("words.npz", x=x, y=y, client=client, split=np.array(["train"] * N))
@@ -75,6 +76,7 @@ def test_what_is_hardly_meant_is_refused(files, refused, flags, sentence):
     [
         (f"{COLUMNS} answer --drop name", "'NA' is a class of its own"),
         ("run --data npz:good.npz --sampling-rate 0.02", "0.08 clients are expected in a round"),
+        ("run --data npz:uneven.npz", "the largest feature is 5e+04 times the median one"),
         ("run --data npz:good.npz", ""),
     ],
 )
