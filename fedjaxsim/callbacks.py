@@ -1,7 +1,6 @@
 """Callbacks of a run: progress, records, loggers, checkpoints, patience, an end by Ctrl-C.
 
-`Simulation.run(…, callbacks=[…])` calls them after each evaluation, as the command line does. A
-callback of your own is a function `(state, segment)` or a subclass of `Callback`.
+`Simulation.run(…, callbacks=[…])` calls them, or functions `(state, segment)`, after evaluations.
 """
 
 import contextlib
@@ -28,6 +27,7 @@ from fedjaxsim.engine.processes import from_all, is_first
 from fedjaxsim.engine.segments import Record, Segment
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.factories import require_count
 from fedjaxsim.privacy.assumptions import EVALUATED, STOPPING
 from fedjaxsim.records import MetricsFile as MetricsFile
 from fedjaxsim.records import Records as Records
@@ -188,12 +188,12 @@ class Patience(Callback):
         larger is better.
     """
 
-    initial, public = True, (STOPPING,)
+    initial = True
 
     def __init__(self, evaluations: int, *, released: bool = False):
+        require_count("evaluations", evaluations)
         self._evaluations, self._released, self.memory = evaluations, released, []
-        if released:
-            self.public = (EVALUATED,)
+        self.public = (EVALUATED,) if released else (STOPPING,)
 
     @property
     def exhausted(self) -> bool:

@@ -76,9 +76,12 @@ class Hyperparameter:
         Raises:
           ValueError: naming the hyperparameter, its value and what is allowed.
         """
+        wanted = "a number or one number per round" if self.schedule else "one number"
+        dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
+        if not jnp.issubdtype(dtype, jnp.floating) and dtype.kind not in "iub":
+            raise ValueError(f"{self.name} must be {wanted}, got {value!r}")
         shape = np.shape(value)
-        if len(shape) > (1 if self.schedule else 0):
-            wanted = "a number or one number per round" if self.schedule else "one number"
+        if len(shape) > (1 if self.schedule else 0) or 0 in shape:
             raise ValueError(f"{self.name} must be {wanted}, got shape {shape}")
         known = on_host(value)
         if known is None:
@@ -277,6 +280,7 @@ def fill(
     for name in values:
         if name not in records:
             raise ValueError(unknown("hyperparameter", name, records))
+        records[name].check(values[name])  # before defaults, one of which is a word
     missing = [n for n, record in records.items() if n not in values and record.default is None]
     if missing:
         raise ValueError(

@@ -162,8 +162,11 @@ class MetricsFile(Callback):
             store.sync(self._path)
 
 
+Recorded = Records | MetricsFile
+
+
 def comparison(
-    runs: Mapping[str, Records | Sequence[Records]], columns: Sequence[str] = ()
+    runs: Mapping[str, Recorded | Sequence[Recorded]], columns: Sequence[str] = ()
 ) -> "Figure":
     """Draw runs side by side, as `fedjaxsim compare` does: a curve each, or a mean over seeds.
 
@@ -172,8 +175,8 @@ def comparison(
     one system only if their seeds differ.
 
     Args:
-      runs: by label, the `Records` of a finished run, or of the same run with several seeds. A name
-        of `SYSTEMS` has its title and colour.
+      runs: by label, the `Records` or `MetricsFile` of a finished run, or a list of them, a seed
+        each. A label of `SYSTEMS` has its title and colour.
       columns: columns of the records, such as "test_accuracy", a panel each; by default the metric
         that judges the first run.
 
@@ -192,20 +195,21 @@ def comparison(
     found = []
     for label, given in runs.items():
         of_seeds = {}
-        for seed, each in enumerate([given] if isinstance(given, Records) else given):
-            if not isinstance(each, Records) or not each.rows or each.run.size is not None:
+        for seed, each in enumerate(given if isinstance(given, Sequence) else [given]):
+            rows = each.rows if isinstance(each, Recorded) else []
+            if not rows or each.run.size is not None:
                 raise ValueError(
                     f"{label!r} needs Records that were callbacks of one finished run, or a list "
                     f"of them with a seed each, got {_got(each)}"
                 )
-            rows = strict(each.rows)
+            rows = strict(rows)
             of_seeds[seed] = FinishedRun({}, {**rows[-1], "delta": each.run.delta}, rows)
         found.append(SeedGroup(label, label, of_seeds, {}))
     return comparison_figure(found, columns)
 
 
 def _got(each: Any) -> str:
-    if not isinstance(each, Records):
+    if not isinstance(each, Recorded):
         return f"a {type(each).__name__}"
     return f"Records of {each.run.size} runs in one program" if each.rows else "unused Records"
 

@@ -17,6 +17,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine import private_evaluation
 from fedjaxsim.engine.accounts import minibatches_taken
+from fedjaxsim.engine.checks import require_state, rounds_done
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.layout import ChunkMap
 from fedjaxsim.engine.loop import Callbacks, RunLoop
@@ -174,8 +175,7 @@ class Simulation:
 
         Raises:
           ValueError: if a hyperparameter is out of range, the key is of another kind, the mechanism
-            does not suit what the algorithm sends, or a function returns what the engine or the
-            task cannot use.
+            does not suit what the algorithm sends, or a function returns what does not fit.
         """
         state = self.setup.compiled.init(*self.setup.check_start(key, hparams))
         return self.setup.with_account(state)
@@ -318,7 +318,7 @@ class Simulation:
           ValueError: if a number is out of range, or a noise schedule is too short for the rounds
             or has more distinct values than the ledger has places.
         """
-        done = int(state.round)
+        done = rounds_done(state)
         self.setup.check_rounds(hparams, done, rounds, eval_every)
         hparams = self.setup.check(hparams)
         self.setup.message_shapes(state.key, hparams)
@@ -350,9 +350,10 @@ class Simulation:
         Raises:
           ValueError: if there is no such split.
         """
+        require_state(state)
         self.setup.check_split(split)
-        rows = self.setup.placed[split]
-        measured = self.setup.compiled.evaluate(state, hparams.as_arrays(), rows)
+        compiled, rows = self.setup.compiled, self.setup.placed[split]
+        measured = compiled.evaluate(state, hparams.as_arrays(), rows)
         return self.setup.summarize(split, measured)
 
     def guarantee(self, state: SimulationState, delta: float | None = None) -> Report:
@@ -382,8 +383,7 @@ class Simulation:
     def epsilon(self, state: SimulationState, delta: float | None = None) -> jax.Array:
         """Compute an upper bound on ε (zero-out), (), inside jit; ∞ where there is none.
 
-        The RDP bound, for display, control and derivatives, is a little above what `guarantee`
-        reports.
+        The RDP bound, for display, control and derivatives, is a little above `guarantee`'s.
 
         Args:
           state: of a run.

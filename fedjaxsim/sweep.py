@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from fedjaxsim.engine.batch import batch, stack, varying
-from fedjaxsim.engine.devices import grid_of
+from fedjaxsim.engine.checks import described, require_state, rounds_done
+from fedjaxsim.engine.devices import grid_of, require_devices
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.loop import Callbacks, RunLoop
 from fedjaxsim.engine.processes import to_host
@@ -55,7 +56,9 @@ class SimulationBatch:
     ):
         self._check(simulation, settings)
         self.simulation, self.settings, self.size = simulation, tuple(settings), len(settings)
-        devices = list(jax.devices() if devices is None else devices)
+        devices = jax.devices() if devices is None else devices
+        require_devices(devices)
+        devices = list(devices)
         by_settings, by_clients = grid(len(devices), self.size, simulation.num_clients)
         mesh = grid_of(
             devices[: by_settings * by_clients], {RUNS: by_settings, CLIENTS: by_clients}
@@ -94,6 +97,11 @@ class SimulationBatch:
 
     @staticmethod
     def _check(simulation: Simulation, settings: Sequence[Hyperparameters]) -> None:
+        if not isinstance(simulation, Simulation) or isinstance(settings, Hyperparameters | dict):
+            raise ValueError(
+                "a sweep needs a Simulation and a list of its hyperparameters, got "
+                f"{described(simulation)} and {described(settings)}"
+            )
         if not settings:
             raise ValueError("a sweep needs at least one setting, got none")
         for setting in settings:
@@ -150,8 +158,9 @@ class SimulationBatch:
         Raises:
           ValueError: as `Simulation.run`, for any of the settings.
         """
+        done = rounds_done(state)
         for setting in self.settings:
-            self.simulation.setup.check_rounds(setting, int(state.round), rounds, eval_every)
+            self.simulation.setup.check_rounds(setting, done, rounds, eval_every)
 
         def advance(state, length):
             rows = self._rows["train"]
@@ -161,9 +170,13 @@ class SimulationBatch:
             return state, asked
 
         delta = default_delta(self.simulation.num_clients) if delta is None else delta
-        last = int(state.round) + rounds
         run = RunLoop(
-            advance, self.evaluate, last, delta, self.simulation.setup.accountant, self.size
+            advance,
+            self.evaluate,
+            done + rounds,
+            delta,
+            self.simulation.setup.accountant,
+            self.size,
         )
         return run.segments(state, eval_every, callbacks, keep)
 
@@ -173,6 +186,7 @@ class SimulationBatch:
         Raises:
           ValueError: if there is no such split.
         """
+        require_state(state)
         self.simulation.setup.check_split(split)
         measured = to_host(self._compiled.evaluate(state, self._hparams, self._rows[split]))
         asked = jax.tree.map(lambda values: values[:, : self.size], measured)

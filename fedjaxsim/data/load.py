@@ -1,6 +1,7 @@
 """All sources of data by one specification, for the command line."""
 
 import dataclasses
+import difflib
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -77,7 +78,9 @@ def load(
     taken += [*inspect.signature(resolve(PARTITIONS[how])).parameters][1:]  # besides the arrays
     for name in given:
         if name not in taken:
-            raise ValueError(f"{name} has no effect on data {kind} with partition {how}")
+            close = difflib.get_close_matches(name, [*taken, "num_clients"], n=1)
+            hint = f"; perhaps you mean {close[0]}" if close else ""
+            raise ValueError(f"{name} has no effect on data {kind} with partition {how}{hint}")
     if kind in ("csv", "hf", "parquet"):
         _check_table(kind, given, partition)
     supplied = given | {"seed": seed, "has_clients": partition is None}

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from fedjaxsim.data.batch import Batch as Batch
 from fedjaxsim.data.batch import ProtectedBatches
+from fedjaxsim.factories import require_count
 from fedjaxsim.kernels import threefry
 
 PyTree = Any
@@ -65,8 +66,7 @@ class Minibatches:
     passes: int | None = None
 
     def __post_init__(self):
-        if self.size < 1:
-            raise ValueError(f"batch size must be at least 1, got {self.size}")
+        require_count("batch size", self.size)
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(
                 f"give either steps or epochs, got steps={self.steps} and epochs={self.epochs}"
@@ -75,8 +75,8 @@ class Minibatches:
             raise ValueError(f"passes need steps, the batches of one round, got {self}")
         for name in ("steps", "epochs", "passes"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"local {name} must be at least 1, got {value}")
+            if value is not None:
+                require_count(f"local {name}", value)
 
 
 def permuted(key: jax.Array, position: jax.Array, count: jax.Array) -> jax.Array:

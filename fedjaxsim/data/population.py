@@ -85,6 +85,7 @@ class Population:
           ValueError: no client, an empty client, fields that differ between clients or disagree
             in length, values that are not finite numbers, or duplicate names.
         """
+        _require_clients(clients)
         named = _as_names(names, len(clients))
         fields, counts = joined(clients, [str(name) for name in named])
         return cls.from_flat(fields, counts, named)
@@ -108,6 +109,8 @@ class Population:
           ValueError: the counts do not sum to N, a client has no training rows, or the arrays are
             refused by `from_clients`.
         """
+        if not isinstance(fields, Mapping):
+            raise ValueError(f"{_FIELDS}, got a {type(fields).__name__}")
         sizes = np.asarray(counts)
         known = sizes.shape[1:] in ((), (len(SPLITS),)) and sizes.dtype.kind in "iu"
         if not known or not sizes.size:
@@ -213,11 +216,24 @@ class Population:
         fields = {field: taken(values, index) for field, values in self.fields.items()}
         return dataclasses.replace(self, fields=fields, splits=splits, names=self.names[clients])
 
-    def of_clients(self, clients: np.ndarray) -> Self:
-        """Return a population of some clients, (m',) indices, with their names and splits."""
-        counts = self.counts[clients]
-        rows = Ranges(self.splits["train"].start[clients], counts.sum(axis=1, dtype=np.int32))
-        return self.of_rows(rows.all_rows(), counts, clients)
+    def of_clients(self, clients: Sequence[int] | np.ndarray) -> Self:
+        """Return a population of some clients, with their names and splits.
+
+        Args:
+          clients: distinct indices, (m',), or whether each client is kept, (m,) bool.
+
+        Raises:
+          ValueError: for other indices, or none.
+        """
+        chosen, m = np.asarray(clients), self.num_clients
+        if chosen.shape == (m,) and chosen.dtype == bool:
+            chosen = np.flatnonzero(chosen)
+        listed = chosen.ndim == 1 and chosen.size and chosen.dtype.kind in "iu"
+        if not listed or chosen.min() < 0 or chosen.max() >= m:
+            raise ValueError(f"clients must be indices in [0, {m}), at least one, got {clients!r}")
+        counts = self.counts[chosen]
+        rows = Ranges(self.splits["train"].start[chosen], counts.sum(axis=1, dtype=np.int32))
+        return self.of_rows(rows.all_rows(), counts, chosen)
 
 
 def with_other_rows(population: Population, clients: Sequence[int], seed: int) -> Population:
@@ -239,6 +255,21 @@ def with_other_rows(population: Population, clients: Sequence[int], seed: int) -
             new[rows] = _LARGE * rng.normal(size=new[rows].shape)
         fields[name] = new
     return dataclasses.replace(population, fields=fields)
+
+
+_FIELDS = "fields must be a dict of arrays by name, such as {'x': …, 'y': …}"
+
+
+def _require_clients(clients: Any) -> None:
+    """Raise ValueError unless the argument is a list with a mapping of arrays for each client."""
+    wanted = "clients must be a list with a dict of arrays for each, such as [{'x': …, 'y': …}]"
+    if not isinstance(clients, Sequence):
+        named = "; clients by name take names=[…], too" if isinstance(clients, Mapping) else ""
+        table = "; fjs.data.from_dataframe reads tables" if hasattr(clients, "columns") else ""
+        raise ValueError(f"{wanted}, got a {type(clients).__name__}{named}{table}")
+    for client in clients:
+        if not isinstance(client, Mapping) and not hasattr(client, "columns"):
+            raise ValueError(f"{wanted}, got a {type(client).__name__} in it")
 
 
 def _as_names(names: Sequence[str] | np.ndarray | None, clients: int) -> np.ndarray:

@@ -4,11 +4,14 @@ import inspect
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
+from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.samplers import Sampler, Sampling
 from fedjaxsim.tasks.task import Task
@@ -104,6 +107,44 @@ def check_arguments(name: str, function: Any, arguments: str) -> None:
     except TypeError:
         names = str(signature.replace(return_annotation=signature.empty))
         raise ValueError(f"{name} must take ({arguments}), but takes {names}") from None
+
+
+def require_state(state: Any) -> None:
+    """Check that a simulation can go on from a state.
+
+    Raises:
+      ValueError: if it is no state, or a run has reused its buffers.
+    """
+    if not isinstance(state, SimulationState):
+        raise ValueError(f"state must be one that init or run returned, got {described(state)}")
+    known = isinstance(state.round, jax.Array) and not isinstance(state.round, Tracer)
+    if known and state.round.is_deleted():
+        raise ValueError(
+            "the state is used up: run reuses the memory of the state that it starts from; go on "
+            "from the state that it returned, or from another of init"
+        )
+
+
+def rounds_done(state: Any) -> int:
+    """Return the number of rounds of a state, checked as by `require_state`."""
+    require_state(state)
+    return int(state.round)
+
+
+def require_key(key: Any) -> jax.Array:
+    """Return a seed as a key, or the key.
+
+    Raises:
+      ValueError: if it is neither.
+    """
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        return jax.random.key(key, impl="threefry2x32")
+    if isinstance(key, jax.Array):
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and "fry" in str(key.dtype):
+            return key
+        # Other generators share one stream under vmap, which breaks noise and sampling.
+        raise ValueError(f"key must be a typed threefry key, jax.random.key(seed), got {key}")
+    raise ValueError(f"key must be a seed, such as 0, or jax.random.key(0), got {described(key)}")
 
 
 def described(value: Any) -> str:

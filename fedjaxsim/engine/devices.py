@@ -48,6 +48,17 @@ def require(wanted: int | None) -> None:
         raise ValueError(f"devices must be all, or at most the {there} ({kind}), got {wanted}")
 
 
+def require_devices(devices: Any) -> None:
+    """Raise ValueError if an argument is no sequence of JAX devices, or an empty one."""
+    listed = isinstance(devices, Sequence | np.ndarray) and all(
+        isinstance(each, jax.Device) for each in devices
+    )
+    if not listed or not len(devices):
+        raise ValueError(
+            f"devices must be a list of JAX devices, such as jax.devices()[:2], got {devices!r}"
+        )
+
+
 def placed(whole: np.ndarray, sharding: Any) -> jax.Array:
     """Put a host array on devices, also on devices of other processes."""
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])

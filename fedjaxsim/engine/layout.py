@@ -7,6 +7,7 @@ import jax
 
 from fedjaxsim.data.minibatches import BatchReadOptions
 from fedjaxsim.engine.shape_bytes import bytes_of
+from fedjaxsim.factories import require_count
 from fedjaxsim.kernels import products
 from fedjaxsim.tasks.task import Task
 
@@ -65,8 +66,7 @@ class Layout:
     asked: tuple[int | None, ChunkMap | None] = (None, None)
 
     def __post_init__(self):
-        if self.chunk_size < 2:
-            raise ValueError(f"chunk_size must be at least 2, got {self.chunk_size}")
+        require_count("chunk_size", self.chunk_size, 2)
         if self.chunk_map not in ("scan", "vmap"):
             raise ValueError(f"chunk_map must be 'scan' or 'vmap', got {self.chunk_map!r}")
 

@@ -16,13 +16,15 @@ import numpy as np
 
 from fedjaxsim.algorithm import Metrics
 from fedjaxsim.engine import private_evaluation
+from fedjaxsim.engine.checks import check_arguments, described
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.private_evaluation import EvaluationPlan, PrivateMetric
 from fedjaxsim.engine.processes import from_all, is_first, to_host
 from fedjaxsim.engine.segments import History, Record, Segment, rows_of
 from fedjaxsim.engine.state import SimulationState, state_of, with_public
+from fedjaxsim.factories import require_count
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.events import Adjacency
+from fedjaxsim.privacy.events import Adjacency, check_delta
 from fedjaxsim.privacy.guarantee import spent
 
 _spent = functools.lru_cache(maxsize=1024)(spent)
@@ -101,6 +103,9 @@ class RunLoop:
     _recorded: Segment | None = dataclasses.field(default=None, init=False)
     _records: list[Record] = dataclasses.field(default_factory=list, init=False)
 
+    def __post_init__(self):
+        check_delta(self.delta)
+
     def segments(
         self,
         state: SimulationState,
@@ -117,6 +122,9 @@ class RunLoop:
           callbacks: called in this order.
           keep: number of segments to return; None for all.
         """
+        _require_callbacks(callbacks)
+        if keep is not None:
+            require_count("keep", keep, 0)
         called = [each for each in callbacks if getattr(each, "everywhere", True) or is_first()]
         hooked = [each for each in called if isinstance(each, Callback)]
         stated = (text for each in callbacks for text in getattr(each, "public", ()))
@@ -213,6 +221,17 @@ class RunLoop:
                    accountant=self.accountant, limit=privacy.limit)
             for each in states
         ]  # fmt: skip
+
+
+def _require_callbacks(callbacks: Any) -> None:
+    """Raise ValueError unless the argument is a list of callbacks."""
+    if not isinstance(callbacks, Sequence):
+        raise ValueError(f"callbacks must be a list, got {described(callbacks)}")
+    for each in callbacks:
+        if isinstance(each, type):
+            raise ValueError(f"callbacks must be objects, such as {each.__name__}(), got the class")
+        if not isinstance(each, Callback):
+            check_arguments("a callback", each, "state, segment")
 
 
 def _all_go_on(answers: Sequence[bool | None]) -> bool:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim.engine.checks import described
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -173,6 +174,8 @@ def evaluate(
 
 def prepared(state: SimulationState, plan: EvaluationPlan, num_clients: int) -> SimulationState:
     """Return the state with an account and a record of draws for its evaluations."""
+    if not isinstance(plan, EvaluationPlan):
+        raise ValueError(f"evaluate_privately must be an EvaluationPlan, got {described(plan)}")
     spend = plan.spend(num_clients)
     noise = np.array(plan.noise_multiplier, np.float32)
     privacy = ledger.with_account(state.privacy, spend.scheme, spend.event, _PLACES)

@@ -18,9 +18,9 @@ from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine import accounts
-from fedjaxsim.engine.checks import check_parts
+from fedjaxsim.engine.checks import check_parts, require_key, require_state
 from fedjaxsim.engine.client_partition import AllClients
-from fedjaxsim.engine.devices import mesh_of
+from fedjaxsim.engine.devices import mesh_of, require_devices
 from fedjaxsim.engine.evaluation import Evaluation, SplitStatistics, measure_with, summarize
 from fedjaxsim.engine.layout import ChunkMap, layout_of
 from fedjaxsim.engine.own_code import assumptions_of
@@ -33,7 +33,7 @@ from fedjaxsim.engine.shard import CLIENTS, shard
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.stream import stream
 from fedjaxsim.engine.traced_checks import trace_round
-from fedjaxsim.factories import factory_of
+from fedjaxsim.factories import factory_of, require_count
 from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.composition import require_match
@@ -107,8 +107,9 @@ class Setup:
         if event.kind not in ("no_release", "unprotected"):
             require_match(self.accountant, scheme, event)
         self.layout = layout_of(self.task, self.chunk_size, self.chunk_map)
-        if self.devices is not None and not len(self.devices):
-            raise ValueError("a simulation needs at least one device, got none")
+        if self.devices is not None:
+            require_devices(self.devices)
+        require_count("ledger_entries", self.ledger_entries)
         if self.streamed and self.devices is not None:
             raise ValueError("a streamed simulation runs on the first device: leave devices out")
         self._use(self.population)
@@ -244,6 +245,7 @@ class Setup:
 
     def with_account(self, state: SimulationState, begins: bool = False) -> SimulationState:
         """Return a state of any simulation with accounts, and assumptions, of this one."""
+        require_state(state)
         accounts.require_protection(state.privacy, self._accounts)
         privacy = ledger.with_public(state.privacy, self.public)
         for scheme, event in self._accounts:
@@ -308,11 +310,7 @@ class Setup:
         Raises:
           ValueError: as `Simulation.init`.
         """
-        if not isinstance(key, jax.Array):
-            key = jax.random.key(key, impl="threefry2x32")
-        elif not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or "fry" not in str(key.dtype):
-            # Other generators share one stream under vmap, which breaks noise and sampling.
-            raise ValueError(f"key must be a typed threefry key, jax.random.key(seed), got {key}")
+        key = require_key(key)
         hparams = self.check(hparams)
         check_own(self.sampling, self.sampler, hparams, self._lawful)
         self.message_shapes(key, hparams)
@@ -326,10 +324,9 @@ class Setup:
         Raises:
           ValueError: as `Simulation.run`.
         """
-        if rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {rounds}")
-        if eval_every is not None and eval_every < 1:
-            raise ValueError(f"eval_every must be at least 1, got {eval_every}")
+        require_count("rounds", rounds)
+        if eval_every is not None:
+            require_count("eval_every", eval_every)
         most, last = self.sampler.rounds, done + rounds
         if most is not None and last > most:
             raise ValueError(

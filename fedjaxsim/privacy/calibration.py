@@ -27,14 +27,13 @@ from fedjaxsim.privacy.events import (
     Silos,
     View,
     check_delta,
+    check_epsilon,
     check_noise_multiplier,
 )
 from fedjaxsim.privacy.silos import delta_of, epsilon_of, rate_of, scheme_of
 
 TOLERANCE = 1e-3
 """Largest relative gap between the target and the ε of a calibrated run."""
-LEAST, MOST = 1e-6, 1e6
-"""Range of target ε."""
 _FEW_ROUNDS = 10_000
 
 
@@ -75,8 +74,7 @@ def spent(
 
 
 def _check(epsilon: float, delta: float, event: PrivacyEvent) -> None:
-    if not LEAST <= epsilon <= MOST:
-        raise ValueError(f"epsilon must lie in [{LEAST}, {MOST}], got {epsilon}")
+    check_epsilon(epsilon)
     check_delta(delta)
     if event.kind not in ("gaussian", "correlated", "pure"):
         raise ValueError(

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 SchemeKind = Literal["poisson", "fixed", "capped", "groups", "full"]
 EventKind = Literal["gaussian", "correlated", "pure", "no_release", "unprotected"]
@@ -184,8 +184,22 @@ EXAMPLE = PrivacyEvent("pure", zero_out=1.0, replace=1.0, unit="example")
 
 def check_delta(delta: float) -> None:
     """Raise ValueError unless δ lies in (0, 1)."""
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    if not _between(math.ulp(0.0), delta, math.nextafter(1, 0)):
+        raise ValueError(f"delta must lie in (0, 1), got {delta!r}")
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Raise ValueError unless ε has a size for which noise can be found."""
+    if not _between(1e-6, epsilon, 1e6):
+        raise ValueError(f"epsilon must lie in [1e-06, 1000000.0], got {epsilon!r}")
+
+
+def _between(least: float, value: Any, most: float) -> bool:
+    """Return whether a value is a number between others."""
+    try:
+        return bool(least <= value <= most)
+    except (TypeError, ValueError):
+        return False
 
 
 def check_noise_multiplier(noise_multiplier: float, zero: bool = False) -> None:

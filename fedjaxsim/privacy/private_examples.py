@@ -19,11 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.data.batch import Batch, ProtectedBatches
+from fedjaxsim.factories import require_count
 from fedjaxsim.hyperparameters import Hyperparameters, Records
 from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy.binomial import least_count
 from fedjaxsim.privacy.clipping import clip_by_global_norm
-from fedjaxsim.privacy.events import check_delta
+from fedjaxsim.privacy.events import check_delta, check_epsilon
 from fedjaxsim.privacy.mechanisms import CLIP_NORM, NOISE_MULTIPLIER, noise_like
 from fedjaxsim.privacy.messages import widened
 from fedjaxsim.tasks.task import Task
@@ -134,12 +135,13 @@ def private_examples(
       ValueError: if a number is out of range, only one of `epsilon` and `rounds` is given, or the
         task protects examples already.
     """
-    if microbatch_size < 1:
-        raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
+    require_count("microbatch_size", microbatch_size)
+    if epsilon is not None:
+        check_epsilon(epsilon)
     if (epsilon is None) != (rounds is None):
         raise ValueError(f"give epsilon with rounds, got {epsilon} and {rounds}")
-    if rounds is not None and rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    if rounds is not None:
+        require_count("rounds", rounds)
     if delta is not None:
         check_delta(delta)
     if task.examples is not None:

@@ -52,7 +52,9 @@ def _coins(key: jax.Array, p: jax.Array, num_clients: int) -> tuple[jax.Array, .
     return jnp.arange(num_clients, dtype=jnp.int32), drawn, jnp.int32(0)
 
 
-@reads(lambda sampling_rate, **_: (dataclasses.replace(SAMPLING_RATE, default=sampling_rate),))
+@reads(
+    lambda sampling_rate, **_: (dataclasses.replace(SAMPLING_RATE, default=float(sampling_rate)),)
+)
 def poisson(
     sampling_rate: float = 0.2, *, max_rate: float | None = None, capacity: int | None = None
 ) -> Sampling:
@@ -94,8 +96,7 @@ def poisson(
     """
     largest_rate = sampling_rate if max_rate is None else max_rate
     for name, rate in (("sampling_rate", sampling_rate), ("max_rate", largest_rate)):
-        if not 0 < rate <= 1:
-            raise ValueError(f"{name} must lie in (0, 1], got {rate}")
+        dataclasses.replace(SAMPLING_RATE, name=name).check(rate)
     if largest_rate < sampling_rate:
         raise ValueError(f"max_rate must be at least sampling_rate {sampling_rate}, got {max_rate}")
     return Sampling(lambda num_clients: _poisson(num_clients, largest_rate, capacity))
