@@ -129,7 +129,7 @@ def fed_dyn(folder: Path, clients: list[Rows]) -> None:
             local[k] += models[-1] - cloud
         average = torch.stack(models).mean(0)
         cloud = average + local.mean(0)
-    shared, _, predicted = ours(fjs.feddyn(task), clients, COHORTS, lam=0.4)
+    shared, _, predicted = ours(fjs.feddyn(task, message="update"), clients, COHORTS, lam=0.4)
     net = Net()
     rows = []
     for vector, mine in ((cloud, shared.params), (average, predicted[0])):

@@ -112,7 +112,7 @@ def with_pfllib(folder: Path, clients: list[Rows]) -> None:
 
     rates: dict[str, Any] = {"server_learning_rate": SERVER_RATE}
     server = library.run("serverscaffold", "SCAFFOLD", Net(), COHORTS, **rates)
-    shared, d_i, _ = ours(fjs.scaffold(task), clients, COHORTS, **rates)
+    shared, d_i, _ = ours(fjs.scaffold(task, message="update"), clients, COHORTS, **rates)
     zero, scale = jax.tree.map(np.zeros_like, start), RATE * EPOCHS * ROWS / SIZE
     variates = [dict(zip(start, map(np.asarray, k.client_c), strict=True)) for k in server.clients]
     scaled = [jax.tree.map(lambda leaf: -leaf / scale, d) for d in d_i]
@@ -145,7 +145,7 @@ def with_pfllib(folder: Path, clients: list[Rows]) -> None:
     report("Per-FedAvg, first order", gap(shared, server))
 
     norm = torch.norm
-    shared, _, _ = ours(fjs.feddyn(task), clients, COHORTS, lam=0.4)
+    shared, _, _ = ours(fjs.feddyn(task, message="update"), clients, COHORTS, lam=0.4)
     for of, rule in (("θ, with ‖·‖² for its ‖·‖", lambda a, p: torch.sum(a * a)), ("θ", norm)):
         torch.norm = rule
         server = library.run("serverdyn", "FedDyn", Net(), COHORTS, alpha=0.4)

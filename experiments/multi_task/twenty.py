@@ -42,7 +42,7 @@ QUESTION = ("vehicle", "school", "digits", "femnist-7", "shakespeare")
 AGAINST = ("local", "fedavg")
 COSTS = {"received": "bytes received", "sent": "sent", "rounds_per_second": "rounds/s"}
 TWENTY = (
-    "local", "fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "scaffold", "scaffold-forgets",
+    "local", "fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "scaffold", "scaffold-steps",
     "feddyn", "qffl",
     "pmtl", "pmtl-offset", "ditto", "apfl", "apfl-adaptive", "pfedme", "per-fedavg",
     "per-fedavg-hessian", "ifca", "fedala", "knn-per", "fedper-intercepts",

@@ -1,6 +1,6 @@
 """FedDyn (Acar, Zhao, Matas, Mattina, Whatmough, Saligrama; ICLR 2021): dynamic regularization."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +8,12 @@ import jax.numpy as jnp
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
-from fedjaxsim.algorithms.shared_model import from_one_model, moved
+from fedjaxsim.algorithms.shared_model import from_one_model, moved, require_choice
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
+Message = Literal["state", "update"]
 
 
 class Shared(NamedTuple):
@@ -28,7 +29,9 @@ class Shared(NamedTuple):
 
 
 @reads(optimizers.LEARNING_RATE, PULL)
-def feddyn(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Algorithm:
+def feddyn(
+    task: Task, *, message: Message = "state", local_optimizer: optimizers.LocalChoice = "sgd"
+) -> Algorithm:
     """FedDyn: a linear term makes the clients' minima agree; one model for all (Algorithm 1).
 
     Client k of the cohort takes local steps from the server's θ on
@@ -36,19 +39,33 @@ def feddyn(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Al
         ℓ_k(v) − ⟨g_k, v⟩ + (α/2) ‖v − θ‖²,    α = `hparams.lam`,
 
     and then sets g_k ← g_k − α (v − θ). With d_k = −g_k/α, which starts at 0, the penalty is a pull
-    towards θ − d_k, and d_k ← d_k + v − θ. The client sends v − θ. The server adds p times the
-    released mean R to the mean d of all d_k (h = −αd in the paper; p is the share of clients
-    in P), and then
+    towards θ − d_k, and d_k ← d_k + v − θ. From the mean R of v − θ the server adds p R to the
+    mean d of all d_k (h = −αd in the paper; p is the share of clients in P), and then
 
         θ ← θ + R + d.
 
-    Clients predict with θ − d, the mean of the last cohort's models. Both models are those of the
-    authors' code step by step; PFLlib's code lacks the square of the penalty.
+    The message is one of two, both bounded, noised and charged alike:
+
+    * "state": d_k, of which the server subtracts d to have R, so that d forgets earlier noise. At
+      p = 1 and without noise this is Algorithm 1; for p < 1 the cohort's mean of d_k before the
+      round stands for d.
+    * "update": v − θ, the paper's. Then d − (mean of d_k) is p times the sum N of all noise so far,
+      of which no client knows: θ settles only where the mean gradient is αN, and where the loss has
+      no curvature it adds up N. Under noise it diverges, the later the smaller α is.
+
+    Clients predict with θ − d, the mean of the last cohort's models. With "update" both models are
+    those of the authors' code step by step; PFLlib's code lacks the square of the penalty.
 
     Args:
       task: model and loss.
+      message: Message of a client: "state", the sum d_k of its updates, or "update", v − θ as in
+        the paper.
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
+
+    Raises:
+      ValueError: if the message is unknown.
     """
+    require_choice(message, Message, "message")
 
     def start(hparams, theta, own):
         del hparams, own
@@ -60,10 +77,13 @@ def feddyn(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Al
         pull = Pull(hparams.lam, jax.tree.map(jnp.subtract, theta, d_k))
         v, loss = local_steps(theta, data, task, local_optimizer, hparams, context.round, pull)
         update = jax.tree.map(jnp.subtract, v, theta)
-        return moved(d_k, 1, update), update, {"loss": loss}
+        new = moved(d_k, 1, update)
+        return new, new if message == "state" else update, {"loss": loss}
 
     def server(shared, release, hparams, round_):
         del round_
+        if message == "state":
+            release = jax.tree.map(jnp.subtract, release, shared.drift)
         drift = moved(shared.drift, hparams.sampling_rate, release)
         return Shared(moved(moved(shared.params, 1, release), 1, drift), drift)
 

@@ -1,6 +1,6 @@
 """SCAFFOLD (Karimireddy et al.; ICML 2020): local steps corrected by control variates."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,14 @@ from fedjaxsim.algorithms.shared_model import (
     from_one_model,
     moved,
     publish,
+    require_choice,
     server_step,
 )
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
+Message = Literal["steps", "update"]
 
 
 class Shared(NamedTuple):
@@ -34,7 +36,7 @@ class Shared(NamedTuple):
 
 @reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE)
 def scaffold(
-    task: Task, *, forgets: bool = False, server_optimizer: optimizers.ServerChoice = "sgd"
+    task: Task, *, message: Message = "steps", server_optimizer: optimizers.ServerChoice = "sgd"
 ) -> Algorithm:
     """SCAFFOLD: client i corrects its drift by c − c_i; one model for all (Algorithm 1, option II).
 
@@ -43,24 +45,32 @@ def scaffold(
 
         y ← y − η ∇ℓ_i(y) + (d − d_i)/K,    d_i⁺ = d_i − d + (y − x)
 
-    The paper also sends the change of d_i. It is y − x − d, so the server knows its mean from the
-    released mean R of y − x, the only message (lines 16 and 17; p is the share of clients in S):
+    so that d_i⁺ is the sum of its steps without the correction. From the released mean R of the
+    messages the server computes (lines 16 and 17; p is the share of clients in S)
 
-        x ← x + R,    d ← d + p (R − d)
+        x ← x + R,    d ← d + p (R − d).
 
-    For one K and a constant η this is Algorithm 1, and PFLlib's code step by step, with half as
-    many numbers in a message. Clients predict with x; d and all d_i start at 0.
+    The message is one of two, both bounded, noised and charged alike:
 
-    No client's d_i knows of the noise in d: at p = 1 the mean of d − d_i is the sum of all noise so
-    far, and enters every update. If `forgets`, clients send d_i⁺, their steps without the
-    correction. At p = 1 and without noise that is the same, as the corrections add up to 0; for
-    p < 1 those of a cohort are left out of x. Then R has no earlier noise but by its gradients.
+    * "steps": d_i⁺. R holds no earlier noise but by its gradients.
+    * "update": y − x, the paper's. The change of d_i, which the paper sends too, is y − x − d, and
+      R − d its mean. For one K and a constant η this is Algorithm 1, with half as many numbers in a
+      message. No client's d_i knows of the noise in d: at p = 1 the mean of d − d_i is the sum of
+      all noise so far, and enters every update.
+
+    At p = 1 and without noise both are the same, as the corrections add up to 0; for p < 1 steps
+    leave the corrections of a cohort out of x. Clients predict with x; d and all d_i start at 0.
 
     Args:
       task: model and loss.
-      forgets: Whether clients send d_i⁺ in place of y − x, so that noise does not add up.
-      server_optimizer: Optimizer of the server, applied to the released mean update of x.
+      message: Message of a client: "steps", its steps without their correction, or "update", y − x
+        as in the paper.
+      server_optimizer: Optimizer of the server, applied to the released mean message.
+
+    Raises:
+      ValueError: if the message is unknown.
     """
+    require_choice(message, Message, "message")
     server_optimizer = optimizers.as_server(server_optimizer)
     of_model = server_step(server_optimizer)
 
@@ -85,7 +95,7 @@ def scaffold(
         update = jax.tree.map(jnp.subtract, y, x)
         # A client whose minibatches are consumed keeps d_i and sends 0.
         new = moved(d_i, steps > 0, jax.tree.map(jnp.subtract, update, d))
-        if forgets:
+        if message == "steps":
             update = jax.tree.map(lambda leaf: jnp.where(steps > 0, leaf, 0), new)
         return new, update, {"loss": loss / divisor}
 

@@ -1,21 +1,27 @@
 """SCAFFOLD against Algorithm 1 (option II) in numpy."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import coefficients, designs, drawn, least_squares, states_of
+from problems import coefficients, designs, drawn, least_squares, noise_key, states_of
 
+from fedjaxsim.algorithms.feddyn import feddyn
 from fedjaxsim.algorithms.scaffold import scaffold
+from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.privacy.mechanisms import noise_like
+from fedjaxsim.privacy.samplers import full_participation
+from fedjaxsim.simulation import Simulation
 
 ETA, SERVER_ETA, K = 0.1, 0.7, 3
 
 
-@pytest.mark.parametrize("forgets", [False, pytest.param(True, marks=pytest.mark.thorough)])
-def test_it_is_algorithm_1_in_numpy(forgets):
+@pytest.mark.parametrize("message", ["update", pytest.param("steps", marks=pytest.mark.thorough)])
+def test_it_is_algorithm_1_in_numpy(message):
     with jax.enable_x64(True):
         population, task = least_squares([4, 6, 5, 7])
         rates = {"learning_rate": ETA, "server_learning_rate": SERVER_ETA}
-        states, _ = states_of(scaffold(task, forgets=forgets), population, 6, **rates)
+        states, _ = states_of(scaffold(task, message=message), population, 6, **rates)
         rows = list(designs(population))
         x, c, c_i = np.zeros(4), np.zeros(4), np.zeros((4, 4))
         for client, _, after in drawn(states, population):
@@ -25,7 +31,7 @@ def test_it_is_algorithm_1_in_numpy(forgets):
                 gradient = design.T @ (design @ y - targets) / len(targets)
                 y = y - ETA * (gradient - c_i[client] + c)
             new = c_i[client] - c + (x - y) / (K * ETA)  # line 12, option II
-            if forgets:
+            if message == "steps":
                 x, c = x - SERVER_ETA * K * ETA * new, c + (new - c) / 4
             else:
                 x, c = x + SERVER_ETA * (y - x), c + (new - c_i[client]) / 4
@@ -37,3 +43,23 @@ def test_it_is_algorithm_1_in_numpy(forgets):
             ]:
                 np.testing.assert_allclose(coefficients(found), expected, rtol=1e-11, atol=1e-14)
         assert len(np.flatnonzero(c_i.any(axis=1))) > 1
+
+
+@pytest.mark.parametrize("system", [scaffold, feddyn])
+@pytest.mark.parametrize("sums_up", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_the_server_forgets_earlier_noise(system, sums_up):
+    # With everyone and no clip binding, d − (mean of d_i) is the noise of this round; with the
+    # paper's message it is the sum of all noise so far.
+    with jax.enable_x64(True):
+        population, task = least_squares([5, 9, 17])
+        algorithm = system(task, message="update") if sums_up else system(task)
+        sim = Simulation(algorithm, population, full_participation(), Minibatches(4, epochs=2))
+        hparams = sim.hyperparameters(learning_rate=0.05, clip_norm=100.0, noise_multiplier=0.01)
+        state, noise = sim.init(0, hparams), np.zeros(4)
+        for t in range(4):
+            key = noise_key(state, t)
+            draw = coefficients(noise_like(key, state.shared.drift, jnp.asarray(1.0 / 3)))
+            noise = noise + draw if sums_up else draw
+            state, _ = sim.round(state, hparams)
+            gap = coefficients(state.shared.drift) - coefficients(state.personal).mean(axis=0)
+            np.testing.assert_allclose(gap, noise, rtol=1e-9, atol=1e-14)

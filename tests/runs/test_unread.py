@@ -28,7 +28,7 @@ CHANGED = {
     "origin": "global", "head": ("kernel",), "order": "head-first", "personal": ("bias",),
     "lam2": 0.7, "outliers": "columns", "psd_deviations": 1.0, "fairness": 0.7, "mixture": 0.7,
     "adaptive": True, "envelope_rate": 0.7, "inner_steps": 3, "adaptation_rate": 0.7,
-    "derivative": "hessian", "clusters": 3, "separation": 0.7, "forgets": True,
+    "derivative": "hessian", "clusters": 3, "separation": 0.7,
     "aggregation_rate": 0.7, "exact_sums": True,
     "neighbours": 3, "datastore": 64, "neighbour_weight": 0.7, "neighbour_scale": 0.7,
 }  # fmt: skip
