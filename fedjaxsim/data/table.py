@@ -245,13 +245,13 @@ def _features(table: "DataFrame", columns: Columns) -> list[str]:
 
 
 def _check_features(table: "DataFrame", features: list[str], columns: Columns) -> None:
-    """Check that one column at most holds text or misses values; name all of them."""
+    """Check that one column at most holds text or has missing values; name all of them."""
     encoded = (columns.x, *columns.one_hot)
     texts = [name for name in features if name not in encoded and _is_text(table[name])]
     missing = [name for name in features if _missing(table[name])]
     if len({*texts, *missing}) > 1:
         found = [f"hold text ({_listed(texts)})"] if texts else []
-        found += [f"miss values ({_listed(missing)})"] if missing else []
+        found += [f"have missing values ({_listed(missing)})"] if missing else []
         remedies = ["encode text (one-hot)"] if texts else []
         remedies += ["fill in values"] if missing else []
         raise ValueError(

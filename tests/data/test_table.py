@@ -152,7 +152,11 @@ def test_a_table_without_clients_is_divided(tmp_path):
         ({"part": ["1", "-2e3", "many", "3", "4"]}, {}, "'part'.*'many' in row 3"),
         ({}, {"drop": "part"}, r"drop must be a list of columns, got 'part'"),
         ({"age": list("abcde")}, {}, r"columns hold text \('age', 'part'\): .*\(drop\)"),
-        ({"age": [1, None, 2, None, 2]}, {}, r"text \('part'\) and miss values \('age'\): encode"),
+        (
+            {"age": [1, None, 2, None, 2]},
+            {},
+            r"text \('part'\) and have missing values \('age'\): encode",
+        ),
         ({"part": [1, None, 3, None, 5]}, {}, "'part'.* missing"),
         ({"part": [1.0, math.nan, 3.0, 4.0, 5.0]}, {}, "'part'.* missing"),
         ({"who": ["a", None, "b", "b", ""]}, {"drop": ["part"]}, "'who'.* missing"),
