@@ -123,23 +123,32 @@ def _parse(arguments: Sequence[str], made: Mapping[str, tuple[type, Any]] = {}) 
       arguments: words after the program's name.
       made: composed commands with their defaults, by name, in place of the plain ones.
     """
-    members: list[Any] = []
-    for name, kind in COMMANDS.items():
-        found, options = kind, {}
+    named = [name for name in COMMANDS if [name] == list(arguments[:1])]
+    kinds: dict[str, tuple[Any, dict[str, Any]]] = {}
+    for name in named or COMMANDS:
+        kind, options = COMMANDS[name], {}
         if name in made:
-            found, options["default"] = made[name]
+            kind, options["default"] = made[name]
         elif name in _WITH_SETTINGS:
             settings = DataSettings if kind is Data else Everything
-            found, options["default"] = with_settings(kind, settings, settings(), brief=True)
-        members.append(Annotated[found, tyro.conf.subcommand(name, **options)])
+            kind, options["default"] = with_settings(kind, settings, settings(), brief=True)
+        kinds[name] = kind, options
+    common: dict[str, Any] = {"registry": REGISTRY, "config": OPTIONS}
     with flags_refused_in_one_line():
+        if named:  # so that only flags of this command are suggested
+            [(kind, options)] = kinds.values()
+            prog = f"fedjaxsim {named[0]}"
+            return tyro.cli(kind, prog=prog, args=arguments[1:], **options, **common)
+        members: list[Any] = [
+            Annotated[kind, tyro.conf.subcommand(name, **options)]
+            for name, (kind, options) in kinds.items()
+        ]
         return tyro.cli(
             functools.reduce(operator.or_, members),
             prog="fedjaxsim",
             description="Private, personalized federated learning, simulated. See also --version.",
             args=arguments,
-            registry=REGISTRY,
-            config=OPTIONS,
+            **common,
         )
 
 

@@ -16,7 +16,7 @@ from fedjaxsim.commands.messages import shortened
         ("run --mu 1", "mu has no effect with algorithm pmtl, only with fedprox"),
         ("run --lamm 1", "Unrecognized options: --lamm, 1; perhaps you meant --lam; see"),
         ("resume r --lam 1", "lam is a setting of the run, which resume keeps"),
-        ("resume r --roundz 1", "perhaps you meant --rounds"),
+        ("resume r --roundz 1", "perhaps you meant --rounds; see fedjaxsim resume --help"),
         ("run --algorithm", "Missing value for argument '--algorithm'"),
         ("run --sampling fixed", "Missing from fedjaxsim run: --cohort INT"),
         ("run a.toml", "a.toml: unknown setting 'learning-rat' (did you mean 'learning-rate'?)"),
