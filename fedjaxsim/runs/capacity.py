@@ -14,7 +14,13 @@ import jax.numpy as jnp
 
 from fedjaxsim.data.ranges import SPLITS
 from fedjaxsim.engine import stream as streaming
-from fedjaxsim.engine.accounts import accounts_of, no_charges, read_by
+from fedjaxsim.engine.accounts import (
+    accounts_of,
+    example_event,
+    no_charges,
+    protecting,
+    read_by,
+)
 from fedjaxsim.engine.checkpoint import KEPT
 from fedjaxsim.engine.client_partition import AllClients
 from fedjaxsim.engine.evaluation import measure_with
@@ -206,15 +212,18 @@ def plan(config: RunConfig, sizes: Sizes, machine: Machine) -> Capacity:
     layout = layout_of(parts.algorithm.task, config.chunk_size, config.chunk_map or batched)
     if batched and layout.chunk_map == batched and config.chunk_size is None:
         layout = dataclasses.replace(layout, memory=machine.device)
+    examples = example_event(parts.algorithm, parts.minibatches, sizes.few)
+    accounts = accounts_of(parts.algorithm, parts.mechanism, sampler, examples)
     program = Program(
-        with_rate(parts.algorithm, sampler),
+        protecting(with_rate(parts.algorithm, sampler), examples),
         parts.mechanism,
         sampler,
         measure_with(parts.algorithm.task),
         parts.minibatches,
         layout,
         AllClients(sizes.clients),
-        no_charges(accounts_of(parts.algorithm, parts.mechanism, sampler), parts.ledger_entries),
+        no_charges(accounts, parts.ledger_entries),
+        examples=examples,
     )
     hparams = hparams.as_arrays()
     state = jax.eval_shape(program.init, jax.random.key(0, impl="threefry2x32"), hparams)

@@ -345,6 +345,32 @@ def test_a_state_keeps_its_kind_of_protection():
             other.guarantee(state)
 
 
+def test_a_checkpoint_of_protected_examples_begins_no_plain_run(tmp_path):
+    private, plain = (simulation(fjs.fedavg(task)) for task in (PRIVATE, TASK))
+    fjs.callbacks.Checkpoints(tmp_path).save(private.init(0, values(private)))
+    with pytest.raises(ValueError, match="consumed"):
+        fjs.callbacks.Checkpoints(tmp_path).restore(plain.init(0, values(plain)))
+
+
+@pytest.mark.thorough
+def test_a_run_resumed_with_other_noise_is_charged_for_both(tmp_path):
+    strong, weak = (
+        simulation(fjs.fedavg(fjs.private_examples(TASK, epsilon=epsilon, rounds=2)))
+        for epsilon in (0.5, 5.0)
+    )
+
+    def a_round(sim, state):
+        after, _ = sim.round(state, values(sim))
+        return after, np.array(sim.guarantee(after).examples.zero_out)
+
+    first, of_strong = a_round(strong, strong.init(0, values(strong)))
+    fjs.callbacks.Checkpoints(tmp_path).save(first)
+    start = weak.init(0, values(weak))
+    _, of_weak = a_round(weak, start)
+    _, of_both = a_round(weak, fjs.callbacks.Checkpoints(tmp_path).restore(start))
+    assert np.all(of_both > np.maximum(of_strong, of_weak))
+
+
 def test_a_stage_without_protected_messages_may_follow_if_it_sends_nothing():
     scheme = SamplingScheme("full", 3, 3)
     protected = [(scheme, GAUSSIAN), (scheme, EXAMPLE)]
@@ -425,6 +451,16 @@ def test_the_noise_follows_from_minibatch_and_parameters():
     # Of 6,000 numbers: five standard errors.
     assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(6000)
     assert abs(one.std() / 2 - 1) < 5 / np.sqrt(2 * 6000)
+
+
+def test_an_example_whose_gradient_is_not_finite_adds_nothing():
+    """Of six rows with gradient (1, 1, 1, 1), clipped to half of it, four are finite."""
+    batch = protected(jax.random.key(0), z=0.0)
+    batch.fields["y"] = jnp.full(8, -1.0).at[:2].set(jnp.array([jnp.nan, jnp.inf]))
+    w = {"kernel": jnp.zeros((1, 3)), "bias": jnp.zeros(1)}
+    _, gradient = private_gradient(TASK.loss, w, batch, 8)
+    for leaf in jax.tree.leaves(gradient):
+        np.testing.assert_allclose(leaf, 4 * 0.5 / 6, rtol=1e-4)  # the clip is a little below C
 
 
 def test_minibatches_are_poisson_samples():

@@ -135,6 +135,18 @@ def test_devices_hold_what_is_planned(clients):
         assert placements(plan)[name].host.rows == fields
 
 
+def test_protected_examples_are_planned_with_their_minibatches_and_accounts():
+    data, machine = population(6), Machine(1, 80 * GB, 80 * GB)
+    config = run_config(
+        algorithm="fedavg", sampling="full", example_epsilon=3.0, rounds=2, local_steps=1
+    )
+    need = of_device(capacity.plan(config, sizes_of(data), machine), "in memory")
+    sim = simulation(config, data)
+    state = sim.init(0, fill_settings(config, sim.records))
+    assert need.states == state.consumed.nbytes == 4 * 6
+    assert need.server == sum(leaf.nbytes for leaf in jax.tree.leaves(state)) - need.states
+
+
 @pytest.mark.thorough
 def test_a_mapped_and_a_streamed_run_hold_what_is_planned(tmp_path):
     save_folder(tmp_path / "folder", population(8))
