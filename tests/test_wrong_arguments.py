@@ -66,6 +66,11 @@ WRONG = {
     "clients must be indices in [0, 2), at least one, got [2]": lambda: POPULATION.of_clients([2]),
     "clients must be indices in [0, 2), at least one, got 1":
         lambda: any_fjs.Population.of_clients(POPULATION, 1),
+    "split needs a Population, got a dict": lambda: any_fjs.data.split({"x": X}, test=0.2),
+    "data set must be a dict of arrays by name": lambda: any_fjs.data.iid((X, Y), num_clients=2),
+    "load needs the name of data": lambda: any_fjs.data.load(X),
+    "private_examples needs a Task, got a Model":
+        lambda: any_fjs.private_examples(fjs.models.linear((3,), 1)),
     "perhaps you mean num_clients": lambda: fjs.data.load("digits", clients=10),
     "batch size must be an integer of at least 1, got 10.0":
         lambda: any_fjs.Minibatches(10.0, steps=1),

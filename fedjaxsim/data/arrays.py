@@ -52,6 +52,11 @@ def stacked_lists(values: np.ndarray, where: str) -> np.ndarray:
 
 def common_length(fields: Mapping[str, Any], where: str) -> int:
     """Return the number of rows of all fields; raise ValueError if they disagree or are empty."""
+    if not isinstance(fields, Mapping):
+        raise ValueError(
+            f"{where} must be a dict of arrays by name, such as {{'x': …, 'y': …}}, got a "
+            f"{type(fields).__name__}"
+        )
     lengths = {field: len(values) if np.ndim(values) else 0 for field, values in fields.items()}
     if not lengths:
         raise ValueError(f"{where} has no fields; it needs at least one")

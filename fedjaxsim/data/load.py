@@ -58,6 +58,11 @@ def load(
       ValueError: the specification is unknown, an option is out of range or has no effect, or a
         partition is given for data with clients.
     """
+    if not isinstance(spec, str):
+        raise ValueError(
+            f"load needs the name of data, such as csv:PATH, got a {type(spec).__name__}; "
+            "fjs.data.from_dataframe reads tables"
+        )
     kind, colon, path = spec.partition(":")
     known = not colon if kind in GENERATED else kind in IN_FILES and path
     if not known:

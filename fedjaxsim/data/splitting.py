@@ -31,6 +31,8 @@ def split(
     Raises:
       ValueError: a fraction or the seed is out of range, or the split it fills has rows.
     """
+    if not isinstance(population, Population):
+        raise ValueError(f"split needs a Population, got a {type(population).__name__}")
     check_fractions(validation, test)
     check_seed(seed)
     for name, fraction in (("validation", validation), ("test", test)):

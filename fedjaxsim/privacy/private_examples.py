@@ -135,6 +135,8 @@ def private_examples(
       ValueError: if a number is out of range, only one of `epsilon` and `rounds` is given, or the
         task protects examples already.
     """
+    if not isinstance(task, Task):
+        raise ValueError(f"private_examples needs a Task, got a {type(task).__name__}")
     require_count("microbatch_size", microbatch_size)
     if epsilon is not None:
         check_epsilon(epsilon)
