@@ -1,5 +1,6 @@
 """FedDyn (Acar, Zhao, Matas, Mattina, Whatmough, Saligrama; ICLR 2021): dynamic regularization."""
 
+import dataclasses
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 Message = Literal["state", "update"]
+_ALPHA = dataclasses.replace(PULL, default=1.0)
 
 
 class Shared(NamedTuple):
@@ -28,7 +30,7 @@ class Shared(NamedTuple):
     drift: PyTree
 
 
-@reads(optimizers.LEARNING_RATE, PULL)
+@reads(optimizers.LEARNING_RATE, _ALPHA)
 def feddyn(
     task: Task, *, message: Message = "state", local_optimizer: optimizers.LocalChoice = "sgd"
 ) -> Algorithm:
@@ -48,7 +50,7 @@ def feddyn(
 
     * "state": d_k, of which the server subtracts d to have R, so that d forgets earlier noise. At
       p = 1 and without noise this is Algorithm 1; for p < 1 the cohort's mean of d_k before the
-      round stands for d.
+      round stands for d, which shakes θ the more the smaller α is: α is 1 unless given.
     * "update": v − θ, the paper's. Then d − (mean of d_k) is p times the sum N of all noise so far,
       of which no client knows: θ settles only where the mean gradient is αN, and where the loss has
       no curvature it adds up N. Under noise it diverges, the later the smaller α is.
