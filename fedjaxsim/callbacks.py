@@ -3,10 +3,7 @@
 `Simulation.run(…, callbacks=[…])` calls them, or functions `(state, segment)`, after evaluations.
 """
 
-import contextlib
-import importlib
 import math
-import os
 import re
 import sys
 import time
@@ -19,15 +16,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjaxsim import extras, metrics
+from fedjaxsim import metrics
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.engine.loop import Callback as Callback
 from fedjaxsim.engine.loop import RunLoop as RunLoop
+from fedjaxsim.engine.loop import require_callbacks
 from fedjaxsim.engine.processes import from_all, is_first
 from fedjaxsim.engine.segments import Record, Segment
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.factories import require_count
+from fedjaxsim.loggers import Logger as Logger
 from fedjaxsim.privacy.assumptions import EVALUATED, STOPPING
 from fedjaxsim.records import MetricsFile as MetricsFile
 from fedjaxsim.records import Records as Records
@@ -36,8 +35,6 @@ from fedjaxsim.report.files import strict
 from fedjaxsim.report.progress import COUNT, Bar, in_words, number
 from fedjaxsim.signals import stop_on_signal
 
-PROJECT = "fedjaxsim"
-"""Project of the runs that loggers send."""
 _BETWEEN, _SHARE = 60.0, 20
 """Default cadence of checkpoints: seconds between them, and times the duration of writing one."""
 SMALL = 64 * 10**6
@@ -98,78 +95,6 @@ def describe_best(records: Sequence[Record], speed: float | None) -> str:
     if speed is not None:
         words.append(f"{number(len(records) * speed)} run-rounds/s")
     return "  ".join(words)
-
-
-class Logger(Callback):
-    """Send each evaluation to a logger.
-
-    It gets the finite numbers of the record (see `RunLoop.records`), and `rounds/NAME`, the mean of
-    each per-round metric over the segment.
-
-    Args:
-      name: tensorboard, wandb, mlflow or trackio. Environment variables of wandb (WANDB_MODE,
-        WANDB_PROJECT) and mlflow (MLFLOW_TRACKING_URI) apply.
-      title: name of the run.
-      settings: settings of the run, by name.
-      directory: parent of tensorboard's folder `tensorboard`; the others need none.
-
-    Raises:
-      MissingExtraError: if the library is not installed.
-      ValueError: if tensorboard has no directory.
-    """
-
-    everywhere, initial = False, True
-
-    def __init__(
-        self,
-        name: str,
-        title: str = "run",
-        settings: Mapping[str, Any] | None = None,
-        directory: Path | str | None = None,
-    ):
-        extras.require(name)
-        if name == "tensorboard" and directory is None:
-            raise ValueError("log tensorboard writes files: say where with out")
-        self._name, self._title = name, title
-        self._settings, self._directory = dict(settings or {}), Path(directory or ".")
-
-    def start(self, state: SimulationState) -> None:
-        """Open the log."""
-        self._write = self._opened(self.run.closing)
-
-    def segment(self, state: SimulationState, segment: Segment) -> None:
-        """Log an evaluation."""
-        record = self.run.record(state, segment)
-        values = {name: value for name, value in record.items() if name != "round"}
-        values |= {f"rounds/{k}": each.mean() for k, each in segment.metrics.items() if len(each)}
-        known = {name: float(value) for name, value in values.items() if value is not None}
-        finite = {name: value for name, value in known.items() if math.isfinite(value)}
-        self._write(finite, step=segment.round)
-
-    def _opened(self, closing: contextlib.ExitStack) -> Callable[..., Any]:
-        """Open a log; return the function that writes values by name at a `step`."""
-        if self._name == "tensorboard":
-            from tensorboardX import SummaryWriter
-
-            writer = SummaryWriter(str(self._directory / "tensorboard"))
-            closing.callback(writer.close)
-
-            def write(values: Mapping[str, float], step: int) -> None:
-                for name, value in values.items():
-                    writer.add_scalar(name, value, step)
-                writer.flush()
-
-            return write
-        library = importlib.import_module(self._name)
-        if self._name == "mlflow":
-            library.start_run(run_name=self._title)
-            library.log_params(self._settings)
-            closing.callback(library.end_run)
-            return library.log_metrics
-        project = os.environ.get("WANDB_PROJECT", PROJECT) if self._name == "wandb" else PROJECT
-        library.init(project=project, name=self._title, config=self._settings)
-        closing.callback(library.finish)
-        return library.log
 
 
 class Patience(Callback):
@@ -305,7 +230,7 @@ class Checkpoints(Callback):
       keep_last: whether the state after the last round is kept.
 
     Raises:
-      ValueError: for another text in `every`.
+      ValueError: for another text in `every`, or if callbacks are no list.
     """
 
     def __init__(
@@ -317,6 +242,7 @@ class Checkpoints(Callback):
         note: Mapping[str, Any] | None = None,
         keep_last: bool = True,
     ):
+        require_callbacks(callbacks)
         is_path = isinstance(folder, Path | str)
         self._folder = CheckpointFolder(Path(folder)) if is_path else folder
         self._callbacks = {type(each).__name__: each for each in callbacks}

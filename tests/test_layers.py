@@ -13,7 +13,7 @@ LAYERS = (
     ("tune", "bench"),
     ("runs",),
     ("callbacks",),
-    ("records",),
+    ("records", "loggers"),
     ("report",),
     ("testing", "audit", "gradients", "sweep"),
     ("simulation",),

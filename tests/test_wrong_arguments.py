@@ -46,6 +46,11 @@ WRONG = {
     "keep must be an integer of at least 0, got -1": lambda: run(2, keep=-1),
     "delta must lie in (0, 1), got 2": lambda: run(2, delta=2),
     "callbacks must be a list, got a Progress": lambda: run(2, callbacks=fjs.callbacks.Progress()),
+    "callbacks must be a list, got a Records":
+        lambda: fjs.callbacks.Checkpoints("folder", any_fjs.callbacks.Records()),
+    "log must be one of tensorboard, wandb, mlflow, trackio, got 'tb'":
+        lambda: fjs.callbacks.Logger("tb"),
+    "log tensorboard needs a directory for its files": lambda: fjs.callbacks.Logger("tensorboard"),
     "such as Progress(), got the class": lambda: run(2, callbacks=[fjs.callbacks.Progress]),
     "a callback must take (state, segment), but takes (segment)":
         lambda: run(2, callbacks=[lambda segment: None]),

@@ -122,7 +122,7 @@ class RunLoop:
           callbacks: called in this order.
           keep: number of segments to return; None for all.
         """
-        _require_callbacks(callbacks)
+        require_callbacks(callbacks)
         if keep is not None:
             require_count("keep", keep, 0)
         called = [each for each in callbacks if getattr(each, "everywhere", True) or is_first()]
@@ -223,8 +223,12 @@ class RunLoop:
         ]  # fmt: skip
 
 
-def _require_callbacks(callbacks: Any) -> None:
-    """Raise ValueError unless the argument is a list of callbacks."""
+def require_callbacks(callbacks: Any) -> None:
+    """Check that an argument is a list of callbacks.
+
+    Raises:
+      ValueError: naming what it is.
+    """
     if not isinstance(callbacks, Sequence):
         raise ValueError(f"callbacks must be a list, got {described(callbacks)}")
     for each in callbacks:

@@ -71,7 +71,7 @@ def test_its_guarantee_is_of_the_rounds_done_and_does_not_cover_the_choice(stopp
 
 def test_a_comparison_says_what_the_guarantee_does_not_cover(stopped, capsys):
     assert main(["compare", str(stopped)]) == 0
-    assert f"{stopped.name}: {STOPPING}\n" in capsys.readouterr().out
+    assert f"\n{STOPPING}\n" in capsys.readouterr().out
     assert main(["compare", str(stopped), "--json"]) == 0
     assert STOPPING in json.loads(capsys.readouterr().out)[0]["assumed"]
 
