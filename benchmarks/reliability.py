@@ -1,6 +1,7 @@
 """Measure what docs/reference/reliability.md promises: kills, the cost of checkpoints, and a soak.
 
     python benchmarks/reliability.py kills --kills 200
+    python benchmarks/reliability.py kills --kills 80 --work sweep tuning
     python benchmarks/reliability.py cost
     python benchmarks/reliability.py soak --minutes 60
 
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,12 +70,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("measure", choices=("kills", "cost", "soak"))
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--work", nargs="+", default=None, help="kinds of work to kill")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if options.measure == "kills":
-            found = kills(Path(folder), options.kills)
+            found = kills(Path(folder), options.kills, options.work)
         elif options.measure == "cost":
             found = cost(Path(folder))
         else:
@@ -82,10 +84,11 @@ def main() -> None:
     common.update(options.out, {options.measure: found})
 
 
-def kills(folder: Path, total: int) -> common.Record:
-    """Kill each kind of work until there were `total` kills; return a line for each kind."""
+def kills(folder: Path, total: int, names: Sequence[str] | None) -> common.Record:
+    """Kill kinds of work (None for each) until there were `total` kills; return a line for each."""
     os.environ["FEDJAXSIM_COMPILATION_CACHE"] = str(folder / "programs")
-    kinds, chance, lines = kinds_of(folder), random.Random(0), common.Record()
+    kinds = {name: work for name, work in kinds_of(folder).items() if name in (names or [name])}
+    chance, lines = random.Random(0), common.Record()
     print(f"{'work':14} kills  runs  identical")
     for index, (name, work) in enumerate(kinds.items()):
         whole = folder / f"{name}-whole"
