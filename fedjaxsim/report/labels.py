@@ -60,7 +60,7 @@ def value_label(key: str, value: Any) -> str:
     elif isinstance(value, float):
         text = "∞" if math.isinf(value) else number(value)
     else:
-        text = str(value)
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text + (f" ({named})" if named else "")
 
 

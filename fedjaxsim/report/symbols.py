@@ -39,6 +39,8 @@ def axis_label(key: str) -> str:
 
 def meaning(key: str, value: Any) -> str | None:
     """Return the name of a special value, such as `local` for a level of personalization of 0."""
+    if isinstance(value, list):  # as of one-hot columns
+        return None
     found = (each.meanings[value] for each in _named(key) if value in each.meanings)
     return next(found, _MEANINGS.get((key, value)))
 

@@ -102,7 +102,7 @@ def parts_of(
 ) -> Parts:
     """Make the parts of a run's simulation of m clients, maybe more than the population has."""
     task = _task(config, population) if task is None else task
-    if config.protects_examples:
+    if config.protects_examples and task.examples is None:  # a given task may be a run's own
         epsilon = config.get("example_epsilon")
         rounds = None if epsilon is None else config.rounds
         task = private_examples(task, epsilon=epsilon, rounds=rounds)

@@ -42,6 +42,8 @@ def test_the_title_has_data_and_epsilon_and_the_legend_what_differs():
     assert [axes.get_title() for axes in apart.axes] == ["digits, 5 clients", "b, 5 clients"]
     settings = figure_of(run("pmtl", lam=0.1), run("pmtl", lam=0.2), run("pmtl", lam=0.2))
     assert legend(settings) == ["PMTL, λ = 0.1", "run-1", "run-2"]
+    columns = figure_of(run("pmtl", one_hot=["sex", "ward"]), run("pmtl", one_hot=["sex"]))
+    assert legend(columns) == ["PMTL, one hot = sex, ward", "PMTL, one hot = sex"]
     ten = figure_of(run("pmtl", epsilon=10.0))
     assert ten.get_suptitle() == "digits, 5 clients; ε ≤ 10 (zero-out, joint DP, δ = 0.01)"
     endless = figure_of(run("pmtl", epsilon=None))

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 
 import pytest
 
@@ -25,6 +26,19 @@ def test_each_client_has_its_epsilon(tmp_path, capsys):
     found = json.loads((out / "guarantee.json").read_text())["example"]["clients"]["zero_out"]
     assert found["max"] == pytest.approx(max(float(row["example_epsilon"]) for row in rows))
     assert 2.9 < found["min"] <= found["max"] <= 3
+
+
+def test_code_of_ones_own_is_checked_with_its_examples_protected(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / "mended.py").write_text(
+        "import fedjaxsim as fjs\nfrom fedjaxsim.hyperparameters import declared_by\n"
+        "@fjs.reads(*declared_by(fjs.fedavg))\ndef own(task):\n    return fjs.fedavg(task)\n"
+    )
+    out = tmp_path / "out"
+    flags = ["--algorithm", "mended:own", "--example-epsilon", "3", "--quiet", "--out", str(out)]
+    assert main([*SMALL.split(), *flags]) == 0
+    found = json.loads((out / "guarantee.json").read_text())["example"]["clients"]["zero_out"]
+    assert 2.9 < found["max"] <= 3
 
 
 @pytest.mark.parametrize(
