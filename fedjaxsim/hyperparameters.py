@@ -219,6 +219,8 @@ def reads(
         @functools.wraps(factory)
         def make(*args: _P.args, **kwargs: _P.kwargs) -> _Part:
             part = factory(*args, **kwargs)
+            if part is None:
+                raise ValueError(f"{factory.__name__} returns None: does it lack a `return`?")
             return part._replace(hyperparameters=of_call(signature.bind(*args, **kwargs)))
 
         def declared(**arguments: Any) -> Records:
@@ -302,6 +304,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
+    if name == "epsilon":
+        hint = " (ε needs calibrate)"
     return f"unknown {kind} {name!r}{hint}; this simulation reads {', '.join(known) or 'none'}"
 
 

@@ -190,6 +190,8 @@ def comparison(
     """
     from fedjaxsim.report.comparison import comparison_figure
 
+    if not isinstance(runs, Mapping):
+        raise ValueError(f"runs must be a dict of Records by label, got a {type(runs).__name__}")
     if not runs:
         raise ValueError("comparison needs the Records of at least one run by its label, got none")
     found = []

@@ -37,6 +37,9 @@ WRONG = {
     "learning_rate must be one number, got None": lambda: SIM.hyperparameters(learning_rate=None),
     "noise_multiplier must be a number or one number per round, got shape (0,)":
         lambda: SIM.hyperparameters(noise_multiplier=[]),
+    "unknown hyperparameter 'epsilon' (ε needs calibrate)":
+        lambda: SIM.hyperparameters(epsilon=1),
+    "runs must be a dict of Records by label, got a list": lambda: any_fjs.callbacks.comparison([]),
     "key must be a seed, such as 0, or jax.random.key(0), got a float":
         lambda: SIM.init(0.5, HPARAMS),
     "key must be a seed, such as 0, or jax.random.key(0), got a Hyperparameters":

@@ -171,6 +171,8 @@ def arrays_of(frame: Any, columns: Columns, pixels: Any = None) -> dict[str, np.
         import narwhals.stable.v2 as nw
         from narwhals.exceptions import DuplicateError
 
+    if isinstance(frame, str | os.PathLike):
+        raise ValueError(f"from_dataframe needs a data frame; data.load_csv reads a path, {frame}")
     try:
         table = nw.from_native(frame, eager_only=True)
         strange = next((name for name in table.columns if not isinstance(name, str)), None)

@@ -13,12 +13,12 @@ _READERS = {
 """The function that makes a model of a library's modules."""
 
 
-def require_model(name: str, model: Any) -> Model:
-    """Return the model that a function got.
+def require_model(who: str, model: Any) -> Model:
+    """Return the model that a function got or returned.
 
     Args:
-      name: the function.
-      model: its argument.
+      who: the function with a verb, such as "softmax needs".
+      model: its argument or value.
 
     Raises:
       ValueError: if it is another library's module, or no model at all.
@@ -27,7 +27,7 @@ def require_model(name: str, model: Any) -> Model:
         return model
     reader = _reader_of(model)
     use = f"fjs.models.{reader}" if reader else "fjs.models.linear or fjs.Model(init, apply)"
-    raise ValueError(f"{name} needs a Model, made by {use}, got {_described(model)}")
+    raise ValueError(f"{who} a Model, made by {use}, got {_described(model)}")
 
 
 def require_module(name: str, module: Any) -> None:
@@ -67,7 +67,7 @@ def require_maker(name: str, make: Any, example: str) -> None:
             pass
     if not good:
         raise ValueError(
-            f"{name} needs a function of one argument that makes the module, such as {example}, "
+            f"{name} needs a function that makes the module, such as {example}, "
             f"got {_described(make)}"
         )
 

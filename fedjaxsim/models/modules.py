@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from flax import nnx
 
 _STATISTICS = (
-    "it keeps variables that would be neither bounded nor noised: use GroupNorm or LayerNorm in "
-    "place of BatchNorm, or BatchNorm by from_flax or from_equinox"
+    "use GroupNorm or LayerNorm in place of BatchNorm, or BatchNorm by from_flax or from_equinox: "
+    "others would be neither bounded nor noised"
 )
 _OF_BATCHES = "batch_stats"
 _DROPOUT = (
-    "a loss here is a function of parameters and data alone: leave dropout out, or make it "
-    "deterministic"
+    "leave dropout out, or make it deterministic: a loss here is a function of parameters and data "
+    "alone"
 )
 
 

@@ -1,5 +1,6 @@
 """The picture of runs side by side: each system over its seeds, with its data set and ε."""
 
+import difflib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -113,7 +114,12 @@ def comparison_figure(found: Sequence[SeedGroup], columns: Sequence[str] = ()) -
     every = list(figure.subplots(down, across, squeeze=False).flat)
     for (name, alike, column), panel in zip(panels, every, strict=False):
         if not any(len(points(each.records, column)[0]) for each in alike):
-            raise ValueError(f"a figure needs a column with numbers in metrics.jsonl, got {column}")
+            known = next(iter(found[0].runs.values())).records[-1]
+            close = difflib.get_close_matches(column, known, n=1, cutoff=0.5)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise ValueError(
+                f"a figure needs a column with numbers in metrics.jsonl, got {column}{hint}"
+            )
         bands = [
             draw_with_band(panel, each.records, column, ("_low", "_high"), **each.style)
             for each in alike

@@ -187,6 +187,8 @@ def _check_name(role: str, name: str) -> None:
         allowed = f"{', '.join(names)} or {last}"
         if len(allowed) > _SHOWN:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            kind = Path(name).suffix[1:] if role == "data" else ""
+            close = [f"{kind}:{name}"] if kind in IN_FILES else close
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             allowed = f"a name in `fedjaxsim run --help`{hint}{f' or {last}' if own else ''}"
         raise ValueError(f"{role} must be {allowed}, got {name[:40]!r}")

@@ -63,7 +63,8 @@ def content(path: Path) -> dict[str, Any]:
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give a file, as {path / CONFIG}")
     if not path.is_file():
-        raise FileNotFoundError(f"no configuration file {path}")
+        listed = "" if path.suffix else "; in the value of a flag, commas separate several"
+        raise FileNotFoundError(f"no configuration file {path}{listed}")
     return read_tables(path, "is not a TOML file")
 
 

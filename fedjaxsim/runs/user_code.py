@@ -32,6 +32,9 @@ def find_own(role: str, path: str) -> Callable[..., Any]:
     """
     name = f"{role} {path}"
     module_name, _, function = path.partition(":")
+    if module_name.endswith(".py"):
+        stem = os.path.basename(module_name).removesuffix(".py")
+        raise ValueError(f"{name}: name a module, from its folder, as {stem}:{function}")
     package = module_name.partition(".")[0]
     if package != __name__.partition(".")[0]:
         _PACKAGES.add(package)
@@ -78,8 +81,14 @@ def make_own(
         signature.bind(*args, **given, **settings)
     except TypeError:
         takes = str(signature.replace(return_annotation=signature.empty))
-        raise ValueError(f"{name} must take ({_TAKES[role]}), but takes {takes}") from None
+        raise ValueError(
+            f"{name} must take ({_TAKES[role]}) and settings after *, but takes {takes}"
+        ) from None
     made = calling(name, lambda: factory(*args, **given, **settings))
+    if role == "model":
+        from fedjaxsim.models.check_kinds import require_model  # needs JAX, as the factory does
+
+        return require_model(f"{name} must return", made)
     if not isinstance(made, kind):
         raise ValueError(f"{name} must return {kind.__name__}, got {type(made).__name__}")
     return made

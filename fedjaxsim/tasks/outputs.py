@@ -40,7 +40,7 @@ def with_checks(name: str, model: Any, num_outputs: int, *, per_token: bool = Fa
       ValueError: if it is no model; while it is traced, if a parameter is no floating number, or
         outputs are others.
     """
-    model = require_model(name, model)
+    model = require_model(f"{name} needs", model)
     wanted = f"(b, {'L, ' if per_token else ''}{num_outputs})"
 
     def checked(outputs, x):

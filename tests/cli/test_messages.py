@@ -21,6 +21,8 @@ from fedjaxsim.commands.messages import shortened
         ("run --sampling fixed", "Missing from fedjaxsim run: --cohort INT"),
         ("run a.toml", "a.toml: unknown setting 'learning-rat' (did you mean 'learning-rate'?)"),
         ("run absent.toml", "no configuration file absent.toml"),
+        ("run --drop a b", "in the value of a flag, commas separate several"),
+        ("run --data a.csv", "(did you mean 'csv:a.csv'?)"),
         ("run --devices 999", "devices must be all, or at most the 2 (cpu), got 999"),
         ("bench --devices none", "devices must be all or a positive number, got 'none'"),
         ("compare absent", "no directory absent"),

@@ -27,7 +27,7 @@ OF_EQUINOX = eqx.nn.Linear(5, 3, key=jax.random.key(0))
 )
 def test_what_is_no_model_is_refused_with_what_makes_one(module, reader):
     with pytest.raises(ValueError, match="softmax needs a Model") as error:
-        require_model("softmax", module)
+        require_model("softmax needs", module)
     assert reader in str(error.value)
 
 

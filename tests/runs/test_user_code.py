@@ -69,6 +69,14 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from absent import Type
 
+@fjs.reads(*declared_by(fjs.fedprox))
+def nothing(task):
+    fjs.fedprox(task)
+
+def module(shape, outputs):
+    from flax import linen
+    return linen.Dense(outputs)
+
 def narrow(shape, outputs, *, hidden: int = 3):
     return fjs.models.mlp(shape, outputs, (hidden,))
 """
@@ -142,6 +150,12 @@ def test_what_ones_own_code_takes_is_set_swept_and_checked(tmp_path):
         ("--algorithm mycode:algoritm", "mycode .*'algoritm'.*'algorithm'"),
         ("--algorithm mycode:number", "mycode:number .*int"),
         ("--algorithm mycode:two", r"\(task\).*\(task, other\)"),
+        ("--algorithm mycode.py:two", "name a module, from its folder, as mycode:two"),
+        ("--algorithm mycode:nothing", r"nothing returns None: does it lack a `return`\?"),
+        (
+            "--model mycode:module",
+            "must return a Model, made by .*from_flax.*a Dense",
+        ),
         ("--algorithm mycode:seven", "mycode:seven .*Algorithm.*int"),
         ("--algorithm mycode:broken", "mycode.py:17: KeyError: 'key'"),
         (
