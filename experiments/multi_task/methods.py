@@ -122,6 +122,7 @@ METHODS = {
     "scaffold": Method("SCAFFOLD, update", "scaffold", COLOURS[0], {"message": "update"}),
     "scaffold-steps": Method("SCAFFOLD, steps", "scaffold", COLOURS[0]),
     "feddyn": Method("FedDyn, update", "feddyn", COLOURS[0], {"message": "update"}),
+    "feddyn-state": Method("FedDyn, state", "feddyn", COLOURS[0]),
     "qffl": Method("q-FFL", "qffl", COLOURS[0], box={"fairness": (0.1, 2.0)}),
     "apfl": Method("APFL", "apfl", COLOURS[0], box={"mixture": (0.1, 1.0)}),
     "apfl-adaptive": Method("APFL, adaptive", "apfl", COLOURS[0], {"adaptive": True},

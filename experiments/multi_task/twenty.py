@@ -43,7 +43,7 @@ AGAINST = ("local", "fedavg")
 COSTS = {"received": "bytes received", "sent": "sent", "rounds_per_second": "rounds/s"}
 TWENTY = (
     "local", "fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "scaffold", "scaffold-steps",
-    "feddyn", "qffl",
+    "feddyn", "feddyn-state", "qffl",
     "pmtl", "pmtl-offset", "ditto", "apfl", "apfl-adaptive", "pfedme", "per-fedavg",
     "per-fedavg-hessian", "ifca", "fedala", "knn-per", "fedper-intercepts",
     "fedrep-intercepts", "ppsgd",
