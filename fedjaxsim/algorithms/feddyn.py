@@ -60,8 +60,8 @@ def feddyn(
 
     Args:
       task: model and loss.
-      message: Message of a client: "state", the sum d_k of its updates, or "update", v − θ as in
-        the paper.
+      message: Message of a client: "state", the sum d_k of its updates, or the paper's "update",
+        v − θ, in which noise adds up.
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
 
     Raises:

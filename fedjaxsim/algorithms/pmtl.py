@@ -62,7 +62,8 @@ def pmtl(
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
       server_optimizer: Optimizer of the server, applied to the released mean message; "sgd" adds
         it, as in the paper.
-      message: Message of a client: "offset", w − w̃, or "update", w − w_k as in the paper.
+      message: Message of a client: "offset", w − w̃, or the paper's "update", w − w_k, in which
+        noise adds up.
       clusters: the cluster of each client, (m,), for a w̃ per cluster at the same price; public,
         see `in_clusters`.
 

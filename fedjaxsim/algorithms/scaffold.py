@@ -63,8 +63,8 @@ def scaffold(
 
     Args:
       task: model and loss.
-      message: Message of a client: "steps", its steps without their correction, or "update", y − x
-        as in the paper.
+      message: Message of a client: "steps", its steps without their correction, or the paper's
+        "update", y − x, in which noise adds up.
       server_optimizer: Optimizer of the server, applied to the released mean message.
 
     Raises:

@@ -113,7 +113,7 @@ class ExampleSettings:
     """The protection of single examples; help shows it with an algorithm's flags."""
 
     example_epsilon: Annotated[float | None, optional("FLOAT", "no such protection")] = None
-    """ε of each example of a client, the same for all clients, by noise in its gradients."""
+    """ε of each example of a client in all rounds (less of others), by noise in gradients."""
     example_noise_multiplier: Annotated[float | None, optional("FLOAT", "by ε")] = None
     """z of that noise, the same for all clients, in place of their ε."""
     example_clip: Annotated[float | None, optional("FLOAT", "1 with that noise")] = None
