@@ -57,11 +57,13 @@ class Work(NamedTuple):
     Attributes:
       commands: the command of each process, given the directory.
       content: the results without times, given the directory.
+      finished: whether the directory, whose process was killed, holds everything.
       resumes: whether `fedjaxsim resume` continues it; otherwise the same commands do.
     """
 
     commands: Callable[[Path], list[list[str]]]
     content: Callable[[Path], list[bytes]]
+    finished: Callable[[Path], bool] = lambda out: RunDirectory(out).is_finished()
     resumes: bool = True
 
 
@@ -98,7 +100,7 @@ def kills(folder: Path, total: int, names: Sequence[str] | None) -> common.Recor
         killed = runs = same = 0
         while killed < total * (index + 1) // len(kinds) - total * index // len(kinds):
             out, ended = folder / f"{name}-{runs}", False
-            while not ended and not (work.resumes and RunDirectory(out).is_finished()):
+            while not ended and not work.finished(out):
                 processes = start(again(work, out))
                 ended = kill_after(processes, chance.uniform(0, length), chance)
                 killed += not ended
@@ -132,8 +134,8 @@ def kinds_of(folder: Path) -> dict[str, Work]:
         "run": Work(alone(RUN), of_run),
         "streamed run": Work(alone([*RUN, "--streamed"]), of_run),
         "two processes": Work(pair, of_run),
-        "sweep": Work(alone(sweep), of_sweep, resumes=False),
-        "tuning": Work(alone(tune), of_tuning, resumes=False),
+        "sweep": Work(alone(sweep), of_sweep, lambda out: False, resumes=False),
+        "tuning": Work(alone(tune), of_tuning, is_tuned, resumes=False),
     }
 
 
@@ -153,6 +155,11 @@ def of_tuning(out: Path) -> list[bytes]:
     """Return the files of a tuning, and those of its final run."""
     files = [(out / name).read_bytes() for name in ("path.json", "path.csv", "tuned.toml")]
     return [*files, *of_run(out / "run")]
+
+
+def is_tuned(out: Path) -> bool:
+    """Return whether the final run of a tuning is finished."""
+    return RunDirectory(out / "run").is_finished()
 
 
 def again(work: Work, out: Path) -> list[list[str]]:
