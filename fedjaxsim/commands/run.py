@@ -228,6 +228,9 @@ def prepare_resume(
     stage = Stage(experiment, directory, total, earlier=earlier)
 
     def work() -> int:
+        if total > config.rounds and config.get("budget_epsilon") is None:
+            more = spent_in_all(experiment, rounds=total)
+            _warn_above(config.target_epsilon, more, f"{total} rounds will spend")
         if last is None:
             _warn(f"{path} has no checkpoint: the run begins anew")
         here, there = versions(), {} if last is None else last.note["versions"]

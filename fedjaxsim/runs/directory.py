@@ -191,6 +191,8 @@ class RunDirectory:
             return FileNotFoundError(f"no directory {self.path}")
         if (kind := kind_of(self.path)) != "run":
             return FileNotFoundError(f"{self.path} holds a {kind}: {looking_at(self.path)}")
+        if any(self.path.glob(f"*/{CONFIG}")):
+            return FileNotFoundError(f"{self.path} is no run, but holds some: give them by name")
         return FileNotFoundError(f"{self.path} holds no {name}: not a run, or not a finished one")
 
 

@@ -188,9 +188,12 @@ def stage_of(experiment: Experiment, rounds: int, directory: Path | None) -> Rec
     }
 
 
-def spent_in_all(experiment: Experiment, begin: SimulationState) -> float:
-    """Return the ε of all stages up to a run from `begin`; inf without a guarantee."""
-    charged = (*ledger.charged(begin.privacy), experiment.planned())
+def spent_in_all(
+    experiment: Experiment, begin: SimulationState | None = None, rounds: int | None = None
+) -> float:
+    """Return the ε of all stages up to a run of some rounds; inf without a guarantee."""
+    before = [] if begin is None else ledger.charged(begin.privacy)
+    charged = (*before, experiment.planned(end=rounds))
     return spent(charged, experiment.delta, accountant=experiment.simulation.setup.accountant)
 
 

@@ -16,3 +16,9 @@ import pytest
 )
 def test_what_is_no_run_is_refused(refused, arguments, words):
     assert words in refused(f"compare {arguments}")
+
+
+def test_the_folder_of_runs_is_no_run(refused, tmp_path):
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    (tmp_path / "runs" / "one" / "config.toml").touch()
+    assert "is no run, but holds some" in refused("compare runs")

@@ -1,6 +1,7 @@
 """`fedjaxsim run --audit-canaries`: the line beside ε, resumed runs, and what is refused."""
 
 import json
+import re
 
 import pytest
 
@@ -8,7 +9,7 @@ from fedjaxsim.cli import main
 
 RUN = (
     "run --algorithm fedavg --clients 8 --classes 3 --rounds 2 --eval-every 2 --sampling-rate 0.5 "
-    "--noise-multiplier 2 --clip 0.5 --audit-canaries 50 --quiet"
+    "--epsilon 2 --clip 0.5 --audit-canaries 50 --quiet"
 )
 
 
@@ -22,7 +23,11 @@ def test_a_run_reports_its_audit_and_goes_on_with_it(tmp_path, capsys):
     [guarantee] = json.loads((out / "guarantee.json").read_text())["zero_out"]["joint_dp"].values()
     assert any("50 canaries" in sentence for sentence in guarantee["assumptions"])
     assert main(["resume", str(out), "--rounds", "4", "--quiet"]) == 0
-    assert "50 canaries" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "50 canaries" in printed.out
+    before, after = re.findall(r"(will spend|together spend) ε ([\d.]+), more", printed.err)
+    assert (before[0], after[0]) == ("will spend", "together spend")
+    assert before[1] == after[1]
 
 
 @pytest.mark.parametrize(
