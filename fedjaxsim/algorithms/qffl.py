@@ -13,7 +13,7 @@ from fedjaxsim.tasks.task import Task
 
 FAIRNESS = Hyperparameter(
     "fairness",
-    default=1.0,
+    default=0.1,  # a loss of hundreds, as of raw scores, makes the steps of q = 1 diverge
     scale="log",
     symbol="q",
     label="fairness",
