@@ -49,9 +49,9 @@ def thorough(penalty):
 
 @pytest.fixture(scope="module")
 def ended():
-    """PMTL after two rounds, in float64: three models, and another one that was published."""
+    """PMTL of updates after two rounds, in float64: three models, and one far off, published."""
     with jax.enable_x64(True):
-        sim = simulation(pmtl(TASK), gaussian())
+        sim = simulation(pmtl(TASK, message="update"), gaussian())
         return sim, sim.run(begin(sim), sim.hyperparameters(**VALUES), 2)[0]
 
 
