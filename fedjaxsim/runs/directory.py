@@ -20,6 +20,7 @@ import csv
 import dataclasses
 import io
 import math
+import shlex
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -191,8 +192,9 @@ class RunDirectory:
             return FileNotFoundError(f"no directory {self.path}")
         if (kind := kind_of(self.path)) != "run":
             return FileNotFoundError(f"{self.path} holds a {kind}: {looking_at(self.path)}")
-        if any(self.path.glob(f"*/{CONFIG}")):
-            return FileNotFoundError(f"{self.path} is no run, but holds some: give them by name")
+        if (inside := min(self.path.glob(f"*/{CONFIG}"), default=None)) is not None:
+            run = shlex.quote(str(inside.parent))
+            return FileNotFoundError(f"{self.path} is no run, but holds some, such as {run}")
         return FileNotFoundError(f"{self.path} holds no {name}: not a run, or not a finished one")
 
 

@@ -21,4 +21,4 @@ def test_what_is_no_run_is_refused(refused, arguments, words):
 def test_the_folder_of_runs_is_no_run(refused, tmp_path):
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "config.toml").touch()
-    assert "is no run, but holds some" in refused("compare runs")
+    assert "is no run, but holds some, such as runs/one" in refused("compare runs")
