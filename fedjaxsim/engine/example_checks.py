@@ -139,7 +139,10 @@ class _Follow:
         if params.get("name") == _MARK and self._is_mark(params["jaxpr"]):
             return self._gradient(equation, labels)
         if name == "scan":
-            fixed, carried = params["num_consts"], params["num_carry"]
+            inner = _plain(params["jaxpr"])
+            scanned = _sliced(equation.invars, inner.invars)
+            carried = len(equation.outvars) - _sliced(equation.outvars, inner.outvars)
+            fixed = len(labels) - carried - scanned
             return self._loop(
                 lambda carry: self.jaxpr(
                     params["jaxpr"],
@@ -225,6 +228,11 @@ class _Follow:
             )
         self.gradients += 1
         return [0] * parameters
+
+
+def _sliced(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+    """Count what a scan slices; the names by which its parameters say so depend on JAX."""
+    return sum(one.aval.ndim > other.aval.ndim for one, other in zip(outside, inside, strict=True))
 
 
 _ENDLESS = (
