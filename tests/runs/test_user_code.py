@@ -83,15 +83,21 @@ def narrow(shape, outputs, *, hidden: int = 3):
 OWN: Any = {"algorithm": "mycode:algorithm", "model": "mycode:model"}
 
 
+NAMES = "mycode", "mine"
+"""Modules of the tests."""
+
+
 @pytest.fixture(autouse=True)
 def mycode(tmp_path, monkeypatch):
-    sys.modules.pop("mycode", None)  # another test's
+    for name in NAMES:
+        sys.modules.pop(name, None)  # another test's
     (tmp_path / "mycode.py").write_text(CODE)
     (tmp_path / "halfway.py").write_text("import absent_module\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
-    sys.modules.pop("mycode", None)
+    for name in NAMES:
+        sys.modules.pop(name, None)
 
 
 def test_a_run_takes_an_algorithm_and_a_model_of_ones_own():
