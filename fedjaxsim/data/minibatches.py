@@ -17,7 +17,6 @@ from fedjaxsim.data.batch import ProtectedBatches
 from fedjaxsim.factories import require_count
 from fedjaxsim.kernels import threefry
 
-PyTree = Any
 Carry = TypeVar("Carry")
 Generate = Callable[[jax.Array, dict[str, jax.Array], int], dict[str, jax.Array]]
 """(key, a client's row of each field, b) -> the fields (b, ...) of a fresh minibatch."""

@@ -55,7 +55,7 @@ def simulation_of(
 ) -> Simulation:
     """Make the simulation of a run on a population; settings of data are not read.
 
-    `task` may be the task of another population with the same classes.
+    `task` may be the task of these settings for another population with the same classes.
     """
     parts = parts_of(config, population, population.num_clients, task)
     if config.streamed and jax.process_count() > 1:
@@ -101,11 +101,12 @@ def parts_of(
     config: RunConfig, population: Population, num_clients: int, task: Task | None = None
 ) -> Parts:
     """Make the parts of a run's simulation of m clients, maybe more than the population has."""
-    task = _task(config, population) if task is None else task
-    if config.protects_examples and task.examples is None:  # a given task may be a run's own
-        epsilon = config.get("example_epsilon")
-        rounds = None if epsilon is None else config.rounds
-        task = private_examples(task, epsilon=epsilon, rounds=rounds)
+    if task is None:
+        task = _task(config, population)
+        if config.protects_examples:
+            epsilon = config.get("example_epsilon")
+            rounds = None if epsilon is None else config.rounds
+            task = private_examples(task, epsilon=epsilon, rounds=rounds)
     full = config.sampler == "full"
     sampling = full_participation() if full else _part(config, "sampling", Sampling)
     if "availability" in config.parts:

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 from fedjaxsim.models.check_kinds import require_model
 from fedjaxsim.models.model import Model
 
-PyTree = Any
-
 
 def require_classes(name: str, num_classes: Any) -> int:
     """Return the number of classes of a task.
