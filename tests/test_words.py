@@ -30,8 +30,3 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
 def test_docstrings_use_the_names_of_things():
     found = [(place, WORDS.findall(text)) for place, text in docstrings() if WORDS.search(text)]
     assert found == []
-
-
-def test_no_file_is_too_long_for_a_head():
-    lines = {path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
-    assert {str(path): number for path, number in lines.items() if number > 400} == {}
