@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjaxsim import metrics
+from fedjaxsim import checks, metrics
 from fedjaxsim.engine.checkpoint import CheckpointFolder
 from fedjaxsim.engine.loop import Callback as Callback
 from fedjaxsim.engine.loop import RunLoop as RunLoop
@@ -25,7 +25,6 @@ from fedjaxsim.engine.processes import from_all, is_first
 from fedjaxsim.engine.segments import Record, Segment
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.factories import require_count
 from fedjaxsim.loggers import Logger as Logger
 from fedjaxsim.privacy.assumptions import EVALUATED, STOPPING
 from fedjaxsim.records import MetricsFile as MetricsFile
@@ -116,7 +115,7 @@ class Patience(Callback):
     initial = True
 
     def __init__(self, evaluations: int, *, released: bool = False):
-        require_count("evaluations", evaluations)
+        checks.count(evaluations=evaluations)
         self._evaluations, self._released, self.memory = evaluations, released, []
         self.public = (EVALUATED,) if released else (STOPPING,)
 

@@ -13,20 +13,12 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
 from typing import Any, Literal, Union
 
 Factory = Callable[..., Any]
 _WORDS = (Sequence[str], tuple[str, ...])
 _INTEGERS = (Sequence[int], tuple[int, ...])
 _PLAIN = (bool, int, float, str)
-
-
-def require_count(name: str, value: Any, least: int = 1) -> None:
-    """Raise ValueError if an argument of that name is no integer of at least `least`."""
-    integer = isinstance(value, Integral) and not isinstance(value, bool)
-    if not integer or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 
 @dataclasses.dataclass(frozen=True)

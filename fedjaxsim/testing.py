@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.algorithm import Metrics
 from fedjaxsim.data.population import Population, with_other_rows
 from fedjaxsim.engine.state import PARTS
@@ -71,8 +72,7 @@ def check_billboard(
     """
     m = simulation.num_clients
     for client in clients or ():
-        if not 0 <= client < m:
-            raise ValueError(f"client must lie in [0, {m}), got {client}")
+        checks.count(0, m - 1, client=client)
     simulation.setup.check_rounds(hparams, 0, rounds, None)
     first = _with_tape(simulation, hparams, rounds)
     begun = state = first.init(seed, hparams)

@@ -26,6 +26,7 @@ LAYERS = (
     ("data",),
     ("hyperparameters", "metrics"),
     ("kernels", "factories", "extras", "notebook", "signals", "store"),
+    ("checks",),
 )
 """From the top down. Modules of one layer do not import each other."""
 

@@ -1,11 +1,12 @@
 """DPFedMTL (Wu, Chen, Wang 2020): a shared trunk and a personal head per client (Algorithm 1)."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, Context, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.layers import Selection, either, merge, paths_of, split
@@ -14,7 +15,6 @@ from fedjaxsim.algorithms.shared_model import (
     SharedModel,
     from_one_model,
     publish,
-    require_choice,
     server_step,
 )
 from fedjaxsim.hyperparameters import Hyperparameters, reads
@@ -136,7 +136,7 @@ def _algorithm(
     *,
     noised: bool,
 ) -> Algorithm:
-    require_choice(order, Order, "order")
+    checks.one_of(get_args(Order), order=order)
     selection = _require_two_parts(task, task.output_layer if head is None else head)
     make_local = optimizers.as_local(local_optimizer)
     server_optimizer = optimizers.as_server(server_optimizer)

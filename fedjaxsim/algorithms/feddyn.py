@@ -1,15 +1,16 @@
 """FedDyn (Acar, Zhao, Matas, Mattina, Whatmough, Saligrama; ICLR 2021): dynamic regularization."""
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
-from fedjaxsim.algorithms.shared_model import from_one_model, moved, require_choice
+from fedjaxsim.algorithms.shared_model import from_one_model, moved
 from fedjaxsim.hyperparameters import reads
 from fedjaxsim.tasks.task import Task
 
@@ -67,7 +68,7 @@ def feddyn(
     Raises:
       ValueError: if the message is unknown.
     """
-    require_choice(message, Message, "message")
+    checks.one_of(get_args(Message), message=message)
 
     def start(hparams, theta, own):
         del hparams, own

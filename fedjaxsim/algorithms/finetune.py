@@ -1,11 +1,12 @@
 """Fine-tuning (Hu, Wu, Smith; TMLR 2023, section 5.3): each client alone, after another stage."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.local_steps import PULL, local_steps
@@ -13,7 +14,6 @@ from fedjaxsim.algorithms.shared_model import (
     from_one_model,
     keep_shared,
     predict_with_personal,
-    require_choice,
 )
 from fedjaxsim.data.minibatches import Batch, ClientData
 from fedjaxsim.hyperparameters import reads
@@ -58,8 +58,8 @@ def finetune(
     Raises:
       ValueError: if the penalty or origin is unknown, or "kl" meets a task without a divergence.
     """
-    require_choice(penalty, Penalty, "penalty")
-    require_choice(origin, Origin, "origin")
+    checks.one_of(get_args(Penalty), penalty=penalty)
+    checks.one_of(get_args(Origin), origin=origin)
     if penalty == "kl" and task.divergence is None:
         raise ValueError(
             "penalty 'kl' needs a task with a `divergence`, the symmetrized KL divergence of its "

@@ -1,11 +1,12 @@
 """MP-MTL: model-protected multi-task learning (Liang et al. 2020), Algorithms 1 to 5."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms.optimizers import LEARNING_RATE
 from fedjaxsim.algorithms.proximal import (
@@ -18,7 +19,7 @@ from fedjaxsim.algorithms.proximal import (
     momentum,
 )
 from fedjaxsim.algorithms.server_maps import ServerMap, group_sparse, low_rank, relationship
-from fedjaxsim.algorithms.shared_model import from_one_model, require_choice
+from fedjaxsim.algorithms.shared_model import from_one_model
 from fedjaxsim.hyperparameters import (
     LARGEST_FLOAT32,
     Hyperparameter,
@@ -179,9 +180,9 @@ def mpmtl(
       ValueError: if the task is not linear, or the penalty or acceleration is unknown; when a run
         starts, if the mechanism releases something else.
     """
-    require_choice(penalty, Penalty, "penalty")
-    require_choice(outliers, Outliers, "outliers")
-    require_choice(acceleration, Acceleration, "acceleration")
+    checks.one_of(get_args(Penalty), penalty=penalty)
+    checks.one_of(get_args(Outliers), outliers=outliers)
+    checks.one_of(get_args(Acceleration), acceleration=acceleration)
     to_matrix, to_params = matrices(task, "mpmtl")
     server_map = server_map or _MAPS[penalty.removeprefix("decomposed-")]()
     decomposed, shrink = penalty.startswith("decomposed"), SHRINK[outliers]

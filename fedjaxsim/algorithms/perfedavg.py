@@ -1,15 +1,16 @@
 """Per-FedAvg (Fallah, Mokhtari, Ozdaglar; NeurIPS 2020): a model one step from every client's."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local_steps import local_steps, mean_over_rows
-from fedjaxsim.algorithms.shared_model import moved, require_choice
+from fedjaxsim.algorithms.shared_model import moved
 from fedjaxsim.hyperparameters import Hyperparameter, reads
 from fedjaxsim.tasks.task import Task
 
@@ -55,7 +56,7 @@ def perfedavg(
       ValueError: if the derivative is unknown; when first traced, if minibatches are made afresh,
         so that clients have no rows to predict with.
     """
-    require_choice(derivative, Derivative, "derivative")
+    checks.one_of(get_args(Derivative), derivative=derivative)
     plain = fedavg(task, server_optimizer=server_optimizer)
 
     def client(shared, personal, data, hparams, context):

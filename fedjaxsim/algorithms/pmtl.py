@@ -1,18 +1,19 @@
 """PMTL: private mean-regularized multi-task learning (Hu, Wu, Smith; TMLR 2023), Algorithm 1."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from numpy.typing import ArrayLike
 
+from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.clusters import in_clusters
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local_steps import PULL, Pull, local_steps
-from fedjaxsim.algorithms.shared_model import require_choice, with_personal
+from fedjaxsim.algorithms.shared_model import with_personal
 from fedjaxsim.hyperparameters import RATE, Hyperparameter, reads
 from fedjaxsim.tasks.task import Task
 
@@ -70,7 +71,7 @@ def pmtl(
     Raises:
       ValueError: if the message is unknown, or `in_clusters` refuses the clusters.
     """
-    require_choice(message, Message, "message")
+    checks.one_of(get_args(Message), message=message)
 
     def client(shared, personal, data, hparams, context):
         w_k, w_tilde = personal, shared.params

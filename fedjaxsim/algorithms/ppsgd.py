@@ -1,16 +1,16 @@
 """PP-SGD: personalized private SGD (Bietti, Wei, Dudík, Langford, Wu; ICML 2022)."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, Context, WarmStart
 from fedjaxsim.algorithms.layers import Selection, merge, split
 from fedjaxsim.algorithms.optimizers import LEARNING_RATE
-from fedjaxsim.algorithms.shared_model import require_choice
 from fedjaxsim.data.minibatches import ClientData, Minibatches
 from fedjaxsim.hyperparameters import (
     LARGEST_FLOAT32,
@@ -134,8 +134,8 @@ def ppsgd(
         the algorithm is first traced, if there is not one minibatch per round (one epoch counts as
         one minibatch of all rows), or sizes do not suit the minibatches.
     """
-    require_choice(parametrization, Parametrization, "parametrization")
-    require_choice(objective, Risk, "objective")
+    checks.one_of(get_args(Parametrization), parametrization=parametrization)
+    checks.one_of(get_args(Risk), objective=objective)
     m_i = _whole_numbers(objective, sizes)
     # M/N, the mean weight of gradients.
     mean_size = 1.0 if m_i is None else float(m_i.mean())

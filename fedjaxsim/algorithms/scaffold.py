@@ -1,10 +1,11 @@
 """SCAFFOLD (Karimireddy et al.; ICML 2020): local steps corrected by control variates."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.shared_model import (
@@ -12,7 +13,6 @@ from fedjaxsim.algorithms.shared_model import (
     from_one_model,
     moved,
     publish,
-    require_choice,
     server_step,
 )
 from fedjaxsim.hyperparameters import reads
@@ -70,7 +70,7 @@ def scaffold(
     Raises:
       ValueError: if the message is unknown.
     """
-    require_choice(message, Message, "message")
+    checks.one_of(get_args(Message), message=message)
     server_optimizer = optimizers.as_server(server_optimizer)
     of_model = server_step(server_optimizer)
 

@@ -1,7 +1,7 @@
 """The server state of algorithms that publish one set of parameters, and functions in common."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -123,9 +123,3 @@ def predict_with_personal(
     """Return the client's state: the `predict` function of clients that keep whole models."""
     del shared, hparams, client_id
     return personal
-
-
-def require_choice(value: str, kind: Any, name: str) -> None:
-    """Raise ValueError unless `value` is one of a `Literal`."""
-    if value not in get_args(kind):
-        raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}")

@@ -1,10 +1,11 @@
 """Single-task learning by proximal gradient descent: every client learns its linear model alone."""
 
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm, WarmStart
 from fedjaxsim.algorithms.optimizers import LEARNING_RATE
 from fedjaxsim.algorithms.proximal import (
@@ -16,7 +17,7 @@ from fedjaxsim.algorithms.proximal import (
     momentum,
     soften,
 )
-from fedjaxsim.algorithms.shared_model import from_one_model, keep_shared, require_choice
+from fedjaxsim.algorithms.shared_model import from_one_model, keep_shared
 from fedjaxsim.hyperparameters import Hyperparameter, reads
 from fedjaxsim.tasks.task import Task
 
@@ -51,7 +52,7 @@ def stl(task: Task, *, acceleration: Acceleration = "convex") -> Algorithm:
     Raises:
       ValueError: if the task is not linear, or the acceleration is unknown.
     """
-    require_choice(acceleration, Acceleration, "acceleration")
+    checks.one_of(get_args(Acceleration), acceleration=acceleration)
     to_matrix, to_params = matrices(task, "stl")
 
     def start(hparams, published, own):

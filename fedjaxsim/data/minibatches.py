@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim import checks
 from fedjaxsim.data.batch import Batch as Batch
 from fedjaxsim.data.batch import ProtectedBatches
-from fedjaxsim.factories import require_count
 from fedjaxsim.kernels import threefry
 
 Carry = TypeVar("Carry")
@@ -65,7 +65,7 @@ class Minibatches:
     passes: int | None = None
 
     def __post_init__(self):
-        require_count("batch size", self.size)
+        checks.count(**{"batch size": self.size})
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(
                 f"give either steps or epochs, got steps={self.steps} and epochs={self.epochs}"
@@ -75,7 +75,7 @@ class Minibatches:
         for name in ("steps", "epochs", "passes"):
             value = getattr(self, name)
             if value is not None:
-                require_count(f"local {name}", value)
+                checks.count(**{f"local {name}": value})
 
 
 def permuted(key: jax.Array, position: jax.Array, count: jax.Array) -> jax.Array:

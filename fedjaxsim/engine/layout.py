@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 import jax
 
+from fedjaxsim import checks
 from fedjaxsim.data.minibatches import BatchReadOptions
 from fedjaxsim.engine.shape_bytes import bytes_of
-from fedjaxsim.factories import require_count
 from fedjaxsim.kernels import products
 from fedjaxsim.tasks.task import Task
 
@@ -66,9 +66,8 @@ class Layout:
     asked: tuple[int | None, ChunkMap | None] = (None, None)
 
     def __post_init__(self):
-        require_count("chunk_size", self.chunk_size, 2)
-        if self.chunk_map not in ("scan", "vmap"):
-            raise ValueError(f"chunk_map must be 'scan' or 'vmap', got {self.chunk_map!r}")
+        checks.count(2, chunk_size=self.chunk_size)
+        checks.one_of(("scan", "vmap"), chunk_map=self.chunk_map)
 
     @property
     def scans(self) -> bool:

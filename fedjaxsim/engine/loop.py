@@ -14,6 +14,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.algorithm import Metrics
 from fedjaxsim.engine import private_evaluation
 from fedjaxsim.engine.checks import check_arguments, described
@@ -22,7 +23,6 @@ from fedjaxsim.engine.private_evaluation import EvaluationPlan, PrivateMetric
 from fedjaxsim.engine.processes import from_all, is_first, to_host
 from fedjaxsim.engine.segments import History, Record, Segment, rows_of
 from fedjaxsim.engine.state import SimulationState, state_of, with_public
-from fedjaxsim.factories import require_count
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.events import Adjacency, check_delta
 from fedjaxsim.privacy.guarantee import spent
@@ -124,7 +124,7 @@ class RunLoop:
         """
         require_callbacks(callbacks)
         if keep is not None:
-            require_count("keep", keep, 0)
+            checks.count(0, keep=keep)
         called = [each for each in callbacks if getattr(each, "everywhere", True) or is_first()]
         hooked = [each for each in called if isinstance(each, Callback)]
         stated = (text for each in callbacks for text in getattr(each, "public", ()))

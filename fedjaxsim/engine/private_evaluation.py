@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.engine.checks import described
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.state import SimulationState
@@ -58,10 +59,8 @@ class EvaluationPlan:
                 f"the metric must be of one client alone, but {self.metric} divides by the "
                 "variance of all clients' targets: release squared_error"
             )
-        if not 0 < self.largest < np.inf:
-            raise ValueError(f"largest must be positive and finite, got {self.largest}")
-        if self.bins < 0:
-            raise ValueError(f"bins must be at least 0, got {self.bins}")
+        checks.positive(largest=self.largest)
+        checks.count(0, bins=self.bins)
 
     @property
     def norm(self) -> float:
@@ -143,10 +142,7 @@ def evaluate(
     Raises:
       ValueError: if the evaluation lacks the metric.
     """
-    if plan.metric not in evaluation.values:
-        raise ValueError(
-            f"the metric must be one of {', '.join(evaluation.values)}, got {plan.metric!r}"
-        )
+    checks.one_of(evaluation.values, metric=plan.metric)
     values = evaluation.values[plan.metric]
     (m,) = values.shape
     privacy, spend, key = state.privacy, plan.spend(m), key_of(state)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
@@ -33,7 +34,7 @@ from fedjaxsim.engine.shard import CLIENTS, shard
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.stream import stream
 from fedjaxsim.engine.traced_checks import trace_round
-from fedjaxsim.factories import factory_of, require_count
+from fedjaxsim.factories import factory_of
 from fedjaxsim.hyperparameters import Hyperparameters, compose
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.composition import require_match
@@ -109,7 +110,7 @@ class Setup:
         self.layout = layout_of(self.task, self.chunk_size, self.chunk_map)
         if self.devices is not None:
             require_devices(self.devices)
-        require_count("ledger_entries", self.ledger_entries)
+        checks.count(ledger_entries=self.ledger_entries)
         if self.streamed and self.devices is not None:
             raise ValueError("a streamed simulation runs on the first device: leave devices out")
         self._use(self.population)
@@ -324,9 +325,9 @@ class Setup:
         Raises:
           ValueError: as `Simulation.run`.
         """
-        require_count("rounds", rounds)
+        checks.count(rounds=rounds)
         if eval_every is not None:
-            require_count("eval_every", eval_every)
+            checks.count(eval_every=eval_every)
         most, last = self.sampler.rounds, done + rounds
         if most is not None and last > most:
             raise ValueError(
@@ -348,9 +349,7 @@ class Setup:
 
     def check_split(self, split: str) -> None:
         """Raise ValueError if there is no split of that name."""
-        splits = self.population.splits
-        if split not in splits:
-            raise ValueError(f"split must be one of {sorted(splits)}, got {split!r}")
+        checks.one_of(sorted(self.population.splits), split=split)
 
     def check_in_memory(self) -> None:
         """Check that rows may be on devices.

@@ -10,6 +10,7 @@ import numpy as np
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
+from fedjaxsim import checks
 from fedjaxsim.engine.evaluation import measure_with, targets_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import map_clients
@@ -59,8 +60,7 @@ def mean_metric(
             params = program.predict(state, personal, hparams, client_id, rows, layout)
             data = rows.of(client_id, state.key, program.minibatches, layout)
             sums = measure(params, data, rows.most_rows).sums
-            if metric not in sums:
-                raise ValueError(f"metric must be one of {sorted(sums)}, got {metric!r}")
+            checks.one_of(sorted(sums), metric=metric)
             return sums[metric] / targets[client_id].astype(sums[metric].dtype)
 
         again = jax.checkpoint(one, prevent_cse=False)

@@ -10,7 +10,7 @@ Axes: m clients, T rounds.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ import numpy as np
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
+from fedjaxsim import checks
 from fedjaxsim.gradients.objectives import EPSILON, Gradient, Objective, check_names
 from fedjaxsim.gradients.reverse import reversible, run_rounds, segment_length
 from fedjaxsim.hyperparameters import Hyperparameters, on_host
@@ -69,12 +70,10 @@ def hypergradient(
     Raises:
       ValueError: if T or the segment is below 1, or the mode is unknown.
     """
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
-    if mode not in ("forward", "reverse"):
-        raise ValueError(f"mode must be 'forward' or 'reverse', got {mode!r}")
-    if segment is not None and segment < 1:
-        raise ValueError(f"segment must be at least 1, got {segment}")
+    checks.count(rounds=rounds)
+    checks.one_of(get_args(Mode), mode=mode)
+    if segment is not None:
+        checks.count(segment=segment)
     names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
     delta = default_delta(simulation.num_clients) if delta is None else delta
     objective = objective if isinstance(objective, Partial) else Partial(objective)

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.data.batch import Batch, ProtectedBatches
-from fedjaxsim.factories import require_count
 from fedjaxsim.hyperparameters import Hyperparameters, Records
 from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy.binomial import least_count
@@ -137,13 +137,13 @@ def private_examples(
     """
     if not isinstance(task, Task):
         raise ValueError(f"private_examples needs a Task, got a {type(task).__name__}")
-    require_count("microbatch_size", microbatch_size)
+    checks.count(microbatch_size=microbatch_size)
     if epsilon is not None:
         check_epsilon(epsilon)
     if (epsilon is None) != (rounds is None):
         raise ValueError(f"give epsilon with rounds, got {epsilon} and {rounds}")
     if rounds is not None:
-        require_count("rounds", rounds)
+        checks.count(rounds=rounds)
     if delta is not None:
         check_delta(delta)
     if task.examples is not None:

@@ -1,7 +1,6 @@
 """The model of a task, with checks of its parameters and outputs by shapes while JAX traces."""
 
 import functools
-import operator
 from typing import Any
 
 import jax
@@ -9,20 +8,6 @@ import jax.numpy as jnp
 
 from fedjaxsim.models.check_kinds import require_model
 from fedjaxsim.models.model import Model
-
-
-def require_classes(name: str, num_classes: Any) -> int:
-    """Return the number of classes of a task.
-
-    Raises:
-      ValueError: if it is no integer of at least 2.
-    """
-    try:
-        if (number := operator.index(num_classes)) >= 2:
-            return number
-    except TypeError:
-        pass
-    raise ValueError(f"{name} needs num_classes, an integer of at least 2, got {num_classes!r}")
 
 
 def with_checks(name: str, model: Any, num_outputs: int, *, per_token: bool = False) -> Model:

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjaxsim import checks
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.kernels.linear_steps import Linear
 from fedjaxsim.models.model import STATISTICS, FrozenWeights, Model
-from fedjaxsim.tasks.outputs import require_classes, with_checks
+from fedjaxsim.tasks.outputs import with_checks
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric, area_under_roc, balanced_accuracy
 
 PyTree = Any
@@ -213,7 +214,7 @@ def _of_classes(
     name: str, model: Model, num_classes: int, losses: OfOutputs, divergence: Divergence
 ) -> Task:
     """Make a classification in which the largest of c outputs wins."""
-    num_classes = require_classes(name, num_classes)
+    checks.count(2, num_classes=num_classes)
     model = with_checks(name, model, num_classes)
 
     def check(fields):
@@ -278,7 +279,7 @@ def softmax_sequence(model: Model, num_classes: int) -> Task:
       model: outputs (b, L, c) logits.
       num_classes: c.
     """
-    num_classes = require_classes("softmax_sequence", num_classes)
+    checks.count(2, num_classes=num_classes)
     model = with_checks("softmax_sequence", model, num_classes, per_token=True)
 
     def tokens(batch):

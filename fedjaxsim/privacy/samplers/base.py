@@ -114,12 +114,6 @@ def available(sampling: Sampling, availability: Availability) -> Sampling:
     return sampling._replace(availability=availability)
 
 
-def check_size(name: str, size: int, num_clients: int) -> None:
-    """Raise ValueError unless `size` lies in [1, m]."""
-    if not 1 <= size <= num_clients:
-        raise ValueError(f"{name} must lie in [1, {num_clients}], got {size}")
-
-
 def full_participation() -> Sampling:
     """Take all clients in every round.
 

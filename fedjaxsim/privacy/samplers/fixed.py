@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import scipy.stats
 
+from fedjaxsim import checks
 from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy.events import SamplingScheme
-from fedjaxsim.privacy.samplers.base import Cohort, Sampler, Sampling, check_size
+from fedjaxsim.privacy.samplers.base import Cohort, Sampler, Sampling
 
 _TAIL = 1e-18  # probability, per round, of too few distinct clients among the draws
 
@@ -56,7 +57,7 @@ def fixed_size(*, cohort: int) -> Sampling:
 
 
 def _fixed_size(num_clients: int, cohort: int) -> Sampler:
-    check_size("cohort", cohort, num_clients)
+    checks.count(1, num_clients, cohort=cohort)
     left_out = num_clients - cohort
 
     def draw(key, round_, hparams):

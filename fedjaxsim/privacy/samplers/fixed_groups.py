@@ -4,9 +4,10 @@ import math
 
 import jax.numpy as jnp
 
+from fedjaxsim import checks
 from fedjaxsim.data.minibatches import permuted
 from fedjaxsim.privacy.events import SamplingScheme
-from fedjaxsim.privacy.samplers.base import Cohort, Sampler, Sampling, check_size
+from fedjaxsim.privacy.samplers.base import Cohort, Sampler, Sampling
 
 
 def fixed_groups(*, groups: int) -> Sampling:
@@ -31,7 +32,7 @@ def fixed_groups(*, groups: int) -> Sampling:
 
 
 def _fixed_groups(num_clients: int, groups: int) -> Sampler:
-    check_size("groups", groups, num_clients)
+    checks.count(1, num_clients, groups=groups)
     size = math.ceil(num_clients / groups)
 
     def draw(key, round_, hparams):

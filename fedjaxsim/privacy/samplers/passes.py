@@ -4,10 +4,11 @@ import math
 
 import jax.numpy as jnp
 
+from fedjaxsim import checks
 from fedjaxsim.data.minibatches import permuted
 from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy.events import SamplingScheme
-from fedjaxsim.privacy.samplers.base import Cohort, Sampler, Sampling, check_size
+from fedjaxsim.privacy.samplers.base import Cohort, Sampler, Sampling
 
 
 def passes(*, cohort: int, max_participations: int) -> Sampling:
@@ -35,7 +36,7 @@ def passes(*, cohort: int, max_participations: int) -> Sampling:
 
 
 def _passes(num_clients: int, cohort: int, max_participations: int) -> Sampler:
-    check_size("cohort", cohort, num_clients)
+    checks.count(1, num_clients, cohort=cohort)
     scheme = SamplingScheme("capped", num_clients, cohort, max_participations)
     per_pass = math.ceil(num_clients / cohort)
 

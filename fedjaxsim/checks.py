@@ -1,0 +1,63 @@
+"""Range checks of arguments: each takes values by name and raises ValueError at the first bad one.
+
+The message has the name, what is allowed, and the value. An array passes if all its numbers do.
+"""
+
+import difflib
+import math
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+
+def positive(**values: Any) -> None:
+    """Require finite numbers above 0."""
+    _require(lambda value: (value > 0) & (value < math.inf), "positive and finite", values)
+
+
+def non_negative(**values: Any) -> None:
+    """Require finite numbers of at least 0."""
+    _require(lambda value: (value >= 0) & (value < math.inf), "non-negative and finite", values)
+
+
+def in_range(interval: str, /, **values: Any) -> None:
+    """Require numbers in an interval, such as "(0, 1]" or "[0, inf]"."""
+    low, high = map(float, interval[1:-1].split(","))
+    above = operator.ge if interval[0] == "[" else operator.gt
+    below = operator.le if interval[-1] == "]" else operator.lt
+    _require(lambda value: above(value, low) & below(value, high), interval, values, "lie in")
+
+
+def count(least: int = 1, most: float = math.inf, /, **values: Any) -> None:
+    """Require integers of at least `least` and at most `most`; a bool is none."""
+    limits = f"of at least {least}" if most == math.inf else f"in [{least}, {most}]"
+
+    def allowed(value: Any) -> bool:
+        return not isinstance(value, bool) and least <= operator.index(value) <= most
+
+    _require(allowed, f"an integer {limits}", values)
+
+
+def one_of(allowed: Iterable[Any], /, **values: Any) -> None:
+    """Require values among the allowed ones."""
+    known = list(allowed)
+    for name, value in values.items():
+        if not any(isinstance(value, type(each)) and value == each for each in known):
+            near = difflib.get_close_matches(str(value), [str(each) for each in known], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            listed = ", ".join(map(str, known))
+            raise ValueError(f"{name} must be one of {listed}, got {value!r}{hint}")
+
+
+def _require(
+    allowed: Callable[[Any], Any], what: str, values: dict[str, Any], verb: str = "be"
+) -> None:
+    for name, value in values.items():
+        try:
+            good = bool(np.all(allowed(value)))
+        except TypeError:  # no number at all
+            good = False
+        if not good:
+            raise ValueError(f"{name} must {verb} {what}, got {value!r}")
