@@ -24,6 +24,7 @@ from fedjaxsim.report.plots import (
     colours_of,
     draw_with_band,
     marked,
+    marked_points,
     picture,
     points,
     quality_key,
@@ -124,7 +125,8 @@ def comparison_figure(found: Sequence[SeedGroup], columns: Sequence[str] = ()) -
             draw_with_band(panel, each.records, column, ("_low", "_high"), **each.style)
             for each in alike
         ]
-        over = "mean over clients and seeds, 95 %" if any(bands) else "mean over clients"
+        over = "pooled over clients" if metrics.of_column(column).pooled else "mean over clients"
+        over += "; mean over seeds, 95 %" if any(bands) else ""
         label = f"{metrics.label(column)}\n{over}"
         panel.set(title=name, ylabel=EPSILON if column == "epsilon" else label)
     for unused in every[len(panels) :]:
@@ -143,7 +145,10 @@ def clients_figure(runs: Sequence[tuple[Curve, np.ndarray]], metric: str) -> Fig
     figure = picture("", 4.6, 3.0)
     axes = figure.subplots()
     for run, values in runs:
-        axes.ecdf(values, label=run.label, **run.style)
+        style = dict(run.style)
+        if "markevery" in style:
+            style["markevery"] = marked_points(len(values) + 1, style["markevery"])
+        axes.ecdf(values, label=run.label, **style)
     axes.axhline(0.1, color="0.6", lw=0.8, zorder=1)
     axes.set(xlabel=metrics.label(metric), ylabel="share of clients at or below")
     if len(runs) > 1:

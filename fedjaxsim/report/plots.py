@@ -23,9 +23,12 @@ with importing("plots"):
 Records = Sequence[Mapping[str, Any]]
 """The evaluations of a run, in the order of rounds."""
 
-# Okabe and Ito's palette (2008), without its yellow, which is too faint on white.
-# Wine takes the place of black, the colour of the best of all.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
+# Okabe and Ito's palette (2008), without its yellow, too faint on white, and black, the colour of
+# the best of all; then colours of Tol's (2021). The first six have hues of their own.
+COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#882255",
+    "#56B4E9", "#999933", "#332288", "#CC6677", "#44AA99", "#7F4F24",
+)  # fmt: skip
 DASHES = ("solid", "dashed", "dashdot", "dotted")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 FORMATS = (".png", ".pdf", ".svg")
@@ -68,8 +71,8 @@ def line(
     **style: Any,
 ) -> None:
     """Draw a line, or a dot for a single point, before its band (low, high)."""
-    if not np.isfinite(np.asarray(y, float)).any():
-        style["markevery"] = None  # matplotlib cannot space the marks of nothing
+    if "markevery" in style:
+        style["markevery"] = marked_points(len(x), style["markevery"])
     axes.plot(x, y, **{"marker": "o" if len(x) == 1 else None, **style})
     if band is not None:
         axes.fill_between(x, *band, color=style["color"], alpha=0.15, lw=0, label=band_label)
@@ -82,9 +85,18 @@ def legend_above(axes: Axes, *handles: Line2D, ncols: int = 2) -> None:
 
 
 def marked(place: int) -> dict[str, Any]:
-    """Return a marker for the curve at `place`; coinciding curves have theirs at other points."""
-    start = 0.02 * (place % len(MARKERS))
-    return {"marker": MARKERS[place % len(MARKERS)], "markevery": (start, 0.15)}
+    """Return a marker for the curve at `place`, for `line`."""
+    return {"marker": MARKERS[place % len(MARKERS)], "markevery": place % len(MARKERS)}
+
+
+def marked_points(count: int, place: int) -> list[int]:
+    """Return the points with a marker: about seven, the last one among them.
+
+    Curves at other places have theirs at other points, so that coinciding curves show.
+    """
+    step = max(1, round(0.15 * count))
+    first = place * step // len(MARKERS)
+    return sorted({*range(first, count - step // 2, step), count - 1}) if count else []
 
 
 def check_path(path: Path) -> None:
@@ -113,22 +125,20 @@ def content(figure: Figure, kind: str = "png") -> bytes:
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def colour_of(algorithm: str) -> int:
-    """Return the index of a system's usual colour."""
-    names = list(SYSTEMS)
-    return names.index(algorithm) if algorithm in names else len(names)
+_USUAL = dict(zip(("pmtl", "fedavg", "ditto", "local", "fedprox", "ppsgd"), COLOURS, strict=False))
 
 
 def colours_of(algorithms: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return a colour and dashes for each system, the usual colour where no earlier one has it.
+    """Return a colour and dashes for each system; six systems always have the same colour.
 
     Colours differ as long as they suffice; more systems differ in their dashes.
     """
-    found: dict[str, tuple[str, str]] = {}
-    for name in sorted(set(algorithms), key=lambda each: (colour_of(each), each)):
-        usual = [COLOURS[(colour_of(name) + k) % len(COLOURS)] for k in range(len(COLOURS))]
+    present, order = set(algorithms), list(SYSTEMS)
+    found = {name: (colour, DASHES[0]) for name, colour in _USUAL.items() if name in present}
+    place = {name: order.index(name) if name in order else len(order) for name in present}
+    for name in sorted(present - found.keys(), key=lambda each: (place[each], each)):
         used = [colour for colour, _ in found.values()]
-        colour = min(usual, key=used.count)
+        colour = min(COLOURS, key=used.count)
         found[name] = colour, DASHES[used.count(colour) % len(DASHES)]
     return found
 

@@ -30,6 +30,12 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 
 
+def decimals(value: float | None, places: int = 3) -> str:
+    """Format a number with `places` decimals, or four digits if it is 1000 or more."""
+    large = value is not None and not abs(value) < 1000
+    return number(value) if value is None or large else f"{value:.{places}f}"
+
+
 def bytes_text(count: float | None) -> str:
     """Format a number of bytes, in powers of 1000."""
     if count is None:

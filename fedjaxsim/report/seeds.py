@@ -9,7 +9,7 @@ import numpy as np
 from fedjaxsim.metrics import judged_by
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import data_label
-from fedjaxsim.report.progress import number
+from fedjaxsim.report.progress import decimals, number
 
 LEVEL = 0.95
 """Level of Student's t intervals for the mean over seeds."""
@@ -158,7 +158,7 @@ def interval(mean: float | None, half: float | None) -> str:
     """Format a mean and half of its interval, if it has one."""
     if mean is None or math.isnan(mean):
         return "–"
-    return f"{mean:.3f}" if half is None or math.isnan(half) else f"{mean:.3f} ± {half:.3f}"
+    return decimals(mean) + ("" if half is None or math.isnan(half) else f" ± {decimals(half)}")
 
 
 def cells(row: Record) -> list[str]:

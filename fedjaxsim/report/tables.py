@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from fedjaxsim.metrics import MAJORITY, in_tables
 from fedjaxsim.report.labels import data_label
-from fedjaxsim.report.progress import epsilon_text, number, print_rows
+from fedjaxsim.report.progress import decimals, epsilon_text, number, print_rows
 
 
 class RunsTable(NamedTuple):
@@ -14,11 +14,6 @@ class RunsTable(NamedTuple):
     headings: list[str]
     lines: list[list[str]]
     notes: list[str]
-
-
-def _decimals(value: float | None) -> str:
-    """Format a metric of a table with three decimals, so that points align."""
-    return "–" if value is None else f"{value:.3f}"
 
 
 def among(names: Sequence[str], runs: Collection[Any]) -> str:
@@ -51,7 +46,7 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> RunsTable:
             [
                 row["run"],
                 *([of] if several else []),
-                *(_decimals(row.get(key + end)) for key, one in qualities for end in one.in_tables),
+                *(decimals(row.get(key + end)) for key, one in qualities for end in one.in_tables),
                 *(epsilon_text(row[key]) for key in ("epsilon", "epsilon_replace")),
                 number(row["delta"]),
                 f"{row['rounds']}{planned}",

@@ -39,11 +39,12 @@ def default_figures(sweep: SweepRuns, results: pa.Table) -> dict[str, Figure]:
     varied = [key for key in counts if counts[key] > 1]
     noise = [key for key in varied if key in NOISE and key not in sweep.best_over]
     rest = [key for key in varied if key not in noise]
-    # Without noise: the first key that needs a program of its own and over which no best is taken.
+    # Without noise: the first key that all runs set, that needs a program of its own and over which
+    # no best is taken.
     static = (
         key for key in rest
         if key not in (*sweep.hyperparameters, "algorithm", *sweep.best_over)
-        and counts[key] <= _MOST_PANELS
+        and counts[key] <= _MOST_PANELS and not results[key].null_count
     )  # fmt: skip
     panels = noise or list(itertools.islice(static, 1))
     lines = _line_keys(sweep, results, [key for key in rest if key not in panels])

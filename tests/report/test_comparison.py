@@ -4,10 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.report.comparison import comparison_figure, of_systems
-from fedjaxsim.report.plots import COLOURS, colours_of, save
+from fedjaxsim.report.plots import COLOURS, colours_of, line, marked, save
+from fedjaxsim.report.progress import decimals
 from fedjaxsim.report.seeds import FinishedRun, systems
 
 
@@ -81,12 +83,36 @@ def test_epsilon_has_a_panel_where_it_is_asked_for_and_seeds_have_bands(tmp_path
         figure_of(*runs, columns=["test_loss"])
 
 
+def test_the_first_and_the_last_evaluation_have_a_marker():
+    for count in (1, 2, 5, 40):
+        axes = Figure().subplots()
+        line(axes, range(count), range(count), color="k", **marked(0))
+        assert axes.get_lines()[0].get_markevery()[0] == 0
+        for place in range(9):
+            line(axes, range(count), range(count), color="k", **marked(place))
+            assert axes.get_lines()[-1].get_markevery()[-1] == count - 1
+
+
+def test_a_pooled_metric_is_no_mean_over_clients_and_a_diverged_one_is_short():
+    rows = [{"round": t, "test_nmse": 0.5 * t, "epsilon": 0.0} for t in range(3)]
+    config = {"algorithm": "pmtl", "seed": 0, "data": "school"}
+    [axes] = figure_of(FinishedRun(config, {**rows[-1], "delta": 0.01}, rows)).axes
+    assert axes.get_ylabel() == "test nMSE (MSE / variance)\npooled over clients"
+    assert (decimals(2.64e37), decimals(0.12345), decimals(-999.9999)) == (
+        "2.64e+37", "0.123", "-1000.000",
+    )  # fmt: skip
+
+
 def test_systems_differ_in_colour_settings_in_dashes_and_all_in_markers():
     for names in itertools.combinations(list(SYSTEMS)[::3], 3):
         assert len({colour for colour, _ in colours_of(names).values()}) == 3
     everything = colours_of(SYSTEMS)
     assert len(set(everything.values())) == min(len(SYSTEMS), 4 * len(COLOURS))
-    assert [everything[name] for name in list(SYSTEMS)[:7]] == [(c, "solid") for c in COLOURS]
+    # Common systems have hues of their own, whatever they are beside; the next six other colours.
+    common = ("pmtl", "fedavg", "ditto", "local", "fedprox", "ppsgd")
+    assert [everything[name] for name in common] == [(c, "solid") for c in COLOURS[:6]]
+    eight = colours_of([*common, "ifca", "apfl"])
+    assert len({colour for colour, _ in eight.values()}) == 8
     found = systems({"a": run("pmtl", lam=0.1), "b": run("pmtl", lam=0.2), "c": run("ditto")})
     one, other, third = (curve.style for curve in of_systems(found))
     assert one["color"] == other["color"] != third["color"]
