@@ -66,7 +66,7 @@ def measure(experiment: Experiment) -> Record:
     it, on the same machine. Memory is read before them.
 
     Returns:
-      Medians over the repetitions, by name; docs/results/benchmarks.md describes each.
+      Medians over the repetitions, by name; docs/speed.md describes each.
     """
     forget_peak()
     base = peak_bytes()
