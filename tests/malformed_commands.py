@@ -69,7 +69,6 @@ _WORDS: dict[str, str] = {
     "on-full-disk": "bogus",
     "log": "bogus",
     "from": "absent . a.csv broken sweep",
-    "finetune": "bogus 1",
     "out": "a.csv a.csv/b full",
 }
 _WITHOUT_EFFECT = (
@@ -78,7 +77,7 @@ _WITHOUT_EFFECT = (
     "--client who", "--algorithm finetune", "--epsilon 1 --noise-multiplier 1", "--cohort 3",
     "--local-steps 1 --local-epochs 1", "--model mlp --hidden 0", "--model mlp --hidden a",
     "--model mlp --hidden 1.5", "--streamed --devices 2", "--process 1", "--coordinator a:1",
-    "--passes 2", "--mechanism plain-mean --epsilon 1", "--finetune mean --audit-canaries 3",
+    "--passes 2", "--mechanism plain-mean --epsilon 1", "--algorithm finetune --audit-canaries 3",
     "--epsilon 1 --clip inf", "--sampling fixed --cohort 999", "--sampling fixed --cohort 0",
     "--algorithm ifca --clusters 0", "--algorithm ifca --clusters -1", "--clients 6 --rounds",
     "--model gru", "--evaluate-privately 1",

@@ -140,6 +140,7 @@ SYSTEMS = {
         "Fine-tuning",
         "Hu, Wu, Smith; TMLR 2023, section 5.3",
         mechanism="no-release",
+        full_participation=True,
     ),
     "scaffold": System(f"{_HERE}.scaffold:scaffold", "SCAFFOLD", "Karimireddy et al.; ICML 2020"),
     "feddyn": System(f"{_HERE}.feddyn:feddyn", "FedDyn", "Acar et al.; ICLR 2021"),

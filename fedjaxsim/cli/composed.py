@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Suppress
 
+from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.cli.read_numbers import REGISTRY
 from fedjaxsim.cli.shared_flags import Machines
 from fedjaxsim.runs.fields import ExampleSettings
@@ -28,6 +29,8 @@ OPTIONS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes)
 _ALONE = {"help", "overwrite", "quiet", "streamed", "trust_own_code", "explain", "cluster", "json"}
 """Flags without a value, after which a file may follow."""
 _HELP = ("--help", "-h")
+_OF_RELEASES = ("sampling", "schedule", "passes")
+"""Settings that a stage without a release, such as fine-tuning, does not inherit."""
 _NO_PREFIX = tyro.conf.arg(name="")
 """Mark of fields whose flags get no prefix."""
 
@@ -158,6 +161,9 @@ def defaults_of(
     path, earlier = next(map(Path, files), None), flags.get("from")
     inherited = read_raw(Path(earlier) / "config.toml") if isinstance(earlier, str) else {}
     file = {} if path is None else read_raw(path)
+    system = SYSTEMS.get(flags.get("algorithm", file.get("algorithm", inherited.get("algorithm"))))
+    if system is not None and not system.sends:
+        inherited = {name: inherited[name] for name in inherited if name not in _OF_RELEASES}
     raw = displaced(inherited, file) | file
     raw = {name: value for name, value in raw.items() if name not in excluded(flags)}
     given = raw | flags

@@ -16,17 +16,14 @@ from fedjaxsim.cli.shared_flags import (
     OnFullDisk,
     WithSettings,
 )
-from fedjaxsim.runs.finetuning import Finetuning
 from fedjaxsim.runs.settings import RunConfig
-from fedjaxsim.runs.settings_files import read_raw
 
 
 @dataclasses.dataclass(frozen=True)
 class Run(WithSettings):
     """Run one federated simulation.
 
-    The flags of a stage after the run are shown by `run --finetune mean --help`, those of several
-    processes by `run --devices all --help`.
+    The flags of several processes are shown by `run --devices all --help`.
     """
 
     settings: OmitArgPrefixes[RunConfig]
@@ -36,8 +33,6 @@ class Run(WithSettings):
         Path | None, tyro.conf.arg(name="from", metavar="DIR", help_behavior_hint="(default: none)")
     ] = None
     """Start from the state of the run in DIR, on its data, settings and charges."""
-    finetuning: OmitArgPrefixes[Finetuning] = Finetuning()  # noqa: RUF009 - it is frozen
-    """A stage after the run."""
     explain: bool = False
     """Print the whole guarantee."""
 
@@ -51,15 +46,12 @@ class Run(WithSettings):
     """Devices of this process, or of several."""
 
     def check(self, flags: Iterable[str]) -> None:
-        """Check the settings and the stage after the run."""
-        self.settings.validate()
+        """Check the settings against the devices."""
+        super().check(flags)
         if self.settings.streamed and (self.machines.count or 1) > 1:
             raise ValueError(
                 f"a streamed run takes one device, got devices {self.machines.devices}"
             )
-        given = {*flags, *(() if self.config is None else read_raw(self.config))}
-        given &= {field.name for field in dataclasses.fields(self.settings)}
-        self.finetuning.require_read(self.settings, given, alone=self.from_ is not None)
 
     def prepare(self) -> Callable[[], int]:
         """Check all input; return a function that runs."""
@@ -70,7 +62,6 @@ class Run(WithSettings):
         return in_all_processes(
             lambda: prepare_run(
                 self.settings,
-                self.finetuning,
                 self.from_,
                 checkpoint_every=self.checkpoint_every,
                 on_full_disk=self.on_full_disk,

@@ -23,7 +23,7 @@ from fedjaxsim.report.progress import (
 )
 from fedjaxsim.report.tables import print_table
 from fedjaxsim.runs.build import Experiment, prepare, versions
-from fedjaxsim.runs.directory import CONFIG, FINETUNE, GUARANTEE, RunDirectory
+from fedjaxsim.runs.directory import CONFIG, GUARANTEE, RunDirectory
 from fedjaxsim.runs.execute import (
     FIXED,
     Executed,
@@ -33,15 +33,14 @@ from fedjaxsim.runs.execute import (
     execute,
     spent_in_all,
 )
-from fedjaxsim.runs.finetuning import Finetuning
 from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
 from fedjaxsim.runs.folders import kind_of
 from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.runs.settings_files import read_toml
-from fedjaxsim.runs.stages import go_on, prepare_next, start_from, with_delta_of
+from fedjaxsim.runs.stages import start_from, with_delta_of
 from fedjaxsim.runs.validation import doubts
-from fedjaxsim.signals import Stop, stopped
+from fedjaxsim.signals import stopped
 
 RESUME = "fedjaxsim resume"
 
@@ -63,7 +62,6 @@ class Stage(NamedTuple):
 
 def prepare_run(
     config: RunConfig,
-    tuning: Finetuning,
     start: Path | None,
     *,
     checkpoint_every: str | None,
@@ -75,7 +73,6 @@ def prepare_run(
 
     Args:
       config: settings of the run.
-      tuning: the stage after the run.
       start: directory of the run to start from.
       checkpoint_every: rounds or time, for `Cadence.parse`.
       on_full_disk: for `stoppable`.
@@ -89,26 +86,20 @@ def prepare_run(
     cadence = Cadence.parse(checkpoint_every)
     if log is not None:
         Logger(log, directory=config.out)  # refuse one that cannot be opened
-    begin, earlier, next_ = None, [], None
-    if start is not None or tuning.finetune is not None:
-        config.require_no_canaries("several stages")
+    begin, earlier = None, []
     if start is None:
         experiment = prepare(config)
         check_own_code(experiment)
-        _agree(experiment, finetune=tuning.flags(), out=config.out is not None)
+        _agree(experiment, out=config.out is not None)
         if experiment.simulation.algorithm.warm_start.required:
             raise ValueError(
                 f"algorithm {config.algorithm} starts from the state of another run: give --from "
-                "DIR, or --finetune with another algorithm"
+                "DIR"
             )
-        if tuning.finetune is not None:
-            next_ = prepare_next(experiment, tuning.settings_after(config))
-            check_own_code(next_)
     else:
+        config.require_no_canaries("several stages")
         if config.out is not None and config.out.resolve() == start.resolve():
             raise ValueError(f"out must be another directory than from, got {config.out} for both")
-        if tuning.finetune is not None:
-            config = tuning.settings_after(config)
         if config.clients_used == "held-out":
             resolved = RunDirectory(start).config().get("resolved", {})
             config = with_delta_of(config, resolved["delta"]) if "delta" in resolved else config
@@ -116,15 +107,9 @@ def prepare_run(
         check_own_code(experiment)
         _agree(experiment, RunDirectory(start), out=config.out is not None)
         begin, earlier = start_from(start, experiment)
-    directory, then = None, None
+    directory = None
     if config.out is not None:
         directory = RunDirectory.create(config.out, overwrite=config.overwrite)
-    if next_ is not None:
-        inside, words = None, ["fedjaxsim", "run", *tuning.flags()]
-        if config.out is not None:
-            inside = RunDirectory.create(config.out / FINETUNE)
-            words += ["--from", str(config.out), "--out", str(inside.path)]
-        then = Stage(next_, inside, next_.config.rounds), words
     _agree_on_files(directory)
     stage = Stage(experiment, directory, config.rounds, begin, earlier)
     doubted = doubts(config, experiment.simulation.population)
@@ -136,7 +121,7 @@ def prepare_run(
             spent = spent_in_all(experiment, begin)
             _warn_above(config.target_epsilon, spent, "this and earlier stages will spend")
         return _run(
-            stage, then, explain=explain, on_full_disk=on_full_disk, quiet=config.quiet, log=log,
+            stage, explain=explain, on_full_disk=on_full_disk, quiet=config.quiet, log=log,
             cadence=cadence,
         )  # fmt: skip
 
@@ -272,85 +257,53 @@ def _agree_on_files(directory: RunDirectory | None) -> None:
         processes.agree({f"checkpoints in {directory.path}": str(last and last.round)})
 
 
-def _run(
-    stage: Stage,
-    then: tuple[Stage, Sequence[str]] | None = None,
-    *,
-    explain: bool,
-    on_full_disk: str,
-    **options: Any,
-) -> int:
-    """Do a run, and the fine-tuning stage `then` with its command; return the exit code.
-
-    `options` are those of `execute`.
-    """
-    if stage.path is not None and processes.is_first():
+def _run(stage: Stage, *, explain: bool, on_full_disk: str, **options: Any) -> int:
+    """Do a run and return the exit code; `options` are those of `execute`."""
+    path = stage.path
+    if path is not None and processes.is_first():
         can_draw()
-    finished: list[tuple[Stage, Executed]] = []
 
     def kept() -> str:
-        path = (stage if then is None or not finished else then[0]).path
         rounds = [] if path is None else RunDirectory(path).checkpoints().rounds()
         after = f"round {rounds[-1]} is kept" if rounds else "no round is kept"
         return after if path is None else f"{after}; {RESUME} {shlex.quote(str(path))} continues"
 
     with stoppable(on_full_disk, kept) as stop:
-        done = _execute(stage, stop, **options)
-        finished.append((stage, done))
-        if then is not None and not done.summary["interrupted"]:
-            next_, _ = then
-            begin, earlier = go_on(
-                done, stage.experiment, next_.experiment, stage.path, stage.earlier
-            )
-            next_ = next_._replace(begin=begin, earlier=earlier)
-            finished.append((next_, _execute(next_, stop, **options)))
-    print_results(finished, explain=explain)
-    if stage.path is not None:
-        print(f"files in {stage.path}")
-    last, done = finished[-1]
+        done = execute(
+            stage.experiment, stage.directory, stop, rounds=stage.rounds, begin=stage.begin,
+            earlier=stage.earlier, **options,
+        )  # fmt: skip
+    print_results(stage, done, explain=explain)
+    if path is not None:
+        print(f"files in {path}")
     if not done.summary["interrupted"]:
         return 0
     name, code = stopped(processes.from_all(stop.number))
     said = f"stopped by {name} after {done.summary['rounds']} rounds"
-    if last.path is not None:
-        said += f"; to resume: {RESUME} {shlex.quote(str(last.path))}"
-    if then is not None and last is stage and stage.path is not None:
-        said += f"; then fine-tune with {shlex.join(then[1])}"
+    if path is not None:
+        said += f"; to resume: {RESUME} {shlex.quote(str(path))}"
     print(said, file=sys.stderr)
     return code
 
 
-def _execute(stage: Stage, stop: Stop, **options: Any) -> Executed:
-    experiment, directory, rounds, begin, earlier = stage
-    return execute(
-        experiment, directory, stop, rounds=rounds, begin=begin, earlier=earlier, **options
-    )
-
-
-def print_results(finished: Sequence[tuple[Stage, Executed]], *, explain: bool) -> None:
-    """Print a table of runs, warnings about each, and the guarantee of all of them."""
-    rows = []
-    for stage, done in finished:
-        config = stage.experiment.config
-        new = "of held-out clients" if config.clients_used == "held-out" else None
-        name = " ".join(filter(None, (config.algorithm, config.get("penalty"), new)))
-        rows.append({"run": name, **done.summary})
-    print_table(rows)
-    for stage, done in finished:
-        _warn_of(stage, done)
-    last, done = finished[-1]
-    config = last.experiment.config
+def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
+    """Print a run's results, warnings about it, and the guarantee of all stages."""
+    config = stage.experiment.config
+    new = "of held-out clients" if config.clients_used == "held-out" else None
+    name = " ".join(filter(None, (config.algorithm, config.get("penalty"), new)))
+    print_table([{"run": name, **done.summary}])
+    _warn_of(stage, done)
     if done.audit is not None:
         print(done.audit)
-    if last.earlier:
-        stages = describe_stages(last.earlier, config.algorithm, done.summary["rounds"])
+    if stage.earlier:
+        stages = describe_stages(stage.earlier, config.algorithm, done.summary["rounds"])
         print(f"stages: {stages}; the guarantee is of all of them")
     if done.summary["budget_spent"]:
         print(f"stopped after {done.summary['rounds']} rounds: one more would exceed the budget")
-    file = None if last.path is None else last.path / GUARANTEE
+    file = None if stage.path is None else stage.path / GUARANTEE
     print_guarantee(done.report, file, explain=explain)
     if not explain:
-        parts = last.experiment.simulation.setup.public
+        parts = stage.experiment.simulation.setup.public
         choices = [each for each in done.state.privacy.public if each not in parts]
         for sentence in (*choices, *({NO_RELEASE} & {*done.report.assumed})):
             print(sentence)

@@ -301,7 +301,7 @@ class _Tuning:
         except ValueError:  # The checkpoint is damaged, or has other hyperparameters.
             RunDirectory.create(directory.path, overwrite=True)
         done = execute(experiment, directory, self.stop, quiet=config.quiet, cadence=self.cadence)
-        print_results([(Stage(experiment, directory, config.rounds), done)], explain=self.explain)
+        print_results(Stage(experiment, directory, config.rounds), done, explain=self.explain)
         return not done.summary["interrupted"]
 
 

@@ -11,7 +11,6 @@ A run directory holds
     curves.png      loss, quality and ε over rounds
     report.html     all of it for people, if asked for
     tensorboard/    event files, if asked for
-    finetune/       the directory of the fine-tuning that came right after, if any
 
 JSON has no infinity: null stands for "no finite number", e.g. for ε without a guarantee.
 """
@@ -47,7 +46,6 @@ CURVES = "curves.png"
 PAGE = "report.html"
 CLIENTS = "clients.csv"
 CHECKPOINTS = "checkpoints"
-FINETUNE = "finetune"
 TENSORBOARD = "tensorboard"
 _TEXTS = ("algorithm", "data", "model")
 _SUMMARIZED = (
@@ -82,7 +80,7 @@ class RunDirectory:
         """
         from fedjaxsim.engine.processes import is_first
 
-        names = (CONFIG, METRICS, GUARANTEE, SUMMARY, CLIENTS, CHECKPOINTS, FINETUNE)
+        names = (CONFIG, METRICS, GUARANTEE, SUMMARY, CLIENTS, CHECKPOINTS)
         pictures = [CURVES, PAGE, TENSORBOARD]
         if is_first():
             make_directory(path, names, "run", overwrite=overwrite, pictures=pictures)

@@ -1,7 +1,6 @@
 """Stages: a run that starts from the state of another one, whose charges go along."""
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +12,7 @@ from fedjaxsim.report.files import Record
 from fedjaxsim.runs.assemble import population_of, simulation_of
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import CHECKPOINTS, CONFIG, RunDirectory
-from fedjaxsim.runs.execute import Executed, about, stage_of
-from fedjaxsim.runs.finetuning import of_the_stage
+from fedjaxsim.runs.execute import about, stage_of
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import read_toml
 
@@ -63,33 +61,6 @@ def start_from(path: Path, experiment: Experiment) -> Start:
         state = _begin(state, before, experiment)
     state = experiment.with_budget(state)
     return Start(state, [*tables.get("stages", []), stage_of(before, last.round, path)])
-
-
-def prepare_next(before: Experiment, config: RunConfig) -> Experiment:
-    """Check a stage on the data of the run `before`, before the run computes anything.
-
-    Raises:
-      ValueError: as `prepare`, or if it cannot start from the models of the run.
-    """
-    new = _new_clients(before.config, config)
-    with of_the_stage():
-        if new:
-            config = with_delta_of(config, before.delta)
-        experiment = prepare(config, population=None if new else before.simulation.population)
-        jax.eval_shape(lambda state: _begin(state, before, experiment), before.state_shapes)
-    return experiment
-
-
-def go_on(
-    done: Executed,
-    before: Experiment,
-    experiment: Experiment,
-    directory: Path | None,
-    earlier: Sequence[Record],
-) -> Start:
-    """Start the stage from `prepare_next` after the run `before`, whose results are `done`."""
-    stage = stage_of(before, done.summary["rounds"], directory)
-    return Start(_begin(done.state, before, experiment), [*earlier, stage])
 
 
 def _begin(state: SimulationState, before: Experiment, experiment: Experiment) -> SimulationState:

@@ -23,9 +23,9 @@ def test_help_fits_on_110_lines_and_says_where_the_rest_is(monkeypatch, capfd):
     lines = capfd.readouterr().out.splitlines()
     assert len(lines) <= 110
     words = " ".join(" ".join(lines).split())
-    for command in ("--algorithm pmtl", "--finetune mean", "--devices all"):
+    for command in ("--algorithm pmtl", "--devices all"):
         assert f"`run {command} --help`" in words
-    assert not {"--lam", "--finetune-lam", "--coordinator"} & {*words.split()}
+    assert not {"--lam", "--coordinator"} & {*words.split()}
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,6 @@ def test_help_fits_on_110_lines_and_says_where_the_rest_is(monkeypatch, capfd):
         ("--partition dirichlet", "--alpha --clients", "--target"),
         ("--data synthetic --partition iid", "--offset-scale", "--alpha"),
         ("--algorithm pmtl --model mlp", "--lam --hidden", "--mu"),
-        ("--finetune mean", "--finetune-lam --finetune-rounds", "--rounds"),
         ("--devices all", "--coordinator --cluster", "--rounds"),
         ("--algorithm mine:pfedme", "--inner-steps --inner-learning-rate --lam", "--mu --message"),
     ],

@@ -126,17 +126,14 @@ def test_what_one_process_refuses_none_does(tmp_path):
 
 @THOROUGH
 def test_two_processes_write_what_one_does_and_others_go_on(tmp_path):
-    """Also with fine-tuning, and whichever number of processes goes on."""
     two, one = RunDirectory(tmp_path / "two"), RunDirectory(tmp_path / "one")
-    command = [*RUN, "--rounds", "6", "--finetune", "vanilla", "--out"]
+    command = [*RUN, "--rounds", "6", "--out"]
     codes, printed, errors = ends(start_commands(*[[*command, str(two.path)]] * 2))
     assert codes == [0, 0], errors
     assert "files in" in printed[0]
     assert not [line for line in printed[1].splitlines() if not line.startswith("[Gloo]")]
     assert main([*command, str(one.path), "--devices", "all"]) == 0
     assert_same_files(two, one)
-    inside = [RunDirectory(each.path / "finetune") for each in (two, one)]
-    assert_same_files(*inside)
     again = ["resume", str(one.path), "--rounds", "8", "--quiet"]
     assert ends(start_commands(again, again))[0] == [0, 0]
     assert main(["resume", str(two.path), "--rounds", "8", "--quiet"]) == 0

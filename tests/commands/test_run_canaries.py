@@ -33,7 +33,6 @@ def test_a_run_reports_its_audit_and_goes_on_with_it(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        ("--finetune vanilla", "audit-canaries"),
         ("--sampling fixed --cohort 3", "audit-canaries"),
     ],
 )

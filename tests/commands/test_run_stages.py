@@ -8,6 +8,7 @@ import pytest
 
 from fedjaxsim.cli import Run, main, parse
 from fedjaxsim.commands import run as work
+from fedjaxsim.privacy.assumptions import NEW_CLIENTS, NO_RELEASE
 from fedjaxsim.privacy.events import Entry, PrivacySpend
 from fedjaxsim.privacy.guarantee import spent
 from fedjaxsim.runs.build import prepare
@@ -101,6 +102,68 @@ def test_a_stage_that_will_spend_too_much_says_so_before_its_first_round(
     assert float(found[1]) > first.summary()["epsilon"]
 
 
+TUNED = [
+    "--algorithm", "finetune", "--penalty", "mean", "--lam", "0.2", "--rounds", "3",
+    "--eval-every", "1",
+]  # fmt: skip
+
+
+def test_fine_tuning_starts_where_the_run_ended_and_costs_nothing(stages, tmp_path, capsys):
+    out = tmp_path / "tuned"
+    command = ["run", "--from", f"{stages}/second", *TUNED, "--quiet", "--out", str(out)]
+    assert main([*command, "--learning-rate", "0.001"]) == 0
+    before, after = RunDirectory(stages / "second"), RunDirectory(out)
+    last, records = before.metrics()[-1], after.metrics()
+    assert [record["round"] for record in records] == [0, 1, 2, 3]
+    assert records[0]["test_nmse"] == pytest.approx(last["test_nmse"], rel=1e-6)
+    assert records[-1]["train_loss"] < records[1]["train_loss"]
+    assert {record["epsilon"] for record in records} == {last["epsilon"]}
+    for name in ("epsilon", "epsilon_replace", "delta"):
+        assert after.summary()[name] == before.summary()[name]
+    [found] = after.guarantee()["zero_out"]["joint_dp"].values()
+    words = "fedavg (2 rounds), then pmtl (3 rounds), then finetune (3 rounds)"
+    assert f"The charges of all stages are composed: {words}." in found["assumptions"]
+    assert NO_RELEASE in found["assumptions"]
+    printed = capsys.readouterr().out
+    assert NO_RELEASE in printed
+    assert "finetune mean" in printed
+    # In Python: from the states of the run, all clients, the settings that fine-tuning reads.
+    earlier, tuned = (prepare(read_toml(each.path / "config.toml")) for each in (before, after))
+    assert tuned.simulation.sampling.scheme.kind == "full"
+    state = before.load_state(earlier.init())
+    begun = tuned.simulation.start_from(state, tuned.hparams, earlier.simulation, earlier.hparams)
+    ended, _ = tuned.simulation.run(begun, tuned.hparams, 3, eval_every=1)
+    found = tuned.simulation.evaluate(ended, tuned.hparams).summary()
+    assert records[-1]["test_nmse"] == pytest.approx(found["test_nmse"], rel=1e-6)
+
+
+def test_a_stage_without_a_release_takes_all_clients_and_a_constant_rate(stages, tmp_path):
+    sampled = "sampling = 'fixed'\ncohort = 3\nschedule = 'cosine'\nclients = 6\nbatch-size = 4\n"
+    (tmp_path / "config.toml").write_text(sampled)
+    tuned, again = (parse(["run", "--from", str(tmp_path), *flags]) for flags in (TUNED, []))
+    assert isinstance(tuned, Run)
+    assert isinstance(again, Run)
+    assert again.settings.sampler == "fixed"
+    settings = tuned.settings
+    assert (settings.sampler, settings.get("schedule")) == ("full", "constant")
+    assert settings.batch_size == 4
+
+
+def test_held_out_clients_start_from_what_was_published_and_cost_nothing(tmp_path, capsys, refused):
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert main(["run", *FIRST, "--held-out-clients", "0.33", "--out", str(first)]) == 0
+    new = ["run", "--from", str(first), *TUNED, "--clients-used", "held-out", "--quiet", "--out"]
+    assert "took part in the run before" in refused(" ".join([*new, str(second), "--seed", "1"]))
+    assert main([*new, str(second)]) == 0
+    one, other = RunDirectory(first), RunDirectory(second)
+    assert (one.summary()["clients"], other.summary()["clients"]) == (4, 2)
+    for name in ("epsilon", "epsilon_replace", "delta"):
+        assert other.summary()[name] == one.summary()[name]
+    [found] = other.guarantee()["zero_out"]["joint_dp"].values()
+    assert NEW_CLIENTS.format(2) in found["assumptions"]
+    assert "finetune mean of held-out clients" in capsys.readouterr().out
+
+
 @pytest.mark.thorough
 def test_a_stage_goes_on_as_any_run_does(stages, refused, tmp_path, capsys):
     third = tmp_path / "third"
@@ -121,6 +184,12 @@ def test_a_stage_goes_on_as_any_run_does(stages, refused, tmp_path, capsys):
         ("run --from {}/first --clients 7", "data"),
         ("run --from {}/first --out {}/first", "out"),
         ("run --from {}/absent", "absent"),
+        ("run --algorithm finetune", "--from"),
+        ("run --from {}/first --algorithm finetune --epsilon 2", "epsilon"),
+        ("run --from {}/first --algorithm finetune --lam -1", "lam"),
+        ("run --from {}/first --algorithm finetune --penalty vanilla --lam 2", "lam"),
+        ("run --from {}/first --algorithm finetune --model mlp", "['Dense_0']['kernel']"),
+        ("run --from {}/first --algorithm finetune --clients-used held-out", "held-out-clients"),
         ("resume {}/absent", "absent"),
         ("resume {}", "no run, but holds some, such as {}/first"),
         ("resume {}/first", "--rounds"),
