@@ -161,7 +161,7 @@ def defaults_of(
     path, earlier = next(map(Path, files), None), flags.get("from")
     inherited = read_raw(Path(earlier) / "config.toml") if isinstance(earlier, str) else {}
     file = {} if path is None else read_raw(path)
-    system = SYSTEMS.get(flags.get("algorithm", file.get("algorithm", inherited.get("algorithm"))))
+    system = SYSTEMS.get(str((inherited | file | flags).get("algorithm")))
     if system is not None and not system.sends:
         inherited = {name: inherited[name] for name in inherited if name not in _OF_RELEASES}
     raw = displaced(inherited, file) | file
