@@ -68,11 +68,13 @@ class Format(NamedTuple):
       files: contents by path in a folder.
       read: reads the folder.
       pack: packs the mutated content of a file, with the checksums of the format.
+      quick: files of a quick test; few where each is read in a process of its own.
     """
 
     files: dict[str, bytes]
     read: Callable[[Path], Any]
     pack: Callable[[bytes], bytes] = bytes
+    quick: int = 80
 
 
 def population() -> Population:
@@ -245,10 +247,10 @@ def formats() -> dict[str, Format]:
             {"a.npz": _npy(population().fields["x"])}, _loaded("npz:{}/a.npz"), _npz_of
         ),
         "mat.inside": Format(
-            {"a.mat": _cut(_mat(compressed=False))[0]}, _loaded("mat:{}/a.mat"), _mat_of
+            {"a.mat": _cut(_mat(compressed=False))[0]}, _loaded("mat:{}/a.mat"), _mat_of, 2
         ),
-        "mat": Format({"a.mat": _mat(compressed=False)}, _loaded("mat:{}/a.mat")),
-        "mat.z": Format({"a.mat": _mat(compressed=True)}, _loaded("mat:{}/a.mat")),
+        "mat": Format({"a.mat": _mat(compressed=False)}, _loaded("mat:{}/a.mat"), quick=5),
+        "mat.z": Format({"a.mat": _mat(compressed=True)}, _loaded("mat:{}/a.mat"), quick=2),
         "leaf": Format({"a.json": _leaf()}, _loaded("leaf:{}/a.json")),
         "leaf.text": Format({"a.json": _text()}, _loaded("leaf:{}/a.json")),
         "leaf.zip": Format(

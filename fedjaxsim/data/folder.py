@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedjaxsim.data.arrays import blocks
-from fedjaxsim.data.files import existing, in_file
-from fedjaxsim.data.npz import UNPACKING, bytes_of_header
+from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import consecutive
 
@@ -195,12 +194,8 @@ def _file(path: Path, column: dict[str, Any]) -> Path:
 def _mapped(path: Path, column: dict[str, Any]) -> np.ndarray:
     """Map a column into memory, read-only."""
     file, shape, dtype = _file(path, column), tuple(column["shape"]), np.dtype(column["dtype"])
-    try:
-        with open(file, "rb") as stream:
-            bytes_of_header(stream)
+    with reading(f"column {file.name}"):
         values = np.lib.format.open_memmap(file, mode="r")
-    except UNPACKING as error:
-        raise ValueError(f"the column {file.name} is damaged: {error}") from error
     if values.dtype != dtype or values.shape != shape:
         raise ValueError(
             f"the column {file.name} holds {values.dtype} {values.shape} instead of {dtype} {shape}"

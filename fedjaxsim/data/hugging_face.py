@@ -83,13 +83,11 @@ def arrays_of_name(
     """
     with importing("hf"):
         import datasets
-        from datasets.exceptions import DatasetsError
 
     if split is None and client is None:
         split = "train"
-    failures = (OSError, ValueError, RuntimeError, DatasetsError)
     with in_file(path):
-        with reading("Hugging Face data set", *failures):
+        with reading("Hugging Face data set"):
             found = datasets.load_dataset(path, subset, split=split)
         return _all_arrays(found, Columns(client, target, None, one_hot, drop, x, length))
 

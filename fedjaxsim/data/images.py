@@ -4,14 +4,13 @@ Without clients: PATH/class/image.png.
 """
 
 import os
-import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjaxsim.data.files import existing, in_file
+from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.npz import assemble, owners
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import SPLITS
@@ -113,13 +112,9 @@ def _read(files: Iterable[Path]) -> Iterator[tuple[str, np.ndarray]]:
         from PIL import Image
 
     for file in files:
-        try:
-            # Other formats could start programs: Pillow asks Ghostscript for the pixels of an EPS.
-            with warnings.catch_warnings(), Image.open(file, formats=_FORMATS) as image:
-                warnings.simplefilter("error", Image.DecompressionBombWarning)
-                yield str(file), pixels_of(image)
-        except Exception as error:  # Pillow raises errors of many types on damaged files
-            raise ValueError(f"{file} is not a readable image: {error}") from error
+        # Other formats could start programs: Pillow asks Ghostscript for the pixels of an EPS.
+        with in_file(file), reading("image"), Image.open(file, formats=_FORMATS) as image:
+            yield str(file), pixels_of(image)
 
 
 def stacked(images: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:

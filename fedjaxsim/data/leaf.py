@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedjaxsim.data.arrays import joined, to_float32
-from fedjaxsim.data.files import check_padded, in_file, members, reading
-from fedjaxsim.data.npz import UNPACKING
+from fedjaxsim.data.files import in_file, reading
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.text import encode
 
@@ -46,9 +45,11 @@ def load_leaf(path: str | os.PathLike[str]) -> Population:
     if path.is_dir():
         splits = {s: _read_all(files) for s, files in _find_files(path).items()}
     elif path.suffix == ".zip" or zipfile.is_zipfile(path):
-        with in_file(path), reading("zip file", *UNPACKING):
+        with in_file(path), reading("zip file"):
             archive = zipfile.ZipFile(path)
-            members(archive)
+            for name in archive.namelist():
+                if {"", ".", ".."} & set(name.removesuffix("/").split("/")):
+                    raise ValueError(f"its member {name!r} has no place in a folder")
         with archive:
             files_of = _find_files(zipfile.Path(archive))
             splits = {s: _read_all(files) for s, files in files_of.items()}
@@ -99,7 +100,7 @@ def _read_all(files: Iterable[Traversable]) -> Users:
 
 def _read(file: Traversable) -> Users:
     with in_file(str(file)):
-        with reading("JSON file", *UNPACKING), file.open("rb") as stream:
+        with reading("JSON file"), file.open("rb") as stream:
             document = json.load(stream, object_hook=_compact)
         if not isinstance(document, dict) or not isinstance(document.get("user_data"), dict):
             raise ValueError("not LEAF JSON: it must hold an object 'user_data'")
@@ -137,12 +138,9 @@ def _compact(node: dict[str, Any]) -> dict[str, Any]:
 
 def _array(rows: list[Any]) -> np.ndarray:
     """Return rows of numbers, strings, or lists of strings, padded to equal length."""
-    if _are_strings(rows):
-        check_padded(len(rows), max(map(len, rows), default=0), sum(map(len, rows)), "texts")
     words = bool(rows) and all(isinstance(row, list) and _are_strings(row) for row in rows)
     if words:
         longest = max(map(len, rows))
-        check_padded(len(rows), longest, sum(map(len, rows)), "lists of words")
         rows = [[*row, *[""] * (longest - len(row))] for row in rows]
     array = np.asarray(rows)
     if array.dtype.kind == "U" and not words and not _are_strings(rows):

@@ -2,14 +2,12 @@
 
 import itertools
 import os
-import struct
-import zlib
 
 import numpy as np
 
 from fedjaxsim.data.arrays import to_float32
 from fedjaxsim.data.files import existing, in_file, reading
-from fedjaxsim.data.matlab_format import read_cells
+from fedjaxsim.data.matlab_cells import read_cells
 from fedjaxsim.data.population import Population
 
 Variables = dict[str, list[np.ndarray] | None]
@@ -38,8 +36,8 @@ def load_matlab(
         raise ValueError(f"x and y must be given together, got {x} and {y}")
     path = existing(path, "MATLAB file")
     with in_file(path):
-        with reading("MATLAB file (v5 to v7.2)", ValueError, struct.error, zlib.error):
-            variables = read_cells(path)
+        with reading("MATLAB file (v5 to v7.2)"):
+            variables = read_cells(os.fspath(path))
         if x is None or y is None:
             x, y = _found(variables)
         features, labels = (_cells(variables, name) for name in (x, y))

@@ -15,27 +15,17 @@ Readers of tables and images return the same arrays, and `assemble` makes the po
 """
 
 import dataclasses
-import lzma
-import math
 import os
-import tokenize
 import warnings
 import zipfile
-import zlib
-from typing import Any
 
 import numpy as np
 
 from fedjaxsim.data.arrays import common_length
-from fedjaxsim.data.files import check_padded, existing, in_file, members, reading
+from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import SPLITS
 
-UNPACKING = (
-    ValueError, TypeError, SyntaxError, EOFError, OSError, NotImplementedError, RuntimeError,
-    OverflowError, tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
-)  # fmt: skip
-"""Errors of zip files, and of what is in them."""
 _RESERVED = ("client", "counts", "names", "split", "public")
 _CATEGORIES = "categories."
 
@@ -79,42 +69,13 @@ def save_npz(path: str | os.PathLike[str], population: Population) -> None:
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Read all arrays of a .npz file."""
     path = existing(path, ".npz file")
-    # np.load would also take a pickle, and allocate what the header of an array declares.
-    with in_file(path), reading(".npz file", *UNPACKING), zipfile.ZipFile(path) as archive:
-        return {
-            each.filename.removesuffix(".npy"): _array(archive, each) for each in members(archive)
-        }
-
-
-def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """Read an array whose header declares as many bytes as follow it."""
-    with archive.open(member) as file:
-        declared = bytes_of_header(file)
-        if declared != member.file_size - file.tell():
-            raise ValueError(f"the shape of {member.filename!r} does not fit its size")
-    with archive.open(member) as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of headers that Python 2 has written
-        return np.lib.format.read_array(file, allow_pickle=False)
-
-
-def bytes_of_header(file: Any) -> int:
-    """Return the bytes of the array that the header of a .npy file declares.
-
-    Raises:
-      ValueError: if it is damaged, or declares objects or elements without size.
-    """
-    version = np.lib.format.read_magic(file)
-    read = {
-        (1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0
-    }.get(version)  # fmt: skip
-    if read is None:
-        raise ValueError(f"an array is of version {version}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        shape, _, dtype = read(file)
-    if dtype.hasobject or dtype.itemsize == 0 or any(length < 0 for length in shape):
-        raise ValueError(f"an array declares {dtype} {shape}")
-    return math.prod(shape) * dtype.itemsize
+    ignored = warnings.catch_warnings(action="ignore", category=UserWarning)  # of Python 2's files
+    with in_file(path), reading(".npz file"), ignored, open(path, "rb") as stream:
+        found = np.load(stream, allow_pickle=False)
+        if not isinstance(found, np.lib.npyio.NpzFile):
+            raise ValueError("it holds one array: save it with np.savez")
+        with found as archive:
+            return dict(archive)
 
 
 def has_clients(arrays: dict[str, np.ndarray]) -> bool:
@@ -146,27 +107,21 @@ def owners(clients: np.ndarray) -> dict[str, np.ndarray]:
 
     Clients are sorted by name, as numbers where all of them are whole numbers.
     """
-    names, client = distinct(clients, "clients")
+    names, client = distinct(clients)
     if all(name.removeprefix("-").isdecimal() for name in names):
         order = np.array(sorted(range(len(names)), key=lambda k: (int(names[k]), k)))
         names, client = names[order], np.argsort(order)[client]
     return {"client": client, "names": names}
 
 
-def distinct(texts: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray]:
+def distinct(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct texts in sorted order, and the position there of each text, (N,).
 
     Args:
-      texts: (N,) strings, of numpy's type or objects: those are not padded to the longest one.
-      what: name of the texts in errors.
-
-    Raises:
-      ValueError: if one text is far longer than the others.
+      texts: (N,) strings, of numpy's type or objects.
     """
     values = texts.tolist()
     found = sorted(set(values))
-    sizes = [*map(len, found)]
-    check_padded(len(found), max(sizes, default=0), sum(sizes), f"the names of {what}")
     place = {text: number for number, text in enumerate(found)}
     return np.array(found, str), np.fromiter(map(place.__getitem__, values), np.intp, len(values))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 import numpy as np
 
 from fedjaxsim.data.arrays import stacked_lists, to_float32
-from fedjaxsim.data.files import check_size, in_file
+from fedjaxsim.data.files import in_file
 from fedjaxsim.data.npz import assemble, distinct, owners
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import SPLITS
@@ -193,7 +193,7 @@ def arrays_of(frame: Any, columns: Columns, pixels: Any = None) -> dict[str, np.
         raise ValueError("length cuts texts: name their column as x")
     public = []
     if is_text:
-        arrays, public = characters(table[features[0]].to_list(), columns.length, features[0])
+        arrays, public = characters(table[features[0]].to_list(), columns.length)
     else:
         arrays = {"x": _numbers(table, features, columns.one_hot) if pixels is None else pixels}
     arrays |= _target(table[columns.target])
@@ -307,13 +307,12 @@ def _numbers(table: "DataFrame", features: list[str], one_hot: Sequence[str]) ->
     for name in features:
         column = table[name]
         if name in one_hot:
-            names, place = distinct(_texts(column), f"column {name!r}")
+            names, place = distinct(_texts(column))
             if len(names) > max(_FEW, len(place) / 2):
                 raise ValueError(
                     f"column {name!r} has {len(names)} values in {len(place)} rows, too many to "
                     "encode (one-hot): leave it out (drop)"
                 )
-            check_size(4 * len(place) * len(names), f"one column for each value of {name!r}")
             parts.append((place[:, None] == np.arange(len(names))).astype(np.float32))
             continue
         if not _is_numeric(column):
@@ -364,7 +363,7 @@ def _target(column: "Series") -> dict[str, np.ndarray]:
     """Return the array y, (N,), and for text the names of its classes."""
     values = column.to_numpy()
     if _is_text(column):
-        names, classes = distinct(_texts(column), "classes")
+        names, classes = distinct(_texts(column))
         found = {"y": classes.astype(np.int32), "categories.y": names}
     elif _is_numeric(column):
         found = {"y": values.astype(np.float64) if values.dtype.kind == "O" else values}

@@ -1,22 +1,16 @@
 """Files of tables, as tables of pyarrow."""
 
-import codecs
-import gzip
+import collections
+import csv
+import io
 import os
-import zlib
 from typing import TYPE_CHECKING
 
-from fedjaxsim.data.files import check_size, existing, reading
-from fedjaxsim.data.npz import UNPACKING
+from fedjaxsim.data.files import existing, reading
 from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
-    from pyarrow import Buffer, Table
-
-_BLOCK = 1 << 24
-"""Bytes of a CSV file that are read at once."""
-_COPIES, _CELL = 2, 8
-"""A table takes at least twice the bytes of its CSV file, and eight for a cell."""
+    from pyarrow import Table
 
 
 def read_csv(path: str | os.PathLike[str], client: str | None) -> "Table":
@@ -28,47 +22,45 @@ def read_csv(path: str | os.PathLike[str], client: str | None) -> "Table":
     """
     with importing("tables"):
         import pyarrow
-        from pyarrow import csv
+        from pyarrow import csv as arrow_csv
 
     existing(path, "CSV file")
-    content = _content(path)
-    text = {} if client is None else {client: pyarrow.string()}
-    return csv.read_csv(
-        pyarrow.BufferReader(content),
-        # In one block, since the first of several would decide the types.
-        read_options=csv.ReadOptions(block_size=content.size, use_threads=False),
-        parse_options=csv.ParseOptions(newlines_in_values=True),
-        convert_options=csv.ConvertOptions(column_types=text),
-    )
-
-
-def _content(path: str | os.PathLike[str]) -> "Buffer":
-    """Read a CSV file into memory of pyarrow.
-
-    After an error its thread may still hold the memory when Python ends, and then could not release
-    memory of Python's.
-    """
-    import pyarrow
-
-    sink, decoder = pyarrow.BufferOutputStream(), codecs.getincrementaldecoder("utf-8")()
-    lines, quotes, blank = 1, 0, True
-    opened = gzip.open if os.fspath(path).endswith(".gz") else open
-    with reading("CSV file", OSError, EOFError, zlib.error), opened(path, "rb") as stream:
-        while block := stream.read(_BLOCK):
-            sink.write(block)
-            check_size(_COPIES * sink.tell(), "the table")
-            try:
-                decoder.decode(block)
-            except UnicodeDecodeError as error:
-                lines += block.count(b"\n", 0, error.start)
-                raise ValueError(f"line {lines} is not UTF-8: save the file in UTF-8") from error
-            lines, quotes = lines + block.count(b"\n"), quotes + block.count(b'"')
-            blank = blank and not block.strip()
-    if blank:
+    with reading("CSV file"), pyarrow.input_stream(os.fspath(path)) as stream:
+        content = stream.read()
+    if not content.strip():
         raise ValueError("the file is empty")
-    if quotes % 2:
-        raise ValueError("a quoted cell does not end: the file is truncated or not CSV")
-    return sink.getvalue()
+    _check_text(content)
+    # In memory of pyarrow: a thread of its reader may hold it after Python's memory is gone.
+    sink = pyarrow.BufferOutputStream()
+    sink.write(content)
+    with reading("CSV file"):
+        return arrow_csv.read_csv(
+            pyarrow.BufferReader(sink.getvalue()),
+            # In one block, since the first of several would decide the types.
+            read_options=arrow_csv.ReadOptions(block_size=len(content), use_threads=False),
+            parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types={} if client is None else {client: pyarrow.string()}
+            ),
+        )
+
+
+def _check_text(content: bytes) -> None:
+    """Check that a CSV file is in UTF-8 and does not end in a quoted cell."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        line = 1 + content.count(b"\n", 0, error.start)
+        raise ValueError(f"line {line} is not UTF-8: save the file in UTF-8") from error
+    if text.count('"') % 2 == 0:
+        return
+    try:
+        collections.deque(csv.reader(io.StringIO(text, newline=""), strict=True), maxlen=0)
+    except csv.Error as error:
+        if "end of data" in str(error):
+            raise ValueError(
+                "a quoted cell does not end: the file is truncated or not CSV"
+            ) from error
 
 
 def read_parquet(path: str | os.PathLike[str], client: str | None) -> "Table":
@@ -78,7 +70,5 @@ def read_parquet(path: str | os.PathLike[str], client: str | None) -> "Table":
     with importing("tables"):
         from pyarrow import parquet
 
-    with reading("Parquet file", *UNPACKING):
-        file = parquet.ParquetFile(os.fspath(path))
-        check_size(_CELL * file.metadata.num_rows * file.metadata.num_columns, "the table")
-        return file.read()
+    with reading("Parquet file"):
+        return parquet.ParquetFile(os.fspath(path)).read()

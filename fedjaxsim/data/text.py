@@ -5,8 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjaxsim.data.files import check_padded
-
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of Shakespeare, in the order of LEAF (`models/utils/language_utils.py`)."""
 _PADDED = -1
@@ -70,15 +68,12 @@ def encode(clients: Sequence[Client]) -> Encoded:
     )
 
 
-def characters(
-    texts: Sequence[str], length: int | None, column: str
-) -> tuple[dict[str, np.ndarray], list[str]]:
+def characters(texts: Sequence[str], length: int | None) -> tuple[dict[str, np.ndarray], list[str]]:
     """Encode the texts of a column as `encode` does.
 
     Args:
       texts: N texts.
       length: characters to keep of each, the first ones; None keeps all.
-      column: name of the column in errors.
 
     Returns:
       The arrays x, (N, L) integers, and categories.x; and sentences on what is public.
@@ -86,8 +81,6 @@ def characters(
     if length is not None and length < 1:
         raise ValueError(f"length must be at least 1, got {length}")
     kept = [text[:length] for text in texts]
-    sizes = [*map(len, kept)]
-    check_padded(len(kept), max(sizes), sum(sizes), f"the texts of {column!r} (cut them: length)")
     clients, categories, public = encode([{"x": np.array(kept), "y": np.zeros(len(kept))}])
     found = {"x": clients[0]["x"], "categories.x": np.array(categories["x"])}
     return found, ["Which characters there are is read from all clients' rows"] if public else []

@@ -1,0 +1,56 @@
+"""Cell arrays of a MATLAB file, read by scipy in a process of their own.
+
+scipy looks up the types of a damaged file beyond the end of its table, which ends the process.
+"""
+
+import io
+import subprocess
+import sys
+
+import numpy as np
+
+
+def read_cells(path: str) -> dict[str, list[np.ndarray] | None]:
+    """Read the variables of a file, by name.
+
+    Returns:
+      The matrices of each cell array, in C order; a cell that is no matrix of real numbers is an
+      array of strings. Other variables are None.
+
+    Raises:
+      ValueError: the file is damaged or of another version.
+    """
+    command = [sys.executable, "-P", __file__, path]  # -P: this folder's modules shadow none
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise ValueError(said[-1] if said else f"scipy ended with the code {done.returncode}")
+    others, cells = [], {}
+    with np.load(io.BytesIO(done.stdout), allow_pickle=False) as arrays:
+        for member, values in arrays.items():
+            name, _, number = member.partition("/")
+            if number:
+                cells.setdefault(name, []).append(values)
+            else:
+                others.append(name)
+    return dict.fromkeys(others) | cells
+
+
+def _write_cells(path: str) -> None:
+    """Write the cells of a file to the standard output, as the bytes of a .npz file."""
+    from scipy.io import loadmat, whosmat
+
+    cells = [name for name, _, kind in whosmat(path) if kind == "cell"]
+    arrays = {f"{name}/": np.zeros(0) for name, _, kind in whosmat(path) if kind != "cell"}
+    read = loadmat(path, variable_names=cells) if cells else {}
+    for name in cells:
+        for number, matrix in enumerate(read[name].ravel()):
+            is_real = isinstance(matrix, np.ndarray) and matrix.dtype.kind in "fiub"
+            arrays[f"{name}/{number}"] = matrix if is_real else np.array("")
+    target = io.BytesIO()
+    np.savez(target, allow_pickle=False, **arrays)
+    sys.stdout.buffer.write(target.getvalue())
+
+
+if __name__ == "__main__":
+    _write_cells(sys.argv[1])
