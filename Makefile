@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 export MPLBACKEND := Agg
 
 .PHONY: test test-all lint types unit thorough demo docs release clean
@@ -38,7 +39,7 @@ docs: $(VENV)/docs-ready
 # The files that are published, checked, and the demo of the wheel alone in an environment of its own.
 release: $(VENV)/ready
 	rm -rf dist build/wheel-env
-	$(BIN)/pip install --quiet --disable-pip-version-check build twine
+	$(INSTALL) build twine
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/twine check --strict dist/*
 	$(PYTHON) -m venv build/wheel-env
@@ -46,14 +47,16 @@ release: $(VENV)/ready
 	cd build && wheel-env/bin/fedjaxsim demo --seeds 1 --quiet --out wheel-demo --overwrite
 
 $(VENV)/docs-ready: $(VENV)/ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(INSTALL) --editable . --group docs
 	@touch $@
 
+# Dependency groups need pip 25.1, which Python 3.11 does not bring.
 $(VENV)/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "fedjaxsim needs Python 3.11 or newer; call make PYTHON=/path/to/it"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(INSTALL) --upgrade 'pip>=25.1'
+	$(INSTALL) --editable '.[all,tensorboard]' --group dev
 	@touch $@
 
 clean:

@@ -1,4 +1,4 @@
-"""Measure what docs/reference/reliability.md promises: kills, the cost of checkpoints, and a soak.
+"""Measure what docs/runs.md promises: kills, the cost of checkpoints, and a soak.
 
     python benchmarks/reliability.py kills --kills 200
     python benchmarks/reliability.py kills --kills 80 --work sweep tuning
