@@ -43,7 +43,7 @@ release: $(VENV)/ready
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/twine check --strict dist/*
 	$(PYTHON) -m venv build/wheel-env
-	build/wheel-env/bin/pip install --quiet --disable-pip-version-check "$$(ls dist/*.whl)[plots]"
+	build/wheel-env/bin/pip install --quiet --disable-pip-version-check "$$(ls dist/*.whl)[plots,tables]"
 	cd build && wheel-env/bin/fedjaxsim demo --seeds 1 --quiet --out wheel-demo --overwrite
 
 $(VENV)/docs-ready: $(VENV)/ready

@@ -13,7 +13,7 @@ from fedjaxsim.engine.processes import is_first
 from fedjaxsim.engine.segments import Record, Segment
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.report.files import lines, strict
-from fedjaxsim.report.seeds import FinishedRun, SeedGroup
+from fedjaxsim.report.results import Run, System, failures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -188,7 +188,7 @@ def comparison(
         no run has numbers in a column.
       MissingExtraError: if matplotlib is not installed.
     """
-    from fedjaxsim.report.comparison import comparison_figure
+    from fedjaxsim.report.figures import comparison_figure
 
     if not isinstance(runs, Mapping):
         raise ValueError(f"runs must be a dict of Records by label, got a {type(runs).__name__}")
@@ -204,9 +204,12 @@ def comparison(
                     f"{label!r} needs Records that were callbacks of one finished run, or a list "
                     f"of them with a seed each, got {_got(each)}"
                 )
-            rows = strict(rows)
-            of_seeds[seed] = FinishedRun({}, {**rows[-1], "delta": each.run.delta}, rows)
-        found.append(SeedGroup(label, label, of_seeds, {}))
+            table = [
+                row | {"failed": failed, "delta": each.run.delta}
+                for row, failed in zip(strict(rows), failures(rows), strict=True)
+            ]
+            of_seeds[seed] = Run(label, {}, seed, table)
+        found.append(System(label, label, of_seeds, {}))
     return comparison_figure(found, columns)
 
 

@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedjaxsim import metrics
-from fedjaxsim.report import seeds
 from fedjaxsim.report.files import print_json
 from fedjaxsim.report.labels import data_label
 from fedjaxsim.report.progress import print_rows
+from fedjaxsim.report.results import cells, compared, headings, systems
 from fedjaxsim.report.tables import among, print_table
 from fedjaxsim.runs.directory import drawn_twice, named
+from fedjaxsim.runs.finished import runs_of
 
 
 def _of(run: str, assumed: Mapping[str, Sequence[str]]) -> list[str]:
@@ -33,40 +34,38 @@ def prepare_compare(
         from fedjaxsim.report.plots import check_path
 
         check_path(out)
-    rows, runs, directories = [], {}, named(paths)
+    directories = named(paths)
+    runs = runs_of(directories)
+    rows = [{"run": run.name, **run.summary} for run in runs]
     assumed: dict[str, list[str]] = {}
     promised: dict[str, list[str]] = {}
     for name, directory in directories.items():
-        rows.append({"run": name, **directory.summary()})
         for sentence in directory.assumed():
             assumed.setdefault(sentence, []).append(name)
         for sentence in directory.promised_to_examples():
             promised.setdefault(sentence, []).append(name)
-        config = directory.config() if len(paths) > 1 or out is not None else {}
-        runs[name] = seeds.FinishedRun(config, directory.summary(), directory.metrics())
-    systems = seeds.systems(runs)
-    several = len(systems) < len(runs)
+    found = systems(runs)
+    several = len(found) < len(runs)
     twice = drawn_twice(directories)
     figure = None
     if out is not None:
-        from fedjaxsim.report.comparison import comparison_figure
+        from fedjaxsim.report.figures import comparison_figure
 
-        figure = comparison_figure(systems, draw)
+        figure = comparison_figure(found, draw)
 
     def work() -> int:
-        compared = seeds.compared(systems) if several else []
+        means = compared(found) if several else []
         if json:
             shown = [row | {"assumed": _of(row["run"], assumed)} for row in rows]
-            print_json({"runs": shown, "systems": compared} if several else shown)
+            print_json({"runs": shown, "systems": means} if several else shown)
         else:
             data = {data_label(row.get("data", ""), row.get("clients")) for row in rows}
             print_table(rows, data.pop() if len(data) == 1 else None)
             for sentence, names in (promised | assumed).items():
                 print(f"{sentence}{among(names, rows)}")
         if several and not json:
-            label = metrics.label(compared[0]["metric"])
-            headings = ["system", "seeds", label, f"minus {systems[0].label}", "p (Holm)"]
-            print_rows(headings, [seeds.cells(row) for row in compared])
+            label = metrics.label(means[0]["metric"])
+            print_rows(headings(means, label), [cells(row) for row in means])
             print("means over seeds with 95 % intervals; differences on seeds that both have")
         if twice:
             print(twice, file=sys.stderr if json else None)

@@ -26,7 +26,7 @@ def prepare_report(paths: Sequence[Path], out: Path | None) -> Callable[[], int]
         if kind_of(path) != "run":
             raise ValueError(f"{path} holds a {kind_of(path)}, and only runs go side by side")
     if kind == "sweep":
-        from fedjaxsim.runs.sweep_page import sweep_page
+        from fedjaxsim.runs.sweep_report import sweep_page
 
         page = sweep_page(paths[0])
     elif kind == "tuning":

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,18 +18,17 @@ from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.engine.memory import bytes_per_run
 from fedjaxsim.report.progress import can_draw
+from fedjaxsim.report.results import Run
 from fedjaxsim.runs.build import Experiment, population_of, prepare, versions
 from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
+from fedjaxsim.runs.finished import runs_of_sweep
 from fedjaxsim.runs.own_check import check_own_code
 from fedjaxsim.runs.sweep_directory import SweepDirectory
-from fedjaxsim.runs.sweep_report import print_report, write_report
+from fedjaxsim.runs.sweep_report import Best, best_of, print_report, write_report
 from fedjaxsim.runs.sweep_runs import SweepRuns, hyperparameters_of, read_sweep
 from fedjaxsim.signals import stopped
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import SimulationBatch
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _GB = 10**9
 
@@ -65,6 +64,7 @@ def prepare_sweep(
     out: Path,
     data: str | None = None,
     *,
+    seeds: Sequence[int] | None = None,
     checkpoint_every: str | None,
     on_full_disk: str,
     overwrite: bool,
@@ -76,6 +76,7 @@ def prepare_sweep(
       file: TOML file of the sweep.
       out: directory of the results.
       data: source of the clients, in place of the file's.
+      seeds: seeds of all runs, in place of the file's.
       checkpoint_every: rounds or time, for `Cadence.parse`.
       on_full_disk: for `stoppable`.
       overwrite: whether results in the directory are replaced.
@@ -86,7 +87,7 @@ def prepare_sweep(
       ValueError: for a bad setting in any of the runs, or if the directory holds another sweep or a
         damaged file.
     """
-    plan = read_sweep(file, data)
+    plan = read_sweep(file, data, seeds)
     cadence = Cadence.parse(checkpoint_every)
     families = _families(plan)
     fingerprint = "-".join(fingerprint_of(family.simulation.population) for family in families)
@@ -116,10 +117,12 @@ def prepare_sweep(
         results = directory.results()
         if len(results) and processes.is_first():
             experiments = {k: v for family in families for k, v in family.experiments.items()}
-            write_report(plan, directory, results, experiments)
+            runs = runs_of_sweep(results, plan.columns, dict(plan.base))
+            best = best_of(runs, plan.columns, plan.best_over)
+            write_report(plan, directory, runs, best, experiments)
             if draws:
-                _draw(plan, directory, results)
-            print_report(plan, results)
+                _draw(plan, directory, runs, best)
+            print_report(plan, runs, best)
         print(f"files in {directory.path}")
         left = len(plan.runs) - len(results["run"].unique())
         if not left:
@@ -135,11 +138,11 @@ def prepare_sweep(
     return work
 
 
-def _draw(plan: SweepRuns, directory: SweepDirectory, results: "pa.Table") -> None:
+def _draw(plan: SweepRuns, directory: SweepDirectory, runs: Sequence[Run], best: Best) -> None:
     from fedjaxsim.report import plots
     from fedjaxsim.runs.default_figures import default_figures
 
-    for name, figure in default_figures(plan, results).items():
+    for name, figure in default_figures(plan, runs, best.metric).items():
         for ending in (".png", ".pdf"):
             plots.save(figure, (directory.path / name).with_suffix(ending))
 

@@ -1,27 +1,40 @@
-"""Figures of a sweep: envelopes over rounds, quality against ε, and maps of two keys."""
+"""Figures of the table of results: curves over rounds, quality against ε, maps, clients."""
 
+import difflib
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjaxsim import metrics
 from fedjaxsim.extras import importing
-from fedjaxsim.report.envelopes import Frame, best_first, grouped, plottable
+from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import (
     MEANING,
     NOISE,
     Combination,
+    algorithm_title,
     combination_label,
     epsilon_label,
     key_label,
     line_styles,
     value_label,
 )  # fmt: skip
-from fedjaxsim.report.plots import COLOURS, STYLE, line, picture
+from fedjaxsim.report.plots import (
+    COLOURS,
+    DASHES,
+    EPSILON,
+    STYLE,
+    colours_of,
+    line,
+    marked,
+    marked_points,
+    picture,
+)  # fmt: skip
 from fedjaxsim.report.progress import number
+from fedjaxsim.report.results import System, best_first, curve, default_metric, grouped
 
 with importing("plots"):
     import matplotlib as mpl
@@ -32,93 +45,262 @@ with importing("plots"):
     from matplotlib.lines import Line2D
     from matplotlib.patches import Rectangle
     from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
-with importing("tables"):
-    import pandas as pd
 
 _BEST: dict[str, Any] = {"color": "black", "ls": (0, (1, 2)), "zorder": 4, "label": "best of all"}
 """Style of the best: dotted, above the line that it follows."""
-_IN_A_ROW = 5
-_MOST_COLOURED = 7
 _REST: dict[str, Any] = {"color": "0.75", "ls": "solid", "zorder": 1.8}
+_MOST_COLOURED = 7
+_INTERVAL = "mean over seeds, 95 %"
+
+Rows = Sequence[Record]
+"""Rows of an envelope or a curve, of `report.results`."""
+
+
+def _draw_curve(axes: Axes, rows: Rows, **style: Any) -> bool:
+    """Draw values over rounds with their intervals; return whether there are intervals."""
+    value, half = (
+        np.array([math.nan if row[name] is None else row[name] for row in rows], float)
+        for name in ("value", "half")
+    )
+    known = bool(np.isfinite(half).any())
+    rounds = [row["round"] for row in rows]
+    line(axes, rounds, value, (value - half, value + half) if known else None, **style)
+    return known
+
+
+def _label(metric: str) -> str:
+    over = "pooled over clients" if metrics.of_column(metric).pooled else "mean over clients"
+    return f"{metrics.label(metric)}\n{over}"
+
+
+# --- systems side by side -------------------------------------------------------------------------
+
+
+class Look(NamedTuple):
+    """A system in figures: its label, and arguments of `Axes.plot`."""
+
+    label: str
+    style: dict[str, Any]
+
+
+def looks(found: Sequence[System]) -> list[Look]:
+    """Return the look of each system.
+
+    A colour is an algorithm's, and dashes tell its settings apart; settings of a single algorithm
+    have colours.
+    """
+    algorithms = [each.algorithm for each in found]
+    colours = colours_of(algorithms)
+    styles = []
+    for place, (system, label) in enumerate(zip(found, _labels(found), strict=True)):
+        colour, dashes = colours[system.algorithm]
+        rank = algorithms[:place].count(system.algorithm)
+        if len(colours) == 1:
+            colour = COLOURS[(COLOURS.index(colour) + rank) % len(COLOURS)]
+            rank //= len(COLOURS)
+        dashes = DASHES[(DASHES.index(dashes) + rank) % len(DASHES)]
+        style = {"color": colour, "ls": dashes} | (marked(place) if len(found) > 1 else {})
+        styles.append(Look(label, style))
+    return styles
+
+
+def _judged(found: Sequence[System]) -> str:
+    return default_metric([found[0].first])
+
+
+@mpl.rc_context(STYLE)
+def comparison_figure(found: Sequence[System], columns: Sequence[str] = ()) -> Figure:
+    """Draw columns of the evaluations of systems over rounds, a panel for each, with one legend.
+
+    Each data set has panels of its own. The title names the only one, and the ε of all systems or,
+    where they differ, its meaning.
+
+    Args:
+      found: systems, from `results.systems`.
+      columns: columns of the rows; by default the metric that judges the runs.
+
+    Raises:
+      ValueError: if no run of a data set has numbers in a column.
+    """
+    of_data: dict[str, list[tuple[System, Look]]] = {}
+    pairs = list(zip(found, looks(found), strict=True))
+    for pair in pairs:
+        of_data.setdefault(pair[0].data, []).append(pair)
+    panels = [
+        (name if len(of_data) > 1 else "", alike, column)
+        for name, alike in of_data.items()
+        for column in columns or [_judged([system for system, _ in alike])]
+    ]
+    across = min(len(panels), 3)
+    down = -(-len(panels) // across)
+    # Entries of the legend in a row, by the width that their letters take.
+    longest = max(len(look.label) for _, look in pairs)
+    entries = min(len(found), max(1, 54 * across // (9 + longest)))
+    width, height = 4.8 if across == 1 else 3.4 * across, 2.9 * down
+    title = "; ".join(filter(None, [found[0].data if len(of_data) == 1 else "", _spent(found)[0]]))
+    figure = picture(title, width, height + 0.2 * -(-len(found) // entries))
+    every = list(figure.subplots(down, across, squeeze=False).flat)
+    for (name, alike, column), panel in zip(panels, every, strict=False):
+        rows = [curve(list(system.runs.values()), column) for system, _ in alike]
+        if column == "epsilon":
+            rows = [[row | {"value": row["epsilon"], "half": None} for row in of] for of in rows]
+        if not any(row["value"] is not None for of in rows for row in of):
+            raise _without_numbers(column, found)
+        bands = [
+            _draw_curve(panel, of, **look.style) for of, (_, look) in zip(rows, alike, strict=True)
+        ]
+        label = EPSILON if column == "epsilon" else _label(column)
+        panel.set(title=name, ylabel=f"{label}\n{_INTERVAL}" if any(bands) else label)
+    for unused in every[len(panels) :]:
+        unused.remove()
+    for panel in every[max(0, len(panels) - across) : len(panels)]:
+        panel.set_xlabel("rounds")
+    handles = [Line2D([], [], label=look.label, **look.style) for _, look in pairs]
+    if len(handles) > 1:
+        figure.legend(handles=handles, loc="outside lower center", ncols=entries)
+    return figure
+
+
+def _without_numbers(column: str, found: Sequence[System]) -> ValueError:
+    close = difflib.get_close_matches(column, found[0].first.rows[-1], n=1, cutoff=0.5)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return ValueError(f"a figure needs a column with numbers in metrics.jsonl, got {column}{hint}")
+
+
+@mpl.rc_context(STYLE)
+def clients_figure(runs: Sequence[tuple[Look, np.ndarray]], metric: str) -> Figure:
+    """Draw the empirical distribution of a metric over the clients (m,) of each system."""
+    figure = picture("", 4.6, 3.0)
+    axes = figure.subplots()
+    for (label, style), values in runs:
+        marks = {}
+        if "markevery" in style:
+            marks["markevery"] = marked_points(len(values) + 1, style["markevery"])
+        axes.ecdf(values, label=label, **style | marks)
+    axes.axhline(0.1, color="0.6", lw=0.8, zorder=1)
+    axes.set(xlabel=metrics.label(metric), ylabel="share of clients at or below")
+    if len(runs) > 1:
+        figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+def spent_by(system: System) -> str:
+    """Return the largest ε over the seeds of a system, as text."""
+    spent = [run.rows[-1].get("epsilon") for run in system.runs.values()]
+    return epsilon_label(None if None in spent else max(filter(None, spent), default=0.0))
+
+
+def _labels(found: Sequence[System]) -> list[str]:
+    """Name systems in a legend: algorithm, ε unless the title has it, settings where needed."""
+    _, common = _spent(found)
+    short, full = [], []
+    for each in found:
+        differs = {k: v for k, v in each.differs.items() if k not in ("epsilon", *NOISE)}
+        settings, spent = combination_label([*differs], [*differs.values()]), spent_by(each)
+        parts = [algorithm_title(each.algorithm), "" if spent == common else spent]
+        short.append(", ".join(filter(None, parts)))
+        full.append(", ".join(filter(None, [*parts, settings])))
+    names = zip(short, full, found, strict=True)
+    return [
+        brief if short.count(brief) == 1 else long if full.count(long) == 1 else each.label
+        for brief, long, each in names
+    ]
+
+
+def _spent(found: Sequence[System]) -> tuple[str, str]:
+    """Return the ε of all systems that release anything, with its meaning and alone.
+
+    Where they differ the first is the meaning and the second empty.
+    """
+    nothing, endless = epsilon_label(0.0), epsilon_label(None)
+    released = {text for each in found if (text := spent_by(each)) != nothing} or {nothing}
+    rows = [run.rows[-1] for each in found for run in each.runs.values()]
+    deltas = {row["delta"] for row in rows if row.get("epsilon")}
+    ends = " to ".join(map(number, sorted({min(deltas), max(deltas)}))) if deltas else ""
+    meaning = f" ({MEANING}, δ = {ends})" if released - {nothing, endless} else ""
+    meaning = " (whole clients)" if released == {endless} else meaning
+    common = released.pop() if len(released) == 1 else ""
+    return f"{common or 'ε'}{meaning}", common
+
+
+# --- sweeps ---------------------------------------------------------------------------------------
 
 
 @mpl.rc_context(STYLE)
 def envelope_figure(
-    envelope: pd.DataFrame,
-    *,
-    panels: Sequence[str],
-    lines: Sequence[str],
-    title: str,
-    best: pd.DataFrame | None = None,
+    rows: Rows, *, panels: Sequence[str], lines: Sequence[str], title: str, best: Rows = ()
 ) -> Figure:
     """Draw an envelope over rounds: a panel per combination of `panels`, a line per one of `lines`.
 
-    Titles of panels name the ε spent at the end; bands are one standard error over seeds. At most
-    seven lines are in colour, those that lead at most evaluations. `best`, the envelope over
-    `lines` too, is black.
+    Titles of panels name the ε spent at the end; bands are 95 % intervals over seeds. At most seven
+    lines are in colour, those that lead at most evaluations. `best`, the envelope over `lines` too,
+    is black.
 
     Raises:
-      ValueError: if panels and lines together are not the keys of the envelope.
+      ValueError: if there is no row.
     """
-    rows = plottable(envelope, [*panels, *lines])
-    metric = rows["metric"].iloc[0]
+    metric = _require_rows(rows)
     styles = line_styles(lines, [values for values, _ in grouped(rows, lines)])
     coloured = _foremost(rows, panels, lines)
-    looks = {
+    of_line = {
         name: {"color": style.colour, "ls": style.dashes, "label": style.label, **style.marker}
         for name, style in styles.items() if name in coloured
     }  # fmt: skip
-    best_of = {} if best is None else dict(grouped(plottable(best, panels), panels))
+    best_of = dict(grouped(best, panels))
     figure, axes = _make_panels(rows, panels, title)
+    banded = False
     for (values, of_panel), panel in axes:
         for name, one in grouped(of_panel, lines):
-            value, error = one["value"], one["standard_error"]
-            band = (value - error, value + error) if error.notna().any() else None
-            line(panel, one["round"], value, band, **looks.get(name, _REST))
+            banded |= _draw_curve(panel, one, **of_line.get(name, _REST))
         if values in best_of:
-            panel.plot(best_of[values]["round"], best_of[values]["value"], **_BEST)
-        panel.set_yscale(_scale_of(metric, rows["value"]))
+            _draw_curve(panel, [row | {"half": None} for row in best_of[values]], **_BEST)
+        panel.set_yscale(_scale_of(metric, rows))
     figure.supxlabel("rounds")
-    seeds = "\nmean over seeds ± standard error" if rows["standard_error"].notna().any() else ""
-    figure.supylabel(metrics.label(metric) + seeds, ma="center")
-    handles = list(looks.values()) if lines else []
-    rest = [style.label for name, style in styles.items() if name not in looks]
+    figure.supylabel(_label(metric) + (f"\n{_INTERVAL}" if banded else ""), ma="center")
+    handles = list(of_line.values()) if lines else []
+    rest = [style.label for name, style in styles.items() if name not in of_line]
     handles += [{**_REST, "label": f"others: {', '.join(rest)}"}] if rest else []
-    handles += [_BEST] if best is not None else []
+    handles += [_BEST] if best else []
     if handles:
         _legend_beside(figure, lines, handles=[Line2D([], [], **each) for each in handles])
     return figure
 
 
+def _require_rows(rows: Rows) -> str:
+    """Return the metric of some rows; raise ValueError if there are none."""
+    if not rows:
+        raise ValueError("a figure needs at least one row of an envelope, got none")
+    return rows[0]["metric"]
+
+
 @mpl.rc_context({**STYLE, "axes.grid": False})
-def heat_figure(
-    final: pd.DataFrame, *, x: str, y: str, title: str, panels: Sequence[str] = ()
-) -> Figure:
+def heat_figure(rows: Rows, *, x: str, y: str, title: str, panels: Sequence[str] = ()) -> Figure:
     """Draw the end of an envelope for all pairs of values of the keys `x` and `y`.
 
     The best of a panel is framed; if `x` is the noise, the best of each column, because quality at
-    one ε says nothing about another. A cross marks cells in which all settings diverged. Up to two
+    one ε says nothing about another. A cross marks cells in which all settings failed. Up to two
     panels have numbers in their cells; more are small.
 
     Raises:
-      ValueError: if x, y and panels together are not the keys of the envelope.
+      ValueError: if there is no row.
     """
-    everything = plottable(final, [*panels, x, y])
-    metric = everything["metric"].iloc[0]
-    rows = everything.dropna(subset=[x, y])
+    metric = _require_rows(rows)
+    rows = [row for row in rows if None not in (row[x], row[y])]
     upwards = metrics.of_column(metric).larger_is_better
-    across, up = (sorted(rows[key].unique()) for key in (x, y))
+    across, up = (sorted({row[key] for row in rows}) for key in (x, y))
     colours = mpl.colormaps["viridis" if upwards else "viridis_r"].with_extremes(bad="0.85")
-    known = rows["value"].dropna()
-    limits = (known.min(), known.max()) if len(known) else (0, 1)
-    norm = (LogNorm if _scale_of(metric, known) == "log" else Normalize)(*limits)
+    known = [row["value"] for row in rows if row["value"] is not None]
+    limits = (min(known), max(known)) if known else (0, 1)
+    norm = (LogNorm if _scale_of(metric, rows) == "log" else Normalize)(*limits)
     small = len(list(grouped(rows, panels))) > 2
     width, height = (0.17, 0.17) if small else (0.46, 0.36)
     size = width * max(len(across), 3) + 0.9, height * max(len(up), 5) + 0.7
     figure, axes = _make_panels(rows, panels, f"{title}; best framed", size)
     for (_, of_panel), panel in axes:
-        cells = of_panel.pivot(index=y, columns=x, values="value")
-        grid = cells.reindex(index=up, columns=across).to_numpy()
+        grid = np.full((len(up), len(across)), math.nan)
+        for row in of_panel:
+            if row["value"] is not None:
+                grid[up.index(row[y]), across.index(row[x])] = row["value"]
         panel.imshow(grid, cmap=colours, norm=norm, origin="lower", aspect="auto")
         for (row, column), value in np.ndenumerate(grid):
             if not np.isfinite(value):
@@ -143,49 +325,46 @@ def heat_figure(
 
 @mpl.rc_context(STYLE)
 def trade_off_figure(
-    final: pd.DataFrame, *, noise: Sequence[str], family: Sequence[str], title: str
+    rows: Rows, *, noise: Sequence[str], family: Sequence[str], title: str, best: bool = True
 ) -> Figure:
     """Draw the end of an envelope against the ε spent: points per `noise`, lines per `family`.
 
     Runs without noise are at ε = ∞ to the right; runs that release nothing are a level line, since
-    they fit every ε. The best of all families is black (Bietti et al. 2022, figure 2).
+    they fit every ε. With `best`, the best of all families is black (Bietti et al. 2022, figure 2).
+    Bars are 95 % intervals over seeds.
 
     Raises:
-      ValueError: if noise and family together are not the keys of the envelope.
+      ValueError: if there is no row.
     """
-    everything = plottable(final, [*noise, *family])
-    metric = everything["metric"].iloc[0]
-    styles = line_styles(family, [values for values, _ in grouped(everything, family)])
-    rows = best_first(everything.dropna(subset="value"), metric).reset_index(drop=True)
-    spent = rows["epsilon"][rows["epsilon"] > 0]
-    low, high = (spent.min(), spent.max()) if len(spent) else (1.0, 1.0)
-    infinite = high * max(2.0, (high / low) ** 0.2) if len(spent) else 1.0
-    rows["at"] = _epsilon_drawn(rows, noise, infinite)
-    points, levels = rows[rows["at"] > 0], rows[rows["at"] == 0]
-    points_of, level_of = dict(grouped(points, family)), dict(grouped(levels, family))
+    metric = _require_rows(rows)
+    styles = line_styles(family, [values for values, _ in grouped(rows, family)])
+    known = [row for row in best_first(rows, metric) if row["value"] is not None]
+    spent = sorted(row["epsilon"] for row in known if row["epsilon"])
+    low, high = (spent[0], spent[-1]) if spent else (1.0, 1.0)
+    infinite = high * max(2.0, (high / low) ** 0.2) if spent else 1.0
+    known = _with_places(known, noise, infinite)
+    points = dict(grouped([row for row in known if row["at"] > 0], family))
+    levels = dict(grouped([row for row in known if row["at"] == 0], family))
     # Room for the legend beside the axes.
     longest = max(len(style.label) for style in styles.values())
     figure = picture(textwrap.fill(title, 64), 5.2 + 0.075 * longest, 3.8)
     axes = figure.subplots()
-    axes.set(xscale="log", yscale=_scale_of(metric, rows["value"]))
-    axes.set(xlabel=f"ε ({MEANING}) at the end of training, nats", ylabel=metrics.label(metric))
-    for values, (label, colour, dashes, marker) in styles.items():
-        looks: dict[str, Any] = {"color": colour, "ls": dashes, "label": label}
-        if values in level_of:
-            axes.axhline(level_of[values]["value"].iloc[0], **looks)
-        if values in points_of:
-            _draw_line(axes, points_of[values], infinite, marker=marker["marker"], **looks)
+    axes.set(xscale="log", yscale=_scale_of(metric, rows))
+    banded = any(row["half"] is not None for row in known)
+    label = _label(metric) + (f"\n{_INTERVAL}" if banded else "")
+    axes.set(xlabel=f"ε ({MEANING}) at the end of training, nats", ylabel=label)
+    for values, (name, colour, dashes, marker) in styles.items():
+        style: dict[str, Any] = {"color": colour, "ls": dashes, "label": name}
+        if values in levels:
+            axes.axhline(levels[values][0]["value"], **style)
+        if values in points:
+            _draw_points(axes, points[values], infinite, marker=marker["marker"], **style)
     if family:
-        # At the largest ε of each noise; what releases nothing competes at every ε.
-        at = points.groupby(list(noise), dropna=False)["at"].transform("max")
-        everywhere = [levels.head(1).assign(at=epsilon) for epsilon in at.unique()]
-        rivals = best_first(pd.concat([points.assign(at=at), *everywhere]), metric)
-        _draw_line(
-            axes, rivals.drop_duplicates("at"), infinite, marker="o", ms=8, mfc="none", **_BEST
-        )
+        if best:
+            _draw_best(axes, known, noise, infinite)
         _legend_beside(figure, family)
     ticks: list[float] = []
-    if len(spent):
+    if spent:
         # Room for the markers at both ends.
         margin = max(1.15, (infinite / low) ** 0.05)
         axes.set_xlim(low / margin, infinite * margin)
@@ -201,9 +380,61 @@ def trade_off_figure(
     return figure
 
 
-def _scale_of(metric: str, values: Frame) -> str:
+def _with_places(rows: Rows, noise: Sequence[str], infinite: float) -> list[Record]:
+    """Add `at`, the ε at which a row is drawn; 0 is a level line.
+
+    A run that spends nothing is drawn at the ε of other runs with its noise.
+    """
+    own = [infinite if row["epsilon"] is None else row["epsilon"] for row in rows]
+    of_others: dict[Combination, float] = {}
+    for row, at in zip(rows, own, strict=True):
+        place = tuple(row[key] for key in noise)
+        of_others[place] = max(at, of_others.get(place, 0.0))
+    return [
+        row | {"at": at or of_others[tuple(row[key] for key in noise)]}
+        for row, at in zip(rows, own, strict=True)
+    ]
+
+
+def _draw_best(axes: Axes, rows: Rows, noise: Sequence[str], infinite: float) -> None:
+    """Draw the best at the largest ε of each noise; what releases nothing competes everywhere."""
+    points = [row for row in rows if row["at"] > 0]
+    levels = [row for row in rows if row["at"] == 0]
+    best: dict[float, Record] = {}
+    for _, alike in grouped(points, noise):
+        at = max(row["at"] for row in alike)
+        for row in best_first([*alike, *levels], rows[0]["metric"])[:1]:
+            rival = [best[at], row] if at in best else [row]
+            best[at] = best_first(rival, row["metric"])[0] | {"at": at}
+    _draw_points(axes, list(best.values()), infinite, marker="o", ms=8, mfc="none", **_BEST)
+
+
+def _draw_points(axes: Axes, rows: Rows, infinite: float, **style: Any) -> None:
+    """Draw points joined by a line, dotted on its way to ∞.
+
+    Only the first point at ∞ is drawn: others have too little noise for any accountant.
+    """
+    beyond = [row for row in rows if row["at"] == infinite][:1]
+    finite = sorted((row for row in rows if row["at"] < infinite), key=lambda row: row["at"])
+    for part, looks in (
+        (finite, style),
+        ([*finite[-1:], *beyond], style | {"ls": (0, (1, 3)), "label": None}),
+    ):
+        axes.plot([row["at"] for row in part], [row["value"] for row in part], **looks)
+    bars = [row for row in (*finite, *beyond) if row["half"] is not None]
+    x, y, error = ([row[name] for row in bars] for name in ("at", "value", "half"))
+    looks = {"lw": 0.8, "color": style["color"], "zorder": style.get("zorder", 2), "ls": "none"}
+    axes.errorbar(x, y, error, **looks)
+
+
+# --- axes -----------------------------------------------------------------------------------------
+
+
+def _scale_of(metric: str, rows: Rows) -> str:
     """Return "log" for a positive metric that belongs on a logarithmic axis, else "linear"."""
-    return "log" if metrics.of_column(metric).logarithmic and values.min() > 0 else "linear"
+    values = [row["value"] for row in rows if row["value"] is not None]
+    positive = bool(values) and min(values) > 0
+    return "log" if metrics.of_column(metric).logarithmic and positive else "linear"
 
 
 def _legend_beside(figure: Figure, keys: Sequence[str], **given: Any) -> None:
@@ -213,11 +444,11 @@ def _legend_beside(figure: Figure, keys: Sequence[str], **given: Any) -> None:
 
 
 def _make_panels(
-    rows: Frame, keys: Sequence[str], title: str, size: tuple[float, float] | None = None
-) -> tuple[Figure, list[tuple[tuple[Combination, Frame], Axes]]]:
-    """Make a panel of `size` (inches) for the rows of each combination, in even rows."""
+    rows: Rows, keys: Sequence[str], title: str, size: tuple[float, float] | None = None
+) -> tuple[Figure, list[tuple[tuple[Combination, list[Record]], Axes]]]:
+    """Make a panel of `size` (inches) for the rows of each combination, at most five in a row."""
     groups = list(grouped(rows, keys))
-    in_a_row = math.ceil(len(groups) / math.ceil(len(groups) / _IN_A_ROW))
+    in_a_row = math.ceil(len(groups) / math.ceil(len(groups) / 5))
     above = math.ceil(len(groups) / in_a_row)
     width, height = size or (2.8 if in_a_row > 2 else 3.6, 2.3 if above > 1 else 2.7)
     figure = picture(title, max(width * in_a_row + 2.0, 5.0), height * above + 0.6)
@@ -230,23 +461,24 @@ def _make_panels(
     return figure, list(zip(groups, axes, strict=False))
 
 
-def _foremost(rows: Frame, panels: Sequence[str], lines: Sequence[str]) -> set[Combination]:
+def _foremost(rows: Rows, panels: Sequence[str], lines: Sequence[str]) -> set[Combination]:
     """Return the lines in colour: all if they are few, or those that lead at most evaluations."""
     led = dict.fromkeys((name for name, _ in grouped(rows, lines)), 0)
     if len(led) > _MOST_COLOURED:
-        for _, alike in grouped(rows.dropna(subset="value"), [*panels, "round"]):
-            [(name, _)] = grouped(best_first(alike, rows["metric"].iloc[0]).head(1), lines)
-            led[name] += 1
+        for _, alike in grouped(rows, [*panels, "round"]):
+            best = best_first(alike, alike[0]["metric"])[0]
+            if best["value"] is not None:
+                led[tuple(best[key] for key in lines)] += 1
     return set(sorted(led, key=lambda name: -led[name])[:_MOST_COLOURED])
 
 
-def _with_spent(label: str, rows: Frame) -> str:
+def _with_spent(label: str, rows: Rows) -> str:
     """Add the ε of the last round to the title of a panel, the largest where lines differ."""
-    final = rows[rows["round"] == rows["round"].max()]
-    spent = final["epsilon"].max()
-    if not spent > 0 or final.loc[final["epsilon"] != 0, "epsilon"].isna().any():
+    end = max(row["round"] for row in rows)
+    spent = [row["epsilon"] for row in rows if row["round"] == end]
+    if None in spent or not max(spent) > 0:
         return label
-    return f"{label}\n{epsilon_label(spent)} ({MEANING})".lstrip()
+    return f"{label}\n{epsilon_label(max(spent))} ({MEANING})".lstrip()
 
 
 def _frame_best(axes: Axes, grid: np.ndarray, upwards: bool) -> None:
@@ -256,28 +488,3 @@ def _frame_best(axes: Axes, grid: np.ndarray, upwards: bool) -> None:
         row, column = map(int, np.unravel_index(at, grid.shape))
         looks: dict[str, Any] = {"fill": False, "ec": COLOURS[1], "lw": 2.2, "zorder": 4}
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, clip_on=False, **looks))
-
-
-def _epsilon_drawn(rows: Frame, noise: Sequence[str], infinite: float) -> Frame:
-    """Return the ε at which rows are drawn; 0 for a level line.
-
-    A run that spends nothing is drawn at the ε of other runs with its noise.
-    """
-    at = rows["epsilon"].fillna(infinite)
-    of_others = at.groupby([rows[key] for key in noise], dropna=False).transform("max")
-    return at.where(at > 0, of_others)
-
-
-def _draw_line(axes: Axes, rows: Frame, infinite: float, **style: Any) -> None:
-    """Draw points joined by a line, dotted on its way to ∞.
-
-    Only the first point at ∞ is drawn: others have too little noise for any accountant.
-    """
-    beyond = rows[rows["at"] == infinite].head(1)
-    finite = rows[rows["at"] < infinite].sort_values("at", kind="stable")
-    way = pd.concat([finite.tail(1), beyond])
-    axes.plot(finite["at"], finite["value"], **style)
-    axes.plot(way["at"], way["value"], **style | {"ls": (0, (1, 3)), "label": None})
-    bars: Frame = pd.concat([finite, beyond]).dropna(subset="standard_error")
-    looks = {"lw": 0.8, "color": style["color"], "zorder": style.get("zorder", 2), "ls": "none"}
-    axes.errorbar(bars["at"], bars["value"], bars["standard_error"], **looks)

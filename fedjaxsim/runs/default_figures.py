@@ -4,17 +4,15 @@ import itertools
 from collections.abc import Sequence
 
 from fedjaxsim.extras import importing
-from fedjaxsim.report.envelopes import default_metric, envelope, last
 from fedjaxsim.report.figures import envelope_figure, heat_figure, trade_off_figure
+from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import NOISE, algorithm_title, data_name, key_label
 from fedjaxsim.report.progress import number
+from fedjaxsim.report.results import Run, envelope, grouped, last
 from fedjaxsim.runs.sweep_runs import SweepRuns
 
 with importing("plots"):
     from matplotlib.figure import Figure
-with importing("tables"):
-    import pandas as pd
-    import pyarrow as pa
 
 _MOST_PANELS = 10
 _MOST_MAPS = 20
@@ -22,21 +20,22 @@ _MOST_LINES = 12
 _FIRST_LINES = ("algorithm", "personalization", "lam")
 
 
-def default_figures(sweep: SweepRuns, results: pa.Table) -> dict[str, Figure]:
+def default_figures(sweep: SweepRuns, runs: Sequence[Run], metric: str) -> dict[str, Figure]:
     """Draw the figures that suit the keys of a sweep.
 
-    Panels are levels of noise or, without any, of a key that is no hyperparameter. Lines are the
-    other keys, algorithms and levels of personalization first, as long as they are at most twelve;
-    the best is taken over the rest.
+    Panels are levels of noise or, without any, of a key that all runs set and that is no
+    hyperparameter. Lines are the other keys, algorithms and levels of personalization first, as
+    long as they are at most twelve; the best is taken over the rest, and over nothing if the sweep
+    takes no best.
 
     Returns:
       By file name: `envelopes.png`; `trade_off.png` where runs differ in ε; `heat.png` where two
       numbers are swept besides it, or one with it, in at most twenty panels: one for each
       algorithm and level of noise.
     """
-    metric = default_metric(results, sweep.columns)
-    counts = {key: len(results[key].unique()) for key in sweep.columns if key != "seed"}
-    varied = [key for key in counts if counts[key] > 1]
+    keys = [key for key in sweep.columns if key != "seed"]
+    values = {key: {run.settings[key] for run in runs} for key in keys}
+    varied = [key for key in keys if len(values[key]) > 1]
     noise = [key for key in varied if key in NOISE and key not in sweep.best_over]
     rest = [key for key in varied if key not in noise]
     # Without noise: the first key that all runs set, that needs a program of its own and over which
@@ -44,69 +43,93 @@ def default_figures(sweep: SweepRuns, results: pa.Table) -> dict[str, Figure]:
     static = (
         key for key in rest
         if key not in (*sweep.hyperparameters, "algorithm", *sweep.best_over)
-        and counts[key] <= _MOST_PANELS and not results[key].null_count
+        and len(values[key]) <= _MOST_PANELS and None not in values[key]
     )  # fmt: skip
     panels = noise or list(itertools.islice(static, 1))
-    lines = _line_keys(sweep, results, [key for key in rest if key not in panels])
+    lines = _line_keys(sweep, runs, [key for key in rest if key not in panels])
 
-    def best(keys: Sequence[str]) -> pd.DataFrame:
-        return envelope(results, sweep.columns, [key for key in counts if key not in keys], metric)
+    takes_best = sweep.options.best_over != () and "algorithm" not in lines
 
-    def title(keys: Sequence[str]) -> str:
-        over = ", ".join(key_label(key) for key in varied if key not in keys)
-        seeds = len(results["seed"].unique()) if "seed" in sweep.columns else 1
+    def best(kept: Sequence[str]) -> list[Record]:
+        return envelope(runs, keys, [key for key in keys if key not in kept], metric)
+
+    def title(kept: Sequence[str]) -> str:
+        is_choice = any(row["runs"] > row["seeds"] for row in best(kept))
+        over = ", ".join(key_label(key) for key in varied if is_choice and key not in kept)
+        seeds = len({run.seed for run in runs})
         several = f"mean of {seeds} seeds" if seeds > 1 else ""
-        parts = [_subject(sweep), _delta(results), over and f"best over {over}", several]
+        parts = [_subject(sweep), _delta(runs), over and f"best over {over}", several]
         return "; ".join(filter(None, parts))
 
-    keys = [*panels, *lines]
-    over_lines = best(panels) if lines else None
+    shown = [*panels, *lines]
     figures = {
         "envelopes.png": envelope_figure(
-            best(keys), panels=panels, lines=lines, title=title(keys), best=over_lines
+            _in_every_panel(best(shown), panels), panels=panels, lines=lines, title=title(shown),
+            best=best(panels) if lines and takes_best else (),
         )
-    }
+    }  # fmt: skip
     family = [key for key in lines if key not in NOISE]
-    if noise and len(last(best(noise))["epsilon"].unique()) > 1:
-        keys = [*noise, *family]
+    if noise and len({row["epsilon"] for row in last(best(noise), noise)}) > 1:
+        shown = [*noise, *family]
         figures["trade_off.png"] = trade_off_figure(
-            last(best(keys)), noise=noise, family=family, title=title(keys)
-        )
-    numbers = [key for key in rest if not pa.types.is_string(results[key].type)]
+            last(best(shown), shown), noise=noise, family=family, title=title(shown),
+            best=takes_best,
+        )  # fmt: skip
+    numbers = [key for key in rest if not any(isinstance(value, str) for value in values[key])]
     numbers.sort(key=lambda key: key not in sweep.best_over)
     one_each = len(noise) == len(numbers) == 1
     apart = [key for key in ("algorithm",) if key in varied and key not in sweep.best_over]
     for x, y in itertools.combinations([*noise, *numbers] if one_each else numbers, 2):
         small = [key for key in (*apart, *panels) if key not in (x, y)]
-        if len(results.select([x, y]).drop_null()):  # some run sets both
-            if _combinations(results, small) <= _MOST_MAPS:
-                keys = [*small, x, y]
+        if _crosses(runs, small, x, y):
+            if _combinations(runs, small) <= _MOST_MAPS:
+                shown = [*small, x, y]
                 figures["heat.png"] = heat_figure(
-                    last(best(keys)), x=x, y=y, panels=small, title=title(keys)
+                    last(best(shown), shown), x=x, y=y, panels=small, title=title(shown)
                 )
             break
     return figures
 
 
-def _line_keys(sweep: SweepRuns, results: pa.Table, keys: Sequence[str]) -> list[str]:
+def _in_every_panel(rows: Sequence[Record], panels: Sequence[str]) -> list[Record]:
+    """Copy what sets no panel and releases nothing to all panels: it fits every ε."""
+    places = [place for place, _ in grouped(rows, panels) if any(v is not None for v in place)]
+    fitting = [
+        row for row in rows
+        if places and row["epsilon"] == 0 and all(row[key] is None for key in panels)
+    ]  # fmt: skip
+    copies = [row | dict(zip(panels, place, strict=True)) for place in places for row in fitting]
+    return [*(row for row in rows if row not in fitting), *copies]
+
+
+def _line_keys(sweep: SweepRuns, runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
     """Return the first keys with at most `_MOST_LINES` combinations, at least one of them."""
     order = (*_FIRST_LINES, *keys)
     kept = sorted((key for key in keys if key not in sweep.best_over), key=order.index)
     kept = kept or list(keys[:1])
-    while len(kept) > 1 and _combinations(results, kept) > _MOST_LINES:
+    while len(kept) > 1 and _combinations(runs, kept) > _MOST_LINES:
         kept.pop()
     return kept
 
 
-def _combinations(results: pa.Table, keys: Sequence[str]) -> int:
-    return len(results.group_by(list(keys), use_threads=False).aggregate([])) if keys else 1
+def _crosses(runs: Sequence[Run], panels: Sequence[str], x: str, y: str) -> bool:
+    """Return whether some panel combines several values of `x` with several of `y`."""
+    for _, alike in grouped([run.settings for run in runs], panels):
+        cells = {(one[x], one[y]) for one in alike if None not in (one[x], one[y])}
+        if len(cells) > max((len(set(axis)) for axis in zip(*cells, strict=True)), default=0):
+            return True
+    return False
 
 
-def _delta(results: pa.Table) -> str:
+def _combinations(runs: Sequence[Run], keys: Sequence[str]) -> int:
+    return len(list(grouped([run.settings for run in runs], keys)))
+
+
+def _delta(runs: Sequence[Run]) -> str:
     """Return the δ of all runs, if they spend a finite ε and agree."""
-    spent, deltas = results["epsilon"].drop_null(), results["delta"].unique().to_pylist()
-    agree = len(deltas) == 1 and any(each.as_py() > 0 for each in spent.unique())
-    return f"δ = {number(deltas[0])}" if agree else ""
+    deltas = {run.rows[-1]["delta"] for run in runs}
+    spent = any(run.rows[-1]["epsilon"] for run in runs)
+    return f"δ = {number(deltas.pop())}" if len(deltas) == 1 and spent else ""
 
 
 def _subject(sweep: SweepRuns) -> str:

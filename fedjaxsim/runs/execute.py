@@ -26,6 +26,7 @@ from fedjaxsim.privacy.guarantee import Report, spent
 from fedjaxsim.privacy.guarantee import report as guarantees_of
 from fedjaxsim.report.files import Record, strict, write_csv, write_json
 from fedjaxsim.report.progress import number
+from fedjaxsim.report.results import diverging_from
 from fedjaxsim.runs.build import Experiment, versions
 from fedjaxsim.runs.directory import (
     CLIENTS,
@@ -35,7 +36,6 @@ from fedjaxsim.runs.directory import (
     SUMMARY,
     RunDirectory,
 )
-from fedjaxsim.runs.divergence import diverging_from
 from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
 from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes, traffic
 

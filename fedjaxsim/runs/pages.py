@@ -11,13 +11,25 @@ import numpy as np
 from fedjaxsim import metrics
 from fedjaxsim.privacy.assumptions import METRICS
 from fedjaxsim.privacy.guarantee import Report
-from fedjaxsim.report import comparison, plots, seeds
+from fedjaxsim.report import figures, plots
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.labels import MEANING, data_name, epsilon_label
 from fedjaxsim.report.page import metric_text, render, seconds_text
 from fedjaxsim.report.progress import bytes_text, number
+from fedjaxsim.report.results import (
+    Estimate,
+    Run,
+    System,
+    cells,
+    compared,
+    default_metric,
+    headings,
+    systems,
+    without_seed,
+)
 from fedjaxsim.report.tables import runs_table
 from fedjaxsim.runs.directory import CONFIG, RunDirectory, drawn_twice, named
+from fedjaxsim.runs.finished import runs_of
 
 _FALSE_ALARMS = 0.05
 _WORST = 5
@@ -60,23 +72,20 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
     Raises:
       FileNotFoundError, ValueError: as `runs_page`.
     """
-    runs = {
-        name: seeds.FinishedRun(
-            each.config(), each.summary(), each.metrics(), each.clients(), each.report()
-        )
-        for name, each in directories.items()
-    }
-    systems, several = seeds.systems(runs), len(runs) > 1
-    curves = comparison.of_systems(systems)
-    first = next(iter(runs.values()))
-    judged = plots.quality_key(first.records)
+    found = runs_of(directories, whole=True)
+    runs = {run.name: run for run in found}
+    of_seeds, several = systems(found), len(found) > 1
+    looks = figures.looks(of_seeds)
+    rows = compared(of_seeds)
+    first = found[0]
+    judged = default_metric([first])
     what = (first.config.get(key, "?") for key in ("algorithm", "model", "data"))
     narrow = None
     if several:
-        picture = plots.content(comparison.comparison_figure(systems))
-        cards = _cards_of_systems(systems, curves)
+        picture = plots.content(figures.comparison_figure(of_seeds))
+        cards = _cards_of_systems(of_seeds, looks, rows)
     else:
-        wide, narrow = (plots.run_figure(first.records, "", narrow=each) for each in (False, True))
+        wide, narrow = (plots.run_figure(first.rows, "", narrow=each) for each in (False, True))
         picture, narrow = plots.content(wide), plots.content(narrow)
         cards = _cards_of_run(first, judged)
     table = runs_table([{"run": name, **run.summary} for name, run in runs.items()])
@@ -91,20 +100,20 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
             for name, run in runs.items() for key, words in _ENDINGS.items() if run.summary.get(key)
         ],
         "metric": metrics.label(judged),
-        "compared": [seeds.cells(row) for row in seeds.compared(systems)]
-        if len(systems) < len(runs) else [],
-        "privacy": privacy(_promises(systems)),
+        "compared": [cells(row) for row in rows] if len(of_seeds) < len(runs) else [],
+        "compared_names": headings(rows, metrics.label(rows[0]["metric"])),
+        "privacy": privacy(_promises(of_seeds)),
         "shared_seeds": drawn_twice(directories),
         "curves": picture,
         "narrow_curves": narrow,
-        "distribution": _distribution(systems, curves, judged),
+        "distribution": _distribution(of_seeds, looks, judged),
         "spread_names": list(SPREAD.values()),
         "spread": _spread(runs, judged),
         "worst": [] if several else _worst(first.clients, judged),
         "cost_names": [*TRAFFIC, *TIMES, "rounds per s", "memory", "device memory"],
         "costs": [[name, *_costs(run.summary)] for name, run in runs.items()],
-        "systems": [each.label for each in systems],
-        "differences": _differences(systems),
+        "systems": [each.label for each in of_seeds],
+        "differences": _differences(of_seeds),
         "files": {f"{n}/{CONFIG}": each.read(CONFIG).decode() for n, each in directories.items()},
         "file": CONFIG,
         "commands": [
@@ -115,7 +124,7 @@ def run_content(directories: Mapping[str, RunDirectory]) -> Record:
     }  # fmt: skip
 
 
-def _cards_of_run(run: seeds.FinishedRun, judged: str) -> list[Card]:
+def _cards_of_run(run: Run, judged: str) -> list[Card]:
     """Return a card each for metric, ε, clients and rounds."""
     summary, config = run.summary, run.config
     worst = summary.get(f"{judged}_worst_tenth")
@@ -148,22 +157,22 @@ def epsilon_card(epsilon: float | None, delta: float | None) -> Card:
 
 
 def _cards_of_systems(
-    systems: Sequence[seeds.SeedGroup], curves: Sequence[comparison.Curve]
+    found: Sequence[System], looks: Sequence[figures.Look], rows: Sequence[Record]
 ) -> list[Card]:
     """Return a card for the metric and ε of each system, the mean over its seeds."""
     cards = []
-    for system, curve, row in zip(systems, curves, seeds.compared(systems), strict=True):
-        spent = comparison.spent_by(system)
+    for system, (label, _), row in zip(found, looks, rows, strict=True):
+        spent = figures.spent_by(system)
         count = f"{row['seeds']} seeds" if row["seeds"] > 1 else "1 seed"
-        parts = [metrics.label(row["metric"]), spent if spent not in curve.label else "", count]
-        value = seeds.interval(row["mean"], row["half"])
-        cards.append(Card(curve.label, value, "; ".join(filter(None, parts))))
+        parts = [metrics.label(row["metric"]), spent if spent not in label else "", count]
+        value = str(Estimate(*(row[name] for name in Estimate._fields)))
+        cards.append(Card(label, value, "; ".join(filter(None, parts))))
     return cards
 
 
-def _promises(systems: Sequence[seeds.SeedGroup]) -> Iterator[tuple[str, Report]]:
+def _promises(found: Sequence[System]) -> Iterator[tuple[str, Report]]:
     """Yield the report of each system, or of each of its seeds where they differ."""
-    for system in systems:
+    for system in found:
         alike = len({str(run.report) for run in system.runs.values()}) == 1
         for seed, run in system.runs.items():
             yield system.label if alike else f"{system.label}, seed {seed}", run.report
@@ -207,17 +216,17 @@ def privacy(reports: Iterable[tuple[str, Report]]) -> Record:
 
 
 def _distribution(
-    systems: Sequence[seeds.SeedGroup], curves: Sequence[comparison.Curve], column: str
+    found: Sequence[System], looks: Sequence[figures.Look], column: str
 ) -> bytes | None:
     """Draw the values of clients, pooled over the seeds of each system."""
     pooled = [
-        np.concatenate([run.of_clients(column) for run in each.runs.values()]) for each in systems
+        np.concatenate([run.of_clients(column) for run in each.runs.values()]) for each in found
     ]
-    known = [pair for pair in zip(curves, pooled, strict=True) if len(pair[1])]
-    return plots.content(comparison.clients_figure(known, column)) if known else None
+    known = [pair for pair in zip(looks, pooled, strict=True) if len(pair[1])]
+    return plots.content(figures.clients_figure(known, column)) if known else None
 
 
-def _spread(runs: Mapping[str, seeds.FinishedRun], judged: str) -> list[list[str]]:
+def _spread(runs: Mapping[str, Run], judged: str) -> list[list[str]]:
     """Return a row for each metric of the only run, or for the metric of each run."""
     shown = [(name, run, judged) for name, run in runs.items()]
     if len(runs) == 1:
@@ -265,15 +274,15 @@ def _costs(summary: Record) -> list[str]:
 # --- settings and origin --------------------------------------------------------------------------
 
 
-def _differences(systems: Sequence[seeds.SeedGroup]) -> list[list[str]]:
+def _differences(found: Sequence[System]) -> list[list[str]]:
     """Return the settings in which systems differ, a dash where one is not set, and seeds."""
-    configs = [seeds.without_seed(next(iter(each.runs.values())).config) for each in systems]
+    configs = [without_seed(each.first.config) for each in found]
     rows = [
         [key, *(str(config.get(key, "–")) for config in configs)]
         for key in dict.fromkeys(key for config in configs for key in config)
     ]
     rows = [row for row in rows if len(set(row[1:])) > 1]
-    return [*rows, ["seed", *(", ".join(map(str, sorted(each.runs))) for each in systems)]]
+    return [*rows, ["seed", *(", ".join(map(str, sorted(each.runs))) for each in found)]]
 
 
 def _command(config: Record, folder: Path) -> list[str]:

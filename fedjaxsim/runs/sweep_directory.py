@@ -5,7 +5,6 @@ A sweep directory holds
     sweep.toml          the sweep as asked for (it can be run again), resolved values, versions
     results.parquet     finished runs: one row per run and evaluation, by run and round
     checkpoint/         the chunk in progress: its rows so far and the state of the engine
-    envelopes.parquet   the best of the sweep, round by round
     report.json         a summary, guarantees, draws, and what is not covered; written last
     *.png, *.pdf        figures
     report.html         all of it for people, if asked for
@@ -25,19 +24,18 @@ from fedjaxsim.engine.processes import is_first
 from fedjaxsim.extras import importing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.records import fits
-from fedjaxsim.report.envelopes import LAST_COLUMNS
 from fedjaxsim.report.files import (
     Record,
     make_directory,
     write_json,
     write_tables,
 )
+from fedjaxsim.report.results import LAST_COLUMNS
 from fedjaxsim.runs.settings import flag
 from fedjaxsim.runs.sweep_runs import SWEEP, SweepRuns
 from fedjaxsim.runs.table import tidy
 
 with importing("tables"):
-    import pandas as pd
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -46,13 +44,12 @@ PAGE = "report.html"
 CHECKPOINT = "checkpoint"
 ROWS = "rows.jsonl"
 RESULTS = "results.parquet"
-ENVELOPES = "envelopes.parquet"
 REPORT = "report.json"
 
 SELECTION = (
     "Each guarantee is that of one run alone. Choosing the best of a sweep by metrics of private "
-    "data, as envelopes do, is not covered by any of them, and neither is publishing the metrics: "
-    "both need a budget of their own."
+    "data is not covered by any of them, and neither is publishing the metrics: both need a budget "
+    "of their own."
 )
 """A sentence of every report of a sweep."""
 
@@ -95,7 +92,7 @@ class SweepDirectory:
             be overwritten.
         """
         if is_first():
-            names = (CHECKPOINT, RESULTS, ENVELOPES, REPORT, SWEEP) if overwrite else ()
+            names = (CHECKPOINT, RESULTS, REPORT, SWEEP) if overwrite else ()
             papers = [name.replace(".png", ".pdf") for name in PICTURES]
             pictures = (*PICTURES, *papers, PAGE)
             make_directory(path, names, "sweep", overwrite=overwrite, pictures=pictures)
@@ -129,19 +126,10 @@ class SweepDirectory:
         path, empty = self.path / RESULTS, tidy(self.sweep, [])
         if not path.exists():
             return empty
-        try:
-            with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                table, expected = file.read(use_threads=False), file.metadata.num_rows
-            # Checksums cover the data of a page, but not the header with its length.
-            if table.num_rows != expected:
-                raise ValueError(f"it must have {expected} rows, got {table.num_rows}")
-            missing = set(empty.column_names) - set(table.column_names)
-            if missing:
-                raise ValueError(f"it lacks the column {min(missing)}")
-        except (pa.ArrowException, ValueError, OSError) as error:
-            raise ValueError(
-                f"{path} is damaged ({error}): delete it, and its runs are computed again"
-            ) from error
+        table = read_results(path)
+        missing = set(empty.column_names) - set(table.column_names)
+        if missing:
+            raise _damaged(path, f"it lacks the column {min(missing)}")
         return table
 
     def finished(self) -> set[int]:
@@ -180,11 +168,6 @@ class SweepDirectory:
             return None
         return last
 
-    def write_envelopes(self, envelope: pd.DataFrame) -> None:
-        """Write the best of the sweep, from `envelopes.envelope`."""
-        table = pa.Table.from_pandas(envelope, preserve_index=False)
-        self._write(ENVELOPES, table.replace_schema_metadata(None))
-
     def write_report(
         self, summary: Mapping[str, Any], guarantees: Any, traffic: Any = (), draws: Any = ()
     ) -> None:
@@ -197,6 +180,27 @@ class SweepDirectory:
         sink = io.BytesIO()
         pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
         store.write(self.path / name, sink.getvalue())
+
+
+def read_results(path: Path) -> pa.Table:
+    """Read the evaluations of finished runs, by run and round.
+
+    Raises:
+      ValueError: if the file is damaged.
+    """
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            table, expected = file.read(use_threads=False), file.metadata.num_rows
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise _damaged(path, error) from error
+    # Checksums cover the data of a page, but not the header with its length.
+    if table.num_rows != expected:
+        raise _damaged(path, f"it must have {expected} rows, got {table.num_rows}")
+    return table
+
+
+def _damaged(path: Path, why: object) -> ValueError:
+    return ValueError(f"{path} is damaged ({why}): delete it, and its runs are computed again")
 
 
 def _check_same(path: Path, sweep: SweepRuns) -> None:

@@ -1,49 +1,158 @@
-"""The report of a finished sweep: envelopes, guarantees and their limits."""
+"""The report of a sweep, derived from its results: in files, on the terminal and as a page."""
 
-import math
+import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from fedjaxsim import metrics
+from fedjaxsim.data.files import read_tables
 from fedjaxsim.extras import importing
 from fedjaxsim.privacy.assumptions import SHARED_SEED
-from fedjaxsim.privacy.guarantee import report
-from fedjaxsim.report.envelopes import default_metric, envelope, keys_of, last, records
-from fedjaxsim.report.files import Record
-from fedjaxsim.report.labels import key_label, value_label
-from fedjaxsim.report.progress import epsilon_text, number, print_rows
+from fedjaxsim.privacy.guarantee import Report, report
+from fedjaxsim.report.files import Record, read_json
+from fedjaxsim.report.labels import combination_label, key_label, value_label
+from fedjaxsim.report.page import metric_text, reading, render
+from fedjaxsim.report.progress import decimals, epsilon_text, number, print_rows
+from fedjaxsim.report.results import (
+    Estimate,
+    Run,
+    best_first,
+    choosing,
+    default_metric,
+    envelope,
+    estimate,
+    last,
+)
 from fedjaxsim.runs.build import Experiment
+from fedjaxsim.runs.finished import runs_of_sweep
 from fedjaxsim.runs.memory import peak_bytes, traffic
-from fedjaxsim.runs.sweep_directory import ENVELOPES, REPORT, SELECTION, SweepDirectory
-from fedjaxsim.runs.sweep_runs import SweepRuns
+from fedjaxsim.runs.pages import (
+    SPREAD,
+    TIMES,
+    TRAFFIC,
+    Card,
+    epsilon_card,
+    privacy,
+    provenance,
+    traffic_cells,
+)
+from fedjaxsim.runs.sweep_directory import (
+    PICTURES,
+    REPORT,
+    RESULTS,
+    SELECTION,
+    SweepDirectory,
+    read_results,
+)
+from fedjaxsim.runs.sweep_runs import SWEEP, SweepRuns, columns_of
 
 with importing("tables"):
-    import pandas as pd
     import pyarrow as pa
 
 Key = TypeVar("Key", bound=Hashable)
 _MOST_LINES = 30
+CHOSEN_ON_VALIDATION = "The best settings were chosen on validation rows; values are on test rows."
+CHOSEN_ON_TEST = (
+    "The best settings were chosen on the very test rows that their values are on, since there are "
+    "no validation rows (validation-fraction): these values are optimistic."
+)
+
+
+class Best(NamedTuple):
+    """The best final values of a sweep.
+
+    Attributes:
+      metric: the column of the values.
+      keys: keys of the combinations, then those over which the best was taken.
+      rows: rows of an envelope, one per combination.
+      choice: the rows on which the best was chosen, in a sentence; "" without a choice.
+    """
+
+    metric: str
+    keys: list[str]
+    rows: list[Record]
+    choice: str
+
+
+def best_of(
+    runs: Sequence[Run], columns: Sequence[str], best_over: Sequence[str], metric: str | None = None
+) -> Best:
+    """Return the best final values of the runs of a sweep, by its swept columns."""
+    metric = metric or default_metric(runs)
+    keys = [name for name in columns if name != "seed"]
+    others = [key for key in keys if key not in best_over]
+    rows = last(envelope(runs, keys, best_over, metric), others)
+    choice = ""
+    if any(row["runs"] > row["seeds"] for row in rows):
+        judged = choosing(runs, metric)
+        choice = CHOSEN_ON_TEST if judged == metric else CHOSEN_ON_VALIDATION
+    return Best(metric, [*others, *best_over], rows, choice)
+
+
+class BestTable(NamedTuple):
+    """The best final values of a sweep in words; the first `keys` columns are settings."""
+
+    title: str
+    headings: list[str]
+    lines: list[list[str]]
+    keys: int
+
+
+def best_table(best: Best, best_over: Sequence[str]) -> BestTable:
+    """Format the best final values."""
+    over = ", ".join(map(key_label, best_over))
+    title = f"{metrics.label(best.metric)} at the end" + (over and f", best over {over}")
+    several, failed = (any(row[name] for row in best.rows) for name in ("half", "failed"))
+    if several:
+        title += ", means over seeds with 95 % intervals"
+    lines = [
+        [
+            *(value_label(key, row[key]) for key in best.keys),
+            text_of(row),
+            *([decimals(row["deviation"])] if several else []),
+            str(row["seeds"]),
+            *([f"{row['failed']} of {row['runs']}"] if failed else []),
+            *(epsilon_text(row[name]) for name in ("epsilon", "epsilon_replace")),
+            number(row["delta"]),
+        ]
+        for row in best.rows
+    ]
+    headings = [
+        *map(key_label, best.keys), "value", *(["std over\nseeds"] if several else []), "seeds",
+        *(["failed\nruns"] if failed else []), "ε\nzero-out", "ε\nreplace", "δ",
+    ]  # fmt: skip
+    return BestTable(title, headings, lines, len(best.keys))
+
+
+def text_of(row: Record) -> str:
+    """Format the estimate of a row of an envelope."""
+    names = ("value", "half", "deviation", "seeds", "failed")
+    return str(Estimate(*(row[name] for name in names)))
+
+
+# --- files and terminal ---------------------------------------------------------------------------
 
 
 def write_report(
     sweep: SweepRuns,
     directory: SweepDirectory,
-    results: pa.Table,
+    runs: Sequence[Run],
+    best: Best,
     experiments: Mapping[int, Experiment],
 ) -> None:
-    """Write the envelopes, and the guarantees of the finished runs, from tidy results."""
-    metric = default_metric(results, sweep.columns)
-    directory.write_envelopes(envelope(results, sweep.columns, sweep.best_over, metric))
-    finished = sorted(set(results["run"].to_pylist()))
+    """Write the summary, and the guarantees of the finished runs."""
+    finished = [int(run.name) for run in runs]
     summary = {
         "runs": len(sweep.runs),
         "finished": len(finished),
-        "diverged": len(_diverged(results)),
-        "rounds": max(results["round"].to_pylist()),
-        "metric": metric,
+        "failed": _failed(runs),
+        "rounds": max(run.rows[-1]["round"] for run in runs),
+        "metric": best.metric,
         "best_over": list(sweep.best_over),
+        "choice": best.choice,
         **directory.times(),
         "peak_bytes": peak_bytes(),
     }
@@ -53,71 +162,31 @@ def write_report(
     directory.write_report(
         summary,
         _guarantees(done),
-        [_traffic(done[runs[0]], runs) for runs in programs.values()],
-        [{"runs": runs, **drawn._asdict()} for drawn, runs in draws.items()],
+        [_traffic(done[alike[0]], alike) for alike in programs.values()],
+        [{"runs": alike, **drawn._asdict()} for drawn, alike in draws.items()],
     )
 
 
-def print_report(sweep: SweepRuns, results: pa.Table) -> None:
-    """Print the best final value of each family of runs, and the limits of the guarantees."""
-    metric = default_metric(results, sweep.columns)
-    best = best_table(envelope(results, sweep.columns, sweep.best_over, metric), sweep.best_over)
-    print_rows(best.headings, best.lines[:_MOST_LINES], best.title, left=0)
-    if len(best.lines) > _MOST_LINES:
-        print(f"… and {len(best.lines) - _MOST_LINES} more in {ENVELOPES}")
-    diverged = _diverged(results)
-    if diverged:
-        print(f"{len(diverged)} runs diverged: marked in the results, and never the best")
-    if "nonfinite" in results.column_names:
-        count = np.nansum(np.asarray(results["nonfinite"]))
-        print(f"{count:.0f} messages of clients were not finite and counted as zero")
+def print_report(sweep: SweepRuns, runs: Sequence[Run], best: Best) -> None:
+    """Print the best final value of each combination, and the limits of the guarantees."""
+    table = best_table(best, sweep.best_over)
+    print_rows(table.headings, table.lines[:_MOST_LINES], table.title, left=0)
+    if len(table.lines) > _MOST_LINES:
+        print(f"… and {len(table.lines) - _MOST_LINES} more (fedjaxsim report)")
+    if best.choice:
+        print(best.choice)
+    if failed := _failed(runs):
+        print(f"{failed} runs failed: marked in the results, never ranked and in no mean")
+    nonfinite = sum(row.get("nonfinite") or 0 for run in runs for row in run.rows)
+    if nonfinite:
+        print(f"{nonfinite:.0f} messages of clients were not finite and counted as zero")
     print(SELECTION)
     print(f"guarantees in full: {REPORT}")
     print(SHARED_SEED)
 
 
-class BestTable(NamedTuple):
-    """The best final values of a sweep; the first `keys` columns are settings."""
-
-    title: str
-    headings: list[str]
-    lines: list[list[str]]
-    keys: int
-
-
-def best_table(found: pd.DataFrame, best_over: Sequence[str]) -> BestTable:
-    """Return the best final value of each combination of the keys of an envelope."""
-    best = last(found)
-    keys = [*keys_of(best), *best_over]
-    rows = records(best)
-    over = ", ".join(map(key_label, best_over))
-    title = f"{metrics.label(rows[0]['metric'])} at the end" + (over and f", best over {over}")
-    if any(row["standard_error"] is not None for row in rows):
-        title += ", mean ± standard error over seeds"
-    lines = [
-        [
-            *(value_label(key, row[key]) for key in keys),
-            with_error(row["value"], row["standard_error"]),
-            str(row["seeds"]),
-            *(epsilon_text(row[name]) for name in ("epsilon", "epsilon_replace")),
-            number(row["delta"]),
-        ]
-        for row in rows
-    ]
-    headings = [*map(key_label, keys), "value", "seeds", "ε\nzero-out", "ε\nreplace", "δ"]
-    return BestTable(title, headings, lines, len(keys))
-
-
-def with_error(value: float | None, error: float | None) -> str:
-    """Format a mean with its standard error, to the digits that the error supports."""
-    if value is None or not error:
-        return number(value)
-    places = max(0, 1 - math.floor(math.log10(error)))
-    return f"{value:.{places}f} ± {error:.{places}f}"
-
-
-def _diverged(results: pa.Table) -> set[int]:
-    return set(np.asarray(results["run"])[np.asarray(results["diverged"])].tolist())
+def _failed(runs: Sequence[Run]) -> int:
+    return sum(any(row["failed"] for row in run.rows) for run in runs)
 
 
 def _runs_by_key(pairs: Iterable[tuple[Key, int]]) -> dict[Key, list[int]]:
@@ -148,3 +217,103 @@ def _traffic(first: Experiment, runs: list[int]) -> Record:
     """Return the traffic of the runs of one program."""
     passed = traffic(first.simulation, first.hparams)
     return {"algorithm": first.config.algorithm, "runs": runs, **passed}
+
+
+# --- page -----------------------------------------------------------------------------------------
+
+
+def read_runs(path: Path) -> tuple[list[Run], list[str], Record]:
+    """Read the finished runs of a sweep's directory, its swept columns and its report.
+
+    Raises:
+      FileNotFoundError: if a file is missing.
+      ValueError: if a file is damaged.
+    """
+    with reading(path, "sweep", (SWEEP, REPORT, RESULTS), pa.ArrowException):
+        config, found = read_tables(path / SWEEP), read_json(path / REPORT)
+        columns = columns_of(config)
+        return runs_of_sweep(read_results(path / RESULTS), columns, config), columns, found
+
+
+def sweep_page(path: Path) -> bytes:
+    """Render the report of the sweep in a directory.
+
+    Raises:
+      FileNotFoundError: if a file is missing.
+      ValueError: if a file is damaged.
+    """
+    runs, columns, found = read_runs(path)
+    with reading(path, "sweep", ()):
+        config, summary = read_tables(path / SWEEP), found["summary"]
+        best = best_of(runs, columns, summary["best_over"], summary["metric"])
+        seeds = ", ".join(map(str, dict.fromkeys(run.seed for run in runs)))
+        reports = [
+            (f"z = {number(each['noise_multiplier'])}", Report.from_json(each["guarantee"]))
+            for each in found["guarantees"]
+        ]
+        return render(
+            "sweep",
+            title=f"Sweep of {summary['runs']} runs",
+            cards=_cards(best, summary),
+            report=found,
+            best=best_table(best, summary["best_over"]),
+            privacy=privacy(reports),
+            shared_seeds="",
+            pictures={
+                name: (path / name).read_bytes() for name in PICTURES if (path / name).is_file()
+            },
+            metric=metrics.label(best.metric),
+            spread=_spread(best, runs),
+            traffic_names=TRAFFIC,
+            traffic=[
+                [f"{each['algorithm']} ({len(each['runs'])} runs)",
+                 *traffic_cells(each, summary["rounds"])]
+                for each in found.get("traffic", [])
+            ],
+            times=TIMES,
+            settings=(path / SWEEP).read_text(encoding="utf-8"),
+            file=SWEEP,
+            commands=[["fedjaxsim", "sweep", SWEEP]],
+            **provenance({"sweep": config | {"seed": seeds}}),
+        )  # fmt: skip
+
+
+def _cards(best: Best, summary: Record) -> list[Card]:
+    """Return cards for the best value at the end, with its settings and ε, and for the sweep."""
+    row = best_first(best.rows, best.metric)[0]
+    settings = combination_label(best.keys, [row[key] for key in best.keys])
+    private = epsilon_card(row["epsilon"], row["delta"])
+    left = f"of {summary['runs']}" if summary["finished"] < summary["runs"] else ""
+    return [
+        Card(f"best {metrics.label(best.metric)}", text_of(row), settings),
+        private._replace(name="privacy of that run, not of its choice"),
+        Card("runs", str(summary["finished"]), left or f"{summary['failed']} failed"),
+        Card("rounds", str(summary["rounds"]), f"seeds of each setting: {row['seeds']}"),
+    ]
+
+
+def _spread(best: Best, runs: Sequence[Run]) -> Record:
+    """Return the spread over clients of the best settings at the end, as means over seeds."""
+    names = runs[0].rows[-1]
+    shown = {best.metric: "value"} | {
+        f"{best.metric}{end}": name
+        for end, name in SPREAD.items()
+        if f"{best.metric}{end}" in names
+    }
+    by_setting: dict[tuple, list[Run]] = {}
+    for run in runs:
+        by_setting.setdefault(tuple(run.settings[key] for key in best.keys), []).append(run)
+    rows = []
+    for row in best.rows:
+        place = tuple(row[key] for key in best.keys)
+        means = [
+            estimate([run.value(column) for run in by_setting.get(place, [])]).mean
+            for column in shown
+        ]
+        labels = itertools.starmap(value_label, zip(best.keys, place, strict=True))
+        rows.append([*labels, *map(metric_text, means)])
+    return {
+        "headings": [*map(key_label, best.keys), *shown.values()],
+        "rows": rows,
+        "left": len(best.keys),
+    }

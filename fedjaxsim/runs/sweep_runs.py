@@ -52,7 +52,7 @@ _REFUSED: dict[str, str] = {
     "audit_canaries": "is for single runs: those of a sweep share their noise",
 }
 _KEPT_APART = ("epsilon", "noise_multiplier", "personalization")
-"""Hyperparameters over which envelopes take no best value by default."""
+"""Hyperparameters over which no best value is taken by default."""
 
 
 def hyperparameters_of(run: RunConfig) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ class SweepOptions:
     memory: float = 2.0
     """Memory for the runs that are computed at once, in GB (10⁹ bytes)."""
     best_over: tuple[str, ...] | None = None
-    """Swept keys over which envelopes take the best; see `SweepRuns.best_over` for the default."""
+    """Swept keys over which the best is taken; see `SweepRuns.best_over` for the default."""
 
     def validate(self, keys: Sequence[str]) -> None:
         """Check the options of a sweep over `keys`; raise a ValueError for a bad one."""
@@ -119,7 +119,7 @@ class SweepRuns:
 
     @property
     def best_over(self) -> tuple[str, ...]:
-        """The columns over which envelopes take the best value.
+        """The columns over which the best is taken value.
 
         The options name them; by default the learning rate where it is swept, else every
         hyperparameter but the level of personalization and the settings of privacy.
@@ -181,6 +181,12 @@ class SweepRuns:
         ]
         base = {key: _toml(key, value) for key, value in {**self.base, **options}.items()}
         return {**base, "sweep": tables}
+
+
+def columns_of(settings: Mapping[str, Any]) -> list[str]:
+    """Return `SweepRuns.columns` of a file that a sweep wrote."""
+    keys = dict.fromkeys(key for table in settings["sweep"] for key in table)
+    return [_column(key.replace("-", "_")) for key in keys]
 
 
 def _column(key: str) -> str:
@@ -266,12 +272,15 @@ def _unread(
 # --- files ----------------------------------------------------------------------------------------
 
 
-def read_sweep(path: Path, data: str | None = None) -> SweepRuns:
+def read_sweep(
+    path: Path, data: str | None = None, seeds: Sequence[int] | None = None
+) -> SweepRuns:
     """Read the file of a sweep.
 
     Args:
       path: a TOML file as described above; also one that a sweep wrote.
       data: source of the clients, in place of the file's.
+      seeds: seeds of every table, in place of the file's.
 
     Raises:
       FileNotFoundError: if there is no such file.
@@ -300,6 +309,8 @@ def read_sweep(path: Path, data: str | None = None) -> SweepRuns:
              for name, each in table.items()}
             for place, table in tables.items()
         ]  # fmt: skip
+        if seeds is not None:
+            values = [table | {"seed": tuple(seeds)} for table in values]
         return resolve_sweep(base, values, SweepOptions(**options))
 
 

@@ -3,7 +3,7 @@
 Its columns are `run`; every swept key by its field name (`target_epsilon` for ε), null where a
 run's table does not set it; `round`; `train_loss`; the evaluation's metrics; `epsilon` and
 `epsilon_replace`, spent up to this round (joint DP, zero-out and replace; null without a guarantee)
-at `delta`; and `diverged`, from `divergence.diverged`.
+at `delta`; and `failed`, from `report.results.failures`.
 """
 
 import itertools
@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from fedjaxsim.extras import importing
-from fedjaxsim.report.envelopes import LAST_COLUMNS
 from fedjaxsim.report.files import Record
-from fedjaxsim.runs.divergence import diverged
+from fedjaxsim.report.results import LAST_COLUMNS, failures
 from fedjaxsim.runs.sweep_runs import SweepRuns
 
 with importing("tables"):
@@ -45,7 +44,7 @@ def tidy(sweep: SweepRuns, rows: Iterable[Record]) -> pa.Table:
     columns["round"] = pa.array([row["round"] for row in ordered], pa.int32())
     for name in ("train_loss", *metrics, *LAST_COLUMNS[:-1]):
         columns[name] = pa.array([_float(name, row.get(name)) for row in ordered], pa.float64())
-    columns["diverged"] = pa.array(itertools.chain(*map(diverged, by_run)), pa.bool_())
+    columns["failed"] = pa.array(itertools.chain(*map(failures, by_run)), pa.bool_())
     return pa.table(columns)
 
 

@@ -13,8 +13,6 @@ from collections.abc import Callable, Collection, Mapping
 import numpy as np
 import optax
 
-from fedjaxsim.report.seeds import standard_error
-
 OPTIMIZER = optax.adam(1.0, b1=0.5, b2=0.8)
 """Adam with short memories, for objectives of little noise and a few tens of steps."""
 LARGEST, SMALLEST = 1.0, 1e-3
@@ -190,6 +188,11 @@ def descend(
             at, here, radius = there, step, min(1.5 * radius, LARGEST)
         else:
             state, radius = optimizer.init(at), float(np.max(np.abs(there - at))) / 2
+
+
+def standard_error(values: np.ndarray) -> float:
+    """Return the sample standard deviation over √S; 0 for S = 1."""
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def _is_no_worse(new: ObjectiveValue, old: ObjectiveValue) -> bool:

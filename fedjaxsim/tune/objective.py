@@ -19,10 +19,9 @@ from fedjaxsim.gradients.objectives import check_names, mean_metric
 from fedjaxsim.gradients.seeds import map_seeds
 from fedjaxsim.gradients.whole_run import Mode, hypergradient
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.report.seeds import standard_error
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import SimulationBatch
-from fedjaxsim.tune.descent import ObjectiveValue, Point
+from fedjaxsim.tune.descent import ObjectiveValue, Point, standard_error
 
 MOST_FORWARD = 5
 """Largest k of forward mode, which costs 1 + k runs and keeps nothing of the rounds."""

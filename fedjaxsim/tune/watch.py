@@ -6,9 +6,8 @@ import numpy as np
 
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import COUNT, Bar, number
-from fedjaxsim.report.seeds import standard_error
 from fedjaxsim.runs.settings import flag
-from fedjaxsim.tune.descent import Point, Step
+from fedjaxsim.tune.descent import Point, Step, standard_error
 
 
 class TuneProgress(Bar):

@@ -8,8 +8,8 @@ import pytest
     [
         ("", "directory"),
         ("absent", "absent"),
-        (".", "summary.json"),
-        (". .", "summary.json"),
+        (".", "config.toml"),
+        (". .", "config.toml"),
         (". --out curves.gif", "curves.gif"),
         ("--out c.png", "directory"),
     ],

@@ -87,12 +87,12 @@ def test_a_run_of_a_sweep_is_the_run_alone(finished, tmp_path):
     assert own[-1]["epsilon_replace"] == summary["epsilon_replace"]
 
 
-def test_runs_that_diverge_are_marked_and_the_report_says_what_is_not_covered(finished):
+def test_runs_that_fail_are_marked_and_the_report_says_what_is_not_covered(finished):
     rows = table(finished)
-    assert {row["learning_rate"] for row in rows if row["diverged"]} == {1e30}
-    assert all(row["diverged"] for row in rows if row["round"] == 6 and row["learning_rate"] > 1)
+    assert {row["learning_rate"] for row in rows if row["failed"]} == {1e30}
+    assert all(row["failed"] for row in rows if row["round"] == 6 and row["learning_rate"] > 1)
     report = json.loads((finished / "out" / "report.json").read_text())
-    assert report["summary"]["diverged"] == 8
+    assert report["summary"]["failed"] == 8
     assert "Choosing the best of a sweep" in report["selection"]
     assert "at most one of them may be published" in report["shared_seed"]
     # Runs of one seed draw from one key, each round of it.
@@ -109,7 +109,6 @@ def test_runs_that_diverge_are_marked_and_the_report_says_what_is_not_covered(fi
         "envelopes.png",
         "envelopes.pdf",
         "trade_off.png",
-        "envelopes.parquet",
         "sweep.toml",
     ):
         assert (finished / "out" / name).stat().st_size > 0

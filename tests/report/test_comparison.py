@@ -1,30 +1,31 @@
 """The picture of a comparison: colours, markers, bands, title and panels."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.report.comparison import comparison_figure, of_systems
-from fedjaxsim.report.plots import COLOURS, colours_of, line, marked, save
+from fedjaxsim.report.figures import comparison_figure, looks
+from fedjaxsim.report.plots import COLOURS, colours_of, marked_points, save
 from fedjaxsim.report.progress import decimals
-from fedjaxsim.report.seeds import FinishedRun, systems
+from fedjaxsim.report.results import Run, systems, without_seed
 
 
 def run(algorithm, *, seed=0, epsilon: float | None = 2.0, data="digits", **settings):
     config = {"algorithm": algorithm, "seed": seed, "data": data, **settings}
     config["resolved"] = {"clients": 5}
     rows = [
-        {"round": t, "test_accuracy": 0.1 * t + 0.2 * seed, "epsilon": epsilon and epsilon * t / 4}
+        {"round": t, "test_accuracy": 0.1 * t + 0.2 * seed, "epsilon": epsilon and epsilon * t / 4,
+         "delta": 0.01}
         for t in range(5)
-    ]
-    return FinishedRun(config, {**rows[-1], "epsilon": epsilon, "delta": 0.01}, rows)
+    ]  # fmt: skip
+    return Run("", without_seed(config), seed, rows, config)
 
 
 def figure_of(*runs, columns=()):
-    found = systems({f"run-{k}": each for k, each in enumerate(runs)})
+    found = systems([dataclasses.replace(each, name=f"run-{k}") for k, each in enumerate(runs)])
     return comparison_figure(found, columns)
 
 
@@ -83,20 +84,17 @@ def test_epsilon_has_a_panel_where_it_is_asked_for_and_seeds_have_bands(tmp_path
         figure_of(*runs, columns=["test_loss"])
 
 
-def test_the_first_and_the_last_evaluation_have_a_marker():
+def test_the_last_evaluation_has_a_marker_and_seven_of_many_have():
     for count in (1, 2, 5, 40):
-        axes = Figure().subplots()
-        line(axes, range(count), range(count), color="k", **marked(0))
-        assert axes.get_lines()[0].get_markevery()[0] == 0
-        for place in range(9):
-            line(axes, range(count), range(count), color="k", **marked(place))
-            assert axes.get_lines()[-1].get_markevery()[-1] == count - 1
+        assert marked_points(count, 0)[0] == 0
+        assert all(marked_points(count, place)[-1] == count - 1 for place in range(9))
+    assert {len(marked_points(100, place)) for place in range(7)} == {7, 8}
+    assert marked_points(0, 3) == []
 
 
 def test_a_pooled_metric_is_no_mean_over_clients_and_a_diverged_one_is_short():
-    rows = [{"round": t, "test_nmse": 0.5 * t, "epsilon": 0.0} for t in range(3)]
-    config = {"algorithm": "pmtl", "seed": 0, "data": "school"}
-    [axes] = figure_of(FinishedRun(config, {**rows[-1], "delta": 0.01}, rows)).axes
+    rows = [{"round": t, "test_nmse": 0.5 * t, "epsilon": 0.0, "delta": 0.1} for t in range(3)]
+    [axes] = figure_of(Run("", {"algorithm": "pmtl"}, 0, rows)).axes
     assert axes.get_ylabel() == "test nMSE (MSE / variance)\npooled over clients"
     assert (decimals(2.64e37), decimals(0.12345), decimals(-999.9999)) == (
         "2.64e+37", "0.123", "-1000.000",
@@ -113,10 +111,10 @@ def test_systems_differ_in_colour_settings_in_dashes_and_all_in_markers():
     assert [everything[name] for name in common] == [(c, "solid") for c in COLOURS[:6]]
     eight = colours_of([*common, "ifca", "apfl"])
     assert len({colour for colour, _ in eight.values()}) == 8
-    found = systems({"a": run("pmtl", lam=0.1), "b": run("pmtl", lam=0.2), "c": run("ditto")})
-    one, other, third = (curve.style for curve in of_systems(found))
+    found = systems([run("pmtl", lam=0.1), run("pmtl", lam=0.2), run("ditto")])
+    one, other, third = (look.style for look in looks(found))
     assert one["color"] == other["color"] != third["color"]
     assert one["ls"] != other["ls"]
     assert len({each["marker"] for each in (one, other, third)}) == 3
-    alone = [curve.style for curve in of_systems(found[:2])]
+    alone = [look.style for look in looks(found[:2])]
     assert len({each["color"] for each in alone}) == 2

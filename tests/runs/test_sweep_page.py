@@ -5,8 +5,8 @@ from report_pages import PICTURE, read
 from fedjaxsim.cli import main
 from fedjaxsim.privacy.events import Entry, PrivacyEvent, PrivacySpend, SamplingScheme
 from fedjaxsim.privacy.guarantee import report
-from fedjaxsim.report.envelopes import envelope
 from fedjaxsim.runs.sweep_directory import SweepDirectory
+from fedjaxsim.runs.sweep_report import CHOSEN_ON_TEST
 from fedjaxsim.runs.sweep_runs import resolve_sweep
 
 
@@ -24,15 +24,14 @@ def test_a_sweep_says_what_its_files_hold(tmp_path):
         for run, value in values.items() for round_ in (0, 4)
     ]  # fmt: skip
     sweep.add(rows, seconds=2.0, compile_seconds=8.0)
-    results = sweep.results()
-    sweep.write_envelopes(envelope(results, plan.columns, ["lam"], "test_accuracy"))
     charged = PrivacySpend(
         SamplingScheme("full", 5, 5), PrivacyEvent("gaussian"), (Entry(2.0, 1.0, 4),)
     )
     plans = [{"runs": [0, 1, 2, 3], "noise_multiplier": 2.0,
               "guarantee": report([charged], 0.01).to_json()}]  # fmt: skip
-    summary = {"runs": 4, "finished": 4, "diverged": 0, "metric": "test_accuracy", "rounds": 4,
-               "best_over": ["lam"], "peak_bytes": 10**9, **sweep.times()}  # fmt: skip
+    summary = {"runs": 4, "finished": 4, "failed": 0, "metric": "test_accuracy", "rounds": 4,
+               "best_over": ["lam"], "choice": CHOSEN_ON_TEST,
+               "peak_bytes": 10**9, **sweep.times()}  # fmt: skip
     traffic = {
         "algorithm": "pmtl",
         "runs": [0, 1, 2, 3],
@@ -45,11 +44,13 @@ def test_a_sweep_says_what_its_files_hold(tmp_path):
     assert main(["report", str(sweep.path)]) == 0
     page = read(sweep.path / "report.html")
     assert page.headings[0] == (1, "Sweep of 4 runs")
-    assert "0.70 ± 0.10λ = 0.3" in page.text
+    # Of 0.6 and 0.8 the deviation is 0.2/√2, and t of one degree of freedom is 12.706.
+    assert "0.700 ± 1.271λ = 0.3" in page.text
+    assert "chosen on the very test rows" in page.text
     assert "ε ≤ 2δ = 0.01, zero-out, joint DP" in page.text
-    title = "test accuracy (fraction) at the end, best over λ, mean ± standard error over seeds"
+    title = "test accuracy (fraction) at the end, best over λ, means over seeds with 95 % intervals"
     best = page.tables[title]
-    assert best[1] == ["0.3", "0.70 ± 0.10", "2", "2.000", "∞", "0.01"]
+    assert best[1] == ["0.3", "0.700 ± 1.271", "0.141", "2", "2.000", "∞", "0.01"]
     spread = page.tables["test accuracy (fraction) over the clients of the best settings"]
     assert spread == [["λ", "value", "worst tenth"], ["0.3", "0.7000", "0.6000"]]
     assert page.tables["Communication of each run"][1] == [

@@ -1,0 +1,452 @@
+"""The table of results, and the one statistic on it.
+
+A table is a list of runs. Each has its settings, its seed and a row per evaluation: `round`, a
+column `SPLIT_METRIC` per metric, `epsilon` and `epsilon_replace` so far (joint DP; None without a
+guarantee) at `delta`, and `failed`. Folders of runs and of sweeps hold the rows, and a table is
+derived from them.
+
+Means over seeds have 95 % intervals of Student's t. Methods are compared on the seeds that both
+have, by a paired t test that Holm's method (1979) corrects. A run whose value is not finite has
+failed: it is counted, its setting has no mean, and a setting without a mean is never the best.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjaxsim.metrics import METRICS, judged_by, of_column
+from fedjaxsim.report.files import Record
+from fedjaxsim.report.labels import Combination, data_label
+from fedjaxsim.report.progress import decimals, number
+
+LEVEL = 0.95
+"""Level of the intervals for the mean over seeds."""
+SPENT = ("epsilon", "epsilon_replace", "delta")
+LAST_COLUMNS = (*SPENT, "failed")
+"""The columns of a row after the metrics."""
+_NOT_SETTINGS = ("seed", "resolved", "versions", "stages", "public")
+_GROWTH = 10
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """A run in the table.
+
+    Attributes:
+      name: name of its folder, or its number in a sweep.
+      settings: its settings without the seed.
+      seed: its seed.
+      rows: its evaluations, in the order of rounds.
+      config, summary, clients, report: the other files of a run's folder, where it has one.
+    """
+
+    name: str
+    settings: Record
+    seed: int
+    rows: Sequence[Record]
+    config: Record = dataclasses.field(default_factory=dict)
+    summary: Record = dataclasses.field(default_factory=dict)
+    clients: Sequence[Mapping[str, str]] = ()
+    report: Any = None
+
+    @functools.cached_property
+    def by_round(self) -> dict[int, Record]:
+        """The rows, by round."""
+        return {row["round"]: row for row in self.rows}
+
+    @functools.cached_property
+    def _known(self) -> frozenset[str]:
+        """The columns with a finite number in some row."""
+        return frozenset(name for row in self.rows for name in row if _is_finite(row[name]))
+
+    def value(self, column: str, at: int | None = None) -> float | None:
+        """Return the value at a round, by default the last; NaN if it failed, None without one."""
+        row = self.rows[-1] if at is None else self.by_round[at]
+        if column not in self._known:
+            return None
+        value = row.get(column)
+        return math.nan if row.get("failed") or not _is_finite(value) else value
+
+    def of_clients(self, column: str) -> np.ndarray:
+        """Return the known values of a column of the table of clients."""
+        return np.array([float(row[column]) for row in self.clients if row.get(column)])
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def failures(rows: Sequence[Record]) -> Iterator[bool]:
+    """Yield for each evaluation of a run whether the run has failed.
+
+    It has from the evaluation on at which its training loss, or a test metric that was finite at
+    first, is not finite.
+
+    Args:
+      rows: evaluations of one run, from its first one on; no training loss (None) says nothing.
+    """
+    # A metric that has no value from the start (no client has test rows) says nothing.
+    names = {name for row in rows for name in row if name.startswith("test_")}
+    watched = [name for name in names if _is_finite(rows[0].get(name))]
+    failed = False
+    for row in rows:
+        loss = row.get("train_loss")
+        failed |= not (loss is None or math.isfinite(loss))
+        failed |= not all(_is_finite(row.get(name)) for name in watched)
+        yield failed
+
+
+def diverging_from(rows: Sequence[Record]) -> int | None:
+    """Return the round from which on a run diverges up to its end; None if it does not.
+
+    It does while it has failed, or its training loss is more than ten times its first one. A run
+    that noise carries away from a good start is worse, and does not diverge.
+    """
+    start = first = None
+    for row, failed in zip(rows, failures(rows), strict=True):
+        loss = row.get("train_loss")
+        if loss is None and not failed:
+            continue  # nobody took part
+        first = loss if first is None else first
+        bad = failed or loss > _GROWTH * first
+        start = (row["round"] if start is None else start) if bad else None
+    return start
+
+
+def without_seed(config: Record) -> Record:
+    """Return the settings of a run without its seed and derived entries."""
+    return {key: value for key, value in config.items() if key not in _NOT_SETTINGS}
+
+
+# --- systems: runs that differ in their seed alone ------------------------------------------------
+
+
+class System(NamedTuple):
+    """The runs of one setting, by seed.
+
+    `label` is the name of the only run, or the algorithm with `differs`, its settings that others
+    of the algorithm do not share.
+    """
+
+    label: str
+    algorithm: str
+    runs: dict[int, Run]
+    differs: Record
+
+    @property
+    def first(self) -> Run:
+        """The run of the first seed."""
+        return next(iter(self.runs.values()))
+
+    @property
+    def data(self) -> str:
+        """Name of the data set and number of its clients."""
+        config = self.first.config
+        return data_label(config.get("data", ""), config.get("resolved", {}).get("clients"))
+
+    def values(self, column: str, seeds: Sequence[int]) -> list[float | None]:
+        """Return the last values of some seeds, as `Run.value`."""
+        return [self.runs[seed].value(column) for seed in seeds]
+
+
+def systems(runs: Sequence[Run]) -> list[System]:
+    """Group runs by setting, in order; a second run of one setting and seed is its own system."""
+    groups: list[dict[int, Run]] = []
+    for run in runs:
+        alike = (
+            group for group in groups
+            if next(iter(group.values())).settings == run.settings and run.seed not in group
+        )  # fmt: skip
+        of_seeds = next(alike, None)
+        if of_seeds is None:
+            groups.append(of_seeds := {})
+        of_seeds[run.seed] = run
+    firsts = [next(iter(group.values())) for group in groups]
+    found = []
+    for first, group in zip(firsts, groups, strict=True):
+        algorithm = first.settings.get("algorithm", "")
+        alike = [one for one in firsts if one.settings.get("algorithm", "") == algorithm]
+        differs = {
+            key: value for key, value in first.settings.items()
+            if any(one.settings.get(key) != value for one in alike)
+        }  # fmt: skip
+        parts = [algorithm, *(f"{key} {value}" for key, value in differs.items())]
+        label = ", ".join(parts) if len(group) > 1 else first.name
+        found.append(System(label, algorithm, group, differs))
+    return found
+
+
+# --- the statistic --------------------------------------------------------------------------------
+
+
+class Estimate(NamedTuple):
+    """A value over seeds.
+
+    Attributes:
+      mean: the mean; None if a seed failed or has no value.
+      half: half of the 95 % interval of the mean; None without a mean, and for one seed.
+      deviation: the sample standard deviation over seeds; None where `half` is.
+      seeds: the number of seeds.
+      failed: how many of them failed.
+    """
+
+    mean: float | None
+    half: float | None
+    deviation: float | None
+    seeds: int
+    failed: int = 0
+
+    def __str__(self) -> str:
+        if self.mean is None:
+            return f"{self.failed} of {self.seeds} failed" if self.failed else "–"
+        if self.half is None:
+            small = 0 < abs(self.mean) < 0.1
+            return number(self.mean) if small else decimals(self.mean)
+        # Three decimals, or more for two digits of the interval.
+        places = 3
+        if 0 < self.half < 0.01:
+            places = min(6, 1 - math.floor(math.log10(self.half)))
+        return f"{decimals(self.mean, places)} ± {decimals(self.half, places)}"
+
+
+def estimate(values: Sequence[float | None]) -> Estimate:
+    """Estimate the mean of values, one per seed: NaN if the seed failed, None without a value."""
+    count = len(values)
+    failed = sum(value is not None and not math.isfinite(value) for value in values)
+    known = [value for value in values if value is not None]
+    if failed or len(known) < count or not count:
+        return Estimate(None, None, None, count, failed)
+    mean = math.fsum(known) / count
+    if count == 1:
+        return Estimate(mean, None, None, 1)
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (count - 1))
+    return Estimate(mean, _quantile(count - 1) * deviation / math.sqrt(count), deviation, count)
+
+
+@functools.cache
+def _quantile(freedom: int) -> float:
+    from scipy import stats
+
+    return float(stats.t.ppf((1 + LEVEL) / 2, freedom))
+
+
+class Difference(NamedTuple):
+    """A system's value minus the first system's, on the seeds that both have.
+
+    Attributes:
+      estimate: of the differences; no mean with fewer than two common seeds.
+      p: two-sided p value of Student's paired t test; None where no differences vary.
+    """
+
+    estimate: Estimate
+    p: float | None
+
+
+def difference(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Difference:
+    """Compare two systems on the same seeds, a value each."""
+    gains = [None if a is None or b is None else a - b for a, b in zip(ours, theirs, strict=True)]
+    found = estimate(gains)
+    if found.deviation is None:
+        return Difference(Estimate(None, None, None, found.seeds, found.failed), None)
+    if found.mean is None or not found.deviation:
+        return Difference(found, None)
+    from scipy import stats
+
+    t = found.mean / (found.deviation / math.sqrt(found.seeds))
+    return Difference(found, float(2 * stats.t.sf(abs(t), found.seeds - 1)))
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Correct p values for their number (Holm 1979); None is no test."""
+    order = sorted(
+        (place for place, p in enumerate(p_values) if p is not None),
+        key=lambda place: p_values[place] or 0.0,
+    )
+    found: list[float | None] = [None] * len(p_values)
+    least = 0.0
+    for rank, place in enumerate(order):
+        least = max(least, min(1.0, (len(order) - rank) * (p_values[place] or 0.0)))
+        found[place] = least
+    return found
+
+
+def compared(found: Sequence[System], metric: str | None = None) -> list[Record]:
+    """Compare each system with the first, on the seeds that both have on one data set.
+
+    Runs of one seed share partition, test rows and initial model, so the test is paired.
+
+    Returns:
+      By system: `system` (its label), `metric`, the fields of its `Estimate`, and those of the
+      difference: `difference`, `difference_half`, `paired_seeds` and `p`, None if unknown.
+    """
+    first, rows = found[0], []
+    metric = metric or judged_by(first.first.rows[-1]) or "test_loss"
+    for system in found:
+        own = estimate(system.values(metric, sorted(system.runs)))
+        shared = sorted(set(system.runs) & set(first.runs)) if system.data == first.data else []
+        minus = difference([], [])
+        if system is not first:
+            minus = difference(system.values(metric, shared), first.values(metric, shared))
+        rows.append({
+            "system": system.label, "metric": metric, **own._asdict(),
+            "difference": minus.estimate.mean, "difference_half": minus.estimate.half,
+            "paired_seeds": len(shared), "p": minus.p,
+        })  # fmt: skip
+    for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
+        row["p"] = p
+    return rows
+
+
+def headings(rows: Sequence[Record], label: str) -> list[str]:
+    """Return the headings of `cells`, for the metric `label`."""
+    return ["system", "seeds", label, "std over\nseeds", f"minus {rows[0]['system']}", "p (Holm)"]
+
+
+def cells(row: Record) -> list[str]:
+    """Format a row of `compared`."""
+    own = Estimate(*(row[name] for name in Estimate._fields))
+    minus = Estimate(row["difference"], row["difference_half"], None, row["paired_seeds"])
+    return [
+        row["system"], str(row["seeds"]), str(own), decimals(row["deviation"]), str(minus),
+        number(row["p"]),
+    ]  # fmt: skip
+
+
+# --- rounds, and the best over settings -----------------------------------------------------------
+
+
+def at_round(runs: Sequence[Run], column: str, round_: int) -> Record:
+    """Return the estimate of a column at a round, with the largest ε; None is no guarantee."""
+    mean, half, deviation, seeds, failed = estimate([run.value(column, round_) for run in runs])
+    row: Record = {
+        "round": round_, "metric": column, "value": mean, "half": half, "deviation": deviation,
+        "seeds": seeds, "failed": failed, "runs": seeds,
+    }  # fmt: skip
+    rows = [run.by_round[round_] for run in runs]
+    for name in SPENT:
+        values: list[Any] = [one.get(name) for one in rows]
+        row[name] = None if None in values else max(values)
+    return row
+
+
+def curve(runs: Sequence[Run], column: str) -> list[Record]:
+    """Return `at_round` for each round that all runs have."""
+    common = set.intersection(*(set(run.by_round) for run in runs))
+    return [at_round(runs, column, round_) for round_ in sorted(common)]
+
+
+def metric_columns(runs: Sequence[Run]) -> list[str]:
+    """Return the columns of the training loss and of metrics."""
+    names = dict.fromkeys(itertools.chain(*(run.rows[-1] for run in runs)))
+    splits = ("train_", "validation_", "test_")
+    return [name for name in names if name.startswith(splits)]
+
+
+def default_metric(runs: Sequence[Run]) -> str:
+    """Return the test column by which runs are judged.
+
+    Raises:
+      ValueError: if the table holds none.
+    """
+    names = metric_columns(runs)
+    found = judged_by(names)
+    if found is None:
+        raise ValueError(f"the results must have a metric among {', '.join(METRICS)}, got {names}")
+    return found
+
+
+def choosing(runs: Sequence[Run], metric: str) -> str:
+    """Return the column by which to choose by: on validation rows, if all runs have them."""
+    column = f"validation_{metric.partition('_')[2]}"
+    return column if all(column in run.rows[-1] for run in runs) else metric
+
+
+def envelope(
+    runs: Sequence[Run], keys: Sequence[str], best_over: Sequence[str], metric: str
+) -> list[Record]:
+    """Compute the best value over some keys, for each combination of the others and each round.
+
+    The best has the best mean over seeds on validation rows (see `choosing`), and the value is that
+    on `metric`'s rows. Without validation rows the choice is optimistic; in no case does a run's ε
+    cover it.
+
+    Args:
+      runs: the table; settings that a run does not have are None.
+      keys: settings that tell runs apart.
+      best_over: those of the keys over which the best is taken; none gives all means over seeds.
+      metric: column of the values.
+
+    Returns:
+      Rows, one per combination and round, sorted by the other keys: these, `round`, `metric`, the
+      estimate (`value`, `half`, `deviation`, `seeds`), how many of the combination's `runs` have
+      `failed`, the keys of `best_over` (the first best setting), and its `epsilon`,
+      `epsilon_replace` and `delta`. Without a best, all of it but counts is None.
+
+    Raises:
+      ValueError: if no run has the metric, or a key of `best_over` is not among the keys.
+    """
+    known = metric_columns(runs)
+    if metric not in known:
+        raise ValueError(f"metric must be one of {', '.join(known)}, got {metric!r}")
+    unknown = [name for name in best_over if name not in keys]
+    if unknown:
+        raise ValueError(f"best_over takes {', '.join(keys) or 'nothing'}, got {unknown[0]!r}")
+    others = [key for key in keys if key not in best_over]
+    judge = choosing(runs, metric)
+    better = max if of_column(metric).larger_is_better else min
+    settings: dict[Combination, dict[Combination, list[Run]]] = {}
+    for run in runs:
+        place, setting = (tuple(map(run.settings.get, names)) for names in (others, best_over))
+        settings.setdefault(place, {}).setdefault(setting, []).append(run)
+    found = []
+    for place in sorted(settings, key=_order):
+        by_round: dict[int, list[tuple[float | None, Record]]] = {}
+        for setting, alike in settings[place].items():
+            for row in curve(alike, metric):
+                row |= dict(zip(best_over, setting, strict=True))
+                scores = [run.value(judge, row["round"]) for run in alike]
+                score = None if row["value"] is None else estimate(scores).mean
+                by_round.setdefault(row["round"], []).append((score, row))
+        for candidates in (by_round[round_] for round_ in sorted(by_round)):
+            ranked = [(score, row) for score, row in candidates if score is not None]
+            _, best = better(ranked, key=lambda each: each[0]) if ranked else candidates[0]
+            counts = {name: sum(row[name] for _, row in candidates) for name in ("failed", "runs")}
+            nothing = dict.fromkeys((*best_over, *SPENT)) if best_over and not ranked else {}
+            keyed = dict(zip(others, place, strict=True))
+            found.append(keyed | best | counts | nothing | keyed)
+    return found
+
+
+def _order(values: Combination) -> list[Any]:
+    """Sort numbers, then words, unset values last."""
+    return [(value is None, isinstance(value, str), 0 if value is None else value)
+            for value in values]  # fmt: skip
+
+
+def last(rows: Sequence[Record], keys: Sequence[str]) -> list[Record]:
+    """Return the rows of the final round of each combination of an envelope's keys."""
+    return [alike[-1] for _, alike in grouped(rows, keys)]
+
+
+def best_first(rows: Sequence[Record], metric: str) -> list[Record]:
+    """Sort rows by `value`, the best first and those without one last; equal rows stay in order."""
+    sign = -1 if of_column(metric).larger_is_better else 1
+    return sorted(rows, key=lambda row: math.inf if row["value"] is None else sign * row["value"])
+
+
+def grouped(
+    rows: Sequence[Record], keys: Sequence[str]
+) -> Iterator[tuple[Combination, list[Record]]]:
+    """Yield the rows of each combination of keys in order, unset keys (None) last."""
+    groups: dict[Combination, list[Record]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    yield from ((place, groups[place]) for place in sorted(groups, key=_order))

@@ -1,0 +1,53 @@
+"""Runs of the table of results, from the folders that hold their rows."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedjaxsim.report.files import Record
+from fedjaxsim.report.results import Run, failures, without_seed
+from fedjaxsim.runs.directory import RunDirectory
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def runs_of(directories: Mapping[str, RunDirectory], *, whole: bool = False) -> list[Run]:
+    """Read runs by their names; with `whole` their clients and reports, too.
+
+    Raises:
+      FileNotFoundError: if a directory holds no finished run.
+      ValueError: if a file is damaged.
+    """
+    found = []
+    for name, each in directories.items():
+        config, summary, rows = each.config(), each.summary(), each.metrics()
+        of_all = {"delta": summary["delta"]}
+        table = [
+            row | of_all | {"failed": bad} for row, bad in zip(rows, failures(rows), strict=True)
+        ]
+        table[-1]["epsilon_replace"] = summary["epsilon_replace"]
+        more: dict[str, Any] = {}
+        if whole:
+            more = {"clients": each.clients(), "report": each.report()}
+        seed = config.get("seed", 0)
+        found.append(Run(name, without_seed(config), seed, table, config, summary, **more))
+    return found
+
+
+def runs_of_sweep(table: "pa.Table", columns: Sequence[str], config: Record) -> list[Run]:
+    """Return the runs of a sweep.
+
+    Args:
+      table: its results, by run and round.
+      columns: the columns of all swept keys, `seed` included if it is swept.
+      config: the settings that all runs start from, with the seed if it is not swept.
+    """
+    found = []
+    for number, rows in itertools.groupby(table.to_pylist(), key=lambda row: row["run"]):
+        rows = list(rows)
+        swept = {name: rows[0][name] for name in columns}
+        given = {name: value for name, value in swept.items() if value is not None}
+        seed = swept.pop("seed", config.get("seed", 0))
+        found.append(Run(str(number), swept, seed, rows, {**config, **given}))
+    return found
