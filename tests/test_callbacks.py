@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import threading
+import time
 from typing import Any
 
 import jax
@@ -24,7 +25,9 @@ from fedjaxsim.callbacks import (
     Progress,
     Records,
 )
+from fedjaxsim.engine import loop
 from fedjaxsim.engine.checkpoint import CheckpointFolder
+from fedjaxsim.privacy import guarantee
 from fedjaxsim.sweep import SimulationBatch
 
 
@@ -102,6 +105,47 @@ def test_after_an_error_callbacks_are_closed_and_there_is_no_end(made):
     with pytest.raises(KeyboardInterrupt):
         run(made, 4, [noting, fail])
     assert noting.seen == [("start", 0, 4), ("segment", 2, 2), "close"]
+
+
+def test_epsilon_is_composed_once_however_often_a_run_evaluates(made, monkeypatch):
+    """On the way records hold the bound by RDP, at the end the tight value."""
+    sim, _ = made
+    composed = []
+
+    def counted(*args, **kwargs):
+        composed.append(args)
+        return guarantee.spent(*args, **kwargs)
+
+    monkeypatch.setattr(loop, "_spent", counted)
+    records = []
+    last = run(made, 6, [lambda state, segment: None, each := Noted(records)])[0]
+    assert each.run.rounds == 2 * len(records) == 6
+    assert len(composed) == 1
+    tight = sim.guarantee(last).find("zero_out").epsilon
+    assert records[-1]["epsilon"] == pytest.approx(tight)
+    assert each.run.bound(last)[0] > tight
+    spent = [record["epsilon"] for record in records[:-1]]
+    assert spent == sorted(spent)
+    assert spent[0] > 0
+
+
+class Noted(Callback):
+    """Keeps the records of a run."""
+
+    def __init__(self, records):
+        self.records = records
+
+    def segment(self, state, segment):
+        self.records.append(self.run.record(state, segment))
+
+
+def test_the_seconds_of_segments_are_those_that_the_user_waits(made):
+    """Callbacks count, but compilation does not."""
+    began = time.perf_counter()
+    history = run(made, 6, [lambda state, segment: time.sleep(0.05)])[1]
+    waited = time.perf_counter() - began
+    assert sum(each.seconds for each in history) >= 0.1
+    assert sum(each.seconds + each.compile_seconds for each in history) <= waited
 
 
 def test_only_the_last_segments_are_kept_where_that_is_asked(made):

@@ -24,11 +24,11 @@ from fedjaxsim.engine.processes import from_all, is_first, to_host
 from fedjaxsim.engine.segments import History, Record, Segment, rows_of
 from fedjaxsim.engine.state import SimulationState, state_of, with_public
 from fedjaxsim.privacy import ledger
-from fedjaxsim.privacy.events import Adjacency, check_delta
-from fedjaxsim.privacy.guarantee import spent
+from fedjaxsim.privacy.events import Adjacency, PrivacyLimit, PrivacySpend, check_delta
+from fedjaxsim.privacy.guarantee import bound, spent
 
 _spent = functools.lru_cache(maxsize=1024)(spent)
-"""Runs of a sweep, and evaluations without a round between them, ask for the same ε again."""
+"""The runs of a sweep often ask for the same ε."""
 
 
 class Callback:
@@ -131,7 +131,7 @@ class RunLoop:
         state = with_public(state, stated)
         steps = [each.segment if isinstance(each, Callback) else each for each in called]
         history: deque[Segment] = deque(maxlen=keep)
-        done, compiled = int(state.round), 0.0
+        done = int(state.round)
         with self.closing, _Compiling() as compiling:
             for each in hooked:
                 each.run = self
@@ -142,11 +142,11 @@ class RunLoop:
                 segment = Segment(0, {}, self.evaluate(state, "test"), private=private)
                 initial = [each for each in hooked if each.initial]
                 goes_on = _all_go_on([each.segment(state, segment) for each in initial])
+            begin, compiled = time.perf_counter(), compiling.seconds
             while goes_on and done < self.rounds:
                 length = self.rounds - done
                 if eval_every is not None:
                     length = min(length, eval_every - done % eval_every)
-                begin = time.perf_counter() - compiling.seconds
                 state, metrics = self.advance(state, length)
                 # Fewer rounds than asked for where the budget of the state ends.
                 before, done, planned = done, int(state.round), done + length
@@ -157,8 +157,9 @@ class RunLoop:
                 }
                 evaluation = self.evaluate(state, "test")
                 state, private = self._released(state)
-                seconds = max(time.perf_counter() - compiling.seconds - begin, 1e-9)
-                compiled, since = compiling.seconds, compiling.seconds - compiled
+                now, since = time.perf_counter(), compiling.seconds - compiled
+                seconds = max(now - begin - since, 1e-9)
+                begin, compiled = now, compiling.seconds
                 segment = Segment(done, metrics, evaluation, seconds, since, private)
                 history.append(segment)
                 goes_on = _all_go_on([step(state, segment) for step in steps]) and done == planned
@@ -193,8 +194,9 @@ class RunLoop:
           local losses during the segment, each participation with equal weight; None without
           participants or losses), the evaluation's summary, `nonfinite` (messages of the segment
           that were not finite and counted as zero; only if there were some), `private_` and the
-          name of a metric (the mean that the run released, if it does), and `epsilon` so far
-          (zero-out, joint DP; inf without a guarantee).
+          name of a metric (the mean that the run released, if it does), and `epsilon`, an upper
+          bound on what was spent (zero-out, joint DP; inf without a guarantee): by RDP, which is
+          fast, and the tight value after the last planned round.
         """
         if self._recorded is not segment:
             columns = {"round": segment.round, "train_loss": _train_loss(segment)}
@@ -204,23 +206,33 @@ class RunLoop:
                 columns["nonfinite"] = nonfinite
             if segment.private is not None:
                 columns[f"private_{segment.private.name}"] = segment.private.mean
-            columns["epsilon"] = self.epsilon(state)
+            tight = segment.round == self.rounds
+            columns["epsilon"] = self.epsilon(state) if tight else self.bound(state)
             self._recorded, self._records = segment, rows_of(columns, self.size)
         return self._records
 
     def epsilon(self, state: SimulationState, adjacency: Adjacency = "zero_out") -> list[float]:
-        """Return ε of each run so far, for joint DP; inf without a guarantee.
+        """Compute the tight ε of each run so far, for joint DP; inf without a guarantee.
 
-        For zero-out, a run with a budget shows its odometer.
+        It may take a second. For zero-out, a run with a budget shows its odometer.
         """
+        return [
+            _spent(charges, self.delta, adjacency, accountant=self.accountant, limit=limit)
+            for charges, limit in self._charges(state)
+        ]
+
+    def bound(self, state: SimulationState) -> list[float]:
+        """Return an upper bound on each run's `epsilon` for zero-out, by RDP in milliseconds."""
+        return [bound(charges, self.delta, limit) for charges, limit in self._charges(state)]
+
+    def _charges(
+        self, state: SimulationState
+    ) -> list[tuple[tuple[PrivacySpend, ...], PrivacyLimit | None]]:
+        """Return the charges of each run, and its budget."""
         privacy = to_host(state.privacy)
         bare = dataclasses.replace(state, shared=(), personal=(), mechanism=(), privacy=privacy)
         states = [bare] if self.size is None else [state_of(bare, run) for run in range(self.size)]
-        return [
-            _spent(tuple(ledger.charged(each.privacy)), self.delta, adjacency,
-                   accountant=self.accountant, limit=privacy.limit)
-            for each in states
-        ]  # fmt: skip
+        return [(tuple(ledger.charged(each.privacy)), privacy.limit) for each in states]
 
 
 def require_callbacks(callbacks: Any) -> None:

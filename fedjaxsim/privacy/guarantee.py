@@ -2,12 +2,14 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from fedjaxsim.privacy import filter as filters
-from fedjaxsim.privacy.accounting import composition
+from fedjaxsim.privacy.accounting import composition, rdp
+from fedjaxsim.privacy.accounting.profile import with_failure
 from fedjaxsim.privacy.assumptions import (
     METRICS,
     NO_RELEASE,
@@ -26,6 +28,7 @@ from fedjaxsim.privacy.events import (
     VIEWS,
     Adjacency,
     Drawn,
+    Entry,
     PrivacyLimit,
     PrivacySpend,
     Status,
@@ -36,6 +39,9 @@ from fedjaxsim.privacy.events import (
 from fedjaxsim.privacy.reports import Guarantee as Guarantee
 from fedjaxsim.privacy.reports import Report as Report
 from fedjaxsim.privacy.silos import ExampleEpsilons, epsilons
+
+_FEW = 64
+"""Number of different rounds that `bound` prices one by one."""
 
 
 def _certified(
@@ -97,6 +103,40 @@ def spent(
     if accountant is not None and not composition.covers(accountant, adjacency, view):
         return math.inf
     return _certified(costly, delta, accountant, adjacency, view)[0]
+
+
+def bound(
+    charges: Sequence[PrivacySpend], delta: float, limit: PrivacyLimit | None = None
+) -> float:
+    """Return an upper bound on `spent` (zero-out, joint DP) by RDP, in about a millisecond.
+
+    Each new (z, p) costs some milliseconds once, so a run can ask after every evaluation.
+    """
+    costly = _costly([charged for charged in charges if charged.event.unit == "client"])
+    if not costly:
+        return 0.0
+    if any(map(no_guarantee, costly)):
+        return math.inf
+    if limit is not None:
+        return filters.odometer(limit, costly)
+    from fedjaxsim.privacy.accounting import heterogeneous  # slow to import
+
+    each = [
+        heterogeneous.rdp_of(_on_grid(one), "zero_out", "joint_dp", rdp.ORDERS) for one in costly
+    ]
+    found = rdp.profile(sum(each, np.zeros(len(rdp.ORDERS))))
+    return with_failure(found, composition.any_overflow(costly)).epsilon(delta)
+
+
+def _on_grid(charged: PrivacySpend) -> PrivacySpend:
+    """Round a long schedule to costlier powers of 1.01, which stay cached as it grows."""
+    if len(charged.entries) <= _FEW:
+        return charged
+    costlier = math.ceil if charged.event.kind == "pure" else math.floor  # a pure entry is an ε
+    rounds: Counter[tuple[float, float]] = Counter()
+    for z, p, number in charged.entries:
+        rounds[1.01 ** costlier(math.log(z, 1.01)), p] += number
+    return charged._replace(entries=tuple(Entry(*kind, n) for kind, n in rounds.items()))
 
 
 def _costly(charges: Sequence[PrivacySpend]) -> list[PrivacySpend]:

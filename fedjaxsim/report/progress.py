@@ -50,10 +50,11 @@ def epsilon_text(value: float | None) -> str:
 
 
 def in_words(record: Mapping[str, Any], rounds_per_second: float | None) -> str:
-    """Describe an evaluation, as in `loss 0.52  accuracy 0.81  ε 1.9  40 rounds/s`."""
+    """Describe an evaluation, as in `loss 0.52  accuracy 0.81  ε ≤ 1.9  40 rounds/s`."""
     shown = [("train_loss", METRICS["loss"]), *in_tables()]
     parts = [f"{metric.title} {number(record[key])}" for key, metric in shown if key in record]
-    parts.append(f"ε {epsilon_text(record['epsilon'])}")
+    spent = record["epsilon"]
+    parts.append(f"ε {'' if spent is None else '≤ '}{epsilon_text(spent)}")
     if record.get("nonfinite"):
         parts.append(f"{record['nonfinite']} messages not finite")
     if rounds_per_second is not None:

@@ -4,10 +4,13 @@ import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.rdp import RdpAccountant
 
-from fedjaxsim.privacy import reports, silos
-from fedjaxsim.privacy.accounting import gaussian
+from fedjaxsim.privacy import guarantee, reports, silos
+from fedjaxsim.privacy.accounting import gaussian, rdp
 from fedjaxsim.privacy.assumptions import METRICS, SIMULATION, TRUSTED_SERVER, default_delta
 from fedjaxsim.privacy.calibration import noise_multiplier
 from fedjaxsim.privacy.events import (
@@ -17,7 +20,7 @@ from fedjaxsim.privacy.events import (
     PrivacySpend,
     SamplingScheme,
 )
-from fedjaxsim.privacy.guarantee import report
+from fedjaxsim.privacy.guarantee import bound, report, spent
 from fedjaxsim.privacy.samplers import poisson
 
 GAUSSIAN = PrivacyEvent("gaussian")
@@ -279,3 +282,41 @@ def test_a_report_without_a_guarantee_shows_why():
     found = report(rounds_of(EVERYONE, GAUSSIAN, (0.0, 1.0, 10)), 1e-5)
     assert "no guarantee (no noise was added)" in repr(found)
     assert "<td>none: no noise was added</td>" in found._repr_html_()
+
+
+KINDS = {
+    "poisson": rounds_of(POISSON, GAUSSIAN, (2.0, 0.05, 100), (3.0, 0.05, 10)),
+    "full": rounds_of(EVERYONE, GAUSSIAN, (20.0, 1.0, 10)),
+    "fixed": rounds_of(SamplingScheme("fixed", 1000, 100), GAUSSIAN, (8.0, 0.1, 40)),
+    "capped": rounds_of(
+        SamplingScheme("capped", 1000, 100, max_participations=3), GAUSSIAN, (9.0, 0.1, 30)
+    ),
+    "pure": rounds_of(EVERYONE, PrivacyEvent("pure"), (0.02, 1.0, 5)),
+    "correlated": rounds_of(EVERYONE, PrivacyEvent("correlated", bands=4, power=0.5), (5, 1, 9)),
+    "nothing": rounds_of(EVERYONE, GAUSSIAN),
+    "no noise": rounds_of(POISSON, GAUSSIAN, (0.0, 0.1, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bound_on_the_way_is_above_the_tight_epsilon(kind):
+    tight = spent(KINDS[kind], 1e-5)
+    assert tight <= bound(KINDS[kind], 1e-5) <= 1.35 * tight
+
+
+def test_the_bound_on_the_way_is_that_of_dp_accounting():
+    accountant = RdpAccountant(rdp.ORDERS)
+    round_ = PoissonSampledDpEvent(0.05, GaussianDpEvent(2.0))
+    accountant.compose(SelfComposedDpEvent(round_, 300))
+    found = bound(rounds_of(POISSON, GAUSSIAN, (2.0, 0.05, 300)), 1e-5)
+    assert found == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "pure"])
+def test_the_bound_of_a_long_schedule_is_hardly_above_that_of_its_rounds(kind, monkeypatch):
+    noise = np.geomspace(1, 2, 200) if kind == "gaussian" else np.geomspace(0.02, 0.04, 200)
+    rounds = rounds_of(POISSON, PrivacyEvent(kind), *((float(z), 0.1, 1) for z in noise))
+    rounded = bound(rounds, 1e-5)
+    monkeypatch.setattr(guarantee, "_FEW", 200)
+    single = bound(rounds, 1e-5)
+    assert single <= rounded <= 1.03 * single

@@ -20,7 +20,7 @@ RECORD = {"round": 5, "train_loss": 0.51234, "test_accuracy": 0.75, "epsilon": 1
 
 
 def test_an_evaluation_in_words():
-    assert in_words(RECORD, 12.5) == "loss 0.5123  accuracy 0.75  ε 1.235  12.5 rounds/s"
+    assert in_words(RECORD, 12.5) == "loss 0.5123  accuracy 0.75  ε ≤ 1.235  12.5 rounds/s"
     record = {"round": 0, "train_loss": None, "test_nmse": 1.25, "epsilon": None}
     assert in_words(record, None) == "loss –  nMSE 1.25  ε ∞"
 
@@ -52,8 +52,8 @@ def test_without_a_terminal_there_is_one_plain_line_per_evaluation(capsys):
         show(RECORD | {"round": 10}, 3.0)
     output = capsys.readouterr()
     assert output.out.splitlines() == [
-        "pmtl  5/10  loss 0.5123  accuracy 0.75  ε 1.235",
-        "pmtl  10/10  loss 0.5123  accuracy 0.75  ε 1.235  3 rounds/s",
+        "pmtl  5/10  loss 0.5123  accuracy 0.75  ε ≤ 1.235",
+        "pmtl  10/10  loss 0.5123  accuracy 0.75  ε ≤ 1.235  3 rounds/s",
     ]
     assert output.err == ""
 
@@ -61,7 +61,7 @@ def test_without_a_terminal_there_is_one_plain_line_per_evaluation(capsys):
 def test_lines_go_to_the_log_of_a_program_that_has_one(capsys, caplog):
     with caplog.at_level(logging.INFO, "fedjaxsim"), watching() as show:
         show(RECORD, None)
-    assert caplog.messages == ["pmtl  5/10  loss 0.5123  accuracy 0.75  ε 1.235"]
+    assert caplog.messages == ["pmtl  5/10  loss 0.5123  accuracy 0.75  ε ≤ 1.235"]
     assert capsys.readouterr().out == ""
 
 
@@ -74,7 +74,7 @@ def test_a_notebook_shows_a_bar_below_its_cell(monkeypatch):
     with watching() as show:
         show(RECORD, None)
     assert shown == [
-        'pmtl <progress value="5" max="10"></progress> 5/10 loss 0.5123  accuracy 0.75  ε 1.235'
+        'pmtl <progress value="5" max="10"></progress> 5/10 loss 0.5123  accuracy 0.75  ε ≤ 1.235'
     ]
 
 

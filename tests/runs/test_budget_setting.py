@@ -82,8 +82,10 @@ def test_what_is_spent_at_every_evaluation_is_that_of_the_rounds_done(ran):
     assert isinstance(z, np.ndarray)
     records = RunDirectory(ran).metrics()
     assert [record["round"] for record in records] == [0, 3, 6, 9, 12]
-    for record in records[1:]:
-        assert record["epsilon"] == pytest.approx(exact(z[: record["round"]]), rel=1e-9)
+    for record in records[1:-1]:  # by RDP on the way
+        tight = exact(z[: record["round"]])
+        assert tight <= record["epsilon"] <= 1.2 * tight
+    assert records[-1]["epsilon"] == pytest.approx(exact(z), rel=1e-9)
     # z is that constant noise multiplier which costs as much in the end, and not on the way.
     assert records[-1]["epsilon"] == pytest.approx(exact([3.0] * T), rel=1e-6)
     assert records[2]["epsilon"] < 0.8 * exact([3.0] * 6)
@@ -129,8 +131,8 @@ def test_the_schedules_of_a_sweep_share_a_program_and_their_report_knows_every_r
     for text in ("constant", "power:1", "geometric:0.9"):
         assert found[text, 0.0, T] is None
         z = np.broadcast_to(Budget.parse(text).noise(4.0, T), (T,))
-        for done in (6, 12):
-            assert found[text, 4.0, done] == pytest.approx(exact(z[:done]), rel=1e-9)
+        assert exact(z[:6]) <= found[text, 4.0, 6] <= 1.2 * exact(z[:6])
+        assert found[text, 4.0, 12] == pytest.approx(exact(z), rel=1e-9)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     [epsilons] = {
         round(next(iter(plan["guarantee"]["zero_out"]["joint_dp"].values()))["epsilon"], 6)

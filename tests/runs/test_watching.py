@@ -64,7 +64,7 @@ def test_its_guarantee_is_of_the_rounds_done_and_does_not_cover_the_choice(stopp
     [found] = guarantee["zero_out"]["joint_dp"].values()
     assert "It does not cover when to stop" in " ".join(found["assumptions"])
     lines = (stopped / "metrics.jsonl").read_text().splitlines()
-    assert found["epsilon"] == json.loads(lines[-1])["epsilon"] > 0
+    assert 0 < found["epsilon"] <= json.loads(lines[-1])["epsilon"]  # by RDP on the way
     assert main(["resume", str(stopped), "--rounds", "50"]) == 2
     assert "ran out of patience after 4 rounds: continue it" in capsys.readouterr().err
 

@@ -114,7 +114,7 @@ def rdp_of(
     charged: PrivacySpend,
     adjacency: Adjacency,
     view: View,
-    orders: Sequence[int] = rdp.INTEGER_ORDERS,
+    orders: Sequence[float] = rdp.INTEGER_ORDERS,
 ) -> np.ndarray:
     """Compute RDP of the rounds of one kind at some orders, (orders,).
 

@@ -74,7 +74,7 @@ def _one_round_fractional(orders: np.ndarray, z: float, p: float) -> np.ndarray:
     return np.logaddexp(0.0, log_excess) / (orders - 1)
 
 
-@functools.lru_cache(maxsize=128)
+@functools.lru_cache(maxsize=4096)
 def _one_round(orders: tuple[float, ...], z: float, p: float) -> np.ndarray:
     """Compute RDP of one round, (number of orders,); cached, as each evaluation asks for it."""
     alphas = np.asarray(orders, np.float64)
