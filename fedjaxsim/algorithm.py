@@ -101,6 +101,8 @@ class Algorithm(NamedTuple):
         own. None without such noise.
       message_bytes: `(message) -> bytes` that a client sends, from the shapes of its message; None
         for numbers of these types, not compressed.
+      noise_adds_up: the argument under which the server's state forgets earlier noise, if it adds
+        up as the algorithm stands; None if it does not.
     """
 
     init: Callable[[jax.Array, Hyperparameters], tuple[PyTree, PyTree]]
@@ -117,3 +119,4 @@ class Algorithm(NamedTuple):
     ) = None
     example_epsilon: Callable[[Hyperparameters], jax.Array] | None = None
     message_bytes: Callable[[PyTree], int] | None = None
+    noise_adds_up: str | None = None

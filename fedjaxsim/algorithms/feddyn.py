@@ -16,7 +16,7 @@ from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 Message = Literal["state", "update"]
-_ALPHA = dataclasses.replace(PULL, default=1.0)
+_ALPHA = dataclasses.replace(PULL, default=0.1)
 
 
 class Shared(NamedTuple):
@@ -33,7 +33,7 @@ class Shared(NamedTuple):
 
 @reads(optimizers.LEARNING_RATE, _ALPHA)
 def feddyn(
-    task: Task, *, message: Message = "state", local_optimizer: optimizers.LocalChoice = "sgd"
+    task: Task, *, message: Message = "update", local_optimizer: optimizers.LocalChoice = "sgd"
 ) -> Algorithm:
     """FedDyn: a linear term makes the clients' minima agree; one model for all (Algorithm 1).
 
@@ -51,7 +51,7 @@ def feddyn(
 
     * "state": d_k, of which the server subtracts d to have R, so that d forgets earlier noise. At
       p = 1 and without noise this is Algorithm 1; for p < 1 the cohort's mean of d_k before the
-      round stands for d, which shakes θ the more the smaller α is: α is 1 unless given.
+      round stands for d, which shakes θ the more the smaller α is: give α = 1.
     * "update": v − θ, the paper's. Then d − (mean of d_k) is p times the sum N of all noise so far,
       of which no client knows: θ settles only where the mean gradient is αN, and where the loss has
       no curvature it adds up N. Under noise it diverges, the later the smaller α is.
@@ -61,8 +61,8 @@ def feddyn(
 
     Args:
       task: model and loss.
-      message: Message of a client: "state", the sum d_k of its updates, or the paper's "update",
-        v − θ, in which noise adds up.
+      message: Message of a client: the paper's "update", v − θ, in which noise adds up, or "state",
+        the sum d_k of its updates.
       local_optimizer: Optimizer of the clients, a name or from `optimizers.local`.
 
     Raises:
@@ -100,4 +100,5 @@ def feddyn(
         lambda shared, personal, hparams, client_id: published(shared),
         task,
         warm_start=WarmStart(start, published),
+        noise_adds_up='message="state"' if message == "update" else None,
     )

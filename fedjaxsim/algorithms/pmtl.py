@@ -81,4 +81,6 @@ def pmtl(
         return w, jax.tree.map(jnp.subtract, w, origin), {"loss": loss}
 
     algorithm = with_personal(fedavg(task, server_optimizer=server_optimizer), client)
+    if message == "update":
+        algorithm = algorithm._replace(noise_adds_up='message="offset"')
     return algorithm if clusters is None else in_clusters(algorithm, clusters)

@@ -36,7 +36,7 @@ class Shared(NamedTuple):
 
 @reads(optimizers.LEARNING_RATE, optimizers.SERVER_LEARNING_RATE)
 def scaffold(
-    task: Task, *, message: Message = "steps", server_optimizer: optimizers.ServerChoice = "sgd"
+    task: Task, *, message: Message = "update", server_optimizer: optimizers.ServerChoice = "sgd"
 ) -> Algorithm:
     """SCAFFOLD: client i corrects its drift by c − c_i; one model for all (Algorithm 1, option II).
 
@@ -63,8 +63,8 @@ def scaffold(
 
     Args:
       task: model and loss.
-      message: Message of a client: "steps", its steps without their correction, or the paper's
-        "update", y − x, in which noise adds up.
+      message: Message of a client: the paper's "update", y − x, in which noise adds up, or "steps",
+        its steps without their correction.
       server_optimizer: Optimizer of the server, applied to the released mean message.
 
     Raises:
@@ -111,4 +111,5 @@ def scaffold(
         lambda shared, personal, hparams, client_id: shared.model.params,
         task,
         warm_start=WarmStart(start, lambda shared: shared.model.params),
+        noise_adds_up='message="steps"' if message == "update" else None,
     )

@@ -106,6 +106,9 @@ def _watch_files(folder: Path) -> None:
 
     def show(message, category, filename, lineno, file=None, line=None):
         error = _ERROR.match(str(message))
+        if error is None and issubclass(category, UserWarning) and "fedjaxsim" in filename:
+            say(f"warning: {message}")
+            return
         if error is None:
             usual(message, category, filename, lineno, file, line)
             return

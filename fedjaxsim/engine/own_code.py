@@ -1,5 +1,6 @@
 """Modules of users in the functions of a simulation's parts, and the assumptions about them."""
 
+import contextlib
 import functools
 import sys
 from typing import Any
@@ -33,7 +34,9 @@ def own_modules(part: Any) -> list[str]:
             module = getattr(value, "__module__", None) or type(value).__module__
             if module.partition(".")[0] not in _LIBRARIES:
                 found.add(module)
-            left.extend(cell.cell_contents for cell in getattr(value, "__closure__", None) or ())
+            for cell in getattr(value, "__closure__", None) or ():
+                with contextlib.suppress(ValueError):  # an empty cell
+                    left.append(cell.cell_contents)
             left.extend(
                 inner
                 for name in ("__defaults__", "__wrapped__", "__self__")

@@ -7,12 +7,14 @@ for what they need besides: checks before any compute, rows on devices, shapes o
 import copy
 import dataclasses
 import functools
+import warnings
 from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 
 from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm
@@ -44,6 +46,9 @@ from fedjaxsim.privacy.mechanisms import Mechanism, check_noise
 from fedjaxsim.privacy.samplers import Sampling
 from fedjaxsim.privacy.samplers.law import check_own
 from fedjaxsim.tasks.task import check_rows
+
+_MANY_ROUNDS = 200
+"""Rounds after which noise that adds up is worth a warning."""
 
 PyTree = Any
 
@@ -334,6 +339,14 @@ class Setup:
                 f"the sampler serves {most} rounds in all, got {done} done and {rounds} more"
             )
         z = hparams.get("noise_multiplier", 0.0)
+        forgets = self.algorithm.noise_adds_up
+        known = not isinstance(z, core.Tracer)
+        if forgets and known and last > _MANY_ROUNDS and np.any(np.asarray(z) > 0):
+            warnings.warn(
+                f"the server's state adds up the noise of all {last} rounds; at the same ε, "
+                f"{forgets} forgets it",
+                stacklevel=1,
+            )
         if np.ndim(z) == 0:
             return
         if np.shape(z)[0] < last:

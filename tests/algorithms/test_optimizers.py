@@ -1,15 +1,20 @@
 """Optimizers of clients and of the server, from optax."""
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from problems import after, coefficients, designs, gradient_descent, least_squares
 
 from fedjaxsim.algorithms import optimizers
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.local import local
 from fedjaxsim.data.minibatches import Minibatches
+from fedjaxsim.engine.own_code import own_modules
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.mechanisms import no_release
 from fedjaxsim.privacy.samplers import full_participation
@@ -80,3 +85,36 @@ def test_the_local_optimizer_is_any_optax_transformation_and_starts_afresh():
                 step, adam_state = adam.update(jnp.asarray(x.T @ (x @ w - y) / 8), adam_state, w)
                 w = w + jnp.asarray(step)
         np.testing.assert_allclose(coefficients(state.personal)[0], w, rtol=1e-9)
+
+
+SCHEDULES: list[Any] = [
+    optax.constant_schedule(1.0),
+    optax.cosine_decay_schedule(1.0, 10),
+    optax.exponential_decay(1.0, 10, 0.5),
+    optax.linear_schedule(1.0, 0.0, 10),
+    optax.piecewise_constant_schedule(1.0, {3: 0.5}),
+    optax.polynomial_schedule(1.0, 0.0, 2, 10),
+    optax.warmup_cosine_decay_schedule(0.0, 1.0, 2, 10),
+    optax.warmup_exponential_decay_schedule(0.0, 1.0, 2, 10, 0.5),
+    optax.join_schedules([optax.exponential_decay(1.0, 2, 0.5), optax.constant_schedule(0.1)], [4]),
+]
+OPTIMIZERS: list[Any] = [
+    optax.adamw, optax.lamb, optax.lion, optax.nadam, optax.novograd, optax.radam, optax.rmsprop,
+    functools.partial(optax.sgd, momentum=0.9, nesterov=True),
+    lambda learning_rate: optax.chain(optax.clip(1.0), optax.adam(learning_rate)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_any_schedule_of_optax_makes_an_optimizer_without_code_of_ones_own(schedule):
+    assert own_modules(optimizers.local(optax.sgd, schedule)) == []
+    rate = optimizers.local(optax.sgd, schedule)(Hyperparameters(learning_rate=2.0), jnp.array(1))
+    update, _ = rate.update(jnp.ones(()), rate.init(jnp.ones(())))
+    np.testing.assert_allclose(np.asarray(update), -2.0 * schedule(1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_any_optimizer_of_optax_is_searched_for_code_of_ones_own(optimizer):
+    made = optimizers.local(optimizer, optax.exponential_decay(1.0, 10, 0.5))
+    assert own_modules(made) in ([], [__name__])  # the lambda is this file's
+    assert made(Hyperparameters(learning_rate=0.1), jnp.array(1)).init(jnp.ones(2)) is not None

@@ -1,5 +1,7 @@
 """SCAFFOLD against Algorithm 1 (option II) in numpy."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from problems import coefficients, designs, drawn, least_squares, noise_key, states_of
 
 from fedjaxsim.algorithms.feddyn import feddyn
+from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.algorithms.scaffold import scaffold
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.privacy.mechanisms import noise_like
@@ -45,14 +48,32 @@ def test_it_is_algorithm_1_in_numpy(message):
         assert len(np.flatnonzero(c_i.any(axis=1))) > 1
 
 
+@pytest.mark.parametrize(
+    ("system", "forgetful"), [(scaffold, "steps"), (feddyn, "state"), (pmtl, "offset")]
+)
+def test_many_rounds_of_noise_name_the_message_that_forgets_it(system, forgetful):
+    population, task = least_squares([5, 9, 17])
+    for message, said in (("update", 1), (forgetful, 0)):
+        sim = Simulation(system(task, message=message), population, full_participation())
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for z, rounds in ((1.0, 400), (1.0, 100), (0.0, 400)):
+                hparams = sim.hyperparameters(clip_norm=1.0, noise_multiplier=z)
+                sim.setup.check_rounds(hparams, 0, rounds, None)
+        assert [f'message="{forgetful}" forgets it' in str(each.message) for each in found] == [
+            True
+        ] * said
+
+
 @pytest.mark.parametrize("system", [scaffold, feddyn])
 @pytest.mark.parametrize("sums_up", [False, pytest.param(True, marks=pytest.mark.thorough)])
-def test_the_server_forgets_earlier_noise(system, sums_up):
+def test_the_server_may_forget_earlier_noise(system, sums_up):
     # With everyone and no clip binding, d − (mean of d_i) is the noise of this round; with the
     # paper's message it is the sum of all noise so far.
     with jax.enable_x64(True):
         population, task = least_squares([5, 9, 17])
-        algorithm = system(task, message="update") if sums_up else system(task)
+        forgetful = "steps" if system is scaffold else "state"
+        algorithm = system(task) if sums_up else system(task, message=forgetful)
         sim = Simulation(algorithm, population, full_participation(), Minibatches(4, epochs=2))
         hparams = sim.hyperparameters(learning_rate=0.05, clip_norm=100.0, noise_multiplier=0.01)
         state, noise = sim.init(0, hparams), np.zeros(4)
