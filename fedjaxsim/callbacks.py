@@ -100,7 +100,8 @@ class Patience(Callback):
     """Stop a run whose metric on validation rows no longer improves.
 
     The metric is the first of `metrics.METRICS` that the run has, added to the run's record for
-    later callbacks, or the one that the run releases. The guarantee covers the choice of the last
+    later callbacks, or the one that the run releases. It must state its direction. A mean that is
+    NaN, because a client has failed, is no improvement. The guarantee covers the choice of the last
     round by a released metric in a run with a budget, and no other: see docs/runs.md.
 
     Args:
@@ -136,16 +137,17 @@ class Patience(Callback):
         if self._released:
             if segment.private is None:
                 return False
-            return self._judge(f"private_{segment.private.name}", segment.private.mean)
+            return self._judge(segment.private.mean, segment.private.larger_is_better)
         record = self.run.record(state, segment)
-        summary = self.run.evaluate(state, "validation").summary()
+        evaluation = self.run.evaluate(state, "validation")
+        summary = evaluation.summary()
         as_test = {f"test_{name.partition('_')[2]}": name for name in summary}
         name = as_test[str(metrics.judged_by(as_test))]
         record[name] = value = float(summary[name])
-        return self._judge(name, value)
+        return self._judge(value, evaluation.direction(name.partition("_")[2]))
 
-    def _judge(self, name: str, value: float) -> bool:
-        sign = 1 if metrics.of_column(name).larger_is_better else -1
+    def _judge(self, value: float, larger_is_better: bool) -> bool:
+        sign = 1 if larger_is_better else -1
         values = [*self.memory, -math.inf if math.isnan(value) else sign * value]
         last = self._evaluations
         self.memory = [max(values[:-last]), *values[-last:]] if len(values) > last else values

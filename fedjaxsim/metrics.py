@@ -1,11 +1,12 @@
 """Records of metrics, which tables, figures and tuning read.
 
-A metric without a record has its name as title, is a plain mean over clients, smooth, and better
-where it is smaller, unless its name holds "accuracy". JAX is not imported: comparing finished runs
-needs none.
+A task has the records of its own metrics, in `Task.records`. A metric without a record has its name
+as title, is a plain mean over clients, and has no direction: nothing that needs one is reported.
+JAX is not imported: comparing finished runs needs none.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -15,7 +16,7 @@ class Metric(NamedTuple):
     Attributes:
       title: name in tables and figures.
       unit: unit of the values, if any.
-      larger_is_better: direction of improvement.
+      larger_is_better: direction of improvement; None if it is unknown.
       logarithmic: whether it belongs on a logarithmic axis.
       smooth: whether it has a derivative in the models' parameters.
       pooled: whether its plain value is the mean over examples and `_unweighted` the mean over
@@ -25,7 +26,7 @@ class Metric(NamedTuple):
 
     title: str
     unit: str | None = None
-    larger_is_better: bool = False
+    larger_is_better: bool | None = None
     logarithmic: bool = False
     smooth: bool = True
     pooled: bool = False
@@ -35,10 +36,10 @@ class Metric(NamedTuple):
 MAJORITY = "majority_accuracy"
 """Accuracy of always predicting the most frequent class of the training rows."""
 METRICS = {
-    "excess_risk": Metric("excess risk", logarithmic=True),
+    "excess_risk": Metric("excess risk", larger_is_better=False, logarithmic=True),
     "accuracy": Metric("accuracy", "fraction", larger_is_better=True, smooth=False),
-    "nmse": Metric("nMSE", "MSE / variance", pooled=True),
-    "loss": Metric("loss", in_tables=()),
+    "nmse": Metric("nMSE", "MSE / variance", larger_is_better=False, pooled=True),
+    "loss": Metric("loss", larger_is_better=False, in_tables=()),
     "auc": Metric("aAUC", larger_is_better=True, smooth=False, in_tables=("",)),
     "balanced_accuracy": Metric(
         "balanced accuracy", "fraction", larger_is_better=True, smooth=False, in_tables=()
@@ -46,14 +47,29 @@ METRICS = {
     MAJORITY: Metric(
         "majority accuracy", "fraction", larger_is_better=True, smooth=False, in_tables=()
     ),
+    "squared_error": Metric("squared error", larger_is_better=False, in_tables=()),
 }
 """Records by metric name. A run is judged by the first metric of this list that it has."""
 
 
-def metric(name: str) -> Metric:
-    """Return the record of a task's metric."""
-    plain = Metric(name.replace("_", " "), larger_is_better="accuracy" in name)
-    return METRICS.get(name, plain)
+def metric(name: str, own: Mapping[str, Metric] = MappingProxyType({})) -> Metric:
+    """Return the record of a task's metric; `own` are the task's `records`."""
+    return own.get(name) or METRICS.get(name) or Metric(name.replace("_", " "))
+
+
+def larger_is_better(name: str, own: Mapping[str, Metric] = MappingProxyType({})) -> bool:
+    """Return the direction of a task's metric.
+
+    Raises:
+      ValueError: if it states none.
+    """
+    known = metric(name, own).larger_is_better
+    if known is None:
+        raise ValueError(
+            f"the metric {name!r} must state whether larger is better: give its task "
+            f"records={{{name!r}: fjs.tasks.Metric({name!r}, larger_is_better=True)}}"
+        )
+    return known
 
 
 def of_column(column: str) -> Metric:

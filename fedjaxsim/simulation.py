@@ -325,7 +325,9 @@ class Simulation:
         state = self.setup.with_room(state, hparams, rounds)
         if evaluate_privately is not None:
             self.setup.check_split("validation")
-            state = private_evaluation.prepared(state, evaluate_privately, self.num_clients)
+            state = private_evaluation.prepared(
+                state, evaluate_privately, self.num_clients, self.task.records
+            )
         compiled, rows = self.setup.compiled, self.setup.placed["train"]
         run = RunLoop(
             lambda state, length: compiled.rounds(state, hparams, rows, rounds=length),

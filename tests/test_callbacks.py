@@ -27,6 +27,7 @@ from fedjaxsim.callbacks import (
 )
 from fedjaxsim.engine import loop
 from fedjaxsim.engine.checkpoint import CheckpointFolder
+from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.privacy import guarantee
 from fedjaxsim.sweep import SimulationBatch
 
@@ -312,13 +313,9 @@ def test_patience_counts_evaluations_that_are_no_better_than_the_best_before(val
 def test_patience_reads_validation_rows_with_the_sign_of_the_metric(name, sign):
     values = iter([0.5, 0.25, math.nan])
 
-    class Evaluation:
-        def summary(self):
-            return {f"validation_{name}": next(values)}
-
     class Run:
         def evaluate(self, state, split):
-            return Evaluation()
+            return Evaluation(split, np.ones(1, int), {name: np.array([next(values)])})
 
         def record(self, state, segment):
             return segment

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjaxsim import metrics, store
+from fedjaxsim import store
 from fedjaxsim.callbacks import StopOnInterrupt
 from fedjaxsim.commands.messages import say
 from fedjaxsim.commands.stopping import stoppable
@@ -193,5 +193,5 @@ def _run(experiment: Experiment, key: jax.Array, noise: float, largest: float, s
     score = history[-1].private if len(history) else None
     if score is None:
         return None
-    sign = 1 if metrics.metric(score.name).larger_is_better else -1
+    sign = 1 if score.larger_is_better else -1
     return sign * score.mean, score, jax.tree.map(np.asarray, state.shared)

@@ -18,7 +18,7 @@ from fedjaxsim.data.describe import majority_accuracy
 from fedjaxsim.data.minibatches import ClientData
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.program import ClientMetrics
-from fedjaxsim.metrics import MAJORITY, metric
+from fedjaxsim.metrics import MAJORITY, Metric, larger_is_better, metric
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
@@ -29,8 +29,9 @@ PERCENTILES = (10, 50, 90)
 class Evaluation:
     """Per-client metrics on one split, and their summaries.
 
-    With S runs, values are (m, S) and every summary is (S,). Summaries leave out clients without a
-    value, and are NaN if no client has one.
+    With S runs, values are (m, S) and every summary is (S,). Summaries leave out clients without
+    rows and those for whom a streaming metric is undefined. They are NaN if no client is left or
+    one has failed: its model predicts NaN, which is no prediction and has no value.
 
     Attributes:
       split: "train", "validation" or "test".
@@ -40,6 +41,7 @@ class Evaluation:
       streaming: the names of streaming metrics, which may be NaN for clients with rows, too.
       majority: for tasks with an accuracy, the accuracy of a constant answer, see
         `majority_accuracy`.
+      records: the task's `records` of its own metrics.
     """
 
     split: str
@@ -47,6 +49,22 @@ class Evaluation:
     values: Mapping[str, np.ndarray]
     streaming: Collection[str] = ()
     majority: float | None = None
+    records: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
+
+    @property
+    def failed(self) -> np.ndarray:
+        """Clients with rows and NaN in a metric that is a sum over rows, (m,) or (m, S) bool."""
+        shape = next(iter(self.values.values()), self.count).shape
+        sums = [np.isnan(v) for name, v in self.values.items() if name not in self.streaming]
+        return (np.any([np.zeros(shape, bool), *sums], axis=0).T & (self.count > 0)).T
+
+    def direction(self, name: str) -> bool:
+        """Return whether a larger value of a metric is better.
+
+        Raises:
+          ValueError: if the metric states no direction.
+        """
+        return larger_is_better(name, self.records)
 
     def mean(self, name: str) -> Any:
         """Return the unweighted mean over clients."""
@@ -64,13 +82,17 @@ class Evaluation:
         return self._over_clients(name, lambda values, _: np.std(values, axis=0))
 
     def worst_tenth(self, name: str) -> Any:
-        """Return the mean over the worst ⌈k/10⌉ of k clients."""
+        """Return the mean over the worst ⌈k/10⌉ of k clients.
+
+        Raises:
+          ValueError: if the metric states no direction.
+        """
+        sign = 1 if self.direction(name) else -1
 
         def worst(values, _):
             size = -(-len(values) // 10)
-            if metric(name).larger_is_better:
-                return np.mean(np.partition(values, size - 1, axis=0)[:size], axis=0)
-            return np.mean(np.partition(values, -size, axis=0)[-size:], axis=0)
+            mean = sign * np.mean(np.partition(sign * values, size - 1, axis=0)[:size], axis=0)
+            return np.where(np.isnan(values).any(axis=0), np.nan, mean)[()]
 
         return self._over_clients(name, worst)
 
@@ -80,16 +102,17 @@ class Evaluation:
         return np.broadcast_to(found, (len(PERCENTILES), *self.values[name].shape[1:]))
 
     def undefined(self, name: str) -> Any:
-        """Count clients with rows and no value, such as an AUC of one class."""
-        with_rows = self.values[name][self.count > 0]
-        return np.sum(np.isnan(with_rows), axis=0)
+        """Count clients with rows for whom the metric is undefined, such as an AUC of one class."""
+        without = np.isnan(self.values[name]) & ~self.failed
+        return np.sum(without[self.count > 0], axis=0)
 
     def summary(self) -> dict[str, Any]:
         """Return all metrics as flat numbers, prefixed by the split: `test_accuracy_p10`.
 
         The plain name is the unweighted mean over clients, `_weighted` the mean over examples,
         `_p10`, `_p50`, `_p90` percentiles over clients, `_std` the standard deviation over clients
-        (population), `_worst_tenth` the mean over the worst tenth of them. By the convention of the
+        (population), `_worst_tenth` the mean over the worst tenth of them, if the metric has a
+        direction. `test_failed` counts the clients who failed, if any. By the convention of the
         field the plain `nmse` is pooled (total squared error over the variance of all targets) and
         `nmse_unweighted` the mean over clients. A streaming metric also has `_undefined`, the
         number of clients with rows and without a value. `majority_accuracy`, the accuracy of a
@@ -98,7 +121,8 @@ class Evaluation:
         result = {}
         for name, values in self.values.items():
             key = f"{self.split}_{name}"
-            if metric(name).pooled:
+            record = metric(name, self.records)
+            if record.pooled:
                 result[key] = self.weighted_mean(name)
                 result[f"{key}_unweighted"] = self.mean(name)
             else:
@@ -107,11 +131,14 @@ class Evaluation:
             for q, value in zip(PERCENTILES, self.percentiles(name), strict=True):
                 result[f"{key}_p{q}"] = value
             result[f"{key}_std"] = self.std(name)
-            result[f"{key}_worst_tenth"] = self.worst_tenth(name)
+            if record.larger_is_better is not None:
+                result[f"{key}_worst_tenth"] = self.worst_tenth(name)
             if name in self.streaming:
                 result[f"{key}_undefined"] = self.undefined(name)
             if name == "accuracy" and self.majority is not None:
                 result[f"{self.split}_{MAJORITY}"] = np.full(values.shape[1:], self.majority)[()]
+        if np.any(self.failed):
+            result[f"{self.split}_failed"] = np.sum(self.failed, axis=0)
         return result
 
     def __repr__(self) -> str:
@@ -131,26 +158,29 @@ class Evaluation:
         shape = next(iter(self.values.values()), self.count).shape[1:]
         of_runs = f", {shape[0]} runs" if shape else ""
         clients = f"{int(np.sum(self.count > 0)):,} of {len(self.count):,} clients"
-        return f"Evaluation on {self.split} rows of {clients}{of_runs}"
+        failed = int(np.sum(np.any(self.failed.reshape(len(self.count), -1), axis=1)))
+        of_failed = f", {failed:,} failed" if failed else ""
+        return f"Evaluation on {self.split} rows of {clients}{of_runs}{of_failed}"
 
     def _rows(self) -> Iterator[list[str]]:
         """Yield the name of each metric and its summaries over clients, as text."""
         summary = self.summary()
         ends = ("", *(f"_p{q}" for q in PERCENTILES), "_worst_tenth")
         for name in self.values:
-            numbers = (summary[f"{self.split}_{name}{end}"] for end in ends)
+            numbers = (summary.get(f"{self.split}_{name}{end}", np.nan) for end in ends)
             yield [name, *map(notebook.number, numbers)]
 
     def _over_clients(self, name: str, summary: Callable[[np.ndarray, np.ndarray], Any]) -> Any:
         """Summarize the values (k, ...) and rows (k,) of the clients that have a value."""
         values, has = self.values[name], self.count > 0
         if name in self.streaming:
-            defined = ~np.isnan(values)
-            if defined.ndim > 1 and np.any(defined != defined[:, :1]):
-                columns = (dataclasses.replace(self, values={name: column}) for column in values.T)
-                of_runs = [column._over_clients(name, summary) for column in columns]
-                return np.stack(np.broadcast_arrays(*of_runs), axis=-1)
-            has = has & (defined[:, 0] if defined.ndim > 1 else defined)
+            has = (has & (~np.isnan(values) | self.failed).T).T
+        if has.ndim > 1 and np.any(has != has[:, :1]):
+            of_runs = [self._over(*column, summary) for column in zip(values.T, has.T, strict=True)]
+            return np.stack(np.broadcast_arrays(*of_runs), axis=-1)
+        return self._over(values, has[:, 0] if has.ndim > 1 else has, summary)
+
+    def _over(self, values: np.ndarray, has: np.ndarray, summary: Callable[..., Any]) -> Any:
         if not np.any(has):
             return np.full(values.shape[1:], np.nan)[()]
         # Interpolation between infinities gives NaN, here without a warning.
@@ -165,12 +195,13 @@ class SplitStatistics:
     Attributes:
       count: (m,) int, see `targets_of`.
       variance: variance of all targets "y" if the task has a squared error; else None.
-      majority: as in `Evaluation`.
+      majority, records: as in `Evaluation`.
     """
 
     count: np.ndarray
     variance: float | None
     majority: float | None
+    records: Mapping[str, Metric]
 
     @classmethod
     def of(
@@ -190,7 +221,7 @@ class SplitStatistics:
             variance = float(np.var(targets, dtype=np.float64))
         if y is not None and "accuracy" in metrics and y.dtype.kind in "iu":
             majority = majority_accuracy(population, split)
-        return cls(count, variance, majority)
+        return cls(count, variance, majority, task.records)
 
 
 def targets_of(population: Population, split: str, task: Task) -> np.ndarray:
@@ -228,7 +259,8 @@ def summarize(split: str, measured: ClientMetrics, statistics: SplitStatistics) 
     values, streaming = over(rows, measured.sums), over(rows / rows, measured.values)
     if "squared_error" in values and statistics.variance:
         values["nmse"] = values["squared_error"] / statistics.variance
-    return Evaluation(split, count, values | streaming, tuple(streaming), statistics.majority)
+    found, names = values | streaming, tuple(streaming)
+    return Evaluation(split, count, found, names, statistics.majority, statistics.records)
 
 
 def measure_with(task: Task) -> Callable[[PyTree, ClientData, int], ClientMetrics]:

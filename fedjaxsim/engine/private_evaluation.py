@@ -6,6 +6,8 @@ So a time to stop, or a choice among runs, that reads these releases alone is co
 
 import dataclasses
 import functools
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -17,7 +19,7 @@ from fedjaxsim.engine.checks import described
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.metrics import metric
+from fedjaxsim.metrics import Metric, larger_is_better, metric
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.events import (
@@ -86,21 +88,21 @@ class PrivateMetric(NamedTuple):
       name: of the metric.
       mean: the mean over all m clients, with noise; clients without a value count as the worst.
       histogram: (bins,) fractions of the m clients, with noise; None without bins.
+      larger_is_better: direction of the metric.
     """
 
     name: str
     mean: float
     histogram: np.ndarray | None = None
+    larger_is_better: bool = True
 
 
 @functools.cache
-def _released(plan: EvaluationPlan, num_clients: int):
+def _released(plan: EvaluationPlan, num_clients: int, better: bool):
     """Return `(values, key) -> sums / m` of a plan, compiled."""
     mechanism = gaussian()
     noise = {"clip_norm": plan.norm, "noise_multiplier": plan.noise_multiplier}
     hparams = Hyperparameters(**noise).as_arrays()
-
-    better = metric(plan.metric).larger_is_better
 
     def release(values, key):
         # A client without a finite value sends nothing, which counts as the worst value: a model
@@ -140,10 +142,10 @@ def evaluate(
       does not allow the release.
 
     Raises:
-      ValueError: if the evaluation lacks the metric.
+      ValueError: if the evaluation lacks the metric, or the metric states no direction.
     """
     checks.one_of(evaluation.values, metric=plan.metric)
-    values = evaluation.values[plan.metric]
+    values, better = evaluation.values[plan.metric], evaluation.direction(plan.metric)
     (m,) = values.shape
     privacy, spend, key = state.privacy, plan.spend(m), key_of(state)
     if privacy.limit is not None and not filters.fits(
@@ -154,7 +156,7 @@ def evaluate(
     assert place is not None, "`prepared` makes the record"
     number = int(privacy.draws[place].next_round)
     own = jax.random.fold_in(jax.random.fold_in(key, number), state.round)
-    found = _released(plan, m)(jnp.asarray(values, float), own)
+    found = _released(plan, m, better)(jnp.asarray(values, float), own)
     z = spend.entries[0].noise_multiplier
     privacy = ledger.update(
         ledger.drew(privacy, key, number, place),
@@ -164,14 +166,25 @@ def evaluate(
     )
     histogram = np.asarray(found["histogram"], np.float64) if plan.bins else None
     share = float(found["mean"])
-    mean = plan.largest * (share if metric(plan.metric).larger_is_better else 1 - share)
-    return dataclasses.replace(state, privacy=privacy), PrivateMetric(plan.metric, mean, histogram)
+    mean = plan.largest * (share if better else 1 - share)
+    released = PrivateMetric(plan.metric, mean, histogram, better)
+    return dataclasses.replace(state, privacy=privacy), released
 
 
-def prepared(state: SimulationState, plan: EvaluationPlan, num_clients: int) -> SimulationState:
-    """Return the state with an account and a record of draws for its evaluations."""
+def prepared(
+    state: SimulationState,
+    plan: EvaluationPlan,
+    num_clients: int,
+    records: Mapping[str, Metric] = MappingProxyType({}),
+) -> SimulationState:
+    """Return the state with an account and a record of draws for its evaluations.
+
+    Raises:
+      ValueError: if the metric, by the task's `records`, states no direction.
+    """
     if not isinstance(plan, EvaluationPlan):
         raise ValueError(f"evaluate_privately must be an EvaluationPlan, got {described(plan)}")
+    larger_is_better(plan.metric, records)
     spend = plan.spend(num_clients)
     noise = np.array(plan.noise_multiplier, np.float32)
     privacy = ledger.with_account(state.privacy, spend.scheme, spend.event, _PLACES)

@@ -401,7 +401,10 @@ def envelope(
         raise ValueError(f"best_over takes {', '.join(keys) or 'nothing'}, got {unknown[0]!r}")
     others = [key for key in keys if key not in best_over]
     judge = choosing(runs, metric)
-    better = max if of_column(metric).larger_is_better else min
+    upwards = of_column(metric).larger_is_better
+    if best_over and upwards is None:
+        raise ValueError(f"metric {metric!r} states no direction, so there is no best over it")
+    better = max if upwards else min
     settings: dict[Combination, dict[Combination, list[Run]]] = {}
     for run in runs:
         place, setting = (tuple(map(run.settings.get, names)) for names in (others, best_over))
@@ -437,8 +440,14 @@ def last(rows: Sequence[Record], keys: Sequence[str]) -> list[Record]:
 
 
 def best_first(rows: Sequence[Record], metric: str) -> list[Record]:
-    """Sort rows by `value`, the best first and those without one last; equal rows stay in order."""
-    sign = -1 if of_column(metric).larger_is_better else 1
+    """Sort rows by `value`, the best first and those without one last; equal rows stay in order.
+
+    Rows of a metric without a direction have no best and stay in order.
+    """
+    upwards = of_column(metric).larger_is_better
+    if upwards is None:
+        return [*rows]
+    sign = -1 if upwards else 1
     return sorted(rows, key=lambda row: math.inf if row["value"] is None else sign * row["value"])
 
 

@@ -244,7 +244,7 @@ def _spread(runs: Mapping[str, Run], judged: str) -> list[list[str]]:
 
 def _worst(clients: Sequence[Mapping[str, str]], column: str) -> list[list[str]]:
     upwards = metrics.of_column(column).larger_is_better
-    known = [row for row in clients if row.get(column)]
+    known = [row for row in clients if row.get(column) and upwards is not None]
     known.sort(key=lambda row: float(row[column]), reverse=not upwards)
     return [
         [row["name"], metric_text(float(row[column])), row["train_rows"], row["test_rows"]]

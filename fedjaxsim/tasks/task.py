@@ -12,6 +12,7 @@ import optax
 from fedjaxsim import checks
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.kernels.linear_steps import Linear
+from fedjaxsim.metrics import Metric as Metric
 from fedjaxsim.models.model import STATISTICS, FrozenWeights, Model
 from fedjaxsim.tasks.outputs import with_checks
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric, area_under_roc, balanced_accuracy
@@ -44,7 +45,10 @@ class Task(NamedTuple):
       divergence: `(params, other, batch) -> (b,)`, the symmetrized KL divergence per example,
         KL(p‖q) + KL(q‖p), between the predictions of two sets of parameters; or None.
       streaming_metrics: metrics that are no sums over rows, such as "auc", by name; evaluation
-        computes them in the same pass. Clients with NaN do not count in means and percentiles.
+        computes them in the same pass. A client that has none, such as an AUC of one class, has NaN
+        and does not count in means and percentiles.
+      records: the records of metrics of one's own, by name: title, direction, unit. Without a
+        direction a metric has no worst tenth, and nothing is chosen by it.
       targets: `(fields) -> (n,)`, the number of targets of each row, such as tokens. Metrics are
         then sums over the targets of an example, and a client's sums are divided by its number of
         targets. None if every row has one target.
@@ -68,6 +72,7 @@ class Task(NamedTuple):
     public: tuple[str, ...] = ()
     divergence: Callable[[PyTree, PyTree, Batch], jax.Array] | None = None
     streaming_metrics: Mapping[str, StreamingMetric] = MappingProxyType({})
+    records: Mapping[str, Metric] = MappingProxyType({})
     targets: Callable[[Mapping[str, jax.Array]], jax.Array] | None = None
     frozen: FrozenWeights | None = None
     track: Callable[[PyTree, PyTree, Batch], PyTree] | None = None
@@ -185,7 +190,7 @@ def _classification(
       model: the model.
       num_classes: c.
       losses: `(outputs, labels) -> (b,)`.
-      correct: `(outputs, labels) -> (b,)` bool.
+      correct: `(outputs, labels) -> (b,)`, 1 if right, else 0; NaN without a prediction.
       score: for two classes, `(outputs) -> (b,)`, larger for the positive class.
       check: see `Task`.
       divergence: `(outputs, other outputs) -> (b,)`.
@@ -251,9 +256,14 @@ def _of_normals(means: jax.Array, others: jax.Array) -> jax.Array:
     return jnp.sum(jnp.square(means - others), axis=-1)
 
 
+def _judged(right: jax.Array, outputs: jax.Array) -> jax.Array:
+    """Return 1 where a prediction is right, else 0, (b, …); NaN where an output is NaN."""
+    return jnp.where(jnp.isnan(outputs).any(axis=-1), jnp.nan, right.astype(outputs.dtype))
+
+
 def _largest(outputs: jax.Array, labels: jax.Array) -> jax.Array:
-    """Return whether the largest output is the label's, (b,) bool."""
-    return jnp.argmax(outputs, axis=-1) == labels
+    """Judge whether the largest output is the label's, (b, …)."""
+    return _judged(jnp.argmax(outputs, axis=-1) == labels, outputs)
 
 
 def softmax(model: Model, num_classes: int) -> Task:
@@ -290,7 +300,8 @@ def softmax_sequence(model: Model, num_classes: int) -> Task:
         if outputs.shape[:2] != labels.shape:
             raise ValueError(f"outputs of {outputs.shape} do not fit labels y of {labels.shape}")
         losses = optax.losses.softmax_cross_entropy_with_integer_labels(outputs, labels)
-        return jnp.where(tokens(batch), losses, 0), tokens(batch) & _largest(outputs, labels)
+        right = _largest(outputs, labels)
+        return jnp.where(tokens(batch), losses, 0), jnp.where(tokens(batch), right, 0)
 
     def loss(params, batch):
         losses, _ = of_tokens(_trained(model, params, batch), batch)
@@ -367,7 +378,7 @@ def logistic(model: Model) -> Task:
         return optax.losses.sigmoid_binary_cross_entropy(logits[:, 0], positive)
 
     def correct(logits, labels):
-        return (logits[:, 0] > 0) == (labels > 0)
+        return _judged((logits[:, 0] > 0) == (labels > 0), logits)
 
     def check(fields):
         y = _require_xy(fields)

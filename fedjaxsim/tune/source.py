@@ -138,7 +138,7 @@ def metric_of(task: Task, population: Population, asked: str | None) -> str:
     names = jax.eval_shape(
         lambda key: task.metrics(task.init(key), Batch(row, jnp.ones(1))), jax.random.key(0)
     )
-    smooth = sorted(n for n in names if metric(n).smooth and not metric(n).larger_is_better)
+    smooth = sorted(n for n in names if metric(n).smooth and metric(n).larger_is_better is False)
     if asked is None:
         return "loss" if "loss" in smooth else smooth[0]
     if asked in task.streaming_metrics or (asked in names and not metric(asked).smooth):

@@ -21,13 +21,14 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.data.ranges import consecutive
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.gradients.objectives import mean_metric
+from fedjaxsim.metrics import Metric
 from fedjaxsim.models.model import linear
 from fedjaxsim.privacy.mechanisms import no_release
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import SimulationBatch
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric
-from fedjaxsim.tasks.task import logistic
+from fedjaxsim.tasks.task import logistic, one_vs_all, softmax
 from fedjaxsim.tune.source import metric_of
 
 VALUES = {"learning_rate": 0.3, "lam": 0.1, "clip_norm": 1.0}
@@ -100,10 +101,73 @@ def test_clients_without_a_value_are_left_out_and_counted():
     assert summary["test_auc_p50"] == 0.5
 
 
-def test_a_model_that_diverged_is_not_left_out():
-    evaluation = Evaluation("test", np.ones(3, int), {"loss": np.array([1.0, np.nan, 2.0])})
-    assert np.isnan(evaluation.mean("loss"))
-    assert np.isnan(evaluation.worst_tenth("loss"))
+def test_a_client_who_failed_is_counted_and_leaves_no_summary():
+    """Not left out, as the undefined are, and no worst or best client."""
+    nan, count = np.nan, np.array([3, 1, 2, 0, 4])
+    values = {"loss": np.array([1.0, nan, 2.0, nan, 3.0]), "auc": np.array([nan, nan, 1, nan, 0.5])}
+    evaluation = Evaluation("test", count, values, ["auc"])
+    assert evaluation.failed.tolist() == [False, True, False, False, False]
+    summary = evaluation.summary()
+    assert (summary["test_failed"], summary["test_auc_undefined"]) == (1, 1)
+    for name in ("", "_weighted", "_p10", "_p50", "_p90", "_std", "_worst_tenth"):
+        assert np.isnan(summary[f"test_loss{name}"])
+        assert np.isnan(summary[f"test_auc{name}"])
+    assert repr(evaluation).startswith("Evaluation on test rows of 4 of 5 clients, 1 failed\n")
+    # Of two runs the other one has no failed client.
+    both = {name: np.stack([np.nan_to_num(v, nan=0.25), v], -1) for name, v in values.items()}
+    summary = Evaluation("test", count, both, ["auc"]).summary()
+    assert summary["test_failed"].tolist() == [0, 1]
+    assert summary["test_auc"][0] == (0.25 + 0.25 + 1 + 0.5) / 4
+    assert np.isnan(summary["test_auc"][1])
+
+
+def test_a_metric_without_a_direction_has_no_worst_tenth():
+    values = np.array([0.0, *[1.0] * 9])
+    ones = np.ones(10, int)
+    summary = Evaluation("test", ones, {"hits": values, "accuracy": values}).summary()
+    assert summary["test_hits"] == summary["test_accuracy"] == 0.9
+    assert summary["test_accuracy_worst_tenth"] == 0
+    assert "test_hits_worst_tenth" not in summary
+    records = {"hits": Metric("hits", larger_is_better=True)}
+    stated = Evaluation("test", ones, {"hits": values}, records=records)
+    assert stated.summary()["test_hits_worst_tenth"] == 0
+    with pytest.raises(ValueError, match="'hits' must state whether larger is better"):
+        Evaluation("test", ones, {"hits": values}).worst_tenth("hits")
+
+
+MODELS = {
+    "softmax": softmax(linear((2,), 2), 2),
+    "one_vs_all": one_vs_all(linear((2,), 2), 2),
+    "logistic": TASK,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_is_nan_predicts_nothing(name):
+    """Scikit-learn refuses NaN scores; argmax and > 0 would call them class 0."""
+    task, rng = MODELS[name], np.random.default_rng(0)
+    clients = []
+    for share in (2, 5, 8):
+        y = np.repeat([0, 1], [share, 10 - share])
+        clients.append({"x": rng.normal(size=(10, 2)).astype(np.float32), "y": y.astype(np.int32)})
+    rows = {key: np.concatenate([each[key] for each in clients]) for key in ("x", "y")}
+    splits = consecutive([2] * 3, [0] * 3, [8] * 3)
+    people = Population(rows, splits, np.array(list("abc")))
+    sim = Simulation(
+        local(task), people, full_participation(), Minibatches(4, steps=1), no_release()
+    )
+    hparams = sim.hyperparameters(learning_rate=0.1)
+    state = with_models(sim.init(0, hparams))
+    lost = jax.tree.map(lambda leaf: leaf.at[1].set(jnp.nan), state.personal)
+    evaluation = sim.evaluate(dataclasses.replace(state, personal=lost), hparams)
+    whole = sim.evaluate(state, hparams)
+    for metric, values in evaluation.values.items():
+        expected = whole.values[metric].copy()
+        expected[1] = np.nan
+        np.testing.assert_array_equal(values, expected, err_msg=metric)
+    assert {"accuracy", "balanced_accuracy", "auc", "loss"} <= evaluation.values.keys()
+    assert evaluation.summary()["test_failed"] == 1
+    assert "test_failed" not in whole.summary()
 
 
 # --- folds in a simulation ------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from fedjaxsim.data.splitting import split
 from fedjaxsim.engine import private_evaluation
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.private_evaluation import EvaluationPlan
+from fedjaxsim.metrics import Metric
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.guarantee import compose_reports
@@ -57,6 +58,23 @@ def test_mean_and_histogram_are_of_clipped_values():
     _, found = private_evaluation.evaluate(state, lost, plan)
     assert found is not None
     assert found.mean == pytest.approx((0.5 + 2.0) / 2, abs=1e-4)
+
+
+def test_a_metric_must_state_its_direction():
+    """Without it nobody knows whether a client without a value is the best or the worst."""
+    plan = EvaluationPlan(1e-6, "hits")
+    with pytest.raises(ValueError, match="'hits' must state whether larger is better"):
+        started(plan)
+    values = {"hits": np.array([0.5, np.nan])}
+    for better, worst in ((True, 0.0), (False, 1.0)):
+        records = {"hits": Metric("hits", larger_is_better=better)}
+        hits = Evaluation("validation", np.ones(2, int), values, records=records)
+        sim = simulation()
+        state = sim.init(0, read_by(sim, clip_norm=1.0, noise_multiplier=Z))
+        state = private_evaluation.prepared(state, plan, 2, records)
+        _, found = private_evaluation.evaluate(state, hits, plan)
+        assert found is not None
+        assert found.mean == pytest.approx((0.5 + worst) / 2, abs=1e-4)
 
 
 def test_noise_has_the_charged_scale():

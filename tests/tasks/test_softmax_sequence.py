@@ -113,3 +113,15 @@ def test_every_token_of_a_client_counts_once(simulation):
     assert train.majority == pytest.approx(1 / 3)
     objective = mean_metric(simulation, "loss", "train")
     np.testing.assert_allclose(objective(state, hparams.as_arrays()), train.mean("loss"), rtol=1e-6)
+
+
+def test_a_token_without_a_prediction_leaves_the_example_without_a_value(logits):
+    """NaN is no prediction; at padding nothing is predicted."""
+    task, rows = softmax_sequence(logits_are_parameters(), CLASSES), batch([1, 1, 1])
+    whole = task.metrics(logits, rows)["accuracy"]
+    padded, real = logits.copy(), logits.copy()
+    padded[0, 2], real[1, 0, 3] = np.nan, np.nan
+    np.testing.assert_array_equal(task.metrics(padded, rows)["accuracy"], whole)
+    lost = task.metrics(real, rows)["accuracy"]
+    np.testing.assert_array_equal(np.isnan(lost), [False, True, False])
+    np.testing.assert_array_equal(lost[np.array([0, 2])], whole[np.array([0, 2])])

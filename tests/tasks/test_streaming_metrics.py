@@ -39,9 +39,22 @@ def test_the_area_under_the_curve_by_hand():
     assert value(AUC, [0.8, 0.4, 0.6, 0.4], [1, 1, -1, -1], padding=5) == 0.625
     assert value(AUC, [0.0, -0.0], [1, 0]) == 0.5
     assert value(AUC, [np.inf, -np.inf, np.inf], [1, 0, 0]) == 0.75
-    # NaN ranks lowest, below −1 and equal to −∞ and to NaN.
-    assert value(AUC, [np.nan, -1.0], [1, 0]) == 0
-    assert value(AUC, [np.nan, -np.inf, np.nan], [1, 0, 0]) == 0.5
+
+
+def test_a_score_or_a_class_that_is_nan_leaves_no_value_but_padding_may_be_nan():
+    assert np.isnan(value(AUC, [np.nan, -1.0], [1, 0]))
+    assert value(AUC, [0.5, -1.0, np.nan], [1, 0, 0], padding=4) != 0.5
+    own = balanced_accuracy(
+        lambda params, batch: batch.fields["x"], lambda batch: batch.fields["y"], 2
+    )
+    assert np.isnan(value(own, [1.0, np.nan, 1.0], [0, 1, 1]))
+    unseen = Batch({"x": jnp.array([1.0, np.nan]), "y": jnp.array([1, 0])}, jnp.array([1.0, 0.0]))
+    for metric, found in ((own, 1.0), (AUC, np.nan)):  # one class alone has no AUC
+        _, _, *_, failed = metric.add(metric.start(16), None, unseen)
+        assert not failed
+        np.testing.assert_equal(
+            float(metric.value(metric.add(metric.start(16), None, unseen))), found
+        )
 
 
 @pytest.mark.parametrize("labels", [[1, 1, 1], [0, 0, 0], []])
