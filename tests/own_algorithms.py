@@ -23,7 +23,7 @@ def pfedme(task: fjs.Task, *, inner_steps: int = 3) -> fjs.Algorithm:
         def step(carry, batch):
             w, theta = carry
             for _ in range(inner_steps):
-                gradient = jax.grad(task.loss)(theta, batch)
+                gradient = task.gradient(theta, batch)
                 theta = jax.tree.map(
                     lambda t, g, a: t - hparams.inner_learning_rate * (g + hparams.lam * (t - a)),
                     theta,
@@ -69,11 +69,12 @@ def apfl(task: fjs.Task) -> fjs.Algorithm:
 
         def step(carry, batch):
             w, v, alpha = carry
-            slope, direction = jax.grad(
-                lambda alpha, v: task.loss(mixed(alpha, v, w), batch), argnums=(0, 1)
-            )(alpha, v)
+            at = task.gradient(mixed(alpha, v, w), batch)
+            apart = jax.tree.map(lambda g, a, b: jnp.sum(g * (a - b)), at, v, w)
+            slope = sum(jax.tree.leaves(apart))
+            direction = jax.tree.map(lambda g: alpha * g, at)
             alpha = jnp.clip(alpha - hparams.mixing_learning_rate * slope, 0.0, 1.0)
-            gradient = jax.grad(task.loss)(w, batch)
+            gradient = task.gradient(w, batch)
             return moved(w, gradient), moved(v, direction), alpha
 
         w, v, alpha = data.fold(step, (shared, personal["v"], personal["alpha"]))

@@ -70,21 +70,20 @@ def apfl(
         w, eta = shared.params, hparams.learning_rate
 
         def step(carry, batch):
-            (v, alpha), w_i, loss, first = carry
+            (v, alpha), w_i, first = carry
             both, difference = mixed(Personal(v, alpha), w_i)
-            value, gradient = jax.value_and_grad(task.loss)(both, batch)
+            gradient = task.gradient(both, batch)
             v = moved(v, -eta * alpha, gradient)
             if adaptive:
                 slope = jax.tree.map(lambda d, g: jnp.sum(d * g), difference, gradient)
                 slope = jax.tree.reduce(jnp.add, slope).astype(alpha.dtype)
                 alpha = jnp.clip(alpha - first * eta * slope, 0, 1)
-            w_i = moved(w_i, -eta, jax.grad(task.loss)(w_i, batch))
-            return Personal(v, alpha), w_i, loss + value, 0 * first
+            w_i = moved(w_i, -eta, task.gradient(w_i, batch))
+            return Personal(v, alpha), w_i, 0 * first
 
-        carry = personal, w, jnp.zeros(()), jnp.ones(())
-        personal, w_i, loss, _ = data.fold(step, carry)
+        personal, w_i, _ = data.fold(step, (personal, w, jnp.ones(())))
         update = jax.tree.map(jnp.subtract, w_i, w)
-        return personal, update, {"loss": loss / jnp.maximum(data.num_steps(), 1)}
+        return personal, update, {}
 
     def predict(shared, personal, hparams, client_id):
         del hparams, client_id

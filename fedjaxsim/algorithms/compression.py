@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from fedjaxsim.algorithm import Algorithm
-from fedjaxsim.data.minibatches import permuted
 from fedjaxsim.kernels import products, threefry
+from fedjaxsim.kernels.permutation import permuted
 from fedjaxsim.privacy.messages import widened
 
 PyTree = Any

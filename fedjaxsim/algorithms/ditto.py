@@ -37,7 +37,7 @@ def ditto(
     def client(shared, personal, data, hparams, context):
         _, update, _ = of_w.client(shared, (), data, hparams, context)
         pull = Pull(hparams.lam, shared.params)
-        v_k, loss = local_steps(personal, data, task, local_optimizer, hparams, context.round, pull)
-        return v_k, update, {"loss": loss}
+        v_k = local_steps(personal, data, task, local_optimizer, hparams, context.round, pull)
+        return v_k, update, {}
 
     return with_personal(of_w, client)

@@ -149,7 +149,6 @@ def _algorithm(
 
     def client(shared, personal, data, hparams, context):
         parts = {"head": personal, "trunk": shared.trunk.params}
-        losses = []
 
         def optimizer(hparams, round_):
             plain = make_local(hparams, round_)
@@ -173,11 +172,10 @@ def _algorithm(
             # Statistics belong to the head, and move when it does.
             tracks = task.track is not None and "head" in moving
             whole = task._replace(loss=loss, linear=None, track=track if tracks else None)
-            moved, value = local_steps(begun, data, whole, optimizer, hparams, context.round)
+            moved = local_steps(begun, data, whole, optimizer, hparams, context.round)
             parts = parts | moved
-            losses.append(value)
         update = jax.tree.map(jnp.subtract, parts["trunk"], shared.trunk.params)
-        return parts["head"], update, {"loss": sum(losses[1:], losses[0]) / len(losses)}
+        return parts["head"], update, {}
 
     def server(shared, release, hparams, round_):
         return shared._replace(trunk=of_trunk(shared.trunk, release, hparams, round_))

@@ -76,7 +76,7 @@ def fedala(
             return jax.tree.map(lambda t, d, a: t + d * a, theta, towards, weights)
 
         def learn(weights, batch):
-            gradient = jax.grad(task.loss)(aggregated(weights), batch)
+            gradient = task.gradient(aggregated(weights), batch)
 
             def descend(a, g, d):
                 return jnp.clip(a - hparams.aggregation_rate * g * d, 0, 1).astype(a.dtype)
@@ -84,9 +84,7 @@ def fedala(
             return jax.tree.map(descend, weights, gradient, towards)
 
         weights = data.fold(learn, personal.weights)
-        v, loss = local_steps(
-            aggregated(weights), data, task, local_optimizer, hparams, context.round
-        )
-        return Personal(v, weights), jax.tree.map(jnp.subtract, v, w), {"loss": loss}
+        v = local_steps(aggregated(weights), data, task, local_optimizer, hparams, context.round)
+        return Personal(v, weights), jax.tree.map(jnp.subtract, v, w), {}
 
     return with_personal(fedavg(task, server_optimizer=server_optimizer), client, state, predict)

@@ -45,8 +45,8 @@ def fedavg(
 
     def client(shared, personal, data, hparams, context):
         w = shared.params
-        update, loss = local_update(w, data, task, local_optimizer, hparams, context.round)
-        return personal, update, {"loss": loss}
+        update = local_update(w, data, task, local_optimizer, hparams, context.round)
+        return personal, update, {}
 
     return Algorithm(
         from_one_model(task, start),

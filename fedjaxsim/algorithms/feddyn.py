@@ -78,10 +78,10 @@ def feddyn(
     def client(shared, personal, data, hparams, context):
         theta, d_k = shared.params, personal
         pull = Pull(hparams.lam, jax.tree.map(jnp.subtract, theta, d_k))
-        v, loss = local_steps(theta, data, task, local_optimizer, hparams, context.round, pull)
+        v = local_steps(theta, data, task, local_optimizer, hparams, context.round, pull)
         update = jax.tree.map(jnp.subtract, v, theta)
         new = moved(d_k, 1, update)
-        return new, new if message == "state" else update, {"loss": loss}
+        return new, new if message == "state" else update, {}
 
     def server(shared, release, hparams, round_):
         del round_

@@ -32,7 +32,7 @@ def fedprox(
     def client(shared, personal, data, hparams, context):
         w = shared.params
         pull = Pull(hparams.mu, w)
-        update, loss = local_update(w, data, task, local_optimizer, hparams, context.round, pull)
-        return personal, update, {"loss": loss}
+        update = local_update(w, data, task, local_optimizer, hparams, context.round, pull)
+        return personal, update, {}
 
     return fedavg(task, server_optimizer=server_optimizer)._replace(client=client)

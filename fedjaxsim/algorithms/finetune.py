@@ -76,10 +76,10 @@ def finetune(
     def client(shared, personal, data, hparams, context):
         lam = None if penalty == "vanilla" else hparams.lam
         towards = _towards(penalty, task, shared, data, lam)
-        w_k, loss = local_steps(
+        w_k = local_steps(
             personal, data, task, local_optimizer, hparams, context.round, penalty=towards
         )
-        return w_k, (), {"loss": loss}
+        return w_k, (), {}
 
     return Algorithm(
         from_one_model(task, start),

@@ -98,13 +98,13 @@ def ifca(
         del personal
         j = best(shared, data)
         w_j = model(shared, j)
-        v, loss = local_steps(w_j, data, task, local_optimizer, hparams, context.round)
+        v = local_steps(w_j, data, task, local_optimizer, hparams, context.round)
         message = jax.tree.map(
             lambda new, old: jnp.zeros((clusters, *old.shape), old.dtype).at[j].set(new - old),
             v,
             w_j,
         )
-        return j.astype(jnp.int32), message, {"loss": loss}
+        return j.astype(jnp.int32), message, {}
 
     def predict(shared, personal, hparams, client_id):
         del hparams, client_id

@@ -26,8 +26,8 @@ def local(task: Task, *, local_optimizer: optimizers.LocalChoice = "sgd") -> Alg
 
     def client(shared, personal, data, hparams, context):
         del shared
-        w_k, loss = local_steps(personal, data, task, local_optimizer, hparams, context.round)
-        return w_k, (), {"loss": loss}
+        w_k = local_steps(personal, data, task, local_optimizer, hparams, context.round)
+        return w_k, (), {}
 
     init = from_one_model(task, start)
     return Algorithm(

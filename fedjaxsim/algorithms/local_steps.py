@@ -40,8 +40,8 @@ def local_steps(
     round_: jax.Array,
     pull: Pull | None = None,
     penalty: Callable[[PyTree, Batch], jax.Array] | None = None,
-    gradient: Callable[[PyTree, Batch], tuple[jax.Array, PyTree]] | None = None,
-) -> tuple[PyTree, jax.Array]:
+    gradient: Callable[[PyTree, Batch], PyTree] | None = None,
+) -> PyTree:
     """Take this round's local steps on a client's own rows.
 
     Args:
@@ -53,18 +53,17 @@ def local_steps(
       round_: () int32.
       pull: a penalty added to the loss.
       penalty: another one, `(params, batch) -> ()`.
-      gradient: `(params, batch) -> (loss, gradient)` in place of those of the task's loss.
+      gradient: `(params, batch) -> gradient` in place of the task's.
 
     Returns:
-      v, the parameters after the last step, and the mean over steps of the minibatch losses, each
-      before its step, (); 0 if the client's data are consumed.
+      v, the parameters after the last step.
     """
     optimizer = as_local(local_optimizer)(hparams, round_)
-    gradient = jax.value_and_grad(task.loss) if gradient is None else gradient
+    gradient = task.gradient if gradient is None else gradient
 
     def step(carry, batch):
-        params, state, total = carry
-        value, grads = gradient(params, batch)
+        params, state = carry
+        grads = gradient(params, batch)
         if pull is not None:
             strength, centre = pull
             grads = jax.tree.map(lambda g, v, c: g + strength * (v - c), grads, params, centre)
@@ -74,11 +73,9 @@ def local_steps(
         moved = optax.apply_updates(params, updates)
         # Running statistics are replaced: no gradient, pull or optimizer moves them.
         moved = moved if task.track is None else task.track(params, moved, batch)
-        return moved, state, total + value
+        return moved, state
 
-    start = (params, optimizer.init(params), jnp.zeros(()))
-    params, _, total = data.fold(step, start)
-    return params, total / jnp.maximum(data.num_steps(), 1)
+    return data.fold(step, (params, optimizer.init(params)))[0]
 
 
 def local_update(
@@ -89,20 +86,20 @@ def local_update(
     hparams: Hyperparameters,
     round_: jax.Array,
     pull: Pull | None = None,
-) -> tuple[PyTree, jax.Array]:
-    """Run `local_steps` and return the update v − w and the mean loss.
+) -> PyTree:
+    """Run `local_steps` and return the update v − w.
 
     With SGD on a linear task and no pull but to w, the update is factored where that is cheaper
     (see `kernels.linear_steps`): the same up to rounding.
     """
     steps, size, linear = data.minibatches.steps, data.minibatches.size, task.linear
     plain = local_optimizer == "sgd" and (pull is None or pull.centre is params)
+    plain = plain and task.examples is None  # the kernel reads rows
     if linear is None or steps is None or not plain or not is_cheaper(params, steps, size):
-        v, loss = local_steps(params, data, task, local_optimizer, hparams, round_, pull)
-        return jax.tree.map(jnp.subtract, v, params), loss
+        v = local_steps(params, data, task, local_optimizer, hparams, round_, pull)
+        return jax.tree.map(jnp.subtract, v, params)
     eta, mu = jnp.asarray(hparams.learning_rate), 0.0 if pull is None else pull.strength
-    update, total = linear_update(params, data.fold, steps, size, linear, eta, mu)
-    return update, total / jnp.maximum(data.num_steps(), 1)
+    return linear_update(params, data.fold, steps, size, linear, eta, mu)
 
 
 def mean_over_rows(function: Callable[[Batch], PyTree], data: ClientData) -> PyTree:

@@ -70,8 +70,8 @@ def naive_dp(
             )
         w_k = predict(shared, personal, hparams, context.client_id)
         pull = Pull(hparams.lam, shared.mean)
-        w, loss = local_steps(w_k, data, task, local_optimizer, hparams, context.round, pull)
-        return personal, jax.tree.map(jnp.subtract, w, w_k), {"loss": loss}
+        w = local_steps(w_k, data, task, local_optimizer, hparams, context.round, pull)
+        return personal, jax.tree.map(jnp.subtract, w, w_k), {}
 
     def server(shared, release, hparams, round_):
         del hparams, round_

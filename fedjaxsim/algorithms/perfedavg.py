@@ -63,17 +63,19 @@ def perfedavg(
         def adapted(v, batch):
             return moved(v, -hparams.adaptation_rate, jax.grad(task.loss)(v, batch))
 
-        def loss_and_gradient(v, batch):
+        def loss(v, batch):
             first, second = halves(batch)
+            return task.loss(adapted(v, first), second)
+
+        def gradient(v, batch):
             if derivative == "hessian":
-                return jax.value_and_grad(lambda v: task.loss(adapted(v, first), second))(v)
-            return jax.value_and_grad(task.loss)(adapted(v, first), second)
+                return task._replace(loss=loss).gradient(v, batch)
+            first, second = halves(batch)
+            return task.gradient(adapted(v, first), second)
 
         w = shared.params
-        v, loss = local_steps(
-            w, data, task, local_optimizer, hparams, context.round, gradient=loss_and_gradient
-        )
-        return personal, jax.tree.map(jnp.subtract, v, w), {"loss": loss}
+        v = local_steps(w, data, task, local_optimizer, hparams, context.round, gradient=gradient)
+        return personal, jax.tree.map(jnp.subtract, v, w), {}
 
     def predict_with_data(shared, personal, data, hparams, client_id):
         del personal, client_id

@@ -53,23 +53,19 @@ def pfedme(
         w, lam = shared.params, hparams.lam
 
         def step(carry, batch):
-            theta, w_i, loss = carry
-            before = task.loss(theta, batch)
-
-            def descend(theta, _):
-                gradient = jax.grad(task.loss)(theta, batch)
+            theta, w_i = carry
+            for _ in range(inner_steps):
+                gradient = task.gradient(theta, batch)
                 pull = jax.tree.map(jnp.subtract, theta, w_i)
-                return moved(theta, -hparams.learning_rate, moved(gradient, lam, pull)), None
-
-            theta, _ = jax.lax.scan(descend, theta, length=inner_steps)
+                theta = moved(theta, -hparams.learning_rate, moved(gradient, lam, pull))
             offset = jax.tree.map(jnp.subtract, w_i, theta)
-            return theta, moved(w_i, -hparams.envelope_rate * lam, offset), loss + before
+            return theta, moved(w_i, -hparams.envelope_rate * lam, offset)
 
-        theta, w_i, loss = data.fold(step, (w, w, jnp.zeros(())))
+        theta, w_i = data.fold(step, (w, w))
         steps = data.num_steps()
         # A client whose minibatches are consumed keeps θ_i.
         theta = jax.tree.map(lambda new, old: jnp.where(steps > 0, new, old), theta, personal)
         update = jax.tree.map(jnp.subtract, w_i, w)
-        return theta, update, {"loss": loss / jnp.maximum(steps, 1)}
+        return theta, update, {}
 
     return with_personal(fedavg(task, server_optimizer=server_optimizer), client)

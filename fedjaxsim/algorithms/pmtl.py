@@ -76,9 +76,9 @@ def pmtl(
     def client(shared, personal, data, hparams, context):
         w_k, w_tilde = personal, shared.params
         pull = Pull(hparams.lam, w_tilde)
-        w, loss = local_steps(w_k, data, task, local_optimizer, hparams, context.round, pull)
+        w = local_steps(w_k, data, task, local_optimizer, hparams, context.round, pull)
         origin = w_k if message == "update" else w_tilde
-        return w, jax.tree.map(jnp.subtract, w, origin), {"loss": loss}
+        return w, jax.tree.map(jnp.subtract, w, origin), {}
 
     algorithm = with_personal(fedavg(task, server_optimizer=server_optimizer), client)
     if message == "update":

@@ -162,10 +162,10 @@ def ppsgd(
     def client(shared, personal, data, hparams, context):
         _check_minibatches(m_i, data.minibatches, context.num_clients)
         params = add(shared.value, personal.value)
-        g_w, loss = _gradient(task, params, data, m_i, context.client_id)
+        g_w = _gradient(task, params, data, m_i, context.client_id)
         g_theta, _ = split(g_w, selection)
         rate = _personal_rate(parametrization, hparams, context) / mean_size
-        return personal.descend(rate, g_theta, context.round), g_w, {"loss": loss}
+        return personal.descend(rate, g_theta, context.round), g_w, {}
 
     def server(shared, release, hparams, round_):
         rate = _shared_rate(parametrization, hparams) / mean_size
@@ -257,8 +257,8 @@ def _personal_rate(
 
 def _gradient(
     task: Task, params: PyTree, data: ClientData, sizes: np.ndarray | None, client_id: jax.Array
-) -> tuple[PyTree, jax.Array]:
-    """Return the minibatch's gradient, a sum over m_i examples or a mean, and its mean loss, ().
+) -> PyTree:
+    """Return the minibatch's gradient, a sum over m_i examples or a mean.
 
     The batches of an epoch are one minibatch, as the parameters do not change between them.
     """
@@ -267,18 +267,17 @@ def _gradient(
         size = size[client_id]
 
     def add(carry, batch):
-        gradient, total, count = carry
+        gradient, count = carry
         if size is not None:
             position = count + jnp.arange(batch.weight.shape[0])
             batch = batch._replace(weight=jnp.where(position < size, batch.weight, 0))
-        examples = jnp.sum(batch.weight)
-        value, more = jax.value_and_grad(lambda w: examples * task.loss(w, batch))(params)
-        gradient = jax.tree.map(jnp.add, gradient, more)
-        return gradient, total + value, count + examples
+        more = task.gradient(params, batch)
+        gradient = jax.tree.map(lambda s, g: s + batch.examples.astype(g.dtype) * g, gradient, more)
+        return gradient, count + batch.examples
 
     zero = jax.tree.map(jnp.zeros_like, params)
-    gradient, total, count = data.fold(add, (zero, jnp.zeros(()), jnp.zeros(())))
-    examples = jnp.maximum(count, 1.0)
+    gradient, count = data.fold(add, (zero, jnp.zeros(())))
     if sizes is None:
-        gradient = jax.tree.map(lambda g: g / examples.astype(g.dtype), gradient)
-    return gradient, total / examples
+        count = jnp.maximum(count, 1.0)
+        gradient = jax.tree.map(lambda g: g / count.astype(g.dtype), gradient)
+    return gradient

@@ -85,19 +85,17 @@ def scaffold(
         steps, divisor = data.num_steps(), jnp.maximum(data.num_steps(), 1)
         correction = jax.tree.map(jnp.subtract, d, d_i)
 
-        def step(carry, batch):
-            y, loss = carry
-            value, gradient = jax.value_and_grad(task.loss)(y, batch)
-            y = moved(y, -hparams.learning_rate, gradient)
-            return moved(y, 1 / divisor.astype(value.dtype), correction), loss + value
+        def step(y, batch):
+            y = moved(y, -hparams.learning_rate, task.gradient(y, batch))
+            return moved(y, 1 / divisor.astype(float), correction)
 
-        y, loss = data.fold(step, (x, jnp.zeros(())))
+        y = data.fold(step, x)
         update = jax.tree.map(jnp.subtract, y, x)
         # A client whose minibatches are consumed keeps d_i and sends 0.
         new = moved(d_i, steps > 0, jax.tree.map(jnp.subtract, update, d))
         if message == "steps":
             update = jax.tree.map(lambda leaf: jnp.where(steps > 0, leaf, 0), new)
-        return new, update, {"loss": loss / divisor}
+        return new, update, {}
 
     def server(shared, release, hparams, round_):
         change = jax.tree.map(jnp.subtract, release, shared.drift)

@@ -1,28 +1,14 @@
-"""A minibatch, and the Poisson minibatches whose gradients protect single examples."""
+"""A minibatch with its rows, and one of protected examples, which gives gradients alone."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim.kernels import threefry
+from fedjaxsim.kernels.traces import current_trace, note
 
-
-class Protection(NamedTuple):
-    """The noise with which gradients of one minibatch protect its examples.
-
-    Attributes:
-      key: of the noise, secret.
-      clip_norm: C, () the bound on the norm of an example's gradient.
-      noise_multiplier: z, () the noise on the sum of bounded gradients over C.
-      expected: () the expected number of examples, by which the noised sum is divided.
-    """
-
-    key: jax.Array
-    clip_norm: jax.Array
-    noise_multiplier: jax.Array
-    expected: jax.Array
+PyTree = Any
 
 
 class Batch(NamedTuple):
@@ -31,12 +17,21 @@ class Batch(NamedTuple):
     Attributes:
       fields: each (b, ...), by name: "x" and "y" by convention.
       weight: (b,) float, 1 for an example and 0 for padding (the last batch may be partial).
-      protection: noise for its gradients, if the task protects examples; else None.
     """
 
     fields: dict[str, jax.Array]
     weight: jax.Array
-    protection: Protection | None = None
+
+    @property
+    def examples(self) -> jax.Array:
+        """The number of examples of which a mean over the minibatch is, ()."""
+        return jnp.sum(self.weight)
+
+    def gradient(self, task: Any, params: PyTree) -> PyTree:
+        """Compute `Task.gradient`."""
+        value, gradient = jax.value_and_grad(task.loss)(params, self)
+        note(value)
+        return gradient
 
     def sum(self, values: jax.Array) -> jax.Array:
         """Sum per-example `values` (b,) over the real examples, ()."""
@@ -48,20 +43,12 @@ class Batch(NamedTuple):
         return self.sum(values) / jnp.maximum(jnp.sum(self.weight), 1.0).astype(values.dtype)
 
 
-class ProtectedBatches(NamedTuple):
-    """Poisson minibatches of a client whose gradients protect examples.
+class UnprotectedError(ValueError):
+    """A use of a client's rows that noise in gradients does not protect."""
 
-    Attributes:
-      capacity: static; places of a minibatch. A larger one loses its last examples.
-      clip_norm: C, ().
-      noise_multiplier: z of this client, ().
-      checked: the one minibatch of a check that follows its rows; None in a run.
-    """
 
-    capacity: int
-    clip_norm: jax.Array
-    noise_multiplier: jax.Array
-    checked: Batch | None = None
+class Protection(Protocol):
+    """The draw of minibatches whose gradients protect examples, and their gradients."""
 
     def sample(
         self,
@@ -70,29 +57,62 @@ class ProtectedBatches(NamedTuple):
         count: jax.Array,
         most_rows: int,
         read: Callable[[jax.Array], dict[str, jax.Array]],
-    ) -> Batch:
-        """Draw each of n rows with probability min(1, b/n), with coins of the key and the row.
+    ) -> Any:
+        """Draw a minibatch, with its `expected` number of examples."""
+        ...
 
-        Args:
-          key: of this minibatch.
-          size: b.
-          count: n, () int32.
-          most_rows: a static bound on n.
-          read: the reader of the client's rows.
+    def gradient(
+        self, task: Any, params: PyTree, sampled: Any, ticket: int
+    ) -> tuple[jax.Array, PyTree]:
+        """Compute the mean loss and the noised gradient, with the noise of the ticket."""
+        ...
+
+
+class ProtectedBatch:
+    """A minibatch of protected examples: `Task.gradient` is its one use, where it was drawn.
+
+    It has no rows, counts or weights. Each gradient takes the next ticket, which is charged and
+    draws its own noise.
+
+    Attributes:
+      examples: the expected number of examples, public, by which the noised sum is divided, ().
+    """
+
+    __slots__ = ("_gradient", "_trace", "examples", "tickets")
+
+    def __init__(self, protection: Protection, sampled: Any, first: int):
+        """Make the minibatch in the current trace, with `first` as its first ticket."""
+        self._trace, self.tickets = current_trace(), first
+
+        def gradient(task, params, ticket):
+            return protection.gradient(task, params, sampled, ticket)
+
+        self._gradient = gradient
+        self.examples = sampled.expected
+
+    def gradient(self, task: Any, params: PyTree) -> PyTree:
+        """Compute `Task.gradient`.
+
+        Raises:
+          UnprotectedError: elsewhere than directly in the step that got the minibatch.
         """
-        if self.checked is not None:
-            return self.checked
-        coin_key, noise_key = threefry.split(key)
-        rate = poisson_rate(size, count)
-        # At rate 1 the threshold does not fit into 32 bits, and every row is drawn.
-        threshold = jnp.floor(jnp.where(rate < 1, rate, 0) * jnp.float32(2.0**32))
-        heads = threefry.bits(coin_key, (most_rows,)) < threshold.astype(jnp.uint32)
-        drawn = (jnp.arange(most_rows) < count) & (heads | (rate >= 1))
-        chosen = jnp.nonzero(drawn, size=self.capacity, fill_value=most_rows)[0].astype(jnp.int32)
-        noise = Protection(noise_key, self.clip_norm, self.noise_multiplier, rate * count)
-        return Batch(read(chosen), (chosen < most_rows).astype(float), noise)
+        if current_trace() != self._trace:
+            raise UnprotectedError(
+                "a gradient of protected examples must be taken directly in the step of data.fold, "
+                "where it is counted once: not inside jit, checkpoint, vmap, grad, cond or a loop "
+                "(a loop over one minibatch is a Python loop)"
+            )
+        ticket, self.tickets = self.tickets, self.tickets + 1
+        value, gradient = self._gradient(task, params, ticket)
+        note(value)
+        return gradient
 
+    if not TYPE_CHECKING:
 
-def poisson_rate(size: int, count: jax.Array) -> jax.Array:
-    """Return the rate min(1, b/n) of a Poisson minibatch of n rows, () float32."""
-    return jnp.minimum(1.0, jnp.float32(size) / jnp.maximum(count, 1).astype(jnp.float32))
+        def __getattr__(self, name):
+            if name.startswith("__"):
+                raise AttributeError(name)
+            raise UnprotectedError(
+                f"a minibatch of protected examples has no {name!r}: its one use is "
+                "task.gradient(params, batch), and the engine reports the loss"
+            )

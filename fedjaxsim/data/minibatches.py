@@ -14,17 +14,16 @@ import jax.numpy as jnp
 
 from fedjaxsim import checks
 from fedjaxsim.data.batch import Batch as Batch
-from fedjaxsim.data.batch import ProtectedBatches
+from fedjaxsim.data.batch import ProtectedBatch, Protection, UnprotectedError
 from fedjaxsim.kernels import threefry
+from fedjaxsim.kernels.permutation import permuted
+from fedjaxsim.kernels.traces import current_trace, noted_losses
 
 Carry = TypeVar("Carry")
 Generate = Callable[[jax.Array, dict[str, jax.Array], int], dict[str, jax.Array]]
 """(key, a client's row of each field, b) -> the fields (b, ...) of a fresh minibatch."""
 Reader = Callable[[jax.Array], dict[str, jax.Array]]
 """(positions among one client's rows) -> the fields of these rows."""
-
-_ROUNDS = 24
-"""Rounds of the swap-or-not shuffle in `permuted`."""
 
 
 class BatchReadOptions(NamedTuple):
@@ -78,39 +77,6 @@ class Minibatches:
                 checks.count(**{f"local {name}": value})
 
 
-def permuted(key: jax.Array, position: jax.Array, count: jax.Array) -> jax.Array:
-    """Return the elements at `position` of a random permutation of 0 … count−1.
-
-    The swap-or-not shuffle (Hoang, Morris, Rogaway 2012) allocates nothing of size `count`: in each
-    round a coin decides whether to swap the pair x ↔ (K − x) mod count. Its distance from uniform
-    falls geometrically in the number of rounds.
-
-    Args:
-      key: a random key.
-      position: integers in [0, count), any shape.
-      count: () int32 ≥ 1.
-
-    Returns:
-      int32 of the shape of `position`, distinct for distinct positions.
-    """
-    offset_key, coin_key = threefry.split(key)
-    offsets = threefry.randint(offset_key, (_ROUNDS,), count)
-    coins = threefry.bits(coin_key, (_ROUNDS,))
-
-    def pairing(x, round_):
-        offset, coin = round_
-        partner = offset - x
-        partner = jnp.where(partner < 0, partner + count, partner)
-        # Both members of a pair see the same coin, a hash of the larger one and the round.
-        h = jnp.maximum(x, partner).astype(jnp.uint32) * jnp.uint32(0x9E3779B1) + coin
-        h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
-        h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
-        return jnp.where((h >> 31) == 1, partner, x), None
-
-    # A loop: unrolled, newer compilers duplicate values used three times a round exponentially.
-    return jax.lax.scan(pairing, position.astype(jnp.int32), (offsets, coins))[0]
-
-
 def reader(fields: Mapping[str, jax.Array], start: jax.Array, count: jax.Array) -> Reader:
     """Return the function that reads the rows `start : start + count`, and no others.
 
@@ -137,11 +103,12 @@ class ClientData:
     Attributes:
       count: number of rows of the client, () int32.
       minibatches: static settings of `fold`.
+      tickets: gradients that its minibatches have given so far, if they protect examples.
     """
 
     __slots__ = (
-        "_consumed", "_generate", "_key", "_longest", "_most_rows", "_options", "_order",
-        "_protected", "_read", "_share", "_within", "count", "minibatches",
+        "_consumed", "_generate", "_key", "_longest", "_loss", "_most_rows", "_options", "_order",
+        "_protection", "_read", "_share", "_trace", "count", "minibatches", "tickets",
     )  # fmt: skip
 
     def __init__(
@@ -157,7 +124,7 @@ class ClientData:
         longest: jax.Array | None = None,
         share: jax.Array | None = None,
         most_rows: int = 0,
-        protected: ProtectedBatches | None = None,
+        protection: Protection | None = None,
     ):
         """Make the view of a client.
 
@@ -174,12 +141,13 @@ class ClientData:
           share: (), the part in (0, 1] of the minibatches of `fold` that the client does, rounded
             up; None for all.
           most_rows: a bound on `count`.
-          protected: noise that protects examples; Poisson minibatches then replace all others.
+          protection: of examples; its Poisson minibatches then replace all others.
         """
         self._set(
             count=count, minibatches=minibatches, _read=read, _key=key, _generate=generate,
             _consumed=consumed, _order=order, _options=options, _longest=longest, _share=share,
-            _most_rows=most_rows, _protected=protected, _within=False,
+            _most_rows=most_rows, _protection=protection, _loss=None, tickets=0,
+            _trace=current_trace(),
         )  # fmt: skip
 
     def _set(self, **values):
@@ -219,11 +187,11 @@ class ClientData:
         position = threefry.randint(key, (size,), self.count)
         return Batch(self._read(position), jnp.ones(size))
 
-    def _sampled(self, index: jax.Array) -> Batch:
+    def _sampled(self, index: jax.Array) -> Any:
         """Draw a minibatch by its number alone: a second fold of a round reads the same ones."""
-        assert self._protected is not None
+        assert self._protection is not None
         key, size = threefry.fold_in(self._key, index), self.minibatches.size
-        return self._protected.sample(key, size, self.count, self._most_rows, self._read)
+        return self._protection.sample(key, size, self.count, self._most_rows, self._read)
 
     def _of_pass(self, key: jax.Array, batch: jax.Array) -> Batch:
         """Return a batch of one pass over the rows, in the order of the pass's key."""
@@ -241,13 +209,48 @@ class ClientData:
         """Fold `step` over this round's local minibatches.
 
         With steps the loop has a static length. With epochs its length depends on the client, and
-        reverse mode needs `most_rows`.
+        reverse mode needs `most_rows`. The mean over the minibatches of the losses at their first
+        `Task.gradient` becomes the client's metric "loss", that of the last fold of a round.
 
         Args:
           step: `(carry, batch) -> carry`.
           carry: any pytree.
+
+        Raises:
+          UnprotectedError: if examples are protected, elsewhere than directly in the client.
         """
-        one = self._drawn if self._protected is None else self._sampled
+        here, noted, tickets = current_trace() == self._trace, [], [self.tickets]
+        if self._protection is not None and not here:
+            raise UnprotectedError(
+                "protected examples are folded over directly in the client, where gradients are "
+                "counted: not inside jit, checkpoint, vmap, grad, a loop or another fold"
+            )
+
+        def counted(carry, batch):
+            carry, total = carry
+            if self._protection is not None:
+                batch = ProtectedBatch(self._protection, batch, self.tickets)
+            with noted_losses() as losses:
+                carry = step(carry, batch)
+            if self._protection is not None:
+                tickets.append(batch.tickets)
+            if losses.first is None:
+                return carry, total
+            noted.append(True)
+            return carry, total + losses.first.astype(total.dtype)
+
+        carry, total = self._fold(counted, (carry, jnp.zeros(())))
+        self._set(tickets=max(tickets))
+        if noted and here:
+            self._set(_loss=total / jnp.maximum(self.num_steps(), 1))
+        return carry
+
+    def metrics(self) -> dict[str, jax.Array]:
+        """Return the mean "loss" of the last fold; nothing before one that takes gradients."""
+        return {} if self._loss is None else {"loss": self._loss}
+
+    def _fold(self, step: Callable[[Any, Batch], Any], carry: Any) -> Any:
+        one = self._drawn if self._protection is None else self._sampled
 
         def drawn(carry, index):
             return step(carry, one(index)), None
@@ -262,12 +265,10 @@ class ClientData:
             key = threefry.fold_in(self._key, index // self._batches())
             return self._of_pass(key, index % self._batches())
 
-        if self._protected is not None and self._protected.checked is not None:
-            return self._once(step, carry)
         if self.minibatches.epochs is not None:
             batches = self._most_batches(self.minibatches.size)
             most = None if batches is None else self.minibatches.epochs * batches
-            if self._protected is not None:
+            if self._protection is not None:
                 return _repeat(step, self._sampled, carry, self.num_steps(), most)
             return _repeat(self._halved(step), of_epoch, carry, self.num_steps(), most)
         steps = self.minibatches.steps
@@ -275,19 +276,6 @@ class ClientData:
             batch = one if self.minibatches.passes is None else consumed
             return _repeat(step, batch, carry, self.num_steps(), steps)
         return jax.lax.scan(drawn, carry, jnp.arange(steps))[0]
-
-    def _once(self, step, carry):
-        """Fold over the one minibatch of a check."""
-        if self._within:
-            raise ValueError(
-                "the algorithm folds inside a fold, where the gradients of a minibatch are not "
-                "counted: examples cannot be private"
-            )
-        self._set(_within=True)
-        one = lambda carry, index: (step(carry, self._sampled(index)), None)  # noqa: E731
-        carry = jax.lax.scan(one, carry, jnp.arange(1))[0]
-        self._set(_within=False)
-        return carry
 
     def num_steps(self) -> jax.Array:
         """Return the number of minibatches of `fold`, () int32; 0 once all data are consumed."""
@@ -308,7 +296,15 @@ class ClientData:
         """Fold `step` over all of the client's rows once, in order, in batches of one static size.
 
         The number of batches depends on the client, and reverse mode needs `most_rows`.
+
+        Raises:
+          UnprotectedError: if examples are protected.
         """
+        if self._protection is not None:
+            raise UnprotectedError(
+                "a pass over all of a client's rows (full_pass) has no noise: examples cannot be "
+                "private; take task.gradient of the minibatches of data.fold"
+            )
         size = self._options.pass_size
 
         def of_rows(index):
@@ -343,11 +339,11 @@ class ClientData:
         return None if most is None else -(-most // size)
 
 
-def protected_view(data: ClientData, protected: ProtectedBatches) -> ClientData:
-    """Return a client's view with minibatches whose gradients protect examples."""
+def view_here(data: ClientData, protection: Protection | None = None) -> ClientData:
+    """Return a client's view made in the current trace; its gradients may protect examples."""
     return ClientData(
         data._read, data.count, data._key, data.minibatches, data._consumed, data._order,
-        data._generate, data._options, data._longest, data._share, data._most_rows, protected,
+        data._generate, data._options, data._longest, data._share, data._most_rows, protection,
     )  # fmt: skip
 
 

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjaxsim.algorithm import Algorithm
-from fedjaxsim.data.minibatches import Minibatches, protected_view
+from fedjaxsim.algorithm import Algorithm, Context
+from fedjaxsim.data.batch import UnprotectedError
+from fedjaxsim.data.minibatches import ClientData, Minibatches, reader, view_here
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.example_checks import gradients_per_minibatch
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy import ledger
@@ -59,16 +59,29 @@ def costs_of(
     return [own, (jnp.broadcast_to(jnp.asarray(noise), jnp.shape(own[0])), one)]
 
 
-def protecting(algorithm: Algorithm, event: PrivacyEvent | None) -> Algorithm:
-    """Return the algorithm with clients whose minibatches protect examples, if the task asks."""
+def with_views(algorithm: Algorithm, event: PrivacyEvent | None) -> Algorithm:
+    """Return the algorithm with clients that report the loss, and protect examples if asked.
+
+    A client that takes more gradients of a minibatch than the event counts raises ValueError.
+    """
     examples = algorithm.task.examples
-    if event is None or event.silos is None:
-        return algorithm
-    noise = event.silos.noise
+    silos = None if event is None else event.silos
 
     def client(shared, personal, data, hparams, context):
-        batches = examples.batches(data.count, data.minibatches.size, hparams, noise)
-        return algorithm.client(shared, personal, protected_view(data, batches), hparams, context)
+        protection = None
+        if silos is not None:
+            protection = examples.of_client(data.count, silos.size, hparams, silos.noise)
+        # Here, since a sweep maps this function over settings.
+        view = view_here(data, protection)
+        returned = algorithm.client(shared, personal, view, hparams, context)
+        if silos is not None and view.tickets > silos.gradients:
+            raise UnprotectedError(
+                f"the algorithm takes {view.tickets} gradients of a minibatch with hyperparameters "
+                f"of these shapes, and {silos.gradients} with numbers: examples cannot be private"
+            )
+        if not isinstance(returned, tuple) or not isinstance(returned[-1], dict):
+            return returned  # the checks of a round say what is wrong
+        return (*returned[:-1], view.metrics() | returned[-1])
 
     return algorithm._replace(client=client)
 
@@ -93,7 +106,7 @@ def example_event(
         )
     counts, size = population.splits["train"].count, minibatches.size
     rows = Rows.shapes(population, "train")
-    gradients = gradients_per_minibatch(algorithm, minibatches, rows, len(counts))
+    gradients = gradients_of(algorithm, minibatches, rows, len(counts))
     silos = Silos(
         tuple(counts.tolist()), size, examples.capacity(size), gradients, minibatches.steps,
         minibatches.epochs, examples.delta,
@@ -104,17 +117,44 @@ def example_event(
     return PrivacyEvent("gaussian", unit="example", silos=silos)
 
 
-def require_counted(setup: Any, rows: Rows, hparams: Hyperparameters) -> None:
-    """Raise ValueError if clients take more gradients with these hyperparameters than counted."""
-    if setup.examples is None:
-        return
-    silos, parts = setup.examples.silos, (setup.algorithm, setup.minibatches, rows)
-    found = gradients_per_minibatch(*parts, len(silos.counts), hparams)
-    if found > silos.gradients:
-        raise ValueError(
-            f"the algorithm takes {found} gradients of a minibatch with hyperparameters of these "
-            f"shapes, and {silos.gradients} with numbers: examples cannot be private"
+def gradients_of(
+    algorithm: Algorithm, minibatches: Minibatches, rows: Rows, num_clients: int
+) -> int:
+    """Return G, the gradients that a client takes of each minibatch, by tracing its round.
+
+    Args:
+      algorithm: with a task from `private_examples`.
+      minibatches: of the local steps.
+      rows: the training rows, or their shapes.
+      num_clients: m.
+
+    Raises:
+      UnprotectedError: if it uses rows in another way, or takes no gradient.
+    """
+    if algorithm.predict_with_data is not None:
+        raise UnprotectedError(
+            "the algorithm predicts with a client's own rows (predict_with_data), which noise in "
+            "gradients does not protect: examples cannot be private"
         )
+    examples, tickets = algorithm.task.examples, []
+    number: Any = jax.ShapeDtypeStruct((), jnp.float32)
+    integer = jax.ShapeDtypeStruct((), jnp.int32)
+    records = (*algorithm.hyperparameters, *examples.hyperparameters)
+    hparams = Hyperparameters(**{record.name: number for record in records})
+
+    def a_round(fields, hparams, count, round_, client_id):
+        key = jax.random.key(0, impl="threefry2x32")
+        data = ClientData(reader(fields, count, count), count, key, minibatches)
+        view = view_here(data, examples.of_client(count, minibatches.size, hparams, ()))
+        shared, personal = algorithm.init(key, hparams)
+        context = Context(round_, key, client_id, num_clients, jnp.ones(()))
+        algorithm.client(shared, personal, view, hparams, context)
+        tickets.append(view.tickets)
+
+    jax.eval_shape(a_round, rows.fields, hparams, *[integer] * 3)
+    if not tickets[-1]:
+        raise UnprotectedError("the algorithm takes no gradient that could protect examples")
+    return tickets[-1]
 
 
 def read_by(task: Task) -> tuple[Any, ...]:

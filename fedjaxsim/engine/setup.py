@@ -123,7 +123,7 @@ class Setup:
         self._accounts = accounts.accounts_of(algorithm, mechanism, self.sampler, self.examples)
         self._traced: dict[Any, tuple[PyTree, list[Captured]]] = {}
         self.program = Program(
-            accounts.protecting(with_rate(algorithm, self.sampler), self.examples),
+            accounts.with_views(with_rate(algorithm, self.sampler), self.examples),
             mechanism,
             self.sampler,
             measure_with(self.task),
@@ -389,7 +389,6 @@ class Setup:
         leaves = jax.tree.leaves((hparams, rows.fields))
         kind = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
         if kind not in self._traced:  # shared with the setups of other data
-            accounts.require_counted(self, rows, hparams)
             self._traced[kind] = trace_round(self.program, rows, key, hparams)
         message, captured = self._traced[kind]
         if kind not in self._checked:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from fedjaxsim.kernels.products import Product, Sealed
+from fedjaxsim.kernels.traces import note
 
 PyTree = Any
 
@@ -60,8 +61,8 @@ def linear_update(
     linear: Linear,
     learning_rate: jax.Array,
     mu: ArrayLike = 0.0,
-) -> tuple[PyTree, jax.Array]:
-    """Run local steps of plain SGD; return the update v − w and the sum of minibatch losses.
+) -> PyTree:
+    """Run local steps of plain SGD; return the update v − w.
 
     Args:
       params: w, the start.
@@ -73,7 +74,7 @@ def linear_update(
       mu: μ of the penalty (μ/2)‖v − w‖², which shrinks v − w by 1 − ημ before every step.
 
     Returns:
-      The update, {"kernel": a sealed product, "bias": (c,) if there is one}, and the losses.
+      {"kernel": a sealed product, "bias": (c,) if there is one}.
     """
     kernel, bias = params["kernel"], params.get("bias")
     c, d = kernel.shape
@@ -88,16 +89,17 @@ def linear_update(
         return jnp.concatenate([rows[size:], new.astype(rows.dtype)])
 
     def step(carry, batch):
-        left, right, total = carry
+        left, right = carry
         x = linear.features(batch)
         value, derivative = jax.value_and_grad(linear.loss)(outputs_at(x, left, right), batch)
+        note(value)
         left = append((1 - learning_rate * mu) * left, -learning_rate * derivative)
-        return left, append(right, x), total + value
+        return left, append(right, x)
 
     rows = steps * size
     empty = (jnp.zeros((rows, c), kernel.dtype), jnp.zeros((rows, d), kernel.dtype))
-    left, right, total = fold(step, (*empty, jnp.zeros(())))
+    left, right = fold(step, empty)
     update: PyTree = {"kernel": Sealed(Product(left, right))}
     if bias is not None:  # the kernel of a feature that is always 1
         update["bias"] = jnp.sum(left, axis=0)
-    return update, total
+    return update

@@ -1,27 +1,24 @@
 """Example-level privacy inside clients: a task whose gradients are clipped and noised.
 
-An algorithm takes gradients of `task.loss` and needs no changed line: of the task made here, the
-derivative of the loss at a minibatch is
+A client's minibatches are opaque. The one thing that `Task.gradient` takes from them is
 
     (Σ_i clip(∇ℓ_i, C) + N(0, (zC)²)) / (expected number of examples)
 
-over a Poisson minibatch of the client's rows (DP-SGD; Abadi et al. 2016). Everything that is
-computed from it is post-processing. `engine/example_checks.py` refuses all other uses of rows.
+over a Poisson minibatch of the client's rows (DP-SGD; Abadi et al. 2016). All else that an
+algorithm computes is post-processing, so none needs a changed line.
 """
 
-import contextvars
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim import checks
-from fedjaxsim.data.batch import Batch, ProtectedBatches
+from fedjaxsim.data.batch import Batch
 from fedjaxsim.hyperparameters import Hyperparameters, Records
-from fedjaxsim.kernels import threefry
+from fedjaxsim.kernels import integer_sums, threefry
 from fedjaxsim.privacy.binomial import least_count
 from fedjaxsim.privacy.clipping import clip_by_global_norm
 from fedjaxsim.privacy.events import check_delta, check_epsilon
@@ -53,11 +50,163 @@ _TAIL = 1e-15
 """Probability of a minibatch above capacity; its part of δ is negligible for 10⁶ minibatches."""
 _ROWS = 2**20
 """Rows of the client for which the capacity is computed: the binomial tail grows with them."""
+_EXACT = jax.lax.Precision.HIGHEST
+_MOST = 64
+"""Largest microbatch, whose float32 sum is off by at most a thousandth of C."""
 
 
-losses: contextvars.ContextVar[set[Any] | None] = contextvars.ContextVar("losses", default=None)
-"""The losses whose gradients a check has met, each with the structure and the shapes of its
-arguments: gradients of two at one place would share noise. None in a run."""
+class Sampled(NamedTuple):
+    """A Poisson minibatch.
+
+    Attributes:
+      batch: the rows, examples first.
+      key: of its noise.
+      expected: () the expected number of examples.
+    """
+
+    batch: Batch
+    key: jax.Array
+    expected: jax.Array
+
+
+class GradientNoise(NamedTuple):
+    """The protection of one client's minibatches.
+
+    Attributes:
+      capacity: static; places of a minibatch. A larger one loses its last examples.
+      microbatch_size: static; examples whose gradients are in memory at once.
+      clip_norm: C, () the bound on the norm of an example's gradient.
+      noise_multiplier: z, () the noise on the sum of bounded gradients over C.
+    """
+
+    capacity: int
+    microbatch_size: int
+    clip_norm: jax.Array
+    noise_multiplier: jax.Array
+
+    def sample(self, key, size, count, most_rows, read) -> Sampled:
+        """Draw each of n rows with probability min(1, b/n), with coins of the key and the row.
+
+        Args:
+          key: of this minibatch.
+          size: b.
+          count: n, () int32.
+          most_rows: a static bound on n.
+          read: the reader of the client's rows.
+        """
+        coin_key, noise_key = threefry.split(key)
+        rate = poisson_rate(size, count)
+        # At rate 1 the threshold does not fit into 32 bits, and every row is drawn.
+        threshold = jnp.floor(jnp.where(rate < 1, rate, 0) * jnp.float32(2.0**32))
+        heads = threefry.bits(coin_key, (most_rows,)) < threshold.astype(jnp.uint32)
+        drawn = (jnp.arange(most_rows) < count) & (heads | (rate >= 1))
+        chosen = jnp.nonzero(drawn, size=self.capacity, fill_value=most_rows)[0].astype(jnp.int32)
+        batch = Batch(read(chosen), (chosen < most_rows).astype(float))
+        return Sampled(batch, noise_key, rate * count)
+
+    def gradient(
+        self, task: Task, params: PyTree, sampled: Sampled, ticket: int
+    ) -> tuple[jax.Array, PyTree]:
+        """Compute the mean loss of a minibatch, without noise, and its noised gradient.
+
+        Args:
+          task: its loss.
+          params: where.
+          sampled: the minibatch.
+          ticket: number of the gradient among those of this minibatch; its noise is its own.
+        """
+        value, total = self._clipped_sum(task, params, sampled.batch)
+        key = threefry.fold_in(sampled.key, ticket)
+        noise = noise_like(key, total, jnp.asarray(self.noise_multiplier * self.clip_norm))
+        gradient = jax.tree.map(
+            lambda s, n, w: ((s + n) / sampled.expected.astype(s.dtype)).astype(w.dtype),
+            total,
+            noise,
+            params,
+        )
+        return value / jnp.maximum(sampled.batch.examples, 1).astype(value.dtype), gradient
+
+    def _clipped_sum(self, task: Task, params: PyTree, batch: Batch) -> tuple[jax.Array, PyTree]:
+        """Sum losses and clipped gradients; one example moves the sum by at most C.
+
+        The gradients of a microbatch are added in float32, whose error is bounded; microbatches are
+        added as integers, exactly.
+        """
+        size, chunks = self.microbatch_size, self.capacity // self.microbatch_size
+        like = jax.tree.map(jnp.zeros_like, widened(params))
+        integers = integer_sums.zero(jax.eval_shape(lambda: like), self.capacity)
+        bound = self.clip_norm * _share(like, size, integers.bits)
+
+        def of_example(fields):
+            one = jax.tree.map(lambda leaf: leaf[None], fields)
+            value, gradient = jax.value_and_grad(task.loss)(params, Batch(one, jnp.ones(1)))
+            return value, clip_by_global_norm(widened(gradient), bound).message
+
+        def of_chunk(fields, weight):
+            values, gradients = jax.vmap(of_example)(fields)
+            return jnp.sum(jnp.where(weight > 0, values, 0)), jax.tree.map(
+                lambda leaf: jnp.einsum(
+                    "i,i...->...", weight.astype(leaf.dtype), leaf, precision=_EXACT
+                ),
+                gradients,
+            )
+
+        def add(carry, chunk):
+            fields, weight = chunk
+
+            def work(carry):
+                value, total, exact = carry
+                more, gradient = of_chunk(fields, weight)
+                fixed = jax.lax.stop_gradient(jax.tree.map(lambda leaf: leaf[None], gradient))
+                exact = integer_sums.add(exact, fixed, jax.lax.stop_gradient(self.clip_norm))
+                return value + more, jax.tree.map(jnp.add, total, gradient), exact
+
+            # Examples come first, so a microbatch whose first place is empty has none.
+            return jax.lax.cond(weight[0] > 0, work, lambda carry: carry, carry), None
+
+        if chunks == 1:
+            return of_chunk(batch.fields, batch.weight)
+        each = jax.tree.map(
+            lambda leaf: leaf.reshape(chunks, size, *leaf.shape[1:]), (batch.fields, batch.weight)
+        )
+        value = jnp.zeros((), jax.eval_shape(task.loss, params, batch).dtype)
+        (value, total, integers), _ = jax.lax.scan(add, (value, like, integers), each)
+        exact = integer_sums.value(integers, jax.lax.stop_gradient(self.clip_norm))
+        return value, jax.tree.map(_with_derivative_of, total, exact)
+
+
+def _share(like: PyTree, size: int, bits: int) -> float:
+    """Return the share of C to clip to, so that with all rounding one example moves a sum by C.
+
+    Of two neighbouring inputs one microbatch differs. Each of its two float32 sums of k gradients
+    is off by at most (k + 2)·2⁻²⁴·k of the clip norm, whatever the order (Higham 2002, section
+    3.1). Truncation to multiples of C·2⁻ᵇⁱᵗˢ adds less than one such unit in each of p coordinates.
+    """
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(like))
+    rounding, units = 2 * size * (size + 2) * 2.0**-24, np.sqrt(numbers) * 2.0**-bits
+    if units > 0.5:
+        raise ValueError(
+            f"exact sums of gradients with {numbers} numbers need smaller minibatches, or a model "
+            "with fewer parameters"
+        )
+    return float((1 - units) / (1 + rounding))
+
+
+@jax.custom_jvp
+def _with_derivative_of(total: jax.Array, exact: jax.Array) -> jax.Array:
+    """Return the exact sum, with the derivative of the float sum."""
+    del total
+    return exact
+
+
+@_with_derivative_of.defjvp
+def _(primals, tangents):
+    return primals[1], tangents[0]
+
+
+def poisson_rate(size: int, count: jax.Array) -> jax.Array:
+    """Return the rate min(1, b/n) of a Poisson minibatch of n rows, () float32."""
+    return jnp.minimum(1.0, jnp.float32(size) / jnp.maximum(count, 1).astype(jnp.float32))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,14 +228,14 @@ class PrivateExamples:
         places = max(size, least_count(_TAIL, _ROWS, min(1.0, size / _ROWS)))
         return -(-places // self.microbatch_size) * self.microbatch_size
 
-    def batches(
+    def of_client(
         self,
         count: jax.Array,
         size: int,
         hparams: Hyperparameters,
         noise: tuple[tuple[int, float], ...],
-    ) -> ProtectedBatches:
-        """Return the minibatches of a client.
+    ) -> GradientNoise:
+        """Return the protection of a client.
 
         Args:
           count: n, the client's number of rows, ().
@@ -100,8 +249,9 @@ class PrivateExamples:
             found = jnp.asarray(counts) == count
             z = jnp.where(jnp.any(found), jnp.sum(jnp.where(found, values, 0)), jnp.inf)
         else:
-            z = jnp.asarray(hparams.example_noise_multiplier)
-        return ProtectedBatches(self.capacity(size), jnp.asarray(hparams.example_clip), z)
+            z = jnp.asarray(hparams.get("example_noise_multiplier", 1.0))
+        clip_norm = jnp.asarray(hparams.example_clip)
+        return GradientNoise(self.capacity(size), self.microbatch_size, clip_norm, z)
 
 
 def private_examples(
@@ -117,27 +267,26 @@ def private_examples(
     Each of a client's n rows is in a minibatch with probability min(1, b/n). The gradient of each
     example is clipped to C = `hparams.example_clip`, and their sum gets Gaussian noise of standard
     deviation zC. All clients have z = `hparams.example_noise_multiplier` or, with `epsilon`, each
-    the z with which it spends ε in `rounds` rounds. In a minibatch a gradient at other parameters
-    draws other noise, and one at the same parameters the same. So where sums round differently, as
-    on several devices, a run draws other noise of the same law.
+    the z with which it spends ε in `rounds` rounds. Every gradient of a minibatch is charged, and
+    draws noise of its own.
 
-    The loss must be a mean of losses of examples. Its value has no noise, so an algorithm may
-    report it and use it for nothing else.
+    `Task.gradient` is the only use of a minibatch. Algorithms that use rows in other ways are
+    refused when a simulation is made. The loss of an example is that of a minibatch of it alone.
 
     Args:
       task: model and loss.
       epsilon: ε > 0 of every client that takes part in all rounds (zero-out).
       rounds: T, with `epsilon`.
       delta: δ of every client; by default 1/(10 n).
-      microbatch_size: examples whose gradients are in memory at once.
+      microbatch_size: examples whose gradients are in memory at once, at most 64.
 
     Raises:
-      ValueError: if a number is out of range, only one of `epsilon` and `rounds` is given, or the
-        task protects examples already.
+      ValueError: if a number is out of range, only one of `epsilon` and `rounds` is given, the task
+        protects examples already, or its model keeps running statistics.
     """
     if not isinstance(task, Task):
         raise ValueError(f"private_examples needs a Task, got a {type(task).__name__}")
-    checks.count(microbatch_size=microbatch_size)
+    checks.count(1, _MOST, microbatch_size=microbatch_size)
     if epsilon is not None:
         check_epsilon(epsilon)
     if (epsilon is None) != (rounds is None):
@@ -148,147 +297,19 @@ def private_examples(
         check_delta(delta)
     if task.examples is not None:
         raise ValueError("the task protects its examples already: apply private_examples once")
-    on_model, plain = task.on_model, task.loss
+    if task.track is not None:
+        raise ValueError(
+            "running statistics (BatchNorm) are made of rows without noise: examples cannot be "
+            "private; use GroupNorm or LayerNorm"
+        )
+    on_model = task.on_model
 
-    @jax.custom_jvp
-    def loss(params, batch):
-        return plain(params, batch)
-
-    @loss.defjvp
-    def _(primals, tangents):
-        params, batch = primals
-        if batch.protection is None:
-            return jax.jvp(lambda params: plain(params, batch), (params,), tangents[:1])
-        value, gradient = private_gradient(plain, params, batch, microbatch_size)
-        products = jax.tree.map(lambda g, t: jnp.sum(g * t), gradient, tangents[0])
-        return value, sum(jax.tree.leaves(products), jnp.zeros_like(value))
+    def protected(task: Task) -> Task:
+        return task._replace(on_model=on_model and again, examples=examples)
 
     def again(model):
         assert on_model is not None
-        return private_examples(
-            on_model(model),
-            epsilon=epsilon,
-            rounds=rounds,
-            delta=delta,
-            microbatch_size=microbatch_size,
-        )
+        return protected(on_model(model))
 
-    return task._replace(
-        loss=loss,
-        linear=None,  # its kernels take gradients of their own
-        on_model=None if on_model is None else again,
-        examples=PrivateExamples(epsilon, rounds, delta, microbatch_size),
-    )
-
-
-def private_gradient(
-    loss: Callable[[PyTree, Batch], jax.Array], params: PyTree, batch: Batch, microbatch_size: int
-) -> tuple[jax.Array, PyTree]:
-    """Compute the mean loss of a minibatch, without noise, and its noised gradient.
-
-    Args:
-      loss: `(params, batch) -> ()`.
-      params: where.
-      batch: a minibatch with a protection; its size is a multiple of `microbatch_size`.
-      microbatch_size: examples whose gradients are in memory at once.
-    """
-    protection = batch.protection
-    assert protection is not None
-    if (met := losses.get()) is not None:
-        leaves, structure = jax.tree.flatten((params, batch))
-        met.add((loss, structure, tuple(jnp.shape(leaf) for leaf in leaves)))
-        return loss(params, batch._replace(protection=None)), _stand_in(params, batch)
-
-    def of_example(fields):
-        one = jax.tree.map(lambda leaf: leaf[None], fields)
-        value, gradient = jax.value_and_grad(loss)(params, Batch(one, jnp.ones(1)))
-        return value, clip_by_global_norm(widened(gradient), protection.clip_norm).message
-
-    def add(carry, chunk):
-        fields, weight = chunk
-
-        def work(carry):
-            values, gradients = jax.vmap(of_example)(fields)
-            return jax.tree.map(
-                lambda total, leaf: total + jnp.tensordot(weight.astype(leaf.dtype), leaf, 1),
-                carry,
-                (jnp.where(weight > 0, values, 0), gradients),
-            )
-
-        # Examples come first, so a microbatch whose first place is empty has none.
-        return jax.lax.cond(weight[0] > 0, work, lambda carry: carry, carry), None
-
-    chunks = jax.tree.map(
-        lambda leaf: leaf.reshape(-1, microbatch_size, *leaf.shape[1:]),
-        (batch.fields, batch.weight),
-    )
-    value_type = jax.eval_shape(loss, params, batch).dtype
-    zero = jnp.zeros((), value_type), jax.tree.map(jnp.zeros_like, widened(params))
-    (value, total), _ = jax.lax.scan(add, zero, chunks)
-    noise = noise_like(
-        _query_key(protection.key, params),
-        total,
-        jnp.asarray(protection.noise_multiplier * protection.clip_norm),
-    )
-    gradient = jax.tree.map(
-        lambda s, n, w: ((s + n) / protection.expected.astype(s.dtype)).astype(w.dtype),
-        total,
-        noise,
-        params,
-    )
-    count = jnp.maximum(jnp.sum(batch.weight), 1).astype(value_type)
-    return value / count, gradient
-
-
-def _query_key(key: jax.Array, params: PyTree) -> jax.Array:
-    """Fold 64 bits of a keyed hash of the parameters into a key.
-
-    Noise drawn twice for different parameters could be subtracted, and an algorithm may take
-    several gradients of one minibatch, also in a loop, where no call has a number.
-    """
-    salts = threefry.bits(key, (2,))
-    for salt in salts:
-        digest, start = jnp.zeros((), jnp.uint32), 0
-        for leaf in jax.tree.leaves(params):
-            words = _words(leaf)
-            place = jax.lax.iota(jnp.uint32, words.size) + jnp.uint32(start % 2**32)
-            digest += jnp.sum(_mixed(words ^ _mixed(place ^ salt)), dtype=jnp.uint32)
-            start += words.size
-        key = threefry.fold_in(key, digest)
-    return key
-
-
-def _words(leaf: jax.Array) -> jax.Array:
-    """Return the bits of an array as uint32, (k,)."""
-    leaf = jax.lax.stop_gradient(leaf)
-    bits = {1: jnp.uint8, 2: jnp.uint16}.get(leaf.dtype.itemsize, jnp.uint32)
-    return jax.lax.bitcast_convert_type(leaf, bits).astype(jnp.uint32).ravel()
-
-
-def _mixed(x: jax.Array) -> jax.Array:
-    """Mix the bits of uint32 (the finalizer of MurmurHash3)."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)
-
-
-@jax.custom_jvp
-def _stand_in(params: PyTree, batch: Batch) -> PyTree:
-    """Return zeros in place of a gradient, in an equation that `example_checks` recognizes."""
-    assert batch.protection is not None
-    return example_gradient(params, batch.fields, batch.weight, batch.protection)
-
-
-@_stand_in.defjvp
-def _(primals, tangents):
-    raise ValueError(
-        "the algorithm takes second derivatives of the loss, which noise in gradients does not "
-        "protect: examples cannot be private"
-    )
-
-
-@jax.jit
-def example_gradient(params, fields, weight, noise):
-    """Return zeros like the parameters: the mark of a protected gradient in a trace."""
-    del fields, weight, noise
-    return jax.tree.map(jnp.zeros_like, params)
+    examples = PrivateExamples(epsilon, rounds, delta, microbatch_size)
+    return protected(task)

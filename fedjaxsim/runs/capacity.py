@@ -18,8 +18,8 @@ from fedjaxsim.engine.accounts import (
     accounts_of,
     example_event,
     no_charges,
-    protecting,
     read_by,
+    with_views,
 )
 from fedjaxsim.engine.checkpoint import KEPT
 from fedjaxsim.engine.client_partition import AllClients
@@ -215,7 +215,7 @@ def plan(config: RunConfig, sizes: Sizes, machine: Machine) -> Capacity:
     examples = example_event(parts.algorithm, parts.minibatches, sizes.few)
     accounts = accounts_of(parts.algorithm, parts.mechanism, sampler, examples)
     program = Program(
-        protecting(with_rate(parts.algorithm, sampler), examples),
+        with_views(with_rate(parts.algorithm, sampler), examples),
         parts.mechanism,
         sampler,
         measure_with(parts.algorithm.task),

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from fedjaxsim import checks
-from fedjaxsim.data.minibatches import Batch
+from fedjaxsim.data.batch import Batch, ProtectedBatch
 from fedjaxsim.kernels.linear_steps import Linear
 from fedjaxsim.metrics import Metric as Metric
 from fedjaxsim.models.model import STATISTICS, FrozenWeights, Model
@@ -58,8 +58,8 @@ class Task(NamedTuple):
         without them. No message may hold them.
       model: the model of a softmax classification; None for other tasks.
       on_model: `(model) -> Task`: the same task on another model; None where `model` is None.
-      examples: the protection of single examples by noise in gradients of `loss`, from
-        `private_examples`; None without.
+      examples: the protection of single examples by noise in `gradient`, from `private_examples`;
+        None without.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -79,6 +79,18 @@ class Task(NamedTuple):
     model: Model | None = None
     on_model: "Callable[[Model], Task] | None" = None
     examples: Any = None
+
+    def gradient(self, params: PyTree, batch: Batch | ProtectedBatch) -> PyTree:
+        """Compute the gradient of the loss at a minibatch, like `params`.
+
+        The loss itself is no result: the mean over a client's minibatches is its metric "loss". If
+        examples are protected the gradient is clipped, summed and noised; see `private_examples`.
+
+        Args:
+          params: where.
+          batch: a minibatch, from `data.fold`.
+        """
+        return batch.gradient(self, params)
 
 
 def check_rows(task: Task, fields: Mapping[str, np.ndarray]) -> None:

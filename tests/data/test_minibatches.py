@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjaxsim.data.minibatches import (
-    _ROUNDS,
     BatchReadOptions,
     ClientData,
     Minibatches,
-    permuted,
     reader,
 )
+from fedjaxsim.kernels.permutation import _ROUNDS, permuted
 
 TOTAL = 64  # rows of all clients together
 

@@ -91,19 +91,19 @@ def test_one_step_by_hand():
     data = data_of(1)
     start = task.init(jax.random.key(0))
     assert task.linear is not None
-    update, loss = linear_update(start, data.fold, 1, 2, task.linear, jnp.float32(1.0))
+    update = linear_update(start, data.fold, 1, 2, task.linear, jnp.float32(1.0))
     assert isinstance(update["kernel"], Sealed)
     np.testing.assert_array_equal(update["kernel"].dense(), [[1, 5]])
     np.testing.assert_array_equal(update["bias"], [4])
-    assert float(loss) == 10
+    assert float(data.metrics()["loss"]) == 10
     # The second step sees v = (1, 5), 4: errors 15 − 2 and 9 − 6, so −ηR = −(6.5, 1.5).
     data = data_of(2)
-    update, loss = linear_update(start, data.fold, 2, 2, task.linear, jnp.float32(1.0))
+    update = linear_update(start, data.fold, 2, 2, task.linear, jnp.float32(1.0))
     np.testing.assert_array_equal(update["kernel"].dense(), [[1 - 6.5, 5 - 13 - 1.5]])
     np.testing.assert_array_equal(update["bias"], [4 - 6.5 - 1.5])
-    assert float(loss) == 10 + (13**2 + 3**2) / 4
+    assert float(data.metrics()["loss"]) == (10 + (13**2 + 3**2) / 4) / 2
     # With μ = 1/2 the first update is halved before the second step.
-    update, _ = linear_update(start, data.fold, 2, 2, task.linear, jnp.float32(1.0), mu=0.5)
+    update = linear_update(start, data.fold, 2, 2, task.linear, jnp.float32(1.0), mu=0.5)
     np.testing.assert_array_equal(update["kernel"].dense(), [[0.5 - 6.5, 2.5 - 13 - 1.5]])
 
 

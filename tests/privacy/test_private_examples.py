@@ -4,6 +4,7 @@ import functools
 
 import dp_accounting
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import own_algorithms
@@ -12,12 +13,13 @@ from dp_accounting.rdp import RdpAccountant
 from problems import least_squares
 
 import fedjaxsim as fjs
+from fedjaxsim.algorithm import Context
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.audit.one_run import of_scores
-from fedjaxsim.data.batch import ProtectedBatches, Protection
-from fedjaxsim.data.minibatches import protected_view
-from fedjaxsim.engine.accounts import require_protection
-from fedjaxsim.engine.example_checks import gradients_per_minibatch
+from fedjaxsim.data.batch import UnprotectedError
+from fedjaxsim.data.minibatches import view_here
+from fedjaxsim.engine.accounts import gradients_of, require_protection
+from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.kernels import threefry
 from fedjaxsim.privacy import silos as of_silos
@@ -36,7 +38,7 @@ from fedjaxsim.privacy.events import (
 from fedjaxsim.privacy.guarantee import compose_reports, report, spent
 from fedjaxsim.privacy.ledger import Ledger, no_charges
 from fedjaxsim.privacy.mechanisms import NOISE_MULTIPLIER, noise_like
-from fedjaxsim.privacy.private_examples import _query_key, private_gradient
+from fedjaxsim.privacy.private_examples import GradientNoise, Sampled
 from fedjaxsim.sweep import SimulationBatch
 
 STEPS, SIZE = 4, 2
@@ -46,15 +48,15 @@ PRIVATE = fjs.private_examples(TASK, microbatch_size=8)
 
 def gradients(algorithm, minibatches=fjs.Minibatches(SIZE, steps=STEPS), population=POPULATION):
     rows = Rows.shapes(population, "train")
-    return gradients_per_minibatch(algorithm, minibatches, rows, population.num_clients)
+    return gradients_of(algorithm, minibatches, rows, population.num_clients)
 
 
 # --- attacks: ways of an example past the noise ---------------------------------------------------
 
 
-def own(step):
+def own(step, task=PRIVATE):
     """FedAvg whose clients do something else with their rows."""
-    base = fjs.fedavg(PRIVATE)
+    base = fjs.fedavg(task)
 
     def client(shared, personal, data, hparams, context):
         update = step(shared.params, data)
@@ -83,6 +85,10 @@ def sends_rows(w, data):
     return filled(w, data.fold(lambda total, batch: total + batch.fields["y"][0], jnp.zeros(())))
 
 
+def counts_examples(w, data):
+    return filled(w, data.fold(lambda total, batch: total + batch.weight.sum(), jnp.zeros(())))
+
+
 def reads_all_rows(w, data):
     def add(total, batch):
         return jax.tree.map(jnp.add, total, jax.grad(PRIVATE.loss)(w, batch))
@@ -90,191 +96,150 @@ def reads_all_rows(w, data):
     return data.full_pass(add, zeros(w))
 
 
-def chooses_by_loss(w, data):
-    def step(carry, batch):
-        good = PRIVATE.loss(w, batch) < 1
-        return jax.lax.cond(good, lambda: jax.grad(PRIVATE.loss)(w, batch), lambda: carry)
-
-    return data.fold(step, zeros(w))
-
-
-def differentiates_twice(w, data):
-    def step(carry, batch):
-        def norm(w):
-            return sum(jnp.sum(g**2) for g in jax.tree.leaves(jax.grad(PRIVATE.loss)(w, batch)))
-
-        return jax.grad(norm)(w)
-
-    return data.fold(step, zeros(w))
-
-
-def mixes_rows(w, data):
-    def step(carry, batch):
-        fields = batch.fields | {"y": batch.fields["y"] + jnp.mean(batch.fields["y"])}
-        return jax.grad(PRIVATE.loss)(w, batch._replace(fields=fields))
-
-    return data.fold(step, zeros(w))
-
-
-def starts_at_rows(w, data):
-    def step(carry, batch):
-        at = jax.tree.map(lambda leaf: leaf + batch.fields["y"][0], w)
-        return jax.grad(PRIVATE.loss)(at, batch)
-
-    return data.fold(step, zeros(w))
-
-
 def keeps_a_minibatch(w, data):
-    shapes = data.batch_shapes(PRIVATE.examples.capacity(SIZE)).fields
-    first = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
+    kept = []
 
     def step(carry, batch):
-        return jax.grad(PRIVATE.loss)(w, batch), batch.fields
+        kept.append(batch)
+        return PRIVATE.gradient(w, batch)
 
-    return data.fold(step, (zeros(w), first))[0]
-
-
-def goes_on_until(w, data):
-    def step(carry, batch):
-        return jax.lax.while_loop(
-            lambda w: w["bias"][0] < 1, lambda w: jax.grad(PRIVATE.loss)(w, batch), carry
-        )
-
-    return data.fold(step, w)
+    data.fold(step, zeros(w))
+    return PRIVATE.gradient(w, kept[0])
 
 
-def turns_noise_off(w, data):
-    def step(carry, batch):
-        noise = batch.protection._replace(noise_multiplier=jnp.zeros(()))
-        return jax.grad(PRIVATE.loss)(w, batch._replace(protection=noise))
-
-    return data.fold(step, zeros(w))
+def gives_a_minibatch_to_the_next_fold(w, data):
+    kept = []
+    data.fold(lambda carry, batch: kept.append(batch) or carry, w)
+    return data.fold(lambda carry, batch: PRIVATE.gradient(carry, kept[0]), w)
 
 
-def protects_itself(w, data):
-    bare = protected_view(data, ProtectedBatches(8, jnp.array(1e9), jnp.zeros(())))
-    return bare.fold(lambda carry, batch: jax.grad(PRIVATE.loss)(w, batch), zeros(w))
+def leaks_an_example_from_its_loss(w, data):
+    kept = []
 
-
-def uses_another_task(w, data):
-    other = fjs.private_examples(TASK._replace(loss=lambda w, batch: 2 * TASK.loss(w, batch)))
+    def loss(params, batch):
+        kept.append(batch.fields["y"][0])
+        return TASK.loss(params, batch)
 
     def step(carry, batch):
-        one, two = (jax.grad(task.loss)(w, batch) for task in (other, PRIVATE))
-        return jax.tree.map(jnp.subtract, one, two)
+        PRIVATE._replace(loss=loss).gradient(w, batch)
+        return carry + kept[-1]
 
-    return data.fold(step, zeros(w))
-
-
-def uses_the_plain_task(w, data):
-    return data.fold(lambda carry, batch: jax.grad(TASK.loss)(w, batch), zeros(w))
+    return filled(w, data.fold(step, jnp.zeros(())))
 
 
-def of_batch(change):
-    """Gradients of a changed minibatch."""
+def in_a_step(repeat):
+    """Gradients taken in another way than directly, `repeat(gradient, w)` in a step."""
 
     def step(w, data):
-        def one(carry, batch):
-            return jax.grad(PRIVATE.loss)(w, change(batch, data.count > 0))
+        return data.fold(lambda w, batch: repeat(lambda w: PRIVATE.gradient(w, batch), w), w)
 
-        return data.fold(one, zeros(w))
-
-    step.__name__ = change.__name__
+    step.__name__ = repeat.__name__
     return step
 
 
-@of_batch
-def weighs_by_labels(batch, always):
-    return batch._replace(weight=batch.fields["y"])
+@in_a_step
+def scans(gradient, w):
+    return jax.lax.scan(lambda w, _: (gradient(w), None), w, length=5)[0]
 
 
-@of_batch
-def takes_c_for_z(batch, always):
-    noise = batch.protection
-    swapped = {"noise_multiplier": noise.clip_norm, "clip_norm": noise.noise_multiplier}
-    return batch._replace(protection=noise._replace(**swapped))
+@in_a_step
+def maps(gradient, w):
+    many = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1e-6]), w)
+    return jax.tree.map(lambda leaf: leaf.mean(0), jax.vmap(gradient)(many))
 
 
-@of_batch
-def may_turn_noise_off(batch, always):
-    noise = batch.protection
-    z = jax.lax.cond(always, lambda: jnp.zeros(()), lambda: noise.noise_multiplier)
-    return batch._replace(protection=noise._replace(noise_multiplier=z))
+@in_a_step
+def chooses(gradient, w):
+    return jax.lax.cond(w["bias"][0] > 0, gradient, lambda w: w, w)
 
 
-@of_batch
-def may_mix_rows(batch, always):
-    y = batch.fields["y"]
-    y = jax.lax.cond(always, lambda: y + jnp.mean(y), lambda: y)
-    return batch._replace(fields=batch.fields | {"y": y})
+@in_a_step
+def differentiates_twice(gradient, w):
+    return jax.grad(lambda w: sum(jnp.sum(g**2) for g in jax.tree.leaves(gradient(w))))(w)
 
 
-def maps_gradients(w, data):
-    def step(carry, batch):
-        near = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1e-6]), w)
-        each = jax.vmap(jax.grad(PRIVATE.loss), (0, None))(near, batch)
-        return jax.tree.map(lambda leaf: leaf.mean(0), each)
-
-    return data.fold(step, zeros(w))
+@in_a_step
+def linearizes(gradient, w):
+    return jax.jvp(gradient, (w,), (w,))[1]
 
 
-def folds_inside_a_fold(w, data):
-    def step(w, batch):
-        return data.fold(lambda w, _: jax.grad(PRIVATE.loss)(w, batch), w)
-
-    return data.fold(step, w)
+@in_a_step
+def goes_on_until(gradient, w):
+    return jax.lax.while_loop(lambda w: w["bias"][0] < 1, gradient, w)
 
 
-def counts_until(w, data):
-    def step(carry, batch):
-        def goes_on(i):
-            at = jax.tree.map(lambda leaf: leaf + 1e-6 * i, w)
-            return jax.grad(PRIVATE.loss)(at, batch)["bias"][0] < 1
-
-        return filled(w, jax.lax.while_loop(goes_on, lambda i: i + 1, 0) * 1.0)
-
-    return data.fold(step, zeros(w))
+@in_a_step
+def compiles(gradient, w):
+    once = jax.jit(gradient)
+    return once(once(w))
 
 
-def writes_in_place(w, data):
-    def step(carry, batch):
-        kept = jax.new_ref(jnp.zeros(()))
-        kept[...] = batch.fields["y"][0]
-        return jax.tree.map(lambda g: 0 * g + kept[...], jax.grad(PRIVATE.loss)(w, batch))
-
-    return data.fold(step, zeros(w))
+@in_a_step
+def checkpoints(gradient, w):
+    once = jax.checkpoint(gradient)
+    return once(once(w))
 
 
-def notices_the_check(w, data):
-    def step(carry, batch):
-        if batch.protection.key is None:
-            return jax.grad(PRIVATE.loss)(carry, batch)
-        return filled(w, batch.fields["y"][0])
+def folds_inside(wrapper):
+    """Folds elsewhere than directly in the client."""
 
-    return data.fold(step, w)
+    def step(w, data):
+        def epoch(w):
+            return data.fold(lambda w, batch: PRIVATE.gradient(w, batch), w)
 
+        return wrapper(epoch, w, data)
 
-def knows_the_key(w, data):
-    def step(carry, batch):
-        noise = noise_like(_query_key(batch.protection.key, w), w, batch.protection.clip_norm)
-        return jax.tree.map(jnp.subtract, jax.grad(PRIVATE.loss)(w, batch), noise)
-
-    return data.fold(step, zeros(w))
+    step.__name__ = wrapper.__name__
+    return step
 
 
-LEAKS = [
-    weighs_by_labels, takes_c_for_z, may_turn_noise_off, may_mix_rows, maps_gradients,
-    folds_inside_a_fold, counts_until, writes_in_place, notices_the_check, knows_the_key,
-    sends_losses, sends_rows, reads_all_rows, chooses_by_loss, differentiates_twice, mixes_rows,
-    starts_at_rows, keeps_a_minibatch, goes_on_until, turns_noise_off, protects_itself,
-    uses_another_task, uses_the_plain_task,
+@folds_inside
+def a_fold(epoch, w, data):
+    return data.fold(lambda w, _: epoch(w), w)
+
+
+@folds_inside
+def a_loop(epoch, w, data):
+    return jax.lax.fori_loop(0, 3, lambda _, w: epoch(w), w)
+
+
+@folds_inside
+def a_function_compiled_before(epoch, w, data):
+    once = jax.jit(epoch)
+    w = once(w)
+    return data.fold(lambda w, _: once(w), w)
+
+
+@folds_inside
+def a_checkpoint(epoch, w, data):
+    once = jax.checkpoint(epoch)
+    w = once(w)
+    return data.fold(lambda w, _: once(w), w)
+
+
+REFUSED = [
+    sends_losses, sends_rows, counts_examples, reads_all_rows, keeps_a_minibatch,
+    gives_a_minibatch_to_the_next_fold, scans, maps, chooses, differentiates_twice, linearizes,
+    goes_on_until, compiles, checkpoints, a_fold, a_loop, a_function_compiled_before, a_checkpoint,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.__name__)
+@pytest.mark.parametrize("leak", REFUSED, ids=lambda leak: leak.__name__)
 def test_other_ways_of_rows_are_refused(leak):
-    with pytest.raises(ValueError, match=r"example|losses|derivatives"):
+    with pytest.raises(UnprotectedError, match=r"examples|no noise") as caught:
         gradients(own(leak))
+    assert "task.gradient" in str(caught.value) or "directly" in str(caught.value)
+
+
+def test_an_example_does_not_leave_the_function_of_its_loss():
+    with pytest.raises(jax.errors.UnexpectedTracerError):
+        gradients(own(leaks_an_example_from_its_loss))
+
+
+def test_a_jax_that_cannot_tell_traces_refuses(monkeypatch):
+    monkeypatch.delattr(jax.extend.core, "get_opaque_trace_state")
+    with pytest.raises(UnprotectedError, match="directly"):
+        gradients(fjs.fedavg(PRIVATE))
 
 
 def test_a_client_s_settings_cannot_be_changed():
@@ -285,25 +250,14 @@ def test_a_client_s_settings_cannot_be_changed():
         gradients(own(takes_all_rows))
 
 
-def test_gradients_of_one_loss_in_two_forms_would_share_their_noise():
-    def signed(params, batch):
-        sign, w = (-1, params[0]) if isinstance(params, tuple) else (1, params)
-        return sign * TASK.loss(w, batch)
+def test_an_algorithm_without_gradients_is_refused():
+    with pytest.raises(UnprotectedError, match="no gradient"):
+        gradients(own(lambda w, data: zeros(w)))
 
-    task = fjs.private_examples(TASK._replace(loss=signed), microbatch_size=8)
-    algorithm = fjs.fedavg(task)
 
-    def client(shared, personal, data, hparams, context):
-        w = shared.params
-
-        def step(carry, batch):
-            one, (other,) = (jax.grad(task.loss)(at, batch) for at in (w, (w,)))
-            return jax.tree.map(jnp.subtract, one, other)
-
-        return personal, data.fold(step, zeros(w)), {}
-
-    with pytest.raises(ValueError, match="several shapes"):
-        gradients(algorithm._replace(client=client))
+def test_running_statistics_are_refused():
+    with pytest.raises(ValueError, match="LayerNorm"):
+        fjs.private_examples(TASK._replace(track=lambda params, moved, batch: moved))
 
 
 def test_gradients_are_counted_with_the_hyperparameters_of_the_run():
@@ -312,7 +266,7 @@ def test_gradients_are_counted_with_the_hyperparameters_of_the_run():
     def client(shared, personal, data, hparams, context):
         def step(w, batch):
             for _ in range(jnp.size(hparams.noise_multiplier)):
-                w = jax.grad(PRIVATE.loss)(w, batch)
+                w = PRIVATE.gradient(w, batch)
             return w
 
         return personal, data.fold(step, shared.params), {}
@@ -320,21 +274,83 @@ def test_gradients_are_counted_with_the_hyperparameters_of_the_run():
     known = (*algorithm.hyperparameters, NOISE_MULTIPLIER)
     sim = simulation(algorithm._replace(client=client, hyperparameters=known))
     hparams = values(sim, noise_multiplier=jnp.ones(3), clip_norm=1.0)
-    with pytest.raises(ValueError, match="takes 3 gradients"):
+    with pytest.raises(UnprotectedError, match="takes 3 gradients"):
         sim.init(0, hparams)
 
 
-@pytest.mark.parametrize("name", ["qffl", "ifca", "per-fedavg"])
-def test_systems_that_use_rows_otherwise_are_refused(name):
-    with pytest.raises(ValueError, match="examples cannot be private"):
-        gradients(SYSTEMS[name].make(PRIVATE, 3))
+COUNTS = {
+    "pmtl": 1, "ditto": 2, "ppsgd": 1, "dpfedmtl": 1, "dpfedmtl-as-published": 1, "fedavg": 1,
+    "fedprox": 1, "naive-dp": 1, "local": 1, "finetune": 1, "scaffold": 1, "feddyn": 1, "apfl": 2,
+    "pfedme": 5, "fedala": 2, "fedper": 1, "fedrep": 2, "fedavgm": 1, "fedadam": 1, "fedyogi": 1,
+    "fedbn": 1,
+}  # fmt: skip
+"""The gradients of a minibatch that each system takes; the others are refused."""
 
 
-def test_gradients_of_a_minibatch_are_counted():
-    inner = functools.partial(own_algorithms.pfedme, inner_steps=3)
-    counts = {fjs.fedavg: 1, fjs.ditto: 2, own_algorithms.apfl: 2, inner: 3, fjs.pfedme: 5}
-    for factory, wanted in counts.items():
-        assert gradients(factory(PRIVATE)) == wanted
+@functools.cache
+def network():
+    """Three clients with classes, and a network whose layers can be told apart."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {"x": rng.normal(size=(n, 3)), "y": rng.integers(0, 3, n).astype(np.int32)}
+        for n in (5, 30, 9)
+    ]
+    model = fjs.models.mlp((3,), 3, (4,), layer_norm=True)
+    return fjs.data.Population.from_clients(rows), fjs.tasks.softmax(model, 3)
+
+
+@pytest.mark.parametrize("name", sorted(SYSTEMS))
+def test_every_system_is_protected_or_refused(name):
+    """By law: gradients at run time, counted as their noise is drawn, are those charged."""
+    system = SYSTEMS[name]
+    population, task = network()
+    task = fjs.tasks.softmax(fjs.models.linear((3,), 3), 3) if system.linear else task
+    private = fjs.private_examples(task, microbatch_size=8)
+    algorithm = system.make(private, 3)
+    minibatches = fjs.Minibatches(SIZE, steps=1 if system.one_minibatch else STEPS)
+    if name not in COUNTS:
+        with pytest.raises(UnprotectedError, match=r"examples cannot be private|no noise"):
+            gradients(algorithm, minibatches, population)
+        return
+    counted = []
+
+    def noise(key, tree, scale):
+        jax.debug.callback(lambda: counted.append(1))
+        return noise_like(key, tree, scale)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedjaxsim.privacy.private_examples.noise_like", noise)
+        found = taken_by_a_client(algorithm, minibatches, population)
+    assert found == COUNTS[name]
+    assert len(counted) == COUNTS[name] * minibatches.steps
+
+
+def taken_by_a_client(algorithm, minibatches, population):
+    """Run a round of client 1, compiled; return the tickets that its minibatches have given."""
+    fields = jax.tree.map(jnp.asarray, dict(population.fields))
+    rows, tickets = Rows.place(population, "train", fields), []
+    records = (*algorithm.hyperparameters, *PRIVATE.examples.hyperparameters)
+    hparams = fjs.Hyperparameters(**{record.name: jnp.float32(0.5) for record in records})
+
+    @jax.jit
+    def a_round(key):
+        client = jnp.int32(1)
+        data = rows.of(client, key, minibatches, Layout(2, "vmap"))
+        view = view_here(data, PRIVATE.examples.of_client(data.count, SIZE, hparams, ()))
+        states = algorithm.init(key, hparams)
+        context = Context(jnp.int32(0), key, client, population.num_clients, jnp.ones(()))
+        results = algorithm.client(*states, view, hparams, context)[:2]
+        tickets.append(view.tickets)
+        return results
+
+    jax.block_until_ready(a_round(jax.random.key(0, impl="threefry2x32")))
+    jax.effects_barrier()
+    return tickets[-1]
+
+
+def test_own_algorithms_are_protected_without_a_change():
+    assert gradients(own_algorithms.apfl(PRIVATE)) == 2
+    assert gradients(own_algorithms.pfedme(PRIVATE, inner_steps=3)) == 3
 
 
 def test_a_state_keeps_its_kind_of_protection():
@@ -420,7 +436,8 @@ def test_one_client_runs_dp_sgd():
             norm = np.sqrt(sum(np.sum(g**2) for g in gradient.values()))
             for name in total:
                 total[name] += gradient[name] * min(1, 0.3 / norm)
-        added = noise_like(_query_key(noise, w), w, jnp.float32(0.7) * jnp.float32(0.3))
+        ticket = threefry.fold_in(noise, 0)
+        added = noise_like(ticket, w, jnp.float32(0.7) * jnp.float32(0.3))
         state, _ = sim.round(state, hparams)
         for name, leaf in state.personal.items():
             step = (total[name] + np.asarray(added[name])) / (float(rate) * 7)
@@ -428,50 +445,76 @@ def test_one_client_runs_dp_sgd():
     assert np.asarray(state.consumed).tolist() == [3]
 
 
-def protected(key, z=1.0, clip=1.0, rows=6, expected=6):
-    """A minibatch with some rows, and its noise."""
-    fields = {"x": jnp.ones((8, 3)), "y": jnp.zeros(8)}
-    noise = Protection(key, jnp.float32(clip), jnp.float32(z), jnp.float32(expected))
-    return fjs.Batch(fields, (jnp.arange(8) < rows).astype(float), noise)
+def noise_of(z=1.0, clip=1.0, capacity=8, size=8):
+    return GradientNoise(capacity, size, jnp.float32(clip), jnp.float32(z))
 
 
-def test_the_noise_follows_from_minibatch_and_parameters():
-    """Equal queries get one answer; others get noise of their own, of standard deviation zC."""
+def sampled(key, rows=6, expected=6.0, places=8):
+    """A minibatch with some rows."""
+    fields = {"x": jnp.ones((places, 3)), "y": jnp.zeros(places)}
+    batch = fjs.Batch(fields, (jnp.arange(places) < rows).astype(float))
+    return Sampled(batch, key, jnp.float32(expected))
+
+
+def test_every_ticket_has_noise_of_its_own():
+    """Whatever the parameters: of standard deviation zC, and independent."""
 
     @jax.jit
     @jax.vmap
-    def noise(seed, shift):
-        w = {"kernel": jnp.full((1, 3), shift), "bias": jnp.zeros(1)}
-        batch = protected(jax.random.key(seed, impl="threefry2x32"), clip=2.0, rows=0, expected=1)
-        return private_gradient(TASK.loss, w, batch, 8)[1]["kernel"].ravel()
+    def noise(seed):
+        w = {"kernel": jnp.ones((1, 3)), "bias": jnp.zeros(1)}
+        batch = sampled(jax.random.key(seed, impl="threefry2x32"), rows=0, expected=1.0)
+        found = (noise_of(clip=2.0).gradient(TASK, w, batch, ticket) for ticket in (0, 1))
+        return [gradient["kernel"].ravel() for _, gradient in found]
 
-    seeds = jnp.arange(2000)
-    one, again, other = (np.asarray(noise(seeds, s + 0.0 * seeds)) for s in (0.5, 0.5, 0.5000001))
-    assert np.array_equal(one, again)
+    one, other = map(np.asarray, noise(jnp.arange(2000)))
     # Of 6,000 numbers: five standard errors.
     assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(6000)
-    assert abs(one.std() / 2 - 1) < 5 / np.sqrt(2 * 6000)
+    for each in (one, other):
+        assert abs(each.std() / 2 - 1) < 5 / np.sqrt(2 * 6000)
 
 
 def test_an_example_whose_gradient_is_not_finite_adds_nothing():
     """Of six rows with gradient (1, 1, 1, 1), clipped to half of it, four are finite."""
-    batch = protected(jax.random.key(0), z=0.0)
-    batch.fields["y"] = jnp.full(8, -1.0).at[:2].set(jnp.array([jnp.nan, jnp.inf]))
+    batch = sampled(jax.random.key(0))
+    batch.batch.fields["y"] = jnp.full(8, -1.0).at[:2].set(jnp.array([jnp.nan, jnp.inf]))
     w = {"kernel": jnp.zeros((1, 3)), "bias": jnp.zeros(1)}
-    _, gradient = private_gradient(TASK.loss, w, batch, 8)
+    _, gradient = noise_of(0.0).gradient(TASK, w, batch, 0)
     for leaf in jax.tree.leaves(gradient):
         np.testing.assert_allclose(leaf, 4 * 0.5 / 6, rtol=1e-4)  # the clip is a little below C
 
 
+def test_one_example_moves_the_sum_by_no_more_than_the_clip_norm():
+    """Where rounding is worst for a sum in float32 (Casacuberta et al. 2022): it moves by 20 C."""
+    unit, half = 2.0**-8, 2**12
+    chunk = [[sign * unit, *[0.0] * 15] for sign in (0.51, -0.49)]
+    targets = [0.5] * (half * 16 - 16), [0.5] * 15, [0.75], chunk * 64
+    rows = np.concatenate([np.ravel(each) for each in targets]).astype(np.float32)
+    w, places = {"kernel": jnp.zeros((1, 1)), "bias": jnp.zeros(1)}, len(rows)
+    task = TASK._replace(loss=lambda w, batch: batch.mean(batch.fields["y"] * w["kernel"][0, 0]))
+
+    @jax.jit
+    def total(rows):
+        batch = fjs.Batch({"y": rows}, jnp.ones(places))
+        noise = noise_of(0.0, capacity=places, size=16)
+        return noise.gradient(task, w, Sampled(batch, jax.random.key(0), jnp.float32(1)), 0)[1]
+
+    without = rows.copy()
+    without[half * 16 - 1] = 0
+    moved = float(total(rows)["kernel"][0, 0]) - float(total(without)["kernel"][0, 0])
+    whole = rows.astype(np.float64).sum()
+    assert abs(moved - 0.75) < 1e-3 + 2 * np.spacing(np.float32(whole))
+
+
 def test_minibatches_are_poisson_samples():
     """The number of inclusions of each row and the size of minibatches, by five standard errors."""
-    batches = ProtectedBatches(32, jnp.ones(()), jnp.ones(()))
+    batches = noise_of(capacity=32)
 
     @jax.jit
     @jax.vmap
     def drawn(seed):
         key = jax.random.key(seed, impl="threefry2x32")
-        batch = batches.sample(key, 3, jnp.int32(10), 16, lambda position: {"x": position})
+        batch = batches.sample(key, 3, jnp.int32(10), 16, lambda position: {"x": position}).batch
         return jnp.zeros(17).at[batch.fields["x"]].add(batch.weight)
 
     counts = np.asarray(drawn(jnp.arange(4000)))
@@ -542,7 +585,7 @@ def test_streams_and_sweeps_are_the_plain_run():
 
 @pytest.mark.thorough
 def test_a_run_is_differentiable_through_its_private_gradients():
-    """In z, by central differences, as long as no parameter's hash draws other noise."""
+    """In z, by central differences."""
     sim = fjs.Simulation(
         fjs.fedavg(PRIVATE), POPULATION, fjs.full_participation(), fjs.Minibatches(SIZE, steps=1)
     )
@@ -655,16 +698,19 @@ def test_canary_examples_bound_epsilon_from_below(z, refuted):
     """
     canaries = 200
     present = jax.random.bernoulli(jax.random.key(1), 0.5, (canaries,)).astype(float)
-    batch = fjs.Batch(
-        {"x": jnp.eye(canaries), "y": jnp.ones(canaries)},
-        jnp.ones(canaries),
-        protected(jax.random.key(0, impl="threefry2x32"), z)._asdict()["protection"],
+    fields = {"x": jnp.eye(canaries), "y": jnp.ones(canaries)}
+    batch = Sampled(
+        fjs.Batch(fields, jnp.ones(canaries)),
+        jax.random.key(0, impl="threefry2x32"),
+        jnp.float32(canaries),
     )
 
     def loss(w, batch):
         return batch.mean(-present[jnp.argmax(batch.fields["x"], 1)] * (batch.fields["x"] @ w))
 
-    _, gradient = private_gradient(loss, jnp.zeros(canaries), batch, canaries)
+    task = TASK._replace(loss=loss)
+    noise = noise_of(z, capacity=canaries, size=50)
+    _, gradient = noise.gradient(task, jnp.zeros(canaries), batch, 0)
     claimed = of_silos.epsilon_of(
         ((SamplingScheme("full", canaries, canaries), Entry(4.0, 1.0, 1)),), 1e-3, "zero_out"
     )

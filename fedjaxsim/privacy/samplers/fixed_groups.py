@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 
 from fedjaxsim import checks
-from fedjaxsim.data.minibatches import permuted
+from fedjaxsim.kernels.permutation import permuted
 from fedjaxsim.privacy.events import SamplingScheme
 from fedjaxsim.privacy.samplers.base import Cohort, Sampler, Sampling
 

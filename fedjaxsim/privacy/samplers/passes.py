@@ -5,8 +5,8 @@ import math
 import jax.numpy as jnp
 
 from fedjaxsim import checks
-from fedjaxsim.data.minibatches import permuted
 from fedjaxsim.kernels import threefry
+from fedjaxsim.kernels.permutation import permuted
 from fedjaxsim.privacy.events import SamplingScheme
 from fedjaxsim.privacy.samplers.base import Cohort, Sampler, Sampling
 
