@@ -27,16 +27,15 @@ from tyro.conf import Positional
 
 import fedjaxsim as fjs
 from fedjaxsim.bench.measure import Rounds, forget_peak, machine
+from fedjaxsim.cli import plan
 from fedjaxsim.data import load_folder, save_folder
 from fedjaxsim.data.arrays import shareable
 from fedjaxsim.data.ranges import consecutive
+from fedjaxsim.engine.target import Target
 from fedjaxsim.report.files import write_json
-from fedjaxsim.runs import capacity
 from fedjaxsim.runs.assemble import parts_of
-from fedjaxsim.runs.build import fill_settings
-from fedjaxsim.runs.memory import this_machine
+from fedjaxsim.runs.build import Experiment, fill_settings
 from fedjaxsim.runs.settings import RunConfig, run_config
-from fedjaxsim.runs.sizes import sizes_without_data
 
 ROUNDS, SPEED_ROUNDS, REPEATS, DEVICES = 10, 300, 3, 2
 PLACEMENTS = ("in memory", f"over {DEVICES} devices", "mapped", "streamed")
@@ -169,23 +168,30 @@ def measured(case: str, placement: str, folder: Path) -> Record:
     return found | {"rounds_per_second": speeds, "shared": hashlib.sha256(shared).hexdigest()}
 
 
-def planned(case: str) -> dict[str, dict[str, int]]:
-    """Return what is planned for every placement, in bytes."""
-    jax.config.update("jax_num_cpu_devices", DEVICES)
-    m, r, features, _ = CASES[case]
-    config = config_of(case)
-    found = capacity.plan(config, sizes_without_data(config, features, m, r), this_machine())
-    return {each["name"]: each["host"] for each in found.to_json()["placements"]}
+def planned(case: str, placement: str, folder: Path) -> int:
+    """Return what a placement is planned to need, in bytes."""
+    several = placement.startswith("over")
+    jax.config.update("jax_num_cpu_devices", DEVICES if several else 1)
+    population = load_folder(folder)
+    if placement not in ("mapped", "streamed"):
+        population = in_arrays(population, folder)
+    simulation, hparams = simulation_of(
+        case, population, devices=jax.devices() if several else None,
+        streamed=placement == "streamed",
+    )  # fmt: skip
+    experiment = Experiment(config_of(case), simulation, hparams, 1e-5)
+    return plan.planned(experiment, Target.here())["needs"]
 
 
 def of_case(case: str, folder: Path) -> Record:
     """Measure every placement of a case, beside its plan."""
-    plan, placements = in_process(planned, case), {}
+    placements = {}
     for name in PLACEMENTS:
+        needs = in_process(planned, case, name, folder)
         took = in_process(measured, case, name, folder)
-        ratio = plan[name]["peak"] / took["running"]
-        placements[name] = {"planned": plan[name], **took, "ratio": ratio}
-        mb = [round(each / 1e6) for each in (plan[name]["peak"], took["running"])]
+        ratio = needs / took["running"]
+        placements[name] = {"planned": needs, **took, "ratio": ratio}
+        mb = [round(each / 1e6) for each in (needs, took["running"])]
         speed = took["rounds_per_second"][0]
         print(f"{case}: {name}: planned {mb[0]} MB, took {mb[1]}, {ratio:.3f}, {speed:.4g}/s")
     if placements["in memory"]["shared"] != placements["mapped"]["shared"]:

@@ -20,6 +20,7 @@ class Extra(NamedTuple):
 
 EXTRAS = {
     "audit": Extra("audits need", ("jax_privacy",)),
+    "cuda": Extra("programs for NVIDIA's GPUs need", ("jax_cuda12_plugin",)),
     "equinox": Extra("equinox modules need", ("equinox",)),
     "hf": Extra("Hugging Face data sets need", ("datasets",)),
     "images": Extra("images need", ("PIL",)),
@@ -27,12 +28,13 @@ EXTRAS = {
     "plots": Extra("pictures need", ("matplotlib",)),
     "tables": Extra("data frames, table files and sweeps need", ("narwhals", "pandas", "pyarrow")),
     "tensorboard": Extra("the logger tensorboard needs", ("tensorboardX",)),
+    "tpu": Extra("programs for TPUs need", ("libtpu",)),
     "trackio": Extra("the logger trackio needs", ("trackio",)),
     "wandb": Extra("the logger wandb needs", ("wandb",)),
 }
 """Extras whose libraries the package imports."""
 
-_TITLES = {"PIL": "pillow", "jax_privacy": "jax-privacy"}
+_TITLES = {"PIL": "pillow", "jax_cuda12_plugin": "jax-cuda12-plugin", "jax_privacy": "jax-privacy"}
 """Names of libraries that differ from their modules'."""
 
 

@@ -55,12 +55,18 @@ def without(libraries, commands, folder):
     return dict(zip(commands, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
+DISTRIBUTIONS = {
+    "PIL": "pillow", "jax_privacy": "jax-privacy", "jax_cuda12_plugin": "jax[cuda12]",
+    "libtpu": "jax[tpu]",
+}  # fmt: skip
+
+
 def test_the_extras_are_those_of_the_project():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for name, extra in EXTRAS.items():
         listed = " ".join(declared["optional-dependencies"][name])
         for library in extra.libraries:
-            distribution = {"PIL": "pillow", "jax_privacy": "jax-privacy"}.get(library, library)
+            distribution = DISTRIBUTIONS.get(library, library)
             assert f"{distribution}>=" in listed
             assert not any(each.startswith(distribution) for each in declared["dependencies"])
 

@@ -1,87 +1,128 @@
-"""`fedjaxsim plan`."""
+"""`fedjaxsim plan`: what a run needs, as the compiler of its devices says."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
 from tyro.conf import OmitArgPrefixes
 
 from fedjaxsim.cli.shared_flags import ConfigFile, Machines, WithSettings
 from fedjaxsim.privacy.hypothetical import OptionalInt
-from fedjaxsim.runs.fields import listed, optional
-from fedjaxsim.runs.numbers import integers
-from fedjaxsim.runs.settings import RunConfig, flag
+from fedjaxsim.runs.fields import optional
+from fedjaxsim.runs.settings import RunConfig
 
-_READ = {"clients", "classes", "test_fraction", "validation_fraction", "seed"}
-"""Settings of the data that a plan without data reads."""
-
-
-def _positive(text: str) -> tuple[int, ...]:
-    """Read one or more positive whole numbers between commas."""
-    found = integers(text)
-    if min(found, default=0) < 1:
-        raise ValueError(f"must be positive whole numbers, got {text!r}")
-    return found
+if TYPE_CHECKING:
+    from fedjaxsim.engine.target import Target
+    from fedjaxsim.runs.build import Experiment
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan(WithSettings):
-    """Estimate the memory of a run for every placement, without running it."""
+    """Compile a run, without running it, and print the memory that it needs.
+
+    It reads the data; `--data random` gives any number of rows of any shape.
+    """
 
     settings: OmitArgPrefixes[RunConfig]
     config: ConfigFile = None
     """TOML file with the same settings; flags win over it."""
-    features: Annotated[
-        tuple[int, ...],
-        listed("INT", _positive),
-        tyro.conf.arg(help_behavior_hint="(default: those of the data)"),
-    ] = ()
-    """Shape of one example, as 784 or 28,28,1, in place of data: --clients with
-    --rows-per-client each, and --classes."""
-    rows_per_client: OptionalInt = None
-    """Rows of each client in place of data, test rows included."""
+    device: Annotated[
+        Literal["h100", "a100", "v5e"] | None, optional("{h100,a100,v5e}", "this machine's")
+    ] = None
+    """Device to compile for, which need not be there; its compiler is an extra: cuda or tpu."""
     devices: OptionalInt = None
-    """Number of accelerators to plan for, each with --device-memory."""
-    device_memory: Annotated[float | None, optional("GB", "none")] = None
-    """Memory of one accelerator, in GB (10⁹ bytes)."""
-    host_memory: Annotated[float | None, optional("GB", "this machine's")] = None
-    """Memory of their host, in GB."""
+    """Number of devices; by default all of this machine, or one of another kind."""
     json: bool = False
-    """Print JSON instead of tables."""
+    """Print JSON, in bytes."""
 
     def prepare(self) -> Callable[[], int]:
-        """Plan; return a function that prints the tables."""
-        self._check()
-        Machines().start()
-        from fedjaxsim.commands.plan import prepare_plan
-
-        return prepare_plan(
-            self.settings,
-            self.features or None,
-            self.rows_per_client or 0,
-            devices=self.devices or 0,
-            device_memory=self.device_memory or 0.0,
-            host_memory=self.host_memory,
-            json=self.json,
-        )
-
-    def _check(self) -> None:
+        """Compile; return a function that prints the table."""
         config = self.settings
         if config.out is not None:
             raise ValueError(f"out must not be given, as a plan writes no files, got {config.out}")
-        if not self.features and self.rows_per_client is not None:
-            raise ValueError("rows-per-client is for a plan without data: give features, too")
-        if self.features:
-            if self.rows_per_client is None:
-                raise ValueError("a plan without data needs clients and rows-per-client")
-            if unread := sorted(config.given().keys() & config.data_settings() - _READ):
-                raise ValueError(f"{flag(unread[0])} has no effect where features are given")
-        for name in ("devices", "device_memory", "host_memory"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{flag(name)} must be a positive number, got {value}")
-        if (self.devices is None) != (self.device_memory is None):
-            raise ValueError("accelerators need both --devices N and --device-memory GB")
-        if self.host_memory is not None and self.devices is None:
-            raise ValueError("host-memory needs accelerators: give devices, too")
+        if self.devices is not None and self.devices < 1:
+            raise ValueError(f"devices must be at least 1, got {self.devices}")
+        wanted = self.devices if self.device is None else None
+        Machines("all" if wanted is None else str(wanted)).start()
+        from fedjaxsim.engine.devices import require
+        from fedjaxsim.engine.target import Target
+        from fedjaxsim.report.files import print_json
+        from fedjaxsim.runs.build import checked
+
+        if self.device is None:
+            require(wanted)
+            target = Target.here()
+        else:
+            target = Target.named(self.device, self.devices or 1)
+        experiment = checked(config)
+        found = planned(experiment, target)
+
+        def work() -> int:
+            print_json(found) if self.json else _print(experiment, found)
+            return 0
+
+        return work
+
+
+def planned(experiment: "Experiment", target: "Target") -> dict[str, Any]:
+    """Return what a run needs on a target, in bytes, by name; compiles its programs.
+
+    A CPU's devices use the memory of this process, which is measured: Python, JAX, the programs and
+    the host's rows, in place of which a single device reads its own.
+    """
+    from fedjaxsim.engine.shape_bytes import bytes_of
+    from fedjaxsim.engine.target import compile_for
+    from fedjaxsim.runs.memory import host_bytes, private_bytes
+
+    compiled = compile_for(target, experiment.simulation.setup, experiment.hparams)
+    setup, need = compiled.setup, compiled.need
+    number = len(setup.devices or (None,))
+    parts = need._asdict() | {"process": 0, "host_states": 0}
+    needs, has = need.peak, target.backend.memory
+    if target.backend.platform == "cpu":
+        rows = 0 if number == 1 and not setup.streamed else need.rows
+        parts |= {"rows": rows, "process": private_bytes()}
+        if setup.streamed:
+            personal = experiment.state_shapes.personal, experiment.state_shapes.consumed
+            parts["host_states"] = bytes_of(personal)
+        needs = parts["process"] + parts["host_states"] + number * need._replace(rows=rows).peak
+        has = host_bytes()
+    return {
+        "device": target.name,
+        "devices": number,
+        "placement": "streamed" if setup.streamed else "in memory",
+        "clients": setup.num_clients,
+        "cohort": setup.sampler.scheme.capacity,
+        "chunk_size": compiled.chunk_size,
+        "chunk_map": setup.layout.chunk_map,
+        **parts,
+        "needs": needs,
+        "has": has,
+        "fits": None if has is None else needs <= has,
+    }
+
+
+_WORDS = {
+    "rows": "rows", "states": "personal states", "server": "the server's state",
+    "rounds": "a program of rounds", "evaluation": "a program of an evaluation",
+    "host_states": "all personal states, on the host",
+    "process": "this process: Python, JAX, programs, data", "needs": "needs", "has": "has",
+}  # fmt: skip
+
+
+def _print(experiment: "Experiment", found: dict[str, Any]) -> None:
+    from fedjaxsim.report.progress import bytes_text, print_rows
+
+    print(
+        f"{experiment.title}: {found['clients']:,} clients, cohorts of up to {found['cohort']:,}, "
+        f"{found['chunk_size']} at once ({found['chunk_map']})"
+    )
+    one = (
+        found["device"]
+        if found["devices"] == 1
+        else f"each of {found['devices']} {found['device']}"
+    )
+    rows = [(words, bytes_text(found[name])) for name, words in _WORDS.items() if found[name]]
+    print_rows(("memory", f"{found['placement']}, {one}"), rows)
+    if found["fits"] is not None:
+        print("it fits" if found["fits"] else "it does not fit")

@@ -8,7 +8,7 @@ import jax
 from fedjaxsim import checks
 from fedjaxsim.data.minibatches import BatchReadOptions
 from fedjaxsim.engine.shape_bytes import bytes_of
-from fedjaxsim.kernels import products
+from fedjaxsim.kernels import backend, products
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
@@ -102,7 +102,7 @@ class Layout:
         Products are summed by one matrix product a chunk, so clients run as one batch on a CPU,
         too, whose messages fit a core's cache.
         """
-        if self.chosen or not products.any_of(message) or jax.default_backend() != "cpu":
+        if self.chosen or not products.any_of(message) or backend.platform() != "cpu":
             return self
         return self.batched(CACHE // bytes_of(message))
 
@@ -167,7 +167,7 @@ def default_layout(
     """
     chosen = chunk_size is not None or chunk_map is not None
     asked = chunk_size, chunk_map
-    on_cpu = jax.default_backend() == "cpu"
+    on_cpu = backend.platform() == "cpu"
     scans = on_cpu and model_bytes > SMALL_MODEL
     if chunk_map is None:
         chunk_map = "scan" if scans else "vmap"
@@ -199,8 +199,7 @@ def at_once(free: int, client: int, slots: int, most: int = MOST_AT_ONCE) -> int
 
 def device_memory() -> int:
     """Return the bytes that JAX may allocate on the first device, by default `DEFAULT_MEMORY`."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    return stats.get("bytes_limit", DEFAULT_MEMORY)
+    return backend.memory() or DEFAULT_MEMORY
 
 
 def layout_of(

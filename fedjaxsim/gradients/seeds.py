@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjaxsim.kernels import backend
+
 PyTree = Any
 
 
@@ -22,7 +24,7 @@ def map_seeds(function: Callable[[jax.Array], PyTree], keys: jax.Array) -> PyTre
 
     One after another on a CPU, where a batch of whole runs takes S times the memory for no gain.
     """
-    on_cpu = jax.default_backend() == "cpu"
+    on_cpu = backend.platform() == "cpu"
     return jax.lax.map(function, keys) if on_cpu else jax.vmap(function)(keys)
 
 

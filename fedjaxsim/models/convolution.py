@@ -9,7 +9,7 @@ derivative and transformation works; operations are also chosen for fast transpo
 import jax
 import jax.numpy as jnp
 
-from fedjaxsim.kernels import winograd
+from fedjaxsim.kernels import backend, winograd
 
 
 def conv2d(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -33,7 +33,7 @@ def conv2d(x: jax.Array, kernel: jax.Array) -> jax.Array:
         )
     if x.shape[3] == 1:
         return _conv_one_channel(x, kernel)
-    if jax.default_backend() != "cpu":
+    if backend.platform() != "cpu":
         return _conv_wide(x, kernel)
     precise = jnp.result_type(x, kernel) in (jnp.float32, jnp.float64)
     tile = winograd.best_tile(x.shape, kernel.shape) if precise else None

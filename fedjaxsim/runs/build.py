@@ -21,6 +21,7 @@ from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import RATE, Hyperparameter, Hyperparameters, fill
+from fedjaxsim.kernels import backend
 from fedjaxsim.metrics import judged_by
 from fedjaxsim.privacy import calibration
 from fedjaxsim.privacy import filter as filters
@@ -33,7 +34,7 @@ from fedjaxsim.privacy.samplers import Sampler
 from fedjaxsim.report.files import Record
 from fedjaxsim.report.progress import bytes_text
 from fedjaxsim.runs.assemble import population_of, simulation_of
-from fedjaxsim.runs.memory import this_machine
+from fedjaxsim.runs.memory import host_bytes
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.runs.user_code import is_own
 from fedjaxsim.runs.validation import check_data
@@ -338,14 +339,13 @@ def check_memory(experiment: Experiment) -> None:
     fields = simulation.population.fields.values()
     row = sum(value.nbytes // len(value) for value in fields)
     batches = simulation.setup.layout.chunk_size * config.get("batch_size", 10) * row
-    machine = this_machine()
-    if machine.device is not None and not simulation.setup.streamed:
+    host, device = host_bytes(), backend.memory()
+    of_devices = host if device is None else device * jax.local_device_count()
+    if device is not None and not simulation.setup.streamed:
         rows = sum(value.nbytes for value in fields)
-        _check_memory(rows, machine.of_devices, "rows", "stream them (--streamed)")
-    _check_memory(
-        batches, machine.of_devices, "minibatches", "batch-size or chunk-size must be smaller"
-    )
-    states = machine.host if simulation.setup.streamed else machine.of_devices
+        _check_memory(rows, of_devices, "rows", "stream them (--streamed)")
+    _check_memory(batches, of_devices, "minibatches", "batch-size or chunk-size must be smaller")
+    states = host if simulation.setup.streamed else of_devices
     leaves, _ = jax.tree_util.tree_flatten_with_path(experiment.state_shapes.personal)
     what, needed = "states", 2 * bytes_of(experiment.state_shapes)
     if leaves:

@@ -1,4 +1,4 @@
-"""The traffic of a round, and the memory of this process and of machines."""
+"""The traffic of a round, and the memory of this process and machine."""
 
 import ctypes
 import os
@@ -6,7 +6,7 @@ import resource
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -66,34 +66,9 @@ def _status(name: str) -> int | None:
     return found[0] if found else None
 
 
-class Machine(NamedTuple):
-    """Memory of a machine, in bytes.
-
-    Attributes:
-      devices: the number of devices.
-      device: memory of each device; None if devices use the host's memory, as CPUs do.
-      host: memory of the host.
-      process: memory that this process had when the machine was described.
-    """
-
-    devices: int
-    device: int | None
-    host: int
-    process: int = 0
-
-    @property
-    def of_devices(self) -> int:
-        """Memory of all devices together, or of the host if devices use it."""
-        return self.host if self.device is None else self.devices * self.device
-
-
-def this_machine() -> Machine:
-    """Return the machine of this process; starts JAX."""
-    limits = [(device.memory_stats() or {}).get("bytes_limit") for device in jax.local_devices()]
-    known = [limit for limit in limits if limit is not None]
-    device = min(known) if len(known) == len(limits) else None
-    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Machine(len(limits), device, host, private_bytes())
+def host_bytes() -> int:
+    """Return the memory of this machine's host."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def device_peak_bytes(devices: Iterable[Any]) -> int | None:

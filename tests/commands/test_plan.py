@@ -1,67 +1,144 @@
-"""`fedjaxsim plan`."""
+"""`fedjaxsim plan`: memory counted by hand, what arrays take, and devices that are not there."""
 
+import dataclasses
 import json
+import sys
+from typing import Any
 
+import jax
 import pytest
 
 from fedjaxsim.cli import main
+from fedjaxsim.cli.plan import planned
+from fedjaxsim.engine.layout import default_layout
+from fedjaxsim.engine.target import _GPUS, Target, compile_for
+from fedjaxsim.extras import missing
+from fedjaxsim.kernels.backend import Backend, planning_for
+from fedjaxsim.runs.build import checked
+from fedjaxsim.runs.settings import run_config
+from fedjaxsim.simulation import with_parts
 
-SHAPES = "--features 32 --clients 1000 --rows-per-client 4"
+M, ROWS, FEATURES, CLASSES = 10, 6, 5, 3
+FLAGS = (
+    f"plan --data random --clients {M} --rows {ROWS} --shape {FEATURES} --labels {CLASSES} "
+    "--test-fraction 0.5 --sampling-rate 0.5 --local-steps 1"
+)
+OWN, ROW = 4 * (FEATURES + 1) * CLASSES, 4 * (FEATURES + 1)
+"""Bytes of a client's model, and of an example with its label."""
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (f"{SHAPES} --classes 3 --devices 0 --device-memory 80", "devices"),
-        (f"{SHAPES} --classes 3 --devices 4 --device-memory -1", "device-memory"),
-        (f"{SHAPES} --classes 3 --device-memory 80", "--devices"),
-        (f"{SHAPES} --classes 3 --host-memory 80", "host-memory"),
-        (f"{SHAPES} --classes 3 --out runs/plan", "out"),
-        (f"{SHAPES} --classes 3 --data synthetic", "data"),
-        (f"{SHAPES} --classes 3 --alpha 1", "alpha"),
-        (f"{SHAPES} --classes 3 --sampling-rate 2", "sampling-rate"),
-        (f"{SHAPES} --classes 3 --model gru", "gru"),
-        (SHAPES, "classes"),
-        ("--features 32 --clients 1000", "rows-per-client"),
-        ("--features 0 --clients 10 --rows-per-client 3", "features"),
-        ("--features 3 --clients 10 --rows-per-client 1 --classes 3", "rows"),
-        ("--features 3 --clients 3000000000 --rows-per-client 2", "clients"),
-        ("--features 3 --clients 1000000000 --rows-per-client 3 --classes 3", "int32"),
-        ("--rows-per-client 3", "rows-per-client"),
+        ("--out runs/plan", "out"),
+        ("--devices 0", "devices"),
+        ("--devices 999", "devices"),
+        ("--device b200", "b200"),
         ("--mu 1", "mu"),
-        ("--epsilon 1 --clip inf", "clip"),
+        ("--sampling-rate 2", "sampling-rate"),
         ("--epsilon 1 --accountant clt", "accountant"),
-        (f"{SHAPES} --classes 3 --epsilon 1 --accountant clt", "accountant"),
-        (f"{SHAPES} --classes 3 --sampling-rate 1e-6", "sampling-rate"),
         ("--data npz:absent.npz", "absent.npz"),
+        ("--data synthetic --clients 4", "labels"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_in_one_line(refused, flags, words):
     assert words in refused(f"plan {flags}")
 
 
-@pytest.mark.thorough
-def test_accelerators_are_planned_beside_this_machine(capsys):
-    flags = f"{SHAPES} --classes 3 --sampling-rate 0.1 --devices 4 --device-memory 80"
-    assert main(["plan", *flags.split(), "--json"]) == 0
+@pytest.mark.parametrize(("device", "extra"), [("h100", "cuda"), ("a100", "cuda"), ("v5e", "tpu")])
+def test_a_compiler_that_is_not_installed_names_its_extra(refused, monkeypatch, device, extra):
+    for library in ("jax_cuda12_plugin", "libtpu"):
+        monkeypatch.setitem(sys.modules, library, None)
+    assert f"pip install 'fedjaxsim[{extra}]'" in refused(f"plan --device {device}")
+
+
+def experiment_of(**settings: Any):
+    """A run of M clients, and this machine's first devices."""
+    config = run_config(
+        data="random", clients=M, rows=(ROWS,), shape=(FEATURES,), labels=CLASSES,
+        test_fraction=0.5, sampling_rate=0.5, local_steps=1, **settings,
+    )  # fmt: skip
+    return checked(config)
+
+
+def bytes_on(device, arrays):
+    """What arrays take on one device."""
+    leaves = {id(leaf): leaf for leaf in jax.tree.leaves(arrays) if isinstance(leaf, jax.Array)}
+    return sum(
+        part.data.nbytes
+        for leaf in leaves.values()
+        for part in leaf.addressable_shards
+        if part.device == device
+    )
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_memory_is_that_counted_by_hand_and_that_of_the_arrays(count):
+    experiment = experiment_of(algorithm="ditto", clip=1.0, noise_multiplier=1.0)
+    devices = tuple(jax.devices()[:count])
+    several = with_parts(experiment.simulation, devices=devices if count > 1 else None)
+    found = compile_for(Target.here(), several.setup, experiment.hparams)
+    need = found.need
+    assert need.states == M * OWN // count
+    assert need.rows == M * ROWS * ROW // count + 2 * 2 * 4 * M  # ranges of two splits everywhere
+    state, rows = several.init(0, experiment.hparams), several.setup.placed
+    used = {split: rows[split] for split in ("train", "test")}
+    assert bytes_on(devices[0], (state, used)) == need.rows + need.states + need.server
+    for program, working in ((found.rounds, need.rounds), (found.evaluation, need.evaluation)):
+        analysis = program.memory_analysis()
+        known = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
+        known += analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+        # An argument that a program does not read is none of its own.
+        assert 0 <= known - working <= need.rows + need.states + need.server + 200
+
+
+def test_a_streamed_run_needs_a_cohort_on_the_device_and_the_states_on_the_host():
+    experiment = experiment_of(algorithm="local", streamed=True)
+    found = planned(experiment, Target.here())
+    cohort = experiment.simulation.sampling.scheme.capacity
+    assert found["host_states"] == M * OWN
+    assert found["states"] == 2 * cohort * OWN
+    assert found["rows"] >= cohort * ROWS // 2 * ROW
+    assert found["needs"] < found["has"]
+
+
+def test_the_command_prints_the_table_or_its_numbers(capsys):
+    command = [*FLAGS.split(), "--algorithm", "local"]
+    assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    here, there = found["this machine"], found["4 accelerators of 80 GB"]
-    names = ["in memory", "over 4 devices", "mapped", "streamed"]
-    assert [each["name"] for each in there["placements"]] == names
-    assert all(each["fits"] for each in there["placements"])
-    assert [each["device"] for each in here["placements"]] == [None] * len(here["placements"])
-    assert there["placements"][1]["device"]["states"] == 1000 // 4 * 4 * 33 * 3
+    assert (found["clients"], found["devices"]) == (M, jax.device_count())
+    parts = sum(found[name] for name in ("rows", "states", "server"))
+    device = parts + max(found["rounds"], found["evaluation"])
+    assert found["needs"] == found["process"] + found["devices"] * device
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "personal states" in printed
+    assert printed.endswith("it fits\n")
+
+
+def test_layouts_are_those_of_the_device_that_is_planned_for():
+    experiment = experiment_of(algorithm="ditto", model="mlp", clip=1.0, noise_multiplier=1.0)
+    assert default_layout(10**6).scans
+    with planning_for(Backend("gpu", 10**9)):
+        assert default_layout(10**6) == dataclasses.replace(
+            default_layout(10**6), chunk_map="vmap", memory=10**9
+        )
+        setup = dataclasses.replace(experiment.simulation.setup, devices=None)
+        # Everything fits, so that all of a cohort run at once.
+        assert setup.chunk_size_for(experiment.hparams) == setup.sampler.scheme.capacity
+    assert default_layout(10**6).scans
 
 
 @pytest.mark.thorough
-def test_what_fits_nowhere_is_said_to_come_nearest_somewhere(capsys):
-    flags = f"{SHAPES} --classes 3 --sampling-rate 0.1 --devices 4 --device-memory 1e-6"
-    assert main(["plan", *flags.split(), "--host-memory", "1e-6"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "nothing fits" in line]
-    assert len(lines) == 1
-    assert "comes nearest, needs" in lines[0]
-    assert "which has 1 kB;" in lines[0]
-
-
-def test_data_that_do_not_suit_the_loss_are_refused(refused):
-    assert "labels" in refused("plan --data synthetic --clients 4")
+@pytest.mark.parametrize("name", [*_GPUS, "v5e"])
+def test_a_run_is_compiled_for_devices_that_are_not_there(name):
+    extra = "tpu" if name == "v5e" else "cuda"
+    if missing(extra) is not None:
+        pytest.skip(f"needs the extra {extra}")
+    experiment = experiment_of(algorithm="pmtl", clip=1.0, noise_multiplier=1.0)
+    for count in (1, 2):
+        target = Target.named(name, count)
+        found = compile_for(target, experiment.simulation.setup, experiment.hparams)
+        assert found.need.states == M * OWN // count
+        assert found.setup.layout.memory == target.backend.memory
+        assert found.rounds.memory_analysis().argument_size_in_bytes > found.need.states

@@ -15,7 +15,7 @@ from flax import nnx
 from problems import classification
 
 import fedjaxsim as fjs
-from fedjaxsim.engine.memory import memory_of
+from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.models import from_equinox, from_flax, from_nnx, in_bfloat16, linear, trainable
 from fedjaxsim.sweep import SimulationBatch
 from fedjaxsim.tasks import softmax
@@ -92,7 +92,7 @@ def test_only_the_trained_part_is_kept_and_sent():
     message = sim.setup.message_shapes(jax.random.key(0), hparams)
     assert sum(leaf.size for leaf in jax.tree.leaves(message)) == trained
     state, rows = sim.init(0, hparams), sim.setup.placed
-    assert memory_of(sim.program, hparams, rows).states == 4 * trained * POPULATION.num_clients
+    assert bytes_of(state.personal) == 4 * trained * POPULATION.num_clients
     chex.assert_trees_all_close(
         rows["train"].frozen, {f"hidden/{k}": v for k, v in whole()[1]["hidden"].items()}
     )

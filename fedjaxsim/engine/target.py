@@ -1,0 +1,316 @@
+"""A run's programs, compiled for this machine or for devices that are not there.
+
+A compiler needs only a description of its devices. `Target.named` takes TPUs from libtpu, and GPUs
+from the numbers of their data sheets. What a program needs is what its compiler says.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec
+
+from fedjaxsim import extras
+from fedjaxsim.engine.devices import SAME, mesh_of
+from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.setup import Setup
+from fedjaxsim.engine.shape_bytes import bytes_of
+from fedjaxsim.engine.shard import CLIENTS, pieces_of, specs_of_rows
+from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.engine.stream import DRAWS, Turn, block_of, draws_of, functions_of_fetched
+from fedjaxsim.hyperparameters import Hyperparameters
+from fedjaxsim.kernels import backend
+
+PyTree = Any
+
+_GPU = """
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: {shared}
+  threads_per_core_limit: 2048
+  core_count: {cores}
+  fpus_per_core: {units}
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {bandwidth}
+  l2_cache_size: {cache}
+  clock_rate_ghz: {clock}
+  device_memory_size: {memory}
+  shared_memory_per_block_optin: {block}
+  cuda_compute_capability {{ major: {major} }}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 }}
+device_description_str: "{name}"
+"""
+_GPUS: dict[str, dict[str, Any]] = {
+    "h100": {
+        "name": "NVIDIA H100 80GB HBM3", "major": 9, "cores": 132, "units": 128, "clock": 1.98,
+        "shared": 233472, "block": 232448, "cache": 52428800, "bandwidth": 3352320000000,
+        "memory": 84942979072,
+    },
+    "a100": {
+        "name": "NVIDIA A100-SXM4-80GB", "major": 8, "cores": 108, "units": 64, "clock": 1.41,
+        "shared": 167936, "block": 166912, "cache": 41943040, "bandwidth": 2039000000000,
+        "memory": 84987740160,
+    },
+}  # fmt: skip
+"""Numbers of data sheets, as XLA describes a GPU to its compiler."""
+_OF_A_GPU = 0.75
+"""The part of a GPU's memory that JAX allocates by default."""
+_OF_V5E = int(15.75 * 2**30)
+"""Bytes that JAX may allocate on a TPU v5e."""
+_V5E = {1: "2x2", 2: "2x2", 4: "2x2", 8: "2x4", 16: "4x4"}
+
+
+class Target(NamedTuple):
+    """Devices to compile for.
+
+    Attributes:
+      name: of one device.
+      lowering: the platform's name for lowering; None for this process's devices.
+      backend: their platform and memory.
+      devices: the devices, or their descriptions.
+    """
+
+    name: str
+    lowering: str | None
+    backend: backend.Backend
+    devices: tuple[Any, ...]
+
+    @classmethod
+    def here(cls) -> Self:
+        """Return this process's devices."""
+        devices = tuple(jax.devices())
+        own = backend.Backend(backend.platform(), backend.memory())
+        return cls(devices[0].device_kind, None, own, devices)
+
+    @classmethod
+    def named(cls, name: str, count: int = 1) -> Self:
+        """Return `count` devices of a kind: h100, a100 or v5e.
+
+        Raises:
+          MissingExtraError: if their compiler is not installed.
+          ValueError: if no such machine has `count` devices.
+        """
+        if name in _GPUS:
+            extras.require("cuda")
+            memory = int(_OF_A_GPU * _GPUS[name]["memory"])
+            found = topologies.get_topology_desc(
+                name, "cuda", target_config=_GPU.format(**_GPUS[name]), topology=f"1x1x{count}"
+            )
+            return cls(name, "cuda", backend.Backend("gpu", memory), tuple(found.devices))
+        extras.require("tpu")
+        if count not in _V5E:
+            raise ValueError(f"devices must be {', '.join(map(str, _V5E))} for {name}, got {count}")
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # of a machine in Google's cloud
+        found = topologies.get_topology_desc(f"v5e:{_V5E[count]}", "tpu")
+        return cls(name, "tpu", backend.Backend("tpu", _OF_V5E), tuple(found.devices)[:count])
+
+
+class Need(NamedTuple):
+    """Bytes that one device needs.
+
+    Attributes:
+      rows: all clients' rows, or those of one cohort.
+      states: the clients' parts of the state, or those of one cohort.
+      server: the rest of the state.
+      rounds: the program of the rounds beyond its arguments.
+      evaluation: the program of an evaluation beyond its arguments.
+    """
+
+    rows: int
+    states: int
+    server: int
+    rounds: int
+    evaluation: int
+
+    @property
+    def peak(self) -> int:
+        """The peak."""
+        return self.rows + self.states + self.server + max(self.rounds, self.evaluation)
+
+
+class Compiled(NamedTuple):
+    """The programs of a run, compiled.
+
+    Attributes:
+      setup: of the run on the target's devices.
+      rounds: the program of some rounds, or of one if the run is streamed.
+      evaluation: the program of an evaluation.
+      need: bytes on each device.
+      chunk_size: clients of a chunk.
+    """
+
+    setup: Setup
+    rounds: Any
+    evaluation: Any
+    need: Need
+    chunk_size: int
+
+
+def compile_for(
+    target: Target, setup: Setup, hparams: Hyperparameters, rounds: int = 2
+) -> Compiled:
+    """Compile a run's programs for the devices of a target; nothing is allocated there.
+
+    Args:
+      target: the devices; a streamed run takes the first.
+      setup: of the run.
+      hparams: of the run.
+      rounds: rounds of one program.
+    """
+    with contextlib.ExitStack() as stack:
+        if target.lowering is not None:
+            stack.enter_context(backend.planning_for(target.backend))
+            # Donation is decided for this process's devices, and a warning if they have none.
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore", UserWarning)
+            several = len(target.devices) > 1 and not setup.streamed
+            setup = dataclasses.replace(setup, devices=target.devices if several else None)
+        hparams = hparams.as_arrays()
+        lower = _Lowering(target, setup)
+        state = jax.eval_shape(setup.program.init, _key(), hparams)
+        if setup.streamed:
+            found = lower.streamed(state, hparams)
+        else:
+            found = lower.resident(state, hparams, rounds)
+        return Compiled(setup, *found, setup.chunk_size_for(hparams))
+
+
+class _Lowering(NamedTuple):
+    target: Target
+    setup: Setup
+
+    def compile(self, function: Any, *shapes: PyTree, **static: Any) -> Any:
+        traced = function.trace(*shapes, **static)
+        if self.target.lowering is None:
+            return traced.lower().compile()
+        return traced.lower(lowering_platforms=(self.target.lowering,)).compile()
+
+    def placed(self, tree: PyTree, specs: Any = SAME) -> PyTree:
+        """Return the shapes of a tree on the target's devices."""
+        several = self.setup.devices is not None
+        if self.target.lowering is None and not several:
+            return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+        mesh = mesh_of(self.target.devices[: None if several else 1], CLIENTS)
+
+        def one(spec: Any, subtree: PyTree) -> PyTree:
+            sharding = NamedSharding(mesh, spec)
+            return jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+                subtree,
+            )
+
+        return jax.tree.map(one, specs, tree, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
+
+    def resident(
+        self, state: SimulationState, hparams: Hyperparameters, rounds: int
+    ) -> tuple[Any, Any, Need]:
+        setup, program = self.setup, cast(Any, self.setup.transformed)
+        population, devices = setup.population, len(setup.devices or (None,))
+        rows: dict[str, Rows] = {}
+        for split in ("train", "test"):
+            each = Rows.shapes(population, split, setup.algorithm)
+            specs: Any = SAME
+            if devices > 1:
+                length = devices * pieces_of(population, devices)[1]
+                fields: Any = {
+                    name: jax.ShapeDtypeStruct((length, *leaf.shape[1:]), leaf.dtype)
+                    for name, leaf in each.fields.items()
+                }
+                each = dataclasses.replace(each, fields=fields)
+                specs = specs_of_rows(each)
+            rows[split] = self.placed(each, specs)
+        # One device keeps a client's state unless their number is not a multiple of the devices'.
+        even = setup.num_clients % devices == 0
+        specs: Any = program.specs(state) if devices > 1 and even else SAME
+        state, hparams = self.placed(state, specs), self.placed(hparams)
+        functions: Any = program.compiled()
+        advance = self.compile(functions.rounds, state, hparams, rows["train"], rounds=rounds)
+        measure = self.compile(functions.evaluate, state, hparams, rows["test"])
+        states = bytes_of((state.personal, state.consumed))
+        return advance, measure, Need(
+            bytes_of(rows["train"].fields) // devices + bytes_of(rows["train"].frozen)
+            + sum(bytes_of((each.start, each.count)) for each in rows.values()),
+            states // devices if even else states,
+            bytes_of(state) - states, _working(advance), _working(measure),
+        )  # fmt: skip
+
+    def streamed(self, state: SimulationState, hparams: Hyperparameters) -> tuple[Any, Any, Need]:
+        setup, program = self.setup, self.setup.program
+        cohort, population = setup.sampler.scheme.capacity, setup.population
+        of_all = bytes_of((state.personal, state.consumed)) // setup.num_clients
+        work, measure = map(jax.jit, functions_of_fetched(program))
+        placed: Mapping[str, Any] = setup.transformed.place(population)
+
+        def states(clients: int) -> PyTree:
+            return jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct((clients, *leaf.shape[1:]), leaf.dtype),
+                (state.personal, state.consumed),
+            )
+
+        def fetched(split: str, clients: int) -> Any:
+            room, empty = placed[split].room(clients), placed[split].empty
+            if empty.training is not None:
+                room += placed["train"].room(clients)
+            number = jax.ShapeDtypeStruct((clients,), jnp.int32)
+            fields = {
+                name: jax.ShapeDtypeStruct(
+                    (room, *values.shape[1:]), jax.dtypes.canonicalize_dtype(values.dtype)
+                )
+                for name, values in population.fields.items()
+            }
+            training = empty.training and dataclasses.replace(
+                empty.training, start=number, count=number, ids=number
+            )
+            return dataclasses.replace(
+                empty, fields=fields, start=number, count=number, ids=number, training=training
+            )
+
+        def with_states(clients: int) -> SimulationState:
+            personal, consumed = states(clients)
+            return dataclasses.replace(state, personal=personal, consumed=consumed)
+
+        drawing = functools.partial(draws_of(program), count=DRAWS)
+        draws = jax.eval_shape(drawing, state, np.int32(0), hparams)
+        number: Any = jax.ShapeDtypeStruct((), np.int32)
+        earlier = jax.ShapeDtypeStruct((cohort,), np.int32)
+        turn = Turn(draws, number, fetched("train", cohort), states(cohort), earlier)
+        block = block_of(setup.num_clients, of_all)
+        turn, rows = self.placed(turn), self.placed(fetched("test", block))
+        hparams = self.placed(hparams)
+        advance = self.compile(work, self.placed(with_states(cohort)), turn, hparams)
+        evaluate = self.compile(measure, self.placed(with_states(block)), hparams, rows)
+        own, server = cohort * of_all, bytes_of(state) - setup.num_clients * of_all
+        # A round reads states as fetched and those of the round before.
+        need = Need(bytes_of(turn.rows), 2 * own, server, _working(advance), 0)
+        others = bytes_of(rows) + block * of_all + _working(evaluate)
+        evaluation = max(0, others - need.rows - need.states)
+        return advance, evaluate, need._replace(evaluation=evaluation)
+
+
+def _working(compiled: Any) -> int:
+    """Return the bytes that a program needs beyond its arguments."""
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        raise ValueError("the compiler of this machine's devices has no memory analysis")
+    outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    return analysis.temp_size_in_bytes + outputs
+
+
+def _key() -> jax.Array:
+    return jax.random.key(0, impl="threefry2x32")
