@@ -18,11 +18,12 @@ import numpy as np
 
 from fedjaxsim import checks, metrics
 from fedjaxsim.engine.checkpoint import CheckpointFolder
+from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.loop import Callback as Callback
 from fedjaxsim.engine.loop import RunLoop as RunLoop
 from fedjaxsim.engine.loop import require_callbacks
 from fedjaxsim.engine.processes import from_all, is_first
-from fedjaxsim.engine.segments import Record, Segment
+from fedjaxsim.engine.segments import Record, Segment, rows_of
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.loggers import Logger as Logger
@@ -96,6 +97,29 @@ def describe_best(records: Sequence[Record], speed: float | None) -> str:
     return "  ".join(words)
 
 
+class Validation(Callback):
+    """Add each metric's value on validation rows to the records, for choices between runs.
+
+    It comes before the callbacks that keep the records. No guarantee covers such a choice.
+    """
+
+    initial = True
+
+    def segment(self, state: SimulationState, segment: Segment) -> None:
+        """Evaluate on validation rows."""
+        validate(self.run, state, segment)
+
+
+def validate(run: RunLoop, state: SimulationState, segment: Segment) -> Evaluation:
+    """Evaluate on validation rows; add columns `validation_METRIC` to the segment's records."""
+    found = run.evaluate(state, "validation")
+    summary = found.summary()
+    columns = {name: summary[name] for name in (f"validation_{each}" for each in found.values)}
+    for record, more in zip(run.records(state, segment), rows_of(columns, run.size), strict=True):
+        record.update({name: value for name, value in more.items() if name in columns})
+    return found
+
+
 class Patience(Callback):
     """Stop a run whose metric on validation rows no longer improves.
 
@@ -139,12 +163,10 @@ class Patience(Callback):
                 return False
             return self._judge(segment.private.mean, segment.private.larger_is_better)
         record = self.run.record(state, segment)
-        evaluation = self.run.evaluate(state, "validation")
-        summary = evaluation.summary()
-        as_test = {f"test_{name.partition('_')[2]}": name for name in summary}
+        evaluation = validate(self.run, state, segment)
+        as_test = {f"test_{name}": name for name in evaluation.values}
         name = as_test[str(metrics.judged_by(as_test))]
-        record[name] = value = float(summary[name])
-        return self._judge(value, evaluation.direction(name.partition("_")[2]))
+        return self._judge(float(record[f"validation_{name}"]), evaluation.direction(name))
 
     def _judge(self, value: float, larger_is_better: bool) -> bool:
         sign = 1 if larger_is_better else -1

@@ -311,14 +311,19 @@ def test_patience_counts_evaluations_that_are_no_better_than_the_best_before(val
 
 @pytest.mark.parametrize(("name", "sign"), [("accuracy", 1), ("loss", -1)])
 def test_patience_reads_validation_rows_with_the_sign_of_the_metric(name, sign):
-    values = iter([0.5, 0.25, math.nan])
+    scores = iter([0.5, 0.25, math.nan])
 
     class Run:
+        size = None
+
         def evaluate(self, state, split):
-            return Evaluation(split, np.ones(1, int), {name: np.array([next(values)])})
+            return Evaluation(split, np.ones(1, int), {name: np.array([next(scores)])})
 
         def record(self, state, segment):
             return segment
+
+        def records(self, state, segment):
+            return [segment]
 
     patience: Any = Patience(10)
     patience.run = Run()

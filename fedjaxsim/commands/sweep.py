@@ -10,22 +10,23 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjaxsim import callbacks
+from fedjaxsim import callbacks, metrics
 from fedjaxsim.callbacks import Cadence
 from fedjaxsim.commands.stopping import stoppable
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.engine.memory import bytes_per_run
+from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.report.progress import can_draw
-from fedjaxsim.report.results import Run
+from fedjaxsim.report.results import Run, choosing
 from fedjaxsim.runs.build import Experiment, population_of, prepare, versions
 from fedjaxsim.runs.fingerprints import fingerprint_of, settings_digest
 from fedjaxsim.runs.finished import runs_of_sweep
 from fedjaxsim.runs.own_check import check_own_code
-from fedjaxsim.runs.sweep_directory import SweepDirectory
+from fedjaxsim.runs.sweep_directory import SEARCH, SweepDirectory
 from fedjaxsim.runs.sweep_report import Best, best_of, print_report, write_report
-from fedjaxsim.runs.sweep_runs import SweepRuns, hyperparameters_of, read_sweep
+from fedjaxsim.runs.sweep_runs import SweepRuns, hyperparameters_of, read_plan
 from fedjaxsim.signals import stopped
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.sweep import SimulationBatch
@@ -87,9 +88,49 @@ def prepare_sweep(
       ValueError: for a bad setting in any of the runs, or if the directory holds another sweep or a
         damaged file.
     """
-    plan = read_sweep(file, data, seeds)
+    plan = read_plan(file, data, seeds)
+    how: Any = {
+        "checkpoint_every": checkpoint_every, "on_full_disk": on_full_disk, "overwrite": overwrite,
+        "quiet": quiet,
+    }  # fmt: skip
+    if isinstance(plan, SweepRuns):
+        return _prepared(plan, out, **how)
+    tuning = plan.tuning()
+    choose = _prepared(tuning, out / SEARCH, chooses=True, **how)
+
+    def search() -> int:
+        if code := choose():
+            return code
+        results = SweepDirectory(out / SEARCH, tuning).results()
+        runs = runs_of_sweep(results, tuning.columns, dict(tuning.base))
+        best = best_of(runs, tuning.columns, tuning.best_over, _judged(tuning))
+        judged = choosing(runs, best.metric)
+        return _prepared(plan.chosen(best.rows, metrics.label(judged)), out, **how)()
+
+    return search
+
+
+def _judged(plan: SweepRuns) -> str | None:
+    return plan.options.metric and f"test_{plan.options.metric}"
+
+
+def _prepared(
+    plan: SweepRuns,
+    out: Path,
+    *,
+    checkpoint_every: str | None,
+    on_full_disk: str,
+    overwrite: bool,
+    quiet: bool,
+    chooses: bool = False,
+) -> Callable[[], int]:
+    """Check runs, and return a function that does them; runs that choose have no report."""
     cadence = Cadence.parse(checkpoint_every)
     families = _families(plan)
+    for family in families:
+        _check_metric(plan, family)
+        if chooses and not _validates(family.simulation):
+            raise ValueError("a search chooses on validation rows: set validation-fraction")
     fingerprint = "-".join(fingerprint_of(family.simulation.population) for family in families)
     processes.agree({
         "settings": plan.fingerprint, "clients' rows": fingerprint,
@@ -110,21 +151,25 @@ def prepare_sweep(
                     _first_alone(directory.checkpoints.clear)
                 title = f"runs {done + 1}–{done + len(chunk.runs)} of {len(plan.runs)}"
                 progress = callbacks.Progress(title, quiet=quiet)
-                _compute(chunk, directory, stop, cadence, progress)
+                _compute(
+                    chunk, directory, stop, cadence, progress, clients=plan.options.client_metrics
+                )
                 if any(processes.from_all(stop.is_set())):
                     break
                 done += len(chunk.runs)
         results = directory.results()
-        if len(results) and processes.is_first():
+        left = len(plan.runs) - len(results["run"].unique())
+        if chooses and not left:
+            return 0
+        if len(results) and not chooses and processes.is_first():
             experiments = {k: v for family in families for k, v in family.experiments.items()}
             runs = runs_of_sweep(results, plan.columns, dict(plan.base))
-            best = best_of(runs, plan.columns, plan.best_over)
+            best = best_of(runs, plan.columns, plan.best_over, _judged(plan))
             write_report(plan, directory, runs, best, experiments)
             if draws:
                 _draw(plan, directory, runs, best)
             print_report(plan, runs, best)
         print(f"files in {directory.path}")
-        left = len(plan.runs) - len(results["run"].unique())
         if not left:
             return 0
         name, code = stopped(processes.from_all(stop.number))
@@ -162,14 +207,28 @@ def _families(plan: SweepRuns) -> list[_Family]:
     return list(families.values())
 
 
+def _validates(simulation: Simulation) -> bool:
+    return bool(simulation.population.splits["validation"].count.any())
+
+
+def _check_metric(plan: SweepRuns, family: _Family) -> None:
+    """Check that the runs have the metric that they are judged by."""
+    wanted = plan.options.metric
+    names = next(iter(family.experiments.values())).metrics
+    if wanted is not None and wanted not in names:
+        raise ValueError(f"metric must be one of {', '.join(names)}, got {wanted!r}")
+
+
 def _compute(
     chunk: _Chunk,
     directory: SweepDirectory,
     stop: Event,
     cadence: Cadence,
     progress: callbacks.Progress,
+    *,
+    clients: bool = False,
 ) -> None:
-    """Run a chunk to its end, or to its next checkpoint."""
+    """Run a chunk to its end, or to its next checkpoint; with `clients`, keep their metrics."""
     runs, first, batch = chunk
     config, recorded = first.config, callbacks.MetricsFile(directory.rows, exact=True)
     checkpoints = callbacks.Checkpoints(
@@ -184,21 +243,39 @@ def _compute(
         state,
         config.rounds - int(state.round),
         eval_every=config.eval_every,
-        callbacks=[recorded, progress, checkpoints, callbacks.StopOnInterrupt(stop)],
+        callbacks=[
+            *([callbacks.Validation()] if _validates(batch.simulation) else []),
+            recorded,
+            progress,
+            checkpoints,
+            callbacks.StopOnInterrupt(stop),
+        ],
         delta=first.delta,
         keep=0,
     )
     if int(state.round) < config.rounds:
         return
     replace = recorded.run.epsilon(state, "replace")
+    columns = _of_clients(batch, state, runs) if clients else None
 
     def add() -> None:
         rows = [{**row, "run": runs[row["run"]], "delta": first.delta} for row in recorded.rows]
         for row, epsilon in zip(rows[-len(runs) :], replace, strict=True):
             row["epsilon_replace"] = epsilon
-        directory.add(rows, seconds=recorded.seconds, compile_seconds=recorded.compile_seconds)
+        times = {"seconds": recorded.seconds, "compile_seconds": recorded.compile_seconds}
+        directory.add(rows, columns, **times)
 
     _first_alone(add)
+
+
+def _of_clients(
+    batch: SimulationBatch, state: SimulationState, runs: Sequence[int]
+) -> dict[str, np.ndarray]:
+    """Return the columns of the table of clients: a row for each run and client."""
+    found, names = batch.evaluate(state), batch.simulation.population.names
+    columns = {"run": np.repeat(np.asarray(runs, np.int32), len(names)), "client": np.tile(names, len(runs))}
+    values = {f"test_{name}": each.T.reshape(-1) for name, each in found.values.items()}
+    return {**columns, "test_rows": np.tile(found.count, len(runs)), **values}
 
 
 def _first_alone(write: Callable[[], None]) -> None:

@@ -112,16 +112,24 @@ class Experiment:
         return EvaluationPlan(noise, self.judging, self.config.evaluation_largest)
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of the metrics of each client."""
+        names = self._measured()
+        return (*names, *(["nmse"] if "squared_error" in names else []))
+
+    @property
     def judging(self) -> str:
         """The name of the client metric by which runs are judged on validation rows."""
+        return str(judged_by(f"test_{name}" for name in self._measured())).removeprefix("test_")
+
+    def _measured(self) -> tuple[str, ...]:
         measured = jax.eval_shape(
             self.simulation.program.evaluate,
             self.state_shapes,
             self.hparams.as_arrays(),
             Rows.shapes(self.simulation.population, "validation", self.simulation.algorithm),
         )
-        names = [f"test_{name}" for name in (*measured.sums, *measured.values)]
-        return str(judged_by(names)).removeprefix("test_")
+        return (*measured.sums, *measured.values)
 
     def draws(self) -> tuple[Drawn, ...]:
         """Return the draws of all rounds of a run, unless it is a later stage."""

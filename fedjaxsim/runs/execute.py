@@ -90,7 +90,14 @@ def execute(
     if config.patience is not None:
         patience = callbacks.Patience(config.patience, released=released)
     remembering = [recorded] if patience is None else [patience, recorded]
-    watching = [*remembering, callbacks.Progress(experiment.title, quiet=quiet)]
+    validates = simulation.population.splits["validation"].count.any() and not (
+        patience or released
+    )
+    watching = [
+        *([callbacks.Validation()] if validates else []),
+        *remembering,
+        callbacks.Progress(experiment.title, quiet=quiet),
+    ]
     if log is not None:
         watching.append(callbacks.Logger(log, experiment.title, config.settings(), path))
     if directory is not None:

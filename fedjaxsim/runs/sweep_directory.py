@@ -4,6 +4,8 @@ A sweep directory holds
 
     sweep.toml          the sweep as asked for (it can be run again), resolved values, versions
     results.parquet     finished runs: one row per run and evaluation, by run and round
+    clients.parquet     test metrics of each client after the last round, if asked for
+    search/             the runs that chose the settings, a sweep of its own, if the file searches
     checkpoint/         the chunk in progress: its rows so far and the state of the engine
     report.json         a summary, guarantees, draws, and what is not covered; written last
     *.png, *.pdf        figures
@@ -32,7 +34,7 @@ from fedjaxsim.report.files import (
 )
 from fedjaxsim.report.results import LAST_COLUMNS
 from fedjaxsim.runs.settings import flag
-from fedjaxsim.runs.sweep_runs import SWEEP, SweepRuns
+from fedjaxsim.runs.sweep_runs import SWEEP, SweepOptions, SweepRuns
 from fedjaxsim.runs.table import tidy
 
 with importing("tables"):
@@ -44,6 +46,8 @@ PAGE = "report.html"
 CHECKPOINT = "checkpoint"
 ROWS = "rows.jsonl"
 RESULTS = "results.parquet"
+CLIENTS = "clients.parquet"
+SEARCH = "search"
 REPORT = "report.json"
 
 SELECTION = (
@@ -92,7 +96,7 @@ class SweepDirectory:
             be overwritten.
         """
         if is_first():
-            names = (CHECKPOINT, RESULTS, REPORT, SWEEP) if overwrite else ()
+            names = (CHECKPOINT, RESULTS, CLIENTS, REPORT, SWEEP) if overwrite else ()
             papers = [name.replace(".png", ".pdf") for name in PICTURES]
             pictures = (*PICTURES, *papers, PAGE)
             make_directory(path, names, "sweep", overwrite=overwrite, pictures=pictures)
@@ -141,11 +145,24 @@ class SweepDirectory:
         metadata = self.results().schema.metadata or {}
         return json.loads(metadata.get(_METADATA, b'{"seconds": 0.0, "compile_seconds": 0.0}'))
 
-    def add(self, rows: Iterable[Record], *, seconds: float, compile_seconds: float) -> None:
+    def add(
+        self,
+        rows: Iterable[Record],
+        clients: Mapping[str, Any] | None = None,
+        *,
+        seconds: float,
+        compile_seconds: float,
+    ) -> None:
         """Add all evaluations of finished runs to the results, and remove their checkpoint.
 
-        `rows` are those of `tidy`; `seconds` is the time of rounds and evaluations.
+        Args:
+          rows: as for `tidy`.
+          clients: columns of the table of clients, `run` and `client` first; None for no table.
+          seconds: time of rounds and evaluations.
+          compile_seconds: time of compilation.
         """
+        if clients is not None:
+            self._add_clients(pa.table(dict(clients)))
         added = tidy(self.sweep, rows)
         table = pa.concat_tables([self.results(), added], promote_options="default")
         # A metric that earlier runs lack has come last.
@@ -157,6 +174,16 @@ class SweepDirectory:
         times["compile_seconds"] += compile_seconds
         self._write(RESULTS, table.replace_schema_metadata({_METADATA: json.dumps(times)}))
         self.checkpoints.clear()
+
+    def _add_clients(self, table: pa.Table) -> None:
+        """Add rows of clients; those of a run that was begun before are replaced."""
+        path = self.path / CLIENTS
+        if path.is_file():
+            before = read_results(path)
+            new = set(table["run"].to_pylist())
+            kept = pa.array([run not in new for run in before["run"].to_pylist()], pa.bool_())
+            table = pa.concat_tables([before.filter(kept), table], promote_options="default")
+        self._write(CLIENTS, table)
 
     def checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint of the chunk in progress; None without one."""
@@ -230,7 +257,7 @@ def _check_same(path: Path, sweep: SweepRuns) -> None:
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that results depend on; a swept key has the number of its table."""
-    ignored = ("sweep", "memory", "best_over", "resolved", "versions")
+    ignored = ("sweep", *SweepOptions.__dataclass_fields__, "resolved", "versions")
     flat = {flag(key): value for key, value in settings.items() if key not in ignored}
     for index, table in enumerate(settings.get("sweep", ())):
         flat |= {f"{flag(key)} in sweep {index + 1}": values for key, values in table.items()}

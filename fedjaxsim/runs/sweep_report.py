@@ -152,7 +152,7 @@ def write_report(
         "rounds": max(run.rows[-1]["round"] for run in runs),
         "metric": best.metric,
         "best_over": list(sweep.best_over),
-        "choice": best.choice,
+        "choice": sweep.choice or best.choice,
         **directory.times(),
         "peak_bytes": peak_bytes(),
     }
@@ -173,8 +173,8 @@ def print_report(sweep: SweepRuns, runs: Sequence[Run], best: Best) -> None:
     print_rows(table.headings, table.lines[:_MOST_LINES], table.title, left=0)
     if len(table.lines) > _MOST_LINES:
         print(f"… and {len(table.lines) - _MOST_LINES} more (fedjaxsim report)")
-    if best.choice:
-        print(best.choice)
+    if choice := sweep.choice or best.choice:
+        print(choice)
     if failed := _failed(runs):
         print(f"{failed} runs failed: marked in the results, never ranked and in no mean")
     nonfinite = sum(row.get("nonfinite") or 0 for run in runs for row in run.rows)

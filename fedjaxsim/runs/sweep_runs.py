@@ -12,6 +12,17 @@ A file has the keys of a run at its top level and, below, the values to sweep:
 
 Several `[[sweep]]` tables stand side by side: each has a product of its own. A run that several of
 them ask for is one run.
+
+A table `[search]` chooses further settings first, for each combination of swept values by itself:
+
+    [search]
+    points = 12                      # quasi-random points; without it, every value with every other
+    seeds = [1000, 1001]             # runs that choose, by their mean on validation rows
+    learning-rate = [0.01, 1.0]      # the smallest and the largest value
+    lam = [0.01, 3.0]                # left out by those that do not read it
+
+The choice of each combination then runs with the seeds of its sweep. A `[[sweep]]` table may have a
+`search` of its own, such as `search = {lam = [0.1, 1.0]}`, which wins over the common one.
 """
 
 import dataclasses
@@ -21,7 +32,9 @@ import math
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from fedjaxsim.data.files import in_file
 from fedjaxsim.report import symbols
@@ -68,6 +81,10 @@ def hyperparameters_of(run: RunConfig) -> tuple[str, ...]:
 class SweepOptions:
     """The options of a sweep in its file; keys take - or _."""
 
+    metric: str | None = None
+    """Metric by which runs are judged, such as auc; by default the first of `metrics.METRICS`."""
+    client_metrics: bool = False
+    """Write the test metrics of each client after the last round, to `clients.parquet`."""
     memory: float = 2.0
     """Memory for the runs that are computed at once, in GB (10⁹ bytes)."""
     best_over: tuple[str, ...] | None = None
@@ -98,6 +115,7 @@ class SweepRuns:
       keys: all swept keys, by field name, in the order of their first appearance.
       runs: the settings of each run; a run is known by its index here.
       given: for each run, the keys that its tables set; it has the others from `base`.
+      choice: how values were chosen before, in a sentence; "" if they were not.
     """
 
     base: Mapping[str, Any]
@@ -106,6 +124,7 @@ class SweepRuns:
     keys: tuple[str, ...]
     runs: tuple[RunConfig, ...]
     given: tuple[frozenset[str], ...]
+    choice: str = ""
 
     @functools.cached_property
     def hyperparameters(self) -> frozenset[str]:
@@ -269,13 +288,156 @@ def _unread(
     return ValueError(f"no run reads what {where}: {reasons[0]}")
 
 
+# --- searches -------------------------------------------------------------------------------------
+
+
+class Candidate(NamedTuple):
+    """A point of a search: values of a combination of a sweep, and of what is searched."""
+
+    place: Mapping[str, Any]
+    point: Mapping[str, Any]
+    seeds: tuple[int, ...]
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The values by column."""
+        return {_column(key): _cell(value) for key, value in {**self.place, **self.point}.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """A sweep that chooses settings first: points on validation rows of seeds of their own.
+
+    Attributes:
+      base, options, tables: see `SweepRuns`.
+      boxes: for each table, the values of each searched key, or with `points` its two ends.
+      points: number of quasi-random points of each combination; None for a grid.
+      seeds: seeds of the runs that choose.
+    """
+
+    base: Mapping[str, Any]
+    options: SweepOptions
+    tables: tuple[Values, ...]
+    boxes: tuple[Values, ...]
+    points: int | None
+    seeds: tuple[int, ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The searched keys."""
+        return tuple(dict.fromkeys(key for box in self.boxes for key in box))
+
+    @functools.cached_property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """All points of all combinations, each combination's together.
+
+        Raises:
+          ValueError: if a seed both chooses and tests, or a box does not fit its key.
+        """
+        found = []
+        for table, box in zip(self.tables, self.boxes, strict=True):
+            seeds = table.get("seed", (self.base.get("seed", 0),))
+            if twice := sorted({*seeds} & {*self.seeds}):
+                raise ValueError(f"seed {twice[0]} both chooses ([search]) and tests ([sweep])")
+            names = [key for key in table if key != "seed"]
+            for values in itertools.product(*(table[key] for key in names)):
+                place = dict(zip(names, values, strict=True))
+                asked = displaced(self.base, place) | place
+                fields = fields_of(asked)
+                place = {key: value for key, value in place.items() if key in fields}
+                if any(each.place == place for each in found):
+                    continue  # what one system does not read is no other combination of it
+                run = run_config(**{n: value for n, value in asked.items() if n in fields})
+                read = {key: of for key, of in box.items() if key in fields and key not in place}
+                found += [Candidate(place, point, seeds) for point in self._points(run, read)]
+        unread = {key for key in self.keys if not any(key in each.point for each in found)}
+        if unread:
+            raise ValueError(f"no run reads {flag(min(unread))}, which [search] names")
+        return tuple(found)
+
+    def _points(self, run: RunConfig, box: Values) -> list[dict[str, Any]]:
+        """Return the points of one combination."""
+        if not box:
+            return [{}]
+        if self.points is None:
+            return [dict(zip(box, each, strict=True)) for each in itertools.product(*box.values())]
+        from scipy.stats import qmc
+
+        scales = {record.setting: record.scale for record in run.records.values()}
+        ends = []
+        for key, values in box.items():
+            if key not in scales:
+                raise ValueError(f"{flag(key)} in [search] is no hyperparameter: leave out points")
+            is_log = scales[key] == "log"
+            if len(values) != 2 or not values[0] < values[1] or (is_log and values[0] <= 0):
+                kind = "two positive numbers" if is_log else "two numbers"
+                raise ValueError(
+                    f"{flag(key)} in [search] must be {kind}, the smallest and the largest, got "
+                    f"{list(values)}"
+                )
+            ends.append(np.log(values) if is_log else np.array(values))
+        # Its first point is a corner of the box.
+        sequence = qmc.Halton(len(box), scramble=False).fast_forward(1)
+        low, high = np.array(ends).T
+        places = low + (high - low) * sequence.random(self.points)
+        return [
+            {
+                key: float(f"{math.exp(at) if scales[key] == 'log' else at:.3g}")
+                for key, at in zip(box, row, strict=True)
+            }
+            for row in places
+        ]
+
+    def tuning(self) -> SweepRuns:
+        """Return the runs that choose, evaluated at their end."""
+        tables = [_table(each, self.seeds) for each in self.candidates]
+        plan = resolve_sweep(self.base, tables, self._options())
+        rounds = max(run.rounds for run in plan.runs)
+        return resolve_sweep({**self.base, "eval_every": rounds}, tables, self._options())
+
+    def chosen(self, best: Sequence[Mapping[str, Any]], metric: str) -> SweepRuns:
+        """Return the runs of the best candidates, whose values by column are in `best`."""
+        kept = [
+            each for each in self.candidates
+            if any(each.columns.items() <= row.items() for row in best)
+        ]  # fmt: skip
+        if not kept:
+            raise ValueError("no point of the search has finite values with all of its seeds")
+        counts = {sum(each.place == other.place for other in self.candidates) for each in kept} or {
+            0
+        }
+        points = " to ".join(map(str, sorted({min(counts), max(counts)})))
+        choice = (
+            f"{', '.join(map(flag, self.keys))} were chosen for each combination among {points} "
+            f"points, by the mean {metric} over seeds {', '.join(map(str, self.seeds))}."
+        )
+        tables = [_table(each, each.seeds) for each in kept]
+        return dataclasses.replace(resolve_sweep(self.base, tables, self._options()), choice=choice)
+
+    def _options(self) -> SweepOptions:
+        return dataclasses.replace(self.options, best_over=self.keys)
+
+
+def _table(candidate: Candidate, seeds: tuple[int, ...]) -> Values:
+    values = {**candidate.place, **candidate.point}
+    return {**{key: (value,) for key, value in values.items()}, "seed": seeds}
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 
-def read_sweep(
+def read_sweep(path: Path, data: str | None = None) -> SweepRuns:
+    """Read the file of a sweep without a search; as `read_plan`."""
+    plan = read_plan(path, data)
+    if isinstance(plan, Search):
+        raise ValueError(f"{path} has a table [search], which `fedjaxsim sweep` alone runs")
+    return plan
+
+
+def read_plan(
     path: Path, data: str | None = None, seeds: Sequence[int] | None = None
-) -> SweepRuns:
-    """Read the file of a sweep.
+) -> SweepRuns | Search:
+    """Read the file of a sweep, or of one that searches first.
 
     Args:
       path: a TOML file as described above; also one that a sweep wrote.
@@ -290,7 +452,12 @@ def read_sweep(
     """
     whole = content(path)
     with in_file(path):
-        tables = _tables(whole.pop("sweep", None))
+        common = whole.pop("search", None)
+        tables, boxes = _tables(whole.pop("sweep", None)), {}
+        for place, table in tables.items():
+            boxes[place] = table.pop("search", [{}])[0]
+        if common is None and any(boxes.values()):
+            raise ValueError("a search needs a table [search] with its seeds")
         hints = typing.get_type_hints(SweepOptions)
         top = dict(entries(whole, _REFUSED))
         options = {name: convert(flag(name), top.pop(name), hint)
@@ -311,6 +478,8 @@ def read_sweep(
         ]  # fmt: skip
         if seeds is not None:
             values = [table | {"seed": tuple(seeds)} for table in values]
+        if common is not None:
+            return _search(base, values, SweepOptions(**options), common, [*boxes.values()], every)
         return resolve_sweep(base, values, SweepOptions(**options))
 
 
@@ -333,13 +502,48 @@ def _tables(sweep: Any) -> dict[str, dict[str, list[Any]]]:
         if not table:
             raise ValueError(f"{place} is empty: it needs at least one key with its values")
         found[place] = {
-            name: value if isinstance(value, list) else [value]
-            for name, value in entries(table, refused, f"{place}: ")
+            name: _listed(value) for name, value in entries(table, refused, f"{place}: ")
         }
         for name, values in found[place].items():
             if not values:
                 raise ValueError(f"{flag(name)} in {place} must list at least one value, got []")
     return found
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _search(
+    base: Mapping[str, Any],
+    tables: Sequence[Values],
+    options: SweepOptions,
+    common: Any,
+    boxes: Sequence[Any],
+    types: Mapping[str, Any],
+) -> Search:
+    """Return the search of a file from its table [search] and those inside each [[sweep]]."""
+    where = "[search]: "
+    if not isinstance(common, dict) or not all(isinstance(box, dict) for box in boxes):
+        raise ValueError("search must be a table [search], and in a [[sweep]] table {…}")
+    found = dict(entries(common, _REFUSED, where))
+    points, seeds = found.pop("points", None), found.pop("seeds", None)
+    if points is not None:
+        points = convert("points in [search]", points, int)
+        if points < 1:
+            raise ValueError(f"points in [search] must be at least 1, got {points}")
+    if not isinstance(seeds, list) or not seeds:
+        raise ValueError("[search] needs seeds, a list of those that choose, as in seeds = [1000]")
+    every = []
+    for box in boxes:
+        values = found | dict(entries(box, _REFUSED, where))
+        first = {name: of[0] for name, of in tables[len(every)].items()}
+        known = {**types, **fields_of({**base, **first})}
+        every.append({
+            name: _converted(_listed(of), known.get(name), name, "[search]")
+            for name, of in values.items()
+        })  # fmt: skip
+    return Search(base, options, tuple(tables), tuple(every), points, tuple(seeds))
 
 
 def _types(base: Mapping[str, Any], table: Mapping[str, list[Any]]) -> dict[str, Any]:

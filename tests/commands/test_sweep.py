@@ -239,3 +239,52 @@ def test_chunks_are_as_few_as_fit_and_of_about_one_size():
     assert _cut(range(10), 4) == [(0, 1, 2, 3), (4, 5, 6), (7, 8, 9)]
     assert _cut([7], 100) == [(7,)]
     assert _cut([], 3) == []
+
+
+DIGITS = """
+client-metrics = true
+data = "digits"
+clients = 5
+validation-fraction = 0.2
+rounds = 4
+eval-every = 2
+local-steps = 2
+algorithm = "local"
+[search]
+seeds = [1000]
+learning-rate = [1e-9, 0.5, 1e30]
+[sweep]
+schedule = ["constant", "cosine"]
+seed = [0, 1]
+"""
+
+
+def test_a_search_chooses_on_validation_rows_of_other_seeds(tmp_path, capsys):
+    assert sweep(tmp_path, DIGITS) == 0
+    assert "among 3 points, by the mean validation accuracy" in capsys.readouterr().out
+    tried = [row for row in table(tmp_path, "out/search") if row["round"] == 4]
+    assert {row["seed"] for row in tried} == {1000}
+    chosen = {}
+    for row in tried:
+        if not row["failed"]:
+            best = chosen.setdefault(row["schedule"], row)
+            if row["validation_accuracy"] > best["validation_accuracy"]:
+                chosen[row["schedule"]] = row
+    rows = [row for row in table(tmp_path) if row["round"] == 4]
+    assert {(row["schedule"], row["seed"]) for row in rows} == {
+        (name, seed) for name in ("constant", "cosine") for seed in (0, 1)
+    }
+    for row in rows:
+        assert row["learning_rate"] == chosen[row["schedule"]]["learning_rate"] > 1e-9
+    clients = pq.read_table(tmp_path / "out" / "clients.parquet").to_pylist()
+    for row in rows:
+        own = [each["test_accuracy"] for each in clients if each["run"] == row["run"]]
+        assert len(own) == 5
+        assert np.mean(own) == pytest.approx(row["test_accuracy"])
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["summary"]["runs"] == 4
+    # Once more, nothing is computed; validation rows are needed.
+    assert sweep(tmp_path, DIGITS) == 0
+    assert sweep(tmp_path, DIGITS.replace("validation-fraction = 0.2\n", ""), "other") == 2
+    assert "set validation-fraction" in capsys.readouterr().err
+    assert sweep(tmp_path, 'metric = "auc"\n' + DIGITS, "other") == 2
+    assert "metric must be one of accuracy" in capsys.readouterr().err

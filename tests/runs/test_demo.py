@@ -10,13 +10,14 @@ import pytest
 from fedjaxsim.cli import demo, main
 from fedjaxsim.report.results import estimate
 from fedjaxsim.runs.sweep_report import read_runs
-from fedjaxsim.runs.sweep_runs import read_sweep
+from fedjaxsim.runs.sweep_runs import SweepRuns, read_plan
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_all_runs_share_what_makes_them_comparable():
-    plan = read_sweep(demo.DEMO, seeds=[3])
+    plan = read_plan(demo.DEMO, seeds=[3])
+    assert isinstance(plan, SweepRuns)
     assert len(plan.runs) == 7
     own = {"algorithm": "pmtl", "message": "offset", "epsilon": None}
     tuned = {"learning_rate": 1.0, "lam": 0.0, "clip": 1.0}
@@ -28,7 +29,9 @@ def test_all_runs_share_what_makes_them_comparable():
 def test_settings_are_those_that_the_comparison_chose():
     found = json.loads((ROOT / "experiments/results/compare-digits.json").read_text())
     at = [level["epsilon"] or math.inf for level in found["levels"]]
-    for config in read_sweep(demo.DEMO, seeds=[0]).runs:
+    plan = read_plan(demo.DEMO, seeds=[0])
+    assert isinstance(plan, SweepRuns)
+    for config in plan.runs:
         name = "pmtl-offset" if config.algorithm == "pmtl" else config.algorithm
         chosen = found["methods"][name]
         point = chosen[0 if name == "local" else at.index(config.target_epsilon)]["point"]

@@ -6,7 +6,14 @@ import pytest
 import tomli_w
 
 from fedjaxsim.runs.settings import run_config
-from fedjaxsim.runs.sweep_runs import SweepOptions, hyperparameters_of, read_sweep, resolve_sweep
+from fedjaxsim.runs.sweep_runs import (
+    Search,
+    SweepOptions,
+    hyperparameters_of,
+    read_plan,
+    read_sweep,
+    resolve_sweep,
+)
 
 
 def written(folder: Path, text: str) -> Path:
@@ -262,3 +269,85 @@ def test_a_bad_file_is_refused_with_its_name_the_place_and_what_is_allowed(tmp_p
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"absent\.toml"):
         read_sweep(tmp_path / "absent.toml")
+
+
+SEARCH = """
+data = "digits"
+[search]
+points = 3
+seeds = [1000]
+learning-rate = [0.01, 1.0]
+lam = [0.1, 10.0]
+[sweep]
+algorithm = ["local", "pmtl"]
+epsilon = [1, inf]
+seed = [0, 1]
+"""
+
+
+def search_of(tmp_path, text=SEARCH) -> Search:
+    plan = read_plan(written(tmp_path, text))
+    assert isinstance(plan, Search)
+    return plan
+
+
+def test_a_search_gives_each_combination_equally_many_points_evenly_spread(tmp_path):
+    search = search_of(tmp_path)
+    # Local reads neither ε nor λ. Halton's sequence halves in base 2 and thirds in base 3, here
+    # on logarithmic scales.
+    rates = [0.1, 0.0316, 0.316]
+    lams = [0.1 * 100 ** (1 / 3), 0.1 * 100 ** (2 / 3), 0.1 * 100 ** (1 / 9)]
+    found = [(dict(each.place), dict(each.point)) for each in search.candidates]
+    assert found[:3] == [({"algorithm": "local"}, {"learning_rate": rate}) for rate in rates]
+    assert [place.get("epsilon") for place, _ in found] == [None] * 3 + [1.0] * 3 + [math.inf] * 3
+    for start in (3, 6):
+        assert [point["learning_rate"] for _, point in found[start : start + 3]] == rates
+        assert [point["lam"] for _, point in found[start : start + 3]] == [
+            float(f"{lam:.3g}") for lam in lams
+        ]
+    tuning = search.tuning()
+    assert {run.seed for run in tuning.runs} == {1000}
+    assert len(tuning.runs) == 9
+    assert {run.eval_every for run in tuning.runs} == {tuning.runs[0].rounds}
+
+
+def test_the_chosen_points_run_with_the_seeds_of_the_sweep(tmp_path):
+    search = search_of(tmp_path)
+    picked = [search.candidates[place].columns for place in (1, 3, 8)]
+    plan = search.chosen(picked, "validation accuracy")
+    assert [(run.algorithm, run.seed) for run in plan.runs] == [
+        ("local", 0), ("local", 1), ("pmtl", 0), ("pmtl", 1), ("pmtl", 0), ("pmtl", 1),
+    ]  # fmt: skip
+    assert [run.learning_rate for run in plan.runs[::2]] == [0.0316, 0.1, 0.316]
+    assert "among 3 points, by the mean validation accuracy over seeds 1000" in plan.choice
+    assert plan.best_over == ("learning_rate", "lam")
+    with pytest.raises(ValueError, match="finite"):
+        search.chosen([], "")
+
+
+def test_a_grid_has_every_value_with_every_other_and_a_table_its_own(tmp_path):
+    text = SEARCH.replace("points = 3\n", "").replace(
+        'algorithm = ["local", "pmtl"]', 'algorithm = "pmtl"\nsearch = {lam = [0.5]}'
+    )
+    points = [dict(each.point) for each in search_of(tmp_path, text).candidates]
+    assert points[:2] == [
+        {"learning_rate": 0.01, "lam": 0.5}, {"learning_rate": 1.0, "lam": 0.5},
+    ]  # fmt: skip
+    assert len(points) == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seeds = [1000]", "seeds = [0]", "seed 0 both chooses"),
+        ("seeds = [1000]\n", "", "needs seeds"),
+        ("points = 3", "points = 0", "at least 1"),
+        ("lam = [0.1, 10.0]", "lam = [10.0, 0.1]", "lam in .search. must be two positive numbers"),
+        ("lam = [0.1, 10.0]", "rho = [0.1, 10.0]", "rho"),
+    ],
+)
+def test_a_bad_search_is_refused(tmp_path, old, new, message):
+    with pytest.raises(ValueError, match=message):
+        _ = search_of(tmp_path, SEARCH.replace(old, new)).candidates
+    with pytest.raises(ValueError, match=r"\[search\]"):
+        read_sweep(written(tmp_path, SEARCH))
