@@ -273,7 +273,10 @@ def _of_clients(
 ) -> dict[str, np.ndarray]:
     """Return the columns of the table of clients: a row for each run and client."""
     found, names = batch.evaluate(state), batch.simulation.population.names
-    columns = {"run": np.repeat(np.asarray(runs, np.int32), len(names)), "client": np.tile(names, len(runs))}
+    columns = {
+        "run": np.repeat(np.asarray(runs, np.int32), len(names)),
+        "client": np.tile(names, len(runs)),
+    }
     values = {f"test_{name}": each.T.reshape(-1) for name, each in found.values.items()}
     return {**columns, "test_rows": np.tile(found.count, len(runs)), **values}
 
