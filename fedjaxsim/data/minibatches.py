@@ -198,7 +198,7 @@ class ClientData:
         size = self.minibatches.size
         position = batch * size + jnp.arange(size)
         inside = position < self.count
-        position = permuted(key, jnp.where(inside, position, 0), self.count)
+        position = permuted(key, jnp.where(inside, position, 0), self.count, self._most_rows)
         return Batch(self._read(position), inside.astype(float))
 
     def _batches(self) -> jax.Array:

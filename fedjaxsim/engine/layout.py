@@ -1,14 +1,21 @@
 """The layout: choices for speed and memory, which change no result beyond rounding."""
 
+import contextlib
 import dataclasses
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from fedjaxsim import checks
-from fedjaxsim.data.minibatches import BatchReadOptions
-from fedjaxsim.engine.shape_bytes import bytes_of
+from fedjaxsim.data.minibatches import Batch, BatchReadOptions, Minibatches
+from fedjaxsim.data.population import Population
+from fedjaxsim.engine.shape_bytes import bytes_of, products_in
+from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import backend, products
+from fedjaxsim.models.model import bound
+from fedjaxsim.privacy.samplers import Sampling
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
@@ -19,7 +26,13 @@ LARGEST_PASS = 16
 CACHE = 2**20
 """Bytes of a core's second-level cache."""
 SMALL_MODEL = 2**12
-"""Largest model, in bytes, with which a CPU runs the clients of a chunk as one batch."""
+"""Largest models of several settings, in bytes, with which a CPU runs a chunk as one batch."""
+LARGE_STEP = 2**22
+"""Multiplications of a local step's outputs from which on the products of one client fill a core:
+a CPU then runs clients one after another."""
+LEAST_IN_BATCH, MOST_WAITING = 4, 2.0
+"""A chunk that waits for its longest client may take twice the steps that its clients have; if even
+the smallest chunk takes more, clients run one after another."""
 _IN_SCAN, _IN_BATCH = 16, 64
 PART_OF_MEMORY = 4
 """Client work on an accelerator may use a quarter of the memory left by rows and states."""
@@ -49,6 +62,7 @@ class Layout:
       memory: bytes of an accelerator's memory if the chunk size follows from it, which is
         `chunk_size` until the shapes of the work are known; None otherwise, as on a CPU.
       most: largest chunk size that follows from memory.
+      useful: most clients in a batch on a CPU that suit the cohort and the clients' row counts.
       model_bytes: bytes of one client's parameters.
       asked: the chunk size and map that a user gave.
     """
@@ -62,6 +76,7 @@ class Layout:
     in_step: bool = False
     memory: int | None = None
     most: int = MOST_AT_ONCE
+    useful: int = MOST_AT_ONCE
     model_bytes: int = 0
     asked: tuple[int | None, ChunkMap | None] = (None, None)
 
@@ -93,8 +108,9 @@ class Layout:
         return BatchReadOptions(pass_size, self.most_rows, cuts)
 
     def batched(self, size: int = _IN_BATCH) -> "Layout":
-        """Return the layout with chunks of `size` clients, each one batch."""
-        return dataclasses.replace(self, chunk_size=max(2, size), chunk_map="vmap")
+        """Return the layout with chunks of up to `size` clients, each one batch."""
+        size = max(2, min(size, self.useful))
+        return dataclasses.replace(self, chunk_size=size, chunk_map="vmap")
 
     def for_messages(self, message: PyTree) -> "Layout":
         """Return the layout for messages of these shapes.
@@ -153,11 +169,11 @@ def default_layout(
     *,
     linear: bool = False,
 ) -> Layout:
-    """Return the layout of the default backend.
+    """Return the layout of models of this size on the default backend.
 
     On a CPU clients run one after another, so that the data of each stays in cache, unless models
-    are so small that operations take longer to start than to run. On an accelerator they run as one
-    batch, as large as its memory holds.
+    are so small that operations take longer to start than to run; `layout_of` knows more. On an
+    accelerator they run as one batch, as large as its memory holds.
 
     Args:
       model_bytes: bytes of one client's parameters.
@@ -203,8 +219,76 @@ def device_memory() -> int:
 
 
 def layout_of(
-    task: Task, chunk_size: int | None = None, chunk_map: ChunkMap | None = None
+    task: Task,
+    population: Population,
+    sampling: Sampling,
+    minibatches: Minibatches,
+    chunk_size: int | None = None,
+    chunk_map: ChunkMap | None = None,
 ) -> Layout:
-    """Return the layout for a task's models; see `default_layout`."""
-    model = bytes_of(jax.eval_shape(task.init, jax.random.key(0)))
-    return default_layout(model, chunk_size, chunk_map, linear=task.linear is not None)
+    """Choose the layout of a run on the default backend.
+
+    A CPU runs the clients of a chunk as one batch, unless the products of one client fill a core
+    by themselves or the client with most rows keeps the others waiting. The models of a chunk fit
+    the core's cache, and half of a small cohort fills it, so that few slots stay empty.
+
+    Args:
+      task: its models are trained.
+      population: all clients.
+      sampling: its default rate tells the size of a cohort.
+      minibatches: of the local steps.
+      chunk_size: clients per chunk, if given.
+      chunk_map: "scan" or "vmap" inside a chunk, if given.
+    """
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    linear = task.linear is not None
+    layout = default_layout(bytes_of(params), chunk_size, chunk_map, linear=linear)
+    if layout.chosen or backend.platform() != "cpu":
+        return layout
+    steps = np.ones(1)
+    if minibatches.epochs is not None:
+        steps = -(-population.splits["train"].count // minibatches.size)
+    cohort = _expected_cohort(sampling, population.num_clients)
+    fitting = 1 << max(1, CACHE // max(1, layout.model_bytes)).bit_length() - 1
+    size = min(_IN_BATCH, max(2 * LEAST_IN_BATCH, fitting))
+    while size > LEAST_IN_BATCH and (2 * size > cohort or waiting(steps, size) > MOST_WAITING):
+        size //= 2
+    layout = dataclasses.replace(layout, useful=size)
+    large = multiplications(task, population, minibatches.size) > LARGE_STEP
+    if large or waiting(steps, size) > MOST_WAITING:
+        return dataclasses.replace(layout, chunk_size=_IN_SCAN, chunk_map="scan")
+    return layout.batched(size)
+
+
+def _expected_cohort(sampling: Sampling, num_clients: int) -> float:
+    """Return the expected number of clients in a round at the default rate, or the capacity."""
+    sampler = sampling.sampler(num_clients)
+    rates = {r.name: r.default for r in sampling.hyperparameters if isinstance(r.default, float)}
+    if len(rates) < len(sampling.hyperparameters):
+        return sampler.scheme.capacity
+    return num_clients * float(sampler.rate(Hyperparameters(**rates).as_arrays()))
+
+
+def waiting(counts: np.ndarray, size: int) -> float:
+    """Return the expected steps of a batch of `size` random clients over those that they need."""
+    ends = np.linspace(0, 1, len(counts) + 1) ** size
+    longest = np.sum(np.sort(counts) * np.diff(ends))
+    return float(longest / max(np.mean(counts), 1e-9))
+
+
+def multiplications(task: Task, population: Population, size: int) -> int:
+    """Count the multiplications of matrix products and convolutions in the loss of a minibatch.
+
+    A loss that fails counts none: `Simulation.init` says why it does.
+    """
+
+    def loss(key):
+        first = {name: jnp.asarray(field[:1]) for name, field in population.fields.items()}
+        fields = {name: jnp.repeat(row, size, axis=0) for name, row in first.items()}
+        if population.generate is not None:
+            fields = population.generate(key, {name: row[0] for name, row in first.items()}, size)
+        return task.loss(task.init(key), Batch(fields, jnp.ones(size)))
+
+    with contextlib.suppress(Exception), bound(task.frozen, task.frozen and task.frozen.weights):
+        return products_in(jax.make_jaxpr(loss)(jax.random.key(0)).jaxpr)
+    return 0

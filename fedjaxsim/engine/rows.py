@@ -113,7 +113,7 @@ class Rows:
         """Return one client's view.
 
         Args:
-          client_id: () int32.
+          client_id: () int32; m, which is no client, has no rows.
           key: the key of this round's minibatches.
           minibatches: of the local steps.
           layout: static settings; they change no result beyond rounding.
@@ -125,7 +125,7 @@ class Rows:
         index = client_id
         if self.ids is not None:
             index = jnp.searchsorted(self.ids, client_id, method="compare_all")
-        count = self.count[index]
+        count = self.count.at[index].get(mode="fill", fill_value=0)
         return ClientData(
             reader(self.fields, self.start[index], count),
             count,

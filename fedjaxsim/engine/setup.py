@@ -112,13 +112,20 @@ class Setup:
             )
         if event.kind not in ("no_release", "unprotected"):
             require_match(self.accountant, scheme, event)
-        self.layout = layout_of(self.task, self.chunk_size, self.chunk_map)
         if self.devices is not None:
             require_devices(self.devices)
         checks.count(ledger_entries=self.ledger_entries)
         if self.streamed and self.devices is not None:
             raise ValueError("a streamed simulation runs on the first device: leave devices out")
         self._use(self.population)
+        self.layout = layout_of(
+            self.task,
+            self.population,
+            self.sampling,
+            self.minibatches,
+            self.chunk_size,
+            self.chunk_map,
+        )
         self._lawful: set[str] = set()
         self._accounts = accounts.accounts_of(algorithm, mechanism, self.sampler, self.examples)
         self._traced: dict[Any, tuple[PyTree, list[Captured]]] = {}

@@ -1,5 +1,6 @@
 """Bytes of arrays and of a client's work, from shapes alone, so also while a program is traced."""
 
+import math
 from typing import Any
 
 import jax
@@ -33,6 +34,24 @@ def intermediate_bytes(jaxpr: Any) -> int:
     for equation in jaxpr.eqns:
         total += bytes_of([variable.aval for variable in equation.outvars])
         total += sum(map(intermediate_bytes, jaxprs_in_params(equation.params)))
+    return total
+
+
+def products_in(jaxpr: Any) -> int:
+    """Count the multiplications of a jaxpr's matrix products and convolutions, loops included."""
+    total = 0
+    for equation in jaxpr.eqns:
+        name, values = equation.primitive.name, [v.aval for v in equation.invars]
+        if name == "dot_general":
+            contracted, _ = equation.params["dimension_numbers"]
+            inner = math.prod(values[0].shape[axis] for axis in contracted[0])
+            total += inner * math.prod(equation.outvars[0].aval.shape)
+        elif name == "conv_general_dilated":
+            features = equation.params["dimension_numbers"].rhs_spec[0]
+            inner = math.prod(values[1].shape) // values[1].shape[features]
+            total += inner * math.prod(equation.outvars[0].aval.shape)
+        inside = sum(map(products_in, jaxprs_in_params(equation.params)))
+        total += inside * (equation.params["length"] if name == "scan" else 1)
     return total
 
 

@@ -163,7 +163,7 @@ def work(
         ), None
 
     zero = mechanism.zero(products.shapes(message), num_clients)
-    chunks = _chunks(cohort, jax.tree.leaves(store), size)
+    chunks = _chunks(cohort, jax.tree.leaves(store), size, num_clients)
     (store, accumulator, totals), _ = jax.lax.scan(body, (store, zero, zero_metrics), chunks)
     return CohortResult(store, accumulator, totals)
 
@@ -225,8 +225,10 @@ def _row_of(store: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), store)
 
 
-def _chunks(cohort: CohortSlots, store_leaves: list[jax.Array], size: int) -> CohortSlots:
-    """Return the slots in chunks, (chunks, size); empty ones point outside the store."""
+def _chunks(
+    cohort: CohortSlots, store_leaves: list[jax.Array], size: int, num_clients: int
+) -> CohortSlots:
+    """Return the slots in chunks, (chunks, size); empty ones are of client m, who has no rows."""
     slots, ids, mask = cohort
     count = slots.shape[0]
     chunks = math.ceil(count / size)
@@ -234,7 +236,7 @@ def _chunks(cohort: CohortSlots, store_leaves: list[jax.Array], size: int) -> Co
     outside = (store_leaves[0].shape[0] if store_leaves else count) + jnp.arange(chunks * size)
     mask = jnp.pad(mask, (0, extra))
     slots = jnp.where(mask, jnp.pad(slots, (0, extra)), outside)
-    ids = jnp.where(mask, jnp.pad(ids, (0, extra)), 0)
+    ids = jnp.where(mask, jnp.pad(ids, (0, extra)), num_clients)
     return jax.tree.map(lambda leaf: leaf.reshape(chunks, size), CohortSlots(slots, ids, mask))
 
 

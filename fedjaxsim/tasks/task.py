@@ -278,20 +278,35 @@ def _largest(outputs: jax.Array, labels: jax.Array) -> jax.Array:
     return _judged(jnp.argmax(outputs, axis=-1) == labels, outputs)
 
 
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Compute −log softmax(logits)[label], (...); optax's function up to rounding.
+
+    A label's logit is chosen by comparison: the derivative of an index is a scatter, which a CPU
+    writes number by number.
+
+    Args:
+      logits: (..., c).
+      labels: (...) integers in [0, c).
+    """
+    shifted = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    chosen = labels[..., None] == jnp.arange(logits.shape[-1])
+    sizes = jnp.log(jnp.sum(jnp.exp(shifted), axis=-1))
+    return sizes - jnp.sum(jnp.where(chosen, shifted, 0), axis=-1)
+
+
 def softmax(model: Model, num_classes: int) -> Task:
-    """Classification with softmax cross-entropy (optax); "y" holds integers in [0, c).
+    """Classification with softmax cross-entropy; "y" holds integers in [0, c).
 
     Args:
       model: outputs (b, c) logits.
       num_classes: c.
     """
-    losses = optax.losses.softmax_cross_entropy_with_integer_labels
-    task = _of_classes("softmax", model, num_classes, losses, _of_categories)
+    task = _of_classes("softmax", model, num_classes, cross_entropy, _of_categories)
     return task._replace(model=model, on_model=lambda other: softmax(other, num_classes))
 
 
 def softmax_sequence(model: Model, num_classes: int) -> Task:
-    """Softmax cross-entropy of every token (optax), such as the next character of a text.
+    """Softmax cross-entropy of every token, such as the next character of a text.
 
     "y" holds integers in [0, c), (n, L), and −1 for padding, which counts in no loss and no
     accuracy. The loss of a minibatch and a client's metrics are means over tokens: a long example
@@ -311,7 +326,7 @@ def softmax_sequence(model: Model, num_classes: int) -> Task:
         labels = jnp.maximum(batch.fields["y"], 0)
         if outputs.shape[:2] != labels.shape:
             raise ValueError(f"outputs of {outputs.shape} do not fit labels y of {labels.shape}")
-        losses = optax.losses.softmax_cross_entropy_with_integer_labels(outputs, labels)
+        losses = cross_entropy(outputs, labels)
         right = _largest(outputs, labels)
         return jnp.where(tokens(batch), losses, 0), jnp.where(tokens(batch), right, 0)
 

@@ -1,5 +1,4 @@
 import functools
-import itertools
 from typing import Any
 
 import chex
@@ -11,13 +10,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjaxsim.data.minibatches import (
-    BatchReadOptions,
-    ClientData,
-    Minibatches,
-    reader,
-)
-from fedjaxsim.kernels.permutation import _ROUNDS, permuted
+from fedjaxsim.data.minibatches import BatchReadOptions, ClientData, Minibatches, reader
 
 TOTAL = 64  # rows of all clients together
 
@@ -90,60 +83,6 @@ def test_a_full_pass_sees_every_own_row_once(where, size):
 def test_draws_with_replacement_are_uniform():
     seen, _, _ = rows_seen((3, 7), Minibatches(1000, steps=40), seed=1)
     assert scipy.stats.chisquare(seen[3:10]).pvalue > 1e-6
-
-
-@jax.jit
-def permutation_of(seed, count):
-    return permuted(jax.random.key(seed), jnp.arange(5000) % count, count)
-
-
-@settings(deadline=None)
-@given(seeds, st.integers(1, 5000))
-def test_permuted_is_a_permutation(seed, count):
-    image = np.asarray(permutation_of(seed, count))[:count]
-    np.testing.assert_array_equal(np.sort(image), np.arange(count))
-
-
-@pytest.mark.thorough
-def test_all_permutations_are_equally_likely():
-    n, draws = 4, 48_000
-    keys = jax.random.split(jax.random.key(0), draws)
-    images = jax.vmap(lambda key: permuted(key, jnp.arange(n), jnp.int32(n)))(keys)
-    codes = np.asarray(images) @ n ** np.arange(n)
-    _, counts = np.unique(codes, return_counts=True)
-    assert len(counts) == 24
-    assert scipy.stats.chisquare(counts).pvalue > 1e-6
-
-
-def test_pairs_of_positions_go_to_all_pairs_equally():
-    n, draws = 23, 100_000
-    keys = jax.random.split(jax.random.key(5), draws)
-    images = jax.vmap(lambda key: permuted(key, jnp.array([0, 11]), jnp.int32(n)))(keys)
-    a, b = np.asarray(images).T
-    counts = np.bincount(a * n + b, minlength=n * n).reshape(n, n)
-    assert np.trace(counts) == 0
-    assert scipy.stats.chisquare(counts[~np.eye(n, dtype=bool)]).pvalue > 1e-6
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 5])
-def test_ideal_shuffle_is_uniform_after_so_many_rounds(n):
-    # The exact distribution over all n! permutations with ideal coins, as a Markov chain.
-    states = list(itertools.permutations(range(n)))
-    index = {state: i for i, state in enumerate(states)}
-    transition = np.zeros((len(states), len(states)))
-    for offset in range(n):
-        pairs = {tuple(sorted((x, (offset - x) % n))) for x in range(n)}
-        pairs = sorted(pair for pair in pairs if pair[0] != pair[1])
-        for coins in itertools.product([False, True], repeat=len(pairs)):
-            swap = list(range(n))
-            for coin, (i, j) in zip(coins, pairs, strict=True):
-                if coin:
-                    swap[i], swap[j] = j, i
-            for state in states:
-                target = tuple(swap[value] for value in state)
-                transition[index[state], index[target]] += 1 / n / 2 ** len(pairs)
-    distribution = np.linalg.matrix_power(transition, _ROUNDS)[0]
-    assert 0.5 * np.abs(distribution - 1 / len(states)).sum() < 1e-5
 
 
 @pytest.mark.parametrize(

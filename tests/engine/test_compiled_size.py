@@ -16,7 +16,6 @@ from jax.extend.core import jaxprs_in_params
 from problems import LAWFUL, classification, least_squares, read_by, simulation_of
 
 from fedjaxsim.algorithms import SYSTEMS
-from fedjaxsim.data import minibatches as minibatches_module
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.engine.layout import ChunkMap
 from fedjaxsim.privacy.samplers import full_participation, poisson
@@ -130,12 +129,6 @@ def test_passes_over_the_population_add_no_operations():
 def test_rounds_add_no_operations():
     few, many = (operations_of("fedavg", HOW["steps"](1), rounds=n) for n in (2, 50))
     assert few == many < MOST
-
-
-def test_rounds_of_the_shuffle_add_no_operations(monkeypatch):
-    before = operations_of("pmtl", HOW["epochs"](1))
-    monkeypatch.setattr(minibatches_module, "_ROUNDS", 5)
-    assert operations_of("pmtl", HOW["epochs"](1)) == before
 
 
 @pytest.mark.parametrize("chunk_map", ["scan", "vmap"])

@@ -21,9 +21,15 @@ from fedjaxsim.engine.layout import (
     at_once,
     default_layout,
     device_memory,
+    layout_of,
+    multiplications,
+    waiting,
 )
-from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work, intermediate_bytes
+from fedjaxsim.engine.rows import Rows
+from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work, intermediate_bytes, products_in
+from fedjaxsim.engine.work import CohortSlots, _chunks
 from fedjaxsim.models import cnn, gru, mlp
+from fedjaxsim.models import linear as linear_model
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.tasks import softmax, softmax_sequence
 
@@ -271,6 +277,75 @@ def test_the_clients_at_work_take_no_more_than_a_quarter_of_what_is_free(problem
     assert plan is not None
     assert plan.temp_size_in_bytes < 4 * client
     assert plan.alias_size_in_bytes >= bytes_of(state.personal)  # which are updated in place
+
+
+# --- what a CPU chooses ---------------------------------------------------------------------------
+
+
+def test_a_batch_waits_for_its_longest_client():
+    assert waiting(np.full(5, 3), 8) == 1
+    # Two of three clients take 1 step and one takes 4: of two drawn, the longest takes 4 with
+    # probability 1 − (2/3)², so 8/3 steps on average where the mean is 2.
+    np.testing.assert_allclose(waiting(np.array([1, 4, 1]), 2), (4 * 5 / 9 + 1 * 4 / 9) / 2)
+
+
+def test_multiplications_of_a_step_by_hand():
+    def network(x):  # 7 rows: 7·5·3 and, three times, 7·3·3; an image of 6×6 by 4 filters of 3×3
+        hidden = x @ jnp.ones((5, 3))
+        hidden, _ = jax.lax.scan(lambda h, _: (h @ jnp.ones((3, 3)), None), hidden, length=3)
+        image = jnp.sum(hidden) * jnp.ones((1, 1, 6, 6))
+        return jax.lax.conv(image, jnp.ones((4, 1, 3, 3)), (1, 1), "VALID")
+
+    jaxpr = jax.make_jaxpr(network)(jnp.ones((7, 5))).jaxpr
+    assert products_in(jaxpr) == 7 * 5 * 3 + 3 * 7 * 3 * 3 + 4 * 4 * 4 * 9
+    population, task = classification([30] * 3, 8)
+    assert multiplications(task, population, 10) == 10 * 8 * 3
+
+
+@pytest.mark.parametrize(
+    ("counts", "rate", "model", "map_", "size"),
+    [
+        ([20] * 400, 1.0, "softmax", "vmap", 64),
+        ([20] * 400, 0.25, "softmax", "vmap", 32),  # half of a cohort of 100
+        ([20] * 100, 0.1, "softmax", "vmap", 4),
+        ([20] * 100, 1.0, "mlp", "vmap", 32),  # 1 MiB holds 40 models of 26 kB
+        ([20] * 4, 1.0, "cnn", "scan", 16),  # the products of one client fill a core
+        # 32 of 400 wait for one of 30 steps 8 % of the time: 2 + 28·0.08 steps in place of 2.07.
+        ([20] * 399 + [300], 1.0, "softmax", "vmap", 16),
+        ([1] * 399 + [90_000], 1.0, "softmax", "scan", 16),
+    ],
+)
+def test_a_cpu_chooses_by_cohort_model_and_rows(counts, rate, model, map_, size):
+    shape = (28, 28) if model == "cnn" else (8,)
+    rng = np.random.default_rng(0)
+    fields = {
+        "x": rng.standard_normal((sum(counts), *shape), dtype=np.float32),
+        "y": np.zeros(sum(counts), np.int32),
+    }
+    models = {
+        "softmax": lambda: linear_model(shape, 3),
+        "mlp": lambda: mlp(shape, 3, (540,)),
+        "cnn": lambda: cnn(shape, 3),
+    }
+    parts = Population.from_flat(fields, counts), poisson(rate), Minibatches(10, epochs=1)
+    chosen = layout_of(softmax(models[model](), 3), *parts)
+    assert (chosen.chunk_map, chosen.chunk_size) == (map_, size)
+    assert layout_of(softmax(models[model](), 3), *parts, chunk_size=5).chunk_size == 5
+
+
+def test_a_slot_without_a_client_takes_no_step():
+    population, _ = classification([5, 3, 4])
+    rows = Rows.place(
+        population, "train", {k: jnp.asarray(v) for k, v in population.fields.items()}
+    )
+    for minibatches in (Minibatches(2, epochs=1), Minibatches(2, epochs=3)):
+        nobody = rows.of(jnp.int32(3), jax.random.key(0), minibatches, Layout(4, "vmap"))
+        assert nobody.count == nobody.num_steps() == 0
+        assert nobody.fold(lambda steps, batch: steps + 1, 0) == 0
+        assert nobody.full_pass(lambda steps, batch: steps + 1, 0) == 0
+    empty = CohortSlots(jnp.array([1, 9, 9]), jnp.array([1, 9, 9]), jnp.array([True, False, False]))
+    chunks = _chunks(empty, [jnp.zeros(3)], 2, 3)
+    np.testing.assert_array_equal(chunks.ids, [[1, 3], [3, 3]])
 
 
 def test_places_stay_empty_rather_than_batches_small():
